@@ -1,0 +1,162 @@
+"""``condition()``: a generative model and an observation become a problem to sample."""
+
+import copy
+from typing import overload
+
+import torch
+from torch import Tensor
+
+from .errors import ModelError, ObservationError
+from .fibre import Fibre
+from .model import DirectedModel, GenerativeModel, reference_tensor, validate
+from .observe import observe as as_observation
+from .observe import observed_model
+from .target import InputPosterior
+
+__all__ = ["condition"]
+
+
+@overload
+def condition(
+    model: GenerativeModel,
+    observed,
+    *,
+    observe=...,
+    tolerance: None = ...,
+    dtype: torch.dtype = ...,
+    device: torch.device | str | None = ...,
+) -> Fibre: ...
+@overload
+def condition(
+    model: GenerativeModel,
+    observed,
+    *,
+    observe=...,
+    tolerance: float,
+    dtype: torch.dtype = ...,
+    device: torch.device | str | None = ...,
+) -> InputPosterior: ...
+def condition(
+    model: GenerativeModel,
+    observed,
+    *,
+    observe=None,
+    tolerance: float | None = None,
+    dtype: torch.dtype = torch.float64,
+    device: torch.device | str | None = None,
+) -> Fibre | InputPosterior:
+    """Condition a generative model on an observation, exactly: ``{u : A(g_x(u)) = y}``.
+
+    Args:
+        model: works in here as a frozen, cast, evaluation-mode copy; the model itself is not changed.
+        observed: the data y. With ``pixels(mask)`` or no operator, complete outputs ``[*batch, *output_shape]``
+            whose hidden entries are ignored (NaN allowed); with a callable operator ``[*batch, *y_shape]``.
+        observe: the observation operator A: ``pixels(mask)``, a callable on ``[..., *output_shape]``, or None for
+            the complete output.
+        tolerance: None for the exact posterior; a number eps for the ABC posterior with a Gaussian kernel of that
+            standard deviation.
+        dtype: floating-point type of the computation.
+        device: None for the model's own.
+
+    Returns:
+        a :class:`Fibre`, or with ``tolerance`` a :class:`InputPosterior`; ``batch_shape`` comes from the data.
+
+    Raises:
+        ModelError: the model cannot be conditioned as it is.
+        ObservationError: the data or the mask do not fit the model.
+    """
+    validate(model)
+    if not dtype.is_floating_point:
+        raise ObservationError(f"dtype={dtype} is not a floating-point type: use torch.float64")
+    device = torch.device(device) if device is not None else _device(model)
+    _check_mode(model)
+    frozen = copy.deepcopy(model).to(device=device, dtype=dtype).eval().requires_grad_(False)
+    _check_outputs(frozen, dtype, device)
+    y = torch.as_tensor(observed).detach().to(device=device, dtype=dtype)
+    operator, values = as_observation(observe).bind(y, frozen)
+    reduced = observed_model(frozen, operator)
+    n_outputs = values.shape[-1]
+    if reduced.n_global is not None:
+        _check_independence(frozen, dtype, device)
+    if tolerance is not None:
+        return InputPosterior(reduced, values, tolerance)
+    if n_outputs > reduced.dim:
+        raise ObservationError(
+            f"{n_outputs} observed values but only {reduced.dim} inputs: no exact posterior exists; observe fewer, "
+            "give the model output noise with WithNoise(model, sd=...), or pass tolerance="
+        )
+    return Fibre(reduced, values)
+
+
+def _device(model: GenerativeModel) -> torch.device:
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def _prior_draws(model: GenerativeModel, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    rng = torch.Generator(device).manual_seed(0)
+    return model.input_density.sample((n,), generator=rng, dtype=dtype, device=device)
+
+
+def _check_mode(model: GenerativeModel) -> None:
+    """Dropout and batch statistics make another function of a model in training mode than of its evaluation copy."""
+    if not model.training:
+        return
+    # training mode may update running statistics, so only copies are run
+    training, evaluation = copy.deepcopy(model), copy.deepcopy(model).eval()
+    like = reference_tensor(model)
+    u = _prior_draws(model, 4, like.dtype, like.device)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        difference = (training.observed(u) - evaluation.observed(u)).abs().max().item()
+    if difference > 0:
+        raise ModelError(
+            f"the generator is in training mode and its outputs differ from evaluation mode by up to {difference:.3g} "
+            "(dropout or batch statistics): call model.eval() first"
+        )
+
+
+def _check_outputs(model: GenerativeModel, dtype: torch.dtype, device: torch.device) -> None:
+    size = torch.Size(model.output_shape).numel()
+    u = _prior_draws(model, 2, dtype, device)
+    with torch.no_grad():
+        first, second = model.observed(u), model.observed(u)
+    name = type(model).__name__
+    if tuple(first.shape) != (2, size):
+        raise ModelError(
+            f"{name}.observed maps inputs of shape (2, {u.shape[-1]}) to outputs of shape {tuple(first.shape)}; expected "
+            f"(2, {size}), flat, for output_shape {tuple(model.output_shape)}"
+        )
+    if not first.isfinite().all():
+        raise ModelError(f"{name}.observed gives non-finite outputs at a prior draw: check its parameters")
+    if not torch.equal(first, second):
+        raise ModelError(
+            f"{name}.observed gives different outputs for the same inputs (by {(first - second).abs().max().item():.3g}): "
+            "its hidden randomness must become an input"
+        )
+
+
+def _check_independence(model: DirectedModel, dtype: torch.dtype, device: torch.device) -> None:
+    """``J [0, r] = d * r`` for every r when output i depends on ``u2_i`` alone."""
+    u = _prior_draws(model, 1, dtype, device)
+    n_local = model.local_density.dim
+    if n_local != torch.Size(model.output_shape).numel():
+        raise ModelError(
+            f"{type(model).__name__} declares structure 'independent' with {n_local} local inputs for "
+            f"{torch.Size(model.output_shape).numel()} outputs: one each is needed, or structure = 'dense'"
+        )
+    rng = torch.Generator(device).manual_seed(1)
+    direction = torch.randn(1, n_local, generator=rng, dtype=dtype, device=device)
+    u1, u2 = model.split(u)
+
+    def local(v: Tensor) -> Tensor:
+        return model.simulate(model.global_latents(u1), v)
+
+    diagonal = torch.func.jvp(local, (u2,), (torch.ones_like(u2),))[1]
+    product = torch.func.jvp(local, (u2,), (direction,))[1]
+    error = (product - diagonal * direction).abs().max()
+    if error > 1e3 * torch.finfo(dtype).eps ** 0.75 * diagonal.abs().max():
+        raise ModelError(
+            f"{type(model).__name__} declares structure 'independent', but its outputs depend on each other's local inputs "
+            f"(directional derivatives differ by {error.item():.3g}): declare structure = 'dense'"
+        )

@@ -1,0 +1,54 @@
+"""The package's exceptions, for what a user got wrong, and the per-chain status, for what a chain ran into."""
+
+from enum import IntEnum
+
+__all__ = [
+    "ArgumentError",
+    "CheckpointError",
+    "ConfigError",
+    "DgmInferError",
+    "ModelError",
+    "ObservationError",
+    "StartError",
+    "Status",
+]
+
+
+class DgmInferError(Exception):
+    """Base of every exception this project raises; its message is one line that names the value and the remedy."""
+
+
+class ArgumentError(DgmInferError, ValueError):
+    """An argument or a field of a configuration is outside its legal range."""
+
+
+class ModelError(DgmInferError):
+    """A generative model cannot be conditioned as it is."""
+
+
+class ObservationError(DgmInferError, ValueError):
+    """The observed values or the mask do not fit the model."""
+
+
+class StartError(DgmInferError):
+    """No starting point on the fibre was found."""
+
+
+class CheckpointError(DgmInferError):
+    """Stored weights, or a stored result, are missing, damaged or of another kind."""
+
+
+class ConfigError(DgmInferError):
+    """A configuration file or a command line is wrong."""
+
+
+class Status(IntEnum):
+    """What became of one chain's transition; anything but ``OK`` is a rejection of that chain alone."""
+
+    OK = 0
+    PROJECTION_FAILED = 1
+    """The solve for a point on the fibre did not converge."""
+    REVERSAL_FAILED = 2
+    """The step run backwards did not return to its start."""
+    DIVERGED = 3
+    """The energy at the proposal was not finite, or the energy error exceeded 1000."""

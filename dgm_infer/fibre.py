@@ -1,0 +1,216 @@
+"""The fibre ``{u : A(g_x(u)) = y}`` of a batch of observations, and the posterior density on it (J 6, T 4.7)."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .errors import StartError
+from .jacobian import DenseJacobian, Evaluation, JacobianMap, LowRankPlusDiagonal
+from .model import DirectedModel
+from .observe import ObservedModel
+from .projection import damped_gauss_newton
+
+__all__ = ["Fibre", "Linearisation"]
+
+
+class Linearisation(NamedTuple):
+    """A point of the fibre as the integrator needs it, one row a chain."""
+
+    jacobian: JacobianMap
+    energy: Tensor
+    """``phi(u) = -log p_u(u) + log|J J^T| / 2``, ``[...]``."""
+    gradient: Tensor
+    """``grad phi``, ``[..., D]``."""
+
+
+class Fibre:
+    """Posterior of a generative model given exact observations, in its input space.
+
+    Constraint ``c(u) = A(g_x(u)) - y``; density with respect to the Hausdorff measure on ``{c = 0}``
+    ``pi(u) ~ p_u(u) |J J^T|^(-1/2)`` (J 6). Positions are ``[..., *batch_shape, dim]``.
+
+    Args:
+        observed: the model through its observation operator.
+        values: ``[*batch, Dy]`` observed values.
+    """
+
+    def __init__(self, observed: ObservedModel, values: Tensor):
+        self.observed = observed
+        self.values = values
+        self.batch_shape = values.shape[:-1]
+        self.dim = observed.dim
+        n_columns = observed.n_global
+        # with more columns than outputs the structure saves nothing
+        self.structured = n_columns is not None and n_columns <= values.shape[-1]
+
+    @property
+    def model(self):
+        return self.observed.model
+
+    @property
+    def scale(self) -> Tensor:
+        """``max(1, |y|_max)`` of every problem, ``[*batch]``: tolerances are relative to it."""
+        return self.values.abs().amax(-1).clamp_min(1)
+
+    def rows(self, chains: int) -> "Fibre":
+        """The fibre of ``chains`` copies of every problem in one flat batch of ``chains * prod(batch)`` rows."""
+        problems = torch.arange(self.batch_shape.numel(), device=self.values.device)
+        return self.take(problems.repeat(chains))
+
+    def take(self, problems: Tensor) -> "Fibre":
+        """The fibre of the listed problems (flat indices), one row each."""
+        values = self.values.reshape(-1, self.values.shape[-1])[problems]
+        return type(self)(self.observed.take(problems), values)
+
+    def constraint(self, u: Tensor) -> Tensor:
+        """``c(u)``: ``[..., *batch, D] -> [..., *batch, Dy]``."""
+        return self.observed.outputs(u) - self.values
+
+    def constraint_error(self, u: Tensor) -> Tensor:
+        """``max|c(u)|``: ``[..., *batch]``."""
+        with torch.no_grad():
+            return self.constraint(u).abs().amax(-1)
+
+    def jacobian(self, u: Tensor) -> JacobianMap:
+        """The factorised Jacobian of the constraint at ``u``."""
+        with torch.no_grad():
+            return self._factorise(self._entries(u).entries)
+
+    def linearise(self, u: Tensor) -> Linearisation:
+        """Jacobian, energy and gradient at ``u``, from one evaluation of the Jacobian."""
+        with torch.enable_grad():
+            u = u.detach().requires_grad_()
+            entries = self._entries(u).entries
+            jacobian = self._factorise(tuple(e.detach() for e in entries))
+            log_density = self.observed.log_density(u)
+            # the gradient of this scalar is grad phi; its value is not phi
+            scalar = -log_density.sum()
+            for weight, entry in zip(self._gram_cotangent(jacobian), entries, strict=True):
+                scalar = scalar + (weight * entry).sum()
+            (gradient,) = torch.autograd.grad(scalar, u)
+        return Linearisation(jacobian, self._gram_energy(jacobian) - log_density.detach(), gradient)
+
+    # The Gram term, in two pieces that belong together.
+    def _gram_energy(self, jacobian: JacobianMap) -> Tensor:
+        return 0.5 * jacobian.log_det
+
+    def _gram_cotangent(self, jacobian: JacobianMap) -> tuple[Tensor, ...]:
+        return jacobian.log_det_cotangent()
+
+    def _entries(self, u: Tensor) -> Evaluation:
+        if self.structured:
+            assert self.observed.n_global is not None
+            return LowRankPlusDiagonal.entries(self.constraint, u, self.observed.n_global)
+        return DenseJacobian.entries(self.constraint, u)
+
+    def _factorise(self, entries: tuple[Tensor, ...]) -> JacobianMap:
+        return (LowRankPlusDiagonal if self.structured else DenseJacobian).factorise(*entries)
+
+    def latents(self, u: Tensor) -> dict[str, Tensor]:
+        """Latent variables at inputs ``u``, each ``[..., *batch, *shape]``."""
+        with torch.no_grad():
+            return self.observed.latents(u)
+
+    def complete(self, u: Tensor, rng: torch.Generator) -> Tensor:
+        """Complete outputs ``[..., *batch, *output_shape]``: the observed part as observed, the rest generated."""
+        with torch.no_grad():
+            flat = self.observed.complete(u, self.values, rng)
+        return flat.reshape(*flat.shape[:-1], *self.model.output_shape)
+
+    def start(self, chains: int, rng: torch.Generator, *, tolerance: float = 1e-8, attempts: int = 20) -> Tensor:
+        """Points on the fibre near prior draws, ``[chains, *batch, D]`` (J 8.4).
+
+        Independent structure: ``u1`` is a prior draw and every ``u2_i`` solves its own scalar equation. Otherwise
+        a damped Gauss-Newton solve from a prior draw. Chains without a solution draw again.
+
+        Raises:
+            StartError: after ``attempts`` rounds some problem has no point; names the best residual.
+        """
+        flat = self.rows(chains)
+        size = flat.values.shape[0]
+        tol = tolerance * flat.scale
+        position = self.values.new_empty(size, self.dim)
+        best = self.values.new_full((size,), torch.inf)
+        rows = torch.arange(size, device=self.values.device)
+        for _ in range(attempts):
+            part = flat.take(rows)
+            draw = part.observed.sample_inputs((len(rows),), rng, self.values)
+            with torch.no_grad():
+                if part.observed.n_global is not None:
+                    draw = solve_local_inputs(part.constraint, draw, part.observed.n_global, tol[rows])
+                point, residual = damped_gauss_newton(part, draw, tolerance=tol[rows])
+            residual = residual.nan_to_num(nan=torch.inf)
+            better = residual < best[rows]
+            position[rows[better]], best[rows[better]] = point[better], residual[better]
+            rows = (best >= tol).nonzero().squeeze(-1)
+            if len(rows) == 0:
+                return position.reshape(chains, *self.batch_shape, self.dim)
+        problem = int(rows[0]) % self.batch_shape.numel()
+        where = f" of problem {problem}" if self.batch_shape else ""
+        remedy = "check that the model can produce it"
+        if not isinstance(self.model, DirectedModel):
+            remedy += ", or let it: WithNoise(model, sd=...)"
+        raise StartError(
+            f"no inputs were found that generate the observation{where}: the smallest residual of {attempts} "
+            f"attempts is {best[rows[0]].item():.3g} (tolerance {tol[rows[0]].item():.1g}); {remedy}"
+        )
+
+
+def solve_local_inputs(
+    constraint: Callable[[Tensor], Tensor],
+    u: Tensor,
+    n_global: int,
+    tolerance: Tensor,
+    *,
+    newton: int = 20,
+    bisections: int = 80,
+) -> Tensor:
+    """Solve ``c_i(u1, u2_i) = 0`` for every local input, with ``u1`` held.
+
+    Newton first (exact at once for additive noise); bisection in the units it leaves, from a bracket grown around
+    0. A unit without a sign change keeps its best iterate.
+
+    Args:
+        constraint: ``[R, L + N] -> [R, N]``, unit i depending on ``u1`` and ``u2_i``.
+        u: ``[R, L + N]``.
+        tolerance: ``[R]``, on ``|c_i|``.
+    """
+    u1, best = u[:, :n_global], u[:, n_global:]
+    tolerance = tolerance.unsqueeze(-1)
+
+    def units(v: Tensor) -> Tensor:
+        return constraint(torch.cat([u1, v], -1))
+
+    smallest = units(best).abs().nan_to_num(nan=torch.inf)
+
+    def keep_better(v: Tensor) -> Tensor:
+        nonlocal best, smallest
+        value = units(v)
+        better = value.abs() < smallest
+        best, smallest = torch.where(better, v, best), torch.where(better, value.abs(), smallest)
+        return value
+
+    for _ in range(newton):
+        value, slope = torch.func.jvp(units, (best,), (torch.ones_like(best),))
+        previous = smallest
+        keep_better(best - (value / slope).nan_to_num(0, 0, 0))
+        if not (smallest < 0.5 * previous).any():
+            break
+    if (smallest < tolerance).all():
+        return torch.cat([u1, best], -1)
+
+    low, high = torch.full_like(best, -1.0), torch.full_like(best, 1.0)
+    for _ in range(10):
+        at_low = units(low)
+        outside = at_low.sign() * units(high).sign() > 0
+        if not outside.any():
+            break
+        low, high = torch.where(outside, 2 * low, low), torch.where(outside, 2 * high, high)
+    at_low = units(low)
+    for _ in range(bisections):
+        middle = 0.5 * (low + high)
+        left = keep_better(middle).sign() == at_low.sign()
+        low, high = torch.where(left, middle, low), torch.where(left, high, middle)
+    return torch.cat([u1, best], -1)

@@ -1,0 +1,224 @@
+"""Jacobian maps of batched constraint functions: products, Gram solves and log-determinants.
+
+A map is built in two stages. ``entries(function, u)`` evaluates the constraint and the raw entries of J with
+``torch.func``, differentiably; ``factorise`` turns the entries into the map. The gradient of ``log|J J^T| / 2``
+then needs no derivative of a factorisation: it is the gradient of ``sum(log_det_cotangent * entries)`` (MATH 3,
+``grad_k = sum_ij (G^-1 J)_ij dJ_ij/du_k``).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+from torch.func import jvp, vjp, vmap
+
+__all__ = ["DenseJacobian", "JacobianMap", "LowRankPlusDiagonal"]
+
+
+class Evaluation(NamedTuple):
+    """Constraint values ``[..., N]`` and the raw entries of the Jacobian there."""
+
+    value: Tensor
+    entries: tuple[Tensor, ...]
+
+
+class JacobianMap:
+    """``J`` at a batch of points, ``[..., N, D]``, with its Gram matrix ``G = J J^T`` factorised.
+
+    Rows with a singular or non-finite Gram matrix are data, not an error: their ``log_det`` is not finite.
+    """
+
+    log_det: Tensor
+    """``log|J J^T|``, ``[...]``."""
+
+    def forward(self, v: Tensor) -> Tensor:
+        """``J v``: ``[..., D] -> [..., N]``."""
+        raise NotImplementedError
+
+    def transpose(self, c: Tensor) -> Tensor:
+        """``J^T c``: ``[..., N] -> [..., D]``."""
+        raise NotImplementedError
+
+    def solve(self, c: Tensor) -> Tensor:
+        """``G^-1 c``: ``[..., N] -> [..., N]``."""
+        raise NotImplementedError
+
+    def pseudo_inverse(self, c: Tensor) -> Tensor:
+        """``J^T G^-1 c``, the shortest v with ``J v = c``: ``[..., N] -> [..., D]``."""
+        return self.transpose(self.solve(c))
+
+    def cross_solve(self, other: Self, c: Tensor) -> Tensor:
+        """``(J_other J^T)^-1 c``, the system of a full Newton step: ``[..., N] -> [..., N]``."""
+        raise NotImplementedError
+
+    def damped_step(self, c: Tensor, damping: Tensor) -> Tensor:
+        """``J^T (G + damping I)^-1 c``, a Levenberg-Marquardt step; ``damping [...]``."""
+        raise NotImplementedError
+
+    def log_det_cotangent(self) -> tuple[Tensor, ...]:
+        """Derivative of ``log|G| / 2`` with respect to each of the entries."""
+        raise NotImplementedError
+
+    def tangent(self, p: Tensor) -> Tensor:
+        """``P p = p - J^T G^-1 J p``, the projection onto the tangent space: ``[..., D] -> [..., D]``."""
+        return p - self.pseudo_inverse(self.forward(p))
+
+    def map(self, function: Callable[..., Tensor], *others: Self) -> Self:
+        """The map whose tensors are ``function`` of this one's (and the others')."""
+        names = [f.name for f in fields(self)]  # type: ignore[arg-type]
+        return type(self)(**{n: function(getattr(self, n), *(getattr(o, n) for o in others)) for n in names})
+
+    def where(self, mask: Tensor, other: Self) -> Self:
+        """Rows of this map where ``mask [...]`` is True, of ``other`` elsewhere."""
+
+        def choose(mine: Tensor, theirs: Tensor) -> Tensor:
+            return torch.where(mask.reshape(mask.shape + (1,) * (mine.ndim - mask.ndim)), mine, theirs)
+
+        return self.map(choose, other)
+
+    def __getitem__(self, rows: Tensor) -> Self:
+        return self.map(lambda tensor: tensor[rows])
+
+
+def _mv(matrix: Tensor, vector: Tensor) -> Tensor:
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
+
+
+def _log_det_cholesky(factor: Tensor, info: Tensor) -> Tensor:
+    log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return torch.where(info == 0, log_det, torch.nan)
+
+
+@dataclass(frozen=True)
+class DenseJacobian(JacobianMap):
+    """``J`` as a matrix, ``[..., N, D]``; O(D N^2 + N^3) a factorisation."""
+
+    matrix: Tensor
+    cholesky: Tensor
+    log_det: Tensor
+
+    @staticmethod
+    def entries(function: Callable[[Tensor], Tensor], u: Tensor) -> Evaluation:
+        """Evaluate ``function [..., D] -> [..., N]``: N reverse-mode products, or D forward-mode ones if fewer."""
+        n_inputs = u.shape[-1]
+        value, pullback = vjp(function, u)
+        n_outputs = value.shape[-1]
+        if n_outputs < n_inputs:
+            basis = torch.eye(n_outputs, dtype=u.dtype, device=u.device)
+            rows = vmap(lambda e: pullback(e.expand_as(value))[0])(basis)
+            return Evaluation(value, (rows.movedim(0, -2),))
+        basis = torch.eye(n_inputs, dtype=u.dtype, device=u.device)
+        columns = vmap(lambda e: jvp(function, (u,), (e.expand_as(u),))[1])(basis)
+        return Evaluation(value, (columns.movedim(0, -1),))
+
+    @classmethod
+    def factorise(cls, matrix: Tensor) -> "DenseJacobian":
+        factor, info = torch.linalg.cholesky_ex(matrix @ matrix.mT)
+        return cls(matrix, factor, _log_det_cholesky(factor, info))
+
+    def forward(self, v):
+        return _mv(self.matrix, v)
+
+    def transpose(self, c):
+        return _mv(self.matrix.mT, c)
+
+    def solve(self, c):
+        return torch.cholesky_solve(c.unsqueeze(-1), self.cholesky).squeeze(-1)
+
+    def cross_solve(self, other, c):
+        return torch.linalg.solve_ex(other.matrix @ self.matrix.mT, c)[0]
+
+    def damped_step(self, c, damping):
+        gram = self.matrix @ self.matrix.mT
+        gram.diagonal(dim1=-2, dim2=-1).add_(damping.unsqueeze(-1))
+        return self.transpose(torch.linalg.solve_ex(gram, c)[0])
+
+    def log_det_cotangent(self):
+        return (torch.cholesky_solve(self.matrix, self.cholesky),)
+
+
+@dataclass(frozen=True)
+class LowRankPlusDiagonal(JacobianMap):
+    """``J = [A | diag(d)]`` with ``A [..., N, L]``, ``d [..., N]``; O(N L^2) a factorisation (J 8.2, MATH 4).
+
+    With ``S = diag(d^2)``, ``C = I + A^T S^-1 A = K K^T``, ``B = S^-1 A K^-T``:
+    ``G^-1 = S^-1 - B B^T``, ``log|G| = sum log d^2 + log|C|``, ``A^T G^-1 = K^-T B^T``.
+    """
+
+    columns: Tensor
+    """A."""
+    diagonal: Tensor
+    """d."""
+    half: Tensor
+    """B."""
+    inverse_factor: Tensor
+    """K^-T, ``[..., L, L]``."""
+    log_det: Tensor
+
+    @staticmethod
+    def entries(function: Callable[[Tensor], Tensor], u: Tensor, n_columns: int) -> Evaluation:
+        """Evaluate ``function [..., L + N] -> [..., N]``: L forward-mode products for A and one for d."""
+        n_local = u.shape[-1] - n_columns
+        tangents = torch.zeros(n_columns + 1, u.shape[-1], dtype=u.dtype, device=u.device)
+        tangents.fill_diagonal_(1)
+        tangents[n_columns, n_columns:] = 1
+        # one pass for the value and all tangents
+        value, products = vmap(lambda t: jvp(function, (u,), (t.expand_as(u),)), out_dims=(None, 0))(tangents)
+        if n_local != value.shape[-1]:
+            raise ValueError(f"{n_local} local inputs for {value.shape[-1]} outputs")
+        return Evaluation(value, (products[:n_columns].movedim(0, -1), products[n_columns]))
+
+    @classmethod
+    def factorise(cls, columns: Tensor, diagonal: Tensor) -> "LowRankPlusDiagonal":
+        scaled = columns / diagonal.square().unsqueeze(-1)
+        capacity = columns.mT @ scaled
+        capacity.diagonal(dim1=-2, dim2=-1).add_(1)
+        factor, info = torch.linalg.cholesky_ex(capacity)
+        identity = torch.eye(columns.shape[-1], dtype=columns.dtype, device=columns.device)
+        inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False).mT
+        log_det = _log_det_cholesky(factor, info) + diagonal.square().log().sum(-1)
+        return cls(columns, diagonal, scaled @ inverse, inverse, log_det)
+
+    def forward(self, v):
+        v1, v2 = self._split(v)
+        return _mv(self.columns, v1) + self.diagonal * v2
+
+    def transpose(self, c):
+        return torch.cat([_mv(self.columns.mT, c), self.diagonal * c], -1)
+
+    def solve(self, c):
+        return c / self.diagonal.square() - _mv(self.half, _mv(self.half.mT, c))
+
+    def pseudo_inverse(self, c):
+        # A^T G^-1 c by its own identity: A^T (S^-1 c - B B^T c) would cancel where d is small
+        weights = _mv(self.half.mT, c)
+        local = c / self.diagonal - self.diagonal * _mv(self.half, weights)
+        return torch.cat([_mv(self.inverse_factor, weights), local], -1)
+
+    def cross_solve(self, other, c):
+        # J' J^T = diag(d' d) + A' A^T
+        s = other.diagonal * self.diagonal
+        scaled = other.columns / s.unsqueeze(-1)
+        capacity = self.columns.mT @ scaled
+        capacity.diagonal(dim1=-2, dim2=-1).add_(1)
+        w = c / s
+        return w - _mv(scaled, torch.linalg.solve_ex(capacity, _mv(self.columns.mT, w))[0])
+
+    def damped_step(self, c, damping):
+        s = self.diagonal.square() + damping.unsqueeze(-1)
+        scaled = self.columns / s.unsqueeze(-1)
+        capacity = self.columns.mT @ scaled
+        capacity.diagonal(dim1=-2, dim2=-1).add_(1)
+        w = c / s
+        return self.transpose(w - _mv(scaled, torch.linalg.solve_ex(capacity, _mv(self.columns.mT, w))[0]))
+
+    def log_det_cotangent(self):
+        # G^-1 A = S^-1 A C^-1 = B K^-1; diag(G^-1) = 1/d^2 - rowsum B^2
+        inverse_diagonal = self.diagonal.square().reciprocal() - self.half.square().sum(-1)
+        return self.half @ self.inverse_factor.mT, self.diagonal * inverse_diagonal
+
+    def _split(self, v):
+        n_columns = self.columns.shape[-1]
+        return v[..., :n_columns], v[..., n_columns:]

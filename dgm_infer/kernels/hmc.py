@@ -1,0 +1,76 @@
+"""Hamiltonian Monte Carlo on R^D (T Algorithm 4)."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, Status
+from ..integrators import leapfrog
+from ..target import Target
+from .kernel import Info, accept, broadcast_step_size, check_n_steps, check_step_size, draw_n_steps
+
+__all__ = ["HMC", "HMCState"]
+
+
+class HMCState(NamedTuple):
+    position: Tensor
+    energy: Tensor
+    gradient: Tensor
+
+
+@dataclass(frozen=True)
+class HMC:
+    """Hamiltonian Monte Carlo with unit mass and leapfrog trajectories of random length.
+
+    Args:
+        step_size: positive number or tensor ``[*batch]``, fixed; None to adapt it in warm-up.
+        n_steps: leapfrog steps a transition, or the inclusive range they are drawn from.
+    """
+
+    step_size: float | Tensor | None = None
+    n_steps: int | tuple[int, int] = (10, 20)
+
+    def __post_init__(self):
+        check_step_size("HMC", self.step_size)
+        check_n_steps("HMC", self.n_steps)
+
+    def replace(self, **changes) -> "HMC":
+        return dataclasses.replace(self, **changes)
+
+    def check(self, problem) -> None:
+        if not isinstance(problem, Target):
+            raise ArgumentError(
+                f"HMC samples a Target, not a {type(problem).__name__}: use ConstrainedHMC, or "
+                "condition(..., tolerance=eps)"
+            )
+
+    def init(self, problem: Target, position: Tensor) -> HMCState:
+        return HMCState(position, *problem.energy_and_gradient(position))
+
+    def step(self, problem: Target, state: HMCState, rng: torch.Generator) -> tuple[HMCState, Info]:
+        position = state.position
+        momentum = torch.randn(position.shape, generator=rng, dtype=position.dtype, device=position.device)
+        step_size = broadcast_step_size(self.step_size, state.energy)
+        n_steps = draw_n_steps(self.n_steps, rng)
+        end = leapfrog(problem, position, momentum, state.gradient, step_size, n_steps)
+        h_old = state.energy + 0.5 * momentum.square().sum(-1)
+        h_new = end.energy + 0.5 * end.momentum.square().sum(-1)
+        status = torch.full_like(h_old, int(Status.OK), dtype=torch.int8)
+        accepted, probability, status = accept(h_old, h_new, status, rng)
+        keep = accepted.unsqueeze(-1)
+        state = HMCState(
+            torch.where(keep, end.position, position),
+            torch.where(accepted, end.energy, state.energy),
+            torch.where(keep, end.gradient, state.gradient),
+        )
+        info = Info(
+            acceptance_rate=probability,
+            status=status,
+            n_steps=torch.full_like(status, n_steps, dtype=torch.int32),
+            step_size=step_size,
+            energy=torch.where(accepted, h_new, h_old),
+        )
+        return state, info

@@ -1,0 +1,203 @@
+"""``sample()``: starting points, warm-up and the main loop."""
+
+import secrets
+import warnings
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .adaptation import WarmUp
+from .draws import Draws
+from .errors import ArgumentError
+from .fibre import Fibre
+from .kernels import HMC, ConstrainedHMC, Info, Kernel
+from .target import Target
+
+__all__ = ["sample"]
+
+
+def sample(
+    problem,
+    kernel: Kernel | None = None,
+    *,
+    chains: int = 4,
+    warmup: int = 300,
+    draws: int = 500,
+    thin: int = 1,
+    seed: int | None = None,
+    keep: Literal["inputs", "latents"] = "inputs",
+    initial: Tensor | None = None,
+    target_acceptance: float = 0.8,
+    progress: bool = True,
+) -> Draws:
+    """Draw from a conditioned problem with many chains at once.
+
+    Args:
+        problem: a :class:`Fibre`, a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``.
+        kernel: None for :class:`ConstrainedHMC` on a fibre and :class:`HMC` on a target.
+        chains: chains of every problem of the batch.
+        warmup: iterations that adapt the kernel and are not kept. With 0, a step size to be adapted is only
+            searched for at the starting points.
+        draws: kept draws of every chain.
+        thin: iterations a kept draw.
+        seed: of all randomness; None draws one, recorded in ``Draws.seed``.
+        keep: ``"latents"`` drops the inputs, to save memory; ``generate()`` then is not available.
+        initial: starting positions ``[chains, *batch, D]``; None finds them.
+        target_acceptance: mean acceptance probability that step sizes adapt to.
+        progress: show a bar with acceptance, failures and constraint error on the standard error stream.
+
+    Returns:
+        :class:`Draws`. An interrupt (Ctrl-C) after warm-up returns the draws made so far, ``interrupted`` set.
+
+    Raises:
+        ArgumentError: an argument is outside its range.
+        StartError: no starting points were found.
+    """
+    if not isinstance(problem, Fibre | Target):
+        problem = _as_target(problem)
+    if kernel is None:
+        kernel = ConstrainedHMC() if isinstance(problem, Fibre) else HMC()
+    kernel.check(problem)
+    for name, value, least in (
+        ("chains", chains, 1),
+        ("warmup", warmup, 0),
+        ("draws", draws, 1),
+        ("thin", thin, 1),
+    ):
+        if value < least:
+            raise ArgumentError(f"sample({name}={value}): must be {least} or more")
+    if keep not in ("inputs", "latents"):
+        raise ArgumentError(f"sample(keep={keep!r}): must be 'inputs' or 'latents'")
+    if not 0 < target_acceptance < 1:
+        raise ArgumentError(f"sample(target_acceptance={target_acceptance}): must lie between 0 and 1")
+    seed = secrets.randbits(31) if seed is None else seed
+    rng = torch.Generator(_device(problem, initial)).manual_seed(seed)
+    position = _starts(problem, kernel, chains, rng, initial)
+    state = kernel.init(problem, position)
+
+    bar = _Progress(warmup + draws * thin, progress)
+    kept: dict[str, Tensor] = {}
+    count = 0
+    interrupted = False
+    try:
+        warm = WarmUp(kernel, problem, state, rng, iterations=warmup, target_acceptance=target_acceptance)
+        for _ in range(warmup):
+            state, info = warm.kernel.step(problem, state, rng)
+            warm.update(info)
+            bar.update("warm-up", info)
+        kernel = warm.frozen()
+        for i in range(draws * thin):
+            state, info = kernel.step(problem, state, rng)
+            if (i + 1) % thin == 0:
+                record = {**_positions(problem, state.position, keep), **_prefix("stats.", info.stats())}
+                if not kept:
+                    kept = {name: _buffer(value, draws) for name, value in record.items()}
+                for name, value in record.items():
+                    kept[name][:, count] = value
+                count += 1
+            bar.update("sampling", info)
+    except KeyboardInterrupt:
+        if count == 0:
+            raise
+        interrupted = True
+    finally:
+        bar.close()
+    if interrupted:
+        warnings.warn(f"interrupted: {count} of {draws} draws were made and are kept", stacklevel=2)
+    kept = {name: value[:, :count] for name, value in kept.items()}
+    return Draws(
+        inputs=kept.get("inputs"),
+        latents=_strip("latents.", kept) or None,
+        stats=_strip("stats.", kept),
+        kernel=kernel,
+        seed=seed,
+        problem=problem,
+        interrupted=interrupted,
+    )
+
+
+def _as_target(problem) -> Target:
+    if all(hasattr(problem, name) for name in ("energy", "dim", "batch_shape")):
+        return Target(problem.energy, problem.dim, problem.batch_shape)
+    raise ArgumentError(
+        f"sample() takes what condition() returns or a Target, not a {type(problem).__name__}: a target has energy(x), "
+        "dim and batch_shape"
+    )
+
+
+def _device(problem, initial: Tensor | None) -> torch.device:
+    if initial is not None:
+        return initial.device
+    values = getattr(problem, "values", None)
+    return values.device if isinstance(values, Tensor) else torch.device("cpu")
+
+
+def _starts(problem, kernel: Kernel, chains: int, rng: torch.Generator, initial: Tensor | None) -> Tensor:
+    shape = (chains, *problem.batch_shape, problem.dim)
+    tolerance = kernel.relative_tolerance(problem.values.dtype) if isinstance(kernel, ConstrainedHMC) else None
+    if initial is None:
+        return problem.start(chains, rng) if tolerance is None else problem.start(chains, rng, tolerance=tolerance)
+    if tuple(initial.shape) != shape:
+        raise ArgumentError(f"initial has shape {tuple(initial.shape)}; expected {shape}: [chains, *batch, D]")
+    if tolerance is not None:
+        excess = (problem.constraint_error(initial) / (tolerance * problem.scale)).max().item()
+        if not excess < 1:
+            raise ArgumentError(
+                f"initial misses the observation by {excess:.3g} times the tolerance: only points on the fibre can "
+                "start a chain; leave initial out to have them found"
+            )
+    return initial.detach()
+
+
+def _positions(problem, position: Tensor, keep: str) -> dict[str, Tensor]:
+    if keep == "inputs":
+        return {"inputs": position}
+    return _prefix("latents.", problem.latents(position))
+
+
+def _buffer(value: Tensor, draws: int) -> Tensor:
+    """Room for ``draws`` of a per-iteration value ``[chains, ...]``: ``[chains, draws, ...]``."""
+    return value.new_empty(value.shape[0], draws, *value.shape[1:])
+
+
+def _prefix(prefix: str, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: value for name, value in values.items()}
+
+
+def _strip(prefix: str, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+class _Progress:
+    """A bar with running means over the phase; averages are read from the device a few times a second."""
+
+    def __init__(self, total: int, shown: bool):
+        from tqdm import tqdm
+
+        self.bar = tqdm(total=total, disable=not shown, mininterval=0.2, dynamic_ncols=True)
+        self.phase = ""
+        self.recent: list[Info] = []
+
+    def update(self, phase: str, info: Info) -> None:
+        if not self.bar.disable:
+            self.phase = phase
+            self.recent.append(info)
+        if self.bar.update():
+            self._show()
+
+    def _show(self) -> None:
+        acceptance = torch.stack([i.acceptance_rate.mean() for i in self.recent]).mean().item()
+        failures = torch.stack([(i.status != 0).double().mean() for i in self.recent]).mean().item()
+        text = f"accept {acceptance:.2f}, failed {100 * failures:.1f} %"
+        errors = [i.constraint_error.max() for i in self.recent if i.constraint_error is not None]
+        if errors:
+            text += f", constraint {torch.stack(errors).max().item():.0e}"
+        self.bar.set_description(self.phase, refresh=False)
+        self.bar.set_postfix_str(text)
+        self.recent.clear()
+
+    def close(self) -> None:
+        if self.recent:
+            self._show()
+        self.bar.close()

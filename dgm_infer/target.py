@@ -1,0 +1,92 @@
+"""Unconstrained targets: anything with an energy on R^D, and the ABC posterior in input space (J 5)."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .errors import ArgumentError
+from .observe import ObservedModel
+
+__all__ = ["InputPosterior", "Target"]
+
+
+class Target:
+    """An unnormalised density ``exp(-energy(x))`` on R^D, for every problem of a batch.
+
+    Args:
+        energy: ``[..., *batch_shape, D] -> [..., *batch_shape]``, differentiable; None for subclasses that define
+            the method.
+        dim: D.
+        batch_shape: shape of the batch of independent problems.
+    """
+
+    def __init__(self, energy: Callable[[Tensor], Tensor] | None, dim: int, batch_shape: tuple[int, ...] = ()):
+        if dim < 1:
+            raise ArgumentError(f"Target(dim={dim}): dim must be 1 or more")
+        if energy is not None:
+            self.energy = energy
+        self.dim = dim
+        self.batch_shape = torch.Size(batch_shape)
+
+    def energy(self, x: Tensor) -> Tensor:
+        """``[..., *batch_shape, D] -> [..., *batch_shape]``."""
+        raise NotImplementedError(f"{type(self).__name__} defines no energy(x)")
+
+    def energy_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Energy ``[...]`` and gradient ``[..., D]``, detached."""
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            energy = self.energy(x)
+            (gradient,) = torch.autograd.grad(energy.sum(), x)
+        return energy.detach(), gradient
+
+    def latents(self, x: Tensor) -> dict[str, Tensor]:
+        """Named variables at ``x``, each ``[..., *batch_shape, *shape]``."""
+        return {"x": x}
+
+    def start(self, chains: int, rng: torch.Generator) -> Tensor:
+        """Standard normal draws, ``[chains, *batch, D]``."""
+        return torch.randn(chains, *self.batch_shape, self.dim, generator=rng, device=rng.device)
+
+
+class InputPosterior(Target):
+    """ABC posterior in input space with a Gaussian kernel (J (24)).
+
+    ``energy(u) = -log p_u(u) + |A(g_x(u)) - y|^2 / (2 tolerance^2)``
+
+    Args:
+        observed: the model through its observation operator.
+        values: ``[*batch, Dy]`` observed values.
+        tolerance: standard deviation of the kernel, in units of the output.
+    """
+
+    def __init__(self, observed: ObservedModel, values: Tensor, tolerance: float):
+        if not tolerance > 0:
+            raise ArgumentError(f"tolerance={tolerance:g} must be positive; leave it out to condition exactly")
+        super().__init__(None, observed.dim, tuple(values.shape[:-1]))
+        self.observed = observed
+        self.values = values
+        self.tolerance = tolerance
+
+    @property
+    def model(self):
+        return self.observed.model
+
+    def energy(self, x):
+        misfit = (self.observed.outputs(x) - self.values).square().sum(-1)
+        return misfit / (2 * self.tolerance**2) - self.observed.log_density(x)
+
+    def latents(self, x):
+        with torch.no_grad():
+            return self.observed.latents(x)
+
+    def start(self, chains, rng):
+        """Draws from the prior, ``[chains, *batch, D]``."""
+        return self.observed.sample_inputs((chains, *self.batch_shape), rng, self.values)
+
+    def complete(self, u: Tensor, rng: torch.Generator) -> Tensor:
+        """Complete outputs ``[..., *batch, *output_shape]``: the observed part as observed, the rest generated."""
+        with torch.no_grad():
+            flat = self.observed.complete(u, self.values, rng)
+        return flat.reshape(*flat.shape[:-1], *self.model.output_shape)

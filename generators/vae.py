@@ -1,0 +1,106 @@
+"""Variational auto-encoders (Kingma and Welling 2014)."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Independent, Normal
+
+from dgm_infer import DirectedModel, StandardNormal
+from dgm_infer.errors import ArgumentError
+
+from .networks import mlp
+
+__all__ = ["GaussianDecoder", "GaussianEncoder", "GaussianVAE"]
+
+
+class GaussianEncoder(nn.Module):
+    """``q(z | x) = N(mean(x), diag(sd(x)^2))``: ``[..., Dx]`` to a distribution over ``[..., Dz]``."""
+
+    def __init__(self, n_outputs: int, latent_dim: int, hidden: Sequence[int]):
+        super().__init__()
+        self.network = mlp([n_outputs, *hidden, 2 * latent_dim])
+
+    def forward(self, x: Tensor) -> Independent:
+        mean, log_sd = self.network(x).chunk(2, -1)
+        return Independent(Normal(mean, log_sd.exp(), validate_args=False), 1, validate_args=False)
+
+
+class GaussianDecoder(nn.Module):
+    """``p(x | z) = N(mean(z), sd^2)``: ``[..., Dz]`` to a distribution over ``[..., Dx]``.
+
+    Args:
+        sd: output standard deviation, fixed; None for one learned number.
+        min_sd: smallest value a learned one can take.
+    """
+
+    log_sd: Tensor
+
+    def __init__(
+        self, latent_dim: int, n_outputs: int, hidden: Sequence[int], sd: float | None, *, min_sd: float = 1e-3
+    ):
+        super().__init__()
+        if sd is not None and not sd > 0:
+            raise ArgumentError(f"sd={sd:g} must be positive, or None to learn it")
+        self.network = mlp([latent_dim, *hidden, n_outputs])
+        self.min_sd = min_sd
+        start = torch.tensor(0.3 if sd is None else sd).log()
+        if sd is None:
+            self.log_sd = nn.Parameter(start)
+        else:
+            self.register_buffer("log_sd", start)
+
+    def mean(self, z: Tensor) -> Tensor:
+        return self.network(z)
+
+    @property
+    def sd(self) -> Tensor:
+        return self.log_sd.exp().clamp_min(self.min_sd)
+
+    def forward(self, z: Tensor) -> Independent:
+        mean = self.mean(z)
+        return Independent(Normal(mean, self.sd.expand_as(mean), validate_args=False), 1, validate_args=False)
+
+
+class GaussianVAE(DirectedModel):
+    """Variational auto-encoder with Gaussian output noise, ``x = mean(z) + sd n``; every pixel has its own noise.
+
+    Inputs ``u = [z, n]``, ``z ~ N(0, I)`` of ``latent_dim``, ``n ~ N(0, I)`` of the number of pixels. Latent: ``z``.
+
+    Args:
+        latent_dim: Dz.
+        output_shape: shape of an image.
+        hidden: widths of the decoder's hidden layers; the encoder's are the same in reverse.
+        sd: output standard deviation, fixed, in units of the pixels; None to learn one number.
+    """
+
+    structure = "independent"
+
+    def __init__(
+        self,
+        latent_dim: int,
+        output_shape: Sequence[int],
+        hidden: Sequence[int] = (64, 64),
+        sd: float | None = None,
+    ):
+        super().__init__()
+        self.config = {
+            "latent_dim": latent_dim,
+            "output_shape": list(output_shape),
+            "hidden": list(hidden),
+            "sd": sd,
+        }
+        self.output_shape = tuple(output_shape)
+        n_outputs = torch.Size(self.output_shape).numel()
+        if latent_dim < 1 or n_outputs < 1:
+            raise ArgumentError(f"GaussianVAE(latent_dim={latent_dim}, output_shape={self.output_shape}): 1 or more")
+        self.global_density = StandardNormal(latent_dim)
+        self.local_density = StandardNormal(n_outputs)
+        self.encoder = GaussianEncoder(n_outputs, latent_dim, list(reversed(hidden)))
+        self.decoder = GaussianDecoder(latent_dim, n_outputs, hidden, sd)
+
+    def global_latents(self, u1):
+        return {"z": u1}
+
+    def simulate(self, z, u2):
+        return self.decoder.mean(z["z"]) + self.decoder.sd * u2
