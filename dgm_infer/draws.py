@@ -135,7 +135,7 @@ class Draws:
             kernel=json.dumps(_kernel_to_json(self.kernel)),
             seed=self.seed,
             interrupted=int(self.interrupted),
-            torch_version=torch.__version__,
+            torch_version=str(torch.__version__),
         )
         return data
 
@@ -170,7 +170,7 @@ class Draws:
             if attributes.get("format") != _FORMAT:
                 raise CheckpointError(f"{path} was not written by Draws.save (format {attributes.get('format')!r})")
             groups = {
-                name: {key: torch.from_numpy(array.values.copy()) for key, array in data[name].items()}
+                name: {str(key): torch.from_numpy(array.values.copy()) for key, array in data[name].items()}
                 for name in data.groups()
             }
         except (OSError, KeyError, ValueError) as error:

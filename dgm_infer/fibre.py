@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .errors import StartError
-from .jacobian import DenseJacobian, Evaluation, JacobianMap, LowRankPlusDiagonal
+from .jacobian import DenseJacobian, Evaluation, JacobianMap, LowRankPlusDiagonal, push_forward
 from .model import DirectedModel
 from .observe import ObservedModel
 from .projection import damped_gauss_newton
@@ -193,7 +193,7 @@ def solve_local_inputs(
         return value
 
     for _ in range(newton):
-        value, slope = torch.func.jvp(units, (best,), (torch.ones_like(best),))
+        value, (slope,) = push_forward(units, best, best.new_ones(1, best.shape[-1]))
         previous = smallest
         keep_better(best - (value / slope).nan_to_num(0, 0, 0))
         if not (smallest < 0.5 * previous).any():

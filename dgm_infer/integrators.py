@@ -35,7 +35,7 @@ def leapfrog(
         step_size: ``[...]``.
     """
     step = step_size.unsqueeze(-1)
-    momentum = momentum - 0.5 * step * gradient
+    momentum, energy = momentum - 0.5 * step * gradient, torch.full_like(step_size, torch.nan)
     for i in range(n_steps):
         position = position + step * momentum
         energy, gradient = target.energy_and_gradient(position)

@@ -6,15 +6,17 @@ then needs no derivative of a factorisation: it is the gradient of ``sum(log_det
 ``grad_k = sum_ij (G^-1 J)_ij dJ_ij/du_k``).
 """
 
+import functools
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
-__all__ = ["DenseJacobian", "JacobianMap", "LowRankPlusDiagonal"]
+__all__ = ["DenseJacobian", "JacobianMap", "LowRankPlusDiagonal", "push_forward"]
 
 
 class Evaluation(NamedTuple):
@@ -82,6 +84,35 @@ class JacobianMap:
         return self.map(lambda tensor: tensor[rows])
 
 
+def push_forward(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and forward-mode products of a batched function.
+
+    Args:
+        function: ``[..., D] -> [..., N]``, row by row.
+        u: ``[..., D]``.
+        tangents: ``[K, D]``, the same for every row.
+
+    Returns:
+        value ``[..., N]`` and products ``J t``, ``[K, ..., N]``, from one pass.
+    """
+    _load_forward_mode()
+
+    def along(t: Tensor) -> tuple[Tensor, Tensor]:
+        value, product = jvp(function, (u,), (t.expand_as(u),))[:2]
+        return value, product
+
+    return vmap(along, out_dims=cast(Any, (None, 0)))(tangents)
+
+
+@functools.cache
+def _load_forward_mode() -> None:
+    # torch's forward-mode rules are scripted on first use, with a deprecation warning that is not the user's
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="`torch.jit.script", category=FutureWarning)
+        warnings.filterwarnings("ignore", message="`torch.jit.script", category=DeprecationWarning)
+        jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
+
+
 def _mv(matrix: Tensor, vector: Tensor) -> Tensor:
     return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
 
@@ -103,14 +134,14 @@ class DenseJacobian(JacobianMap):
     def entries(function: Callable[[Tensor], Tensor], u: Tensor) -> Evaluation:
         """Evaluate ``function [..., D] -> [..., N]``: N reverse-mode products, or D forward-mode ones if fewer."""
         n_inputs = u.shape[-1]
-        value, pullback = vjp(function, u)
+        value, pullback = vjp(function, u)[:2]
         n_outputs = value.shape[-1]
         if n_outputs < n_inputs:
             basis = torch.eye(n_outputs, dtype=u.dtype, device=u.device)
             rows = vmap(lambda e: pullback(e.expand_as(value))[0])(basis)
             return Evaluation(value, (rows.movedim(0, -2),))
         basis = torch.eye(n_inputs, dtype=u.dtype, device=u.device)
-        columns = vmap(lambda e: jvp(function, (u,), (e.expand_as(u),))[1])(basis)
+        columns = push_forward(function, u, basis)[1]
         return Evaluation(value, (columns.movedim(0, -1),))
 
     @classmethod
@@ -164,8 +195,7 @@ class LowRankPlusDiagonal(JacobianMap):
         tangents = torch.zeros(n_columns + 1, u.shape[-1], dtype=u.dtype, device=u.device)
         tangents.fill_diagonal_(1)
         tangents[n_columns, n_columns:] = 1
-        # one pass for the value and all tangents
-        value, products = vmap(lambda t: jvp(function, (u,), (t.expand_as(u),)), out_dims=(None, 0))(tangents)
+        value, products = push_forward(function, u, tangents)
         if n_local != value.shape[-1]:
             raise ValueError(f"{n_local} local inputs for {value.shape[-1]} outputs")
         return Evaluation(value, (products[:n_columns].movedim(0, -1), products[n_columns]))

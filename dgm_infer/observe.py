@@ -2,7 +2,8 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +14,8 @@ from .model import DirectedModel, GenerativeModel
 __all__ = ["Observation", "Pixels", "Transform", "observe", "pixels"]
 
 
-class Selection(NamedTuple):
+@dataclass(frozen=True)
+class Selection:
     """Entries of a flat vector: ``index`` is ``[Dy]``, or ``[*batch, Dy]`` when every problem has its own."""
 
     index: Tensor
@@ -151,7 +153,7 @@ def observe(observation) -> Observation:
     if isinstance(observation, Observation):
         return observation
     if callable(observation):
-        return Transform(observation)
+        return Transform(cast(Callable[[Tensor], Tensor], observation))
     raise ObservationError(
         f"observe={observation!r} is neither pixels(mask) nor a function of the output: pixels(mask) observes the "
         "entries where mask is True"

@@ -134,13 +134,13 @@ def damped_gauss_newton(
         points ``[R, D]`` and the max-norm of their constraint ``[R]``.
     """
     c = fibre.constraint(u)
-    damping = None
+    damping = floor = None
     for _ in range(max_iterations):
         running = c.abs().amax(-1) >= tolerance
         if not running.any():
             break
         jacobian = fibre.jacobian(u)
-        if damping is None:
+        if damping is None or floor is None:
             # relative to the stiffness of J J^T along c
             stiffness = jacobian.transpose(c).square().sum(-1) / c.square().sum(-1).clamp_min(1e-30)
             damping, floor = 1e-2 * stiffness, 1e-14 * stiffness

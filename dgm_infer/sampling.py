@@ -56,8 +56,7 @@ def sample(
     """
     if not isinstance(problem, Fibre | Target):
         problem = _as_target(problem)
-    if kernel is None:
-        kernel = ConstrainedHMC() if isinstance(problem, Fibre) else HMC()
+    kernel = kernel or default_kernel(problem)
     kernel.check(problem)
     for name, value, least in (
         ("chains", chains, 1),
@@ -115,6 +114,11 @@ def sample(
         problem=problem,
         interrupted=interrupted,
     )
+
+
+def default_kernel(problem: Fibre | Target) -> Kernel:
+    """The kernel that suits the kind of problem."""
+    return ConstrainedHMC() if isinstance(problem, Fibre) else HMC()
 
 
 def _as_target(problem) -> Target:

@@ -21,17 +21,21 @@ class Target:
         batch_shape: shape of the batch of independent problems.
     """
 
+    _energy: Callable[[Tensor], Tensor] | None = None
+    batch_shape = torch.Size()
+
     def __init__(self, energy: Callable[[Tensor], Tensor] | None, dim: int, batch_shape: tuple[int, ...] = ()):
         if dim < 1:
             raise ArgumentError(f"Target(dim={dim}): dim must be 1 or more")
-        if energy is not None:
-            self.energy = energy
+        self._energy = energy
         self.dim = dim
         self.batch_shape = torch.Size(batch_shape)
 
     def energy(self, x: Tensor) -> Tensor:
         """``[..., *batch_shape, D] -> [..., *batch_shape]``."""
-        raise NotImplementedError(f"{type(self).__name__} defines no energy(x)")
+        if self._energy is None:
+            raise NotImplementedError(f"{type(self).__name__} defines no energy(x)")
+        return self._energy(x)
 
     def energy_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Energy ``[...]`` and gradient ``[..., D]``, detached."""

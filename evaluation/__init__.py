@@ -1,0 +1,1 @@
+"""Runs, pictures and comparisons made with the toolkit."""

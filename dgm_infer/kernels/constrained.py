@@ -3,7 +3,7 @@
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class ConstrainedHMC:
         if self.max_iterations < 1:
             raise ArgumentError(f"{name}(max_iterations={self.max_iterations}): must be 1 or more")
 
-    def replace(self, **changes) -> "ConstrainedHMC":
+    def replace(self, **changes) -> Self:
         return dataclasses.replace(self, **changes)
 
     def check(self, problem) -> None:

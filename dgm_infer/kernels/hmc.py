@@ -2,7 +2,7 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class HMC:
         check_step_size("HMC", self.step_size)
         check_n_steps("HMC", self.n_steps)
 
-    def replace(self, **changes) -> "HMC":
+    def replace(self, **changes) -> Self:
         return dataclasses.replace(self, **changes)
 
     def check(self, problem) -> None:

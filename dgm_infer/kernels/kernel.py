@@ -1,6 +1,5 @@
 """What every Markov kernel offers, and what Hamiltonian kernels share."""
 
-from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -51,8 +50,11 @@ class Kernel(Protocol):
     ``[chains, *batch]``. Warm-up replaces the field and never touches the kernel.
     """
 
-    step_size: float | Tensor | None
-    n_steps: int | tuple[int, int]
+    @property
+    def step_size(self) -> float | Tensor | None: ...
+
+    @property
+    def n_steps(self) -> int | tuple[int, int]: ...
 
     def check(self, problem: Any) -> None:
         """Raise ArgumentError when the kernel cannot sample this kind of problem."""

@@ -1,0 +1,116 @@
+"""The command line, and the composition root: the only module here that imports upwards."""
+
+import difflib
+import os
+import re
+import sys
+from argparse import ArgumentError as ParseError
+from collections.abc import Callable, Sequence
+
+from .errors import ConfigError, DgmInferError
+
+__all__ = ["main"]
+
+USAGE = """usage: dgm-infer COMMAND --config FILE [--OPTION VALUE ...]
+
+commands:
+  train      train a generator (every option of LightningCLI's fit)
+  condition  complete images of which a part is observed
+
+dgm-infer COMMAND --help lists a command's options; dgm-infer --version prints the version.
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0, 2 after one line on bad input, 130 after an interrupt."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments else "--help"
+    if name in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    if name == "--version":
+        from . import __version__
+
+        print(f"dgm-infer {__version__}")
+        return 0
+    # a user's own classes are named by class path and live where the command is run
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        if name not in COMMANDS:
+            raise ConfigError(f"no command {name!r}{suggest(name, COMMANDS)}: one of {', '.join(COMMANDS)}")
+        COMMANDS[name](arguments[1:])
+    except (DgmInferError, ParseError) as error:
+        prefix = f"dgm-infer {name}" if name in COMMANDS else "dgm-infer"
+        print(f"{prefix}: error: {one_line(str(error))}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"dgm-infer {name}: interrupted before anything could be kept", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _condition(arguments: Sequence[str]) -> None:
+    from jsonargparse import ArgumentParser
+
+    from evaluation.conditioning import condition_images
+
+    parser = ArgumentParser(
+        prog="dgm-infer condition",
+        description="Complete images of which a part is observed.",
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", action="config", help="a YAML file with any of the options")
+    parser.add_function_arguments(condition_images, skip={"resolved"})
+    try:
+        options = parser.parse_args(arguments)
+    except ParseError as error:
+        raise ConfigError(_with_suggestion(str(error), parser.get_defaults().keys())) from error
+    resolved = parser.dump(options, skip_unset=False)
+    values = vars(parser.instantiate(options))
+    values.pop("config")
+    condition_images(**values, resolved=resolved)
+
+
+def _train(arguments: Sequence[str]) -> None:
+    from trainers.cli import train
+
+    train(list(arguments))
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {"train": _train, "condition": _condition}
+
+
+def one_line(message: str) -> str:
+    """jsonargparse's report without the parts that name no mistake, on one line."""
+    lines = [line.strip() for line in message.splitlines()]
+    noise = re.compile(r"(Does not validate against any|Subtypes:|Errors:$|Given value( type)?:|$)")
+    kept = [line for line in lines if not noise.match(line)]
+    # of a union's complaints, the one about a plain string says nothing once there is another
+    specific = [line for line in kept if line != "- Expected a <class 'str'>"]
+    kept = specific if any(line.startswith("-") for line in specific) else kept
+    text = " ".join(line.removeprefix("- ") for line in kept)
+    text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
+    return re.sub(r'Parser key "([^"]+)":', r"\1:", text)
+
+
+def suggest(word: str, known) -> str:
+    """``"; did you mean 'x'?"``, or nothing when no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def _with_suggestion(message: str, options) -> str:
+    unknown = re.search(r"unrecognized arguments: --([\w.]+)|[Oo]ption '([\w.]+)'(?: is not accepted)?$", message)
+    if unknown is None:
+        return message
+    word = unknown[1] or unknown[2]
+    group = re.search(r"Group '([\w.]+)'", message)
+    prefix = f"{group[1]}." if group else ""
+    known = [key.removeprefix(prefix) for key in options if key.startswith(prefix)]
+    return message + suggest(word, known)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""The ``condition`` command: complete images with a generator, and report how well the chains mixed."""
+
+import re
+import time
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+import dgm_infer as dgm
+import generators
+from dgm_infer import ConstrainedHMC, Draws, GenerativeModel
+from dgm_infer.errors import ConfigError
+
+from . import plots
+from .runs import new_run
+
+__all__ = ["condition_images"]
+
+# R-hat up to which a latent counts as mixed.
+R_HAT = 1.05
+
+MASKS = ("top_half", "bottom_half", "left_half", "right_half")
+
+
+@runtime_checkable
+class HeldOutImages(Protocol):
+    """A data set that keeps images no generator was trained on."""
+
+    def held_out(self, n: int | None = None) -> Tensor:
+        """The first ``n`` held-out images, ``[n, *shape]``."""
+        ...
+
+
+def condition_images(
+    name: str,
+    generator: GenerativeModel | str,
+    images: HeldOutImages | str,
+    observe: str = "top_half",
+    n_images: int = 8,
+    kernel: ConstrainedHMC = ConstrainedHMC(),  # noqa: B008 (immutable)
+    chains: int = 16,
+    warmup: int = 300,
+    draws: int = 500,
+    thin: int = 1,
+    seed: int | None = None,
+    target_acceptance: float = 0.8,
+    device: str | None = None,
+    output: str = "runs",
+    resolved: str = "",
+) -> Path:
+    """Complete images of which a part is observed; write draws, tables and pictures to a run folder.
+
+    Args:
+        name: of the run; results go to ``<output>/<name>/<time>/``.
+        generator: a shipped generator, a path to its weights, or a model by class path.
+        images: a data set with held-out images by class path, or a file: ``.npy`` ``[n, *shape]``, or a picture.
+        observe: the observed part: top_half, bottom_half, left_half, right_half, or a ``.npy`` file with a boolean
+            mask of the image's shape.
+        n_images: the first so many images.
+        kernel: of the chains; a step size of null is adapted.
+        chains: of every image.
+        warmup: iterations that adapt the step sizes.
+        draws: kept draws of every chain.
+        thin: iterations a kept draw.
+        seed: of all randomness; null draws one.
+        target_acceptance: that step sizes adapt to.
+        device: to compute on; null for the generator's.
+        output: folder of all runs.
+        resolved: the configuration as it was read, kept with the results.
+
+    Returns:
+        the run folder.
+    """
+    model = generators.load(generator) if isinstance(generator, str) else generator.eval()
+    originals = read_images(images, n_images)
+    mask = read_mask(observe, tuple(model.output_shape))
+    problem = dgm.condition(model, originals, observe=dgm.pixels(mask), device=device)
+    started = time.perf_counter()
+    result = dgm.sample(
+        problem,
+        kernel,
+        chains=chains,
+        warmup=warmup,
+        draws=draws,
+        thin=thin,
+        seed=seed,
+        target_acceptance=target_acceptance,
+    )
+    seconds = time.perf_counter() - started
+    summary = result.summary()
+    report = describe(result, summary, seconds)
+    with new_run(name, output) as folder:
+        (folder / "config.yaml").write_text(resolved)
+        result.save(folder / "posterior.nc")
+        summary.to_csv(folder / "summary.csv", index_label="latent")
+        (folder / "log.txt").write_text(report)
+        plots.completions(folder / "completions.png", originals, mask, result.generate())
+        plots.traces(folder / "traces.png", result, _worst_and_typical(summary))
+    print(report, end="")
+    print(f"results in {folder}: " + ", ".join(sorted(path.name for path in folder.iterdir())))
+    return folder
+
+
+def read_images(source: str | HeldOutImages, n: int) -> Tensor:
+    """The first ``n`` images, ``[n, *shape]``; a picture file is one image of values in [0, 1].
+
+    Raises:
+        ConfigError: the file is missing or unreadable, or holds fewer images.
+    """
+    if n < 1:
+        raise ConfigError(f"n_images = {n}: must be 1 or more")
+    if not isinstance(source, str):
+        return source.held_out(n)
+    path = Path(source)
+    if not path.is_file():
+        raise ConfigError(f"images: {source} does not exist: name a .npy file, a picture, or a data set by class path")
+    if path.suffix == ".npy":
+        images = torch.from_numpy(_load_array(path))
+        if len(images) < n:
+            raise ConfigError(f"images: {source} holds {len(images)} images, n_images = {n}")
+        return images[:n]
+    from torchvision.io import decode_image
+
+    try:
+        pixels = decode_image(str(path)).double() / 255
+    except RuntimeError as error:
+        raise ConfigError(f"images: {source} is not a readable picture: {str(error).splitlines()[0]}") from error
+    # [1, C, H, W], a grey picture as [1, H, W]
+    return pixels if pixels.shape[0] == 1 else pixels.unsqueeze(0)
+
+
+def read_mask(observe: str, shape: tuple[int, ...]) -> Tensor:
+    """A boolean mask of ``shape``, True = observed; named halves split the last two dimensions (H, W).
+
+    Raises:
+        ConfigError: neither a known name nor a readable ``.npy`` file.
+    """
+    if observe.endswith(".npy"):
+        if not Path(observe).is_file():
+            raise ConfigError(f"observe: {observe} does not exist")
+        return torch.from_numpy(_load_array(Path(observe)))
+    if observe not in MASKS:
+        raise ConfigError(f"observe: {observe!r} is not one of {', '.join(MASKS)}, nor a .npy file")
+    if len(shape) < 2:
+        raise ConfigError(f"observe: {observe} needs an image of two dimensions, the generator's output is {shape}")
+    height, width = shape[-2:]
+    mask = torch.zeros(shape, dtype=torch.bool)
+    part = {
+        "top_half": (slice(0, height // 2), slice(None)),
+        "bottom_half": (slice(height // 2, None), slice(None)),
+        "left_half": (slice(None), slice(0, width // 2)),
+        "right_half": (slice(None), slice(width // 2, None)),
+    }[observe]
+    mask[(..., *part)] = True
+    return mask
+
+
+def describe(draws: Draws, summary: pd.DataFrame, seconds: float) -> str:
+    """A table of one row an image, and a line that names the latents not yet mixed."""
+    chains, n_draws = draws.shape[:2]
+    stats = {name: value.double().flatten(2).cpu() for name, value in draws.stats.items()}
+    failed = stats["projection_failed"] + stats["reversal_failed"]
+    labels = [str(label) for label in summary.index]
+    r_hat, ess = summary["r_hat"].to_numpy(float), summary["ess_bulk"].to_numpy(float)
+    image = np.array([index[0] if index else 0 for _, index in map(parse_label, labels)])
+    lines = [
+        f"{chains} chains x {n_draws} draws an image in {seconds:.1f} s, seed {draws.seed}"
+        + (" (interrupted)" if draws.interrupted else ""),
+        "image  acceptance  step size  failed %  max |c|  max R-hat  min bulk ESS",
+    ]
+    for i in range(failed.shape[-1]):
+        own = image == i
+        lines.append(
+            f"{i:5d}  {stats['acceptance_rate'][..., i].mean():10.2f}  {stats['step_size'][..., i].mean():9.2f}  "
+            f"{100 * failed[..., i].mean():8.2f}  {stats['constraint_error'][..., i].max():7.1e}  "
+            f"{r_hat[own].max():9.3f}  {ess[own].min():12.0f}"
+        )
+    unmixed = [f"{label} ({value:.3f})" for label, value in zip(labels, r_hat, strict=True) if not value <= R_HAT]
+    verdict = f"{len(labels) - len(unmixed)} of {len(labels)} (image, latent) pairs have R-hat at most {R_HAT}"
+    lines.append(verdict + (f"; not yet mixed: {', '.join(unmixed)}" if unmixed else ""))
+    return "\n".join(lines) + "\n"
+
+
+def parse_label(label: str) -> tuple[str, tuple[int, ...]]:
+    """``"z[3, 0]" -> ("z", (3, 0))``, the row names of :meth:`Draws.summary`."""
+    match = re.fullmatch(r"(.*?)(?:\[([\d, ]+)\])?", label)
+    assert match is not None
+    return match[1], tuple(int(i) for i in match[2].split(",")) if match[2] else ()
+
+
+def _worst_and_typical(summary: pd.DataFrame) -> list[tuple[str, tuple[int, ...]]]:
+    """The two scalar latents with the largest R-hat and the two in the middle."""
+    order = np.argsort(-summary["r_hat"].fillna(np.inf).to_numpy(float))
+    middle = len(order) // 2
+    chosen = dict.fromkeys([*order[:2], *order[middle : middle + 2]])
+    return [parse_label(str(summary.index[i])) for i in chosen]
+
+
+def _load_array(path: Path) -> np.ndarray:
+    try:
+        return np.load(path, allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise ConfigError(f"{path} is not a readable .npy array: {error}") from error

@@ -1,0 +1,287 @@
+"""Problems with a known answer, and the test that compares draws with it.
+
+Every oracle names statistics of the draws and their exact expectations. ``compare`` measures the difference in
+Monte Carlo standard errors; ``assert_agrees`` and ``assert_refuted`` are the two sides of one law, the second for
+its negative control.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+import dgm_infer as dgm
+from generators import LinearGaussian
+
+FLOAT = torch.float64
+
+
+# ---------------------------------------------------------------------------------------------------------- the law
+
+
+class Comparison(NamedTuple):
+    """Sample means against exact expectations, one entry a statistic."""
+
+    z: Tensor
+    """Differences in Monte Carlo standard errors."""
+    ess: Tensor
+    """Effective sample sizes of the means (ArviZ)."""
+
+
+def compare(values: Tensor, expected: Tensor) -> Comparison:
+    """Compare ``values [chains, draws, K]`` with ``expected [K]``."""
+    import arviz as az
+
+    assert values.shape[2:] == expected.shape
+    ess = torch.tensor([float(az.ess(v.numpy(), method="mean")) for v in values.movedim(-1, 0)], dtype=FLOAT)
+    flat = values.flatten(0, 1)
+    return Comparison((flat.mean(0) - expected) * ess.sqrt() / flat.std(0), ess)
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """A problem to sample and the exact expectations of statistics of its draws."""
+
+    problem: dgm.Fibre | dgm.Target
+    statistics: Callable[[Tensor], Tensor]
+    """``inputs [chains, draws, *batch, D] -> [chains, draws, K]``."""
+    expected: Tensor
+    """``[K]``."""
+
+    def compare(self, draws: dgm.Draws) -> Comparison:
+        return compare(self.statistics(draws.inputs), self.expected)
+
+
+def assert_agrees(oracle: Oracle, draws: dgm.Draws, *, least_ess: float = 500) -> None:
+    """The draws have the exact expectations, to within 5 standard errors that mean something."""
+    z, ess = oracle.compare(draws)
+    assert ess.min() >= least_ess, f"effective sample sizes {ess.tolist()}: too few to test with"
+    assert z.abs().max() <= 5, f"{z.abs().max():.1f} standard errors off: {z.tolist()}"
+
+
+def assert_refuted(oracle: Oracle, draws: dgm.Draws) -> None:
+    """The same comparison notices that these draws are of something else."""
+    z, _ = oracle.compare(draws)
+    assert z.abs().max() > 5, f"not noticed: {z.tolist()}"
+
+
+# ------------------------------------------------------------------------------------------------ curves in the plane
+
+
+class Circle(dgm.GenerativeModel):
+    """``x = |u|^2``, two standard normal inputs."""
+
+    input_density = dgm.StandardNormal(2)
+
+    def observed(self, u):
+        return u.square().sum(-1, keepdim=True)
+
+    def latents(self, u):
+        return {"angle": torch.atan2(u[..., 1], u[..., 0])}
+
+
+class Ellipse(dgm.GenerativeModel):
+    """``x = u1^2 + 4 u2^2``: on its fibre |J J^T| varies, so a missing Gram term shows."""
+
+    input_density = dgm.StandardNormal(2)
+
+    def observed(self, u):
+        return u[..., :1].square() + 4 * u[..., 1:].square()
+
+
+class Wave(dgm.GenerativeModel):
+    """``x = u2 - height sin(frequency u1)``: a strongly curved fibre, on which projections find far roots."""
+
+    def __init__(self, height: float = 1.0, frequency: float = 3.0):
+        super().__init__()
+        self.input_density = dgm.StandardNormal(2)
+        self.height, self.frequency = height, frequency
+
+    def observed(self, u):
+        return u[..., 1:] - self.height * torch.sin(self.frequency * u[..., :1])
+
+
+def along_curve(curve: Callable, gradient: Callable, t: Tensor, *, gram: bool = True) -> Tensor:
+    """Probabilities of the grid points of a curve parameter under ``p_u |J J^T|^(-1/2)`` per unit length.
+
+    ``t`` is an even grid over a period, or over everything but negligible tails: the trapezoidal sum is then exact
+    to rounding. ``gram=False`` gives the density that leaves the Gram term out, the classic silent error.
+    """
+    velocity = torch.func.vmap(torch.func.jacrev(curve))(t)
+    points = curve(t)
+    log_density = -0.5 * points.square().sum(-1) + velocity.norm(dim=-1).log()
+    if gram:
+        log_density = log_density - gradient(points).norm(dim=-1).log()
+    return log_density.softmax(0)
+
+
+def harmonics(angle: Tensor) -> Tensor:
+    return torch.stack([f(k * angle) for k in (1, 2, 4) for f in (torch.cos, torch.sin)], -1)
+
+
+def circle(square_radius: float = 1.5) -> Oracle:
+    """The angle is uniform."""
+    problem = dgm.condition(Circle(), [square_radius])
+    return Oracle(problem, lambda u: harmonics(torch.atan2(u[..., 1], u[..., 0])), torch.zeros(6, dtype=FLOAT))
+
+
+def ellipse(*, gram: bool = True, problem: dgm.Fibre | None = None) -> Oracle:
+    """``u1^2 + 4 u2^2 = 2``, by the eccentric angle t: ``u = sqrt(2) (cos t, sin(t)/2)``."""
+    t = torch.arange(2000, dtype=FLOAT) * (2 * math.pi / 2000)
+    weights = along_curve(
+        lambda t: math.sqrt(2) * torch.stack([t.cos(), t.sin() / 2], -1),
+        lambda u: torch.stack([2 * u[..., 0], 8 * u[..., 1]], -1),
+        t,
+        gram=gram,
+    )
+    return Oracle(
+        problem or dgm.condition(Ellipse(), [2.0]),
+        lambda u: harmonics(torch.atan2(2 * u[..., 1], u[..., 0])),
+        weights @ harmonics(t),
+    )
+
+
+def wave(height: float = 1.0, frequency: float = 3.0) -> Oracle:
+    """``u2 = height sin(frequency u1)``, by u1: the density is ``exp(-|u|^2 / 2)``."""
+
+    def statistics(u1):
+        s = frequency * u1
+        return torch.stack([u1, u1.square(), s.cos(), s.sin(), (2 * s).cos(), (2 * s).sin()], -1)
+
+    t = torch.linspace(-12, 12, 20001, dtype=FLOAT)
+    weights = along_curve(
+        lambda t: torch.stack([t, height * torch.sin(frequency * t)], -1),
+        lambda u: torch.stack([-height * frequency * torch.cos(frequency * u[..., 0]), torch.ones_like(u[..., 0])], -1),
+        t,
+    )
+    problem = dgm.condition(Wave(height, frequency), [0.0])
+    return Oracle(problem, lambda u: statistics(u[..., 0]), weights @ statistics(t))
+
+
+# ----------------------------------------------------------------------------------------------------- Gaussian cases
+
+
+def linear_gaussian_model(*, n_latents: int = 3, n_outputs: int = 6, sd: float = 0.5) -> LinearGaussian:
+    rng = torch.Generator().manual_seed(20)
+    weight = torch.randn(n_outputs, n_latents, generator=rng, dtype=FLOAT)
+    bias = torch.randn(n_outputs, generator=rng, dtype=FLOAT)
+    return LinearGaussian(weight, bias, sd)
+
+
+def gaussian_conditional(matrix: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of ``u ~ N(0, I)`` given ``matrix u = value``."""
+    gain = torch.linalg.solve(matrix @ matrix.mT, matrix).mT
+    return gain @ value, torch.eye(matrix.shape[1], dtype=FLOAT) - gain @ matrix
+
+
+def linear_gaussian_posterior(model: LinearGaussian, y: Tensor, operator: Tensor) -> tuple[Tensor, Tensor]:
+    """Exact mean and covariance of z given ``operator @ x = y``; the rows of ``operator`` select or mix outputs."""
+    everything = operator @ torch.cat([model.weight, model.sd * torch.eye(len(model.bias), dtype=FLOAT)], 1)
+    mean, covariance = gaussian_conditional(everything, y - operator @ model.bias)
+    n = model.weight.shape[1]
+    return mean[:n], covariance[:n, :n]
+
+
+def gaussian_moments(x: Tensor, means: Tensor, scale: Tensor) -> Tensor:
+    """First and second central moments, in units of ``scale``: ``[c, d, B, D] -> [c, d, B (D + D (D + 1)/2)]``."""
+    first = (x - means) / scale
+    i, j = torch.triu_indices(x.shape[-1], x.shape[-1])
+    return torch.cat([first, first[..., i] * first[..., j]], -1).flatten(2)
+
+
+def gaussian_oracle(problem, means: Tensor, covariances: Tensor, z: Callable[[Tensor], Tensor]) -> Oracle:
+    """``z(inputs) [c, d, B, D]`` is ``N(means [B, D], covariances [B, D, D])``."""
+    scale = covariances.diagonal(dim1=-2, dim2=-1).sqrt()
+    correlations = covariances / (scale.unsqueeze(-1) * scale.unsqueeze(-2))
+    i, j = torch.triu_indices(means.shape[-1], means.shape[-1])
+    expected = torch.cat([torch.zeros_like(means), correlations[:, i, j]], -1).flatten()
+    return Oracle(problem, lambda u: gaussian_moments(z(u), means, scale), expected)
+
+
+def linear_gaussian(
+    *, masks: Tensor | None = None, problems: tuple[int, ...] = (), model: LinearGaussian | None = None, wrap=None
+) -> Oracle:
+    """z given all outputs, the outputs under one mask ``[Dx]``, or under one mask a problem ``[*problems, Dx]``."""
+    model = model or linear_gaussian_model()
+    n_outputs, n_latents = model.weight.shape
+    rng = torch.Generator().manual_seed(21)
+    y = 2 * torch.randn(*problems, n_outputs, generator=rng, dtype=FLOAT)
+    seen = torch.ones(n_outputs, dtype=torch.bool) if masks is None else masks
+    answers = []
+    for values, mask in zip(
+        y.reshape(-1, n_outputs), seen.expand(*problems, n_outputs).reshape(-1, n_outputs), strict=True
+    ):
+        operator = torch.eye(n_outputs, dtype=FLOAT)[mask]
+        answers.append(linear_gaussian_posterior(model, values[mask], operator))
+    means, covariances = (torch.stack(a) for a in zip(*answers, strict=True))
+    # what is hidden must not matter
+    given = y.masked_fill(~seen, math.nan)
+    observe = None if masks is None else dgm.pixels(masks)
+    problem = dgm.condition(model if wrap is None else wrap(model), given, observe=observe)
+    return gaussian_oracle(
+        problem, means, covariances, lambda u: u[..., :n_latents].reshape(*u.shape[:2], -1, n_latents)
+    )
+
+
+class GaussianTarget(dgm.Target):
+    """``N(mean, scale^2 correlation)``, one scale a problem: ``scale [*batch]``, ``mean [D]``, ``correlation [D, D]``."""
+
+    def __init__(self, scale: Tensor, mean: Tensor, correlation: Tensor):
+        super().__init__(None, len(mean), tuple(scale.shape))
+        self.scale, self.mean, self.precision = scale, mean, torch.linalg.inv(correlation)
+
+    def energy(self, x):
+        d = (x - self.mean) / self.scale.unsqueeze(-1)
+        return 0.5 * (d * (d @ self.precision)).sum(-1)
+
+    def start(self, chains, rng):
+        return self.mean + self.scale.unsqueeze(-1) * super().start(chains, rng).to(FLOAT)
+
+
+def correlated_gaussian(scales=(1.0,), *, wrong: float = 1.0) -> Oracle:
+    """A correlated Gaussian of one scale a problem; ``wrong`` widens the answer's scale, not the target's."""
+    mean = torch.tensor([1.0, -2.0, 0.5], dtype=FLOAT)
+    correlation = torch.tensor([[1.0, 0.8, 0.0], [0.8, 1.0, -0.3], [0.0, -0.3, 1.0]], dtype=FLOAT)
+    scale = torch.tensor(scales, dtype=FLOAT)
+    covariances = (wrong * scale).square()[:, None, None] * correlation
+    return gaussian_oracle(
+        GaussianTarget(scale, mean, correlation), mean.expand(len(scale), 3), covariances, lambda x: x
+    )
+
+
+class Funnel(dgm.Target):
+    """Neal's funnel, ``v ~ N(0, 9)``, ``x_i | v ~ N(0, exp(v))``, in non-centred inputs ``v = 3 n0``, ``x = exp(v/2) n``.
+
+    ``jacobian=False`` evaluates the density of (v, x) at the inputs and forgets the change of variables.
+    """
+
+    def __init__(self, n: int = 4, *, jacobian: bool = True):
+        super().__init__(None, n + 1)
+        self.jacobian = jacobian
+
+    def latents(self, x):
+        v = 3 * x[..., :1]
+        return {"v": v[..., 0], "x": torch.exp(v / 2) * x[..., 1:]}
+
+    def energy(self, x):
+        z = self.latents(x)
+        v, n = z["v"], self.dim - 1
+        energy = v.square() / 18 + n * v / 2 + 0.5 * (z["x"].square().sum(-1) * (-v).exp())
+        return energy - n * v / 2 if self.jacobian else energy
+
+
+def funnel(*, jacobian: bool = True) -> Oracle:
+    """Moments of v and of ``log x_1^2 = v + log chi^2_1``."""
+    problem = Funnel(jacobian=jacobian)
+    mean_log_chi2 = torch.special.digamma(torch.tensor(0.5, dtype=FLOAT)).item() + math.log(2)
+
+    def statistics(u):
+        z = problem.latents(u)
+        log_square = z["x"][..., 0].square().log() - mean_log_chi2
+        return torch.stack([z["v"], z["v"].square(), log_square, log_square.square(), log_square * z["v"]], -1)
+
+    expected = torch.tensor([0, 9, 0, 9 + math.pi**2 / 2, 9], dtype=FLOAT)
+    return Oracle(problem, statistics, expected)
