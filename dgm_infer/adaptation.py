@@ -69,8 +69,7 @@ def reasonable_step_size(
         direction = wanted if direction is None else torch.where(wanted == direction, direction, 0)
         if not direction.any():
             break
-        # growing too far costs failed solves, and the last doubling is the one that failed
-        step_size = step_size * 2.0 ** torch.where(direction > 0, direction, -1.0 * (direction < 0))
+        step_size = step_size * 2.0**direction
     return step_size
 
 

@@ -120,7 +120,8 @@ def _check_mode(model: GenerativeModel) -> None:
 def _check_outputs(model: GenerativeModel, dtype: torch.dtype, device: torch.device) -> None:
     size = torch.Size(model.output_shape).numel()
     u = _prior_draws(model, 2, dtype, device)
-    with torch.no_grad():
+    # a model with randomness of its own must not disturb the caller's
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
         first, second = model.observed(u), model.observed(u)
     name = type(model).__name__
     if tuple(first.shape) != (2, size):

@@ -5,7 +5,7 @@ import json
 import os
 import tempfile
 import warnings
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,7 +99,7 @@ class Draws:
 
     def summary(self, names: list[str] | None = None) -> "pandas.DataFrame":
         """One row a latent: ``mean, sd, hdi_3%, hdi_97%, mcse_mean, mcse_sd, ess_bulk, ess_tail, r_hat`` (ArviZ)."""
-        import arviz as az
+        az = _arviz()
 
         with warnings.catch_warnings():
             # a constant column gives 0/0: its NaN in the table says it
@@ -110,7 +110,7 @@ class Draws:
 
     def to_arviz(self) -> "arviz.InferenceData":
         """Latents as ``posterior``, statistics as ``sample_stats``, inputs as ``unconstrained_posterior``."""
-        import arviz as az
+        az = _arviz()
 
         batch = self.shape[2:]
         names = ["problem"] if len(batch) == 1 else [f"problem_{i}" for i in range(len(batch))]
@@ -124,12 +124,15 @@ class Draws:
         def arrays(variables: dict[str, Tensor]) -> dict:
             return {name: value.detach().cpu().numpy() for name, value in variables.items()}
 
-        inputs = {} if self.inputs is None else {"inputs": self.inputs}
-        groups: dict[str, Any] = {"posterior": arrays(self.latents), "sample_stats": arrays(self.stats)}
-        if inputs:
-            groups["unconstrained_posterior"] = arrays(inputs)
-        everything = {**self.latents, **self.stats, **inputs}
-        data = az.from_dict(**groups, dims=dims(everything), save_warmup=False)
+        data = az.from_dict(
+            posterior=arrays(self.latents),
+            sample_stats=arrays(self.stats),
+            dims=dims({**self.latents, **self.stats}),
+            save_warmup=False,
+        )
+        if self.inputs is not None:
+            inputs = {"inputs": self.inputs}
+            data.add_groups({"unconstrained_posterior": arrays(inputs)}, dims=dims(inputs))
         data.attrs.update(
             format=_FORMAT,
             kernel=json.dumps(_kernel_to_json(self.kernel)),
@@ -160,7 +163,7 @@ class Draws:
         Raises:
             CheckpointError: the file is missing, damaged, or not one of ours.
         """
-        import arviz as az
+        az = _arviz()
 
         if not Path(path).is_file():
             raise CheckpointError(f"no draws at {path}: Draws.save(path) writes them")
@@ -188,6 +191,15 @@ class Draws:
     def __repr__(self):
         names = ", ".join(self.latents) if self._latents or self.problem else "?"
         return f"Draws(chains, draws, *batch = {tuple(self.shape)}; latents {names})"
+
+
+@cache
+def _arviz():
+    """ArviZ, imported when it is first needed and without its notice about version 1."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="\nArviZ is undergoing", category=FutureWarning)
+        import arviz
+    return arviz
 
 
 def _kernel_to_json(kernel: Kernel) -> dict:

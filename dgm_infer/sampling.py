@@ -1,6 +1,7 @@
 """``sample()``: starting points, warm-up and the main loop."""
 
 import secrets
+import sys
 import warnings
 from typing import Literal
 
@@ -179,7 +180,9 @@ class _Progress:
     def __init__(self, total: int, shown: bool):
         from tqdm import tqdm
 
-        self.bar = tqdm(total=total, disable=not shown, mininterval=0.2, dynamic_ncols=True)
+        # in a log file every update is a line of its own
+        interval = 0.2 if sys.stderr.isatty() else 10
+        self.bar = tqdm(total=total, disable=not shown, mininterval=interval, dynamic_ncols=True)
         self.phase = ""
         self.recent: list[Info] = []
 

@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import pandas as pd
 import torch
+from PIL import Image
 from torch import Tensor
 
 import dgm_infer as dgm
@@ -22,6 +23,9 @@ __all__ = ["condition_images"]
 
 # R-hat up to which a latent counts as mixed.
 R_HAT = 1.05
+
+# Modes of a grey picture; all others are read as colour.
+GREY = ("1", "L", "LA", "I", "I;16", "F")
 
 MASKS = ("top_half", "bottom_half", "left_half", "right_half")
 
@@ -123,14 +127,13 @@ def read_images(source: str | HeldOutImages, n: int) -> Tensor:
         if len(images) < n:
             raise ConfigError(f"images: {source} holds {len(images)} images, n_images = {n}")
         return images[:n]
-    from torchvision.io import decode_image
-
     try:
-        pixels = decode_image(str(path)).double() / 255
-    except RuntimeError as error:
-        raise ConfigError(f"images: {source} is not a readable picture: {str(error).splitlines()[0]}") from error
-    # [1, C, H, W], a grey picture as [1, H, W]
-    return pixels if pixels.shape[0] == 1 else pixels.unsqueeze(0)
+        with Image.open(path) as picture:
+            pixels = torch.from_numpy(np.array(picture.convert("L" if picture.mode in GREY else "RGB")))
+    except OSError as error:
+        raise ConfigError(f"images: {source} is not a readable picture: {error}") from error
+    # one image [H, W], or [C, H, W] in colour
+    return (pixels if pixels.ndim == 2 else pixels.permute(2, 0, 1)).unsqueeze(0) / 255
 
 
 def read_mask(observe: str, shape: tuple[int, ...]) -> Tensor:
