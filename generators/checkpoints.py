@@ -7,6 +7,8 @@ is ever executed.
 import json
 import os
 import pickle
+import re
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from dgm_infer.errors import CheckpointError
 
 from .vae import GaussianVAE
 
-__all__ = ["describe", "load", "save"]
+__all__ = ["describe", "load", "read_checkpoint", "save"]
 
 CLASSES: dict[str, type[GenerativeModel]] = {"GaussianVAE": GaussianVAE}
 PRETRAINED = Path(__file__).parent / "pretrained"
@@ -44,18 +46,18 @@ def save(model: GenerativeModel, path: str | os.PathLike, notes: dict[str, Any] 
         path: with or without the ending.
         notes: JSON values kept in the description, such as how it was trained.
     """
-    from safetensors.torch import save_file
+    from safetensors.torch import save as serialise
 
-    weights = Path(path).with_suffix(".safetensors")
-    description = json.dumps(describe(model) | {"notes": notes or {}}, indent=2) + "\n"
+    path = Path(path)
+    stem = path.with_suffix("") if path.suffix in (".safetensors", ".json") else path
+    weights, description = (stem.with_name(stem.name + ending) for ending in (".safetensors", ".json"))
+    text = json.dumps(describe(model) | {"notes": notes or {}}, indent=2) + "\n"
     weights.parent.mkdir(parents=True, exist_ok=True)
-    state = {name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}
-    for target, write in (
-        (weights, lambda file: save_file(state, file)),
-        (weights.with_suffix(".json"), lambda file: Path(file).write_text(description)),
-    ):
-        part = target.with_name(target.name + ".part")
-        write(part)
+    parts = [target.with_name(target.name + ".part") for target in (weights, description)]
+    parts[0].write_bytes(serialise({name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}))
+    parts[1].write_text(text)
+    # nothing is replaced before both are complete
+    for part, target in zip(parts, (weights, description), strict=True):
         os.replace(part, target)
     return weights
 
@@ -103,34 +105,51 @@ def _load_safetensors(path: Path) -> GenerativeModel:
     return _build(path, what, state)
 
 
-def _load_lightning(path: Path) -> GenerativeModel:
+def read_checkpoint(path: Path) -> Any:
+    """The content of a Lightning checkpoint: weights and plain values, nothing that would run code.
+
+    Raises:
+        CheckpointError: missing, damaged, or with anything else in it.
+    """
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist: dgm-infer train writes checkpoints to its run folder")
     try:
-        stored = torch.load(path, map_location="cpu", weights_only=True)
+        with warnings.catch_warnings():
+            # about the pickle protocol of files that are refused below
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
-        reason = str(error).splitlines()[0]
+        # PyTorch's own message recommends weights_only=False
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"loading it would import {found[1]}" if found else "it is not a plain file of tensors"
         raise CheckpointError(f"{path} holds more than weights and is refused: {reason}") from error
-    except (RuntimeError, EOFError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is damaged or not a checkpoint: {str(error).splitlines()[0]}") from error
+    except Exception as error:  # what is not a checkpoint at all fails in any way
+        reason = str(error).split(". ")[0].splitlines() or ["it ends early"]
+        raise CheckpointError(
+            f"{path} is damaged or not a checkpoint: {type(error).__name__}, {' '.join(reason)}"
+        ) from error
+
+
+def _load_lightning(path: Path) -> GenerativeModel:
+    stored = read_checkpoint(path)
     if not isinstance(stored, dict) or CHECKPOINT_KEY not in stored:
         raise CheckpointError(f"{path} is not a checkpoint of dgm-infer train: it describes no generator")
     state = {
         key.removeprefix(CHECKPOINT_PREFIX): tensor
-        for key, tensor in stored["state_dict"].items()
+        for key, tensor in stored.get("state_dict", {}).items()
         if key.startswith(CHECKPOINT_PREFIX)
     }
     return _build(path, stored[CHECKPOINT_KEY], state)
 
 
 def _build(path: Path, what: Any, state: dict[str, torch.Tensor]) -> GenerativeModel:
-    if not isinstance(what, dict) or what.get("format") != FORMAT or what.get("class") not in CLASSES:
-        found = what.get("class") if isinstance(what, dict) else type(what).__name__
-        raise CheckpointError(f"{path} describes {found!r}, not one of {', '.join(CLASSES)} (format {FORMAT!r})")
+    name = what.get("class") if isinstance(what, dict) else type(what).__name__
+    if not isinstance(what, dict) or what.get("format") != FORMAT or not isinstance(name, str) or name not in CLASSES:
+        raise CheckpointError(f"{path} describes {name!r}, not one of {', '.join(CLASSES)} (format {FORMAT!r})")
     try:
-        model = CLASSES[what["class"]](**what["config"])
+        model = CLASSES[name](**what["config"])
         model.load_state_dict(state)
-    except (TypeError, KeyError, RuntimeError) as error:
+    except (TypeError, KeyError, ValueError, RuntimeError) as error:
         reason = " ".join(str(error).split())
-        raise CheckpointError(f"{path} does not fit its own description of a {what['class']}: {reason}") from error
+        raise CheckpointError(f"{path} does not fit its own description of a {name}: {reason}") from error
     return model.eval()

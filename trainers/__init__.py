@@ -1,0 +1,8 @@
+"""Training by Lightning: objectives, data, and the callbacks that leave a loadable generator behind."""
+
+from .augmentation import Augmentation
+from .data import DigitsData
+from .export import SaveGenerator
+from .vae import VAETraining
+
+__all__ = ["Augmentation", "DigitsData", "SaveGenerator", "VAETraining"]

@@ -1,0 +1,163 @@
+"""The objective against closed forms, and what training leaves behind."""
+
+import math
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from torch.distributions import MultivariateNormal, Normal
+
+import generators
+from dgm_infer import GenerativeModel
+from dgm_infer.errors import ArgumentError, CheckpointError
+from trainers import DigitsData, VAETraining
+from trainers.vae import one_cycle
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning", "ignore:.*LeafSpec:FutureWarning")
+
+
+def linear_vae(sd: float = 0.5) -> tuple[generators.GaussianVAE, torch.Tensor]:
+    """A VAE without hidden layers whose columns of W are orthogonal: its posterior has a diagonal covariance."""
+    vae = generators.GaussianVAE(2, (4,), hidden=(), sd=sd)
+    weight = torch.tensor([[1.0, 1.0], [1.0, -1.0], [0.5, 0.5], [0.5, -0.5]])
+    with torch.no_grad():
+        vae.decoder.network[0].weight.copy_(weight)
+        vae.decoder.network[0].bias.zero_()
+        # posterior N(M^-1 W^T x, sd^2 M^-1), M = W^T W + sd^2 I
+        precision = weight.square().sum(0) + sd**2
+        vae.encoder.network[0].weight.copy_(torch.cat([weight.T / precision[:, None], torch.zeros(2, 4)]))
+        vae.encoder.network[0].bias.copy_(torch.cat([torch.zeros(2), (sd**2 / precision).sqrt().log()]))
+    return vae, weight
+
+
+def test_the_elbo_of_the_exact_posterior_is_the_log_evidence():
+    vae, weight = linear_vae()
+    images = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    evidence = MultivariateNormal(torch.zeros(4), weight @ weight.T + 0.25 * torch.eye(4)).log_prob(images)
+    torch.manual_seed(1)
+    with torch.no_grad():
+        bounds = torch.stack([VAETraining(vae).elbo(images, 100) for _ in range(400)])
+    error = bounds.std(0) / math.sqrt(len(bounds))
+    assert ((bounds.mean(0) - evidence).abs() < 5 * error).all()
+    assert (error < 0.02).all()
+
+
+def test_a_wrong_posterior_loses_its_divergence_from_the_true_one():
+    vae, weight = linear_vae()
+    images = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    evidence = MultivariateNormal(torch.zeros(4), weight @ weight.T + 0.25 * torch.eye(4)).log_prob(images)
+    with torch.no_grad():
+        vae.encoder.network[0].bias[2:] += math.log(2)
+    # of two latents, each with twice the sd: KL = 2 (-log 2 + (4 - 1) / 2)
+    gap = 2 * (1.5 - math.log(2))
+    torch.manual_seed(1)
+    with torch.no_grad():
+        bounds = torch.stack([VAETraining(vae).elbo(images, 100) for _ in range(400)])
+    error = bounds.std(0) / math.sqrt(len(bounds))
+    assert ((bounds.mean(0) - (evidence - gap)).abs() < 5 * error).all()
+    assert ((bounds.mean(0) - evidence).abs() > 5 * error).all()
+
+
+def test_the_divergence_is_the_textbook_formula():
+    vae = generators.GaussianVAE(3, (2, 2), hidden=(5,))
+    with torch.no_grad():
+        # a decoder that ignores z: the bound is log N(x; 0, sd^2) - KL without sampling noise
+        vae.decoder.network[-1].weight.zero_()
+        vae.decoder.network[-1].bias.zero_()
+        images = torch.rand(6, 2, 2)
+        q = vae.encoder(images.flatten(1)).base_dist
+        kl = 0.5 * (q.mean.square() + q.stddev.square() - 1 - 2 * q.stddev.log()).sum(-1)
+        likelihood = Normal(0.0, vae.decoder.sd).log_prob(images).sum((-1, -2))
+        torch.testing.assert_close(VAETraining(vae).elbo(images), likelihood - kl)
+
+
+def test_the_learning_rate_rises_then_falls_to_zero():
+    rates = [one_cycle(step, 100, 0.3) for step in range(101)]
+    assert rates[0] == pytest.approx(0.04)
+    assert max(rates) == rates[30] == pytest.approx(1)
+    assert rates[100] == pytest.approx(0, abs=1e-9)
+    assert rates[:31] == sorted(rates[:31])
+    assert rates[30:] == sorted(rates[30:], reverse=True)
+    assert one_cycle(5, math.inf, 0.3) == 1
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("learning_rate", 0), ("warm_up", 1), ("validation_samples", 0), ("learning_rate", math.nan)],
+)
+def test_illegal_fields_are_named(field, value):
+    with pytest.raises(ArgumentError, match=f"{field}={value}"):
+        VAETraining(generators.GaussianVAE(2, (8, 8)), **{field: value})
+
+
+def test_images_of_another_shape_are_named():
+    with pytest.raises(ArgumentError, match=r"\(8, 8\) for a generator of output_shape \(28, 28\)"):
+        VAETraining(generators.GaussianVAE(2, (28, 28))).elbo(torch.zeros(5, 8, 8))
+
+
+def test_a_generator_that_no_checkpoint_could_describe_is_refused_before_training():
+    class Own(GenerativeModel):
+        pass
+
+    with pytest.raises(CheckpointError, match="Own cannot be stored"):
+        VAETraining(Own())  # type: ignore[arg-type]
+
+
+def fit(folder, epochs: int, checkpoint=None, latent_dim: int = 4) -> tuple[Trainer, VAETraining]:
+    torch.manual_seed(3)
+    module = VAETraining(generators.GaussianVAE(latent_dim, (8, 8), (32, 32)))
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=epochs,
+        default_root_dir=folder,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    trainer.fit(module, datamodule=DigitsData(batch_size=200), ckpt_path=checkpoint)
+    return trainer, module
+
+
+def test_training_raises_the_bound_and_leaves_a_checkpoint_that_loads(tmp_path):
+    data = DigitsData()
+    trainer, module = fit(tmp_path, 5)
+    torch.manual_seed(3)
+    untrained = VAETraining(generators.GaussianVAE(4, (8, 8), (32, 32)))
+    with torch.no_grad():
+        before = untrained.elbo(data.held_out(), 5).mean()
+        after = module.elbo(data.held_out(), 5).mean()
+    assert after > before + 20
+    assert trainer.callback_metrics["val/elbo"] == pytest.approx(after.item(), abs=10)
+
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    loaded = generators.load(tmp_path / "a.ckpt")
+    assert not loaded.training
+    for name, tensor in module.generator.state_dict().items():
+        assert torch.equal(tensor, loaded.state_dict()[name])
+
+
+def test_a_resumed_run_goes_on_where_the_checkpoint_ends_and_may_be_longer(tmp_path):
+    trainer, module = fit(tmp_path, 2)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    steps = trainer.global_step
+    resumed, longer = fit(tmp_path, 4, tmp_path / "a.ckpt")
+    assert resumed.current_epoch == 4
+    assert resumed.global_step == 2 * steps
+    optimizer = resumed.optimizers[0]
+    # Adam's own count goes on: its moments came with the checkpoint
+    assert {int(state["step"]) for state in optimizer.state.values()} == {2 * steps}
+    assert not torch.equal(longer.generator.decoder.network[0].weight, module.generator.decoder.network[0].weight)
+
+
+def test_a_checkpoint_of_another_generator_is_refused(tmp_path):
+    trainer, _ = fit(tmp_path, 1)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    with pytest.raises(CheckpointError, match=r"holds GaussianVAE\(latent_dim=4.*trains GaussianVAE\(latent_dim=3"):
+        fit(tmp_path, 2, tmp_path / "a.ckpt", latent_dim=3)
+
+
+def test_the_same_seed_gives_the_same_weights(tmp_path):
+    (_, one), (_, two) = fit(tmp_path, 2), fit(tmp_path, 2)
+    for a, b in zip(one.generator.state_dict().values(), two.generator.state_dict().values(), strict=True):
+        assert torch.equal(a, b)

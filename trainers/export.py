@@ -1,0 +1,61 @@
+"""The trained generator as a file of its own."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning_utilities.core.rank_zero import rank_zero_warn
+
+import generators
+from dgm_infer import GenerativeModel
+from dgm_infer.errors import CheckpointError
+from generators.checkpoints import describe
+
+__all__ = ["SaveGenerator"]
+
+
+class SaveGenerator(Callback):
+    """Writes the module's ``generator`` as safetensors and JSON when training ends, for ``generators.load``.
+
+    The files appear complete or not at all. A module without a generator that can be rebuilt from a file is left
+    alone: its weights are in the checkpoint.
+
+    Args:
+        path: of the file, with or without its ending; null for ``generator`` in the run folder.
+        notes: JSON values kept beside the weights, joined by epochs, steps and the last value of every metric.
+    """
+
+    def __init__(self, path: str | os.PathLike | None = None, notes: dict[str, Any] | None = None):
+        self.path = path
+        self.notes = notes or {}
+        # where the weights were written; None before
+        self.written: Path | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        try:
+            _generator(pl_module)
+        except CheckpointError as error:
+            rank_zero_warn(f"{error}; its weights will be in the checkpoint alone")
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
+            return
+        try:
+            generator = _generator(pl_module)
+        except CheckpointError:
+            return
+        if generator is None:
+            return
+        metrics = {name: round(float(value), 3) for name, value in trainer.callback_metrics.items()}
+        training = {"epochs": trainer.current_epoch, "steps": trainer.global_step, **metrics}
+        path = Path(trainer.log_dir or trainer.default_root_dir) / "generator" if self.path is None else self.path
+        self.written = generators.save(generator, path, self.notes | training)
+
+
+def _generator(module: LightningModule) -> GenerativeModel | None:
+    generator = getattr(module, "generator", None)
+    if not isinstance(generator, GenerativeModel):
+        return None
+    describe(generator)
+    return generator
