@@ -5,7 +5,8 @@ import os
 import re
 import sys
 from argparse import ArgumentError as ParseError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from .errors import ConfigError, DgmInferError
 
@@ -33,13 +34,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         print(f"dgm-infer {__version__}")
         return 0
-    # a user's own classes are named by class path and live where the command is run
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
     try:
         if name not in COMMANDS:
             raise ConfigError(f"no command {name!r}{suggest(name, COMMANDS)}: one of {', '.join(COMMANDS)}")
-        COMMANDS[name](arguments[1:])
+        with _working_directory_importable():
+            COMMANDS[name](arguments[1:])
     except (DgmInferError, ParseError) as error:
         prefix = f"dgm-infer {name}" if name in COMMANDS else "dgm-infer"
         print(f"{prefix}: error: {one_line(str(error))}", file=sys.stderr)
@@ -82,13 +81,27 @@ def _train(arguments: Sequence[str]) -> None:
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {"train": _train, "condition": _condition}
 
 
+@contextmanager
+def _working_directory_importable() -> Iterator[None]:
+    """A user's own classes are named by class path and live where the command is run."""
+    here = os.getcwd()
+    added = here not in sys.path
+    if added:
+        sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        if added and here in sys.path:
+            sys.path.remove(here)
+
+
 def one_line(message: str) -> str:
     """jsonargparse's report without the parts that name no mistake, on one line."""
     lines = [line.strip() for line in message.splitlines()]
     noise = re.compile(r"(Does not validate against any|Subtypes:|Errors:$|Given value( type)?:|$)")
     kept = [line for line in lines if not noise.match(line)]
-    # of a union's complaints, the one about a plain string says nothing once there is another
-    specific = [line for line in kept if line != "- Expected a <class 'str'>"]
+    # of a union's complaints, those about a plain string or null say nothing once there is another
+    specific = [line for line in kept if not re.fullmatch(r"- Expected a <class '(str|NoneType)'>", line)]
     kept = specific if any(line.startswith("-") for line in specific) else kept
     text = " ".join(line.removeprefix("- ") for line in kept)
     text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)

@@ -6,10 +6,10 @@ from typing import overload
 import torch
 from torch import Tensor
 
-from .errors import ModelError, ObservationError
+from .errors import ArgumentError, ModelError, ObservationError
 from .fibre import Fibre
 from .jacobian import push_forward
-from .model import DirectedModel, GenerativeModel, reference_tensor, validate
+from .model import DirectedModel, GenerativeModel, validate
 from .observe import ObservedUnits, observed_model
 from .observe import observe as as_observation
 from .target import InputPosterior
@@ -67,13 +67,17 @@ def condition(
         ObservationError: the data or the mask do not fit the model.
     """
     validate(model)
-    if not dtype.is_floating_point:
-        raise ObservationError(f"dtype={dtype} is not a floating-point type: use torch.float64")
+    if dtype not in (torch.float32, torch.float64):
+        raise ArgumentError(f"dtype={dtype}: conditioning needs torch.float64, or torch.float32 with less precision")
     device = torch.device(device) if device is not None else _device(model)
-    _check_mode(model)
     frozen = copy.deepcopy(model).to(device=device, dtype=dtype).eval().requires_grad_(False)
     _check_outputs(frozen, dtype, device)
-    y = torch.as_tensor(observed).detach().to(device=device, dtype=dtype)
+    if model.training:
+        _check_mode(model, frozen, dtype, device)
+    try:
+        y = torch.as_tensor(observed).detach().to(device=device, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ObservationError(f"observed, a {type(observed).__name__}, is no array of numbers: {error}") from error
     operator, values = as_observation(observe).bind(y, frozen)
     reduced = observed_model(frozen, operator)
     n_outputs = values.shape[-1]
@@ -100,16 +104,13 @@ def _prior_draws(model: GenerativeModel, n: int, dtype: torch.dtype, device: tor
     return model.input_density.sample((n,), generator=rng, dtype=dtype, device=device)
 
 
-def _check_mode(model: GenerativeModel) -> None:
-    """Dropout and batch statistics make another function of a model in training mode than of its evaluation copy."""
-    if not model.training:
-        return
-    # training mode may update running statistics, so only copies are run
-    training, evaluation = copy.deepcopy(model), copy.deepcopy(model).eval()
-    like = reference_tensor(model)
-    u = _prior_draws(model, 4, like.dtype, like.device)
+def _check_mode(model: GenerativeModel, frozen: GenerativeModel, dtype: torch.dtype, device: torch.device) -> None:
+    """Dropout and batch statistics make another function of a model in training mode than of its frozen copy."""
+    # training mode may update running statistics, so a copy is run
+    training = copy.deepcopy(model).to(device=device, dtype=dtype)
+    u = _prior_draws(frozen, 4, dtype, device)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        difference = (training.observed(u) - evaluation.observed(u)).abs().max().item()
+        difference = (training.observed(u) - frozen.observed(u)).nan_to_num(0, 0, 0).abs().max().item()
     if difference > 0:
         raise ModelError(
             f"the generator is in training mode and its outputs differ from evaluation mode by up to {difference:.3g} "

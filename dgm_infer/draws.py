@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import tempfile
 import warnings
 from functools import cache, cached_property
 from pathlib import Path
@@ -91,8 +90,8 @@ class Draws:
             raise ArgumentError(f"a {type(self.problem).__name__} has no outputs to generate")
         inputs = self.inputs
         if n is not None:
-            if n < 1:
-                raise ArgumentError(f"generate(n={n}): must be 1 or more")
+            if not isinstance(n, int) or n < 1:
+                raise ArgumentError(f"generate(n={n}): must be a whole number, 1 or more")
             inputs = inputs[:, torch.arange(n, device=inputs.device) * inputs.shape[1] // n]
         rng = torch.Generator(inputs.device).manual_seed(self.seed if seed is None else seed)
         return self.problem.complete(inputs, rng)
@@ -147,13 +146,14 @@ class Draws:
         path = Path(path)
         if not path.parent.is_dir():
             raise ArgumentError(f"cannot save {path}: the folder {path.parent} does not exist")
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-        os.close(handle)
+        if path.is_dir():
+            raise ArgumentError(f"cannot save {path}: it is a folder, name a file in it")
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
         try:
-            self.to_arviz().to_netcdf(temporary, engine="h5netcdf")
-            os.replace(temporary, path)
+            self.to_arviz().to_netcdf(str(part), engine="h5netcdf")
+            os.replace(part, path)
         except BaseException:
-            Path(temporary).unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
             raise
 
     @classmethod
@@ -176,17 +176,18 @@ class Draws:
                 name: {str(key): torch.from_numpy(array.values.copy()) for key, array in data[name].items()}
                 for name in data.groups()
             }
-        except (OSError, KeyError, ValueError) as error:
-            raise CheckpointError(f"{path} is not a readable netCDF file of draws: {error}") from error
-        return cls(
-            inputs=groups.get("unconstrained_posterior", {}).get("inputs"),
-            latents=groups["posterior"],
-            stats=groups["sample_stats"],
-            kernel=_kernel_from_json(json.loads(attributes["kernel"])),
-            seed=int(attributes["seed"]),
-            interrupted=bool(attributes["interrupted"]),
-            problem=problem,
-        )
+            return cls(
+                inputs=groups.get("unconstrained_posterior", {}).get("inputs"),
+                latents=groups["posterior"],
+                stats=groups["sample_stats"],
+                kernel=_kernel_from_json(json.loads(attributes["kernel"])),
+                seed=int(attributes["seed"]),
+                interrupted=bool(attributes["interrupted"]),
+                problem=problem,
+            )
+        except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(f"{path} is damaged or no file of draws: {reason}") from error
 
     def __repr__(self):
         names = ", ".join(self.latents) if self._latents or self.problem else "?"

@@ -132,6 +132,7 @@ class Fibre:
         size = flat.values.shape[0]
         tol = tolerance * flat.scale
         position = self.values.new_empty(size, self.dim)
+        deficient = False
         best = self.values.new_full((size,), torch.inf)
         rows = torch.arange(size, device=self.values.device)
         for _ in range(attempts):
@@ -141,7 +142,10 @@ class Fibre:
                 if part.observed.n_global is not None:
                     draw = solve_local_inputs(part.constraint, draw, part.observed.n_global, tol[rows])
                 point, residual = damped_gauss_newton(part, draw, tolerance=tol[rows])
-            residual = residual.nan_to_num(nan=torch.inf)
+                singular = ~part.jacobian(point).log_det.isfinite()
+            residual = residual.nan_to_num(nan=torch.inf, posinf=torch.inf)
+            deficient = deficient | bool((singular & (residual < tol[rows])).any())
+            residual = residual.masked_fill(singular, torch.inf)
             better = residual < best[rows]
             position[rows[better]], best[rows[better]] = point[better], residual[better]
             rows = (best >= tol).nonzero().squeeze(-1)
@@ -149,6 +153,11 @@ class Fibre:
                 return position.reshape(chains, *self.batch_shape, self.dim)
         problem = int(rows[0]) % self.batch_shape.numel()
         where = f" of problem {problem}" if self.batch_shape else ""
+        if deficient:
+            raise StartError(
+                f"the observed outputs{where} do not vary independently (the Jacobian is rank-deficient wherever the "
+                "model generates the observation): observe fewer, or give the model noise, WithNoise(model, sd=...)"
+            )
         remedy = "check that the model can produce it"
         if not isinstance(self.model, DirectedModel):
             remedy += ", or let it: WithNoise(model, sd=...)"

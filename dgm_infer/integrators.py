@@ -9,7 +9,7 @@ from torch import Tensor
 from .errors import Status
 from .fibre import Fibre, Linearisation
 from .jacobian import JacobianMap
-from .projection import Ball, Projection
+from .projection import Projection
 from .target import Target
 
 __all__ = ["geodesic", "leapfrog"]
@@ -56,9 +56,7 @@ class GeodesicEndpoint(NamedTuple):
 class Solver(Protocol):
     """:func:`projection.project` with its settings filled in."""
 
-    def __call__(
-        self, fibre: Fibre, v: Tensor, base: JacobianMap, *, active: Tensor, until: Ball | None = None
-    ) -> Projection: ...
+    def __call__(self, fibre: Fibre, v: Tensor, base: JacobianMap, *, active: Tensor) -> Projection: ...
 
 
 def geodesic(
@@ -106,8 +104,8 @@ def geodesic(
                 linearisation = fibre.linearise(u_new)
                 jacobian_new = linearisation.jacobian
             p_new = jacobian_new.tangent((u_new - u) / drift)
-            ball = Ball(u, reversal_tolerance)
-            back = solver(fibre, u_new - drift * p_new, jacobian_new, active=moved, until=ball)
+            # to full tolerance: a solve cut short here would accept moves whose reversal fails, and bias the draws
+            back = solver(fibre, u_new - drift * p_new, jacobian_new, active=moved)
             distance = (back.position - u).abs().amax(-1)
             returned = back.converged & (distance < reversal_tolerance)
             status = torch.where(moved & ~returned, int(Status.REVERSAL_FAILED), status)

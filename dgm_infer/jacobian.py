@@ -146,8 +146,12 @@ class DenseJacobian(JacobianMap):
 
     @classmethod
     def factorise(cls, matrix: Tensor) -> "DenseJacobian":
-        factor, info = torch.linalg.cholesky_ex(matrix @ matrix.mT)
-        return cls(matrix, factor, _log_det_cholesky(factor, info))
+        gram = matrix @ matrix.mT
+        factor, info = torch.linalg.cholesky_ex(gram)
+        # the part of every row of J that earlier rows do not explain; rounding alone leaves some
+        unexplained = factor.diagonal(dim1=-2, dim2=-1).square() / gram.diagonal(dim1=-2, dim2=-1)
+        deficient = (unexplained < 10 * matrix.shape[-1] * torch.finfo(matrix.dtype).eps).any(-1)
+        return cls(matrix, factor, _log_det_cholesky(factor, info).masked_fill(deficient, torch.nan))
 
     def forward(self, v):
         return _mv(self.matrix, v)

@@ -100,7 +100,8 @@ class WithNoise(DirectedModel):
 
     def __init__(self, model: GenerativeModel, sd: float | Tensor):
         super().__init__()
-        sd = torch.as_tensor(sd, dtype=torch.get_default_dtype() if isinstance(sd, float | int) else None)
+        # the noise computes in the model's type: a 32-bit sd must not turn a 64-bit model into a mixture
+        sd = torch.as_tensor(sd, dtype=reference_tensor(model).dtype)
         if not bool((sd > 0).all()):
             raise ArgumentError(f"WithNoise(sd={sd.min().item():g}): sd must be positive")
         self.model = model

@@ -1,5 +1,6 @@
 """Observation operators: which function of the output is observed, and what that leaves of the model's structure."""
 
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -72,7 +73,10 @@ class Pixels(Observation):
 
     def __init__(self, mask=None):
         if mask is not None:
-            mask = torch.as_tensor(mask)
+            try:
+                mask = torch.as_tensor(mask)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ObservationError(f"the mask, a {type(mask).__name__}, is no boolean array: {error}") from error
             if mask.dtype != torch.bool:
                 raise ObservationError(
                     f"pixels(mask of dtype {_name(mask.dtype)}): expected a boolean mask, True = observed "
@@ -155,8 +159,8 @@ def observe(observation) -> Observation:
     if callable(observation):
         return Transform(cast(Callable[[Tensor], Tensor], observation))
     raise ObservationError(
-        f"observe={observation!r} is neither pixels(mask) nor a function of the output: pixels(mask) observes the "
-        "entries where mask is True"
+        f"observe={' '.join(reprlib.repr(observation).split())} is neither pixels(mask) nor a function of the output: "
+        "pixels(mask) observes the entries where mask is True"
     )
 
 

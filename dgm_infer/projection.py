@@ -34,13 +34,6 @@ class Projection(NamedTuple):
     """Constraint evaluations of the slowest row."""
 
 
-class Ball(NamedTuple):
-    """Points within ``radius`` of ``centre`` in max norm, one ball a row."""
-
-    centre: Tensor
-    radius: float
-
-
 def quasi_newton(fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap) -> Tensor:
     """``u' - J(u)^T (J(u) J(u)^T)^-1 c(u')``: one factorisation for all iterations."""
     return u - base.pseudo_inverse(c)
@@ -71,7 +64,6 @@ def project(
     active: Tensor,
     solver: str = "quasi_newton",
     max_iterations: int = 50,
-    until: Ball | None = None,
 ) -> Projection:
     """Move ``v`` along the rows of ``base`` until it satisfies the constraint.
 
@@ -83,8 +75,6 @@ def project(
         active: ``[R]``, False for rows to leave alone (reported as not converged).
         solver: a key of :data:`SOLVERS`.
         max_iterations: constraint evaluations after which a row has failed.
-        until: rows also stop, as converged, once they are in their ball. The reverse check needs no more: around
-            a root on its path the solver contracts, so what it would refine further is the root it is asked for.
     """
     update = SOLVERS[solver]
     position = v.clone()
@@ -93,7 +83,6 @@ def project(
     u = v
     if len(rows) < len(v):
         fibre, base, u, tolerance = fibre.take(rows), base[rows], u[rows], tolerance[rows]
-        until = until and Ball(until.centre[rows], until.radius)
     limit = None
     iteration = 0
     while len(rows):
@@ -102,8 +91,6 @@ def project(
         residual = c.abs().amax(-1)
         limit = _DIVERGENCE * residual.clamp_min(1) if limit is None else limit
         done = residual < tolerance
-        if until is not None:
-            done = done | ((u - until.centre).abs().amax(-1) < until.radius)
         # a NaN residual is not below its limit
         running = ~done & (residual < limit)
         count = int(running.sum())
@@ -115,7 +102,6 @@ def project(
             keep = running.nonzero().squeeze(-1)
             rows, u, c, tolerance, limit = rows[keep], u[keep], c[keep], tolerance[keep], limit[keep]
             fibre, base = fibre.take(keep), base[keep]
-            until = until and Ball(until.centre[keep], until.radius)
             u = update(fibre, u, c, base)
         else:
             u = torch.where(running.unsqueeze(-1), update(fibre, u, c, base), u)

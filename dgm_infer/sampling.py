@@ -28,7 +28,7 @@ def sample(
     thin: int = 1,
     seed: int | None = None,
     keep: Literal["inputs", "latents"] = "inputs",
-    initial: Tensor | None = None,
+    initial=None,
     target_acceptance: float = 0.8,
     progress: bool = True,
 ) -> Draws:
@@ -57,7 +57,9 @@ def sample(
     """
     if not isinstance(problem, Fibre | Target):
         problem = _as_target(problem)
-    kernel = kernel or default_kernel(problem)
+    kernel = default_kernel(problem) if kernel is None else kernel
+    if isinstance(kernel, type):
+        raise ArgumentError(f"kernel is the class {kernel.__name__}: give an instance, {kernel.__name__}()")
     kernel.check(problem)
     for name, value, least in (
         ("chains", chains, 1),
@@ -65,12 +67,14 @@ def sample(
         ("draws", draws, 1),
         ("thin", thin, 1),
     ):
-        if value < least:
-            raise ArgumentError(f"sample({name}={value}): must be {least} or more")
+        if not isinstance(value, int) or value < least:
+            raise ArgumentError(f"sample({name}={value}): must be a whole number, {least} or more")
     if keep not in ("inputs", "latents"):
         raise ArgumentError(f"sample(keep={keep!r}): must be 'inputs' or 'latents'")
     if not 0 < target_acceptance < 1:
         raise ArgumentError(f"sample(target_acceptance={target_acceptance}): must lie between 0 and 1")
+    if seed is not None and not isinstance(seed, int):
+        raise ArgumentError(f"sample(seed={seed}): must be a whole number, or None to draw one")
     seed = secrets.randbits(31) if seed is None else seed
     rng = torch.Generator(_device(problem, initial)).manual_seed(seed)
     position = _starts(problem, kernel, chains, rng, initial)
@@ -131,18 +135,19 @@ def _as_target(problem) -> Target:
     )
 
 
-def _device(problem, initial: Tensor | None) -> torch.device:
-    if initial is not None:
-        return initial.device
-    values = getattr(problem, "values", None)
+def _device(problem, initial) -> torch.device:
+    values = getattr(problem, "values", initial)
     return values.device if isinstance(values, Tensor) else torch.device("cpu")
 
 
-def _starts(problem, kernel: Kernel, chains: int, rng: torch.Generator, initial: Tensor | None) -> Tensor:
+def _starts(problem, kernel: Kernel, chains: int, rng: torch.Generator, initial) -> Tensor:
     shape = (chains, *problem.batch_shape, problem.dim)
     tolerance = kernel.relative_tolerance(problem.values.dtype) if isinstance(kernel, ConstrainedHMC) else None
     if initial is None:
         return problem.start(chains, rng) if tolerance is None else problem.start(chains, rng, tolerance=tolerance)
+    # in the type and place of the problem, where it has one
+    initial = torch.as_tensor(initial).detach()
+    initial = initial.to(getattr(problem, "values", initial))
     if tuple(initial.shape) != shape:
         raise ArgumentError(f"initial has shape {tuple(initial.shape)}; expected {shape}: [chains, *batch, D]")
     if tolerance is not None:
@@ -152,7 +157,7 @@ def _starts(problem, kernel: Kernel, chains: int, rng: torch.Generator, initial:
                 f"initial misses the observation by {excess:.3g} times the tolerance: only points on the fibre can "
                 "start a chain; leave initial out to have them found"
             )
-    return initial.detach()
+    return initial
 
 
 def _positions(problem, position: Tensor, keep: str) -> dict[str, Tensor]:

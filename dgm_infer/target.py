@@ -42,6 +42,12 @@ class Target:
         with torch.enable_grad():
             x = x.detach().requires_grad_()
             energy = self.energy(x)
+            if energy.shape != x.shape[:-1] or not energy.requires_grad:
+                what = f"of shape {tuple(energy.shape)}" if energy.requires_grad else "without a gradient"
+                raise ArgumentError(
+                    f"the energy of a {type(self).__name__} at x of shape {tuple(x.shape)} is {what}: expected one "
+                    f"differentiable value a point, shape {tuple(x.shape[:-1])}"
+                )
             (gradient,) = torch.autograd.grad(energy.sum(), x)
         return energy.detach(), gradient
 

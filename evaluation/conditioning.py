@@ -15,9 +15,9 @@ import dgm_infer as dgm
 import generators
 from dgm_infer import ConstrainedHMC, Draws, GenerativeModel
 from dgm_infer.errors import ConfigError
+from dgm_infer.runs import complete_run
 
 from . import plots
-from .runs import new_run
 
 __all__ = ["condition_images"]
 
@@ -97,7 +97,7 @@ def condition_images(
     seconds = time.perf_counter() - started
     summary = result.summary()
     report = describe(result, summary, seconds)
-    with new_run(name, output) as folder:
+    with complete_run(name, output) as folder:
         (folder / "config.yaml").write_text(resolved)
         result.save(folder / "posterior.nc")
         summary.to_csv(folder / "summary.csv", index_label="latent")

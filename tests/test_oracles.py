@@ -56,7 +56,7 @@ def test_chains_that_do_not_move_have_no_effective_draws():
 def test_ellipse_expectations_by_an_independent_quadrature():
     # arc length sqrt(2 sin^2 + cos^2/2) cancels |J| = 4 sqrt(cos^2/2 + 2 sin^2): the density in t is exp(-|u|^2/2)
     def right(t):
-        return math.exp(-math.cos(t) ** 2 - 0.25 * math.sin(t) ** 2)
+        return math.exp(-(math.cos(t) ** 2) - 0.25 * math.sin(t) ** 2)
 
     def without_gram(t):
         return right(t) * math.sqrt(2 * math.sin(t) ** 2 + 0.5 * math.cos(t) ** 2)
@@ -69,7 +69,7 @@ def test_ellipse_expectations_by_an_independent_quadrature():
 
 def test_wave_expectations_by_an_independent_quadrature():
     def density(t):
-        return math.exp(-0.5 * (t**2 + math.sin(3 * t) ** 2))
+        return math.exp(-0.5 * (t**2 + (0.5 * math.sin(3 * t)) ** 2))
 
     total = integrate.quad(density, -10, 10, limit=400)[0]
     square = integrate.quad(lambda t: t**2 * density(t), -10, 10, limit=400)[0] / total

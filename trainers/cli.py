@@ -1,14 +1,11 @@
 """The ``train`` command: LightningCLI's ``fit`` with a run folder, a tidy screen and a generator at the end."""
 
 import logging
-import os
 import shutil
 import signal
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
 from dgm_infer.errors import ConfigError, DgmInferError
+from dgm_infer.runs import unused_folder
 from generators.checkpoints import read_checkpoint
 
 from .export import SaveGenerator
@@ -47,7 +45,7 @@ def train(args: list[str]) -> None:
     """
     threads = torch.get_num_threads()
     try:
-        with _quiet(), _working_directory_importable():
+        with _quiet():
             TrainCLI(args)
     finally:
         torch.set_num_threads(threads)
@@ -120,7 +118,7 @@ class TrainCLI(LightningCLI):
         # given here and not as defaults, so that the configuration kept with a run starts a new run in a new folder
         settings = self._get(self.config_init, "trainer")
         self.owns_folder = settings["default_root_dir"] is None
-        self.folder = Path(settings["default_root_dir"] or _new_folder(Path("runs") / self.name))
+        self.folder = Path(settings["default_root_dir"] or unused_folder(self.name))
         kwargs["default_root_dir"] = self.folder
         if settings["logger"] in (None, True):
             kwargs["logger"] = CSVLogger(self.folder, name="", version="")
@@ -190,15 +188,6 @@ def _say(trainer: Trainer, text: str) -> None:
         print(text)
 
 
-def _new_folder(parent: Path) -> Path:
-    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    folder, n = parent / stamp, 1
-    while folder.exists():
-        n += 1
-        folder = parent / f"{stamp}_{n}"
-    return folder
-
-
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Lightning's tips and advice off the screen, its warnings about real trouble on it; only within the block."""
@@ -218,16 +207,3 @@ def _quiet() -> Iterator[None]:
     finally:
         for logger, level in zip(loggers, levels, strict=True):
             logger.setLevel(level)
-
-
-@contextmanager
-def _working_directory_importable() -> Iterator[None]:
-    here = os.getcwd()
-    added = here not in sys.path
-    if added:
-        sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        if added and here in sys.path:
-            sys.path.remove(here)

@@ -80,7 +80,7 @@ def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -
         accepted, acceptance probability and status, each ``[...]``.
     """
     error = h_new - h_old
-    diverged = (status == Status.OK) & ~(error < _DIVERGENCE)
+    diverged = (status == Status.OK) & ~(h_new.isfinite() & (error < _DIVERGENCE))
     status = torch.where(diverged, int(Status.DIVERGED), status)
     probability = torch.where(status == Status.OK, error.neg().clamp_max(0).exp(), torch.zeros_like(error))
     uniform = torch.rand(error.shape, generator=rng, dtype=error.dtype, device=error.device)
@@ -99,15 +99,27 @@ def broadcast_step_size(step_size: float | Tensor | None, like: Tensor) -> Tenso
     """The step size of every chain, in the shape of ``like [chains, *batch]``."""
     if step_size is None:
         raise ArgumentError("step_size=None is chosen by sample(); to call step() directly give it a number")
-    return torch.as_tensor(step_size, dtype=like.dtype, device=like.device).expand_as(like)
+    step_size = torch.as_tensor(step_size, dtype=like.dtype, device=like.device)
+    try:
+        return step_size.expand_as(like)
+    except RuntimeError:
+        raise ArgumentError(
+            f"step_size of shape {tuple(step_size.shape)} does not fit the problems {tuple(like.shape[1:])}: give a "
+            "number, or one for every problem"
+        ) from None
 
 
 def check_step_size(name: str, step_size: float | Tensor | None) -> None:
-    if step_size is not None and not bool((torch.as_tensor(step_size) > 0).all()):
-        raise ArgumentError(f"{name}(step_size={step_size}): must be positive, or None to adapt it")
+    if step_size is None:
+        return
+    values = torch.as_tensor(step_size)
+    bad = ~((values > 0) & values.isfinite())
+    if bad.any():
+        raise ArgumentError(f"{name}(step_size={values[bad][0].item():g}): must be positive, or None to adapt it")
 
 
 def check_n_steps(name: str, n_steps: int | tuple[int, int]) -> None:
-    low, high = (n_steps, n_steps) if isinstance(n_steps, int) else n_steps
-    if not 1 <= low <= high:
+    bounds = (n_steps, n_steps) if isinstance(n_steps, int) else n_steps
+    whole = isinstance(bounds, tuple | list) and len(bounds) == 2 and all(isinstance(n, int) for n in bounds)
+    if not whole or not 1 <= bounds[0] <= bounds[1]:
         raise ArgumentError(f"{name}(n_steps={n_steps}): must be 1 or more, or a range (low, high) of such")

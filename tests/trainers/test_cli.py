@@ -12,6 +12,7 @@ import torch
 import yaml
 
 import generators
+from dgm_infer.cli import main
 from dgm_infer.errors import CheckpointError, ConfigError
 from trainers import DigitsData, VAETraining
 from trainers.cli import train
@@ -123,7 +124,7 @@ def test_a_module_in_the_working_directory_is_named_by_class_path(tmp_path, monk
     Path("own.yaml").write_text(yaml.safe_dump(config | {"trainer": {"max_epochs": 1, "accelerator": "cpu"}}))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        train(["--config", "own.yaml", "--trainer.enable_progress_bar=false"])
+        assert main(["train", "--config", "own.yaml", "--trainer.enable_progress_bar=false"]) == 0
     *_, last = capsys.readouterr().out.splitlines()
     assert last.startswith("checkpoint: runs/own/")
     assert not list(tmp_path.rglob("generator.*"))

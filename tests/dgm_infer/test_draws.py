@@ -1,0 +1,412 @@
+"""Draws: what the contract promises about shapes, statistics, files, and completed outputs."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.errors import CheckpointError
+from tests.dgm_infer.test_condition import MASK, Images, image
+from tests.oracles import FLOAT, Circle, Ellipse, correlated_gaussian, linear_gaussian_model
+
+CHAINS, DRAWS = 3, 8
+KERNEL = dgm.ConstrainedHMC(step_size=0.3, n_steps=2, n_geodesic=1)
+MASKS = torch.stack([MASK, MASK.flip(0), MASK.flip(1)])
+
+
+def fibre(batch=(3,), mask=MASK):
+    return dgm.condition(Images().eval(), image(*batch), observe=dgm.pixels(mask))
+
+
+def run(problem=None, kernel=KERNEL, **changes):
+    arguments = {"chains": CHAINS, "warmup": 2, "draws": DRAWS, "seed": 4, "progress": False} | changes
+    return dgm.sample(fibre() if problem is None else problem, kernel, **arguments)
+
+
+@pytest.fixture(scope="module")
+def draws():
+    return run()
+
+
+# --------------------------------------------------------------------------------------------------- shapes and names
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 2)], ids=str)
+def test_inputs_latents_and_statistics_have_the_promised_shapes(batch):
+    draws = run(fibre(batch))
+    assert draws.shape == (CHAINS, DRAWS, *batch)
+    assert draws.inputs.shape == (CHAINS, DRAWS, *batch, 5)
+    assert draws.latents.keys() == {"z"}
+    assert draws.latents["z"].shape == (CHAINS, DRAWS, *batch, 2)
+    assert torch.equal(draws.latents["z"], draws.inputs[..., :2])
+    names = {"acceptance_rate", "diverging", "n_steps", "step_size", "energy"}
+    names |= {"constraint_error", "projection_failed", "reversal_failed"}
+    assert draws.stats.keys() == names
+    assert {value.shape for value in draws.stats.values()} == {(CHAINS, DRAWS, *batch)}
+    assert draws.generate().shape == (CHAINS, DRAWS, *batch, 2, 3)
+    assert draws.generate(4).shape == (CHAINS, 4, *batch, 2, 3)
+
+
+def test_statistics_are_of_the_draw_they_stand_beside(draws):
+    error = draws.problem.constraint_error(draws.inputs)
+    torch.testing.assert_close(draws.stats["constraint_error"], error, rtol=0, atol=1e-12)
+    stayed = (draws.inputs[:, 1:] == draws.inputs[:, :-1]).all(-1)
+    assert (draws.stats["acceptance_rate"][:, 1:][stayed] < 1).all()
+
+
+def test_a_latent_without_dimensions_is_one_number_a_draw():
+    draws = run(dgm.condition(Circle(), [[1.0], [2.0]]))
+    assert draws.latents["angle"].shape == (CHAINS, DRAWS, 2)
+    assert list(draws.summary().index) == ["angle[0]", "angle[1]"]
+
+
+def test_seed_kernel_and_problem_are_kept(draws):
+    assert draws.seed == 4
+    assert draws.kernel == KERNEL
+    assert isinstance(draws.problem, dgm.Fibre)
+    assert draws.interrupted is False
+
+
+def test_without_a_seed_one_is_drawn_and_recorded():
+    first = run(seed=None)
+    assert torch.equal(run(seed=first.seed).inputs, first.inputs)
+    assert run(seed=None).seed != first.seed
+
+
+def test_thinning_keeps_every_third_iteration():
+    every, third = run(draws=12), run(draws=4, thin=3)
+    assert torch.equal(third.inputs, every.inputs[:, 2::3])
+    for name, value in third.stats.items():
+        assert torch.equal(value, every.stats[name][:, 2::3])
+
+
+def test_keeping_only_latents_drops_the_inputs_and_changes_nothing_else(draws):
+    latents = run(keep="latents")
+    assert latents.inputs is None
+    assert torch.equal(latents.latents["z"], draws.latents["z"])
+    assert latents.shape == draws.shape
+    assert list(latents.summary().columns) == list(draws.summary().columns)
+
+
+def test_given_starting_points_are_where_the_chains_start():
+    problem = dgm.condition(Circle(), [1.0])
+    angle = torch.tensor([0.1, 1.0, 2.0], dtype=FLOAT)
+    initial = torch.stack([angle.cos(), angle.sin()], -1)
+    draws = run(problem, KERNEL.replace(step_size=1e-6), initial=initial, warmup=0)
+    torch.testing.assert_close(draws.inputs[:, 0], initial, rtol=0, atol=1e-4)
+    assert not torch.equal(draws.inputs[:, 0], initial)
+
+
+def test_given_starting_points_are_taken_in_the_precision_of_the_problem():
+    problem = dgm.condition(Circle(), [1.0])
+    draws = run(problem, chains=2, warmup=0, initial=torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    assert draws.inputs.dtype == FLOAT
+    assert draws.stats["constraint_error"].max() < 1e-8
+
+
+# ----------------------------------------------------------------------------------------------------------- ArviZ
+
+
+def test_the_summary_has_one_row_a_latent_and_arviz_columns(draws):
+    table = draws.summary()
+    assert list(table.index) == [f"z[{i}, {j}]" for i in range(3) for j in range(2)]
+    for column in ("mean", "sd", "mcse_mean", "ess_bulk", "ess_tail", "r_hat"):
+        assert column in table.columns
+    np.testing.assert_allclose(table["mean"], draws.latents["z"].mean((0, 1)).flatten().numpy())
+    assert list(draws.summary(["z"]).index) == list(table.index)
+
+
+def test_arviz_gets_latents_statistics_and_inputs(draws):
+    data = draws.to_arviz()
+    assert set(data.groups()) == {"posterior", "sample_stats", "unconstrained_posterior"}
+    assert data.posterior["z"].dims[:3] == ("chain", "draw", "problem")
+    np.testing.assert_array_equal(data.posterior["z"].values, draws.latents["z"].numpy())
+    np.testing.assert_array_equal(data.unconstrained_posterior["inputs"].values, draws.inputs.numpy())
+    assert set(data.sample_stats.data_vars) == set(draws.stats)
+    for name, value in draws.stats.items():
+        np.testing.assert_array_equal(data.sample_stats[name].values, value.numpy())
+    assert set(run(keep="latents").to_arviz().groups()) == {"posterior", "sample_stats"}
+
+
+def test_a_latent_may_be_called_like_a_statistic():
+    class Named(Ellipse):
+        def latents(self, u):
+            return {"energy": u, "step_size": u[..., 0]}
+
+    draws = run(dgm.condition(Named(), [2.0]))
+    data = draws.to_arviz()
+    np.testing.assert_array_equal(data.posterior["energy"].values, draws.inputs.numpy())
+    np.testing.assert_array_equal(data.sample_stats["energy"].values, draws.stats["energy"].numpy())
+    assert len(draws.summary()) == 3
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+
+
+def assert_same(loaded, draws):
+    assert loaded.shape == draws.shape
+    if draws.inputs is None:
+        assert loaded.inputs is None
+    else:
+        assert torch.equal(loaded.inputs, draws.inputs)
+    assert loaded.latents.keys() == draws.latents.keys()
+    for name, value in draws.latents.items():
+        assert torch.equal(loaded.latents[name], value)
+    assert loaded.stats.keys() == draws.stats.keys()
+    for name, value in draws.stats.items():
+        assert loaded.stats[name].dtype == value.dtype
+        assert torch.equal(loaded.stats[name], value)
+    assert loaded.seed == draws.seed
+    assert loaded.interrupted == draws.interrupted
+    assert type(loaded.kernel) is type(draws.kernel)
+
+
+@pytest.mark.parametrize("keep", ["inputs", "latents"])
+@pytest.mark.parametrize("batch", [(), (3,), (2, 2)], ids=str)
+def test_what_is_saved_is_loaded(tmp_path, batch, keep):
+    draws = run(fibre(batch), keep=keep)
+    draws.save(tmp_path / "posterior.nc")
+    loaded = dgm.Draws.load(tmp_path / "posterior.nc")
+    assert_same(loaded, draws)
+    assert loaded.kernel == draws.kernel
+    assert loaded.problem is None
+
+
+def test_an_adapted_kernel_is_loaded_and_goes_on_as_it_was(tmp_path):
+    problem = correlated_gaussian((0.1, 1.0)).problem
+    draws = run(problem, dgm.HMC(n_steps=(2, 5)), warmup=30)
+    draws.save(tmp_path / "posterior.nc")
+    loaded = dgm.Draws.load(tmp_path / "posterior.nc", problem=problem)
+    assert_same(loaded, draws)
+    assert loaded.kernel.n_steps == (2, 5)
+    assert torch.equal(loaded.kernel.step_size, draws.kernel.step_size)
+    more, again = (run(problem, k, warmup=0, initial=draws.inputs[:, -1]) for k in (draws.kernel, loaded.kernel))
+    assert torch.equal(more.inputs, again.inputs)
+
+
+def test_loaded_draws_generate_as_the_original_did(tmp_path, draws):
+    draws.save(tmp_path / "posterior.nc")
+    with pytest.raises(dgm.ArgumentError, match="problem="):
+        dgm.Draws.load(tmp_path / "posterior.nc").generate()
+    loaded = dgm.Draws.load(tmp_path / "posterior.nc", problem=draws.problem)
+    assert torch.equal(loaded.generate(seed=3), draws.generate(seed=3))
+
+
+def test_loaded_draws_can_be_saved_and_printed(tmp_path, draws):
+    draws.save(tmp_path / "first.nc")
+    loaded = dgm.Draws.load(tmp_path / "first.nc")
+    loaded.save(tmp_path / "second.nc")
+    assert_same(dgm.Draws.load(tmp_path / "second.nc"), draws)
+    assert "(3, 8, 3)" in repr(loaded)
+    assert "z" in repr(loaded)
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "no space left on device"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("before", [None, b"an older file"], ids=["no file", "an older file"])
+def test_a_save_that_fails_leaves_nothing_behind(tmp_path, draws, monkeypatch, failure, before):
+    import arviz
+
+    path = tmp_path / "posterior.nc"
+    if before is not None:
+        path.write_bytes(before)
+
+    def fail(self, filename, *args, **kwargs):
+        with open(filename, "wb") as file:
+            file.write(b"half a file")
+        raise failure
+
+    monkeypatch.setattr(arviz.InferenceData, "to_netcdf", fail)
+    with pytest.raises(type(failure)):
+        draws.save(path)
+    assert os.listdir(tmp_path) == ([] if before is None else ["posterior.nc"])
+    assert before is None or path.read_bytes() == before
+
+
+def test_a_saved_file_has_the_permissions_of_any_new_file(tmp_path, draws):
+    draws.save(tmp_path / "posterior.nc")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "posterior.nc").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_saving_replaces_an_older_file(tmp_path, draws):
+    (tmp_path / "posterior.nc").write_bytes(b"an older file")
+    draws.save(tmp_path / "posterior.nc")
+    assert_same(dgm.Draws.load(tmp_path / "posterior.nc"), draws)
+    assert os.listdir(tmp_path) == ["posterior.nc"]
+
+
+def damage(path, draws, kind):
+    import arviz
+
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "text":
+        path.write_text("these are not draws")
+    elif kind == "empty":
+        path.touch()
+    elif kind == "foreign":
+        arviz.from_dict(posterior={"z": np.zeros((2, 10))}).to_netcdf(str(path), engine="h5netcdf")
+    elif kind.startswith("cut"):
+        draws.save(path)
+        size = {"cut in half": path.stat().st_size // 2, "cut by a byte": path.stat().st_size - 1}[kind]
+        with open(path, "r+b") as file:
+            file.truncate(size)
+    elif kind == "without its statistics":
+        data = draws.to_arviz()
+        del data.sample_stats
+        data.to_netcdf(str(path), engine="h5netcdf")
+    elif kind == "of an unknown kernel":
+        data = draws.to_arviz()
+        data.attrs["kernel"] = '{"name": "Teleport", "step_size": 1.0}'
+        data.to_netcdf(str(path), engine="h5netcdf")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "missing",
+        "a folder",
+        "text",
+        "empty",
+        "foreign",
+        "cut in half",
+        "cut by a byte",
+        "without its statistics",
+        "of an unknown kernel",
+    ],
+)
+def test_what_is_no_file_of_draws_is_refused_in_one_line(tmp_path, draws, kind):
+    path = tmp_path / "posterior.nc"
+    damage(path, draws, kind)
+    with pytest.raises(CheckpointError) as caught:
+        dgm.Draws.load(path)
+    assert "\n" not in str(caught.value)
+    assert "posterior.nc" in str(caught.value)
+
+
+# ---------------------------------------------------------------------------------------------------------- completion
+
+
+@pytest.mark.parametrize("mask", [MASK, MASKS], ids=["one mask", "a mask a problem"])
+def test_completions_show_the_observed_part_bit_for_bit_and_vary_elsewhere(mask):
+    draws = run(fibre(mask=mask))
+    outputs = draws.generate(seed=2)
+    seen = mask.expand(3, 2, 3)
+    expected = image(3).double().expand_as(outputs)
+    assert torch.equal(outputs[:, :, seen], expected[:, :, seen])
+    assert (outputs[:, :, ~seen].std((0, 1)) > 0.05).all()
+
+
+def test_the_hidden_part_is_generated_from_the_latents_with_fresh_noise():
+    # the noise left after the mean of the latents is white and of the model's size
+    model = linear_gaussian_model(n_outputs=40)
+    mask = torch.arange(40) < 5
+    problem = dgm.condition(model, torch.zeros(40), observe=dgm.pixels(mask))
+    draws = run(problem, chains=20, draws=20)
+    mean = draws.latents["z"] @ model.weight.mT + model.bias
+    noise = ((draws.generate(seed=2) - mean) / model.sd)[..., ~mask]
+    n = noise.numel()
+    assert abs(noise.mean()) < 5 / n**0.5
+    assert abs(noise.var() - 1) < 5 * (2 / n) ** 0.5
+    # the control: the noise of the observed part is tied to the data
+    observed = ((draws.generate(seed=2) - mean) / model.sd)[..., mask]
+    assert abs(observed.var() - 1) > 5 * (2 / n) ** 0.5 or abs(observed.mean()) > 5 / n**0.5
+
+
+def test_the_same_seed_generates_the_same_outputs(draws):
+    assert torch.equal(draws.generate(seed=2), draws.generate(seed=2))
+    assert not torch.equal(draws.generate(seed=2), draws.generate(seed=3))
+    assert torch.equal(draws.generate(), draws.generate(seed=draws.seed))
+
+
+@pytest.mark.parametrize("n", [1, 3, DRAWS, 2 * DRAWS])
+def test_n_outputs_a_chain_are_spread_over_its_draws(draws, n):
+    seen = []
+    complete = draws.problem.complete
+
+    class Spy:
+        def complete(self, inputs, rng):
+            seen.append(inputs)
+            return complete(inputs, rng)
+
+    spied = dgm.Draws(inputs=draws.inputs, latents=None, stats=draws.stats, kernel=KERNEL, seed=1, problem=Spy())
+    assert spied.generate(n).shape[:2] == (CHAINS, n)
+    which = [int((draws.inputs[0] == row).all((-1, -2)).nonzero()[0, 0]) for row in seen[0][0]]
+    assert which == sorted(which)
+    assert len(set(which)) == min(n, DRAWS)
+
+
+def test_draws_under_a_tolerance_generate_too():
+    target = dgm.condition(Images().eval(), image(3), observe=dgm.pixels(MASK), tolerance=0.1)
+    outputs = run(target, dgm.HMC(step_size=0.05)).generate(seed=2)
+    assert outputs.shape == (CHAINS, DRAWS, 3, 2, 3)
+    assert torch.equal(outputs[..., MASK], image(3).double()[..., MASK].expand(CHAINS, DRAWS, 3, 3))
+
+
+def test_a_dense_model_generates_from_all_of_its_inputs():
+    problem = dgm.condition(Ellipse(), [2.0])
+    draws = run(problem)
+    assert torch.equal(draws.generate(), torch.full((CHAINS, DRAWS, 1), 2.0, dtype=FLOAT))
+
+
+# ---------------------------------------------------------------------------------------------------------- interrupts
+
+
+def interrupt_after(monkeypatch, calls):
+    """Ctrl-C in the middle of a transition, after so many have been made."""
+    step, count = dgm.ConstrainedHMC.step, [0]
+
+    def interrupted(self, *args):
+        if count[0] == calls:
+            raise KeyboardInterrupt
+        count[0] += 1
+        return step(self, *args)
+
+    monkeypatch.setattr(dgm.ConstrainedHMC, "step", interrupted)
+
+
+@pytest.mark.parametrize("keep", ["inputs", "latents"])
+def test_an_interrupt_keeps_the_draws_that_were_made(monkeypatch, tmp_path, draws, keep):
+    whole = run(keep=keep)
+    # two warm-up iterations, then five draws
+    interrupt_after(monkeypatch, 7)
+    with pytest.warns(UserWarning, match=f"5 of {DRAWS} draws"):
+        part = run(keep=keep)
+    assert part.interrupted
+    assert part.shape == (CHAINS, 5, 3)
+    assert torch.equal(part.latents["z"], whole.latents["z"][:, :5])
+    assert part.stats["energy"].shape == (CHAINS, 5, 3)
+    part.save(tmp_path / "part.nc")
+    assert dgm.Draws.load(tmp_path / "part.nc").interrupted
+    if keep == "inputs":
+        assert part.generate().shape == (CHAINS, 5, 3, 2, 3)
+
+
+def test_an_interrupt_between_thinned_draws_keeps_whole_draws(monkeypatch):
+    interrupt_after(monkeypatch, 2 + 3 * 2 + 1)
+    with pytest.warns(UserWarning, match="2 of 4"):
+        part = run(draws=4, thin=3)
+    assert part.shape == (CHAINS, 2, 3)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_an_interrupt_before_the_first_draw_is_an_interrupt(monkeypatch, calls):
+    interrupt_after(monkeypatch, calls)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+
+
+# ------------------------------------------------------------------------------------------------------------ progress
+
+
+def test_the_bar_is_on_the_standard_error_stream_and_can_be_silenced(capfd):
+    run(progress=False)
+    assert capfd.readouterr() == ("", "")
+    run(progress=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    for word in ("accept", "failed", "constraint"):
+        assert word in err
