@@ -49,8 +49,10 @@ SOLVERS: dict[str, Callable[[Constraint, Tensor, Tensor, JacobianMap], Tensor]] 
     "newton": newton,
 }
 
-# A residual this many times the first one has left for infinity.
+# A residual this many times the first one has left for infinity; after some iterations any growth is a failure, so that
+# the few chains that will not converge do not hold up the others.
 _DIVERGENCE = 1e3
+_PATIENCE = 10
 # Compact the batch when less than this fraction of it is still iterating.
 _COMPACTION = 0.75
 
@@ -83,16 +85,16 @@ def project(
     u = v
     if len(rows) < len(v):
         fibre, base, u, tolerance = fibre.take(rows), base[rows], u[rows], tolerance[rows]
-    limit = None
+    first = None
     iteration = 0
     while len(rows):
         iteration += 1
         c = fibre.constraint(u)
         residual = c.abs().amax(-1)
-        limit = _DIVERGENCE * residual.clamp_min(1) if limit is None else limit
+        first = residual if first is None else first
         done = residual < tolerance
         # a NaN residual is not below its limit
-        running = ~done & (residual < limit)
+        running = ~done & (residual <= (_DIVERGENCE if iteration <= _PATIENCE else 1.0) * first)
         count = int(running.sum())
         if count == 0 or iteration == max_iterations:
             position[rows], converged[rows] = u, done
@@ -100,7 +102,7 @@ def project(
         if count < _COMPACTION * len(rows):
             position[rows], converged[rows] = u, done
             keep = running.nonzero().squeeze(-1)
-            rows, u, c, tolerance, limit = rows[keep], u[keep], c[keep], tolerance[keep], limit[keep]
+            rows, u, c, tolerance, first = rows[keep], u[keep], c[keep], tolerance[keep], first[keep]
             fibre, base = fibre.take(keep), base[keep]
             u = update(fibre, u, c, base)
         else:

@@ -96,7 +96,7 @@ def test_the_demonstration_conditions_exactly_and_mixes(demo):
 @pytest.mark.slow
 def test_where_two_digits_fit_the_visible_half_both_appear(demo):
     data = DigitsData()
-    classifier = KNeighborsClassifier(5).fit(data.train_images.flatten(1), data.train_labels)
+    classifier = KNeighborsClassifier(5).fit(data.training.images.flatten(1), data.training.labels)
     completions = demo.generate()
     several = 0
     for i in range(completions.shape[2]):

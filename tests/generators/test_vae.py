@@ -56,4 +56,4 @@ def test_the_shipped_generator_describes_held_out_digits():
     with torch.no_grad():
         elbo = VAETraining(vae).elbo(DigitsData().held_out(), 50).mean().item()
     # as stated in configs/train/digits_vae.yaml
-    assert elbo == pytest.approx(45.3, abs=0.2)
+    assert elbo == pytest.approx(39.1, abs=0.2)
