@@ -35,7 +35,7 @@ class DualAveraging:
         self.count += 1
         eta = 1 / (self.count + self.t0)
         self.error = (1 - eta) * self.error + eta * (self.target - acceptance)
-        log_step = self.mu - math.sqrt(self.count) / self.gamma * self.error
+        log_step = _bounded(self.mu - math.sqrt(self.count) / self.gamma * self.error)
         weight = self.count**-self.kappa
         self.log_average = weight * log_step + (1 - weight) * self.log_average
         self.current = log_step.exp()
@@ -71,6 +71,11 @@ def reasonable_step_size(
             break
         step_size = step_size * 2.0**direction
     return step_size
+
+
+def _bounded(log_step: Tensor) -> Tensor:
+    """Within 1e-10 and 1e10: where nothing is ever accepted, or everything, no step size is right."""
+    return log_step.clamp(-10 * math.log(10), 10 * math.log(10))
 
 
 class WarmUp:
@@ -117,7 +122,8 @@ class WarmUp:
         acceptance = info.acceptance_rate
         if self._left > 0:
             self._left -= 1
-            self._chain_step_size = self._chain_step_size * (0.5 * (acceptance - self._target)).exp()
+            log_step = self._chain_step_size.log() + 0.5 * (acceptance - self._target)
+            self._chain_step_size = _bounded(log_step).exp()
             return
         self._dual_averaging().update(acceptance.mean(0))
 

@@ -1,10 +1,10 @@
 """``condition()``: a generative model and an observation become a problem to sample."""
 
 import copy
-from typing import overload
+from typing import TypeVar, overload
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .errors import ArgumentError, ModelError, ObservationError
 from .fibre import Fibre
@@ -15,6 +15,8 @@ from .observe import observe as as_observation
 from .target import InputPosterior
 
 __all__ = ["condition"]
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 @overload
@@ -69,8 +71,13 @@ def condition(
     validate(model)
     if dtype not in (torch.float32, torch.float64):
         raise ArgumentError(f"dtype={dtype}: conditioning needs torch.float64, or torch.float32 with less precision")
-    device = torch.device(device) if device is not None else _device(model)
-    frozen = copy.deepcopy(model).to(device=device, dtype=dtype).eval().requires_grad_(False)
+    try:
+        device = torch.device(device) if device is not None else _device(model)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ArgumentError(f"device={device}: {_first_line(error)}") from error
+    frozen = _frozen(model, dtype, device)
+    frozen.output_shape = tuple(frozen.output_shape)
     _check_outputs(frozen, dtype, device)
     if model.training:
         _check_mode(model, frozen, dtype, device)
@@ -78,7 +85,11 @@ def condition(
         y = torch.as_tensor(observed).detach().to(device=device, dtype=dtype)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ObservationError(f"observed, a {type(observed).__name__}, is no array of numbers: {error}") from error
+    if isinstance(observe, nn.Module):
+        observe = _frozen(observe, dtype, device)
     operator, values = as_observation(observe).bind(y, frozen)
+    if values.numel() == 0:
+        raise ObservationError(f"observed has shape {tuple(y.shape)}: there is nothing in it to condition on")
     reduced = observed_model(frozen, operator)
     n_outputs = values.shape[-1]
     if isinstance(reduced, ObservedUnits):
@@ -91,6 +102,21 @@ def condition(
             "give the model output noise with WithNoise(model, sd=...), or pass tolerance="
         )
     return Fibre(reduced, values)
+
+
+def _frozen(module: Module, dtype: torch.dtype, device: torch.device) -> Module:
+    """A copy in evaluation mode, in this type and place, without gradients of its parameters."""
+    try:
+        return copy.deepcopy(module).to(device=device, dtype=dtype).eval().requires_grad_(False)
+    except RuntimeError as error:
+        raise ModelError(
+            f"{type(module).__name__} cannot be copied ({_first_line(error)}): keep tensors that are computed from "
+            "others out of its attributes"
+        ) from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]
 
 
 def _device(model: GenerativeModel) -> torch.device:
@@ -121,14 +147,24 @@ def _check_mode(model: GenerativeModel, frozen: GenerativeModel, dtype: torch.dt
 def _check_outputs(model: GenerativeModel, dtype: torch.dtype, device: torch.device) -> None:
     size = torch.Size(model.output_shape).numel()
     u = _prior_draws(model, 2, dtype, device)
+    name = type(model).__name__
     # a model with randomness of its own must not disturb the caller's
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        first, second = model.observed(u), model.observed(u)
-    name = type(model).__name__
+        try:
+            first, second = model.observed(u), model.observed(u)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            raise ModelError(
+                f"{name}.observed fails for inputs of shape {tuple(u.shape)} and type {dtype}: {_first_line(error)} "
+                "(tensors that the model computes with must be its parameters or buffers)"
+            ) from error
     if tuple(first.shape) != (2, size):
         raise ModelError(
             f"{name}.observed maps inputs of shape {tuple(u.shape)} to outputs of shape {tuple(first.shape)}; "
             f"expected (2, {size}), flat, for output_shape {tuple(model.output_shape)}"
+        )
+    if first.dtype != dtype:
+        raise ModelError(
+            f"{name}.observed gives {first.dtype} for inputs of {dtype}: let it compute in its inputs' type"
         )
     # a simulator may overflow at a prior draw: the search for starting points draws again
     difference = (first - second).nan_to_num(0, 0, 0).abs().max().item()

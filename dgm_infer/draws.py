@@ -1,6 +1,7 @@
 """``Draws``: positions and statistics of a sampling run, its diagnostics and its file. The only user of ArviZ."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import warnings
@@ -93,7 +94,7 @@ class Draws:
             if not isinstance(n, int) or n < 1:
                 raise ArgumentError(f"generate(n={n}): must be a whole number, 1 or more")
             inputs = inputs[:, torch.arange(n, device=inputs.device) * inputs.shape[1] // n]
-        rng = torch.Generator(inputs.device).manual_seed(self.seed if seed is None else seed)
+        rng = torch.Generator(inputs.device).manual_seed(_generation_seed(self.seed if seed is None else seed))
         return self.problem.complete(inputs, rng)
 
     def summary(self, names: list[str] | None = None) -> "pandas.DataFrame":
@@ -103,7 +104,7 @@ class Draws:
         with warnings.catch_warnings():
             # a constant column gives 0/0: its NaN in the table says it
             warnings.filterwarnings("ignore", message="invalid value encountered", category=RuntimeWarning)
-            table = az.summary(self.to_arviz(), var_names=names, kind="all", round_to="none")
+            table = az.summary(self.to_arviz(), group="posterior", var_names=names, kind="all", round_to="none")
         assert not isinstance(table, str)
         return table  # type: ignore[return-value]
 
@@ -112,6 +113,9 @@ class Draws:
         az = _arviz()
 
         batch = self.shape[2:]
+        taken = [name for name in self.latents if name in ("chain", "draw") or name.startswith("problem")]
+        if taken:
+            raise ArgumentError(f"a latent is named {taken[0]!r}, as a dimension of the draws is: give it another name")
         names = ["problem"] if len(batch) == 1 else [f"problem_{i}" for i in range(len(batch))]
 
         def dims(variables: dict[str, Tensor]) -> dict[str, list[str]]:
@@ -201,6 +205,12 @@ def _arviz():
         warnings.filterwarnings("ignore", message="\nArviZ is undergoing", category=FutureWarning)
         import arviz
     return arviz
+
+
+def _generation_seed(seed: int) -> int:
+    """Of a stream apart from the one ``sample(seed=seed)`` uses: its numbers again would be no fresh noise."""
+    digest = hashlib.sha256(f"generate {seed}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")
 
 
 def _kernel_to_json(kernel: Kernel) -> dict:

@@ -1,5 +1,6 @@
 """The fibre ``{u : A(g_x(u)) = y}`` of a batch of observations, and the posterior density on it (J 6, T 4.7)."""
 
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,6 +24,8 @@ class Linearisation(NamedTuple):
     """``phi(u) = -log p_u(u) + log|J J^T| / 2``, ``[...]``."""
     gradient: Tensor
     """``grad phi``, ``[..., D]``."""
+    constraint_error: Tensor
+    """``max|c|``, ``[...]``."""
 
 
 class Fibre:
@@ -44,6 +47,7 @@ class Fibre:
         n_columns = observed.n_global
         # with more columns than outputs the structure saves nothing
         self.structured = n_columns is not None and n_columns <= values.shape[-1]
+        self._rows: tuple[int, Fibre] | None = None
 
     @property
     def model(self):
@@ -56,8 +60,10 @@ class Fibre:
 
     def rows(self, chains: int) -> "Fibre":
         """The fibre of ``chains`` copies of every problem in one flat batch of ``chains * prod(batch)`` rows."""
-        problems = torch.arange(self.batch_shape.numel(), device=self.values.device)
-        return self.take(problems.repeat(chains))
+        if self._rows is None or self._rows[0] != chains:
+            problems = torch.arange(self.batch_shape.numel(), device=self.values.device)
+            self._rows = (chains, self.take(problems.repeat(chains)))
+        return self._rows[1]
 
     def take(self, problems: Tensor) -> "Fibre":
         """The fibre of the listed problems (flat indices), one row each."""
@@ -82,7 +88,7 @@ class Fibre:
         """Jacobian, energy and gradient at ``u``, from one evaluation of the Jacobian."""
         with torch.enable_grad():
             u = u.detach().requires_grad_()
-            entries = self._entries(u).entries
+            value, entries = self._entries(u)
             jacobian = self._factorise(tuple(e.detach() for e in entries))
             log_density = self.observed.log_density(u)
             # the gradient of this scalar is grad phi; its value is not phi
@@ -90,7 +96,8 @@ class Fibre:
             for weight, entry in zip(self._gram_cotangent(jacobian), entries, strict=True):
                 scalar = scalar + (weight * entry).sum()
             (gradient,) = torch.autograd.grad(scalar, u)
-        return Linearisation(jacobian, self._gram_energy(jacobian) - log_density.detach(), gradient)
+        energy = self._gram_energy(jacobian) - log_density.detach()
+        return Linearisation(jacobian, energy, gradient, value.detach().abs().amax(-1))
 
     # The Gram term, in two pieces that belong together.
     def _gram_energy(self, jacobian: JacobianMap) -> Tensor:
@@ -123,18 +130,18 @@ class Fibre:
         """Points on the fibre near prior draws, ``[chains, *batch, D]`` (J 8.4).
 
         Independent structure: ``u1`` is a prior draw and every ``u2_i`` solves its own scalar equation. Otherwise
-        a damped Gauss-Newton solve from a prior draw. Chains without a solution draw again.
+        a damped Gauss-Newton solve from a prior draw. Chains without a solution draw again; one that never finds any
+        starts where another chain of its problem does, with a warning.
 
         Raises:
             StartError: after ``attempts`` rounds some problem has no point; names the best residual.
         """
         flat = self.rows(chains)
-        size = flat.values.shape[0]
         tol = tolerance * flat.scale
-        position = self.values.new_empty(size, self.dim)
-        deficient = False
-        best = self.values.new_full((size,), torch.inf)
-        rows = torch.arange(size, device=self.values.device)
+        position = self.values.new_empty(len(tol), self.dim)
+        best = torch.full_like(tol, torch.inf)
+        deficient = torch.zeros_like(tol, dtype=torch.bool)
+        rows = torch.arange(len(tol), device=tol.device)
         for _ in range(attempts):
             part = flat.take(rows)
             draw = part.observed.sample_inputs((len(rows),), rng, self.values)
@@ -142,29 +149,45 @@ class Fibre:
                 if part.observed.n_global is not None:
                     draw = solve_local_inputs(part.constraint, draw, part.observed.n_global, tol[rows])
                 point, residual = damped_gauss_newton(part, draw, tolerance=tol[rows])
-                singular = ~part.jacobian(point).log_det.isfinite()
-            residual = residual.nan_to_num(nan=torch.inf, posinf=torch.inf)
-            deficient = deficient | bool((singular & (residual < tol[rows])).any())
-            residual = residual.masked_fill(singular, torch.inf)
+                singular = part.jacobian(point).is_deficient()
+                possible = part.observed.log_density(point).isfinite()
+            deficient[rows] |= singular & (residual < tol[rows])
+            residual = residual.nan_to_num(nan=torch.inf, posinf=torch.inf).masked_fill(singular | ~possible, torch.inf)
             better = residual < best[rows]
             position[rows[better]], best[rows[better]] = point[better], residual[better]
             rows = (best >= tol).nonzero().squeeze(-1)
             if len(rows) == 0:
-                return position.reshape(chains, *self.batch_shape, self.dim)
-        problem = int(rows[0]) % self.batch_shape.numel()
+                break
+        found = (best < tol).reshape(chains, -1)
+        if not found.any(0).all():
+            problem = int((~found.any(0)).nonzero()[0])
+            own = slice(problem, None, found.shape[1])
+            raise StartError(self._no_start(problem, best[own].min().item(), bool(deficient[own].any()), attempts))
+        position = position.reshape(chains, -1, self.dim)
+        if not found.all():
+            warnings.warn(f"{int((~found).sum())} chains found no start of their own and share another's", stacklevel=3)
+            position = torch.where(found.unsqueeze(-1), position, position.take_along_dim(_first(found), 0))
+        return position.reshape(chains, *self.batch_shape, self.dim)
+
+    def _no_start(self, problem: int, residual: float, deficient: bool, attempts: int) -> str:
         where = f" of problem {problem}" if self.batch_shape else ""
         if deficient:
-            raise StartError(
-                f"the observed outputs{where} do not vary independently (the Jacobian is rank-deficient wherever the "
+            return (
+                f"the observed outputs{where} do not vary independently (the Jacobian is rank-deficient where the "
                 "model generates the observation): observe fewer, or give the model noise, WithNoise(model, sd=...)"
             )
         remedy = "check that the model can produce it"
         if not isinstance(self.model, DirectedModel):
             remedy += ", or let it: WithNoise(model, sd=...)"
-        raise StartError(
-            f"no inputs were found that generate the observation{where}: the smallest residual of {attempts} "
-            f"attempts is {best[rows[0]].item():.3g} (tolerance {tol[rows[0]].item():.1g}); {remedy}"
+        return (
+            f"no inputs were found that generate the observation{where}: the smallest residual of {attempts} attempts "
+            f"a chain is {residual:.3g}; {remedy}"
         )
+
+
+def _first(found: Tensor) -> Tensor:
+    """For every problem the first chain that found a point: ``[chains, B] -> [1, B, 1]``."""
+    return found.to(torch.int8).argmax(0)[None, :, None]
 
 
 def solve_local_inputs(

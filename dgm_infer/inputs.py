@@ -75,8 +75,8 @@ class Logistic(_Iid):
 
     def sample(self, shape=(), *, generator=None, dtype=None, device=None):
         uniform = torch.rand(*shape, self.dim, generator=generator, dtype=dtype, device=device)
-        # torch.rand can return exactly 0
-        uniform = uniform.clamp_min(torch.finfo(uniform.dtype).tiny)
+        # torch.rand can return exactly 0, which stands for anything up to its spacing
+        uniform = uniform.clamp_min(torch.finfo(uniform.dtype).eps / 2)
         return (math.sqrt(3) / math.pi) * torch.logit(uniform)
 
 

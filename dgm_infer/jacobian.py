@@ -59,6 +59,10 @@ class JacobianMap:
         """``J^T (G + damping I)^-1 c``, a Levenberg-Marquardt step; ``damping [...]``."""
         raise NotImplementedError
 
+    def is_deficient(self) -> Tensor:
+        """Whether the rows of J are linearly dependent to rounding, ``[...]``."""
+        return ~self.log_det.isfinite()
+
     def log_det_cotangent(self) -> tuple[Tensor, ...]:
         """Derivative of ``log|G| / 2`` with respect to each of the entries."""
         raise NotImplementedError
@@ -146,12 +150,14 @@ class DenseJacobian(JacobianMap):
 
     @classmethod
     def factorise(cls, matrix: Tensor) -> "DenseJacobian":
-        gram = matrix @ matrix.mT
-        factor, info = torch.linalg.cholesky_ex(gram)
-        # the part of every row of J that earlier rows do not explain; rounding alone leaves some
-        unexplained = factor.diagonal(dim1=-2, dim2=-1).square() / gram.diagonal(dim1=-2, dim2=-1)
-        deficient = (unexplained < 10 * matrix.shape[-1] * torch.finfo(matrix.dtype).eps).any(-1)
-        return cls(matrix, factor, _log_det_cholesky(factor, info).masked_fill(deficient, torch.nan))
+        factor, info = torch.linalg.cholesky_ex(matrix @ matrix.mT)
+        return cls(matrix, factor, _log_det_cholesky(factor, info))
+
+    def is_deficient(self):
+        # the part of every row of J that earlier rows do not explain, of which rounding alone leaves some
+        unexplained = self.cholesky.diagonal(dim1=-2, dim2=-1).square() / self.matrix.square().sum(-1)
+        small = (unexplained < 4 * torch.finfo(self.matrix.dtype).eps).any(-1)
+        return small | super().is_deficient()
 
     def forward(self, v):
         return _mv(self.matrix, v)

@@ -39,7 +39,7 @@ class GenerativeModel(nn.Module):
 
     @property
     def has_log_factor(self) -> bool:
-        return type(self).log_factor is not GenerativeModel.log_factor
+        return type(self).log_factor is not GenerativeModel.log_factor or "log_factor" in vars(self)
 
     @cached_property
     def output_shape(self) -> tuple[int, ...]:
@@ -82,8 +82,17 @@ class DirectedModel(GenerativeModel):
         u1, u2 = self.split(u)
         return self.simulate(self.global_latents(u1), u2)
 
+    def named_latents(self, u1: Tensor) -> dict[str, Tensor]:
+        """The latent variables to report, of the global inputs: ``[..., L] -> {name: [..., *shape]}``."""
+        return self.global_latents(u1)
+
     def latents(self, u):
-        return self.global_latents(self.split(u)[0])
+        return self.named_latents(self.split(u)[0])
+
+    @property
+    def has_local_latents(self) -> bool:
+        """Whether a subclass reports latents of the local inputs too, by a ``latents`` of its own."""
+        return type(self).latents is not DirectedModel.latents
 
 
 class WithNoise(DirectedModel):
@@ -100,6 +109,7 @@ class WithNoise(DirectedModel):
 
     def __init__(self, model: GenerativeModel, sd: float | Tensor):
         super().__init__()
+        validate(model)
         # the noise computes in the model's type: a 32-bit sd must not turn a 64-bit model into a mixture
         sd = torch.as_tensor(sd, dtype=reference_tensor(model).dtype)
         if not bool((sd > 0).all()):
@@ -121,8 +131,8 @@ class WithNoise(DirectedModel):
     def simulate(self, z, u2):
         return self.model.observed(z["u"]) + self.sd * u2
 
-    def latents(self, u):
-        return self.model.latents(self.split(u)[0])
+    def named_latents(self, u1):
+        return self.model.latents(u1)
 
     def log_factor(self, u):
         return self.model.log_factor(self.split(u)[0])

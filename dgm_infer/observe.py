@@ -44,7 +44,7 @@ class Selection:
     def scatter(self, values: Tensor, into: Tensor) -> Tensor:
         """``into [..., *batch, Dx]`` with the selected entries replaced by ``values [..., *batch, Dy]``."""
         if self.is_everything:
-            return values.expand_as(into)
+            return values.expand_as(into).clone()
         lead = into.shape[:-1]
         return into.scatter(-1, self.index.expand(*lead, -1), values.expand(*lead, -1))
 
@@ -226,8 +226,7 @@ class ObservedUnits(ObservedModel):
         return u1, self.operator.scatter(u2, u2.new_zeros(*u2.shape[:-1], self.operator.size))
 
     def outputs(self, u):
-        u1, u2 = self._full(u)
-        return self.operator.gather(self.model.simulate(self.model.global_latents(u1), u2))
+        return self.operator.gather(self.model.observed(torch.cat(self._full(u), -1)))
 
     def log_density(self, u):
         u1, u2 = self._full(u)
@@ -248,7 +247,7 @@ class ObservedUnits(ObservedModel):
     def complete(self, u, values, rng):
         u1, _ = self.model.split(u)
         u2 = self.model.local_density.sample(tuple(u1.shape[:-1]), generator=rng, dtype=u1.dtype, device=u1.device)
-        return self.operator.scatter(values, self.model.simulate(self.model.global_latents(u1), u2))
+        return self.operator.scatter(values, self.model.observed(torch.cat([u1, u2], -1)))
 
 
 def observed_model(model: GenerativeModel, operator) -> ObservedModel:
@@ -257,8 +256,8 @@ def observed_model(model: GenerativeModel, operator) -> ObservedModel:
         isinstance(model, DirectedModel)
         and model.structure == "independent"
         and isinstance(operator, Selection)
-        # a factor of hidden noise inputs could not be left out
-        and (operator.is_everything or not model.has_log_factor)
+        # a factor or a latent variable of hidden noise inputs forbids to leave them out
+        and (operator.is_everything or not (model.has_log_factor or model.has_local_latents))
     )
     return ObservedUnits(model, operator) if reducible else ObservedModel(model, operator)  # type: ignore[arg-type]
 

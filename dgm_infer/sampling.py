@@ -1,5 +1,6 @@
 """``sample()``: starting points, warm-up and the main loop."""
 
+import operator
 import secrets
 import sys
 import warnings
@@ -10,10 +11,10 @@ from torch import Tensor
 
 from .adaptation import WarmUp
 from .draws import Draws
-from .errors import ArgumentError
+from .errors import ArgumentError, StartError
 from .fibre import Fibre
 from .kernels import HMC, ConstrainedHMC, Info, Kernel
-from .target import Target
+from .target import InputPosterior, Target
 
 __all__ = ["sample"]
 
@@ -58,27 +59,31 @@ def sample(
     if not isinstance(problem, Fibre | Target):
         problem = _as_target(problem)
     kernel = default_kernel(problem) if kernel is None else kernel
-    if isinstance(kernel, type):
-        raise ArgumentError(f"kernel is the class {kernel.__name__}: give an instance, {kernel.__name__}()")
+    if isinstance(kernel, type) or not hasattr(kernel, "step"):
+        name = kernel.__name__ if isinstance(kernel, type) else repr(kernel)
+        raise ArgumentError(
+            f"kernel={name}: expected an instance, for example {type(default_kernel(problem)).__name__}()"
+        )
     kernel.check(problem)
-    for name, value, least in (
-        ("chains", chains, 1),
-        ("warmup", warmup, 0),
-        ("draws", draws, 1),
-        ("thin", thin, 1),
-    ):
-        if not isinstance(value, int) or value < least:
-            raise ArgumentError(f"sample({name}={value}): must be a whole number, {least} or more")
+    _check_step_size(kernel, problem)
+    chains = _whole("chains", chains, 1)
+    warmup, draws, thin = _whole("warmup", warmup, 0), _whole("draws", draws, 1), _whole("thin", thin, 1)
+    seed = secrets.randbits(31) if seed is None else _whole("seed", seed, 0)
+    if seed >= 2**63:
+        raise ArgumentError(f"sample(seed={seed}): must be less than 2**63")
     if keep not in ("inputs", "latents"):
         raise ArgumentError(f"sample(keep={keep!r}): must be 'inputs' or 'latents'")
-    if not 0 < target_acceptance < 1:
+    if not (isinstance(target_acceptance, int | float) and 0 < target_acceptance < 1):
         raise ArgumentError(f"sample(target_acceptance={target_acceptance}): must lie between 0 and 1")
-    if seed is not None and not isinstance(seed, int):
-        raise ArgumentError(f"sample(seed={seed}): must be a whole number, or None to draw one")
-    seed = secrets.randbits(31) if seed is None else seed
     rng = torch.Generator(_device(problem, initial)).manual_seed(seed)
     position = _starts(problem, kernel, chains, rng, initial)
     state = kernel.init(problem, position)
+    lost = int((~state.energy.isfinite()).sum())
+    if lost:
+        raise StartError(
+            f"the energy is not finite at {lost} of {state.energy.numel()} starting points: check the density there, "
+            "or pass initial="
+        )
 
     bar = _Progress(warmup + draws * thin, progress)
     kept: dict[str, Tensor] = {}
@@ -126,9 +131,38 @@ def default_kernel(problem: Fibre | Target) -> Kernel:
     return ConstrainedHMC() if isinstance(problem, Fibre) else HMC()
 
 
+def _whole(name: str, value: int, least: int) -> int:
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        whole = least - 1
+    if whole < least:
+        raise ArgumentError(f"sample({name}={value}): must be a whole number, {least} or more")
+    return whole
+
+
+def _check_step_size(kernel: Kernel, problem: Fibre | Target) -> None:
+    if kernel.step_size is None:
+        return
+    shape = torch.as_tensor(kernel.step_size).shape
+    try:
+        fits = torch.broadcast_shapes(shape, problem.batch_shape) == problem.batch_shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ArgumentError(
+            f"step_size of shape {tuple(shape)} does not fit the problems, {tuple(problem.batch_shape)}: give a "
+            "number, or one for every problem"
+        )
+
+
 def _as_target(problem) -> Target:
     if all(hasattr(problem, name) for name in ("energy", "dim", "batch_shape")):
-        return Target(problem.energy, problem.dim, problem.batch_shape)
+        target = Target(problem.energy, problem.dim, problem.batch_shape)
+        for name in ("latents", "start", "complete"):
+            if hasattr(problem, name):
+                setattr(target, name, getattr(problem, name))
+        return target
     raise ArgumentError(
         f"sample() takes what condition() returns or a Target, not a {type(problem).__name__}: a target has energy(x), "
         "dim and batch_shape"
@@ -136,21 +170,27 @@ def _as_target(problem) -> Target:
 
 
 def _device(problem, initial) -> torch.device:
-    values = getattr(problem, "values", initial)
-    return values.device if isinstance(values, Tensor) else torch.device("cpu")
+    like = problem.values if isinstance(problem, Fibre | InputPosterior) else initial
+    return like.device if isinstance(like, Tensor) else torch.device("cpu")
 
 
-def _starts(problem, kernel: Kernel, chains: int, rng: torch.Generator, initial) -> Tensor:
-    shape = (chains, *problem.batch_shape, problem.dim)
-    tolerance = kernel.relative_tolerance(problem.values.dtype) if isinstance(kernel, ConstrainedHMC) else None
+def _starts(problem: Fibre | Target, kernel: Kernel, chains: int, rng: torch.Generator, initial) -> Tensor:
+    tolerance = 1e-8
+    if isinstance(problem, Fibre) and isinstance(kernel, ConstrainedHMC):
+        tolerance = kernel.relative_tolerance(problem.values.dtype)
     if initial is None:
-        return problem.start(chains, rng) if tolerance is None else problem.start(chains, rng, tolerance=tolerance)
-    # in the type and place of the problem, where it has one
+        if isinstance(problem, Fibre):
+            return problem.start(chains, rng, tolerance=tolerance)
+        return problem.start(chains, rng)
     initial = torch.as_tensor(initial).detach()
-    initial = initial.to(getattr(problem, "values", initial))
+    if isinstance(problem, Fibre | InputPosterior):
+        initial = initial.to(problem.values)
+    elif not initial.is_floating_point():
+        initial = initial.to(torch.get_default_dtype())
+    shape = (chains, *problem.batch_shape, problem.dim)
     if tuple(initial.shape) != shape:
         raise ArgumentError(f"initial has shape {tuple(initial.shape)}; expected {shape}: [chains, *batch, D]")
-    if tolerance is not None:
+    if isinstance(problem, Fibre):
         excess = (problem.constraint_error(initial) / (tolerance * problem.scale)).max().item()
         if not excess < 1:
             raise ArgumentError(

@@ -14,22 +14,30 @@ __all__ = ["InputPosterior", "Target"]
 class Target:
     """An unnormalised density ``exp(-energy(x))`` on R^D, for every problem of a batch.
 
+    A subclass may define ``energy``, ``dim`` and ``batch_shape`` instead of passing them.
+
     Args:
-        energy: ``[..., *batch_shape, D] -> [..., *batch_shape]``, differentiable; None for subclasses that define
-            the method.
+        energy: ``[..., *batch_shape, D] -> [..., *batch_shape]``, differentiable.
         dim: D.
         batch_shape: shape of the batch of independent problems.
     """
 
+    dim: int
+
     _energy: Callable[[Tensor], Tensor] | None = None
     batch_shape = torch.Size()
 
-    def __init__(self, energy: Callable[[Tensor], Tensor] | None, dim: int, batch_shape: tuple[int, ...] = ()):
-        if dim < 1:
-            raise ArgumentError(f"Target(dim={dim}): dim must be 1 or more")
+    def __init__(
+        self,
+        energy: Callable[[Tensor], Tensor] | None = None,
+        dim: int | None = None,
+        batch_shape: tuple[int, ...] | None = None,
+    ):
         self._energy = energy
-        self.dim = dim
-        self.batch_shape = torch.Size(batch_shape)
+        self.dim = getattr(self, "dim", None) if dim is None else dim  # type: ignore[assignment]
+        if self.dim is None or self.dim < 1:
+            raise ArgumentError(f"{type(self).__name__}(dim={self.dim}): dim must be 1 or more")
+        self.batch_shape = torch.Size(self.batch_shape if batch_shape is None else batch_shape)
 
     def energy(self, x: Tensor) -> Tensor:
         """``[..., *batch_shape, D] -> [..., *batch_shape]``."""
@@ -56,8 +64,22 @@ class Target:
         return {"x": x}
 
     def start(self, chains: int, rng: torch.Generator) -> Tensor:
-        """Standard normal draws, ``[chains, *batch, D]``."""
-        return torch.randn(chains, *self.batch_shape, self.dim, generator=rng, device=rng.device)
+        """Standard normal draws of finite energy, ``[chains, *batch, D]``."""
+
+        def draw() -> Tensor:
+            return torch.randn(chains, *self.batch_shape, self.dim, generator=rng, device=rng.device)
+
+        return self._finite(draw)
+
+    def _finite(self, draw: Callable[[], Tensor], attempts: int = 20) -> Tensor:
+        """Draws again, up to ``attempts`` times, where the energy is not finite."""
+        x = draw()
+        for _ in range(attempts):
+            finite = self.energy_and_gradient(x)[0].isfinite()
+            if finite.all():
+                break
+            x = torch.where(finite.unsqueeze(-1), x, draw())
+        return x
 
 
 class InputPosterior(Target):
@@ -93,7 +115,7 @@ class InputPosterior(Target):
 
     def start(self, chains, rng):
         """Draws from the prior, ``[chains, *batch, D]``."""
-        return self.observed.sample_inputs((chains, *self.batch_shape), rng, self.values)
+        return self._finite(lambda: self.observed.sample_inputs((chains, *self.batch_shape), rng, self.values))
 
     def complete(self, u: Tensor, rng: torch.Generator) -> Tensor:
         """Complete outputs ``[..., *batch, *output_shape]``: the observed part as observed, the rest generated."""

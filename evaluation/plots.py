@@ -3,13 +3,8 @@
 import os
 from collections.abc import Sequence
 
-import matplotlib
-
-# files are all that is drawn here; a screen may be absent
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from dgm_infer import Draws
@@ -37,14 +32,8 @@ def completions(
     shown = outputs.flip(1).transpose(0, 1).flatten(0, 1)[:n_shown]
     mean, sd = outputs.mean((0, 1)), outputs.std((0, 1))
     headings = ["original", "observed", *[""] * len(shown), "mean", "sd"]
-    widths = [1.0, 1.0, *[1.0] * len(shown), 1.0, 1.0]
-    figure, axes = plt.subplots(
-        n_images,
-        len(headings),
-        figsize=(0.75 * len(headings), 0.78 * n_images + 0.4),
-        squeeze=False,
-        gridspec_kw={"wspace": 0.06, "hspace": 0.06, "width_ratios": widths},
-    )
+    figure = Figure(figsize=(0.75 * len(headings), 0.78 * n_images + 0.4))
+    axes = figure.subplots(n_images, len(headings), squeeze=False, gridspec_kw={"wspace": 0.06, "hspace": 0.06})
     sd_scale = max(float(sd.max()), 1e-6)
     for i in range(n_images):
         own_mask = mask[i] if mask.ndim == originals.ndim else mask
@@ -72,7 +61,6 @@ def completions(
     middle = axes[0, 2 + len(shown) // 2]
     middle.set_title("completions, each from another chain" if len(shown) > 1 else "completion", fontsize=8)
     figure.savefig(path, dpi=160, bbox_inches="tight", facecolor="white")
-    plt.close(figure)
 
 
 def traces(
@@ -89,9 +77,8 @@ def traces(
         labels: ``(name, index)`` into ``draws.latents[name][:, :, *index]``.
         bins: of the ranks, at most.
     """
-    figure, axes = plt.subplots(
-        len(labels), 2, figsize=(11, 1.8 * len(labels) + 0.5), squeeze=False, layout="constrained"
-    )
+    figure = Figure(figsize=(11, 1.8 * len(labels) + 0.5), layout="constrained")
+    axes = figure.subplots(len(labels), 2, squeeze=False)
     for (trace_axis, rank_axis), (name, index) in zip(axes, labels, strict=True):
         values = draws.latents[name][(slice(None), slice(None), *index)].cpu().numpy()
         chains, n = values.shape
@@ -110,7 +97,6 @@ def traces(
     axes[0, 0].set_title("trace, one colour a chain", fontsize=9)
     axes[0, 1].set_title("visits of each chain to each range of ranks: even when mixed", fontsize=9)
     figure.savefig(path, dpi=110, facecolor="white")
-    plt.close(figure)
 
 
 def _image(x: Tensor) -> np.ndarray:

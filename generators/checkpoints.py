@@ -66,17 +66,24 @@ def load(name: str | os.PathLike) -> GenerativeModel:
     """A generator with its weights, in evaluation mode.
 
     Args:
-        name: a shipped generator (``"digits_vae"``), a ``.safetensors`` file with its ``.json`` beside it, or a
-            Lightning checkpoint (``.ckpt``) written by ``dgm-infer train``.
+        name: a shipped generator (``"digits_vae"``), a ``.safetensors`` file with its ``.json`` beside it (either
+            ending or none), or a Lightning checkpoint (``.ckpt``) written by ``dgm-infer train``.
 
     Raises:
         CheckpointError: missing, damaged, or not a generator of this project.
     """
+    if not isinstance(name, str | os.PathLike):
+        raise CheckpointError(f"load({name!r}): expected the name of a shipped generator, or a path")
     path = Path(name)
     if path.suffix == ".ckpt":
         return _load_lightning(path)
+    if path.suffix == ".json":
+        path = path.with_suffix(".safetensors")
     if path.suffix != ".safetensors":
         shipped = PRETRAINED / f"{name}.safetensors"
+        beside = path.with_name(f"{path.name}.safetensors")
+        if beside.is_file() and not shipped.is_file():
+            shipped = beside
         if not shipped.is_file():
             names = sorted(p.stem for p in PRETRAINED.glob("*.safetensors"))
             raise CheckpointError(

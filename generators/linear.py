@@ -25,6 +25,8 @@ class LinearGaussian(DirectedModel):
     def __init__(self, weight, bias=None, sd: float = 1.0):
         super().__init__()
         weight = torch.as_tensor(weight)
+        if not weight.is_floating_point():
+            weight = weight.to(torch.get_default_dtype())
         if weight.ndim != 2:
             raise ArgumentError(f"LinearGaussian(weight of shape {tuple(weight.shape)}): expected [Dx, Dz]")
         if not sd > 0:

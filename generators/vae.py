@@ -55,7 +55,8 @@ class GaussianDecoder(nn.Module):
 
     @property
     def sd(self) -> Tensor:
-        return self.log_sd.exp().clamp_min(self.min_sd)
+        sd = self.log_sd.exp()
+        return sd.clamp_min(self.min_sd) if isinstance(self.log_sd, nn.Parameter) else sd
 
     def forward(self, z: Tensor) -> Independent:
         mean = self.mean(z)

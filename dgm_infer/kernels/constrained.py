@@ -1,9 +1,8 @@
 """Constrained Hamiltonian Monte Carlo on the fibre of an observation (J Algorithm 1, T Algorithm 11)."""
 
-import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +11,16 @@ from ..errors import ArgumentError
 from ..fibre import Fibre, Linearisation
 from ..integrators import geodesic
 from ..projection import SOLVERS, project
-from .kernel import Info, accept, broadcast_step_size, check_n_steps, check_step_size, draw_n_steps
+from .kernel import (
+    Info,
+    Settings,
+    accept,
+    broadcast_step_size,
+    check_count,
+    check_n_steps,
+    check_step_size,
+    draw_n_steps,
+)
 
 __all__ = ["ConstrainedHMC", "ConstrainedState"]
 
@@ -23,9 +31,14 @@ class ConstrainedState(NamedTuple):
     linearisation: Linearisation
     """Jacobian, energy and gradient there; one flat batch of ``chains * prod(batch)`` rows."""
 
+    @property
+    def energy(self) -> Tensor:
+        """``[chains, *batch]``."""
+        return self.linearisation.energy.reshape(self.position.shape[:-1])
 
-@dataclass(frozen=True)
-class ConstrainedHMC:
+
+@dataclass(frozen=True, eq=False)
+class ConstrainedHMC(Settings):
     """Constrained HMC with geodesic trajectories of random length, unit mass.
 
     Args:
@@ -49,23 +62,23 @@ class ConstrainedHMC:
         name = type(self).__name__
         check_step_size(name, self.step_size)
         check_n_steps(name, self.n_steps)
-        if self.n_geodesic < 1:
-            raise ArgumentError(f"{name}(n_geodesic={self.n_geodesic}): must be 1 or more")
+        check_count(name, "n_geodesic", self.n_geodesic)
+        check_count(name, "max_iterations", self.max_iterations)
         if self.solver not in SOLVERS:
             raise ArgumentError(f"{name}(solver={self.solver!r}): must be one of {', '.join(SOLVERS)}")
-        if self.tolerance is not None and not self.tolerance > 0:
+        if self.tolerance is not None and not (isinstance(self.tolerance, int | float) and self.tolerance > 0):
             raise ArgumentError(f"{name}(tolerance={self.tolerance}): must be positive, or None for the default")
-        if self.max_iterations < 1:
-            raise ArgumentError(f"{name}(max_iterations={self.max_iterations}): must be 1 or more")
-
-    def replace(self, **changes) -> Self:
-        return dataclasses.replace(self, **changes)
 
     def check(self, problem) -> None:
         if not isinstance(problem, Fibre):
             raise ArgumentError(
                 f"ConstrainedHMC samples a Fibre, not a {type(problem).__name__}: use HMC, or condition(...) without "
                 "tolerance"
+            )
+        if problem.values.shape[-1] >= problem.dim:
+            raise ArgumentError(
+                f"{problem.values.shape[-1]} observed values fix all {problem.dim} inputs up to isolated points, "
+                "between which no chain can move: observe fewer, or give the model noise, WithNoise(model, sd=...)"
             )
 
     def relative_tolerance(self, dtype: torch.dtype) -> float:
@@ -100,6 +113,7 @@ class ConstrainedHMC:
             there.jacobian.where(accepted, here.jacobian),
             torch.where(accepted, there.energy, here.energy),
             torch.where(keep, there.gradient, here.gradient),
+            torch.where(accepted, there.constraint_error, here.constraint_error),
         )
         info = Info(
             acceptance_rate=probability.reshape(shape),
@@ -107,6 +121,6 @@ class ConstrainedHMC:
             n_steps=torch.full(shape, n_steps, dtype=torch.int32, device=u.device),
             step_size=step_size.reshape(shape),
             energy=torch.where(accepted, h_new, h_old).reshape(shape),
-            constraint_error=flat.constraint_error(u).reshape(shape),
+            constraint_error=here.constraint_error.reshape(shape),
         )
         return ConstrainedState(u.reshape(state.position.shape), here), info

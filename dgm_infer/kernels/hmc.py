@@ -1,8 +1,7 @@
 """Hamiltonian Monte Carlo on R^D (T Algorithm 4)."""
 
-import dataclasses
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +9,7 @@ from torch import Tensor
 from ..errors import ArgumentError, Status
 from ..integrators import leapfrog
 from ..target import Target
-from .kernel import Info, accept, broadcast_step_size, check_n_steps, check_step_size, draw_n_steps
+from .kernel import Info, Settings, accept, broadcast_step_size, check_n_steps, check_step_size, draw_n_steps
 
 __all__ = ["HMC", "HMCState"]
 
@@ -21,8 +20,8 @@ class HMCState(NamedTuple):
     gradient: Tensor
 
 
-@dataclass(frozen=True)
-class HMC:
+@dataclass(frozen=True, eq=False)
+class HMC(Settings):
     """Hamiltonian Monte Carlo with unit mass and leapfrog trajectories of random length.
 
     Args:
@@ -36,9 +35,6 @@ class HMC:
     def __post_init__(self):
         check_step_size("HMC", self.step_size)
         check_n_steps("HMC", self.n_steps)
-
-    def replace(self, **changes) -> Self:
-        return dataclasses.replace(self, **changes)
 
     def check(self, problem) -> None:
         if not isinstance(problem, Target):

@@ -1,5 +1,7 @@
 """What every Markov kernel offers, and what Hamiltonian kernels share."""
 
+import dataclasses
+import operator
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -7,7 +9,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, Status
 
-__all__ = ["Info", "Kernel", "accept", "check_n_steps", "check_step_size", "draw_n_steps"]
+__all__ = ["Info", "Kernel", "Settings"]
 
 # An energy error above this is called a divergence.
 _DIVERGENCE = 1000.0
@@ -73,6 +75,28 @@ class Kernel(Protocol):
         ...
 
 
+class Settings:
+    """Base of kernels that are frozen dataclasses: copies with changes, and equality that tensors do not upset."""
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        return all(_same(getattr(self, name), getattr(other, name)) for name in names)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) or isinstance(b, Tensor):
+        return a is not None and b is not None and torch.equal(torch.as_tensor(a).double(), torch.as_tensor(b).double())
+    return a == b
+
+
 def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Metropolis decision on the Hamiltonian, every chain for itself.
 
@@ -89,37 +113,47 @@ def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -
 
 def draw_n_steps(n_steps: int | tuple[int, int], rng: torch.Generator) -> int:
     """Steps of this transition, uniform on the inclusive range; one number for all chains."""
-    if isinstance(n_steps, int):
-        return n_steps
-    low, high = n_steps
-    return int(torch.randint(low, high + 1, (), generator=rng, device=rng.device))
+    low, high = _bounds(n_steps)
+    return int(torch.randint(low, high + 1, (), generator=rng, device=rng.device)) if low < high else low
 
 
 def broadcast_step_size(step_size: float | Tensor | None, like: Tensor) -> Tensor:
     """The step size of every chain, in the shape of ``like [chains, *batch]``."""
     if step_size is None:
         raise ArgumentError("step_size=None is chosen by sample(); to call step() directly give it a number")
-    step_size = torch.as_tensor(step_size, dtype=like.dtype, device=like.device)
-    try:
-        return step_size.expand_as(like)
-    except RuntimeError:
-        raise ArgumentError(
-            f"step_size of shape {tuple(step_size.shape)} does not fit the problems {tuple(like.shape[1:])}: give a "
-            "number, or one for every problem"
-        ) from None
+    return torch.as_tensor(step_size, dtype=like.dtype, device=like.device).expand_as(like)
 
 
 def check_step_size(name: str, step_size: float | Tensor | None) -> None:
     if step_size is None:
         return
-    values = torch.as_tensor(step_size)
-    bad = ~((values > 0) & values.isfinite())
+    try:
+        values = torch.as_tensor(step_size)
+        bad = ~((values > 0) & values.isfinite())
+    except (TypeError, ValueError, RuntimeError):
+        raise ArgumentError(f"{name}(step_size={step_size!r}): must be a positive number, or None") from None
     if bad.any():
         raise ArgumentError(f"{name}(step_size={values[bad][0].item():g}): must be positive, or None to adapt it")
 
 
 def check_n_steps(name: str, n_steps: int | tuple[int, int]) -> None:
-    bounds = (n_steps, n_steps) if isinstance(n_steps, int) else n_steps
-    whole = isinstance(bounds, tuple | list) and len(bounds) == 2 and all(isinstance(n, int) for n in bounds)
-    if not whole or not 1 <= bounds[0] <= bounds[1]:
+    try:
+        low, high = _bounds(n_steps)
+    except (TypeError, ValueError):
+        low = high = 0
+    if not 1 <= low <= high:
         raise ArgumentError(f"{name}(n_steps={n_steps}): must be 1 or more, or a range (low, high) of such")
+
+
+def check_count(name: str, field: str, value: int) -> None:
+    try:
+        value = operator.index(value)
+    except TypeError:
+        raise ArgumentError(f"{name}({field}={value!r}): must be a whole number, 1 or more") from None
+    if value < 1:
+        raise ArgumentError(f"{name}({field}={value}): must be 1 or more")
+
+
+def _bounds(n_steps: int | tuple[int, int]) -> tuple[int, int]:
+    low, high = n_steps if isinstance(n_steps, tuple | list) else (n_steps, n_steps)
+    return operator.index(low), operator.index(high)

@@ -316,3 +316,74 @@ def test_output_shapes_are_flat_unless_declared(images):
     assert Bent().output_shape == (5,)
     assert images.output_shape == SHAPE
     assert linear_gaussian_model().output_shape == (6,)
+
+
+# ----------------------------------------------------------------------------------- what a subclass may do differently
+
+
+class Sinh(LinearGaussian):
+    """Overrides ``observed`` itself, on top of what ``simulate`` gives."""
+
+    def observed(self, u):
+        return torch.sinh(super().observed(u))
+
+
+class LocalLatents(LinearGaussian):
+    """Reports what its noise inputs make, the hidden ones too."""
+
+    def latents(self, u):
+        return {"x": self.observed(u)}
+
+
+def test_an_override_of_observed_is_what_is_conditioned():
+    model = Sinh(torch.ones(3, 2, dtype=FLOAT))
+    observe = dgm.pixels(torch.tensor([True, True, False]))
+    draws = dgm.sample(
+        dgm.condition(model, [5.0, 3.0, 0.0], observe=observe), chains=2, warmup=5, draws=5, seed=0, progress=False
+    )
+    z, n = draws.inputs[..., :2], draws.inputs[..., 2:]
+    reached = torch.sinh(z.sum(-1, keepdim=True) + n)
+    torch.testing.assert_close(reached, torch.tensor([5.0, 3.0], dtype=FLOAT).expand_as(reached), atol=1e-7, rtol=0)
+
+
+def test_latents_of_hidden_noise_vary_as_the_model_says():
+    model = LocalLatents(torch.zeros(4, 1, dtype=FLOAT), sd=1.0)
+    fibre = dgm.condition(model, torch.zeros(4), observe=dgm.pixels(torch.tensor([True, True, False, False])))
+    draws = dgm.sample(fibre, chains=50, warmup=30, draws=20, seed=0, progress=False)
+    spread = draws.latents["x"].flatten(0, 1).std(0)
+    assert spread[:2].max() < 1e-6
+    assert (spread[2:] - 1).abs().max() < 0.2
+
+
+def test_an_operator_module_is_cast_and_left_as_it_is():
+    operator = torch.nn.Linear(3, 1)
+    fibre = dgm.condition(Images().eval(), torch.zeros(2, 1), observe=operator)
+    assert fibre.constraint(fibre.start(2, torch.Generator().manual_seed(0))).abs().max() < 1e-8
+    assert operator.weight.dtype == torch.float32
+    assert operator.training
+
+
+def test_a_list_as_output_shape_is_a_shape():
+    model = Images().eval()
+    model.output_shape = [2, 3]
+    assert dgm.condition(model, image(), observe=dgm.pixels(MASK)).model.output_shape == (2, 3)
+
+
+def test_outputs_of_32_bits_keep_well_conditioned_chains_moving():
+    rng = torch.Generator().manual_seed(0)
+    weight = torch.randn(100, 5, generator=rng) @ torch.randn(5, 20, generator=rng) / 10
+
+    class Narrow(dgm.GenerativeModel):
+        input_density = dgm.StandardNormal(100)
+
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("weight", weight)
+
+        def observed(self, u):
+            return torch.tanh(u @ self.weight)
+
+    fibre = dgm.condition(dgm.WithNoise(Narrow(), sd=0.03), torch.zeros(20), dtype=torch.float32)
+    draws = dgm.sample(fibre, chains=8, warmup=40, draws=20, seed=0, progress=False)
+    assert draws.stats["diverging"].double().mean() < 0.02
+    assert draws.stats["acceptance_rate"].mean() > 0.5

@@ -9,6 +9,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.errors import CheckpointError
+from generators import LinearGaussian
 from tests.dgm_infer.test_condition import MASK, Images, image
 from tests.oracles import FLOAT, Circle, Ellipse, correlated_gaussian, linear_gaussian_model
 
@@ -410,3 +411,44 @@ def test_the_bar_is_on_the_standard_error_stream_and_can_be_silenced(capfd):
     assert out == ""
     for word in ("accept", "failed", "constraint"):
         assert word in err
+
+
+def test_fresh_noise_shares_no_numbers_with_the_run():
+    # the same stream again would give the numbers that drew the latents
+    model = LinearGaussian(torch.zeros(40, 40, dtype=FLOAT), sd=1.0)
+    mask = torch.zeros(40, dtype=torch.bool)
+    mask[0] = True
+    kernel = dgm.ConstrainedHMC(step_size=1e-3, n_steps=1)
+    draws = dgm.sample(
+        dgm.condition(model, torch.zeros(40), observe=dgm.pixels(mask)),
+        kernel,
+        chains=16,
+        warmup=0,
+        draws=1,
+        seed=5,
+        progress=False,
+    )
+    z = draws.latents["z"].flatten()[: 16 * 39]
+    for noise in (draws.generate(), draws.generate(seed=5)):
+        fresh = noise.flatten()
+        correlations = torch.stack(
+            [torch.corrcoef(torch.stack([z[:500], fresh[i : i + 500]]))[0, 1] for i in range(140)]
+        )
+        assert correlations.abs().max() < 0.25
+
+
+def test_outputs_can_be_written_to():
+    model = LinearGaussian(torch.ones(3, 2, dtype=FLOAT))
+    draws = dgm.sample(dgm.condition(model, torch.zeros(3)), chains=2, warmup=2, draws=2, seed=0, progress=False)
+    draws.generate().add_(1)
+
+
+def test_a_latent_named_as_a_dimension_is_refused():
+    class Named(LinearGaussian):
+        def global_latents(self, u1):
+            return {"z": u1, "draw": u1}
+
+    model = Named(torch.ones(3, 2, dtype=FLOAT))
+    draws = dgm.sample(dgm.condition(model, torch.zeros(3)), chains=2, warmup=2, draws=2, seed=0, progress=False)
+    with pytest.raises(dgm.ArgumentError, match="'draw'"):
+        draws.to_arviz()

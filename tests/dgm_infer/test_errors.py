@@ -89,6 +89,28 @@ class Infinite(Circle):
         return super().observed(u) / 0
 
 
+class NoObserved(dgm.GenerativeModel):
+    input_density = dgm.StandardNormal(2)
+    output_shape = (1,)
+
+
+class Plain(dgm.GenerativeModel):
+    input_density = dgm.StandardNormal(2)
+    output_shape = (1,)
+    weight = torch.ones(1, 2)
+
+    def observed(self, u):
+        return u @ self.weight.mT
+
+
+class Twice(dgm.GenerativeModel):
+    input_density = dgm.StandardNormal(3)
+
+    def observed(self, u):
+        x = u.square().sum(-1, keepdim=True)
+        return torch.cat([x, 2 * x], -1)
+
+
 class NoDensity(dgm.GenerativeModel):
     def observed(self, u):
         return u
@@ -166,7 +188,14 @@ CASES = {
     "tolerance of zero": (lambda: images(tolerance=0.0), ArgumentError, ["tolerance=0"]),
     "negative tolerance": (lambda: images(tolerance=-0.5), ArgumentError, ["-0.5"]),
     "tolerance that is NaN": (lambda: images(tolerance=math.nan), ArgumentError, ["nan"]),
+    "an empty batch": (lambda: dgm.condition(Circle(), torch.zeros(0, 1)), ObservationError, ["(0, 1)"]),
+    "words as data": (lambda: dgm.condition(Circle(), "abc"), ObservationError, ["str"]),
+    "device that there is none of": (lambda: images(device="gpu0"), ArgumentError, ["gpu0"]),
+    "half precision": (lambda: images(dtype=torch.float16), ArgumentError, ["float16", "float64"]),
     # ------------------------------------------------------------------------------------------------------- models
+    "model that defines nothing": (lambda: dgm.condition(NoObserved(), [1.0]), ModelError, ["NoObserved", "observed"]),
+    "noise on something that is no model": (lambda: WithNoise("x", 0.1), ModelError, ["str"]),
+    "model with a plain 32-bit tensor": (lambda: dgm.condition(Plain(), [1.0]), ModelError, ["Plain", "buffers"]),
     "something that is no model": (lambda: dgm.condition(nn.Linear(2, 1), [1.0]), ModelError, ["Linear"]),
     "model without a density": (lambda: dgm.condition(NoDensity(), [1.0]), ModelError, ["NoDensity", "input_density"]),
     "directed model without a density": (
@@ -200,6 +229,20 @@ CASES = {
     ),
     "density of negative dimension": (lambda: dgm.Logistic(-2), ArgumentError, ["dim=-2"]),
     "target without dimensions": (lambda: dgm.Target(lambda x: x, 0), ArgumentError, ["dim=0"]),
+    "energy of another shape": (
+        lambda: sample(dgm.Target(lambda x: x.square(), 2), dgm.HMC(step_size=0.1)), ArgumentError, ["(2, 2)", "(2,)"]
+    ),
+    "density without a finite value": (
+        lambda: sample(dgm.Target(lambda x: x.sum(-1) * math.nan, 2)), StartError, ["2 of 2", "initial"]
+    ),
+    "as many observed values as inputs": (
+        lambda: sample(dgm.condition(Tall(), torch.ones(2), observe=lambda x: x[..., 2:])),
+        ArgumentError,
+        ["2 observed", "2 inputs", "isolated"],
+    ),
+    "outputs that are functions of each other": (
+        lambda: sample(dgm.condition(Twice(), [2.0, 4.0])), StartError, ["rank-deficient", "WithNoise"]
+    ),
     # ------------------------------------------------------------------------------------------------------ kernels
     "HMC on a fibre": (lambda: sample(circle(), dgm.HMC()), ArgumentError, ["Fibre", "ConstrainedHMC"]),
     "constrained HMC on a target": (

@@ -225,3 +225,22 @@ def test_starting_points_are_on_the_fibre_and_differ(model, y):
     assert (fibre.constraint_error(start) < 1e-8 * fibre.scale).all()
     assert start.std(0).min() > 0.1
     assert torch.equal(start, fibre.start(16, torch.Generator().manual_seed(36)))
+
+
+class Rare(dgm.GenerativeModel):
+    """``|u| = 1``, but only inputs in a narrow cone give outputs at all."""
+
+    input_density = dgm.StandardNormal(2)
+
+    def observed(self, u):
+        x = u.square().sum(-1, keepdim=True)
+        return torch.where(torch.atan2(u[..., 1:], u[..., :1]).abs() < 0.5, x, torch.nan)
+
+
+def test_a_chain_that_finds_no_start_shares_one_of_its_problem():
+    fibre = dgm.condition(Rare(), [[1.0], [2.0]])
+    rng = torch.Generator().manual_seed(0)
+    with pytest.warns(UserWarning, match="share another's"):
+        start = fibre.start(40, rng, attempts=2)
+    assert fibre.constraint_error(start).max() < 2e-8
+    assert len(start[:, 0].unique(dim=0)) > 1
