@@ -66,7 +66,11 @@ def reasonable_step_size(
     for _ in range(doublings):
         _, info = kernel.replace(step_size=step_size, n_steps=1).step(problem, state, rng)
         wanted = torch.where(info.acceptance_rate > 0.5, 1.0, -1.0)
-        direction = wanted if direction is None else torch.where(wanted == direction, direction, 0)
+        if direction is None:
+            direction = wanted
+        # a chain that grew past its limit goes back to the last step that was accepted
+        step_size = torch.where((direction > 0) & (wanted < 0), step_size / 2, step_size)
+        direction = torch.where(wanted == direction, direction, 0)
         if not direction.any():
             break
         step_size = step_size * 2.0**direction
@@ -135,6 +139,8 @@ class WarmUp:
 
     def _dual_averaging(self) -> DualAveraging:
         if self._averaging is None:
-            # the smaller of a problem's chains: a step that half of them reject adapts slowly
-            self._averaging = DualAveraging(self._chain_step_size.quantile(0.25, dim=0), self._target)
+            # the smaller of a problem's chains: a step that half of them reject adapts slowly; without a warm-up to
+            # correct it, the smallest
+            quantile = 0.25 if self._iterations else 0.0
+            self._averaging = DualAveraging(self._chain_step_size.quantile(quantile, dim=0), self._target)
         return self._averaging

@@ -23,7 +23,7 @@ dgm-infer COMMAND --help lists a command's options; dgm-infer --version prints t
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 2 after one line on bad input, 130 after an interrupt."""
+    """Run one command; returns the exit code: 0, 2 after a line on bad input, 130 if interrupted with nothing kept."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     try:
         if name not in COMMANDS:
-            raise ConfigError(f"no command {name!r}{suggest(name, COMMANDS)}: one of {', '.join(COMMANDS)}")
+            raise ConfigError(f"no command {name!r}{suggest(name, COMMANDS)} (there are {', '.join(COMMANDS)})")
         with _working_directory_importable():
             COMMANDS[name](arguments[1:])
     except (DgmInferError, ParseError) as error:
@@ -105,6 +105,8 @@ def one_line(message: str) -> str:
     kept = specific if any(line.startswith("-") for line in specific) else kept
     text = " ".join(line.removeprefix("- ") for line in kept)
     text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
+    # training's word "fit" is implied, never typed
+    text = text.replace("fit.", "")
     return re.sub(r'Parser key "([^"]+)":', r"\1:", text)
 
 

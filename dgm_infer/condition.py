@@ -160,7 +160,8 @@ def _check_outputs(model: GenerativeModel, dtype: torch.dtype, device: torch.dev
     if tuple(first.shape) != (2, size):
         raise ModelError(
             f"{name}.observed maps inputs of shape {tuple(u.shape)} to outputs of shape {tuple(first.shape)}; "
-            f"expected (2, {size}), flat, for output_shape {tuple(model.output_shape)}"
+            f"expected (2, {size}), flat, for output_shape {tuple(model.output_shape)} (set output_shape to the shape "
+            "of one output)"
         )
     if first.dtype != dtype:
         raise ModelError(

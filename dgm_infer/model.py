@@ -45,8 +45,12 @@ class GenerativeModel(nn.Module):
     def output_shape(self) -> tuple[int, ...]:
         """Shape of one output, with ``prod(output_shape) = Dx``; flat unless the model says otherwise."""
         like = reference_tensor(self)
-        with torch.no_grad():
-            output = self.observed(torch.zeros(self.input_density.dim, dtype=like.dtype, device=like.device))
+        try:
+            with torch.no_grad():
+                output = self.observed(torch.zeros(self.input_density.dim, dtype=like.dtype, device=like.device))
+        except AttributeError as error:
+            # nn.Module would report it as an attribute output_shape that is missing
+            raise ModelError(f"{type(self).__name__}.observed fails: {error}") from error
         return tuple(output.shape)
 
 

@@ -3,11 +3,13 @@
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-__all__ = ["complete_run", "unused_folder"]
+from .errors import ConfigError
+
+__all__ = ["complete_run", "make_folder", "remove_folders", "unused_folder"]
 
 
 def unused_folder(name: str, root: str | os.PathLike = "runs") -> Path:
@@ -20,13 +22,38 @@ def unused_folder(name: str, root: str | os.PathLike = "runs") -> Path:
     return folder
 
 
+def make_folder(folder: Path) -> list[Path]:
+    """Make a folder that is not there; returns it and the parents made with it, for :func:`remove_folders`."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    return made
+
+
+def remove_folders(made: list[Path]) -> None:
+    """Undo :func:`make_folder`: the folder with all that is in it, its parents unless another run uses them."""
+    if made:
+        shutil.rmtree(made[0], ignore_errors=True)
+    for path in made[1:]:
+        with suppress(OSError):
+            path.rmdir()
+
+
 @contextmanager
 def complete_run(name: str, root: str | os.PathLike = "runs") -> Iterator[Path]:
-    """A new folder to write results to; removed when the block fails, so that none is half-written."""
+    """A new folder to write results to; removed when the block fails, so that none is half-written.
+
+    Raises:
+        ConfigError: the name is no plain name, or the folder cannot be made.
+    """
+    if not name or name in (".", "..") or Path(name).name != name:
+        raise ConfigError(f"name: {name!r} must be a plain name, of which a folder in {root} is made")
     folder = unused_folder(name, root)
-    folder.mkdir(parents=True)
+    try:
+        made = make_folder(folder)
+    except OSError as error:
+        raise ConfigError(f"output: no folder can be made in {root}: {error.strerror}") from error
     try:
         yield folder
     except BaseException:
-        shutil.rmtree(folder)
+        remove_folders(made)
         raise

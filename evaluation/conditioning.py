@@ -2,6 +2,7 @@
 
 import re
 import time
+import warnings
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -14,7 +15,7 @@ from torch import Tensor
 import dgm_infer as dgm
 import generators
 from dgm_infer import ConstrainedHMC, Draws, GenerativeModel
-from dgm_infer.errors import ConfigError
+from dgm_infer.errors import CheckpointError, ConfigError
 from dgm_infer.runs import complete_run
 
 from . import plots
@@ -61,7 +62,8 @@ def condition_images(
     Args:
         name: of the run; results go to ``<output>/<name>/<time>/``.
         generator: a shipped generator, a path to its weights, or a model by class path.
-        images: a data set with held-out images by class path, or a file: ``.npy`` ``[n, *shape]``, or a picture.
+        images: a data set with held-out images by class path, or a file: a picture, or ``.npy`` of ``[n, *shape]``
+            (8-bit values are divided by 255, others taken as they are).
         observe: the observed part: top_half, bottom_half, left_half, right_half, or a ``.npy`` file with a boolean
             mask of the image's shape.
         n_images: the first so many images.
@@ -79,29 +81,33 @@ def condition_images(
     Returns:
         the run folder.
     """
-    model = generators.load(generator) if isinstance(generator, str) else generator.eval()
-    originals = read_images(images, n_images)
-    mask = read_mask(observe, tuple(model.output_shape))
+    model = _model(generator)
+    shape = tuple(model.output_shape)
+    originals = read_images(images, n_images, shape)
+    mask = read_mask(observe, shape)
     problem = dgm.condition(model, originals, observe=dgm.pixels(mask), device=device)
-    started = time.perf_counter()
-    result = dgm.sample(
-        problem,
-        kernel,
-        chains=chains,
-        warmup=warmup,
-        draws=draws,
-        thin=thin,
-        seed=seed,
-        target_acceptance=target_acceptance,
-    )
-    seconds = time.perf_counter() - started
-    summary = result.summary()
-    report = describe(result, summary, seconds)
-    with complete_run(name, output) as folder:
+    # made before hours of sampling, and gone again if these fail
+    with complete_run(name, output) as folder, warnings.catch_warnings():
+        # the report says it
+        warnings.filterwarnings("ignore", message="interrupted", category=UserWarning)
+        started = time.perf_counter()
+        result = dgm.sample(
+            problem,
+            kernel,
+            chains=chains,
+            warmup=warmup,
+            draws=draws,
+            thin=thin,
+            seed=seed,
+            target_acceptance=target_acceptance,
+        )
+        seconds = time.perf_counter() - started
+        summary = result.summary()
+        report = describe(result, summary, seconds)
         (folder / "config.yaml").write_text(resolved)
+        (folder / "log.txt").write_text(report)
         result.save(folder / "posterior.nc")
         summary.to_csv(folder / "summary.csv", index_label="latent")
-        (folder / "log.txt").write_text(report)
         plots.completions(folder / "completions.png", originals, mask, result.generate())
         plots.traces(folder / "traces.png", result, _worst_and_typical(summary))
     print(report, end="")
@@ -109,8 +115,17 @@ def condition_images(
     return folder
 
 
-def read_images(source: str | HeldOutImages, n: int) -> Tensor:
-    """The first ``n`` images, ``[n, *shape]``; a picture file is one image of values in [0, 1].
+def _model(generator: GenerativeModel | str) -> GenerativeModel:
+    if not isinstance(generator, str):
+        return generator.eval()
+    try:
+        return generators.load(generator)
+    except CheckpointError as error:
+        raise CheckpointError(f"generator: {error}, or the class path of a GenerativeModel") from error
+
+
+def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...]) -> Tensor:
+    """The first ``n`` images, ``[n, *shape]``; 8-bit values, of a picture or an array, are divided by 255.
 
     Raises:
         ConfigError: the file is missing or unreadable, or holds fewer images.
@@ -121,9 +136,16 @@ def read_images(source: str | HeldOutImages, n: int) -> Tensor:
         return source.held_out(n)
     path = Path(source)
     if not path.is_file():
-        raise ConfigError(f"images: {source} does not exist: name a .npy file, a picture, or a data set by class path")
+        raise ConfigError(
+            f"images: {source} is no file and no class path: name a .npy file, a picture, or a class with held_out(n)"
+        )
     if path.suffix == ".npy":
         images = torch.from_numpy(_load_array(path))
+        images = images / 255 if images.dtype == torch.uint8 else images
+        if tuple(images.shape) == shape:
+            images = images.unsqueeze(0)
+        if tuple(images.shape[1:]) != shape:
+            raise ConfigError(f"images: {source} has shape {tuple(images.shape)}, expected [n, *{list(shape)}]")
         if len(images) < n:
             raise ConfigError(f"images: {source} holds {len(images)} images, n_images = {n}")
         return images[:n]
@@ -205,6 +227,9 @@ def _worst_and_typical(summary: pd.DataFrame) -> list[tuple[str, tuple[int, ...]
 
 def _load_array(path: Path) -> np.ndarray:
     try:
-        return np.load(path, allow_pickle=False)
-    except (ValueError, OSError, EOFError) as error:
+        array = np.load(path, allow_pickle=False)
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"its values are {array.dtype}, not numbers")
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
+    except (ValueError, OSError, EOFError, AttributeError) as error:
         raise ConfigError(f"{path} is not a readable .npy array: {error}") from error

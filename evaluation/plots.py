@@ -64,7 +64,7 @@ def completions(
 
 
 def traces(
-    path: str | os.PathLike, draws: Draws, labels: Sequence[tuple[str, tuple[int, ...]]], *, bins: int = 20
+    path: str | os.PathLike, draws: Draws, labels: Sequence[tuple[str, tuple[int, ...]]], *, bins: int = 10
 ) -> None:
     """Trace and rank plots of some scalar latents, one row each.
 

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ import torch
 from dgm_infer import Draws
 from dgm_infer.cli import main, one_line
 from dgm_infer.kernels import ConstrainedHMC
+
+TRAIN = Path(__file__).parents[1] / "configs" / "train" / "digits_vae.yaml"
 
 CONFIG = """\
 name: small
@@ -103,6 +106,20 @@ BAD = {
         ["condition", "--config", c, "--images", _npy("big.npy", np.zeros((2, 28, 28)))],
         "(2, 28, 28)",
     ),
+    "array of words": lambda c: (
+        ["condition", "--config", c, "--images", _npy("words.npy", np.array(["a"]))],
+        "words.npy",
+    ),
+    "name that leads elsewhere": lambda c: (["condition", "--config", c, "--name", "../x"], "'../x'"),
+    "no name": lambda c: (["condition", "--config", c, "--name", ""], "name"),
+    "output that is a file": lambda c: (["condition", "--config", c, "--output", c], "output"),
+    "device that there is none of": lambda c: (["condition", "--config", c, "--device", "gpu7"], "gpu7"),
+    "negative seed": lambda c: (["condition", "--config", c, "--seed", "-1"], "seed=-1"),
+    "class path of nothing": lambda c: (["condition", "--config", c, "--generator", "mine.Nope"], "class path"),
+    "export where no folder can be": lambda c: (
+        ["train", "--config", str(TRAIN), "--export.path", f"{c}/x", "--trainer.max_epochs", "1"],
+        "export.path",
+    ),
     "training without a model": lambda c: (["train", "--trainer.max_epochs", "1"], "model"),
     "unknown training option": lambda c: (["train", "--trainer.max_epoch", "1"], "max_epoch"),
 }
@@ -150,8 +167,7 @@ def test_an_interrupt_while_sampling_keeps_the_draws(config, tmp_path, capsys, m
         return step(self, *arguments)
 
     monkeypatch.setattr(ConstrainedHMC, "step", interrupted)
-    with pytest.warns(UserWarning, match="of 200 draws were made and are kept"):
-        assert condition(config, "--draws", "200") == 0
+    assert condition(config, "--draws", "200") == 0
     (folder,) = (tmp_path / "runs" / "small").iterdir()
     draws = Draws.load(folder / "posterior.nc")
     assert draws.interrupted

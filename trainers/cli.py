@@ -1,7 +1,6 @@
 """The ``train`` command: LightningCLI's ``fit`` with a run folder, a tidy screen and a generator at the end."""
 
 import logging
-import shutil
 import signal
 import warnings
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger
 
 from dgm_infer.errors import ConfigError, DgmInferError
-from dgm_infer.runs import unused_folder
+from dgm_infer.runs import make_folder, remove_folders, unused_folder
 from generators.checkpoints import read_checkpoint
 
 from .export import SaveGenerator
@@ -117,7 +116,6 @@ class TrainCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         # given here and not as defaults, so that the configuration kept with a run starts a new run in a new folder
         settings = self._get(self.config_init, "trainer")
-        self.owns_folder = settings["default_root_dir"] is None
         self.folder = Path(settings["default_root_dir"] or unused_folder(self.name))
         kwargs["default_root_dir"] = self.folder
         if settings["logger"] in (None, True):
@@ -139,13 +137,17 @@ class TrainCLI(LightningCLI):
 
     def fit(self, **kwargs: Any) -> None:
         """``Trainer.fit``; leaves no folder behind when it is refused or interrupted before its first checkpoint."""
+        try:
+            made = make_folder(self.folder)
+        except OSError as error:
+            raise ConfigError(f"trainer.default_root_dir={self.folder} cannot be made: {error.strerror}") from error
         on_interrupt = signal.getsignal(signal.SIGINT)
         try:
             self.trainer.fit(**kwargs)
         except (DgmInferError, SystemExit) as error:
             checkpoint = self._checkpoint()
-            if checkpoint is None and self.owns_folder and self.trainer.is_global_zero:
-                shutil.rmtree(self.folder, ignore_errors=True)
+            if checkpoint is None and self.trainer.is_global_zero:
+                remove_folders(made)
             if isinstance(error, DgmInferError):
                 raise
             # Lightning ends the process on an interrupt

@@ -9,7 +9,7 @@ from lightning_utilities.core.rank_zero import rank_zero_warn
 
 import generators
 from dgm_infer import GenerativeModel
-from dgm_infer.errors import CheckpointError
+from dgm_infer.errors import CheckpointError, ConfigError
 from generators.checkpoints import describe
 
 __all__ = ["SaveGenerator"]
@@ -33,6 +33,12 @@ class SaveGenerator(Callback):
         self.written: Path | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if self.path is not None:
+            # before hours of training, not after
+            try:
+                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise ConfigError(f"export.path={self.path}: its folder cannot be made: {error.strerror}") from error
         try:
             _generator(pl_module)
         except CheckpointError as error:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -75,17 +76,18 @@ class Kernel(Protocol):
         ...
 
 
+@dataclass(frozen=True, eq=False)
 class Settings:
     """Base of kernels that are frozen dataclasses: copies with changes, and equality that tensors do not upset."""
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)  # type: ignore[type-var]
+        return dataclasses.replace(self, **changes)
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        names = [field.name for field in dataclasses.fields(self)]  # type: ignore[arg-type]
+        names = [field.name for field in dataclasses.fields(self)]
         return all(_same(getattr(self, name), getattr(other, name)) for name in names)
 
     __hash__ = None  # type: ignore[assignment]

@@ -9,7 +9,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.adaptation import DualAveraging
 from tests.dgm_infer.test_projection import Bent
-from tests.oracles import FLOAT, correlated_gaussian, linear_gaussian
+from tests.oracles import FLOAT, Ellipse, correlated_gaussian, linear_gaussian, linear_gaussian_model
 
 SCALES = (0.1, 1.0, 10.0)
 BAND = 0.1
@@ -107,3 +107,11 @@ def test_dual_averaging_finds_the_step_size_of_a_known_acceptance_curve():
     torch.testing.assert_close(averaging.final, -scale * math.log(0.8), rtol=0.05, atol=0)
     # the control: it is not where it began
     assert (averaging.final / 0.1 - 1).abs().min() > 0.5
+
+
+@pytest.mark.parametrize("make", [Ellipse, lambda: linear_gaussian_model(sd=0.05)])
+def test_without_a_warm_up_the_step_size_found_at_the_starts_moves_the_chains(make):
+    model = make()
+    fibre = dgm.condition(model, torch.ones(model.output_shape))
+    draws = dgm.sample(fibre, chains=16, warmup=0, draws=10, seed=0, progress=False)
+    assert draws.stats["acceptance_rate"].mean() > 0.3

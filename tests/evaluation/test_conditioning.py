@@ -29,23 +29,30 @@ def test_named_halves_and_their_opposites_share_no_pixel():
 def test_pictures_and_arrays_are_read(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (8, 6), dtype=np.uint8)
     Image.fromarray(pixels).save(tmp_path / "grey.png")
-    assert torch.equal(read_images(str(tmp_path / "grey.png"), 1), torch.tensor(pixels).unsqueeze(0) / 255)
+    assert torch.equal(read_images(str(tmp_path / "grey.png"), 1, (8, 6)), torch.tensor(pixels).unsqueeze(0) / 255)
     Image.fromarray(np.stack([pixels] * 3, -1)).save(tmp_path / "colour.png")
-    assert read_images(str(tmp_path / "colour.png"), 1).shape == (1, 3, 8, 6)
+    assert read_images(str(tmp_path / "colour.png"), 1, (3, 8, 6)).shape == (1, 3, 8, 6)
     np.save(tmp_path / "many.npy", np.ones((5, 8, 8)))
-    assert read_images(str(tmp_path / "many.npy"), 3).shape == (3, 8, 8)
+    assert read_images(str(tmp_path / "many.npy"), 3, (8, 8)).shape == (3, 8, 8)
+
+
+def test_bytes_are_scaled_as_in_pictures_and_one_image_needs_no_batch(tmp_path):
+    np.save(tmp_path / "bytes.npy", np.full((8, 8), 51, dtype=np.uint8))
+    images = read_images(str(tmp_path / "bytes.npy"), 1, (8, 8))
+    assert images.shape == (1, 8, 8)
+    torch.testing.assert_close(images, torch.full_like(images, 0.2))
 
 
 def test_a_file_that_is_no_picture_is_named(tmp_path):
     (tmp_path / "text.png").write_text("text")
     with pytest.raises(ConfigError, match=r"text\.png"):
-        read_images(str(tmp_path / "text.png"), 1)
+        read_images(str(tmp_path / "text.png"), 1, (8, 8))
 
 
 def test_a_pickled_array_is_refused(tmp_path):
     np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
     with pytest.raises(ConfigError, match=r"objects\.npy"):
-        read_images(str(tmp_path / "objects.npy"), 1)
+        read_images(str(tmp_path / "objects.npy"), 1, (8, 8))
 
 
 def test_labels_of_the_summary_are_parsed():
