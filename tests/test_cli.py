@@ -189,7 +189,14 @@ def test_an_interrupt_during_warmup_leaves_nothing(config, tmp_path, capsys, mon
 def test_ctrl_c_reaches_a_running_command(config, tmp_path):
     command = [sys.executable, "-m", "dgm_infer.cli", "condition", "--config", str(config), "--draws", "100000"]
     with open(tmp_path / "stderr.txt", "wb") as stderr:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr)
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            # a shell that runs the tests in the background makes its children ignore interrupts
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+    try:
         deadline = time.monotonic() + 120
         while b"sampling" not in (tmp_path / "stderr.txt").read_bytes():
             assert time.monotonic() < deadline
@@ -197,6 +204,8 @@ def test_ctrl_c_reaches_a_running_command(config, tmp_path):
             time.sleep(0.5)
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
     assert process.returncode == 0
     assert b"(interrupted)" in output
     (folder,) = (tmp_path / "runs" / "small").iterdir()
