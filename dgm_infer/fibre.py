@@ -122,9 +122,7 @@ class Fibre:
 
     def complete(self, u: Tensor, rng: torch.Generator) -> Tensor:
         """Complete outputs ``[..., *batch, *output_shape]``: the observed part as observed, the rest generated."""
-        with torch.no_grad():
-            flat = self.observed.complete(u, self.values, rng)
-        return flat.reshape(*flat.shape[:-1], *self.model.output_shape)
+        return self.observed.complete(u, self.values, rng)
 
     def start(self, chains: int, rng: torch.Generator, *, tolerance: float = 1e-8, attempts: int = 20) -> Tensor:
         """Points on the fibre near prior draws, ``[chains, *batch, D]`` (J 8.4).

@@ -198,10 +198,16 @@ class ObservedModel:
     def latents(self, u: Tensor) -> dict[str, Tensor]:
         return self.model.latents(u)
 
+    def generate(self, u: Tensor, rng: torch.Generator) -> Tensor:
+        """Flat outputs ``[..., *batch, Dx]`` at inputs ``u``, what ``u`` leaves open drawn afresh."""
+        return self.model.observed(u)
+
     def complete(self, u: Tensor, values: Tensor, rng: torch.Generator) -> Tensor:
-        """Complete flat outputs ``[..., *batch, Dx]``, the selected entries exactly as observed."""
-        x = self.model.observed(u)
-        return self.operator.scatter(values, x) if isinstance(self.operator, Selection) else x
+        """Complete outputs ``[..., *batch, *output_shape]``, the selected entries exactly as observed."""
+        with torch.no_grad():
+            x = self.generate(u, rng)
+            x = self.operator.scatter(values, x) if isinstance(self.operator, Selection) else x
+        return x.reshape(*x.shape[:-1], *self.model.output_shape)
 
 
 class ObservedUnits(ObservedModel):
@@ -244,10 +250,10 @@ class ObservedUnits(ObservedModel):
     def latents(self, u):
         return self.model.latents(torch.cat(self._full(u), -1))
 
-    def complete(self, u, values, rng):
+    def generate(self, u, rng):
         u1, _ = self.model.split(u)
         u2 = self.model.local_density.sample(tuple(u1.shape[:-1]), generator=rng, dtype=u1.dtype, device=u1.device)
-        return self.operator.scatter(values, self.model.observed(torch.cat([u1, u2], -1)))
+        return self.model.observed(torch.cat([u1, u2], -1))
 
 
 def observed_model(model: GenerativeModel, operator) -> ObservedModel:

@@ -119,6 +119,4 @@ class InputPosterior(Target):
 
     def complete(self, u: Tensor, rng: torch.Generator) -> Tensor:
         """Complete outputs ``[..., *batch, *output_shape]``: the observed part as observed, the rest generated."""
-        with torch.no_grad():
-            flat = self.observed.complete(u, self.values, rng)
-        return flat.reshape(*flat.shape[:-1], *self.model.output_shape)
+        return self.observed.complete(u, self.values, rng)
