@@ -10,8 +10,8 @@ from .errors import ArgumentError, ModelError, ObservationError
 from .fibre import Fibre
 from .jacobian import push_forward
 from .model import DirectedModel, GenerativeModel, validate
-from .observe import ObservedUnits, observed_model
 from .observe import observe as as_observation
+from .observed import observed_model
 from .target import InputPosterior
 
 __all__ = ["condition"]
@@ -92,8 +92,9 @@ def condition(
         raise ObservationError(f"observed has shape {tuple(y.shape)}: there is nothing in it to condition on")
     reduced = observed_model(frozen, operator)
     n_outputs = values.shape[-1]
-    if isinstance(reduced, ObservedUnits):
-        _check_independence(reduced.model, dtype, device)
+    if reduced.units is not None:
+        assert isinstance(frozen, DirectedModel)
+        _check_structure(frozen, dtype, device)
     if tolerance is not None:
         return InputPosterior(reduced, values, tolerance)
     if n_outputs > reduced.dim:
@@ -152,7 +153,7 @@ def _check_outputs(model: GenerativeModel, dtype: torch.dtype, device: torch.dev
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             first, second = model.observed(u), model.observed(u)
-        except (RuntimeError, NotImplementedError, TypeError) as error:
+        except Exception as error:
             raise ModelError(
                 f"{name}.observed fails for inputs of shape {tuple(u.shape)} and type {dtype}: {_first_line(error)} "
                 "(tensors that the model computes with must be its parameters or buffers)"
@@ -176,27 +177,55 @@ def _check_outputs(model: GenerativeModel, dtype: torch.dtype, device: torch.dev
         )
 
 
-def _check_independence(model: DirectedModel, dtype: torch.dtype, device: torch.device) -> None:
-    """``J [0, r] = d * r`` for every r when output i depends on ``u2_i`` alone."""
-    u = _prior_draws(model, 1, dtype, device)
-    n_local = model.local_density.dim
-    if n_local != torch.Size(model.output_shape).numel():
+def _check_structure(model: DirectedModel, dtype: torch.dtype, device: torch.device) -> None:
+    """``J [0, r]`` is ``D_i r_i`` in every unit i, for a random r, when units share no local inputs."""
+    name, units = type(model).__name__, model.units
+    assert units is not None
+    n_local, n_outputs = model.local_density.dim, torch.Size(model.output_shape).numel()
+    whole = n_local % units.inputs == 0 and n_outputs % units.outputs == 0
+    if not whole or n_local // units.inputs != n_outputs // units.outputs:
         raise ModelError(
-            f"{type(model).__name__} declares structure 'independent' with {n_local} local inputs for "
-            f"{torch.Size(model.output_shape).numel()} outputs: one each is needed, or structure = 'dense'"
+            f"{name} declares structure {model.structure!r} with {n_local} local inputs in units of {units.inputs} for "
+            f"{n_outputs} outputs in units of {units.outputs}: as many units of inputs as of outputs are needed, or "
+            "structure = 'dense'"
         )
+    # a simulator may overflow at most of its prior draws: the tamest of many shows its structure best
+    u = _prior_draws(model, 16, dtype, device)
+    x = model.observed(u)
+    tamest = x.abs().amax(-1).nan_to_num(nan=torch.inf).argmin().unsqueeze(0)
+    u, x = u[tamest], x[tamest]
+    markov = model.structure == "markov"
+    if markov:
+        try:
+            miss = (model.one_step_ahead(u, x) - x).abs().max() / x.abs().max().clamp_min(1)
+        except Exception as error:
+            raise ModelError(
+                f"{name} declares structure 'markov', but transition() fails for all steps at once: "
+                f"{_first_line(error)} (states have one shape, and leading dimensions broadcast)"
+            ) from error
+        if miss > torch.finfo(dtype).eps ** 0.75:
+            raise ModelError(
+                f"{name} declares structure 'markov', but its transitions from the observed states miss the simulated "
+                f"ones (by {miss.item():.3g} of the largest): let simulate() come from transition(), or declare "
+                "structure = 'dense'"
+            )
     rng = torch.Generator(device).manual_seed(1)
-    direction = torch.randn(1, n_local, generator=rng, dtype=dtype, device=device)
+    direction = torch.randn(n_local, generator=rng, dtype=dtype, device=device)
     u1, u2 = model.split(u)
 
     def local(v: Tensor) -> Tensor:
-        return model.simulate(model.global_latents(u1), v)
+        inputs = torch.cat([u1.expand(*v.shape[:-1], -1), v], -1)
+        return model.one_step_ahead(inputs, x) if markov else model.observed(inputs)
 
-    tangents = torch.cat([torch.ones_like(direction), direction])
-    _, (diagonal, product) = push_forward(local, u2, tangents)
-    error = (product - diagonal * direction).abs().max()
-    if error > 1e3 * torch.finfo(dtype).eps ** 0.75 * diagonal.abs().max():
+    one_each = torch.eye(units.inputs, dtype=dtype, device=device).repeat(1, n_local // units.inputs)
+    _, products = push_forward(local, u2, torch.cat([one_each, direction.unsqueeze(0)]))
+    blocks, product = products[:-1, 0], products[-1, 0]
+    own = direction.unflatten(-1, (-1, units.inputs)).repeat_interleave(units.outputs, 0)
+    error = (product - (blocks * own.mT).sum(0)).abs().max()
+    if error > 1e3 * torch.finfo(dtype).eps ** 0.75 * blocks.abs().max():
+        what = "outputs" if model.structure == "independent" else "steps"
         raise ModelError(
-            f"{type(model).__name__} declares structure 'independent', but its outputs depend on each other's local "
-            f"inputs (directional derivatives differ by {error.item():.3g}): declare structure = 'dense'"
+            f"{name} declares structure {model.structure!r}, but its {what} depend on each other's local inputs "
+            f"(directional derivatives differ by {error.item():.3g}): declare larger units (unit_inputs, "
+            "unit_outputs), or structure = 'dense'"
         )

@@ -18,6 +18,11 @@ class InputDensity(ABC):
 
     dim: int
 
+    @property
+    def is_standard_normal(self) -> bool:
+        """Whether every coordinate is N(0, 1)."""
+        return False
+
     @abstractmethod
     def coordinate_log_prob(self, u: Tensor) -> Tensor:
         """Log density of each coordinate: ``[..., D] -> [..., D]``."""
@@ -52,6 +57,10 @@ class _Iid(InputDensity):
 @dataclass(frozen=True)
 class StandardNormal(_Iid):
     """``N(0, 1)`` in every coordinate."""
+
+    @property
+    def is_standard_normal(self):
+        return True
 
     def coordinate_log_prob(self, u):
         return -0.5 * u.square() - 0.5 * math.log(2 * math.pi)
@@ -97,6 +106,10 @@ class Product(InputDensity):
     def sample(self, shape=(), *, generator=None, dtype=None, device=None):
         parts = [f.sample(shape, generator=generator, dtype=dtype, device=device) for f in self.factors]
         return torch.cat(parts, -1)
+
+    @property
+    def is_standard_normal(self):
+        return all(factor.is_standard_normal for factor in self.factors)
 
     def __repr__(self):
         return f"Product({', '.join(map(repr, self.factors))})"

@@ -1,52 +1,33 @@
-"""Observation operators: which function of the output is observed, and what that leaves of the model's structure."""
+"""Observations: which function of the output is observed, as the user says it."""
 
+import functools
+import math
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from .errors import ObservationError
-from .model import DirectedModel, GenerativeModel
+from .model import GenerativeModel
+from .operators import DisjointSums, Operator, Selection
 
-__all__ = ["Observation", "Pixels", "Transform", "observe", "pixels"]
-
-
-@dataclass(frozen=True)
-class Selection:
-    """Entries of a flat vector: ``index`` is ``[Dy]``, or ``[*batch, Dy]`` when every problem has its own."""
-
-    index: Tensor
-    size: int
-
-    @property
-    def is_everything(self) -> bool:
-        return self.index.ndim == 1 and len(self.index) == self.size
-
-    def take(self, problems: Tensor) -> "Selection":
-        """The selection of the listed problems (flat indices), one row each."""
-        if self.index.ndim == 1:
-            return self
-        return Selection(self.index.flatten(0, -2)[problems], self.size)
-
-    def gather(self, x: Tensor) -> Tensor:
-        """``[..., *batch, Dx] -> [..., *batch, Dy]``."""
-        if self.is_everything:
-            return x
-        if self.index.ndim == 1:
-            return x.index_select(-1, self.index)
-        lead = torch.broadcast_shapes(x.shape[:-1], self.index.shape[:-1])
-        return x.expand(*lead, x.shape[-1]).gather(-1, self.index.expand(*lead, -1))
-
-    def scatter(self, values: Tensor, into: Tensor) -> Tensor:
-        """``into [..., *batch, Dx]`` with the selected entries replaced by ``values [..., *batch, Dy]``."""
-        if self.is_everything:
-            return values.expand_as(into).clone()
-        lead = into.shape[:-1]
-        return into.scatter(-1, self.index.expand(*lead, -1), values.expand(*lead, -1))
+__all__ = [
+    "Blur",
+    "Downsample",
+    "Linear",
+    "Observation",
+    "Pixels",
+    "Transform",
+    "blur",
+    "downsample",
+    "linear",
+    "observe",
+    "pixels",
+]
 
 
 class Observation(ABC):
@@ -60,7 +41,7 @@ class Observation(ABC):
 class Bound(NamedTuple):
     """An observation matched to a model: ``operator(x) = values`` with ``values [*batch, Dy]``."""
 
-    operator: "Selection | Callable[[Tensor], Tensor]"
+    operator: Operator
     values: Tensor
 
 
@@ -91,7 +72,7 @@ class Pixels(Observation):
         batch = tuple(y.shape[:-1]) if flat_given else _batch_shape(y, shape)
         flat = y.reshape(*batch, size)
         selection = Selection(self._index(shape, batch).to(y.device), size)
-        values = selection.gather(flat)
+        values = selection(flat)
         bad = ~values.isfinite()
         if bad.any():
             where = bad.nonzero()[0].tolist()
@@ -135,19 +116,134 @@ class Transform(Observation):
         with torch.no_grad():
             y_shape = tuple(function(y.new_zeros(shape)).shape)
         batch = _batch_shape(y, y_shape)
-        if not y.isfinite().all():
-            raise ObservationError(f"{int((~y.isfinite()).sum())} observed value(s) are not finite: repair the data")
 
         def operator(x: Tensor) -> Tensor:
             lead = x.shape[:-1]
             return function(x.reshape(*lead, *shape)).reshape(*lead, -1)
 
-        return Bound(operator, y.reshape(*batch, -1))
+        return Bound(operator, _finite(y).reshape(*batch, -1))
+
+
+class Downsample(Observation):
+    """Means over ``factor x factor`` blocks of an image: ``[..., H, W] -> [..., H / factor, W / factor]``."""
+
+    def __init__(self, factor: int):
+        if not isinstance(factor, int) or factor < 1:
+            raise ObservationError(f"downsample(factor={factor!r}): must be a whole number, 1 or more")
+        self.factor = factor
+
+    def bind(self, y, model):
+        shape, k = model.output_shape, self.factor
+        if len(shape) < 2 or shape[-2] % k or shape[-1] % k:
+            raise ObservationError(
+                f"downsample({k}): the model's output {shape} has no height and width of whole blocks"
+            )
+        batch = _batch_shape(y, (*shape[:-2], shape[-2] // k, shape[-1] // k))
+        size = torch.Size(shape).numel()
+        blocks = torch.arange(size, device=y.device).reshape(shape).unfold(-2, k, k).unfold(-2, k, k)
+        index = blocks.reshape(-1, k * k)
+        operator = DisjointSums(index, torch.full_like(index, 1 / k**2, dtype=y.dtype), size)
+        return Bound(operator, _finite(y).reshape(*batch, -1))
+
+
+class Linear(Observation):
+    """Linear functions of the flat output: ``y = M x``, ``[..., *output_shape] -> [..., Dy]``.
+
+    Rows of M that share no entry of x, with equally many each, keep the model's structure; others make it dense.
+    """
+
+    def __init__(self, matrix):
+        matrix = torch.as_tensor(matrix).detach()
+        if matrix.ndim != 2 or not matrix.is_floating_point():
+            raise ObservationError(
+                f"linear(matrix of shape {tuple(matrix.shape)}, {_name(matrix.dtype)}): expected [Dy, Dx] of floats"
+            )
+        if not (matrix != 0).any(1).all():
+            raise ObservationError("linear(matrix): a row of zeros observes nothing, leave it out")
+        self.matrix = matrix
+
+    def bind(self, y, model):
+        matrix, size = self.matrix.to(y), torch.Size(model.output_shape).numel()
+        if matrix.shape[1] != size:
+            raise ObservationError(
+                f"linear(matrix of shape {tuple(matrix.shape)}): the model has {size} outputs, {model.output_shape}"
+            )
+        batch = _batch_shape(y, (len(matrix),))
+        support = matrix != 0
+        counts = support.sum(1)
+        if (support.sum(0) <= 1).all() and (counts == counts[0]).all():
+            index = support.nonzero()[:, 1].reshape(len(matrix), -1)
+            operator = DisjointSums(index, matrix.gather(1, index), size)
+        else:
+            operator = functools.partial(_times, matrix)
+        return Bound(operator, _finite(y).reshape(*batch, -1))
+
+
+def _times(matrix: Tensor, x: Tensor) -> Tensor:
+    return x @ matrix.mT
+
+
+class Blur(Observation):
+    """Convolution of an image with a kernel, of the same size: beyond its edges the image is reflected."""
+
+    def __init__(self, kernel):
+        kernel = torch.as_tensor(kernel).detach()
+        if kernel.ndim == 0:
+            sd = float(kernel)
+            if not 0 < sd < math.inf:
+                raise ObservationError(f"blur({sd:g}): the standard deviation must be positive, in pixels")
+            reach = math.ceil(3 * sd)
+            profile = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, dtype=torch.float64) / sd).square())
+            kernel = profile[:, None] * profile
+            kernel = kernel / kernel.sum()
+        if kernel.ndim != 2 or not all(side % 2 for side in kernel.shape) or not kernel.is_floating_point():
+            raise ObservationError(
+                f"blur(kernel of shape {tuple(kernel.shape)}): expected a standard deviation, or a kernel of floating "
+                "point with odd height and width"
+            )
+        self.kernel = kernel
+
+    def bind(self, y, model):
+        shape, kernel = model.output_shape, self.kernel.to(y)
+        up, left = kernel.shape[0] // 2, kernel.shape[1] // 2
+        if len(shape) < 2 or shape[-2] <= up or shape[-1] <= left:
+            raise ObservationError(
+                f"blur: the kernel {tuple(kernel.shape)} is too large for the model's output {shape}"
+            )
+        batch = _batch_shape(y, shape)
+
+        def operator(x: Tensor) -> Tensor:
+            images = x.reshape(-1, 1, *shape[-2:])
+            padded = functional.pad(images, (left, left, up, up), mode="reflect")
+            return functional.conv2d(padded, kernel.flip(0, 1)[None, None]).reshape(x.shape)
+
+        return Bound(operator, _finite(y).reshape(*batch, -1))
+
+
+def _finite(y: Tensor) -> Tensor:
+    if not y.isfinite().all():
+        raise ObservationError(f"{int((~y.isfinite()).sum())} observed value(s) are not finite: repair the data")
+    return y
 
 
 def pixels(mask) -> Pixels:
     """Observe the entries of the output where ``mask`` is True (a boolean array or tensor of the image's shape)."""
     return Pixels(mask)
+
+
+def downsample(factor: int) -> Downsample:
+    """Observe the means over ``factor x factor`` blocks of an image: super-resolution."""
+    return Downsample(factor)
+
+
+def linear(matrix) -> Linear:
+    """Observe ``M x``, with a matrix ``[Dy, Dx]`` on the flat output."""
+    return Linear(matrix)
+
+
+def blur(kernel) -> Blur:
+    """Observe an image convolved with a kernel ``[h, w]`` of odd sides, or a Gaussian of this sd in pixels."""
+    return Blur(kernel)
 
 
 def observe(observation) -> Observation:
@@ -159,113 +255,9 @@ def observe(observation) -> Observation:
     if callable(observation):
         return Transform(cast(Callable[[Tensor], Tensor], observation))
     raise ObservationError(
-        f"observe={' '.join(reprlib.repr(observation).split())} is neither pixels(mask) nor a function of the output: "
-        "pixels(mask) observes the entries where mask is True"
+        f"observe={' '.join(reprlib.repr(observation).split())} is neither an operator (pixels, "
+        "downsample, linear, blur) nor a function of the output: pixels(mask) observes the entries where mask is True"
     )
-
-
-class ObservedModel:
-    """A model seen through an observation operator: ``y = A(g_x(u))`` as a function of all the inputs."""
-
-    n_global: int | None = None
-    """L where the Jacobian is ``[A | diag(d)]`` with ``A`` of L columns, else None."""
-
-    def __init__(self, model: GenerativeModel, operator: "Selection | Callable[[Tensor], Tensor]"):
-        self.model = model
-        self.operator = operator
-        self.dim = model.input_density.dim
-
-    def take(self, problems: Tensor):
-        """The same for the listed problems (flat indices), one row each."""
-        if isinstance(self.operator, Selection):
-            return type(self)(self.model, self.operator.take(problems))
-        return self
-
-    def outputs(self, u: Tensor) -> Tensor:
-        """``[..., *batch, Du] -> [..., *batch, Dy]``."""
-        x = self.model.observed(u)
-        return self.operator.gather(x) if isinstance(self.operator, Selection) else self.operator(x)
-
-    def log_density(self, u: Tensor) -> Tensor:
-        """``log p_u(u)`` plus the model's log factor: ``[..., Du] -> [...]``."""
-        log_prob = self.model.input_density.log_prob(u)
-        return log_prob + self.model.log_factor(u) if self.model.has_log_factor else log_prob
-
-    def sample_inputs(self, shape: tuple[int, ...], rng: torch.Generator, like: Tensor) -> Tensor:
-        """Draws from ``p_u``: ``[*shape, Du]``; ``shape`` ends in the batch shape."""
-        return self.model.input_density.sample(shape, generator=rng, dtype=like.dtype, device=like.device)
-
-    def latents(self, u: Tensor) -> dict[str, Tensor]:
-        return self.model.latents(u)
-
-    def generate(self, u: Tensor, rng: torch.Generator) -> Tensor:
-        """Flat outputs ``[..., *batch, Dx]`` at inputs ``u``, what ``u`` leaves open drawn afresh."""
-        return self.model.observed(u)
-
-    def complete(self, u: Tensor, values: Tensor, rng: torch.Generator) -> Tensor:
-        """Complete outputs ``[..., *batch, *output_shape]``, the selected entries exactly as observed."""
-        with torch.no_grad():
-            x = self.generate(u, rng)
-            x = self.operator.scatter(values, x) if isinstance(self.operator, Selection) else x
-        return x.reshape(*x.shape[:-1], *self.model.output_shape)
-
-
-class ObservedUnits(ObservedModel):
-    """An independent-structure model of which some outputs are selected: ``u = [u1, u2 of those outputs]``.
-
-    Hidden outputs do not restrict z, so their noise inputs are left out and drawn afresh on completion (J 8.2).
-    """
-
-    model: DirectedModel
-    operator: Selection
-
-    def __init__(self, model: DirectedModel, operator: Selection):
-        super().__init__(model, operator)
-        self.n_global = model.global_density.dim
-        self.dim = self.n_global + operator.index.shape[-1]
-
-    def _full(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        u1, u2 = self.model.split(u)
-        if self.operator.is_everything:
-            return u1, u2
-        # output i depends on u2_i alone: what stands in the hidden places changes no observed output
-        return u1, self.operator.scatter(u2, u2.new_zeros(*u2.shape[:-1], self.operator.size))
-
-    def outputs(self, u):
-        return self.operator.gather(self.model.observed(torch.cat(self._full(u), -1)))
-
-    def log_density(self, u):
-        u1, u2 = self._full(u)
-        local = self.operator.gather(self.model.local_density.coordinate_log_prob(u2)).sum(-1)
-        log_prob = self.model.global_density.log_prob(u1) + local
-        return log_prob + self.model.log_factor(u) if self.model.has_log_factor else log_prob
-
-    def sample_inputs(self, shape, rng, like):
-        def draw(density):
-            return density.sample(shape, generator=rng, dtype=like.dtype, device=like.device)
-
-        u1, u2 = draw(self.model.global_density), draw(self.model.local_density)
-        return torch.cat([u1, self.operator.gather(u2)], -1)
-
-    def latents(self, u):
-        return self.model.latents(torch.cat(self._full(u), -1))
-
-    def generate(self, u, rng):
-        u1, _ = self.model.split(u)
-        u2 = self.model.local_density.sample(tuple(u1.shape[:-1]), generator=rng, dtype=u1.dtype, device=u1.device)
-        return self.model.observed(torch.cat([u1, u2], -1))
-
-
-def observed_model(model: GenerativeModel, operator) -> ObservedModel:
-    """The input space that conditioning works in: reduced to the observed units where the structure allows it."""
-    reducible = (
-        isinstance(model, DirectedModel)
-        and model.structure == "independent"
-        and isinstance(operator, Selection)
-        # a factor or a latent variable of hidden noise inputs forbids to leave them out
-        and (operator.is_everything or not (model.has_log_factor or model.has_local_latents))
-    )
-    return ObservedUnits(model, operator) if reducible else ObservedModel(model, operator)  # type: ignore[arg-type]
 
 
 def _batch_shape(y: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:

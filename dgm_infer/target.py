@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from .errors import ArgumentError
-from .observe import ObservedModel
+from .observed import ObservedModel
 
 __all__ = ["InputPosterior", "Target"]
 
