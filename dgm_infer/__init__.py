@@ -17,7 +17,7 @@ from .fibre import Fibre
 from .inputs import InputDensity, Logistic, Product, StandardNormal
 from .kernels import HMC, ConstrainedHMC
 from .model import DirectedModel, GenerativeModel, WithNoise
-from .observe import pixels
+from .observe import blur, downsample, linear, pixels
 from .sampling import sample
 from .target import Target
 
@@ -44,8 +44,11 @@ __all__ = [
     "Status",
     "Target",
     "WithNoise",
+    "blur",
     "condition",
+    "downsample",
     "errors",
+    "linear",
     "pixels",
     "sample",
 ]

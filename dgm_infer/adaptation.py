@@ -1,4 +1,4 @@
-"""Warm-up: step sizes by a start-up phase, then dual averaging, one step size a problem; frozen afterwards."""
+"""Warm-up: a start-up phase, then step size, trajectory length and sub-steps; frozen afterwards."""
 
 import math
 from typing import Any
@@ -6,9 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .errors import Status
 from .kernels import Info, Kernel
+from .kernels.kernel import DEFAULT_LENGTH, TrajectoryEnd
 
-__all__ = ["DualAveraging", "WarmUp", "reasonable_step_size"]
+__all__ = ["ChEES", "DualAveraging", "SubSteps", "WarmUp", "reasonable_step_size"]
 
 
 class DualAveraging:
@@ -30,14 +32,17 @@ class DualAveraging:
         self.error = torch.zeros_like(step_size)
         self.count = 0
 
-    def update(self, acceptance: Tensor) -> None:
-        """Take in the acceptance probabilities ``[*batch]`` that the current step sizes gave."""
+    def update(self, acceptance: Tensor, weight: Tensor | float = 1.0) -> None:
+        """Take in the acceptance probabilities ``[*batch]`` that the current step sizes gave.
+
+        ``weight [*batch]`` in [0, 1] says how much this tells: 0 where the steps taken were far shorter.
+        """
         self.count += 1
         eta = 1 / (self.count + self.t0)
-        self.error = (1 - eta) * self.error + eta * (self.target - acceptance)
+        self.error = (1 - eta) * self.error + eta * weight * (self.target - acceptance)
         log_step = _bounded(self.mu - math.sqrt(self.count) / self.gamma * self.error)
-        weight = self.count**-self.kappa
-        self.log_average = weight * log_step + (1 - weight) * self.log_average
+        share = self.count**-self.kappa
+        self.log_average = share * log_step + (1 - share) * self.log_average
         self.current = log_step.exp()
 
     @property
@@ -64,7 +69,7 @@ def reasonable_step_size(
     step_size = torch.full(position.shape[:-1], initial, dtype=position.dtype, device=position.device)
     direction = None
     for _ in range(doublings):
-        _, info = kernel.replace(step_size=step_size, n_steps=1).step(problem, state, rng)
+        _, info = kernel.replace(step_size=step_size, n_steps=1, trajectory_length=None).step(problem, state, rng)
         wanted = torch.where(info.acceptance_rate > 0.5, 1.0, -1.0)
         if direction is None:
             direction = wanted
@@ -82,13 +87,115 @@ def _bounded(log_step: Tensor) -> Tensor:
     return log_step.clamp(-10 * math.log(10), 10 * math.log(10))
 
 
+class ChEES:
+    """Trajectory length that changes the squared distance from the mean most (Hoffman, Radul, Sountsov 2021).
+
+    Ascends ``E[(|x' - m|^2 - |x - m|^2)^2] / 4`` in the log of the length T, by Adam, over the chains of a problem:
+    with ``x', p'`` the end of a trajectory of duration ``U T``, the gradient is the mean, weighted by acceptance, of
+    ``U T (|x' - m|^2 - |x - m|^2) (x' - m).p'``. On a fibre, distances in the input space are right as they are:
+    where the model is linear, the posterior is standard normal along it.
+
+    Args:
+        length: ``[*batch]`` initial values.
+    """
+
+    # The criterion is about squared distances; means and modes gain from longer trajectories. On the completions of the
+    # README, 1.6 times as long made the smallest bulk ESS of a draw 3.4 times as large for 1.2 times the work.
+    stretch = 1.4
+    # of the length over its initial value, either way
+    most = 100.0
+
+    def __init__(self, length: Tensor, *, rate: float = 0.05):
+        self.log_length = length.log()
+        self.low, self.high = self.log_length - math.log(self.most), self.log_length + math.log(self.most)
+        self.mean: Tensor | float = 0.0
+        self.rate = rate
+        self.first = torch.zeros_like(length)
+        self.second = torch.zeros_like(length)
+        self.log_average = torch.zeros_like(length)
+        self.count = 0
+
+    def update(self, end: TrajectoryEnd, acceptance: Tensor) -> None:
+        """Take in the trajectories of one transition, with acceptance probabilities ``[chains, *batch]``."""
+        self.count += 1
+        # a running mean over iterations: one iteration of few chains says little
+        self.mean = self.mean + max(1 / self.count, 0.05) * (end.start.mean(0) - self.mean)
+        after, before = end.position - self.mean, end.start - self.mean
+        jump = after.square().sum(-1) - before.square().sum(-1)
+        slope = (acceptance * jump * (after * end.momentum).sum(-1)).nan_to_num(0, 0, 0)
+        gradient = end.fraction * slope.sum(0) / acceptance.sum(0).clamp_min(1e-8)
+        self.first = 0.9 * self.first + 0.1 * gradient
+        self.second = 0.95 * self.second + 0.05 * gradient.square()
+        scale = (self.second / (1 - 0.95**self.count)).sqrt().clamp_min(1e-30)
+        ascent = self.first / (1 - 0.9**self.count) / scale
+        log_length = self.log_length + self.rate / math.sqrt(1 + self.count / 20) * ascent.clamp(-1, 1)
+        self.log_length = log_length.clamp(self.low, self.high)
+        # an average over about the last quarter
+        weight = min(1.0, 4 / (self.count + 3))
+        self.log_average = weight * self.log_length + (1 - weight) * self.log_average
+
+    @property
+    def current(self) -> Tensor:
+        return self.log_length.exp()
+
+    @property
+    def final(self) -> Tensor:
+        """The averaged lengths ``[*batch]``, stretched."""
+        return self.stretch * (self.log_average.exp() if self.count else self.current)
+
+
+class SubSteps:
+    """Geodesic sub-steps: more of them when a problem's trajectories fail too often, or need the second solver.
+
+    Failures reject; the second solver costs time. The limits are on the share of transitions.
+
+    Args:
+        n: to begin with.
+        window: iterations between decisions.
+    """
+
+    failures = 0.005
+    retries = 0.05
+    most = 20
+
+    def __init__(self, n: int, window: int):
+        self.n, self.window = n, max(window, 1)
+        self._reset()
+
+    def _reset(self) -> None:
+        self.iterations = 0
+        self.failed: Tensor | float = 0.0
+        self.retried: Tensor | float = 0.0
+        self.trials: Tensor | float = 0.0
+
+    def update(self, info: Info, counted: Tensor) -> None:
+        """Take in one iteration, for the problems ``counted [*batch]``."""
+        failed = (info.status == Status.PROJECTION_FAILED) | (info.status == Status.REVERSAL_FAILED)
+        self.failed = self.failed + failed.sum(0) * counted
+        self.retried = self.retried + (0 if info.retried is None else info.retried.sum(0) * counted)
+        self.trials = self.trials + len(failed) * counted
+        self.iterations += 1
+        if self.iterations < self.window:
+            return
+        if self._exceeds(self.failed, self.failures) or self._exceeds(self.retried, self.retries):
+            self.n = min(self.n + max(1, self.n // 2), self.most)
+        self._reset()
+
+    def _exceeds(self, count: Tensor | float, limit: float) -> bool:
+        # of as many problems as these, the limit itself lets one through as rarely as this (a Poisson count)
+        count = torch.as_tensor(count, dtype=torch.float64)
+        expected = limit * torch.as_tensor(self.trials, dtype=torch.float64)
+        return bool((torch.special.gammainc(count, expected) < 0.02 / count.numel()).any())
+
+
 class WarmUp:
     """The kernel of every warm-up iteration, and the frozen one that follows.
 
-    Start-up phase (the first fifth, at most 60 iterations): prior draws projected onto a fibre have atypically high
-    energy and every chain its own stiffness, so each chain has its own step size, quickly adapted, and takes one
-    or two steps a transition (MATH 5). Then dual averaging of one step size a problem, over the mean acceptance of
-    its chains. A kernel with a fixed step size is left as it is.
+    Only fields that are None are adapted. Start-up phase (the first fifth, at most 60 iterations): prior draws
+    projected onto a fibre have atypically high energy and every chain its own stiffness, so each chain has its own
+    step size, quickly adapted, and takes one or two steps a transition (MATH 5). Then, for every problem, over its
+    chains: the step size by dual averaging of the mean acceptance, the trajectory length by :class:`ChEES`; and for
+    all problems :class:`SubSteps`, up to the last quarter.
     """
 
     def __init__(
@@ -101,41 +208,63 @@ class WarmUp:
         iterations: int,
         target_acceptance: float,
     ):
-        self._kernel = kernel
-        self._adapts = kernel.step_size is None
+        self._kernel, self._problem = kernel, problem
         self._target = target_acceptance
-        self._left = min(iterations // 5, 60) if self._adapts else 0
+        self._iterations, self._done = iterations, 0
+        self._adapts_step = kernel.step_size is None
+        self._startup = min(iterations // 5, 60) if self._adapts_step else 0
         self._averaging: DualAveraging | None = None
-        self._iterations = iterations
-        if self._adapts:
-            self._chain_step_size = reasonable_step_size(kernel, problem, state, rng)
+        self._sub_steps: SubSteps | None = None
+        if getattr(kernel, "n_geodesic", 0) is None:
+            self._sub_steps = SubSteps(kernel.sub_steps(problem), iterations // 10)  # type: ignore[attr-defined]
+        self._adapts_length = kernel.n_steps is None and kernel.trajectory_length is None
+        self._like = state.position[0, ..., 0]
+        self._chees: ChEES | None = None
+        if self._adapts_step:
+            self._chain_step_size = reasonable_step_size(self._with_sub_steps(kernel), problem, state, rng)
 
     @property
     def kernel(self) -> Kernel:
         """The kernel of the next warm-up iteration."""
-        if not self._adapts:
-            return self._kernel
-        if self._left > 0:
-            return self._kernel.replace(step_size=self._chain_step_size, n_steps=(1, 2))
-        return self._kernel.replace(step_size=self._dual_averaging().current)
+        kernel = self._with_sub_steps(self._kernel)
+        if self._done < self._startup:
+            return kernel.replace(step_size=self._chain_step_size, n_steps=(1, 2), trajectory_length=None)
+        if self._adapts_step:
+            kernel = kernel.replace(step_size=self._dual_averaging().current)
+        return kernel.replace(trajectory_length=self._lengths().current) if self._adapts_length else kernel
 
     def update(self, info: Info) -> None:
         """Learn from the iteration that ``kernel`` just made."""
-        if not self._adapts:
-            return
+        self._done += 1
         acceptance = info.acceptance_rate
-        if self._left > 0:
-            self._left -= 1
+        if self._done <= self._startup:
             log_step = self._chain_step_size.log() + 0.5 * (acceptance - self._target)
             self._chain_step_size = _bounded(log_step).exp()
             return
-        self._dual_averaging().update(acceptance.mean(0))
+        settled = torch.ones_like(acceptance[0], dtype=torch.bool)
+        if self._adapts_step:
+            averaging = self._dual_averaging()
+            # failures at steps that are only being tried out say nothing about those to come
+            settled = averaging.current <= 1.2 * averaging.final
+            # the energy error of a step goes with its square
+            taken = (info.step_size.mean(0) / averaging.current).clamp_max(1)
+            averaging.update(acceptance.mean(0), taken.square())
+        if self._adapts_length and info.end is not None:
+            self._lengths().update(info.end, acceptance)
+        # not before the step size has settled, and early enough for it to settle again
+        if self._sub_steps is not None and 0.4 < self._done / self._iterations <= 0.8:
+            self._sub_steps.update(info, settled)
 
     def frozen(self) -> Kernel:
-        """The adapted kernel: its step size is a tensor ``[*batch]``."""
-        if not self._adapts:
-            return self._kernel
-        return self._kernel.replace(step_size=self._dual_averaging().final)
+        """The adapted kernel: step size and trajectory length are tensors ``[*batch]``."""
+        kernel = self._with_sub_steps(self._kernel)
+        if self._adapts_step:
+            step_size = self._dual_averaging().final.clamp_max(kernel.longest_step(self._problem))
+            kernel = kernel.replace(step_size=step_size)
+        return kernel.replace(trajectory_length=self._lengths().final) if self._adapts_length else kernel
+
+    def _with_sub_steps(self, kernel: Kernel) -> Kernel:
+        return kernel if self._sub_steps is None else kernel.replace(n_geodesic=self._sub_steps.n)
 
     def _dual_averaging(self) -> DualAveraging:
         if self._averaging is None:
@@ -144,3 +273,14 @@ class WarmUp:
             quantile = 0.25 if self._iterations else 0.0
             self._averaging = DualAveraging(self._chain_step_size.quantile(quantile, dim=0), self._target)
         return self._averaging
+
+    def _lengths(self) -> ChEES:
+        if self._chees is None:
+            step_size = self._dual_averaging().current if self._adapts_step else self._kernel.step_size
+            length = torch.as_tensor(step_size).to(self._like).expand_as(self._like)
+            if math.isfinite(self._kernel.longest_step(self._problem)):
+                # arcs are of a scale of 1; of others a step is about the smallest, and from more than one and a half
+                # times the best length the criterion climbs to a lesser maximum
+                length = torch.full_like(length, DEFAULT_LENGTH)
+            self._chees = ChEES(length)
+        return self._chees

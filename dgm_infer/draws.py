@@ -32,7 +32,7 @@ class Draws:
         inputs: ``[chains, draws, *batch, Du]``, or None when only latents were kept.
         stats: per-draw statistics, each ``[chains, draws, *batch]``: ``acceptance_rate``, ``diverging``,
             ``n_steps``, ``step_size``, ``energy``; on a fibre also ``constraint_error``, ``projection_failed``,
-            ``reversal_failed``.
+            ``reversal_failed``, ``solver_iterations``.
         kernel: the frozen, adapted kernel.
         seed: of the run.
         interrupted: whether the run was stopped before its last draw.
@@ -220,7 +220,9 @@ def _kernel_to_json(kernel: Kernel) -> dict:
 
 
 def _kernel_from_json(values: dict) -> Kernel:
-    fields = {k: tuple(v) if isinstance(v, list) and k != "step_size" else v for k, v in values.items() if k != "name"}
-    if isinstance(fields["step_size"], list):
-        fields["step_size"] = torch.tensor(fields["step_size"], dtype=torch.float64)
-    return getattr(kernels, values["name"])(**fields)
+    def field(name: str, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        return tuple(value) if name == "n_steps" else torch.tensor(value, dtype=torch.float64)
+
+    return getattr(kernels, values["name"])(**{k: field(k, v) for k, v in values.items() if k != "name"})

@@ -2,16 +2,19 @@
 
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .errors import StartError
-from .jacobian import DenseJacobian, Evaluation, JacobianMap, LowRankPlusDiagonal, push_forward
+from .jacobian import DenseJacobian, Evaluation, JacobianMap, LowRankPlusBlocks, LowRankPlusDiagonal, push_forward
 from .model import DirectedModel
-from .observe import ObservedModel
+from .observed import ObservedModel
 from .projection import damped_gauss_newton
+
+if TYPE_CHECKING:
+    from .compilation import Compiler
 
 __all__ = ["Fibre", "Linearisation"]
 
@@ -39,15 +42,17 @@ class Fibre:
         values: ``[*batch, Dy]`` observed values.
     """
 
-    def __init__(self, observed: ObservedModel, values: Tensor):
+    def __init__(self, observed: ObservedModel, values: Tensor, compiler: "Compiler | None" = None):
         self.observed = observed
         self.values = values
         self.batch_shape = values.shape[:-1]
         self.dim = observed.dim
-        n_columns = observed.n_global
         # with more columns than outputs the structure saves nothing
-        self.structured = n_columns is not None and n_columns <= values.shape[-1]
+        structured = observed.units is not None and observed.units.n_global <= values.shape[-1]
+        self.units = observed.units if structured else None
+        self._compiler = compiler
         self._rows: tuple[int, Fibre] | None = None
+        self._compiled: Fibre | None = None
 
     @property
     def model(self):
@@ -67,12 +72,43 @@ class Fibre:
 
     def take(self, problems: Tensor) -> "Fibre":
         """The fibre of the listed problems (flat indices), one row each."""
-        values = self.values.reshape(-1, self.values.shape[-1])[problems]
-        return type(self)(self.observed.take(problems), values)
+        return self._with(*(tensor.reshape(-1, tensor.shape[-1])[problems] for tensor in self._data))
+
+    def compiled(self) -> "Fibre":
+        """The same fibre with its inner functions compiled by ``torch.compile``, each when it is first needed."""
+        if self._compiled is None:
+            from .compilation import Compiler
+
+            self._compiled = type(self)(self.observed, self.values, Compiler())
+        return self._compiled
+
+    def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """``function(fibre, *arguments)`` without gradients, compiled where this fibre is.
+
+        Args:
+            function: of a fibre of R rows and trees of tensors of R rows; returns such a tree.
+        """
+        if self._compiler is None:
+            with torch.no_grad():
+                return function(self, *arguments)
+
+        def of_tensors(data: tuple[Tensor, ...], *arguments: Any) -> Any:
+            return function(self._with(*data), *arguments)
+
+        return self._compiler(function, of_tensors, self._data, *arguments)
+
+    # What differs from problem to problem.
+    @property
+    def _data(self) -> tuple[Tensor, ...]:
+        index = self.observed.index
+        return (self.values,) if index is None else (self.values, index)
+
+    def _with(self, values: Tensor, index: Tensor | None = None) -> "Fibre":
+        return type(self)(self.observed.with_index(index), values, self._compiler)
 
     def constraint(self, u: Tensor) -> Tensor:
         """``c(u)``: ``[..., *batch, D] -> [..., *batch, Dy]``."""
-        return self.observed.outputs(u) - self.values
+        return self.observed.residual(u, self.values)
 
     def constraint_error(self, u: Tensor) -> Tensor:
         """``max|c(u)|``: ``[..., *batch]``."""
@@ -81,14 +117,13 @@ class Fibre:
 
     def jacobian(self, u: Tensor) -> JacobianMap:
         """The factorised Jacobian of the constraint at ``u``."""
-        with torch.no_grad():
-            return self._factorise(self._entries(u).entries)
+        return self._factorise(self.entries(u).entries)
 
     def linearise(self, u: Tensor) -> Linearisation:
         """Jacobian, energy and gradient at ``u``, from one evaluation of the Jacobian."""
         with torch.enable_grad():
             u = u.detach().requires_grad_()
-            value, entries = self._entries(u)
+            value, entries = self.entries(u)
             jacobian = self._factorise(tuple(e.detach() for e in entries))
             log_density = self.observed.log_density(u)
             # the gradient of this scalar is grad phi; its value is not phi
@@ -99,6 +134,14 @@ class Fibre:
         energy = self._gram_energy(jacobian) - log_density.detach()
         return Linearisation(jacobian, energy, gradient, value.detach().abs().amax(-1))
 
+    def entries(self, u: Tensor) -> Evaluation:
+        """The constraint and the raw entries of its Jacobian at ``u``, differentiably."""
+        if self.units is None:
+            return DenseJacobian.entries(self.constraint, u)
+        if self.units.is_scalar:
+            return LowRankPlusDiagonal.entries(self.constraint, u, self.units.n_global)
+        return LowRankPlusBlocks.entries(self.constraint, u, self.units.n_global, self.units.inputs)
+
     # The Gram term, in two pieces that belong together.
     def _gram_energy(self, jacobian: JacobianMap) -> Tensor:
         return 0.5 * jacobian.log_det
@@ -106,14 +149,10 @@ class Fibre:
     def _gram_cotangent(self, jacobian: JacobianMap) -> tuple[Tensor, ...]:
         return jacobian.log_det_cotangent()
 
-    def _entries(self, u: Tensor) -> Evaluation:
-        if self.structured:
-            assert self.observed.n_global is not None
-            return LowRankPlusDiagonal.entries(self.constraint, u, self.observed.n_global)
-        return DenseJacobian.entries(self.constraint, u)
-
     def _factorise(self, entries: tuple[Tensor, ...]) -> JacobianMap:
-        return (LowRankPlusDiagonal if self.structured else DenseJacobian).factorise(*entries)
+        if self.units is None:
+            return DenseJacobian.factorise(*entries)
+        return (LowRankPlusDiagonal if self.units.is_scalar else LowRankPlusBlocks).factorise(*entries)
 
     def latents(self, u: Tensor) -> dict[str, Tensor]:
         """Latent variables at inputs ``u``, each ``[..., *batch, *shape]``."""
@@ -144,8 +183,8 @@ class Fibre:
             part = flat.take(rows)
             draw = part.observed.sample_inputs((len(rows),), rng, self.values)
             with torch.no_grad():
-                if part.observed.n_global is not None:
-                    draw = solve_local_inputs(part.constraint, draw, part.observed.n_global, tol[rows])
+                if part.observed.units is not None and part.observed.units.is_scalar:
+                    draw = solve_local_inputs(part.constraint, draw, part.observed.units.n_global, tol[rows])
                 point, residual = damped_gauss_newton(part, draw, tolerance=tol[rows])
                 singular = part.jacobian(point).is_deficient()
                 possible = part.observed.log_density(point).isfinite()
@@ -173,6 +212,11 @@ class Fibre:
             return (
                 f"the observed outputs{where} do not vary independently (the Jacobian is rank-deficient where the "
                 "model generates the observation): observe fewer, or give the model noise, WithNoise(model, sd=...)"
+            )
+        if residual == float("inf"):
+            return (
+                f"outputs or density{where} are infinite or NaN at all the inputs tried ({attempts} attempts a chain): "
+                "keep the model's parameters in a range where it can be evaluated"
             )
         remedy = "check that the model can produce it"
         if not isinstance(self.model, DirectedModel):

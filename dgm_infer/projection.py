@@ -1,16 +1,17 @@
 """Batched solvers for the projection onto the fibre: ``c(u') = 0``, ``u' = v - J(u)^T lam`` (MATH 3).
 
 Every solver is one update rule in one loop. Rows that have converged, or that have left for infinity, stop
-iterating: the loop goes on with a compacted batch, so that the slowest chain does not set the pace of all.
+iterating: the loop goes on with a compacted batch, so that the slowest chain does not set the pace of all. A row that
+the first solver fails is given to the next one.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from .jacobian import JacobianMap
+from .jacobian import Evaluation, JacobianMap
 
 __all__ = ["SOLVERS", "Projection", "damped_gauss_newton", "project"]
 
@@ -19,8 +20,10 @@ class Constraint(Protocol):
     """A batch of constraints, one a row: what the solvers need of a fibre."""
 
     def constraint(self, u: Tensor) -> Tensor: ...
+    def entries(self, u: Tensor) -> Evaluation: ...
     def jacobian(self, u: Tensor) -> JacobianMap: ...
     def take(self, problems: Tensor) -> "Constraint": ...
+    def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any: ...
 
 
 class Projection(NamedTuple):
@@ -30,21 +33,25 @@ class Projection(NamedTuple):
     """``[R, D]``; where ``converged`` is False, the last iterate."""
     converged: Tensor
     """``[R]``, max-norm of the constraint below the tolerance."""
-    iterations: int
-    """Constraint evaluations of the slowest row."""
+    iterations: Tensor
+    """``[R]``, updates made, of all the solvers tried."""
+    retried: Tensor
+    """``[R]``, whether the first solver failed."""
 
 
-def quasi_newton(fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap) -> Tensor:
-    """``u' - J(u)^T (J(u) J(u)^T)^-1 c(u')``: one factorisation for all iterations."""
-    return u - base.pseudo_inverse(c)
+def quasi_newton(fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap) -> tuple[Tensor, Tensor]:
+    """``u' - J(u)^T (J(u) J(u)^T)^-1 c(u')`` and the constraint there: one factorisation for all iterations."""
+    u = u - base.pseudo_inverse(c)
+    return u, fibre.constraint(u)
 
 
-def newton(fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap) -> Tensor:
-    """``u' - J(u)^T (J(u') J(u)^T)^-1 c(u')``: a new Jacobian each iteration."""
-    return u - base.transpose(base.cross_solve(fibre.jacobian(u), c))
+def newton(fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap) -> tuple[Tensor, Tensor]:
+    """``u' - J(u)^T (J(u') J(u)^T)^-1 c(u')`` and the constraint there: a new Jacobian each iteration."""
+    u = u - base.oblique_inverse(fibre.entries(u).entries, c)
+    return u, fibre.constraint(u)
 
 
-SOLVERS: dict[str, Callable[[Constraint, Tensor, Tensor, JacobianMap], Tensor]] = {
+SOLVERS: dict[str, Callable[[Constraint, Tensor, Tensor, JacobianMap], tuple[Tensor, Tensor]]] = {
     "quasi_newton": quasi_newton,
     "newton": newton,
 }
@@ -55,6 +62,8 @@ _DIVERGENCE = 1e3
 _PATIENCE = 10
 # Compact the batch when less than this fraction of it is still iterating.
 _COMPACTION = 0.75
+# A device is asked for its rows' progress only every few iterations, so that the host seldom waits for it.
+_DEVICE_INTERVAL = 3
 
 
 def project(
@@ -64,7 +73,7 @@ def project(
     *,
     tolerance: Tensor,
     active: Tensor,
-    solver: str = "quasi_newton",
+    solvers: Sequence[str] = ("quasi_newton",),
     max_iterations: int = 50,
 ) -> Projection:
     """Move ``v`` along the rows of ``base`` until it satisfies the constraint.
@@ -75,39 +84,75 @@ def project(
         base: Jacobian map at the points the moves started from, R rows.
         tolerance: ``[R]``; a row has converged when ``max|c| < tolerance``.
         active: ``[R]``, False for rows to leave alone (reported as not converged).
-        solver: a key of :data:`SOLVERS`.
-        max_iterations: constraint evaluations after which a row has failed.
+        solvers: keys of :data:`SOLVERS`; each is tried, from ``v``, on the rows that those before it failed.
+        max_iterations: updates after which a solver has failed.
     """
-    update = SOLVERS[solver]
-    position = v.clone()
-    converged = torch.zeros_like(active)
-    rows = active.nonzero().squeeze(-1)
-    u = v
-    if len(rows) < len(v):
-        fibre, base, u, tolerance = fibre.take(rows), base[rows], u[rows], tolerance[rows]
-    first = None
-    iteration = 0
-    while len(rows):
-        iteration += 1
-        c = fibre.constraint(u)
+    none = torch.zeros_like(active)
+    result = Projection(v, none, none.to(torch.int32), none)
+    rows = None if bool(active.all()) else active.nonzero().squeeze(-1)
+    for solver in solvers:
+        if solver != solvers[0]:
+            result = result._replace(retried=active & ~result.converged)
+        if rows is None:
+            position, converged, iterations = _solve(SOLVERS[solver], fibre, v, base, tolerance, max_iterations)
+            result = Projection(position, converged, iterations, none)
+        elif len(rows):
+            part = _solve(SOLVERS[solver], fibre.take(rows), v[rows], base[rows], tolerance[rows], max_iterations)
+            position, converged = _store(rows, result[:2], part[:2])
+            result = Projection(position, converged, result.iterations.index_add(0, rows, part[2]), result.retried)
+        rows = (active & ~result.converged).nonzero().squeeze(-1)
+    return result
+
+
+def _solve(
+    update, fibre: Constraint, v: Tensor, base: JacobianMap, tolerance: Tensor, max_iterations: int
+) -> tuple[Tensor, ...]:
+    """:func:`project` by one solver, with all rows active: position, converged and iterations."""
+    interval = _DEVICE_INTERVAL if v.is_cuda else 1
+    position, c = v, fibre.evaluate(_constraint, v)
+    u, first = v, c.abs().amax(-1)
+    residual, converged = first, first < tolerance
+    iterations = torch.zeros_like(converged, dtype=torch.int32)
+    # the rows still in the loop: all of them until the batch is first compacted
+    rows: Tensor | None = None
+    running = ~converged
+    count = torch.zeros_like(iterations)
+    for iteration in range(1, max_iterations + 1):
+        if (iteration - 1) % interval == 0:
+            n_running = int(running.sum())
+            if n_running == 0:
+                break
+            if n_running < _COMPACTION * len(running):
+                part = (u, residual < tolerance, count)
+                position, converged, iterations = _store(rows, (position, converged, iterations), part)
+                keep = running.nonzero().squeeze(-1)
+                rows = keep if rows is None else rows[keep]
+                u, c, tolerance, first, count = u[keep], c[keep], tolerance[keep], first[keep], count[keep]
+                fibre, base, running = fibre.take(keep), base[keep], running[keep]
+        u_new, c_new = fibre.evaluate(update, u, c, base)
+        u = torch.where(running.unsqueeze(-1), u_new, u)
+        c = torch.where(running.unsqueeze(-1), c_new, c)
+        count = count + running
         residual = c.abs().amax(-1)
-        first = residual if first is None else first
-        done = residual < tolerance
-        # a NaN residual is not below its limit
-        running = ~done & (residual <= (_DIVERGENCE if iteration <= _PATIENCE else 1.0) * first)
-        count = int(running.sum())
-        if count == 0 or iteration == max_iterations:
-            position[rows], converged[rows] = u, done
-            break
-        if count < _COMPACTION * len(rows):
-            position[rows], converged[rows] = u, done
-            keep = running.nonzero().squeeze(-1)
-            rows, u, c, tolerance, first = rows[keep], u[keep], c[keep], tolerance[keep], first[keep]
-            fibre, base = fibre.take(keep), base[keep]
-            u = update(fibre, u, c, base)
-        else:
-            u = torch.where(running.unsqueeze(-1), update(fibre, u, c, base), u)
-    return Projection(position, converged, iteration)
+        limit = first * (_DIVERGENCE if iteration < _PATIENCE else 1.0)
+        # a NaN residual is neither below its limit nor converged
+        running = (residual >= tolerance) & (residual <= limit)
+    return _store(rows, (position, converged, iterations), (u, residual < tolerance, count))
+
+
+def _constraint(fibre: Constraint, u: Tensor) -> Tensor:
+    return fibre.constraint(u)
+
+
+def _jacobian(fibre: Constraint, u: Tensor) -> JacobianMap:
+    return fibre.jacobian(u)
+
+
+def _store(rows: Tensor | None, whole: tuple[Tensor, ...], part: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """``part`` in the given rows of ``whole``; all of them for None."""
+    if rows is None:
+        return part
+    return tuple(w.index_copy(0, rows, p) for w, p in zip(whole, part, strict=True))
 
 
 def damped_gauss_newton(
@@ -116,26 +161,35 @@ def damped_gauss_newton(
     """Nearby points on the fibre by Levenberg-Marquardt: ``u' = u - J^T (J J^T + mu I)^-1 c(u)``.
 
     Damping falls by 10 after a step that reduces ``|c|`` and grows by 10 otherwise. Unlike :func:`project` the
-    moves may leave the rows of one Jacobian: this finds starting points, not proposals.
+    moves may leave the rows of one Jacobian: this finds starting points, not proposals. Rows that have converged leave
+    the batch.
 
     Returns:
         points ``[R, D]`` and the max-norm of their constraint ``[R]``.
     """
-    c = fibre.constraint(u)
+    position, c = u, fibre.evaluate(_constraint, u)
+    residual = c.abs().amax(-1)
+    rows = torch.arange(len(u), device=u.device)
     damping = floor = None
     for _ in range(max_iterations):
-        running = c.abs().amax(-1) >= tolerance
-        if not running.any():
-            break
-        jacobian = fibre.jacobian(u)
+        running = ~(c.abs().amax(-1) < tolerance)
+        if not running.all():
+            position, residual = _store(rows, (position, residual), (u, c.abs().amax(-1)))
+            keep = running.nonzero().squeeze(-1)
+            if len(keep) == 0:
+                break
+            rows, u, c, tolerance, fibre = rows[keep], u[keep], c[keep], tolerance[keep], fibre.take(keep)
+            if damping is not None and floor is not None:
+                damping, floor = damping[keep], floor[keep]
+        jacobian = fibre.evaluate(_jacobian, u)
         if damping is None or floor is None:
             # relative to the stiffness of J J^T along c
             stiffness = jacobian.transpose(c).square().sum(-1) / c.square().sum(-1).clamp_min(1e-30)
             damping, floor = 1e-2 * stiffness, 1e-14 * stiffness
         proposal = u - jacobian.damped_step(c, damping)
-        c_new = fibre.constraint(proposal)
-        better = running & (c_new.norm(dim=-1) < c.norm(dim=-1))
+        c_new = fibre.evaluate(_constraint, proposal)
+        better = c_new.norm(dim=-1) < c.norm(dim=-1)
         u = torch.where(better.unsqueeze(-1), proposal, u)
         c = torch.where(better.unsqueeze(-1), c_new, c)
         damping = torch.where(better, torch.maximum(0.1 * damping, floor), 10 * damping)
-    return u, c.abs().amax(-1)
+    return _store(rows, (position, residual), (u, c.abs().amax(-1)))  # type: ignore[return-value]

@@ -65,7 +65,7 @@ def sample(
             f"kernel={name}: expected an instance, for example {type(default_kernel(problem)).__name__}()"
         )
     kernel.check(problem)
-    _check_step_size(kernel, problem)
+    _check_shapes(kernel, problem)
     chains = _whole("chains", chains, 1)
     warmup, draws, thin = _whole("warmup", warmup, 0), _whole("draws", draws, 1), _whole("thin", thin, 1)
     seed = secrets.randbits(31) if seed is None else _whole("seed", seed, 0)
@@ -141,19 +141,21 @@ def _whole(name: str, value: int, least: int) -> int:
     return whole
 
 
-def _check_step_size(kernel: Kernel, problem: Fibre | Target) -> None:
-    if kernel.step_size is None:
-        return
-    shape = torch.as_tensor(kernel.step_size).shape
-    try:
-        fits = torch.broadcast_shapes(shape, problem.batch_shape) == problem.batch_shape
-    except RuntimeError:
-        fits = False
-    if not fits:
-        raise ArgumentError(
-            f"step_size of shape {tuple(shape)} does not fit the problems, {tuple(problem.batch_shape)}: give a "
-            "number, or one for every problem"
-        )
+def _check_shapes(kernel: Kernel, problem: Fibre | Target) -> None:
+    for name in ("step_size", "trajectory_length"):
+        value = getattr(kernel, name)
+        if value is None:
+            continue
+        shape = torch.as_tensor(value).shape
+        try:
+            fits = torch.broadcast_shapes(shape, problem.batch_shape) == problem.batch_shape
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ArgumentError(
+                f"{name} of shape {tuple(shape)} does not fit the problems, {tuple(problem.batch_shape)}: give a "
+                "number, or one for every problem"
+            )
 
 
 def _as_target(problem) -> Target:
@@ -234,7 +236,8 @@ class _Progress:
     def update(self, phase: str, info: Info) -> None:
         if not self.bar.disable:
             self.phase = phase
-            self.recent.append(info)
+            # diagnostics are small, the ends of trajectories are not
+            self.recent.append(info._replace(end=None))
         if self.bar.update():
             self._show()
 

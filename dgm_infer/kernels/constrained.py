@@ -1,5 +1,6 @@
 """Constrained Hamiltonian Monte Carlo on the fibre of an observation (J Algorithm 1, T Algorithm 11)."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -9,20 +10,27 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..fibre import Fibre, Linearisation
-from ..integrators import geodesic
+from ..integrators import CIRCULAR, STRAIGHT, geodesic
 from ..projection import SOLVERS, project
 from .kernel import (
     Info,
     Settings,
+    TrajectoryEnd,
     accept,
-    broadcast_step_size,
     check_count,
     check_n_steps,
     check_step_size,
-    draw_n_steps,
+    check_trajectory_length,
+    draw_schedule,
 )
 
 __all__ = ["ConstrainedHMC", "ConstrainedState"]
+
+
+# Global inputs up to which a Jacobian an iteration is cheap.
+_FEW_COLUMNS = 8
+# Longest arc of the split motion, well short of the half period at which an arc does not depend on its momentum.
+_LONGEST_ARC = math.pi / 2
 
 
 class ConstrainedState(NamedTuple):
@@ -43,29 +51,43 @@ class ConstrainedHMC(Settings):
 
     Args:
         step_size: positive number or tensor ``[*batch]``, fixed; None to adapt it in warm-up, per problem.
-        n_steps: integrator steps a transition, or the inclusive range they are drawn from.
-        n_geodesic: geodesic sub-steps a step (Ng).
-        solver: ``"quasi_newton"`` (one factorisation a projection) or ``"newton"`` (one an iteration).
+        n_steps: integrator steps a transition, or the inclusive range they are drawn from; None to take as many as
+            the trajectory length needs.
+        n_geodesic: geodesic sub-steps a step (Ng); None to add sub-steps in warm-up while solvers fail too often.
+        trajectory_length: mean time of a trajectory, a number or ``[*batch]``; None to adapt it in warm-up, per
+            problem. Trajectories last between half and one and a half times as long, at random.
+        solver: tried first in a projection: ``"quasi_newton"`` (one factorisation a projection) or ``"newton"`` (one
+            an iteration); chains that it fails are given to the other. None for Newton where its Jacobian costs
+            little: structured, with at most 8 global inputs.
+        split: whether drifts follow the exact motion of a standard normal density (Gaussian split) and not straight
+            lines; None for where the input density is standard normal.
         tolerance: a projection has converged when ``max|c| < tolerance * max(1, |y|_max)``; None for 1e-8 in
             float64 and 1e-5 in float32. A reversed sub-step must return within ``sqrt(tolerance)``.
-        max_iterations: constraint evaluations after which a projection has failed.
+        max_iterations: updates after which a solver has failed.
+        compile: whether the constraint, its Jacobian and the solvers run as compiled by ``torch.compile``: the same
+            results to rounding, several times faster, after some ten seconds of compilation.
     """
 
     step_size: float | Tensor | None = None
-    n_steps: int | tuple[int, int] = (5, 10)
-    n_geodesic: int = 4
-    solver: str = "quasi_newton"
+    n_steps: int | tuple[int, int] | None = None
+    n_geodesic: int | None = None
+    trajectory_length: float | Tensor | None = None
+    solver: str | None = None
+    split: bool | None = None
     tolerance: float | None = None
     max_iterations: int = 50
+    compile: bool = False
 
     def __post_init__(self):
         name = type(self).__name__
         check_step_size(name, self.step_size)
         check_n_steps(name, self.n_steps)
-        check_count(name, "n_geodesic", self.n_geodesic)
+        check_trajectory_length(name, self.trajectory_length, self.n_steps)
+        if self.n_geodesic is not None:
+            check_count(name, "n_geodesic", self.n_geodesic)
         check_count(name, "max_iterations", self.max_iterations)
-        if self.solver not in SOLVERS:
-            raise ArgumentError(f"{name}(solver={self.solver!r}): must be one of {', '.join(SOLVERS)}")
+        if self.solver is not None and self.solver not in SOLVERS:
+            raise ArgumentError(f"{name}(solver={self.solver!r}): must be one of {', '.join(SOLVERS)}, or None")
         if self.tolerance is not None and not (isinstance(self.tolerance, int | float) and self.tolerance > 0):
             raise ArgumentError(f"{name}(tolerance={self.tolerance}): must be positive, or None for the default")
 
@@ -87,27 +109,60 @@ class ConstrainedHMC(Settings):
             return self.tolerance
         return 1e-8 if dtype == torch.float64 else 1e-5
 
+    def solvers(self, problem: Fibre) -> tuple[str, ...]:
+        """The solvers in the order in which a projection tries them."""
+        units = problem.units
+        cheap_jacobian = units is not None and units.n_global <= _FEW_COLUMNS
+        first = self.solver or ("newton" if cheap_jacobian else "quasi_newton")
+        return first, *(name for name in SOLVERS if name != first)
+
+    def sub_steps(self, problem: Fibre) -> int:
+        """Geodesic sub-steps a step, before any adaptation where they are left open."""
+        return self.n_geodesic or (1 if self.solvers(problem)[0] == "newton" else 2)
+
+    def splits(self, problem: Fibre) -> bool:
+        """Whether drifts follow the Gaussian split."""
+        return problem.model.input_density.is_standard_normal if self.split is None else self.split
+
+    def longest_step(self, problem: Fibre) -> float:
+        return _LONGEST_ARC * self.sub_steps(problem) if self.splits(problem) else math.inf
+
+    def _problem(self, problem: Fibre) -> Fibre:
+        return problem.compiled() if self.compile else problem
+
     def init(self, problem: Fibre, position: Tensor) -> ConstrainedState:
-        flat = problem.rows(position.shape[0])
-        return ConstrainedState(position, flat.linearise(position.reshape(-1, problem.dim)))
+        flat = self._problem(problem).rows(position.shape[0])
+        return ConstrainedState(position, flat.evaluate(type(flat).linearise, position.reshape(-1, problem.dim)))
 
     def step(self, problem: Fibre, state: ConstrainedState, rng: torch.Generator) -> tuple[ConstrainedState, Info]:
         shape = state.position.shape[:-1]
-        flat = problem.rows(shape[0])
+        flat = self._problem(problem).rows(shape[0])
         u, here = state.position.reshape(-1, problem.dim), state.linearisation
         tolerance = self.relative_tolerance(u.dtype)
-        step_size = broadcast_step_size(self.step_size, u.new_empty(shape)).reshape(-1)
-        n_steps = draw_n_steps(self.n_steps, rng)
+        n_steps, step_size, fraction = draw_schedule(self, problem, u.new_empty(shape), rng)
         momentum = here.jacobian.tangent(torch.randn(u.shape, generator=rng, dtype=u.dtype, device=u.device))
-        solver = partial(
-            project, tolerance=tolerance * flat.scale, solver=self.solver, max_iterations=self.max_iterations
+        end = geodesic(
+            flat,
+            u,
+            momentum,
+            here,
+            step_size.reshape(-1),
+            n_steps.reshape(-1),
+            self.sub_steps(problem),
+            partial(
+                project,
+                tolerance=tolerance * flat.scale,
+                solvers=self.solvers(problem),
+                max_iterations=self.max_iterations,
+            ),
+            tolerance**0.5,
+            flow=CIRCULAR if self.splits(problem) else STRAIGHT,
         )
-        end = geodesic(flat, u, momentum, here, step_size, n_steps, self.n_geodesic, solver, tolerance**0.5)
         h_old = here.energy + 0.5 * momentum.square().sum(-1)
         h_new = end.linearisation.energy + 0.5 * end.momentum.square().sum(-1)
         accepted, probability, status = accept(h_old, h_new, end.status, rng)
         keep = accepted.unsqueeze(-1)
-        u = torch.where(keep, end.position, u)
+        u_new = torch.where(keep, end.position, u)
         there = end.linearisation
         here = Linearisation(
             there.jacobian.where(accepted, here.jacobian),
@@ -115,12 +170,16 @@ class ConstrainedHMC(Settings):
             torch.where(keep, there.gradient, here.gradient),
             torch.where(accepted, there.constraint_error, here.constraint_error),
         )
+        full = (*shape, problem.dim)
         info = Info(
             acceptance_rate=probability.reshape(shape),
             status=status.reshape(shape),
-            n_steps=torch.full(shape, n_steps, dtype=torch.int32, device=u.device),
-            step_size=step_size.reshape(shape),
+            n_steps=n_steps.to(torch.int32),
+            step_size=step_size,
             energy=torch.where(accepted, h_new, h_old).reshape(shape),
             constraint_error=here.constraint_error.reshape(shape),
+            solver_iterations=end.iterations.reshape(shape),
+            retried=end.retried.reshape(shape),
+            end=TrajectoryEnd(state.position, end.position.reshape(full), end.momentum.reshape(full), fraction),
         )
-        return ConstrainedState(u.reshape(state.position.shape), here), info
+        return ConstrainedState(u_new.reshape(full), here), info

@@ -9,7 +9,16 @@ from torch import Tensor
 from ..errors import ArgumentError, Status
 from ..integrators import leapfrog
 from ..target import Target
-from .kernel import Info, Settings, accept, broadcast_step_size, check_n_steps, check_step_size, draw_n_steps
+from .kernel import (
+    Info,
+    Settings,
+    TrajectoryEnd,
+    accept,
+    check_n_steps,
+    check_step_size,
+    check_trajectory_length,
+    draw_schedule,
+)
 
 __all__ = ["HMC", "HMCState"]
 
@@ -26,15 +35,20 @@ class HMC(Settings):
 
     Args:
         step_size: positive number or tensor ``[*batch]``, fixed; None to adapt it in warm-up.
-        n_steps: leapfrog steps a transition, or the inclusive range they are drawn from.
+        n_steps: leapfrog steps a transition, or the inclusive range they are drawn from; None to take as many as
+            the trajectory length needs.
+        trajectory_length: mean time of a trajectory, a number or ``[*batch]``; None to adapt it in warm-up, per
+            problem. Trajectories last between half and one and a half times as long, at random.
     """
 
     step_size: float | Tensor | None = None
-    n_steps: int | tuple[int, int] = (10, 20)
+    n_steps: int | tuple[int, int] | None = None
+    trajectory_length: float | Tensor | None = None
 
     def __post_init__(self):
         check_step_size("HMC", self.step_size)
         check_n_steps("HMC", self.n_steps)
+        check_trajectory_length("HMC", self.trajectory_length, self.n_steps)
 
     def check(self, problem) -> None:
         if not isinstance(problem, Target):
@@ -49,8 +63,7 @@ class HMC(Settings):
     def step(self, problem: Target, state: HMCState, rng: torch.Generator) -> tuple[HMCState, Info]:
         position = state.position
         momentum = torch.randn(position.shape, generator=rng, dtype=position.dtype, device=position.device)
-        step_size = broadcast_step_size(self.step_size, state.energy)
-        n_steps = draw_n_steps(self.n_steps, rng)
+        n_steps, step_size, fraction = draw_schedule(self, problem, state.energy, rng)
         end = leapfrog(problem, position, momentum, state.gradient, step_size, n_steps)
         h_old = state.energy + 0.5 * momentum.square().sum(-1)
         h_new = end.energy + 0.5 * end.momentum.square().sum(-1)
@@ -65,8 +78,9 @@ class HMC(Settings):
         info = Info(
             acceptance_rate=probability,
             status=status,
-            n_steps=torch.full_like(status, n_steps, dtype=torch.int32),
+            n_steps=n_steps.to(torch.int32),
             step_size=step_size,
             energy=torch.where(accepted, h_new, h_old),
+            end=TrajectoryEnd(position, end.position, end.momentum, fraction),
         )
         return state, info

@@ -1,6 +1,7 @@
 """What every Markov kernel offers, and what Hamiltonian kernels share."""
 
 import dataclasses
+import math
 import operator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
@@ -10,8 +11,12 @@ from torch import Tensor
 
 from ..errors import ArgumentError, Status
 
-__all__ = ["Info", "Kernel", "Settings"]
+__all__ = ["DEFAULT_LENGTH", "Info", "Kernel", "Settings", "TrajectoryEnd"]
 
+# Before it is adapted: on a standard normal density, what makes the next position independent of this one.
+DEFAULT_LENGTH = math.pi / 2
+# A transition takes no more steps than this, however small they are.
+MAX_STEPS = 200
 # An energy error above this is called a divergence.
 _DIVERGENCE = 1000.0
 
@@ -29,6 +34,12 @@ class Info(NamedTuple):
     """Hamiltonian of the new state: its energy plus the kinetic energy it was proposed with."""
     constraint_error: Tensor | None = None
     """``max|c|`` at the new position, on a fibre."""
+    solver_iterations: Tensor | None = None
+    """Updates of the projections of the trajectory, on a fibre."""
+    retried: Tensor | None = None
+    """Whether the first solver failed one of them."""
+    end: "TrajectoryEnd | None" = None
+    """Of the trajectory, accepted or not: what its length is adapted by."""
 
     def stats(self) -> dict[str, Tensor]:
         """The per-draw statistics that :class:`Draws` keeps."""
@@ -43,21 +54,40 @@ class Info(NamedTuple):
             stats["constraint_error"] = self.constraint_error
             stats["projection_failed"] = self.status == Status.PROJECTION_FAILED
             stats["reversal_failed"] = self.status == Status.REVERSAL_FAILED
+        if self.solver_iterations is not None:
+            stats["solver_iterations"] = self.solver_iterations
         return stats
+
+
+class TrajectoryEnd(NamedTuple):
+    """Where trajectories started and ended, ``[chains, *batch, D]``, and how long they were."""
+
+    start: Tensor
+    position: Tensor
+    momentum: Tensor
+    fraction: Tensor
+    """Duration over the trajectory length, ``[*batch]``."""
 
 
 class Kernel(Protocol):
     """An immutable configuration of a Markov transition.
 
-    ``step_size=None`` stands for "to be adapted"; ``step`` needs a number, or a tensor that broadcasts to
-    ``[chains, *batch]``. Warm-up replaces the field and never touches the kernel.
+    ``None`` in a field stands for "to be adapted": warm-up replaces it and never touches the kernel. ``step`` needs
+    a step size, a number or a tensor that broadcasts to ``[chains, *batch]``.
     """
 
     @property
     def step_size(self) -> float | Tensor | None: ...
 
     @property
-    def n_steps(self) -> int | tuple[int, int]: ...
+    def n_steps(self) -> int | tuple[int, int] | None: ...
+
+    @property
+    def trajectory_length(self) -> float | Tensor | None: ...
+
+    def longest_step(self, problem: Any) -> float:
+        """Above which no step size is used."""
+        ...
 
     def check(self, problem: Any) -> None:
         """Raise ArgumentError when the kernel cannot sample this kind of problem."""
@@ -84,6 +114,10 @@ class Settings:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
+    def longest_step(self, problem: Any) -> float:
+        """Above which no step size is used."""
+        return math.inf
+
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
@@ -95,8 +129,12 @@ class Settings:
 
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return a is not None and b is not None and torch.equal(torch.as_tensor(a).double(), torch.as_tensor(b).double())
+        return a is not None and b is not None and torch.equal(_double(a), _double(b))
     return a == b
+
+
+def _double(value: Any) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.float64)
 
 
 def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -113,38 +151,75 @@ def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -
     return uniform < probability, probability, status
 
 
-def draw_n_steps(n_steps: int | tuple[int, int], rng: torch.Generator) -> int:
-    """Steps of this transition, uniform on the inclusive range; one number for all chains."""
-    low, high = _bounds(n_steps)
-    return int(torch.randint(low, high + 1, (), generator=rng, device=rng.device)) if low < high else low
+class Schedule(NamedTuple):
+    """What a transition's trajectories take."""
+
+    n_steps: Tensor
+    """``[chains, *batch]``."""
+    step_size: Tensor
+    """``[chains, *batch]``."""
+    fraction: Tensor
+    """Duration over the trajectory length, ``[*batch]``."""
 
 
-def broadcast_step_size(step_size: float | Tensor | None, like: Tensor) -> Tensor:
-    """The step size of every chain, in the shape of ``like [chains, *batch]``."""
-    if step_size is None:
+def draw_schedule(kernel: "Kernel", problem: Any, like: Tensor, rng: torch.Generator) -> Schedule:
+    """Steps of this transition.
+
+    ``n_steps`` is one number for all chains and problems, uniform on the kernel's inclusive range. Where that is None,
+    a trajectory lasts ``t = U T`` with ``T`` the trajectory length of a problem and ``U ~ Uniform(1/2, 3/2)``, the
+    same for all chains of a problem: in the fewest equal steps that are no longer than the step size.
+
+    Args:
+        like: ``[chains, *batch]``.
+    """
+    if kernel.step_size is None:
         raise ArgumentError("step_size=None is chosen by sample(); to call step() directly give it a number")
-    return torch.as_tensor(step_size, dtype=like.dtype, device=like.device).expand_as(like)
+    step_size = torch.as_tensor(kernel.step_size, dtype=like.dtype, device=like.device).expand_as(like)
+    step_size = step_size.clamp_max(kernel.longest_step(problem))
+    if kernel.n_steps is not None:
+        low, high = _bounds(kernel.n_steps)
+        steps = torch.randint(low, high + 1, (), generator=rng, device=rng.device) if low < high else torch.tensor(low)
+        return Schedule(steps.to(like.device).expand(like.shape), step_size, like.new_ones(problem.batch_shape))
+    length = DEFAULT_LENGTH if kernel.trajectory_length is None else kernel.trajectory_length
+    length = torch.as_tensor(length, dtype=like.dtype, device=like.device)
+    fraction = 0.5 + torch.rand(problem.batch_shape, generator=rng, dtype=like.dtype, device=like.device)
+    time = (fraction * length).expand_as(like)
+    steps = (time / step_size).ceil().clamp(1, MAX_STEPS)
+    return Schedule(steps.to(torch.int64), torch.minimum(time / steps, step_size), fraction)
 
 
 def check_step_size(name: str, step_size: float | Tensor | None) -> None:
-    if step_size is None:
-        return
+    if step_size is not None:
+        _check_positive(name, "step_size", step_size)
+
+
+def _check_positive(name: str, field: str, value: float | Tensor) -> None:
     try:
-        values = torch.as_tensor(step_size)
+        values = torch.as_tensor(value)
         bad = ~((values > 0) & values.isfinite())
     except (TypeError, ValueError, RuntimeError):
-        raise ArgumentError(f"{name}(step_size={step_size!r}): must be a positive number, or None") from None
+        raise ArgumentError(f"{name}({field}={value!r}): must be a positive number, or None") from None
     if bad.any():
-        raise ArgumentError(f"{name}(step_size={values[bad][0].item():g}): must be positive, or None to adapt it")
+        raise ArgumentError(f"{name}({field}={values[bad][0].item():g}): must be positive, or None to adapt it")
 
 
-def check_n_steps(name: str, n_steps: int | tuple[int, int]) -> None:
+def check_trajectory_length(name: str, trajectory_length: float | Tensor | None, n_steps) -> None:
+    if trajectory_length is None:
+        return
+    if n_steps is not None:
+        raise ArgumentError(f"{name}(n_steps={n_steps}, trajectory_length=...): give one of them")
+    _check_positive(name, "trajectory_length", trajectory_length)
+
+
+def check_n_steps(name: str, n_steps: int | tuple[int, int] | None) -> None:
+    if n_steps is None:
+        return
     try:
         low, high = _bounds(n_steps)
     except (TypeError, ValueError):
         low = high = 0
     if not 1 <= low <= high:
-        raise ArgumentError(f"{name}(n_steps={n_steps}): must be 1 or more, or a range (low, high) of such")
+        raise ArgumentError(f"{name}(n_steps={n_steps}): must be 1 or more, a range (low, high) of such, or None")
 
 
 def check_count(name: str, field: str, value: int) -> None:
