@@ -70,6 +70,12 @@ def assert_refuted(oracle: Oracle, draws: dgm.Draws) -> None:
     assert z.abs().max() > 5, f"not noticed: {z.tolist()}"
 
 
+def trusted(position: Tensor, converged: Tensor) -> Projection:
+    """A projection that cost nothing."""
+    none = torch.zeros_like(converged)
+    return Projection(position, converged, none.to(torch.int32), retried=none)
+
+
 def without_reverse_check(solver: Callable) -> Callable:
     """A solver whose every second call, the reversed one of a geodesic sub-step, is taken to have succeeded.
 
@@ -78,7 +84,9 @@ def without_reverse_check(solver: Callable) -> Callable:
     forwards = itertools.cycle([True, False])
 
     def trusting(fibre, v, base, *, active):
-        return solver(fibre, v, base, active=active) if next(forwards) else Projection(v, active, 0)
+        if next(forwards):
+            return solver(fibre, v, base, active=active)
+        return trusted(v, active)
 
     return trusting
 
@@ -107,6 +115,12 @@ class Ellipse(dgm.GenerativeModel):
         return u[..., :1].square() + 4 * u[..., 1:].square()
 
 
+class LogisticEllipse(Ellipse):
+    """The same of logistic inputs."""
+
+    input_density = dgm.Logistic(2)
+
+
 class Wave(dgm.GenerativeModel):
     """``x = u2 - height sin(frequency u1)``: a strongly curved fibre, on which projections find far roots."""
 
@@ -119,7 +133,9 @@ class Wave(dgm.GenerativeModel):
         return u[..., 1:] - self.height * torch.sin(self.frequency * u[..., :1])
 
 
-def along_curve(curve: Callable, gradient: Callable, t: Tensor, *, gram: bool = True) -> Tensor:
+def along_curve(
+    curve: Callable, gradient: Callable, t: Tensor, density: dgm.InputDensity, *, gram: bool = True
+) -> Tensor:
     """Probabilities of the grid points of a curve parameter under ``p_u |J J^T|^(-1/2)`` per unit length.
 
     ``t`` is an even grid over a period, or over everything but negligible tails: the trapezoidal sum is then exact
@@ -127,7 +143,7 @@ def along_curve(curve: Callable, gradient: Callable, t: Tensor, *, gram: bool = 
     """
     velocity = torch.func.vmap(torch.func.jacrev(curve))(t)
     points = curve(t)
-    log_density = -0.5 * points.square().sum(-1) + velocity.norm(dim=-1).log()
+    log_density = density.log_prob(points) + velocity.norm(dim=-1).log()
     if gram:
         log_density = log_density - gradient(points).norm(dim=-1).log()
     return log_density.softmax(0)
@@ -143,17 +159,20 @@ def circle(square_radius: float = 1.5) -> Oracle:
     return Oracle(problem, lambda u: harmonics(torch.atan2(u[..., 1], u[..., 0])), torch.zeros(6, dtype=FLOAT))
 
 
-def ellipse(*, gram: bool = True, problem: dgm.Fibre | None = None) -> Oracle:
-    """``u1^2 + 4 u2^2 = 2``, by the eccentric angle t: ``u = sqrt(2) (cos t, sin(t)/2)``."""
+def ellipse(
+    level: float = 2.0, *, gram: bool = True, problem: dgm.Fibre | None = None, model: type[Ellipse] = Ellipse
+) -> Oracle:
+    """``u1^2 + 4 u2^2 = level``, by the eccentric angle t: ``u = sqrt(level) (cos t, sin(t)/2)``."""
     t = torch.arange(2000, dtype=FLOAT) * (2 * math.pi / 2000)
     weights = along_curve(
-        lambda t: math.sqrt(2) * torch.stack([t.cos(), t.sin() / 2], -1),
+        lambda t: math.sqrt(level) * torch.stack([t.cos(), t.sin() / 2], -1),
         lambda u: torch.stack([2 * u[..., 0], 8 * u[..., 1]], -1),
         t,
+        model.input_density,
         gram=gram,
     )
     return Oracle(
-        problem or dgm.condition(Ellipse(), [2.0]),
+        problem or dgm.condition(model(), [level]),
         lambda u: harmonics(torch.atan2(2 * u[..., 1], u[..., 0])),
         weights @ harmonics(t),
     )
@@ -171,6 +190,7 @@ def wave(height: float = 0.5, frequency: float = 3.0) -> Oracle:
         lambda t: torch.stack([t, height * torch.sin(frequency * t)], -1),
         lambda u: torch.stack([-height * frequency * torch.cos(frequency * u[..., 0]), torch.ones_like(u[..., 0])], -1),
         t,
+        dgm.StandardNormal(2),
     )
     problem = dgm.condition(Wave(height, frequency), [0.0])
     return Oracle(problem, lambda u: statistics(u[..., 0]), weights @ statistics(t))
@@ -239,6 +259,69 @@ def linear_gaussian(
     return gaussian_oracle(
         problem, means, covariances, lambda u: u[..., :n_latents].reshape(*u.shape[:2], -1, n_latents)
     )
+
+
+class LinearPairs(dgm.DirectedModel):
+    """``x = W z + blockdiag(L, ..., L) n``: pairs of outputs share two noises, which L correlates."""
+
+    structure = "independent"
+    unit_inputs = unit_outputs = 2
+
+    def __init__(self, correlation: float = 0.8, n_pairs: int = 4):
+        super().__init__()
+        self.global_density, self.local_density = dgm.StandardNormal(3), dgm.StandardNormal(2 * n_pairs)
+        rng = torch.Generator().manual_seed(22)
+        self.register_buffer("weight", torch.randn(2 * n_pairs, 3, generator=rng, dtype=FLOAT))
+        self.register_buffer("mix", 0.7 * torch.tensor([[1, 0], [correlation, (1 - correlation**2) ** 0.5]]).double())
+
+    def global_latents(self, u1):
+        return {"z": u1}
+
+    def simulate(self, z, u2):
+        noise = u2.unflatten(-1, (-1, 2)) @ self.mix.mT
+        return z["z"] @ self.weight.mT + noise.flatten(-2)
+
+
+class LinearWalk(dgm.DirectedModel):
+    """``x_t = M x_{t-1} + B z + L n_t`` in the plane, from ``x_0 = z``: the noise of a step is correlated."""
+
+    structure = "markov"
+    step_inputs = 2
+
+    def __init__(self, correlation: float = 0.8, n_steps: int = 4):
+        super().__init__()
+        self.global_density, self.local_density = dgm.StandardNormal(2), dgm.StandardNormal(2 * n_steps)
+        self.register_buffer("decay", torch.tensor([[0.8, -0.3], [0.4, 0.6]], dtype=FLOAT))
+        self.register_buffer("push", torch.tensor([[0.5, 0.2], [0.0, -0.7]], dtype=FLOAT))
+        self.register_buffer("mix", 0.7 * torch.tensor([[1, 0], [correlation, (1 - correlation**2) ** 0.5]]).double())
+
+    def global_latents(self, u1):
+        return {"z": u1}
+
+    def initial(self, z):
+        return z["z"]
+
+    def transition(self, previous, z, u2_t):
+        return previous @ self.decay.mT + z["z"] @ self.push.mT + u2_t @ self.mix.mT
+
+
+def linear_posterior(model: dgm.DirectedModel, y: Tensor, operator: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Mean and covariance of z for any linear model of normal inputs, given ``operator @ x`` of the output y ``[Dx]``.
+
+    Without an operator all of x is given.
+    """
+    n, origin = model.global_density.dim, torch.zeros(model.input_density.dim, dtype=FLOAT)
+    matrix = torch.func.jacrev(model.observed)(origin)
+    operator = torch.eye(len(matrix), dtype=FLOAT) if operator is None else operator
+    mean, covariance = gaussian_conditional(operator @ matrix, operator @ (y - model.observed(origin)))
+    return mean[:n], covariance[:n, :n]
+
+
+def linear(model: dgm.DirectedModel, y: Tensor, *, observe=None, operator: Tensor | None = None) -> Oracle:
+    """z of a linear model given what ``observe``, the same as ``operator``, sees of y."""
+    mean, covariance = linear_posterior(model, y, operator)
+    problem = dgm.condition(model, y, observe=observe)
+    return gaussian_oracle(problem, mean[None], covariance[None], lambda u: u[..., : len(mean)].unsqueeze(-2))
 
 
 class GaussianTarget(dgm.Target):

@@ -8,6 +8,9 @@ from scipy import integrate
 
 from tests.oracles import (
     FLOAT,
+    LinearPairs,
+    LinearWalk,
+    LogisticEllipse,
     Oracle,
     assert_agrees,
     assert_refuted,
@@ -15,6 +18,7 @@ from tests.oracles import (
     ellipse,
     linear_gaussian_model,
     linear_gaussian_posterior,
+    linear_posterior,
     wave,
 )
 
@@ -67,6 +71,16 @@ def test_ellipse_expectations_by_an_independent_quadrature():
         assert ellipse(gram=gram).expected[2].item() == pytest.approx(cos_2t, abs=1e-10)
 
 
+def test_expectations_on_the_ellipse_of_logistic_inputs_by_an_independent_quadrature():
+    def density(t):
+        u = math.sqrt(12) * math.cos(t), math.sqrt(3) * math.sin(t)
+        return math.prod(math.cosh(math.pi * v / (2 * math.sqrt(3))) ** -2 for v in u)
+
+    total = integrate.quad(density, 0, 2 * math.pi)[0]
+    cos_2t = integrate.quad(lambda t: math.cos(2 * t) * density(t), 0, 2 * math.pi)[0] / total
+    assert ellipse(12.0, model=LogisticEllipse).expected[2].item() == pytest.approx(cos_2t, abs=1e-10)
+
+
 def test_wave_expectations_by_an_independent_quadrature():
     def density(t):
         return math.exp(-0.5 * (t**2 + (0.5 * math.sin(3 * t)) ** 2))
@@ -83,3 +97,24 @@ def test_linear_gaussian_posterior_is_that_of_tipping_and_bishop():
     m = model.weight.mT @ model.weight + model.sd**2 * torch.eye(3, dtype=FLOAT)
     torch.testing.assert_close(mean, torch.linalg.solve(m, model.weight.mT @ (y - model.bias)))
     torch.testing.assert_close(covariance, model.sd**2 * torch.linalg.inv(m))
+
+
+def test_posterior_of_pairs_and_of_a_walk_by_regression_on_their_innovations():
+    y, identity = torch.arange(8, dtype=FLOAT), torch.eye(2, dtype=FLOAT)
+    pairs, walk = LinearPairs(), LinearWalk()
+    states = torch.cat([torch.zeros(1, 2, dtype=FLOAT), y.reshape(4, 2)])
+    # rows (design of z, target) of every pair, or of every step given the state before it
+    designs = {
+        pairs: (pairs.weight.reshape(4, 2, 3), y.reshape(4, 2)),
+        walk: (
+            torch.stack([walk.decay + walk.push, *[walk.push] * 3]),
+            states[1:] - states[:-1] @ walk.decay.mT,
+        ),
+    }
+    for model, (design, target) in designs.items():
+        whitening = torch.linalg.solve(model.mix, identity)
+        design, target = (whitening @ design).flatten(0, 1), (target @ whitening.mT).flatten()
+        covariance = torch.linalg.inv(torch.eye(design.shape[1], dtype=FLOAT) + design.mT @ design)
+        mean, exact = linear_posterior(model, y)
+        torch.testing.assert_close(exact, covariance)
+        torch.testing.assert_close(mean, covariance @ design.mT @ target)

@@ -8,7 +8,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.adaptation import DualAveraging
-from tests.dgm_infer.test_projection import Bent
+from tests.dgm_infer.models import Bent
 from tests.oracles import FLOAT, Ellipse, correlated_gaussian, linear_gaussian, linear_gaussian_model
 
 SCALES = (0.1, 1.0, 10.0)
@@ -22,7 +22,7 @@ def gaussians():
 def fibres():
     # observations of different plausibility: the stiffness of the fibre differs
     problem = dgm.condition(Bent(), [[0.1] * 5, [0.5, -0.5, 1.5, 0.0, 0.2]])
-    return problem, dgm.ConstrainedHMC(n_steps=(1, 3), n_geodesic=1, max_iterations=20)
+    return problem, dgm.ConstrainedHMC(n_steps=(1, 3), n_geodesic=1, max_iterations=20, split=False)
 
 
 @functools.cache
@@ -65,8 +65,30 @@ def test_step_sizes_are_in_proportion_to_the_scales_of_the_problems():
 
 
 def test_the_frozen_kernel_is_used_for_every_kept_draw():
+    draws = adapt(fibres)
+    assert torch.equal(draws.stats["step_size"], draws.kernel.step_size.expand(32, 40, 2))
+    assert ((draws.stats["n_steps"] >= 1) & (draws.stats["n_steps"] <= 3)).all()
+
+
+def test_trajectories_of_an_adapted_length_take_steps_no_longer_than_the_adapted_size():
     draws = adapt(gaussians)
-    assert torch.equal(draws.stats["step_size"], draws.kernel.step_size.expand(32, 40, 3))
+    steps, size = draws.stats["n_steps"], draws.stats["step_size"]
+    assert (size <= draws.kernel.step_size).all()
+    assert ((steps == 1) | (size > 0.5 * draws.kernel.step_size)).all()
+    duration = steps * size / draws.kernel.trajectory_length
+    assert ((duration > 0.5) & (duration < 1.5)).all()
+
+
+def test_arcs_grow_to_a_quarter_of_a_circle_and_no_further():
+    # on a linear fibre they are exact, whatever their length
+    problem = linear_gaussian(problems=(3,)).problem
+    draws = dgm.sample(problem, chains=8, warmup=60, draws=20, seed=1, progress=False)
+    torch.testing.assert_close(draws.kernel.step_size, torch.full((3,), math.pi / 2, dtype=FLOAT))
+    assert draws.stats["acceptance_rate"].min() > 1 - 1e-6
+    # the control: straight lines are not
+    straight = dgm.ConstrainedHMC(split=False)
+    draws = dgm.sample(problem, straight, chains=8, warmup=60, draws=20, seed=1, progress=False)
+    assert 0.6 < draws.stats["acceptance_rate"].mean() < 0.95
 
 
 def test_the_frozen_kernel_is_reusable_without_warm_up():
@@ -85,7 +107,7 @@ def test_the_frozen_kernel_is_reusable_without_warm_up():
 @pytest.mark.parametrize("size", [0.25, torch.tensor([0.2, 0.4, 0.3], dtype=FLOAT)], ids=["number", "tensor"])
 def test_a_step_size_that_is_given_is_not_adapted(size):
     problem = linear_gaussian(problems=(3,)).problem
-    kernel = dgm.ConstrainedHMC(step_size=size, n_steps=2)
+    kernel = dgm.ConstrainedHMC(step_size=size, n_steps=2, n_geodesic=1)
     draws = dgm.sample(problem, kernel, chains=4, warmup=20, draws=5, seed=1, progress=False)
     assert draws.kernel is kernel
     assert torch.equal(draws.stats["step_size"], torch.as_tensor(size, dtype=FLOAT).expand(4, 5, 3))

@@ -10,7 +10,7 @@ from torch import nn
 
 import dgm_infer as dgm
 from generators import LinearGaussian, WithNoise
-from tests.dgm_infer.test_projection import Bent
+from tests.dgm_infer.models import Bent
 from tests.oracles import FLOAT, Circle, Ellipse, linear_gaussian_model
 
 SHAPE = (2, 3)
@@ -117,12 +117,12 @@ def test_without_an_operator_the_complete_output_is_observed(images):
 def test_structure_is_used_where_it_is_declared_and_pays():
     model = linear_gaussian_model()
     y = torch.zeros(6)
-    assert dgm.condition(model, y).structured
+    assert dgm.condition(model, y).units is not None
     few = torch.tensor([True, True, False, False, False, False])
     # two outputs, three latents: dense is cheaper
-    assert not dgm.condition(model, y, observe=dgm.pixels(few)).structured
-    assert not dgm.condition(model, y[:4], observe=lambda x: x[..., :4]).structured
-    assert not dgm.condition(Bent("dense"), torch.zeros(5)).structured
+    assert dgm.condition(model, y, observe=dgm.pixels(few)).units is None
+    assert dgm.condition(model, y[:4], observe=lambda x: x[..., :4]).units is None
+    assert dgm.condition(Bent("dense"), torch.zeros(5)).units is None
 
 
 def test_a_function_of_the_output_sees_images(images):
@@ -226,6 +226,14 @@ def test_exactly_the_energy_is_prior_plus_half_the_log_determinant():
     u = torch.randn(5, 2, generator=torch.Generator().manual_seed(75), dtype=FLOAT)
     gram = 4 * u[..., 0] ** 2 + 64 * u[..., 1] ** 2
     torch.testing.assert_close(fibre.linearise(u).energy, normal_energy(u) + 0.5 * gram.log())
+
+
+def test_what_a_fibre_evaluates_carries_no_gradients():
+    fibre, u = dgm.condition(Ellipse(), [2.0]), torch.ones(3, 2, dtype=FLOAT, requires_grad=True)
+    constraint = fibre.evaluate(lambda fibre, u: fibre.constraint(u), u)
+    assert torch.equal(constraint, fibre.constraint(u))
+    assert not constraint.requires_grad
+    assert fibre.constraint(u).requires_grad
 
 
 def test_non_normal_inputs_and_log_factors_enter_the_energy():

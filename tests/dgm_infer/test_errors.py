@@ -9,8 +9,8 @@ from torch import nn
 import dgm_infer as dgm
 from dgm_infer.errors import ArgumentError, DgmInferError, ModelError, ObservationError, StartError
 from generators import LinearGaussian, WithNoise
+from tests.dgm_infer.models import Bent
 from tests.dgm_infer.test_condition import MASK, Images, image
-from tests.dgm_infer.test_projection import Bent
 from tests.oracles import FLOAT, Circle, Ellipse, GaussianTarget
 
 
@@ -92,6 +92,10 @@ class Infinite(Circle):
 class NoObserved(dgm.GenerativeModel):
     input_density = dgm.StandardNormal(2)
     output_shape = (1,)
+
+
+class NoShape(dgm.GenerativeModel):
+    input_density = dgm.StandardNormal(2)
 
 
 class Plain(dgm.GenerativeModel):
@@ -194,6 +198,9 @@ CASES = {
     "half precision": (lambda: images(dtype=torch.float16), ArgumentError, ["float16", "float64"]),
     # ------------------------------------------------------------------------------------------------------- models
     "model that defines nothing": (lambda: dgm.condition(NoObserved(), [1.0]), ModelError, ["NoObserved", "observed"]),
+    "model that defines nothing, not even a shape": (
+        lambda: dgm.condition(dgm.WithNoise(NoShape(), 0.1), [1.0]), ModelError, ["NoShape", "observed"]
+    ),
     "noise on something that is no model": (lambda: WithNoise("x", 0.1), ModelError, ["str"]),
     "model with a plain 32-bit tensor": (lambda: dgm.condition(Plain(), [1.0]), ModelError, ["Plain", "buffers"]),
     "something that is no model": (lambda: dgm.condition(nn.Linear(2, 1), [1.0]), ModelError, ["Linear"]),
@@ -267,6 +274,21 @@ CASES = {
         ArgumentError,
         ["step_size", "(3,)", "(2,)"],
     ),
+    "trajectory lengths for another number of problems": (
+        lambda: sample(dgm.condition(Ellipse(), [[1.0], [2.0]]), dgm.ConstrainedHMC(trajectory_length=torch.ones(3))),
+        ArgumentError,
+        ["trajectory_length", "(3,)", "(2,)"],
+    ),
+    "a number of steps and a trajectory length": (
+        lambda: dgm.ConstrainedHMC(n_steps=3, trajectory_length=1.0), ArgumentError, ["n_steps=3", "trajectory_length"]
+    ),
+    "trajectories of no length": (lambda: dgm.HMC(trajectory_length=0.0), ArgumentError, ["trajectory_length=0"]),
+    "trajectories without end": (lambda: dgm.HMC(trajectory_length=math.inf), ArgumentError, ["inf"]),
+    "one negative trajectory length of several": (
+        lambda: dgm.ConstrainedHMC(trajectory_length=torch.tensor([1.0, -2.0])), ArgumentError, ["-2"]
+    ),
+    "a trajectory length in words": (lambda: dgm.HMC(trajectory_length="long"), ArgumentError, ["'long'"]),
+    "half a sub-step": (lambda: dgm.ConstrainedHMC(n_geodesic=0.5), ArgumentError, ["n_geodesic=0.5"]),
     "a kernel that is a class": (lambda: sample(kernel=dgm.HMC), ArgumentError, ["HMC()"]),
     "no geodesic steps": (lambda: dgm.ConstrainedHMC(n_geodesic=0), ArgumentError, ["n_geodesic=0"]),
     "solver tolerance of zero": (lambda: dgm.ConstrainedHMC(tolerance=0.0), ArgumentError, ["tolerance=0.0"]),
@@ -345,6 +367,10 @@ def test_the_same_calls_without_the_mistake_are_accepted():
 
     coupled = Declared("dense")
     dgm.condition(coupled, torch.zeros(5))
+    for kernel in (dgm.HMC(trajectory_length=1.0), dgm.ConstrainedHMC(trajectory_length=torch.ones(2))):
+        kernel.replace(trajectory_length=None, n_steps=3)
+    several = dgm.ConstrainedHMC(step_size=torch.full((2,), 0.1), trajectory_length=torch.ones(2))
+    sample(dgm.condition(Ellipse(), [[1.0], [2.0]]), several)
     sample()
     sample(circle(), initial=torch.tensor([[1.0, 0.0], [0.0, 1.0]], dtype=FLOAT))
     assert loaded().generate(1).shape == (2, 1, 1)

@@ -109,6 +109,14 @@ def test_draws_of_a_product_have_the_distributions_of_its_factors():
     assert stats.kstest(u[:, 1], CDFS[dgm.StandardNormal]).pvalue < SMALL
 
 
+def test_a_density_is_standard_normal_where_all_of_its_factors_are():
+    normal, other = dgm.StandardNormal(2), dgm.Logistic(1)
+    assert normal.is_standard_normal
+    assert dgm.Product(normal, dgm.Product(normal)).is_standard_normal
+    assert not other.is_standard_normal
+    assert not dgm.Product(normal, other).is_standard_normal
+
+
 def test_impossible_densities_are_refused():
     with pytest.raises(ArgumentError, match=r"StandardNormal\(dim=-1\)"):
         dgm.StandardNormal(-1)

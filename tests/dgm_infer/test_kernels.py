@@ -9,7 +9,8 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.errors import Status
 from dgm_infer.kernels import HMC, ConstrainedHMC
-from tests.dgm_infer.test_projection import Bent
+from dgm_infer.kernels.kernel import MAX_STEPS
+from tests.dgm_infer.models import Bent, Stretched, Walk
 from tests.oracles import FLOAT, GaussianTarget, linear_gaussian_model
 
 BATCHES = [(), (3,), (2, 3)]
@@ -33,12 +34,21 @@ def dense_problem(batch):
     return dgm.condition(Bent("dense"), 0.3 * observations(batch, 5))
 
 
+def walk_problem(batch):
+    return dgm.condition(Walk(), 0.3 * observations(batch, 8))
+
+
 CASES = {
     "HMC": (HMC(step_size=0.3, n_steps=(2, 4)), gaussian_problem),
-    "ConstrainedHMC, low rank": (ConstrainedHMC(step_size=0.3, n_steps=(2, 4), n_geodesic=2), low_rank_problem),
-    "ConstrainedHMC, dense": (ConstrainedHMC(step_size=0.2, n_steps=(2, 4), n_geodesic=2), dense_problem),
-    "ConstrainedHMC, newton": (ConstrainedHMC(step_size=0.2, n_steps=2, solver="newton"), dense_problem),
-}
+    "HMC, by length": (HMC(step_size=0.3, trajectory_length=0.8), gaussian_problem),
+    "ConstrainedHMC, straight": (
+        ConstrainedHMC(step_size=0.3, n_steps=(2, 4), n_geodesic=2, split=False), low_rank_problem
+    ),
+    "ConstrainedHMC, circular": (ConstrainedHMC(step_size=0.2, n_steps=(2, 4), n_geodesic=2), walk_problem),
+    "ConstrainedHMC, dense": (ConstrainedHMC(step_size=0.2, n_steps=(2, 4), n_geodesic=2, split=False), dense_problem),
+    "ConstrainedHMC, newton": (ConstrainedHMC(step_size=0.2, n_steps=2, solver="newton", split=False), dense_problem),
+    "ConstrainedHMC, by length": (ConstrainedHMC(step_size=0.2, trajectory_length=0.5), walk_problem),
+}  # fmt: skip
 
 
 @pytest.fixture(params=CASES.values(), ids=CASES.keys())
@@ -79,9 +89,12 @@ def test_state_and_info_have_one_entry_a_chain_and_problem(case, batch):
     state, info = kernel.step(problem, start(kernel, problem), rng())
     assert state.position.shape == (CHAINS, *batch, problem.dim)
     assert state.position.dtype == FLOAT
-    for value in info:
+    for value in info._replace(end=None):
         if value is not None:
             assert value.shape == (CHAINS, *batch)
+    for value in (info.end.start, info.end.position, info.end.momentum):
+        assert value.shape == state.position.shape
+    assert info.end.fraction.shape == batch
     assert ((info.acceptance_rate >= 0) & (info.acceptance_rate <= 1)).all()
     assert (info.status == Status.OK).all()
     assert ((info.n_steps >= 2) & (info.n_steps <= 4)).all()
@@ -94,7 +107,7 @@ def test_the_statistics_are_those_that_draws_promise(case, batch):
     _, info = kernel.step(problem, start(kernel, problem), rng())
     names = {"acceptance_rate", "diverging", "n_steps", "step_size", "energy"}
     if isinstance(problem, dgm.Fibre):
-        names |= {"constraint_error", "projection_failed", "reversal_failed"}
+        names |= {"constraint_error", "projection_failed", "reversal_failed", "solver_iterations"}
     stats = info.stats()
     assert stats.keys() == names
     assert {value.shape for value in stats.values()} == {(CHAINS, *batch)}
@@ -108,10 +121,88 @@ def test_a_step_size_a_problem_and_a_step_size_a_chain_reach_their_chains(case):
     state = start(kernel, problem)
     sizes = torch.tensor([0.1, 0.2, 0.3], dtype=FLOAT)
     _, info = kernel.replace(step_size=sizes).step(problem, state, rng())
-    assert torch.equal(info.step_size, sizes.expand(CHAINS, 3))
+    assert sizes_used(info, sizes.expand(CHAINS, 3))
     sizes = torch.linspace(0.1, 0.2, CHAINS * 3, dtype=FLOAT).reshape(CHAINS, 3)
     _, info = kernel.replace(step_size=sizes).step(problem, state, rng())
-    assert torch.equal(info.step_size, sizes)
+    assert sizes_used(info, sizes)
+
+
+def sizes_used(info, sizes):
+    """Whether steps are of these sizes; or, of a trajectory of given length, as long as fits equally below them."""
+    duration = info.n_steps * info.step_size
+    by_length = info.end.fraction != 1
+    fewest = (duration / sizes).sub(1e-9).ceil().clamp_min(1)
+    return bool((torch.where(by_length, info.n_steps == fewest, info.step_size == sizes)).all())
+
+
+@pytest.mark.parametrize("batch", BATCHES, ids=str)
+def test_every_sub_step_on_a_bent_fibre_solves_there_and_back(batch):
+    problem = walk_problem(batch)
+    kernel = ConstrainedHMC(step_size=0.3, n_steps=3, n_geodesic=2)
+    _, info = kernel.step(problem, start(kernel, problem), rng())
+    assert (info.status == Status.OK).all()
+    assert (info.solver_iterations >= 2 * 3 * 2).all()
+    # the control: tangents of a linear fibre stay on it
+    problem, straight = low_rank_problem(batch), kernel.replace(split=False)
+    _, info = straight.step(problem, start(straight, problem), rng())
+    assert (info.solver_iterations == 0).all()
+
+
+BY_LENGTH = {
+    "HMC": (HMC(step_size=0.1, trajectory_length=2.0), gaussian_problem),
+    "ConstrainedHMC": (ConstrainedHMC(step_size=0.1, trajectory_length=2.0), low_rank_problem),
+}
+
+
+@pytest.fixture(params=BY_LENGTH.values(), ids=BY_LENGTH.keys())
+def by_length(request):
+    return request.param
+
+
+def durations(kernel, problem, transitions):
+    state = start(kernel, problem, chains=2)
+    for seed in range(transitions):
+        state, info = kernel.step(problem, state, rng(seed))
+        duration = info.n_steps * info.step_size
+        # the chains of a problem take the same time
+        torch.testing.assert_close(duration[0], duration[1])
+        yield duration[0]
+
+
+def test_trajectories_last_between_half_and_one_and_a_half_times_their_length(by_length):
+    kernel, make = by_length
+    length = torch.tensor([0.5, 1.0, 2.0], dtype=FLOAT)
+    times = torch.stack(list(durations(kernel.replace(trajectory_length=length), make((3,)), 60))) / length
+    assert ((times > 0.5) & (times < 1.5)).all()
+    assert (times.amin(0) < 0.6).all()
+    assert (times.amax(0) > 1.4).all()
+    assert (times.mean(0) - 1).abs().max() < 5 / 12**0.5 / 60**0.5
+    # every problem draws its own
+    assert (times[:, 0] - times[:, 1]).abs().max() > 0.3
+
+
+def test_a_trajectory_takes_no_more_steps_than_it_may(by_length):
+    kernel, make = by_length
+    problem = make(())
+    _, info = kernel.replace(step_size=1e-6).step(problem, start(kernel, problem), rng())
+    assert (info.n_steps == MAX_STEPS).all()
+    assert (info.step_size == 1e-6).all()
+
+
+def test_what_is_left_open_suits_the_problem():
+    normal, dense = low_rank_problem(()), dense_problem(())
+    wide = dgm.condition(linear_gaussian_model(n_latents=9, n_outputs=12), torch.zeros(12))
+    stretched = dgm.condition(Stretched(), torch.zeros(5))
+    kernel = ConstrainedHMC()
+    assert [kernel.solvers(p)[0] for p in (normal, dense, wide)] == ["newton", "quasi_newton", "quasi_newton"]
+    assert [kernel.sub_steps(p) for p in (normal, dense, wide)] == [1, 2, 2]
+    assert [kernel.splits(p) for p in (normal, dense, stretched)] == [True, True, False]
+    # and what is not left open is as it says
+    told = ConstrainedHMC(solver="quasi_newton", n_geodesic=3, split=False)
+    assert told.solvers(normal) == ("quasi_newton", "newton")
+    assert told.sub_steps(normal) == 3
+    assert not told.splits(normal)
+    assert told.replace(split=True).splits(stretched)
 
 
 # --------------------------------------------------------------------------------------- determinism, immutability
@@ -175,8 +266,13 @@ def test_the_configuration_is_frozen_and_replace_makes_another(case):
 # ----------------------------------------------------------------------------------------------- rejections, failures
 
 
-def test_a_rejected_chain_stays_exactly_where_it_was(case):
-    kernel, make = case
+# arcs, and trajectories of given length, take no steps that nothing survives
+DEADLY = ["HMC", "ConstrainedHMC, straight", "ConstrainedHMC, dense", "ConstrainedHMC, newton"]
+
+
+@pytest.mark.parametrize("name", DEADLY)
+def test_a_rejected_chain_stays_exactly_where_it_was(name):
+    kernel, make = CASES[name]
     problem = make((3,))
     state = start(kernel, problem)
     # one chain of every problem takes steps that nothing survives

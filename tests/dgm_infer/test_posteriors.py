@@ -1,5 +1,6 @@
 """Constrained HMC draws from the exact posterior on the fibre; what leaves a term or a check out is noticed."""
 
+import dataclasses
 import math
 
 import pytest
@@ -7,17 +8,22 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.kernels import constrained
+from dgm_infer.model import Units
 from generators import WithNoise
 from tests.oracles import (
     FLOAT,
     Circle,
     Ellipse,
     LinearGaussian,
+    LinearPairs,
+    LinearWalk,
+    LogisticEllipse,
     assert_agrees,
     assert_refuted,
     circle,
     ellipse,
     gaussian_oracle,
+    linear,
     linear_gaussian,
     linear_gaussian_model,
     linear_gaussian_posterior,
@@ -25,13 +31,16 @@ from tests.oracles import (
     without_reverse_check,
 )
 
-SOLVERS = ["quasi_newton", "newton"]
+# solvers and flows, each of them once
+WAYS = [{"solver": "quasi_newton", "split": False}, {"solver": "newton", "split": True}]
 
 
-def run(
-    problem, *, step_size, solver="quasi_newton", n_steps=(1, 4), n_geodesic=1, chains=400, warmup=40, draws=25, **more
-):
-    kernel = dgm.ConstrainedHMC(step_size, n_steps, n_geodesic, solver, **more)
+def every_way(test):
+    return pytest.mark.parametrize("way", WAYS, ids=["quasi_newton, straight", "newton, circular"])(test)
+
+
+def run(problem, *, step_size, n_steps=(1, 4), n_geodesic=1, chains=400, warmup=40, draws=25, **more):
+    kernel = dgm.ConstrainedHMC(step_size, n_steps, n_geodesic, **more)
     return dgm.sample(problem, kernel, chains=chains, warmup=warmup, draws=draws, seed=1, progress=False)
 
 
@@ -53,20 +62,30 @@ class TiltedCircle(Circle):
 # ------------------------------------------------------------------------------------------------------------- curves
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_the_angle_on_a_circle_is_uniform(solver):
+@every_way
+def test_the_angle_on_a_circle_is_uniform(way):
     oracle = circle()
-    assert_agrees(oracle, run(oracle.problem, step_size=0.5, solver=solver))
+    assert_agrees(oracle, run(oracle.problem, step_size=0.5, **way))
 
 
 def test_control_a_tilted_density_on_the_circle_is_noticed():
     assert_refuted(circle(), run(dgm.condition(TiltedCircle(), [1.5]), step_size=0.5))
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_the_ellipse_has_the_density_with_the_gram_term(solver):
+@every_way
+def test_the_ellipse_has_the_density_with_the_gram_term(way):
     oracle = ellipse()
-    assert_agrees(oracle, run(oracle.problem, step_size=0.3, solver=solver))
+    assert_agrees(oracle, run(oracle.problem, step_size=0.3, **way))
+
+
+@every_way
+def test_inputs_need_not_be_normal(way):
+    # large enough for the tails of the density to tell
+    oracle = ellipse(12.0, model=LogisticEllipse)
+    draws = run(oracle.problem, step_size=0.6, n_steps=(2, 6), **way)
+    assert_agrees(oracle, draws)
+    # the control: normal ones have another density
+    assert_refuted(ellipse(12.0), draws)
 
 
 def test_control_without_the_gram_term_the_ellipse_has_another_density():
@@ -95,30 +114,30 @@ def test_several_ellipses_at_once_keep_their_own_densities():
 # -------------------------------------------------------------------------------------------------- the reverse check
 
 
-def long_steps(problem, solver):
+def long_steps(problem, way):
     # few iterations: slow solves fail forwards, and the check must count them as failed backwards too
-    return run(problem, step_size=0.8, solver=solver, chains=600, warmup=60, draws=60, max_iterations=20)
+    return run(problem, step_size=0.8, chains=600, warmup=60, draws=60, max_iterations=20, **way)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_the_wave_has_its_density_although_many_projections_find_far_roots(solver):
+@every_way
+def test_the_wave_has_its_density_although_many_projections_find_far_roots(way):
     oracle = wave()
-    draws = long_steps(oracle.problem, solver)
+    draws = long_steps(oracle.problem, way)
     assert draws.stats["reversal_failed"].double().mean() > 0.05
     assert_agrees(oracle, draws)
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
-def test_control_without_the_reverse_check_the_wave_has_another_density(solver, monkeypatch):
+@every_way
+def test_control_without_the_reverse_check_the_wave_has_another_density(way, monkeypatch):
     geodesic = constrained.geodesic
 
-    def unchecked(*arguments):
+    def unchecked(*arguments, flow):
         *others, solver, _ = arguments
-        return geodesic(*others, without_reverse_check(solver), math.inf)
+        return geodesic(*others, without_reverse_check(solver), math.inf, flow=flow)
 
     monkeypatch.setattr(constrained, "geodesic", unchecked)
     oracle = wave()
-    draws = long_steps(oracle.problem, solver)
+    draws = long_steps(oracle.problem, way)
     assert not draws.stats["reversal_failed"].any()
     assert_refuted(oracle, draws)
 
@@ -130,7 +149,7 @@ FEW = torch.tensor([False, True, False, False, True, False])
 ROWS = torch.stack([ROW, ROW.roll(1), ROW.roll(2)])
 
 
-@pytest.mark.parametrize("solver", SOLVERS)
+@every_way
 @pytest.mark.parametrize(
     "case",
     [
@@ -142,9 +161,9 @@ ROWS = torch.stack([ROW, ROW.roll(1), ROW.roll(2)])
         pytest.param({"problems": (2, 2), "masks": ROW}, id="a grid of observations under one mask"),
     ],
 )
-def test_latents_of_a_linear_gaussian_model_have_the_exact_posterior(case, solver):
+def test_latents_of_a_linear_gaussian_model_have_the_exact_posterior(case, way):
     oracle = linear_gaussian(**case)
-    assert_agrees(oracle, run(oracle.problem, step_size=0.5, n_geodesic=2, solver=solver, chains=200))
+    assert_agrees(oracle, run(oracle.problem, step_size=0.5, n_geodesic=2, chains=200, **way))
 
 
 def test_control_the_posterior_under_another_mask_is_noticed():
@@ -174,7 +193,7 @@ def test_an_undeclared_structure_and_unused_noise_inputs_leave_the_posterior_as_
     oracle = linear_gaussian(masks=ROW, wrap=Undeclared)
     # with the noise of hidden outputs among the inputs
     assert oracle.problem.dim == 9
-    assert not oracle.problem.structured
+    assert oracle.problem.units is None
     assert_agrees(oracle, run(oracle.problem, step_size=0.5, n_geodesic=2, chains=200))
 
 
@@ -192,7 +211,7 @@ class Mean(dgm.GenerativeModel):
 
 def test_added_noise_gives_the_posterior_of_the_noisy_model():
     oracle = linear_gaussian(masks=ROW, wrap=lambda model: WithNoise(Mean(model), sd=model.sd))
-    assert oracle.problem.structured
+    assert oracle.problem.units is not None
     assert_agrees(oracle, run(oracle.problem, step_size=0.5, n_geodesic=2, chains=200))
 
 
@@ -225,11 +244,67 @@ def test_any_function_of_the_output_can_be_observed():
     assert_refuted(mixed_outputs(swap=True), draws)
 
 
+# ------------------------------------------------------------------------------------------------------ larger units
+
+
+def series(n):
+    return 2 * torch.randn(n, generator=torch.Generator().manual_seed(102), dtype=FLOAT)
+
+
+def pairs(correlation=0.8):
+    return linear(LinearPairs(correlation), series(8))
+
+
+def pairs_under_a_mask(correlation=0.8):
+    mask = torch.tensor([False, True, False, True]).repeat_interleave(2)
+    return linear(
+        LinearPairs(correlation), series(8), observe=dgm.pixels(mask), operator=torch.eye(8, dtype=FLOAT)[mask]
+    )
+
+
+def a_walk(correlation=0.8):
+    return linear(LinearWalk(correlation), series(8))
+
+
+@pytest.mark.parametrize("make_oracle", [pairs, pairs_under_a_mask, a_walk], ids=lambda make: make.__name__)
+def test_latents_of_linear_models_of_larger_units_have_the_exact_posterior(make_oracle):
+    oracle = make_oracle()
+    assert oracle.problem.units.outputs == 2
+    draws = run(oracle.problem, step_size=0.7, chains=200)
+    assert_agrees(oracle, draws)
+    # the control: noise that is correlated less
+    assert_refuted(make_oracle(0.5), draws)
+
+
+SUMS = torch.tensor([[0.5, 0, 0, 0.5, 0], [0, 2, 0, 0, -1]], dtype=FLOAT)
+
+
+def sums(y):
+    """z of two latents given two sums of five outputs."""
+    model = linear_gaussian_model(n_latents=2, n_outputs=5)
+    y = torch.tensor(y, dtype=FLOAT)
+    # any output of these sums
+    whole = torch.linalg.pinv(SUMS) @ y
+    oracle = linear(model, whole, operator=SUMS)
+    return dataclasses.replace(oracle, problem=dgm.condition(model, y, observe=dgm.linear(SUMS)))
+
+
+def test_latents_given_sums_of_the_outputs_have_the_exact_posterior():
+    oracle = sums([1.0, -2.0])
+    assert oracle.problem.units == Units(2, 2, 1)
+    draws = run(oracle.problem, step_size=0.7, chains=200)
+    assert_agrees(oracle, draws)
+    # the control: other sums
+    assert_refuted(sums([1.0, -1.0]), draws)
+
+
 # ------------------------------------------------------------------------------------------------ with all the defaults
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [circle, ellipse, wave, linear_gaussian], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [circle, ellipse, wave, linear_gaussian, pairs, a_walk], ids=lambda make: make.__name__
+)
 def test_the_default_kernel_with_its_warm_up_draws_from_the_posterior(make):
     oracle = make()
     assert_agrees(oracle, dgm.sample(oracle.problem, chains=100, warmup=300, draws=200, seed=3, progress=False))

@@ -8,29 +8,10 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.fibre import solve_local_inputs
 from dgm_infer.projection import SOLVERS, damped_gauss_newton, project
-from tests.oracles import FLOAT, Circle, Ellipse
+from tests.dgm_infer.models import Bent
+from tests.oracles import FLOAT, Circle, Ellipse, Wave
 
 TOLERANCE = 1e-10
-
-
-class Bent(dgm.DirectedModel):
-    """Five outputs, each a wave of two global inputs plus a stretched noise of its own."""
-
-    structure = "independent"
-
-    def __init__(self, structure="independent"):
-        super().__init__()
-        self.structure = structure
-        self.global_density = dgm.StandardNormal(2)
-        self.local_density = dgm.StandardNormal(5)
-        rng = torch.Generator().manual_seed(30)
-        self.register_buffer("weight", torch.randn(5, 2, generator=rng, dtype=FLOAT))
-
-    def global_latents(self, u1):
-        return {"z": u1}
-
-    def simulate(self, z, u2):
-        return torch.tanh(z["z"] @ self.weight.mT) + 0.3 * torch.exp(0.2 * z["z"][..., :1]) * u2
 
 
 def off_the_fibre(structure="independent", n=40, distance=0.3, seed=31):
@@ -54,8 +35,8 @@ def settings(fibre, v, **changes):
 @pytest.mark.parametrize("structure", ["independent", "dense"])
 def test_a_projection_is_on_the_fibre_and_moved_along_the_rows_of_the_jacobian(solver, structure):
     fibre, v, base = off_the_fibre(structure)
-    assert fibre.structured == (structure == "independent")
-    result = project(fibre, v, base, solver=solver, **settings(fibre, v))
+    assert (fibre.units is not None) == (structure == "independent")
+    result = project(fibre, v, base, solvers=(solver,), **settings(fibre, v))
     assert result.converged.all()
     assert fibre.constraint_error(result.position).max() < TOLERANCE
     assert fibre.constraint_error(v).min() > 1e3 * TOLERANCE
@@ -65,49 +46,51 @@ def test_a_projection_is_on_the_fibre_and_moved_along_the_rows_of_the_jacobian(s
 
 def test_all_solvers_reach_the_same_root():
     fibre, v, base = off_the_fibre()
-    quasi, newton = (project(fibre, v, base, solver=s, **settings(fibre, v)) for s in ("quasi_newton", "newton"))
+    quasi, newton = (project(fibre, v, base, solvers=(s,), **settings(fibre, v)) for s in ("quasi_newton", "newton"))
     torch.testing.assert_close(quasi.position, newton.position, rtol=0, atol=1e-8)
 
 
 def test_newton_needs_fewer_iterations():
     fibre, v, base = off_the_fibre()
-    quasi, newton = (project(fibre, v, base, solver=s, **settings(fibre, v)) for s in ("quasi_newton", "newton"))
-    assert newton.iterations < quasi.iterations
+    quasi, newton = (project(fibre, v, base, solvers=(s,), **settings(fibre, v)) for s in ("quasi_newton", "newton"))
+    assert (newton.iterations <= quasi.iterations).all()
+    assert newton.iterations.max() < quasi.iterations.max()
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_rows_that_are_not_active_stay(solver):
     fibre, v, base = off_the_fibre()
     active = torch.arange(len(v)) % 3 == 0
-    some = project(fibre, v, base, solver=solver, **settings(fibre, v, active=active))
-    every = project(fibre, v, base, solver=solver, **settings(fibre, v))
+    some = project(fibre, v, base, solvers=(solver,), **settings(fibre, v, active=active))
+    every = project(fibre, v, base, solvers=(solver,), **settings(fibre, v))
     assert torch.equal(some.position[~active], v[~active])
     assert torch.equal(some.converged, active)
+    assert (some.iterations[~active] == 0).all()
     torch.testing.assert_close(some.position[active], every.position[active], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_without_active_rows_nothing_happens(solver):
     fibre, v, base = off_the_fibre()
-    none = project(fibre, v, base, solver=solver, **settings(fibre, v, active=torch.zeros(len(v), dtype=torch.bool)))
+    nobody = torch.zeros(len(v), dtype=torch.bool)
+    none = project(fibre, v, base, solvers=(solver,), **settings(fibre, v, active=nobody))
     assert torch.equal(none.position, v)
     assert not none.converged.any()
+    assert (none.iterations == 0).all()
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_a_row_in_a_batch_is_solved_as_it_is_alone(solver):
     # very different distances, so that rows stop at different iterations and the batch is compacted on the way
     fibre, v, base = off_the_fibre(distance=torch.logspace(-5, 0.3, 40, dtype=FLOAT).unsqueeze(-1))
-    together = project(fibre, v, base, solver=solver, **settings(fibre, v))
-    iterations = []
+    together = project(fibre, v, base, solvers=(solver,), **settings(fibre, v))
     for row in range(len(v)):
         only = torch.tensor([row])
-        alone = project(fibre.take(only), v[only], base[only], solver=solver, **settings(fibre, v[only]))
-        iterations.append(alone.iterations)
+        alone = project(fibre.take(only), v[only], base[only], solvers=(solver,), **settings(fibre, v[only]))
         assert alone.converged.item() == together.converged[row].item()
+        assert alone.iterations.item() == together.iterations[row].item()
         torch.testing.assert_close(alone.position[0], together.position[row], rtol=0, atol=1e-10)
-    assert together.iterations == max(iterations)
-    assert len(set(iterations)) > 2
+    assert len(together.iterations.unique()) > 2
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -117,7 +100,7 @@ def test_a_row_without_a_root_is_reported_and_disturbs_no_other(solver):
     u = torch.tensor([[1.0, 0.0]] * 4, dtype=FLOAT)
     v = u + torch.tensor([[0.0, 0.2], [0.0, 3.0], [0.0, math.nan], [0.0, -0.5]], dtype=FLOAT)
     base = fibre.jacobian(u)
-    result = project(fibre, v, base, solver=solver, **settings(fibre, v))
+    result = project(fibre, v, base, solvers=(solver,), **settings(fibre, v))
     assert result.converged.tolist() == [True, False, False, True]
     expected = torch.tensor([[math.sqrt(1 - 0.04), 0.2], [math.sqrt(1 - 0.25), -0.5]], dtype=FLOAT)
     torch.testing.assert_close(result.position[[0, 3]], expected, rtol=0, atol=1e-9)
@@ -126,8 +109,8 @@ def test_a_row_without_a_root_is_reported_and_disturbs_no_other(solver):
 @pytest.mark.parametrize("solver", SOLVERS)
 def test_iterations_are_bounded_and_the_residual_decides(solver):
     fibre, v, base = off_the_fibre()
-    few = project(fibre, v, base, solver=solver, max_iterations=2, **settings(fibre, v))
-    assert few.iterations == 2
+    few = project(fibre, v, base, solvers=(solver,), max_iterations=2, **settings(fibre, v))
+    assert (few.iterations[~few.converged] == 2).all()
     assert torch.equal(few.converged, fibre.constraint_error(few.position) < TOLERANCE)
     assert not few.converged.all()
 
@@ -140,6 +123,36 @@ def test_every_row_has_its_own_tolerance():
     assert (error < tolerance).all()
     # quasi-Newton stops as soon as it may
     assert error[-5:].min() > 1e-6
+
+
+def far_off_the_wave():
+    """Points that quasi-Newton, Newton, both or neither can project."""
+    fibre, rng = dgm.condition(Wave(), [0.0]), torch.Generator().manual_seed(37)
+    u = fibre.start(400, rng, tolerance=1e-12)
+    flat = fibre.rows(400)
+    base = flat.jacobian(u)
+    return flat, u + base.tangent(torch.randn(u.shape, generator=rng, dtype=FLOAT)), base
+
+
+@pytest.mark.parametrize("solvers", [("quasi_newton", "newton"), ("newton", "quasi_newton")], ids=" then ".join)
+@pytest.mark.parametrize("step", [1, 3], ids=["all rows", "every third row"])
+def test_rows_that_the_first_solver_fails_go_to_the_next(solvers, step):
+    fibre, v, base = far_off_the_wave()
+    active = torch.arange(len(v)) % step == 0
+    first, second = (project(fibre, v, base, solvers=(s,), **settings(fibre, v, active=active)) for s in solvers)
+    saved = second.converged & ~first.converged
+    # something for either to save, and something for neither
+    assert saved.sum() > 3
+    assert (active & ~first.converged & ~second.converged).sum() > 3
+    both = project(fibre, v, base, solvers=solvers, **settings(fibre, v, active=active))
+    assert torch.equal(both.converged, first.converged | second.converged)
+    torch.testing.assert_close(both.position[first.converged], first.position[first.converged], rtol=0, atol=1e-9)
+    torch.testing.assert_close(both.position[saved], second.position[saved], rtol=0, atol=1e-9)
+    assert torch.equal(both.position[~active], v[~active])
+    tried = second.iterations.masked_fill(first.converged, 0)
+    assert torch.equal(both.iterations, first.iterations + tried)
+    assert torch.equal(both.retried, active & ~first.converged)
+    assert not first.retried.any()
 
 
 # --------------------------------------------------------------------------------------------- starting points
@@ -159,6 +172,22 @@ def test_damped_gauss_newton_reports_the_residual_where_there_is_no_solution():
     _, residual = damped_gauss_newton(fibre.rows(1), u, tolerance=torch.full((2,), TOLERANCE, dtype=FLOAT))
     assert residual[0] >= 1
     assert residual[1] < TOLERANCE
+
+
+def test_damped_gauss_newton_solves_a_row_in_a_batch_as_it_is_alone():
+    fibre = dgm.condition(Ellipse(), [2.0])
+    u = torch.randn(20, 2, generator=torch.Generator().manual_seed(38), dtype=FLOAT)
+    u *= torch.logspace(-2, 2, 20, dtype=FLOAT).unsqueeze(-1)
+    tolerance = torch.full((20,), TOLERANCE, dtype=FLOAT)
+    # the first row is on the fibre, and stays
+    u[0] = torch.tensor([math.sqrt(2), 0], dtype=FLOAT)
+    together, residual = damped_gauss_newton(fibre.rows(20), u, tolerance=tolerance)
+    assert torch.equal(together[0], u[0])
+    for row in range(20):
+        only = slice(row, row + 1)
+        alone, alone_residual = damped_gauss_newton(fibre.rows(1), u[only], tolerance=tolerance[only])
+        torch.testing.assert_close(alone, together[only], rtol=0, atol=1e-9)
+        torch.testing.assert_close(alone_residual, residual[only], rtol=0, atol=1e-12)
 
 
 def local(function, y):

@@ -1,0 +1,97 @@
+"""Small models of every structure, shared by the tests; each can be declared dense instead."""
+
+import torch
+
+import dgm_infer as dgm
+from tests.oracles import FLOAT
+
+
+def fixed(*shape, seed):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=FLOAT)
+
+
+class Bent(dgm.DirectedModel):
+    """Five outputs, each a wave of two global inputs plus a stretched noise of its own."""
+
+    structure = "independent"
+
+    def __init__(self, structure="independent"):
+        super().__init__()
+        self.structure = structure
+        self.global_density = dgm.StandardNormal(2)
+        self.local_density = dgm.StandardNormal(5)
+        self.register_buffer("weight", fixed(5, 2, seed=30))
+
+    def global_latents(self, u1):
+        return {"z": u1}
+
+    def simulate(self, z, u2):
+        return torch.tanh(z["z"] @ self.weight.mT) + 0.3 * torch.exp(0.2 * z["z"][..., :1]) * u2
+
+
+class Stretched(Bent):
+    """The same of inputs that are not normal."""
+
+    def __init__(self):
+        super().__init__()
+        self.global_density, self.local_density = dgm.Logistic(2), dgm.Logistic(5)
+
+
+class BentPairs(dgm.DirectedModel):
+    """Three pairs of outputs, each a wave of two global inputs plus bent noises that the pair shares."""
+
+    structure = "independent"
+    unit_outputs = 2
+
+    def __init__(self, structure="independent", n_inputs=2):
+        super().__init__()
+        self.structure, self.unit_inputs = structure, n_inputs
+        self.global_density = dgm.StandardNormal(2)
+        self.local_density = dgm.StandardNormal(3 * n_inputs)
+        self.register_buffer("weight", fixed(6, 2, seed=31))
+        self.register_buffer("mix", fixed(3, 2, n_inputs, seed=32))
+
+    def global_latents(self, u1):
+        return {"z": u1}
+
+    def simulate(self, z, u2):
+        z = z["z"]
+        own = u2.unflatten(-1, (3, -1)) * torch.exp(0.2 * z[..., None, :1])
+        noise = (self.mix @ (own + 0.3 * torch.tanh(own)).unsqueeze(-1)).squeeze(-1)
+        return torch.tanh(z @ self.weight.mT) + 0.3 * noise.flatten(-2)
+
+
+class Walk(dgm.DirectedModel):
+    """A walk in the plane, turned back by z: the noise of its coordinates is mixed by where it is."""
+
+    structure = "markov"
+    step_inputs = 2
+
+    def __init__(self, structure="markov", n_steps=4):
+        super().__init__()
+        self.structure = structure
+        self.global_density = dgm.StandardNormal(2)
+        self.local_density = dgm.StandardNormal(2 * n_steps)
+
+    def global_latents(self, u1):
+        return {"rate": torch.sigmoid(u1[..., 0]), "origin": u1[..., 1]}
+
+    def initial(self, z):
+        return torch.stack([z["origin"], 0.5 * z["origin"]], -1)
+
+    def transition(self, previous, z, u2_t):
+        mean = previous - z["rate"].unsqueeze(-1) * torch.sin(previous.flip(-1))
+        a, b = u2_t.unbind(-1)
+        turn = 0.8 * torch.tanh(previous[..., 0])
+        noise = torch.stack([a + turn * b, b - turn * a + 0.1 * a * b], -1)
+        return mean + 0.4 * noise
+
+
+class FreeWalk(Walk):
+    """The same with a noise of its own for either coordinate: a unit is one of them."""
+
+    unit_inputs = unit_outputs = 1
+
+    def transition(self, previous, z, u2_t):
+        mean = previous - z["rate"].unsqueeze(-1) * torch.sin(previous.flip(-1))
+        return mean + 0.4 * torch.exp(0.3 * torch.tanh(previous.flip(-1))) * torch.sinh(u2_t)
