@@ -4,6 +4,23 @@ from dgm_infer import WithNoise
 
 from .checkpoints import load, save
 from .linear import LinearGaussian
+from .lotka_volterra import LotkaVolterra
+from .pose import HumanPose
+from .quantile import GAndK, GeneralisedLambda
+from .toy import Hyperbola
 from .vae import GaussianDecoder, GaussianEncoder, GaussianVAE
 
-__all__ = ["GaussianDecoder", "GaussianEncoder", "GaussianVAE", "LinearGaussian", "WithNoise", "load", "save"]
+__all__ = [
+    "GAndK",
+    "GaussianDecoder",
+    "GaussianEncoder",
+    "GaussianVAE",
+    "GeneralisedLambda",
+    "HumanPose",
+    "Hyperbola",
+    "LinearGaussian",
+    "LotkaVolterra",
+    "WithNoise",
+    "load",
+    "save",
+]

@@ -1,0 +1,425 @@
+"""A human figure seen by one or two cameras (J 10.3, Algorithm 2; MATH 10)."""
+
+import json
+import math
+import os
+import re
+from pathlib import Path
+from typing import NamedTuple, Self
+from zipfile import BadZipFile
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dgm_infer import GenerativeModel, StandardNormal
+from dgm_infer.errors import ArgumentError, CheckpointError
+
+__all__ = ["HumanPose", "Joint", "read_bvh"]
+
+# The length of the bone that ends in a joint, by the joint's name without its side.
+LENGTH_NAMES = {
+    "Spine": "waist",
+    "Head": "spine",
+    "HeadEnd": "head",
+    "Shoulder": "mid-spine",
+    "Arm": "half-shoulder",
+    "ForeArm": "upper-arm",
+    "Hand": "lower-arm",
+    "HandEnd": "hand",
+    "UpLeg": "half-hip",
+    "Leg": "upper-leg",
+    "Foot": "lower-leg",
+    "ToeBase": "back-foot",
+    "ToeBaseEnd": "fore-foot",
+}
+# Joints that no camera sees, by their names without side.
+UNSEEN = ("Hips", "Shoulder", "HandThumb1", "HandThumb1End", "ToeBaseEnd")
+
+FOCAL_LENGTH = math.exp(2)
+# Mean and standard deviation of the camera's x, y (metres) and log z.
+CAMERA_MEAN, CAMERA_SD = (0.0, 0.0, 1.5), (0.1, 0.1, 0.5)
+# Of the camera's x, in metres, one a view.
+VIEW_OFFSETS = {1: (0.0,), 2: (0.5, -0.5)}
+
+
+class Joint(NamedTuple):
+    """A joint of a skeleton, or the end of a limb."""
+
+    name: str
+    parent: int
+    """Index of the joint it hangs on, -1 for the root."""
+    offset: tuple[float, float, float]
+    """From the parent, in the parent's frame."""
+    axes: str
+    """Its rotation is the product of the rotations about these axes, left to right."""
+
+
+def read_bvh(path: str | os.PathLike) -> list[Joint]:
+    """The joints of a motion-capture file (BVH), depth-first in file order; the motion is ignored.
+
+    The end of joint X is named XEnd.
+
+    Raises:
+        CheckpointError: there is no hierarchy in the file.
+    """
+    joints: list[Joint] = []
+    # joints whose braces are open
+    path_down: list[int] = []
+    words = iter(re.findall(r"[{}]|[^\s{}]+", Path(path).read_text(errors="replace").split("MOTION")[0]))
+    try:
+        for word in words:
+            if word in ("ROOT", "JOINT", "End"):
+                parent = path_down[-1] if path_down else -1
+                name = next(words)
+                name = joints[parent].name + "End" if word == "End" else name
+                joints.append(Joint(name, parent, (0, 0, 0), ""))
+            elif word == "{":
+                path_down.append(len(joints) - 1)
+            elif word == "}":
+                path_down.pop()
+            elif word == "OFFSET":
+                x, y, z = (float(next(words)) for _ in range(3))
+                joints[-1] = joints[-1]._replace(offset=(x, y, z))
+            elif word == "CHANNELS":
+                channels = [next(words) for _ in range(int(next(words)))]
+                axes = "".join(channel[0] for channel in channels if channel.endswith("rotation"))
+                joints[-1] = joints[-1]._replace(axes=axes)
+    except (StopIteration, IndexError, ValueError, RuntimeError):
+        joints.clear()
+    if not joints or path_down:
+        raise CheckpointError(f"{path} is damaged or no motion-capture file (BVH)")
+    return joints
+
+
+class HumanPose(GenerativeModel):
+    """Pictures of a human figure: 19 joints as seen by two cameras side by side, or by one.
+
+    Inputs ``u = [lengths 13, h 30, noise 2 x 47, camera 3]``, all standard normal, ``Du = 140``::
+
+        bone lengths    exp(mean + L u_lengths), metres
+        joint angles    atan2(s, c), (c, s) = mean(h) + sd(h) * u_noise, of a variational auto-encoder's decoder
+        joints          rotations and bones composed along the skeleton, hips at the origin, metres
+        camera          x, y ~ N(0, 0.1^2), log z ~ N(1.5, 0.5^2), metres
+        picture         (X, Y, Z) -> e^2 (-X + x + o, Y + y) / (z - Z), o = 0.5, -0.5 for two views and 0 for one
+
+    Output ``[view, coordinate, joint]``, joints in the order of :attr:`joint_names`: ``Dx = 76`` or 38. Two views
+    vary in at most 57 directions, so condition on ``WithNoise(model, sd=0.01)``. A draw with a joint at or behind
+    the camera has no picture: its outputs are NaN, which every kernel rejects (0.015 % of prior draws).
+
+    Latents: ``joints [19, 3]``, ``camera [3]``, ``bone_lengths [13]``, ``angles [47]`` (radians).
+
+    Args:
+        joints: the skeleton, parents before children.
+        decoder: ``[..., 30] -> [..., 188]``: means of the cosines, of the sines, log variances of both.
+        length_mean: ``[13]`` mean of the log lengths.
+        length_factor: ``[13, 13]``, L with ``L L^T`` the covariance of the log lengths.
+        length_order: position of each length by its name.
+        fixed_angles: angles in radians that do not vary, by lower-case joint and axis: ``"leftleg_y"``.
+        views: 2 or 1.
+    """
+
+    seen: Tensor
+    length_mean: Tensor
+    length_factor: Tensor
+    camera_mean: Tensor
+    camera_sd: Tensor
+    view_offsets: Tensor
+
+    def __init__(
+        self,
+        joints: list[Joint],
+        decoder: "AngleDecoder",
+        length_mean: Tensor,
+        length_factor: Tensor,
+        length_order: dict[str, int],
+        fixed_angles: dict[str, float],
+        *,
+        views: int = 2,
+    ):
+        super().__init__()
+        if views not in VIEW_OFFSETS:
+            raise ArgumentError(f"HumanPose(views={views!r}): 2 for two cameras or 1 for one")
+        self.decoder = decoder
+        self.chain = KinematicChain(joints, length_order, fixed_angles)
+        self.joint_names = tuple(name for name in self.chain.names if _sideless(name) not in UNSEEN)
+        seen = [self.chain.names.index(name) for name in self.joint_names]
+        dtype = length_mean.dtype
+        buffers = {
+            "seen": torch.tensor(seen),
+            "length_mean": length_mean.unsqueeze(-1),
+            "length_factor": length_factor,
+            "camera_mean": torch.tensor(CAMERA_MEAN, dtype=dtype).unsqueeze(-1),
+            "camera_sd": torch.tensor(CAMERA_SD, dtype=dtype).unsqueeze(-1),
+            "view_offsets": torch.tensor(VIEW_OFFSETS[views], dtype=dtype)[:, None, None],
+        }
+        for name, value in buffers.items():
+            self.register_buffer(name, value)
+        n_angles = self.chain.n_angles
+        if decoder.n_angles != n_angles:
+            raise CheckpointError(f"the decoder gives {decoder.n_angles} angles, the skeleton has {n_angles} free ones")
+        self.sizes = (len(length_mean), decoder.n_codes, 2 * n_angles, 3)
+        self.input_density = StandardNormal(sum(self.sizes))
+        self.output_shape = (views, 2, len(seen))
+
+    @classmethod
+    def from_folder(cls, folder: str | os.PathLike, *, views: int = 2) -> Self:
+        """The published model, in float64.
+
+        Args:
+            folder: with ``joint_angle_decoder.npz``, ``bone_lengths.npz``, ``bone_lengths_order.json``,
+                ``fixed_angles.json`` and ``skeleton.bvh``, in itself or in its subfolder ``pose``.
+            views: 2 or 1.
+
+        Raises:
+            CheckpointError: a file is missing or damaged.
+        """
+        folder = Path(folder)
+        folder = folder / "pose" if (folder / "pose").is_dir() else folder
+        try:
+            layers = _read_arrays(folder / "joint_angle_decoder.npz")
+            indices = range(len(layers) // 2)
+            decoder = AngleDecoder([layers[f"W_{i}"] for i in indices], [layers[f"b_{i}"] for i in indices])
+            lengths = _read_arrays(folder / "bone_lengths.npz")
+            return cls(
+                read_bvh(folder / "skeleton.bvh"),
+                decoder,
+                lengths["mean"],
+                # the released factor is upper triangular
+                lengths["covar_chol"].mT,
+                json.loads((folder / "bone_lengths_order.json").read_text()),
+                json.loads((folder / "fixed_angles.json").read_text()),
+                views=views,
+            )
+        except FileNotFoundError as error:
+            raise CheckpointError(
+                f"{error.filename} does not exist: the pose model's files are published on GitHub, "
+                "matt-graham/differentiable-generative-models"
+            ) from error
+        except (OSError, LookupError, ValueError, TypeError, RuntimeError, EOFError, BadZipFile) as error:
+            if isinstance(error, ArgumentError):
+                raise
+            raise CheckpointError(f"the pose model in {folder} is damaged: {' '.join(str(error).split())}") from error
+
+    @property
+    def bones(self) -> list[tuple[int, int]]:
+        """Pairs of nodes of :meth:`figure` that a bone joins."""
+        return [(parent, node) for node, parent in enumerate(self.chain.parents) if parent >= 0]
+
+    def figure(self, u: Tensor) -> Tensor:
+        """Positions of all nodes that :attr:`bones` join, hidden ones too: ``[..., 140] -> [..., nodes, 3]``."""
+        return _rows(self._figure(*self._parts(u)[:3]).movedim(0, 1), u)
+
+    def project(self, points: Tensor, camera: Tensor) -> Tensor:
+        """Pictures of points: ``[..., P, 3], [..., 3] -> [..., views, 2, P]``; NaN where any is behind the camera."""
+        batch = torch.broadcast_shapes(points.shape[:-2], camera.shape[:-1])
+        points, camera = points.expand(*batch, -1, -1), camera.expand(*batch, -1)
+        columns = points.flatten(0, -3) if batch else points.unsqueeze(0)
+        return _rows(self._project(columns.permute(2, 1, 0), camera.reshape(-1, 3).mT), camera)
+
+    def observed(self, u):
+        lengths, h, noise, camera = self._parts(u)
+        joints = self._figure(lengths, h, noise).index_select(1, self.seen)
+        return _rows(self._project(joints, self._camera(camera)).flatten(0, 2), u)
+
+    def latents(self, u):
+        lengths, h, noise, camera = self._parts(u)
+        cosine, sine = self.decoder(h, noise)
+        latents = {
+            "joints": self._figure(lengths, h, noise).index_select(1, self.seen).movedim(0, 1),
+            "camera": self._camera(camera),
+            "bone_lengths": self._bone_lengths(lengths),
+            "angles": torch.atan2(sine, cosine),
+        }
+        return {name: _rows(value, u) for name, value in latents.items()}
+
+    # The chains are the last dimension of all that is computed: small products become few long vector operations.
+
+    def _parts(self, u: Tensor) -> tuple[Tensor, ...]:
+        """``[..., 140] -> [13, B], [30, B], [94, B], [3, B]``."""
+        return u.reshape(-1, u.shape[-1]).mT.contiguous().split(self.sizes)
+
+    def _bone_lengths(self, u_lengths: Tensor) -> Tensor:
+        return (self.length_mean + self.length_factor @ u_lengths).exp()
+
+    def _camera(self, u_camera: Tensor) -> Tensor:
+        x, y, log_z = self.camera_mean + self.camera_sd * u_camera
+        return torch.stack([x, y, log_z.exp()])
+
+    def _project(self, points: Tensor, camera: Tensor) -> Tensor:
+        """``[3, P, B], [3, B] -> [views, 2, P, B]``."""
+        across, up, back = points
+        x, y, z = camera
+        depth = z - back
+        across = x + self.view_offsets - across
+        picture = torch.stack([across, (up + y).expand_as(across)], 1) * (FOCAL_LENGTH / depth)
+        return torch.where((depth > 0).all(0), picture, torch.nan)
+
+    def _figure(self, u_lengths: Tensor, h: Tensor, noise: Tensor) -> Tensor:
+        """Positions of all nodes, ``[3, nodes, B]``."""
+        cosine, sine = self.decoder(h, noise)
+        scale = (cosine.square() + sine.square()).rsqrt()
+        return self.chain(cosine * scale, sine * scale, self._bone_lengths(u_lengths))
+
+
+class AngleDecoder(nn.Module):
+    """``h_0 = tanh(W_0 h)``, ``h_l = tanh(W_l h_{l-1}) + h_{l-1}``, and a linear last layer (J Algorithm 2).
+
+    The last layer's outputs are the means of the cosines, those of the sines, and the log variances of both.
+
+    Args:
+        weights, biases: of the layers, ``x @ weight + bias``.
+    """
+
+    def __init__(self, weights: list[Tensor], biases: list[Tensor]):
+        super().__init__()
+        self.weights = nn.ParameterList(weight.mT.contiguous() for weight in weights).requires_grad_(False)
+        self.biases = nn.ParameterList(bias.unsqueeze(-1) for bias in biases).requires_grad_(False)
+        self.n_codes = weights[0].shape[0]
+        self.n_angles = weights[-1].shape[1] // 4
+
+    def forward(self, h: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines, of any radius: ``[codes, B], [2 angles, B] -> [angles, B], [angles, B]``."""
+        first, *hidden, last = zip(self.weights, self.biases, strict=True)
+        h = torch.tanh(first[0] @ h + first[1])
+        for weight, bias in hidden:
+            h = torch.tanh(weight @ h + bias) + h
+        mean, log_variance = (last[0] @ h + last[1]).chunk(2)
+        cosine, sine = (mean + (0.5 * log_variance).exp() * noise).chunk(2)
+        return cosine, sine
+
+
+class KinematicChain(nn.Module):
+    """From joint angles and bone lengths to positions, the root at the origin.
+
+    With ``R_j`` the product of a joint's rotations about its axes and ``b_j`` its unit offset times its length::
+
+        T_j = T_parent(j) R_j,    p_j = p_parent(j) + T_parent(j) b_j
+
+    The nodes are the joints that a camera sees and those they hang on: :attr:`names`, :attr:`parents`. One product
+    a level of the tree composes the rotations, one product with the matrix of ancestors adds up the bones.
+
+    Args:
+        joints: parents before children; every node except the root has a length.
+        length_order: position of each length by its name.
+        fixed_angles: radians of the angles that do not vary, by lower-case joint and axis.
+    """
+
+    ancestors: Tensor
+    offsets: Tensor
+    length_index: Tensor
+    above: Tensor
+    carrier: Tensor
+    angle_index: Tensor
+    fixed_cosine: Tensor
+    fixed_sine: Tensor
+    handedness: Tensor
+    entry_index: Tensor
+
+    def __init__(self, joints: list[Joint], length_order: dict[str, int], fixed_angles: dict[str, float]):
+        super().__init__()
+        nodes = _visible_or_above(joints)
+        position = {joint: node for node, joint in enumerate(nodes)}
+        self.names = tuple(joints[i].name for i in nodes)
+        self.parents = tuple(position.get(joints[i].parent, -1) for i in nodes)
+        lengths = [length_order[LENGTH_NAMES[_sideless(name)]] for name in self.names[1:]]
+        offsets = torch.tensor([joints[i].offset for i in nodes[1:]], dtype=torch.float64)
+        ancestors = torch.eye(len(nodes), dtype=torch.float64)
+        depth = [0] * len(nodes)
+        for node, parent in enumerate(self.parents[1:], 1):
+            ancestors[node] += ancestors[parent]
+            depth[node] = depth[parent] + 1
+
+        # joints that turn others, level by level
+        turning = sorted(set(self.parents[1:]), key=lambda node: depth[node])
+        levels = [[node for node in turning if depth[node] == level] for level in range(max(depth))]
+        self.level_sizes = [len(level) for level in levels]
+        above = [levels[depth[node] - 1].index(self.parents[node]) for node in turning if depth[node] > 0]
+        axes = [joints[nodes[i]].axes for i in turning]
+        # entry (row, column) of a rotation about axes a, b, c is entry (a b c).index of both of the one about x, y, z
+        entries = [
+            (3 * axis.index(row) + axis.index(column)) * len(turning) + i
+            for row in "XYZ"
+            for column in "XYZ"
+            for i, axis in enumerate(axes)
+        ]
+
+        # the angles are the free ones, in depth-first order over the whole file, then the fixed ones
+        names = [f"{joint.name.lower()}_{axis.lower()}" for joint in joints for axis in joint.axes]
+        free = [name for name in names if name not in fixed_angles]
+        self.n_angles = len(free)
+        order = [*free, *fixed_angles]
+        turned = [
+            f"{self.names[i].lower()}_{axis[k].lower()}"
+            for k in range(3)
+            for i, axis in zip(turning, axes, strict=True)
+        ]
+        fixed = torch.tensor(list(fixed_angles.values()), dtype=torch.float64)
+        buffers = {
+            "ancestors": ancestors[:, 1:],
+            "offsets": (offsets / offsets.norm(dim=-1, keepdim=True)).mT.unsqueeze(-1),
+            "length_index": torch.tensor(lengths),
+            "above": torch.tensor(above),
+            "carrier": torch.tensor([turning.index(parent) for parent in self.parents[1:]]),
+            "angle_index": torch.tensor([order.index(name) for name in turned]),
+            "fixed_cosine": fixed.cos().unsqueeze(-1),
+            "fixed_sine": fixed.sin().unsqueeze(-1),
+            "handedness": torch.tensor(
+                [1.0 if axis in "XYZXY" else -1.0 for axis in axes], dtype=torch.float64
+            ).unsqueeze(-1),
+            "entry_index": torch.tensor(entries),
+        }
+        for name, value in buffers.items():
+            self.register_buffer(name, value)
+
+    def forward(self, cosine: Tensor, sine: Tensor, lengths: Tensor) -> Tensor:
+        """Positions of the nodes: ``[angles, B], [angles, B], [lengths, B] -> [3, nodes, B]``."""
+        first, *others = self._rotations(cosine, sine).split(self.level_sizes, 2)
+        levels = [first]
+        for local, above in zip(others, self.above.split(self.level_sizes[1:]), strict=True):
+            carrying = levels[-1].index_select(2, above)
+            levels.append(sum(carrying[:, k, None] * local[k] for k in range(3)))
+        carrying = torch.cat(levels, 2).index_select(2, self.carrier)
+        bones = (carrying * self.offsets).sum(1) * lengths.index_select(0, self.length_index)
+        return self.ancestors @ bones
+
+    def _rotations(self, cosine: Tensor, sine: Tensor) -> Tensor:
+        """Local rotations of the joints that turn others, ``[3, 3, turning, B]``."""
+
+        def choose(free: Tensor, fixed: Tensor) -> Tensor:
+            angles = torch.cat([free, fixed.expand(-1, free.shape[1])]).index_select(0, self.angle_index)
+            return angles.unflatten(0, (3, -1))
+
+        ca, cb, cc = choose(cosine, self.fixed_cosine)
+        # about axes in another order than x, y, z: the same formula in permuted coordinates, mirrored if odd
+        sa, sb, sc = choose(sine, self.fixed_sine) * self.handedness
+        x_y_z = [
+            *(cb * cc, -cb * sc, sb),
+            *(ca * sc + sa * sb * cc, ca * cc - sa * sb * sc, -sa * cb),
+            *(sa * sc - ca * sb * cc, sa * cc + ca * sb * sc, ca * cb),
+        ]
+        return torch.cat(x_y_z).index_select(0, self.entry_index).unflatten(0, (3, 3, -1))
+
+
+def _rows(columns: Tensor, u: Tensor) -> Tensor:
+    """``[*shape, B] -> [..., *shape]``, with the leading dimensions of ``u``."""
+    return columns.movedim(-1, 0).reshape(*u.shape[:-1], *columns.shape[:-1])
+
+
+def _sideless(name: str) -> str:
+    return name.removeprefix("Left").removeprefix("Right")
+
+
+def _visible_or_above(joints: list[Joint]) -> list[int]:
+    """Indices of the joints that a camera sees and of those they hang on."""
+    needed = {i for i, joint in enumerate(joints) if _sideless(joint.name) not in UNSEEN}
+    for i in reversed(range(len(joints))):
+        if i in needed and joints[i].parent >= 0:
+            needed.add(joints[i].parent)
+    return sorted(needed)
+
+
+def _read_arrays(path: Path) -> dict[str, Tensor]:
+    # opened here: NumPy leaves a damaged file open
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return {key: torch.from_numpy(arrays[key]) for key in arrays}
