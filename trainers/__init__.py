@@ -3,6 +3,7 @@
 from .augmentation import Augmentation
 from .data import DigitsData
 from .export import SaveGenerator
+from .mnist import MNISTData
 from .vae import VAETraining
 
-__all__ = ["Augmentation", "DigitsData", "SaveGenerator", "VAETraining"]
+__all__ = ["Augmentation", "DigitsData", "MNISTData", "SaveGenerator", "VAETraining"]

@@ -1,5 +1,6 @@
 """Data sets, split once and for all into training, validation and held-out images."""
 
+from abc import ABC, abstractmethod
 from functools import cache
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ from dgm_infer.errors import ArgumentError
 
 from .augmentation import Augmentation
 
-__all__ = ["DigitsData", "Labelled"]
+__all__ = ["DigitsData", "ImageData", "Labelled", "Split"]
 
 # Never to change: what is held out here was never looked at when the shipped generator's recipe was chosen.
 SPLIT_SEED = 20240
@@ -23,6 +24,14 @@ class Labelled(NamedTuple):
 
     images: Tensor
     labels: Tensor
+
+
+class Split(NamedTuple):
+    """The parts of a data set; no image is in two of them."""
+
+    training: Labelled
+    validation: Labelled
+    held_out: Labelled
 
 
 class Rows(Dataset):
@@ -42,11 +51,10 @@ class Rows(Dataset):
         return Labelled(self.rows.images[chosen], self.rows.labels[chosen])
 
 
-class DigitsData(LightningDataModule):
-    """The 1797 handwritten digits of ``sklearn.datasets.load_digits``: 8 x 8 pixels, 17 grey levels over [0, 1].
+class ImageData(LightningDataModule, ABC):
+    """Labelled images held in memory: batches for training and validation, and images kept back.
 
-    1400 images for training, 197 for validation, 200 held out, by a permutation that no seed changes. Batches are
-    (images ``[batch, 8, 8]``, labels ``[batch]``); nothing is downloaded.
+    Batches are (images ``[batch, *output_shape]``, labels ``[batch]``). A subclass says how the parts are read.
 
     Args:
         batch_size: images a batch; the last of an epoch may be smaller.
@@ -56,29 +64,34 @@ class DigitsData(LightningDataModule):
         ArgumentError: a batch size below 1.
     """
 
-    output_shape = (8, 8)
+    output_shape: tuple[int, ...]
 
     def __init__(self, batch_size: int = 128, augmentation: Augmentation | None = None):
         super().__init__()
         if batch_size < 1:
-            raise ArgumentError(f"DigitsData(batch_size={batch_size}): must be 1 or more")
+            raise ArgumentError(f"{type(self).__name__}(batch_size={batch_size}): must be 1 or more")
         self.batch_size = batch_size
         self.augmentation = augmentation
 
     @property
+    @abstractmethod
+    def split(self) -> Split:
+        """All images; read on first use."""
+
+    @property
     def training(self) -> Labelled:
-        return _digits()["training"]
+        return self.split.training
 
     @property
     def validation(self) -> Labelled:
-        return _digits()["validation"]
+        return self.split.validation
 
     def held_out(self, n: int | None = None) -> Tensor:
-        """The first ``n`` held-out images, all for None: ``[n, 8, 8]``."""
+        """The first ``n`` held-out images, all for None: ``[n, *output_shape]``."""
         return self._held_out(n).images.clone()
 
     def held_out_labels(self, n: int | None = None) -> Tensor:
-        """The digits that :meth:`held_out` shows: ``[n]``."""
+        """What :meth:`held_out` shows: ``[n]``."""
         return self._held_out(n).labels.clone()
 
     def train_dataloader(self) -> DataLoader:
@@ -99,23 +112,46 @@ class DigitsData(LightningDataModule):
         return DataLoader(Rows(rows), self.batch_size, shuffle=shuffle, collate_fn=_as_fetched)
 
     def _held_out(self, n: int | None) -> Labelled:
-        images, labels = _digits()["held_out"]
+        images, labels = self.split.held_out
         if n is not None and not 0 < n <= len(images):
-            raise ArgumentError(f"held_out(n={n}): the digits have 1 to {len(images)} held-out images")
+            raise ArgumentError(f"held_out(n={n}): {type(self).__name__} has 1 to {len(images)} held-out images")
         return Labelled(images[:n], labels[:n])
 
 
+class DigitsData(ImageData):
+    """The 1797 handwritten digits of ``sklearn.datasets.load_digits``: 8 x 8 pixels, 17 grey levels over [0, 1].
+
+    1400 images for training, 197 for validation, 200 held out, by a permutation that no seed changes. Batches are
+    (images ``[batch, 8, 8]``, labels ``[batch]``); nothing is downloaded.
+
+    Args:
+        batch_size: images a batch; the last of an epoch may be smaller.
+        augmentation: random changes to training batches; null for none.
+
+    Raises:
+        ArgumentError: a batch size below 1.
+    """
+
+    output_shape = (8, 8)
+
+    def __init__(self, batch_size: int = 128, augmentation: Augmentation | None = None):
+        super().__init__(batch_size, augmentation)
+
+    @property
+    def split(self) -> Split:
+        return _digits()
+
+
 @cache
-def _digits() -> dict[str, Labelled]:
+def _digits() -> Split:
     from sklearn.datasets import load_digits
 
     pixels, targets = load_digits(return_X_y=True)
     order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(SPLIT_SEED))
     images = torch.from_numpy(pixels / 16).float().unflatten(1, DigitsData.output_shape)[order]
     labels = torch.from_numpy(targets)[order]
-    parts = {"training": 1400, "validation": 197, "held_out": 200}
-    split = zip(images.split(list(parts.values())), labels.split(list(parts.values())), strict=True)
-    return {name: Labelled(*rows) for name, rows in zip(parts, split, strict=True)}
+    sizes = [1400, 197, 200]
+    return Split(*(Labelled(*part) for part in zip(images.split(sizes), labels.split(sizes), strict=True)))
 
 
 def _as_fetched(batch):

@@ -1,0 +1,133 @@
+"""MNIST in torchvision's layout: the split, and what is said where the files are missing or damaged."""
+
+import os
+import struct
+from pathlib import Path
+
+import pytest
+import torch
+
+import generators
+from dgm_infer.errors import ArgumentError, ConfigError
+from evaluation.conditioning import HeldOutImages
+from trainers import MNISTData
+from trainers.mnist import N_VALIDATION, REFERENCE_DATA
+
+
+def write_idx(path: Path, values: torch.Tensor) -> None:
+    """A file of bytes in the format of MNIST's authors."""
+    header = struct.pack(f">I{values.ndim}I", 0x0800 + values.ndim, *values.shape)
+    path.write_bytes(header + values.to(torch.uint8).numpy().tobytes())
+
+
+def write_mnist(root: Path, n_train: int, n_test: int, size: int = 28) -> Path:
+    """Images whose first pixel is their number, modulo 256, and whose label is that modulo 10."""
+    raw = root / "MNIST" / "raw"
+    raw.mkdir(parents=True)
+    for name, n in (("train", n_train), ("t10k", n_test)):
+        number = torch.arange(n)
+        images = torch.zeros(n, size, size, dtype=torch.uint8)
+        images[:, 0, 0] = number % 256
+        write_idx(raw / f"{name}-images-idx3-ubyte", images)
+        write_idx(raw / f"{name}-labels-idx1-ubyte", number % 10)
+    return raw
+
+
+@pytest.fixture
+def root(tmp_path):
+    write_mnist(tmp_path, N_VALIDATION + 20, 7)
+    return tmp_path
+
+
+def test_the_last_training_images_are_for_validation_and_the_test_files_held_out(root):
+    data = MNISTData(root)
+    assert [len(part.images) for part in data.split] == [20, N_VALIDATION, 7]
+    assert (data.training.images[:, 0, 0] * 255).round().tolist() == list(range(20))
+    expected = [n % 256 for n in range(20, N_VALIDATION + 20)]
+    assert (data.validation.images[:, 0, 0] * 255).round().tolist() == expected
+    assert data.held_out_labels().tolist() == list(range(7))
+
+
+def test_images_are_pixels_in_the_unit_interval(root):
+    data = MNISTData(root)
+    assert isinstance(data, HeldOutImages)
+    images = data.held_out(3)
+    assert images.shape == (3, *data.output_shape)
+    assert images.dtype == torch.float32
+    torch.testing.assert_close(images[:, 0, 0], torch.arange(3) / 255)
+
+
+@pytest.mark.parametrize("n", [0, 8])
+def test_a_number_of_held_out_images_that_does_not_exist(root, n):
+    with pytest.raises(ArgumentError, match=f"n={n}"):
+        MNISTData(root).held_out(n)
+
+
+def test_an_empty_batch_size_is_named():
+    with pytest.raises(ArgumentError, match=r"MNISTData\(batch_size=0\)"):
+        MNISTData(batch_size=0)
+
+
+def test_the_reference_data_is_the_default(monkeypatch, tmp_path):
+    monkeypatch.setenv(REFERENCE_DATA, str(tmp_path))
+    assert MNISTData().root == tmp_path / "mnist_10k"
+    monkeypatch.delenv(REFERENCE_DATA)
+    assert MNISTData().root == Path("data")
+
+
+def test_absent_files_give_one_line_with_the_folder_and_the_remedies(tmp_path):
+    with pytest.raises(ConfigError) as caught:
+        MNISTData(tmp_path).prepare_data()
+    message = str(caught.value)
+    assert str(tmp_path / "MNIST" / "raw") in message
+    assert "download=true" in message
+    assert "\n" not in message
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_download_that_fails_is_one_line(tmp_path, monkeypatch):
+    def fails(self):
+        raise RuntimeError("Error downloading:\nTried a mirror")
+
+    monkeypatch.setattr("trainers.mnist.MNIST.download", fails)
+    with pytest.raises(ConfigError, match=r"could not be downloaded to .*: Error downloading: Tried a mirror"):
+        MNISTData(tmp_path, download=True).held_out(1)
+
+
+@pytest.mark.parametrize("content", [b"", b"no images", b"\x00\x00\x08\x03"])
+def test_a_damaged_file_is_named(root, content):
+    (root / "MNIST" / "raw" / "train-images-idx3-ubyte").write_bytes(content)
+    with pytest.raises(ConfigError, match="damaged"):
+        MNISTData(root).prepare_data()
+
+
+def test_images_of_another_size_are_refused(tmp_path):
+    write_mnist(tmp_path, 3, 3, size=8)
+    with pytest.raises(ConfigError, match="not MNIST"):
+        MNISTData(tmp_path).held_out(1)
+
+
+def test_too_few_images_to_split_are_refused(tmp_path):
+    write_mnist(tmp_path, N_VALIDATION, 3)
+    with pytest.raises(ConfigError, match=f"{N_VALIDATION} training images"):
+        MNISTData(tmp_path).held_out(1)
+
+
+def test_the_reference_data_has_8500_500_and_1000_images():
+    folder = Path(os.environ.get(REFERENCE_DATA, "")) / "mnist_10k"
+    if not folder.is_dir() or REFERENCE_DATA not in os.environ:
+        pytest.skip(f"{REFERENCE_DATA} names no folder with mnist_10k")
+    data = MNISTData(folder)
+    assert [len(part.images) for part in data.split] == [8500, 500, 1000]
+    assert data.held_out_labels(8).tolist() == [7, 6, 1, 1, 0, 1, 2, 3]
+
+
+def test_the_shipped_generator_is_the_published_one_and_small():
+    model = generators.load("mnist_vae")
+    assert isinstance(model, generators.GaussianVAE)
+    assert model.output_shape == (28, 28)
+    assert model.global_density.dim == 50
+    assert model.decoder.sd.item() == pytest.approx(0.05)
+    files = list((Path(generators.__file__).parent / "pretrained").glob("mnist_vae.*"))
+    assert len(files) == 2
+    assert sum(file.stat().st_size for file in files) <= 2_000_000
