@@ -12,11 +12,13 @@ from .errors import ConfigError, DgmInferError
 
 __all__ = ["main"]
 
-USAGE = """usage: dgm-infer COMMAND --config FILE [--OPTION VALUE ...]
+USAGE = """usage: dgm-infer COMMAND [--OPTION VALUE ...]
 
 commands:
-  train      train a generator (every option of LightningCLI's fit)
-  condition  complete images of which a part is observed
+  train      train a generator: --config FILE (every option of LightningCLI's fit)
+  condition  complete images of which a part is observed: --config FILE
+  reproduce  run a published experiment: NAME [--fast] [--data FOLDER]
+  bench      measure beside peers: NAME (every option of the benchmark's)
 
 dgm-infer COMMAND --help lists a command's options; dgm-infer --version prints the version.
 """
@@ -78,7 +80,65 @@ def _train(arguments: Sequence[str]) -> None:
     train(list(arguments))
 
 
-COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {"train": _train, "condition": _condition}
+def _reproduce(arguments: Sequence[str]) -> None:
+    from argparse import RawDescriptionHelpFormatter
+
+    from jsonargparse import ArgumentParser
+
+    from evaluation.experiments import EXPERIMENTS, REFERENCE_DATA, reproduce
+
+    width = max(map(len, EXPERIMENTS))
+    lines = "".join(f"\n  {name:{width}}  {line}" for name, line in EXPERIMENTS.items())
+    parser = ArgumentParser(
+        prog="dgm-infer reproduce",
+        description=f"Run a published experiment:{lines}",
+        formatter_class=RawDescriptionHelpFormatter,
+        exit_on_error=False,
+        allow_abbrev=False,
+    )
+    parser.add_argument("name", help="one of the experiments above")
+    parser.add_argument("--fast", action="store_true", help="a smoke run under a minute, whose numbers mean little")
+    parser.add_argument("--data", help=f"the reference folder, where one is needed (default: ${REFERENCE_DATA})")
+    parser.add_argument("--seed", type=int, default=1, help="of all randomness (default: 1)")
+    parser.add_argument("--output", default="runs", help="folder of all runs (default: runs)")
+    try:
+        options = vars(parser.parse_args(arguments))
+    except ParseError as error:
+        raise ConfigError(_with_suggestion(str(error), parser.get_defaults().keys())) from error
+    name = options["name"]
+    if name not in EXPERIMENTS:
+        raise ConfigError(f"no experiment {name!r}{suggest(name, EXPERIMENTS)} (there are {', '.join(EXPERIMENTS)})")
+    reproduce(**options, command=["dgm-infer", "reproduce", *arguments])
+
+
+def _bench(arguments: Sequence[str]) -> None:
+    from jsonargparse import ArgumentParser
+
+    from evaluation.benchmarks import BENCHMARKS, load
+
+    known = ", ".join(BENCHMARKS)
+    name = arguments[0] if arguments else ""
+    if name in ("-h", "--help"):
+        print(f"usage: dgm-infer bench NAME [--OPTION VALUE ...]\n\nbenchmarks: {known}\n")
+        return
+    if name not in BENCHMARKS:
+        raise ConfigError(f"no benchmark {name!r}{suggest(name, BENCHMARKS)} (there are {known})")
+    bench = load(name)
+    parser = ArgumentParser(prog=f"dgm-infer bench {name}", exit_on_error=False, allow_abbrev=False)
+    parser.add_function_arguments(bench)
+    try:
+        options = parser.parse_args(arguments[1:])
+    except ParseError as error:
+        raise ConfigError(_with_suggestion(str(error), parser.get_defaults().keys())) from error
+    bench(**vars(options))
+
+
+COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
+    "train": _train,
+    "condition": _condition,
+    "reproduce": _reproduce,
+    "bench": _bench,
+}
 
 
 @contextmanager

@@ -15,6 +15,7 @@ import torch
 from dgm_infer import Draws
 from dgm_infer.cli import main, one_line
 from dgm_infer.kernels import ConstrainedHMC
+from evaluation.experiments import EXPERIMENTS
 
 TRAIN = Path(__file__).parents[1] / "configs" / "train" / "digits_vae.yaml"
 
@@ -121,6 +122,13 @@ BAD = {
         "export.path",
     ),
     "training without a model": lambda c: (["train", "--trainer.max_epochs", "1"], "model"),
+    "no experiment": lambda c: (["reproduce"], "name"),
+    "unknown experiment": lambda c: (["reproduce", "quantiles"], "did you mean 'quantile'"),
+    "abbreviated option of an experiment": lambda c: (["reproduce", "quantile", "--fas"], "did you mean 'fast'"),
+    "experiment with a seed of another type": lambda c: (["reproduce", "quantile", "--seed", "one"], "one"),
+    "experiment with a negative seed": lambda c: (["reproduce", "quantile", "--seed", "-1"], "seed=-1"),
+    "experiment with absent data": lambda c: (["reproduce", "quantile", "--data", "absent"], "absent"),
+    "experiment with an output that is a file": lambda c: (["reproduce", "quantile", "--output", c], "output"),
     "unknown training option": lambda c: (["train", "--trainer.max_epoch", "1"], "max_epoch"),
 }
 
@@ -216,6 +224,16 @@ def test_help_and_version(capsys):
     assert main([]) == 0
     assert main(["--version"]) == 0
     assert "condition" in capsys.readouterr().out
+
+
+def test_the_help_of_reproduce_lists_the_experiments(capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["reproduce", "--help"])
+    assert exit.value.code == 0
+    text = capsys.readouterr().out
+    for name, line in EXPERIMENTS.items():
+        assert f"  {name} " in text
+        assert line in text
 
 
 def test_of_a_union_the_specific_complaint_is_kept():

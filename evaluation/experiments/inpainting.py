@@ -1,0 +1,71 @@
+"""MNIST digits of which the top quarter is observed, completed by a Gaussian VAE (MATH 10).
+
+The shipped generator ``mnist_vae`` has 50 latents and an output sd of 0.05; 196 observed pixels make posteriors that
+are narrow in many directions. The table names what has not mixed.
+"""
+
+import time
+from pathlib import Path
+
+import torch
+
+import dgm_infer as dgm
+import generators
+from dgm_infer.errors import ConfigError
+
+from .. import plots
+from ..conditioning import R_HAT, describe, parse_label
+
+__all__ = ["run"]
+
+N_ROWS = 7
+# Completions drawn of every chain: all draws of a full run would take a gigabyte.
+N_COMPLETIONS = 20
+
+
+def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
+    """Write ``completions.png`` and ``traces.png`` into ``folder``.
+
+    Args:
+        folder: of the pictures.
+        fast: two images, few chains and draws.
+        data: the reference folder, with ``mnist_10k`` in it.
+        seed: of all randomness.
+
+    Raises:
+        ConfigError: the images are not there.
+    """
+    if data is None or not (data / "mnist_10k").is_dir():
+        raise ConfigError(
+            f"data: {data or 'not given'}; name the folder that has mnist_10k in it, MNIST in torchvision's layout "
+            "(--data FOLDER): the digits come from yann.lecun.com/exdb/mnist"
+        )
+    from trainers import MNISTData
+
+    n_images, chains, warmup, n_draws = (2, 8, 30, 20) if fast else (4, 64, 300, 500)
+    images = MNISTData(data / "mnist_10k").held_out(n_images)
+    mask = torch.zeros(28, 28, dtype=torch.bool)
+    mask[:N_ROWS] = True
+    problem = dgm.condition(generators.load("mnist_vae"), images, observe=dgm.pixels(mask))
+    started = time.perf_counter()
+    draws = dgm.sample(problem, dgm.ConstrainedHMC(), chains=chains, warmup=warmup, draws=n_draws, seed=seed)
+    seconds = time.perf_counter() - started
+    summary = draws.summary()
+    plots.completions(folder / "completions.png", images, mask, draws.generate(N_COMPLETIONS))
+    r_hat, ess = summary["r_hat"].to_numpy(float), summary["ess_bulk"].to_numpy(float)
+    order = r_hat.argsort().tolist()
+    shown = [parse_label(str(summary.index[i])) for i in (order[-1], order[-2], order[len(order) // 2])]
+    plots.traces(folder / "traces.png", draws, shown)
+    failed = draws.stats["projection_failed"] | draws.stats["reversal_failed"]
+    return {
+        "summary": describe(draws, summary, seconds),
+        "chains": chains,
+        "warmup": warmup,
+        "draws": n_draws,
+        "seconds": seconds,
+        "r_hat": {str(label): float(value) for label, value in zip(summary.index, r_hat, strict=True)},
+        "share_mixed": float((r_hat <= R_HAT).mean()),
+        "min_ess_per_second": float(ess.min() / seconds),
+        "failed": float(failed.double().mean()),
+        "constraint_error": float(draws.stats["constraint_error"].max()),
+    }

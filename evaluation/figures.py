@@ -1,0 +1,170 @@
+"""Pictures of the published experiments: methods side by side."""
+
+import os
+from collections.abc import Collection, Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+__all__ = ["efficiency", "posteriors", "series"]
+
+_COLOURS = ("#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#d55e00")
+"""Okabe and Ito's, told apart by colour-blind readers too; one a method."""
+
+_TRUTH = "#d55e00"
+
+
+def posteriors(
+    path: str | os.PathLike,
+    draws: Mapping[str, Mapping[str, np.ndarray]],
+    truth: Mapping[str, float],
+    notes: Mapping[str, Mapping[str, str]],
+    *,
+    bins: int = 60,
+) -> None:
+    """Histograms of the marginal posteriors: one row a method, one column a parameter, shared ranges (J fig. 6, 10).
+
+    A column shows the central 99 % of every method, at most three times as wide as that of the first; a panel says
+    what share of its draws lies outside.
+
+    Args:
+        path: of the PNG.
+        draws: method -> parameter -> ``[n]``.
+        truth: parameter -> the value that generated the data, drawn as a dashed line.
+        notes: method -> parameter -> a few words over the panel.
+        bins: of a histogram, over the column's range.
+    """
+    methods, names = list(draws), list(truth)
+    figure = Figure(figsize=(2.5 * len(names) + 0.6, 1.35 * len(methods) + 0.7), layout="constrained")
+    axes = figure.subplots(len(methods), len(names), squeeze=False, sharex="col")
+    for column, name in enumerate(names):
+        low, high = _shared_range([draws[method][name] for method in methods], truth[name])
+        edges = np.linspace(low, high, bins + 1)
+        for row, method in enumerate(methods):
+            axis, values = axes[row, column], draws[method][name]
+            # density of all draws, also of those that the range leaves out
+            counts, _ = np.histogram(values, edges)
+            axis.stairs(counts / (len(values) * np.diff(edges)), edges, fill=True, color=_COLOURS[row % 6], alpha=0.75)
+            axis.axvline(truth[name], color=_TRUTH, ls="--", lw=1.3)
+            outside = 1 - counts.sum() / len(values)
+            note = notes[method][name] + (f", {100 * outside:.0f} % outside" if outside > 0.02 else "")
+            axis.set_title(note, loc="right", fontsize=7, color="0.25", pad=2)
+            axis.set_yticks([])
+            axis.set_xlim(low, high)
+            axis.set_ylim(bottom=0)
+            axis.spines[["top", "right", "left"]].set_visible(False)
+            axis.tick_params(labelsize=8)
+            axis.xaxis.set_major_locator(MaxNLocator(4))
+        axes[-1, column].set_xlabel(_symbol(name))
+    for row, method in enumerate(methods):
+        axes[row, 0].set_ylabel(method.replace(", ", ",\n"), fontsize=9)
+    figure.suptitle("posterior density by method; dashed: the value that generated the data", fontsize=9)
+    figure.savefig(path, dpi=160, facecolor="white")
+
+
+def efficiency(
+    path: str | os.PathLike, rates: Mapping[str, Mapping[str, float]], unmixed: Collection[str] = ()
+) -> None:
+    """Bars of effective sample size a second, grouped by parameter, on a log scale (J fig. 7, 11).
+
+    Args:
+        path: of the PNG.
+        rates: method -> parameter -> bulk ESS per second of wall clock.
+        unmixed: methods whose chains disagree, so that their estimates mean little: hatched.
+    """
+    methods, names = list(rates), list(next(iter(rates.values())))
+    figure = Figure(figsize=(1.9 * len(names) + 1.2, 3.4), layout="constrained")
+    axis = figure.subplots()
+    width = 0.84 / len(methods)
+    for i, method in enumerate(methods):
+        heights = np.array([rates[method][name] for name in names], dtype=float)
+        centres = np.arange(len(names)) + (i - (len(methods) - 1) / 2) * width
+        label, hatch = (f"{method} (not mixed)", "////") if method in unmixed else (method, None)
+        axis.bar(centres, heights, 0.92 * width, color=_COLOURS[i % 6], hatch=hatch, edgecolor="white", label=label)
+        for x, height in zip(centres, heights, strict=True):
+            if np.isfinite(height):
+                text = f"{height:.2g}" if height < 100 else f"{height:.0f}"
+                axis.annotate(text, (x, height), (0, 2), textcoords="offset points", ha="center", fontsize=7)
+    axis.set_yscale("log")
+    axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    finite = np.array([h for method in methods for h in rates[method].values() if np.isfinite(h) and h > 0] or [1.0])
+    axis.set_ylim(0.5 * finite.min(), 2.5 * finite.max())
+    axis.set_xticks(range(len(names)), [_symbol(name) for name in names])
+    axis.set_ylabel("bulk ESS per second")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(fontsize=8, frameon=False, ncols=len(methods), loc="upper center", bbox_to_anchor=(0.5, -0.1))
+    figure.savefig(path, dpi=160, facecolor="white")
+
+
+def series(
+    path: str | os.PathLike,
+    observed: np.ndarray,
+    simulations: Mapping[str, np.ndarray],
+    components: Sequence[str],
+    *,
+    paths_shown: int = 3,
+) -> None:
+    """Observed series against simulated ones: one column a set of series, one row a component.
+
+    A panel has the pointwise median and central 50 % and 95 % of the simulations, a few of them, and the data.
+    Simulations may have exploded: values that are no numbers count as above all others.
+
+    Args:
+        path: of the PNG.
+        observed: ``[steps, components]``, steps 1, 2, ...
+        simulations: title -> ``[n, steps, components]``.
+        components: names, the rows' labels.
+        paths_shown: simulated series drawn as lines.
+    """
+    lowest, highest = observed.min(0), observed.max(0)
+    spread = highest - lowest
+    # far out of sight, where quantiles stay finite though a simulation may not
+    simulations = {
+        title: np.clip(np.nan_to_num(x, nan=np.inf), lowest - 100 * spread, highest + 100 * spread)
+        for title, x in simulations.items()
+    }
+    figure = Figure(figsize=(3.6 * len(simulations) + 0.5, 2.3 * len(components) + 0.6), layout="constrained")
+    axes = figure.subplots(len(components), len(simulations), squeeze=False, sharex=True, sharey="row")
+    steps = np.arange(1, len(observed) + 1)
+    for row, component in enumerate(components):
+        ends = [lowest[row], highest[row]]
+        for axis, simulated in zip(axes[row], simulations.values(), strict=True):
+            low, lower, median, upper, high = np.quantile(simulated[..., row], [0.025, 0.25, 0.5, 0.75, 0.975], 0)
+            axis.fill_between(steps, low, high, color=_COLOURS[0], alpha=0.18, lw=0, label="95 %")
+            axis.fill_between(steps, lower, upper, color=_COLOURS[0], alpha=0.35, lw=0, label="50 %")
+            axis.plot(steps, median, color=_COLOURS[0], lw=1.2, label="median")
+            chosen = np.linspace(0, len(simulated) - 1, min(paths_shown, len(simulated))).astype(int)
+            axis.plot(steps, simulated[chosen, :, row].T, color="0.45", lw=0.5)
+            axis.plot(steps, observed[:, row], color=_TRUTH, lw=0, marker=".", ms=4.5, label="observed")
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.tick_params(labelsize=8)
+            ends += [low.min(), high.max()]
+        # simulations that go wild must not flatten the data
+        low, high = max(min(ends), lowest[row] - spread[row]), min(max(ends), highest[row] + spread[row])
+        axes[row, 0].set_ylim(low - 0.03 * spread[row], high + 0.03 * spread[row])
+        axes[row, 0].set_ylabel(component)
+    axes[0, 0].set_xlim(1, len(observed))
+    for column, title in enumerate(simulations):
+        axes[0, column].set_title(title, fontsize=9)
+        axes[-1, column].set_xlabel("time")
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
+    figure.savefig(path, dpi=160, facecolor="white")
+
+
+def _shared_range(samples: Sequence[np.ndarray], truth: float) -> tuple[float, float]:
+    """Where a column of histograms lies: every method's central 99 %, within three times that of the first."""
+    ends = np.array([np.nanquantile(values, [0.005, 0.995]) for values in samples])
+    (first_low, first_high), width = ends[0], ends[0, 1] - ends[0, 0]
+    low = min(max(ends[:, 0].min(), first_low - width), truth)
+    high = max(min(ends[:, 1].max(), first_high + width), truth)
+    margin = 0.04 * (high - low) or 0.5
+    return float(low - margin), float(high + margin)
+
+
+def _symbol(name: str) -> str:
+    """``z1`` as a subscripted symbol; other names as they are."""
+    letter, digits = name.rstrip("0123456789"), name[len(name.rstrip("0123456789")) :]
+    return f"${letter}_{{{digits}}}$" if len(letter) == 1 and digits else name
