@@ -191,9 +191,10 @@ class SubSteps:
 class WarmUp:
     """The kernel of every warm-up iteration, and the frozen one that follows.
 
-    Only fields that are None are adapted. Start-up phase (the first fifth, at most 60 iterations): prior draws
-    projected onto a fibre have atypically high energy and every chain its own stiffness, so each chain has its own
-    step size, quickly adapted, and takes one or two steps a transition (MATH 5). Then, for every problem, over its
+    Only fields that are None are adapted. Start-up phase (the first fifth, at most 60 iterations, unless the start is
+    ``typical`` of the posterior already): prior draws projected onto a fibre have atypically high energy and every
+    chain its own stiffness, so each chain has its own step size, quickly adapted, and takes one or two steps a
+    transition (MATH 5). Then, for every problem, over its
     chains: the step size by dual averaging of the mean acceptance, the trajectory length by :class:`ChEES`; and for
     all problems :class:`SubSteps`, up to the last quarter.
     """
@@ -207,12 +208,13 @@ class WarmUp:
         *,
         iterations: int,
         target_acceptance: float,
+        typical: bool = False,
     ):
         self._kernel, self._problem = kernel, problem
         self._target = target_acceptance
         self._iterations, self._done = iterations, 0
         self._adapts_step = kernel.step_size is None
-        self._startup = min(iterations // 5, 60) if self._adapts_step else 0
+        self._startup = min(iterations // 5, 60) if self._adapts_step and not typical else 0
         self._averaging: DualAveraging | None = None
         self._sub_steps: SubSteps | None = None
         if getattr(kernel, "n_geodesic", 0) is None:

@@ -37,6 +37,8 @@ class Draws:
         seed: of the run.
         interrupted: whether the run was stopped before its last draw.
         problem: what was sampled; None after :meth:`load` without it.
+        ancestors: ``[chains, *batch]``, where starts were annealed: the number of the prior draw that each chain
+            descends from. Chains with the same number have one start in common, and R-hat compares fewer starts.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Draws:
         seed: int,
         problem: Any = None,
         interrupted: bool = False,
+        ancestors: Tensor | None = None,
     ):
         self.inputs = inputs
         self.stats = stats
@@ -56,6 +59,7 @@ class Draws:
         self.seed = seed
         self.problem = problem
         self.interrupted = interrupted
+        self.ancestors = ancestors
         self._latents = latents
 
     @cached_property
@@ -141,6 +145,7 @@ class Draws:
             kernel=json.dumps(_kernel_to_json(self.kernel)),
             seed=self.seed,
             interrupted=int(self.interrupted),
+            ancestors=json.dumps(None if self.ancestors is None else self.ancestors.tolist()),
             torch_version=str(torch.__version__),
         )
         return data
@@ -180,6 +185,7 @@ class Draws:
                 name: {str(key): torch.from_numpy(array.values.copy()) for key, array in data[name].items()}
                 for name in data.groups()
             }
+            ancestors = json.loads(attributes.get("ancestors", "null"))
             return cls(
                 inputs=groups.get("unconstrained_posterior", {}).get("inputs"),
                 latents=groups["posterior"],
@@ -188,6 +194,7 @@ class Draws:
                 seed=int(attributes["seed"]),
                 interrupted=bool(attributes["interrupted"]),
                 problem=problem,
+                ancestors=None if ancestors is None else torch.tensor(ancestors),
             )
         except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
             reason = " ".join(str(error).split())

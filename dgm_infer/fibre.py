@@ -72,7 +72,11 @@ class Fibre:
 
     def take(self, problems: Tensor) -> "Fibre":
         """The fibre of the listed problems (flat indices), one row each."""
-        return self._with(*(tensor.reshape(-1, tensor.shape[-1])[problems] for tensor in self._data))
+        batch = self.batch_shape
+        rows = {
+            name: data.reshape(batch.numel(), *data.shape[len(batch) :])[problems] for name, data in self._data.items()
+        }
+        return self._with(**rows)
 
     def compiled(self) -> "Fibre":
         """The same fibre with its inner functions compiled by ``torch.compile``, each when it is first needed."""
@@ -92,19 +96,23 @@ class Fibre:
             with torch.no_grad():
                 return function(self, *arguments)
 
-        def of_tensors(data: tuple[Tensor, ...], *arguments: Any) -> Any:
-            return function(self._with(*data), *arguments)
+        def of_tensors(data: dict[str, Tensor], *arguments: Any) -> Any:
+            return function(self._with(**data), *arguments)
 
         return self._compiler(function, of_tensors, self._data, *arguments)
 
     # What differs from problem to problem.
     @property
-    def _data(self) -> tuple[Tensor, ...]:
-        index = self.observed.index
-        return (self.values,) if index is None else (self.values, index)
+    def _data(self) -> dict[str, Tensor]:
+        data = {"values": self.values, "index": self.observed.index, "heat": self.observed.heat}
+        return {name: value for name, value in data.items() if value is not None}
 
-    def _with(self, values: Tensor, index: Tensor | None = None) -> "Fibre":
-        return type(self)(self.observed.with_index(index), values, self._compiler)
+    def _with(self, values: Tensor, index: Tensor | None = None, heat: Tensor | None = None) -> "Fibre":
+        return type(self)(self.observed.with_data(index, heat), values, self._compiler)
+
+    def heated(self, heat: Tensor | None) -> "Fibre":
+        """The fibre of the same observations with local inputs that spread ``heat`` times as wide, ``[*batch]``."""
+        return self._with(self.values, self.observed.index, heat)
 
     def constraint(self, u: Tensor) -> Tensor:
         """``c(u)``: ``[..., *batch, D] -> [..., *batch, Dy]``."""

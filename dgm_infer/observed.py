@@ -14,6 +14,9 @@ class ObservedModel:
 
     units: Units | None = None
     """Structure of the constraint's Jacobian; None where it is dense."""
+    heat: Tensor | None = None
+    """``[*batch]``: local inputs are this many times their coordinates, None for 1. The density stays that of the
+    coordinates, so heat h turns output noise of standard deviation s into noise of h s."""
 
     def __init__(self, model: GenerativeModel, operator: Operator | None):
         self.model = model
@@ -26,16 +29,35 @@ class ObservedModel:
         operator = self.operator
         return operator.index if isinstance(operator, Selection) and operator.index.ndim > 1 else None
 
-    def with_index(self, index: Tensor | None) -> "ObservedModel":
-        """The same with other indices, one row a problem."""
-        if index is None:
+    def with_data(self, index: Tensor | None, heat: Tensor | None) -> "ObservedModel":
+        """The same with the indices and heats of other problems."""
+        if index is None and heat is None and self.heat is None:
             return self
-        assert isinstance(self.operator, Selection)
-        return type(self)(self.model, Selection(index, self.operator.size))
+        operator = self.operator
+        if index is not None:
+            assert isinstance(operator, Selection)
+            operator = Selection(index, operator.size)
+        other = type(self)(self.model, operator)  # type: ignore[arg-type]
+        other.heat = heat
+        return other
+
+    @property
+    def can_be_heated(self) -> bool:
+        """Whether local inputs are normal noise, whose standard deviation heat multiplies."""
+        model = self.model
+        return isinstance(model, DirectedModel) and model.units is not None and model.local_density.is_standard_normal
+
+    def inputs(self, u: Tensor) -> Tensor:
+        """The model's inputs at the coordinates of a position: ``[..., *batch, dim] -> [..., *batch, Du]``."""
+        if self.heat is None:
+            return u
+        assert isinstance(self.model, DirectedModel)
+        u1, u2 = self.model.split(u)
+        return torch.cat([u1, self.heat.unsqueeze(-1) * u2], -1)
 
     def outputs(self, u: Tensor) -> Tensor:
-        """``[..., *batch, Du] -> [..., *batch, Dy]``."""
-        x = self.model.observed(u)
+        """``[..., *batch, dim] -> [..., *batch, Dy]``."""
+        x = self.model.observed(self.inputs(u))
         return x if self.operator is None else self.operator(x)
 
     def residual(self, u: Tensor, values: Tensor) -> Tensor:
@@ -45,14 +67,14 @@ class ObservedModel:
     def log_density(self, u: Tensor) -> Tensor:
         """``log p_u(u)`` plus the model's log factor: ``[..., Du] -> [...]``."""
         log_prob = self.model.input_density.log_prob(u)
-        return log_prob + self.model.log_factor(u) if self.model.has_log_factor else log_prob
+        return log_prob + self.model.log_factor(self.inputs(u)) if self.model.has_log_factor else log_prob
 
     def sample_inputs(self, shape: tuple[int, ...], rng: torch.Generator, like: Tensor) -> Tensor:
         """Draws from ``p_u``: ``[*shape, Du]``; ``shape`` ends in the batch shape."""
         return self.model.input_density.sample(shape, generator=rng, dtype=like.dtype, device=like.device)
 
     def latents(self, u: Tensor) -> dict[str, Tensor]:
-        return self.model.latents(u)
+        return self.model.latents(self.inputs(u))
 
     def generate(self, u: Tensor, rng: torch.Generator) -> Tensor:
         """Flat outputs ``[..., *batch, Dx]`` at inputs ``u``, what ``u`` leaves open drawn afresh."""
@@ -83,7 +105,7 @@ class ObservedSteps(ObservedModel):
         self.units = model.units
 
     def residual(self, u, values):
-        return self.model.one_step_ahead(u, values) - values
+        return self.model.one_step_ahead(self.inputs(u), values) - values
 
 
 class ObservedUnits(ObservedModel):
@@ -113,6 +135,9 @@ class ObservedUnits(ObservedModel):
         n_local = model.local_density.dim if self._local is None else self._local.index.shape[-1]
         self.dim = units.n_global + n_local
 
+    def inputs(self, u):
+        return self._full(super().inputs(u))
+
     def _full(self, u: Tensor) -> Tensor:
         if self._local is None:
             return u
@@ -120,15 +145,12 @@ class ObservedUnits(ObservedModel):
         # what stands in the hidden places changes no observed output
         return torch.cat([u1, self._local.scatter(u2, u2.new_zeros(*u2.shape[:-1], self._local.size))], -1)
 
-    def outputs(self, u):
-        return super().outputs(self._full(u))
-
     def log_density(self, u):
         u1, u2 = self.model.split(self._full(u))
         local = self.model.local_density.coordinate_log_prob(u2)
         local = (local if self._local is None else self._local(local)).sum(-1)
         log_prob = self.model.global_density.log_prob(u1) + local
-        return log_prob + self.model.log_factor(u) if self.model.has_log_factor else log_prob
+        return log_prob + self.model.log_factor(self.inputs(u)) if self.model.has_log_factor else log_prob
 
     def sample_inputs(self, shape, rng, like):
         u = super().sample_inputs(shape, rng, like)
@@ -136,9 +158,6 @@ class ObservedUnits(ObservedModel):
             return u
         u1, u2 = self.model.split(u)
         return torch.cat([u1, self._local(u2)], -1)
-
-    def latents(self, u):
-        return self.model.latents(self._full(u))
 
     def generate(self, u, rng):
         u1, u2 = self.model.split(u)

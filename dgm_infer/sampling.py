@@ -3,8 +3,9 @@
 import operator
 import secrets
 import sys
+import time
 import warnings
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from .draws import Draws
 from .errors import ArgumentError, StartError
 from .fibre import Fibre
 from .kernels import HMC, ConstrainedHMC, Info, Kernel
+from .startup import starting_points
 from .target import InputPosterior, Target
 
 __all__ = ["sample"]
@@ -45,7 +47,9 @@ def sample(
         thin: iterations a kept draw.
         seed: of all randomness; None draws one, recorded in ``Draws.seed``.
         keep: ``"latents"`` drops the inputs, to save memory; ``generate()`` then is not available.
-        initial: starting positions ``[chains, *batch, D]``; None finds them.
+        initial: starting positions ``[chains, *batch, D]``; None finds them near prior draws and, on the fibre of a
+            model with normal noise and where there is a warm-up, anneals the noise until they are typical of the
+            posterior. Chains that strand on the way go on from others: ``Draws.ancestors`` tells which.
         target_acceptance: mean acceptance probability that step sizes adapt to.
         progress: show a bar with acceptance, failures and constraint error on the standard error stream.
 
@@ -76,42 +80,56 @@ def sample(
     if not (isinstance(target_acceptance, int | float) and 0 < target_acceptance < 1):
         raise ArgumentError(f"sample(target_acceptance={target_acceptance}): must lie between 0 and 1")
     rng = torch.Generator(_device(problem, initial)).manual_seed(seed)
-    position = _starts(problem, kernel, chains, rng, initial)
-    state = kernel.init(problem, position)
-    lost = int((~state.energy.isfinite()).sum())
-    if lost:
-        raise StartError(
-            f"the energy is not finite at {lost} of {state.energy.numel()} starting points: check the density there, "
-            "or pass initial="
-        )
-
-    bar = _Progress(warmup + draws * thin, progress)
     kept: dict[str, Tensor] = {}
     count = 0
     interrupted = False
-    try:
-        warm = WarmUp(kernel, problem, state, rng, iterations=warmup, target_acceptance=target_acceptance)
-        for _ in range(warmup):
-            state, info = warm.kernel.step(problem, state, rng)
-            warm.update(info)
-            bar.update("warm-up", info)
-        kernel = warm.frozen()
-        for i in range(draws * thin):
-            state, info = kernel.step(problem, state, rng)
-            if (i + 1) % thin == 0:
-                record = {**_positions(problem, state.position, keep), **_prefix("stats.", info.stats())}
-                if not kept:
-                    kept = {name: _buffer(value, draws) for name, value in record.items()}
-                for name, value in record.items():
-                    kept[name][:, count] = value
-                count += 1
-            bar.update("sampling", info)
-    except KeyboardInterrupt:
-        if count == 0:
-            raise
-        interrupted = True
-    finally:
-        bar.close()
+    with _Progress(warmup + draws * thin, progress) as bar:
+        start = starting_points(
+            problem,
+            kernel,
+            chains,
+            rng,
+            initial,
+            anneal=warmup > 0,
+            target_acceptance=target_acceptance,
+            report=bar.say,
+        )
+        state = kernel.init(problem, start.position)
+        lost = int((~state.energy.isfinite()).sum())
+        if lost:
+            raise StartError(
+                f"the energy is not finite at {lost} of {state.energy.numel()} starting points: check the density "
+                "there, or pass initial="
+            )
+        try:
+            warm = WarmUp(
+                kernel,
+                problem,
+                state,
+                rng,
+                iterations=warmup,
+                target_acceptance=target_acceptance,
+                typical=start.ancestors is not None,
+            )
+            for _ in range(warmup):
+                state, info = warm.kernel.step(problem, state, rng)
+                warm.update(info)
+                bar.update("warm-up", info)
+            kernel = warm.frozen()
+            for i in range(draws * thin):
+                state, info = kernel.step(problem, state, rng)
+                if (i + 1) % thin == 0:
+                    record = {**_positions(problem, state.position, keep), **_prefix("stats.", info.stats())}
+                    if not kept:
+                        kept = {name: _buffer(value, draws) for name, value in record.items()}
+                    for name, value in record.items():
+                        kept[name][:, count] = value
+                    count += 1
+                bar.update("sampling", info)
+        except KeyboardInterrupt:
+            if count == 0:
+                raise
+            interrupted = True
     if interrupted:
         warnings.warn(f"interrupted: {count} of {draws} draws were made and are kept", stacklevel=2)
     kept = {name: value[:, :count] for name, value in kept.items()}
@@ -123,6 +141,7 @@ def sample(
         seed=seed,
         problem=problem,
         interrupted=interrupted,
+        ancestors=start.ancestors,
     )
 
 
@@ -176,32 +195,6 @@ def _device(problem, initial) -> torch.device:
     return like.device if isinstance(like, Tensor) else torch.device("cpu")
 
 
-def _starts(problem: Fibre | Target, kernel: Kernel, chains: int, rng: torch.Generator, initial) -> Tensor:
-    tolerance = 1e-8
-    if isinstance(problem, Fibre) and isinstance(kernel, ConstrainedHMC):
-        tolerance = kernel.relative_tolerance(problem.values.dtype)
-    if initial is None:
-        if isinstance(problem, Fibre):
-            return problem.start(chains, rng, tolerance=tolerance)
-        return problem.start(chains, rng)
-    initial = torch.as_tensor(initial).detach()
-    if isinstance(problem, Fibre | InputPosterior):
-        initial = initial.to(problem.values)
-    elif not initial.is_floating_point():
-        initial = initial.to(torch.get_default_dtype())
-    shape = (chains, *problem.batch_shape, problem.dim)
-    if tuple(initial.shape) != shape:
-        raise ArgumentError(f"initial has shape {tuple(initial.shape)}; expected {shape}: [chains, *batch, D]")
-    if isinstance(problem, Fibre):
-        excess = (problem.constraint_error(initial) / (tolerance * problem.scale)).max().item()
-        if not excess < 1:
-            raise ArgumentError(
-                f"initial misses the observation by {excess:.3g} times the tolerance: only points on the fibre can "
-                "start a chain; leave initial out to have them found"
-            )
-    return initial
-
-
 def _positions(problem, position: Tensor, keep: str) -> dict[str, Tensor]:
     if keep == "inputs":
         return {"inputs": position}
@@ -231,7 +224,22 @@ class _Progress:
         interval = 0.2 if sys.stderr.isatty() else 10
         self.bar = tqdm(total=total, disable=not shown, mininterval=interval, dynamic_ncols=True)
         self.phase = ""
+        self.said = 0.0
         self.recent: list[Info] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.recent:
+            self._show()
+        self.bar.close()
+
+    def say(self, text: str) -> None:
+        """Show what goes on before the iterations that the bar counts."""
+        if not self.bar.disable and time.monotonic() - self.said > self.bar.mininterval:
+            self.bar.set_description(text)
+            self.said = time.monotonic()
 
     def update(self, phase: str, info: Info) -> None:
         if not self.bar.disable:
@@ -251,8 +259,3 @@ class _Progress:
         self.bar.set_description(self.phase, refresh=False)
         self.bar.set_postfix_str(text)
         self.recent.clear()
-
-    def close(self) -> None:
-        if self.recent:
-            self._show()
-        self.bar.close()

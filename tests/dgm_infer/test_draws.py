@@ -210,14 +210,15 @@ def test_a_dense_model_generates_from_all_of_its_inputs():
 
 
 def interrupt_after(monkeypatch, calls):
-    """Ctrl-C in the middle of a transition, after so many have been made."""
+    """Ctrl-C in the middle of a transition, after so many have been made, those of the start-up not counted."""
     step, count = dgm.ConstrainedHMC.step, [0]
 
-    def interrupted(self, *args):
-        if count[0] == calls:
-            raise KeyboardInterrupt
-        count[0] += 1
-        return step(self, *args)
+    def interrupted(self, problem, *args):
+        if problem.observed.heat is None:
+            if count[0] == calls:
+                raise KeyboardInterrupt
+            count[0] += 1
+        return step(self, problem, *args)
 
     monkeypatch.setattr(dgm.ConstrainedHMC, "step", interrupted)
 
@@ -271,11 +272,10 @@ def test_the_bar_holds_on_to_no_positions():
     state = KERNEL.init(problem, problem.start(CHAINS, torch.Generator().manual_seed(0)))
     _, info = KERNEL.step(problem, state, torch.Generator().manual_seed(0))
     assert info.end.position.shape == state.position.shape
-    bar = _Progress(10, True)
-    bar.update("sampling", info)
-    bar.update("sampling", info)
-    assert all(value is None or value.shape == (CHAINS, 3) for kept in bar.recent for value in kept)
-    bar.close()
+    with _Progress(10, True) as bar:
+        bar.update("sampling", info)
+        bar.update("sampling", info)
+        assert all(value is None or value.shape == (CHAINS, 3) for kept in bar.recent for value in kept)
 
 
 def test_fresh_noise_shares_no_numbers_with_the_run():

@@ -32,6 +32,7 @@ CORE = [
     "integrators",
     "kernels",
     "adaptation",
+    "startup",
     "draws",
     "sampling",
     "likelihood_free",
