@@ -12,7 +12,7 @@ FLOAT = torch.float64
 
 
 class FalseMode(dgm.GenerativeModel):
-    """``x_i = z^3 - 3 z``: an output of 3 comes from z = 2.1 alone, but half the prior leads to -1, which misses by 1."""
+    """``x_i = z^3 - 3 z``: an output of 3 comes from z = 2.1 alone, but half the prior leads to -1, where it is 2."""
 
     input_density = dgm.StandardNormal(1)
 
