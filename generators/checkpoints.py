@@ -17,11 +17,12 @@ import torch
 from dgm_infer import GenerativeModel
 from dgm_infer.errors import CheckpointError
 
+from .iwae import IWAE
 from .vae import GaussianVAE
 
 __all__ = ["describe", "load", "read_checkpoint", "save"]
 
-CLASSES: dict[str, type[GenerativeModel]] = {"GaussianVAE": GaussianVAE}
+CLASSES: dict[str, type[GenerativeModel]] = {"GaussianVAE": GaussianVAE, "IWAE": IWAE}
 PRETRAINED = Path(__file__).parent / "pretrained"
 FORMAT = "dgm-infer generator 1"
 # Key under which trainers/ put the description into a Lightning checkpoint.
