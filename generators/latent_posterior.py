@@ -73,7 +73,9 @@ class LatentPosterior(Target):
         likelihood = self.decoder(z)
         base = _base(likelihood)
         if len(self._event_shape) == 1 and isinstance(base, Bernoulli):
-            return _bernoulli_log_prob(base.logits, self.images)
+            if torch.is_grad_enabled():
+                return _bernoulli_log_prob(base.logits, self.images)
+            return -_bernoulli_energy(base.logits, torch.sigmoid(base.logits), self.images)
         return likelihood.log_prob(self.images)
 
     def energy(self, x):
@@ -102,7 +104,9 @@ class LatentPosterior(Target):
             return None
         with torch.no_grad():
             if isinstance(base, Bernoulli):
-                return *_bernoulli_energy_and_slope(base.logits.detach(), self.images), base.logits
+                logits = base.logits.detach()
+                p = torch.sigmoid(logits)
+                return _bernoulli_energy(logits, p, self.images), p.sub_(self.images), base.logits
             if isinstance(base, Normal) and not base.scale.requires_grad:
                 residual, sd = base.loc.detach() - self.images, base.scale
                 scaled = residual / sd
@@ -183,16 +187,14 @@ def _bernoulli_log_prob(logits: Tensor, x: Tensor) -> Tensor:
     return torch.linalg.vecdot(logits, x) - F.softplus(logits).sum(-1)
 
 
-def _bernoulli_energy_and_slope(logits: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-    """``sum_i log(1 + exp(a_i)) - x_i a_i``, ``[..., D] -> [...]``, and its derivative ``sigmoid(a) - x``.
+def _bernoulli_energy(logits: Tensor, p: Tensor, x: Tensor) -> Tensor:
+    """``sum_i log(1 + exp(a_i)) - x_i a_i`` of logits a and ``p = sigmoid(a)``, ``[..., D] -> [...]``.
 
-    With p = sigmoid(a), ``log(1 + exp(a)) = max(a, 0) - log max(p, 1 - p)``. These factors are at least a half, so
-    that up to a hundred of them are multiplied before a logarithm is taken.
+    ``log(1 + exp(a)) = max(a, 0) - log max(p, 1 - p)``. These factors are at least a half, so that up to a hundred of
+    them are multiplied before a logarithm is taken.
     """
-    p = torch.sigmoid(logits)
     factors = torch.maximum(p, 1 - p)
     n = factors.shape[-1]
     group = max(size for size in range(1, 101) if n % size == 0)
     log_factors = factors.unflatten(-1, (n // group, group)).prod(-1).log_().sum(-1)
-    energy = logits.relu().sum(-1) - torch.linalg.vecdot(logits, x) - log_factors
-    return energy, p.sub_(x)
+    return logits.relu().sum(-1) - torch.linalg.vecdot(logits, x) - log_factors

@@ -115,6 +115,8 @@ def test_products_of_pixels_come_in_groups_of_any_size(n_outputs):
     target = LatentPosterior(decoder, images, dgm.StandardNormal(3))
     z = 3 * torch.randn(2, 3, 3, dtype=FLOAT)
     torch.testing.assert_close(target.energy_and_gradient(z)[0], target.energy(z))
+    with torch.no_grad():
+        torch.testing.assert_close(target.energy(z), target.energy_and_gradient(z)[0])
 
 
 def test_problems_can_be_taken_out_of_the_batch():
