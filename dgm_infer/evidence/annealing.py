@@ -60,12 +60,12 @@ class AIS(Settings):
         pilot_temperatures: of the pilot.
     """
 
-    temperatures: int = 200
+    temperatures: int = 400
     schedule: str | Tensor | Callable[[int], Tensor] = "sigmoid"
-    n_steps: int = 10
+    n_steps: int = 5
     step_size: float | Tensor | None = None
     target_acceptance: float = 0.8
-    pilot_temperatures: int = 50
+    pilot_temperatures: int = 100
     status: ClassVar[Status] = "unbiased"
 
     def __post_init__(self):

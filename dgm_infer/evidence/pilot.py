@@ -55,7 +55,7 @@ class Pilot(NamedTuple):
     log_weights: Tensor
     """Of its own annealing, ``[chains, *batch]``. The steps were adapted on the way, so these are biased."""
     point: Point
-    """Where its chains ended, near the target."""
+    """Where its chains were at temperatures spread evenly over [0, 1], one each."""
 
     @property
     def log_z(self) -> Tensor:
@@ -82,6 +82,7 @@ def anneal_pilot(
     start = 1.2 * path.base.dim**-0.25 if step_size is None else step_size
     log_step = torch.as_tensor(start, dtype=like.dtype, device=like.device).log().expand(path.batch_shape).clone()
     log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=like.device)
+    kept, keep_at = point, _spread(point.energy, rng)
     variances, log_steps = [_variance(path.difference(point))], [log_step]
     for k in range(temperatures):
         log_weights -= (betas[k + 1] - betas[k]) * path.difference(point)
@@ -96,14 +97,22 @@ def anneal_pilot(
             log_steps[0] = log_step
         log_steps.append(log_step)
         variances.append(_variance(path.difference(point)))
+        kept = point.where((keep_at > betas[k]) & (keep_at <= betas[k + 1]), kept)
         progress.update("pilot")
     return Pilot(
         _smooth(betas.to(like.dtype), torch.stack(log_steps), regions),
         betas,
         _smooth_rows(torch.stack(variances)),
         finite_or_zero(log_weights),
-        point,
+        kept,
     )
+
+
+def _spread(like: Tensor, rng: torch.Generator) -> Tensor:
+    """A number in [0, 1] for every chain, ``[chains, *batch]``: uniform, one in each of as many equal parts."""
+    chains = like.shape[0]
+    part = torch.arange(chains, device=like.device).reshape(-1, *[1] * (like.ndim - 1))
+    return (part + torch.rand(like.shape, generator=rng, dtype=torch.float64, device=like.device)) / chains
 
 
 def _variance(difference: Tensor) -> Tensor:

@@ -35,14 +35,14 @@ class _State(NamedTuple):
 class _Tempering(Settings):
     """What the two methods share: a pilot, a warm-up, and the estimates from every state of the chains."""
 
-    draws: int = 200
-    warmup: int = 50
-    n_steps: int = 10
+    draws: int = 400
+    warmup: int = 100
+    n_steps: int = 5
     step_size: float | Tensor | None = None
     log_zeta: str | float | Tensor | None = None
     thin: int = 1
     target_acceptance: float = 0.8
-    pilot_temperatures: int = 50
+    pilot_temperatures: int = 100
     status: ClassVar[Status] = "consistent"
 
     def __post_init__(self):
@@ -57,7 +57,7 @@ class _Tempering(Settings):
         check_acceptance(name, self.target_acceptance)
         if isinstance(self.log_zeta, str) and self.log_zeta not in ("importance", "pilot"):
             raise ArgumentError(
-                f"{name}(log_zeta={self.log_zeta!r}): must be 'importance', 'pilot', a number or one a problem"
+                f"{name}(log_zeta={self.log_zeta!r}): must be 'pilot', 'importance', a number or one a problem"
             )
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
@@ -73,8 +73,9 @@ class _Tempering(Settings):
             progress=progress,
         )
         log_zeta = self._log_zeta(path, pilot, rng)
-        # from the target's end: only chains that travelled have the base's moments at theirs
-        point = Point(*(part[:chains] for part in pilot.point))
+        # at all temperatures: chains that do not travel then disagree, and their spread shows it
+        start = torch.linspace(0, len(pilot.point.v) - 1, chains, device=pilot.point.v.device).long()
+        point = Point(*(part[start] for part in pilot.point))
         chain = self._chain(path, pilot.step_sizes, log_zeta, point, rng)
         for _ in range(self.warmup):
             chain.warm()
@@ -100,10 +101,10 @@ class _Tempering(Settings):
                 "has no weights for: use AIS or ImportanceSampling, or a base inside the target's support"
             )
         if isinstance(self.log_zeta, str):
-            return guess if self.log_zeta == "importance" else pilot.log_z
+            return pilot.log_z if self.log_zeta == "pilot" else guess
         if self.log_zeta is not None:
             return _fitting(type(self).__name__, self.log_zeta, guess)
-        return guess if path.base.log_zeta is None else path.base.log_zeta.to(guess)
+        return pilot.log_z if path.base.log_zeta is None else path.base.log_zeta.to(guess)
 
     def _chain(self, path, step_sizes, log_zeta, point, rng) -> "_GibbsChain | _JointChain":
         raise NotImplementedError
@@ -122,12 +123,13 @@ class GibbsTempering(_Tempering):
         n_steps: leapfrog steps a state.
         step_size: longest step in whitened coordinates, a number or ``[*batch]``; None to adapt it to every
             temperature and problem on a pilot.
-        log_zeta: guess of log Z, a number or ``[*batch]``; ``"importance"`` from 100 draws of the base, ``"pilot"``
-            from the pilot's annealing; None for the base's own, else ``"importance"``. A guess that is off by much
-            costs draws at one end of the temperatures, not correctness.
+        log_zeta: guess of log Z, a number or ``[*batch]``; ``"pilot"`` from the pilot's annealing,
+            ``"importance"`` from 100 draws of the base; None for the base's own, else ``"pilot"``. A guess that is off
+            by much costs draws at one end of the temperatures, not correctness.
         thin: states a draw of x that the result holds; the estimates use all of them.
         target_acceptance: mean acceptance probability that step sizes adapt to.
-        pilot_temperatures: of the annealing run that tunes step sizes and starts the chains, at the target's end.
+        pilot_temperatures: of the annealing run that tunes step sizes and starts the chains, at temperatures
+            of all sizes.
     """
 
     def _chain(self, path, step_sizes, log_zeta, point, rng):
@@ -149,14 +151,13 @@ class ContinuousTempering(_Tempering):
         log_zeta: guess of log Z, as in :class:`GibbsTempering`.
         thin: states a draw of x that the result holds.
         target_acceptance: mean acceptance probability that the step size adapts to.
-        pilot_temperatures: of the annealing run that starts the chains, at the target's end.
+        pilot_temperatures: of the annealing run that starts the chains, at temperatures of all sizes.
         mass: of xi, positive.
         scale: of xi, positive.
     """
 
-    warmup: int = 100
     mass: float = 1.0
-    scale: float = 1.0
+    scale: float = 2.0
 
     def __post_init__(self):
         super().__post_init__()
