@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
 
 from .estimates import Estimates
 from .figures import COLOURS
@@ -103,7 +103,9 @@ def against_time(
     axis.set(xscale="log", xlabel="wall clock (s)", ylabel="log p(x), mean over the images (nats)")
     axis.set_title(title, fontsize=10)
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=8, frameon=False, loc="lower right")
+    for ticks in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+        ticks(LogFormatter(minor_thresholds=(1.5, 0.5)))
+    axis.legend(fontsize=8, frameon=False, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.14))
     figure.savefig(path, dpi=150, facecolor="white")
 
 
