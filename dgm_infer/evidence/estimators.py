@@ -18,6 +18,9 @@ __all__ = [
 ]
 
 
+_LEAST_OVERLAP = 0.01
+
+
 class Estimate(NamedTuple):
     """An estimate of log Z for every problem, each ``[*batch]``."""
 
@@ -90,7 +93,8 @@ def log_weights_at_ends(delta: Tensor) -> tuple[Tensor, Tensor]:
     """
     a = delta.abs()
     larger = torch.where(a < 1e-8, a / 2, a.log() - (-torch.expm1(-a)).log())
-    return larger - delta.clamp_min(0), larger + delta.clamp_max(0)
+    # an infinite Delta, of a point without a density, is at the base's end for certain
+    return torch.where(delta == math.inf, -math.inf, larger - delta.clamp_min(0)), larger + delta.clamp_max(0)
 
 
 def weight_ess(log_weights: Tensor) -> Tensor:
@@ -99,12 +103,16 @@ def weight_ess(log_weights: Tensor) -> Tensor:
     return ess.nan_to_num(nan=0.0)
 
 
-def bennett(forward: Tensor, reverse: Tensor, *, iterations: int = 200) -> Estimate:
+def bennett(forward: Tensor, reverse: Tensor, *, iterations: int = 200) -> tuple[Estimate, Tensor]:
     """Bennett's acceptance ratio on forward log weights ``f [N, *batch]`` and reverse ones ``r [M, *batch]``.
 
     ``E[exp f] = Z`` and ``E[exp r] = 1/Z``. With ``m = log(N/M)``, log Z is the root c of
     ``sum sigmoid(f - c - m) = sum sigmoid(r + c + m)`` (Bennett 1976), found by bisection. Its error is that of the
     two sums over the slope of their difference.
+
+    Returns:
+        the estimate, and the overlap of the two sets ``[*batch]``: 1 where all weights agree. Below 0.01 the error is
+        infinite, as nothing can be told from such weights.
     """
     n, m = forward.shape[0], reverse.shape[0]
     shift = math.log(n / m)
@@ -127,7 +135,9 @@ def bennett(forward: Tensor, reverse: Tensor, *, iterations: int = 200) -> Estim
     slope = (a * (1 - a)).sum(0) + (b * (1 - b)).sum(0)
     spread = n * _variance(a) + m * _variance(b)
     error = spread.sqrt() / slope
-    return Estimate(log_z, torch.where(slope > 0, error, math.inf), torch.full_like(log_z, math.nan))
+    overlap = slope * (n + m) / (n * m)
+    error = torch.where(overlap >= _LEAST_OVERLAP, error, math.inf)
+    return Estimate(log_z, error, torch.full_like(log_z, math.nan)), overlap
 
 
 def _variance(values: Tensor) -> Tensor:

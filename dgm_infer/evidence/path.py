@@ -71,7 +71,7 @@ class AnnealedPath:
         self.evaluations += 1
         energy, gradient = self.target.energy_and_gradient(self.base.unwhiten(v))
         gradient = self.base.scale.transpose(gradient).nan_to_num_(0.0, 0.0, 0.0)
-        return Point(v, energy, gradient, 0.5 * v.square().sum(-1))
+        return Point(v, energy.to(v.dtype), gradient, 0.5 * v.square().sum(-1))
 
     def difference(self, point: Point) -> Tensor:
         """``phi - psi`` in float64, ``[chains, *batch]``; ``+inf`` where phi is not a finite number."""

@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..errors import ArgumentError
 from .estimators import finite_or_zero, log_mean
 from .path import AnnealedPath, Point
 from .progress import Progress
@@ -27,8 +28,19 @@ class StepSizes(NamedTuple):
 
     @classmethod
     def constant(cls, step_size: float | Tensor, batch_shape: torch.Size, like: Tensor) -> "StepSizes":
-        """The same at all temperatures."""
-        step = torch.as_tensor(step_size, dtype=like.dtype, device=like.device).expand(batch_shape)
+        """The same at all temperatures.
+
+        Raises:
+            ArgumentError: a shape that does not fit the batch.
+        """
+        step = torch.as_tensor(step_size, dtype=like.dtype, device=like.device)
+        try:
+            step = step.expand(batch_shape)
+        except RuntimeError:
+            raise ArgumentError(
+                f"step_size of shape {tuple(step.shape)} does not fit the problems, {tuple(batch_shape)}: give a "
+                "number, or one for every problem"
+            ) from None
         knots = torch.tensor([0.0, 1.0], dtype=like.dtype, device=like.device)
         return cls(knots, step.log().expand(2, *batch_shape))
 
@@ -80,7 +92,7 @@ def anneal_pilot(
     point = path.at(path.normal(chains, rng))
     like = point.v
     start = 1.2 * path.base.dim**-0.25 if step_size is None else step_size
-    log_step = torch.as_tensor(start, dtype=like.dtype, device=like.device).log().expand(path.batch_shape).clone()
+    log_step = StepSizes.constant(start, path.batch_shape, like).log_step[0].clone()
     log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=like.device)
     kept, keep_at = point, _spread(point.energy, rng)
     variances, log_steps = [_variance(path.difference(point))], [log_step]

@@ -150,7 +150,8 @@ def bidirectional(
             return Outcome(estimate, x, done.log_weights.unsqueeze(1), weight_diagnostics(done), spent)
 
         lower = outcome(log_mean(forward.log_weights), forward)
-        combined = lower._replace(estimate=bennett(forward.log_weights, back.log_weights), diagnostics={})
+        estimate, overlap = bennett(forward.log_weights, back.log_weights)
+        combined = lower._replace(estimate=estimate, diagnostics={"overlap": overlap})
         # a reverse weight is of 1/Z, and of no draw of the target: the draws are the ones given, of equal weight
         given = outcome(upper, back)._replace(
             draws=own.unsqueeze(1), log_weights=torch.zeros_like(back.log_weights).unsqueeze(1)
@@ -209,10 +210,30 @@ class _Run:
         if chunk is not None and chunk < n:
             self.chunks = [slice(i, min(i + chunk, n)) for i in range(0, n, chunk)]
         self.rng = torch.Generator(base.mean.device).manual_seed(self.seed)
+        self._probe(name)
         self.progress = progress
         self.bar: Progress
         self.evaluations = 0
         self.seconds = 0.0
+
+    def _probe(self, name: str) -> None:
+        """Raise ArgumentError where the target cannot be evaluated at points of the base."""
+        x = self.base.mean.unsqueeze(0)
+        try:
+            with torch.no_grad():
+                energy = self.target.energy(x)
+        except (RuntimeError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise ArgumentError(
+                f"{name}(): the target fails at positions of the base, {x.dtype} on {x.device}; base.to(...) changes "
+                f"that: {reason}"
+            ) from error
+        if not isinstance(energy, Tensor) or energy.shape != x.shape[:-1]:
+            shape = tuple(energy.shape) if isinstance(energy, Tensor) else type(energy).__name__
+            raise ArgumentError(
+                f"{name}(): the energy at x of shape {tuple(x.shape)} is {shape}: expected one value a point, "
+                f"{tuple(x.shape[:-1])}"
+            )
 
     def outcomes(self, work: Callable[[AnnealedPath, slice | None], list[Outcome]]) -> list[Outcome]:
         """What ``work`` makes of every chunk, its parts each joined over the chunks."""
