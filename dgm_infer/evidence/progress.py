@@ -18,6 +18,7 @@ class Progress:
         interval = 0.2 if sys.stderr.isatty() else 10
         self.bar = tqdm(total=0, disable=not shown, mininterval=interval, dynamic_ncols=True)
         self.prefix = ""
+        self._latest: tuple[str, Callable[[], Tensor] | None] = ("", None)
 
     def expect(self, transitions: int) -> None:
         """Announce work to come."""
@@ -26,10 +27,20 @@ class Progress:
 
     def update(self, phase: str, estimate: Callable[[], Tensor] | None = None) -> None:
         """One transition is done; ``estimate`` gives the running log Z of the problems at work."""
+        self._latest = phase, estimate
         if self.bar.update():
-            self.bar.set_description(f"{self.prefix}{phase}", refresh=False)
-            if estimate is not None:
-                self.bar.set_postfix_str(f"mean log Z {estimate().mean().item():.3f}")
+            self._show()
+
+    def _show(self) -> None:
+        phase, estimate = self._latest
+        self.bar.set_description(f"{self.prefix}{phase}", refresh=False)
+        if estimate is not None:
+            self.bar.set_postfix_str(f"mean log Z {estimate().mean().item():.3f}")
+
+    def finish(self) -> None:
+        """Show the last estimate of a part of the run."""
+        if not self.bar.disable:
+            self._show()
 
     def close(self) -> None:
         self.bar.close()

@@ -136,6 +136,16 @@ def bidirectional(
             f"{(run.chains, *base.mean.shape)} for {run.chains} chains"
         )
 
+    if not draws.isfinite().all():
+        raise ArgumentError("bidirectional(exact_draws=...): some values are not finite")
+    with torch.no_grad():
+        lost = ~run.target.energy(draws).isfinite().all(0)
+    if lost.any():
+        raise EvidenceError(
+            f"the target has no density at the exact draws of {int(lost.sum())} of {lost.numel()} problems: they are "
+            "of another target"
+        )
+
     def work(path: AnnealedPath, problems: slice | None) -> list[Outcome]:
         own = draws if problems is None else draws.reshape(run.chains, -1, base.dim)[:, problems]
         plan = method.plan(path, run.chains, run.rng, run.bar)
@@ -246,6 +256,7 @@ class _Run:
                     self.bar.prefix = f"chunk {i + 1} of {len(self.chunks)}: "
                 path = self._path(problems)
                 done.append(work(path, problems))
+                self.bar.finish()
                 self.evaluations = path.evaluations
         finally:
             self.bar.close()
