@@ -20,6 +20,10 @@ from ..estimates import Estimates, caveats, table
 
 __all__ = ["run"]
 
+# Images, chains of each, and temperatures of annealing, which are the draws of tempering.
+_FULL = (100, 16, (50, 100, 200, 500, 1000, 2000))
+_FAST = (10, 4, (20, 50, 100))
+
 
 def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     """Write ``evidence.png`` into ``folder``.
@@ -38,7 +42,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
             f"data: {data or 'not given'}; name the folder that has iwae_mnist in it (--data FOLDER): its authors "
             "published the files on GitHub, matt-graham/continuously-tempered-hmc"
         )
-    n_images, chains, lengths = (10, 4, (20, 50, 100)) if fast else (100, 16, (50, 100, 200, 500, 1000, 2000))
+    n_images, chains, lengths = _FAST if fast else _FULL
     model = IWAE.from_npz(data)
     images, latents = IWAE.published_images(data)
     target = LatentPosterior(model.decoder, images[:n_images], model.input_density)

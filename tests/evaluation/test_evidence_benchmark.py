@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -65,6 +66,13 @@ def test_pyro_stands_beside_ours(data, tmp_path):
     ratios = record["annealing"]["over_pyro"]
     seconds = record["annealing"]["seconds"]
     assert ratios["same_images"] == pytest.approx(seconds["same_images"] / seconds["pyro"])
+
+
+def test_published_results_are_valid():
+    folder = Path(__file__).parents[2] / "evaluation" / "results"
+    if not (folder / "evidence_cpu.json").exists():
+        pytest.skip("nothing measured yet")
+    assert (folder / "evidence.md").read_text() == evidence.table(folder)
 
 
 def test_a_slower_gradient_has_a_smaller_rate():
