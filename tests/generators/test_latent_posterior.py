@@ -207,6 +207,27 @@ def test_it_is_sampled_like_any_target():
     assert (z.mean(0).abs() > 5 * error).any()
 
 
+def test_the_evidence_of_a_linear_decoder_is_in_closed_form_in_chunks_that_do_not_divide_the_batch():
+    torch.manual_seed(5)
+
+    class Linear(nn.Linear):
+        def forward(self, z):
+            mean = super().forward(z)
+            return Independent(Normal(mean, torch.full_like(mean, 0.7)), 1)
+
+    decoder, x = Linear(2, 4).double(), torch.randn(5, 4, dtype=FLOAT)
+    target = LatentPosterior(decoder, x, dgm.StandardNormal(2))
+    base = dgm.Gaussian.fit(target, steps=300, dtype=FLOAT)
+    found = dgm.log_evidence(target, base, dgm.ImportanceSampling(2000), chains=16, chunk=2, seed=0, progress=False)
+    weight = decoder.weight.detach()
+    covariance = weight @ weight.mT + 0.49 * torch.eye(4, dtype=FLOAT)
+    exact = torch.distributions.MultivariateNormal(decoder.bias.detach(), covariance).log_prob(x)
+    assert found.std_error.max() < 0.02
+    assert ((found.log_z - exact).abs() < 5 * found.std_error).all()
+    # other images have another evidence
+    assert ((found.log_z - exact.roll(1)).abs() > 5 * found.std_error).all()
+
+
 def refuses(error, words, *arguments):
     with pytest.raises(error, match=words) as caught:
         LatentPosterior(*arguments)

@@ -154,6 +154,18 @@ def test_the_evidence_of_a_hierarchical_program_is_that_of_quadrature():
     assert abs(estimate - exact) < 5 * error
 
 
+def test_tempering_finds_the_evidence_of_a_hierarchical_program():
+    y = torch.tensor([0.5, -1.0, 2.0], dtype=FLOAT)
+    target = dgm.target_from_pyro(hierarchical, y, centred=False)
+    base = dgm.Gaussian.fit(target, steps=200, dtype=FLOAT)
+    method = dgm.GibbsTempering(draws=60, warmup=10, n_steps=4, pilot_temperatures=20)
+    found = dgm.log_evidence(target, base, method, chains=64, seed=0, progress=False)
+    assert found.log_z.shape == ()
+    assert found.std_error < 0.1
+    assert abs(found.log_z - hierarchical_evidence(y)) < 5 * found.std_error
+    assert abs(found.log_z - hierarchical_evidence(2 * y)) > 5 * found.std_error
+
+
 def test_control_of_other_data_the_evidence_is_another():
     y = torch.tensor([0.5, -1.0, 2.0], dtype=FLOAT)
     target = dgm.target_from_pyro(hierarchical, y + 0.5, centred=False)
