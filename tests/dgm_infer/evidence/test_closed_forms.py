@@ -5,6 +5,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence import annealing, tempering
+from tests.dgm_infer.evidence.mistakes import anneal_with_weights_after_the_move
 from tests.oracles import FLOAT, known_bimodal, known_gaussian, known_linear_gaussian
 
 TARGETS = {
@@ -134,18 +135,10 @@ def test_control_a_truth_that_is_a_fifth_off_is_noticed():
 
 
 def test_control_weights_of_the_state_after_the_move_are_noticed(monkeypatch):
-    def after_the_move(path, plan, v, n_steps, rng, progress):
-        point, log_weights, acceptance = path.at(v), 0.0, 0.0
-        for k in range(len(plan.betas) - 1):
-            point, accepted = path.move(point, plan.betas[k + 1], plan.step_sizes[k + 1], n_steps, rng)
-            log_weights = log_weights - (plan.betas[k + 1] - plan.betas[k]) * path.difference(point)
-            acceptance = acceptance + accepted
-        return annealing.Annealed(log_weights, point, acceptance)
-
     known = known_gaussian(10, (3,))
     method = dgm.AIS(20)
     assert standard_errors_off(run(known, method, chains=1000), known).abs().max() <= 5
-    monkeypatch.setattr(annealing, "anneal", after_the_move)
+    monkeypatch.setattr(annealing, "anneal", anneal_with_weights_after_the_move)
     assert_wrong(run(known, method, chains=1000), known)
 
 

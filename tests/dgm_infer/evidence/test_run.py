@@ -87,8 +87,8 @@ def test_bounds_in_chunks_keep_draws_and_problems_together():
         assert ((estimate.log_z - known.log_z).abs() <= 5 * estimate.std_error).all()
     torch.testing.assert_close(bounds.upper.draws[:, 0], exact)
     # draws of other problems are not exact draws of these
-    mixed = dgm.bidirectional(known.target, known.base, exact.roll(1, 1), dgm.AIS(100), **settings)
-    assert ((mixed.upper.log_z - known.log_z).abs() > 5 * mixed.upper.std_error).any()
+    mixed = dgm.bidirectional(known.target, known.base, exact.roll(1, 1), dgm.AIS(1), **settings)
+    assert (mixed.upper.log_z < known.log_z - 1).any()
 
 
 def test_a_foreign_target_with_an_energy_will_do():
