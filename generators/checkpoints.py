@@ -68,7 +68,8 @@ def load(name: str | os.PathLike) -> GenerativeModel:
 
     Args:
         name: a shipped generator (``"digits_vae"``), a ``.safetensors`` file with its ``.json`` beside it (either
-            ending or none), or a Lightning checkpoint (``.ckpt``) written by ``dgm-infer train``.
+            ending or none), a Lightning checkpoint (``.ckpt``) written by ``dgm-infer train``, or the folder of the
+            published IWAE (``decoder.npz`` and the rest, see :meth:`generators.IWAE.from_npz`).
 
     Raises:
         CheckpointError: missing, damaged, or not a generator of this project.
@@ -76,6 +77,8 @@ def load(name: str | os.PathLike) -> GenerativeModel:
     if not isinstance(name, str | os.PathLike):
         raise CheckpointError(f"load({name!r}): expected the name of a shipped generator, or a path")
     path = Path(name)
+    if (path / "decoder.npz").is_file():
+        return IWAE.from_npz(path)
     if path.suffix == ".ckpt":
         return _load_lightning(path)
     if path.suffix == ".json":

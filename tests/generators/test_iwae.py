@@ -160,6 +160,13 @@ def test_it_is_stored_and_read_back(tmp_path):
     assert torch.equal(loaded.decoder(z).base_dist.logits, model.decoder(z).base_dist.logits)
 
 
+def test_the_folder_of_the_published_files_is_loaded_by_its_path(tmp_path):
+    write_files(tmp_path)
+    loaded, direct = generators.load(tmp_path), generators.IWAE.from_npz(tmp_path)
+    z = torch.randn(3)
+    assert torch.equal(loaded.decoder(z).base_dist.logits, direct.decoder(z).base_dist.logits)
+
+
 def test_illegal_sizes_are_named():
     with pytest.raises(ArgumentError, match="latent_dim=0"):
         generators.IWAE(0)
