@@ -37,25 +37,27 @@ def find_mode(target, start: Tensor, *, max_iterations: int = 200, tolerance: fl
     identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     damping = torch.zeros_like(energy)
     converged = torch.zeros_like(energy, dtype=torch.bool)
+    # energies that differ by less are the same, by rounding
+    resolution = 8 * torch.finfo(x.dtype).eps
     for _ in range(max_iterations):
-        factor, failed = torch.linalg.cholesky_ex(hessian + damping[..., None, None] * identity)
-        safe = torch.where((failed == 0)[..., None, None], factor, identity)
-        step = torch.cholesky_solve(gradient.unsqueeze(-1), safe).squeeze(-1)
+        definite, step = _newton_step(hessian, gradient, identity)
         decrement = 0.5 * (gradient * step).sum(-1)
-        definite = failed == 0
-        close = decrement < tolerance * energy.abs().clamp_min(1)
-        converged = converged | (definite & (damping == 0) & close)
+        converged = converged | (definite & (decrement < tolerance * energy.abs().clamp_min(1)))
         if converged.all():
             break
+        definite, step = _newton_step(hessian + damping[..., None, None] * identity, gradient, identity)
         proposal = torch.where((definite & ~converged).unsqueeze(-1), x - step, x)
         new_energy = target.energy_and_gradient(proposal)[0]
-        better = definite & (new_energy <= energy) & ~converged
+        better = definite & (new_energy <= energy + resolution * energy.abs()) & ~converged
         x = torch.where(better.unsqueeze(-1), proposal, x)
         scale = hessian.diagonal(dim1=-2, dim2=-1).abs().amax(-1).clamp_min(1e-6)
         smaller = torch.where(damping > 1e-6 * scale, damping / 10, torch.zeros_like(damping))
         damping = torch.where(better, smaller, (damping * 4).clamp_min(1e-4 * scale))
-        damping = torch.where(converged, 0, damping)
         energy, gradient, hessian = _curvature(target, x)
+    # near a mode a Newton step squares the distance that is left
+    definite, step = _newton_step(hessian, gradient, identity)
+    x = torch.where((definite & converged).unsqueeze(-1), x - step, x)
+    energy, gradient, hessian = _curvature(target, x)
     factor, failed = torch.linalg.cholesky_ex(hessian)
     for bad, what in (
         (failed != 0, "the Hessian at the mode is not positive definite"),
@@ -67,6 +69,14 @@ def find_mode(target, start: Tensor, *, max_iterations: int = 200, tolerance: fl
                 "with Gaussian.fit"
             )
     return Mode(x, energy, hessian, factor)
+
+
+def _newton_step(hessian: Tensor, gradient: Tensor, identity: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether the Hessian is positive definite, ``[*batch]``, and ``H^-1 g`` where it is."""
+    factor, failed = torch.linalg.cholesky_ex(hessian)
+    definite = failed == 0
+    factor = torch.where(definite[..., None, None], factor, identity)
+    return definite, torch.cholesky_solve(gradient.unsqueeze(-1), factor).squeeze(-1)
 
 
 def _curvature(target, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -201,10 +201,11 @@ class _Run:
         self.chains = _whole(name, "chains", chains, 1)
         if target.batch_shape.numel() == 0:
             raise ArgumentError(f"{name}(): the target's batch shape {tuple(target.batch_shape)} holds no problem")
-        can_take = hasattr(target, "take") and len(target.batch_shape) > 0
+        n = target.batch_shape.numel()
+        can_take = hasattr(target, "take") and n > 1
         if chunk is not None:
             chunk = _whole(name, "chunk", chunk, 1)
-            if not can_take:
+            if chunk < n and not can_take:
                 raise ArgumentError(
                     f"{name}(chunk={chunk}): a {type(target).__name__} has no take(problems), the target of some "
                     "problems: define it, or leave chunk out"
@@ -215,7 +216,6 @@ class _Run:
         self.seed = secrets.randbits(31) if seed is None else _whole(name, "seed", seed, 0)
         if self.seed >= 2**63:
             raise ArgumentError(f"{name}(seed={seed}): must be less than 2**63")
-        n = target.batch_shape.numel()
         self.chunks: list[slice | None] = [None]
         if chunk is not None and chunk < n:
             self.chunks = [slice(i, min(i + chunk, n)) for i in range(0, n, chunk)]

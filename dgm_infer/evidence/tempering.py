@@ -53,7 +53,7 @@ class _Tempering(Settings):
         name = type(self).__name__
         for field in ("draws", "n_steps", "thin", "pilot_temperatures"):
             check_count(name, field, getattr(self, field))
-        if not isinstance(self.warmup, int) or self.warmup < 0:
+        if not (hasattr(self.warmup, "__index__") and self.warmup >= 0):
             raise ArgumentError(f"{name}(warmup={self.warmup!r}): must be a whole number, 0 or more")
         if self.thin > self.draws:
             raise ArgumentError(f"{name}(thin={self.thin}): must be at most draws={self.draws}")
@@ -160,7 +160,7 @@ class ContinuousTempering(_Tempering):
     """
 
     mass: float = 1.0
-    scale: float = 2.0
+    scale: float = 1.0
 
     def __post_init__(self):
         super().__post_init__()
