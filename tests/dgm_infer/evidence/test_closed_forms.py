@@ -127,9 +127,9 @@ def test_weighted_draws_have_the_targets_moments(method):
 # ------------------------------------------------------------------------------------------------- negative controls
 
 
-def test_control_a_truth_that_is_a_fifth_off_is_noticed():
-    known = known_gaussian(10, (3,), offset=-3.0)
-    wrong = known_gaussian(10, (3,), offset=-3.3)
+def test_control_a_truth_that_is_three_tenths_off_is_noticed():
+    known = known_gaussian(10, offset=-3.0)
+    wrong = known_gaussian(10, offset=-3.3)
     for method in METHODS.values():
         assert_wrong(run(known, method), wrong)
 
