@@ -79,10 +79,10 @@ def log_ratio(log_numerators: Tensor, log_denominators: Tensor) -> Estimate:
 
 def _log_sum_of_others(log_values: Tensor) -> Tensor:
     """``log sum_{c' != c} exp(v_c')`` for every c: ``[chains, *batch]`` to the same, without a difference of sums."""
-    n = log_values.shape[0]
-    others = log_values.unsqueeze(0).expand(n, *log_values.shape)
-    own = torch.eye(n, dtype=torch.bool, device=log_values.device).reshape(n, n, *[1] * (log_values.ndim - 1))
-    return others.masked_fill(own, -math.inf).logsumexp(1)
+    none = torch.full_like(log_values[:1], -math.inf)
+    before = torch.cat([none, log_values.logcumsumexp(0)[:-1]])
+    after = torch.cat([log_values.flip(0).logcumsumexp(0).flip(0)[1:], none])
+    return torch.logaddexp(before, after)
 
 
 def log_weights_at_ends(delta: Tensor) -> tuple[Tensor, Tensor]:

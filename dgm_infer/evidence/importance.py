@@ -30,7 +30,7 @@ class ImportanceSampling(Settings):
         samples: S, of every chain.
     """
 
-    samples: int = 1000
+    samples: int = 100
     status: ClassVar[Status] = "lower"
 
     def __post_init__(self):

@@ -51,7 +51,8 @@ def log_evidence(
         chains: independent chains of every problem; one has no standard error.
         seed: of all randomness; None draws one, recorded in ``Evidence.seed``.
         chunk: problems at a time; None for as many as fit 1 GiB. The last chunk may be smaller.
-        keep_draws: whether the result holds the weighted draws.
+        keep_draws: whether the result holds the weighted draws: for many chains of many problems they are most of the
+            memory, which ``thin`` saves too.
         progress: show a bar with the running estimate on the standard error stream.
 
     Raises:
@@ -62,13 +63,13 @@ def log_evidence(
     if isinstance(method, type) or not hasattr(method, "run"):
         name = method.__name__ if isinstance(method, type) else repr(method)
         raise ArgumentError(f"method={name}: expected an instance, for example GibbsTempering()")
-    run = _Run(target, base, method, chains, seed, chunk, progress, "log_evidence")
+    run = _Run(target, base, method, chains, seed, chunk, keep_draws, progress, "log_evidence")
 
     def work(path: AnnealedPath, problems: slice | None) -> list[Outcome]:
         return [run.method.run(path, run.chains, run.rng, run.bar)]
 
     (outcome,) = run.outcomes(work)
-    return run.evidence(outcome, type(method).__name__, method.status, chains=run.chains, keep_draws=keep_draws)
+    return run.evidence(outcome, type(method).__name__, method.status)
 
 
 @dataclass(frozen=True)
@@ -125,7 +126,7 @@ def bidirectional(
     method = AIS() if method is None else method
     if not isinstance(method, AIS):
         raise ArgumentError(f"bidirectional(method={method!r}): expected an AIS")
-    run = _Run(target, base, method, chains, seed, chunk, progress, "bidirectional")
+    run = _Run(target, base, method, chains, seed, chunk, keep_draws, progress, "bidirectional")
     draws = torch.as_tensor(exact_draws).detach().to(base.mean)
     shared = draws.shape == base.mean.shape
     if shared:
@@ -173,7 +174,7 @@ def bidirectional(
     results = []
     for outcome, (name, status) in zip(outcomes, names, strict=True):
         honest: Status = status if exact or status == "lower" else "heuristic"  # type: ignore[assignment]
-        result = run.evidence(outcome, name, honest, chains=run.chains, keep_draws=keep_draws)
+        result = run.evidence(outcome, name, honest)
         result.diagnostics["shared_exact_draw"] = shared
         results.append(result)
     return Bounds(*results)
@@ -186,7 +187,7 @@ def _default() -> Method:
 class _Run:
     """One call: its checked arguments, and the chunks."""
 
-    def __init__(self, target, base, method, chains, seed, chunk, progress, name: str):
+    def __init__(self, target, base, method, chains, seed, chunk, keep_draws: bool, progress: bool, name: str):
         target = as_target(target)
         if not isinstance(base, Gaussian):
             raise ArgumentError(
@@ -221,7 +222,7 @@ class _Run:
             self.chunks = [slice(i, min(i + chunk, n)) for i in range(0, n, chunk)]
         self.rng = torch.Generator(base.mean.device).manual_seed(self.seed)
         self._probe(name)
-        self.progress = progress
+        self.keep_draws, self.progress = keep_draws, progress
         self.bar: Progress
         self.evaluations = 0
         self.seconds = 0.0
@@ -255,16 +256,20 @@ class _Run:
                 if len(self.chunks) > 1:
                     self.bar.prefix = f"chunk {i + 1} of {len(self.chunks)}: "
                 path = self._path(problems)
-                done.append(work(path, problems))
+                parts = work(path, problems)
+                if not self.keep_draws:
+                    # a copy: a slice would hold on to all of them
+                    parts = [part._replace(draws=part.draws[:, :0].clone()) for part in parts]
+                done.append(parts)
                 self.bar.finish()
                 self.evaluations = path.evaluations
         finally:
             self.bar.close()
         self.seconds = time.perf_counter() - started
-        parts = [_joined(list(chunks), len(self.target.batch_shape)) for chunks in zip(*done, strict=True)]
+        joined = [_joined(list(chunks), len(self.target.batch_shape)) for chunks in zip(*done, strict=True)]
         if len(self.chunks) > 1:
-            parts = [_shaped(part, self.target.batch_shape) for part in parts]
-        return parts
+            joined = [_shaped(part, self.target.batch_shape) for part in joined]
+        return joined
 
     def _path(self, problems: slice | None) -> AnnealedPath:
         if problems is None:
@@ -278,7 +283,7 @@ class _Run:
             )
         return AnnealedPath(part, self.base.take(indices))
 
-    def evidence(self, outcome: Outcome, name: str, status: Status, *, chains: int, keep_draws: bool) -> Evidence:
+    def evidence(self, outcome: Outcome, name: str, status: Status) -> Evidence:
         """The result, of an outcome over all problems."""
         log_z, std_error, bias = outcome.estimate
         lost = ~log_z.isfinite()
@@ -298,11 +303,11 @@ class _Run:
             log_z=log_z,
             std_error=std_error,
             bias=bias,
-            dof=chains - 1,
+            dof=self.chains - 1,
             status=status,
             method=name,
             diagnostics=diagnostics,
-            draws=outcome.draws if keep_draws else None,
+            draws=outcome.draws if self.keep_draws else None,
             log_weights=outcome.log_weights,
             seed=self.seed,
         )
