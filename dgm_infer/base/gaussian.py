@@ -11,12 +11,10 @@ from torch.distributions import Distribution, Independent, Normal
 from ..errors import ArgumentError, EvidenceError
 from ..target import Target
 from .laplace import find_mode
-from .scales import Diagonal, Full, LowRank, Scale
+from .scales import KINDS, Diagonal, Full, LowRank, Scale, factorised, scale_of
 from .variational import maximise_elbo
 
 __all__ = ["Gaussian"]
-
-_KINDS = ("diagonal", "full", "low_rank")
 
 
 class Gaussian:
@@ -100,7 +98,7 @@ class Gaussian:
     @property
     def kind(self) -> str:
         """``"diagonal"``, ``"full"`` or ``"low_rank"``."""
-        return _KINDS[(Diagonal, Full, LowRank).index(type(self.scale))]  # type: ignore[arg-type]
+        return KINDS[(Diagonal, Full, LowRank).index(type(self.scale))]  # type: ignore[arg-type]
 
     @property
     def log_det(self) -> Tensor:
@@ -201,7 +199,7 @@ class Gaussian:
         # an unbiased estimate needs a draw more than it has dimensions: shrunk, it needs none
         covariance = share * covariance + (1 - share) * self.covariance.double()
         rank = self.scale.factor.shape[-1] if isinstance(self.scale, LowRank) else min(4, self.dim)
-        scale = _scale_of(covariance, kind or self.kind, rank)
+        scale = scale_of(covariance, kind or self.kind, rank)
         scale_tensors = [tensor.to(self.mean) for tensor in scale.tensors]
         scale = LowRank.of(*scale_tensors) if isinstance(scale, LowRank) else type(scale)(*scale_tensors)  # type: ignore[call-arg]
         return self._like(mean.to(self.mean), scale, None if log_zeta is None else log_zeta.double())
@@ -257,8 +255,8 @@ class Gaussian:
             ArgumentError: an argument is outside its range.
             EvidenceError: the optimisation diverged.
         """
-        if kind not in _KINDS:
-            raise ArgumentError(f"Gaussian.fit(kind={kind!r}): must be one of {', '.join(_KINDS)}")
+        if kind not in KINDS:
+            raise ArgumentError(f"Gaussian.fit(kind={kind!r}): must be one of {', '.join(KINDS)}")
         counts = {"rank": rank, "steps": steps, "samples": samples}
         for name, value in counts.items():
             counts[name] = _whole(f"Gaussian.fit({name}", value)
@@ -326,7 +324,7 @@ class Gaussian:
             target, start.detach(), max_iterations=_whole("Gaussian.laplace(max_iterations", max_iterations)
         )
         covariance = torch.cholesky_inverse(mode.cholesky)
-        base = cls(mode.position, cholesky=_cholesky(covariance))
+        base = cls(mode.position, cholesky=factorised(covariance))
         base.log_evidence = -mode.energy + 0.5 * base.dim * math.log(2 * math.pi) + base.log_det
         return base
 
@@ -356,32 +354,6 @@ def as_target(target) -> Target:
 def _standard(target: Target, dtype, device) -> Gaussian:
     mean = torch.zeros(*target.batch_shape, target.dim, dtype=dtype, device=device)
     return Gaussian(mean, 1.0)
-
-
-def _scale_of(covariance: Tensor, kind: str, rank: int) -> Scale:
-    if kind == "diagonal":
-        return Diagonal(covariance.diagonal(dim1=-2, dim2=-1).sqrt())
-    if kind == "full":
-        return Full(_cholesky(covariance))
-    if kind != "low_rank":
-        raise ArgumentError(f"refined(kind={kind!r}): must be one of {', '.join(_KINDS)}")
-    # the principal components of the correlations, and what they leave over
-    sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
-    values, vectors = torch.linalg.eigh(covariance / (sd.unsqueeze(-1) * sd.unsqueeze(-2)))
-    rest = values[..., :-rank].mean(-1, keepdim=True) if rank < values.shape[-1] else 0.1 * values[..., :1]
-    factor = vectors[..., -rank:] * (values[..., -rank:] - rest).clamp_min(0).sqrt().unsqueeze(-2)
-    diagonal = (1 - factor.square().sum(-1)).clamp_min(1e-3)
-    return LowRank.of(sd * diagonal.sqrt(), sd.unsqueeze(-1) * factor)
-
-
-def _cholesky(covariance: Tensor) -> Tensor:
-    factor, failed = torch.linalg.cholesky_ex(covariance)
-    if failed.any():
-        raise EvidenceError(
-            f"a covariance is not positive definite at {int((failed != 0).sum())} of {failed.numel()} problems: use a "
-            "diagonal base, or float64"
-        )
-    return factor
 
 
 def _normalised(log_weights: Tensor) -> Tensor:

@@ -6,7 +6,11 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-__all__ = ["Diagonal", "Full", "LowRank", "Scale"]
+from ..errors import ArgumentError, EvidenceError
+
+__all__ = ["KINDS", "Diagonal", "Full", "LowRank", "Scale", "factorised", "scale_of"]
+
+KINDS = ("diagonal", "full", "low_rank")
 
 
 class Scale(Protocol):
@@ -161,6 +165,43 @@ class LowRank(NamedTuple):
 
     def covariance(self):
         return torch.diag_embed(self.sd.square()) + self.factor @ self.factor.mT
+
+
+def scale_of(covariance: Tensor, kind: str, rank: int) -> Scale:
+    """The map of one kind for a covariance ``[*batch, D, D]``.
+
+    Raises:
+        ArgumentError: no such kind.
+        EvidenceError: the covariance is not positive definite.
+    """
+    if kind == "diagonal":
+        return Diagonal(covariance.diagonal(dim1=-2, dim2=-1).sqrt())
+    if kind == "full":
+        return Full(factorised(covariance))
+    if kind != "low_rank":
+        raise ArgumentError(f"refined(kind={kind!r}): must be one of {', '.join(KINDS)}")
+    # the principal components of the correlations, and what they leave over
+    sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+    values, vectors = torch.linalg.eigh(covariance / (sd.unsqueeze(-1) * sd.unsqueeze(-2)))
+    rest = values[..., :-rank].mean(-1, keepdim=True) if rank < values.shape[-1] else 0.1 * values[..., :1]
+    factor = vectors[..., -rank:] * (values[..., -rank:] - rest).clamp_min(0).sqrt().unsqueeze(-2)
+    diagonal = (1 - factor.square().sum(-1)).clamp_min(1e-3)
+    return LowRank.of(sd * diagonal.sqrt(), sd.unsqueeze(-1) * factor)
+
+
+def factorised(covariance: Tensor) -> Tensor:
+    """Lower triangular factor of a covariance ``[*batch, D, D]``.
+
+    Raises:
+        EvidenceError: it is not positive definite.
+    """
+    factor, failed = torch.linalg.cholesky_ex(covariance)
+    if failed.any():
+        raise EvidenceError(
+            f"a covariance is not positive definite at {int((failed != 0).sum())} of {failed.numel()} problems: use a "
+            "diagonal base, or float64"
+        )
+    return factor
 
 
 def _times(matrix: Tensor, v: Tensor) -> Tensor:

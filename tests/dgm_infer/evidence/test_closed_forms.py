@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.evidence import annealing, tempering
+from dgm_infer.evidence import annealing, record, tempering
 from tests.dgm_infer.evidence.mistakes import anneal_with_weights_after_the_move
 from tests.oracles import FLOAT, known_bimodal, known_gaussian, known_linear_gaussian
 
@@ -143,22 +143,22 @@ def test_control_weights_of_the_state_after_the_move_are_noticed(monkeypatch):
 
 
 def test_control_weights_of_the_two_ends_swapped_are_noticed(monkeypatch):
-    right = tempering.log_weights_at_ends
-    monkeypatch.setattr(tempering, "log_weights_at_ends", lambda delta: right(delta)[::-1])
+    right = record.log_weights_at_ends
+    monkeypatch.setattr(record, "log_weights_at_ends", lambda delta: right(delta)[::-1])
     known = known_gaussian(10, (3,))
     for method in (dgm.GibbsTempering(log_zeta=-3.7), dgm.ContinuousTempering(log_zeta=-3.7)):
         assert_wrong(run(known, method), known)
 
 
 def test_control_a_sum_of_ratios_is_noticed(monkeypatch):
-    right = tempering.log_weights_at_ends
+    right = record.log_weights_at_ends
 
     def sum_of_ratios(delta):
         w1, w0 = right(delta)
         return w1 - w0, torch.zeros_like(w0)
 
     known = known_gaussian(10, (3,))
-    monkeypatch.setattr(tempering, "log_weights_at_ends", sum_of_ratios)
+    monkeypatch.setattr(record, "log_weights_at_ends", sum_of_ratios)
     assert_wrong(run(known, dgm.GibbsTempering()), known)
 
 

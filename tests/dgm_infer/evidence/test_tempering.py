@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.evidence.tempering import base_check, draw_beta
+from dgm_infer.evidence.record import base_check
+from dgm_infer.evidence.tempering import draw_beta
 from tests.oracles import FLOAT, MixtureTarget, known_bimodal, known_gaussian, known_linear_gaussian
 
 METHODS = (dgm.GibbsTempering(), dgm.ContinuousTempering())
