@@ -51,7 +51,7 @@ class StepSizes(NamedTuple):
         flat = beta.to(self.knots).reshape(-1, *batch).contiguous()
         right = torch.bucketize(flat, self.knots).clamp(1, len(self.knots) - 1)
         low, high = self.knots[right - 1], self.knots[right]
-        fraction = ((flat - low) / (high - low)).clamp(0, 1)
+        fraction = ((flat - low) / (high - low).clamp_min(1e-30)).clamp(0, 1)
         a, b = self.log_step.gather(0, right - 1), self.log_step.gather(0, right)
         return torch.lerp(a, b, fraction).exp().reshape(*lead, *batch)
 

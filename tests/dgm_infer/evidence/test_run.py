@@ -288,6 +288,15 @@ def test_schedules_can_be_values_or_a_function():
     assert by_values.diagnostics["gradient_evaluations"] == 100 * 5 + 1
 
 
+@pytest.mark.parametrize("temperatures", [1, 2, 3, 13])
+def test_short_pilots_will_do(temperatures):
+    known = known_gaussian(2, (2,))
+    for method in (dgm.AIS(60), dgm.AIS(60, "equalised"), dgm.GibbsTempering(draws=100), dgm.ContinuousTempering()):
+        method = method.replace(pilot_temperatures=temperatures)
+        estimate = run(known.target, known.base, method, chains=64)
+        assert ((estimate.log_z - known.log_z).abs() <= 5 * estimate.std_error).all()
+
+
 def test_one_chain_has_an_estimate_and_no_standard_error():
     known = known_gaussian(2)
     for method in QUICK.values():
