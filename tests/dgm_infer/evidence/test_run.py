@@ -297,6 +297,13 @@ def test_short_pilots_will_do(temperatures):
         assert ((estimate.log_z - known.log_z).abs() <= 5 * estimate.std_error).all()
 
 
+def test_the_defaults_take_as_many_gradients_as_their_docstring_says():
+    known = known_gaussian(2)
+    diagnostics = run(known.target, known.base, dgm.AIS()).diagnostics
+    assert (diagnostics["gradient_evaluations"], diagnostics["pilot_evaluations"]) == (2537, 536)
+    assert all(str(n) in (dgm.AIS.__doc__ or "").replace(" ", "") for n in (2537, 536))
+
+
 def test_one_chain_has_an_estimate_and_no_standard_error():
     known = known_gaussian(2)
     for method in QUICK.values():
