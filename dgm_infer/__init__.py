@@ -1,6 +1,9 @@
 """Exact conditioning and honest log-likelihoods for deep generative models."""
 
+from typing import TYPE_CHECKING, Any
+
 from . import errors
+from .base import Gaussian
 from .condition import condition
 from .draws import Draws
 from .errors import (
@@ -8,10 +11,21 @@ from .errors import (
     CheckpointError,
     ConfigError,
     DgmInferError,
+    EvidenceError,
     ModelError,
     ObservationError,
     StartError,
     Status,
+)
+from .evidence import (
+    AIS,
+    ContinuousTempering,
+    Elbo,
+    Evidence,
+    GibbsTempering,
+    ImportanceSampling,
+    bidirectional,
+    log_evidence,
 )
 from .fibre import Fibre
 from .inputs import InputDensity, Logistic, Product, StandardNormal
@@ -21,19 +35,30 @@ from .observe import blur, downsample, linear, pixels
 from .sampling import sample
 from .target import Target
 
+if TYPE_CHECKING:
+    from .interop.pyro import target_from_pyro
+
 __version__ = "0.1.0"
 
 __all__ = [
+    "AIS",
     "HMC",
     "ArgumentError",
     "CheckpointError",
     "ConfigError",
     "ConstrainedHMC",
+    "ContinuousTempering",
     "DgmInferError",
     "DirectedModel",
     "Draws",
+    "Elbo",
+    "Evidence",
+    "EvidenceError",
     "Fibre",
+    "Gaussian",
     "GenerativeModel",
+    "GibbsTempering",
+    "ImportanceSampling",
     "InputDensity",
     "Logistic",
     "ModelError",
@@ -44,11 +69,23 @@ __all__ = [
     "Status",
     "Target",
     "WithNoise",
+    "bidirectional",
     "blur",
     "condition",
     "downsample",
     "errors",
     "linear",
+    "log_evidence",
     "pixels",
     "sample",
+    "target_from_pyro",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    # imported when asked for: Pyro takes longer to load than everything else here
+    if name == "target_from_pyro":
+        from .interop.pyro import target_from_pyro
+
+        return target_from_pyro
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

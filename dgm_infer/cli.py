@@ -17,6 +17,7 @@ USAGE = """usage: dgm-infer COMMAND [--OPTION VALUE ...]
 commands:
   train      train a generator: --config FILE (every option of LightningCLI's fit)
   condition  complete images of which a part is observed: --config FILE
+  evidence   estimate log p(x) of images, between two bounds: --config FILE
   reproduce  run a published experiment: NAME [--fast] [--data FOLDER]
   bench      measure beside peers: NAME (every option of the benchmark's)
 
@@ -52,26 +53,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _condition(arguments: Sequence[str]) -> None:
-    from jsonargparse import ArgumentParser
-
     from evaluation.conditioning import condition_images
 
-    parser = ArgumentParser(
-        prog="dgm-infer condition",
-        description="Complete images of which a part is observed.",
-        exit_on_error=False,
-        allow_abbrev=False,
-    )
+    _configured("condition", "Complete images of which a part is observed.", condition_images, arguments)
+
+
+def _evidence(arguments: Sequence[str]) -> None:
+    from evaluation.evidence import estimate_evidence
+
+    _configured("evidence", "Estimate log p(x) of images, between two bounds.", estimate_evidence, arguments)
+
+
+def _configured(name: str, description: str, function: Callable[..., object], arguments: Sequence[str]) -> None:
+    """Run a command whose options are the arguments of a function, all but ``resolved``."""
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser(prog=f"dgm-infer {name}", description=description, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", action="config", help="a YAML file with any of the options")
-    parser.add_function_arguments(condition_images, skip={"resolved"})
+    parser.add_function_arguments(function, skip={"resolved"})
     try:
         options = parser.parse_args(arguments)
     except ParseError as error:
         raise ConfigError(_with_suggestion(str(error), parser.get_defaults().keys())) from error
     resolved = parser.dump(options, skip_unset=False)
-    values = vars(parser.instantiate(options))
+    try:
+        values = vars(parser.instantiate(options))
+    except DgmInferError:
+        raise
+    except ValueError as error:
+        # of a list or null, jsonargparse hides what the class itself said
+        raise (error.__cause__ if isinstance(error.__cause__, DgmInferError) else ConfigError(str(error))) from error
     values.pop("config")
-    condition_images(**values, resolved=resolved)
+    function(**values, resolved=resolved)
 
 
 def _train(arguments: Sequence[str]) -> None:
@@ -136,6 +149,7 @@ def _bench(arguments: Sequence[str]) -> None:
 COMMANDS: dict[str, Callable[[Sequence[str]], None]] = {
     "train": _train,
     "condition": _condition,
+    "evidence": _evidence,
     "reproduce": _reproduce,
     "bench": _bench,
 }

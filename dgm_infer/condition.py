@@ -153,6 +153,9 @@ def _check_outputs(model: GenerativeModel, dtype: torch.dtype, device: torch.dev
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         try:
             first, second = model.observed(u), model.observed(u)
+        except ModelError:
+            # the model's own word on why it cannot be conditioned
+            raise
         except Exception as error:
             raise ModelError(
                 f"{name}.observed fails for inputs of shape {tuple(u.shape)} and type {dtype}: {_first_line(error)} "

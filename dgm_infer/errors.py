@@ -7,6 +7,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DgmInferError",
+    "EvidenceError",
     "ModelError",
     "ObservationError",
     "StartError",
@@ -32,6 +33,10 @@ class ObservationError(DgmInferError, ValueError):
 
 class StartError(DgmInferError):
     """No starting point on the fibre was found."""
+
+
+class EvidenceError(DgmInferError):
+    """A base cannot be fitted, or no estimate of the evidence can be made from it."""
 
 
 class CheckpointError(DgmInferError):

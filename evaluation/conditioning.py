@@ -81,7 +81,7 @@ def condition_images(
     Returns:
         the run folder.
     """
-    model = _model(generator)
+    model = read_generator(generator)
     shape = tuple(model.output_shape)
     originals = read_images(images, n_images, shape)
     mask = read_mask(observe, shape)
@@ -115,7 +115,12 @@ def condition_images(
     return folder
 
 
-def _model(generator: GenerativeModel | str) -> GenerativeModel:
+def read_generator(generator: GenerativeModel | str) -> GenerativeModel:
+    """A shipped generator by name, one by the path to its weights, or the model itself; in evaluation mode.
+
+    Raises:
+        CheckpointError: there is no such generator.
+    """
     if not isinstance(generator, str):
         return generator.eval()
     try:

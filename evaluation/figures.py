@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 __all__ = ["efficiency", "posteriors", "series"]
 
-_COLOURS = ("#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#d55e00")
+COLOURS = ("#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#d55e00")
 """Okabe and Ito's, told apart by colour-blind readers too; one a method."""
 
 _TRUTH = "#d55e00"
@@ -45,7 +45,7 @@ def posteriors(
             axis, values = axes[row, column], draws[method][name]
             # density of all draws, also of those that the range leaves out
             counts, _ = np.histogram(values, edges)
-            axis.stairs(counts / (len(values) * np.diff(edges)), edges, fill=True, color=_COLOURS[row % 6], alpha=0.75)
+            axis.stairs(counts / (len(values) * np.diff(edges)), edges, fill=True, color=COLOURS[row % 6], alpha=0.75)
             axis.axvline(truth[name], color=_TRUTH, ls="--", lw=1.3)
             outside = 1 - counts.sum() / len(values)
             note = notes[method][name] + (f", {100 * outside:.0f} % outside" if outside > 0.02 else "")
@@ -81,7 +81,7 @@ def efficiency(
         heights = np.array([rates[method][name] for name in names], dtype=float)
         centres = np.arange(len(names)) + (i - (len(methods) - 1) / 2) * width
         label, hatch = (f"{method} (not mixed)", "////") if method in unmixed else (method, None)
-        axis.bar(centres, heights, 0.92 * width, color=_COLOURS[i % 6], hatch=hatch, edgecolor="white", label=label)
+        axis.bar(centres, heights, 0.92 * width, color=COLOURS[i % 6], hatch=hatch, edgecolor="white", label=label)
         for x, height in zip(centres, heights, strict=True):
             if np.isfinite(height):
                 text = f"{height:.2g}" if height < 100 else f"{height:.0f}"
@@ -132,9 +132,9 @@ def series(
         ends = [lowest[row], highest[row]]
         for axis, simulated in zip(axes[row], simulations.values(), strict=True):
             low, lower, median, upper, high = np.quantile(simulated[..., row], [0.025, 0.25, 0.5, 0.75, 0.975], 0)
-            axis.fill_between(steps, low, high, color=_COLOURS[0], alpha=0.18, lw=0, label="95 %")
-            axis.fill_between(steps, lower, upper, color=_COLOURS[0], alpha=0.35, lw=0, label="50 %")
-            axis.plot(steps, median, color=_COLOURS[0], lw=1.2, label="median")
+            axis.fill_between(steps, low, high, color=COLOURS[0], alpha=0.18, lw=0, label="95 %")
+            axis.fill_between(steps, lower, upper, color=COLOURS[0], alpha=0.35, lw=0, label="50 %")
+            axis.plot(steps, median, color=COLOURS[0], lw=1.2, label="median")
             chosen = np.linspace(0, len(simulated) - 1, min(paths_shown, len(simulated))).astype(int)
             axis.plot(steps, simulated[chosen, :, row].T, color="0.45", lw=0.5)
             axis.plot(steps, observed[:, row], color=_TRUTH, lw=0, marker=".", ms=4.5, label="observed")

@@ -3,6 +3,8 @@
 from dgm_infer import WithNoise
 
 from .checkpoints import load, save
+from .iwae import IWAE, BernoulliDecoder
+from .latent_posterior import LatentPosterior
 from .linear import LinearGaussian
 from .lotka_volterra import LotkaVolterra
 from .pose import HumanPose
@@ -11,6 +13,8 @@ from .toy import Hyperbola
 from .vae import GaussianDecoder, GaussianEncoder, GaussianVAE
 
 __all__ = [
+    "IWAE",
+    "BernoulliDecoder",
     "GAndK",
     "GaussianDecoder",
     "GaussianEncoder",
@@ -18,6 +22,7 @@ __all__ = [
     "GeneralisedLambda",
     "HumanPose",
     "Hyperbola",
+    "LatentPosterior",
     "LinearGaussian",
     "LotkaVolterra",
     "WithNoise",

@@ -17,11 +17,12 @@ import torch
 from dgm_infer import GenerativeModel
 from dgm_infer.errors import CheckpointError
 
+from .iwae import IWAE
 from .vae import GaussianVAE
 
 __all__ = ["describe", "load", "read_checkpoint", "save"]
 
-CLASSES: dict[str, type[GenerativeModel]] = {"GaussianVAE": GaussianVAE}
+CLASSES: dict[str, type[GenerativeModel]] = {"GaussianVAE": GaussianVAE, "IWAE": IWAE}
 PRETRAINED = Path(__file__).parent / "pretrained"
 FORMAT = "dgm-infer generator 1"
 # Key under which trainers/ put the description into a Lightning checkpoint.
@@ -67,7 +68,8 @@ def load(name: str | os.PathLike) -> GenerativeModel:
 
     Args:
         name: a shipped generator (``"digits_vae"``), a ``.safetensors`` file with its ``.json`` beside it (either
-            ending or none), or a Lightning checkpoint (``.ckpt``) written by ``dgm-infer train``.
+            ending or none), a Lightning checkpoint (``.ckpt``) written by ``dgm-infer train``, or the folder of the
+            published IWAE (``decoder.npz`` and the rest, see :meth:`generators.IWAE.from_npz`).
 
     Raises:
         CheckpointError: missing, damaged, or not a generator of this project.
@@ -75,6 +77,8 @@ def load(name: str | os.PathLike) -> GenerativeModel:
     if not isinstance(name, str | os.PathLike):
         raise CheckpointError(f"load({name!r}): expected the name of a shipped generator, or a path")
     path = Path(name)
+    if (path / "decoder.npz").is_file():
+        return IWAE.from_npz(path)
     if path.suffix == ".ckpt":
         return _load_lightning(path)
     if path.suffix == ".json":

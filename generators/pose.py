@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import NamedTuple, Self
 from zipfile import BadZipFile
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dgm_infer import GenerativeModel, StandardNormal
 from dgm_infer.errors import ArgumentError, CheckpointError
+
+from .arrays import read_arrays
 
 __all__ = ["HumanPose", "Joint", "read_bvh"]
 
@@ -177,10 +178,10 @@ class HumanPose(GenerativeModel):
         folder = Path(folder)
         folder = folder / "pose" if (folder / "pose").is_dir() else folder
         try:
-            layers = _read_arrays(folder / "joint_angle_decoder.npz")
+            layers = read_arrays(folder / "joint_angle_decoder.npz")
             indices = range(len(layers) // 2)
             decoder = AngleDecoder([layers[f"W_{i}"] for i in indices], [layers[f"b_{i}"] for i in indices])
-            lengths = _read_arrays(folder / "bone_lengths.npz")
+            lengths = read_arrays(folder / "bone_lengths.npz")
             return cls(
                 read_bvh(folder / "skeleton.bvh"),
                 decoder,
@@ -417,9 +418,3 @@ def _visible_or_above(joints: list[Joint]) -> list[int]:
         if i in needed and joints[i].parent >= 0:
             needed.add(joints[i].parent)
     return sorted(needed)
-
-
-def _read_arrays(path: Path) -> dict[str, Tensor]:
-    # opened here: NumPy leaves a damaged file open
-    with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-        return {key: torch.from_numpy(arrays[key]) for key in arrays}

@@ -6,7 +6,11 @@ from collections.abc import Callable
 __all__ = ["BENCHMARKS", "load"]
 
 # Imported when asked for: a benchmark may need packages that nothing else does.
-BENCHMARKS = {"fibre": "evaluation.benchmarks.fibre", "scaling": "evaluation.benchmarks.scaling"}
+BENCHMARKS = {
+    "fibre": "evaluation.benchmarks.fibre",
+    "scaling": "evaluation.benchmarks.scaling",
+    "evidence": "evaluation.benchmarks.evidence",
+}
 
 
 def load(name: str) -> Callable[..., object]:

@@ -1,0 +1,96 @@
+"""Modes and Hessians of targets, every problem of a batch at once."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import EvidenceError
+
+__all__ = ["Mode", "find_mode"]
+
+
+class Mode(NamedTuple):
+    position: Tensor
+    """``[*batch, D]``."""
+    energy: Tensor
+    """``[*batch]``."""
+    hessian: Tensor
+    """``[*batch, D, D]``, positive definite."""
+    cholesky: Tensor
+    """Lower triangular factor of the Hessian."""
+
+
+def find_mode(target, start: Tensor, *, max_iterations: int = 200, tolerance: float | None = None) -> Mode:
+    """Minimum of the energy by damped Newton steps (Levenberg 1944), one damping a problem.
+
+    A problem has converged when the Newton decrement ``g^T H^-1 g / 2``, the energy still to be gained, is below the
+    tolerance (None: 1e-10 in float64, 1e-5 in float32, times ``max(1, |energy|)``).
+
+    Raises:
+        EvidenceError: a problem did not converge, or its Hessian is not positive definite.
+    """
+    if tolerance is None:
+        tolerance = 1e-10 if start.dtype == torch.float64 else 1e-5
+    x = start
+    energy, gradient, hessian = _curvature(target, x)
+    identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    damping = torch.zeros_like(energy)
+    converged = torch.zeros_like(energy, dtype=torch.bool)
+    # energies that differ by less are the same, by rounding
+    resolution = 8 * torch.finfo(x.dtype).eps
+    for _ in range(max_iterations):
+        definite, step = _newton_step(hessian, gradient, identity)
+        decrement = 0.5 * (gradient * step).sum(-1)
+        converged = converged | (definite & (decrement < tolerance * energy.abs().clamp_min(1)))
+        if converged.all():
+            break
+        definite, step = _newton_step(hessian + damping[..., None, None] * identity, gradient, identity)
+        proposal = torch.where((definite & ~converged).unsqueeze(-1), x - step, x)
+        new_energy = target.energy_and_gradient(proposal)[0]
+        better = definite & (new_energy <= energy + resolution * energy.abs()) & ~converged
+        x = torch.where(better.unsqueeze(-1), proposal, x)
+        scale = hessian.diagonal(dim1=-2, dim2=-1).abs().amax(-1).clamp_min(1e-6)
+        smaller = torch.where(damping > 1e-6 * scale, damping / 10, torch.zeros_like(damping))
+        damping = torch.where(better, smaller, (damping * 4).clamp_min(1e-4 * scale))
+        energy, gradient, hessian = _curvature(target, x)
+    # near a mode a Newton step squares the distance that is left
+    definite, step = _newton_step(hessian, gradient, identity)
+    x = torch.where((definite & converged).unsqueeze(-1), x - step, x)
+    energy, gradient, hessian = _curvature(target, x)
+    factor, failed = torch.linalg.cholesky_ex(hessian)
+    for bad, what in (
+        (failed != 0, "the Hessian at the mode is not positive definite"),
+        (~converged, "Newton's method did not reach a mode"),
+    ):
+        if bad.any():
+            raise EvidenceError(
+                f"{what} at {int(bad.sum())} of {bad.numel()} problems: pass start= nearer to a mode, or fit the base "
+                "with Gaussian.fit"
+            )
+    return Mode(x, energy, hessian, factor)
+
+
+def _newton_step(hessian: Tensor, gradient: Tensor, identity: Tensor) -> tuple[Tensor, Tensor]:
+    """Whether the Hessian is positive definite, ``[*batch]``, and ``H^-1 g`` where it is."""
+    factor, failed = torch.linalg.cholesky_ex(hessian)
+    definite = failed == 0
+    factor = torch.where(definite[..., None, None], factor, identity)
+    return definite, torch.cholesky_solve(gradient.unsqueeze(-1), factor).squeeze(-1)
+
+
+def _curvature(target, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Energy ``[*batch]``, gradient ``[*batch, D]`` and Hessian ``[*batch, D, D]``."""
+    dim = x.shape[-1]
+    with torch.enable_grad():
+        # one copy a row of the Hessian: an energy takes any leading dimensions, but need not suit torch.func.vmap
+        copies = x.detach().expand(dim, *x.shape).clone().requires_grad_()
+        energy = target.energy(copies)
+        (gradient,) = torch.autograd.grad(energy.sum(), copies, create_graph=True)
+        rows = torch.eye(dim, dtype=x.dtype, device=x.device).reshape(dim, *[1] * (x.ndim - 1), dim)
+        if gradient.requires_grad:
+            hessian = torch.autograd.grad((gradient * rows).sum(), copies)[0].movedim(0, -2)
+        else:
+            hessian = torch.zeros(*x.shape, dim, dtype=x.dtype, device=x.device)
+    hessian = 0.5 * (hessian + hessian.mT)
+    return energy[0].detach(), gradient[0].detach(), hessian.detach()

@@ -1,0 +1,119 @@
+"""Gaussian fits by stochastic optimisation of the evidence lower bound (ADVI: Kucukelbir et al. 2017)."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from ..errors import EvidenceError
+from .scales import Diagonal, Full, LowRank, Scale
+
+__all__ = ["maximise_elbo"]
+
+
+class _Parameters:
+    """Unconstrained parameters of a Gaussian, reparameterised: ``x = mean + L v``, or ``mean + diag(sd) v + F w``."""
+
+    def __init__(self, mean: Tensor, sd: Tensor, kind: str, rank: int, rng: torch.Generator):
+        self.kind = kind
+        self.mean = mean.clone().requires_grad_()
+        self.log_sd = sd.log().requires_grad_()
+        self.all = [self.mean, self.log_sd]
+        if kind == "full":
+            # in units of the sd of its row, so that one rate of learning suits all entries
+            self.lower = mean.new_zeros(*mean.shape, mean.shape[-1]).requires_grad_()
+            self.all.append(self.lower)
+        elif kind == "low_rank":
+            # not zero, which is a stationary point
+            noise = torch.randn(*mean.shape, rank, generator=rng, dtype=mean.dtype, device=mean.device)
+            self.factor = (0.1 / math.sqrt(rank) * noise).requires_grad_()
+            self.all.append(self.factor)
+
+    def scale(self) -> Scale:
+        sd = self.log_sd.exp()
+        if self.kind == "diagonal":
+            return Diagonal(sd)
+        if self.kind == "full":
+            return Full(torch.diag_embed(sd) + sd.unsqueeze(-1) * self.lower.tril(-1))
+        return LowRank.of(sd, sd.unsqueeze(-1) * self.factor)
+
+    def sample(self, samples: int, rng: torch.Generator) -> Tensor:
+        """Draws ``[samples, *batch, D]``, differentiable in the parameters."""
+
+        def normal(*shape: int) -> Tensor:
+            return torch.randn(samples, *shape, generator=rng, dtype=self.mean.dtype, device=self.mean.device)
+
+        v = normal(*self.mean.shape)
+        if self.kind != "low_rank":
+            return self.mean + self.scale().apply(v)
+        # the draws need no eigenvalues this way, whose gradients are undefined where two coincide
+        w = normal(*self.factor.shape[:-2], self.factor.shape[-1])
+        return self.mean + self.log_sd.exp() * (v + (self.factor @ w.unsqueeze(-1)).squeeze(-1))
+
+
+def maximise_elbo(
+    target,
+    mean: Tensor,
+    sd: Tensor,
+    *,
+    kind: str,
+    rank: int,
+    steps: int,
+    samples: int,
+    rate: float,
+    rng: torch.Generator,
+) -> tuple[Tensor, Scale]:
+    """Mean and scale that maximise ``E_q[-energy(x) - log q(x)]`` for every problem, by Adam.
+
+    The gradient follows the path of the draws only (Roeder, Wu and Duvenaud 2017): unbiased, and without variance
+    where q is the target. The rate of learning falls to zero along a cosine.
+
+    Args:
+        target: energy on R^D.
+        mean, sd: start, ``[*batch, D]``.
+
+    Raises:
+        EvidenceError: the optimisation diverged.
+    """
+    parameters = _Parameters(mean, sd, kind, rank, rng)
+    optimiser = torch.optim.Adam(parameters.all, lr=rate, betas=(0.9, 0.99))
+    for i in range(steps):
+        for group in optimiser.param_groups:
+            group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * i / steps))
+        with torch.enable_grad():
+            x = parameters.sample(samples, rng)
+            slope = _slope(target, parameters, x.detach()) / samples
+            optimiser.zero_grad()
+            (slope * x).sum().backward()
+        optimiser.step()
+    mean = parameters.mean.detach()
+    with torch.no_grad():
+        scale = parameters.scale()
+    finite = mean.isfinite().all(-1) & scale.log_det().isfinite()
+    if not finite.all():
+        raise EvidenceError(
+            f"the fit of a Gaussian diverged at {int((~finite).sum())} of {finite.numel()} problems: use a smaller "
+            f"rate than {rate:g}, or start nearer to the target"
+        )
+    return mean, scale
+
+
+@torch.no_grad()
+def _slope(target, parameters: _Parameters, x: Tensor) -> Tensor:
+    """Gradient of ``energy(x) + log q(x)`` in x; zero for draws without a density."""
+    scale = parameters.scale()
+    gradient = target.energy_and_gradient(x)[1]
+    whitened = scale.solve(x - parameters.mean)
+    slope = gradient - _solve_transpose(scale, whitened)
+    return torch.where(slope.isfinite().all(-1, keepdim=True), slope, 0)
+
+
+def _solve_transpose(scale: Scale, v: Tensor) -> Tensor:
+    """``L^-T v``."""
+    if isinstance(scale, Full):
+        columns = v.movedim(0, -1)
+        return torch.linalg.solve_triangular(scale.cholesky.mT, columns, upper=True).movedim(-1, 0)
+    if isinstance(scale, LowRank):
+        # (diag(sd) B)^-T = diag(1/sd) B^-1, for a symmetric bracket B
+        return scale.solve(scale.sd * v) / scale.sd
+    return scale.solve(v)

@@ -1,0 +1,22 @@
+"""Log evidence with error bars: importance weights, annealing, tempering, bounds from both sides."""
+
+from .annealing import AIS
+from .importance import Elbo, ImportanceSampling
+from .method import Method
+from .result import Evidence, Expectation
+from .run import Bounds, bidirectional, log_evidence
+from .tempering import ContinuousTempering, GibbsTempering
+
+__all__ = [
+    "AIS",
+    "Bounds",
+    "ContinuousTempering",
+    "Elbo",
+    "Evidence",
+    "Expectation",
+    "GibbsTempering",
+    "ImportanceSampling",
+    "Method",
+    "bidirectional",
+    "log_evidence",
+]

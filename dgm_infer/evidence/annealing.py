@@ -1,0 +1,181 @@
+"""Annealed importance sampling (Neal 2001), forwards from the base and backwards from exact draws (MATH 7)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from ..kernels.kernel import Settings, check_count, check_step_size
+from . import schedules
+from .estimators import finite_or_zero, log_mean, weight_ess
+from .importance import largest_share
+from .method import Outcome, Status, check_acceptance
+from .path import AnnealedPath, Point
+from .pilot import StepSizes, anneal_pilot
+from .progress import Progress
+
+__all__ = ["AIS", "Annealed", "Plan", "anneal", "anneal_back", "weight_diagnostics"]
+
+
+class Plan(NamedTuple):
+    """A frozen annealing run, ``beta_0 = 0`` to ``beta_K = 1``."""
+
+    betas: Tensor
+    """``[K + 1, *batch]``, float64."""
+    step_sizes: Tensor
+    """``[K + 1, *batch]``."""
+
+
+class Annealed(NamedTuple):
+    """What one pass left."""
+
+    log_weights: Tensor
+    """``[chains, *batch]``, float64."""
+    point: Point
+    acceptance: Tensor
+    """Mean over temperatures, ``[chains, *batch]``."""
+
+
+@dataclass(frozen=True, eq=False)
+class AIS(Settings):
+    """Annealed importance sampling whose moves are Hamiltonian, ``E[mean w] = Z`` (unbiased) for a frozen plan.
+
+    What is not given is tuned on a pilot run, whose chains are thrown away: the weights come from fresh ones. Draws are
+    the ends of the chains, one each.
+
+    These defaults take 2 537 gradients of every chain of every problem, the pilot's 536 included.
+
+    Args:
+        temperatures: K, transitions from the base to the target.
+        schedule: ``"sigmoid"``, ``"linear"``, ``"equalised"`` (so that every step adds the same variance, by the
+            pilot), a function of K, or the K + 1 values themselves, which K then follows.
+        n_steps: leapfrog steps a temperature.
+        step_size: longest step in whitened coordinates, a number or ``[*batch]``; None to adapt it to every
+            temperature and problem on a pilot.
+        target_acceptance: mean acceptance probability that step sizes adapt to.
+        pilot_temperatures: of the pilot.
+    """
+
+    temperatures: int = 400
+    schedule: str | Tensor | Callable[[int], Tensor] = "sigmoid"
+    n_steps: int = 5
+    step_size: float | Tensor | None = None
+    target_acceptance: float = 0.8
+    pilot_temperatures: int = 100
+    status: ClassVar[Status] = "unbiased"
+
+    def __post_init__(self):
+        for field in ("temperatures", "n_steps", "pilot_temperatures"):
+            check_count("AIS", field, getattr(self, field))
+        check_step_size("AIS", self.step_size)
+        check_acceptance("AIS", self.target_acceptance)
+        if isinstance(self.schedule, str):
+            if self.schedule not in (*schedules.SCHEDULES, "equalised"):
+                names = ", ".join([*schedules.SCHEDULES, "equalised"])
+                raise ArgumentError(f"AIS(schedule={self.schedule!r}): must be one of {names}, a function or values")
+        elif not callable(self.schedule):
+            schedules.checked("AIS", torch.as_tensor(self.schedule))
+
+    def plan(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Plan:
+        """Schedule and step sizes, tuned on a pilot where they need one."""
+        like = path.base.mean
+        pilot = None
+        if self.step_size is None or (isinstance(self.schedule, str) and self.schedule == "equalised"):
+            progress.expect(self.pilot_temperatures)
+            pilot = anneal_pilot(
+                path,
+                max(chains, 4),
+                rng,
+                temperatures=self.pilot_temperatures,
+                n_steps=self.n_steps,
+                target_acceptance=self.target_acceptance,
+                step_size=self.step_size,
+                progress=progress,
+            )
+        if callable(self.schedule):
+            betas = schedules.checked("AIS", self.schedule(self.temperatures))
+        elif not isinstance(self.schedule, str):
+            betas = schedules.checked("AIS", self.schedule)
+        elif self.schedule in schedules.SCHEDULES:
+            betas = schedules.SCHEDULES[self.schedule](self.temperatures)
+        else:
+            assert pilot is not None
+            betas = schedules.equalised(self.temperatures, pilot.betas, pilot.variances)
+        betas = betas.to(like.device)
+        if betas.ndim == 1:
+            n_batch = len(path.batch_shape)
+            betas = betas.reshape(-1, *[1] * n_batch).expand(len(betas), *path.batch_shape)
+        if self.step_size is not None:
+            sizes = StepSizes.constant(self.step_size, path.batch_shape, like)
+        else:
+            assert pilot is not None
+            sizes = pilot.step_sizes
+        return Plan(betas, sizes.at(betas))
+
+    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        plan = self.plan(path, chains, rng, progress)
+        spent = path.evaluations
+        done = anneal(path, plan, path.normal(chains, rng), self.n_steps, rng, progress)
+        draws = path.base.unwhiten(done.point.v).unsqueeze(1)
+        return Outcome(
+            log_mean(done.log_weights), draws, done.log_weights.unsqueeze(1), weight_diagnostics(done), spent
+        )
+
+
+def weight_diagnostics(done: Annealed) -> dict[str, Tensor]:
+    """Of a pass's weights and moves, each ``[*batch]``."""
+    return {
+        "ess": weight_ess(done.log_weights),
+        "max_weight_share": largest_share(done.log_weights),
+        "lost_chains": done.log_weights.isneginf().sum(0),
+        "acceptance": done.acceptance.mean(0),
+    }
+
+
+def anneal(
+    path: AnnealedPath, plan: Plan, v: Tensor, n_steps: int, rng: torch.Generator, progress: Progress
+) -> Annealed:
+    """From base draws ``v``: ``log w = sum_k (beta_{k+1} - beta_k) (psi - phi)(x_k)``.
+
+    ``x_k`` is where the chain is before its move at ``beta_{k+1}``; the last move, at 1, changes no weight.
+    """
+    betas, steps = plan
+    point = path.at(v)
+    log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=v.device)
+    acceptance = torch.zeros_like(point.energy)
+    progress.expect(len(betas) - 1)
+    for k in range(len(betas) - 1):
+        log_weights.sub_(_increment(betas, k, path.difference(point)))
+        point, accepted = path.move(point, betas[k + 1], steps[k + 1], n_steps, rng)
+        acceptance += accepted
+        progress.update("annealing", lambda: log_mean(finite_or_zero(log_weights)).log_z)
+    return Annealed(finite_or_zero(log_weights), point, acceptance / (len(betas) - 1))
+
+
+def anneal_back(
+    path: AnnealedPath, plan: Plan, v: Tensor, n_steps: int, rng: torch.Generator, progress: Progress
+) -> Annealed:
+    """From target draws ``v = x_{K-1}``, for k = K-1 to 0: add ``-(beta_{k+1} - beta_k) (psi - phi)(x_k)``, then move
+    at ``beta_k`` by the reversal of the forward transition, which is the transition itself. ``E[w] = 1/Z``.
+    """
+    betas, steps = plan
+    point = path.at(v)
+    log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=v.device)
+    acceptance = torch.zeros_like(point.energy)
+    progress.expect(len(betas) - 1)
+    for k in range(len(betas) - 2, -1, -1):
+        log_weights.add_(_increment(betas, k, path.difference(point)))
+        if k > 0:
+            point, accepted = path.move(point, betas[k], steps[k], n_steps, rng)
+            acceptance += accepted
+        progress.update("annealing back", lambda: -log_mean(finite_or_zero(log_weights)).log_z)
+    return Annealed(finite_or_zero(log_weights), point, acceptance / max(len(betas) - 2, 1))
+
+
+def _increment(betas: Tensor, k: int, difference: Tensor) -> Tensor:
+    """``(beta_{k+1} - beta_k) (phi - psi)``; a step of no length adds nothing, of an infinite difference either."""
+    width = betas[k + 1] - betas[k]
+    return torch.where(width > 0, width * difference, 0.0)

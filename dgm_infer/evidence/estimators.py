@@ -1,0 +1,144 @@
+"""Estimates of log Z from log weights, with their errors (MATH 6, 7). All of it in float64."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+__all__ = [
+    "Estimate",
+    "bennett",
+    "finite_or_zero",
+    "log_mean",
+    "log_ratio",
+    "log_weights_at_ends",
+    "mean_of_chains",
+    "weight_ess",
+]
+
+
+_LEAST_OVERLAP = 0.01
+
+
+class Estimate(NamedTuple):
+    """An estimate of log Z for every problem, each ``[*batch]``."""
+
+    log_z: Tensor
+    std_error: Tensor
+    bias: Tensor
+    """Estimated ``E[log Z-hat] - log Z``; NaN where nothing is known of it."""
+
+
+def finite_or_zero(log_weights: Tensor) -> Tensor:
+    """In float64, with weights that are not finite numbers made zero (``-inf``); none is dropped."""
+    log_weights = log_weights.double()
+    return torch.where(log_weights < math.inf, log_weights, -math.inf)
+
+
+def log_mean(log_weights: Tensor) -> Estimate:
+    """Log of the mean of N independent weights, ``[N, *batch]``.
+
+    With ``v = var(w)/(N mean(w)^2)``, which is ``(N/ESS - 1)/(N - 1)``, the standard error is ``sqrt(v)`` and the bias
+    of the logarithm ``-v/2``.
+    """
+    n = log_weights.shape[0]
+    log_z = log_weights.logsumexp(0) - math.log(n)
+    variance = (n / weight_ess(log_weights) - 1).clamp_min(0) / max(n - 1, 1)
+    if n == 1:
+        variance = torch.full_like(variance, math.nan)
+    variance = torch.where(log_z.isneginf(), math.inf, variance)
+    return Estimate(log_z, variance.sqrt(), -0.5 * variance)
+
+
+def mean_of_chains(values: Tensor) -> Estimate:
+    """Mean over chains of values ``[chains, *batch]``, of unknown bias."""
+    n = values.shape[0]
+    error = values.std(0) / math.sqrt(n) if n > 1 else torch.full_like(values[0], math.nan)
+    return Estimate(values.mean(0), error, torch.full_like(values[0], math.nan))
+
+
+def log_ratio(log_numerators: Tensor, log_denominators: Tensor) -> Estimate:
+    """Log of a ratio of sums over chains, with both ``[chains, *batch]``; error and bias by the jackknife.
+
+    A ratio of sums, never a sum of ratios: with ``r_c`` the estimate that leaves out chain c, the squared error is
+    ``(C - 1)/C sum_c (r_c - mean r)^2`` and the bias ``(C - 1) (mean r - r)``.
+    """
+    n = log_numerators.shape[0]
+    whole = log_numerators.logsumexp(0) - log_denominators.logsumexp(0)
+    if n == 1:
+        unknown = torch.full_like(whole, math.nan)
+        return Estimate(whole, unknown, unknown)
+    left_out = _log_sum_of_others(log_numerators) - _log_sum_of_others(log_denominators)
+    mean = left_out.mean(0)
+    error = ((left_out - mean).square().sum(0) * (n - 1) / n).sqrt()
+    # one chain that holds all of the weight leaves no estimate without it
+    error = torch.where(left_out.isfinite().all(0), error, math.inf)
+    return Estimate(whole, error, (n - 1) * (mean - whole))
+
+
+def _log_sum_of_others(log_values: Tensor) -> Tensor:
+    """``log sum_{c' != c} exp(v_c')`` for every c: ``[chains, *batch]`` to the same, without a difference of sums."""
+    none = torch.full_like(log_values[:1], -math.inf)
+    before = torch.cat([none, log_values.logcumsumexp(0)[:-1]])
+    after = torch.cat([log_values.flip(0).logcumsumexp(0).flip(0)[1:], none])
+    return torch.logaddexp(before, after)
+
+
+def log_weights_at_ends(delta: Tensor) -> tuple[Tensor, Tensor]:
+    """``log p(beta = 1 | x)`` and ``log p(beta = 0 | x)`` of ``Delta(x)``.
+
+    ``w1 = Delta/expm1(Delta)``, ``w0 = Delta/(-expm1(-Delta))``; with ``a = |Delta|`` the larger of them is
+    ``a/(-expm1(-a))`` and the other ``exp(-a)`` of it.
+    """
+    a = delta.abs()
+    larger = torch.where(a < 1e-8, a / 2, a.log() - (-torch.expm1(-a)).log())
+    # an infinite Delta, of a point without a density, is at the base's end for certain
+    return torch.where(delta == math.inf, -math.inf, larger - delta.clamp_min(0)), larger + delta.clamp_max(0)
+
+
+def weight_ess(log_weights: Tensor) -> Tensor:
+    """Effective number of the weights ``[N, *batch]``, ``(sum w)^2 / sum w^2``; 0 where all are zero."""
+    ess = (2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0)).exp()
+    return ess.nan_to_num(nan=0.0)
+
+
+def bennett(forward: Tensor, reverse: Tensor, *, iterations: int = 200) -> tuple[Estimate, Tensor]:
+    """Bennett's acceptance ratio on forward log weights ``f [N, *batch]`` and reverse ones ``r [M, *batch]``.
+
+    ``E[exp f] = Z`` and ``E[exp r] = 1/Z``. With ``m = log(N/M)``, log Z is the root c of
+    ``sum sigmoid(f - c - m) = sum sigmoid(r + c + m)`` (Bennett 1976), found by bisection. Its error is that of the
+    two sums over the slope of their difference.
+
+    Returns:
+        the estimate, and the overlap of the two sets ``[*batch]``: 1 where all weights agree. Below 0.01 the error is
+        infinite, as nothing can be told from such weights.
+    """
+    n, m = forward.shape[0], reverse.shape[0]
+    shift = math.log(n / m)
+    ends = torch.cat([forward, -reverse])
+    low = torch.where(ends.isfinite(), ends, math.inf).amin(0) - abs(shift) - 50
+    high = torch.where(ends.isfinite(), ends, -math.inf).amax(0) + abs(shift) + 50
+
+    def sums(c: Tensor) -> tuple[Tensor, Tensor]:
+        return torch.sigmoid(forward - c - shift), torch.sigmoid(reverse + c + shift)
+
+    for _ in range(iterations):
+        middle = 0.5 * (low + high)
+        a, b = sums(middle)
+        falling = a.sum(0) > b.sum(0)
+        low, high = torch.where(falling, middle, low), torch.where(falling, high, middle)
+        if bool(((high - low) <= 1e-12 * high.abs().clamp_min(1)).all()):
+            break
+    log_z = 0.5 * (low + high)
+    a, b = sums(log_z)
+    slope = (a * (1 - a)).sum(0) + (b * (1 - b)).sum(0)
+    spread = n * _variance(a) + m * _variance(b)
+    error = spread.sqrt() / slope
+    overlap = slope * (n + m) / (n * m)
+    error = torch.where(overlap >= _LEAST_OVERLAP, error, math.inf)
+    return Estimate(log_z, error, torch.full_like(log_z, math.nan)), overlap
+
+
+def _variance(values: Tensor) -> Tensor:
+    return values.var(0) if values.shape[0] > 1 else torch.full_like(values[0], math.nan)

@@ -1,0 +1,107 @@
+"""Bounds from draws of the base: the evidence lower bound and the importance-weighted one."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from ..kernels.kernel import Settings, check_count
+from .estimators import Estimate, finite_or_zero, log_mean, mean_of_chains, weight_ess
+from .method import Outcome, Status
+from .path import AnnealedPath
+from .progress import Progress
+
+__all__ = ["Elbo", "ImportanceSampling", "importance_log_z", "largest_share"]
+
+# Points at which a target's energy is computed at once.
+_POINTS = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class ImportanceSampling(Settings):
+    """The importance-weighted bound ``E[log 1/S sum_s p(x_s)/q(x_s)] <= log Z`` (Burda et al. 2016), a chain each.
+
+    The mean over chains estimates the bound without bias. ``log_z_pooled`` among the diagnostics takes the draws of
+    all chains as one sample, of a tighter bound; ``bias`` is ``-(S/ESS - 1)/(2 (S - 1))``, of a chain.
+
+    Args:
+        samples: S, of every chain.
+    """
+
+    samples: int = 100
+    status: ClassVar[Status] = "lower"
+
+    def __post_init__(self):
+        check_count("ImportanceSampling", "samples", self.samples)
+
+    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        draws, log_weights = _weighted(path, chains, self.samples, rng, progress)
+        each = log_mean(log_weights.movedim(1, 0))
+        pooled = log_weights.flatten(0, 1)
+        estimate = mean_of_chains(each.log_z)._replace(bias=each.bias.mean(0))
+        diagnostics = {
+            "ess": weight_ess(pooled),
+            "max_weight_share": largest_share(pooled),
+            "log_z_pooled": log_mean(pooled).log_z,
+        }
+        return Outcome(estimate, draws, log_weights, diagnostics)
+
+
+@dataclass(frozen=True, eq=False)
+class Elbo(Settings):
+    """The evidence lower bound ``E_q[log p(x)/q(x)] <= log Z``; how far below is not known.
+
+    Args:
+        samples: of every chain.
+    """
+
+    samples: int = 100
+    status: ClassVar[Status] = "lower"
+
+    def __post_init__(self):
+        check_count("Elbo", "samples", self.samples)
+
+    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        draws, log_weights = _weighted(path, chains, self.samples, rng, progress)
+        pooled = log_weights.flatten(0, 1)
+        diagnostics = {"ess": weight_ess(pooled), "max_weight_share": largest_share(pooled)}
+        return Outcome(_mean(log_weights.mean(1)), draws, log_weights, diagnostics)
+
+
+def importance_log_z(path: AnnealedPath, samples: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Log of the mean of ``samples`` weights, and the share of draws without a density, each ``[*batch]``."""
+    log_weights = -path.differences(path.normal(samples, rng))
+    return log_mean(log_weights).log_z, log_weights.isneginf().double().mean(0)
+
+
+def largest_share(log_weights: Tensor) -> Tensor:
+    """The largest of the weights ``[N, *batch]`` over their sum; NaN where all are zero."""
+    return (log_weights.amax(0) - log_weights.logsumexp(0)).exp()
+
+
+def _mean(values: Tensor) -> Estimate:
+    estimate = mean_of_chains(values)
+    # an energy that is infinite somewhere makes the bound so
+    return estimate._replace(std_error=torch.where(estimate.log_z.isneginf(), math.inf, estimate.std_error))
+
+
+@torch.no_grad()
+def _weighted(
+    path: AnnealedPath, chains: int, samples: int, rng: torch.Generator, progress: Progress
+) -> tuple[Tensor, Tensor]:
+    """Draws of the base ``[chains, samples, *batch, D]`` and their log weights."""
+    at_once = max(1, _POINTS // (chains * path.batch_shape.numel()))
+    progress.expect(-(-samples // at_once))
+    mean = path.base.mean
+    draws = mean.new_empty(chains, samples, *mean.shape)
+    log_weights = torch.empty(draws.shape[:-1], dtype=torch.float64, device=mean.device)
+    for start in range(0, samples, at_once):
+        n = min(at_once, samples - start)
+        v = path.normal(chains * n, rng)
+        draws[:, start : start + n] = path.base.unwhiten(v).unflatten(0, (chains, n))
+        log_weights[:, start : start + n] = -path.differences(v).unflatten(0, (chains, n))
+        done = log_weights[:, : start + n]
+        progress.update("importance", lambda done=done: log_mean(done.flatten(0, 1)).log_z)
+    return draws, finite_or_zero(log_weights)

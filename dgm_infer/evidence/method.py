@@ -1,0 +1,46 @@
+"""What every method of estimating log Z offers to :func:`log_evidence`."""
+
+from typing import ClassVar, Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from .estimators import Estimate
+from .path import AnnealedPath
+from .progress import Progress
+
+__all__ = ["Method", "Outcome", "Status", "check_acceptance"]
+
+Status = Literal["unbiased", "consistent", "lower", "upper", "heuristic"]
+
+
+class Outcome(NamedTuple):
+    """What a method found for the problems of one chunk."""
+
+    estimate: Estimate
+    draws: Tensor
+    """Of the target, weighted: ``[chains, draws, *batch, D]``."""
+    log_weights: Tensor
+    """``[chains, draws, *batch]``, float64."""
+    diagnostics: dict[str, Tensor]
+    """By name, each ``[..., *batch]``."""
+    pilot_evaluations: int = 0
+    """Gradients of the target, a chain of a problem, that tuning took."""
+
+
+class Method(Protocol):
+    """An immutable configuration of an estimator of log Z."""
+
+    status: ClassVar[Status]
+    """What its estimates are: see :class:`Evidence`."""
+
+    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        """Estimates for every problem of the path, with ``chains`` independent chains each."""
+        ...
+
+
+def check_acceptance(name: str, value: float) -> None:
+    """Raises ArgumentError unless a target acceptance lies between 0 and 1."""
+    if not (isinstance(value, int | float) and 0 < value < 1):
+        raise ArgumentError(f"{name}(target_acceptance={value!r}): must lie between 0 and 1")

@@ -1,0 +1,211 @@
+"""``Evidence``: estimates of log Z with their errors, status and diagnostics, weighted draws, and their file."""
+
+import json
+import math
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, CheckpointError
+from .method import Status
+
+if TYPE_CHECKING:
+    import pandas
+
+__all__ = ["Evidence", "Expectation"]
+
+_FORMAT = "dgm-infer evidence 1"
+
+
+class Expectation(NamedTuple):
+    """A weighted mean over the draws, each ``[*batch, ...]``."""
+
+    value: Tensor
+    std_error: Tensor
+    """By the spread over chains."""
+
+
+class Evidence:
+    """Result of :func:`log_evidence`.
+
+    ``status`` says what the numbers are:
+
+    - ``"unbiased"``: ``E[exp(log_z)] = Z``; log_z itself is low by ``-bias`` on average.
+    - ``"consistent"``: right as the chains grow.
+    - ``"lower"``: the expectation of log_z is below log Z, or equal to it.
+    - ``"upper"``: above it, or equal.
+    - ``"heuristic"``: an upper bound, or what uses one, from draws that are not exact.
+
+    Attributes:
+        log_z: ``[*batch]``, float64, as all of these numbers.
+        std_error: of ``log_z``, from the spread over chains, ``[*batch]``.
+        bias: estimated ``E[log_z] - log Z``, ``[*batch]``; NaN where nothing is known of it.
+            ``log_z`` is not corrected by it.
+        dof: degrees of freedom of the standard error.
+        status: as above.
+        method: the method's name.
+        diagnostics: by name: ``ess`` and ``max_weight_share`` of the weights at the target, ``acceptance``,
+            ``gradient_evaluations`` (a chain of a problem, the pilot's ``pilot_evaluations`` included), ``seconds``; of
+            annealing ``lost_chains``; of tempering ``base_moment_error`` and what belongs to it, ``beta_occupancy
+            [10, *batch]``, ``round_trips``, ``log_zeta``.
+        draws: weighted draws of the target ``[chains, draws, *batch, D]``; None when they were not kept.
+        log_weights: ``[chains, draws, *batch]``.
+        seed: of the run.
+    """
+
+    def __init__(
+        self,
+        *,
+        log_z: Tensor,
+        std_error: Tensor,
+        bias: Tensor,
+        dof: int,
+        status: Status,
+        method: str,
+        diagnostics: dict[str, Any],
+        draws: Tensor | None,
+        log_weights: Tensor,
+        seed: int,
+    ):
+        self.log_z, self.std_error, self.bias, self.dof = log_z, std_error, bias, dof
+        self.status, self.method, self.diagnostics = status, method, diagnostics
+        self.draws, self.log_weights, self.seed = draws, log_weights, seed
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Ends of ``log_z +- t std_error``, Student's t of ``dof`` degrees of freedom: each ``[*batch]``."""
+        if not (isinstance(level, int | float) and 0 < level < 1):
+            raise ArgumentError(f"interval(level={level!r}): must lie between 0 and 1")
+        from scipy.stats import t
+
+        half = float(t.ppf(0.5 + level / 2, self.dof)) * self.std_error if self.dof > 0 else self.std_error * math.nan
+        return self.log_z - half, self.log_z + half
+
+    def expectation(self, f: Callable[[Tensor], Tensor]) -> Expectation:
+        """Expectation under the target by all weighted draws, ``sum w f / sum w``, a ratio of sums over all chains.
+
+        Args:
+            f: ``[chains, draws, *batch, D] -> [chains, draws, *batch, ...]``.
+
+        Raises:
+            ArgumentError: there are no draws, or f changes their leading dimensions.
+        """
+        if self.draws is None:
+            raise ArgumentError("this evidence holds no draws: log_evidence(..., keep_draws=True)")
+        values = f(self.draws).double()
+        shape = self.log_weights.shape
+        if values.shape[: len(shape)] != shape:
+            raise ArgumentError(
+                f"f returns shape {tuple(values.shape)}: expected {tuple(shape)} and what one value has"
+            )
+        weights = (self.log_weights - self.log_weights.amax((0, 1))).exp()
+        weights = weights.reshape(*shape, *[1] * (values.ndim - len(shape)))
+        n = shape[0]
+        numerators = torch.where(weights > 0, weights * values, 0).sum(1)
+        denominators = weights.sum(1)
+        total = denominators.sum(0)
+        value = numerators.sum(0) / total
+        residual = (numerators - value * denominators) / (total / n)
+        error = (residual.square().sum(0) / ((n - 1) * n)).sqrt() if n > 1 else torch.full_like(value, math.nan)
+        return Expectation(value, error)
+
+    def to_dataframe(self, level: float = 0.95) -> "pandas.DataFrame":
+        """One row a problem: ``log_z, std_error, bias, low, high, dof, status, method`` and the scalar diagnostics."""
+        import pandas
+
+        low, high = self.interval(level)
+        columns = {"log_z": self.log_z, "std_error": self.std_error, "bias": self.bias, "low": low, "high": high}
+        shape = self.log_z.shape
+        table: dict[str, Any] = {name: value.reshape(-1).cpu().numpy() for name, value in columns.items()}
+        table |= {"dof": self.dof, "status": self.status, "method": self.method}
+        for name, value in self.diagnostics.items():
+            if not isinstance(value, Tensor):
+                table[name] = value
+            elif value.shape == shape:
+                table[name] = value.reshape(-1).cpu().numpy()
+        index = pandas.RangeIndex(shape.numel(), name="problem")
+        if len(shape) > 1:
+            names = [f"problem_{i}" for i in range(len(shape))]
+            index = pandas.MultiIndex.from_product([range(n) for n in shape], names=names)
+        return pandas.DataFrame(table, index=index)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a NumPy archive (``.npz``); either all of it or nothing."""
+        path = Path(path)
+        if not path.parent.is_dir():
+            raise ArgumentError(f"cannot save {path}: the folder {path.parent} does not exist")
+        if path.is_dir():
+            raise ArgumentError(f"cannot save {path}: it is a folder, name a file in it")
+        tensors = {"log_z": self.log_z, "std_error": self.std_error, "bias": self.bias, "log_weights": self.log_weights}
+        if self.draws is not None:
+            tensors["draws"] = self.draws
+        plain = {}
+        for name, value in self.diagnostics.items():
+            if isinstance(value, Tensor):
+                tensors[f"diagnostics.{name}"] = value
+            else:
+                plain[name] = value
+        header = {
+            "format": _FORMAT,
+            "dof": self.dof,
+            "status": self.status,
+            "method": self.method,
+            "seed": self.seed,
+            "diagnostics": plain,
+        }
+        part = path.with_name(f"{path.name}.{os.getpid()}.part")
+        try:
+            with part.open("wb") as file:
+                arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+                np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
+            os.replace(part, path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "Evidence":
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            CheckpointError: the file is missing, damaged, or not one of ours.
+        """
+        if not Path(path).is_file():
+            raise CheckpointError(f"no evidence at {path}: Evidence.save(path) writes it")
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                header = json.loads(str(file["header"]))
+                tensors = {name: torch.from_numpy(file[name]) for name in file.files if name != "header"}
+            if header.get("format") != _FORMAT:
+                raise CheckpointError(f"{path} was not written by Evidence.save (format {header.get('format')!r})")
+            prefix = "diagnostics."
+            own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+            return cls(
+                log_z=tensors["log_z"],
+                std_error=tensors["std_error"],
+                bias=tensors["bias"],
+                dof=header["dof"],
+                status=header["status"],
+                method=header["method"],
+                diagnostics={**own, **header["diagnostics"]},
+                draws=tensors.get("draws"),
+                log_weights=tensors["log_weights"],
+                seed=header["seed"],
+            )
+        except CheckpointError:
+            raise
+        except Exception as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(f"{path} is damaged, or was not written by Evidence.save: {reason}") from error
+
+    def __repr__(self):
+        shape = tuple(self.log_z.shape)
+        if self.log_z.numel() == 1:
+            number = f"log_z {self.log_z.item():.3f} +- {self.std_error.item():.3f}"
+        else:
+            number = f"mean log_z {self.log_z.mean().item():.3f}, mean std_error {self.std_error.mean().item():.3f}"
+        return f"Evidence({self.method}, *batch = {shape}; {number}; {self.status})"

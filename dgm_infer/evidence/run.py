@@ -1,0 +1,352 @@
+"""``log_evidence()`` and ``bidirectional()``: chunks of problems, seeds, progress, one result."""
+
+import operator
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..base import Gaussian, as_target
+from ..errors import ArgumentError, EvidenceError
+from ..target import Target
+from .annealing import AIS, Annealed, anneal, anneal_back, weight_diagnostics
+from .estimators import Estimate, bennett, log_mean
+from .method import Method, Outcome, Status
+from .path import AnnealedPath
+from .progress import Progress
+from .result import Evidence
+from .tempering import GibbsTempering
+
+__all__ = ["Bounds", "bidirectional", "log_evidence"]
+
+# Chains of problems at work at once take no more than this.
+_BYTES = 2**30
+# What a target needs for a chain of a problem, besides its position: the activations of an image's decoder.
+_OWN_BYTES = 2**15
+
+
+def log_evidence(
+    target,
+    base: Gaussian,
+    method: Method | None = None,
+    *,
+    chains: int = 16,
+    seed: int | None = None,
+    chunk: int | None = None,
+    keep_draws: bool = True,
+    progress: bool = True,
+) -> Evidence:
+    """Estimate ``log Z``, ``Z`` the integral of ``exp(-energy(x))``, for every problem of a batch.
+
+    Args:
+        target: a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``. Where it has
+            ``take(problems)``, which gives the target of some problems by their flat indices, a large batch is worked
+            off in chunks.
+        base: normalised density to start from, of the target's batch shape; its dtype is that of all positions.
+        method: None for :class:`GibbsTempering`.
+        chains: independent chains of every problem; one has no standard error.
+        seed: of all randomness; None draws one, recorded in ``Evidence.seed``.
+        chunk: problems at a time; None for as many as fit 1 GiB. The last chunk may be smaller. On a processor, chunks
+            of some thousand chains whose activations stay in its caches can be half as fast again.
+        keep_draws: whether the result holds the weighted draws: for many chains of many problems they are most of the
+            memory, which ``thin`` saves too.
+        progress: show a bar with the running estimate on the standard error stream.
+
+    Raises:
+        ArgumentError: an argument is outside its range, or base and target do not fit.
+        EvidenceError: all weights of a problem are zero, or the method has no weights for this target.
+    """
+    method = _default() if method is None else method
+    if isinstance(method, type) or not hasattr(method, "run"):
+        name = method.__name__ if isinstance(method, type) else repr(method)
+        raise ArgumentError(f"method={name}: expected an instance, for example GibbsTempering()")
+    run = _Run(target, base, method, chains, seed, chunk, keep_draws, progress, "log_evidence")
+
+    def work(path: AnnealedPath, problems: slice | None) -> list[Outcome]:
+        return [run.method.run(path, run.chains, run.rng, run.bar)]
+
+    (outcome,) = run.outcomes(work)
+    return run.evidence(outcome, type(method).__name__, method.status)
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """Result of :func:`bidirectional`, each an :class:`Evidence`.
+
+    Attributes:
+        lower: forward annealing; the expectation of its ``log_z`` is at most log Z.
+        upper: reverse annealing; at least log Z, for exact draws.
+        combined: Bennett's acceptance ratio of both.
+    """
+
+    lower: Evidence
+    upper: Evidence
+    combined: Evidence
+
+    @property
+    def gap(self) -> Tensor:
+        """``upper - lower``, ``[*batch]``; by noise it can be negative."""
+        return self.upper.log_z - self.lower.log_z
+
+    def __repr__(self):
+        return f"Bounds({self.lower}, {self.upper}, {self.combined})"
+
+
+def bidirectional(
+    target,
+    base: Gaussian,
+    exact_draws: Tensor,
+    method: AIS | None = None,
+    *,
+    exact: bool = True,
+    chains: int = 16,
+    seed: int | None = None,
+    chunk: int | None = None,
+    keep_draws: bool = True,
+    progress: bool = True,
+) -> Bounds:
+    """Bound log Z from both sides by annealing from the base and back from exact draws (Grosse et al. 2015).
+
+    Args:
+        target, base: as in :func:`log_evidence`.
+        exact_draws: of the target, one a chain ``[chains, *batch, D]``, or one a problem ``[*batch, D]``, such as the
+            latents that simulated the data. All reverse chains of a problem then start at the one draw: the bound
+            holds on average over problems, and the standard error leaves out the draw's own spread.
+        method: None for ``AIS()``; one plan, tuned on a pilot, serves both directions.
+        exact: whether the draws are exact. If not, upper and combined are labelled ``"heuristic"``.
+        chains, seed, chunk, keep_draws, progress: as in :func:`log_evidence`.
+
+    Raises:
+        ArgumentError: an argument is outside its range, or shapes do not fit.
+        EvidenceError: all weights of a problem are zero, or a draw has no density.
+    """
+    method = AIS() if method is None else method
+    if not isinstance(method, AIS):
+        raise ArgumentError(f"bidirectional(method={method!r}): expected an AIS")
+    run = _Run(target, base, method, chains, seed, chunk, keep_draws, progress, "bidirectional")
+    draws = torch.as_tensor(exact_draws).detach().to(base.mean)
+    shared = draws.shape == base.mean.shape
+    if shared:
+        draws = draws.expand(run.chains, *draws.shape)
+    if draws.shape != (run.chains, *base.mean.shape):
+        raise ArgumentError(
+            f"bidirectional(exact_draws of shape {tuple(draws.shape)}): expected {tuple(base.mean.shape)}, or "
+            f"{(run.chains, *base.mean.shape)} for {run.chains} chains"
+        )
+
+    if not draws.isfinite().all():
+        raise ArgumentError("bidirectional(exact_draws=...): some values are not finite")
+    with torch.no_grad():
+        lost = ~run.target.energy(draws).isfinite().all(0)
+    if lost.any():
+        raise EvidenceError(
+            f"the target has no density at the exact draws of {int(lost.sum())} of {lost.numel()} problems: they are "
+            "of another target"
+        )
+
+    def work(path: AnnealedPath, problems: slice | None) -> list[Outcome]:
+        own = draws if problems is None else draws.reshape(run.chains, -1, base.dim)[:, problems]
+        plan = method.plan(path, run.chains, run.rng, run.bar)
+        spent = path.evaluations
+        forward = anneal(path, plan, path.normal(run.chains, run.rng), method.n_steps, run.rng, run.bar)
+        back = anneal_back(path, plan, path.base.whiten(own), method.n_steps, run.rng, run.bar)
+        reverse = log_mean(back.log_weights)
+        upper = Estimate(-reverse.log_z, reverse.std_error, -reverse.bias)
+
+        def outcome(estimate: Estimate, done: Annealed) -> Outcome:
+            x = path.base.unwhiten(done.point.v).unsqueeze(1)
+            return Outcome(estimate, x, done.log_weights.unsqueeze(1), weight_diagnostics(done), spent)
+
+        lower = outcome(log_mean(forward.log_weights), forward)
+        estimate, overlap = bennett(forward.log_weights, back.log_weights)
+        combined = lower._replace(estimate=estimate, diagnostics={"overlap": overlap})
+        # a reverse weight is of 1/Z, and of no draw of the target: the draws are the ones given, of equal weight
+        given = outcome(upper, back)._replace(
+            draws=own.unsqueeze(1), log_weights=torch.zeros_like(back.log_weights).unsqueeze(1)
+        )
+        return [lower, given, combined]
+
+    outcomes = run.outcomes(work)
+    names = [(f"AIS {kind}", kind) for kind in ("lower", "upper")] + [("Bennett", "consistent")]
+    results = []
+    for outcome, (name, status) in zip(outcomes, names, strict=True):
+        honest: Status = status if exact or status == "lower" else "heuristic"  # type: ignore[assignment]
+        result = run.evidence(outcome, name, honest)
+        result.diagnostics["shared_exact_draw"] = shared
+        results.append(result)
+    return Bounds(*results)
+
+
+def _default() -> Method:
+    return GibbsTempering()
+
+
+class _Run:
+    """One call: its checked arguments, and the chunks."""
+
+    def __init__(self, target, base, method, chains, seed, chunk, keep_draws: bool, progress: bool, name: str):
+        target = as_target(target)
+        if not isinstance(base, Gaussian):
+            raise ArgumentError(
+                f"{name}(base={type(base).__name__}): expected a Gaussian, for example Gaussian.fit(target)"
+            )
+        if base.dim != target.dim or base.batch_shape != target.batch_shape:
+            raise ArgumentError(
+                f"the base is over {tuple(base.mean.shape)} and the target over "
+                f"{(*target.batch_shape, target.dim)}: [*batch, D] must be the same"
+            )
+        self.target, self.base, self.method = target, base, method
+        self.chains = _whole(name, "chains", chains, 1)
+        if target.batch_shape.numel() == 0:
+            raise ArgumentError(f"{name}(): the target's batch shape {tuple(target.batch_shape)} holds no problem")
+        n = target.batch_shape.numel()
+        can_take = hasattr(target, "take") and n > 1
+        if chunk is not None:
+            chunk = _whole(name, "chunk", chunk, 1)
+            if chunk < n and not can_take:
+                raise ArgumentError(
+                    f"{name}(chunk={chunk}): a {type(target).__name__} has no take(problems), the target of some "
+                    "problems: define it, or leave chunk out"
+                )
+        elif can_take:
+            row = _OWN_BYTES + 16 * base.dim * base.mean.element_size()
+            chunk = max(1, _BYTES // (row * self.chains))
+        self.seed = secrets.randbits(31) if seed is None else _whole(name, "seed", seed, 0)
+        if self.seed >= 2**63:
+            raise ArgumentError(f"{name}(seed={seed}): must be less than 2**63")
+        self.chunks: list[slice | None] = [None]
+        if chunk is not None and chunk < n:
+            self.chunks = [slice(i, min(i + chunk, n)) for i in range(0, n, chunk)]
+        self.rng = torch.Generator(base.mean.device).manual_seed(self.seed)
+        self._probe(name)
+        self.keep_draws, self.progress = keep_draws, progress
+        self.bar: Progress
+        self.evaluations = 0
+        self.seconds = 0.0
+
+    def _probe(self, name: str) -> None:
+        """Raise ArgumentError where the target cannot be evaluated at points of the base."""
+        x = self.base.mean.unsqueeze(0)
+        try:
+            with torch.no_grad():
+                energy = self.target.energy(x)
+        except (RuntimeError, TypeError) as error:
+            reason = " ".join(str(error).split())
+            raise ArgumentError(
+                f"{name}(): the target fails at positions of the base, {x.dtype} on {x.device}; base.to(...) changes "
+                f"that: {reason}"
+            ) from error
+        if not isinstance(energy, Tensor) or energy.shape != x.shape[:-1]:
+            shape = tuple(energy.shape) if isinstance(energy, Tensor) else type(energy).__name__
+            raise ArgumentError(
+                f"{name}(): the energy at x of shape {tuple(x.shape)} is {shape}: expected one value a point, "
+                f"{tuple(x.shape[:-1])}"
+            )
+
+    def outcomes(self, work: Callable[[AnnealedPath, slice | None], list[Outcome]]) -> list[Outcome]:
+        """What ``work`` makes of every chunk, its parts each joined over the chunks."""
+        self.bar = Progress(self.progress)
+        started = time.perf_counter()
+        done = []
+        try:
+            for i, problems in enumerate(self.chunks):
+                if len(self.chunks) > 1:
+                    self.bar.prefix = f"chunk {i + 1} of {len(self.chunks)}: "
+                path = self._path(problems)
+                parts = work(path, problems)
+                if not self.keep_draws:
+                    # a copy: a slice would hold on to all of them
+                    parts = [part._replace(draws=part.draws[:, :0].clone()) for part in parts]
+                done.append(parts)
+                self.bar.finish()
+                self.evaluations = path.evaluations
+        finally:
+            self.bar.close()
+        self.seconds = time.perf_counter() - started
+        joined = [_joined(list(chunks), len(self.target.batch_shape)) for chunks in zip(*done, strict=True)]
+        if len(self.chunks) > 1:
+            joined = [_shaped(part, self.target.batch_shape) for part in joined]
+        return joined
+
+    def _path(self, problems: slice | None) -> AnnealedPath:
+        if problems is None:
+            return AnnealedPath(self.target, self.base)
+        indices = torch.arange(problems.start, problems.stop, device=self.base.mean.device)
+        part: Target = as_target(self.target.take(indices))  # type: ignore[attr-defined]
+        if part.batch_shape != (len(indices),):
+            raise ArgumentError(
+                f"{type(self.target).__name__}.take({len(indices)} problems) has batch shape "
+                f"{tuple(part.batch_shape)}: expected ({len(indices)},)"
+            )
+        return AnnealedPath(part, self.base.take(indices))
+
+    def evidence(self, outcome: Outcome, name: str, status: Status) -> Evidence:
+        """The result, of an outcome over all problems."""
+        log_z, std_error, bias = outcome.estimate
+        lost = ~log_z.isfinite()
+        if lost.any():
+            first = int(lost.reshape(-1).nonzero()[0])
+            raise EvidenceError(
+                f"all weights are zero at {int(lost.sum())} of {lost.numel()} problems, the first of them {first}: the "
+                "target has no density, or not a finite one, where the base has its draws; choose a base that covers it"
+            )
+        diagnostics: dict[str, Any] = {
+            **outcome.diagnostics,
+            "gradient_evaluations": self.evaluations,
+            "pilot_evaluations": outcome.pilot_evaluations,
+            "seconds": self.seconds,
+        }
+        return Evidence(
+            log_z=log_z,
+            std_error=std_error,
+            bias=bias,
+            dof=self.chains - 1,
+            status=status,
+            method=name,
+            diagnostics=diagnostics,
+            draws=outcome.draws if self.keep_draws else None,
+            log_weights=outcome.log_weights,
+            seed=self.seed,
+        )
+
+
+def _whole(name: str, field: str, value: int, least: int) -> int:
+    try:
+        whole = operator.index(value)
+    except TypeError:
+        whole = least - 1
+    if whole < least:
+        raise ArgumentError(f"{name}({field}={value}): must be a whole number, {least} or more")
+    return whole
+
+
+def _joined(parts: list[Outcome], n_batch: int) -> Outcome:
+    """One outcome of chunks with a flat batch ``[N]``."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+    estimate = Estimate(*(torch.cat(values) for values in zip(*(p.estimate for p in parts), strict=True)))
+    diagnostics = {name: torch.cat([p.diagnostics[name] for p in parts], -1) for name in first.diagnostics}
+    draws = torch.cat([p.draws for p in parts], -2)
+    log_weights = torch.cat([p.log_weights for p in parts], -1)
+    return Outcome(estimate, draws, log_weights, diagnostics, first.pilot_evaluations)
+
+
+def _shaped(outcome: Outcome, shape: torch.Size) -> Outcome:
+    """A flat batch ``[N]`` in the shape it has."""
+
+    def last(value: Tensor, after: int = 0) -> Tensor:
+        end = value.ndim - after
+        return value.reshape(*value.shape[: end - 1], *shape, *value.shape[end:])
+
+    return Outcome(
+        Estimate(*(last(value) for value in outcome.estimate)),
+        last(outcome.draws, after=1),
+        last(outcome.log_weights),
+        {name: last(value) for name, value in outcome.diagnostics.items()},
+        outcome.pilot_evaluations,
+    )

@@ -1,0 +1,83 @@
+"""Inverse temperatures of annealing, from 0 at the base to 1 at the target."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+
+__all__ = ["SCHEDULES", "checked", "equalised", "linear", "sigmoid"]
+
+
+def linear(n: int) -> Tensor:
+    """``beta_k = k/K``, ``[K + 1]``."""
+    return torch.arange(n + 1, dtype=torch.float64) / n
+
+
+def sigmoid(n: int) -> Tensor:
+    """``s_k = sigmoid(4 (2k - K)/K)`` rescaled to [0, 1], ``[K + 1]``: dense at both ends (T 5.53)."""
+    s = torch.sigmoid(4 * (2 * torch.arange(n + 1, dtype=torch.float64) - n) / n)
+    return (s - s[0]) / (s[-1] - s[0])
+
+
+def equalised(n: int, betas: Tensor, variances: Tensor) -> Tensor:
+    """Steps in which the weight's variance is the same, by a pilot: ``[K + 1, *batch]``.
+
+    A short step adds ``(beta' - beta)^2 var_beta(Delta)`` to the variance of the log weight, so the density of
+    temperatures goes with the standard deviation of Delta. A fifth of them keep to the sigmoid, against
+    the noise of a pilot.
+
+    Args:
+        n: K.
+        betas: of the pilot, ``[J + 1]``, from 0 to 1.
+        variances: of Delta over its chains, ``[J + 1, *batch]``.
+    """
+    sd = variances.clamp_min(0).sqrt()
+    lengths = 0.5 * (sd[1:] + sd[:-1]) * _column(betas[1:] - betas[:-1], sd)
+    total = lengths.sum(0, keepdim=True)
+    even = _column(betas[1:] - betas[:-1], sd).expand_as(lengths)
+    # where Delta does not vary any steps will do
+    share = torch.where(total > 0, lengths / total.clamp_min(1e-300), even)
+    travelled = torch.cat([torch.zeros_like(share[:1]), share.cumsum(0)])
+    # the sigmoid schedule of the pilot is even in its index
+    own = _column(torch.linspace(0, 1, len(betas), dtype=sd.dtype, device=sd.device), sd)
+    travelled = 0.8 * travelled + 0.2 * own
+    return _inverse(travelled, betas, n)
+
+
+def _inverse(travelled: Tensor, betas: Tensor, n: int) -> Tensor:
+    """The temperatures at even distances along the increasing ``travelled [J + 1, *batch]``."""
+    shape = travelled.shape[1:]
+    rows = travelled.flatten(1).mT.contiguous() if shape else travelled[None]
+    even = torch.linspace(0, 1, n + 1, dtype=rows.dtype, device=rows.device).expand(len(rows), -1).contiguous()
+    right = torch.searchsorted(rows, even).clamp(1, len(betas) - 1)
+    a, b = rows.gather(1, right - 1), rows.gather(1, right)
+    fraction = ((even - a) / (b - a).clamp_min(1e-300)).clamp(0, 1)
+    result = torch.lerp(betas[right - 1], betas[right], fraction)
+    result[:, 0], result[:, -1] = 0, 1
+    return result.mT.reshape(n + 1, *shape)
+
+
+def _column(values: Tensor, like: Tensor) -> Tensor:
+    return values.reshape(-1, *[1] * (like.ndim - 1))
+
+
+SCHEDULES: dict[str, Callable[[int], Tensor]] = {"linear": linear, "sigmoid": sigmoid}
+
+
+def checked(name: str, betas: Tensor) -> Tensor:
+    """A user's schedule ``[K + 1]``.
+
+    Raises:
+        ArgumentError: it does not rise from 0 to 1.
+    """
+    betas = torch.as_tensor(betas, dtype=torch.float64)
+    rises = betas.ndim == 1 and len(betas) >= 2 and bool((betas[1:] >= betas[:-1]).all())
+    if not (rises and betas[0] == 0 and betas[-1] == 1):
+        raise ArgumentError(
+            f"{name}(schedule=...): must rise from 0 to 1 in one dimension, of two values or more; this one has shape "
+            f"{tuple(betas.shape)}"
+            + (f", from {betas.flatten()[0]:g} to {betas.flatten()[-1]:g}" if betas.numel() else "")
+        )
+    return betas

@@ -1,0 +1,1 @@
+"""Models written for other libraries, as problems of this one; each module needs the library it is named after."""

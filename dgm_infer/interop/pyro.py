@@ -1,0 +1,265 @@
+"""Pyro programs as targets: their latent variables on R^D, where evidence methods and kernels work."""
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, ModelError
+from ..target import Target
+
+with warnings.catch_warnings():
+    # of the Python version's support of torch.jit, which Pyro uses in what is not used here
+    warnings.filterwarnings("ignore", message=r".*torch\.jit")
+    import pyro
+    from pyro import poutine
+    from pyro.infer import config_enumerate
+    from pyro.infer.mcmc.util import TraceEinsumEvaluator
+    from pyro.poutine.messenger import Messenger
+    from pyro.poutine.subsample_messenger import _Subsample
+
+__all__ = ["PyroTarget", "target_from_pyro"]
+
+
+def target_from_pyro(
+    program: Callable[..., Any], *args: Any, observed: Mapping[str, Any] | None = None, **kwargs: Any
+) -> "PyroTarget":
+    """A Pyro program with its data as a target: ``exp(-energy)`` integrates to the evidence ``p(observed)``.
+
+    Its continuous latent variables are mapped to R^D by the standard bijection of each one's support, whose
+    log-Jacobian is part of the energy; discrete ones that Pyro can enumerate are summed out.
+
+    Args:
+        program: a callable with ``pyro.sample`` statements; runs with ``program(*args, **kwargs)``.
+        observed: values of sample statements that have no ``obs=`` of their own, by name.
+
+    Raises:
+        ArgumentError: ``observed`` names no sample statement of the program.
+        ModelError: the program fails, has no latent variables, draws random numbers outside ``pyro.sample``, uses
+            mini-batches, or has a discrete latent variable that cannot be summed out.
+    """
+    if not callable(program):
+        raise ArgumentError(f"target_from_pyro({type(program).__name__}): expected a Pyro program, a callable")
+    return PyroTarget(program, args, kwargs, dict(observed or {}))
+
+
+class Site(NamedTuple):
+    """Where a latent variable is found in the vector of all."""
+
+    start: int
+    stop: int
+    shape: torch.Size
+    """Of its unconstrained value."""
+
+
+class PyroTarget(Target):
+    """The unconstrained posterior of a Pyro program: see :func:`target_from_pyro`, which makes it.
+
+    ``energy(x) = -log p(observed, z) - log|dz/dx|``, ``[..., D] -> [...]``; batch shape ``()``.
+    """
+
+    def __init__(self, program: Callable[..., Any], args: tuple, kwargs: dict[str, Any], observed: dict[str, Any]):
+        name = getattr(program, "__name__", type(program).__name__)
+        self._args, self._kwargs = args, kwargs
+        if observed:
+            program = poutine.condition(program, data={key: torch.as_tensor(v) for key, v in observed.items()})
+        self._program = program
+        plain = self._first_trace(program, name)
+        _check(plain, name, observed)
+        self.sites, dim = _sites(plain)
+        if not self.sites:
+            raise ModelError(
+                f"the Pyro program {name} has no continuous latent variables: nothing is left to integrate"
+            )
+        super().__init__(None, dim)
+        self._enumerate(plain)
+        self._check_randomness(name)
+        self.vectorised = self._try_vmap(name)
+
+    def energy(self, x):
+        rows = x.reshape(-1, self.dim)
+        if self.vectorised:
+            energy = torch.func.vmap(self._energy_of_one)(rows)
+        else:
+            energy = torch.stack([self._energy_of_one(row) for row in rows])
+        return energy.reshape(x.shape[:-1])
+
+    def latents(self, x):
+        """Latent and deterministic variables by name in their own supports, each ``[..., *shape]``."""
+        with torch.no_grad():
+            rows = x.reshape(-1, self.dim)
+            if self.vectorised:
+                values = torch.func.vmap(self._variables_of_one)(rows)
+            else:
+                each = [self._variables_of_one(row) for row in rows]
+                values = {name: torch.stack([row[name] for row in each]) for name in each[0]}
+        return {name: value.reshape((*x.shape[:-1], *value.shape[1:])) for name, value in values.items()}
+
+    def start(self, chains, rng):
+        """Standard normal draws of finite energy, in the dtype and on the device of the program."""
+
+        def draw() -> Tensor:
+            x = torch.randn(chains, self.dim, generator=rng, dtype=self.dtype, device=rng.device)
+            return x.to(self.device)
+
+        return self._finite(draw)
+
+    def _trace(self, program: Callable[..., Any], x: Tensor) -> tuple[Any, Tensor]:
+        """One run of the program with its latent variables taken from ``x [D]``: its trace, and ``log|dz/dx|``."""
+        with pyro.validation_enabled(False), _Unconstrained(self.sites, x) as messenger:
+            trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
+        return trace, messenger.log_jacobian
+
+    def _energy_of_one(self, x: Tensor) -> Tensor:
+        trace, log_jacobian = self._trace(self._enumerated, x)
+        with pyro.validation_enabled(False):
+            return -self._evaluator.log_prob(trace) - log_jacobian
+
+    def _variables_of_one(self, x: Tensor) -> dict[str, Tensor]:
+        trace, _ = self._trace(self._program, x)
+        return {
+            name: site["value"]
+            for name, site in trace.nodes.items()
+            if name in self.sites or (site["type"] == "sample" and site["infer"].get("_deterministic"))
+        }
+
+    def _first_trace(self, program: Callable[..., Any], name: str) -> Any:
+        # Pyro draws from the global generators
+        with torch.random.fork_rng(devices=[]), pyro.validation_enabled(True), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=UserWarning, module="pyro")
+            torch.manual_seed(0)
+            try:
+                trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
+                trace.compute_log_prob()
+            except Exception as error:
+                raise ModelError(f"the Pyro program {name} fails: {_first_line(error)}") from error
+        return trace
+
+    def _enumerate(self, plain: Any) -> None:
+        """Make ready the sums over discrete latent variables, where there are any."""
+        latent = [site for site in plain.nodes.values() if _is_latent(site)]
+        discrete = any(site["fn"].has_enumerate_support for site in latent)
+        depth = max((-frame.dim for site in plain.nodes.values() for frame in _frames(site)), default=0)
+        self._enumerated = poutine.enum(config_enumerate(self._program), -1 - depth) if discrete else self._program
+        densities = [site["log_prob"] for site in plain.nodes.values() if site["type"] == "sample"]
+        self.dtype = functools.reduce(torch.promote_types, [density.dtype for density in densities])
+        self.device = densities[0].device
+        probe = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
+        with torch.no_grad():
+            trace, _ = self._trace(self._enumerated, probe)
+            for key in self.sites:
+                before, after = plain.nodes[key]["value"].shape, trace.nodes[key]["fn"].shape()
+                if torch.Size(after).numel() != before.numel():
+                    raise ModelError(
+                        f"site {key!r} of the Pyro program depends on a discrete latent variable and cannot be summed "
+                        "over it: marginalise by hand, for example with MixtureSameFamily"
+                    )
+            with pyro.validation_enabled(False):
+                self._evaluator = TraceEinsumEvaluator(trace, discrete, depth if discrete else None)
+
+    def _check_randomness(self, name: str) -> None:
+        probe = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            energies = torch.stack([self._energy_of_one(probe) for _ in range(2)])
+        if (energies[0] - energies[1]).nan_to_num(0, 0, 0) != 0:
+            raise ModelError(
+                f"the Pyro program {name} gives different densities for the same latent variables: draw its random "
+                "numbers with pyro.sample"
+            )
+
+    def _try_vmap(self, name: str) -> bool:
+        """Whether one run of the program can stand for many."""
+        rows = torch.linspace(-0.5, 0.5, 3 * self.dim, dtype=self.dtype, device=self.device).reshape(3, self.dim)
+        try:
+            with torch.no_grad():
+                together = torch.func.vmap(self._energy_of_one)(rows)
+                torch.func.vmap(self._variables_of_one)(rows)
+            reason = ""
+        except Exception as error:
+            together, reason = None, _first_line(error)
+        with torch.no_grad():
+            alone = torch.stack([self._energy_of_one(row) for row in rows])
+        if together is not None and torch.allclose(together, alone, rtol=1e-4, atol=1e-4, equal_nan=True):
+            return True
+        warnings.warn(
+            f"the Pyro program {name} cannot be vectorised and runs once for every chain, which is slow: "
+            + (reason or "its density of several points at once is not that of each"),
+            stacklevel=4,
+        )
+        return False
+
+
+class _Unconstrained(Messenger):
+    """Gives latent variables their values, ``z = bijection(x)``, with the bijection of the support they have *now*.
+
+    A support may depend on other variables (``Uniform(0, sigma)``): a bijection kept from an earlier run would map to
+    another set.
+    """
+
+    def __init__(self, sites: Mapping[str, Site], x: Tensor):
+        super().__init__()
+        self.sites, self.x = sites, x
+        self.log_jacobian = x.new_zeros(())
+
+    def _pyro_sample(self, msg):
+        site = self.sites.get(msg["name"])
+        if site is None or msg["is_observed"]:
+            return
+        unconstrained = self.x[site.start : site.stop].reshape(site.shape)
+        transform = torch.distributions.biject_to(msg["fn"].support)
+        value = transform(unconstrained)
+        self.log_jacobian = self.log_jacobian + transform.log_abs_det_jacobian(unconstrained, value).sum()
+        msg["value"], msg["done"] = value, True
+
+
+def _sites(trace: Any) -> tuple[dict[str, Site], int]:
+    """Continuous latent variables in the order of the program, and how many numbers they are together."""
+    sites, start = {}, 0
+    for name, node in trace.nodes.items():
+        if not _is_latent(node) or node["fn"].has_enumerate_support:
+            continue
+        shape = torch.distributions.biject_to(node["fn"].support).inv(node["value"]).shape
+        stop = start + math.prod(shape)
+        sites[name] = Site(start, stop, shape)
+        start = stop
+    return sites, start
+
+
+def _is_latent(node: Mapping[str, Any]) -> bool:
+    return node["type"] == "sample" and not node["is_observed"] and not isinstance(node["fn"], _Subsample)
+
+
+def _first_line(error: Exception) -> str:
+    # Pyro goes on with a table of shapes
+    return (str(error).strip() or type(error).__name__).split("\n")[0]
+
+
+def _frames(node: Mapping[str, Any]) -> list[Any]:
+    return [frame for frame in node.get("cond_indep_stack", ()) if frame.vectorized]
+
+
+def _check(trace: Any, program: str, observed: Mapping[str, Any]) -> None:
+    names = [name for name, node in trace.nodes.items() if node["type"] == "sample"]
+    for name in observed:
+        if name not in names:
+            raise ArgumentError(f"observed: {name!r} is no sample statement of the program (there are {names})")
+    for name, node in trace.nodes.items():
+        if node["type"] != "sample":
+            continue
+        fn = node["fn"]
+        if isinstance(fn, _Subsample):
+            if fn.subsample_size is not None and fn.subsample_size < fn.size:
+                raise ModelError(
+                    f"plate {name!r} of the Pyro program {program} takes {fn.subsample_size} of {fn.size} data at a "
+                    "time: evidence needs them all, leave subsample_size out"
+                )
+        elif _is_latent(node) and not fn.has_enumerate_support and fn.support.is_discrete:
+            raise ModelError(
+                f"site {name!r} of the Pyro program {program} is discrete without a finite support "
+                f"({type(fn).__name__}) and cannot be summed out: marginalise by hand"
+            )

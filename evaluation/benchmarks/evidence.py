@@ -1,0 +1,382 @@
+"""``dgm-infer bench evidence``: speed of annealing, and log p(x) of the same images by this project and by Pyro.
+
+Three measurements on the published importance-weighted auto-encoder, float32, in one process:
+
+- image-gradients a second of annealed importance sampling, ten leapfrog steps a temperature, against a bare loop of
+  ``energy_and_gradient`` on as many points; the two take turns, and the median of their ratios counts;
+- seconds until one image's estimate has a standard error of 0.1, by annealing with as many temperatures here and with
+  Pyro's HMC kernel, a chain after another. A standard error falls with the square root of the chains, so that the
+  seconds of a run times its mean squared error over 0.01 is what a run of the right number of chains would take;
+- every method's estimate, error, status, seconds and gradients on the same images.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import torch
+
+import dgm_infer as dgm
+from dgm_infer import Gaussian
+from dgm_infer.errors import ConfigError
+from generators import IWAE, LatentPosterior
+
+from ..estimates import Estimates
+from ..experiments import REFERENCE_DATA
+from .workers import checked_cores, machine, options, plain, writable_folder
+
+__all__ = ["bench", "seconds_to_error", "table", "throughput"]
+
+_STEPS = 10
+_STEP_SIZE = 0.2
+_ERROR = 0.1
+# What one card is asked for, where there is one: images, chains, temperatures.
+_LARGE = (1000, 16, 1000)
+
+
+def bench(
+    images: int = 100,
+    chains: int = 8,
+    temperatures: int = 30,
+    repeats: int = 5,
+    compared_images: int = 4,
+    compared_chains: int = 8,
+    compared_temperatures: int = 100,
+    peer: bool = True,
+    device: Literal["cpu", "cuda"] = "cpu",
+    cores: int | None = None,
+    data: str | None = None,
+    seed: int = 0,
+    output: str = "evaluation/results",
+) -> Path:
+    """Measure annealing's speed, and every method beside Pyro's on the same images.
+
+    Args:
+        images: of the speed measurement.
+        chains: of every image there.
+        temperatures: there, of ten leapfrog steps each.
+        repeats: turns of annealing and of the bare loop.
+        compared_images: the first so many, of the comparison with Pyro.
+        compared_chains: of annealing there, for both.
+        compared_temperatures: likewise.
+        peer: run Pyro; without it there is no ratio.
+        device: of this project; Pyro runs on the processor. On cuda, 1000 images of 16 chains are annealed once, with
+            1000 temperatures.
+        cores: processor cores; null for all of them.
+        data: the reference folder, with iwae_mnist in it; null for the environment variable DGM_INFER_REFERENCE_DATA.
+        seed: of all randomness.
+        output: folder for ``evidence_<device>.json`` and ``evidence.md``.
+
+    Returns:
+        path of the JSON file.
+    """
+    counts = {
+        "images": images,
+        "chains": chains,
+        "temperatures": temperatures,
+        "repeats": repeats,
+        "compared_images": compared_images,
+        "compared_temperatures": compared_temperatures,
+    }
+    for name, value in counts.items():
+        if value < 1:
+            raise ConfigError(f"{name}: {value} must be 1 or more")
+    if compared_chains < 2:
+        raise ConfigError(f"compared_chains: {compared_chains} must be 2 or more, for a standard error")
+    if not 0 <= seed < 2**31:
+        raise ConfigError(f"seed: {seed} must be 0 or more, and less than 2**31")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda, but PyTorch finds no GPU here: give --device cpu")
+    folder_of_data = data or os.environ.get(REFERENCE_DATA)
+    if folder_of_data is None or not Path(folder_of_data).is_dir():
+        raise ConfigError(
+            f"data: {folder_of_data or 'not given'}; name the folder that has iwae_mnist in it (--data FOLDER, or "
+            f"{REFERENCE_DATA})"
+        )
+    cores = checked_cores(cores)
+    model = IWAE.from_npz(folder_of_data).to(device)
+    pictures = IWAE.published_images(folder_of_data).images
+    available = len(pictures)
+    for name, value in (("images", images), ("compared_images", compared_images)):
+        if value > available:
+            raise ConfigError(f"{name}: {value} must be at most the {available} published images")
+    folder = writable_folder(output)
+    settings = {
+        **counts,
+        "compared_chains": compared_chains,
+        "peer": peer,
+        "device": device,
+        "cores": cores,
+        "seed": seed,
+    }
+    path = folder / f"evidence_{device}.json"
+    record: dict[str, Any] = {
+        "command": "dgm-infer bench evidence " + options(settings),
+        **machine(["dgm-infer", "torch", "pyro-ppl", "numpy"]),
+        "device_name": torch.cuda.get_device_name() if device == "cuda" else None,
+        "threads": cores,
+        "settings": settings,
+    }
+
+    def posterior(n: int) -> tuple[LatentPosterior, Gaussian]:
+        target = LatentPosterior(model.decoder, pictures[:n], model.input_density)
+        return target, Gaussian.from_encoder(model.encoder, target.images)
+
+    with _threads(cores):
+        print(f"speed: {images} images x {chains} chains, {repeats} turns of {temperatures} temperatures", flush=True)
+        record["throughput"] = throughput(*posterior(images), chains, temperatures, repeats, seed)
+        if device == "cuda":
+            record["large"] = _large(posterior, seed)
+        rows = _compared(*posterior(compared_images), compared_chains, compared_temperatures, seed)
+        print(f"annealing {images} images at once, {compared_temperatures} temperatures", flush=True)
+        method = dgm.AIS(temperatures=compared_temperatures)
+        wide = dgm.log_evidence(*posterior(images), method, chains=compared_chains, seed=seed, progress=False)
+        together = Estimates.of(f"AIS, {images} images", wide)
+        theirs = _peer(model, posterior(compared_images), compared_chains, compared_temperatures, seed) if peer else []
+    by_label = {row.label: row for row in [*rows, *theirs]}
+    record["methods"] = {label: row.record() for label, row in by_label.items()}
+    record["annealing"] = _annealing(by_label["AIS"], together, by_label.get("Pyro AIS, serial HMC"))
+    path.write_text(json.dumps(plain(record), indent=2) + "\n")
+    (folder / "evidence.md").write_text(table(folder))
+    print(table(folder), end="")
+    print(f"results in {folder}: {path.name}, evidence.md")
+    return path
+
+
+def throughput(
+    target: LatentPosterior, base: Gaussian, chains: int, temperatures: int, repeats: int, seed: int
+) -> dict[str, Any]:
+    """Image-gradients a second of annealing and of bare loops, in turns.
+
+    The bare loop evaluates energies and gradients at fixed points, as often as annealing does. A second one is what is
+    written by hand: the decoder's own log-probability, differentiated.
+    """
+    method = dgm.AIS(temperatures=temperatures, n_steps=_STEPS, step_size=_STEP_SIZE)
+    points = base.sample(chains, torch.Generator(base.mean.device).manual_seed(seed))
+    plain_target = dgm.Target(_by_hand(target), target.dim, tuple(target.batch_shape))
+    n = target.batch_shape.numel() * chains
+
+    def annealing() -> float:
+        _synchronise(points)
+        started = time.perf_counter()
+        evidence = dgm.log_evidence(target, base, method, chains=chains, seed=seed, keep_draws=False, progress=False)
+        _synchronise(points)
+        return n * evidence.diagnostics["gradient_evaluations"] / (time.perf_counter() - started)
+
+    def loop(gradient: Callable[[torch.Tensor], object], times: int) -> float:
+        _synchronise(points)
+        started = time.perf_counter()
+        for _ in range(times):
+            gradient(points)
+        _synchronise(points)
+        return n * times / (time.perf_counter() - started)
+
+    # first calls are slower
+    annealing()
+    loop(target.energy_and_gradient, 3)
+    loop(plain_target.energy_and_gradient, 3)
+    turns = [
+        (
+            loop(target.energy_and_gradient, _STEPS * temperatures),
+            annealing(),
+            loop(plain_target.energy_and_gradient, _STEPS * temperatures),
+        )
+        for _ in range(repeats)
+    ]
+    bare, annealed, by_hand = (list(column) for column in zip(*turns, strict=True))
+    return {
+        "bare_loop": median(bare),
+        "annealing": median(annealed),
+        "hand_written_loop": median(by_hand),
+        "share": median(a / b for a, b in zip(annealed, bare, strict=True)),
+        "share_of_hand_written": median(a / b for a, b in zip(annealed, by_hand, strict=True)),
+        "turns": {"bare_loop": bare, "annealing": annealed, "hand_written_loop": by_hand},
+    }
+
+
+def _by_hand(target: LatentPosterior) -> Callable[[torch.Tensor], torch.Tensor]:
+    def energy(z: torch.Tensor) -> torch.Tensor:
+        return -target.decoder(z).log_prob(target.images) - target.prior.log_prob(z)
+
+    return energy
+
+
+def _large(posterior: Callable[[int], tuple[LatentPosterior, Gaussian]], seed: int) -> dict[str, Any]:
+    """The long run that only a GPU does in reasonable time."""
+    images, chains, temperatures = _LARGE
+    print(f"speed: {images} images x {chains} chains, {temperatures} temperatures", flush=True)
+    method = dgm.AIS(temperatures=temperatures, n_steps=_STEPS, step_size=_STEP_SIZE)
+    target, base = posterior(images)
+    _synchronise(base.mean)
+    started = time.perf_counter()
+    evidence = dgm.log_evidence(target, base, method, chains=chains, seed=seed, keep_draws=False, progress=False)
+    _synchronise(base.mean)
+    seconds = time.perf_counter() - started
+    gradients = images * chains * evidence.diagnostics["gradient_evaluations"]
+    return {
+        "images": images,
+        "chains": chains,
+        "temperatures": temperatures,
+        "seconds": seconds,
+        "image_gradients_per_second": gradients / seconds,
+        "mean_log_z": float(evidence.log_z.mean()),
+    }
+
+
+def _compared(target: LatentPosterior, base: Gaussian, chains: int, temperatures: int, seed: int) -> list[Estimates]:
+    methods = [
+        (dgm.Elbo(), 16),
+        (dgm.ImportanceSampling(), 16),
+        (dgm.AIS(temperatures=temperatures), chains),
+        (dgm.GibbsTempering(), 16),
+        (dgm.ContinuousTempering(), 16),
+    ]
+    rows = []
+    for method, own_chains in methods:
+        name = type(method).__name__
+        print(f"{name}: {len(target.images)} images x {own_chains} chains", flush=True)
+        evidence = dgm.log_evidence(target, base, method, chains=own_chains, seed=seed, progress=False)
+        rows.append(Estimates.of(name, evidence))
+    return rows
+
+
+def _peer(
+    model: IWAE, problem: tuple[LatentPosterior, Gaussian], chains: int, temperatures: int, seed: int
+) -> list[Estimates]:
+    from .. import pyro_baselines as baselines
+
+    target, base = problem
+    model = model.cpu()
+    decoder = baselines.PyroDecoder(model.decoder.requires_grad_(False), target.images.cpu(), base.to("cpu"))
+    rows = []
+    for function, own in (
+        (baselines.svi_encoder, {}),
+        (baselines.svi_autoguide, {}),
+        (baselines.renyi_elbo, {}),
+        (baselines.importance, {}),
+        (baselines.annealed_importance, {"temperatures": temperatures, "chains": chains, "n_steps": _STEPS}),
+    ):
+        print(f"Pyro: {function.__name__}", flush=True)
+        rows.append(function(decoder, seed=seed, **own))
+    return rows
+
+
+def seconds_to_error(estimates: Estimates, error: float = _ERROR) -> float:
+    """Seconds an image until a standard error, of a run with as many chains as that takes: variance times time."""
+    variance = float(estimates.std_error.double().square().mean())
+    return estimates.seconds / len(estimates.log_z) * variance / error**2
+
+
+def _annealing(own: Estimates, together: Estimates, peer: Estimates | None) -> dict[str, Any]:
+    sides = {"same_images": own, "all_images": together, **({"pyro": peer} if peer is not None else {})}
+    seconds = {name: seconds_to_error(side) for name, side in sides.items()}
+    ratios = (
+        {name: seconds[name] / seconds["pyro"] for name in ("same_images", "all_images")} if peer is not None else None
+    )
+    return {"error": _ERROR, "seconds": seconds, "over_pyro": ratios, "images_at_once": len(together.log_z)}
+
+
+def table(folder: Path) -> str:
+    """Markdown of the results in a folder, on a processor and on a GPU."""
+    records = {}
+    for device in ("cpu", "cuda"):
+        path = folder / f"evidence_{device}.json"
+        records[device] = json.loads(path.read_text()) if path.exists() else None
+    cpu, gpu = records["cpu"], records["cuda"]
+    lines = [
+        "# Log evidence: speed, and dgm-infer beside Pyro",
+        "",
+        "Published IWAE of binarised MNIST, float32.",
+        "",
+        "| | CPU | GPU |",
+        "|---|---|---|",
+    ]
+    lines += [f"| {name} | {_cell(cpu, get)} | {_cell(gpu, get)} |" for name, get in _LINES]
+    for device, record in records.items():
+        if record is not None:
+            lines += ["", *_details(device, record)]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(record: dict[str, Any] | None, value: Callable[[dict[str, Any]], str]) -> str:
+    """A value of a device that was measured, and of what was measured there."""
+    try:
+        return value(record) if record is not None else "not measured"
+    except (KeyError, TypeError):
+        return "not measured"
+
+
+_LINES: Sequence[tuple[str, Callable[[dict[str, Any]], str]]] = (
+    ("image-gradients/s, bare loop of energy and gradient", lambda r: f"{r['throughput']['bare_loop']:.0f}"),
+    ("image-gradients/s, annealing", lambda r: f"{r['throughput']['annealing']:.0f}"),
+    ("annealing over the bare loop", lambda r: f"{r['throughput']['share']:.2f}"),
+    ("image-gradients/s, loop written by hand", lambda r: f"{r['throughput']['hand_written_loop']:.0f}"),
+    ("annealing over the loop written by hand", lambda r: f"{r['throughput']['share_of_hand_written']:.2f}"),
+    (
+        "1000 images x 16 chains, 1000 temperatures",
+        lambda r: f"{r['large']['seconds']:.0f} s, {r['large']['image_gradients_per_second']:.0f} image-gradients/s",
+    ),
+    (
+        "seconds an image to a standard error of 0.1, annealing the images that Pyro has",
+        lambda r: f"{r['annealing']['seconds']['same_images']:.3g}",
+    ),
+    (
+        "seconds an image to a standard error of 0.1, annealing all images at once",
+        lambda r: f"{r['annealing']['seconds']['all_images']:.3g}",
+    ),
+    (
+        "seconds an image to a standard error of 0.1, Pyro's HMC, one chain after another",
+        lambda r: f"{r['annealing']['seconds']['pyro']:.3g}",
+    ),
+    (
+        "seconds over Pyro's: the same images; all at once",
+        lambda r: ", ".join(f"1/{1 / r['annealing']['over_pyro'][k]:.0f}" for k in ("same_images", "all_images")),
+    ),
+)
+
+
+def _details(device: str, record: dict[str, Any]) -> list[str]:
+    settings = record["settings"]
+    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
+    lines = [
+        f"## {'GPU' if device == 'cuda' else 'CPU'}",
+        "",
+        f"`{record['command']}`, {record['date']}, on {record['processor']}, {record['threads']} "
+        + ("core" if record["threads"] == 1 else "cores")
+        + (f" with {record['device_name']}" if record["device_name"] else "")
+        + f"; {versions}. Speed: {settings['images']} images x {settings['chains']} chains, {_STEPS} leapfrog steps a "
+        f"temperature. Annealing beside Pyro: {settings['compared_temperatures']} temperatures, "
+        f"{settings['compared_chains']} chains; seconds to an error are those of the run times its mean squared error "
+        f"over {_ERROR}^2.",
+        "",
+        f"The first {settings['compared_images']} images; gradients are those of all chains of an image.",
+        "",
+        "| method | mean log p(x) | standard error | status | seconds | gradients |",
+        "|---|---|---|---|---|---|",
+    ]
+    for label, row in record["methods"].items():
+        lines.append(
+            f"| {label} | {row['mean']:.3f} | {row['mean_error']:.3f} | {row['status']} | {row['seconds']:.2f} "
+            f"| {row['gradient_evaluations']} |"
+        )
+    return lines
+
+
+def _synchronise(like: torch.Tensor) -> None:
+    if like.is_cuda:
+        torch.cuda.synchronize(like.device)
+
+
+@contextmanager
+def _threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,113 @@
+"""Estimates of log evidence as every method reports them, ours and those of other libraries, and their table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from dgm_infer import Evidence
+
+__all__ = ["Estimates", "caveats", "table"]
+
+# Weights of which one has more than this share rest on a single chain.
+_LARGEST_SHARE = 0.5
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What a method says about log p(x) of some images, and what that took.
+
+    Attributes:
+        label: of the tables and pictures.
+        log_z: ``[n]``, one an image.
+        std_error: ``[n]``.
+        status: ``"unbiased"`` (of the evidence itself), ``"consistent"``, ``"lower"``, ``"upper"``, ``"heuristic"``.
+        seconds: of wall clock for all images.
+        gradient_evaluations: of the target's energy, all chains of an image together; 0 where none is needed.
+        notes: further values for JSON.
+    """
+
+    label: str
+    log_z: Tensor
+    std_error: Tensor
+    status: str
+    seconds: float
+    gradient_evaluations: int
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, label: str, evidence: Evidence) -> Self:
+        """Those of a result of :func:`dgm_infer.log_evidence`, of any batch shape."""
+        chains = evidence.dof + 1
+        return cls(
+            label,
+            evidence.log_z.reshape(-1).cpu(),
+            evidence.std_error.reshape(-1).cpu(),
+            evidence.status,
+            evidence.diagnostics["seconds"],
+            evidence.diagnostics["gradient_evaluations"] * chains,
+        )
+
+    @property
+    def mean(self) -> float:
+        """Over the images."""
+        return float(self.log_z.double().mean())
+
+    @property
+    def mean_error(self) -> float:
+        """Standard error of :attr:`mean` for these very images: their estimates' errors are independent."""
+        return float(self.std_error.double().square().sum().sqrt() / len(self.std_error))
+
+    def record(self) -> dict[str, Any]:
+        """For JSON."""
+        return {
+            "mean": self.mean,
+            "mean_error": self.mean_error,
+            "status": self.status,
+            "seconds": self.seconds,
+            "gradient_evaluations": self.gradient_evaluations,
+            "log_z": self.log_z.tolist(),
+            "std_error": self.std_error.tolist(),
+            **self.notes,
+        }
+
+
+def table(rows: Sequence[Estimates]) -> str:
+    """One row a method; the errors are standard errors, of the mean over the images and of the typical image."""
+    width = max(len("method"), *(len(row.label) for row in rows))
+    lines = [
+        f"{'method':{width}}  {'status':10}  {'mean log p(x)':>13}  {'error':>6}  {'an image':>8}  "
+        f"{'gradients':>9}  {'seconds':>7}"
+    ]
+    for row in rows:
+        typical = float(row.std_error.double().median())
+        lines.append(
+            f"{row.label:{width}}  {row.status:10}  {row.mean:13.3f}  {row.mean_error:6.3f}  {typical:8.3f}  "
+            f"{row.gradient_evaluations:9d}  {row.seconds:7.1f}"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def caveats(label: str, evidence: Evidence) -> list[str]:
+    """Lines that name the images whose estimates are not to be trusted, and why."""
+    lines = []
+    agree = evidence.diagnostics.get("base_moments_agree")
+    if isinstance(agree, Tensor) and not agree.all():
+        lines.append(
+            f"{label}: at images {_numbers(~agree)} the chains miss the base's moments at its end: they have not "
+            "travelled, give them more draws or a better base"
+        )
+    share = evidence.diagnostics.get("max_weight_share")
+    if evidence.status == "unbiased" and isinstance(share, Tensor) and (share > _LARGEST_SHARE).any():
+        lines.append(
+            f"{label}: at images {_numbers(share > _LARGEST_SHARE)} one weight is more than half of all: the errors "
+            "are underestimates, give it more temperatures or chains"
+        )
+    return lines
+
+
+def _numbers(which: Tensor, most: int = 8) -> str:
+    numbers = torch.nonzero(which.reshape(-1)).flatten().tolist()
+    return ", ".join(map(str, numbers[:most])) + (f" and {len(numbers) - most} more" if len(numbers) > most else "")

@@ -1,0 +1,120 @@
+"""Pictures of log evidence: methods side by side, and against time."""
+
+import os
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
+
+from .estimates import Estimates
+from .figures import COLOURS
+
+__all__ = ["against_time", "by_image"]
+
+# What a point may be read as: a bound points to where the truth is.
+_MARKERS = {"unbiased": "o", "consistent": "s", "lower": "^", "upper": "v", "heuristic": "x"}
+
+
+def by_image(path: str | os.PathLike, rows: Sequence[Estimates], reference: Estimates) -> None:
+    """Every method's log p(x) less a reference's: means over the images, and image by image.
+
+    Bars are two standard errors. A triangle is a bound and points to the side on which the truth is.
+
+    Args:
+        path: of the PNG.
+        rows: one a method.
+        reference: what is subtracted, image by image; usually the row of smallest error that is no bound.
+    """
+    n = len(reference.log_z)
+    figure = Figure(figsize=(11, 0.33 * len(rows) + 3.1), layout="constrained")
+    means, images = figure.subplots(1, 2, width_ratios=[1, 1.6])
+    offsets = np.linspace(-0.3, 0.3, len(rows)) if len(rows) > 1 else np.zeros(1)
+    for i, row in enumerate(rows):
+        colour, marker = COLOURS[i % len(COLOURS)], _MARKERS[row.status]
+        difference, error = (row.log_z - reference.log_z).numpy(), row.std_error.numpy()
+        means.errorbar(row.mean, i, xerr=2 * _finite(row.mean_error), color=colour, marker=marker, ms=6, capsize=3)
+        images.errorbar(
+            np.arange(n) + offsets[i],
+            difference,
+            yerr=2 * _finite(error),
+            color=colour,
+            marker=marker,
+            ms=3.5,
+            lw=0,
+            elinewidth=0.9,
+            label=f"{row.label} ({row.status})",
+        )
+    means.set_yticks(range(len(rows)), [row.label for row in rows], fontsize=8)
+    means.invert_yaxis()
+    means.set_xlabel(f"log p(x), mean of {n} image{'s' if n > 1 else ''} (nats)")
+    images.axhline(0, color="0.6", lw=0.8, zorder=0)
+    images.set_xlim(-0.6, n - 0.4)
+    if max(float((row.log_z - reference.log_z).abs().max()) for row in rows) > 2:
+        # bounds are far off where the others agree to a tenth
+        images.set_yscale("symlog", linthresh=0.5, linscale=1.5)
+        images.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    means.xaxis.set_major_locator(MaxNLocator(5))
+    images.xaxis.set_major_locator(MaxNLocator(integer=True))
+    images.set_xlabel("image")
+    images.set_ylabel(f"less {reference.label} (nats)")
+    images.legend(fontsize=7, frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.14))
+    for axis in (means, images):
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
+    figure.savefig(path, dpi=140, facecolor="white")
+
+
+def against_time(
+    path: str | os.PathLike,
+    curves: Mapping[str, Sequence[Estimates]],
+    levels: Mapping[str, float],
+    band: tuple[float, float] | None,
+    *,
+    title: str,
+) -> None:
+    """Means over images against seconds, one curve a method: beside bounds as lines, and alone (T fig. 5.4).
+
+    Args:
+        path: of the PNG.
+        curves: method -> its estimates for growing effort; bars are two standard errors.
+        levels: label -> bound, drawn as dashed lines.
+        band: between a lower and an upper bound on all images' mean, shaded; None for none.
+        title: of the picture.
+    """
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    axes = figure.subplots(1, 2)
+    for axis in axes:
+        if band is not None:
+            axis.axhspan(min(band), max(band), color="0.8", lw=0, label="between the bidirectional bounds")
+        for i, (label, rows) in enumerate(curves.items()):
+            axis.errorbar(
+                [row.seconds for row in rows],
+                [row.mean for row in rows],
+                yerr=[2 * _finite(row.mean_error) for row in rows],
+                color=COLOURS[i % len(COLOURS)],
+                marker="os^Dv"[i % 5],
+                ms=4.5,
+                lw=1.2,
+                capsize=2.5,
+                label=label,
+            )
+        axis.set(xscale="log", xlabel="wall clock (s)")
+        for ticks in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+            ticks(LogFormatter(minor_thresholds=(1.5, 0.5)))
+        axis.spines[["top", "right"]].set_visible(False)
+    for i, (label, value) in enumerate(levels.items()):
+        axes[0].axhline(value, color="0.35", ls=("--", ":", "-.")[i % 3], lw=1)
+        axes[0].annotate(f"{label} {value:.2f}", (0.995, value), xycoords=("axes fraction", "data"), ha="right",
+                         va="bottom", fontsize=7.5, color="0.35")  # fmt: skip
+    axes[0].set_ylabel("log p(x), mean over the images (nats)")
+    axes[1].set_title("the methods alone", fontsize=9)
+    figure.suptitle(title, fontsize=10)
+    handles, names = axes[0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150, facecolor="white")
+
+
+def _finite(error):
+    """No bar where there is no error."""
+    return np.nan_to_num(error, nan=0.0, posinf=0.0)

@@ -1,0 +1,175 @@
+"""The importance-weighted auto-encoder of binary images (Burda, Grosse and Salakhutdinov 2016)."""
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple, Self
+from zipfile import BadZipFile
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Independent
+
+from dgm_infer import GenerativeModel, StandardNormal
+from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
+
+from .arrays import read_arrays
+from .networks import mlp
+from .vae import GaussianEncoder
+
+__all__ = ["IWAE", "BernoulliDecoder", "GeneratedImages"]
+
+# Subfolder of the reference data.
+FOLDER = "iwae_mnist"
+# The published files of the network's parts: the decoder, the encoder's body and its two heads.
+FILES = ("decoder.npz", "encoder_h.npz", "encoder_mean.npz", "encoder_std.npz")
+
+
+class BernoulliDecoder(nn.Module):
+    """``p(x_i = 1 | z) = sigmoid(logit_i(z))``: ``[..., Dz]`` to a distribution over ``{0, 1}^Dx``, kept as logits."""
+
+    def __init__(self, latent_dim: int, n_outputs: int, hidden: Sequence[int]):
+        super().__init__()
+        self.network = mlp([latent_dim, *hidden, n_outputs])
+
+    def forward(self, z: Tensor) -> Independent:
+        return Independent(Bernoulli(logits=self.network(z), validate_args=False), 1, validate_args=False)
+
+
+class GeneratedImages(NamedTuple):
+    """Images of a model and the latents that generated them, which are exact draws of their posteriors."""
+
+    images: Tensor
+    """``[n, *output_shape]``, 0 or 1."""
+    latents: Tensor
+    """``[n, Dz]``."""
+
+
+class IWAE(GenerativeModel):
+    """Auto-encoder of binary images: ``z ~ N(0, I)``, ``x_i | z ~ Bernoulli(sigmoid(logit_i(z)))``.
+
+    Its pixels are discrete, so that no fibre of continuous inputs leads to an image and :func:`dgm_infer.condition`
+    refuses it. The posterior of its latents is a target of its own: :class:`generators.LatentPosterior`.
+
+    Args:
+        latent_dim: Dz.
+        output_shape: shape of an image.
+        hidden: widths of the decoder's hidden layers; the encoder's are the same in reverse.
+    """
+
+    def __init__(
+        self,
+        latent_dim: int = 50,
+        output_shape: Sequence[int] = (28, 28),
+        hidden: Sequence[int] = (200, 200),
+    ):
+        super().__init__()
+        self.config = {"latent_dim": latent_dim, "output_shape": list(output_shape), "hidden": list(hidden)}
+        self.output_shape = tuple(output_shape)
+        n_outputs = torch.Size(self.output_shape).numel()
+        if latent_dim < 1 or n_outputs < 1:
+            raise ArgumentError(f"IWAE(latent_dim={latent_dim}, output_shape={self.output_shape}): 1 or more")
+        self.input_density = StandardNormal(latent_dim)
+        self.encoder = GaussianEncoder(n_outputs, latent_dim, list(reversed(hidden)))
+        self.decoder = BernoulliDecoder(latent_dim, n_outputs, hidden)
+
+    def latents(self, u):
+        return {"z": u}
+
+    def observed(self, u):
+        raise ModelError(
+            f"the pixels of an {type(self).__name__} are discrete: no input can be solved for an image; use "
+            "generators.LatentPosterior(model.decoder, images, prior) for the posterior of its latents"
+        )
+
+    def generate(self, n: int, seed: int) -> GeneratedImages:
+        """``n`` images from the model itself, in its dtype and on its device."""
+        like = next(self.parameters())
+        rng = torch.Generator(like.device).manual_seed(seed)
+        z = self.input_density.sample((n,), generator=rng, dtype=like.dtype, device=like.device)
+        with torch.no_grad():
+            images = torch.bernoulli(self.decoder(z).mean, generator=rng)
+        return GeneratedImages(images.unflatten(-1, self.output_shape), z)
+
+    @classmethod
+    def from_npz(cls, folder: str | os.PathLike) -> Self:
+        """The published parameters, trained on binarised MNIST: 50 latents, 28 x 28 pixels, float32 (T 5.6.2).
+
+        Args:
+            folder: with ``decoder.npz``, ``encoder_h.npz``, ``encoder_mean.npz`` and ``encoder_std.npz``, in itself
+                or in its subfolder ``iwae_mnist``; the reference data that ``DGM_INFER_REFERENCE_DATA`` names has it.
+
+        Raises:
+            CheckpointError: a file is missing, damaged, or of another network.
+        """
+        folder = _subfolder(folder)
+        decoder, body, mean, sd = (_read(folder / name) for name in FILES)
+        try:
+            sizes = [*(decoder[f"W{i}"].shape[0] for i in _layers(decoder)), decoder["b4"].shape[-1]]
+            model = cls(sizes[0], cls._square(sizes[-1]), sizes[1:-1])
+            _fill(model.decoder.network, [(decoder[f"W{i}"], decoder[f"b{i}"]) for i in _layers(decoder)])
+            # one layer gives means and log standard deviations
+            heads = torch.cat([mean["W0"], sd["W0"]], -1), torch.cat([mean["b0"], sd["b0"]], -1)
+            _fill(model.encoder.network, [*((body[f"W{i}"], body[f"b{i}"]) for i in _layers(body)), heads])
+        except (LookupError, ValueError, RuntimeError, IndexError) as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(f"the files in {folder} are not those of the published IWAE: {reason}") from error
+        return model.eval()
+
+    @staticmethod
+    def published_images(folder: str | os.PathLike) -> GeneratedImages:
+        """The 1000 images of the published experiment, float32, and the latents that generated them (T 5.6.2).
+
+        Args:
+            folder: with ``images.npz``, in itself or in its subfolder ``iwae_mnist``.
+
+        Raises:
+            CheckpointError: the file is missing or damaged.
+        """
+        path = _subfolder(folder) / "images.npz"
+        arrays = _read(path)
+        try:
+            images, latents = arrays["images"], arrays["latents"]
+            return GeneratedImages(images.float().unflatten(-1, (28, 28)), latents.float())
+        except (LookupError, RuntimeError) as error:
+            raise CheckpointError(f"{path} holds no images and latents: {' '.join(str(error).split())}") from error
+
+    @staticmethod
+    def _square(n_outputs: int) -> tuple[int, int]:
+        side = round(n_outputs**0.5)
+        if side * side != n_outputs:
+            raise ValueError(f"{n_outputs} outputs are no square image")
+        return side, side
+
+
+def _subfolder(folder: str | os.PathLike) -> Path:
+    folder = Path(folder)
+    return folder / FOLDER if (folder / FOLDER).is_dir() else folder
+
+
+def _read(path: Path) -> dict[str, Tensor]:
+    try:
+        return read_arrays(path)
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{path} does not exist: name the folder of the published IWAE's files, {FOLDER} of the reference data "
+            "(DGM_INFER_REFERENCE_DATA); they come from GitHub, matt-graham/continuously-tempered-hmc"
+        ) from error
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+
+
+def _layers(arrays: Mapping[str, Tensor]) -> list[int]:
+    """Positions of the linear layers among all layers, activations included."""
+    return sorted(int(key[1:]) for key in arrays if key.startswith("W"))
+
+
+def _fill(network: nn.Sequential, layers: Sequence[tuple[Tensor, Tensor]]) -> None:
+    """Set the linear layers to stored ones, which act from the right: ``x @ W + b``."""
+    linear = [layer for layer in network if isinstance(layer, nn.Linear)]
+    with torch.no_grad():
+        for layer, (weight, bias) in zip(linear, layers, strict=True):
+            if layer.weight.shape != weight.mT.shape:
+                raise ValueError(f"a layer is {tuple(weight.mT.shape)}, expected {tuple(layer.weight.shape)}")
+            layer.weight.copy_(weight.mT)
+            layer.bias.copy_(bias.reshape(-1))

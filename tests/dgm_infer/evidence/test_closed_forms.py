@@ -1,0 +1,183 @@
+"""Every method against targets of exact log evidence; bounds on their side; controls that the same law rejects."""
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.evidence import annealing, record, tempering
+from tests.dgm_infer.evidence.mistakes import anneal_with_weights_after_the_move
+from tests.oracles import FLOAT, known_bimodal, known_gaussian, known_linear_gaussian
+
+TARGETS = {
+    "gaussian 2": lambda: known_gaussian(2, (3,)),
+    "gaussian 10": lambda: known_gaussian(10, (3,)),
+    "gaussian 50": lambda: known_gaussian(50, (3,)),
+    "bimodal": lambda: known_bimodal((3,)),
+    "linear Gaussian": known_linear_gaussian,
+}
+METHODS = {
+    "AIS": dgm.AIS(),
+    "AIS, equalised": dgm.AIS(schedule="equalised"),
+    "AIS, linear": dgm.AIS(schedule="linear"),
+    "Gibbs tempering": dgm.GibbsTempering(),
+    "continuous tempering": dgm.ContinuousTempering(),
+}
+
+
+def standard_errors_off(estimate, known):
+    """Of the estimate of every problem, with the bias of the logarithm taken off."""
+    return (estimate.log_z - estimate.bias - known.log_z) / estimate.std_error
+
+
+def assert_right(estimate, known, *, largest_error=0.05):
+    assert estimate.std_error.max() <= largest_error, f"standard errors {estimate.std_error.tolist()}"
+    z = standard_errors_off(estimate, known)
+    assert z.abs().max() <= 3, f"{z.tolist()} standard errors off"
+
+
+def assert_wrong(estimate, known):
+    assert standard_errors_off(estimate, known).abs().max() > 5
+
+
+def run(known, method, **settings):
+    return dgm.log_evidence(
+        known.target, known.base, method, **{"chains": 192, "seed": 1, "progress": False} | settings
+    )
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize("make", TARGETS.values(), ids=TARGETS)
+def test_estimates_are_within_three_standard_errors_of_the_truth(make, method):
+    known = make()
+    estimate = run(known, method)
+    assert_right(estimate, known)
+    assert estimate.status == ("unbiased" if isinstance(method, dgm.AIS) else "consistent")
+    assert estimate.diagnostics["ess"].min() > 20
+
+
+@pytest.mark.parametrize("make", TARGETS.values(), ids=TARGETS)
+def test_bounds_are_on_their_side_and_in_order(make):
+    known = make()
+    elbo, few, many = (run(known, m) for m in (dgm.Elbo(), dgm.ImportanceSampling(5), dgm.ImportanceSampling(500)))
+    for below, above in ((elbo, few), (few, many)):
+        assert (below.log_z < above.log_z + 3 * above.std_error).all()
+    assert (elbo.log_z < many.log_z).all()
+    for bound in (elbo, few, many):
+        assert bound.status == "lower"
+        assert (bound.log_z - 3 * bound.std_error <= known.log_z).all()
+    # and not by being useless
+    assert (few.log_z - elbo.log_z > 3 * elbo.std_error).all()
+
+
+@pytest.mark.parametrize("make", TARGETS.values(), ids=TARGETS)
+def test_exact_draws_give_bounds_from_both_sides_and_bennett_between_them(make):
+    known = make()
+    exact = known.draw(128, torch.Generator().manual_seed(2))
+    bounds = dgm.bidirectional(known.target, known.base, exact, chains=128, seed=3, progress=False)
+    assert [e.status for e in (bounds.lower, bounds.upper, bounds.combined)] == ["lower", "upper", "consistent"]
+    assert_right(bounds.lower, known, largest_error=0.06)
+    assert_right(bounds.upper, known, largest_error=0.06)
+    assert (bounds.upper.bias > 0).all()
+    assert (bounds.lower.bias < 0).all()
+    z = (bounds.combined.log_z - known.log_z) / bounds.combined.std_error
+    assert z.abs().max() <= 3
+    # both weight sets together are worth more than either
+    assert (bounds.combined.std_error < torch.minimum(bounds.lower.std_error, bounds.upper.std_error)).all()
+    error = bounds.gap.abs() / (bounds.lower.std_error.square() + bounds.upper.std_error.square()).sqrt()
+    assert error.max() <= 4
+
+
+def test_few_temperatures_leave_a_gap_that_has_the_truth_inside():
+    known = known_gaussian(50, (200,))
+    exact = known.draw(16, torch.Generator().manual_seed(4))
+    bounds = dgm.bidirectional(
+        known.target, known.base, exact, dgm.AIS(10, n_steps=1), chains=16, seed=5, progress=False
+    )
+    low, high = bounds.lower.log_z, bounds.upper.log_z
+    noise = 5 / 200**0.5
+    assert low.mean() + noise * low.std() < known.log_z[0] < high.mean() - noise * high.std()
+
+
+def test_draws_that_are_not_exact_make_heuristic_bounds():
+    known = known_gaussian(2)
+    bounds = dgm.bidirectional(
+        known.target, known.base, known.base.mean, dgm.AIS(10), exact=False, seed=0, progress=False
+    )
+    assert (bounds.lower.status, bounds.upper.status, bounds.combined.status) == ("lower", "heuristic", "heuristic")
+    assert bounds.upper.diagnostics["shared_exact_draw"]
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_weighted_draws_have_the_targets_moments(method):
+    known = known_gaussian(10, (2,))
+    mean, covariance = known.target.parts[1][0], known.target.parts[2][0]
+    # annealing gives one draw a chain
+    few = isinstance(method, dgm.AIS)
+    estimate = run(known, method.replace(temperatures=60) if few else method, chains=2000 if few else 192)
+    first = estimate.expectation(lambda x: x)
+    assert ((first.value - mean).abs() <= 5 * first.std_error).all()
+    second = estimate.expectation(lambda x: (x - mean).square())
+    assert ((second.value - covariance.diagonal()).abs() <= 5 * second.std_error).all()
+    # the base is half a standard deviation off in all, and a fifth too wide: it would not pass
+    off = (known.base.mean - mean).abs() / first.std_error
+    assert off.max() > 5
+    assert ((known.base.covariance_diagonal - covariance.diagonal()).abs() / second.std_error).max() > 5
+
+
+# ------------------------------------------------------------------------------------------------- negative controls
+
+
+def test_control_a_truth_that_is_three_tenths_off_is_noticed():
+    known = known_gaussian(10, offset=-3.0)
+    wrong = known_gaussian(10, offset=-3.3)
+    for method in METHODS.values():
+        assert_wrong(run(known, method), wrong)
+
+
+def test_control_weights_of_the_state_after_the_move_are_noticed(monkeypatch):
+    known = known_gaussian(10, (3,))
+    method = dgm.AIS(20)
+    assert standard_errors_off(run(known, method, chains=1000), known).abs().max() <= 5
+    monkeypatch.setattr(annealing, "anneal", anneal_with_weights_after_the_move)
+    assert_wrong(run(known, method, chains=1000), known)
+
+
+def test_control_weights_of_the_two_ends_swapped_are_noticed(monkeypatch):
+    right = record.log_weights_at_ends
+    monkeypatch.setattr(record, "log_weights_at_ends", lambda delta: right(delta)[::-1])
+    known = known_gaussian(10, (3,))
+    for method in (dgm.GibbsTempering(log_zeta=-3.7), dgm.ContinuousTempering(log_zeta=-3.7)):
+        assert_wrong(run(known, method), known)
+
+
+def test_control_a_sum_of_ratios_is_noticed(monkeypatch):
+    right = record.log_weights_at_ends
+
+    def sum_of_ratios(delta):
+        w1, w0 = right(delta)
+        return w1 - w0, torch.zeros_like(w0)
+
+    known = known_gaussian(10, (3,))
+    monkeypatch.setattr(record, "log_weights_at_ends", sum_of_ratios)
+    assert_wrong(run(known, dgm.GibbsTempering()), known)
+
+
+def test_control_temperatures_of_the_wrong_law_are_noticed(monkeypatch):
+    def uniform(delta, rng):
+        return torch.rand(delta.shape, generator=rng, dtype=FLOAT)
+
+    known = known_gaussian(10, (3,))
+    # a guess of log Z that is off makes the law of beta given x far from uniform
+    method = dgm.GibbsTempering(log_zeta=-1.0, n_steps=2)
+    assert standard_errors_off(run(known, method), known).abs().max() <= 5
+    monkeypatch.setattr(tempering, "draw_beta", uniform)
+    assert_wrong(run(known, method), known)
+
+
+def test_control_a_trajectory_without_the_control_variables_jacobian_is_noticed(monkeypatch):
+    def without(self, point, t):
+        return torch.lerp(point.square, point.energy + self.offset, t.sigmoid())
+
+    known = known_gaussian(10, (3,))
+    monkeypatch.setattr(tempering._JointChain, "_potential", without)
+    assert_wrong(run(known, dgm.ContinuousTempering(), chains=600), known)

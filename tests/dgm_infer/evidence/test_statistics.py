@@ -1,0 +1,101 @@
+"""Long runs: annealing is unbiased to a tenth of a percent, and intervals cover as often as they say."""
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.evidence import annealing
+from dgm_infer.evidence.path import AnnealedPath
+from dgm_infer.evidence.pilot import anneal_pilot
+from dgm_infer.evidence.progress import Progress
+from tests.dgm_infer.evidence.mistakes import anneal_with_weights_after_the_move
+from tests.oracles import known_bimodal, known_gaussian
+
+pytestmark = pytest.mark.slow
+
+
+def mean_and_error(log_weights, log_z):
+    """Of ``w/Z`` over all weights, every one of them a chain of its own."""
+    ratio = (log_weights - log_z).exp().flatten()
+    return ratio.mean(), ratio.std() / len(ratio) ** 0.5
+
+
+def frozen(seed=0):
+    known = known_bimodal((60_000,))
+    # every problem tunes its plan on a pilot of its own
+    method = dgm.AIS(100, n_steps=3, pilot_temperatures=25)
+    estimate = dgm.log_evidence(
+        known.target, known.base, method, chains=8, seed=seed, keep_draws=False, progress=False, chunk=20_000
+    )
+    return mean_and_error(estimate.log_weights, known.log_z)
+
+
+def test_frozen_annealing_is_unbiased_to_a_tenth_of_a_percent():
+    mean, error = frozen()
+    assert error <= 0.001
+    assert (mean - 1).abs() <= 3 * error, f"{mean:.5f} +- {error:.5f}"
+
+
+def test_control_adapting_inside_the_run_is_noticed():
+    known = known_bimodal((60_000,))
+    path = AnnealedPath(known.target, known.base)
+    # a pilot's own weights: its step sizes follow the acceptance of the chains that they move
+    pilot = anneal_pilot(
+        path,
+        2,
+        torch.Generator().manual_seed(0),
+        temperatures=100,
+        n_steps=3,
+        target_acceptance=0.8,
+        progress=Progress(False),
+    )
+    mean, error = mean_and_error(pilot.log_weights, known.log_z)
+    assert (mean - 1).abs() > 3 * error, f"{mean:.5f} +- {error:.5f}"
+
+
+def test_control_weights_of_the_state_after_the_move_are_noticed(monkeypatch):
+    known = known_bimodal((5_000,))
+    method = dgm.AIS(100, n_steps=3, pilot_temperatures=25)
+    for anneal, biased in ((annealing.anneal, False), (anneal_with_weights_after_the_move, True)):
+        monkeypatch.setattr(annealing, "anneal", anneal)
+        estimate = dgm.log_evidence(
+            known.target, known.base, method, chains=8, seed=1, keep_draws=False, progress=False
+        )
+        mean, error = mean_and_error(estimate.log_weights, known.log_z)
+        assert bool((mean - 1).abs() > 3 * error) == biased, f"{mean:.5f} +- {error:.5f}"
+
+
+METHODS = {
+    "AIS": dgm.AIS(),
+    "AIS, equalised": dgm.AIS(schedule="equalised"),
+    "Gibbs tempering": dgm.GibbsTempering(),
+    "continuous tempering": dgm.ContinuousTempering(),
+}
+TARGETS = {"bimodal": lambda n: known_bimodal((n,)), "Gaussian": lambda n: known_gaussian(10, (n,))}
+
+
+def coverage(estimate, log_z, *, widen=1.0):
+    low, high = estimate.interval(0.95)
+    middle, half = 0.5 * (low + high), 0.5 * widen * (high - low)
+    return ((middle - half < log_z) & (log_z < middle + half)).double().mean().item()
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize("make", TARGETS.values(), ids=TARGETS)
+def test_intervals_cover_the_truth_as_often_as_they_say(make, method):
+    # 200 replicates in one batch, each with random numbers of its own
+    known = make(200)
+    estimate = dgm.log_evidence(known.target, known.base, method, chains=16, seed=0, progress=False)
+    assert 0.90 <= coverage(estimate, known.log_z) <= 0.99
+    # intervals half as wide cover too little, intervals twice as wide too much
+    assert coverage(estimate, known.log_z, widen=0.5) < 0.90
+    assert coverage(estimate, known.log_z, widen=2.0) > 0.99
+
+
+@pytest.mark.parametrize("make", TARGETS.values(), ids=TARGETS)
+def test_intervals_of_both_directions_and_of_bennett_cover_the_truth(make):
+    known = make(200)
+    exact = known.draw(16, torch.Generator().manual_seed(3))
+    bounds = dgm.bidirectional(known.target, known.base, exact, chains=16, seed=0, progress=False)
+    for estimate in (bounds.lower, bounds.upper, bounds.combined):
+        assert 0.90 <= coverage(estimate, known.log_z) <= 0.99, estimate.method

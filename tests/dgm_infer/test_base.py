@@ -1,0 +1,218 @@
+"""Gaussian bases: densities, maps to whitened coordinates, fits."""
+
+import math
+
+import pytest
+import torch
+from torch.distributions import Bernoulli, Independent, MultivariateNormal, Normal
+
+import dgm_infer as dgm
+from tests.oracles import FLOAT, compare, known_gaussian
+
+KINDS = ("diagonal", "full", "low_rank")
+
+
+def base_of(kind, batch=(2, 3), dim=5, seed=0):
+    rng = torch.Generator().manual_seed(seed)
+
+    def normal(*shape):
+        return torch.randn(*batch, *shape, generator=rng, dtype=FLOAT)
+
+    mean, sd = normal(dim), normal(dim).exp()
+    if kind == "full":
+        return dgm.Gaussian(mean, cholesky=normal(dim, dim).tril(-1) + torch.diag_embed(sd))
+    return dgm.Gaussian(mean, sd, factor=normal(dim, 2) if kind == "low_rank" else None)
+
+
+@pytest.mark.parametrize("batch", [(), (4,), (2, 3)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_map_is_a_root_of_the_covariance(kind, batch):
+    base = base_of(kind, batch)
+    identity = torch.eye(base.dim, dtype=FLOAT)
+    # columns of L, by the map of unit vectors
+    columns = base.scale.apply(identity.reshape(base.dim, *[1] * len(batch), base.dim).expand(-1, *batch, -1))
+    root = columns.movedim(0, -1)
+    torch.testing.assert_close(root @ root.mT, base.covariance)
+    torch.testing.assert_close(base.covariance_diagonal, base.covariance.diagonal(dim1=-2, dim2=-1))
+    torch.testing.assert_close(base.log_det, torch.linalg.slogdet(root).logabsdet)
+    gradient = torch.randn(7, *base.mean.shape, generator=torch.Generator().manual_seed(1), dtype=FLOAT)
+    torch.testing.assert_close(base.scale.transpose(gradient), (root.mT @ gradient.unsqueeze(-1)).squeeze(-1))
+    torch.testing.assert_close(base.whiten(base.unwhiten(gradient)), gradient)
+    assert base.kind == kind
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_density_is_that_of_a_multivariate_normal(kind):
+    base = base_of(kind)
+    x = base.mean + torch.randn(4, *base.mean.shape, generator=torch.Generator().manual_seed(2), dtype=FLOAT)
+    torch.testing.assert_close(base.log_prob(x), MultivariateNormal(base.mean, base.covariance).log_prob(x))
+    torch.testing.assert_close(base.energy(x), -base.log_prob(x))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_draws_have_the_moments(kind):
+    base = base_of(kind, ())
+    x = base.sample((10, 2000), torch.Generator().manual_seed(3))
+    i, j = torch.triu_indices(5, 5)
+    d = x - base.mean
+    z, _ = compare(torch.cat([d, d[..., i] * d[..., j]], -1), torch.cat([0 * base.mean, base.covariance[i, j]]))
+    assert z.abs().max() <= 5
+    # a covariance a tenth off is noticed
+    wrong, _ = compare(d[..., i] * d[..., j], 1.1 * base.covariance[i, j])
+    assert wrong.abs().max() > 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_problems_are_taken_by_flat_index(kind):
+    base = base_of(kind)
+    taken = base.take(torch.tensor([4, 0]))
+    torch.testing.assert_close(taken.mean, base.mean.reshape(6, 5)[[4, 0]])
+    torch.testing.assert_close(taken.covariance, base.covariance.reshape(6, 5, 5)[[4, 0]])
+    assert taken.to(torch.float32).covariance.dtype == torch.float32
+
+
+def precision_target(dim=4, batch=(2,)):
+    """``exp(-2) N(mean, scale^2 C)``, one scale a problem."""
+    known = known_gaussian(dim)
+    mean, covariance = known.target.parts[1][0], known.target.parts[2][0]
+    scales = torch.tensor([0.5, 3.0], dtype=FLOAT)[: math.prod(batch)].reshape(batch)
+    precision = torch.linalg.inv(covariance) / scales.square()[..., None, None]
+    normal = MultivariateNormal(mean.expand(*batch, dim), precision_matrix=precision)
+    return dgm.Target(lambda x: 2.0 - normal.log_prob(x), dim, batch), normal.mean, precision
+
+
+def test_a_full_fit_recovers_a_gaussian_and_its_evidence():
+    target, mean, precision = precision_target()
+    base = dgm.Gaussian.fit(target, "full", dtype=FLOAT, steps=2000)
+    torch.testing.assert_close(base.mean, mean, atol=1e-3, rtol=0)
+    torch.testing.assert_close(base.covariance, torch.linalg.inv(precision), rtol=5e-3, atol=5e-3)
+    torch.testing.assert_close(base.elbo, torch.full((2,), -2.0, dtype=FLOAT), atol=1e-4, rtol=0)
+
+
+def test_a_diagonal_fit_is_the_mean_field_solution_and_its_bound_is_short_by_the_known_gap():
+    target, mean, precision = precision_target()
+    base = dgm.Gaussian.fit(target, dtype=FLOAT, steps=2000)
+    diagonal = precision.diagonal(dim1=-2, dim2=-1)
+    torch.testing.assert_close(base.mean, mean, atol=0.03, rtol=0.02)
+    torch.testing.assert_close(base.covariance_diagonal, 1 / diagonal, rtol=0.05, atol=0)
+    gap = 0.5 * (diagonal.log().sum(-1) - torch.logdet(precision))
+    assert gap.min() > 0.1
+    torch.testing.assert_close(base.elbo, -2.0 - gap, atol=0.1, rtol=0)
+
+
+def test_a_low_rank_fit_recovers_a_covariance_of_its_rank():
+    rng = torch.Generator().manual_seed(5)
+    sd, factor = 0.5 + torch.rand(6, generator=rng, dtype=FLOAT), torch.randn(6, 2, generator=rng, dtype=FLOAT)
+    truth = dgm.Gaussian(torch.arange(6, dtype=FLOAT), sd, factor=factor)
+    base = dgm.Gaussian.fit(dgm.Target(truth.energy, 6), "low_rank", rank=2, dtype=FLOAT, steps=2500)
+    torch.testing.assert_close(base.covariance, truth.covariance, rtol=0.02, atol=0.02)
+    assert base.elbo == pytest.approx(0, abs=1e-3)
+    # one dimension fewer cannot
+    assert dgm.Gaussian.fit(dgm.Target(truth.energy, 6), "low_rank", rank=1, dtype=FLOAT).elbo < -0.1
+
+
+def test_laplace_is_exact_for_a_gaussian():
+    target, mean, precision = precision_target()
+    base = dgm.Gaussian.laplace(target)
+    torch.testing.assert_close(base.mean, mean)
+    torch.testing.assert_close(base.covariance, torch.linalg.inv(precision))
+    torch.testing.assert_close(base.log_evidence, torch.full((2,), -2.0, dtype=FLOAT))
+
+
+def test_laplace_finds_modes_of_targets_that_are_no_gaussians():
+    counts = torch.tensor([[1.0, 30.0], [7.0, 2.0], [400.0, 0.5]], dtype=FLOAT)
+    # log of a gamma variable: the mode is log k and the curvature there k
+    target = dgm.Target(lambda x: (x.exp() - counts * x).sum(-1), 2, (3,))
+    base = dgm.Gaussian.laplace(target)
+    torch.testing.assert_close(base.mean, counts.log())
+    torch.testing.assert_close(base.covariance, torch.diag_embed(1 / counts))
+
+
+def test_laplace_refuses_a_saddle_and_a_slope_without_end():
+    saddle = dgm.Target(lambda x: x[..., 0] ** 2 - x[..., 1] ** 2, 2)
+    with pytest.raises(dgm.EvidenceError, match=r"1 of 1 problems: pass start="):
+        dgm.Gaussian.laplace(saddle)
+    with pytest.raises(dgm.EvidenceError, match="not positive definite"):
+        dgm.Gaussian.laplace(dgm.Target(lambda x: x.sum(-1), 2))
+
+
+def test_refined_matches_weighted_moments():
+    rng = torch.Generator().manual_seed(6)
+    truth = base_of("full", (2,), 3)
+    proposal = dgm.Gaussian(truth.mean, 1.5 * truth.covariance_diagonal.sqrt())
+    draws = proposal.sample((4, 20000), rng)
+    log_weights = truth.log_prob(draws) - proposal.log_prob(draws)
+    log_weights[0, :10] = math.nan
+    log_zeta = torch.tensor([1.0, 2.0])
+    for kind in ("full", "diagonal", "low_rank"):
+        base = proposal.refined(draws, log_weights, log_zeta, kind=kind)
+        torch.testing.assert_close(base.mean, truth.mean, atol=0.05, rtol=0.05)
+        torch.testing.assert_close(base.covariance_diagonal, truth.covariance_diagonal, rtol=0.1, atol=0)
+        assert base.kind == kind
+        assert base.log_zeta.tolist() == [1, 2]
+    refined = proposal.refined(draws, log_weights, kind="full")
+    torch.testing.assert_close(refined.covariance, truth.covariance, rtol=0.1, atol=0.1)
+    # unweighted, the draws are of the proposal: the weights matter
+    plain = proposal.refined(draws, torch.zeros_like(log_weights), kind="full")
+    assert (plain.covariance_diagonal / truth.covariance_diagonal).min() > 1.8
+
+
+def test_refined_from_few_draws_keeps_a_covariance_of_full_rank():
+    base = base_of("full", (), 5)
+    few = base.refined(base.sample((1, 2), torch.Generator().manual_seed(0)), torch.zeros(1, 2))
+    assert torch.linalg.eigvalsh(few.covariance).min() > 0
+
+
+def test_a_base_from_an_encoder():
+    def encoder(x):
+        return Independent(Normal(x[..., :2], x[..., 2:].exp()), 1)
+
+    images = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
+    base = dgm.Gaussian.from_encoder(encoder, images)
+    torch.testing.assert_close(base.log_prob(images[:, :2]), encoder(images).log_prob(images[:, :2]))
+    with pytest.raises(dgm.ArgumentError, match="the encoder returns a Bernoulli"):
+        dgm.Gaussian.from_encoder(lambda x: Bernoulli(logits=x), images)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: dgm.Gaussian(torch.zeros(2)), "give the scale as sd"),
+        (lambda: dgm.Gaussian(torch.zeros(2), 1.0, cholesky=torch.eye(2)), "give the scale as sd"),
+        (lambda: dgm.Gaussian(torch.zeros(2), torch.tensor([1.0, -1.0])), "sd is -1 somewhere"),
+        (lambda: dgm.Gaussian(torch.zeros(2), torch.ones(3)), r"sd of shape \(3,\)"),
+        (lambda: dgm.Gaussian(torch.tensor([0.0, math.nan]), 1.0), "mean=nan"),
+        (lambda: dgm.Gaussian(torch.zeros(2), cholesky=torch.zeros(2, 2)), "diagonal of cholesky is 0"),
+        (lambda: dgm.Gaussian(torch.zeros(2), 1.0, factor=torch.zeros(3, 1)), r"factor of shape \(3, 1\)"),
+        (lambda: dgm.Gaussian(torch.tensor(1.0), 1.0), r"mean of shape \(\)"),
+        (lambda: dgm.Gaussian(torch.zeros(3, 2), 1.0, log_zeta=torch.zeros(2)), "log_zeta of shape"),
+        (lambda: dgm.Gaussian.fit(dgm.Target(lambda x: x.sum(-1), 2), "ful"), "kind='ful'"),
+        (lambda: dgm.Gaussian.fit(dgm.Target(lambda x: x.sum(-1), 2), steps=0), "steps=0"),
+        (lambda: dgm.Gaussian.fit(dgm.Target(lambda x: x.sum(-1), 2), rate=-1), "rate=-1"),
+        (lambda: dgm.Gaussian.fit(object()), "expected a Target, not a object"),
+        (lambda: dgm.Gaussian.laplace(dgm.Target(lambda x: x.sum(-1), 2), start=torch.zeros(3)), "start of shape"),
+        (lambda: dgm.Gaussian(torch.zeros(2), 1.0).refined(torch.zeros(2, 3), torch.zeros(2)), "refined"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(dgm.ArgumentError, match=message):
+        make()
+
+
+def test_weights_that_are_all_zero_make_no_base():
+    base = dgm.Gaussian(torch.zeros(2), 1.0)
+    with pytest.raises(dgm.EvidenceError, match="all weights are zero at 1 of 1"):
+        base.refined(torch.zeros(1, 3, 2), torch.full((1, 3), -math.inf))
+
+
+def test_draws_without_a_density_do_not_pull_a_fit():
+    cliff = dgm.Target(lambda x: x.square().sum(-1) * math.inf, 2)
+    base = dgm.Gaussian.fit(cliff, steps=5)
+    assert base.mean.isfinite().all()
+    assert not base.elbo.isfinite().any()
+
+
+def test_a_fit_that_diverges_says_so():
+    target = dgm.Target(lambda x: x.square().sum(-1), 2, (2,))
+    with pytest.raises(dgm.EvidenceError, match="diverged at 2 of 2 problems: use a smaller rate"):
+        dgm.Gaussian.fit(target, dtype=FLOAT, rate=1e300, steps=5)
