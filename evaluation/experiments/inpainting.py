@@ -42,13 +42,15 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         )
     from trainers import MNISTData
 
-    n_images, chains, warmup, n_draws = (2, 8, 30, 20) if fast else (4, 64, 300, 500)
+    n_images, chains, warmup, n_draws = (2, 8, 20, 20) if fast else (4, 64, 200, 300)
     images = MNISTData(data / "mnist_10k").held_out(n_images)
     mask = torch.zeros(28, 28, dtype=torch.bool)
     mask[:N_ROWS] = True
     problem = dgm.condition(generators.load("mnist_vae"), images, observe=dgm.pixels(mask))
     started = time.perf_counter()
-    draws = dgm.sample(problem, dgm.ConstrainedHMC(), chains=chains, warmup=warmup, draws=n_draws, seed=seed)
+    draws = dgm.sample(
+        problem, dgm.ConstrainedHMC(compile=not fast), chains=chains, warmup=warmup, draws=n_draws, seed=seed
+    )
     seconds = time.perf_counter() - started
     summary = draws.summary()
     plots.completions(folder / "completions.png", images, mask, draws.generate(N_COMPLETIONS))
@@ -59,6 +61,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     failed = draws.stats["projection_failed"] | draws.stats["reversal_failed"]
     return {
         "summary": describe(draws, summary, seconds),
+        "distinct_starts": [len(own.unique()) for own in draws.ancestors.T] if draws.ancestors is not None else None,
         "chains": chains,
         "warmup": warmup,
         "draws": n_draws,

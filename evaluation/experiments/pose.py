@@ -92,8 +92,10 @@ def _binocular(model: HumanPose, scenes: int, chains: int, seconds: float, seed:
             "never_accepted": failed / max(len(joints), 1),
             "draws": sum(len(part) for part in joints),
         }
-        axis.plot(times, curve, color=colour, lw=0.6, alpha=0.5)
-        axis.plot(times, curve.mean(-1), color=colour, lw=2.2, label=label)
+        # from the start to the first draws nothing was measured
+        axis.plot(times[:2], curve[:2].mean(-1), color=colour, lw=1.2, ls=":")
+        axis.plot(times[1:], curve[1:], color=colour, lw=0.6, alpha=0.5)
+        axis.plot(times[1:], curve[1:].mean(-1), color=colour, lw=2.2, label=label)
     axis.axhline(0.1 * float(first.mean()), color="0.5", ls="--", lw=1)
     axis.annotate("a tenth of the start", (0.02, 0.1 * float(first.mean())), xycoords=("axes fraction", "data"),
                   va="bottom", fontsize=8, color="0.4")  # fmt: skip

@@ -1,0 +1,74 @@
+"""log p(x) of the published IWAE's images, against the values of long annealing runs (reference data)."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from evaluation.experiments import REFERENCE_DATA
+from generators import IWAE, LatentPosterior
+
+pytestmark = pytest.mark.slow
+
+N_IMAGES = 100
+# of long runs that are no part of this project, with what they leave open
+LOG_EVIDENCE, TOLERANCE = -99.52, 0.03
+
+
+@pytest.fixture(scope="module")
+def published():
+    folder = Path(os.environ.get(REFERENCE_DATA, ""))
+    if REFERENCE_DATA not in os.environ or not (folder / "iwae_mnist").is_dir():
+        pytest.skip(f"{REFERENCE_DATA} names no folder with iwae_mnist")
+    model = IWAE.from_npz(folder)
+    images, latents = (x[:N_IMAGES] for x in IWAE.published_images(folder))
+    target = LatentPosterior(model.decoder, images, model.input_density)
+    encoder = dgm.Gaussian.from_encoder(model.encoder, target.images)
+    base = dgm.Gaussian.fit(target, "full", start=encoder, seed=1)
+    return target, encoder, base, latents
+
+
+@pytest.fixture(scope="module")
+def both(published):
+    target, _, base, latents = published
+    return dgm.bidirectional(target, base, latents, chains=8, seed=1, keep_draws=False, progress=False)
+
+
+def mean(evidence):
+    """Over the images, and its standard error given them."""
+    n = evidence.log_z.numel()
+    return evidence.log_z.mean(), evidence.std_error.square().sum().sqrt() / n
+
+
+def test_bounds_from_both_sides_close_at_the_known_value(both):
+    for bound in (both.lower, both.upper, both.combined):
+        value, _ = mean(bound)
+        assert abs(value - LOG_EVIDENCE) <= TOLERANCE, f"{bound.method}: {value:.4f}"
+    assert both.gap.mean() <= 0.05
+
+
+@pytest.mark.parametrize("method", [dgm.GibbsTempering(), dgm.ContinuousTempering()], ids=["Gibbs", "joint"])
+def test_tempering_agrees(published, both, method):
+    target, _, base, _ = published
+    tempered = dgm.log_evidence(target, base, method, chains=8, seed=1, keep_draws=False, progress=False)
+    (value, error), (expected, its_error) = mean(tempered), mean(both.combined)
+    spread = (error**2 + its_error**2).sqrt()
+    assert spread < 0.01
+    assert abs(value - expected) <= 3 * spread, f"{value:.4f} +- {error:.4f}, {expected:.4f} +- {its_error:.4f}"
+    # the weighted draws at the base have the base's moments
+    assert tempered.diagnostics["base_moments_agree"].double().mean() >= 0.95
+
+
+def test_bounds_by_the_encoder_are_in_order_and_as_published(published, both):
+    target, encoder, _, _ = published
+    known = [(dgm.Elbo(2000), -109.53), (dgm.ImportanceSampling(50), -101.98)]
+    values = []
+    for method, expected in known:
+        bound = dgm.log_evidence(target, encoder, method, chains=8, seed=1, keep_draws=False, progress=False)
+        value, error = mean(bound)
+        assert error < 0.1
+        assert abs(value - expected) <= 5 * (error**2 + torch.tensor(0.02) ** 2).sqrt(), f"{value:.3f} +- {error:.3f}"
+        values.append(value)
+    assert values[0] < values[1] < mean(both.lower)[0]
