@@ -71,6 +71,19 @@ def test_the_divergence_is_the_textbook_formula():
         torch.testing.assert_close(VAETraining(vae).elbo(images), likelihood - kl)
 
 
+def test_a_weighted_divergence_trains_as_a_larger_sd_does():
+    """``ELBO`` with weight w and sd s, times 1/w, has the gradient of the ELBO with sd ``s sqrt(w)``."""
+    images = torch.rand(6, 4, 4, generator=torch.Generator().manual_seed(1))
+    narrow, wide = (generators.GaussianVAE(2, (4, 4), hidden=[5], sd=sd) for sd in (0.1, 0.4))
+    wide.load_state_dict({k: v for k, v in narrow.state_dict().items() if "log_sd" not in k}, strict=False)
+    gradients = []
+    for model, weight in ((narrow, 16.0), (wide, 1.0)):
+        torch.manual_seed(2)
+        (VAETraining(model).elbo(images, kl_weight=weight).sum() / weight).backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
+    torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)
+
+
 def test_the_learning_rate_rises_then_falls_to_zero():
     rates = [one_cycle(step, 100, 0.3) for step in range(101)]
     assert rates[0] == pytest.approx(0.04)
@@ -83,7 +96,7 @@ def test_the_learning_rate_rises_then_falls_to_zero():
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("learning_rate", 0), ("warm_up", 1), ("validation_samples", 0), ("learning_rate", math.nan)],
+    [("kl_weight", 0), ("learning_rate", 0), ("warm_up", 1), ("validation_samples", 0), ("learning_rate", math.nan)],
 )
 def test_illegal_fields_are_named(field, value):
     with pytest.raises(ArgumentError, match=f"{field}={value}"):
