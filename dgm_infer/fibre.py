@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from .errors import StartError
 from .jacobian import DenseJacobian, Evaluation, JacobianMap, LowRankPlusBlocks, LowRankPlusDiagonal, push_forward
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from .compilation import Compiler
 
 __all__ = ["Fibre", "Linearisation"]
+
+# Of the Jacobians that are evaluated at once: the graph that their gradient needs is some thirty times as large.
+_ELEMENTS = 2**22
 
 
 class Linearisation(NamedTuple):
@@ -89,9 +93,28 @@ class Fibre:
     def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """``function(fibre, *arguments)`` without gradients, compiled where this fibre is.
 
+        Many rows are worked off in parts, so that derivatives need little more memory than their results.
+
         Args:
             function: of a fibre of R rows and trees of tensors of R rows; returns such a tree.
         """
+        n_rows, size = len(self.values), max(1, _ELEMENTS // self._row_elements)
+        if n_rows <= size:
+            return self._evaluate(function, *arguments)
+        parts = []
+        for rows in torch.arange(n_rows, device=self.values.device).split(size):
+            first, last = int(rows[0]), int(rows[-1]) + 1
+            part = pytree.tree_map(lambda t, a=first, b=last: t[a:b], arguments)
+            parts.append(self.take(rows)._evaluate(function, *part))
+        return pytree.tree_map(lambda *tensors: torch.cat(tensors), *parts)
+
+    @property
+    def _row_elements(self) -> int:
+        """Numbers in the Jacobian of a row."""
+        columns = self.dim if self.units is None else self.units.n_global + self.units.inputs
+        return self.values.shape[-1] * columns
+
+    def _evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
         if self._compiler is None:
             with torch.no_grad():
                 return function(self, *arguments)

@@ -379,3 +379,21 @@ def test_control_the_same_models_as_they_are_declared_rightly_are_accepted():
         assert dgm.condition(model, torch.zeros(model.output_shape)).units is not None
     dgm.condition(variant(Walk, "dense", simulate=another_simulate), torch.zeros(8))
     dgm.condition(variant(BentPairs, unit_inputs=6, unit_outputs=6), torch.zeros(6))
+
+
+@pytest.mark.parametrize("solver", ["newton", "quasi_newton"])
+@pytest.mark.parametrize("model", [Bent(), BentPairs(), Walk(), Bent("dense")], ids=lambda m: f"{type(m).__name__}")
+def test_rows_worked_off_in_parts_make_the_same_chains(monkeypatch, model, solver):
+    u = torch.randn(model.input_density.dim, generator=torch.Generator().manual_seed(3), dtype=FLOAT)
+    problem = dgm.condition(model, model.observed(u))
+    kernel = dgm.ConstrainedHMC(step_size=0.3, n_steps=2, n_geodesic=2, solver=solver)
+
+    def chains():
+        return dgm.sample(problem, kernel, chains=7, warmup=0, draws=3, seed=1, progress=False).inputs
+
+    whole, calls = chains(), []
+    evaluate = dgm.Fibre._evaluate
+    monkeypatch.setattr(dgm.Fibre, "_evaluate", lambda self, *a: calls.append(len(self.values)) or evaluate(self, *a))
+    monkeypatch.setattr("dgm_infer.fibre._ELEMENTS", 3 * problem._row_elements)
+    assert torch.allclose(chains(), whole, rtol=1e-10, atol=1e-12)
+    assert max(calls) == 3
