@@ -11,7 +11,7 @@ from torch.distributions import Distribution, Independent, Normal
 from ..errors import ArgumentError, EvidenceError
 from ..target import Target
 from .laplace import find_mode
-from .scales import KINDS, Diagonal, Full, LowRank, Scale, factorised, scale_of
+from .scales import KINDS, Diagonal, Full, LowRank, Scale, factorised, remade, scale_of
 from .variational import maximise_elbo
 
 __all__ = ["Gaussian"]
@@ -152,13 +152,13 @@ class Gaussian:
         n = len(self.batch_shape)
         parts = [tensor.flatten(0, n - 1)[problems] if n else tensor[None][problems] for tensor in self.scale.tensors]
         mean = self.mean.reshape(-1, self.dim)[problems]
-        scale = LowRank.of(*parts) if isinstance(self.scale, LowRank) else type(self.scale)(*parts)  # type: ignore[call-arg]
+        scale = remade(self.scale, parts)
         return self._like(mean, scale, None if self.log_zeta is None else self.log_zeta.reshape(-1)[problems])
 
     def to(self, *args: Any, **kwargs: Any) -> "Gaussian":
         """The same on another device or of another dtype."""
         parts = [tensor.to(*args, **kwargs) for tensor in self.scale.tensors]
-        scale = LowRank.of(*parts) if isinstance(self.scale, LowRank) else type(self.scale)(*parts)  # type: ignore[call-arg]
+        scale = remade(self.scale, parts)
         log_zeta = None if self.log_zeta is None else self.log_zeta.to(parts[0].device)
         return self._like(self.mean.to(*args, **kwargs), scale, log_zeta)
 
@@ -200,8 +200,7 @@ class Gaussian:
         covariance = share * covariance + (1 - share) * self.covariance.double()
         rank = self.scale.factor.shape[-1] if isinstance(self.scale, LowRank) else min(4, self.dim)
         scale = scale_of(covariance, kind or self.kind, rank)
-        scale_tensors = [tensor.to(self.mean) for tensor in scale.tensors]
-        scale = LowRank.of(*scale_tensors) if isinstance(scale, LowRank) else type(scale)(*scale_tensors)  # type: ignore[call-arg]
+        scale = remade(scale, [tensor.to(self.mean) for tensor in scale.tensors])
         return self._like(mean.to(self.mean), scale, None if log_zeta is None else log_zeta.double())
 
     # ----------------------------------------------------------------------------------------------------- fits

@@ -1,6 +1,6 @@
 """Linear maps L with ``L L^T`` the covariance of a Gaussian: diagonal, triangular, low rank plus diagonal."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, Protocol
 
 import torch
@@ -165,6 +165,13 @@ class LowRank(NamedTuple):
 
     def covariance(self):
         return torch.diag_embed(self.sd.square()) + self.factor @ self.factor.mT
+
+
+def remade(scale: Scale, tensors: Iterable[Tensor]) -> Scale:
+    """A map of the same kind from other defining tensors."""
+    if isinstance(scale, LowRank):
+        return LowRank.of(*tensors)
+    return (Full if isinstance(scale, Full) else Diagonal)(*tensors)
 
 
 def scale_of(covariance: Tensor, kind: str, rank: int) -> Scale:
