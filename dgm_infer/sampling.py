@@ -1,6 +1,5 @@
 """``sample()``: starting points, warm-up and the main loop."""
 
-import operator
 import secrets
 import sys
 import time
@@ -12,11 +11,11 @@ from torch import Tensor
 
 from .adaptation import WarmUp
 from .draws import Draws
-from .errors import ArgumentError, StartError
+from .errors import ArgumentError, StartError, whole_number
 from .fibre import Fibre
 from .kernels import HMC, ConstrainedHMC, Info, Kernel
 from .startup import starting_points
-from .target import InputPosterior, Target
+from .target import Target
 
 __all__ = ["sample"]
 
@@ -70,9 +69,13 @@ def sample(
         )
     kernel.check(problem)
     _check_shapes(kernel, problem)
-    chains = _whole("chains", chains, 1)
-    warmup, draws, thin = _whole("warmup", warmup, 0), _whole("draws", draws, 1), _whole("thin", thin, 1)
-    seed = secrets.randbits(31) if seed is None else _whole("seed", seed, 0)
+    chains = whole_number("sample", "chains", chains, 1)
+    warmup, draws, thin = (
+        whole_number("sample", "warmup", warmup, 0),
+        whole_number("sample", "draws", draws, 1),
+        whole_number("sample", "thin", thin, 1),
+    )
+    seed = secrets.randbits(31) if seed is None else whole_number("sample", "seed", seed, 0)
     if seed >= 2**63:
         raise ArgumentError(f"sample(seed={seed}): must be less than 2**63")
     if keep not in ("inputs", "latents"):
@@ -150,16 +153,6 @@ def default_kernel(problem: Fibre | Target) -> Kernel:
     return ConstrainedHMC() if isinstance(problem, Fibre) else HMC()
 
 
-def _whole(name: str, value: int, least: int) -> int:
-    try:
-        whole = operator.index(value)
-    except TypeError:
-        whole = least - 1
-    if whole < least:
-        raise ArgumentError(f"sample({name}={value}): must be a whole number, {least} or more")
-    return whole
-
-
 def _check_shapes(kernel: Kernel, problem: Fibre | Target) -> None:
     for name in ("step_size", "trajectory_length"):
         value = getattr(kernel, name)
@@ -191,7 +184,8 @@ def _as_target(problem) -> Target:
 
 
 def _device(problem, initial) -> torch.device:
-    like = problem.values if isinstance(problem, Fibre | InputPosterior) else initial
+    values = getattr(problem, "values", None)
+    like = values if isinstance(values, Tensor) else initial
     return like.device if isinstance(like, Tensor) else torch.device("cpu")
 
 

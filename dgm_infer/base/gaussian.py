@@ -1,14 +1,13 @@
 """``Gaussian``: the normalised base density that tempering and annealing start from."""
 
 import math
-import operator
 from typing import Any, Literal, Self
 
 import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
-from ..errors import ArgumentError, EvidenceError
+from ..errors import ArgumentError, EvidenceError, whole_number
 from ..target import Target
 from .laplace import find_mode
 from .scales import KINDS, Diagonal, Full, LowRank, Scale, factorised, remade, scale_of
@@ -258,7 +257,7 @@ class Gaussian:
             raise ArgumentError(f"Gaussian.fit(kind={kind!r}): must be one of {', '.join(KINDS)}")
         counts = {"rank": rank, "steps": steps, "samples": samples}
         for name, value in counts.items():
-            counts[name] = _whole(f"Gaussian.fit({name}", value)
+            counts[name] = whole_number("Gaussian.fit", name, value)
         if not rate > 0:
             raise ArgumentError(f"Gaussian.fit(rate={rate:g}): must be positive")
         target = as_target(target)
@@ -320,7 +319,7 @@ class Gaussian:
         if tuple(start.shape) != shape:
             raise ArgumentError(f"Gaussian.laplace(start of shape {tuple(start.shape)}): expected {shape}")
         mode = find_mode(
-            target, start.detach(), max_iterations=_whole("Gaussian.laplace(max_iterations", max_iterations)
+            target, start.detach(), max_iterations=whole_number("Gaussian.laplace", "max_iterations", max_iterations)
         )
         covariance = torch.cholesky_inverse(mode.cholesky)
         base = cls(mode.position, cholesky=factorised(covariance))
@@ -365,16 +364,6 @@ def _normalised(log_weights: Tensor) -> Tensor:
             f"all weights are zero at {int(empty.sum())} of {empty.numel()} problems: no base can be made of them"
         )
     return log_weights.softmax(0)
-
-
-def _whole(what: str, value: int) -> int:
-    try:
-        whole = operator.index(value)
-    except TypeError:
-        whole = 0
-    if whole < 1:
-        raise ArgumentError(f"{what}={value}): must be a whole number, 1 or more")
-    return whole
 
 
 def _check_positive(what: str, values: Tensor) -> None:

@@ -1,6 +1,5 @@
 """``log_evidence()`` and ``bidirectional()``: chunks of problems, seeds, progress, one result."""
 
-import operator
 import secrets
 import time
 from collections.abc import Callable
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..base import Gaussian, as_target
-from ..errors import ArgumentError, EvidenceError
+from ..errors import ArgumentError, EvidenceError, whole_number
 from ..target import Target
 from .annealing import AIS, Annealed, anneal, anneal_back, weight_diagnostics
 from .estimators import Estimate, bennett, log_mean
@@ -200,13 +199,13 @@ class _Run:
                 f"{(*target.batch_shape, target.dim)}: [*batch, D] must be the same"
             )
         self.target, self.base, self.method = target, base, method
-        self.chains = _whole(name, "chains", chains, 1)
+        self.chains = whole_number(name, "chains", chains, 1)
         if target.batch_shape.numel() == 0:
             raise ArgumentError(f"{name}(): the target's batch shape {tuple(target.batch_shape)} holds no problem")
         n = target.batch_shape.numel()
         can_take = hasattr(target, "take") and n > 1
         if chunk is not None:
-            chunk = _whole(name, "chunk", chunk, 1)
+            chunk = whole_number(name, "chunk", chunk, 1)
             if chunk < n and not can_take:
                 raise ArgumentError(
                     f"{name}(chunk={chunk}): a {type(target).__name__} has no take(problems), the target of some "
@@ -215,7 +214,7 @@ class _Run:
         elif can_take:
             row = _OWN_BYTES + 16 * base.dim * base.mean.element_size()
             chunk = max(1, _BYTES // (row * self.chains))
-        self.seed = secrets.randbits(31) if seed is None else _whole(name, "seed", seed, 0)
+        self.seed = secrets.randbits(31) if seed is None else whole_number(name, "seed", seed, 0)
         if self.seed >= 2**63:
             raise ArgumentError(f"{name}(seed={seed}): must be less than 2**63")
         self.chunks: list[slice | None] = [None]
@@ -312,16 +311,6 @@ class _Run:
             log_weights=outcome.log_weights,
             seed=self.seed,
         )
-
-
-def _whole(name: str, field: str, value: int, least: int) -> int:
-    try:
-        whole = operator.index(value)
-    except TypeError:
-        whole = least - 1
-    if whole < least:
-        raise ArgumentError(f"{name}({field}={value}): must be a whole number, {least} or more")
-    return whole
 
 
 def _joined(parts: list[Outcome], n_batch: int) -> Outcome:
