@@ -24,6 +24,7 @@ from .evidence import (
     Evidence,
     GibbsTempering,
     ImportanceSampling,
+    SimulatedTempering,
     bidirectional,
     log_evidence,
 )
@@ -64,6 +65,7 @@ __all__ = [
     "ModelError",
     "ObservationError",
     "Product",
+    "SimulatedTempering",
     "StandardNormal",
     "StartError",
     "Status",

@@ -5,6 +5,7 @@ from .importance import Elbo, ImportanceSampling
 from .method import Method
 from .result import Evidence, Expectation
 from .run import Bounds, bidirectional, log_evidence
+from .simulated import SimulatedTempering
 from .tempering import ContinuousTempering, GibbsTempering
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "GibbsTempering",
     "ImportanceSampling",
     "Method",
+    "SimulatedTempering",
     "bidirectional",
     "log_evidence",
 ]

@@ -7,7 +7,6 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
 from ..kernels.kernel import Settings, check_count, check_step_size
 from . import schedules
 from .estimators import finite_or_zero, log_mean, weight_ess
@@ -72,12 +71,7 @@ class AIS(Settings):
             check_count("AIS", field, getattr(self, field))
         check_step_size("AIS", self.step_size)
         check_acceptance("AIS", self.target_acceptance)
-        if isinstance(self.schedule, str):
-            if self.schedule not in (*schedules.SCHEDULES, "equalised"):
-                names = ", ".join([*schedules.SCHEDULES, "equalised"])
-                raise ArgumentError(f"AIS(schedule={self.schedule!r}): must be one of {names}, a function or values")
-        elif not callable(self.schedule):
-            schedules.checked("AIS", torch.as_tensor(self.schedule))
+        schedules.check("AIS", self.schedule, ("equalised",))
 
     def plan(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Plan:
         """Schedule and step sizes, tuned on a pilot where they need one."""
@@ -95,15 +89,11 @@ class AIS(Settings):
                 step_size=self.step_size,
                 progress=progress,
             )
-        if callable(self.schedule):
-            betas = schedules.checked("AIS", self.schedule(self.temperatures))
-        elif not isinstance(self.schedule, str):
-            betas = schedules.checked("AIS", self.schedule)
-        elif self.schedule in schedules.SCHEDULES:
-            betas = schedules.SCHEDULES[self.schedule](self.temperatures)
-        else:
+        if isinstance(self.schedule, str) and self.schedule == "equalised":
             assert pilot is not None
             betas = schedules.equalised(self.temperatures, pilot.betas, pilot.variances)
+        else:
+            betas = schedules.values_of("AIS", self.schedule, self.temperatures)
         betas = betas.to(like.device)
         if betas.ndim == 1:
             n_batch = len(path.batch_shape)

@@ -68,6 +68,8 @@ class Pilot(NamedTuple):
     """Of its own annealing, ``[chains, *batch]``. The steps were adapted on the way, so these are biased."""
     point: Point
     """Where its chains were at temperatures spread evenly over [0, 1], one each."""
+    log_z_path: Tensor
+    """Guesses of ``log Z(beta)`` at every temperature, ``[J + 1, *batch]``: 0 at first, ``log_z`` at last."""
 
     @property
     def log_z(self) -> Tensor:
@@ -96,8 +98,10 @@ def anneal_pilot(
     log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=like.device)
     kept, keep_at = point, _spread(point.energy, rng)
     variances, log_steps = [_variance(path.difference(point))], [log_step]
+    log_z_path = [torch.zeros_like(log_weights[0])]
     for k in range(temperatures):
         log_weights -= (betas[k + 1] - betas[k]) * path.difference(point)
+        log_z_path.append(log_mean(finite_or_zero(log_weights)).log_z)
         # the first temperature says what a step is worth before the path leaves the base
         for _ in range(8 if k == 0 and step_size is None else 1):
             move = path.move(point, betas[k + 1].expand(point.energy.shape), log_step.exp(), n_steps, rng)
@@ -117,6 +121,7 @@ def anneal_pilot(
         _smooth_rows(torch.stack(variances)),
         finite_or_zero(log_weights),
         kept,
+        torch.stack(log_z_path),
     )
 
 

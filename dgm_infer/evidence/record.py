@@ -22,6 +22,8 @@ class TemperedState(NamedTuple):
     beta: Tensor
     """``[chains, *batch]``, float64."""
     acceptance: Tensor
+    log_ends: tuple[Tensor, Tensor] | None = None
+    """Logs of ``p(1 | x)`` and ``p(0 | x)``, float64; None for those of a continuous temperature."""
 
 
 class Record:
@@ -31,10 +33,11 @@ class Record:
         shape = (chains, draws, *path.batch_shape)
         mean = path.base.mean
         self.path, self.log_zeta, self.thin = path, log_zeta, thin
-        self.delta = torch.empty(shape, dtype=torch.float64, device=mean.device)
+        self.log_w1 = torch.empty(shape, dtype=torch.float64, device=mean.device)
+        self.log_w0 = torch.empty_like(self.log_w1)
         self.beta = torch.empty(shape, dtype=torch.float32, device=mean.device)
         self.kept = mean.new_empty(chains, draws // thin, *mean.shape)
-        self.acceptance = torch.zeros_like(self.delta[:, 0])
+        self.acceptance = torch.zeros_like(self.log_w1[:, 0])
         self.first = torch.zeros(chains, *mean.shape, dtype=torch.float64, device=mean.device)
         self.second = torch.zeros_like(self.first)
         self.last_end = torch.full(self.acceptance.shape, -1, dtype=torch.int8, device=mean.device)
@@ -44,12 +47,14 @@ class Record:
     def add(self, state: TemperedState) -> None:
         i = self.count
         self.count += 1
-        delta = self.path.difference(state.point) + self.log_zeta
-        self.delta[:, i], self.beta[:, i] = delta, state.beta
+        ends = state.log_ends
+        if ends is None:
+            ends = log_weights_at_ends(self.path.difference(state.point) + self.log_zeta)
+        (self.log_w1[:, i], self.log_w0[:, i]), self.beta[:, i] = ends, state.beta
         if self.count % self.thin == 0:
             self.kept[:, self.count // self.thin - 1] = self.path.base.unwhiten(state.point.v)
         self.acceptance += state.acceptance
-        weight, v = log_weights_at_ends(delta)[1].exp().unsqueeze(-1), state.point.v.double()
+        weight, v = ends[1].exp().unsqueeze(-1), state.point.v.double()
         self.first += weight * v
         self.second += weight * v.square()
         cold, hot = state.beta > 0.9, state.beta < 0.1
@@ -57,12 +62,12 @@ class Record:
         self.last_end[cold], self.last_end[hot] = 1, 0
 
     def estimate(self) -> Estimate:
-        w1, w0 = log_weights_at_ends(self.delta[:, : self.count])
+        w1, w0 = self.log_w1[:, : self.count], self.log_w0[:, : self.count]
         ratio = log_ratio(w1.logsumexp(1), w0.logsumexp(1))
         return ratio._replace(log_z=self.log_zeta + ratio.log_z)
 
     def outcome(self, pilot_evaluations: int) -> Outcome:
-        w1, w0 = log_weights_at_ends(self.delta)
+        w1, w0 = self.log_w1, self.log_w0
         edges = (self.beta * _BINS).clamp(0, _BINS - 1).to(torch.int64)
         occupancy = torch.stack([(edges == b).double().mean((0, 1)) for b in range(_BINS)])
         diagnostics = {

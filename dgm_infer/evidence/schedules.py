@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 
-__all__ = ["SCHEDULES", "checked", "equalised", "linear", "sigmoid"]
+__all__ = ["SCHEDULES", "Schedule", "check", "checked", "equalised", "linear", "sigmoid", "values_of"]
 
 
 def linear(n: int) -> Tensor:
@@ -64,6 +64,27 @@ def _column(values: Tensor, like: Tensor) -> Tensor:
 
 
 SCHEDULES: dict[str, Callable[[int], Tensor]] = {"linear": linear, "sigmoid": sigmoid}
+
+Schedule = str | Tensor | Callable[[int], Tensor]
+"""A name, the K + 1 values, or a function of K that gives them."""
+
+
+def check(name: str, schedule: Schedule, also: tuple[str, ...] = ()) -> None:
+    """Raise ArgumentError unless a schedule is a function, values from 0 to 1, or a name, of :data:`SCHEDULES` or
+    of ``also``."""
+    if isinstance(schedule, str):
+        if schedule not in (*SCHEDULES, *also):
+            names = ", ".join([*SCHEDULES, *also])
+            raise ArgumentError(f"{name}(schedule={schedule!r}): must be one of {names}, a function or values")
+    elif not callable(schedule):
+        checked(name, torch.as_tensor(schedule))
+
+
+def values_of(name: str, schedule: Schedule, n: int) -> Tensor:
+    """``[K + 1]`` of a schedule that needs no pilot; ``n`` is K where it is left to choose."""
+    if isinstance(schedule, str):
+        return SCHEDULES[schedule](n)
+    return checked(name, schedule(n) if callable(schedule) else schedule)
 
 
 def checked(name: str, betas: Tensor) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from .pilot import Pilot, StepSizes, anneal_pilot
 from .progress import Progress
 from .record import Record, TemperedState
 
-__all__ = ["ContinuousTempering", "GibbsTempering"]
+__all__ = ["ContinuousTempering", "GibbsTempering", "Tempering", "draw_beta"]
 
 # Draws of the base that a first guess of log Z is made of.
 _GUESS = 100
@@ -28,8 +28,8 @@ _NO_DENSITY = (
 
 
 @dataclass(frozen=True, eq=False)
-class _Tempering(Settings):
-    """What the two methods share: a pilot, a warm-up, and the estimates from every state of the chains."""
+class Tempering(Settings):
+    """What methods of tempering share: a pilot, a warm-up, and the estimates from every state of the chains."""
 
     draws: int = 400
     warmup: int = 100
@@ -74,7 +74,7 @@ class _Tempering(Settings):
         point = Point(*(part[start] for part in pilot.point))
         if not point.energy.isfinite().all():
             raise EvidenceError(_NO_DENSITY.format(share="some"))
-        chain = self._chain(path, pilot.step_sizes, log_zeta, point, rng)
+        chain = self._chain(path, pilot, log_zeta, point, rng)
         for _ in range(self.warmup):
             chain.warm()
             progress.update("warm-up")
@@ -101,12 +101,30 @@ class _Tempering(Settings):
             return _fitting(type(self).__name__, self.log_zeta, guess)
         return pilot.log_z if path.base.log_zeta is None else path.base.log_zeta.to(guess)
 
-    def _chain(self, path, step_sizes, log_zeta, point, rng) -> "_GibbsChain | _JointChain":
+    def _chain(
+        self, path: AnnealedPath, pilot: Pilot, log_zeta: Tensor, point: Point, rng: torch.Generator
+    ) -> "TemperedChain":
         raise NotImplementedError
 
 
+class TemperedChain(Protocol):
+    """Chains at work."""
+
+    def step(self) -> TemperedState:
+        """One transition."""
+        ...
+
+    def warm(self) -> None:
+        """A transition that may adapt."""
+        ...
+
+    def freeze(self) -> None:
+        """The end of adaptation."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
-class GibbsTempering(_Tempering):
+class GibbsTempering(Tempering):
     """Continuous tempering that alternates a Hamiltonian move of x at beta with an exact draw of beta given x.
 
     ``p(x, beta) ~ exp(-beta (phi + log zeta) - (1 - beta) psi)``; ``log Z = log zeta + log sum w1 - log sum w0`` over
@@ -127,12 +145,12 @@ class GibbsTempering(_Tempering):
             of all sizes.
     """
 
-    def _chain(self, path, step_sizes, log_zeta, point, rng):
-        return _GibbsChain(path, step_sizes, log_zeta, point, rng, self.n_steps)
+    def _chain(self, path, pilot, log_zeta, point, rng):
+        return _GibbsChain(path, pilot.step_sizes, log_zeta, point, rng, self.n_steps)
 
 
 @dataclass(frozen=True, eq=False)
-class ContinuousTempering(_Tempering):
+class ContinuousTempering(Tempering):
     """Continuous tempering by Hamiltonian moves of x and ``beta = sigmoid(xi/scale)`` together.
 
     The potential is that of :class:`GibbsTempering` plus ``-log beta - log(1 - beta)``; estimates are the same. The
@@ -165,11 +183,11 @@ class ContinuousTempering(_Tempering):
                 f"ContinuousTempering(warmup={self.warmup}): too short to adapt the step size; 20 or more, or give it"
             )
 
-    def _chain(self, path, step_sizes, log_zeta, point, rng):
+    def _chain(self, path, pilot, log_zeta, point, rng):
         adapts = self.step_size is None
         rate = 1 / (self.scale * math.sqrt(self.mass))
         target = self.target_acceptance if adapts else None
-        return _JointChain(path, step_sizes, log_zeta, point, rng, self.n_steps, rate, target)
+        return _JointChain(path, pilot.step_sizes, log_zeta, point, rng, self.n_steps, rate, target)
 
 
 def _fitting(name: str, log_zeta: float | Tensor, like: Tensor) -> Tensor:

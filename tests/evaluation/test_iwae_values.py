@@ -49,7 +49,11 @@ def test_bounds_from_both_sides_close_at_the_known_value(both):
     assert both.gap.mean() <= 0.05
 
 
-@pytest.mark.parametrize("method", [dgm.GibbsTempering(), dgm.ContinuousTempering()], ids=["Gibbs", "joint"])
+@pytest.mark.parametrize(
+    "method",
+    [dgm.GibbsTempering(), dgm.ContinuousTempering(), dgm.SimulatedTempering()],
+    ids=["Gibbs", "joint", "simulated"],
+)
 def test_tempering_agrees(published, both, method):
     target, _, base, _ = published
     tempered = dgm.log_evidence(target, base, method, chains=8, seed=1, keep_draws=False, progress=False)

@@ -21,6 +21,7 @@ METHODS = {
     "AIS, linear": dgm.AIS(schedule="linear"),
     "Gibbs tempering": dgm.GibbsTempering(),
     "continuous tempering": dgm.ContinuousTempering(),
+    "simulated tempering": dgm.SimulatedTempering(),
 }
 
 

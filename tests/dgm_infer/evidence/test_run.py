@@ -13,6 +13,7 @@ QUICK = {
     "AIS, equalised": dgm.AIS(30, "equalised", pilot_temperatures=20),
     "Gibbs tempering": dgm.GibbsTempering(draws=30, warmup=10, pilot_temperatures=20),
     "continuous tempering": dgm.ContinuousTempering(draws=30, warmup=30, pilot_temperatures=20),
+    "simulated tempering": dgm.SimulatedTempering(draws=30, warmup=10, pilot_temperatures=20, temperatures=50),
     "importance sampling": dgm.ImportanceSampling(50),
     "ELBO": dgm.Elbo(50),
 }

@@ -70,6 +70,7 @@ METHODS = {
     "AIS, equalised": dgm.AIS(schedule="equalised"),
     "Gibbs tempering": dgm.GibbsTempering(),
     "continuous tempering": dgm.ContinuousTempering(),
+    "simulated tempering": dgm.SimulatedTempering(),
 }
 TARGETS = {"bimodal": lambda n: known_bimodal((n,)), "Gaussian": lambda n: known_gaussian(10, (n,))}
 

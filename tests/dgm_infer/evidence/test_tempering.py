@@ -10,7 +10,7 @@ from dgm_infer.evidence.record import base_check
 from dgm_infer.evidence.tempering import draw_beta
 from tests.oracles import FLOAT, MixtureTarget, known_bimodal, known_gaussian, known_linear_gaussian
 
-METHODS = (dgm.GibbsTempering(), dgm.ContinuousTempering())
+METHODS = (dgm.GibbsTempering(), dgm.ContinuousTempering(), dgm.SimulatedTempering())
 
 
 def run(known, method, **settings):

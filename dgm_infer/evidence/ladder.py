@@ -1,0 +1,138 @@
+"""Discrete temperatures with prior weights, and exact draws of the temperature given x (T 5; MATH 6)."""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from .tempering import draw_beta
+
+__all__ = ["EvenLadder", "Ladder", "ListedLadder", "Rung", "even_knots", "interpolated", "is_even"]
+
+# Probabilities that are held at once: 8 MB of them, some of which stay in a processor's caches.
+_AT_ONCE = 2**20
+
+
+class Rung(NamedTuple):
+    """Temperatures given x, each ``[chains, *batch]``, float64."""
+
+    beta: Tensor
+    """Drawn."""
+    log_p1: Tensor
+    """Log probability of ``beta = 1``."""
+    log_p0: Tensor
+    """Of ``beta = 0``."""
+
+
+class Ladder(Protocol):
+    """Temperatures ``beta_0 = 0`` to ``beta_K = 1`` of prior weights ``exp(h_k)``, ``h_0 = 0``."""
+
+    def draw(self, difference: Tensor, rng: torch.Generator) -> Rung:
+        """An exact draw of ``p(k | x) ~ exp(h_k - beta_k d)``, ``d = phi - psi`` at x: ``[chains, *batch]``."""
+        ...
+
+
+class EvenLadder:
+    """Temperatures ``k/K`` whose ``h`` is linear in k between knots: ``O(R)`` numbers a draw, whatever K is.
+
+    Within a segment of n temperatures ``p(k | x)`` is a truncated geometric law of ratio ``exp(r)``,
+    ``r = slope - d/K``: its sum is ``expm1(n r)/expm1(r)``, and the whole part of n times an exponential variable of
+    rate ``-n r`` truncated to [0, 1] has this law. The last temperature is a segment of its own.
+
+    Args:
+        n: K.
+        knots: rising whole numbers ``[R + 1]``, from 0 to K.
+        h: at the knots, ``[R + 1, *batch]``, float64.
+    """
+
+    def __init__(self, n: int, knots: Tensor, h: Tensor):
+        self.n = n
+        column = (-1, *[1] * h.ndim)
+        widths = knots.diff()
+        # [R + 1, 1, *batch]: of all segments, the last of a single temperature
+        self.first, self.h = knots.reshape(column).double(), h.unsqueeze(1)
+        self.widths = torch.cat([widths, widths.new_ones(1)]).reshape(column).double()
+        slopes = h.diff(dim=0).unsqueeze(1) / self.widths[:-1]
+        self.slopes = torch.cat([slopes, torch.zeros_like(slopes[:1])])
+
+    def draw(self, difference: Tensor, rng: torch.Generator) -> Rung:
+        rate = self.slopes - difference / self.n
+        start = self.h - self.first * (difference / self.n)
+        log_sums = start + _log_geometric_sum(rate, self.widths)
+        log_total = log_sums.logsumexp(0)
+        uniform = torch.rand(difference.shape, generator=rng, dtype=difference.dtype, device=difference.device)
+        below = (log_sums - log_total).exp().cumsum(0)
+        # rounding may leave the last sum below one
+        segment = (below <= uniform * below[-1]).sum(0, keepdim=True).clamp_max(len(self.widths) - 1)
+        shape = (len(self.widths), *difference.shape)
+        width, first = (x.expand(shape).gather(0, segment)[0] for x in (self.widths, self.first))
+        part = (draw_beta(-width * rate.gather(0, segment)[0], rng) * width).floor()
+        beta = (first + torch.minimum(part, width - 1)) / self.n
+        return Rung(beta, self.h[-1] - difference - log_total, -log_total)
+
+
+def _log_geometric_sum(rate: Tensor, n: Tensor) -> Tensor:
+    """``log sum_{i<n} exp(i r)``: with ``a = |r|``, the terms fall from the larger end as ``exp(-i a)``."""
+    a = rate.abs()
+    falling = torch.expm1(-n * a).neg().log() - torch.expm1(-a).neg().log()
+    return torch.where(a < 1e-12, n.log(), falling) + (n - 1) * rate.clamp_min(0)
+
+
+class ListedLadder:
+    """Any temperatures and weights, by the inverse of the cumulative sum: ``O(K)`` numbers a draw.
+
+    They are made in parts, so that no more than some million of them take memory at once.
+
+    Args:
+        betas: ``[K + 1]``, float64.
+        h: ``[K + 1, *batch]``, float64.
+    """
+
+    def __init__(self, betas: Tensor, h: Tensor):
+        self.betas, self.batch = betas, h.shape[1:]
+        # [problems, K + 1]: a cumulative sum runs along what lies together
+        self.h = h.flatten(1).mT.contiguous() if h.ndim > 1 else h[None]
+
+    def draw(self, difference: Tensor, rng: torch.Generator) -> Rung:
+        d = difference.reshape(len(difference), -1)
+        uniform = torch.rand(d.shape, generator=rng, dtype=d.dtype, device=d.device)
+        chosen, log_total = torch.empty_like(d, dtype=torch.int64), torch.empty_like(d)
+        problems = max(1, _AT_ONCE // len(self.betas))
+        chains = max(1, problems // d.shape[1])
+        for i in range(0, d.shape[0], chains):
+            for j in range(0, d.shape[1], problems):
+                part = slice(i, i + chains), slice(j, j + problems)
+                chosen[part], log_total[part] = self._part(d[part], self.h[part[1]], uniform[part])
+        shape = difference.shape
+        log_total = log_total.reshape(shape)
+        last = self.h[:, -1].reshape(self.batch)
+        return Rung(self.betas[chosen].reshape(shape), last - difference - log_total, -log_total)
+
+    def _part(self, d: Tensor, h: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        logits = torch.addcmul(h, d.unsqueeze(-1), self.betas, value=-1.0)
+        largest = logits.amax(-1, keepdim=True)
+        below = logits.sub_(largest).exp_().cumsum_(-1)
+        total = below[..., -1:]
+        # to the right: a temperature of no weight is never drawn
+        chosen = torch.searchsorted(below, uniform.unsqueeze(-1) * total, right=True)
+        return chosen.squeeze(-1).clamp_max(len(self.betas) - 1), (largest + total.log()).squeeze(-1)
+
+
+def even_knots(n: int, betas: Tensor, most: int) -> Tensor:
+    """Whole numbers from 0 to n, at most ``most + 1`` of them, as dense as the temperatures ``betas``."""
+    every = betas[torch.linspace(0, len(betas) - 1, most + 1, device=betas.device).round().long()]
+    return (every * n).round().long().unique()
+
+
+def interpolated(at: Tensor, betas: Tensor, values: Tensor) -> Tensor:
+    """Values ``[J + 1, *batch]``, known at rising ``betas [J + 1]``, linear between them, at ``at [R]``."""
+    right = torch.searchsorted(betas, at).clamp(1, len(betas) - 1)
+    low, high = betas[right - 1], betas[right]
+    fraction = ((at - low) / (high - low).clamp_min(1e-300)).clamp(0, 1)
+    return torch.lerp(values[right - 1], values[right], fraction.reshape(-1, *[1] * (values.ndim - 1)))
+
+
+def is_even(betas: Tensor) -> bool:
+    """Whether temperatures ``[K + 1]`` are ``k/K``."""
+    n = len(betas) - 1
+    return bool(torch.allclose(betas * n, torch.arange(n + 1, dtype=betas.dtype, device=betas.device), atol=1e-9))
