@@ -27,6 +27,7 @@ from .evidence import (
     SimulatedTempering,
     bidirectional,
     log_evidence,
+    refine_base,
 )
 from .fibre import Fibre
 from .inputs import InputDensity, Logistic, Product, StandardNormal
@@ -79,6 +80,7 @@ __all__ = [
     "linear",
     "log_evidence",
     "pixels",
+    "refine_base",
     "sample",
     "target_from_pyro",
 ]

@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogFormatter, MaxNLocator
+from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from .estimates import Estimates
 from .figures import COLOURS
 
-__all__ = ["against_time", "by_image"]
+__all__ = ["against_time", "by_image", "relative_errors"]
 
 # What a point may be read as: a bound points to where the truth is.
 _MARKERS = {"unbiased": "o", "consistent": "s", "lower": "^", "upper": "v", "heuristic": "x"}
@@ -112,6 +112,56 @@ def against_time(
     figure.suptitle(title, fontsize=10)
     handles, names = axes[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150, facecolor="white")
+
+
+def relative_errors(
+    path: str | os.PathLike,
+    curves: Mapping[str, Sequence[Mapping]],
+    levels: Mapping[str, Mapping[str, float]],
+    *,
+    title: str,
+) -> None:
+    """Errors of log Z, mean and covariance in units of the base's, against seconds (T fig. 5.2).
+
+    Bars are three standard errors. Below 1 a method improves on the base that it started from.
+
+    Args:
+        path: of the PNG.
+        curves: method -> one entry a length: ``seconds``, and ``value`` and ``error`` of each quantity.
+        levels: quantity -> ``value`` of a plain chain on the target, a dotted line.
+        title: of the picture.
+    """
+    names = {"log_z": "log Z", "mean": "mean", "covariance": "covariance"}
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    axes = figure.subplots(1, 3)
+    for axis, (name, words) in zip(axes, names.items(), strict=True):
+        for i, (label, entries) in enumerate(curves.items()):
+            axis.errorbar(
+                [entry["seconds"] for entry in entries],
+                [entry[name]["value"] for entry in entries],
+                yerr=[3 * entry[name]["error"] for entry in entries],
+                color=COLOURS[i % len(COLOURS)],
+                marker="os^Dv"[i % 5],
+                ms=4.5,
+                lw=1.2,
+                capsize=2.5,
+                label=label,
+            )
+        axis.axhline(1, color="0.35", ls="--", lw=1)
+        if name in levels:
+            axis.axhline(levels[name]["value"], color="#d55e00", ls=":", lw=1.3, label="plain HMC")
+        axis.set(xscale="log", yscale="log", xlabel="wall clock (s)", title=words)
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            side.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+            side.set_minor_formatter(NullFormatter())
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.tick_params(labelsize=8)
+    axes[0].set_ylabel("error in units of the base's")
+    figure.suptitle(title, fontsize=10)
+    handles, labels = axes[1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
     figure.savefig(path, dpi=150, facecolor="white")
 
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
-from ..errors import ArgumentError, EvidenceError, whole_number
+from ..errors import ArgumentError, whole_number
 from ..target import Target
 from .laplace import find_mode
+from .moments import distinct, mixture_moments, weighted_moments
 from .scales import KINDS, Diagonal, Full, LowRank, Scale, factorised, remade, scale_of
 from .variational import maximise_elbo
 
@@ -188,13 +189,9 @@ class Gaussian:
                 f"refined(draws of shape {tuple(draws.shape)}, log_weights of shape {tuple(log_weights.shape)}): "
                 f"expected [chains, draws, *{tuple(self.mean.shape)}] and that without its last dimension"
             )
-        draws, weights = draws.flatten(0, 1).double(), _normalised(log_weights.flatten(0, 1))
-        mean = (weights.unsqueeze(-1) * draws).sum(0)
-        ess = 1 / weights.square().sum(0)
+        mean, covariance, ess = weighted_moments(draws.flatten(0, 1).double(), log_weights.flatten(0, 1))
         own = self.dim + 2
         share = (ess / (ess + own))[..., None, None]
-        deviations = weights.sqrt().unsqueeze(-1) * (draws - mean)
-        covariance = torch.einsum("n...i,n...j->...ij", deviations, deviations)
         # an unbiased estimate needs a draw more than it has dimensions: shrunk, it needs none
         covariance = share * covariance + (1 - share) * self.covariance.double()
         rank = self.scale.factor.shape[-1] if isinstance(self.scale, LowRank) else min(4, self.dim)
@@ -290,6 +287,83 @@ class Gaussian:
         return total / samples
 
     @classmethod
+    def of_mixture(
+        cls,
+        means: Tensor,
+        covariances: Tensor,
+        log_weights: Tensor,
+        *,
+        kind: Literal["diagonal", "full", "low_rank"] = "full",
+        rank: int = 4,
+        tolerance: float = 0.3,
+    ) -> Self:
+        """Moments matched to a mixture, ``m = sum_i exp(l_i) q_i/zeta`` with ``zeta = sum_i exp(l_i)`` (T 5.50).
+
+        With local fits to the modes of a target and their evidence lower bounds ``l_i``, ``log_zeta`` of the result is
+        a guess of log Z. Of components whose means are less than ``tolerance`` apart, in sds a dimension, only the one
+        of largest weight counts.
+
+        Args:
+            means: ``[L, *batch, D]``.
+            covariances: ``[L, *batch, D, D]``.
+            log_weights: ``l``, ``[L, *batch]``.
+            kind: of the scale.
+            rank: of a low-rank scale.
+
+        Raises:
+            ArgumentError: shapes that do not fit, or a value that is not finite.
+        """
+        if covariances.shape != (*means.shape, means.shape[-1]) or log_weights.shape != means.shape[:-1]:
+            raise ArgumentError(
+                f"Gaussian.of_mixture(means {tuple(means.shape)}, covariances {tuple(covariances.shape)}, log_weights "
+                f"{tuple(log_weights.shape)}): expected [L, *batch, D], [L, *batch, D, D] and [L, *batch]"
+            )
+        if not (means.isfinite().all() and covariances.isfinite().all() and log_weights.isfinite().all()):
+            raise ArgumentError("Gaussian.of_mixture(): a mean, a covariance or a weight is not finite")
+        log_weights = log_weights.double()
+        kept = distinct(means, covariances, log_weights, tolerance)
+        moments = mixture_moments(means, covariances, torch.where(kept, log_weights, -math.inf).to(means))
+        base = cls(moments.mean, 1.0, log_zeta=moments.log_total)
+        base.scale = scale_of(moments.covariance, kind, min(rank, base.dim))
+        return base
+
+    @classmethod
+    def from_local_fits(
+        cls,
+        target,
+        starts: int = 16,
+        *,
+        kind: Literal["diagonal", "full", "low_rank"] = "full",
+        start: "Gaussian | None" = None,
+        tolerance: float = 0.3,
+        seed: int = 0,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        **fit: Any,
+    ) -> Self:
+        """:meth:`of_mixture` of diagonal fits by the evidence lower bound from many starts: covers several modes.
+
+        Args:
+            target: as in :meth:`fit`.
+            starts: fits of every problem.
+            kind: of the result.
+            start: what the fits' first means are drawn from, wide enough to reach all modes; None for standard
+                normals. Their first sds are a tenth of its.
+            tolerance: of duplicates.
+            seed: of all randomness.
+            dtype, device: of a start that is not given.
+            fit: ``steps``, ``samples`` and ``rate`` of :meth:`fit`.
+        """
+        target = as_target(target)
+        wide = _standard(target, dtype, device) if start is None else start
+        rng = torch.Generator(wide.mean.device).manual_seed(seed)
+        first = wide.sample((whole_number("Gaussian.from_local_fits", "starts", starts, 1),), rng)
+        sds = 0.1 * wide.covariance_diagonal.sqrt().expand_as(first)
+        local = cls.fit(target, start=Gaussian(first, sds), seed=seed, **fit)
+        assert local.elbo is not None
+        return cls.of_mixture(local.mean, local.covariance, local.elbo, kind=kind, tolerance=tolerance)
+
+    @classmethod
     def laplace(
         cls,
         target,
@@ -352,18 +426,6 @@ def as_target(target) -> Target:
 def _standard(target: Target, dtype, device) -> Gaussian:
     mean = torch.zeros(*target.batch_shape, target.dim, dtype=dtype, device=device)
     return Gaussian(mean, 1.0)
-
-
-def _normalised(log_weights: Tensor) -> Tensor:
-    """Weights ``[N, *batch]`` that sum to 1 over the draws; those that are not finite are 0."""
-    log_weights = torch.where(log_weights < math.inf, log_weights.double(), -math.inf)
-    log_weights = log_weights.nan_to_num(nan=-math.inf, neginf=-math.inf)
-    empty = log_weights.isneginf().all(0)
-    if empty.any():
-        raise EvidenceError(
-            f"all weights are zero at {int(empty.sum())} of {empty.numel()} problems: no base can be made of them"
-        )
-    return log_weights.softmax(0)
 
 
 def _check_positive(what: str, values: Tensor) -> None:

@@ -92,8 +92,8 @@ class Full(NamedTuple):
         return _times(self.cholesky.mT, gradient)
 
     def solve(self, x):
-        def substitute(columns: Tensor) -> Tensor:
-            return torch.linalg.solve_triangular(self.cholesky, columns, upper=False)
+        def substitute(rows: Tensor) -> Tensor:
+            return torch.linalg.solve_triangular(self.cholesky.mT, rows, upper=True, left=False)
 
         return _across(substitute, self.cholesky.ndim - 2, x)
 
@@ -213,15 +213,15 @@ def factorised(covariance: Tensor) -> Tensor:
 
 def _times(matrix: Tensor, v: Tensor) -> Tensor:
     """``[*batch, M, N], [..., *batch, N] -> [..., *batch, M]``."""
-    return _across(lambda columns: matrix @ columns, matrix.ndim - 2, v)
+    return _across(lambda rows: rows @ matrix.mT, matrix.ndim - 2, v)
 
 
 def _across(function: Callable[[Tensor], Tensor], n_batch: int, v: Tensor) -> Tensor:
-    """Applies a map of columns ``[*batch, N, K]`` to vectors ``[..., *batch, N]``.
+    """Applies a map of rows ``[*batch, K, N]`` to vectors ``[..., *batch, N]``.
 
-    The leading dimensions become columns, so that no matrix is repeated for them.
+    The leading dimensions become rows, so that no matrix is repeated for them.
     """
     lead = v.shape[: v.ndim - 1 - n_batch]
-    columns = v.reshape(-1, *v.shape[len(lead) :]).movedim(0, -1)
-    result = function(columns).movedim(-1, 0)
+    rows = v.reshape(-1, *v.shape[len(lead) :]).movedim(0, -2)
+    result = function(rows).movedim(-2, 0)
     return result.reshape(*lead, *result.shape[1:])

@@ -3,6 +3,7 @@
 from .annealing import AIS
 from .importance import Elbo, ImportanceSampling
 from .method import Method
+from .refinement import Refined, refine_base
 from .result import Evidence, Expectation
 from .run import Bounds, bidirectional, log_evidence
 from .simulated import SimulatedTempering
@@ -18,7 +19,9 @@ __all__ = [
     "GibbsTempering",
     "ImportanceSampling",
     "Method",
+    "Refined",
     "SimulatedTempering",
     "bidirectional",
     "log_evidence",
+    "refine_base",
 ]

@@ -1,0 +1,89 @@
+"""Means and covariances of mixtures (T 5.50) and of weighted draws."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import EvidenceError
+
+__all__ = ["MixtureMoments", "WeightedMoments", "distinct", "mixture_moments", "weighted_moments"]
+
+
+class MixtureMoments(NamedTuple):
+    mean: Tensor
+    """``[*batch, D]``."""
+    covariance: Tensor
+    """``[*batch, D, D]``."""
+    log_total: Tensor
+    """Log of the sum of the weights, ``[*batch]``."""
+
+
+def mixture_moments(means: Tensor, covariances: Tensor, log_weights: Tensor) -> MixtureMoments:
+    """Mean and covariance of ``sum_i w_i q_i / sum_i w_i`` from those of its components.
+
+    Args:
+        means: ``[L, *batch, D]``.
+        covariances: ``[L, *batch, D, D]``.
+        log_weights: ``[L, *batch]``; ``-inf`` for a component that does not count.
+    """
+    log_total = log_weights.logsumexp(0)
+    weights = (log_weights - log_total).exp()
+    mean = (weights.unsqueeze(-1) * means).sum(0)
+    deviations = weights.sqrt().unsqueeze(-1) * (means - mean)
+    within = (weights[..., None, None] * covariances).sum(0)
+    return MixtureMoments(mean, within + _outer_sum(deviations), log_total)
+
+
+def distinct(means: Tensor, covariances: Tensor, order: Tensor, tolerance: float) -> Tensor:
+    """Which components to keep so that no two of them are the same, ``[L, *batch]``.
+
+    Two are the same where ``d^T (C_1 + C_2)^-1 d / D``, with d between their means, is below ``tolerance`` squared.
+    Of each such pair the one of larger ``order [L, *batch]`` stays.
+    """
+    n = len(means)
+    rank = order.argsort(0, descending=True)
+    index = rank[..., None].expand_as(means)
+    means = means.gather(0, index)
+    covariances = covariances.gather(0, index[..., None].expand_as(covariances))
+    kept = torch.ones_like(order, dtype=torch.bool)
+    for i in range(1, n):
+        d = (means[i] - means[:i]).unsqueeze(-1)
+        solved = torch.linalg.solve(covariances[i] + covariances[:i], d)
+        distance = (d * solved).sum((-2, -1)) / means.shape[-1]
+        kept[i] = ~(kept[:i] & (distance < tolerance**2)).any(0)
+    return torch.zeros_like(kept).scatter(0, rank, kept)
+
+
+class WeightedMoments(NamedTuple):
+    mean: Tensor
+    """``[*batch, D]``."""
+    covariance: Tensor
+    """``[*batch, D, D]``."""
+    ess: Tensor
+    """Effective number of the weights, ``[*batch]``."""
+
+
+def weighted_moments(draws: Tensor, log_weights: Tensor) -> WeightedMoments:
+    """Of draws ``[N, *batch, D]`` with log weights ``[N, *batch]``, of which those that are not finite count as zero.
+
+    Raises:
+        EvidenceError: a problem whose weights are all zero.
+    """
+    log_weights = torch.where(log_weights < math.inf, log_weights.double(), -math.inf)
+    log_weights = log_weights.nan_to_num(nan=-math.inf, neginf=-math.inf)
+    empty = log_weights.isneginf().all(0)
+    if empty.any():
+        raise EvidenceError(
+            f"all weights are zero at {int(empty.sum())} of {empty.numel()} problems: no base can be made of them"
+        )
+    weights = log_weights.softmax(0)
+    mean = (weights.unsqueeze(-1) * draws).sum(0)
+    deviations = weights.sqrt().unsqueeze(-1) * (draws - mean)
+    return WeightedMoments(mean, _outer_sum(deviations), 1 / weights.square().sum(0))
+
+
+def _outer_sum(deviations: Tensor) -> Tensor:
+    """``sum_n d_n d_n^T``: ``[N, *batch, D]`` to ``[*batch, D, D]``."""
+    return torch.einsum("n...i,n...j->...ij", deviations, deviations)

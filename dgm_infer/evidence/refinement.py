@@ -1,0 +1,77 @@
+"""Iterated refinement of a base from tempered pilots (T 5.5)."""
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from ..base import Gaussian
+from ..errors import ArgumentError, whole_number
+from .method import Method
+from .result import Evidence
+from .run import log_evidence
+from .tempering import GibbsTempering
+
+__all__ = ["Refined", "refine_base"]
+
+
+class Refined(NamedTuple):
+    """Result of :func:`refine_base`."""
+
+    base: Gaussian
+    """The refined base, with the last pilot's log evidence as ``log_zeta``."""
+    pilots: list[Evidence]
+    """One a round, of the base that the round began with."""
+
+    @property
+    def gradient_evaluations(self) -> int:
+        """Of all rounds, a chain of a problem."""
+        return sum(pilot.diagnostics["gradient_evaluations"] for pilot in self.pilots)
+
+
+def refine_base(
+    target,
+    base: Gaussian,
+    method: Method | None = None,
+    *,
+    rounds: int = 2,
+    kind: Literal["diagonal", "full", "low_rank"] | None = None,
+    chains: int = 16,
+    seed: int = 0,
+    progress: bool = True,
+) -> Refined:
+    """A base whose moments, and guess of log Z, are those of the target as a pilot run finds them, again and again.
+
+    The pilots' draws are thrown away: a run that starts from the frozen base with fresh randomness keeps the status of
+    its method. A base that covers the target worse than the pilot's draws do can only be improved as far as the pilot
+    travelled.
+
+    Args:
+        target, base: as in :func:`log_evidence`.
+        method: of the pilots; None for ``GibbsTempering()``. Its draws must be of the target.
+        rounds: pilots, each from the base that the one before it left.
+        kind: of the refined scale; None for the base's own. A full or low-rank scale holds the correlations that a
+            diagonal fit leaves out.
+        chains: of every pilot.
+        seed: of all randomness.
+        progress: as in :func:`log_evidence`.
+
+    Raises:
+        ArgumentError: an argument is outside its range, or the method is a bound.
+        EvidenceError: a pilot failed, or left a problem without weights.
+    """
+    method = GibbsTempering() if method is None else method
+    if method.status not in ("unbiased", "consistent"):
+        raise ArgumentError(
+            f"refine_base(method={type(method).__name__}): its draws are of the base; use a method that reaches the "
+            "target, such as GibbsTempering"
+        )
+    rounds = whole_number("refine_base", "rounds", rounds, 1)
+    seeds = torch.Generator().manual_seed(whole_number("refine_base", "seed", seed, 0))
+    pilots = []
+    for _ in range(rounds):
+        own = int(torch.randint(2**31, (), generator=seeds))
+        pilot = log_evidence(target, base, method, chains=chains, seed=own, progress=progress)
+        assert pilot.draws is not None
+        base = base.refined(pilot.draws, pilot.log_weights, pilot.log_z, kind=kind)
+        pilots.append(pilot)
+    return Refined(base, pilots)

@@ -1,0 +1,232 @@
+"""Relaxations of frustrated Boltzmann machines: log Z, mean and covariance against time (T 5.6.1, fig. 5.2).
+
+The five published systems of 30 units with their enumerated truth; without the reference data five of 16 units by the
+published recipe, enumerated here. All methods start from one Gaussian, moment-matched to mean-field fits, and 10
+independent runs of 64 chains go side by side in one batch, so that seconds compare. Two things differ from the
+original: step sizes are adapted on pilots, whose time counts, instead of fixed at 0.5; tempering, as annealing, has
+many chains a run, not one.
+"""
+
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+import dgm_infer as dgm
+from dgm_infer import Gaussian
+from dgm_infer.base.moments import weighted_moments
+from dgm_infer.evidence import Method
+
+from .. import evidence_figures
+from ..problems.boltzmann import BoltzmannRelaxation, Moments, published_system, random_system
+from ..problems.repeated import repeated
+
+__all__ = ["run"]
+
+# Leapfrog steps of a transition, as published.
+_STEPS = 20
+_FAMILIES: dict[str, Callable[[int], Method]] = {
+    "AIS": lambda k: dgm.AIS(temperatures=k, n_steps=_STEPS),
+    "ST": lambda k: dgm.SimulatedTempering(draws=k, n_steps=_STEPS, thin=_thin(k), schedule="sigmoid"),
+    "Gibbs CT": lambda k: dgm.GibbsTempering(draws=k, n_steps=_STEPS, thin=_thin(k)),
+    "CT-HMC": lambda k: dgm.ContinuousTempering(draws=k, n_steps=_STEPS, thin=_thin(k)),
+}
+# Of log Z, that the table gives times for.
+_GOAL = 0.1
+
+
+@dataclass(frozen=True)
+class Sizes:
+    systems: int
+    runs: int
+    chains: int
+    lengths: tuple[int, ...]
+    """Temperatures of annealing, draws of tempering."""
+
+
+_FULL = Sizes(systems=5, runs=10, chains=64, lengths=(400, 1600, 6400))
+_FAST = Sizes(systems=2, runs=4, chains=16, lengths=(50, 200))
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Of independent runs, or of a deterministic approximation (one run)."""
+
+    log_z: Tensor
+    """Signed, ``[runs]``."""
+    mean: Tensor
+    """Root mean square over the coordinates, ``[runs]``."""
+    covariance: Tensor
+    """Root mean square over the entries, ``[runs]``."""
+    seconds: float = 0.0
+    gradient_evaluations: int = 0
+    """Of one run, all chains together."""
+
+    @classmethod
+    def of(cls, log_z: Tensor, mean: Tensor, covariance: Tensor, truth: Moments, **spent) -> "Errors":
+        return cls(
+            log_z.double() - truth.log_z,
+            (mean - truth.mean).square().mean(-1).sqrt(),
+            (covariance - truth.covariance).square().mean((-2, -1)).sqrt(),
+            **spent,
+        )
+
+    def relative_to(self, other: "Errors") -> dict[str, Tensor]:
+        """By quantity, absolute values in units of another's."""
+        return {
+            name: getattr(self, name).abs() / getattr(other, name).abs() for name in ("log_z", "mean", "covariance")
+        }
+
+
+def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
+    """Write ``errors.png``.
+
+    Args:
+        folder: of the picture.
+        fast: fewer systems, runs, chains and draws.
+        data: the reference folder, with ``boltzmann`` in it; None for random systems.
+        seed: of all randomness.
+    """
+    sizes = _FAST if fast else _FULL
+    published = data is not None and (data / "boltzmann").is_dir()
+    found: dict[str, list[list[Errors]]] = {label: [] for label in _FAMILIES}
+    bases, chains_of_hmc = [], []
+    descriptions = []
+    for i in range(sizes.systems):
+        if published:
+            assert data is not None
+            relaxation, truth = published_system(data, i)
+        else:
+            relaxation = BoltzmannRelaxation(*random_system(16, seed + i))
+            truth = relaxation.exact()
+        base = relaxation.mean_field(seed=seed)
+        assert base.log_zeta is not None
+        bases.append(Errors.of(base.log_zeta[None], base.mean[None], base.covariance[None], truth))
+        descriptions.append({"units": relaxation.units, "dim": relaxation.dim, "log_z": float(truth.log_z)})
+        print(f"system {i}: {relaxation.units} units, {relaxation.dim} dimensions, log Z {truth.log_z:.4f}", flush=True)
+        for label, method in _FAMILIES.items():
+            curve = [_errors(relaxation, base, truth, method(k), sizes, seed) for k in sizes.lengths]
+            found[label].append(curve)
+        chains_of_hmc.append(_plain_hmc(relaxation, base, truth, sizes, seed))
+    curves = {label: _curve(systems, bases) for label, systems in found.items()}
+    hmc = {
+        "mean": _average([errors.relative_to(b)["mean"] for (errors, _), b in zip(chains_of_hmc, bases, strict=True)]),
+        "covariance": _average(
+            [errors.relative_to(b)["covariance"] for (errors, _), b in zip(chains_of_hmc, bases, strict=True)]
+        ),
+        "max_r_hat": max(r_hat for _, r_hat in chains_of_hmc),
+        "seconds": sum(errors.seconds for errors, _ in chains_of_hmc) / sizes.systems,
+    }
+    evidence_figures.relative_errors(
+        folder / "errors.png",
+        curves,
+        {"mean": hmc["mean"], "covariance": hmc["covariance"]},
+        title=f"{sizes.systems} Boltzmann machine relaxations, {sizes.runs} runs of {sizes.chains} chains",
+    )
+    return {
+        "summary": _table(curves, hmc, bases, published),
+        "systems": descriptions,
+        "runs": sizes.runs,
+        "chains": sizes.chains,
+        "lengths": list(sizes.lengths),
+        "base": [{name: float(getattr(b, name).abs()) for name in ("log_z", "mean", "covariance")} for b in bases],
+        "methods": curves,
+        "plain_hmc": hmc,
+    }
+
+
+def _thin(draws: int) -> int:
+    """So that some 400 draws of a chain are kept: the log Z estimate uses all of them anyway."""
+    return max(1, draws // 400)
+
+
+def _errors(
+    relaxation: BoltzmannRelaxation, base: Gaussian, truth: Moments, method: Method, sizes: Sizes, seed: int
+) -> Errors:
+    target, own = repeated(relaxation, base.to(torch.float32), sizes.runs)
+    evidence = dgm.log_evidence(target, own, method, chains=sizes.chains, seed=seed)
+    assert evidence.draws is not None
+    moments = weighted_moments(evidence.draws.flatten(0, 1).double(), evidence.log_weights.flatten(0, 1))
+    return Errors.of(
+        evidence.log_z,
+        moments.mean,
+        moments.covariance,
+        truth,
+        seconds=evidence.diagnostics["seconds"],
+        gradient_evaluations=evidence.diagnostics["gradient_evaluations"] * sizes.chains,
+    )
+
+
+def _plain_hmc(
+    relaxation: BoltzmannRelaxation, base: Gaussian, truth: Moments, sizes: Sizes, seed: int
+) -> tuple[Errors, float]:
+    """Chains on the target alone from draws of the base, in runs of one: their errors, and the largest R-hat."""
+    rng = torch.Generator().manual_seed(seed)
+    start = base.sample((sizes.runs,), rng)
+    draws = sizes.lengths[-1] // 2
+    started = time.perf_counter()
+    with warnings.catch_warnings():
+        # that the chains disagree is what is shown here
+        warnings.simplefilter("ignore", UserWarning)
+        result = dgm.sample(
+            relaxation, dgm.HMC(n_steps=_STEPS), chains=sizes.runs, warmup=100, draws=draws, seed=seed, initial=start
+        )
+    seconds = time.perf_counter() - started
+    assert result.inputs is not None
+    x = result.inputs.double().movedim(0, 1)
+    moments = weighted_moments(x, torch.zeros(x.shape[:-1]))
+    none = torch.full((sizes.runs,), torch.nan)
+    errors = Errors.of(none, moments.mean, moments.covariance, truth, seconds=seconds)
+    return errors, float(result.summary()["r_hat"].to_numpy().max())
+
+
+def _average(systems: list[Tensor]) -> dict[str, float]:
+    """Mean over systems and runs, and its standard error over all of them."""
+    values = torch.cat(systems)
+    return {"value": float(values.mean()), "error": float(values.std() / len(values) ** 0.5)}
+
+
+def _curve(systems: list[list[Errors]], bases: list[Errors]) -> list[dict]:
+    """One entry a length: errors relative to the base, and the plain one of log Z, over all systems."""
+    entries = []
+    for errors in zip(*systems, strict=True):
+        relative = [e.relative_to(b) for e, b in zip(errors, bases, strict=True)]
+        log_z = torch.cat([e.log_z for e in errors])
+        entries.append(
+            {
+                "seconds": sum(e.seconds for e in errors) / len(errors),
+                "gradient_evaluations": sum(e.gradient_evaluations for e in errors) // len(errors),
+                "log_z_rmse": float(log_z.square().mean().sqrt()),
+                "log_z_bias": float(log_z.mean()),
+                **{name: _average([r[name] for r in relative]) for name in ("log_z", "mean", "covariance")},
+            }
+        )
+    return entries
+
+
+def _table(curves: dict[str, list[dict]], hmc: dict, bases: list[Errors], published: bool) -> str:
+    base = float(torch.cat([b.log_z for b in bases]).square().mean().sqrt())
+    lines = [
+        f"{'published' if published else 'random'} systems; mean and covariance: errors in units of the base's; "
+        f"log Z: root mean square error, the base's guess is {base:.3f} off",
+        f"{'':9}  seconds  gradients   log Z   bias   mean    cov  s to {_GOAL:g}  s to mean 1",
+    ]
+    for label, entries in curves.items():
+        for e in entries:
+            # errors fall with the square root of time, where they are not bias
+            to_log_z = e["seconds"] * (e["log_z_rmse"] / _GOAL) ** 2
+            to_mean = e["seconds"] * e["mean"]["value"] ** 2
+            lines.append(
+                f"{label:9}  {e['seconds']:7.1f}  {e['gradient_evaluations']:9d}  {e['log_z_rmse']:6.3f} "
+                f"{e['log_z_bias']:6.3f} {e['mean']['value']:6.2f} {e['covariance']['value']:6.2f}  {to_log_z:8.1f}  "
+                f"{to_mean:11.1f}"
+            )
+    lines.append(
+        f"plain HMC  {hmc['seconds']:6.1f}  {'':9}  {'':6} {'':6} {hmc['mean']['value']:6.2f} "
+        f"{hmc['covariance']['value']:6.2f}   largest R-hat {hmc['max_r_hat']:.2f}: no method for this target"
+    )
+    return "\n".join(lines)

@@ -1,0 +1,29 @@
+"""A target and its base again and again: independent runs of a method, worked on together."""
+
+import torch
+
+from dgm_infer import Gaussian, Target
+
+__all__ = ["repeated"]
+
+
+class _Repeated(Target):
+    def __init__(self, target: Target, runs: int):
+        super().__init__(None, target.dim, (runs, *target.batch_shape))
+        self.target = target
+
+    def energy(self, x):
+        return self.target.energy(x)
+
+    def energy_and_gradient(self, x):
+        return self.target.energy_and_gradient(x)
+
+
+def repeated(target: Target, base: Gaussian, runs: int) -> tuple[Target, Gaussian]:
+    """One problem as a batch ``[runs]`` of the same: the spread over the batch is that of independent runs.
+
+    Args:
+        target: of batch shape ``()``.
+        base: of the same.
+    """
+    return _Repeated(target, runs), base.take(torch.zeros(runs, dtype=torch.long, device=base.mean.device))
