@@ -31,10 +31,12 @@ class Gaussian:
 
     Attributes:
         elbo: ``[*batch]`` evidence lower bound after :meth:`fit`, else None.
+        elbo_trace: ``[steps, *batch]`` noisy estimates of it while :meth:`fit` went on, else None.
         log_evidence: ``[*batch]`` Laplace's approximation of the log evidence after :meth:`laplace`, else None.
     """
 
     elbo: Tensor | None = None
+    elbo_trace: Tensor | None = None
     log_evidence: Tensor | None = None
 
     def __init__(
@@ -261,7 +263,7 @@ class Gaussian:
         if start is None:
             start = _standard(target, dtype, device)
         rng = torch.Generator(start.mean.device).manual_seed(seed)
-        mean, scale = maximise_elbo(
+        mean, scale, trace = maximise_elbo(
             target,
             start.mean,
             start.covariance_diagonal.sqrt(),
@@ -274,7 +276,7 @@ class Gaussian:
         )
         base = cls(mean, torch.ones_like(mean))
         base.scale = scale
-        base.elbo = base._elbo(target, rng)
+        base.elbo, base.elbo_trace = base._elbo(target, rng), trace
         return base
 
     def _elbo(self, target, rng: torch.Generator, samples: int = 1000, at_once: int = 50) -> Tensor:

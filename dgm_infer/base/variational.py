@@ -62,7 +62,7 @@ def maximise_elbo(
     samples: int,
     rate: float,
     rng: torch.Generator,
-) -> tuple[Tensor, Scale]:
+) -> tuple[Tensor, Scale, Tensor]:
     """Mean and scale that maximise ``E_q[-energy(x) - log q(x)]`` for every problem, by Adam.
 
     The gradient follows the path of the draws only (Roeder, Wu and Duvenaud 2017): unbiased, and without variance
@@ -72,19 +72,24 @@ def maximise_elbo(
         target: energy on R^D.
         mean, sd: start, ``[*batch, D]``.
 
+    Returns:
+        mean, scale, and the noisy estimate of the bound at every step, ``[steps, *batch]``.
+
     Raises:
         EvidenceError: the optimisation diverged.
     """
     parameters = _Parameters(mean, sd, kind, rank, rng)
     optimiser = torch.optim.Adam(parameters.all, lr=rate, betas=(0.9, 0.99))
+    trace = mean.new_empty(steps, *mean.shape[:-1])
     for i in range(steps):
         for group in optimiser.param_groups:
             group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * i / steps))
         with torch.enable_grad():
             x = parameters.sample(samples, rng)
-            slope = _slope(target, parameters, x.detach()) / samples
+            slope, bounds = _slope(target, parameters, x.detach())
+            trace[i] = bounds.mean(0)
             optimiser.zero_grad()
-            (slope * x).sum().backward()
+            (slope * x).sum().div(samples).backward()
         optimiser.step()
     mean = parameters.mean.detach()
     with torch.no_grad():
@@ -95,17 +100,19 @@ def maximise_elbo(
             f"the fit of a Gaussian diverged at {int((~finite).sum())} of {finite.numel()} problems: use a smaller "
             f"rate than {rate:g}, or start nearer to the target"
         )
-    return mean, scale
+    return mean, scale, trace
 
 
 @torch.no_grad()
-def _slope(target, parameters: _Parameters, x: Tensor) -> Tensor:
-    """Gradient of ``energy(x) + log q(x)`` in x; zero for draws without a density."""
+def _slope(target, parameters: _Parameters, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Gradient of ``energy(x) + log q(x)`` in x, zero for draws without a density, and the negative of its value."""
     scale = parameters.scale()
-    gradient = target.energy_and_gradient(x)[1]
+    energy, gradient = target.energy_and_gradient(x)
     whitened = scale.solve(x - parameters.mean)
     slope = gradient - _solve_transpose(scale, whitened)
-    return torch.where(slope.isfinite().all(-1, keepdim=True), slope, 0)
+    constant = scale.log_det() + 0.5 * x.shape[-1] * math.log(2 * math.pi)
+    bounds = 0.5 * whitened.square().sum(-1) + constant - energy
+    return torch.where(slope.isfinite().all(-1, keepdim=True), slope, 0), bounds
 
 
 def _solve_transpose(scale: Scale, v: Tensor) -> Tensor:

@@ -163,6 +163,54 @@ def test_refined_from_few_draws_keeps_a_covariance_of_full_rank():
     assert torch.linalg.eigvalsh(few.covariance).min() > 0
 
 
+def two_modes(dim=2, apart=6.0):
+    """``3 exp(-3) N(a, I) + exp(-3) N(-a, I)``, with ``a = (apart/2, 0, ...)``."""
+    a = torch.zeros(dim, dtype=FLOAT)
+    a[0] = apart / 2
+
+    def energy(x):
+        logs = torch.stack([math.log(3) - 0.5 * (x - a).square().sum(-1), -0.5 * (x + a).square().sum(-1)])
+        return 3 + 0.5 * dim * math.log(2 * math.pi) - logs.logsumexp(0)
+
+    return dgm.Target(energy, dim), 0.5 * a, apart
+
+
+def test_a_base_of_local_fits_covers_all_modes_and_counts_each_once():
+    target, mean, apart = two_modes()
+    wide = dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 4.0)
+    base = dgm.Gaussian.from_local_fits(target, 12, start=wide, steps=400)
+    torch.testing.assert_close(base.mean, mean, atol=0.05, rtol=0)
+    expected = torch.diag(torch.tensor([1 + 0.75 * 0.25 * apart**2, 1.0], dtype=FLOAT))
+    torch.testing.assert_close(base.covariance, expected, atol=0.1, rtol=0.02)
+    assert base.log_zeta == pytest.approx(math.log(4) - 3, abs=0.02)
+    # one fit finds one mode, and duplicates that stay count again
+    one = dgm.Gaussian.from_local_fits(target, 1, start=wide, steps=400)
+    assert one.covariance_diagonal.max() < 2
+    again = dgm.Gaussian.from_local_fits(target, 12, start=wide, steps=400, tolerance=0)
+    assert again.log_zeta > base.log_zeta + 1
+
+
+def test_mixtures_of_every_problem_are_matched_on_their_own():
+    rng = torch.Generator().manual_seed(4)
+    means = 10 * torch.randn(5, 3, 2, generator=rng, dtype=FLOAT)
+    covariances = torch.eye(2, dtype=FLOAT).expand(5, 3, 2, 2)
+    log_weights = torch.randn(5, 3, generator=rng, dtype=FLOAT)
+    base = dgm.Gaussian.of_mixture(means, covariances, log_weights, kind="diagonal")
+    for i in range(3):
+        alone = dgm.Gaussian.of_mixture(means[:, i], covariances[:, i], log_weights[:, i])
+        torch.testing.assert_close(base.mean[i], alone.mean)
+        torch.testing.assert_close(base.covariance_diagonal[i], alone.covariance_diagonal)
+        torch.testing.assert_close(base.log_zeta[i], log_weights[:, i].logsumexp(0))
+
+
+def test_the_trace_of_a_fit_rises_to_its_bound():
+    target, _, _ = precision_target()
+    base = dgm.Gaussian.fit(target, "full", dtype=FLOAT, steps=800)
+    assert base.elbo_trace.shape == (800, 2)
+    assert (base.elbo_trace[:5].mean(0) < base.elbo - 0.5).all()
+    torch.testing.assert_close(base.elbo_trace[-50:].mean(0), base.elbo, atol=0.01, rtol=0)
+
+
 def test_a_base_from_an_encoder():
     def encoder(x):
         return Independent(Normal(x[..., :2], x[..., 2:].exp()), 1)
@@ -191,6 +239,8 @@ def test_a_base_from_an_encoder():
         (lambda: dgm.Gaussian.fit(dgm.Target(lambda x: x.sum(-1), 2), rate=-1), "rate=-1"),
         (lambda: dgm.Gaussian.fit(object()), "expected a Target, not a object"),
         (lambda: dgm.Gaussian.laplace(dgm.Target(lambda x: x.sum(-1), 2), start=torch.zeros(3)), "start of shape"),
+        (lambda: dgm.Gaussian.of_mixture(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3)), "of_mixture"),
+        (lambda: dgm.Gaussian.from_local_fits(dgm.Target(lambda x: x.sum(-1), 2), 0), "starts=0"),
         (lambda: dgm.Gaussian(torch.zeros(2), 1.0).refined(torch.zeros(2, 3), torch.zeros(2)), "refined"),
     ],
 )

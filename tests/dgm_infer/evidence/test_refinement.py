@@ -1,0 +1,51 @@
+"""Bases refined by tempered pilots."""
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from tests.oracles import FLOAT, known_gaussian
+
+METHOD = dgm.GibbsTempering(draws=100, warmup=20, pilot_temperatures=30)
+
+
+def test_pilots_give_a_poor_base_the_moments_and_the_evidence_of_the_target():
+    known = known_gaussian(4)
+    mean, covariance = known.target.parts[1][0], known.target.parts[2][0]
+    poor = dgm.Gaussian(mean + covariance.diagonal().sqrt(), 0.6 * covariance.diagonal().sqrt())
+    refined = dgm.refine_base(known.target, poor, METHOD, rounds=3, kind="full", chains=32, seed=1, progress=False)
+    base = refined.base
+    assert len(refined.pilots) == 3
+    assert base.kind == "full"
+    torch.testing.assert_close(base.covariance, covariance, rtol=0.25, atol=0.1 * float(covariance.diagonal().max()))
+    assert (base.mean - mean).abs().max() < 0.15 * (poor.mean - mean).abs().max()
+    assert base.log_zeta == pytest.approx(float(refined.pilots[-1].log_z))
+    # what refinement is for: the same run from the new base is more precise
+    errors = [dgm.log_evidence(known.target, b, METHOD, seed=2, progress=False).std_error for b in (poor, base)]
+    assert errors[1] < 0.5 * errors[0]
+
+
+def test_the_same_seed_gives_the_same_base():
+    known = known_gaussian(3)
+    base = dgm.Gaussian(torch.zeros(3, dtype=FLOAT), 2.0)
+    one, other = (
+        dgm.refine_base(known.target, base, METHOD, rounds=2, chains=4, seed=5, progress=False) for _ in range(2)
+    )
+    torch.testing.assert_close(one.base.mean, other.base.mean, rtol=0, atol=0)
+    # rounds are independent of each other
+    assert one.pilots[0].seed != one.pilots[1].seed
+    assert one.gradient_evaluations == sum(p.diagnostics["gradient_evaluations"] for p in one.pilots)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"method": dgm.Elbo()}, "its draws are of the base"),
+        ({"rounds": 0}, "rounds=0"),
+        ({"seed": -1}, "seed=-1"),
+    ],
+)
+def test_bad_arguments_are_named(options, message):
+    known = known_gaussian(2)
+    with pytest.raises(dgm.ArgumentError, match=message):
+        dgm.refine_base(known.target, dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 1.0), **options)
