@@ -6,10 +6,12 @@ from .method import Method
 from .result import Evidence, Expectation
 from .run import Bounds, bidirectional, log_evidence
 from .simulated import SimulatedTempering
+from .smc import SMC
 from .tempering import ContinuousTempering, GibbsTempering
 
 __all__ = [
     "AIS",
+    "SMC",
     "Bounds",
     "ContinuousTempering",
     "Elbo",
