@@ -19,6 +19,7 @@ from .errors import (
 )
 from .evidence import (
     AIS,
+    SMC,
     ContinuousTempering,
     Elbo,
     Evidence,
@@ -45,6 +46,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AIS",
     "HMC",
+    "SMC",
     "ArgumentError",
     "CheckpointError",
     "ConfigError",

@@ -7,10 +7,12 @@ from .refinement import Refined, refine_base
 from .result import Evidence, Expectation
 from .run import Bounds, bidirectional, log_evidence
 from .simulated import SimulatedTempering
+from .smc import SMC
 from .tempering import ContinuousTempering, GibbsTempering
 
 __all__ = [
     "AIS",
+    "SMC",
     "Bounds",
     "ContinuousTempering",
     "Elbo",

@@ -7,25 +7,15 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..kernels.kernel import Settings, check_count, check_step_size
-from . import schedules
+from ..kernels.kernel import Settings, check_count
 from .estimators import finite_or_zero, log_mean, weight_ess
 from .importance import largest_share
-from .method import Outcome, Status, check_acceptance
+from .method import Outcome, Status
 from .path import AnnealedPath, Point
-from .pilot import StepSizes, anneal_pilot
+from .plan import Plan, check_settings, frozen_plan
 from .progress import Progress
 
-__all__ = ["AIS", "Annealed", "Plan", "anneal", "anneal_back", "weight_diagnostics"]
-
-
-class Plan(NamedTuple):
-    """A frozen annealing run, ``beta_0 = 0`` to ``beta_K = 1``."""
-
-    betas: Tensor
-    """``[K + 1, *batch]``, float64."""
-    step_sizes: Tensor
-    """``[K + 1, *batch]``."""
+__all__ = ["AIS", "Annealed", "anneal", "anneal_back", "weight_diagnostics"]
 
 
 class Annealed(NamedTuple):
@@ -67,43 +57,12 @@ class AIS(Settings):
     status: ClassVar[Status] = "unbiased"
 
     def __post_init__(self):
-        for field in ("temperatures", "n_steps", "pilot_temperatures"):
-            check_count("AIS", field, getattr(self, field))
-        check_step_size("AIS", self.step_size)
-        check_acceptance("AIS", self.target_acceptance)
-        schedules.check("AIS", self.schedule, ("equalised",))
+        check_settings(self)
+        check_count("AIS", "n_steps", self.n_steps)
 
     def plan(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Plan:
         """Schedule and step sizes, tuned on a pilot where they need one."""
-        like = path.base.mean
-        pilot = None
-        if self.step_size is None or (isinstance(self.schedule, str) and self.schedule == "equalised"):
-            progress.expect(self.pilot_temperatures)
-            pilot = anneal_pilot(
-                path,
-                max(chains, 4),
-                rng,
-                temperatures=self.pilot_temperatures,
-                n_steps=self.n_steps,
-                target_acceptance=self.target_acceptance,
-                step_size=self.step_size,
-                progress=progress,
-            )
-        if isinstance(self.schedule, str) and self.schedule == "equalised":
-            assert pilot is not None
-            betas = schedules.equalised(self.temperatures, pilot.betas, pilot.variances)
-        else:
-            betas = schedules.values_of("AIS", self.schedule, self.temperatures)
-        betas = betas.to(like.device)
-        if betas.ndim == 1:
-            n_batch = len(path.batch_shape)
-            betas = betas.reshape(-1, *[1] * n_batch).expand(len(betas), *path.batch_shape)
-        if self.step_size is not None:
-            sizes = StepSizes.constant(self.step_size, path.batch_shape, like)
-        else:
-            assert pilot is not None
-            sizes = pilot.step_sizes
-        return Plan(betas, sizes.at(betas))
+        return frozen_plan(self, path, chains, self.n_steps, rng, progress)
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
         plan = self.plan(path, chains, rng, progress)

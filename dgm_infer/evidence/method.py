@@ -1,6 +1,6 @@
 """What every method of estimating log Z offers to :func:`log_evidence`."""
 
-from typing import ClassVar, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -32,8 +32,10 @@ class Outcome(NamedTuple):
 class Method(Protocol):
     """An immutable configuration of an estimator of log Z."""
 
-    status: ClassVar[Status]
-    """What its estimates are: see :class:`Evidence`."""
+    @property
+    def status(self) -> Status:
+        """What its estimates are: see :class:`Evidence`."""
+        ...
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
         """Estimates for every problem of the path, with ``chains`` independent chains each."""

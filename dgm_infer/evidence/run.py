@@ -47,7 +47,7 @@ def log_evidence(
             off in chunks.
         base: normalised density to start from, of the target's batch shape; its dtype is that of all positions.
         method: None for :class:`GibbsTempering`.
-        chains: independent chains of every problem; one has no standard error.
+        chains: independent chains of every problem, of :class:`SMC` runs; one has no standard error.
         seed: of all randomness; None draws one, recorded in ``Evidence.seed``.
         chunk: problems at a time; None for as many as fit 1 GiB. The last chunk may be smaller. On a processor, chunks
             of some thousand chains whose activations stay in its caches can be half as fast again.
@@ -213,7 +213,7 @@ class _Run:
                 )
         elif can_take:
             row = _OWN_BYTES + 16 * base.dim * base.mean.element_size()
-            chunk = max(1, _BYTES // (row * self.chains))
+            chunk = max(1, _BYTES // (row * self.chains * getattr(method, "particles", 1)))
         self.seed = secrets.randbits(31) if seed is None else whole_number(name, "seed", seed, 0)
         if self.seed >= 2**63:
             raise ArgumentError(f"{name}(seed={seed}): must be less than 2**63")
@@ -262,7 +262,8 @@ class _Run:
                     parts = [part._replace(draws=part.draws[:, :0].clone()) for part in parts]
                 done.append(parts)
                 self.bar.finish()
-                self.evaluations = path.evaluations
+                # temperatures that a run chooses are not as many in every chunk
+                self.evaluations = max(self.evaluations, path.evaluations)
         finally:
             self.bar.close()
         self.seconds = time.perf_counter() - started

@@ -1,0 +1,102 @@
+"""What runs of annealing are frozen to, and the pilot that tunes it."""
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..kernels.kernel import check_count, check_step_size
+from . import schedules
+from .method import check_acceptance
+from .path import AnnealedPath
+from .pilot import Pilot, StepSizes, anneal_pilot
+from .progress import Progress
+
+__all__ = ["Plan", "check_settings", "frozen_plan", "temperatures_of", "tuned_steps"]
+
+
+class Plan(NamedTuple):
+    """A frozen annealing run, ``beta_0 = 0`` to ``beta_K = 1``."""
+
+    betas: Tensor
+    """``[K + 1, *batch]``, float64."""
+    step_sizes: Tensor
+    """``[K + 1, *batch]``."""
+
+
+class Planned(Protocol):
+    """Settings of a method that a plan is made for."""
+
+    @property
+    def temperatures(self) -> int: ...
+    @property
+    def schedule(self) -> schedules.Schedule: ...
+    @property
+    def step_size(self) -> float | Tensor | None: ...
+    @property
+    def target_acceptance(self) -> float: ...
+    @property
+    def pilot_temperatures(self) -> int: ...
+
+
+def check_settings(method: Planned, *also: str) -> None:
+    """Raise ArgumentError where a setting is outside its range; ``also`` names schedules of the method's own."""
+    name = type(method).__name__
+    for field in ("temperatures", "pilot_temperatures"):
+        check_count(name, field, getattr(method, field))
+    check_step_size(name, method.step_size)
+    check_acceptance(name, method.target_acceptance)
+    schedules.check(name, method.schedule, ("equalised", *also))
+
+
+def tuned_steps(
+    method: Planned,
+    path: AnnealedPath,
+    chains: int,
+    n_steps: int,
+    rng: torch.Generator,
+    progress: Progress,
+) -> tuple[StepSizes, Pilot | None]:
+    """Step sizes, and the pilot where anything needed one."""
+    if method.step_size is not None and not _equalised(method):
+        return StepSizes.constant(method.step_size, path.batch_shape, path.base.mean), None
+    progress.expect(method.pilot_temperatures)
+    pilot = anneal_pilot(
+        path,
+        max(chains, 4),
+        rng,
+        temperatures=method.pilot_temperatures,
+        n_steps=n_steps,
+        target_acceptance=method.target_acceptance,
+        step_size=method.step_size,
+        progress=progress,
+    )
+    if method.step_size is not None:
+        return StepSizes.constant(method.step_size, path.batch_shape, path.base.mean), pilot
+    return pilot.step_sizes, pilot
+
+
+def temperatures_of(method: Planned, path: AnnealedPath, pilot: Pilot | None) -> Tensor:
+    """``[K + 1, *batch]``, float64, by the pilot where the schedule follows one."""
+    if _equalised(method):
+        assert pilot is not None
+        betas = schedules.equalised(method.temperatures, pilot.betas, pilot.variances)
+    else:
+        betas = schedules.values_of(type(method).__name__, method.schedule, method.temperatures)
+    betas = betas.to(path.base.mean.device)
+    if betas.ndim == 1:
+        betas = betas.reshape(-1, *[1] * len(path.batch_shape)).expand(len(betas), *path.batch_shape)
+    return betas
+
+
+def frozen_plan(
+    method: Planned, path: AnnealedPath, chains: int, n_steps: int, rng: torch.Generator, progress: Progress
+) -> Plan:
+    """Schedule and step sizes, tuned on a pilot of ``chains`` chains where they need one."""
+    sizes, pilot = tuned_steps(method, path, chains, n_steps, rng, progress)
+    betas = temperatures_of(method, path, pilot)
+    return Plan(betas, sizes.at(betas))
+
+
+def _equalised(method: Planned) -> bool:
+    return isinstance(method.schedule, str) and method.schedule == "equalised"

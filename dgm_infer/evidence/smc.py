@@ -1,0 +1,247 @@
+"""Sequential Monte Carlo along the path (Del Moral, Doucet, Jasra 2006), waste-free if wanted (Dau, Chopin 2022)."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from ..kernels.kernel import Settings, check_count
+from .estimators import log_mean, weight_ess
+from .importance import largest_share
+from .method import Outcome, Status
+from .path import AnnealedPath, Point
+from .pilot import StepSizes
+from .plan import check_settings, temperatures_of, tuned_steps
+from .progress import Progress
+from .resampling import pick, systematic
+
+__all__ = ["SMC"]
+
+# Chains of a pilot; it only tunes.
+_PILOT = 32
+_BISECTIONS = 30
+
+
+@dataclass(frozen=True, eq=False)
+class SMC(Settings):
+    """Particles that are weighted from temperature to temperature, resampled, and moved by Hamiltonian trajectories.
+
+    A chain of :func:`log_evidence` is a run of ``particles`` of its own, so that errors come from the spread over
+    independent runs: ``Z-hat`` of a run is the product over temperatures of the mean incremental weight, and the
+    estimate the mean of the runs'. With a schedule that is fixed, or frozen from a pilot, ``E[Z-hat] = Z``
+    (unbiased); with one that every run adapts to its own particles it is consistent.
+
+    Args:
+        particles: of every run.
+        schedule: ``"adaptive"``, temperatures as far apart as ``conditional_ess`` allows, or one of :class:`AIS`:
+            ``"equalised"``, ``"sigmoid"``, ``"linear"``, a function of K, or values.
+        temperatures: K, of a schedule that is not adaptive; of an adaptive one the most that there are, the last of
+            which goes the rest of the way.
+        conditional_ess: share of the particles that an adaptive step leaves effective (Zhou, Johansen, Aston 2016).
+        threshold: share of effective particles below which a run resamples.
+        n_steps: leapfrog steps a move.
+        waste_free: P, to keep all states of ``particles/P`` chains of P states, of which resampling picks the first:
+            as many moves, no state thrown away, and ``run_std_error`` among the diagnostics, the standard error of a
+            single run by the spread over its chains. None for one move a particle.
+        step_size: longest step in whitened coordinates, a number or ``[*batch]``; None to adapt it to every
+            temperature and problem on a pilot.
+        target_acceptance: mean acceptance probability that step sizes adapt to.
+        pilot_temperatures: of the pilot.
+    """
+
+    particles: int = 64
+    schedule: str | Tensor | Callable[[int], Tensor] = "adaptive"
+    temperatures: int = 200
+    conditional_ess: float = 0.9
+    threshold: float = 0.5
+    n_steps: int = 5
+    waste_free: int | None = None
+    step_size: float | Tensor | None = None
+    target_acceptance: float = 0.8
+    pilot_temperatures: int = 100
+
+    def __post_init__(self):
+        check_settings(self, "adaptive")
+        check_count("SMC", "n_steps", self.n_steps)
+        check_count("SMC", "particles", self.particles)
+        for field, high in (("conditional_ess", "below 1"), ("threshold", "at most 1")):
+            value = getattr(self, field)
+            if not (isinstance(value, int | float) and 0 < value <= 1) or (value == 1 and high == "below 1"):
+                raise ArgumentError(f"SMC({field}={value!r}): must be above 0 and {high}")
+        if self.particles < 2:
+            raise ArgumentError(f"SMC(particles={self.particles}): must be 2 or more; AIS needs no others")
+        if self.waste_free is not None:
+            check_count("SMC", "waste_free", self.waste_free)
+            if self.waste_free < 2 or self.particles % self.waste_free or self.particles == self.waste_free:
+                raise ArgumentError(
+                    f"SMC(waste_free={self.waste_free}): must be 2 or more and divide particles={self.particles} into "
+                    "two chains or more"
+                )
+
+    @property
+    def status(self) -> Status:
+        return "consistent" if self._adapts else "unbiased"
+
+    @property
+    def _adapts(self) -> bool:
+        return isinstance(self.schedule, str) and self.schedule == "adaptive"
+
+    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        pilot_chains = min(_PILOT, chains * self.particles)
+        sizes, pilot = tuned_steps(self, path, pilot_chains, self.n_steps, rng, progress)
+        if self._adapts:
+            ladder = _Adaptive(self.conditional_ess, self.temperatures)
+        else:
+            ladder = _Fixed(temperatures_of(self, path, pilot))
+        # of a chain: what the pilot's chains took, shared among the runs
+        spent = -(-path.evaluations * pilot_chains // chains)
+        path.evaluations = 0
+        swarm = _Swarm(self, path, sizes, chains, rng)
+        while not swarm.arrived:
+            progress.expect(1)
+            swarm.advance(ladder)
+            progress.update("particles", lambda: log_mean(swarm.log_z).log_z)
+        path.evaluations = spent + self.particles + (path.evaluations - 1) * swarm.movers
+        return swarm.outcome(spent)
+
+
+class _Ladder(Protocol):
+    def next(self, k: int, beta: Tensor, difference: Tensor, log_weights: Tensor) -> Tensor:
+        """Temperatures ``[runs, *batch]`` to go to, after k steps, from ``beta``; of particles
+        ``[runs, particles, *batch]`` with these ``phi - psi`` and normalised log weights."""
+        ...
+
+
+class _Fixed:
+    """The same temperatures for all runs: ``betas [K + 1, *batch]``."""
+
+    def __init__(self, betas: Tensor):
+        self.betas = betas
+
+    def next(self, k: int, beta: Tensor, difference: Tensor, log_weights: Tensor) -> Tensor:
+        return self.betas[k + 1].expand_as(beta)
+
+
+class _Adaptive:
+    """For every run the temperature at which a given share of its particles is effective."""
+
+    def __init__(self, share: float, most: int):
+        self.log_share, self.most = math.log(share), most
+
+    def next(self, k: int, beta: Tensor, difference: Tensor, log_weights: Tensor) -> Tensor:
+        """By bisection on ``(sum W w)^2 / sum W w^2`` for the weights ``w = exp(-d Delta)`` of a step of length d."""
+        if k + 1 >= self.most:
+            return torch.ones_like(beta)
+        rest = 1 - beta
+
+        def too_long(step: Tensor) -> Tensor:
+            log_w = -step.unsqueeze(1) * difference
+            first, second = (log_weights + log_w).logsumexp(1), (log_weights + 2 * log_w).logsumexp(1)
+            # a run that has no weights left may as well finish
+            return 2 * first - second < self.log_share
+
+        low, high = torch.zeros_like(beta), rest.clone()
+        # the whole of the rest, where that is not too long; a step of no length stands for one that is all but that
+        finish = ~too_long(rest.clamp_min(1e-300))
+        for _ in range(_BISECTIONS):
+            middle = 0.5 * (low + high)
+            long = too_long(middle)
+            low, high = torch.where(long, low, middle), torch.where(long, middle, high)
+        # draws without a density are left behind by any step, however short
+        return torch.where(finish, 1.0, (beta + low.clamp_min(1e-9)).clamp_max(1))
+
+
+class _Swarm:
+    """Particles of all runs, ``[runs * particles, *batch]``, and what they have found so far."""
+
+    def __init__(self, method: SMC, path: AnnealedPath, sizes: StepSizes, runs: int, rng: torch.Generator):
+        self.method, self.path, self.sizes, self.runs, self.rng = method, path, sizes, runs, rng
+        self.chain_length = method.waste_free or 1
+        # chains that move
+        self.movers = method.particles // self.chain_length
+        self.point = path.at(path.normal(runs * method.particles, rng))
+        self.log_n = math.log(method.particles)
+        energy = self.point.energy.unflatten(0, (runs, -1)).double()
+        self.log_weights = torch.full_like(energy, -self.log_n)
+        self.log_z = torch.zeros_like(energy[:, 0])
+        self.beta, self.variance = torch.zeros_like(self.log_z), torch.zeros_like(self.log_z)
+        self.acceptance, self.temperatures = torch.zeros_like(self.log_z), torch.zeros_like(self.log_z)
+        self.count = 0
+
+    @property
+    def arrived(self) -> bool:
+        return bool((self.beta >= 1).all())
+
+    def advance(self, ladder: _Ladder) -> None:
+        """One temperature: weigh, resample, move."""
+        difference = self.path.difference(self.point).unflatten(0, (self.runs, -1))
+        beta = ladder.next(self.count, self.beta, difference, self.log_weights)
+        self.temperatures += self.beta < 1
+        width = (beta - self.beta).unsqueeze(1)
+        raw = self.log_weights - torch.where(width > 0, width * difference, 0.0)
+        mean = raw.logsumexp(1, keepdim=True)
+        alive = ~mean.isneginf()
+        self.log_z += mean.squeeze(1)
+        # a run that has lost all weight goes on, of no weight
+        self.log_weights = torch.where(alive, raw - mean, self.log_weights)
+        self.beta = beta
+        self.count += 1
+        if self.method.waste_free is None:
+            self._resample_and_move()
+        else:
+            self.variance += torch.where(alive.squeeze(1), self._variance_of_mean(), math.inf)
+            self._move_and_keep()
+
+    def _resample_and_move(self) -> None:
+        n = self.method.particles
+        needed = weight_ess(self.log_weights.movedim(1, 0)) < self.method.threshold * n
+        if needed.any():
+            needed = needed.unsqueeze(1)
+            own = torch.arange(n, device=needed.device).reshape(-1, *[1] * (needed.ndim - 2))
+            ancestors = torch.where(needed, systematic(self.log_weights, n, self.rng), own)
+            self.point = pick(self.point, self.runs, ancestors)
+            self.log_weights = torch.where(needed, -self.log_n, self.log_weights)
+        self.point = self._moved(self.point)
+
+    def _move_and_keep(self) -> None:
+        states = [pick(self.point, self.runs, systematic(self.log_weights, self.movers, self.rng))]
+        while len(states) < self.chain_length:
+            states.append(self._moved(states[-1]))
+        # [runs, P, M]: the states of a chain are M particles apart
+        self.point = Point(
+            *(
+                torch.stack([part.unflatten(0, (self.runs, -1)) for part in parts], 1).flatten(1, 2).flatten(0, 1)
+                for parts in zip(*states, strict=True)
+            )
+        )
+        self.log_weights = torch.full_like(self.log_weights, -self.log_n)
+
+    def _moved(self, point: Point) -> Point:
+        beta = self.beta.repeat_interleave(self.movers, 0)
+        move = self.path.move(point, beta, self.sizes.at(beta), self.method.n_steps, self.rng)
+        self.acceptance += move.acceptance.unflatten(0, (self.runs, -1)).mean(1) / max(self.chain_length - 1, 1)
+        return move.point
+
+    def _variance_of_mean(self) -> Tensor:
+        """Of the mean of the incremental weights over its square, by the spread over the chains of a run."""
+        shares = (self.log_weights + self.log_n).exp()
+        return shares.unflatten(1, (self.chain_length, self.movers)).mean(1).var(1) / self.movers
+
+    def outcome(self, pilot_evaluations: int) -> Outcome:
+        # the mean over the particles of a run is its Z-hat
+        log_weights = self.log_weights + self.log_n + self.log_z.unsqueeze(1)
+        diagnostics = {
+            "ess": weight_ess(log_weights.flatten(0, 1)),
+            "max_weight_share": largest_share(self.log_z),
+            "lost_chains": self.log_z.isneginf().sum(0),
+            "acceptance": (self.acceptance / self.count).mean(0),
+            "temperatures": self.temperatures.mean(0),
+        }
+        if self.method.waste_free is not None:
+            diagnostics["run_std_error"] = self.variance.mean(0).sqrt()
+        draws = self.path.base.unwhiten(self.point.v).unflatten(0, (self.runs, -1))
+        return Outcome(log_mean(self.log_z), draws, log_weights, diagnostics, pilot_evaluations)
