@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocat
 from .estimates import Estimates
 from .figures import COLOURS
 
-__all__ = ["against_time", "by_image", "relative_errors"]
+__all__ = ["against_time", "by_image", "over_training", "relative_errors"]
 
 # What a point may be read as: a bound points to where the truth is.
 _MARKERS = {"unbiased": "o", "consistent": "s", "lower": "^", "upper": "v", "heuristic": "x"}
@@ -161,6 +161,61 @@ def relative_errors(
     axes[0].set_ylabel("error in units of the base's")
     figure.suptitle(title, fontsize=10)
     handles, labels = axes[1].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
+    figure.savefig(path, dpi=150, facecolor="white")
+
+
+def over_training(
+    path: str | os.PathLike,
+    trace: tuple[float, Sequence[float]],
+    bound: float,
+    curves: Mapping[str, Sequence[Mapping]],
+    reference: Estimates,
+    *,
+    title: str,
+) -> None:
+    """The bound while a base is fitted, and estimates that start from it, against seconds (T fig. 5.6).
+
+    Bars are three standard errors of the mean over runs, the band of the reference two of its own.
+
+    Args:
+        path: of the PNG.
+        trace: seconds of the fit, and the bound's noisy estimate at every step of it.
+        bound: what the fit came to.
+        curves: label -> one entry a length: ``seconds``, ``mean`` and ``error``.
+        reference: one problem's estimate by a long run.
+        title: of the picture.
+    """
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    axes = figure.subplots(1, 2)
+    seconds, values = trace
+    value, error = float(reference.log_z[0]), float(reference.std_error[0])
+    axes[0].plot(np.linspace(0, seconds, len(values)), values, color="0.55", lw=0.5, label="ELBO while fitting")
+    for axis in axes:
+        axis.axhline(bound, color="0.35", ls="-.", lw=1, label=f"ELBO {bound:.1f}")
+        axis.axhspan(value - 2 * error, value + 2 * error, color="0.88", lw=0)
+        axis.axhline(value, color="k", ls="--", lw=1, label=f"{reference.label} {value:.1f}")
+        for i, (label, entries) in enumerate(curves.items()):
+            axis.errorbar(
+                [entry["seconds"] for entry in entries],
+                [entry["mean"] for entry in entries],
+                yerr=[3 * entry["error"] for entry in entries],
+                color=COLOURS[i % len(COLOURS)],
+                marker="os^Dv"[i % 5],
+                ms=4.5,
+                lw=1.2,
+                capsize=2.5,
+                label=label,
+            )
+        axis.set_xlabel("wall clock, the fit included (s)")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylim(bound - 40, value + 8)
+    axes[0].set_ylabel("log evidence (nats)")
+    spread = max([abs(e["mean"] - value) + 3 * e["error"] for entries in curves.values() for e in entries])
+    axes[1].set_ylim(value - 1.1 * spread, value + 1.1 * spread)
+    axes[1].set_title("the estimates alone", fontsize=9)
+    figure.suptitle(title, fontsize=10)
+    handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
     figure.savefig(path, dpi=150, facecolor="white")
 
