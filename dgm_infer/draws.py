@@ -15,6 +15,7 @@ from torch import Tensor
 from . import kernels
 from .errors import ArgumentError, CheckpointError
 from .kernels import Kernel
+from .runs import complete_file
 
 if TYPE_CHECKING:
     import arviz
@@ -152,18 +153,8 @@ class Draws:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a netCDF file (ArviZ's groups); either all of it or nothing."""
-        path = Path(path)
-        if not path.parent.is_dir():
-            raise ArgumentError(f"cannot save {path}: the folder {path.parent} does not exist")
-        if path.is_dir():
-            raise ArgumentError(f"cannot save {path}: it is a folder, name a file in it")
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
+        with complete_file(path) as part:
             self.to_arviz().to_netcdf(str(part), engine="h5netcdf")
-            os.replace(part, path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
 
     @classmethod
     def load(cls, path: str | os.PathLike, problem: Any = None) -> "Draws":

@@ -1,4 +1,4 @@
-"""Run folders: ``runs/<name>/<time>/``."""
+"""Results on disk: run folders ``runs/<name>/<time>/``, and files that are whole or not there."""
 
 import os
 import shutil
@@ -7,9 +7,9 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from .errors import ConfigError
+from .errors import ArgumentError, ConfigError
 
-__all__ = ["complete_run", "make_folder", "remove_folders", "unused_folder"]
+__all__ = ["complete_file", "complete_run", "make_folder", "remove_folders", "unused_folder"]
 
 
 def unused_folder(name: str, root: str | os.PathLike = "runs") -> Path:
@@ -36,6 +36,27 @@ def remove_folders(made: list[Path]) -> None:
     for path in made[1:]:
         with suppress(OSError):
             path.rmdir()
+
+
+@contextmanager
+def complete_file(path: str | os.PathLike) -> Iterator[Path]:
+    """A temporary path beside ``path`` to write to; moved there when the block is done, removed when it fails.
+
+    Raises:
+        ArgumentError: there is no such folder, or the path is a folder.
+    """
+    path = Path(path)
+    if not path.parent.is_dir():
+        raise ArgumentError(f"cannot save {path}: the folder {path.parent} does not exist")
+    if path.is_dir():
+        raise ArgumentError(f"cannot save {path}: it is a folder, name a file in it")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    try:
+        yield part
+        os.replace(part, path)
+    except BaseException:
+        part.unlink(missing_ok=True)
+        raise
 
 
 @contextmanager

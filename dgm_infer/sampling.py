@@ -15,7 +15,7 @@ from .errors import ArgumentError, StartError, whole_number
 from .fibre import Fibre
 from .kernels import HMC, ConstrainedHMC, Info, Kernel
 from .startup import starting_points
-from .target import Target
+from .target import Target, as_target
 
 __all__ = ["sample"]
 
@@ -60,7 +60,7 @@ def sample(
         StartError: no starting points were found.
     """
     if not isinstance(problem, Fibre | Target):
-        problem = _as_target(problem)
+        problem = as_target(problem)
     kernel = default_kernel(problem) if kernel is None else kernel
     if isinstance(kernel, type) or not hasattr(kernel, "step"):
         name = kernel.__name__ if isinstance(kernel, type) else repr(kernel)
@@ -168,19 +168,6 @@ def _check_shapes(kernel: Kernel, problem: Fibre | Target) -> None:
                 f"{name} of shape {tuple(shape)} does not fit the problems, {tuple(problem.batch_shape)}: give a "
                 "number, or one for every problem"
             )
-
-
-def _as_target(problem) -> Target:
-    if all(hasattr(problem, name) for name in ("energy", "dim", "batch_shape")):
-        target = Target(problem.energy, problem.dim, problem.batch_shape)
-        for name in ("latents", "start", "complete"):
-            if hasattr(problem, name):
-                setattr(target, name, getattr(problem, name))
-        return target
-    raise ArgumentError(
-        f"sample() takes what condition() returns or a Target, not a {type(problem).__name__}: a target has energy(x), "
-        "dim and batch_shape"
-    )
 
 
 def _device(problem, initial) -> torch.device:

@@ -8,7 +8,10 @@ from torch import Tensor
 from .errors import ArgumentError
 from .observed import ObservedModel
 
-__all__ = ["InputPosterior", "Target"]
+__all__ = ["InputPosterior", "Target", "as_target"]
+
+# What a target may have besides its energy.
+_OPTIONAL = ("energy_and_gradient", "take", "latents", "start", "complete")
 
 
 class Target:
@@ -80,6 +83,25 @@ class Target:
                 break
             x = torch.where(finite.unsqueeze(-1), x, draw())
         return x
+
+
+def as_target(target) -> Target:
+    """Anything with ``energy``, ``dim`` and ``batch_shape``, as a :class:`Target`.
+
+    Raises:
+        ArgumentError: one of them is missing.
+    """
+    if isinstance(target, Target):
+        return target
+    if not all(hasattr(target, name) for name in ("energy", "dim", "batch_shape")):
+        raise ArgumentError(
+            f"expected a Target, not a {type(target).__name__}: a target has energy(x), dim and batch_shape"
+        )
+    wrapped = Target(target.energy, target.dim, target.batch_shape)
+    for name in _OPTIONAL:
+        if hasattr(target, name):
+            setattr(wrapped, name, getattr(target, name))
+    return wrapped
 
 
 class InputPosterior(Target):

@@ -1,5 +1,5 @@
 """Normalised base densities and their fits to a target."""
 
-from .gaussian import Gaussian, as_target
+from .gaussian import Gaussian
 
-__all__ = ["Gaussian", "as_target"]
+__all__ = ["Gaussian"]

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
 from ..errors import ArgumentError, whole_number
-from ..target import Target
+from ..target import Target, as_target
 from .laplace import find_mode
 from .moments import distinct, mixture_moments, weighted_moments
 from .scales import KINDS, Diagonal, Full, LowRank, Scale, factorised, remade, scale_of
@@ -404,25 +404,6 @@ class Gaussian:
 
     def __repr__(self):
         return f"Gaussian(*batch, D = {tuple(self.mean.shape)}; {self.kind}, {self.mean.dtype})"
-
-
-def as_target(target) -> Target:
-    """Anything with ``energy``, ``dim`` and ``batch_shape``, as a :class:`Target`.
-
-    Raises:
-        ArgumentError: one of them is missing.
-    """
-    if isinstance(target, Target):
-        return target
-    if not all(hasattr(target, name) for name in ("energy", "dim", "batch_shape")):
-        raise ArgumentError(
-            f"expected a Target, not a {type(target).__name__}: a target has energy(x), dim and batch_shape"
-        )
-    wrapped = Target(target.energy, target.dim, target.batch_shape)
-    for name in ("energy_and_gradient", "take"):
-        if hasattr(target, name):
-            setattr(wrapped, name, getattr(target, name))
-    return wrapped
 
 
 def _standard(target: Target, dtype, device) -> Gaussian:

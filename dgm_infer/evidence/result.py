@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, CheckpointError
+from ..runs import complete_file
 from .method import Status
 
 if TYPE_CHECKING:
@@ -135,11 +136,6 @@ class Evidence:
 
     def save(self, path: str | os.PathLike) -> None:
         """Write a NumPy archive (``.npz``); either all of it or nothing."""
-        path = Path(path)
-        if not path.parent.is_dir():
-            raise ArgumentError(f"cannot save {path}: the folder {path.parent} does not exist")
-        if path.is_dir():
-            raise ArgumentError(f"cannot save {path}: it is a folder, name a file in it")
         tensors = {"log_z": self.log_z, "std_error": self.std_error, "bias": self.bias, "log_weights": self.log_weights}
         if self.draws is not None:
             tensors["draws"] = self.draws
@@ -157,15 +153,9 @@ class Evidence:
             "seed": self.seed,
             "diagnostics": plain,
         }
-        part = path.with_name(f"{path.name}.{os.getpid()}.part")
-        try:
-            with part.open("wb") as file:
-                arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-                np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
-            os.replace(part, path)
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
+        arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
+        with complete_file(path) as part, part.open("wb") as file:
+            np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Evidence":

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..base import Gaussian, as_target
+from ..base import Gaussian
 from ..errors import ArgumentError, EvidenceError, whole_number
-from ..target import Target
+from ..target import Target, as_target
 from .annealing import AIS, Annealed, anneal, anneal_back, weight_diagnostics
 from .estimators import Estimate, bennett, log_mean
 from .method import Method, Outcome, Status

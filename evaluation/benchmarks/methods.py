@@ -1,0 +1,238 @@
+"""``dgm-infer bench methods``: every method of estimating log evidence on every experiment, by gradient evaluations.
+
+All methods have their default settings and as many chains. A standard error falls with the square root of the chains,
+so that the gradient evaluations of a run times its mean squared error over 0.05^2 is what a standard error of 0.05
+would take. Where the truth is known the error is that against the truth, which what a method misses cannot hide from.
+"""
+
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import dgm_infer as dgm
+import generators
+from dgm_infer import Gaussian, Target
+from dgm_infer.errors import ConfigError, EvidenceError
+from dgm_infer.evidence import Method
+from trainers import DigitsData
+
+from ..estimates import Estimates, caveats
+from ..experiments import REFERENCE_DATA
+from ..problems.boltzmann import BoltzmannRelaxation, published_system, random_system
+from ..problems.radon import radon_target, read_radon
+from ..problems.repeated import repeated
+from .workers import machine, options, plain, writable_folder
+
+__all__ = ["METHODS", "bench", "evaluations_to_error", "table"]
+
+METHODS: dict[str, Method] = {
+    "ELBO": dgm.Elbo(),
+    "importance sampling": dgm.ImportanceSampling(),
+    "AIS": dgm.AIS(),
+    "Hamiltonian AIS": dgm.HamiltonianAIS(),
+    "SMC, adaptive": dgm.SMC(),
+    "SMC, frozen": dgm.SMC(schedule="equalised"),
+    "SMC, waste-free": dgm.SMC(waste_free=4),
+    "simulated tempering": dgm.SimulatedTempering(),
+    "Gibbs tempering": dgm.GibbsTempering(),
+    "joint tempering": dgm.ContinuousTempering(),
+    "joint tempering, NUTS": dgm.ContinuousTempering(moves="nuts"),
+}
+_ERROR = 0.05
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Problems of one kind, and where every method starts on them."""
+
+    name: str
+    words: str
+    target: Target
+    base: Gaussian
+    truth: Tensor | None = None
+    """Log Z, ``[*batch]``."""
+
+
+def bench(
+    chains: int = 16,
+    images: int = 20,
+    runs: int = 4,
+    data: str | None = None,
+    seed: int = 0,
+    output: str = "evaluation/results",
+) -> Path:
+    """Estimate the evidence of every experiment by every method.
+
+    Args:
+        chains: of every problem.
+        images: of the auto-encoders.
+        runs: independent ones, of the experiments that are a single problem.
+        data: the reference folder; null for the environment variable DGM_INFER_REFERENCE_DATA. Without it the
+            experiments are the shipped digits and random Boltzmann machines.
+        seed: of all randomness.
+        output: folder for ``methods.json`` and ``methods.md``.
+
+    Returns:
+        path of the JSON file.
+    """
+    for name, value, least in (("chains", chains, 2), ("images", images, 1), ("runs", runs, 2)):
+        if value < least:
+            raise ConfigError(f"{name}: {value} must be {least} or more")
+    if not 0 <= seed < 2**31:
+        raise ConfigError(f"seed: {seed} must be 0 or more, and less than 2**31")
+    data = data or os.environ.get(REFERENCE_DATA)
+    if data is not None and not Path(data).is_dir():
+        raise ConfigError(f"data: {data} is no folder; name the reference data's")
+    folder = writable_folder(output)
+    settings = {"chains": chains, "images": images, "runs": runs, "seed": seed}
+    record: dict[str, Any] = {
+        "command": "dgm-infer bench methods " + options(settings),
+        **machine(["dgm-infer", "torch", "pyro-ppl", "numpy"]),
+        "threads": torch.get_num_threads(),
+        "settings": settings,
+        "experiments": {},
+    }
+    for experiment in _experiments(Path(data) if data else None, images, runs, chains, seed):
+        rows = {}
+        for label, method in METHODS.items():
+            print(f"{experiment.name}: {label}", flush=True)
+            rows[label] = _row(experiment, label, method, chains, seed)
+        record["experiments"][experiment.name] = {"words": experiment.words, "methods": rows}
+    path = folder / "methods.json"
+    path.write_text(json.dumps(plain(record), indent=1) + "\n")
+    (folder / "methods.md").write_text(table(record))
+    print(table(record), end="")
+    print(f"results in {path} and {folder / 'methods.md'}")
+    return path
+
+
+def evaluations_to_error(evaluations: float, rms_error: float, error: float = _ERROR) -> float:
+    """Gradient evaluations at which a run of as many more chains would have a standard error of ``error``."""
+    return evaluations * (rms_error / error) ** 2
+
+
+def _experiments(data: Path | None, images: int, runs: int, chains: int, seed: int) -> Iterator[Experiment]:
+    digits = generators.load("digits_vae")
+    module = DigitsData()
+    pictures = module.held_out_images()[:images]
+    target = generators.LatentPosterior(digits.decoder, pictures, digits.global_density)
+    words = f"{images} held-out digits under the shipped Gaussian VAE, 12 latents, from its encoder"
+    yield Experiment("digits", words, target, Gaussian.from_encoder(digits.encoder, target.images))
+    if data is not None and (data / "iwae_mnist").is_dir():
+        model = generators.IWAE.from_npz(data)
+        published = generators.IWAE.published_images(data).images[:images]
+        target = generators.LatentPosterior(model.decoder, published, model.input_density)
+        words = f"{images} published images under the published IWAE, 50 latents, from its encoder"
+        yield Experiment("iwae", words, target, Gaussian.from_encoder(model.encoder, target.images))
+    for i in (0, 3):
+        if data is not None and (data / "boltzmann").is_dir():
+            relaxation, truth = published_system(data, i)
+        else:
+            relaxation = BoltzmannRelaxation(*random_system(16, i))
+            truth = relaxation.exact()
+        words = (
+            f"relaxation of {relaxation.units} units, {relaxation.dim} dimensions, from moment-matched mean fields; "
+            f"{runs} runs"
+        )
+        target, base = repeated(relaxation, relaxation.mean_field(seed=seed), runs)
+        yield Experiment(f"boltzmann {i}", words, target, base, truth.log_z.expand(runs))
+    if data is not None and (data / "radon").is_dir():
+        radon = radon_target(read_radon(data))
+        fitted = Gaussian.fit(radon, steps=2000, seed=seed, dtype=torch.float64)
+        words = f"hierarchical regression, 92 dimensions, from a diagonal fit of the bound; {runs} runs"
+        yield Experiment("radon, diagonal base", words, *repeated(radon, fitted, runs))
+        refined = dgm.refine_base(radon, fitted, kind="full", chains=chains, seed=seed, progress=False).base
+        words = f"the same from a base of full covariance that two tempered pilots left; {runs} runs"
+        yield Experiment("radon, refined base", words, *repeated(radon, refined, runs))
+
+
+def _row(experiment: Experiment, label: str, method: Method, chains: int, seed: int) -> dict[str, Any]:
+    try:
+        evidence = dgm.log_evidence(experiment.target, experiment.base, method, chains=chains, seed=seed)
+    except EvidenceError as error:
+        return {"error": str(error)}
+    own = Estimates.of(label, evidence)
+    std_error = _rms(own.std_error)
+    deviation = None if experiment.truth is None else _rms(own.log_z - experiment.truth)
+    reaches = own.status in ("unbiased", "consistent")
+    return {
+        "status": own.status,
+        "log_z": own.mean,
+        "std_error": std_error,
+        "deviation": deviation,
+        "gradient_evaluations": own.gradient_evaluations,
+        "seconds": own.seconds,
+        "to_error": evaluations_to_error(own.gradient_evaluations, deviation or std_error) if reaches else None,
+        "caveats": caveats(label, evidence),
+    }
+
+
+def _rms(values: Tensor) -> float:
+    return float(values.double().square().mean().sqrt())
+
+
+def table(record: dict[str, Any]) -> str:
+    """Markdown: gradient evaluations to a standard error of 0.05, and the runs that they come from."""
+    experiments = record["experiments"]
+    names = list(experiments)
+    labels = list(next(iter(experiments.values()))["methods"])
+    lines = [
+        "# Log evidence: every method on every experiment",
+        "",
+        f"`{record['command']}`, default settings of every method, {record['settings']['chains']} chains.",
+        "",
+        "Thousands of gradient evaluations, of all chains of a problem together, to a standard error of 0.05 nats; a "
+        "bound does not get there. On the Boltzmann machines the error is that against the truth.",
+        "",
+        "| method | " + " | ".join(names) + " |",
+        "|---|" + "---|" * len(names),
+    ]
+    for label in labels:
+        cells = [_cell(experiments[name]["methods"][label]) for name in names]
+        lines.append(f"| {label} | " + " | ".join(cells) + " |")
+    for name in names:
+        lines += [
+            "",
+            f"## {name}",
+            "",
+            experiments[name]["words"] + ".",
+            "",
+            "| method | status | mean log Z | standard error | error against the truth | gradients | seconds |",
+            "|---|---|---|---|---|---|---|",
+        ]
+        notes = []
+        for label in labels:
+            row = experiments[name]["methods"][label]
+            if "error" in row:
+                lines.append(f"| {label} | failed: {row['error']} | | | | | |")
+                continue
+            lines.append(
+                f"| {label} | {row['status']} | {row['log_z']:.3f} | {row['std_error']:.3f} | "
+                f"{_number(row['deviation'], '.3f')} | {row['gradient_evaluations']} | {row['seconds']:.1f} |"
+            )
+            notes += row["caveats"]
+        lines += ["", *(f"- {note}" for note in notes)] if notes else []
+    lines += ["", f"On {record['processor']}, {record['threads']} threads; " + _versions(record) + ".", ""]
+    return "\n".join(lines)
+
+
+def _cell(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return "failed"
+    if row["to_error"] is None:
+        return "a bound"
+    return f"{row['to_error'] / 1000:.3g}" + ("*" if row["caveats"] else "")
+
+
+def _number(value: float | None, form: str) -> str:
+    return "" if value is None else format(value, form)
+
+
+def _versions(record: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in record["versions"].items())
