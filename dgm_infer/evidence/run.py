@@ -115,7 +115,8 @@ def bidirectional(
         exact_draws: of the target, one a chain ``[chains, *batch, D]``, or one a problem ``[*batch, D]``, such as the
             latents that simulated the data. All reverse chains of a problem then start at the one draw: the bound
             holds on average over problems, and the standard error leaves out the draw's own spread.
-        method: an :class:`AIS` or a :class:`HamiltonianAIS`, None for ``AIS()``; one plan, tuned on a pilot, serves both directions.
+        method: an :class:`AIS` or a :class:`HamiltonianAIS`, None for ``AIS()``; one plan, tuned on a pilot, serves
+            both directions.
         exact: whether the draws are exact. If not, upper and combined are labelled ``"heuristic"``.
         chains, seed, chunk, keep_draws, progress: as in :func:`log_evidence`.
 
