@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -44,7 +44,9 @@ class Moves(Protocol):
 class Annealing(Settings):
     """What methods that anneal share: a frozen plan, moves, and a weight from every chain."""
 
-    status: ClassVar[Status] = "unbiased"
+    @property
+    def status(self) -> Status:
+        return "unbiased"
 
     def plan(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Plan:
         """Schedule and step sizes, tuned on a pilot where they need one."""

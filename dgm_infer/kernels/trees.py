@@ -41,9 +41,14 @@ class Leaf(NamedTuple):
         def pick(a: Tensor, b: Tensor) -> Tensor:
             return torch.where(wide if a.ndim > condition.ndim else condition, a, b)
 
-        mine, others = (*self[:4], *self.extra), (*other[:4], *other.extra)
-        parts = [pick(a, b) for a, b in zip(mine, others, strict=True)]
-        return Leaf(*parts[:4], tuple(parts[4:]))
+        extra = tuple(pick(a, b) for a, b in zip(self.extra, other.extra, strict=True))
+        return Leaf(
+            pick(self.position, other.position),
+            pick(self.momentum, other.momentum),
+            pick(self.energy, other.energy),
+            pick(self.gradient, other.gradient),
+            extra,
+        )
 
 
 class Tree(NamedTuple):
