@@ -24,6 +24,7 @@ from .evidence import (
     Elbo,
     Evidence,
     GibbsTempering,
+    HamiltonianAIS,
     ImportanceSampling,
     SimulatedTempering,
     bidirectional,
@@ -32,7 +33,7 @@ from .evidence import (
 )
 from .fibre import Fibre
 from .inputs import InputDensity, Logistic, Product, StandardNormal
-from .kernels import HMC, ConstrainedHMC
+from .kernels import HMC, NUTS, ConstrainedHMC
 from .model import DirectedModel, GenerativeModel, WithNoise
 from .observe import blur, downsample, linear, pixels
 from .sampling import sample
@@ -46,6 +47,7 @@ __version__ = "0.1.0"
 __all__ = [
     "AIS",
     "HMC",
+    "NUTS",
     "SMC",
     "ArgumentError",
     "CheckpointError",
@@ -62,6 +64,7 @@ __all__ = [
     "Gaussian",
     "GenerativeModel",
     "GibbsTempering",
+    "HamiltonianAIS",
     "ImportanceSampling",
     "InputDensity",
     "Logistic",

@@ -1,6 +1,7 @@
 """Log evidence with error bars: importance weights, annealing, tempering, bounds from both sides."""
 
 from .annealing import AIS
+from .hamiltonian import HamiltonianAIS
 from .importance import Elbo, ImportanceSampling
 from .method import Method
 from .refinement import Refined, refine_base
@@ -19,6 +20,7 @@ __all__ = [
     "Evidence",
     "Expectation",
     "GibbsTempering",
+    "HamiltonianAIS",
     "ImportanceSampling",
     "Method",
     "Refined",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -11,11 +11,11 @@ from ..kernels.kernel import Settings, check_count
 from .estimators import finite_or_zero, log_mean, weight_ess
 from .importance import largest_share
 from .method import Outcome, Status
-from .path import AnnealedPath, Point
+from .path import AnnealedPath, Move, Point
 from .plan import Plan, check_settings, frozen_plan
 from .progress import Progress
 
-__all__ = ["AIS", "Annealed", "anneal", "anneal_back", "weight_diagnostics"]
+__all__ = ["AIS", "Annealed", "Annealing", "Moves", "anneal", "anneal_back", "weight_diagnostics"]
 
 
 class Annealed(NamedTuple):
@@ -28,8 +28,46 @@ class Annealed(NamedTuple):
     """Mean over temperatures, ``[chains, *batch]``."""
 
 
+class Moves(Protocol):
+    """Transitions of chains that are annealed, and their reversals."""
+
+    def forward(self, point: Point, beta: Tensor, step_size: Tensor) -> Move:
+        """One that leaves the density at ``beta [*batch]`` as it is."""
+        ...
+
+    def backward(self, point: Point, beta: Tensor, step_size: Tensor) -> Move:
+        """The reversal of :meth:`forward`."""
+        ...
+
+
 @dataclass(frozen=True, eq=False)
-class AIS(Settings):
+class Annealing(Settings):
+    """What methods that anneal share: a frozen plan, moves, and a weight from every chain."""
+
+    @property
+    def status(self) -> Status:
+        return "unbiased"
+
+    def plan(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Plan:
+        """Schedule and step sizes, tuned on a pilot where they need one."""
+        raise NotImplementedError
+
+    def moves(self, path: AnnealedPath, chains: int, rng: torch.Generator) -> Moves:
+        """Of chains that start now."""
+        raise NotImplementedError
+
+    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        plan = self.plan(path, chains, rng, progress)
+        spent = path.evaluations
+        done = anneal(path, plan, path.normal(chains, rng), self.moves(path, chains, rng), progress)
+        draws = path.base.unwhiten(done.point.v).unsqueeze(1)
+        return Outcome(
+            log_mean(done.log_weights), draws, done.log_weights.unsqueeze(1), weight_diagnostics(done), spent
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class AIS(Annealing):
     """Annealed importance sampling whose moves are Hamiltonian, ``E[mean w] = Z`` (unbiased) for a frozen plan.
 
     What is not given is tuned on a pilot run, whose chains are thrown away: the weights come from fresh ones. Draws are
@@ -54,24 +92,28 @@ class AIS(Settings):
     step_size: float | Tensor | None = None
     target_acceptance: float = 0.8
     pilot_temperatures: int = 100
-    status: ClassVar[Status] = "unbiased"
 
     def __post_init__(self):
         check_settings(self)
         check_count("AIS", "n_steps", self.n_steps)
 
-    def plan(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Plan:
-        """Schedule and step sizes, tuned on a pilot where they need one."""
+    def plan(self, path, chains, rng, progress):
         return frozen_plan(self, path, chains, self.n_steps, rng, progress)
 
-    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
-        plan = self.plan(path, chains, rng, progress)
-        spent = path.evaluations
-        done = anneal(path, plan, path.normal(chains, rng), self.n_steps, rng, progress)
-        draws = path.base.unwhiten(done.point.v).unsqueeze(1)
-        return Outcome(
-            log_mean(done.log_weights), draws, done.log_weights.unsqueeze(1), weight_diagnostics(done), spent
-        )
+    def moves(self, path, chains, rng):
+        return _Fresh(path, self.n_steps, rng)
+
+
+class _Fresh:
+    """Trajectories of a fresh momentum each, which are their own reversal."""
+
+    def __init__(self, path: AnnealedPath, n_steps: int, rng: torch.Generator):
+        self.path, self.n_steps, self.rng = path, n_steps, rng
+
+    def forward(self, point: Point, beta: Tensor, step_size: Tensor) -> Move:
+        return self.path.move(point, beta, step_size, self.n_steps, self.rng)
+
+    backward = forward
 
 
 def weight_diagnostics(done: Annealed) -> dict[str, Tensor]:
@@ -84,9 +126,7 @@ def weight_diagnostics(done: Annealed) -> dict[str, Tensor]:
     }
 
 
-def anneal(
-    path: AnnealedPath, plan: Plan, v: Tensor, n_steps: int, rng: torch.Generator, progress: Progress
-) -> Annealed:
+def anneal(path: AnnealedPath, plan: Plan, v: Tensor, moves: Moves, progress: Progress) -> Annealed:
     """From base draws ``v``: ``log w = sum_k (beta_{k+1} - beta_k) (psi - phi)(x_k)``.
 
     ``x_k`` is where the chain is before its move at ``beta_{k+1}``; the last move, at 1, changes no weight.
@@ -98,17 +138,15 @@ def anneal(
     progress.expect(len(betas) - 1)
     for k in range(len(betas) - 1):
         log_weights.sub_(_increment(betas, k, path.difference(point)))
-        point, accepted = path.move(point, betas[k + 1], steps[k + 1], n_steps, rng)
+        point, accepted = moves.forward(point, betas[k + 1], steps[k + 1])
         acceptance += accepted
         progress.update("annealing", lambda: log_mean(finite_or_zero(log_weights)).log_z)
     return Annealed(finite_or_zero(log_weights), point, acceptance / (len(betas) - 1))
 
 
-def anneal_back(
-    path: AnnealedPath, plan: Plan, v: Tensor, n_steps: int, rng: torch.Generator, progress: Progress
-) -> Annealed:
+def anneal_back(path: AnnealedPath, plan: Plan, v: Tensor, moves: Moves, progress: Progress) -> Annealed:
     """From target draws ``v = x_{K-1}``, for k = K-1 to 0: add ``-(beta_{k+1} - beta_k) (psi - phi)(x_k)``, then move
-    at ``beta_k`` by the reversal of the forward transition, which is the transition itself. ``E[w] = 1/Z``.
+    at ``beta_k`` by the reversal of the forward transition. ``E[w] = 1/Z``.
     """
     betas, steps = plan
     point = path.at(v)
@@ -118,7 +156,7 @@ def anneal_back(
     for k in range(len(betas) - 2, -1, -1):
         log_weights.add_(_increment(betas, k, path.difference(point)))
         if k > 0:
-            point, accepted = path.move(point, betas[k], steps[k], n_steps, rng)
+            point, accepted = moves.backward(point, betas[k], steps[k])
             acceptance += accepted
         progress.update("annealing back", lambda: -log_mean(finite_or_zero(log_weights)).log_z)
     return Annealed(finite_or_zero(log_weights), point, acceptance / max(len(betas) - 2, 1))

@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,7 +30,10 @@ class ImportanceSampling(Settings):
     """
 
     samples: int = 100
-    status: ClassVar[Status] = "lower"
+
+    @property
+    def status(self) -> Status:
+        return "lower"
 
     def __post_init__(self):
         check_count("ImportanceSampling", "samples", self.samples)
@@ -58,7 +60,10 @@ class Elbo(Settings):
     """
 
     samples: int = 100
-    status: ClassVar[Status] = "lower"
+
+    @property
+    def status(self) -> Status:
+        return "lower"
 
     def __post_init__(self):
         check_count("Elbo", "samples", self.samples)

@@ -97,10 +97,39 @@ class AnnealedPath:
             step_size: the longest, broadcast to ``[chains, *batch]``.
             n_steps: of the leapfrog integrator.
         """
-        shape, like = point.energy.shape, point.v
+        like = point.v
         momentum = torch.randn(like.shape, generator=rng, dtype=like.dtype, device=like.device)
-        noise = torch.rand((2, *shape), generator=rng, dtype=like.dtype, device=like.device)
-        beta, step = beta.to(like.dtype), (step_size * (0.5 + 0.5 * noise[0])).unsqueeze(-1)
+        step = self.random_step(point, step_size, rng)
+        end, _, probability = self._trajectory(point, momentum, beta, step, n_steps)
+        return Move(end.where(self._uniform(point, rng) < probability, point), probability)
+
+    def move_on(
+        self, point: Point, momentum: Tensor, beta: Tensor, step: Tensor, rng: torch.Generator
+    ) -> tuple[Move, Tensor]:
+        """One leapfrog step of a momentum ``[chains, *batch, D]`` that goes on, or is turned round where the step is
+        not accepted.
+
+        With the momentum standard normal it leaves the density at ``beta`` as it is. Its reversal is to turn the
+        momentum round, to take such a step and to turn it round again.
+
+        Args:
+            beta: as in :meth:`move`.
+            step: its length, ``[chains, *batch]``.
+        """
+        end, p, probability = self._trajectory(point, momentum, beta, step, 1)
+        accepted = self._uniform(point, rng) < probability
+        momentum = torch.where(accepted.unsqueeze(-1), p, -momentum)
+        return Move(end.where(accepted, point), probability), momentum
+
+    def random_step(self, point: Point, step_size: Tensor, rng: torch.Generator) -> Tensor:
+        """Between a half and all of the step size: ``[chains, *batch]``."""
+        return step_size * (0.5 + 0.5 * self._uniform(point, rng))
+
+    def _trajectory(
+        self, point: Point, momentum: Tensor, beta: Tensor, step: Tensor, n_steps: int
+    ) -> tuple[Point, Tensor, Tensor]:
+        """Leapfrog steps at ``beta``: the end, its momentum, and ``min(1, exp(H - H'))``."""
+        beta, step = beta.to(point.v.dtype), step.unsqueeze(-1)
         weight = beta.unsqueeze(-1)
         start = self._annealed(point, beta) + 0.5 * momentum.square().sum(-1)
         force = torch.lerp(point.v, point.gradient, weight)
@@ -113,8 +142,12 @@ class AnnealedPath:
             p.addcmul_(step, force, value=-1.0 if i < n_steps - 1 else -0.5)
         error = self._annealed(end, beta) + 0.5 * p.square().sum(-1) - start
         # energies that are not finite give NaN: rejected
-        probability = error.neg().clamp_max(0).exp().nan_to_num_(0.0)
-        return Move(end.where(noise[1] < probability, point), probability)
+        return end, p, error.neg().clamp_max(0).exp().nan_to_num_(0.0)
+
+    @staticmethod
+    def _uniform(point: Point, rng: torch.Generator) -> Tensor:
+        like = point.v
+        return torch.rand(like.shape[:-1], generator=rng, dtype=like.dtype, device=like.device)
 
     @staticmethod
     def _annealed(point: Point, beta: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..base import Gaussian
 from ..errors import ArgumentError, EvidenceError, whole_number
 from ..target import Target, as_target
-from .annealing import AIS, Annealed, anneal, anneal_back, weight_diagnostics
+from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
 from .estimators import Estimate, bennett, log_mean
 from .method import Method, Outcome, Status
 from .path import AnnealedPath
@@ -99,7 +99,7 @@ def bidirectional(
     target,
     base: Gaussian,
     exact_draws: Tensor,
-    method: AIS | None = None,
+    method: Annealing | None = None,
     *,
     exact: bool = True,
     chains: int = 16,
@@ -115,7 +115,8 @@ def bidirectional(
         exact_draws: of the target, one a chain ``[chains, *batch, D]``, or one a problem ``[*batch, D]``, such as the
             latents that simulated the data. All reverse chains of a problem then start at the one draw: the bound
             holds on average over problems, and the standard error leaves out the draw's own spread.
-        method: None for ``AIS()``; one plan, tuned on a pilot, serves both directions.
+        method: an :class:`AIS` or a :class:`HamiltonianAIS`, None for ``AIS()``; one plan, tuned on a pilot, serves
+            both directions.
         exact: whether the draws are exact. If not, upper and combined are labelled ``"heuristic"``.
         chains, seed, chunk, keep_draws, progress: as in :func:`log_evidence`.
 
@@ -124,8 +125,8 @@ def bidirectional(
         EvidenceError: all weights of a problem are zero, or a draw has no density.
     """
     method = AIS() if method is None else method
-    if not isinstance(method, AIS):
-        raise ArgumentError(f"bidirectional(method={method!r}): expected an AIS")
+    if not isinstance(method, Annealing):
+        raise ArgumentError(f"bidirectional(method={method!r}): expected an AIS or a HamiltonianAIS")
     run = _Run(target, base, method, chains, seed, chunk, keep_draws, progress, "bidirectional")
     draws = torch.as_tensor(exact_draws).detach().to(base.mean)
     shared = draws.shape == base.mean.shape
@@ -151,8 +152,9 @@ def bidirectional(
         own = draws if problems is None else draws.reshape(run.chains, -1, base.dim)[:, problems]
         plan = method.plan(path, run.chains, run.rng, run.bar)
         spent = path.evaluations
-        forward = anneal(path, plan, path.normal(run.chains, run.rng), method.n_steps, run.rng, run.bar)
-        back = anneal_back(path, plan, path.base.whiten(own), method.n_steps, run.rng, run.bar)
+        start = path.normal(run.chains, run.rng)
+        forward = anneal(path, plan, start, method.moves(path, run.chains, run.rng), run.bar)
+        back = anneal_back(path, plan, path.base.whiten(own), method.moves(path, run.chains, run.rng), run.bar)
         reverse = log_mean(back.log_weights)
         upper = Estimate(-reverse.log_z, reverse.std_error, -reverse.bias)
 
@@ -170,7 +172,7 @@ def bidirectional(
         return [lower, given, combined]
 
     outcomes = run.outcomes(work)
-    names = [(f"AIS {kind}", kind) for kind in ("lower", "upper")] + [("Bennett", "consistent")]
+    names = [(f"{type(method).__name__} {kind}", kind) for kind in ("lower", "upper")] + [("Bennett", "consistent")]
     results = []
     for outcome, (name, status) in zip(outcomes, names, strict=True):
         honest: Status = status if exact or status == "lower" else "heuristic"  # type: ignore[assignment]

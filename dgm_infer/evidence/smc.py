@@ -46,7 +46,8 @@ class SMC(Settings):
         n_steps: leapfrog steps a move.
         waste_free: P, to keep all states of ``particles/P`` chains of P states, of which resampling picks the first:
             as many moves, no state thrown away, and ``run_std_error`` among the diagnostics, the standard error of a
-            single run by the spread over its chains. None for one move a particle.
+            single run by the spread over its chains: too small where P states do not forget the first, or chains are
+            few. None for one move a particle.
         step_size: longest step in whitened coordinates, a number or ``[*batch]``; None to adapt it to every
             temperature and problem on a pilot.
         target_acceptance: mean acceptance probability that step sizes adapt to.
@@ -56,7 +57,7 @@ class SMC(Settings):
     particles: int = 64
     schedule: str | Tensor | Callable[[int], Tensor] = "adaptive"
     temperatures: int = 200
-    conditional_ess: float = 0.9
+    conditional_ess: float = 0.97
     threshold: float = 0.5
     n_steps: int = 5
     waste_free: int | None = None

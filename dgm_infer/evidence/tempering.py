@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from ..adaptation import DualAveraging
 from ..errors import ArgumentError, EvidenceError
 from ..kernels.kernel import Settings, check_count, check_step_size
+from ..kernels.trees import Leaf, deepest, grow
 from .importance import importance_log_z
 from .method import Outcome, Status, check_acceptance
 from .path import AnnealedPath, Point
@@ -39,7 +40,10 @@ class Tempering(Settings):
     thin: int = 1
     target_acceptance: float = 0.8
     pilot_temperatures: int = 100
-    status: ClassVar[Status] = "consistent"
+
+    @property
+    def status(self) -> Status:
+        return "consistent"
 
     def __post_init__(self):
         name = type(self).__name__
@@ -167,10 +171,14 @@ class ContinuousTempering(Tempering):
         pilot_temperatures: of the annealing run that starts the chains, at temperatures of all sizes.
         mass: of xi, positive.
         scale: of xi, positive.
+        nuts: most leapfrog steps of a trajectory that ends where it turns back in (x, xi), as those of
+            :class:`NUTS`; None for trajectories of ``n_steps``. Chains take their steps together, those that have
+            ended wait.
     """
 
     mass: float = 1.0
     scale: float = 1.0
+    nuts: int | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -178,6 +186,8 @@ class ContinuousTempering(Tempering):
             value = getattr(self, field)
             if not (isinstance(value, int | float) and 0 < value < math.inf):
                 raise ArgumentError(f"ContinuousTempering({field}={value!r}): must be a positive number")
+        if self.nuts is not None:
+            check_count("ContinuousTempering", "nuts", self.nuts)
         if self.step_size is None and self.warmup < 20:
             raise ArgumentError(
                 f"ContinuousTempering(warmup={self.warmup}): too short to adapt the step size; 20 or more, or give it"
@@ -187,6 +197,8 @@ class ContinuousTempering(Tempering):
         adapts = self.step_size is None
         rate = 1 / (self.scale * math.sqrt(self.mass))
         target = self.target_acceptance if adapts else None
+        if self.nuts is not None:
+            return _JointTrees(path, pilot.step_sizes, log_zeta, point, rng, deepest(self.nuts), rate, target)
         return _JointChain(path, pilot.step_sizes, log_zeta, point, rng, self.n_steps, rate, target)
 
 
@@ -296,3 +308,29 @@ class _JointChain:
         delta = point.energy + self.offset - point.square
         slope = beta * rest * delta + beta - rest
         return torch.lerp(point.v, point.gradient, beta.unsqueeze(-1)), self.rate * slope
+
+
+class _JointTrees(_JointChain):
+    """The same by trajectories that end where they turn back; ``n_steps`` is the depth of their trees.
+
+    Coordinates are v and ``t/rate``, whose momenta have unit mass.
+    """
+
+    def step(self) -> TemperedState:
+        point, rate, rng = self.point, self.rate, self.rng
+        position = torch.cat([point.v, self.t.unsqueeze(-1) / rate], -1)
+        p = torch.randn(position.shape, generator=rng, dtype=position.dtype, device=position.device)
+        start = Leaf(position, p, *self._leaf(point, self.t))
+
+        def evaluate(x: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+            return self._leaf(self.path.at(x[..., :-1]), rate * x[..., -1])
+
+        tree = grow(start, evaluate, self.step_size.expand(self.t.shape), self.n_steps, rng)
+        x, (energy, gradient, square) = tree.draw.position, tree.draw.extra
+        self.point, self.t = Point(x[..., :-1], energy, gradient, square), rate * x[..., -1]
+        return TemperedState(self.point, self.t.double().sigmoid(), tree.acceptance)
+
+    def _leaf(self, point: Point, t: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        force, force_t = self._forces(point, t)
+        gradient = torch.cat([force, force_t.unsqueeze(-1)], -1)
+        return self._potential(point, t), gradient, (point.energy, point.gradient, point.square)

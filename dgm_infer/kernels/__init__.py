@@ -3,5 +3,6 @@
 from .constrained import ConstrainedHMC
 from .hmc import HMC
 from .kernel import Info, Kernel
+from .nuts import NUTS
 
-__all__ = ["HMC", "ConstrainedHMC", "Info", "Kernel"]
+__all__ = ["HMC", "NUTS", "ConstrainedHMC", "Info", "Kernel"]

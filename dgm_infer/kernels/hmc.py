@@ -20,13 +20,22 @@ from .kernel import (
     draw_schedule,
 )
 
-__all__ = ["HMC", "HMCState"]
+__all__ = ["HMC", "HMCState", "check_target"]
 
 
 class HMCState(NamedTuple):
     position: Tensor
     energy: Tensor
     gradient: Tensor
+
+
+def check_target(name: str, problem: object) -> None:
+    """Raise ArgumentError unless a problem is a target."""
+    if not isinstance(problem, Target):
+        raise ArgumentError(
+            f"{name} samples a Target, not a {type(problem).__name__}: use ConstrainedHMC, or "
+            "condition(..., tolerance=eps)"
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,11 +60,7 @@ class HMC(Settings):
         check_trajectory_length("HMC", self.trajectory_length, self.n_steps)
 
     def check(self, problem) -> None:
-        if not isinstance(problem, Target):
-            raise ArgumentError(
-                f"HMC samples a Target, not a {type(problem).__name__}: use ConstrainedHMC, or "
-                "condition(..., tolerance=eps)"
-            )
+        check_target("HMC", problem)
 
     def init(self, problem: Target, position: Tensor) -> HMCState:
         return HMCState(position, *problem.energy_and_gradient(position))

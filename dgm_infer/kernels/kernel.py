@@ -18,7 +18,7 @@ DEFAULT_LENGTH = math.pi / 2
 # A transition takes no more steps than this, however small they are.
 MAX_STEPS = 200
 # An energy error above this is called a divergence.
-_DIVERGENCE = 1000.0
+DIVERGENCE = 1000.0
 
 
 class Info(NamedTuple):
@@ -144,7 +144,7 @@ def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -
         accepted, acceptance probability and status, each ``[...]``.
     """
     error = h_new - h_old
-    diverged = (status == Status.OK) & ~(h_new.isfinite() & (error < _DIVERGENCE))
+    diverged = (status == Status.OK) & ~(h_new.isfinite() & (error < DIVERGENCE))
     status = torch.where(diverged, int(Status.DIVERGED), status)
     probability = torch.where(status == Status.OK, error.neg().clamp_max(0).exp(), torch.zeros_like(error))
     uniform = torch.rand(error.shape, generator=rng, dtype=error.dtype, device=error.device)

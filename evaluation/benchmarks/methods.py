@@ -23,6 +23,7 @@ from dgm_infer.evidence import Method
 from trainers import DigitsData
 
 from ..estimates import Estimates, caveats
+from ..evidence import parts_of
 from ..experiments import REFERENCE_DATA
 from ..problems.boltzmann import BoltzmannRelaxation, published_system, random_system
 from ..problems.radon import radon_target, read_radon
@@ -118,12 +119,11 @@ def evaluations_to_error(evaluations: float, rms_error: float, error: float = _E
 
 
 def _experiments(data: Path | None, images: int, runs: int, chains: int, seed: int) -> Iterator[Experiment]:
-    digits = generators.load("digits_vae")
-    module = DigitsData()
-    pictures = module.held_out_images()[:images]
-    target = generators.LatentPosterior(digits.decoder, pictures, digits.global_density)
+    decoder, encoder, prior = parts_of(generators.load("digits_vae"))
+    assert encoder is not None
+    target = generators.LatentPosterior(decoder, DigitsData().held_out(images), prior)
     words = f"{images} held-out digits under the shipped Gaussian VAE, 12 latents, from its encoder"
-    yield Experiment("digits", words, target, Gaussian.from_encoder(digits.encoder, target.images))
+    yield Experiment("digits", words, target, Gaussian.from_encoder(encoder, target.images))
     if data is not None and (data / "iwae_mnist").is_dir():
         model = generators.IWAE.from_npz(data)
         published = generators.IWAE.published_images(data).images[:images]

@@ -1,13 +1,23 @@
 """Estimators with a planted mistake, for negative controls."""
 
+import torch
+
 from dgm_infer.evidence.annealing import Annealed
 
 
-def anneal_with_weights_after_the_move(path, plan, v, n_steps, rng, progress):
+def systematic_without_chance(log_weights, count, rng):
+    """``systematic`` with its points always at the ends of their intervals."""
+    below = log_weights.exp().movedim(1, -1).cumsum(-1)
+    places = (torch.arange(count, dtype=below.dtype) + 1) / count * below[..., -1:] * (1 - 1e-12)
+    chosen = torch.searchsorted(below.contiguous(), places.contiguous(), right=True)
+    return chosen.clamp_max(log_weights.shape[1] - 1).movedim(-1, 1)
+
+
+def anneal_with_weights_after_the_move(path, plan, v, moves, progress):
     """``anneal`` as some textbooks print it: every weight at the state after the move."""
     point, log_weights, acceptance = path.at(v), 0.0, 0.0
     for k in range(len(plan.betas) - 1):
-        point, accepted = path.move(point, plan.betas[k + 1], plan.step_sizes[k + 1], n_steps, rng)
+        point, accepted = moves.forward(point, plan.betas[k + 1], plan.step_sizes[k + 1])
         log_weights = log_weights - (plan.betas[k + 1] - plan.betas[k]) * path.difference(point)
         acceptance = acceptance + accepted
     return Annealed(log_weights, point, acceptance)

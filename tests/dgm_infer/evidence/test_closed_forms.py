@@ -5,6 +5,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence import annealing, record, tempering
+from dgm_infer.evidence.path import AnnealedPath, Move
 from tests.dgm_infer.evidence.mistakes import anneal_with_weights_after_the_move
 from tests.oracles import FLOAT, known_bimodal, known_gaussian, known_linear_gaussian
 
@@ -19,9 +20,13 @@ METHODS = {
     "AIS": dgm.AIS(),
     "AIS, equalised": dgm.AIS(schedule="equalised"),
     "AIS, linear": dgm.AIS(schedule="linear"),
+    "Hamiltonian AIS": dgm.HamiltonianAIS(500),
     "Gibbs tempering": dgm.GibbsTempering(),
     "continuous tempering": dgm.ContinuousTempering(),
     "simulated tempering": dgm.SimulatedTempering(),
+    "SMC": dgm.SMC(),
+    "SMC, equalised": dgm.SMC(schedule="equalised", temperatures=30),
+    "SMC, waste-free": dgm.SMC(conditional_ess=0.9, waste_free=16),
 }
 
 
@@ -41,8 +46,10 @@ def assert_wrong(estimate, known):
 
 
 def run(known, method, **settings):
+    # a chain of SMC is a run of many particles
+    chains = 96 if isinstance(method, dgm.SMC) else 192
     return dgm.log_evidence(
-        known.target, known.base, method, **{"chains": 192, "seed": 1, "progress": False} | settings
+        known.target, known.base, method, **{"chains": chains, "seed": 1, "progress": False} | settings
     )
 
 
@@ -52,7 +59,10 @@ def test_estimates_are_within_three_standard_errors_of_the_truth(make, method):
     known = make()
     estimate = run(known, method)
     assert_right(estimate, known)
-    assert estimate.status == ("unbiased" if isinstance(method, dgm.AIS) else "consistent")
+    adapts = isinstance(method, dgm.GibbsTempering | dgm.ContinuousTempering | dgm.SimulatedTempering) or (
+        isinstance(method, dgm.SMC) and method.schedule == "adaptive"
+    )
+    assert estimate.status == ("consistent" if adapts else "unbiased")
     assert estimate.diagnostics["ess"].min() > 20
 
 
@@ -70,11 +80,16 @@ def test_bounds_are_on_their_side_and_in_order(make):
     assert (few.log_z - elbo.log_z > 3 * elbo.std_error).all()
 
 
-@pytest.mark.parametrize("make", TARGETS.values(), ids=TARGETS)
-def test_exact_draws_give_bounds_from_both_sides_and_bennett_between_them(make):
+BOTH_WAYS = {(name, "AIS"): (make, dgm.AIS()) for name, make in TARGETS.items()} | {
+    (name, "Hamiltonian AIS"): (TARGETS[name], dgm.HamiltonianAIS(400)) for name in ("gaussian 10", "bimodal")
+}
+
+
+@pytest.mark.parametrize(("make", "method"), BOTH_WAYS.values(), ids=map(", ".join, BOTH_WAYS))
+def test_exact_draws_give_bounds_from_both_sides_and_bennett_between_them(make, method):
     known = make()
     exact = known.draw(128, torch.Generator().manual_seed(2))
-    bounds = dgm.bidirectional(known.target, known.base, exact, chains=128, seed=3, progress=False)
+    bounds = dgm.bidirectional(known.target, known.base, exact, method, chains=128, seed=3, progress=False)
     assert [e.status for e in (bounds.lower, bounds.upper, bounds.combined)] == ["lower", "upper", "consistent"]
     assert_right(bounds.lower, known, largest_error=0.06)
     assert_right(bounds.upper, known, largest_error=0.06)
@@ -113,7 +128,7 @@ def test_weighted_draws_have_the_targets_moments(method):
     known = known_gaussian(10, (2,))
     mean, covariance = known.target.parts[1][0], known.target.parts[2][0]
     # annealing gives one draw a chain
-    few = isinstance(method, dgm.AIS)
+    few = isinstance(method, dgm.AIS | dgm.HamiltonianAIS)
     estimate = run(known, method.replace(temperatures=60) if few else method, chains=2000 if few else 192)
     first = estimate.expectation(lambda x: x)
     assert ((first.value - mean).abs() <= 5 * first.std_error).all()
@@ -126,6 +141,25 @@ def test_weighted_draws_have_the_targets_moments(method):
 
 
 # ------------------------------------------------------------------------------------------------- negative controls
+
+
+@pytest.mark.parametrize("mistake", ["none", "not turned round", "not accepted or rejected"])
+def test_control_a_momentum_that_is_not_turned_round_is_noticed(monkeypatch, mistake):
+    right = AnnealedPath.move_on
+
+    def wrong(self, point, momentum, beta, step, rng):
+        end, p, probability = self._trajectory(point, momentum, beta, step, 1)
+        accepted = self._uniform(point, rng) < probability
+        if mistake == "not accepted or rejected":
+            return Move(end, probability), p
+        return Move(end.where(accepted, point), probability), torch.where(accepted.unsqueeze(-1), p, momentum)
+
+    monkeypatch.setattr(AnnealedPath, "move_on", right if mistake == "none" else wrong)
+    known = known_gaussian(2, (3,))
+    # long steps, often rejected
+    estimate = run(known, dgm.HamiltonianAIS(40, half_life=5.0, step_size=1.9), chains=20_000)
+    off = standard_errors_off(estimate, known).abs().max()
+    assert off <= 5 if mistake == "none" else off > 5
 
 
 def test_control_a_truth_that_is_three_tenths_off_is_noticed():

@@ -11,9 +11,12 @@ from tests.oracles import FLOAT, known_bimodal, known_gaussian, known_linear_gau
 QUICK = {
     "AIS": dgm.AIS(30, pilot_temperatures=20),
     "AIS, equalised": dgm.AIS(30, "equalised", pilot_temperatures=20),
+    "Hamiltonian AIS": dgm.HamiltonianAIS(60, pilot_temperatures=20),
     "Gibbs tempering": dgm.GibbsTempering(draws=30, warmup=10, pilot_temperatures=20),
     "continuous tempering": dgm.ContinuousTempering(draws=30, warmup=30, pilot_temperatures=20),
     "simulated tempering": dgm.SimulatedTempering(draws=30, warmup=10, pilot_temperatures=20, temperatures=50),
+    "SMC": dgm.SMC(8, pilot_temperatures=20),
+    "SMC, waste-free": dgm.SMC(8, "linear", 10, waste_free=4, pilot_temperatures=20),
     "importance sampling": dgm.ImportanceSampling(50),
     "ELBO": dgm.Elbo(50),
 }
@@ -246,6 +249,10 @@ def test_a_target_that_computes_in_another_type_is_named():
         (lambda: dgm.AIS(step_size=0.0), "step_size=0"),
         (lambda: dgm.AIS(n_steps=0), "n_steps=0"),
         (lambda: dgm.AIS(target_acceptance=0), "target_acceptance=0"),
+        (lambda: dgm.HamiltonianAIS(0), r"HamiltonianAIS\(temperatures=0\)"),
+        (lambda: dgm.HamiltonianAIS(half_life=0), r"HamiltonianAIS\(half_life=0\): must be a positive number"),
+        (lambda: dgm.HamiltonianAIS(half_life=math.inf), "half_life=inf"),
+        (lambda: dgm.HamiltonianAIS(schedule="adaptive"), "one of linear, sigmoid, equalised, a function"),
         (lambda: dgm.ImportanceSampling(0), "samples=0"),
         (lambda: dgm.Elbo(-3), "samples=-3"),
     ],
@@ -259,7 +266,7 @@ def test_methods_check_themselves(make, message):
     ("change", "message"),
     [
         ({"exact_draws": torch.zeros(5)}, r"exact_draws of shape \(5,\)\): expected \(2,\), or \(4, 2\) for 4 chains"),
-        ({"method": dgm.GibbsTempering()}, "expected an AIS"),
+        ({"method": dgm.GibbsTempering()}, "expected an AIS or a HamiltonianAIS"),
         ({"exact_draws": torch.full((2,), math.nan)}, "not finite"),
     ],
 )
@@ -302,7 +309,10 @@ def test_the_defaults_take_as_many_gradients_as_their_docstring_says():
     known = known_gaussian(2)
     diagnostics = run(known.target, known.base, dgm.AIS()).diagnostics
     assert (diagnostics["gradient_evaluations"], diagnostics["pilot_evaluations"]) == (2537, 536)
-    assert all(str(n) in (dgm.AIS.__doc__ or "").replace(" ", "") for n in (2537, 536))
+    diagnostics = run(known.target, known.base, dgm.HamiltonianAIS()).diagnostics
+    assert (diagnostics["gradient_evaluations"], diagnostics["pilot_evaluations"]) == (2537, 536)
+    for method in (dgm.AIS, dgm.HamiltonianAIS):
+        assert all(str(n) in (method.__doc__ or "").replace(" ", "") for n in (2537, 536))
 
 
 def test_one_chain_has_an_estimate_and_no_standard_error():

@@ -1,0 +1,189 @@
+"""Trajectories that end at a U-turn: balanced trees of leapfrog steps, multinomial draws from them, all chains in step.
+
+Hoffman and Gelman 2014; multinomial weights and the generalised criterion by Betancourt 2017 (appendix A). A tree is
+grown by doubling, its leaves visited one after another; only the states at the starts of unfinished sub-trees are
+remembered, one a depth (Phan et al. 2019), so that all chains of a batch, which are at the same leaf of the same
+depth, take the same step together. Chains that have ended wait.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import Status
+from .kernel import DIVERGENCE
+
+__all__ = ["Leaf", "Tree", "deepest", "grow"]
+
+
+class Leaf(NamedTuple):
+    """A point of phase space with what its density is made of; ``[...]`` is any shape of chains."""
+
+    position: Tensor
+    """``[..., D]``."""
+    momentum: Tensor
+    energy: Tensor
+    """``[...]``, without the kinetic energy."""
+    gradient: Tensor
+    extra: tuple[Tensor, ...] = ()
+    """What else belongs to the position, each ``[...]`` or ``[..., E]``."""
+
+    @property
+    def hamiltonian(self) -> Tensor:
+        return self.energy + 0.5 * self.momentum.square().sum(-1)
+
+    def where(self, condition: Tensor, other: "Leaf") -> "Leaf":
+        """This where the condition ``[...]`` holds, else the other."""
+        wide = condition.unsqueeze(-1)
+
+        def pick(a: Tensor, b: Tensor) -> Tensor:
+            return torch.where(wide if a.ndim > condition.ndim else condition, a, b)
+
+        extra = tuple(pick(a, b) for a, b in zip(self.extra, other.extra, strict=True))
+        return Leaf(
+            pick(self.position, other.position),
+            pick(self.momentum, other.momentum),
+            pick(self.energy, other.energy),
+            pick(self.gradient, other.gradient),
+            extra,
+        )
+
+
+class Tree(NamedTuple):
+    """What a trajectory came to, each ``[...]``."""
+
+    draw: Leaf
+    """The next state, which may be the start."""
+    acceptance: Tensor
+    """Mean over the leaves of ``min(1, exp(H_0 - H))``."""
+    n_steps: Tensor
+    """Leapfrog steps, int32."""
+    status: Tensor
+    """DIVERGED where a leaf's energy was not finite or far too large, which ended the tree."""
+
+
+Evaluate = Callable[[Tensor], tuple[Tensor, Tensor, tuple[Tensor, ...]]]
+"""Energy ``[...]``, gradient ``[..., D]`` and what else belongs to positions ``[..., D]``."""
+
+
+def deepest(n_steps: int) -> int:
+    """Doublings of a tree of at most ``n_steps`` leapfrog steps."""
+    return (n_steps + 1).bit_length() - 1
+
+
+def turns(first: Tensor, last: Tensor, total: Tensor) -> Tensor:
+    """Whether a trajectory has turned: its summed momentum points away from that of one of its ends, ``[...]``."""
+    return ((first * total).sum(-1) <= 0) | ((last * total).sum(-1) <= 0)
+
+
+def grow(start: Leaf, evaluate: Evaluate, step: Tensor, depth: int, rng: torch.Generator) -> Tree:
+    """Grow a tree from every start by at most ``depth`` doublings, and draw a leaf of it.
+
+    It stops doubling where the tree, the halves of it with the first step of the other half, or any sub-tree of the
+    last doubling has turned; a doubling with a sub-tree that has turned, or with a divergence, is not drawn from.
+
+    Args:
+        start: momentum included, finite.
+        step: size of leapfrog steps, ``[...]``.
+    """
+    h0, shape = start.hamiltonian, step.shape
+    left = right = draw = start
+    total, log_weight = start.momentum, torch.zeros_like(h0)
+    going = torch.ones(shape, dtype=torch.bool, device=step.device)
+    taken, accepted = torch.zeros_like(h0), torch.zeros_like(h0)
+    diverged = torch.zeros_like(going)
+    for level in range(depth):
+        choices = torch.rand((2, *shape), generator=rng, dtype=step.dtype, device=step.device)
+        forward = choices[0] < 0.5
+        sub = _SubTree(right.where(forward, left), h0, going, level)
+        for i in range(2**level):
+            sub.extend(evaluate, torch.where(forward, step, -step), i, rng)
+            if not sub.growing.any():
+                break
+        taken, accepted = taken + sub.taken, accepted + sub.accepted
+        diverged = diverged | sub.diverged
+        whole = sub.growing
+        # in favour of the new half, which is further away
+        drawn = whole & (choices[1] < (sub.log_weight - log_weight).exp())
+        draw = sub.draw.where(drawn, draw)
+        # by time: the old half and the new one, whichever comes first
+        old_near, old_far = right.where(forward, left), left.where(forward, right)
+        new_near, new_far = sub.first, sub.end.momentum
+        turned = turns(old_far.momentum, new_far, total + sub.total)
+        turned |= turns(old_far.momentum, new_near, total + new_near)
+        turned |= turns(old_near.momentum, new_far, sub.total + old_near.momentum)
+        right = sub.end.where(whole & forward, right)
+        left = sub.end.where(whole & ~forward, left)
+        total = torch.where(whole.unsqueeze(-1), total + sub.total, total)
+        log_weight = torch.where(whole, torch.logaddexp(log_weight, sub.log_weight), log_weight)
+        going = whole & ~turned
+        if not going.any():
+            break
+    status = torch.where(diverged, int(Status.DIVERGED), int(Status.OK)).to(torch.int8)
+    return Tree(draw, accepted / taken.clamp_min(1), taken.to(torch.int32), status)
+
+
+class _SubTree:
+    """The leaves of one doubling, beyond the end of a tree."""
+
+    def __init__(self, end: Leaf, h0: Tensor, growing: Tensor, level: int):
+        self.end, self.h0, self.growing = end, h0, growing
+        self.draw = end
+        self.total = torch.zeros_like(end.momentum)
+        self.first = end.momentum
+        self.log_weight = torch.full_like(h0, -torch.inf)
+        self.taken, self.accepted = torch.zeros_like(h0), torch.zeros_like(h0)
+        self.diverged = torch.zeros_like(growing)
+        # of unfinished sub-trees, by their number of halves: the momentum at their start, the sum before it, and the
+        # momentum of the leaf before
+        self.starts: list[tuple[Tensor, Tensor, Tensor]] = [()] * max(level, 1)  # type: ignore[list-item]
+
+    def extend(self, evaluate: Evaluate, step: Tensor, i: int, rng: torch.Generator) -> None:
+        """Leaf i, for the chains that still grow; the others stay at their last."""
+        growing, before = self.growing, self.end
+        wide = torch.where(growing, step, 0.0).unsqueeze(-1)
+        momentum = before.momentum - 0.5 * wide * before.gradient
+        position = before.position + wide * momentum
+        energy, gradient, extra = evaluate(position)
+        leaf = Leaf(position, momentum - 0.5 * wide * gradient, energy, gradient, extra)
+        h = leaf.hamiltonian
+        error = h - self.h0
+        fine = h.isfinite() & (error < DIVERGENCE)
+        self.taken = self.taken + growing
+        probability = torch.where(fine, error.neg().clamp_max(0).exp(), 0.0)
+        self.accepted = self.accepted + torch.where(growing, probability, 0.0)
+        self.diverged = self.diverged | (growing & ~fine)
+        growing = growing & fine
+        self.end = leaf.where(growing, before)
+        p = self.end.momentum
+        log_weight = torch.where(growing, torch.logaddexp(self.log_weight, -error), self.log_weight)
+        uniform = torch.rand(error.shape, generator=rng, dtype=error.dtype, device=error.device)
+        self.draw = leaf.where(growing & (uniform < (-error - log_weight).exp()), self.draw)
+        self.log_weight = log_weight
+        sum_before, self.total = self.total, self.total + p
+        if i == 0:
+            self.first = p
+        turned = self._turned(i, p, sum_before, before.momentum)
+        self.growing = growing if turned is None else growing & ~turned
+
+    def _turned(self, i: int, p: Tensor, sum_before: Tensor, p_before: Tensor) -> Tensor | None:
+        """Whether a sub-tree that leaf i completes has turned, or its halves with the first step of the other."""
+        # halves of the sub-trees that are not complete at an even leaf, or that an odd one is in
+        slot = (i >> 1).bit_count()
+        if i % 2 == 0:
+            self.starts[slot] = p, sum_before, p_before
+            return None
+        # an odd leaf completes as many sub-trees as its number has ones at the end
+        ones = (~i & (i + 1)).bit_length() - 1
+        turned = None
+        for k in range(slot, slot - ones, -1):
+            first, sum_first, _ = self.starts[k]
+            found = turns(first, p, self.total - sum_first)
+            if k < slot:
+                middle, sum_middle, before_middle = self.starts[k + 1]
+                found |= turns(first, middle, sum_middle - sum_first + middle)
+                found |= turns(before_middle, p, self.total - sum_middle + before_middle)
+            turned = found if turned is None else turned | found
+        return turned

@@ -1,0 +1,198 @@
+"""Sequential Monte Carlo: resampling, the adaptive step, waste-free runs and their own errors."""
+
+import math
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.evidence import smc
+from dgm_infer.evidence.path import Point
+from dgm_infer.evidence.resampling import pick, systematic
+from dgm_infer.evidence.smc import _Adaptive
+from tests.dgm_infer.evidence.mistakes import systematic_without_chance
+from tests.oracles import FLOAT, known_bimodal, known_gaussian
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def normalised(runs, particles, *batch, spread=1.5):
+    raw = spread * torch.randn(runs, particles, *batch, generator=rng(), dtype=FLOAT)
+    return raw - raw.logsumexp(1, keepdim=True)
+
+
+def offspring(ancestors, particles):
+    """Counts ``[runs, particles, *batch]``."""
+    return torch.stack([(ancestors == i).sum(1) for i in range(particles)], 1)
+
+
+@pytest.mark.parametrize("count", [3, 8, 20])
+def test_a_particle_has_its_share_of_offspring_rounded_up_or_down(count):
+    log_weights = normalised(50, 8, 2, 3)
+    n = offspring(systematic(log_weights, count, rng(1)), 8)
+    share = count * log_weights.exp()
+    assert (n.sum(1) == count).all()
+    assert ((n - share).abs() < 1).all()
+
+
+def mean_offspring_in_standard_errors(resample):
+    log_weights = normalised(1, 6).expand(20_000, 6)
+    n = offspring(resample(log_weights, 6, rng(2)), 6).to(FLOAT)
+    z = (n.mean(0) - 6 * log_weights[0].exp()) / (n.std(0) / 20_000**0.5)
+    return z.nan_to_num(posinf=1e9, neginf=-1e9).abs().max()
+
+
+def test_offspring_are_right_on_average():
+    assert mean_offspring_in_standard_errors(systematic) <= 5
+
+
+def test_control_resampling_without_chance_is_noticed():
+    assert mean_offspring_in_standard_errors(systematic_without_chance) > 5
+
+
+def test_a_particle_without_weight_has_no_offspring():
+    log_weights = normalised(200, 5)
+    log_weights[:, [0, 2, 4]] = -math.inf
+    log_weights = log_weights - log_weights.logsumexp(1, keepdim=True)
+    n = offspring(systematic(log_weights, 5, rng(3)), 5)
+    assert (n[:, [0, 2, 4]] == 0).all()
+
+
+def test_what_is_picked_are_the_ancestors_of_the_own_run_and_problem():
+    runs, n, batch, dim = 2, 4, (3,), 5
+    v = torch.randn(runs, n, *batch, dim, generator=rng(4), dtype=FLOAT)
+    energy = v.sum(-1)
+    point = Point(v.flatten(0, 1), energy.flatten(0, 1), 2 * v.flatten(0, 1), 3 * energy.flatten(0, 1))
+    ancestors = torch.randint(n, (runs, 6, *batch), generator=rng(5))
+    picked = pick(point, runs, ancestors)
+    for r in range(runs):
+        for i in range(6):
+            for b in range(3):
+                assert torch.equal(picked.v[r * 6 + i, b], v[r, ancestors[r, i, b], b])
+    torch.testing.assert_close(picked.energy, picked.v.sum(-1))
+    torch.testing.assert_close(picked.gradient, 2 * picked.v)
+    torch.testing.assert_close(picked.square, 3 * picked.energy)
+
+
+def test_an_adaptive_step_leaves_the_share_that_it_is_told():
+    log_weights, difference = normalised(4, 200, 3, spread=0.5), 30 * torch.randn(4, 200, 3, generator=rng(6)).double()
+    beta = torch.full((4, 3), 0.1, dtype=FLOAT)
+    new = _Adaptive(0.8, 100).next(0, beta, difference, log_weights)
+    w = (-(new - beta).unsqueeze(1) * difference).exp()
+    share = (log_weights.exp() * w).sum(1).square() / (log_weights.exp() * w.square()).sum(1)
+    torch.testing.assert_close(share, torch.full((4, 3), 0.8, dtype=FLOAT), rtol=1e-4, atol=0)
+    # every run and problem takes its own
+    assert new.flatten().unique().numel() == 12
+
+
+def test_an_adaptive_step_goes_all_the_way_where_it_can_and_where_it_must():
+    flat = torch.zeros(2, 10, dtype=FLOAT)
+    beta = torch.full((2,), 0.3, dtype=FLOAT)
+    adaptive = _Adaptive(0.9, 5)
+    assert (adaptive.next(0, beta, flat, flat - math.log(10)) == 1).all()
+    steep = 1000 * torch.arange(10, dtype=FLOAT).expand(2, 10)
+    assert (adaptive.next(3, beta, steep, flat - math.log(10)) < 0.31).all()
+    assert (adaptive.next(4, beta, steep, flat - math.log(10)) == 1).all()
+    # draws without a density do not stop it
+    half = torch.where(torch.arange(10) < 5, math.inf, flat)
+    assert (adaptive.next(0, beta, half, flat - math.log(10)) > beta).all()
+
+
+def run(known, method, **settings):
+    return dgm.log_evidence(known.target, known.base, method, **{"chains": 16, "seed": 1, "progress": False} | settings)
+
+
+def test_a_schedule_says_what_the_estimate_is():
+    assert dgm.SMC().status == "consistent"
+    for schedule in ("equalised", "sigmoid", torch.tensor([0.0, 0.5, 1.0])):
+        assert dgm.SMC(schedule=schedule).status == "unbiased"
+    known = known_gaussian(2)
+    assert run(known, dgm.SMC(8, "linear", 4, step_size=0.8), chains=2).status == "unbiased"
+
+
+def test_draws_are_the_particles_with_the_weight_of_their_run():
+    known = known_gaussian(3, (2,))
+    for method in (dgm.SMC(16), dgm.SMC(16, waste_free=4), dgm.SMC(16, "linear", 5, threshold=0.01)):
+        estimate = run(known, method)
+        assert estimate.draws.shape == (16, 16, 2, 3)
+        runs = estimate.log_weights.logsumexp(1) - math.log(16)
+        torch.testing.assert_close(runs.logsumexp(0) - math.log(16), estimate.log_z)
+        mean = known.target.parts[1][0]
+        first = estimate.expectation(lambda x: x)
+        assert ((first.value - mean).abs() <= 5 * first.std_error).all()
+
+
+def test_gradients_are_counted_for_all_particles_of_a_run():
+    known = known_gaussian(2)
+    d = run(known, dgm.SMC(8, "linear", 4, n_steps=3, step_size=0.8), chains=2).diagnostics
+    assert (d["gradient_evaluations"], d["pilot_evaluations"]) == (8 * (1 + 4 * 3), 0)
+    d = run(known, dgm.SMC(8, "linear", 4, n_steps=3, step_size=0.8, waste_free=4), chains=2).diagnostics
+    assert d["gradient_evaluations"] == 8 + 2 * 3 * 4 * 3
+    d = run(known, dgm.SMC(8, "linear", 4, n_steps=3, pilot_temperatures=5), chains=2).diagnostics
+    # 16 chains of a pilot for two runs
+    assert d["pilot_evaluations"] == 8 * (1 + (5 + 7) * 3)
+
+
+def test_runs_of_one_problem_take_temperatures_of_their_own():
+    known = known_gaussian(10, (2,))
+    d = run(known, dgm.SMC(16)).diagnostics
+    assert (d["temperatures"] > 3).all()
+    assert (d["temperatures"] % 1 != 0).any()
+    assert (d["acceptance"] > 0.6).all()
+    few = run(known, dgm.SMC(16, temperatures=3)).diagnostics
+    assert (few["temperatures"] == 3).all()
+
+
+def own_error_over_spread():
+    """Of short steps, which chains of 32 states forget all the same."""
+    known = known_gaussian(3, (40,))
+    estimate = run(known, dgm.SMC(256, conditional_ess=0.9, n_steps=1, step_size=0.6, waste_free=32))
+    runs = estimate.log_weights.logsumexp(1) - math.log(256)
+    own = estimate.diagnostics["run_std_error"].square().mean().sqrt()
+    return own / runs.var(0).mean().sqrt()
+
+
+def test_a_waste_free_run_knows_its_error_from_its_own_chains():
+    # 600 degrees of freedom leave 3 % of error to the spread
+    assert 0.85 < own_error_over_spread() < 1.15
+
+
+def test_control_an_error_as_of_independent_states_is_noticed(monkeypatch):
+    def of_independent_states(self):
+        return (self.log_weights + self.log_n).exp().var(1) / self.method.particles
+
+    monkeypatch.setattr(smc._Swarm, "_variance_of_mean", of_independent_states)
+    assert own_error_over_spread() < 0.85
+
+
+def test_two_modes_keep_their_weights():
+    known = known_bimodal()
+    estimate = run(known, dgm.SMC(256))
+    left = estimate.expectation(lambda x: (x[..., 0] < -0.3).double())
+    assert abs(left.value - 0.35) <= 5 * left.std_error
+    assert left.std_error < 0.03
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"particles": 1}, r"SMC\(particles=1\): must be 2 or more"),
+        ({"particles": 2.5}, "particles=2.5"),
+        ({"schedule": "cubic"}, "one of linear, sigmoid, equalised, adaptive"),
+        ({"conditional_ess": 1}, "conditional_ess=1"),
+        ({"conditional_ess": 0.0}, "conditional_ess=0.0"),
+        ({"threshold": 1.5}, "threshold=1.5"),
+        ({"waste_free": 7}, r"waste_free=7\): must be 2 or more and divide particles=64"),
+        ({"waste_free": 64}, "two chains or more"),
+        ({"waste_free": 1}, "waste_free=1"),
+        ({"n_steps": 0}, "n_steps=0"),
+        ({"temperatures": 0}, "temperatures=0"),
+        ({"step_size": -1.0}, "step_size=-1"),
+        ({"target_acceptance": 2}, "target_acceptance=2"),
+    ],
+)
+def test_bad_arguments_are_named(settings, message):
+    with pytest.raises(dgm.ArgumentError, match=message):
+        dgm.SMC(**settings)
