@@ -8,6 +8,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.evidence.record import base_check
 from dgm_infer.evidence.tempering import draw_beta
+from dgm_infer.kernels import trees
 from tests.oracles import FLOAT, MixtureTarget, known_bimodal, known_gaussian, known_linear_gaussian
 
 METHODS = (dgm.GibbsTempering(), dgm.ContinuousTempering(), dgm.SimulatedTempering())
@@ -138,6 +139,31 @@ def test_a_base_refined_by_a_pilot_makes_better_estimates():
     assert again.std_error < 0.25 * pilot.std_error
 
 
+TREES = dgm.ContinuousTempering(draws=100, warmup=50, n_steps=3, nuts=15, pilot_temperatures=50)
+
+
+def standard_errors_off(known, **settings):
+    estimate = run(known, TREES, chains=64, **settings)
+    return ((estimate.log_z - estimate.bias - known.log_z) / estimate.std_error).abs().max(), estimate
+
+
+def test_trajectories_that_end_where_they_turn_temper_too():
+    off, estimate = standard_errors_off(known_gaussian(10, (3,)))
+    assert off <= 3
+    assert estimate.std_error.max() < 0.05
+    d = estimate.diagnostics
+    assert d["base_moments_agree"].all()
+    assert (d["round_trips"] > 64).all()
+    assert ((d["acceptance"] > 0.6) & (d["acceptance"] < 0.95)).all()
+    # no more than 15 steps a state, and more than 3
+    assert 3 * 100 < d["gradient_evaluations"] - d["pilot_evaluations"] <= 15 * 100
+
+
+def test_control_trees_weighed_without_the_kinetic_energy_are_noticed(monkeypatch):
+    monkeypatch.setattr(trees.Leaf, "hamiltonian", property(lambda self: self.energy))
+    assert standard_errors_off(known_gaussian(10, (3,)))[0] > 5
+
+
 def test_two_modes_are_both_visited():
     known = known_bimodal()
     estimate = run(known, dgm.GibbsTempering(), chains=64)
@@ -158,6 +184,7 @@ def test_two_modes_are_both_visited():
         (lambda: dgm.ContinuousTempering(mass=0), "mass=0"),
         (lambda: dgm.ContinuousTempering(scale=-1), "scale=-1"),
         (lambda: dgm.ContinuousTempering(warmup=3), "warmup=3"),
+        (lambda: dgm.ContinuousTempering(nuts=0), r"ContinuousTempering\(nuts=0\): must be 1 or more"),
         (
             lambda: run(known_gaussian(2, (3,)), dgm.GibbsTempering(draws=1, log_zeta=torch.zeros(2))),
             r"log_zeta of shape \(2,\)",
