@@ -10,7 +10,7 @@ from torch.distributions import Bernoulli, Independent
 from dgm_infer import GenerativeModel, StandardNormal
 from dgm_infer.errors import ArgumentError, ModelError
 
-from .networks import mirrored, to_image, with_channels
+from .networks import mirrored, single, to_image, with_channels
 from .vae import GaussianEncoder
 
 __all__ = ["BernoulliDecoder", "BernoulliVAE", "GeneratedImages"]
@@ -37,7 +37,7 @@ class BernoulliDecoder(nn.Module):
         self.network = to_image(latent_dim, output_shape, hidden, channels)
 
     def forward(self, z: Tensor) -> Independent:
-        return Independent(Bernoulli(logits=self.network(z), validate_args=False), 1, validate_args=False)
+        return Independent(Bernoulli(logits=single(self.network(z)), validate_args=False), 1, validate_args=False)
 
 
 class GeneratedImages(NamedTuple):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from dgm_infer.errors import ArgumentError
 
-__all__ = ["Normalisation", "image_channels", "mirrored", "mlp", "to_image", "to_vector", "with_channels"]
+__all__ = ["Normalisation", "image_channels", "mirrored", "mlp", "single", "to_image", "to_vector", "with_channels"]
 
 Normalisation = Literal["none", "batch", "group", "spectral"]
 # Channels of a group are at least this many, where there are as many.
@@ -98,6 +98,11 @@ def with_channels(config: dict[str, Any], channels: Sequence[int] | None) -> dic
     What was stored before there were convolutions stays the description of a fully connected model.
     """
     return config if channels is None else config | {"channels": list(channels)}
+
+
+def single(outputs: Tensor) -> Tensor:
+    """A network's outputs in 32 bits where mixed precision made them 16: sums over pixels would lose whole nats."""
+    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
 
 class _Convolutions(nn.Sequential):

@@ -9,7 +9,7 @@ from torch.distributions import Independent, Normal
 from dgm_infer import DirectedModel, StandardNormal
 from dgm_infer.errors import ArgumentError
 
-from .networks import mirrored, to_image, to_vector, with_channels
+from .networks import mirrored, single, to_image, to_vector, with_channels
 
 __all__ = ["GaussianDecoder", "GaussianEncoder", "GaussianVAE"]
 
@@ -35,7 +35,7 @@ class GaussianEncoder(nn.Module):
         self.network = to_vector(output_shape, 2 * latent_dim, hidden, channels)
 
     def forward(self, x: Tensor) -> Independent:
-        mean, log_sd = self.network(x).chunk(2, -1)
+        mean, log_sd = single(self.network(x)).chunk(2, -1)
         return Independent(Normal(mean, log_sd.exp(), validate_args=False), 1, validate_args=False)
 
 
@@ -75,7 +75,7 @@ class GaussianDecoder(nn.Module):
             self.register_buffer("log_sd", start)
 
     def mean(self, z: Tensor) -> Tensor:
-        return self.network(z)
+        return single(self.network(z))
 
     @property
     def sd(self) -> Tensor:
