@@ -3,8 +3,9 @@
 from .augmentation import Augmentation
 from .data import DigitsData
 from .export import SaveGenerator
+from .gan import GANTraining
 from .iwae import IWAETraining
 from .mnist import MNISTData
 from .vae import VAETraining
 
-__all__ = ["Augmentation", "DigitsData", "IWAETraining", "MNISTData", "SaveGenerator", "VAETraining"]
+__all__ = ["Augmentation", "DigitsData", "GANTraining", "IWAETraining", "MNISTData", "SaveGenerator", "VAETraining"]
