@@ -37,6 +37,8 @@ class GenerativeModel(nn.Module):
     """
 
     input_density: InputDensity
+    output_range: tuple[float, float] | None = None
+    """Open interval that the outputs stay in, such as (-1, 1) after tanh; None for the whole line."""
 
     def observed(self, u: Tensor) -> Tensor:
         """Observed outputs ``g_x(u)``, flat: ``[..., Du] -> [..., Dx]``."""
