@@ -2,8 +2,10 @@
 
 from dgm_infer import WithNoise
 
+from .bernoulli_vae import BernoulliDecoder, BernoulliVAE
 from .checkpoints import load, save
-from .iwae import IWAE, BernoulliDecoder
+from .gan import GAN, Critic
+from .iwae import IWAE
 from .latent_posterior import LatentPosterior
 from .linear import LinearGaussian
 from .lotka_volterra import LotkaVolterra
@@ -13,8 +15,11 @@ from .toy import Hyperbola
 from .vae import GaussianDecoder, GaussianEncoder, GaussianVAE
 
 __all__ = [
+    "GAN",
     "IWAE",
     "BernoulliDecoder",
+    "BernoulliVAE",
+    "Critic",
     "GAndK",
     "GaussianDecoder",
     "GaussianEncoder",

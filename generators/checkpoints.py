@@ -17,12 +17,14 @@ import torch
 from dgm_infer import GenerativeModel
 from dgm_infer.errors import CheckpointError
 
+from .bernoulli_vae import BernoulliVAE
+from .gan import GAN
 from .iwae import IWAE
 from .vae import GaussianVAE
 
 __all__ = ["describe", "load", "read_checkpoint", "save"]
 
-CLASSES: dict[str, type[GenerativeModel]] = {"GaussianVAE": GaussianVAE, "IWAE": IWAE}
+CLASSES: dict[str, type[GenerativeModel]] = {model.__name__: model for model in (GaussianVAE, BernoulliVAE, IWAE, GAN)}
 PRETRAINED = Path(__file__).parent / "pretrained"
 FORMAT = "dgm-infer generator 1"
 # Key under which trainers/ put the description into a Lightning checkpoint.

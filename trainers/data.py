@@ -1,8 +1,8 @@
 """Data sets, split once and for all into training, validation and held-out images."""
 
 from abc import ABC, abstractmethod
-from functools import cache
-from typing import NamedTuple
+from functools import cache, cached_property
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -13,10 +13,14 @@ from dgm_infer.errors import ArgumentError
 
 from .augmentation import Augmentation
 
-__all__ = ["DigitsData", "ImageData", "Labelled", "Split"]
+__all__ = ["Binarise", "DigitsData", "ImageData", "Labelled", "Split"]
+
+Binarise = Literal["dynamic", "static"]
 
 # Never to change: what is held out here was never looked at when the shipped generator's recipe was chosen.
 SPLIT_SEED = 20240
+# Likewise of the draws that make pixels 0 or 1.
+BINARISATION_SEED = 20250
 
 
 class Labelled(NamedTuple):
@@ -56,27 +60,55 @@ class ImageData(LightningDataModule, ABC):
 
     Batches are (images ``[batch, *output_shape]``, labels ``[batch]``). A subclass says how the parts are read.
 
+    Binary pixels are 1 with their grey level as the probability (Salakhutdinov and Murray 2008): ``"static"`` draws
+    them once, ``"dynamic"`` anew for every training batch, after the augmentation. Images for validation and held-out
+    ones are the same draws in every run.
+
     Args:
         batch_size: images a batch; the last of an epoch may be smaller.
         augmentation: random changes to training batches; null for none.
+        binarise: how pixels become 0 or 1: dynamic, static, or null for grey levels.
 
     Raises:
-        ArgumentError: a batch size below 1.
+        ArgumentError: a batch size below 1, or an augmentation of images that are binary already.
     """
 
     output_shape: tuple[int, ...]
 
-    def __init__(self, batch_size: int = 128, augmentation: Augmentation | None = None):
+    def __init__(
+        self, batch_size: int = 128, augmentation: Augmentation | None = None, binarise: Binarise | None = None
+    ):
         super().__init__()
         if batch_size < 1:
             raise ArgumentError(f"{type(self).__name__}(batch_size={batch_size}): must be 1 or more")
+        if binarise is not None and binarise not in get_args(Binarise):
+            raise ArgumentError(f"{type(self).__name__}(binarise={binarise!r}): must be dynamic, static or None")
+        if binarise == "static" and augmentation is not None:
+            raise ArgumentError(
+                f"{type(self).__name__}(binarise='static'): augmentation would make binary pixels grey again; choose "
+                "dynamic, or no augmentation"
+            )
         self.batch_size = batch_size
         self.augmentation = augmentation
+        self.binarise = binarise
 
-    @property
     @abstractmethod
+    def read(self) -> Split:
+        """All images, grey levels in [0, 1]."""
+
+    @cached_property
     def split(self) -> Split:
-        """All images; read on first use."""
+        """All images, read on first use; binary where they are the same in every epoch."""
+        parts = self.read()
+        if self.binarise is None:
+            return parts
+        rng = torch.Generator().manual_seed(BINARISATION_SEED)
+        # training last: the others are the same draws, dynamic or static
+        validation, held_out, training = (
+            Labelled(torch.bernoulli(part.images, generator=rng), part.labels)
+            for part in (parts.validation, parts.held_out, parts.training)
+        )
+        return Split(parts.training if self.binarise == "dynamic" else training, validation, held_out)
 
     @property
     def training(self) -> Labelled:
@@ -101,12 +133,17 @@ class ImageData(LightningDataModule, ABC):
         return self._loader(self.validation)
 
     def on_after_batch_transfer(self, batch, dataloader_idx: int):
-        """Augments training batches, all images at once and on the device."""
+        """Augments and binarises training batches, all images at once and on the device."""
         trainer = self.trainer
-        if self.augmentation is None or trainer is None or not trainer.training:
+        if trainer is None or not trainer.training or (self.augmentation is None and self.binarise != "dynamic"):
             return batch
         images, labels = batch
-        return Labelled(self.augmentation(images), labels)
+        if self.augmentation is not None:
+            images = self.augmentation(images)
+        if self.binarise == "dynamic":
+            # noise may leave [0, 1]
+            images = torch.bernoulli(images if self.augmentation is None else images.clamp(0, 1))
+        return Labelled(images, labels)
 
     def _loader(self, rows: Labelled, shuffle: bool = False) -> DataLoader:
         return DataLoader(Rows(rows), self.batch_size, shuffle=shuffle, collate_fn=_as_fetched)
@@ -127,18 +164,20 @@ class DigitsData(ImageData):
     Args:
         batch_size: images a batch; the last of an epoch may be smaller.
         augmentation: random changes to training batches; null for none.
+        binarise: how pixels become 0 or 1: dynamic, static, or null for grey levels.
 
     Raises:
-        ArgumentError: a batch size below 1.
+        ArgumentError: a value outside its range.
     """
 
     output_shape = (8, 8)
 
-    def __init__(self, batch_size: int = 128, augmentation: Augmentation | None = None):
-        super().__init__(batch_size, augmentation)
+    def __init__(
+        self, batch_size: int = 128, augmentation: Augmentation | None = None, binarise: Binarise | None = None
+    ):
+        super().__init__(batch_size, augmentation, binarise)
 
-    @property
-    def split(self) -> Split:
+    def read(self) -> Split:
         return _digits()
 
 

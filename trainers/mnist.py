@@ -1,7 +1,6 @@
 """MNIST (LeCun, Cortes and Burges 1998)."""
 
 import os
-from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -10,7 +9,7 @@ from torchvision.datasets import MNIST
 from dgm_infer.errors import ConfigError
 
 from .augmentation import Augmentation
-from .data import ImageData, Labelled, Split
+from .data import Binarise, ImageData, Labelled, Split
 
 __all__ = ["MNISTData"]
 
@@ -33,9 +32,10 @@ class MNISTData(ImageData):
         download: get files that are missing, 12 MB.
         batch_size: images a batch; the last of an epoch may be smaller.
         augmentation: random changes to training batches; null for none.
+        binarise: how pixels become 0 or 1: dynamic, static, or null for grey levels.
 
     Raises:
-        ArgumentError: a batch size below 1.
+        ArgumentError: a value outside its range.
         ConfigError: on first use, the files are not there, damaged, or cannot be downloaded.
     """
 
@@ -47,8 +47,9 @@ class MNISTData(ImageData):
         download: bool = False,
         batch_size: int = 128,
         augmentation: Augmentation | None = None,
+        binarise: Binarise | None = None,
     ):
-        super().__init__(batch_size, augmentation)
+        super().__init__(batch_size, augmentation, binarise)
         self.root = Path(root) if root is not None else _default_root()
         self.download = download
 
@@ -56,8 +57,7 @@ class MNISTData(ImageData):
         """Downloads what is missing, in one process, and fails before training where it cannot."""
         self._read(train=True)
 
-    @cached_property
-    def split(self) -> Split:  # type: ignore[override]
+    def read(self) -> Split:
         images, labels = self._read(train=True)
         n = len(images) - N_VALIDATION
         if n < 1:

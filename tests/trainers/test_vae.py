@@ -11,7 +11,7 @@ import generators
 from dgm_infer import GenerativeModel
 from dgm_infer.errors import ArgumentError, CheckpointError
 from trainers import DigitsData, VAETraining
-from trainers.vae import one_cycle
+from trainers.schedule import one_cycle
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning", "ignore:.*LeafSpec:FutureWarning")
 
