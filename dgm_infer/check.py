@@ -32,8 +32,9 @@ from .operators import Selection
 
 __all__ = ["Finding", "Report", "check"]
 
-# Singular values below this, relative to the largest, count as zero.
-RANK_TOLERANCE = 1e-10
+# Singular values below this, relative to the largest, count as zero: normalisation adds a small number to a norm, and
+# leaves the direction that it takes away a derivative of about that size.
+RANK_TOLERANCE = 1e-6
 # Relative difference up to which derivatives agree: between the modes, and with finite differences.
 MODES_TOLERANCE = 1e-6
 DIFFERENCES_TOLERANCE = 1e-3

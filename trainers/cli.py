@@ -18,7 +18,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 from dgm_infer.errors import ConfigError, DgmInferError
 from dgm_infer.runs import make_folder, remove_folders, unused_folder
-from generators.checkpoints import read_checkpoint
+from generators.weights import read_checkpoint
 
 from .export import SaveGenerator
 from .progress import TrainingProgress
