@@ -3,8 +3,20 @@
 from .augmentation import Augmentation
 from .data import DigitsData
 from .export import SaveGenerator
+from .folder import FolderData
 from .iwae import IWAETraining
-from .mnist import MNISTData
+from .torchvision_data import CelebAData, FashionMNISTData, MNISTData, OmniglotData
 from .vae import VAETraining
 
-__all__ = ["Augmentation", "DigitsData", "IWAETraining", "MNISTData", "SaveGenerator", "VAETraining"]
+__all__ = [
+    "Augmentation",
+    "CelebAData",
+    "DigitsData",
+    "FashionMNISTData",
+    "FolderData",
+    "IWAETraining",
+    "MNISTData",
+    "OmniglotData",
+    "SaveGenerator",
+    "VAETraining",
+]
