@@ -4,7 +4,7 @@ With transposed convolutions and batch normalisation they are those of Radford, 
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +29,7 @@ class GAN(GenerativeModel):
         output_shape: shape of an image, (H, W) or (C, H, W); any shape where it is fully connected.
         hidden: widths of the fully connected layers.
         channels: of the transposed convolutions after them, from coarse to fine; None for none.
-        normalisation: before these: batch, group or none; spectral divides every layer by its norm.
+        normalisation: before these: batch, group or none.
         output_range: (low, high), which a sigmoid keeps all pixels strictly between; None for a linear output. A
             range a little wider than that of the data lets it reach their edge.
 
@@ -45,13 +45,15 @@ class GAN(GenerativeModel):
         output_shape: Sequence[int],
         hidden: Sequence[int] = (),
         channels: Sequence[int] | None = (64, 32),
-        normalisation: Normalisation = "batch",
+        normalisation: Literal["none", "batch", "group"] = "batch",
         output_range: tuple[float, float] | None = (0.0, 1.0),
     ):
         super().__init__()
         _check_sizes(type(self).__name__, output_shape, latent_dim=latent_dim)
         if output_range is not None and not (len(output_range) == 2 and output_range[0] < output_range[1]):
             raise ArgumentError(f"GAN(output_range={output_range}): two numbers, the smaller first, or None")
+        if normalisation not in ("none", "batch", "group"):
+            raise ArgumentError(f"GAN(normalisation={normalisation!r}): must be none, batch or group")
         self.config: dict[str, Any] = {
             "latent_dim": latent_dim,
             "output_shape": list(output_shape),

@@ -4,6 +4,7 @@ from .augmentation import Augmentation
 from .data import DigitsData
 from .export import SaveGenerator
 from .folder import FolderData
+from .gan import GANTraining
 from .iwae import IWAETraining
 from .torchvision_data import CelebAData, FashionMNISTData, MNISTData, OmniglotData
 from .vae import VAETraining
@@ -14,6 +15,7 @@ __all__ = [
     "DigitsData",
     "FashionMNISTData",
     "FolderData",
+    "GANTraining",
     "IWAETraining",
     "MNISTData",
     "OmniglotData",

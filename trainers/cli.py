@@ -23,7 +23,7 @@ from generators.weights import read_checkpoint
 from .export import SaveGenerator
 from .progress import TrainingProgress
 
-__all__ = ["train"]
+__all__ = ["quiet", "train"]
 
 # What Lightning accepts for --ckpt_path besides a file.
 CHECKPOINT_WORDS = ("best", "last", "hpc")
@@ -44,7 +44,7 @@ def train(args: list[str]) -> None:
     """
     threads = torch.get_num_threads()
     try:
-        with _quiet():
+        with quiet():
             TrainCLI(args)
     finally:
         torch.set_num_threads(threads)
@@ -191,7 +191,7 @@ def _say(trainer: Trainer, text: str) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Lightning's tips and advice off the screen, its warnings about real trouble on it; only within the block."""
     loggers = [logging.getLogger(name) for name in TALKERS]
     levels = [logger.level for logger in loggers]

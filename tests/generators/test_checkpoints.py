@@ -50,7 +50,6 @@ MODELS = {
     "fully connected GAN": lambda: generators.GAN(3, (4, 5), (7,), None, output_range=None),
     "convolutional GAN": lambda: generators.GAN(3, (3, 4, 5), (7,), (6, 4), "group", (-1, 1)),
     "GAN with batch statistics": lambda: generators.GAN(3, (4, 5), channels=(6, 4)),
-    "GAN with spectral norms": lambda: generators.GAN(3, (4, 5), channels=(6, 4), normalisation="spectral"),
 }
 
 

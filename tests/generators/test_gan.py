@@ -40,7 +40,7 @@ def test_what_it_declares():
     assert generators.BernoulliVAE(2, (4, 4), (3,)).output_range == (0, 1)
 
 
-@pytest.mark.parametrize("normalisation", ["batch", "group", "spectral"])
+@pytest.mark.parametrize("normalisation", ["none", "batch", "group"])
 def test_it_is_conditioned_exactly_on_fewer_pixels_than_latents(normalisation):
     torch.manual_seed(1)
     gan = generators.GAN(4, (4, 4), channels=(8,), normalisation=normalisation)
@@ -77,6 +77,7 @@ def test_a_noisy_one_takes_more_pixels_than_latents():
         ({"latent_dim": 0}, "latent_dim=0"),
         ({"output_shape": (4, 0)}, r"output_shape=\(4, 0\)"),
         ({"output_range": (1, 0)}, r"output_range=\(1, 0\)"),
+        ({"normalisation": "spectral"}, "normalisation='spectral'"),
         ({"channels": ()}, r"channels=\[\]"),
         ({"output_shape": (16,)}, r"\(H, W\) or \(C, H, W\)"),
     ],
