@@ -6,7 +6,8 @@ from .export import SaveGenerator
 from .folder import FolderData
 from .gan import GANTraining
 from .iwae import IWAETraining
-from .torchvision_data import CelebAData, FashionMNISTData, MNISTData, OmniglotData
+from .mnist import FashionMNISTData, MNISTData
+from .torchvision_data import CelebAData, OmniglotData
 from .vae import VAETraining
 
 __all__ = [

@@ -15,10 +15,8 @@ from dgm_infer.errors import ArgumentError, ConfigError
 from .augmentation import Augmentation
 from .data import SPLIT_SEED, Binarise, ImageData, Labelled, Split
 
-__all__ = ["CelebAData", "FashionMNISTData", "MNISTData", "OmniglotData", "TorchvisionData"]
+__all__ = ["N_VALIDATION", "CelebAData", "OmniglotData", "TorchvisionData"]
 
-# Folder of the reference data, of which mnist_10k is a part.
-REFERENCE_DATA = "DGM_INFER_REFERENCE_DATA"
 # Training images that are kept for validation where the data set names none. Never to change: no generator was trained
 # on them.
 N_VALIDATION = 500
@@ -128,48 +126,6 @@ class TorchvisionData(ImageData):
                 raise ConfigError(f"{self.root / self.folder}: image {i} is damaged: {error}") from error
             images[i], labels[i] = picture.reshape(self.output_shape), int(label)
         return images, labels
-
-
-class MNISTData(TorchvisionData):
-    """MNIST (LeCun, Cortes and Burges 1998): handwritten digits, 28 x 28 pixels, 256 grey levels over [0, 1].
-
-    The training files but for their last 500 images are for training, those 500 for validation, the test files held
-    out: 59 500, 500 and 10 000 images of MNIST itself, 8 500, 500 and 1 000 of the reference data's ``mnist_10k``.
-    Batches are (images ``[batch, 28, 28]``, labels ``[batch]``).
-
-    The root holds ``MNIST/raw/*-ubyte``; null for ``mnist_10k`` in the folder that the environment variable
-    ``DGM_INFER_REFERENCE_DATA`` names, and for ``data`` where it is not set.
-    """
-
-    output_shape = (28, 28)
-    folder = "MNIST/raw"
-    download_size = "12 MB"
-    reader: ClassVar[type[datasets.MNIST]] = datasets.MNIST
-
-    def default_root(self) -> Path:
-        reference = os.environ.get(REFERENCE_DATA)
-        return Path(reference) / "mnist_10k" if reference else super().default_root()
-
-    def dataset(self, part):
-        return None if part == "validation" else self.reader(self.root, part == "training", download=self.download)
-
-    def _tensors(self, data):
-        return data.data.float() / 255, data.targets.to(torch.int64)
-
-
-class FashionMNISTData(MNISTData):
-    """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017): clothes, 28 x 28 pixels, 256 grey levels over [0, 1].
-
-    59 500 images for training, 500 for validation, 10 000 held out. Batches are (images ``[batch, 28, 28]``, labels
-    ``[batch]``). The root holds ``FashionMNIST/raw/*-ubyte``; null for ``data``.
-    """
-
-    folder = "FashionMNIST/raw"
-    download_size = "31 MB"
-    reader = datasets.FashionMNIST
-
-    def default_root(self):
-        return TorchvisionData.default_root(self)
 
 
 class OmniglotData(TorchvisionData):

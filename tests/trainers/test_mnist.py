@@ -11,7 +11,7 @@ import generators
 from dgm_infer.errors import ArgumentError, ConfigError
 from evaluation.conditioning import HeldOutImages
 from trainers import MNISTData
-from trainers.torchvision_data import N_VALIDATION, REFERENCE_DATA
+from trainers.mnist import N_VALIDATION, REFERENCE_DATA
 
 
 def write_idx(path: Path, values: torch.Tensor) -> None:
