@@ -7,6 +7,7 @@ from .folder import FolderData
 from .gan import GANTraining
 from .iwae import IWAETraining
 from .mnist import FashionMNISTData, MNISTData
+from .monitoring import HeldOutEvidence, ImageGrids
 from .torchvision_data import CelebAData, OmniglotData
 from .vae import VAETraining
 
@@ -17,7 +18,9 @@ __all__ = [
     "FashionMNISTData",
     "FolderData",
     "GANTraining",
+    "HeldOutEvidence",
     "IWAETraining",
+    "ImageGrids",
     "MNISTData",
     "OmniglotData",
     "SaveGenerator",
