@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dgm_infer import GenerativeModel, StandardNormal
 from dgm_infer.errors import ArgumentError
 
-from .networks import Normalisation, to_image, to_vector
+from .networks import Normalisation, single, to_image, to_vector
 
 __all__ = ["GAN", "Critic"]
 
@@ -70,9 +70,9 @@ class GAN(GenerativeModel):
     def observed(self, u):
         x = self.network(u)
         if self.output_range is None:
-            return x
+            return single(x)
         low, high = self.output_range
-        return low + (high - low) * torch.sigmoid(x)
+        return low + (high - low) * torch.sigmoid(single(x))
 
     def latents(self, u):
         return {"z": u}

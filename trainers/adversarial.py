@@ -46,7 +46,7 @@ def gradient_penalty(objective: Objective, critic: Callable[[Tensor], Tensor], r
     """
     if objective == "wasserstein":
         share = torch.rand(len(real), *[1] * (real.ndim - 1), dtype=real.dtype, device=real.device)
-        points = torch.lerp(fake.detach(), real, share).requires_grad_()
+        points = torch.lerp(fake.detach().to(real), real, share).requires_grad_()
     else:
         points = real.detach().clone().requires_grad_()
     (slope,) = torch.autograd.grad(critic(points).float().sum(), points, create_graph=True)

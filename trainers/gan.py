@@ -7,7 +7,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from dgm_infer.errors import ArgumentError
+from dgm_infer.errors import ArgumentError, CheckpointError
 from generators import GAN, Critic
 
 from .adversarial import (
@@ -26,6 +26,8 @@ __all__ = ["GANTraining"]
 _COMPARED = 1000
 # Latents of the images compared with those for validation are the same in every epoch.
 _VALIDATION_SEED = 20260
+# Key of the rest of its state in a Lightning checkpoint.
+_CHECKPOINT_KEY = "dgm_infer_gan"
 
 
 class GANTraining(GeneratorTraining):
@@ -136,11 +138,16 @@ class GANTraining(GeneratorTraining):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint["dgm_infer_gan_steps"] = self.steps
+        checkpoint[_CHECKPOINT_KEY] = {"steps": self.steps, "critic": self.critic.config}
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
-        self.steps = checkpoint["dgm_infer_gan_steps"]
+        stored = checkpoint.get(_CHECKPOINT_KEY, {})
+        if stored.get("critic") != self.critic.config:
+            raise CheckpointError(
+                f"the checkpoint holds a critic {stored.get('critic')}, this run {self.critic.config}"
+            )
+        self.steps = stored["steps"]
 
 
 def _nothing(parameters: Iterable[Tensor]) -> Tensor:
