@@ -9,6 +9,7 @@ from .iwae import IWAE
 from .latent_posterior import LatentPosterior
 from .linear import LinearGaussian
 from .lotka_volterra import LotkaVolterra
+from .modules import NetworkGenerator, from_hub, from_module
 from .pose import HumanPose
 from .quantile import GAndK, GeneralisedLambda
 from .toy import Hyperbola
@@ -30,7 +31,10 @@ __all__ = [
     "LatentPosterior",
     "LinearGaussian",
     "LotkaVolterra",
+    "NetworkGenerator",
     "WithNoise",
+    "from_hub",
+    "from_module",
     "load",
     "save",
 ]

@@ -39,6 +39,11 @@ def run(tmp_path_factory):
 
 def test_a_run_folder_holds_everything(run):
     names = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    board = {name for name in names if name.startswith("tensorboard/")}
+    assert any("tfevents" in name for name in board)
+    pictures = {name for name in names if name.startswith("images/")}
+    assert pictures == {"images/samples_0002.png", "images/reconstructions_0002.png"}
+    names -= board | pictures
     assert names == {
         *("config.yaml", "metrics.csv", "generator.json", "generator.safetensors"),
         *("checkpoints/best.ckpt", "checkpoints/last.ckpt"),
