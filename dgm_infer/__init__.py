@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from . import errors
 from .base import Gaussian
+from .check import check
 from .condition import condition
 from .draws import Draws
 from .errors import (
@@ -79,6 +80,7 @@ __all__ = [
     "WithNoise",
     "bidirectional",
     "blur",
+    "check",
     "condition",
     "downsample",
     "errors",

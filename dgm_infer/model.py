@@ -37,6 +37,10 @@ class GenerativeModel(nn.Module):
     """
 
     input_density: InputDensity
+    output_range: tuple[float, float] | None = None
+    """What every output lies in, (low, high), edges excluded unless the outputs are discrete; None for all numbers."""
+    structure: str = "dense"
+    """Of the Jacobian: only a :class:`DirectedModel` has another one."""
 
     def observed(self, u: Tensor) -> Tensor:
         """Observed outputs ``g_x(u)``, flat: ``[..., Du] -> [..., Dx]``."""

@@ -2,19 +2,25 @@
 
 from dgm_infer import WithNoise
 
+from .bernoulli_vae import BernoulliDecoder, BernoulliVAE
 from .checkpoints import load, save
-from .iwae import IWAE, BernoulliDecoder
+from .gan import GAN, Critic
+from .iwae import IWAE
 from .latent_posterior import LatentPosterior
 from .linear import LinearGaussian
 from .lotka_volterra import LotkaVolterra
+from .modules import NetworkGenerator, from_hub, from_module
 from .pose import HumanPose
 from .quantile import GAndK, GeneralisedLambda
 from .toy import Hyperbola
 from .vae import GaussianDecoder, GaussianEncoder, GaussianVAE
 
 __all__ = [
+    "GAN",
     "IWAE",
     "BernoulliDecoder",
+    "BernoulliVAE",
+    "Critic",
     "GAndK",
     "GaussianDecoder",
     "GaussianEncoder",
@@ -25,7 +31,10 @@ __all__ = [
     "LatentPosterior",
     "LinearGaussian",
     "LotkaVolterra",
+    "NetworkGenerator",
     "WithNoise",
+    "from_hub",
+    "from_module",
     "load",
     "save",
 ]

@@ -6,9 +6,6 @@ is ever executed.
 
 import json
 import os
-import pickle
-import re
-import warnings
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +14,19 @@ import torch
 from dgm_infer import GenerativeModel
 from dgm_infer.errors import CheckpointError
 
+from .bernoulli_vae import BernoulliVAE
+from .gan import GAN
 from .iwae import IWAE
+from .pose import HumanPose
 from .vae import GaussianVAE
+from .weights import read_checkpoint, read_safetensors
 
-__all__ = ["describe", "load", "read_checkpoint", "save"]
+__all__ = ["describe", "load", "save"]
 
-CLASSES: dict[str, type[GenerativeModel]] = {"GaussianVAE": GaussianVAE, "IWAE": IWAE}
+CLASSES: dict[str, type[GenerativeModel]] = {model.__name__: model for model in (GaussianVAE, BernoulliVAE, IWAE, GAN)}
 PRETRAINED = Path(__file__).parent / "pretrained"
+# What reads a folder of published parameters, by the file that says which it is.
+PUBLISHED = {"decoder.npz": IWAE.from_npz, "joint_angle_decoder.npz": HumanPose.from_folder}
 FORMAT = "dgm-infer generator 1"
 # Key under which trainers/ put the description into a Lightning checkpoint.
 CHECKPOINT_KEY = "dgm_infer_generator"
@@ -63,13 +66,17 @@ def save(model: GenerativeModel, path: str | os.PathLike, notes: dict[str, Any] 
     return weights
 
 
-def load(name: str | os.PathLike) -> GenerativeModel:
+def load(name: str | os.PathLike, *, trust: bool = False) -> GenerativeModel:
     """A generator with its weights, in evaluation mode.
+
+    Networks of other projects are for :func:`generators.from_module`.
 
     Args:
         name: a shipped generator (``"digits_vae"``), a ``.safetensors`` file with its ``.json`` beside it (either
-            ending or none), a Lightning checkpoint (``.ckpt``) written by ``dgm-infer train``, or the folder of the
-            published IWAE (``decoder.npz`` and the rest, see :meth:`generators.IWAE.from_npz`).
+            ending or none), a Lightning checkpoint (``.ckpt``) written by ``dgm-infer train``, or a folder of published
+            parameters: of the IWAE (``decoder.npz`` and the rest, see :meth:`generators.IWAE.from_npz`) or of the
+            human pose (``joint_angle_decoder.npz``, see :meth:`generators.HumanPose.from_folder`).
+        trust: load a checkpoint that holds more than weights too, whose pickle may run any code.
 
     Raises:
         CheckpointError: missing, damaged, or not a generator of this project.
@@ -77,10 +84,13 @@ def load(name: str | os.PathLike) -> GenerativeModel:
     if not isinstance(name, str | os.PathLike):
         raise CheckpointError(f"load({name!r}): expected the name of a shipped generator, or a path")
     path = Path(name)
-    if (path / "decoder.npz").is_file():
-        return IWAE.from_npz(path)
+    if path.suffix == ".npz" and path.is_file():
+        path = path.parent
+    for file, published in PUBLISHED.items():
+        if (path / file).is_file():
+            return published(path).eval()
     if path.suffix == ".ckpt":
-        return _load_lightning(path)
+        return _load_lightning(path, trust)
     if path.suffix == ".json":
         path = path.with_suffix(".safetensors")
     if path.suffix != ".safetensors":
@@ -98,9 +108,6 @@ def load(name: str | os.PathLike) -> GenerativeModel:
 
 
 def _load_safetensors(path: Path) -> GenerativeModel:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     description = path.with_suffix(".json")
     for file in (path, description):
         if not file.is_file():
@@ -109,40 +116,11 @@ def _load_safetensors(path: Path) -> GenerativeModel:
         what = json.loads(description.read_text())
     except ValueError as error:
         raise CheckpointError(f"{description} is not JSON: {error}") from error
-    try:
-        state = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from error
-    return _build(path, what, state)
+    return _build(path, what, read_safetensors(path))
 
 
-def read_checkpoint(path: Path) -> Any:
-    """The content of a Lightning checkpoint: weights and plain values, nothing that would run code.
-
-    Raises:
-        CheckpointError: missing, damaged, or with anything else in it.
-    """
-    if not path.is_file():
-        raise CheckpointError(f"{path} does not exist: dgm-infer train writes checkpoints to its run folder")
-    try:
-        with warnings.catch_warnings():
-            # about the pickle protocol of files that are refused below
-            warnings.simplefilter("ignore")
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        # PyTorch's own message recommends weights_only=False
-        found = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"loading it would import {found[1]}" if found else "it is not a plain file of tensors"
-        raise CheckpointError(f"{path} holds more than weights and is refused: {reason}") from error
-    except Exception as error:  # what is not a checkpoint at all fails in any way
-        reason = str(error).split(". ")[0].splitlines() or ["it ends early"]
-        raise CheckpointError(
-            f"{path} is damaged or not a checkpoint: {type(error).__name__}, {' '.join(reason)}"
-        ) from error
-
-
-def _load_lightning(path: Path) -> GenerativeModel:
-    stored = read_checkpoint(path)
+def _load_lightning(path: Path, trust: bool) -> GenerativeModel:
+    stored = read_checkpoint(path, trust)
     if not isinstance(stored, dict) or CHECKPOINT_KEY not in stored:
         raise CheckpointError(f"{path} is not a checkpoint of dgm-infer train: it describes no generator")
     state = {

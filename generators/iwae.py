@@ -1,23 +1,20 @@
-"""The importance-weighted auto-encoder of binary images (Burda, Grosse and Salakhutdinov 2016)."""
+"""The importance-weighted auto-encoder of binary images (Burda, Grosse and Salakhutdinov 2016), as published."""
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Self
 from zipfile import BadZipFile
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Independent
 
-from dgm_infer import GenerativeModel, StandardNormal
-from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
+from dgm_infer.errors import CheckpointError
 
 from .arrays import read_arrays
-from .networks import mlp
-from .vae import GaussianEncoder
+from .bernoulli_vae import BernoulliVAE, GeneratedImages
 
-__all__ = ["IWAE", "BernoulliDecoder", "GeneratedImages"]
+__all__ = ["IWAE"]
 
 # Subfolder of the reference data.
 FOLDER = "iwae_mnist"
@@ -25,71 +22,11 @@ FOLDER = "iwae_mnist"
 FILES = ("decoder.npz", "encoder_h.npz", "encoder_mean.npz", "encoder_std.npz")
 
 
-class BernoulliDecoder(nn.Module):
-    """``p(x_i = 1 | z) = sigmoid(logit_i(z))``: ``[..., Dz]`` to a distribution over ``{0, 1}^Dx``, kept as logits."""
+class IWAE(BernoulliVAE):
+    """The auto-encoder of binary images, trained by the importance-weighted bound; its published parameters and data.
 
-    def __init__(self, latent_dim: int, n_outputs: int, hidden: Sequence[int]):
-        super().__init__()
-        self.network = mlp([latent_dim, *hidden, n_outputs])
-
-    def forward(self, z: Tensor) -> Independent:
-        return Independent(Bernoulli(logits=self.network(z), validate_args=False), 1, validate_args=False)
-
-
-class GeneratedImages(NamedTuple):
-    """Images of a model and the latents that generated them, which are exact draws of their posteriors."""
-
-    images: Tensor
-    """``[n, *output_shape]``, 0 or 1."""
-    latents: Tensor
-    """``[n, Dz]``."""
-
-
-class IWAE(GenerativeModel):
-    """Auto-encoder of binary images: ``z ~ N(0, I)``, ``x_i | z ~ Bernoulli(sigmoid(logit_i(z)))``.
-
-    Its pixels are discrete, so that no fibre of continuous inputs leads to an image and :func:`dgm_infer.condition`
-    refuses it. The posterior of its latents is a target of its own: :class:`generators.LatentPosterior`.
-
-    Args:
-        latent_dim: Dz.
-        output_shape: shape of an image.
-        hidden: widths of the decoder's hidden layers; the encoder's are the same in reverse.
+    It is a :class:`generators.BernoulliVAE` with one stochastic layer: only the objective differs.
     """
-
-    def __init__(
-        self,
-        latent_dim: int = 50,
-        output_shape: Sequence[int] = (28, 28),
-        hidden: Sequence[int] = (200, 200),
-    ):
-        super().__init__()
-        self.config = {"latent_dim": latent_dim, "output_shape": list(output_shape), "hidden": list(hidden)}
-        self.output_shape = tuple(output_shape)
-        n_outputs = torch.Size(self.output_shape).numel()
-        if latent_dim < 1 or n_outputs < 1:
-            raise ArgumentError(f"IWAE(latent_dim={latent_dim}, output_shape={self.output_shape}): 1 or more")
-        self.input_density = StandardNormal(latent_dim)
-        self.encoder = GaussianEncoder(n_outputs, latent_dim, list(reversed(hidden)))
-        self.decoder = BernoulliDecoder(latent_dim, n_outputs, hidden)
-
-    def latents(self, u):
-        return {"z": u}
-
-    def observed(self, u):
-        raise ModelError(
-            f"the pixels of an {type(self).__name__} are discrete: no input can be solved for an image; use "
-            "generators.LatentPosterior(model.decoder, images, prior) for the posterior of its latents"
-        )
-
-    def generate(self, n: int, seed: int) -> GeneratedImages:
-        """``n`` images from the model itself, in its dtype and on its device."""
-        like = next(self.parameters())
-        rng = torch.Generator(like.device).manual_seed(seed)
-        z = self.input_density.sample((n,), generator=rng, dtype=like.dtype, device=like.device)
-        with torch.no_grad():
-            images = torch.bernoulli(self.decoder(z).mean, generator=rng)
-        return GeneratedImages(images.unflatten(-1, self.output_shape), z)
 
     @classmethod
     def from_npz(cls, folder: str | os.PathLike) -> Self:

@@ -1,11 +1,19 @@
-"""Network bodies that the models share."""
+"""Network bodies that the models share: between vectors and images, fully connected or convolutional."""
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any, Literal, get_args
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-__all__ = ["mlp"]
+from dgm_infer.errors import ArgumentError
+
+__all__ = ["Normalisation", "image_channels", "mirrored", "mlp", "single", "to_image", "to_vector", "with_channels"]
+
+Normalisation = Literal["none", "batch", "group", "spectral"]
+# Channels of a group are at least this many, where there are as many.
+_GROUP = 4
 
 
 def mlp(sizes: Sequence[int], activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
@@ -17,3 +25,183 @@ def mlp(sizes: Sequence[int], activation: type[nn.Module] = nn.Tanh) -> nn.Seque
     for n_in, n_out in pairwise(sizes):
         layers += [nn.Linear(n_in, n_out), activation()]
     return nn.Sequential(*layers[:-1])
+
+
+def to_vector(
+    image_shape: Sequence[int],
+    n_outputs: int,
+    hidden: Sequence[int],
+    channels: Sequence[int] | None = None,
+    normalisation: Normalisation = "none",
+) -> nn.Sequential:
+    """From flat images ``[..., Dx]`` to vectors ``[..., n_outputs]``.
+
+    Args:
+        image_shape: (H, W) or (C, H, W); any shape where the network is fully connected.
+        n_outputs: length of the vector.
+        hidden: widths of the fully connected layers before the last.
+        channels: of convolutions before these, each of which halves height and width; None for none.
+        normalisation: of the convolutions but the first.
+
+    Raises:
+        ArgumentError: the shape is that of no image, or an illegal width.
+    """
+    if channels is None:
+        return mlp([torch.Size(image_shape).numel(), *hidden, n_outputs])
+    return _Convolutions(image_shape, n_outputs, hidden, channels, normalisation)
+
+
+def to_image(
+    n_inputs: int,
+    image_shape: Sequence[int],
+    hidden: Sequence[int],
+    channels: Sequence[int] | None = None,
+    normalisation: Normalisation = "none",
+) -> nn.Sequential:
+    """From vectors ``[..., n_inputs]`` to flat images ``[..., Dx]``: the mirror of :func:`to_vector`.
+
+    Args:
+        n_inputs: length of the vector.
+        image_shape: (H, W) or (C, H, W); any shape where the network is fully connected.
+        hidden: widths of the fully connected layers after the vector.
+        channels: of transposed convolutions after these, each of which doubles height and width; None for none.
+        normalisation: of their inputs.
+
+    Raises:
+        ArgumentError: the shape is that of no image, or an illegal width.
+    """
+    if channels is None:
+        return mlp([n_inputs, *hidden, torch.Size(image_shape).numel()])
+    return _TransposedConvolutions(n_inputs, image_shape, hidden, channels, normalisation)
+
+
+def image_channels(shape: Sequence[int]) -> tuple[int, int, int]:
+    """(C, H, W) of an image's shape, which may leave out a single channel.
+
+    Raises:
+        ArgumentError: it has neither two nor three dimensions, or one of them is empty.
+    """
+    if len(shape) not in (2, 3) or min(shape) < 1:
+        raise ArgumentError(f"convolutions need images of shape (H, W) or (C, H, W), not {tuple(shape)}")
+    channels, height, width = shape if len(shape) == 3 else (1, *shape)
+    return channels, height, width
+
+
+def mirrored(widths: Sequence[int] | None) -> list[int] | None:
+    """The widths of the network that leads back; None stays None."""
+    return None if widths is None else list(reversed(widths))
+
+
+def with_channels(config: dict[str, Any], channels: Sequence[int] | None) -> dict[str, Any]:
+    """The configuration of a model, which names channels only where there are some.
+
+    What was stored before there were convolutions stays the description of a fully connected model.
+    """
+    return config if channels is None else config | {"channels": list(channels)}
+
+
+def single(outputs: Tensor) -> Tensor:
+    """A network's outputs in 32 bits where mixed precision made them 16: sums over pixels would lose whole nats."""
+    return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
+
+
+class _Convolutions(nn.Sequential):
+    """Strided convolutions, then fully connected layers: ``[..., Dx] -> [..., n_outputs]``."""
+
+    def __init__(
+        self,
+        image_shape: Sequence[int],
+        n_outputs: int,
+        hidden: Sequence[int],
+        channels: Sequence[int],
+        normalisation: Normalisation,
+    ):
+        _check(channels, normalisation)
+        self.image_shape = image_channels(image_shape)
+        sizes = _sizes(self.image_shape, len(channels))
+        layers: list[nn.Module] = []
+        for i, (n_in, n_out) in enumerate(pairwise([self.image_shape[0], *channels])):
+            odd = (sizes[i][0] % 2, sizes[i][1] % 2)
+            layers += [
+                # so that the last pixels of an odd side count too
+                *([nn.ZeroPad2d((0, odd[1], 0, odd[0]))] if any(odd) else []),
+                _spectral(nn.Conv2d(n_in, n_out, 4, stride=2, padding=1), normalisation),
+                *(_normalised(n_out, normalisation) if i else []),
+                nn.SiLU(),
+            ]
+        n_features = channels[-1] * sizes[-1][0] * sizes[-1][1]
+        layers.append(nn.Flatten())
+        for n_in, n_out in pairwise([n_features, *hidden]):
+            layers += [_spectral(nn.Linear(n_in, n_out), normalisation), nn.SiLU()]
+        last = nn.Linear(hidden[-1] if len(hidden) else n_features, n_outputs)
+        super().__init__(*layers, _spectral(last, normalisation))
+
+    def forward(self, input: Tensor) -> Tensor:
+        # convolutions know a single leading dimension
+        outputs = super().forward(input.reshape(-1, *self.image_shape))
+        return outputs.reshape(*input.shape[:-1], outputs.shape[-1])
+
+
+class _TransposedConvolutions(nn.Sequential):
+    """Fully connected layers, then transposed convolutions: ``[..., n_inputs] -> [..., Dx]``."""
+
+    def __init__(
+        self,
+        n_inputs: int,
+        image_shape: Sequence[int],
+        hidden: Sequence[int],
+        channels: Sequence[int],
+        normalisation: Normalisation,
+    ):
+        _check(channels, normalisation)
+        shape = image_channels(image_shape)
+        sizes = _sizes(shape, len(channels))[::-1]
+        layers: list[nn.Module] = []
+        widths = [n_inputs, *hidden, channels[0] * sizes[0][0] * sizes[0][1]]
+        for i, (n_in, n_out) in enumerate(pairwise(widths)):
+            layers += [*([nn.SiLU()] if i else []), _spectral(nn.Linear(n_in, n_out), normalisation)]
+        layers.append(nn.Unflatten(-1, (channels[0], *sizes[0])))
+        for (n_in, n_out), size in zip(pairwise([*channels, shape[0]]), sizes[1:], strict=True):
+            odd = (size[0] % 2, size[1] % 2)
+            # twice the size, or one less where that is odd
+            convolution = nn.ConvTranspose2d(
+                n_in, n_out, 4, stride=2, padding=(1 + odd[0], 1 + odd[1]), output_padding=odd
+            )
+            layers += [*_normalised(n_in, normalisation), nn.SiLU(), _spectral(convolution, normalisation)]
+        super().__init__(*layers, nn.Flatten())
+
+    def forward(self, input: Tensor) -> Tensor:
+        images = super().forward(input.reshape(-1, input.shape[-1]))
+        return images.reshape(*input.shape[:-1], images.shape[-1])
+
+
+def _check(channels: Sequence[int], normalisation: str) -> None:
+    if not channels or min(channels) < 1:
+        raise ArgumentError(f"channels={list(channels)}: one or more numbers, each 1 or more; None for no convolutions")
+    if normalisation not in get_args(Normalisation):
+        raise ArgumentError(f"normalisation={normalisation!r}: must be one of {', '.join(get_args(Normalisation))}")
+
+
+def _sizes(image_shape: tuple[int, int, int], n_halvings: int) -> list[tuple[int, int]]:
+    """Heights and widths from the image down, each the half of the one before, rounded up."""
+    sizes = [image_shape[1:]]
+    for _ in range(n_halvings):
+        height, width = sizes[-1]
+        sizes.append(((height + 1) // 2, (width + 1) // 2))
+    return sizes
+
+
+def _normalised(n_channels: int, normalisation: str) -> list[nn.Module]:
+    if normalisation == "batch":
+        return [nn.BatchNorm2d(n_channels)]
+    if normalisation == "group":
+        groups = max(1, n_channels // _GROUP)
+        while n_channels % groups:
+            groups -= 1
+        return [nn.GroupNorm(groups, n_channels)]
+    return []
+
+
+def _spectral(layer: nn.Module, normalisation: str) -> nn.Module:
+    """The layer with its weight divided by its largest singular value (Miyato et al. 2018), where that is asked."""
+    return nn.utils.parametrizations.spectral_norm(layer) if normalisation == "spectral" else layer

@@ -9,20 +9,33 @@ from torch.distributions import Independent, Normal
 from dgm_infer import DirectedModel, StandardNormal
 from dgm_infer.errors import ArgumentError
 
-from .networks import mlp
+from .networks import mirrored, single, to_image, to_vector, with_channels
 
 __all__ = ["GaussianDecoder", "GaussianEncoder", "GaussianVAE"]
 
 
 class GaussianEncoder(nn.Module):
-    """``q(z | x) = N(mean(x), diag(sd(x)^2))``: ``[..., Dx]`` to a distribution over ``[..., Dz]``."""
+    """``q(z | x) = N(mean(x), diag(sd(x)^2))``: ``[..., Dx]`` to a distribution over ``[..., Dz]``.
 
-    def __init__(self, n_outputs: int, latent_dim: int, hidden: Sequence[int]):
+    Args:
+        output_shape: shape of an image.
+        latent_dim: Dz.
+        hidden: widths of the fully connected layers.
+        channels: of the convolutions before them; None for none.
+    """
+
+    def __init__(
+        self,
+        output_shape: Sequence[int],
+        latent_dim: int,
+        hidden: Sequence[int],
+        channels: Sequence[int] | None = None,
+    ):
         super().__init__()
-        self.network = mlp([n_outputs, *hidden, 2 * latent_dim])
+        self.network = to_vector(output_shape, 2 * latent_dim, hidden, channels)
 
     def forward(self, x: Tensor) -> Independent:
-        mean, log_sd = self.network(x).chunk(2, -1)
+        mean, log_sd = single(self.network(x)).chunk(2, -1)
         return Independent(Normal(mean, log_sd.exp(), validate_args=False), 1, validate_args=False)
 
 
@@ -30,19 +43,30 @@ class GaussianDecoder(nn.Module):
     """``p(x | z) = N(mean(z), sd^2)``: ``[..., Dz]`` to a distribution over ``[..., Dx]``.
 
     Args:
+        latent_dim: Dz.
+        output_shape: shape of an image.
+        hidden: widths of the fully connected layers.
         sd: output standard deviation, fixed; None for one learned number.
+        channels: of the transposed convolutions after these; None for none.
         min_sd: smallest value a learned one can take.
     """
 
     log_sd: Tensor
 
     def __init__(
-        self, latent_dim: int, n_outputs: int, hidden: Sequence[int], sd: float | None, *, min_sd: float = 1e-3
+        self,
+        latent_dim: int,
+        output_shape: Sequence[int],
+        hidden: Sequence[int],
+        sd: float | None,
+        channels: Sequence[int] | None = None,
+        *,
+        min_sd: float = 1e-3,
     ):
         super().__init__()
         if sd is not None and not sd > 0:
             raise ArgumentError(f"sd={sd:g} must be positive, or None to learn it")
-        self.network = mlp([latent_dim, *hidden, n_outputs])
+        self.network = to_image(latent_dim, output_shape, hidden, channels)
         self.min_sd = min_sd
         start = torch.tensor(0.3 if sd is None else sd).log()
         if sd is None:
@@ -51,7 +75,7 @@ class GaussianDecoder(nn.Module):
             self.register_buffer("log_sd", start)
 
     def mean(self, z: Tensor) -> Tensor:
-        return self.network(z)
+        return single(self.network(z))
 
     @property
     def sd(self) -> Tensor:
@@ -73,6 +97,11 @@ class GaussianVAE(DirectedModel):
         output_shape: shape of an image.
         hidden: widths of the decoder's hidden layers; the encoder's are the same in reverse.
         sd: output standard deviation, fixed, in units of the pixels; None to learn one number.
+        channels: of the decoder's transposed convolutions, from coarse to fine, after the hidden layers; the encoder's
+            are the same in reverse. None for a fully connected network.
+
+    Raises:
+        ArgumentError: a size below 1, or convolutions of what is no image.
     """
 
     structure = "independent"
@@ -83,22 +112,19 @@ class GaussianVAE(DirectedModel):
         output_shape: Sequence[int],
         hidden: Sequence[int] = (64, 64),
         sd: float | None = None,
+        channels: Sequence[int] | None = None,
     ):
         super().__init__()
-        self.config = {
-            "latent_dim": latent_dim,
-            "output_shape": list(output_shape),
-            "hidden": list(hidden),
-            "sd": sd,
-        }
+        config = {"latent_dim": latent_dim, "output_shape": list(output_shape), "hidden": list(hidden), "sd": sd}
+        self.config = with_channels(config, channels)
         self.output_shape = tuple(output_shape)
         n_outputs = torch.Size(self.output_shape).numel()
         if latent_dim < 1 or n_outputs < 1:
             raise ArgumentError(f"GaussianVAE(latent_dim={latent_dim}, output_shape={self.output_shape}): 1 or more")
         self.global_density = StandardNormal(latent_dim)
         self.local_density = StandardNormal(n_outputs)
-        self.encoder = GaussianEncoder(n_outputs, latent_dim, list(reversed(hidden)))
-        self.decoder = GaussianDecoder(latent_dim, n_outputs, hidden, sd)
+        self.encoder = GaussianEncoder(self.output_shape, latent_dim, list(reversed(hidden)), mirrored(channels))
+        self.decoder = GaussianDecoder(latent_dim, self.output_shape, hidden, sd, channels)
 
     def global_latents(self, u1):
         return {"z": u1}

@@ -3,7 +3,26 @@
 from .augmentation import Augmentation
 from .data import DigitsData
 from .export import SaveGenerator
-from .mnist import MNISTData
+from .folder import FolderData
+from .gan import GANTraining
+from .iwae import IWAETraining
+from .mnist import FashionMNISTData, MNISTData
+from .monitoring import HeldOutEvidence, ImageGrids
+from .torchvision_data import CelebAData, OmniglotData
 from .vae import VAETraining
 
-__all__ = ["Augmentation", "DigitsData", "MNISTData", "SaveGenerator", "VAETraining"]
+__all__ = [
+    "Augmentation",
+    "CelebAData",
+    "DigitsData",
+    "FashionMNISTData",
+    "FolderData",
+    "GANTraining",
+    "HeldOutEvidence",
+    "IWAETraining",
+    "ImageGrids",
+    "MNISTData",
+    "OmniglotData",
+    "SaveGenerator",
+    "VAETraining",
+]

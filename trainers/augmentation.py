@@ -45,14 +45,15 @@ class Augmentation:
                 raise ArgumentError(f"Augmentation({name}={getattr(self, name):g}): must be 0 or more")
 
     def __call__(self, images: Tensor) -> Tensor:
-        """``[n, H, W] -> [n, H, W]``."""
+        """``[n, H, W] -> [n, H, W]``, or ``[n, C, H, W]`` of which all channels are mapped alike."""
         if self.probability > 0:
-            mapped = torch.rand(images.shape[0], 1, 1, device=images.device) < self.probability
+            each = (images.shape[0],) + (1,) * (images.ndim - 1)
+            mapped = torch.rand(*each, device=images.device) < self.probability
             images = torch.where(mapped, self._map(images), images)
         return images + self.noise * torch.randn_like(images) if self.noise > 0 else images
 
     def _map(self, images: Tensor) -> Tensor:
-        n, height, width = images.shape
+        n, height, width = images.shape[0], *images.shape[-2:]
         unit = 2 * torch.rand(6, n, device=images.device, dtype=images.dtype) - 1
         angle = math.radians(self.rotation) * unit[0]
         stretch, shear = 1 + self.stretch * unit[1:3], self.stretch * unit[3]
@@ -68,5 +69,6 @@ class Augmentation:
         )
         grid = affine_grid(affine, [n, 1, height, width], align_corners=False)
         # bicubic: bilinear interpolation would blur strokes that are one pixel wide
-        warped = grid_sample(images.unsqueeze(1), grid, mode="bicubic", padding_mode="zeros", align_corners=False)
-        return warped.squeeze(1).clamp(0, 1)
+        channels = images.reshape(n, -1, height, width)
+        warped = grid_sample(channels, grid, mode="bicubic", padding_mode="zeros", align_corners=False)
+        return warped.reshape(images.shape).clamp(0, 1)

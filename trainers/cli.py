@@ -14,16 +14,18 @@ from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.plugins.io import CheckpointIO
 
 from dgm_infer.errors import ConfigError, DgmInferError
 from dgm_infer.runs import make_folder, remove_folders, unused_folder
-from generators.checkpoints import read_checkpoint
+from generators.weights import read_checkpoint
 
 from .export import SaveGenerator
 from .progress import TrainingProgress
+from .resuming import RandomState, WholeFiles
 
-__all__ = ["train"]
+__all__ = ["quiet", "train"]
 
 # What Lightning accepts for --ckpt_path besides a file.
 CHECKPOINT_WORDS = ("best", "last", "hpc")
@@ -44,7 +46,7 @@ def train(args: list[str]) -> None:
     """
     threads = torch.get_num_threads()
     try:
-        with _quiet():
+        with quiet():
             TrainCLI(args)
     finally:
         torch.set_num_threads(threads)
@@ -119,12 +121,19 @@ class TrainCLI(LightningCLI):
         self.folder = Path(settings["default_root_dir"] or unused_folder(self.name))
         kwargs["default_root_dir"] = self.folder
         if settings["logger"] in (None, True):
-            kwargs["logger"] = CSVLogger(self.folder, name="", version="")
+            # the first one's folder is that of the run
+            board = TensorBoardLogger(self.folder, name="", version="tensorboard", default_hp_metric=False)
+            kwargs["logger"] = [CSVLogger(self.folder, name="", version=""), board]
+        plugins = settings["plugins"] or []
+        plugins = list(plugins) if isinstance(plugins, list) else [plugins]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            plugins.append(WholeFiles())
         callbacks = settings["callbacks"] or []
         callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
         if settings["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(TrainingProgress())
-        return super().instantiate_trainer(callbacks=callbacks, **kwargs)
+        callbacks.append(RandomState())
+        return super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
 
     def before_fit(self) -> None:
         self.export: SaveGenerator = self._get(self.config_init, "export")
@@ -191,7 +200,7 @@ def _say(trainer: Trainer, text: str) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def quiet() -> Iterator[None]:
     """Lightning's tips and advice off the screen, its warnings about real trouble on it; only within the block."""
     loggers = [logging.getLogger(name) for name in TALKERS]
     levels = [logger.level for logger in loggers]

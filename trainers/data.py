@@ -1,8 +1,9 @@
 """Data sets, split once and for all into training, validation and held-out images."""
 
+import math
 from abc import ABC, abstractmethod
-from functools import cache
-from typing import NamedTuple
+from functools import cache, cached_property
+from typing import Literal, NamedTuple, get_args
 
 import torch
 from lightning.pytorch import LightningDataModule
@@ -13,14 +14,18 @@ from dgm_infer.errors import ArgumentError
 
 from .augmentation import Augmentation
 
-__all__ = ["DigitsData", "ImageData", "Labelled", "Split"]
+__all__ = ["Binarise", "DigitsData", "ImageData", "Labelled", "Split"]
+
+Binarise = Literal["dynamic", "static"]
 
 # Never to change: what is held out here was never looked at when the shipped generator's recipe was chosen.
 SPLIT_SEED = 20240
+# Likewise of the draws that make pixels 0 or 1.
+BINARISATION_SEED = 20250
 
 
 class Labelled(NamedTuple):
-    """Images ``[n, H, W]`` in [0, 1] and their labels ``[n]``."""
+    """Images ``[n, *output_shape]`` in [0, 1], or in 8 bits up to 255, and their labels ``[n]``."""
 
     images: Tensor
     labels: Tensor
@@ -44,11 +49,11 @@ class Rows(Dataset):
         return len(self.rows.images)
 
     def __getitem__(self, index: int) -> Labelled:
-        return Labelled(self.rows.images[index], self.rows.labels[index])
+        return Labelled(_unit(self.rows.images[index]), self.rows.labels[index])
 
     def __getitems__(self, indices: list[int]) -> Labelled:
         chosen = torch.tensor(indices)
-        return Labelled(self.rows.images[chosen], self.rows.labels[chosen])
+        return Labelled(_unit(self.rows.images[chosen]), self.rows.labels[chosen])
 
 
 class ImageData(LightningDataModule, ABC):
@@ -56,35 +61,88 @@ class ImageData(LightningDataModule, ABC):
 
     Batches are (images ``[batch, *output_shape]``, labels ``[batch]``). A subclass says how the parts are read.
 
+    Binary pixels are 1 with their grey level as the probability (Salakhutdinov and Murray 2008): ``"static"`` draws
+    them once, ``"dynamic"`` anew for every training batch, after the augmentation. Dequantised pixels are spread evenly
+    over the cells of their grey levels, ``(k + U) / levels`` for k from 0 to ``levels - 1`` (Uria et al. 2013), anew
+    for every training batch; see :attr:`log_density_correction`. Images for validation and held-out ones are the same
+    draws in every run.
+
     Args:
         batch_size: images a batch; the last of an epoch may be smaller.
         augmentation: random changes to training batches; null for none.
+        binarise: how pixels become 0 or 1: dynamic, static, or null for grey levels.
+        dequantise: whether uniform noise makes the grey levels continuous, in (0, 1).
 
     Raises:
-        ArgumentError: a batch size below 1.
+        ArgumentError: a batch size below 1, an augmentation of images that are binary already, or binary pixels that
+            are to be dequantised.
     """
 
     output_shape: tuple[int, ...]
+    levels: int = 256
+    """Grey levels of the data, evenly spaced over [0, 1]."""
 
-    def __init__(self, batch_size: int = 128, augmentation: Augmentation | None = None):
+    def __init__(
+        self,
+        batch_size: int = 128,
+        augmentation: Augmentation | None = None,
+        binarise: Binarise | None = None,
+        dequantise: bool = False,
+    ):
         super().__init__()
+        name = type(self).__name__
         if batch_size < 1:
-            raise ArgumentError(f"{type(self).__name__}(batch_size={batch_size}): must be 1 or more")
+            raise ArgumentError(f"{name}(batch_size={batch_size}): must be 1 or more")
+        if binarise is not None and binarise not in get_args(Binarise):
+            raise ArgumentError(f"{name}(binarise={binarise!r}): must be dynamic, static or None")
+        if binarise == "static" and augmentation is not None:
+            raise ArgumentError(
+                f"{name}(binarise='static'): augmentation would make binary pixels grey again; choose "
+                "dynamic, or no augmentation"
+            )
+        if binarise is not None and dequantise:
+            raise ArgumentError(f"{name}(binarise={binarise!r}, dequantise=True): binary pixels have no grey levels")
         self.batch_size = batch_size
         self.augmentation = augmentation
+        self.binarise = binarise
+        self.dequantise = dequantise
+
+    @abstractmethod
+    def read(self) -> Split:
+        """All images, grey levels in [0, 1] or 8 bits."""
+
+    @cached_property
+    def split(self) -> Split:
+        """All images, read on first use; binary or dequantised where they are the same in every epoch."""
+        parts = self.read()
+        if self.binarise is None and not self.dequantise:
+            return parts
+        rng = torch.Generator().manual_seed(BINARISATION_SEED)
+        # training last: the others are the same draws, dynamic or static
+        validation, held_out = (
+            Labelled(self._drawn(part.images, rng), part.labels) for part in (parts.validation, parts.held_out)
+        )
+        if self.binarise != "static":
+            return Split(parts.training, validation, held_out)
+        training = Labelled(self._drawn(parts.training.images, rng), parts.training.labels)
+        return Split(training, validation, held_out)
 
     @property
-    @abstractmethod
-    def split(self) -> Split:
-        """All images; read on first use."""
+    def log_density_correction(self) -> float:
+        """What turns log densities of dequantised images into bounds of log probabilities: ``-Dx log levels``.
+
+        ``log P(k) = log E_U[p((k + U) / levels)] - Dx log levels >= E_U[log p(x)] - Dx log levels`` (Theis, van den
+        Oord and Bethge 2016). 0 where nothing is dequantised.
+        """
+        return -torch.Size(self.output_shape).numel() * math.log(self.levels) if self.dequantise else 0.0
 
     @property
     def training(self) -> Labelled:
-        return self.split.training
+        return Labelled(_unit(self.split.training.images), self.split.training.labels)
 
     @property
     def validation(self) -> Labelled:
-        return self.split.validation
+        return Labelled(_unit(self.split.validation.images), self.split.validation.labels)
 
     def held_out(self, n: int | None = None) -> Tensor:
         """The first ``n`` held-out images, all for None: ``[n, *output_shape]``."""
@@ -95,18 +153,32 @@ class ImageData(LightningDataModule, ABC):
         return self._held_out(n).labels.clone()
 
     def train_dataloader(self) -> DataLoader:
-        return self._loader(self.training, shuffle=True)
+        return self._loader(self.split.training, shuffle=True)
 
     def val_dataloader(self) -> DataLoader:
-        return self._loader(self.validation)
+        return self._loader(self.split.validation)
 
     def on_after_batch_transfer(self, batch, dataloader_idx: int):
-        """Augments training batches, all images at once and on the device."""
-        trainer = self.trainer
-        if self.augmentation is None or trainer is None or not trainer.training:
+        """Augments, and binarises or dequantises training batches, all images at once and on the device."""
+        trainer, drawn = self.trainer, self.binarise == "dynamic" or self.dequantise
+        if trainer is None or not trainer.training or (self.augmentation is None and not drawn):
             return batch
         images, labels = batch
-        return Labelled(self.augmentation(images), labels)
+        if self.augmentation is not None:
+            images = self.augmentation(images)
+            # its noise may leave [0, 1]
+            images = images.clamp(0, 1) if drawn else images
+        return Labelled(self._drawn(images) if drawn else images, labels)
+
+    def _drawn(self, images: Tensor, rng: torch.Generator | None = None) -> Tensor:
+        """Binary or dequantised pixels."""
+        x = _unit(images)
+        if self.binarise is not None:
+            return torch.bernoulli(x, generator=rng)
+        noise = torch.rand(x.shape, generator=rng, dtype=x.dtype, device=x.device)
+        # rounding may reach the edges, where a logit is infinite
+        eps = torch.finfo(x.dtype).eps
+        return (((self.levels - 1) * x + noise) / self.levels).clamp(eps, 1 - eps)
 
     def _loader(self, rows: Labelled, shuffle: bool = False) -> DataLoader:
         return DataLoader(Rows(rows), self.batch_size, shuffle=shuffle, collate_fn=_as_fetched)
@@ -115,7 +187,7 @@ class ImageData(LightningDataModule, ABC):
         images, labels = self.split.held_out
         if n is not None and not 0 < n <= len(images):
             raise ArgumentError(f"held_out(n={n}): {type(self).__name__} has 1 to {len(images)} held-out images")
-        return Labelled(images[:n], labels[:n])
+        return Labelled(_unit(images[:n]), labels[:n])
 
 
 class DigitsData(ImageData):
@@ -127,18 +199,17 @@ class DigitsData(ImageData):
     Args:
         batch_size: images a batch; the last of an epoch may be smaller.
         augmentation: random changes to training batches; null for none.
+        binarise: how pixels become 0 or 1: dynamic, static, or null for grey levels.
+        dequantise: whether uniform noise makes the grey levels continuous, in (0, 1).
 
     Raises:
-        ArgumentError: a batch size below 1.
+        ArgumentError: a value outside its range.
     """
 
     output_shape = (8, 8)
+    levels = 17
 
-    def __init__(self, batch_size: int = 128, augmentation: Augmentation | None = None):
-        super().__init__(batch_size, augmentation)
-
-    @property
-    def split(self) -> Split:
+    def read(self) -> Split:
         return _digits()
 
 
@@ -152,6 +223,11 @@ def _digits() -> Split:
     labels = torch.from_numpy(targets)[order]
     sizes = [1400, 197, 200]
     return Split(*(Labelled(*part) for part in zip(images.split(sizes), labels.split(sizes), strict=True)))
+
+
+def _unit(images: Tensor) -> Tensor:
+    """Grey levels in [0, 1]."""
+    return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
 def _as_fetched(batch):

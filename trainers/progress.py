@@ -44,8 +44,9 @@ class TrainingProgress(ProgressBar):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx: int) -> None:
         if self._bar is not None:
-            # steps of the optimiser, which gradient accumulation makes fewer than batches
-            self._bar.update(trainer.global_step - self._bar.n)
+            # steps of the optimiser, which accumulation makes fewer than batches; of several optimisers, batches
+            steps = trainer.global_step if pl_module.automatic_optimization else trainer.fit_loop.total_batch_idx + 1
+            self._bar.update(steps - self._bar.n)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._bar is not None:

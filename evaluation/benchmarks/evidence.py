@@ -13,8 +13,7 @@ Three measurements on the published importance-weighted auto-encoder, float32, i
 import json
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any, Literal
@@ -28,7 +27,7 @@ from generators import IWAE, LatentPosterior
 
 from ..estimates import Estimates
 from ..experiments import REFERENCE_DATA
-from .workers import checked_cores, machine, options, plain, writable_folder
+from .workers import checked_cores, machine, options, plain, torch_threads, writable_folder
 
 __all__ = ["bench", "seconds_to_error", "table", "throughput"]
 
@@ -127,7 +126,7 @@ def bench(
         target = LatentPosterior(model.decoder, pictures[:n], model.input_density)
         return target, Gaussian.from_encoder(model.encoder, target.images)
 
-    with _threads(cores):
+    with torch_threads(cores):
         print(f"speed: {images} images x {chains} chains, {repeats} turns of {temperatures} temperatures", flush=True)
         record["throughput"] = throughput(*posterior(images), chains, temperatures, repeats, seed)
         if device == "cuda":
@@ -370,13 +369,3 @@ def _details(device: str, record: dict[str, Any]) -> list[str]:
 def _synchronise(like: torch.Tensor) -> None:
     if like.is_cuda:
         torch.cuda.synchronize(like.device)
-
-
-@contextmanager
-def _threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

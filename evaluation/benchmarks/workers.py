@@ -33,6 +33,7 @@ __all__ = [
     "plain",
     "run_workers",
     "threads",
+    "torch_threads",
     "writable_folder",
 ]
 
@@ -255,3 +256,17 @@ def writable_folder(output: str) -> Path:
     if not os.access(folder, os.W_OK):
         raise ConfigError(f"output: {output} cannot be written to")
     return folder
+
+
+@contextmanager
+def torch_threads(n: int) -> Iterator[None]:
+    """PyTorch with n threads within the block."""
+    # here: a peer's process has no use for it
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -27,6 +27,7 @@ CORE = [
     "compilation",
     "fibre",
     "target",
+    "faults",
     "condition",
     "base",
     "integrators",

@@ -13,11 +13,17 @@ def digits_like() -> GaussianVAE:
     return GaussianVAE(3, (4, 5), (16, 16), sd=0.2).eval()
 
 
+def convolutional() -> GaussianVAE:
+    torch.manual_seed(40)
+    return GaussianVAE(3, (4, 5), (), sd=0.2, channels=(6, 4)).eval()
+
+
 MODELS = {
     "generalised lambda": lambda: GeneralisedLambda(50),
     "g-and-k": lambda: GAndK(50),
     "Lotka-Volterra": LotkaVolterra,
     "Gaussian VAE": digits_like,
+    "convolutional VAE": convolutional,
 }
 
 

@@ -1,5 +1,7 @@
 """The split of the digits, their batches and the augmentation."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from sklearn.datasets import load_digits
@@ -93,3 +95,69 @@ def test_illegal_augmentation_is_named(field, value):
 def test_an_empty_batch_size_is_named():
     with pytest.raises(ArgumentError, match="batch_size=0"):
         DigitsData(batch_size=0)
+
+
+# ------------------------------------------------------------------------------------------------------ dequantisation
+
+
+def test_dequantised_pixels_lie_evenly_in_the_cells_of_their_grey_levels():
+    grey = DigitsData().held_out()
+    x = DigitsData(dequantise=True).held_out()
+    assert x.min() > 0
+    assert x.max() < 1
+    levels = DigitsData.levels
+    assert torch.equal((x * levels).floor(), (grey * (levels - 1)).round())
+    within = (x * levels) % 1
+    n = within.numel()
+    assert abs(within.mean() - 0.5) < 5 * (1 / 12 / n) ** 0.5
+    assert abs(within.var() - 1 / 12) < 5 * (1 / 180 / n) ** 0.5
+
+
+def test_dequantised_images_are_drawn_once_for_looking_and_anew_for_training():
+    one, two = DigitsData(dequantise=True), DigitsData(dequantise=True)
+    assert torch.equal(one.held_out(), two.held_out())
+    assert torch.equal(one.validation.images, two.validation.images)
+    one.trainer = SimpleNamespace(training=True)  # type: ignore[assignment]
+    batch = one.training
+    first, second = (one.on_after_batch_transfer(batch, 0).images for _ in range(2))
+    assert not torch.equal(first, second)
+    assert torch.equal((17 * first).floor(), (17 * second).floor())
+    one.trainer.training = False  # type: ignore[union-attr]
+    assert one.on_after_batch_transfer(batch, 0) is batch
+
+
+def test_the_correction_makes_the_bound_of_a_probability_from_a_density():
+    """Of independent pixels with density f, log P(k) is known; the bound meets it where f is flat in the cells."""
+    data = DigitsData(dequantise=True)
+    levels, x = data.levels, data.held_out(50).flatten(1).double()
+    k = (x * levels).floor()
+    flat, slope = torch.ones_like(x), 0.5 + x
+    # P(k) is the integral of f over the cell
+    probability = {"flat": torch.full_like(k, 1 / levels), "slope": (0.5 + (k + 0.5) / levels) / levels}
+    bound = {
+        name: density.log().sum(-1) + data.log_density_correction
+        for name, density in (("flat", flat), ("slope", slope))
+    }
+    torch.testing.assert_close(bound["flat"], probability["flat"].log().sum(-1))
+    gap = probability["slope"].log().sum(-1) - bound["slope"]
+    error = gap.std() / len(gap) ** 0.5
+    assert gap.mean() > -5 * error
+    assert abs(gap.mean()) < 0.5
+    assert error < 0.1
+    assert DigitsData().log_density_correction == 0
+    # control: without the correction it is off by the logarithm of the cells
+    assert abs((gap + data.log_density_correction).mean()) > 100
+
+
+def test_what_cannot_be_dequantised():
+    with pytest.raises(ArgumentError, match="dequantise=True"):
+        DigitsData(binarise="dynamic", dequantise=True)
+
+
+def test_all_channels_of_a_colour_image_are_mapped_alike():
+    grey = DigitsData().held_out(20)
+    torch.manual_seed(0)
+    expected = Augmentation(probability=0.7, noise=0)(grey)
+    torch.manual_seed(0)
+    colour = Augmentation(probability=0.7, noise=0)(grey.unsqueeze(1).expand(-1, 3, -1, -1))
+    torch.testing.assert_close(colour, expected.unsqueeze(1).expand(-1, 3, -1, -1))

@@ -89,7 +89,7 @@ def test_a_download_that_fails_is_one_line(tmp_path, monkeypatch):
     def fails(self):
         raise RuntimeError("Error downloading:\nTried a mirror")
 
-    monkeypatch.setattr("trainers.mnist.MNIST.download", fails)
+    monkeypatch.setattr("torchvision.datasets.MNIST.download", fails)
     with pytest.raises(ConfigError, match=r"could not be downloaded to .*: Error downloading: Tried a mirror"):
         MNISTData(tmp_path, download=True).held_out(1)
 

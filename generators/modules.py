@@ -1,0 +1,238 @@
+"""Generators from networks that exist already: a module, a repository of ``torch.hub``, weights in a file."""
+
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from dgm_infer import GenerativeModel, InputDensity, Product, StandardNormal, WithNoise
+from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
+from dgm_infer.faults import frozen_copy
+from dgm_infer.model import reference_tensor
+
+from .weights import load_weights
+
+__all__ = ["NetworkGenerator", "from_hub", "from_module"]
+
+Latent = int | Sequence[int] | InputDensity
+Function = Callable[..., Any]
+
+
+class NetworkGenerator(GenerativeModel):
+    """``x = transform(net(z, ...))`` of any network; see :func:`from_module`, which makes one.
+
+    Latents: ``z`` in the network's shape, and each of the other inputs by its name.
+    """
+
+    def __init__(
+        self,
+        net: Function,
+        latent: Latent,
+        output_range: tuple[float, float] | None,
+        transform: Function | None,
+        inputs: Mapping[str, Latent],
+        arguments: Mapping[str, Any],
+        select: int | str,
+    ):
+        super().__init__()
+        # a module of either is registered as a part, so that it moves and is copied with this one
+        self.net, self.transform = net, transform
+        densities = {name: _density(name, value) for name, value in (("z", latent), *inputs.items())}
+        self.shapes = {name: shape for name, (shape, _) in densities.items()}
+        parts = [density for _, density in densities.values()]
+        self.input_density = parts[0] if len(parts) == 1 else Product(*parts)
+        self.output_range = output_range
+        self.select = select
+        self.options = {name: value for name, value in arguments.items() if not isinstance(value, Tensor)}
+        self.tensors = [name for name in arguments if name not in self.options]
+        for name in self.tensors:
+            self.register_buffer(f"argument_{name}", arguments[name].detach().clone())
+        for module in (net, transform):
+            # the mode is the network's: check() and condition() say what is wrong with it
+            if isinstance(module, nn.Module) and not module.training:
+                self.training = False
+        self.output_shape = self._measured()
+
+    def latents(self, u):
+        parts = u.split([math.prod(shape) for shape in self.shapes.values()], -1)
+        return {name: part.unflatten(-1, shape) for (name, shape), part in zip(self.shapes.items(), parts, strict=True)}
+
+    def observed(self, u):
+        return self._images(u).reshape(*u.shape[:-1], math.prod(self.output_shape))
+
+    def _images(self, u: Tensor) -> Tensor:
+        """``[..., Du] -> [rows, *output_shape]``, in the one leading dimension that networks know."""
+        z, *others = (rows.reshape(-1, *rows.shape[u.ndim - 1 :]) for rows in self.latents(u).values())
+        n = len(z)
+        inputs = dict(zip(list(self.shapes)[1:], others, strict=True))
+        fixed = {name: getattr(self, f"argument_{name}") for name in self.tensors}
+        fixed = {name: value.expand(n, *value.shape) for name, value in fixed.items()}
+        x = self.net(z, **inputs, **fixed, **self.options)
+        if not isinstance(x, Tensor):
+            x = _selected(x, self.select)
+        x = x if self.transform is None else self.transform(x)
+        if not isinstance(x, Tensor) or x.ndim < 1 or len(x) != n:
+            what = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"type {type(x).__name__}"
+            raise ModelError(f"the network gives outputs of {what} for {n} latents: expected [{n}, ...]")
+        return x
+
+    def _measured(self) -> tuple[int, ...]:
+        name = _name(self.net)
+        # evaluation mode, for the modes and statistics of the caller's network stay as they are
+        like = reference_tensor(self)
+        frozen = frozen_copy(self, like.dtype, like.device)
+        u = self.input_density.sample((2,), generator=torch.Generator().manual_seed(0), dtype=like.dtype)
+        try:
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                return tuple(frozen._images(u.to(like.device)).shape[1:])
+        except ModelError:
+            raise
+        except Exception as error:
+            shapes = ", ".join(f"{key} {(2, *shape)}" for key, shape in self.shapes.items())
+            reason = " ".join(str(error).split())
+            raise ModelError(
+                f"{name} fails for inputs of shape {shapes}: {reason[:200]} (latent= is the shape of one latent, "
+                "inputs= of its other random inputs, arguments= what stays fixed)"
+            ) from error
+
+
+def from_module(
+    net: Function,
+    latent: Latent,
+    *,
+    output_range: tuple[float, float] | None = None,
+    noise: float | Tensor | None = None,
+    transform: Function | None = None,
+    inputs: Mapping[str, Latent] | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    select: int | str = 0,
+    weights: str | os.PathLike | None = None,
+    key: str | None = None,
+    trust: bool = False,
+) -> NetworkGenerator | WithNoise:
+    """A generator of any network ``z -> image``, to be conditioned: ``x = transform(net(z, **inputs, **arguments))``.
+
+    The network is used as it is, in its own mode; give it in evaluation mode. :func:`dgm_infer.check` says whether it
+    can be conditioned.
+
+    Args:
+        net: a module or function of ``z [n, *latent]`` that gives images ``[n, *output_shape]``, or a tuple, list or
+            mapping with them in it.
+        latent: of one z: its length, or its shape such as (C, H, W), with independent N(0, 1) entries; or its density.
+        output_range: open interval that the images are in, after the transform: (-1, 1) for tanh. None for any.
+        noise: standard deviation of Gaussian output noise, which makes more pixels than latents observable; None for
+            none.
+        transform: of the images, such as ``lambda x: (x + 1) / 2``.
+        inputs: the network's other random inputs, by the names of its arguments, each as ``latent``: the noise images
+            of a StyleGAN.
+        arguments: what stays fixed, by name: class labels, truncation, noise that is no input. Tensors are those of one
+            image, and are repeated for every row.
+        select: which of several outputs the images are.
+        weights: a file that the network is filled from: ``.safetensors``, or written by ``torch.save``.
+        key: of the weights in that file.
+        trust: load also a file whose pickle may run any code.
+
+    Returns:
+        a :class:`NetworkGenerator`, or with ``noise`` a :class:`WithNoise`.
+
+    Raises:
+        ArgumentError: a shape, a range or the noise is illegal.
+        ModelError: the network does not take such inputs, or returns no images.
+        CheckpointError: the weights are missing, damaged, refused, or of another network.
+    """
+    if not callable(net):
+        raise ArgumentError(f"from_module(net={type(net).__name__}): expected a module or a function of the latents")
+    if weights is not None:
+        if not isinstance(net, nn.Module):
+            raise ArgumentError(f"from_module(weights={os.fspath(weights)!r}): {_name(net)} is no module to be filled")
+        load_weights(net, weights, key, trust)
+    inputs, arguments = dict(inputs or {}), dict(arguments or {})
+    for name in inputs:
+        if name == "z" or name in arguments:
+            raise ArgumentError(f"from_module(inputs={name!r}): the name is taken, by the latents or by arguments")
+    if output_range is not None:
+        low, high = (float(edge) for edge in output_range)
+        if not low < high:
+            raise ArgumentError(f"from_module(output_range=({low:g}, {high:g})): the first must be the smaller")
+        output_range = (low, high)
+    model = NetworkGenerator(net, latent, output_range, transform, inputs, arguments, select)
+    if noise is None:
+        return model
+    noisy = WithNoise(model, noise)
+    # the flag alone: train() would change the caller's network
+    noisy.training = model.training
+    return noisy
+
+
+def from_hub(
+    repository: str | os.PathLike,
+    entry: str,
+    latent: Latent,
+    *,
+    source: Literal["local", "github"] = "local",
+    entry_arguments: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> NetworkGenerator | WithNoise:
+    """A generator of a network that a ``torch.hub`` repository makes, in evaluation mode; runs the repository's code.
+
+    Args:
+        repository: the folder with ``hubconf.py``; with ``source="github"``, ``owner/name[:branch]``.
+        entry: function of ``hubconf.py`` that returns the network.
+        latent: as of :func:`from_module`.
+        source: ``local`` never downloads the repository; ``github`` does. What the entry itself downloads is its own.
+        entry_arguments: of that function: ``{"pretrained": True}``.
+        options: the other arguments of :func:`from_module`.
+
+    Raises:
+        CheckpointError: there is no such repository or entry, or it fails.
+        ArgumentError, ModelError: as :func:`from_module`.
+    """
+    if source not in ("local", "github"):
+        raise ArgumentError(f"from_hub(source={source!r}): must be local or github")
+    repository = os.fspath(repository)
+    if source == "local" and not (Path(repository) / "hubconf.py").is_file():
+        raise CheckpointError(
+            f"{repository} is no torch.hub repository: it has no hubconf.py (source='github' downloads owner/name)"
+        )
+    try:
+        arguments = dict(entry_arguments or {})
+        # the caller has named it, which is the trust that torch would ask for
+        net = torch.hub.load(repository, entry, source=source, trust_repo=True, verbose=False, **arguments)  # type: ignore[arg-type]
+    except Exception as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise CheckpointError(f"entry {entry!r} of the torch.hub repository {repository} fails: {reason}") from error
+    if not isinstance(net, nn.Module):
+        raise CheckpointError(f"entry {entry!r} of {repository} gives a {type(net).__name__}, no torch.nn.Module")
+    return from_module(net.eval(), latent, **options)
+
+
+def _density(name: str, latent: Latent) -> tuple[tuple[int, ...], InputDensity]:
+    """Shape of one latent, and its density over the flat entries."""
+    if isinstance(latent, InputDensity):
+        return (latent.dim,), latent
+    shape = (latent,) if isinstance(latent, int) else tuple(latent)
+    if not shape or not all(isinstance(size, int) and size >= 1 for size in shape):
+        what = "latent" if name == "z" else f"inputs[{name!r}]"
+        raise ArgumentError(f"from_module({what}={latent!r}): a length, a shape of positive sizes, or an InputDensity")
+    return shape, StandardNormal(math.prod(shape))
+
+
+def _selected(outputs: Any, select: int | str) -> Tensor:
+    try:
+        chosen = outputs[select]
+    except (LookupError, TypeError) as error:
+        keys = f": {', '.join(map(repr, outputs))}" if isinstance(outputs, Mapping) else ""
+        raise ModelError(
+            f"the network returns a {type(outputs).__name__}{keys}, in which select={select!r} finds nothing"
+        ) from error
+    if not isinstance(chosen, Tensor):
+        raise ModelError(f"the network's output {select!r} is a {type(chosen).__name__}, no tensor: change select")
+    return chosen
+
+
+def _name(net: Function) -> str:
+    return type(net).__name__ if isinstance(net, nn.Module) else getattr(net, "__name__", type(net).__name__)

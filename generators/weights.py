@@ -1,0 +1,132 @@
+"""Weights of networks in files: safetensors, or PyTorch's own format without anything that would run code."""
+
+import os
+import pickle
+import re
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dgm_infer.errors import CheckpointError
+
+__all__ = ["load_weights", "read_checkpoint", "read_safetensors"]
+
+
+def read_safetensors(path: Path) -> dict[str, Tensor]:
+    """The tensors of a ``.safetensors`` file by name.
+
+    Raises:
+        CheckpointError: missing or damaged.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist: name a .safetensors file")
+    try:
+        return load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged or not a safetensors file: {error}") from error
+
+
+def read_checkpoint(path: Path, trust: bool = False) -> Any:
+    """The content of a file that ``torch.save`` wrote: weights and plain values, nothing that would run code.
+
+    Args:
+        path: of the file.
+        trust: load anything, by a pickle that may run any code.
+
+    Raises:
+        CheckpointError: missing, damaged, or with anything else in it.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"{path} does not exist: dgm-infer train writes checkpoints to its run folder")
+    try:
+        with warnings.catch_warnings():
+            # about the pickle protocol of files that are refused below
+            warnings.simplefilter("ignore")
+            return torch.load(path, map_location="cpu", weights_only=not trust)
+    except pickle.UnpicklingError as error:
+        # PyTorch's own message recommends weights_only=False
+        found = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"loading it would import {found[1]}" if found else "it is not a plain file of tensors"
+        raise CheckpointError(f"{path} holds more than weights and is refused: {reason}") from error
+    except Exception as error:  # what is not a checkpoint at all fails in any way
+        reason = str(error).split(". ")[0].splitlines() or ["it ends early"]
+        raise CheckpointError(
+            f"{path} is damaged or not a checkpoint: {type(error).__name__}, {' '.join(reason)}"
+        ) from error
+
+
+def load_weights(net: nn.Module, path: str | os.PathLike, key: str | None = None, trust: bool = False) -> None:
+    """Fill a network with the weights in a file.
+
+    A prefix that all its names have in the file (``module.``, ``generator.``) is left out; what else a file with such a
+    prefix holds is left alone.
+
+    Args:
+        net: the network, of the architecture that the weights were saved from.
+        path: a ``.safetensors`` file, or one that ``torch.save`` wrote.
+        key: of the weights, where the file holds several things: ``"state_dict"``, ``"g_ema"``.
+        trust: load a file that holds more than weights too, whose pickle may run any code.
+
+    Raises:
+        CheckpointError: missing, damaged, refused, or of another network.
+    """
+    path = Path(path)
+    stored = read_safetensors(path) if path.suffix == ".safetensors" else read_checkpoint(path, trust)
+    state = _state(path, stored, key)
+    expected = net.state_dict()
+    state = _without_prefix(state, expected)
+    wrong = _difference(state, expected)
+    if wrong:
+        raise CheckpointError(f"{path} holds the weights of another network than this {type(net).__name__}: {wrong}")
+    net.load_state_dict(state)
+
+
+def _state(path: Path, stored: Any, key: str | None) -> dict[str, Tensor]:
+    if key is not None:
+        if not isinstance(stored, Mapping) or key not in stored:
+            raise CheckpointError(f"{path} has no {key!r}: it holds {_names(stored)}")
+        stored = stored[key]
+    if isinstance(stored, nn.Module):
+        stored = stored.state_dict()
+    if not isinstance(stored, Mapping) or not stored or not all(isinstance(v, Tensor) for v in stored.values()):
+        raise CheckpointError(f"{path} holds {_names(stored)}, no tensors by name: give the key of the weights")
+    return dict(stored)
+
+
+def _names(stored: Any) -> str:
+    if not isinstance(stored, Mapping):
+        return f"a {type(stored).__name__}"
+    return ", ".join(map(repr, list(stored)[:8])) + (", ..." if len(stored) > 8 else "") if stored else "nothing"
+
+
+def _without_prefix(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    if not expected or set(expected) <= set(state):
+        return state
+    first = next(iter(expected))
+    for name in state:
+        prefix = name.removesuffix(first)
+        if name.endswith(first) and all(prefix + other in state for other in expected):
+            return {other: state[prefix + other] for other in expected}
+    return state
+
+
+def _difference(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
+    """The first name or shape that is not the network's; empty where there is none."""
+    missing, more = [n for n in expected if n not in state], [n for n in state if n not in expected]
+    if len(missing) == len(expected):
+        return f"none of its tensors is there, such as {missing[0]!r}"
+    if missing:
+        return f"{len(missing)} of its {len(expected)} tensors are missing, such as {missing[0]!r}"
+    if more:
+        return f"it has no {more[0]!r}" + (f" and no other {len(more) - 1}" if len(more) > 1 else "")
+    for name, tensor in expected.items():
+        if tensor.shape != state[name].shape:
+            return f"{name!r} is {tuple(state[name].shape)} in the file, {tuple(tensor.shape)} in the network"
+    return ""

@@ -1,0 +1,388 @@
+"""Networks made elsewhere become generators that can be conditioned, and files that do not fit are refused."""
+
+import math
+import os
+import pickle
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+import dgm_infer as dgm
+import generators
+from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
+from generators import from_hub, from_module
+
+
+class PixelNorm(nn.Module):
+    def forward(self, z):
+        return z / z.square().mean(1, keepdim=True).add(1e-8).sqrt()
+
+
+class Style(nn.Module):
+    """A 3 x 3 convolution whose weights a style scales and normalises, per image, with weighted noise on its output."""
+
+    def __init__(self, n_in, n_out, style):
+        super().__init__()
+        self.affine = nn.Linear(style, n_in)
+        self.weight = nn.Parameter(torch.randn(n_out, n_in, 3, 3) / math.sqrt(9 * n_in))
+        self.strength = nn.Parameter(torch.tensor(0.2))
+
+    def forward(self, x, w, noise):
+        weight = self.weight * (1 + self.affine(w))[:, None, :, None, None]
+        weight = weight * (weight.square().sum((2, 3, 4), keepdim=True) + 1e-8).rsqrt()
+        n, _, height, width = x.shape
+        out = nn.functional.conv2d(x.reshape(1, -1, height, width), weight.flatten(0, 1), padding=1, groups=n)
+        return nn.functional.leaky_relu(out.reshape(n, -1, height, width) + self.strength * noise, 0.2)
+
+
+class StyleGenerator(nn.Module):
+    """A mapping network behind a pixel norm, a learned constant, modulated convolutions with noise, and an RGB layer.
+
+    Returns (images [n, 3, 8, 8], styles), and draws the noise itself where none is given.
+    """
+
+    def __init__(self, latent=6, style=8):
+        super().__init__()
+        self.mapping = nn.Sequential(PixelNorm(), nn.Linear(latent, style), nn.LeakyReLU(0.2), nn.Linear(style, style))
+        self.constant = nn.Parameter(torch.randn(4, 4, 4))
+        self.coarse, self.fine = Style(4, 4, style), Style(4, 4, style)
+        self.rgb = nn.Conv2d(4, 3, 1)
+
+    def forward(self, z, coarse=None, fine=None, truncation=1.0):
+        w = truncation * self.mapping(z)
+        n = len(z)
+        coarse = torch.randn(n, 1, 4, 4, dtype=z.dtype) if coarse is None else coarse
+        fine = torch.randn(n, 1, 8, 8, dtype=z.dtype) if fine is None else fine
+        x = self.coarse(self.constant.expand(n, -1, -1, -1), w, coarse)
+        x = self.fine(nn.functional.interpolate(x, scale_factor=2), w, fine)
+        return torch.tanh(self.rgb(x)), w
+
+
+@pytest.fixture
+def style():
+    torch.manual_seed(0)
+    return StyleGenerator().eval()
+
+
+NOISE = {"coarse": (1, 4, 4), "fine": (1, 8, 8)}
+
+
+def test_a_style_network_hides_its_noise_until_it_is_an_input_or_fixed(style):
+    range_ = {"output_range": (-1.0, 1.0)}
+    assert dgm.check(from_module(style, 6, **range_)).codes == ("hidden_randomness",)
+    free = from_module(style, 6, inputs=NOISE, arguments={"truncation": 0.7}, **range_)
+    report = dgm.check(free)
+    # 192 pixels of 64 values of the fine noise, 16 of the coarse, and five directions of a normalised latent
+    assert (report.n_inputs, report.n_outputs, report.rank) == (6 + 16 + 64, 192, 5 + 16 + 64)
+    assert report.ok
+    assert report.codes == ("rank",)
+    fixed = from_module(style, 6, arguments={"coarse": torch.zeros(1, 4, 4), "fine": torch.zeros(1, 8, 8)}, **range_)
+    report = dgm.check(fixed)
+    assert report.codes == ("rank",)
+    assert (report.n_inputs, report.rank) == (6, 5)
+
+
+def test_a_style_network_is_conditioned_exactly_on_fewer_pixels_than_its_rank(style):
+    model = from_module(style, 6, inputs=NOISE, output_range=(-1, 1))
+    truth = model.observed(model.input_density.sample((2,), generator=torch.Generator().manual_seed(1)))
+    images = truth.detach().unflatten(-1, (3, 8, 8))
+    mask = torch.zeros(3, 8, 8, dtype=torch.bool)
+    mask[0, 0, :6] = True
+    assert dgm.check(model, images, dgm.pixels(mask)).findings == ()
+    fibre = dgm.condition(model, images, observe=dgm.pixels(mask))
+    kernel = dgm.ConstrainedHMC(step_size=0.1, n_steps=(2, 3), n_geodesic=1)
+    draws = dgm.sample(fibre, kernel, chains=2, warmup=0, draws=3, seed=0, progress=False)
+    assert draws.stats["acceptance_rate"].mean() > 0.5
+    assert draws.stats["constraint_error"].max() < 1e-7
+    completed = draws.generate()
+    assert completed.shape == (2, 3, 2, 3, 8, 8)
+    torch.testing.assert_close(completed[..., mask], images.double()[..., mask].expand_as(completed[..., mask]))
+    latents = draws.latents
+    assert {name: tuple(value.shape[3:]) for name, value in latents.items()} == {"z": (6,), **NOISE}
+
+
+def test_latents_of_any_shape_and_leading_dimensions():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.ConvTranspose2d(2, 3, 2, stride=2), nn.BatchNorm2d(3), nn.Sigmoid()).eval()
+    model = from_module(net, (2, 3, 4), output_range=(0, 1))
+    assert model.output_shape == (3, 6, 8)
+    assert model.input_density.dim == 24
+    u = torch.randn(5, 2, 24)
+    x = model.observed(u)
+    assert x.shape == (5, 2, 144)
+    torch.testing.assert_close(x[3, 1].reshape(3, 6, 8), net(u[3, 1].reshape(1, 2, 3, 4))[0])
+    torch.testing.assert_close(model.observed(u[0, 0]), x[0, 0])
+    assert model.latents(u)["z"].shape == (5, 2, 2, 3, 4)
+    assert dgm.check(model).codes == ()
+
+
+class Conditional(nn.Module):
+    """Images of a latent and a class, in a mapping with other things."""
+
+    def __init__(self):
+        super().__init__()
+        self.classes, self.layer = nn.Embedding(3, 4), nn.Linear(4, 9)
+
+    def forward(self, z, label, onehot=None):
+        h = z + self.classes(label)
+        return {"images": torch.tanh(self.layer(h)).reshape(-1, 3, 3), "features": h, "onehot": onehot}
+
+
+def test_class_labels_are_fixed_arguments_of_every_row():
+    torch.manual_seed(0)
+    net = Conditional().eval()
+    models = [
+        from_module(net, 4, select="images", arguments={"label": torch.tensor(c), "onehot": torch.eye(3)[c]})
+        for c in range(3)
+    ]
+    u = torch.randn(7, 2, 4)
+    for c, model in enumerate(models):
+        expected = net(u.reshape(-1, 4), torch.full((14,), c))["images"].reshape(7, 2, 9)
+        torch.testing.assert_close(model.observed(u), expected)
+        assert dgm.check(model).codes == ()
+    # labels stay whole numbers in a computation of 64 bits
+    fibre = dgm.condition(models[1], torch.zeros(3, 3), observe=dgm.pixels(torch.eye(3, dtype=torch.bool)))
+    assert fibre.constraint(torch.zeros(5, 4, dtype=torch.float64)).shape == (5, 3)
+
+
+def test_a_transform_noise_and_a_density_of_the_latents():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, 5), nn.Tanh()).eval()
+    model = from_module(net, dgm.Logistic(2), transform=lambda x: (x + 1) / 2, output_range=(0, 1), noise=0.1)
+    assert isinstance(model, dgm.WithNoise)
+    u = torch.randn(3, 7)
+    torch.testing.assert_close(model.observed(u), (net(u[:, :2]) + 1) / 2 + 0.1 * u[:, 2:])
+    assert isinstance(model.global_density, dgm.Logistic)
+    assert model.latents(u)["z"].shape == (3, 2)
+    assert dgm.check(model, torch.ones(5)).findings == ()
+
+
+def test_the_network_is_used_as_it_is():
+    net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    model = from_module(net, 3, noise=0.1)
+    assert net.training
+    assert net[1].training
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+    assert dgm.check(model).codes == ("training_mode",)
+    net.eval()
+    assert dgm.check(from_module(net, 3, noise=0.1)).codes == ()
+    # training goes on in the network that the generator holds
+    with torch.no_grad():
+        net[0].bias.add_(1)
+    assert model.model.net is net  # type: ignore[union-attr]
+
+
+def test_a_function_is_a_network_too():
+    model = from_module(lambda z: (z.square().sum(1, keepdim=True), "more"), 2)
+    assert model.output_shape == (1,)
+    assert dgm.condition(model, [1.0]).dim == 2
+
+
+WRONG = {
+    "no function": (lambda: from_module(3, 2), ArgumentError, "int"),
+    "latent of no size": (lambda: from_module(nn.Identity(), 0), ArgumentError, "latent=0"),
+    "latent of a negative shape": (lambda: from_module(nn.Identity(), (2, -1)), ArgumentError, r"latent=\(2, -1\)"),
+    "another length": (lambda: from_module(nn.Linear(3, 2), 4), ModelError, r"Linear fails .* z \(2, 4\).*latent="),
+    "range upside down": (lambda: from_module(nn.Identity(), 2, output_range=(1, 0)), ArgumentError, r"\(1, 0\)"),
+    "no noise": (lambda: from_module(nn.Identity(), 2, noise=-1.0), ArgumentError, "sd=-1"),
+    "an input twice": (
+        lambda: from_module(nn.Identity(), 2, inputs={"n": 3}, arguments={"n": 1}), ArgumentError, "'n'"
+    ),
+    "one output for all": (lambda: from_module(lambda z: z.sum(), 2), ModelError, r"shape \(\) for 2 latents"),
+    "nothing selected": (
+        lambda: from_module(lambda z: {"a": z}, 2, select="b"), ModelError, "'a', in which select='b'"
+    ),
+    "no tensor selected": (lambda: from_module(lambda z: ("a", z), 2), ModelError, "output 0 is a str"),
+    "weights for a function": (lambda: from_module(abs, 2, weights="x"), ArgumentError, "no module"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("wrong", "kind", "words"), WRONG.values(), ids=WRONG.keys())
+def test_what_is_wrong_is_said_in_one_line(wrong, kind, words):
+    with pytest.raises(kind, match=words) as caught:
+        wrong()
+    assert "\n" not in str(caught.value)
+
+
+# ----------------------------------------------------------------------------------------------------------- weights
+
+
+def net(seed=0, width=4):
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(2, width), nn.Tanh(), nn.Linear(width, 3))
+
+
+def stored(folder, kind):
+    state, path = net(1).state_dict(), folder / f"net.{'safetensors' if kind == 'safetensors' else 'pt'}"
+    if kind == "safetensors":
+        save_file(state, path)
+        return path, None
+    if kind == "prefixed":
+        extra = {"critic.0.weight": torch.zeros(2)}
+        torch.save({"state_dict": {f"generator.{k}": v for k, v in state.items()} | extra, "epoch": 3}, path)
+        return path, "state_dict"
+    torch.save(state, path)
+    return path, None
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch", "prefixed"])
+def test_weights_are_read_from_files_of_others(tmp_path, kind):
+    path, key = stored(tmp_path, kind)
+    model = from_module(net(0).eval(), 2, weights=path, key=key)
+    u = torch.randn(5, 2)
+    assert torch.equal(model.observed(u), net(1)(u))
+
+
+def refused(words, path, network=None, **options):
+    with pytest.raises(CheckpointError, match=words) as caught:
+        from_module(net() if network is None else network, 2, weights=path, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["safetensors", "torch"])
+@pytest.mark.parametrize("kept", [0, 10, 200])
+def test_a_truncated_file(tmp_path, kind, kept):
+    path, _ = stored(tmp_path, kind)
+    path.write_bytes(path.read_bytes()[:kept])
+    refused("damaged|not a plain file", path)
+
+
+def test_a_foreign_file_or_another_architecture(tmp_path):
+    path, _ = stored(tmp_path, "torch")
+    refused(r"'0\.weight' is \(4, 2\) in the file, \(5, 2\) in the network", path, net(width=5))
+    refused(
+        "none of its tensors is there, such as 'gain'", path, nn.ParameterDict({"gain": nn.Parameter(torch.zeros(2))})
+    )
+    refused(r"it has no '2\.weight' and no other 1", path, net()[:2])
+    refused("has no 'g_ema': it holds '0.weight'", path, key="g_ema")
+    prefixed, _ = stored(tmp_path, "prefixed")
+    refused("it holds|holds 'state_dict', 'epoch'", prefixed)
+    refused("does not exist", tmp_path / "absent.pt")
+    (tmp_path / "text.pt").write_text("no weights")
+    refused("damaged|not a plain file", tmp_path / "text.pt")
+    torch.save([1, 2], tmp_path / "list.pt")
+    refused("holds a list", tmp_path / "list.pt")
+
+
+class Payload:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (os.mkdir, (str(self.path),))
+
+
+def test_a_pickle_that_runs_code_is_refused_unless_the_caller_says_so(tmp_path):
+    path = tmp_path / "code.pt"
+    torch.save({"state_dict": net(1).state_dict(), "callback": Payload(tmp_path / "ran")}, path)
+    refused(r"refused: loading it would import .*mkdir$", path, key="state_dict")
+    assert not (tmp_path / "ran").exists()
+    model = from_module(net(0).eval(), 2, weights=path, key="state_dict", trust=True)
+    assert (tmp_path / "ran").exists()
+    assert torch.equal(model.observed(torch.ones(2)), net(1)(torch.ones(2)))
+
+
+def test_a_checkpoint_that_runs_code_is_refused_unless_the_caller_says_so(tmp_path):
+    from generators.checkpoints import CHECKPOINT_KEY, describe
+
+    vae = generators.GaussianVAE(3, (4, 5), (7,))
+    state = {f"generator.{name}": tensor for name, tensor in vae.state_dict().items()}
+    content = {"state_dict": state, CHECKPOINT_KEY: describe(vae), "callback": Payload(tmp_path / "ran")}
+    torch.save(content, tmp_path / "a.ckpt")
+    with pytest.raises(CheckpointError, match="would import"):
+        generators.load(tmp_path / "a.ckpt")
+    assert not (tmp_path / "ran").exists()
+    assert generators.load(tmp_path / "a.ckpt", trust=True).output_shape == (4, 5)
+
+
+def test_a_whole_module_is_a_pickle_too(tmp_path):
+    with open(tmp_path / "module.pt", "wb") as file:
+        pickle.dump(net(1), file)
+    refused("refused|damaged", tmp_path / "module.pt")
+    torch.save(net(1), tmp_path / "module.pt")
+    refused("refused", tmp_path / "module.pt")
+    model = from_module(net(0).eval(), 2, weights=tmp_path / "module.pt", trust=True)
+    assert torch.equal(model.observed(torch.ones(2)), net(1)(torch.ones(2)))
+
+
+def test_published_arrays_are_found_by_the_file_or_its_folder():
+    reference = os.environ.get("DGM_INFER_REFERENCE_DATA")
+    if reference is None:
+        pytest.skip("DGM_INFER_REFERENCE_DATA names no folder")
+    for path in ("iwae_mnist", "iwae_mnist/decoder.npz"):
+        assert isinstance(generators.load(f"{reference}/{path}"), generators.IWAE)
+    for path in ("pose", "pose/joint_angle_decoder.npz"):
+        assert isinstance(generators.load(f"{reference}/{path}"), generators.HumanPose)
+
+
+# --------------------------------------------------------------------------------------------------------- torch.hub
+
+
+HUBCONF = """
+dependencies = ["torch"]
+
+import torch
+
+
+def small(width=4, pretrained=False):
+    torch.manual_seed(3)
+    net = torch.nn.Sequential(torch.nn.Linear(2, width), torch.nn.Dropout(0.5), torch.nn.Linear(width, 3))
+    if pretrained:
+        torch.nn.init.zeros_(net[2].weight)
+    return net
+
+
+def broken():
+    raise RuntimeError("two\\nlines")
+
+
+def number():
+    return 3
+"""
+
+
+@pytest.fixture
+def repository(tmp_path):
+    (tmp_path / "hubconf.py").write_text(HUBCONF)
+    return tmp_path
+
+
+def test_a_local_repository(repository):
+    model = from_hub(repository, "small", 2, entry_arguments={"width": 6, "pretrained": True}, output_range=(-9, 9))
+    assert model.output_shape == (3,)
+    assert model.output_range == (-9, 9)
+    assert not model.training
+    assert model.net[0].out_features == 6  # type: ignore[index]
+    assert torch.equal(model.observed(torch.zeros(2)), model.observed(torch.ones(2)))
+    assert dgm.check(from_hub(repository, "small", 2)).rank == 2
+
+
+@pytest.mark.parametrize(
+    ("entry", "words"),
+    [("absent", "'absent'.*fails"), ("broken", "two lines"), ("number", "gives a int, no torch.nn.Module")],
+)
+def test_an_entry_that_gives_no_network(repository, entry, words):
+    with pytest.raises(CheckpointError, match=words) as caught:
+        from_hub(repository, entry, 2)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_that_is_no_repository_and_a_source_that_is_none(tmp_path):
+    with pytest.raises(CheckpointError, match=r"no hubconf\.py"):
+        from_hub(tmp_path, "small", 2)
+    with pytest.raises(ArgumentError, match="source='web'"):
+        from_hub(tmp_path, "small", 2, source="web")  # type: ignore[arg-type]
+
+
+def test_nothing_is_downloaded_unless_asked(monkeypatch):
+    def refuse(*arguments, **options):
+        raise AssertionError("a download was tried")
+
+    monkeypatch.setattr("torch.hub._get_cache_or_reload", refuse)
+    with pytest.raises(CheckpointError, match="source='github'"):
+        from_hub("owner/name", "small", 2)
+    with pytest.raises(CheckpointError, match="a download was tried"):
+        from_hub("owner/name", "small", 2, source="github")

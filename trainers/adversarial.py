@@ -1,0 +1,96 @@
+"""Objectives of generators and their critics, as functions of the critic's scores, and a distance to choose epochs by.
+
+Scores are ``[n]``, higher where images look real.
+"""
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+__all__ = [
+    "Objective",
+    "average_towards",
+    "critic_loss",
+    "energy_distance",
+    "generator_loss",
+    "gradient_penalty",
+]
+
+Objective = Literal["non_saturating", "wasserstein"]
+
+
+def critic_loss(objective: Objective, real: Tensor, fake: Tensor) -> Tensor:
+    """What the critic minimises, with scores a.
+
+    Non-saturating: ``-E log sigmoid(a(x)) - E log(1 - sigmoid(a(g(z))))`` (Goodfellow et al. 2014, (1)).
+    Wasserstein: ``E a(g(z)) - E a(x)`` (Arjovsky et al. 2017).
+    """
+    if objective == "wasserstein":
+        return fake.mean() - real.mean()
+    return F.softplus(-real).mean() + F.softplus(fake).mean()
+
+
+def generator_loss(objective: Objective, fake: Tensor) -> Tensor:
+    """What the generator minimises: ``-E log sigmoid(a(g(z)))``, or ``-E a(g(z))``."""
+    return -fake.mean() if objective == "wasserstein" else F.softplus(-fake).mean()
+
+
+def gradient_penalty(objective: Objective, critic: Callable[[Tensor], Tensor], real: Tensor, fake: Tensor) -> Tensor:
+    """What keeps the critic's slope ``s = da/dx`` in bounds, for images ``[n, *shape]``.
+
+    Wasserstein: ``E (|s| - 1)^2`` at points uniform between real and generated images (Gulrajani et al. 2017, (3)).
+    Non-saturating: ``E |s|^2 / 2`` at real images (Mescheder et al. 2018, (9)).
+    """
+    if objective == "wasserstein":
+        share = torch.rand(len(real), *[1] * (real.ndim - 1), dtype=real.dtype, device=real.device)
+        points = torch.lerp(fake.detach().to(real), real, share).requires_grad_()
+    else:
+        points = real.detach().clone().requires_grad_()
+    (slope,) = torch.autograd.grad(critic(points).float().sum(), points, create_graph=True)
+    squared = slope.flatten(1).square().sum(-1)
+    if objective == "wasserstein":
+        # the root's own derivative is infinite at zero
+        return ((squared + 1e-12).sqrt() - 1).square().mean()
+    return squared.mean() / 2
+
+
+@torch.no_grad()
+def average_towards(average: nn.Module, source: nn.Module, decay: float, updates: int) -> None:
+    """Exponential moving average of parameters and running statistics: ``a <- d a + (1 - d) s``.
+
+    Early on ``d = min(decay, (1 + updates)/(10 + updates))``, so that the initial weights are soon forgotten.
+
+    Args:
+        average: changed in place; of the same class as the source.
+        source: the module that is trained.
+        decay: of a long run, in [0, 1).
+        updates: done before this one.
+    """
+    share = 1 - min(decay, (1 + updates) / (10 + updates))
+    state = source.state_dict()
+    for name, value in average.state_dict().items():
+        if value.is_floating_point():
+            value.lerp_(state[name].to(value), share)
+        else:
+            value.copy_(state[name])
+
+
+def energy_distance(x: Tensor, y: Tensor) -> Tensor:
+    """``2 E|x - y| - E|x - x'| - E|y - y'|`` of two samples, without bias (Székely and Rizzo 2013).
+
+    Zero only between equal distributions; estimates of it may be a little below.
+
+    Args:
+        x: ``[n, D]``, n at least 2.
+        y: ``[m, D]``, m at least 2.
+    """
+    return 2 * torch.cdist(x, y).mean() - _spread(x) - _spread(y)
+
+
+def _spread(x: Tensor) -> Tensor:
+    """Mean distance of two different points of a sample."""
+    n = len(x)
+    return torch.cdist(x, x).sum() / (n * (n - 1))

@@ -1,0 +1,110 @@
+"""Images in a folder of one's own."""
+
+import os
+from pathlib import Path
+
+import torch
+from PIL import Image
+from torchvision.transforms import v2
+
+from dgm_infer.errors import ArgumentError, ConfigError
+
+from .augmentation import Augmentation
+from .data import SPLIT_SEED, Binarise, ImageData, Labelled, Split
+
+__all__ = ["FolderData"]
+
+ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
+
+
+class FolderData(ImageData):
+    """All pictures in a folder and the folders in it, resized to one size and cropped about the centre.
+
+    Split by a permutation that no seed changes; adding pictures changes it. Batches are (images
+    ``[batch, *output_shape]``, labels ``[batch]``: which of the folders in the root, in alphabetical order). Pictures
+    are read on first use and kept in memory in 8 bits.
+
+    Args:
+        root: folder of the pictures.
+        size: height and width.
+        grey: images ``[H, W]`` in place of ``[3, H, W]``.
+        validation: fraction of the images.
+        held_out: fraction of the images.
+        batch_size: images a batch; the last of an epoch may be smaller.
+        augmentation: random changes to training batches; null for none.
+        binarise: how pixels become 0 or 1: dynamic, static, or null for grey levels.
+        dequantise: whether uniform noise makes the grey levels continuous, in (0, 1).
+
+    Raises:
+        ArgumentError: a value outside its range.
+        ConfigError: on first use, there is no such folder, too few pictures, or one that cannot be read.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike,
+        size: tuple[int, int],
+        grey: bool = False,
+        validation: float = 0.1,
+        held_out: float = 0.1,
+        batch_size: int = 128,
+        augmentation: Augmentation | None = None,
+        binarise: Binarise | None = None,
+        dequantise: bool = False,
+    ):
+        super().__init__(batch_size, augmentation, binarise, dequantise)
+        if min(size) < 1:
+            raise ArgumentError(f"FolderData(size={tuple(size)}): height and width must be 1 or more")
+        for name, value in (("validation", validation), ("held_out", held_out)):
+            if not 0 < value < 1:
+                raise ArgumentError(f"FolderData({name}={value:g}): must be between 0 and 1")
+        if validation + held_out >= 1:
+            raise ArgumentError(
+                f"FolderData(validation={validation:g}, held_out={held_out:g}): nothing is left to train"
+            )
+        self.root = Path(root)
+        self.grey = grey
+        self.fractions = (validation, held_out)
+        self.output_shape = tuple(size) if grey else (3, *size)
+
+    def prepare_data(self) -> None:
+        """Fails before training where there are no pictures."""
+        self._files()
+
+    def read(self) -> Split:
+        files = self._files()
+        n = len(files)
+        n_validation, n_held_out = (max(1, round(fraction * n)) for fraction in self.fractions)
+        if n - n_validation - n_held_out < 1:
+            raise ConfigError(f"{self.root} holds {n} pictures: too few for training, validation and held-out images")
+        folders = sorted({self._group(file) for file in files})
+        images = torch.stack([self._image(file) for file in files])
+        labels = torch.tensor([folders.index(self._group(file)) for file in files])
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(SPLIT_SEED))
+        parts = order.split([n - n_validation - n_held_out, n_validation, n_held_out])
+        return Split(*(Labelled(images[part], labels[part]) for part in parts))
+
+    def _files(self) -> list[Path]:
+        if not self.root.is_dir():
+            raise ConfigError(f"{self.root} is no folder: name the folder of the pictures as root")
+        files = sorted(path for path in self.root.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
+        if not files:
+            raise ConfigError(f"{self.root} holds no pictures ({', '.join(ENDINGS)})")
+        return files
+
+    def _group(self, file: Path) -> str:
+        parts = file.relative_to(self.root).parts
+        return parts[0] if len(parts) > 1 else ""
+
+    def _image(self, file: Path) -> torch.Tensor:
+        try:
+            with Image.open(file) as opened:
+                picture = opened.convert("L" if self.grey else "RGB")
+        except OSError as error:
+            raise ConfigError(f"{file} is not a readable picture: {error}") from error
+        height, width = self.output_shape[-2:]
+        # the shorter side fits, the longer one is cropped
+        scale = max(height / picture.height, width / picture.width)
+        resized = [max(height, round(scale * picture.height)), max(width, round(scale * picture.width))]
+        image = v2.functional.resize(v2.functional.pil_to_tensor(picture), resized, antialias=True)
+        return v2.functional.center_crop(image, [height, width]).reshape(self.output_shape)

@@ -1,0 +1,189 @@
+"""Training of a generator against a critic (Goodfellow et al. 2014; Gulrajani et al. 2017)."""
+
+import copy
+from collections.abc import Iterable
+from typing import Any, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dgm_infer.errors import ArgumentError, CheckpointError
+from generators import GAN, Critic
+
+from .adversarial import (
+    Objective,
+    average_towards,
+    critic_loss,
+    energy_distance,
+    generator_loss,
+    gradient_penalty,
+)
+from .module import GeneratorTraining
+
+__all__ = ["GANTraining"]
+
+# Validation images, and as many generated ones, of which distances are computed.
+_COMPARED = 1000
+# Latents of the images compared with those for validation are the same in every epoch.
+_VALIDATION_SEED = 20260
+# Key of the rest of its state in a Lightning checkpoint.
+_CHECKPOINT_KEY = "dgm_infer_gan"
+
+
+class GANTraining(GeneratorTraining):
+    """A generator and a critic in turns, by the non-saturating objective or Wasserstein's with a gradient penalty.
+
+    ``generator`` is an exponential moving average of the one that is trained, and what checkpoints give to
+    ``generators.load``. There is no likelihood to choose an epoch by: ``val/energy_distance`` is the energy distance of
+    its images from those for validation, in pixels. Also logs ``train/critic`` and ``train/generator``, the losses.
+
+    Batches are images ``[n, *output_shape]``, or tuples that begin with them. Every batch is a step of the critic,
+    every ``critic_steps``-th one of the generator.
+
+    Args:
+        generator: the model to train.
+        critic: of images of the same shape.
+        objective: non_saturating or wasserstein.
+        gradient_penalty: weight of the penalty of the critic's slope: null for 10 with Wasserstein's objective, for
+            none otherwise.
+        critic_steps: of the critic for one of the generator.
+        learning_rate: of Adam, for both.
+        betas: of Adam, for both.
+        decay: of the moving average.
+
+    Raises:
+        ArgumentError: a value outside its range, or a critic that the objective excludes.
+        CheckpointError: the generator's class cannot be rebuilt from a checkpoint.
+    """
+
+    def __init__(
+        self,
+        generator: GAN,
+        critic: Critic,
+        objective: Objective = "non_saturating",
+        gradient_penalty: float | None = None,
+        critic_steps: int = 1,
+        learning_rate: float = 2e-4,
+        betas: tuple[float, float] = (0.5, 0.999),
+        decay: float = 0.999,
+    ):
+        super().__init__(copy.deepcopy(generator).requires_grad_(False))
+        self.automatic_optimization = False
+        penalty = (10.0 if objective == "wasserstein" else 0.0) if gradient_penalty is None else gradient_penalty
+        _check(generator, critic, objective, penalty, critic_steps, learning_rate, betas, decay)
+        self.trained = generator
+        self.critic = critic
+        self.objective: Objective = objective
+        self.gradient_penalty = penalty
+        self.critic_steps = critic_steps
+        self.learning_rate = learning_rate
+        self.betas = (float(betas[0]), float(betas[1]))
+        self.decay = decay
+        # of the critic, so far
+        self.steps = 0
+        self._compared: list[Tensor] = []
+
+    def sample(self, n: int, model: GAN, rng: torch.Generator | None = None) -> Tensor:
+        """Images ``[n, *output_shape]`` of a generator at prior draws."""
+        z = model.input_density.sample((n,), generator=rng, device=rng.device if rng else self.device)
+        return model(z.to(self.device)).unflatten(-1, model.output_shape)
+
+    def training_step(self, batch, batch_idx: int) -> None:
+        images = self.images(batch)
+        critic_optimizer, generator_optimizer = self.optimizers()  # type: ignore[misc]
+        self._update(critic_optimizer, self.critic, self.trained, "critic", self._critic_loss(images), len(images))
+        self.steps += 1
+        if self.steps % self.critic_steps == 0:
+            updates = self.steps // self.critic_steps - 1
+            # whose gradients would be thrown away
+            self.critic.requires_grad_(self.trainer.world_size > 1)
+            loss = generator_loss(self.objective, self.critic(self.sample(len(images), self.trained)))
+            self._update(generator_optimizer, self.trained, self.critic, "generator", loss, len(images))
+            self.critic.requires_grad_(True)
+            assert isinstance(self.generator, GAN)
+            average_towards(self.generator, self.trained, self.decay, updates)
+
+    def _critic_loss(self, images: Tensor) -> Tensor:
+        with torch.no_grad():
+            fake = self.sample(len(images), self.trained)
+        loss = critic_loss(self.objective, self.critic(images), self.critic(fake))
+        if self.gradient_penalty > 0:
+            penalty = gradient_penalty(self.objective, self.critic, images, fake)
+            loss = loss + self.gradient_penalty * penalty
+        return loss
+
+    def _update(self, optimizer: Any, own: nn.Module, other: nn.Module, name: str, loss: Tensor, n: int) -> None:
+        optimizer.zero_grad()
+        self.manual_backward(loss if self.trainer.world_size == 1 else loss + _nothing(other.parameters()))
+        optimizer.step()
+        self.log(f"train/{name}", loss.detach(), True, on_step=False, on_epoch=True, batch_size=n, sync_dist=True)
+
+    def validation_step(self, batch, batch_idx: int) -> None:
+        if sum(map(len, self._compared)) < _COMPARED:
+            self._compared.append(self.images(batch).flatten(1))
+
+    def on_validation_epoch_end(self) -> None:
+        real = torch.cat(self._compared)[:_COMPARED].float()
+        self._compared = []
+        assert isinstance(self.generator, GAN)
+        rng = torch.Generator().manual_seed(_VALIDATION_SEED)
+        fake = self.sample(len(real), self.generator, rng).flatten(1).float()
+        self.log("val/energy_distance", energy_distance(real, fake), True, sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        return [
+            torch.optim.Adam(network.parameters(), lr=self.learning_rate, betas=self.betas)
+            for network in (self.critic, self.trained)
+        ]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[_CHECKPOINT_KEY] = {"steps": self.steps, "critic": self.critic.config}
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        stored = checkpoint.get(_CHECKPOINT_KEY, {})
+        if stored.get("critic") != self.critic.config:
+            raise CheckpointError(
+                f"the checkpoint holds a critic {stored.get('critic')}, this run {self.critic.config}"
+            )
+        self.steps = stored["steps"]
+
+
+def _nothing(parameters: Iterable[Tensor]) -> Tensor:
+    """Zero, with a gradient of zero: processes that train together wait for one of every parameter."""
+    return 0 * torch.stack([parameter.sum() for parameter in parameters]).sum()
+
+
+def _check(
+    generator: GAN,
+    critic: Critic,
+    objective: str,
+    penalty: float,
+    critic_steps: int,
+    learning_rate: float,
+    betas: tuple[float, float],
+    decay: float,
+) -> None:
+    if tuple(critic.output_shape) != tuple(generator.output_shape):
+        raise ArgumentError(
+            f"GANTraining: a critic of images {tuple(critic.output_shape)} for a generator of images "
+            f"{tuple(generator.output_shape)}"
+        )
+    if objective not in get_args(Objective):
+        raise ArgumentError(f"GANTraining(objective={objective!r}): must be one of {', '.join(get_args(Objective))}")
+    if not penalty >= 0:
+        raise ArgumentError(f"GANTraining(gradient_penalty={penalty:g}): must be 0 or more")
+    if penalty > 0 and critic.normalisation == "batch":
+        raise ArgumentError(
+            "GANTraining: a penalty of the critic's slope at each image excludes batch statistics: choose "
+            "normalisation none, group or spectral"
+        )
+    if critic_steps < 1:
+        raise ArgumentError(f"GANTraining(critic_steps={critic_steps}): must be 1 or more")
+    if not learning_rate > 0:
+        raise ArgumentError(f"GANTraining(learning_rate={learning_rate:g}): must be positive")
+    if not (len(betas) == 2 and 0 <= betas[0] < 1 and 0 <= betas[1] < 1):
+        raise ArgumentError(f"GANTraining(betas={tuple(betas)}): two numbers in [0, 1)")
+    if not 0 <= decay < 1:
+        raise ArgumentError(f"GANTraining(decay={decay:g}): must be in [0, 1)")

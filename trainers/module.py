@@ -1,0 +1,76 @@
+"""What every objective shares: a generator that its checkpoints describe, and the images that it is shown."""
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor
+
+from dgm_infer import GenerativeModel
+from dgm_infer.errors import ArgumentError, CheckpointError
+from generators import BernoulliVAE
+from generators.checkpoints import CHECKPOINT_KEY, describe
+
+__all__ = ["GeneratorTraining"]
+
+
+class GeneratorTraining(LightningModule):
+    """A module whose ``generator`` can be taken from its checkpoints by ``generators.load``.
+
+    Batches are images ``[n, *output_shape]``, or tuples that begin with them. Every process of a run on several
+    devices draws its own random numbers.
+
+    Raises:
+        CheckpointError: the generator's class cannot be rebuilt from a checkpoint.
+    """
+
+    def __init__(self, generator: GenerativeModel):
+        super().__init__()
+        # before hours of training, not at the first checkpoint
+        describe(generator)
+        self.generator = generator
+        self._shown = False
+
+    def images(self, batch: Any) -> Tensor:
+        """The images of a batch, ``[n, *output_shape]``.
+
+        Raises:
+            ArgumentError: they have another shape.
+        """
+        images = batch[0] if isinstance(batch, tuple | list) else batch
+        shape = self.generator.output_shape
+        if tuple(images.shape[-len(shape) :]) != shape:
+            raise ArgumentError(f"images of shape {tuple(images.shape[1:])} for a generator of output_shape {shape}")
+        return images
+
+    def on_train_start(self) -> None:
+        if self.trainer.world_size > 1:
+            torch.manual_seed(torch.initial_seed() + self.global_rank)
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        if self._shown:
+            return
+        # once: every look at the pixels makes a GPU wait
+        self._shown = True
+        images = self.images(batch)
+        if isinstance(self.generator, BernoulliVAE) and not ((images == 0) | (images == 1)).all():
+            grey = images[(images != 0) & (images != 1)][0].item()
+            raise ArgumentError(
+                f"{type(self.generator).__name__} describes pixels of 0 or 1, not {grey:.3g}: set the data's binarise "
+                "to dynamic or static"
+            )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[CHECKPOINT_KEY] = describe(self.generator)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        mine, found = describe(self.generator), checkpoint.get(CHECKPOINT_KEY)
+        if found != mine:
+            raise CheckpointError(f"the checkpoint holds {_words(found)}, this run trains {_words(mine)}")
+
+
+def _words(description: Any) -> str:
+    if not isinstance(description, dict):
+        return "no generator"
+    arguments = ", ".join(f"{name}={value!r}" for name, value in description["config"].items())
+    return f"{description['class']}({arguments})"

@@ -1,0 +1,204 @@
+"""Callbacks that show what a generator has learnt while it is trained."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+from torch.nn.functional import interpolate
+from torchvision.utils import make_grid, save_image
+
+import dgm_infer as dgm
+from dgm_infer import GenerativeModel
+from dgm_infer.errors import ArgumentError, ConfigError
+from dgm_infer.evidence import Method
+from generators import BernoulliVAE, GaussianVAE, LatentPosterior
+
+from .bounds import importance_weighted, log_weights
+
+__all__ = ["HeldOutEvidence", "ImageGrids"]
+
+# Latents of the sample grid and draws of the held-out estimates are the same at every look.
+_SEED = 20270
+# Pixels that the shorter side of a picture in a grid has at least.
+_SIDE = 32
+
+
+class _Look(Callback):
+    """Something done after the validation of every so many epochs, which training's random numbers do not notice."""
+
+    def __init__(self, every_n_epochs: int):
+        if every_n_epochs < 1:
+            raise ArgumentError(f"{type(self).__name__}(every_n_epochs={every_n_epochs}): must be 1 or more")
+        self.every_n_epochs = every_n_epochs
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        last = trainer.max_epochs is not None and trainer.current_epoch + 1 == trainer.max_epochs
+        due = (trainer.current_epoch + 1) % self.every_n_epochs == 0 or last
+        if trainer.sanity_checking or not due or not trainer.is_global_zero:
+            return
+        device = pl_module.device
+        with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            torch.manual_seed(_SEED)
+            self.look(trainer, pl_module)
+
+    def look(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        raise NotImplementedError
+
+
+class ImageGrids(_Look):
+    """Grids of images at prior draws, and of validation images above their reconstructions, where there is an encoder.
+
+    PNGs go to ``images/`` in the run folder, and to TensorBoard where it is a logger. Outputs are shown without output
+    noise; the latents are the same at every look.
+
+    Args:
+        n: images of a grid.
+        every_n_epochs: looks happen after the validation of these epochs, and of the last.
+
+    Raises:
+        ArgumentError: a number below 1.
+        ConfigError: when training starts, the module has no generator.
+    """
+
+    def __init__(self, n: int = 64, every_n_epochs: int = 10):
+        super().__init__(every_n_epochs)
+        if n < 1:
+            raise ArgumentError(f"ImageGrids(n={n}): must be 1 or more")
+        self.n = n
+        self._originals: Tensor | None = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        _generator(self, pl_module)
+
+    def on_validation_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        if batch_idx == dataloader_idx == 0:
+            self._originals = (batch[0] if isinstance(batch, tuple | list) else batch)[: self.n]
+
+    def look(self, trainer, pl_module):
+        model = _generator(self, pl_module)
+        grids = {"samples": samples(model, self.n, pl_module.device)}
+        if isinstance(model, GaussianVAE | BernoulliVAE) and self._originals is not None:
+            grids["reconstructions"] = reconstructions(model, self._originals)
+        folder = Path(trainer.log_dir or trainer.default_root_dir) / "images"
+        for name, images in grids.items():
+            picture = grid(images, self.n)
+            folder.mkdir(parents=True, exist_ok=True)
+            save_image(picture, folder / f"{name}_{trainer.current_epoch + 1:04d}.png")
+            for logger in trainer.loggers:
+                if isinstance(logger, TensorBoardLogger):
+                    logger.experiment.add_image(name, picture, trainer.global_step)
+
+
+class HeldOutEvidence(_Look):
+    """Estimates log p(x) of a few held-out images by :func:`dgm_infer.log_evidence`, and two bounds of them.
+
+    Logs means over the images, in nats: ``held_out/log_evidence`` and its standard error
+    ``held_out/log_evidence_error``, ``held_out/elbo``, and ``held_out/iwae`` from ``samples`` draws. What lies between
+    the bounds and log p(x) is the encoder's share of the loss.
+
+    Args:
+        n_images: the first so many held-out images of the data module.
+        every_n_epochs: looks happen after the validation of these epochs, and of the last.
+        method: of estimation, by class path; null for GibbsTempering.
+        chains: of every image.
+        samples: k of the importance-weighted bound.
+
+    Raises:
+        ArgumentError: a number below its range.
+        ConfigError: when training starts, the generator is no auto-encoder, or the data have no held-out images.
+    """
+
+    def __init__(
+        self,
+        n_images: int = 8,
+        every_n_epochs: int = 50,
+        method: Method | None = None,
+        chains: int = 8,
+        samples: int = 1000,
+    ):
+        super().__init__(every_n_epochs)
+        for field, value, least in (("n_images", n_images, 1), ("chains", chains, 2), ("samples", samples, 1)):
+            if value < least:
+                raise ArgumentError(f"HeldOutEvidence({field}={value}): must be {least} or more")
+        self.n_images = n_images
+        self.method = method
+        self.chains = chains
+        self.samples = samples
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        model = _generator(self, pl_module)
+        if not isinstance(model, GaussianVAE | BernoulliVAE):
+            raise ConfigError(
+                f"HeldOutEvidence: a {type(model).__name__} has no encoder and decoder, and so no log p(x): leave this "
+                "callback out"
+            )
+        if not hasattr(trainer.datamodule, "held_out"):  # type: ignore[attr-defined]
+            raise ConfigError("HeldOutEvidence: the data module has no held_out(n): leave this callback out")
+
+    def look(self, trainer, pl_module):
+        model = _generator(self, pl_module)
+        assert isinstance(model, GaussianVAE | BernoulliVAE)
+        images = trainer.datamodule.held_out(self.n_images).to(pl_module.device)  # type: ignore[attr-defined]
+        prior = model.global_density if isinstance(model, GaussianVAE) else model.input_density
+        target = LatentPosterior(model.decoder, images, prior)
+        base = dgm.Gaussian.from_encoder(model.encoder, target.images)
+        found = dgm.log_evidence(
+            target, base, self.method, chains=self.chains, seed=_SEED, keep_draws=False, progress=False
+        )
+        weights = log_weights(model, images, self.samples)
+        error = found.std_error.double().square().sum().sqrt() / len(images)
+        metrics = {
+            "log_evidence": found.log_z.double().mean(),
+            "log_evidence_error": error,
+            "elbo": weights.mean(),
+            "iwae": importance_weighted(weights).mean(),
+        }
+        for name, value in metrics.items():
+            pl_module.log(f"held_out/{name}", value.float(), rank_zero_only=True)
+
+
+def samples(model: GenerativeModel, n: int, device: torch.device) -> Tensor:
+    """``n`` images at prior draws, without output noise: ``[n, *output_shape]``."""
+    if isinstance(model, GaussianVAE | BernoulliVAE):
+        prior = model.global_density if isinstance(model, GaussianVAE) else model.input_density
+        images = model.decoder(prior.sample((n,)).to(device)).mean
+    else:
+        images = model(model.input_density.sample((n,)).to(device))
+    return images.unflatten(-1, tuple(model.output_shape))
+
+
+def reconstructions(model: GaussianVAE | BernoulliVAE, images: Tensor) -> Tensor:
+    """Images and what the decoder makes of the encoder's means, in turns: ``[n, *shape] -> [2 n, *shape]``."""
+    outputs = model.decoder(model.encoder(images.flatten(1)).mean).mean
+    return torch.stack([images, outputs.reshape(images.shape)], 1).flatten(0, 1)
+
+
+def grid(images: Tensor, n: int) -> Tensor:
+    """A picture ``[3, H, W]`` of images ``[n, H, W]`` or ``[n, C, H, W]``, in pairs where there are more than ``n``."""
+    images = (images.unsqueeze(1) if images.ndim == 3 else images).float().clamp(0, 1).cpu()
+    factor = -(-_SIDE // min(images.shape[-2:]))
+    images = interpolate(images, scale_factor=factor, mode="nearest")
+    columns = max(1, round(n**0.5))
+    if len(images) > n:
+        # an image above its reconstruction: a row of the one, then of the other
+        rows = [part.transpose(0, 1).flatten(0, 1) for part in images.unflatten(0, (-1, 2)).split(columns)]
+        images = torch.cat(rows)
+    return make_grid(images, nrow=columns, pad_value=0.5)
+
+
+def _generator(callback: Callback, module: LightningModule) -> GenerativeModel:
+    generator = getattr(module, "generator", None)
+    if not isinstance(generator, GenerativeModel):
+        raise ConfigError(f"{type(callback).__name__}: a {type(module).__name__} has no generator: leave it out")
+    return generator
