@@ -49,7 +49,8 @@ def condition_images(
     n_images: int = 8,
     noise: float | None = None,
     binarise: float | None = None,
-    kernel: ConstrainedHMC | HMC | None = None,
+    kernel: ConstrainedHMC = ConstrainedHMC(),  # noqa: B008 (immutable)
+    latent_kernel: HMC = HMC(),  # noqa: B008
     chains: int = 16,
     warmup: int = 300,
     draws: int = 500,
@@ -77,8 +78,8 @@ def condition_images(
         noise: standard deviation of Gaussian output noise that the generator is given; null for none.
         binarise: threshold above which a pixel is 1, below it 0; null leaves the values as they are. Generators of
             binary images need it where the images are grey.
-        kernel: of the chains, ConstrainedHMC, or HMC where the pixels are binary; a step size of null is adapted. Null
-            for that with its defaults.
+        kernel: of the chains; a step size of null is adapted.
+        latent_kernel: of the chains where the pixels are binary.
         chains: of every image.
         warmup: iterations that adapt the step sizes.
         draws: kept draws of every chain.
@@ -105,7 +106,7 @@ def condition_images(
         started = time.perf_counter()
         result = dgm.sample(
             problem,
-            kernel,
+            kernel if isinstance(problem, dgm.Fibre) else latent_kernel,
             chains=chains,
             warmup=warmup,
             draws=draws,
