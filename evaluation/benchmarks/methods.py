@@ -43,7 +43,7 @@ METHODS: dict[str, Method] = {
     "simulated tempering": dgm.SimulatedTempering(),
     "Gibbs tempering": dgm.GibbsTempering(),
     "joint tempering": dgm.ContinuousTempering(),
-    "joint tempering, NUTS": dgm.ContinuousTempering(moves="nuts"),
+    "joint tempering, NUTS": dgm.ContinuousTempering(nuts=31),
 }
 _ERROR = 0.05
 
