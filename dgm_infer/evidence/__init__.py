@@ -4,6 +4,7 @@ from .annealing import AIS
 from .hamiltonian import HamiltonianAIS
 from .importance import Elbo, ImportanceSampling
 from .method import Method
+from .path_sampling import PathSampling
 from .result import Evidence, Expectation
 from .run import Bounds, bidirectional, log_evidence
 from .simulated import SimulatedTempering
@@ -22,6 +23,7 @@ __all__ = [
     "HamiltonianAIS",
     "ImportanceSampling",
     "Method",
+    "PathSampling",
     "SimulatedTempering",
     "bidirectional",
     "log_evidence",
