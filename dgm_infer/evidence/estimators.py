@@ -12,6 +12,7 @@ __all__ = [
     "finite_or_zero",
     "log_mean",
     "log_ratio",
+    "log_ratios",
     "log_weights_at_ends",
     "mean_of_chains",
     "weight_ess",
@@ -64,12 +65,17 @@ def log_ratio(log_numerators: Tensor, log_denominators: Tensor) -> Estimate:
     A ratio of sums, never a sum of ratios: with ``r_c`` the estimate that leaves out chain c, the squared error is
     ``(C - 1)/C sum_c (r_c - mean r)^2`` and the bias ``(C - 1) (mean r - r)``.
     """
+    return log_ratios(log_numerators.unsqueeze(1), log_denominators.unsqueeze(1))
+
+
+def log_ratios(log_numerators: Tensor, log_denominators: Tensor) -> Estimate:
+    """Log of a product of ratios of sums over chains, both ``[chains, ratios, *batch]``, as :func:`log_ratio`."""
     n = log_numerators.shape[0]
-    whole = log_numerators.logsumexp(0) - log_denominators.logsumexp(0)
+    whole = (log_numerators.logsumexp(0) - log_denominators.logsumexp(0)).sum(0)
     if n == 1:
         unknown = torch.full_like(whole, math.nan)
         return Estimate(whole, unknown, unknown)
-    left_out = _log_sum_of_others(log_numerators) - _log_sum_of_others(log_denominators)
+    left_out = (_log_sum_of_others(log_numerators) - _log_sum_of_others(log_denominators)).sum(1)
     mean = left_out.mean(0)
     error = ((left_out - mean).square().sum(0) * (n - 1) / n).sqrt()
     # one chain that holds all of the weight leaves no estimate without it

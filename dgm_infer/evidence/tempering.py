@@ -61,6 +61,11 @@ class Tempering(Settings):
             )
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        record, spent = self.recorded(path, chains, rng, progress)
+        return record.outcome(spent)
+
+    def recorded(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> tuple[Record, int]:
+        """All states of the chains, and the gradients that tuning took."""
         progress.expect(self.pilot_temperatures + self.warmup + self.draws)
         pilot = anneal_pilot(
             path,
@@ -88,7 +93,7 @@ class Tempering(Settings):
         for _ in range(self.draws):
             record.add(chain.step())
             progress.update("tempering", lambda: record.estimate().log_z)
-        return record.outcome(spent)
+        return record, spent
 
     def _log_zeta(self, path: AnnealedPath, pilot: Pilot, rng: torch.Generator) -> Tensor:
         """``[*batch]``, float64.

@@ -15,6 +15,7 @@ QUICK = {
     "Gibbs tempering": dgm.GibbsTempering(draws=30, warmup=10, pilot_temperatures=20),
     "continuous tempering": dgm.ContinuousTempering(draws=30, warmup=30, pilot_temperatures=20),
     "simulated tempering": dgm.SimulatedTempering(draws=30, warmup=10, pilot_temperatures=20, temperatures=50),
+    "path sampling": dgm.PathSampling(dgm.GibbsTempering(draws=60, warmup=10, pilot_temperatures=20), parts=2),
     "SMC": dgm.SMC(8, pilot_temperatures=20),
     "SMC, waste-free": dgm.SMC(8, "linear", 10, waste_free=4, pilot_temperatures=20),
     "importance sampling": dgm.ImportanceSampling(50),

@@ -94,6 +94,7 @@ METHODS = {
     "Gibbs tempering": dgm.GibbsTempering(),
     "continuous tempering": dgm.ContinuousTempering(),
     "simulated tempering": dgm.SimulatedTempering(),
+    "path sampling": dgm.PathSampling(),
     "SMC": dgm.SMC(),
     "SMC, frozen": dgm.SMC(32, "equalised", 30),
 }
