@@ -4,11 +4,8 @@ from .annealing import AIS
 from .hamiltonian import HamiltonianAIS
 from .importance import Elbo, ImportanceSampling
 from .method import Method
-<<<<<<< HEAD
-from .refinement import Refined, refine_base
-=======
 from .path_sampling import PathSampling
->>>>>>> issue5-methods
+from .refinement import Refined, refine_base
 from .result import Evidence, Expectation
 from .run import Bounds, bidirectional, log_evidence
 from .simulated import SimulatedTempering
@@ -27,11 +24,8 @@ __all__ = [
     "HamiltonianAIS",
     "ImportanceSampling",
     "Method",
-<<<<<<< HEAD
-    "Refined",
-=======
     "PathSampling",
->>>>>>> issue5-methods
+    "Refined",
     "SimulatedTempering",
     "bidirectional",
     "log_evidence",

@@ -43,6 +43,7 @@ METHODS: dict[str, Method] = {
     "simulated tempering": dgm.SimulatedTempering(),
     "Gibbs tempering": dgm.GibbsTempering(),
     "joint tempering": dgm.ContinuousTempering(),
+    "path sampling": dgm.PathSampling(),
     "joint tempering, NUTS": dgm.ContinuousTempering(nuts=31),
 }
 _ERROR = 0.05
