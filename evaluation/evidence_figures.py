@@ -88,17 +88,8 @@ def against_time(
         if band is not None:
             axis.axhspan(min(band), max(band), color="0.8", lw=0, label="between the bidirectional bounds")
         for i, (label, rows) in enumerate(curves.items()):
-            axis.errorbar(
-                [row.seconds for row in rows],
-                [row.mean for row in rows],
-                yerr=[2 * _finite(row.mean_error) for row in rows],
-                color=COLOURS[i % len(COLOURS)],
-                marker="os^Dv"[i % 5],
-                ms=4.5,
-                lw=1.2,
-                capsize=2.5,
-                label=label,
-            )
+            points = [(row.seconds, row.mean, 2 * _finite(row.mean_error)) for row in rows]
+            _curve(axis, i, label, points)
         axis.set(xscale="log", xlabel="wall clock (s)")
         for ticks in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
             ticks(LogFormatter(minor_thresholds=(1.5, 0.5)))
@@ -109,10 +100,7 @@ def against_time(
                          va="bottom", fontsize=7.5, color="0.35")  # fmt: skip
     axes[0].set_ylabel("log p(x), mean over the images (nats)")
     axes[1].set_title("the methods alone", fontsize=9)
-    figure.suptitle(title, fontsize=10)
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=len(names), fontsize=8, frameon=False)
-    figure.savefig(path, dpi=150, facecolor="white")
+    _finish(figure, axes[0], path, title)
 
 
 def relative_errors(
@@ -137,17 +125,7 @@ def relative_errors(
     axes = figure.subplots(1, 3)
     for axis, (name, words) in zip(axes, names.items(), strict=True):
         for i, (label, entries) in enumerate(curves.items()):
-            axis.errorbar(
-                [entry["seconds"] for entry in entries],
-                [entry[name]["value"] for entry in entries],
-                yerr=[3 * entry[name]["error"] for entry in entries],
-                color=COLOURS[i % len(COLOURS)],
-                marker="os^Dv"[i % 5],
-                ms=4.5,
-                lw=1.2,
-                capsize=2.5,
-                label=label,
-            )
+            _curve(axis, i, label, [(e["seconds"], e[name]["value"], 3 * e[name]["error"]) for e in entries])
         axis.axhline(1, color="0.35", ls="--", lw=1)
         if name in levels:
             axis.axhline(levels[name]["value"], color="#d55e00", ls=":", lw=1.3, label="plain HMC")
@@ -159,10 +137,7 @@ def relative_errors(
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
     axes[0].set_ylabel("error in units of the base's")
-    figure.suptitle(title, fontsize=10)
-    handles, labels = axes[1].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
-    figure.savefig(path, dpi=150, facecolor="white")
+    _finish(figure, axes[1], path, title)
 
 
 def over_training(
@@ -196,17 +171,7 @@ def over_training(
         axis.axhspan(value - 2 * error, value + 2 * error, color="0.88", lw=0)
         axis.axhline(value, color="k", ls="--", lw=1, label=f"{reference.label} {value:.1f}")
         for i, (label, entries) in enumerate(curves.items()):
-            axis.errorbar(
-                [entry["seconds"] for entry in entries],
-                [entry["mean"] for entry in entries],
-                yerr=[3 * entry["error"] for entry in entries],
-                color=COLOURS[i % len(COLOURS)],
-                marker="os^Dv"[i % 5],
-                ms=4.5,
-                lw=1.2,
-                capsize=2.5,
-                label=label,
-            )
+            _curve(axis, i, label, [(e["seconds"], e["mean"], 3 * e["error"]) for e in entries])
         axis.set_xlabel("wall clock, the fit included (s)")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylim(bound - 40, value + 8)
@@ -214,8 +179,20 @@ def over_training(
     spread = max([abs(e["mean"] - value) + 3 * e["error"] for entries in curves.values() for e in entries])
     axes[1].set_ylim(value - 1.1 * spread, value + 1.1 * spread)
     axes[1].set_title("the estimates alone", fontsize=9)
+    _finish(figure, axes[0], path, title)
+
+
+def _curve(axis, i: int, label: str, points: Sequence[tuple[float, float, float]]) -> None:
+    """The i-th method's estimates: seconds, value, half a bar."""
+    seconds, values, bars = zip(*points, strict=True)
+    colour, marker = COLOURS[i % len(COLOURS)], "os^Dv"[i % 5]
+    axis.errorbar(seconds, values, yerr=bars, color=colour, marker=marker, ms=4.5, lw=1.2, capsize=2.5, label=label)
+
+
+def _finish(figure: Figure, labelled, path: str | os.PathLike, title: str) -> None:
+    """Title, one legend for all axes, and the file."""
     figure.suptitle(title, fontsize=10)
-    handles, labels = axes[0].get_legend_handles_labels()
+    handles, labels = labelled.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
     figure.savefig(path, dpi=150, facecolor="white")
 

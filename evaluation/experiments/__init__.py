@@ -24,7 +24,7 @@ from dgm_infer import __version__
 from dgm_infer.errors import ArgumentError, ConfigError
 from dgm_infer.runs import complete_run
 
-__all__ = ["EXPERIMENTS", "REFERENCE_DATA", "reproduce"]
+__all__ = ["EXPERIMENTS", "REFERENCE_DATA", "reproduce", "required_data"]
 
 EXPERIMENTS = {
     "quantile": "parameters of a generalised lambda distribution from 250 observations (J 10.1)",
@@ -99,6 +99,22 @@ def reproduce(
     print(text, end="")
     print(f"results in {folder}: " + ", ".join(sorted(path.name for path in folder.iterdir())))
     return folder
+
+
+def required_data(data: Path | None, name: str, origin: str) -> Path:
+    """The reference folder, with ``name`` in it.
+
+    Args:
+        origin: where the files are to be had, for the message.
+
+    Raises:
+        ConfigError: it is not there.
+    """
+    if data is None or not (data / name).is_dir():
+        raise ConfigError(
+            f"data: {data or 'not given'}; name the folder that has {name} in it (--data FOLDER): {origin}"
+        )
+    return data
 
 
 def _strict(value: Any) -> Any:

@@ -11,10 +11,10 @@ import torch
 
 import dgm_infer as dgm
 import generators
-from dgm_infer.errors import ConfigError
 
 from .. import plots
 from ..conditioning import R_HAT, describe, parse_label
+from . import required_data
 
 __all__ = ["run"]
 
@@ -35,11 +35,9 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     Raises:
         ConfigError: the images are not there.
     """
-    if data is None or not (data / "mnist_10k").is_dir():
-        raise ConfigError(
-            f"data: {data or 'not given'}; name the folder that has mnist_10k in it, MNIST in torchvision's layout "
-            "(--data FOLDER): the digits come from yann.lecun.com/exdb/mnist"
-        )
+    data = required_data(
+        data, "mnist_10k", "MNIST in torchvision's layout; the digits come from yann.lecun.com/exdb/mnist"
+    )
     from trainers import MNISTData
 
     n_images, chains, warmup, n_draws = (2, 8, 20, 20) if fast else (4, 64, 200, 300)

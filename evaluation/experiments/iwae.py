@@ -11,12 +11,12 @@ a comparison on 20 images; and there are 100 images instead of 1000.
 from pathlib import Path
 
 import dgm_infer as dgm
-from dgm_infer.errors import ConfigError
 from dgm_infer.evidence import Method
 from generators import IWAE, LatentPosterior
 
 from .. import evidence_figures
 from ..estimates import Estimates, caveats, table
+from . import required_data
 
 __all__ = ["run"]
 
@@ -37,11 +37,9 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     Raises:
         ConfigError: the model's files are not there.
     """
-    if data is None or not (data / "iwae_mnist").is_dir():
-        raise ConfigError(
-            f"data: {data or 'not given'}; name the folder that has iwae_mnist in it (--data FOLDER): its authors "
-            "published the files on GitHub, matt-graham/continuously-tempered-hmc"
-        )
+    data = required_data(
+        data, "iwae_mnist", "its authors published the files on GitHub, matt-graham/continuously-tempered-hmc"
+    )
     n_images, chains, lengths = _FAST if fast else _FULL
     model = IWAE.from_npz(data)
     images, latents = IWAE.published_images(data)

@@ -16,9 +16,10 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 import dgm_infer as dgm
-from dgm_infer.errors import ConfigError
 from dgm_infer.kernels import Kernel
 from generators import HumanPose
+
+from . import required_data
 
 __all__ = ["run"]
 
@@ -34,11 +35,9 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     Raises:
         ConfigError: the files of the model are not there.
     """
-    if data is None or not (data / "pose").is_dir():
-        raise ConfigError(
-            f"data: {data or 'not given'}; name the folder that has pose/ in it (--data FOLDER): its authors published "
-            "the files on GitHub, matt-graham/differentiable-generative-models"
-        )
+    data = required_data(
+        data, "pose", "its authors published the files on GitHub, matt-graham/differentiable-generative-models"
+    )
     scenes, chains, seconds, draws = (1, 4, 5.0, 2) if fast else (4, 16, 300.0, 20)
     binocular, error = _binocular(HumanPose.from_folder(data), scenes, chains, seconds, seed)
     error.savefig(folder / "error.png", dpi=140, facecolor="white")

@@ -14,13 +14,13 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer import Evidence, Gaussian, Target
-from dgm_infer.errors import ConfigError
 from dgm_infer.evidence import Method
 
 from .. import evidence_figures
 from ..estimates import Estimates, caveats, table
 from ..problems.radon import radon_target, read_radon
 from ..problems.repeated import repeated
+from . import required_data
 
 __all__ = ["run"]
 
@@ -37,11 +37,9 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     Raises:
         ConfigError: the data are not there.
     """
-    if data is None or not (data / "radon").is_dir():
-        raise ConfigError(
-            f"data: {data or 'not given'}; name the folder that has radon in it (--data FOLDER): its authors "
-            "published the file on GitHub, matt-graham/continuously-tempered-hmc"
-        )
+    data = required_data(
+        data, "radon", "its authors published the file on GitHub, matt-graham/continuously-tempered-hmc"
+    )
     runs, chains, lengths = (4, 4, (20, 50)) if fast else (8, 8, (50, 200, 800))
     steps, pooled, temperatures = (500, 16, 50) if fast else (2000, 64, 1000)
     target = radon_target(read_radon(data))
