@@ -109,7 +109,7 @@ def _reproduce(arguments: Sequence[str]) -> None:
         exit_on_error=False,
         allow_abbrev=False,
     )
-    parser.add_argument("name", help="one of the experiments above")
+    parser.add_argument("name", nargs="?", default="", help="one of the experiments above")
     parser.add_argument("--fast", action="store_true", help="a smoke run under a minute, whose numbers mean little")
     parser.add_argument("--data", help=f"the reference folder, where one is needed (default: ${REFERENCE_DATA})")
     parser.add_argument("--seed", type=int, default=1, help="of all randomness (default: 1)")

@@ -40,8 +40,10 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     data = required_data(
         data, "radon", "its authors published the file on GitHub, matt-graham/continuously-tempered-hmc"
     )
-    runs, chains, lengths = (4, 4, (20, 50)) if fast else (8, 8, (50, 200, 800))
-    steps, pooled, temperatures = (500, 16, 50) if fast else (2000, 64, 1000)
+    runs, chains, lengths = (2, 4, (10, 40)) if fast else (8, 8, (50, 200, 800))
+    steps, pooled, temperatures = (300, 8, 40) if fast else (2000, 64, 1000)
+    tuned = {"pilot_temperatures": 20 if fast else 100}
+    warm = {"warmup": 20 if fast else 50, **tuned}
     target = radon_target(read_radon(data))
     started = time.perf_counter()
     fitted = Gaussian.fit(target, steps=steps, seed=seed, dtype=torch.float64)
@@ -62,7 +64,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         entries = []
         for k in lengths:
             print(f"{label}: {runs} runs of {chains} chains, {k} draws", flush=True)
-            evidence = _runs(target, base, dgm.ContinuousTempering(draws=k, warmup=50, **moves), runs, chains, seed)
+            evidence = _runs(target, base, dgm.ContinuousTempering(draws=k, **warm, **moves), runs, chains, seed)
             entries.append(
                 {
                     "draws": k,
@@ -75,21 +77,35 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
             )
         return entries
 
-    curves = {"tempering": curve("tempering", fitted, seconds_fit)}
+    curves = {
+        "tempering": curve("tempering", fitted, seconds_fit),
+        "tempering by NUTS": curve("tempering by NUTS", fitted, seconds_fit, nuts=31),
+    }
     print("refinement of the base by a pilot", flush=True)
     started = time.perf_counter()
-    pilot = dgm.GibbsTempering(draws=lengths[-1] // 4, warmup=50)
+    pilot = dgm.GibbsTempering(draws=lengths[-1] // 4, **warm)
     refined = dgm.refine_base(target, fitted, pilot, rounds=2, kind="full", chains=chains, seed=seed)
     seconds_refined = seconds_fit + time.perf_counter() - started
     curves["tempering, refined base"] = curve("tempering, refined base", refined.base, seconds_refined)
     rows = [
         estimate("ELBO, diagonal", fitted, dgm.Elbo(), pooled),
-        estimate("AIS, diagonal", fitted, dgm.AIS(temperatures=2 * temperatures), pooled),
-        estimate("AIS", refined.base, dgm.AIS(temperatures=temperatures), pooled),
-        estimate("SMC", refined.base, dgm.SMC(particles=64, schedule="equalised", temperatures=100), pooled // 8),
-        estimate("simulated tempering", refined.base, dgm.SimulatedTempering(draws=temperatures // 2), pooled),
-        estimate("Gibbs tempering", refined.base, dgm.GibbsTempering(draws=temperatures // 2), pooled),
-        estimate("joint tempering", refined.base, dgm.ContinuousTempering(draws=temperatures // 2), pooled),
+        estimate("AIS, diagonal", fitted, dgm.AIS(temperatures=2 * temperatures, **tuned), pooled),
+        estimate("AIS", refined.base, dgm.AIS(temperatures=temperatures, **tuned), pooled),
+        # particles that are resampled are many in a run, and runs few
+        estimate(
+            "SMC",
+            refined.base,
+            dgm.SMC(particles=pooled, schedule="equalised", temperatures=temperatures // 10, **tuned),
+            pooled // 4,
+        ),
+        *(
+            estimate(label, refined.base, method(draws=temperatures // 2, **warm), pooled)
+            for label, method in (
+                ("simulated tempering", dgm.SimulatedTempering),
+                ("Gibbs tempering", dgm.GibbsTempering),
+                ("joint tempering", dgm.ContinuousTempering),
+            )
+        ),
     ]
     evidence_figures.over_training(
         folder / "evidence.png",
