@@ -91,18 +91,18 @@ def table(rows: Sequence[Estimates]) -> str:
 
 
 def caveats(label: str, evidence: Evidence) -> list[str]:
-    """Lines that name the images whose estimates are not to be trusted, and why."""
+    """Lines that name the problems (images, by their numbers) whose estimates are not to be trusted, and why."""
     lines = []
     agree = evidence.diagnostics.get("base_moments_agree")
     if isinstance(agree, Tensor) and not agree.all():
         lines.append(
-            f"{label}: at images {_numbers(~agree)} the chains miss the base's moments at its end: they have not "
+            f"{label}: at number {_numbers(~agree)} the chains miss the base's moments at its end: they have not "
             "travelled, give them more draws or a better base"
         )
     share = evidence.diagnostics.get("max_weight_share")
     if evidence.status == "unbiased" and isinstance(share, Tensor) and (share > _LARGEST_SHARE).any():
         lines.append(
-            f"{label}: at images {_numbers(share > _LARGEST_SHARE)} one weight is more than half of all: the errors "
+            f"{label}: at number {_numbers(share > _LARGEST_SHARE)} one weight is more than half of all: the errors "
             "are underestimates, give it more temperatures or chains"
         )
     return lines

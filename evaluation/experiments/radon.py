@@ -42,8 +42,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     )
     runs, chains, lengths = (2, 4, (10, 40)) if fast else (8, 8, (50, 200, 800))
     steps, pooled, temperatures = (300, 8, 40) if fast else (2000, 64, 1000)
-    tuned = {"pilot_temperatures": 20 if fast else 100}
-    warm = {"warmup": 20 if fast else 50, **tuned}
+    warmup, pilot = (20, 20) if fast else (50, 100)
     target = radon_target(read_radon(data))
     started = time.perf_counter()
     fitted = Gaussian.fit(target, steps=steps, seed=seed, dtype=torch.float64)
@@ -64,7 +63,14 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         entries = []
         for k in lengths:
             print(f"{label}: {runs} runs of {chains} chains, {k} draws", flush=True)
-            evidence = _runs(target, base, dgm.ContinuousTempering(draws=k, **warm, **moves), runs, chains, seed)
+            evidence = _runs(
+                target,
+                base,
+                dgm.ContinuousTempering(draws=k, warmup=warmup, pilot_temperatures=pilot, **moves),
+                runs,
+                chains,
+                seed,
+            )
             entries.append(
                 {
                     "draws": k,
@@ -83,23 +89,38 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     }
     print("refinement of the base by a pilot", flush=True)
     started = time.perf_counter()
-    pilot = dgm.GibbsTempering(draws=lengths[-1] // 4, **warm)
-    refined = dgm.refine_base(target, fitted, pilot, rounds=2, kind="full", chains=chains, seed=seed)
+    short = dgm.GibbsTempering(draws=lengths[-1] // 4, warmup=warmup, pilot_temperatures=pilot)
+    refined = dgm.refine_base(target, fitted, short, rounds=2, kind="full", chains=chains, seed=seed)
     seconds_refined = seconds_fit + time.perf_counter() - started
     curves["tempering, refined base"] = curve("tempering, refined base", refined.base, seconds_refined)
     rows = [
         estimate("ELBO, diagonal", fitted, dgm.Elbo(), pooled),
-        estimate("AIS, diagonal", fitted, dgm.AIS(temperatures=2 * temperatures, **tuned), pooled),
-        estimate("AIS", refined.base, dgm.AIS(temperatures=temperatures, **tuned), pooled),
+        estimate(
+            "AIS, diagonal",
+            fitted,
+            dgm.AIS(temperatures=2 * temperatures, pilot_temperatures=pilot),
+            pooled,
+        ),
+        estimate("AIS", refined.base, dgm.AIS(temperatures=temperatures, pilot_temperatures=pilot), pooled),
         # particles that are resampled are many in a run, and runs few
         estimate(
             "SMC",
             refined.base,
-            dgm.SMC(particles=pooled, schedule="equalised", temperatures=temperatures // 10, **tuned),
+            dgm.SMC(
+                particles=pooled,
+                schedule="equalised",
+                temperatures=temperatures // 10,
+                pilot_temperatures=pilot,
+            ),
             pooled // 4,
         ),
         *(
-            estimate(label, refined.base, method(draws=temperatures // 2, **warm), pooled)
+            estimate(
+                label,
+                refined.base,
+                method(draws=temperatures // 2, warmup=warmup, pilot_temperatures=pilot),
+                pooled,
+            )
             for label, method in (
                 ("simulated tempering", dgm.SimulatedTempering),
                 ("Gibbs tempering", dgm.GibbsTempering),
