@@ -53,7 +53,8 @@ class Evidence:
         diagnostics: by name: ``ess`` and ``max_weight_share`` of the weights at the target, ``acceptance``,
             ``gradient_evaluations`` (a chain of a problem, the pilot's ``pilot_evaluations`` included), ``seconds``; of
             annealing ``lost_chains``; of tempering ``base_moment_error`` and what belongs to it, ``beta_occupancy
-            [10, *batch]``, ``round_trips``, ``log_zeta``.
+            [10, *batch]``, ``round_trips``, ``log_zeta``; of SMC ``lost_chains``, ``temperatures``, the
+            ``run_std_error`` of waste-free runs, and a ``max_weight_share`` that is that of a run.
         draws: weighted draws of the target ``[chains, draws, *batch, D]``; None when they were not kept.
         log_weights: ``[chains, draws, *batch]``.
         seed: of the run.

@@ -25,8 +25,6 @@ METHODS = {
     "continuous tempering": dgm.ContinuousTempering(),
     "simulated tempering": dgm.SimulatedTempering(),
     "SMC": dgm.SMC(),
-    "SMC, equalised": dgm.SMC(schedule="equalised", temperatures=30),
-    "SMC, waste-free": dgm.SMC(conditional_ess=0.9, waste_free=16),
 }
 
 
@@ -47,7 +45,7 @@ def assert_wrong(estimate, known):
 
 def run(known, method, **settings):
     # a chain of SMC is a run of many particles
-    chains = 96 if isinstance(method, dgm.SMC) else 192
+    chains = 64 if isinstance(method, dgm.SMC) else 192
     return dgm.log_evidence(
         known.target, known.base, method, **{"chains": chains, "seed": 1, "progress": False} | settings
     )
@@ -59,10 +57,8 @@ def test_estimates_are_within_three_standard_errors_of_the_truth(make, method):
     known = make()
     estimate = run(known, method)
     assert_right(estimate, known)
-    adapts = isinstance(method, dgm.GibbsTempering | dgm.ContinuousTempering | dgm.SimulatedTempering) or (
-        isinstance(method, dgm.SMC) and method.schedule == "adaptive"
-    )
-    assert estimate.status == ("consistent" if adapts else "unbiased")
+    frozen = isinstance(method, dgm.AIS | dgm.HamiltonianAIS)
+    assert estimate.status == ("unbiased" if frozen else "consistent")
     assert estimate.diagnostics["ess"].min() > 20
 
 

@@ -112,6 +112,24 @@ def test_a_schedule_says_what_the_estimate_is():
     assert run(known, dgm.SMC(8, "linear", 4, step_size=0.8), chains=2).status == "unbiased"
 
 
+@pytest.mark.parametrize(
+    "method",
+    [
+        dgm.SMC(schedule="equalised", temperatures=20),
+        dgm.SMC(32, "sigmoid", 20, threshold=1.0),
+        dgm.SMC(conditional_ess=0.9, waste_free=16),
+        dgm.SMC(schedule="linear", temperatures=20, waste_free=8),
+    ],
+    ids=["equalised", "resampled every time", "waste-free", "waste-free and frozen"],
+)
+def test_every_kind_gives_the_truth(method):
+    known = known_gaussian(10, (3,))
+    estimate = run(known, method, chains=48)
+    z = (estimate.log_z - estimate.bias - known.log_z) / estimate.std_error
+    assert z.abs().max() <= 3
+    assert estimate.std_error.max() <= 0.05
+
+
 def test_draws_are_the_particles_with_the_weight_of_their_run():
     known = known_gaussian(3, (2,))
     for method in (dgm.SMC(16), dgm.SMC(16, waste_free=4), dgm.SMC(16, "linear", 5, threshold=0.01)):
