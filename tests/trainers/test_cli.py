@@ -128,7 +128,7 @@ def test_every_shipped_configuration_takes_a_step_and_exports_its_generator(conf
     if "mnist" in config.stem and "DGM_INFER_REFERENCE_DATA" not in os.environ:
         pytest.skip("DGM_INFER_REFERENCE_DATA names no folder with mnist_10k")
     monkeypatch.chdir(tmp_path)
-    short = {"max_epochs": 1, "check_val_every_n_epoch": 1, "limit_train_batches": 1, "limit_val_batches": 1}
+    short = {"max_epochs": 1, "check_val_every_n_epoch": 1, "limit_train_batches": 2, "limit_val_batches": 2}
     # what is looked at now and then is tested by itself
     (checkpoints,) = (
         callback
@@ -140,6 +140,8 @@ def test_every_shipped_configuration_takes_a_step_and_exports_its_generator(conf
     train(["--config", str(config), "--config", "short.yaml", *quiet])
     made, best = generators.load("made.safetensors"), generators.load(next(tmp_path.rglob("best.ckpt")))
     assert type(made) is type(best)
+    # of two optimisers, where there are two
+    assert json.loads(Path("made.json").read_text())["notes"]["steps"] in (2, 4)
     assert config.read_text().startswith("#"), "a header says what it reaches"
 
 
