@@ -10,6 +10,7 @@ BENCHMARKS = {
     "fibre": "evaluation.benchmarks.fibre",
     "scaling": "evaluation.benchmarks.scaling",
     "evidence": "evaluation.benchmarks.evidence",
+    "training": "evaluation.benchmarks.training",
     "iwae_training": "evaluation.benchmarks.iwae_training",
 }
 

@@ -29,7 +29,7 @@ from trainers.cli import quiet
 
 from .workers import Clock, checked_cores, machine, options, plain, torch_threads, writable_folder
 
-__all__ = ["bench", "gradient_ratio", "held_out_bounds", "table"]
+__all__ = ["bench", "gradient_ratio", "held_out_bounds", "table", "trained"]
 
 _GRADIENTS: Sequence[Gradient] = ("plain", "doubly_reparameterised")
 # Rows that go through the decoder at once.
@@ -114,7 +114,7 @@ def bench(
     with torch_threads(cores), torch.random.fork_rng(devices=[]), quiet():
         for label, k in (("VAE", None), (f"IWAE-{samples}", samples)):
             print(f"{label}: {epochs} epochs of {len(images.training.images)} images", flush=True)
-            model, figures = _trained(k, images, epochs, learning_rate, seed)
+            model, figures = trained(k, images, epochs, learning_rate, seed)
             torch.manual_seed(seed)
             bounds[label] = held_out_bounds(model, test, bound_samples)
             elbo, iwae = bounds[label]
@@ -135,8 +135,14 @@ def bench(
     return path
 
 
-def _trained(
-    samples: int | None, data: MNISTData, epochs: int, learning_rate: float, seed: int
+def trained(
+    samples: int | None,
+    data: MNISTData,
+    epochs: int,
+    learning_rate: float,
+    seed: int,
+    accelerator: str = "cpu",
+    precision: Any = "32-true",
 ) -> tuple[BernoulliVAE, dict[str, Any]]:
     """The best epoch of a run by the importance-weighted bound, by the ELBO for None; seconds, those of
     the processor, epoch and bound."""
@@ -150,7 +156,9 @@ def _trained(
     with tempfile.TemporaryDirectory() as folder:
         best = ModelCheckpoint(folder, monitor="val/elbo" if samples is None else "val/iwae", mode="max")
         trainer = Trainer(
-            accelerator="cpu",
+            accelerator=accelerator,
+            devices=1,
+            precision=precision,
             max_epochs=epochs,
             check_val_every_n_epoch=min(2, epochs),
             num_sanity_val_steps=0,

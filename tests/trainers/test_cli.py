@@ -122,6 +122,53 @@ class Mean(pl.LightningModule):
 """
 
 
+DATA = """
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Stripes(pl.LightningDataModule):
+    def __init__(self, n: int = 50):
+        super().__init__()
+        self.n = n
+
+    def train_dataloader(self):
+        columns = torch.arange(4) % 2 == torch.randint(2, (self.n, 1))
+        return DataLoader(TensorDataset(columns[:, None].expand(-1, 4, -1).float()), batch_size=10)
+
+    def val_dataloader(self):
+        return self.train_dataloader()
+"""
+
+
+def test_data_in_the_working_directory_trains_a_model_of_ours(tmp_path, monkeypatch):
+    """Two images, of alternating columns: a generator that learnt them makes nothing else."""
+    monkeypatch.chdir(tmp_path)
+    Path("own_data.py").write_text(DATA)
+    generator = {
+        "class_path": "generators.IWAE",
+        "init_args": {"latent_dim": 1, "output_shape": [4, 4], "hidden": [8]},
+    }
+    model = {
+        "class_path": "trainers.IWAETraining",
+        "init_args": {"generator": generator, "samples": 5, "learning_rate": 0.05},
+    }
+    trainer = {"max_epochs": 120, "accelerator": "cpu", "check_val_every_n_epoch": 120, "enable_progress_bar": False}
+    data = {"class_path": "own_data.Stripes", "init_args": {"n": 40}}
+    Path("own.yaml").write_text(yaml.safe_dump({"model": model, "data": data, "trainer": trainer}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert main(["train", "--config", "own.yaml", "--export.path", "stripes"]) == 0
+    model = generators.load("stripes.safetensors")
+    assert isinstance(model, generators.IWAE)
+    images = model.generate(200, seed=0).images
+    both = torch.tensor([[0.0, 1, 0, 1], [1, 0, 1, 0]])
+    share = [(images == columns).flatten(1).all(1).float().mean().item() for columns in both]
+    assert sum(share) > 0.8
+    assert min(share) > 0.2
+
+
 def test_a_module_in_the_working_directory_is_named_by_class_path(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("own_training.py").write_text(MODULE)

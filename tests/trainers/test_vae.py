@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from lightning.pytorch import Trainer
-from torch.distributions import MultivariateNormal, Normal
+from torch.distributions import Independent, MultivariateNormal, Normal, kl_divergence
 
 import generators
 from dgm_infer import GenerativeModel
@@ -82,6 +82,25 @@ def test_a_weighted_divergence_trains_as_a_larger_sd_does():
         (VAETraining(model).elbo(images, kl_weight=weight).sum() / weight).backward()
         gradients.append(torch.cat([p.grad.flatten() for p in model.parameters()]))
     torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-4)
+
+
+def test_the_log_holds_the_bound_itself_and_the_weighted_objective_beside_it(monkeypatch):
+    images = torch.rand(6, 4, 4, generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(0)
+    model = generators.GaussianVAE(2, (4, 4), hidden=[5], sd=0.1)
+    found = {}
+    for weight in (1.0, 16.0):
+        module, logged = VAETraining(model, kl_weight=weight), {}
+        monkeypatch.setattr(module, "log", lambda name, value, logged=logged, **_: logged.update({name: value.item()}))
+        torch.manual_seed(2)
+        found[weight] = (-module.training_step(images, 0).item(), logged)
+    (plain, alone), (objective, both) = found[1.0], found[16.0]
+    assert alone == {"train/elbo": plain}
+    # the same draws, so that the bound is the same number
+    assert both["train/elbo"] == pytest.approx(plain)
+    assert both["train/objective"] == objective
+    divergence = kl_divergence(model.encoder(images.flatten(1)), Independent(Normal(torch.zeros(2), 1.0), 1)).mean()
+    assert objective == pytest.approx(plain - 15 * divergence.item(), rel=1e-5)
 
 
 def test_the_learning_rate_rises_then_falls_to_zero():

@@ -1,0 +1,305 @@
+"""``dgm-infer bench training``: images a second of training by Lightning, beside a loop in plain PyTorch.
+
+Both train the same auto-encoder of 28 x 28 binary images, 50 latents and two hidden layers of 200, with Adam, on the
+same images in memory, of which every batch is drawn and made binary anew. Lightning's side is what ``dgm-infer train``
+runs, its log file included and its progress bar left out: module, data module and trainer. The plain side is the
+formulas by hand in a ``for`` loop. They take turns of one epoch; the median of the turns' ratios counts, by the clock
+and by the processor's own time, which other programs on the machine disturb less.
+
+On a GPU the two objectives are also trained on MNIST in 32 and in 16 bits, for the bounds that they reach.
+"""
+
+import json
+import math
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import torch
+from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.loggers import CSVLogger
+from torch import Tensor
+from torch.nn import functional as F
+
+from dgm_infer.errors import ConfigError
+from generators import BernoulliVAE
+from trainers import IWAETraining, MNISTData, VAETraining
+from trainers.cli import quiet
+from trainers.data import ImageData, Labelled, Split
+
+from .iwae_training import held_out_bounds, trained
+from .workers import Clock, checked_cores, machine, options, plain, torch_threads, writable_folder
+
+__all__ = ["CASES", "Case", "bench", "compared", "plain_loss", "table"]
+
+_LEARNING_RATE = 1e-3
+_BOUND_SAMPLES = 500
+
+
+@dataclass(frozen=True)
+class Case:
+    """What is trained: the importance-weighted bound of k draws, or the ELBO for None."""
+
+    name: str
+    samples: int | None
+    batch_size: int
+    required: float | None
+    """Share of the plain loop's throughput that this project asks of itself; None where it is reported only."""
+
+
+CASES = (
+    Case("IWAE-50, batches of 100", 50, 100, 0.9),
+    Case("VAE, batches of 512", None, 512, 0.9),
+    Case("VAE, batches of 100", None, 100, None),
+)
+
+
+def bench(
+    rounds: int = 9,
+    steps: int = 20,
+    epochs: int = 20,
+    device: Literal["cpu", "cuda"] = "cpu",
+    cores: int | None = None,
+    data: str | None = None,
+    seed: int = 0,
+    output: str = "evaluation/results",
+) -> Path:
+    """Train by Lightning and by a plain loop, in turns.
+
+    Args:
+        rounds: turns of either side.
+        steps: of a turn.
+        epochs: of the runs in 32 and 16 bits, on cuda only.
+        device: of both sides.
+        cores: threads of PyTorch; null for all.
+        data: of the runs on cuda: folder with MNIST/raw in it; null for mnist_10k of the reference data.
+        seed: of all randomness.
+        output: folder for ``training_<device>.json`` and ``training.md``.
+
+    Returns:
+        path of the JSON file.
+    """
+    for name, value in (("rounds", rounds), ("steps", steps), ("epochs", epochs)):
+        if value < 1:
+            raise ConfigError(f"{name}: {value} must be 1 or more")
+    if not 0 <= seed < 2**31:
+        raise ConfigError(f"seed: {seed} must be 0 or more, and less than 2**31")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda, but PyTorch finds no GPU here: give --device cpu")
+    cores = checked_cores(cores)
+    mnist = MNISTData(data, batch_size=100, binarise="dynamic") if device == "cuda" else None
+    if mnist is not None:
+        mnist.prepare_data()
+    folder = writable_folder(output)
+    settings = {"rounds": rounds, "steps": steps, "device": device, "cores": cores, "seed": seed}
+    record: dict[str, Any] = {
+        "command": "dgm-infer bench training " + options(settings),
+        **machine(["dgm-infer", "torch", "lightning"]),
+        "device_name": torch.cuda.get_device_name() if device == "cuda" else None,
+        "settings": settings,
+        "cases": {},
+    }
+    with torch_threads(cores), torch.random.fork_rng(), quiet():
+        for case in CASES:
+            print(f"{case.name}: {rounds} rounds of {steps} steps", flush=True)
+            record["cases"][case.name] = compared(case, rounds, steps, device, seed)
+        if mnist is not None:
+            record["precision"] = _precisions(mnist, epochs, seed)
+    path = folder / f"training_{device}.json"
+    path.write_text(json.dumps(plain(record), indent=2) + "\n")
+    (folder / "training.md").write_text(table(folder))
+    print(table(folder), end="")
+    print(f"results in {folder}: {path.name}, training.md")
+    return path
+
+
+def compared(case: Case, rounds: int, steps: int, device: str, seed: int) -> dict[str, Any]:
+    """Images a second of either side, medians over the rounds, and Lightning's share of the plain loop's."""
+    torch.manual_seed(seed)
+    data = _Images(case.batch_size, case.batch_size * steps)
+    model = BernoulliVAE(50, data.output_shape, (200, 200)).to(device)
+    if case.samples is None:
+        module = VAETraining(model, _LEARNING_RATE)
+    else:
+        module = IWAETraining(model, case.samples, learning_rate=_LEARNING_RATE)
+    sides = {"lightning": partial(_fit, module, data, device), "plain": partial(_loop, case, model, data, device)}
+    for side in sides.values():
+        side()
+    turns = []
+    for i in range(rounds):
+        # neither is always the first
+        names = list(sides) if i % 2 else list(reversed(sides))
+        taken = {name: sides[name]() for name in names}
+        turns.append(taken)
+    n = len(data.training.images)
+    result: dict[str, Any] = {
+        name: {
+            "images_per_second": median(n / turn[name][0] for turn in turns),
+            "step_ms": 1000 * median(turn[name][0] for turn in turns) / steps,
+            "turns": [{"seconds": turn[name][0], "cpu_seconds": turn[name][1]} for turn in turns],
+        }
+        for name in sides
+    }
+    for i, kind in enumerate(("share", "cpu_share")):
+        result[kind] = median(turn["plain"][i] / turn["lightning"][i] for turn in turns)
+    return result
+
+
+class _Images(ImageData):
+    """Grey noise of the size of MNIST's images: throughput does not depend on what they show."""
+
+    output_shape = (28, 28)
+
+    def __init__(self, batch_size: int, n: int):
+        super().__init__(batch_size, binarise="dynamic")
+        self.n = n
+
+    def read(self) -> Split:
+        images, labels = torch.rand(self.n, *self.output_shape), torch.zeros(self.n, dtype=torch.int64)
+        return Split(*[Labelled(images, labels)] * 3)
+
+
+class _Epoch(Callback):
+    """Seconds of the last epoch, without what comes before and after training."""
+
+    def __init__(self, device: str):
+        self.device = device
+        self.taken = (math.nan, math.nan)
+
+    def on_train_epoch_start(self, trainer, pl_module) -> None:
+        _synchronise(self.device)
+        self.clock = Clock(math.inf)
+
+    def on_train_epoch_end(self, trainer, pl_module) -> None:
+        _synchronise(self.device)
+        self.taken = (self.clock.elapsed, self.clock.cpu)
+
+
+def _fit(module: VAETraining | IWAETraining, data: _Images, device: str) -> tuple[float, float]:
+    """One epoch by Lightning after one that is not counted: seconds, and those of the processor."""
+    epoch = _Epoch(device)
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            accelerator="gpu" if device == "cuda" else "cpu",
+            devices=1,
+            max_epochs=2,
+            limit_val_batches=0,
+            log_every_n_steps=50,
+            logger=CSVLogger(folder),
+            callbacks=[epoch],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=folder,
+        )
+        trainer.fit(module, datamodule=data)
+    module.to(device)
+    return epoch.taken
+
+
+def _loop(case: Case, model: BernoulliVAE, data: _Images, device: str) -> tuple[float, float]:
+    """One epoch by hand."""
+    images = data.training.images
+    optimizer = torch.optim.Adam(model.parameters(), lr=_LEARNING_RATE)
+    _synchronise(device)
+    clock = Clock(math.inf)
+    for chosen in torch.randperm(len(images)).split(case.batch_size):
+        x = torch.bernoulli(images[chosen].to(device)).flatten(1)
+        optimizer.zero_grad()
+        plain_loss(model, x, case.samples).backward()
+        optimizer.step()
+    _synchronise(device)
+    return clock.elapsed, clock.cpu
+
+
+def plain_loss(model: BernoulliVAE, x: Tensor, samples: int | None) -> Tensor:
+    """Minus the ELBO for None, or the importance-weighted bound with its doubly reparameterised gradient, by hand."""
+    mean, log_sd = model.encoder.network(x).chunk(2, -1)
+    noise = torch.randn(samples or 1, *mean.shape, device=x.device)
+    z = mean + log_sd.exp() * noise
+    logits = model.decoder.network(z)
+    likelihood = -F.binary_cross_entropy_with_logits(logits, x.expand_as(logits), reduction="none").sum(-1)
+    if samples is None:
+        divergence = 0.5 * (mean.square() + (2 * log_sd).exp() - 2 * log_sd - 1).sum(-1)
+        return (divergence - likelihood.mean(0)).mean()
+    deviation = (z - mean.detach()) / log_sd.detach().exp()
+    weights = likelihood + (0.5 * deviation.square() + log_sd.detach() - 0.5 * z.square()).sum(-1)
+    share = weights.detach().softmax(0).unsqueeze(-1)
+    z.register_hook(lambda slope: slope * share)
+    return math.log(samples) - weights.logsumexp(0).mean()
+
+
+def _precisions(data: MNISTData, epochs: int, seed: int) -> dict[str, Any]:
+    """Bounds of held-out images after training in 32 and 16 bits, and how fast that was."""
+    found: dict[str, Any] = {"epochs": epochs, "bound_samples": _BOUND_SAMPLES}
+    for label, samples in (("VAE", None), ("IWAE-50", 50)):
+        for precision in ("32-true", "bf16-mixed"):
+            print(f"{label}, {precision}: {epochs} epochs of MNIST", flush=True)
+            model, figures = trained(samples, data, epochs, 3e-3, seed, "gpu", precision)
+            torch.manual_seed(seed)
+            _, bound = held_out_bounds(model, data.held_out(), _BOUND_SAMPLES)
+            speed = epochs * len(data.training.images) / figures["seconds"]
+            found[f"{label}, {precision}"] = {**figures, "images_per_second": speed, "bound": bound.mean().item()}
+    return found
+
+
+def table(folder: Path) -> str:
+    """Markdown of the results in a folder, on a processor and on a GPU."""
+    records = {}
+    for device in ("cpu", "cuda"):
+        path = folder / f"training_{device}.json"
+        records[device] = json.loads(path.read_text()) if path.exists() else None
+    columns: Sequence[tuple[str, Callable[[dict[str, Any]], str]]] = (
+        ("plain loop, images/s", lambda row: f"{row['plain']['images_per_second']:.0f}"),
+        ("Lightning, images/s", lambda row: f"{row['lightning']['images_per_second']:.0f}"),
+        ("share", lambda row: f"{row['share']:.3f}"),
+        ("share by processor time", lambda row: f"{row['cpu_share']:.3f}"),
+        ("overhead a step, ms", lambda row: f"{row['lightning']['step_ms'] - row['plain']['step_ms']:.2f}"),
+    )
+    lines = [
+        "# Training: Lightning beside a plain PyTorch loop",
+        "",
+        "Auto-encoder of binary 28 x 28 images, 50 latents, two hidden layers of 200, 32 bits. At least 0.9 of the",
+        "plain loop's throughput is required of IWAE-50 and of batches of 512.",
+        "",
+        f"| | | {' | '.join(name for name, _ in columns)} |",
+        "|---" * (len(columns) + 2) + "|",
+    ]
+    for case in CASES:
+        for device, record in records.items():
+            row = None if record is None else record["cases"][case.name]
+            cells = " | ".join("not measured" if row is None else get(row) for _, get in columns)
+            lines.append(f"| {case.name} | {'GPU' if device == 'cuda' else 'CPU'} | {cells} |")
+    for device, record in records.items():
+        if record is None:
+            lines += ["", f"{'GPU' if device == 'cuda' else 'CPU'}: not measured."]
+            continue
+        settings = record["settings"]
+        versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
+        where = f" with {record['device_name']}" if record["device_name"] else ""
+        lines += [
+            "",
+            f"{'GPU' if device == 'cuda' else 'CPU'}: `{record['command']}`, {record['date']}, on {record['processor']}"
+            f"{where}, {settings['cores']} {'core' if settings['cores'] == 1 else 'cores'}, load at the start "
+            f"{record['load_average_at_start']}; {versions}. Medians over {settings['rounds']} rounds of "
+            f"{settings['steps']} steps.",
+        ]
+        if "precision" in record:
+            found = dict(record["precision"])
+            epochs, samples = found.pop("epochs"), found.pop("bound_samples")
+            lines += [
+                "",
+                f"| {epochs} epochs of MNIST | images/s | held-out IWAE-{samples}, nats |",
+                "|---|---|---|",
+                *(f"| {name} | {row['images_per_second']:.0f} | {row['bound']:.2f} |" for name, row in found.items()),
+            ]
+    return "\n".join(lines) + "\n"
+
+
+def _synchronise(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
