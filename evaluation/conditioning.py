@@ -14,9 +14,10 @@ from torch import Tensor
 
 import dgm_infer as dgm
 import generators
-from dgm_infer import ConstrainedHMC, Draws, GenerativeModel
-from dgm_infer.errors import CheckpointError, ConfigError
+from dgm_infer import HMC, ConstrainedHMC, Draws, GenerativeModel
+from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
 from dgm_infer.runs import complete_run
+from generators import BernoulliVAE, LatentPosterior
 
 from . import plots
 
@@ -46,7 +47,10 @@ def condition_images(
     images: HeldOutImages | str,
     observe: str = "top_half",
     n_images: int = 8,
+    noise: float | None = None,
+    binarise: float | None = None,
     kernel: ConstrainedHMC = ConstrainedHMC(),  # noqa: B008 (immutable)
+    latent_kernel: HMC = HMC(),  # noqa: B008
     chains: int = 16,
     warmup: int = 300,
     draws: int = 500,
@@ -59,15 +63,23 @@ def condition_images(
 ) -> Path:
     """Complete images of which a part is observed; write draws, tables and pictures to a run folder.
 
+    A generator of continuous pixels is conditioned exactly; where it has no noise of its own, on no more pixels than it
+    has latents, or with ``noise`` on any number. Of one whose pixels are binary, the latents are sampled given the
+    observed pixels.
+
     Args:
         name: of the run; results go to ``<output>/<name>/<time>/``.
         generator: a shipped generator, a path to its weights, or a model by class path.
         images: a data set with held-out images by class path, or a file: a picture, or ``.npy`` of ``[n, *shape]``
             (8-bit values are divided by 255, others taken as they are).
-        observe: the observed part: top_half, bottom_half, left_half, right_half, or a ``.npy`` file with a boolean
-            mask of the image's shape.
+        observe: the observed part: top_half, bottom_half, left_half, right_half, grid_K for every K-th pixel of every
+            K-th row, or a ``.npy`` file with a boolean mask of the image's shape.
         n_images: the first so many images.
+        noise: standard deviation of Gaussian output noise that the generator is given; null for none.
+        binarise: threshold above which a pixel is 1, below it 0; null leaves the values as they are. Generators of
+            binary images need it where the images are grey.
         kernel: of the chains; a step size of null is adapted.
+        latent_kernel: of the chains where the pixels are binary.
         chains: of every image.
         warmup: iterations that adapt the step sizes.
         draws: kept draws of every chain.
@@ -84,8 +96,9 @@ def condition_images(
     model = read_generator(generator)
     shape = tuple(model.output_shape)
     originals = read_images(images, n_images, shape)
+    originals = binarised(originals, binarise)
     mask = read_mask(observe, shape)
-    problem = dgm.condition(model, originals, observe=dgm.pixels(mask), device=device)
+    problem = _problem(model, originals, mask, noise, device)
     # made before hours of sampling, and gone again if these fail
     with complete_run(name, output) as folder, warnings.catch_warnings():
         # the report says it
@@ -93,7 +106,7 @@ def condition_images(
         started = time.perf_counter()
         result = dgm.sample(
             problem,
-            kernel,
+            kernel if isinstance(problem, dgm.Fibre) else latent_kernel,
             chains=chains,
             warmup=warmup,
             draws=draws,
@@ -113,6 +126,36 @@ def condition_images(
     print(report, end="")
     print(f"results in {folder}: " + ", ".join(sorted(path.name for path in folder.iterdir())))
     return folder
+
+
+def _problem(model: GenerativeModel, images: Tensor, mask: Tensor, noise: float | None, device: str | None):
+    """The posterior of what the observed pixels leave open, as a fibre or, of binary pixels, in latent space."""
+    if isinstance(model, BernoulliVAE):
+        if noise is not None:
+            raise ConfigError(f"noise: a {type(model).__name__} has binary pixels, which take no Gaussian noise")
+        moved(model, device)
+        return LatentPosterior(model.decoder, images, model.input_density, mask)
+    model = model if noise is None else dgm.WithNoise(model, noise)
+    return dgm.condition(model, images, observe=dgm.pixels(mask), device=device)
+
+
+def moved(model: GenerativeModel, device: str | None) -> GenerativeModel:
+    """The model, moved to a device; None leaves it where it is.
+
+    Raises:
+        ArgumentError: there is no such device.
+    """
+    if device is None:
+        return model
+    try:
+        return model.to(torch.device(device))
+    except (RuntimeError, AssertionError) as error:
+        raise ArgumentError(f"device={device}: {str(error).strip().splitlines()[0]}") from error
+
+
+def binarised(x: Tensor, threshold: float | None) -> Tensor:
+    """1 above the threshold, 0 below; None leaves the values."""
+    return x if threshold is None else (x > threshold).to(torch.get_default_dtype())
 
 
 def read_generator(generator: GenerativeModel | str) -> GenerativeModel:
@@ -164,7 +207,7 @@ def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...]) -> 
 
 
 def read_mask(observe: str, shape: tuple[int, ...]) -> Tensor:
-    """A boolean mask of ``shape``, True = observed; named halves split the last two dimensions (H, W).
+    """A boolean mask of ``shape``, True = observed; named halves and grids are of the last two dimensions (H, W).
 
     Raises:
         ConfigError: neither a known name nor a readable ``.npy`` file.
@@ -173,12 +216,20 @@ def read_mask(observe: str, shape: tuple[int, ...]) -> Tensor:
         if not Path(observe).is_file():
             raise ConfigError(f"observe: {observe} does not exist")
         return torch.from_numpy(_load_array(Path(observe)))
-    if observe not in MASKS:
-        raise ConfigError(f"observe: {observe!r} is not one of {', '.join(MASKS)}, nor a .npy file")
+    spacing = re.fullmatch(r"grid_([1-9]\d*)", observe)
+    if observe not in MASKS and spacing is None:
+        raise ConfigError(f"observe: {observe!r} is not one of {', '.join(MASKS)}, grid_K, nor a .npy file")
     if len(shape) < 2:
         raise ConfigError(f"observe: {observe} needs an image of two dimensions, the generator's output is {shape}")
     height, width = shape[-2:]
     mask = torch.zeros(shape, dtype=torch.bool)
+    if spacing is not None:
+        k = int(spacing[1])
+        if k > min(height, width):
+            raise ConfigError(f"observe: {observe} observes nothing of images of {height} x {width} pixels")
+        # about the middle of blocks of k x k
+        mask[..., k // 2 :: k, k // 2 :: k] = True
+        return mask
     part = {
         "top_half": (slice(0, height // 2), slice(None)),
         "bottom_half": (slice(height // 2, None), slice(None)),
@@ -193,7 +244,9 @@ def describe(draws: Draws, summary: pd.DataFrame, seconds: float) -> str:
     """A table of one row an image, and a line that names the latents not yet mixed."""
     chains, n_draws = draws.shape[:2]
     stats = {name: value.double().flatten(2).cpu() for name, value in draws.stats.items()}
-    failed = stats["projection_failed"] + stats["reversal_failed"]
+    # of a target in place of a fibre there is no constraint, and what fails diverges
+    exact = "constraint_error" in stats
+    failed = stats["projection_failed"] + stats["reversal_failed"] if exact else stats["diverging"]
     labels = [str(label) for label in summary.index]
     r_hat, ess = summary["r_hat"].to_numpy(float), summary["ess_bulk"].to_numpy(float)
     image = np.array([index[0] if index else 0 for _, index in map(parse_label, labels)])
@@ -206,13 +259,17 @@ def describe(draws: Draws, summary: pd.DataFrame, seconds: float) -> str:
         own = image == i
         lines.append(
             f"{i:5d}  {stats['acceptance_rate'][..., i].mean():10.2f}  {stats['step_size'][..., i].mean():9.2f}  "
-            f"{100 * failed[..., i].mean():8.2f}  {stats['constraint_error'][..., i].max():7.1e}  "
+            f"{100 * failed[..., i].mean():8.2f}  {_largest(stats['constraint_error'][..., i]) if exact else '-':>7}  "
             f"{r_hat[own].max():9.3f}  {ess[own].min():12.0f}"
         )
     unmixed = [f"{label} ({value:.3f})" for label, value in zip(labels, r_hat, strict=True) if not value <= R_HAT]
     verdict = f"{len(labels) - len(unmixed)} of {len(labels)} (image, latent) pairs have R-hat at most {R_HAT}"
     lines.append(verdict + (f"; not yet mixed: {', '.join(unmixed)}" if unmixed else ""))
     return "\n".join(lines) + "\n"
+
+
+def _largest(values: Tensor) -> str:
+    return f"{values.max():.1e}"
 
 
 def parse_label(label: str) -> tuple[str, tuple[int, ...]]:

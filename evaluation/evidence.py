@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 import dgm_infer as dgm
 from dgm_infer import AIS, DirectedModel, Evidence, Gaussian, GenerativeModel, InputDensity
-from dgm_infer.errors import ArgumentError, ConfigError, ModelError
+from dgm_infer.errors import ConfigError, ModelError
 from dgm_infer.evidence import Bounds, Method
 from dgm_infer.runs import complete_run
 from generators import IWAE, LatentPosterior
 
 from . import evidence_figures
-from .conditioning import HeldOutImages, read_generator, read_images
+from .conditioning import HeldOutImages, binarised, moved, read_generator, read_images
 from .estimates import Estimates, caveats, table
 
 __all__ = ["DEFAULT_METHODS", "estimate_evidence", "fitted_base", "parts_of"]
@@ -79,10 +79,9 @@ def estimate_evidence(
         DgmInferError: an option, a file or the generator does not serve.
     """
     model = read_generator(generator)
-    if device is not None:
-        model = _moved(model, device)
+    model = moved(model, device)
     shape = tuple(model.output_shape)
-    x = _binarised(read_images(images, n_images, shape), binarise)
+    x = binarised(read_images(images, n_images, shape), binarise)
     methods = list(DEFAULT_METHODS) if methods is None else methods
     if not methods:
         raise ConfigError("methods: the list is empty; name one, or give null for all")
@@ -150,17 +149,6 @@ def _problem(model: GenerativeModel, x: Tensor, base: str, seed: int) -> tuple[L
     decoder, _, prior = parts_of(model)
     target = LatentPosterior(decoder, x, prior)
     return target, fitted_base(model, target, base, seed)
-
-
-def _moved(model: GenerativeModel, device: str) -> GenerativeModel:
-    try:
-        return model.to(torch.device(device))
-    except (RuntimeError, AssertionError) as error:
-        raise ArgumentError(f"device={device}: {str(error).strip().splitlines()[0]}") from error
-
-
-def _binarised(x: Tensor, threshold: float | None) -> Tensor:
-    return x if threshold is None else (x > threshold).to(torch.get_default_dtype())
 
 
 def _labels(methods: Sequence[Method]) -> list[str]:

@@ -6,12 +6,14 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Distribution, Independent, Normal
+from torch.distributions import Bernoulli, Distribution, Normal
 from torch.nn import functional as F
 
 from dgm_infer import InputDensity, Target
 from dgm_infer.errors import ArgumentError, ModelError, ObservationError
 from dgm_infer.model import reference_tensor
+
+from .partial import ObservedPixels, base_distribution, mask_index
 
 __all__ = ["LatentPosterior"]
 
@@ -27,14 +29,18 @@ class LatentPosterior(Target):
         images: ``[*batch, *image_shape]``, as many values an image as the decoder gives; of a Bernoulli decoder
             they are 0 or 1.
         prior: density of z, such as ``StandardNormal(50)``.
+        mask: pixels observed, a boolean array ``[*image_shape]``, True = observed; the others of the images are ignored
+            (NaN allowed), and ``Draws.generate()`` draws them from the decoder. None for all. The decoder's pixels are
+            then independent Bernoulli or Normal variables.
 
     Raises:
         ArgumentError: the prior is no :class:`InputDensity`.
-        ModelError: the decoder does not take such latents, or does not return a distribution.
-        ObservationError: the images do not fit the decoder.
+        ModelError: the decoder does not take such latents, or does not return a distribution (of independent pixels,
+            where there is a mask).
+        ObservationError: the images or the mask do not fit the decoder.
     """
 
-    def __init__(self, decoder: nn.Module, images, prior: InputDensity):
+    def __init__(self, decoder: nn.Module, images, prior: InputDensity, mask=None):
         if not isinstance(prior, InputDensity):
             raise ArgumentError(f"LatentPosterior(prior={prior!r}): give an InputDensity, such as StandardNormal(50)")
         if not isinstance(decoder, nn.Module):
@@ -42,8 +48,17 @@ class LatentPosterior(Target):
         frozen = copy.deepcopy(decoder).eval().requires_grad_(False)
         like = reference_tensor(frozen)
         likelihood = _likelihood(frozen, prior, like)
-        x = _flat(torch.as_tensor(images).detach(), likelihood.event_shape).to(like)
-        if isinstance(_base(likelihood), Bernoulli) and not ((x == 0) | (x == 1)).all():
+        images = torch.as_tensor(images).detach()
+        self.image_shape = _image_shape(images, likelihood.event_shape)
+        if mask is not None:
+            index = mask_index(mask, self.image_shape).to(like.device)
+            frozen = ObservedPixels(frozen, index)
+            images = images.reshape(*images.shape[: images.ndim - len(self.image_shape)], -1)[
+                ..., index.to(images.device)
+            ]
+            likelihood = _likelihood(frozen, prior, like)
+        x = _flat(images, likelihood.event_shape).to(like)
+        if isinstance(base_distribution(likelihood), Bernoulli) and not ((x == 0) | (x == 1)).all():
             wrong = x[(x != 0) & (x != 1)][0].item()
             raise ObservationError(f"images: a Bernoulli decoder gives pixels of 0 or 1, not {wrong:g}: binarise them")
         self._set(frozen, x, prior, likelihood.event_shape)
@@ -65,13 +80,14 @@ class LatentPosterior(Target):
         """
         images = self.images.flatten(0, len(self.batch_shape) - 1) if self.batch_shape else self.images.unsqueeze(0)
         taken = object.__new__(type(self))
+        taken.image_shape = self.image_shape
         taken._set(self.decoder, images[problems.to(images.device)], self.prior, self._event_shape)
         return taken
 
     def log_likelihood(self, z: Tensor) -> Tensor:
         """``log p(x | z)``, ``[..., *batch, Dz] -> [..., *batch]``."""
         likelihood = self.decoder(z)
-        base = _base(likelihood)
+        base = base_distribution(likelihood)
         if len(self._event_shape) == 1 and isinstance(base, Bernoulli):
             if torch.is_grad_enabled():
                 return _bernoulli_log_prob(base.logits, self.images)
@@ -89,7 +105,7 @@ class LatentPosterior(Target):
         """
         with torch.enable_grad():
             z = x.detach().requires_grad_()
-            base = _base(self.decoder(z))
+            base = base_distribution(self.decoder(z))
             outputs = self._known(base)
             if outputs is None:
                 return super().energy_and_gradient(x)
@@ -128,6 +144,14 @@ class LatentPosterior(Target):
     def latents(self, x):
         return {"z": x}
 
+    def complete(self, u: Tensor, rng: torch.Generator) -> Tensor:
+        """Images ``[..., *batch, *image_shape]``: observed pixels as observed, the others drawn from the decoder."""
+        images = self.images.expand(*u.shape[:-1], *self.images.shape[len(self.batch_shape) :])
+        if isinstance(self.decoder, ObservedPixels):
+            with torch.no_grad():
+                images = self.decoder.complete(u, images, rng)
+        return images.reshape(*u.shape[:-1], *self.image_shape)
+
     def start(self, chains, rng):
         """Draws from the prior, ``[chains, *batch, D]``."""
         like = self.images
@@ -162,24 +186,24 @@ def _likelihood(decoder: nn.Module, prior: InputDensity, like: Tensor) -> Distri
     return likelihood
 
 
+def _image_shape(images: Tensor, event_shape: torch.Size) -> torch.Size:
+    """The last dimensions of the images, which hold as many values as the decoder gives."""
+    for k in range(1, images.ndim + 1):
+        if images.numel() and images.shape[-k:].numel() == event_shape.numel():
+            return images.shape[-k:]
+    raise ObservationError(
+        f"images of shape {tuple(images.shape)} do not end in the {event_shape.numel()} values that the decoder gives "
+        "an image"
+    )
+
+
 def _flat(images: Tensor, event_shape: torch.Size) -> Tensor:
     """``[*batch, *image_shape]`` in the shape of the decoder's events, ``[*batch, *event_shape]``."""
-    n = event_shape.numel()
-    for k in range(1, images.ndim + 1):
-        if images.shape[-k:].numel() == n and images.numel():
-            images = images.reshape(*images.shape[:-k], *event_shape)
-            break
-    else:
-        raise ObservationError(
-            f"images of shape {tuple(images.shape)} do not end in the {n} values that the decoder gives an image"
-        )
+    shape = _image_shape(images, event_shape)
+    images = images.reshape(*images.shape[: images.ndim - len(shape)], *event_shape)
     if images.is_floating_point() and not images.isfinite().all():
-        raise ObservationError("images: some values are not finite; a latent posterior needs complete images")
+        raise ObservationError("images: some values are not finite; hide them with a mask, or repair the data")
     return images
-
-
-def _base(likelihood: Distribution) -> Distribution:
-    return likelihood.base_dist if isinstance(likelihood, Independent) else likelihood
 
 
 def _bernoulli_log_prob(logits: Tensor, x: Tensor) -> Tensor:
