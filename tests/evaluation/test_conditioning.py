@@ -1,5 +1,6 @@
 """Reading images and masks, the report, and the published demonstration."""
 
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,8 @@ from sklearn.neighbors import KNeighborsClassifier
 
 import dgm_infer as dgm
 import generators
-from dgm_infer.errors import ConfigError
-from evaluation.conditioning import describe, parse_label, read_images, read_mask
+from dgm_infer.errors import ConfigError, ObservationError
+from evaluation.conditioning import condition_images, describe, parse_label, read_images, read_mask
 from trainers import DigitsData
 
 CONFIG = Path(__file__).parents[2] / "configs" / "condition" / "digits_top_half.yaml"
@@ -24,6 +25,16 @@ def test_named_halves_and_their_opposites_share_no_pixel():
             first, second = read_mask(one, shape), read_mask(other, shape)
             assert (first ^ second).all()
     assert read_mask("top_half", (8, 8))[:4].all()
+
+
+def test_a_grid_observes_the_middle_of_every_block():
+    mask = read_mask("grid_3", (3, 8, 8))
+    assert mask.sum() == 3 * 9
+    assert mask[1].nonzero().tolist() == [[i, j] for i in (1, 4, 7) for j in (1, 4, 7)]
+    with pytest.raises(ConfigError, match="grid_9 observes nothing"):
+        read_mask("grid_9", (8, 8))
+    with pytest.raises(ConfigError, match="grid_0"):
+        read_mask("grid_0", (8, 8))
 
 
 def test_pictures_and_arrays_are_read(tmp_path):
@@ -70,6 +81,80 @@ def test_the_report_names_what_has_not_mixed():
     assert "2 of 4" in report
     assert "z[0, 1] (1.200)" in report
     assert "z[1, 1] (nan)" in report
+
+
+# ------------------------------------------------------------------------------------------------------ generators
+
+
+QUICK = {
+    "kernel": dgm.ConstrainedHMC(step_size=0.05, n_steps=2, n_geodesic=1),
+    "latent_kernel": dgm.HMC(step_size=0.1, n_steps=3),
+}
+
+
+def completed(tmp_path, model, **options):
+    """The draws of a short run on two digits, and what its report says."""
+    settings = {"chains": 2, "warmup": 0, "draws": 6, "n_images": 2, "seed": 1, "output": str(tmp_path)} | QUICK
+    data = DigitsData(binarise="static" if isinstance(model, generators.BernoulliVAE) else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        folder = condition_images("small", model, data, **settings | options)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"completions.png", "config.yaml", "log.txt", "posterior.nc", "summary.csv", "traces.png"}
+    return dgm.Draws.load(folder / "posterior.nc"), (folder / "log.txt").read_text()
+
+
+def gan():
+    torch.manual_seed(0)
+    return generators.GAN(8, (8, 8), hidden=[16], channels=None, output_range=(-0.05, 1.05)).eval()
+
+
+def test_a_generator_without_noise_is_conditioned_exactly_on_no_more_pixels_than_latents(tmp_path):
+    # of an untrained generator, whose outputs are all grey, its own images can be reached
+    images = gan().observed(torch.randn(2, 8, generator=torch.Generator().manual_seed(1))).detach()
+    np.save(tmp_path / "own.npy", images.reshape(2, 8, 8).numpy())
+    sizes = {"chains": 2, "warmup": 0, "draws": 6, "seed": 1, "output": str(tmp_path)}
+    folder = condition_images("own", gan(), str(tmp_path / "own.npy"), "grid_4", 2, **sizes, **QUICK)
+    draws = dgm.Draws.load(folder / "posterior.nc")
+    assert draws.inputs.shape == (2, 6, 2, 8)
+    assert draws.stats["constraint_error"].max() < 1e-7
+    with pytest.raises(ObservationError, match=r"32 observed values but only 8 inputs.*WithNoise"):
+        completed(tmp_path, gan(), observe="top_half")
+
+
+def test_noise_makes_any_number_of_pixels_observable(tmp_path):
+    draws, report = completed(tmp_path, gan(), observe="top_half", noise=0.3)
+    assert draws.inputs.shape == (2, 6, 2, 8 + 32)
+    assert draws.stats["constraint_error"].max() < 1e-7
+    assert "R-hat" in report
+
+
+def test_of_binary_pixels_the_latents_are_sampled(tmp_path):
+    torch.manual_seed(0)
+    model = generators.IWAE(5, (8, 8), [16]).eval()
+    draws, report = completed(tmp_path, model, observe="top_half")
+    assert draws.inputs.shape == (2, 6, 2, 5)
+    assert "constraint_error" not in draws.stats
+    assert "  -  " in report
+    with pytest.raises(ConfigError, match="noise: a IWAE has binary pixels"):
+        completed(tmp_path, model, noise=0.1)
+    with pytest.raises(ObservationError, match="binarise"):
+        condition_images("grey", model, DigitsData(), n_images=2, output=str(tmp_path))
+    # grey images may be made binary by the command itself
+    sizes = {"n_images": 2, "chains": 2, "warmup": 0, "draws": 4, "output": str(tmp_path)}
+    folder = condition_images("threshold", model, DigitsData(), binarise=0.5, **sizes, **QUICK)
+    assert (folder / "completions.png").is_file()
+
+
+@pytest.mark.parametrize("path", sorted(CONFIG.parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configurations_say_what_they_reach(path):
+    lines = path.read_text().splitlines()
+    header = " ".join(line for line in lines if line.startswith("#"))
+    assert "akes" in header
+    assert "R-hat" in header
+    settings = yaml.safe_load(path.read_text())
+    assert settings["name"] == path.stem
+    assert (CONFIG.parents[2] / "docs" / f"{path.stem}.png").is_file()
 
 
 @pytest.fixture(scope="module")

@@ -119,6 +119,29 @@ def test_mixed_precision_trains(tmp_path):
     assert run.callback_metrics["val/energy_distance"].isfinite()
 
 
+def distance_from_held_out_digits(images: torch.Tensor) -> float:
+    return energy_distance(DigitsData().held_out().flatten(1), images).item()
+
+
+def test_the_shipped_generators_images_are_near_held_out_digits_and_no_copies():
+    gan = generators.load("digits_gan")
+    z = torch.randn(2000, 16, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        images = gan(z)
+    # as stated in configs/train/digits_gan.yaml
+    assert distance_from_held_out_digits(images) < 0.015
+    training = DigitsData().training.images.flatten(1)
+    own, others = (torch.cdist(x, training).min(1).values.mean() for x in (images, DigitsData().held_out().flatten(1)))
+    assert own > others
+
+
+def test_control_another_generators_images_are_farther():
+    vae = generators.load("digits_vae")
+    u = vae.input_density.sample((2000,), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert distance_from_held_out_digits(vae(u)) > 0.02
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
