@@ -161,7 +161,8 @@ def trained(
             devices=1,
             precision=precision,
             max_epochs=epochs,
-            check_val_every_n_epoch=min(2, epochs),
+            # so that the last epoch is among those compared
+            check_val_every_n_epoch=1 if epochs % 2 else 2,
             num_sanity_val_steps=0,
             callbacks=[best],
             logger=False,
