@@ -56,7 +56,7 @@ class SMC(Settings):
 
     particles: int = 64
     schedule: str | Tensor | Callable[[int], Tensor] = "adaptive"
-    temperatures: int = 200
+    temperatures: int = 150
     conditional_ess: float = 0.97
     threshold: float = 0.5
     n_steps: int = 5
