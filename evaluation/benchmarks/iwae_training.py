@@ -115,6 +115,7 @@ def bench(
         for label, k in (("VAE", None), (f"IWAE-{samples}", samples)):
             print(f"{label}: {epochs} epochs of {len(images.training.images)} images", flush=True)
             model, figures = trained(k, images, epochs, learning_rate, seed)
+            print(f"  {figures['seconds']:.0f} s, best epoch {figures['best_epoch']}", flush=True)
             torch.manual_seed(seed)
             bounds[label] = held_out_bounds(model, test, bound_samples)
             elbo, iwae = bounds[label]

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import sys
 import warnings
 from argparse import ArgumentError as ParseError
@@ -120,6 +121,28 @@ class Mean(pl.LightningModule):
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), self.rate)
 """
+
+
+@pytest.mark.parametrize("config", sorted(CONFIG.parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_configuration_takes_a_step_and_exports_its_generator(config, tmp_path, monkeypatch):
+    if "mnist" in config.stem and "DGM_INFER_REFERENCE_DATA" not in os.environ:
+        pytest.skip("DGM_INFER_REFERENCE_DATA names no folder with mnist_10k")
+    monkeypatch.chdir(tmp_path)
+    short = {"max_epochs": 1, "check_val_every_n_epoch": 1, "limit_train_batches": 2, "limit_val_batches": 2}
+    # what is looked at now and then is tested by itself
+    (checkpoints,) = (
+        callback
+        for callback in yaml.safe_load(config.read_text())["trainer"]["callbacks"]
+        if callback["class_path"].endswith("ModelCheckpoint")
+    )
+    Path("short.yaml").write_text(yaml.safe_dump({"trainer": short | {"callbacks": [checkpoints]}}))
+    quiet = ["--trainer.enable_progress_bar", "false", "--export.path", "made"]
+    train(["--config", str(config), "--config", "short.yaml", *quiet])
+    made, best = generators.load("made.safetensors"), generators.load(next(tmp_path.rglob("best.ckpt")))
+    assert type(made) is type(best)
+    # of two optimisers, where there are two
+    assert json.loads(Path("made.json").read_text())["notes"]["steps"] in (2, 4)
+    assert config.read_text().startswith("#"), "a header says what it reaches"
 
 
 DATA = """
