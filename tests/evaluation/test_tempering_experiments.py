@@ -1,0 +1,58 @@
+"""The published experiments on tempering: Boltzmann machine relaxations and the radon regression."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from dgm_infer.errors import ConfigError
+from evaluation.experiments import REFERENCE_DATA, boltzmann, radon, reproduce
+from evaluation.problems.boltzmann import Moments
+
+
+def test_errors_are_pooled_over_systems_in_units_of_the_bases():
+    truth = Moments(torch.tensor(1.0), torch.zeros(2), torch.zeros(2, 2))
+
+    def errors(*log_z):
+        n = len(log_z)
+        return boltzmann.Errors.of(torch.tensor(log_z), torch.ones(n, 2), torch.zeros(n, 2, 2), truth)
+
+    bases = [errors(3.0), errors(1.0)]
+    assert boltzmann._pooled([errors(2.0, 2.0), errors(0.0, 0.0)], bases, "log_z")["value"] == pytest.approx(2**-0.5)
+    assert boltzmann._pooled([errors(2.0), errors(2.0)], bases, "mean") == {"value": 1.0, "error": 0.0}
+
+
+def test_without_the_measurements_one_line_names_the_option_and_nothing_is_written(tmp_path):
+    with pytest.raises(ConfigError, match="--data FOLDER") as caught:
+        radon.run(tmp_path, fast=True, data=tmp_path, seed=1)
+    assert "radon" in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+def test_a_fast_run_of_the_relaxations_ranks_tempering_before_a_plain_chain(tmp_path):
+    run = reproduce("boltzmann", fast=True, output=str(tmp_path))
+    assert {path.name for path in run.iterdir()} == {"errors.png", "results.json", "log.txt"}
+    results = json.loads((run / "results.json").read_text())["results"]
+    assert set(results["methods"]) == {"AIS", "ST", "Gibbs CT", "CT-HMC"}
+    plain = results["plain_hmc"]
+    assert plain["max_r_hat"] > 1.1
+    for label in ("ST", "Gibbs CT", "CT-HMC"):
+        first, last = results["methods"][label][0], results["methods"][label][-1]
+        assert last["seconds"] > first["seconds"]
+        assert last["mean"]["value"] < plain["mean"]["value"]
+
+
+@pytest.mark.slow
+def test_a_fast_run_of_the_regression_goes_beyond_the_bound(tmp_path):
+    folder = Path(os.environ.get(REFERENCE_DATA, "")) / "radon"
+    if REFERENCE_DATA not in os.environ or not folder.is_dir():
+        pytest.skip(f"{REFERENCE_DATA} names no folder with radon")
+    run = reproduce("radon", fast=True, data=str(folder.parent), output=str(tmp_path))
+    assert {path.name for path in run.iterdir()} == {"evidence.png", "results.json", "log.txt"}
+    results = json.loads((run / "results.json").read_text())["results"]
+    for label, row in results["methods"].items():
+        if label != "ELBO, diagonal":
+            assert row["mean"] > results["elbo"] + 20
