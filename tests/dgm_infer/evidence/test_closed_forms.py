@@ -28,6 +28,17 @@ METHODS = {
 }
 
 
+# One target of every method, one method of every target in minutes: the others are for the long run.
+QUICK = {*((target, "Gibbs tempering") for target in TARGETS), *(("gaussian 10", method) for method in METHODS)}
+
+
+def cases(names, quick=QUICK):
+    """Parameters, by their names, of which only the quick ones are not slow."""
+    for name in names:
+        marks = () if name in quick else pytest.mark.slow
+        yield pytest.param(*name, marks=marks, id=", ".join(name))
+
+
 def standard_errors_off(estimate, known):
     """Of the estimate of every problem, with the bias of the logarithm taken off."""
     return (estimate.log_z - estimate.bias - known.log_z) / estimate.std_error
@@ -51,10 +62,9 @@ def run(known, method, **settings):
     )
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-@pytest.mark.parametrize("make", TARGETS.values(), ids=TARGETS)
-def test_estimates_are_within_three_standard_errors_of_the_truth(make, method):
-    known = make()
+@pytest.mark.parametrize(("target", "name"), cases([(target, name) for target in TARGETS for name in METHODS]))
+def test_estimates_are_within_three_standard_errors_of_the_truth(target, name):
+    known, method = TARGETS[target](), METHODS[name]
     estimate = run(known, method)
     assert_right(estimate, known)
     frozen = isinstance(method, dgm.AIS | dgm.HamiltonianAIS)
@@ -76,14 +86,15 @@ def test_bounds_are_on_their_side_and_in_order(make):
     assert (few.log_z - elbo.log_z > 3 * elbo.std_error).all()
 
 
-BOTH_WAYS = {(name, "AIS"): (make, dgm.AIS()) for name, make in TARGETS.items()} | {
-    (name, "Hamiltonian AIS"): (TARGETS[name], dgm.HamiltonianAIS(400)) for name in ("gaussian 10", "bimodal")
-}
+BOTH_WAYS = {"AIS": dgm.AIS(), "Hamiltonian AIS": dgm.HamiltonianAIS(400)}
 
 
-@pytest.mark.parametrize(("make", "method"), BOTH_WAYS.values(), ids=map(", ".join, BOTH_WAYS))
-def test_exact_draws_give_bounds_from_both_sides_and_bennett_between_them(make, method):
-    known = make()
+@pytest.mark.parametrize(
+    ("target", "name"),
+    cases([*((t, "AIS") for t in TARGETS), ("gaussian 10", "Hamiltonian AIS"), ("bimodal", "Hamiltonian AIS")]),
+)
+def test_exact_draws_give_bounds_from_both_sides_and_bennett_between_them(target, name):
+    known, method = TARGETS[target](), BOTH_WAYS[name]
     exact = known.draw(128, torch.Generator().manual_seed(2))
     bounds = dgm.bidirectional(known.target, known.base, exact, method, chains=128, seed=3, progress=False)
     assert [e.status for e in (bounds.lower, bounds.upper, bounds.combined)] == ["lower", "upper", "consistent"]
@@ -119,9 +130,9 @@ def test_draws_that_are_not_exact_make_heuristic_bounds():
     assert bounds.upper.diagnostics["shared_exact_draw"]
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_weighted_draws_have_the_targets_moments(method):
-    known = known_gaussian(10, (2,))
+@pytest.mark.parametrize("name", cases([(name,) for name in METHODS], {("AIS",), ("Gibbs tempering",)}))
+def test_weighted_draws_have_the_targets_moments(name):
+    known, method = known_gaussian(10, (2,)), METHODS[name]
     mean, covariance = known.target.parts[1][0], known.target.parts[2][0]
     # annealing gives one draw a chain
     few = isinstance(method, dgm.AIS | dgm.HamiltonianAIS)
@@ -158,11 +169,9 @@ def test_control_a_momentum_that_is_not_turned_round_is_noticed(monkeypatch, mis
     assert off <= 5 if mistake == "none" else off > 5
 
 
-def test_control_a_truth_that_is_three_tenths_off_is_noticed():
-    known = known_gaussian(10, offset=-3.0)
-    wrong = known_gaussian(10, offset=-3.3)
-    for method in METHODS.values():
-        assert_wrong(run(known, method), wrong)
+@pytest.mark.parametrize("name", cases([(name,) for name in METHODS], {("AIS",), ("Gibbs tempering",)}))
+def test_control_a_truth_that_is_three_tenths_off_is_noticed(name):
+    assert_wrong(run(known_gaussian(10, offset=-3.0), METHODS[name]), known_gaussian(10, offset=-3.3))
 
 
 def test_control_weights_of_the_state_after_the_move_are_noticed(monkeypatch):
