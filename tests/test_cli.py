@@ -122,7 +122,7 @@ BAD = {
         "export.path",
     ),
     "training without a model": lambda c: (["train", "--trainer.max_epochs", "1"], "model"),
-    "no experiment": lambda c: (["reproduce"], "name"),
+    "no experiment": lambda c: (["reproduce"], "there are quantile, "),
     "unknown experiment": lambda c: (["reproduce", "quantiles"], "did you mean 'quantile'"),
     "abbreviated option of an experiment": lambda c: (["reproduce", "quantile", "--fas"], "did you mean 'fast'"),
     "experiment with a seed of another type": lambda c: (["reproduce", "quantile", "--seed", "one"], "one"),

@@ -38,15 +38,18 @@ def misses(draws, target):
     return (draws.stats["acceptance_rate"].mean((0, 1)) - target).abs()
 
 
+CASES = [pytest.param(gaussians, id="gaussians"), pytest.param(fibres, id="fibres", marks=pytest.mark.slow)]
+
+
 # not below 0.8: the acceptance of a Gaussian falls from 0.65 to 0 within a tenth of the step size (its stability
 # limit), and an average over steps on both sides of a cliff stays short of it
 @pytest.mark.parametrize("target", [0.8, 0.9])
-@pytest.mark.parametrize("case", [gaussians, fibres], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", CASES)
 def test_the_acceptance_of_every_problem_is_near_the_target(case, target):
     assert misses(adapt(case, target), target).max() < BAND
 
 
-@pytest.mark.parametrize("case", [gaussians, fibres], ids=lambda case: case.__name__)
+@pytest.mark.parametrize("case", CASES)
 def test_control_twice_the_adapted_step_size_misses_the_target(case):
     problem, _ = case()
     draws = adapt(case)

@@ -171,6 +171,7 @@ def durations(kernel, problem, transitions):
         yield duration[0]
 
 
+@pytest.mark.slow
 def test_trajectories_last_between_half_and_one_and_a_half_times_their_length(by_length):
     kernel, make = by_length
     length = torch.tensor([0.5, 1.0, 2.0], dtype=FLOAT)

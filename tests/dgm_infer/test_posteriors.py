@@ -119,6 +119,7 @@ def long_steps(problem, way):
     return run(problem, step_size=0.8, chains=600, warmup=60, draws=60, max_iterations=20, **way)
 
 
+@pytest.mark.slow
 @every_way
 def test_the_wave_has_its_density_although_many_projections_find_far_roots(way):
     oracle = wave()

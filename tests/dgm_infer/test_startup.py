@@ -75,6 +75,7 @@ def test_lost_points_go_on_from_others_and_the_rest_from_themselves():
     assert not {1, 4} & set(source[:, 0].tolist())
 
 
+@pytest.mark.slow
 def test_annealed_chains_leave_false_modes_and_others_stay_in_them():
     problem = false_mode()
     kernel = dgm.ConstrainedHMC(n_steps=3)

@@ -193,6 +193,7 @@ def failures(draws):
     return (draws.stats["projection_failed"] | draws.stats["reversal_failed"]).double().mean().item()
 
 
+@pytest.mark.slow
 def test_warm_up_adds_sub_steps_on_a_strongly_bent_fibre_and_the_frozen_kernel_has_them():
     problem, kernel = wave().problem, dgm.ConstrainedHMC(step_size=0.8, n_steps=(1, 4), solver="quasi_newton")
     adapted = sample(problem, kernel, warmup=60, draws=40)

@@ -24,6 +24,7 @@ def test_densities_are_those_of_the_quantile_functions(name):
     torch.testing.assert_close(distribution.log_density(z, u2).squeeze(-1), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_the_references_know_their_own_errors_and_these_are_small(name):
     reference = quantile_posterior(name)

@@ -29,6 +29,7 @@ def from_the_posterior(reference: Reference, step_size: float, problem: dgm.Fibr
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_chains_from_the_posterior_stay_in_it(case):
     make, step_size = CASES[case]
@@ -36,6 +37,7 @@ def test_chains_from_the_posterior_stay_in_it(case):
     assert_agrees(reference, from_the_posterior(reference, step_size))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_control_without_the_gram_term_they_leave_it(case):
     make, step_size = CASES[case]

@@ -109,6 +109,7 @@ def test_a_foreign_target_with_an_energy_will_do():
     assert abs(estimate.log_z - known.log_z) <= 5 * estimate.std_error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "method",
     [dgm.AIS(200), dgm.GibbsTempering(draws=300), dgm.ContinuousTempering(draws=300)],
