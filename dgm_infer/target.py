@@ -95,8 +95,8 @@ def as_target(target) -> Target:
         return target
     if not all(hasattr(target, name) for name in ("energy", "dim", "batch_shape")):
         raise ArgumentError(
-            f"expected a Target, not a {type(target).__name__}: what condition() returns, or anything with energy(x), dim "
-            "and batch_shape"
+            f"expected a Target, not a {type(target).__name__}: what condition() returns, or anything with energy(x), "
+            "dim and batch_shape"
         )
     wrapped = Target(target.energy, target.dim, target.batch_shape)
     for name in _OPTIONAL:
