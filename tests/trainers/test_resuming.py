@@ -124,7 +124,15 @@ def start(folder: Path, config: dict) -> subprocess.Popen:
     command = [sys.executable, "-m", "dgm_infer.cli", "train", "--config", str(folder.with_suffix(".yaml"))]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command += ["--trainer.default_root_dir", str(folder)]
-    process = subprocess.Popen(command, env=environment, cwd=folder.parent, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        cwd=folder.parent,
+        stdout=subprocess.PIPE,
+        text=True,
+        # children of a shell's background job ignore interrupts
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     last = folder / "checkpoints" / "last.ckpt"
     while not last.exists():
         assert process.poll() is None

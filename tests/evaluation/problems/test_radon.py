@@ -68,7 +68,7 @@ def test_methods_agree_on_the_evidence_of_the_published_data():
         for method, chains in (
             (dgm.GibbsTempering(draws=400), 64),
             (dgm.AIS(temperatures=400), 64),
-            (dgm.SMC(particles=64, schedule="equalised", temperatures=80), 8),
+            (dgm.SMC(particles=64, schedule="equalised", temperatures=200), 16),
         )
     ]
     for evidence in found:
