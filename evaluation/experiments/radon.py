@@ -91,6 +91,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     started = time.perf_counter()
     short = dgm.GibbsTempering(draws=lengths[-1] // 4, warmup=warmup, pilot_temperatures=pilot)
     refined = dgm.refine_base(target, fitted, short, rounds=2, kind="full", chains=chains, seed=seed)
+    assert refined.base.log_zeta is not None
     seconds_refined = seconds_fit + time.perf_counter() - started
     curves["tempering, refined base"] = curve("tempering, refined base", refined.base, seconds_refined)
     rows = [
@@ -137,7 +138,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         title=f"radon: log evidence, {runs} runs of {chains} chains",
     )
     return {
-        "summary": f"base of the last five: full covariance and log zeta {float(refined.base.log_zeta):.2f} "  # type: ignore[arg-type]
+        "summary": f"base of the last five: full covariance and log zeta {float(refined.base.log_zeta):.2f} "
         f"from two pilots\n{table(rows)}{_curve_table(curves)}" + "".join(f"{note}\n" for note in notes),
         "elbo": float(fitted.elbo),
         "seconds_fit": seconds_fit,
