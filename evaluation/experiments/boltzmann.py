@@ -29,11 +29,13 @@ __all__ = ["run"]
 
 # Leapfrog steps of a transition, as published.
 _STEPS = 20
-_FAMILIES: dict[str, Callable[[int], Method]] = {
-    "AIS": lambda k: dgm.AIS(temperatures=k, n_steps=_STEPS),
-    "ST": lambda k: dgm.SimulatedTempering(draws=k, n_steps=_STEPS, thin=_thin(k), schedule="sigmoid"),
-    "Gibbs CT": lambda k: dgm.GibbsTempering(draws=k, n_steps=_STEPS, thin=_thin(k)),
-    "CT-HMC": lambda k: dgm.ContinuousTempering(draws=k, n_steps=_STEPS, thin=_thin(k)),
+# Of a length and a number of chains.
+_FAMILIES: dict[str, Callable[[int, int], Method]] = {
+    "AIS": lambda k, _: dgm.AIS(temperatures=k, n_steps=_STEPS),
+    "SMC": lambda k, chains: dgm.SMC(particles=chains, temperatures=k, schedule="equalised", n_steps=_STEPS),
+    "ST": lambda k, _: dgm.SimulatedTempering(draws=k, n_steps=_STEPS, thin=_thin(k), schedule="sigmoid"),
+    "Gibbs CT": lambda k, _: dgm.GibbsTempering(draws=k, n_steps=_STEPS, thin=_thin(k)),
+    "CT-HMC": lambda k, _: dgm.ContinuousTempering(draws=k, n_steps=_STEPS, thin=_thin(k)),
 }
 # Of the mean-field fits; from 200 on the base of a published system has next to no error in its moments.
 _STARTS = 100
@@ -48,7 +50,7 @@ class Sizes:
     runs: int
     chains: int
     lengths: tuple[int, ...]
-    """Temperatures of annealing, draws of tempering."""
+    """Temperatures of annealing and of particles, draws of tempering."""
 
 
 _FULL = Sizes(systems=5, runs=6, chains=64, lengths=(300, 1200, 4800))
@@ -106,7 +108,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         descriptions.append({"units": relaxation.units, "dim": relaxation.dim, "log_z": float(truth.log_z)})
         print(f"system {i}: {relaxation.units} units, {relaxation.dim} dimensions, log Z {truth.log_z:.4f}", flush=True)
         for label, method in _FAMILIES.items():
-            curve = [_errors(relaxation, base, truth, method(k), sizes, seed) for k in sizes.lengths]
+            curve = [_errors(relaxation, base, truth, method(k, sizes.chains), sizes, seed) for k in sizes.lengths]
             found[label].append(curve)
         chains_of_hmc.append(_plain_hmc(relaxation, base, truth, sizes, seed))
     curves = {label: _curve(systems, bases) for label, systems in found.items()}
@@ -142,7 +144,9 @@ def _errors(
     relaxation: BoltzmannRelaxation, base: Gaussian, truth: Moments, method: Method, sizes: Sizes, seed: int
 ) -> Errors:
     target, own = repeated(relaxation, base.to(torch.float32), sizes.runs)
-    evidence = dgm.log_evidence(target, own, method, chains=sizes.chains, seed=seed)
+    # the particles of one run are its chains
+    chains = 1 if isinstance(method, dgm.SMC) else sizes.chains
+    evidence = dgm.log_evidence(target, own, method, chains=chains, seed=seed)
     assert evidence.draws is not None
     moments = weighted_moments(evidence.draws.flatten(0, 1).double(), evidence.log_weights.flatten(0, 1))
     return Errors.of(
@@ -151,7 +155,7 @@ def _errors(
         moments.covariance,
         truth,
         seconds=evidence.diagnostics["seconds"],
-        gradient_evaluations=evidence.diagnostics["gradient_evaluations"] * sizes.chains,
+        gradient_evaluations=evidence.diagnostics["gradient_evaluations"] * chains,
     )
 
 

@@ -36,7 +36,7 @@ def test_a_fast_run_of_the_relaxations_ranks_tempering_before_a_plain_chain(tmp_
     run = reproduce("boltzmann", fast=True, output=str(tmp_path))
     assert {path.name for path in run.iterdir()} == {"errors.png", "results.json", "log.txt"}
     results = json.loads((run / "results.json").read_text())["results"]
-    assert set(results["methods"]) == {"AIS", "ST", "Gibbs CT", "CT-HMC"}
+    assert set(results["methods"]) == {"AIS", "SMC", "ST", "Gibbs CT", "CT-HMC"}
     plain = results["plain_hmc"]
     assert plain["max_r_hat"] > 1.1
     for label in ("ST", "Gibbs CT", "CT-HMC"):
