@@ -27,7 +27,17 @@ from generators import IWAE, LatentPosterior
 
 from ..estimates import Estimates
 from ..experiments import REFERENCE_DATA
-from .workers import checked_cores, machine, options, plain, torch_threads, writable_folder
+from .workers import (
+    check_counts,
+    check_device,
+    check_seed,
+    checked_cores,
+    machine,
+    options,
+    plain,
+    torch_threads,
+    writable_folder,
+)
 
 __all__ = ["bench", "seconds_to_error", "table", "throughput"]
 
@@ -82,15 +92,11 @@ def bench(
         "compared_images": compared_images,
         "compared_temperatures": compared_temperatures,
     }
-    for name, value in counts.items():
-        if value < 1:
-            raise ConfigError(f"{name}: {value} must be 1 or more")
+    check_counts(**counts)
     if compared_chains < 2:
         raise ConfigError(f"compared_chains: {compared_chains} must be 2 or more, for a standard error")
-    if not 0 <= seed < 2**31:
-        raise ConfigError(f"seed: {seed} must be 0 or more, and less than 2**31")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda, but PyTorch finds no GPU here: give --device cpu")
+    check_seed(seed)
+    check_device(device)
     folder_of_data = data or os.environ.get(REFERENCE_DATA)
     if folder_of_data is None or not Path(folder_of_data).is_dir():
         raise ConfigError(

@@ -26,6 +26,8 @@ from .problems import Problem
 from .workers import (
     Clock,
     Report,
+    check_device,
+    check_seed,
     checked_cores,
     machine,
     one_thread,
@@ -83,14 +85,12 @@ def bench(
     for name, value in (("seconds", seconds), ("chains", chains), ("warmup", warmup), ("peer_warmup", peer_warmup)):
         if not value > 0:
             raise ConfigError(f"{name}: {value} must be positive")
-    if not 0 <= seed < 2**31:
-        raise ConfigError(f"seed: {seed} must be 0 or more, and less than 2**31")
+    check_seed(seed)
     if peer and (missing := [name for name in ("mici", "jax") if find_spec(name) is None]):
         raise ConfigError(
             f"{' and '.join(missing)} not installed: pip install 'dgm-infer[bench]', or give --peer false"
         )
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda, but PyTorch finds no GPU here: give --device cpu")
+    check_device(device)
     settings = {
         "seconds": seconds,
         "problems": ",".join(problem.name for problem in chosen),

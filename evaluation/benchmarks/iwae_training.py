@@ -27,7 +27,17 @@ from trainers import IWAETraining, MNISTData, VAETraining
 from trainers.bounds import Gradient, importance_weighted, log_weights
 from trainers.cli import quiet
 
-from .workers import Clock, checked_cores, machine, options, plain, torch_threads, writable_folder
+from .workers import (
+    Clock,
+    check_counts,
+    check_seed,
+    checked_cores,
+    machine,
+    options,
+    plain,
+    torch_threads,
+    writable_folder,
+)
 
 __all__ = ["bench", "gradient_ratio", "held_out_bounds", "table", "trained"]
 
@@ -78,15 +88,12 @@ def bench(
         "bound_samples": bound_samples,
         "gradient_images": gradient_images,
     }
-    for name, value in counts.items():
-        if value < 1:
-            raise ConfigError(f"{name}: {value} must be 1 or more")
+    check_counts(**counts)
     if gradients < 2 * _GROUPS:
         raise ConfigError(f"gradients: {gradients} must be {2 * _GROUPS} or more, for a standard error")
     if not learning_rate > 0:
         raise ConfigError(f"learning_rate: {learning_rate:g} must be positive")
-    if not 0 <= seed < 2**31:
-        raise ConfigError(f"seed: {seed} must be 0 or more, and less than 2**31")
+    check_seed(seed)
     cores = checked_cores(cores)
     images = MNISTData(data, batch_size=batch_size, binarise="dynamic")
     images.prepare_data()

@@ -28,7 +28,7 @@ from ..experiments import REFERENCE_DATA
 from ..problems.boltzmann import BoltzmannRelaxation, published_system, random_system
 from ..problems.radon import radon_target, read_radon
 from ..problems.repeated import repeated
-from .workers import machine, options, plain, writable_folder
+from .workers import check_counts, check_seed, machine, options, plain, writable_folder
 
 __all__ = ["METHODS", "bench", "evaluations_to_error", "table"]
 
@@ -83,11 +83,9 @@ def bench(
     Returns:
         path of the JSON file.
     """
-    for name, value, least in (("chains", chains, 2), ("images", images, 1), ("runs", runs, 2)):
-        if value < least:
-            raise ConfigError(f"{name}: {value} must be {least} or more")
-    if not 0 <= seed < 2**31:
-        raise ConfigError(f"seed: {seed} must be 0 or more, and less than 2**31")
+    check_counts(least=2, chains=chains, runs=runs)
+    check_counts(images=images)
+    check_seed(seed)
     data = data or os.environ.get(REFERENCE_DATA)
     if data is not None and not Path(data).is_dir():
         raise ConfigError(f"data: {data} is no folder; name the reference data's")

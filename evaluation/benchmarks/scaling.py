@@ -25,6 +25,7 @@ from dgm_infer.errors import ConfigError
 from .workers import (
     Clock,
     Report,
+    check_counts,
     checked_cores,
     machine,
     options,
@@ -70,9 +71,7 @@ def bench(
     structured, dense = _sizes("sizes", sizes), _sizes("dense_sizes", dense_sizes)
     if not structured:
         raise ConfigError("sizes: name one or more numbers of observations, such as 2500,25000,250000")
-    for name, value in (("chains", chains), ("dense_chains", dense_chains), ("repeats", repeats)):
-        if value < 1:
-            raise ConfigError(f"{name}: {value} must be 1 or more")
+    check_counts(chains=chains, dense_chains=dense_chains, repeats=repeats)
     cores = checked_cores(cores)
     folder = writable_folder(output)
     settings = {

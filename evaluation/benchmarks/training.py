@@ -25,14 +25,24 @@ from lightning.pytorch.loggers import CSVLogger
 from torch import Tensor
 from torch.nn import functional as F
 
-from dgm_infer.errors import ConfigError
 from generators import BernoulliVAE
 from trainers import IWAETraining, MNISTData, VAETraining
 from trainers.cli import quiet
 from trainers.data import ImageData, Labelled, Split
 
 from .iwae_training import held_out_bounds, trained
-from .workers import Clock, checked_cores, machine, options, plain, torch_threads, writable_folder
+from .workers import (
+    Clock,
+    check_counts,
+    check_device,
+    check_seed,
+    checked_cores,
+    machine,
+    options,
+    plain,
+    torch_threads,
+    writable_folder,
+)
 
 __all__ = ["CASES", "Case", "bench", "compared", "plain_loss", "table"]
 
@@ -83,13 +93,9 @@ def bench(
     Returns:
         path of the JSON file.
     """
-    for name, value in (("rounds", rounds), ("steps", steps), ("epochs", epochs)):
-        if value < 1:
-            raise ConfigError(f"{name}: {value} must be 1 or more")
-    if not 0 <= seed < 2**31:
-        raise ConfigError(f"seed: {seed} must be 0 or more, and less than 2**31")
-    if device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device: cuda, but PyTorch finds no GPU here: give --device cpu")
+    check_counts(rounds=rounds, steps=steps, epochs=epochs)
+    check_seed(seed)
+    check_device(device)
     cores = checked_cores(cores)
     mnist = MNISTData(data, batch_size=100, binarise="dynamic") if device == "cuda" else None
     if mnist is not None:

@@ -26,6 +26,9 @@ __all__ = [
     "Outcome",
     "Report",
     "available_cores",
+    "check_counts",
+    "check_device",
+    "check_seed",
     "checked_cores",
     "machine",
     "one_thread",
@@ -234,6 +237,24 @@ def options(settings: Mapping[str, Any]) -> str:
     """Settings as a command line has them."""
     values = {name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()}
     return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in values.items() if value is not None)
+
+
+def check_counts(least: int = 1, **counts: int) -> None:
+    for name, value in counts.items():
+        if value < least:
+            raise ConfigError(f"{name}: {value} must be {least} or more")
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**31:
+        raise ConfigError(f"seed: {seed} must be 0 or more, and less than 2**31")
+
+
+def check_device(device: str) -> None:
+    import torch
+
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device: cuda, but PyTorch finds no GPU here: give --device cpu")
 
 
 def checked_cores(cores: int | None) -> int:

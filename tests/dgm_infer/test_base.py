@@ -7,7 +7,8 @@ import torch
 from torch.distributions import Bernoulli, Independent, MultivariateNormal, Normal
 
 import dgm_infer as dgm
-from tests.oracles import FLOAT, compare, known_gaussian
+from tests.known_evidence import known_gaussian
+from tests.oracles import FLOAT, compare
 
 KINDS = ("diagonal", "full", "low_rank")
 

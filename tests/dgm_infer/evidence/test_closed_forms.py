@@ -7,7 +7,8 @@ import dgm_infer as dgm
 from dgm_infer.evidence import annealing, record, tempering
 from dgm_infer.evidence.path import AnnealedPath, Move
 from tests.dgm_infer.evidence.mistakes import anneal_with_weights_after_the_move
-from tests.oracles import FLOAT, known_bimodal, known_gaussian, known_linear_gaussian
+from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
+from tests.oracles import FLOAT
 
 TARGETS = {
     "gaussian 2": lambda: known_gaussian(2, (3,)),

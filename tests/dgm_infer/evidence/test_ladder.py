@@ -9,7 +9,8 @@ import dgm_infer as dgm
 from dgm_infer.evidence import ladder
 from dgm_infer.evidence.ladder import EvenLadder, ListedLadder, even_knots, interpolated, is_even
 from dgm_infer.evidence.schedules import sigmoid
-from tests.oracles import FLOAT, known_bimodal, known_gaussian
+from tests.known_evidence import known_bimodal, known_gaussian
+from tests.oracles import FLOAT
 
 N = 10
 KNOTS = torch.tensor([0, 1, 4, N])

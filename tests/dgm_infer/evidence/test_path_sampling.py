@@ -5,7 +5,8 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence import path_sampling
-from tests.oracles import FLOAT, known_bimodal, known_gaussian, known_linear_gaussian
+from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
+from tests.oracles import FLOAT
 
 
 def run(known, method, **settings):

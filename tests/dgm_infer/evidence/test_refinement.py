@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from tests.oracles import FLOAT, known_gaussian
+from tests.known_evidence import known_gaussian
+from tests.oracles import FLOAT
 
 METHOD = dgm.GibbsTempering(draws=100, warmup=20, pilot_temperatures=30)
 

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from tests.oracles import FLOAT, known_gaussian
+from tests.known_evidence import known_gaussian
+from tests.oracles import FLOAT
 
 
 @pytest.fixture(scope="module")

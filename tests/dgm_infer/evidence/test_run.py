@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from tests.oracles import FLOAT, known_bimodal, known_gaussian, known_linear_gaussian
+from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
+from tests.oracles import FLOAT
 
 QUICK = {
     "AIS": dgm.AIS(30, pilot_temperatures=20),

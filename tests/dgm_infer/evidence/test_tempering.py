@@ -9,7 +9,8 @@ import dgm_infer as dgm
 from dgm_infer.evidence.record import base_check
 from dgm_infer.evidence.tempering import draw_beta
 from dgm_infer.kernels import trees
-from tests.oracles import FLOAT, MixtureTarget, known_bimodal, known_gaussian, known_linear_gaussian
+from tests.known_evidence import MixtureTarget, known_bimodal, known_gaussian, known_linear_gaussian
+from tests.oracles import FLOAT
 
 METHODS = (dgm.GibbsTempering(), dgm.ContinuousTempering(), dgm.SimulatedTempering())
 
