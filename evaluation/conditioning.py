@@ -29,7 +29,7 @@ R_HAT = 1.05
 # Modes of a grey picture; all others are read as colour.
 GREY = ("1", "L", "LA", "I", "I;16", "F")
 
-MASKS = ("top_half", "bottom_half", "left_half", "right_half")
+MASKS = tuple(f"{side}_{share}" for share in ("half", "quarter") for side in ("top", "bottom", "left", "right"))
 
 
 @runtime_checkable
@@ -72,8 +72,8 @@ def condition_images(
         generator: a shipped generator, a path to its weights, or a model by class path.
         images: a data set with held-out images by class path, or a file: a picture, or ``.npy`` of ``[n, *shape]``
             (8-bit values are divided by 255, others taken as they are).
-        observe: the observed part: top_half, bottom_half, left_half, right_half, grid_K for every K-th pixel of every
-            K-th row, or a ``.npy`` file with a boolean mask of the image's shape.
+        observe: the observed part: top_half, bottom_half, left_half, right_half, likewise top_quarter and so on, grid_K
+            for every K-th pixel of every K-th row, or a ``.npy`` file with a boolean mask of the image's shape.
         n_images: the first so many images.
         noise: standard deviation of Gaussian output noise that the generator is given; null for none.
         binarise: threshold above which a pixel is 1, below it 0; null leaves the values as they are. Generators of
@@ -230,12 +230,14 @@ def read_mask(observe: str, shape: tuple[int, ...]) -> Tensor:
         # about the middle of blocks of k x k
         mask[..., k // 2 :: k, k // 2 :: k] = True
         return mask
+    side, share = observe.split("_")
+    n = 2 if share == "half" else 4
     part = {
-        "top_half": (slice(0, height // 2), slice(None)),
-        "bottom_half": (slice(height // 2, None), slice(None)),
-        "left_half": (slice(None), slice(0, width // 2)),
-        "right_half": (slice(None), slice(width // 2, None)),
-    }[observe]
+        "top": (slice(0, height // n), slice(None)),
+        "bottom": (slice((n - 1) * height // n, None), slice(None)),
+        "left": (slice(None), slice(0, width // n)),
+        "right": (slice(None), slice((n - 1) * width // n, None)),
+    }[side]
     mask[(..., *part)] = True
     return mask
 

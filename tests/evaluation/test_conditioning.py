@@ -27,6 +27,21 @@ def test_named_halves_and_their_opposites_share_no_pixel():
     assert read_mask("top_half", (8, 8))[:4].all()
 
 
+@pytest.mark.parametrize(
+    ("name", "rows", "columns"),
+    [
+        ("top", slice(2), slice(7)),
+        ("bottom", slice(6, 8), slice(7)),
+        ("left", slice(8), slice(1)),
+        ("right", slice(8), slice(5, 7)),
+    ],
+)
+def test_quarters_are_of_height_or_width(name, rows, columns):
+    expected = torch.zeros(3, 8, 7, dtype=torch.bool)
+    expected[:, rows, columns] = True
+    assert torch.equal(read_mask(f"{name}_quarter", (3, 8, 7)), expected)
+
+
 def test_a_grid_observes_the_middle_of_every_block():
     mask = read_mask("grid_3", (3, 8, 8))
     assert mask.sum() == 3 * 9
