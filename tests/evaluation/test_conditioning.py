@@ -1,5 +1,6 @@
 """Reading images and masks, the report, and the published demonstration."""
 
+import inspect
 import warnings
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ConfigError, ObservationError
 from evaluation.conditioning import condition_images, describe, parse_label, read_images, read_mask
+from generators.checkpoints import PRETRAINED
 from trainers import DigitsData
 
 CONFIG = Path(__file__).parents[2] / "configs" / "condition" / "digits_top_half.yaml"
@@ -40,6 +42,24 @@ def test_quarters_are_of_height_or_width(name, rows, columns):
     expected = torch.zeros(3, 8, 7, dtype=torch.bool)
     expected[:, rows, columns] = True
     assert torch.equal(read_mask(f"{name}_quarter", (3, 8, 7)), expected)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIG.parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configurations_say_what_they_reach_and_where_their_weights_come_from(path):
+    text = path.read_text()
+    header = " ".join(line for line in text.splitlines() if line.startswith("#"))
+    assert "akes" in header
+    assert "R-hat" in header
+    settings = yaml.safe_load(text)
+    assert settings["name"] == path.stem
+    assert (CONFIG.parents[2] / "docs" / f"{path.stem}.png").is_file()
+    assert set(settings) <= set(inspect.signature(condition_images).parameters)
+    mask = read_mask(settings["observe"], (28, 28))
+    assert 0 < mask.sum() < 28 * 28
+    generator = settings.get("generator")
+    if not (PRETRAINED / f"{generator}.safetensors").is_file():
+        # trained by the reader, or of the reference data
+        assert f"--export.path {Path(str(generator)).with_suffix('')}" in text or "--generator" in text
 
 
 def test_a_grid_observes_the_middle_of_every_block():
@@ -159,17 +179,6 @@ def test_of_binary_pixels_the_latents_are_sampled(tmp_path):
     sizes = {"n_images": 2, "chains": 2, "warmup": 0, "draws": 4, "output": str(tmp_path)}
     folder = condition_images("threshold", model, DigitsData(), binarise=0.5, **sizes, **QUICK)
     assert (folder / "completions.png").is_file()
-
-
-@pytest.mark.parametrize("path", sorted(CONFIG.parent.glob("*.yaml")), ids=lambda path: path.stem)
-def test_shipped_configurations_say_what_they_reach(path):
-    lines = path.read_text().splitlines()
-    header = " ".join(line for line in lines if line.startswith("#"))
-    assert "akes" in header
-    assert "R-hat" in header
-    settings = yaml.safe_load(path.read_text())
-    assert settings["name"] == path.stem
-    assert (CONFIG.parents[2] / "docs" / f"{path.stem}.png").is_file()
 
 
 @pytest.fixture(scope="module")
