@@ -10,6 +10,7 @@ import torch
 import generators
 from dgm_infer.errors import ArgumentError, ConfigError
 from evaluation.conditioning import HeldOutImages
+from generators.checkpoints import PRETRAINED
 from trainers import MNISTData
 from trainers.mnist import N_VALIDATION, REFERENCE_DATA
 
@@ -128,6 +129,29 @@ def test_the_shipped_generator_is_the_published_one_and_small():
     assert model.output_shape == (28, 28)
     assert model.global_density.dim == 50
     assert model.decoder.sd.item() == pytest.approx(0.05)
-    files = list((Path(generators.__file__).parent / "pretrained").glob("mnist_vae.*"))
+
+
+def test_the_shipped_adversarial_generator_is_nearer_to_held_out_digits_than_noise_of_their_means_and_sds():
+    folder = Path(os.environ.get(REFERENCE_DATA, "")) / "mnist_10k"
+    if not folder.is_dir() or REFERENCE_DATA not in os.environ:
+        pytest.skip(f"{REFERENCE_DATA} names no folder with mnist_10k")
+    held_out = MNISTData(folder).held_out().flatten(1)
+    rng = torch.Generator().manual_seed(0)
+    gan = generators.load("mnist_gan")
+    with torch.no_grad():
+        images = gan(gan.input_density.sample((1000,), generator=rng))
+    noise = held_out.mean(0) + held_out.std(0) * torch.randn(1000, 784, generator=rng)
+
+    def nearest(draws: torch.Tensor) -> float:
+        """Mean distance of the digits from the nearest of the draws; of other digits it is 4.8."""
+        return torch.cdist(held_out, draws).min(1).values.mean().item()
+
+    assert nearest(images) < 7.8
+    assert nearest(noise) > 8.4
+
+
+@pytest.mark.parametrize("name", [path.stem for path in PRETRAINED.glob("*.safetensors")])
+def test_shipped_generators_are_small(name):
+    files = list(PRETRAINED.glob(f"{name}.*"))
     assert len(files) == 2
     assert sum(file.stat().st_size for file in files) <= 2_000_000
