@@ -116,7 +116,7 @@ class GANTraining(GeneratorTraining):
         optimizer.zero_grad()
         self.manual_backward(loss if self.trainer.world_size == 1 else loss + _nothing(other.parameters()))
         optimizer.step()
-        self.log(f"train/{name}", loss.detach(), True, on_step=False, on_epoch=True, batch_size=n, sync_dist=True)
+        self.log_mean(f"train/{name}", loss, n)
 
     def validation_step(self, batch, batch_idx: int) -> None:
         if sum(map(len, self._compared)) < _COMPARED:

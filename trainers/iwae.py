@@ -62,8 +62,7 @@ class IWAETraining(GeneratorTraining):
     def training_step(self, batch, batch_idx: int) -> Tensor:
         images = self.images(batch)
         bound = importance_weighted(log_weights(self.generator, images, self.samples, self.gradient)).mean()
-        options: dict[str, Any] = {"on_step": False, "on_epoch": True, "batch_size": len(images), "sync_dist": True}
-        self.log("train/iwae", bound, prog_bar=True, **options)
+        self.log_mean("train/iwae", bound, len(images))
         return -bound
 
     def validation_step(self, batch, batch_idx: int) -> None:

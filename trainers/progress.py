@@ -48,16 +48,21 @@ class TrainingProgress(ProgressBar):
             steps = trainer.global_step if pl_module.automatic_optimization else trainer.fit_loop.total_batch_idx + 1
             self._bar.update(steps - self._bar.n)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self._bar is not None:
-            metrics = {name: value for name, value in trainer.progress_bar_metrics.items() if name != "v_num"}
-            self._bar.set_postfix({"epoch": trainer.current_epoch + 1, **metrics}, refresh=False)
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._show_metrics(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._show_metrics(trainer)
         self._close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._close()
+
+    def _show_metrics(self, trainer: Trainer) -> None:
+        """Of the epochs so far: a module logs the last one's means after the callbacks' ``on_train_epoch_end``."""
+        if self._bar is not None and trainer.current_epoch > 0:
+            metrics = {name: value for name, value in trainer.progress_bar_metrics.items() if name != "v_num"}
+            self._bar.set_postfix({"epoch": trainer.current_epoch, **metrics}, refresh=False)
 
     def _close(self) -> None:
         if self._bar is not None:

@@ -69,12 +69,11 @@ class VAETraining(GeneratorTraining):
         images = self.images(batch)
         likelihood, divergence = (term.mean() for term in elbo_terms(self.generator, images))
         elbo = likelihood - divergence
-        options: dict[str, Any] = {"on_step": False, "on_epoch": True, "batch_size": len(images), "sync_dist": True}
-        self.log("train/elbo", elbo, prog_bar=True, **options)
+        self.log_mean("train/elbo", elbo, len(images))
         if self.kl_weight == 1:
             return -elbo
         objective = likelihood - self.kl_weight * divergence
-        self.log("train/objective", objective, **options)
+        self.log_mean("train/objective", objective, len(images))
         return -objective
 
     def validation_step(self, batch, batch_idx: int) -> None:

@@ -93,7 +93,9 @@ def test_the_log_holds_the_bound_itself_and_the_weighted_objective_beside_it(mon
         module, logged = VAETraining(model, kl_weight=weight), {}
         monkeypatch.setattr(module, "log", lambda name, value, logged=logged, **_: logged.update({name: value.item()}))
         torch.manual_seed(2)
-        found[weight] = (-module.training_step(images, 0).item(), logged)
+        loss = module.training_step(images, 0).item()
+        module.on_train_epoch_end()
+        found[weight] = (-loss, logged)
     (plain, alone), (objective, both) = found[1.0], found[16.0]
     assert alone == {"train/elbo": plain}
     # the same draws, so that the bound is the same number
@@ -193,3 +195,17 @@ def test_the_same_seed_gives_the_same_weights(tmp_path):
     (_, one), (_, two) = fit(tmp_path, 2), fit(tmp_path, 2)
     for a, b in zip(one.generator.state_dict().values(), two.generator.state_dict().values(), strict=True):
         assert torch.equal(a, b)
+
+
+def test_the_mean_of_an_epoch_counts_every_image_once(monkeypatch):
+    module, logged = VAETraining(generators.GaussianVAE(2, (4, 4), hidden=[5])), {}
+    monkeypatch.setattr(module, "log", lambda name, value, **options: logged.update({name: (value.item(), options)}))
+    module.log_mean("a", torch.tensor(1.0, requires_grad=True), 3)
+    module.log_mean("a", torch.tensor(5.0), 1)
+    module.on_train_epoch_end()
+    assert logged["a"][0] == 2.0
+    assert logged["a"][1]["batch_size"] == 4
+    # the next epoch begins anew
+    module.log_mean("a", torch.tensor(7.0), 1)
+    module.on_train_epoch_end()
+    assert logged["a"][0] == 7.0
