@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
-from ..errors import ArgumentError, whole_number
+from ..errors import ArgumentError, EvidenceError, whole_number
 from ..target import Target, as_target
 from .laplace import find_mode
 from .moments import distinct, mixture_moments, weighted_moments
@@ -59,11 +59,14 @@ class Gaussian:
             raise ArgumentError(f"Gaussian(mean={_first(mean, ~mean.isfinite())}): must be finite")
         self.mean = mean
         self.scale = self._make_scale(sd, cholesky, factor)
-        self.log_zeta = None if log_zeta is None else torch.as_tensor(log_zeta, dtype=torch.float64)
+        self.log_zeta = None if log_zeta is None else torch.as_tensor(log_zeta, dtype=torch.float64, device=mean.device)
         if self.log_zeta is not None and self.log_zeta.shape != self.batch_shape:
             raise ArgumentError(
                 f"Gaussian(log_zeta of shape {tuple(self.log_zeta.shape)}): expected {tuple(self.batch_shape)}"
             )
+        if self.log_zeta is not None and not self.log_zeta.isfinite().all():
+            bad = _first(self.log_zeta, ~self.log_zeta.isfinite())
+            raise ArgumentError(f"Gaussian(log_zeta={bad}): must be finite")
 
     def _make_scale(self, sd, cholesky, factor) -> Scale:
         mean, shape = self.mean, tuple(self.mean.shape)
@@ -74,6 +77,8 @@ class Gaussian:
                     f"Gaussian(cholesky of shape {tuple(cholesky.shape)}): expected {(*shape, shape[-1])}"
                 )
             _check_positive("the diagonal of cholesky", cholesky.diagonal(dim1=-2, dim2=-1))
+            if not cholesky.tril().isfinite().all():
+                raise ArgumentError("Gaussian(cholesky): is not finite somewhere")
             return Full(cholesky.tril())
         sd = torch.as_tensor(sd).detach().to(mean)
         if sd.ndim and sd.shape != mean.shape:
@@ -85,6 +90,8 @@ class Gaussian:
         factor = torch.as_tensor(factor).detach().to(mean)
         if factor.shape[:-1] != mean.shape:
             raise ArgumentError(f"Gaussian(factor of shape {tuple(factor.shape)}): expected {(*shape, 'R')}")
+        if not factor.isfinite().all():
+            raise ArgumentError("Gaussian(factor): is not finite somewhere")
         return LowRank.of(sd, factor)
 
     # ---------------------------------------------------------------------------------------------- the density
@@ -262,6 +269,11 @@ class Gaussian:
         target = as_target(target)
         if start is None:
             start = _standard(target, dtype, device)
+        shape = (*target.batch_shape, target.dim)
+        # further dimensions before these are fits of their own
+        if not isinstance(start, Gaussian) or tuple(start.mean.shape)[-len(shape) :] != shape:
+            found = start if isinstance(start, Gaussian) else f"a {type(start).__name__}"
+            raise ArgumentError(f"Gaussian.fit(start={found}): expected a Gaussian over {shape}, as the target is")
         rng = torch.Generator(start.mean.device).manual_seed(seed)
         mean, scale, trace = maximise_elbo(
             target,
@@ -308,20 +320,34 @@ class Gaussian:
         Args:
             means: ``[L, *batch, D]``.
             covariances: ``[L, *batch, D, D]``.
-            log_weights: ``l``, ``[L, *batch]``.
+            log_weights: ``l``, ``[L, *batch]``; ``-inf`` for a component that does not count.
             kind: of the scale.
             rank: of a low-rank scale.
 
         Raises:
-            ArgumentError: shapes that do not fit, or a value that is not finite.
+            ArgumentError: shapes that do not fit, a value that is not finite, or no such kind.
+            EvidenceError: a problem whose weights are all zero, or a covariance that is not positive definite.
         """
         if covariances.shape != (*means.shape, means.shape[-1]) or log_weights.shape != means.shape[:-1]:
             raise ArgumentError(
                 f"Gaussian.of_mixture(means {tuple(means.shape)}, covariances {tuple(covariances.shape)}, log_weights "
                 f"{tuple(log_weights.shape)}): expected [L, *batch, D], [L, *batch, D, D] and [L, *batch]"
             )
-        if not (means.isfinite().all() and covariances.isfinite().all() and log_weights.isfinite().all()):
+        if kind not in KINDS:
+            raise ArgumentError(f"Gaussian.of_mixture(kind={kind!r}): must be one of {', '.join(KINDS)}")
+        rank = whole_number("Gaussian.of_mixture", "rank", rank)
+        if not len(means):
+            raise ArgumentError("Gaussian.of_mixture(means): there are no components")
+        if not (means.isfinite().all() and covariances.isfinite().all() and (log_weights < math.inf).all()):
             raise ArgumentError("Gaussian.of_mixture(): a mean, a covariance or a weight is not finite")
+        if not (covariances.diagonal(dim1=-2, dim2=-1) > 0).all():
+            raise ArgumentError("Gaussian.of_mixture(covariances): a variance is not positive")
+        empty = log_weights.isneginf().all(0)
+        if empty.any():
+            raise EvidenceError(
+                f"no component has weight at {int(empty.sum())} of {empty.numel()} problems: all local fits reach "
+                "where the target has no density; give a start inside its support"
+            )
         log_weights = log_weights.double()
         kept = distinct(means, covariances, log_weights, tolerance)
         moments = mixture_moments(means, covariances, torch.where(kept, log_weights, -math.inf).to(means))
@@ -336,6 +362,7 @@ class Gaussian:
         starts: int = 16,
         *,
         kind: Literal["diagonal", "full", "low_rank"] = "full",
+        rank: int = 4,
         start: "Gaussian | None" = None,
         tolerance: float = 0.3,
         seed: int = 0,
@@ -349,13 +376,21 @@ class Gaussian:
             target: as in :meth:`fit`.
             starts: fits of every problem.
             kind: of the result.
+            rank: of a low-rank result.
             start: what the fits' first means are drawn from, wide enough to reach all modes; None for standard
                 normals. Their first sds are a tenth of its.
             tolerance: of duplicates.
             seed: of all randomness.
             dtype, device: of a start that is not given.
             fit: ``steps``, ``samples`` and ``rate`` of :meth:`fit`.
+
+        Raises:
+            ArgumentError: an argument is outside its range.
+            EvidenceError: the optimisation diverged, or no fit of a problem is inside the target's support.
         """
+        if kind not in KINDS:
+            raise ArgumentError(f"Gaussian.from_local_fits(kind={kind!r}): must be one of {', '.join(KINDS)}")
+        rank = whole_number("Gaussian.from_local_fits", "rank", rank)
         target = as_target(target)
         wide = _standard(target, dtype, device) if start is None else start
         rng = torch.Generator(wide.mean.device).manual_seed(seed)
@@ -363,7 +398,7 @@ class Gaussian:
         sds = 0.1 * wide.covariance_diagonal.sqrt().expand_as(first)
         local = cls.fit(target, start=Gaussian(first, sds), seed=seed, **fit)
         assert local.elbo is not None
-        return cls.of_mixture(local.mean, local.covariance, local.elbo, kind=kind, tolerance=tolerance)
+        return cls.of_mixture(local.mean, local.covariance, local.elbo, kind=kind, rank=rank, tolerance=tolerance)
 
     @classmethod
     def laplace(

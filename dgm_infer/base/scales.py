@@ -186,7 +186,7 @@ def scale_of(covariance: Tensor, kind: str, rank: int) -> Scale:
     if kind == "full":
         return Full(factorised(covariance))
     if kind != "low_rank":
-        raise ArgumentError(f"refined(kind={kind!r}): must be one of {', '.join(KINDS)}")
+        raise ArgumentError(f"kind={kind!r}: must be one of {', '.join(KINDS)}")
     # the principal components of the correlations, and what they leave over
     sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     values, vectors = torch.linalg.eigh(covariance / (sd.unsqueeze(-1) * sd.unsqueeze(-2)))

@@ -10,7 +10,7 @@ from .estimators import Estimate
 from .path import AnnealedPath
 from .progress import Progress
 
-__all__ = ["Method", "Outcome", "Status", "check_acceptance"]
+__all__ = ["Method", "Outcome", "Status", "check_acceptance", "check_method"]
 
 Status = Literal["unbiased", "consistent", "lower", "upper", "heuristic"]
 
@@ -40,6 +40,13 @@ class Method(Protocol):
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
         """Estimates for every problem of the path, with ``chains`` independent chains each."""
         ...
+
+
+def check_method(method: object) -> None:
+    """Raises ArgumentError for what is no method, such as a class in place of an instance."""
+    if isinstance(method, type) or not hasattr(method, "run"):
+        name = method.__name__ if isinstance(method, type) else repr(method)
+        raise ArgumentError(f"method={name}: expected an instance, for example GibbsTempering()")
 
 
 def check_acceptance(name: str, value: float) -> None:

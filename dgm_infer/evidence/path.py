@@ -67,9 +67,11 @@ class AnnealedPath:
         return torch.randn(chains, *mean.shape, generator=rng, dtype=mean.dtype, device=mean.device)
 
     def at(self, v: Tensor) -> Point:
-        """``[chains, *batch, D]``; a gradient that is not finite is taken as zero, its energy as it is."""
+        """``[chains, *batch, D]``; an energy that is not finite is taken as ``+inf``, such a gradient as zero."""
         self.evaluations += 1
         energy, gradient = self.target.energy_and_gradient(self.base.unwhiten(v))
+        # has no weight, so that no chain may move to it
+        energy = torch.where(energy.isfinite(), energy, math.inf)
         gradient = self.base.scale.transpose(gradient).nan_to_num_(0.0, 0.0, 0.0)
         return Point(v, energy.to(v.dtype), gradient, 0.5 * v.square().sum(-1))
 

@@ -6,7 +6,7 @@ import torch
 
 from ..base import Gaussian
 from ..errors import ArgumentError, whole_number
-from .method import Method
+from .method import Method, check_method
 from .result import Evidence
 from .run import log_evidence
 from .tempering import GibbsTempering
@@ -60,6 +60,7 @@ def refine_base(
         EvidenceError: a pilot failed, or left a problem without weights.
     """
     method = GibbsTempering() if method is None else method
+    check_method(method)
     if method.status not in ("unbiased", "consistent"):
         raise ArgumentError(
             f"refine_base(method={type(method).__name__}): its draws are of the base; use a method that reaches the "

@@ -14,7 +14,7 @@ from ..errors import ArgumentError, EvidenceError, whole_number
 from ..target import Target, as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
 from .estimators import Estimate, bennett, log_mean
-from .method import Method, Outcome, Status
+from .method import Method, Outcome, Status, check_method
 from .path import AnnealedPath
 from .progress import Progress
 from .result import Evidence
@@ -60,9 +60,7 @@ def log_evidence(
         EvidenceError: all weights of a problem are zero, or the method has no weights for this target.
     """
     method = _default() if method is None else method
-    if isinstance(method, type) or not hasattr(method, "run"):
-        name = method.__name__ if isinstance(method, type) else repr(method)
-        raise ArgumentError(f"method={name}: expected an instance, for example GibbsTempering()")
+    check_method(method)
     run = _Run(target, base, method, chains, seed, chunk, keep_draws, progress, "log_evidence")
 
     def work(path: AnnealedPath, problems: slice | None) -> list[Outcome]:

@@ -243,6 +243,9 @@ class _Swarm:
             "temperatures": self.temperatures.mean(0),
         }
         if self.method.waste_free is not None:
-            diagnostics["run_std_error"] = self.variance.mean(0).sqrt()
+            # runs that have lost all weight have none
+            kept = self.variance.isfinite()
+            total = torch.where(kept, self.variance, 0.0).sum(0)
+            diagnostics["run_std_error"] = (total / kept.sum(0)).sqrt()
         draws = self.path.base.unwhiten(self.point.v).unflatten(0, (self.runs, -1))
         return Outcome(log_mean(self.log_z), draws, log_weights, diagnostics, pilot_evaluations)

@@ -22,6 +22,8 @@ __all__ = ["ContinuousTempering", "GibbsTempering", "Tempering", "draw_beta"]
 
 # Draws of the base that a first guess of log Z is made of.
 _GUESS = 100
+# And that the target must have a density at, in batches of the former.
+_INSIDE = 1000
 _NO_DENSITY = (
     "the target has no density at {share} of the base's draws, which tempering has no weights for: use AIS or "
     "ImportanceSampling, or a base inside the target's support"
@@ -59,6 +61,8 @@ class Tempering(Settings):
             raise ArgumentError(
                 f"{name}(log_zeta={self.log_zeta!r}): must be 'pilot', 'importance', a number or one a problem"
             )
+        if isinstance(self.log_zeta, int | float | Tensor) and not torch.as_tensor(self.log_zeta).isfinite().all():
+            raise ArgumentError(f"{name}(log_zeta={self.log_zeta!r}): must be finite")
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
         record, spent = self.recorded(path, chains, rng, progress)
@@ -101,14 +105,25 @@ class Tempering(Settings):
         Raises:
             EvidenceError: the target has no density at draws of the base.
         """
-        guess, lost = importance_log_z(path, _GUESS, rng)
+        guess, _ = importance_log_z(path, _GUESS, rng)
+        lost = self._outside(path, pilot, rng)
         if (lost > 0).any():
-            raise EvidenceError(_NO_DENSITY.format(share=f"{100 * lost.max().item():.0f} %"))
+            raise EvidenceError(_NO_DENSITY.format(share=f"{100 * lost.max().item():.2g} %"))
         if isinstance(self.log_zeta, str):
             return pilot.log_z if self.log_zeta == "pilot" else guess
         if self.log_zeta is not None:
             return _fitting(type(self).__name__, self.log_zeta, guess)
         return pilot.log_z if path.base.log_zeta is None else path.base.log_zeta.to(guess)
+
+    def _outside(self, path: AnnealedPath, pilot: Pilot, rng: torch.Generator) -> Tensor:
+        """Share of the base's draws at which the target has no density, ``[*batch]``.
+
+        A chain never leaves the support, so that the base's mass outside would be a bias that no spread shows.
+        """
+        # numbers of their own: those of the run do not depend on how many are looked at
+        own = torch.Generator(rng.device).manual_seed(rng.initial_seed() + 1)
+        shares = [importance_log_z(path, _GUESS, own)[1] for _ in range(_INSIDE // _GUESS)]
+        return torch.stack([*shares, pilot.log_weights.isneginf().double().mean(0)]).mean(0)
 
     def _chain(
         self, path: AnnealedPath, pilot: Pilot, log_zeta: Tensor, point: Point, rng: torch.Generator

@@ -74,6 +74,8 @@ class BoltzmannRelaxation(Target):
         self.diagonal = _least_diagonal(weights)
         values, vectors = torch.linalg.eigh(weights + torch.diag(self.diagonal))
         kept = values > _DROPPED
+        if not kept.any():
+            raise ArgumentError("BoltzmannRelaxation(weights): are all zero, which leaves nothing to relax")
         self.Q = vectors[:, kept] * values[kept].sqrt()
         super().__init__(None, int(kept.sum()))
 
@@ -160,6 +162,7 @@ class BoltzmannRelaxation(Target):
         Returns:
             with the bound on log Z of the mixture as ``log_zeta``.
         """
+        starts = whole_number("mean_field", "starts", starts)
         rng = torch.Generator().manual_seed(seed)
         m = 2 * torch.rand(starts, self.units, generator=rng, dtype=torch.float64) - 1
         for _ in range(sweeps):

@@ -3,6 +3,7 @@
 import torch
 
 from dgm_infer import Gaussian, Target
+from dgm_infer.errors import ArgumentError
 
 __all__ = ["repeated"]
 
@@ -26,4 +27,6 @@ def repeated(target: Target, base: Gaussian, runs: int) -> tuple[Target, Gaussia
         target: of batch shape ``()``.
         base: of the same.
     """
+    if target.batch_shape != ():
+        raise ArgumentError(f"repeated(target of batch {tuple(target.batch_shape)}): expected one problem, of batch ()")
     return _Repeated(target, runs), base.take(torch.zeros(runs, dtype=torch.long, device=base.mean.device))

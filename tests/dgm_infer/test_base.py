@@ -191,6 +191,28 @@ def test_a_base_of_local_fits_covers_all_modes_and_counts_each_once():
     assert again.log_zeta > base.log_zeta + 1
 
 
+def mixture_of(dim: int, *, n: int = 2, variance: float = 1.0, log_weight: float = 0.0, **options) -> dgm.Gaussian:
+    """Moments of n equal components about 0, 1, ..."""
+    means = torch.arange(float(n)).unsqueeze(-1).expand(n, dim)
+    covariances = variance * torch.eye(dim).expand(n, dim, dim)
+    return dgm.Gaussian.of_mixture(means, covariances, torch.full((n,), log_weight), **options)
+
+
+def test_components_without_weight_do_not_count_and_some_must_have_one():
+    means, covariances = torch.tensor([[0.0], [50.0]]), torch.ones(2, 1, 1)
+    base = dgm.Gaussian.of_mixture(means, covariances, torch.tensor([1.0, -math.inf]))
+    assert base.mean == 0
+    assert base.log_zeta == 1
+    with pytest.raises(dgm.EvidenceError, match="no component has weight at 1 of 1 problems"):
+        mixture_of(2, log_weight=-math.inf)
+
+
+def test_the_rank_of_a_base_of_local_fits_is_the_one_asked_for():
+    target = dgm.Target(lambda x: 0.5 * x.square().sum(-1), 6)
+    base = dgm.Gaussian.from_local_fits(target, 2, kind="low_rank", rank=2, steps=20)
+    assert base.scale.factor.shape == (6, 2)
+
+
 def test_mixtures_of_every_problem_are_matched_on_their_own():
     rng = torch.Generator().manual_seed(4)
     means = 10 * torch.randn(5, 3, 2, generator=rng, dtype=FLOAT)
@@ -243,6 +265,18 @@ def test_a_base_from_an_encoder():
         (lambda: dgm.Gaussian.of_mixture(torch.zeros(3, 2), torch.zeros(3, 2), torch.zeros(3)), "of_mixture"),
         (lambda: dgm.Gaussian.from_local_fits(dgm.Target(lambda x: x.sum(-1), 2), 0), "starts=0"),
         (lambda: dgm.Gaussian(torch.zeros(2), 1.0).refined(torch.zeros(2, 3), torch.zeros(2)), "refined"),
+        (lambda: dgm.Gaussian(torch.zeros(2), 1.0, log_zeta=torch.tensor(math.nan)), "log_zeta=nan"),
+        (lambda: dgm.Gaussian(torch.zeros(2), cholesky=torch.tensor([[1, 0], [math.nan, 1]])), "cholesky.*not finite"),
+        (lambda: dgm.Gaussian(torch.zeros(2), 1.0, factor=torch.full((2, 1), math.inf)), "factor.*not finite"),
+        (lambda: dgm.Gaussian.fit(dgm.Target(lambda x: x.sum(-1), 2), start=torch.zeros(2)), "start=a Tensor"),
+        (lambda: dgm.Gaussian.fit(dgm.Target(lambda x: x.sum(-1), 2), start=mixture_of(3)), r"start=Gaussian.*\(2,\)"),
+        (lambda: dgm.Gaussian.from_local_fits(dgm.Target(lambda x: x.sum(-1), 2), kind="ful"), "kind='ful'"),
+        (lambda: dgm.Gaussian.from_local_fits(dgm.Target(lambda x: x.sum(-1), 2), rank=0), "rank=0"),
+        (lambda: mixture_of(2, kind="ful"), "kind='ful'"),
+        (lambda: mixture_of(2, kind="low_rank", rank=0), "rank=0"),
+        (lambda: mixture_of(2, n=0), "no components"),
+        (lambda: mixture_of(2, variance=-1.0), "variance is not positive"),
+        (lambda: mixture_of(2, log_weight=math.nan), "weight is not finite"),
     ],
 )
 def test_bad_arguments_are_named(make, message):

@@ -42,6 +42,8 @@ def test_the_same_seed_gives_the_same_base():
     ("options", "message"),
     [
         ({"method": dgm.Elbo()}, "its draws are of the base"),
+        ({"method": dgm.GibbsTempering}, "method=GibbsTempering: expected an instance"),
+        ({"method": "Gibbs"}, "method='Gibbs': expected an instance"),
         ({"rounds": 0}, "rounds=0"),
         ({"seed": -1}, "seed=-1"),
     ],

@@ -202,3 +202,40 @@ def test_tempering_refuses_a_target_without_a_density_where_the_base_has_one():
     base = dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 1.0)
     with pytest.raises(dgm.EvidenceError, match=r"no density at .* % of the base's draws"):
         dgm.log_evidence(half, base, dgm.GibbsTempering(draws=2), progress=False)
+
+
+class _Edged(dgm.Target):
+    """A standard normal law in the plane whose energy is ``wall`` beyond ``x_0 = edge``."""
+
+    def __init__(self, edge: float, wall: float):
+        super().__init__(None, 2)
+        self.edge, self.wall = edge, wall
+
+    def energy(self, x):
+        return torch.where(x[..., 0] > self.edge, self.wall, 0.5 * x.square().sum(-1))
+
+
+def _base(sd: float, shift: float = 0.0) -> dgm.Gaussian:
+    return dgm.Gaussian(torch.tensor([shift, 0.0]), sd)
+
+
+@pytest.mark.parametrize("method", [dgm.AIS(temperatures=60), dgm.GibbsTempering(draws=200), dgm.ContinuousTempering()])
+def test_no_chain_moves_to_an_energy_of_minus_infinity(method):
+    target = _Edged(2.5, -math.inf)
+    evidence = dgm.log_evidence(target, _base(0.45), method, chains=64, seed=0, progress=False)
+    assert evidence.draws[..., 0].max() <= 2.5
+    truth = math.log(2 * math.pi) + math.log(0.5 * math.erfc(-2.5 / 2**0.5))
+    assert abs(evidence.log_z - truth) < 4 * evidence.std_error
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_base_of_which_a_hundredth_is_outside_the_support_is_refused(seed):
+    # all chains would agree on log Z less the log of the base's mass inside
+    with pytest.raises(dgm.EvidenceError, match=r"no density at \d.* % of the base's draws"):
+        dgm.log_evidence(_Edged(2.3, math.inf), _base(1.0), dgm.GibbsTempering(draws=10), chains=4, seed=seed)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, torch.tensor(math.nan)])
+def test_a_guess_that_is_not_finite_is_refused(value):
+    with pytest.raises(dgm.ArgumentError, match=r"log_zeta=.*must be finite"):
+        dgm.GibbsTempering(log_zeta=value)
