@@ -9,7 +9,6 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import pandas as pd
 import torch
-from PIL import Image
 from torch import Tensor
 
 import dgm_infer as dgm
@@ -18,6 +17,7 @@ from dgm_infer import HMC, ConstrainedHMC, Draws, GenerativeModel
 from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
 from dgm_infer.runs import complete_run
 from generators import BernoulliVAE, LatentPosterior
+from generators.pictures import read_picture
 
 from . import plots
 
@@ -25,9 +25,6 @@ __all__ = ["condition_images"]
 
 # R-hat up to which a latent counts as mixed.
 R_HAT = 1.05
-
-# Modes of a grey picture; all others are read as colour.
-GREY = ("1", "L", "LA", "I", "I;16", "F")
 
 MASKS = tuple(f"{side}_{share}" for share in ("half", "quarter") for side in ("top", "bottom", "left", "right"))
 
@@ -98,6 +95,9 @@ def condition_images(
     originals = read_images(images, n_images, shape)
     originals = binarised(originals, binarise)
     mask = read_mask(observe, shape)
+    if isinstance(model, BernoulliVAE) and len(shape) == 3 and shape[0] == 1:
+        # in latent space a channel of length 1 would be a batch of one
+        originals, mask = originals.squeeze(1), mask.squeeze(0)
     problem = _problem(model, originals, mask, noise, device)
     # made before hours of sampling, and gone again if these fail
     with complete_run(name, output) as folder, warnings.catch_warnings():
@@ -198,12 +198,16 @@ def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...]) -> 
             raise ConfigError(f"images: {source} holds {len(images)} images, n_images = {n}")
         return images[:n]
     try:
-        with Image.open(path) as picture:
-            pixels = torch.from_numpy(np.array(picture.convert("L" if picture.mode in GREY else "RGB")))
-    except OSError as error:
-        raise ConfigError(f"images: {source} is not a readable picture: {error}") from error
-    # one image [H, W], or [C, H, W] in colour
-    return (pixels if pixels.ndim == 2 else pixels.permute(2, 0, 1)).unsqueeze(0) / 255
+        pixels = read_picture(path, colour=len(shape) == 3 and shape[0] == 3)
+    except ConfigError as error:
+        raise ConfigError(f"images: {error}") from error
+    height, width = pixels.shape[-2:]
+    if (height, width) != tuple(shape[-2:]) or pixels.numel() != torch.Size(shape).numel():
+        raise ConfigError(
+            f"images: {source} has {height} x {width} pixels, the generator's images the shape {tuple(shape)}: resize "
+            "it"
+        )
+    return pixels.reshape(1, *shape) / 255
 
 
 def read_mask(observe: str, shape: tuple[int, ...]) -> Tensor:

@@ -125,7 +125,7 @@ def _load_lightning(path: Path, trust: bool) -> GenerativeModel:
         raise CheckpointError(f"{path} is not a checkpoint of dgm-infer train: it describes no generator")
     state = {
         key.removeprefix(CHECKPOINT_PREFIX): tensor
-        for key, tensor in stored.get("state_dict", {}).items()
+        for key, tensor in (stored.get("state_dict") or {}).items()
         if key.startswith(CHECKPOINT_PREFIX)
     }
     return _build(path, stored[CHECKPOINT_KEY], state)

@@ -111,7 +111,7 @@ class Critic(nn.Module):
         self.network = to_vector(self.output_shape, 1, hidden, channels, normalisation)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.network(images.flatten(-len(self.output_shape))).squeeze(-1)
+        return single(self.network(images.flatten(-len(self.output_shape))).squeeze(-1))
 
 
 def _check_sizes(name: str, output_shape: Sequence[int], **sizes: int) -> None:

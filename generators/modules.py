@@ -51,10 +51,9 @@ class NetworkGenerator(GenerativeModel):
         self.tensors = [name for name in arguments if name not in self.options]
         for name in self.tensors:
             self.register_buffer(f"argument_{name}", arguments[name].detach().clone())
-        for module in (net, transform):
-            # the mode is the network's: check() and condition() say what is wrong with it
-            if isinstance(module, nn.Module) and not module.training:
-                self.training = False
+        parts = [module for part in (net, transform) if isinstance(part, nn.Module) for module in part.modules()]
+        # the mode is the network's, in all of its parts: check() and condition() say what is wrong with it
+        self.training = any(module.training for module in parts) if parts else self.training
         self.output_shape = self._measured()
 
     def latents(self, u):
@@ -155,7 +154,10 @@ def from_module(
         if name == "z" or name in arguments:
             raise ArgumentError(f"from_module(inputs={name!r}): the name is taken, by the latents or by arguments")
     if output_range is not None:
-        low, high = (float(edge) for edge in output_range)
+        try:
+            low, high = (float(edge) for edge in output_range)
+        except (TypeError, ValueError):
+            raise ArgumentError(f"from_module(output_range={output_range!r}): expected two numbers, or None") from None
         if not low < high:
             raise ArgumentError(f"from_module(output_range=({low:g}, {high:g})): the first must be the smaller")
         output_range = (low, high)

@@ -90,11 +90,19 @@ class TrainCLI(LightningCLI):
         threads = settings["threads"]
         if threads is not None and threads < 1:
             raise ConfigError(f"threads={threads}: must be 1 or more, or null")
+        precision = str(settings["trainer"]["precision"])
+        if precision.endswith("16-true"):
+            mixed = precision.replace("-true", "-mixed")
+            raise ConfigError(f"trainer.precision={precision}: bounds of 16 bits mean little; choose {mixed}")
+        every = settings["trainer"]["check_val_every_n_epoch"]
+        if every is not None and every < 1:
+            raise ConfigError(f"trainer.check_val_every_n_epoch={every}: must be 1 or more, or null")
         files = settings.get("config") or []
         self.name = Path(str(files[-1])).stem if files else "train"
-        checkpoint = settings["ckpt_path"]
+        checkpoint, self.resumed_step = settings["ckpt_path"], None
         if checkpoint is not None and checkpoint not in CHECKPOINT_WORDS and "://" not in str(checkpoint):
-            read_checkpoint(Path(checkpoint))
+            stored = read_checkpoint(Path(checkpoint))
+            self.resumed_step = stored.get("global_step") if isinstance(stored, dict) else None
         folder = settings["trainer"]["default_root_dir"]
         if folder is not None and (Path(folder) / "config.yaml").exists():
             raise ConfigError(
@@ -153,12 +161,19 @@ class TrainCLI(LightningCLI):
         on_interrupt = signal.getsignal(signal.SIGINT)
         try:
             self.trainer.fit(**kwargs)
-        except (DgmInferError, SystemExit) as error:
+            if self.trainer.global_step == self.resumed_step:
+                raise ConfigError(
+                    f"ckpt_path={kwargs['ckpt_path']} has {self.trainer.current_epoch} epochs and {self.resumed_step} "
+                    "steps: nothing is left to train; raise trainer.max_epochs"
+                )
+        except (DgmInferError, MisconfigurationException, SystemExit) as error:
             checkpoint = self._checkpoint()
             if checkpoint is None and self.trainer.is_global_zero:
                 remove_folders(made)
             if isinstance(error, DgmInferError):
                 raise
+            if isinstance(error, MisconfigurationException):
+                raise ConfigError(" ".join(str(error).split())) from error
             # Lightning ends the process on an interrupt
             if checkpoint is None:
                 raise KeyboardInterrupt from error

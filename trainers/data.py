@@ -68,7 +68,7 @@ class ImageData(LightningDataModule, ABC):
     draws in every run.
 
     Args:
-        batch_size: images a batch; the last of an epoch may be smaller.
+        batch_size: images a batch; the last of an epoch may be smaller, and is left out where it is a single image.
         augmentation: random changes to training batches; null for none.
         binarise: how pixels become 0 or 1: dynamic, static, or null for grey levels.
         dequantise: whether uniform noise makes the grey levels continuous, in (0, 1).
@@ -187,7 +187,9 @@ class ImageData(LightningDataModule, ABC):
         return (((self.levels - 1) * x + noise) / self.levels).clamp(eps, 1 - eps)
 
     def _loader(self, rows: Labelled, shuffle: bool = False) -> DataLoader:
-        return DataLoader(Rows(rows), self.batch_size, shuffle=shuffle, collate_fn=_as_fetched)
+        # one image by itself has no statistics of a batch
+        alone = shuffle and self.batch_size > 1 and len(rows.images) > 1 and len(rows.images) % self.batch_size == 1
+        return DataLoader(Rows(rows), self.batch_size, shuffle=shuffle, drop_last=alone, collate_fn=_as_fetched)
 
     def _held_out(self, n: int | None) -> Labelled:
         images, labels = self.split.held_out

@@ -4,10 +4,10 @@ import os
 from pathlib import Path
 
 import torch
-from PIL import Image
 from torchvision.transforms import v2
 
 from dgm_infer.errors import ArgumentError, ConfigError
+from generators.pictures import read_picture
 
 from .augmentation import Augmentation
 from .data import SPLIT_SEED, Binarise, ImageData, Labelled, Split
@@ -97,14 +97,11 @@ class FolderData(ImageData):
         return parts[0] if len(parts) > 1 else ""
 
     def _image(self, file: Path) -> torch.Tensor:
-        try:
-            with Image.open(file) as opened:
-                picture = opened.convert("L" if self.grey else "RGB")
-        except OSError as error:
-            raise ConfigError(f"{file} is not a readable picture: {error}") from error
+        picture = read_picture(file, colour=not self.grey)
         height, width = self.output_shape[-2:]
         # the shorter side fits, the longer one is cropped
-        scale = max(height / picture.height, width / picture.width)
-        resized = [max(height, round(scale * picture.height)), max(width, round(scale * picture.width))]
-        image = v2.functional.resize(v2.functional.pil_to_tensor(picture), resized, antialias=True)
+        own_height, own_width = picture.shape[-2:]
+        scale = max(height / own_height, width / own_width)
+        resized = [max(height, round(scale * own_height)), max(width, round(scale * own_width))]
+        image = v2.functional.resize(picture.reshape(-1, own_height, own_width), resized, antialias=True)
         return v2.functional.center_crop(image, [height, width]).reshape(self.output_shape)

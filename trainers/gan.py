@@ -7,7 +7,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
-from dgm_infer.errors import ArgumentError, CheckpointError
+from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
 from generators import GAN, Critic
 
 from .adversarial import (
@@ -125,6 +125,8 @@ class GANTraining(GeneratorTraining):
     def on_validation_epoch_end(self) -> None:
         real = torch.cat(self._compared)[:_COMPARED].float()
         self._compared = []
+        if len(real) < 2:
+            raise ConfigError(f"val/energy_distance needs 2 images for validation, not {len(real)}: keep more for it")
         assert isinstance(self.generator, GAN)
         rng = torch.Generator().manual_seed(_VALIDATION_SEED)
         fake = self.sample(len(real), self.generator, rng).flatten(1).float()

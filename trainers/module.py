@@ -10,6 +10,7 @@ from dgm_infer import GenerativeModel
 from dgm_infer.errors import ArgumentError, CheckpointError
 from generators import BernoulliVAE
 from generators.checkpoints import CHECKPOINT_KEY, describe
+from generators.networks import single
 
 __all__ = ["GeneratorTraining"]
 
@@ -40,8 +41,8 @@ class GeneratorTraining(LightningModule):
             ArgumentError: they have another shape.
         """
         images = batch[0] if isinstance(batch, tuple | list) else batch
-        shape = self.generator.output_shape
-        if tuple(images.shape[-len(shape) :]) != shape:
+        shape = tuple(self.generator.output_shape)
+        if tuple(images.shape[1:]) != shape:
             raise ArgumentError(f"images of shape {tuple(images.shape[1:])} for a generator of output_shape {shape}")
         return images
 
@@ -50,15 +51,23 @@ class GeneratorTraining(LightningModule):
 
         Once an epoch: Lightning's own sums cost every step half a millisecond.
         """
+        value = single(value.detach())
         total, count = self._sums.get(name, (torch.zeros_like(value), 0))
-        self._sums[name] = (total + n * value.detach(), count + n)
+        self._sums[name] = (total + n * value, count + n)
 
     def on_train_epoch_end(self) -> None:
         for name, (total, count) in self._sums.items():
+            if not total.isfinite():
+                raise ArgumentError(
+                    f"{name} is {total.item():g} in epoch {self.current_epoch + 1}: training has diverged; lower the "
+                    "learning rate"
+                )
             self.log(name, total / count, prog_bar=True, batch_size=count, sync_dist=True)
         self._sums.clear()
 
     def on_train_start(self) -> None:
+        # of a run that was broken off
+        self._sums.clear()
         if self.trainer.world_size > 1:
             torch.manual_seed(torch.initial_seed() + self.global_rank)
 

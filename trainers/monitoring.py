@@ -151,7 +151,8 @@ class HeldOutEvidence(_Look):
         assert isinstance(model, GaussianVAE | BernoulliVAE)
         images = trainer.datamodule.held_out(self.n_images).to(pl_module.device)  # type: ignore[attr-defined]
         prior = model.global_density if isinstance(model, GaussianVAE) else model.input_density
-        target = LatentPosterior(model.decoder, images, prior)
+        # flat: a channel of its own would look like a batch of one
+        target = LatentPosterior(model.decoder, images.flatten(1), prior)
         base = dgm.Gaussian.from_encoder(model.encoder, target.images)
         found = dgm.log_evidence(
             target, base, self.method, chains=self.chains, seed=_SEED, keep_draws=False, progress=False

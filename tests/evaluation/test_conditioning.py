@@ -82,6 +82,28 @@ def test_pictures_and_arrays_are_read(tmp_path):
     assert read_images(str(tmp_path / "many.npy"), 3, (8, 8)).shape == (3, 8, 8)
 
 
+def test_a_picture_in_colour_becomes_grey_for_a_grey_generator_and_another_size_is_named(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 6, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "colour.png")
+    grey = np.asarray(Image.fromarray(pixels).convert("L"))
+    for shape in ((8, 6), (1, 8, 6)):
+        images = read_images(str(tmp_path / "colour.png"), 1, shape)
+        assert torch.equal(images, torch.tensor(grey).reshape(1, *shape) / 255)
+    with pytest.raises(ConfigError, match=r"has 8 x 6 pixels, the generator's images the shape \(8, 8\): resize"):
+        read_images(str(tmp_path / "colour.png"), 1, (8, 8))
+
+
+def test_a_picture_of_more_bits_is_refused_and_a_turned_one_is_turned_back(tmp_path):
+    Image.fromarray(np.arange(48, dtype=np.uint16).reshape(8, 6) * 1000).save(tmp_path / "deep.png")
+    with pytest.raises(ConfigError, match=r"deep\.png has pixels of more than 8 bits.*convert it to 8 bits"):
+        read_images(str(tmp_path / "deep.png"), 1, (8, 6))
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 6), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
+    assert torch.equal(read_images(str(tmp_path / "turned.png"), 1, (6, 8))[0] * 255, torch.tensor(pixels).rot90(-1))
+
+
 def test_bytes_are_scaled_as_in_pictures_and_one_image_needs_no_batch(tmp_path):
     np.save(tmp_path / "bytes.npy", np.full((8, 8), 51, dtype=np.uint8))
     images = read_images(str(tmp_path / "bytes.npy"), 1, (8, 8))
@@ -155,6 +177,14 @@ def test_a_generator_without_noise_is_conditioned_exactly_on_no_more_pixels_than
     assert draws.stats["constraint_error"].max() < 1e-7
     with pytest.raises(ObservationError, match=r"32 observed values but only 8 inputs.*WithNoise"):
         completed(tmp_path, gan(), observe="top_half")
+
+
+def test_binary_images_may_have_a_channel(tmp_path):
+    model = generators.BernoulliVAE(3, (1, 8, 8), hidden=[8])
+    np.save(tmp_path / "binary.npy", (np.random.default_rng(0).random((2, 1, 8, 8)) < 0.5).astype(np.float32))
+    settings = {"chains": 2, "warmup": 0, "draws": 6, "seed": 1, "output": str(tmp_path), **QUICK}
+    folder = condition_images("one", model, str(tmp_path / "binary.npy"), "top_half", 2, **settings)
+    assert dgm.Draws.load(folder / "posterior.nc").inputs.shape == (2, 6, 2, 3)
 
 
 def test_noise_makes_any_number_of_pixels_observable(tmp_path):

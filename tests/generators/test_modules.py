@@ -159,6 +159,16 @@ def test_a_transform_noise_and_a_density_of_the_latents():
     assert dgm.check(model, torch.ones(5)).findings == ()
 
 
+@pytest.mark.parametrize("part", ["all", "child"])
+def test_training_mode_is_seen_beside_a_transform_in_evaluation_mode(part):
+    network = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8))
+    if part == "child":
+        network.eval()[1].train()
+    model = from_module(network, latent=3, transform=nn.Sigmoid().eval())
+    assert model.training
+    assert "training_mode" in dgm.check(model).codes
+
+
 def test_the_network_is_used_as_it_is():
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     before = {name: tensor.clone() for name, tensor in net.state_dict().items()}

@@ -14,7 +14,7 @@ import yaml
 
 import generators
 from dgm_infer.cli import main
-from dgm_infer.errors import CheckpointError, ConfigError
+from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
 from trainers import DigitsData, VAETraining
 from trainers.cli import train
 
@@ -79,6 +79,13 @@ def test_resuming_goes_on_after_the_checkpoint(run, tmp_path, monkeypatch, capsy
     (folder,) = (tmp_path / "runs" / "digits_vae").iterdir()
     rows = (folder / "metrics.csv").read_text().splitlines()
     assert {row.split(",")[0] for row in rows[1:]} == {"2"}
+
+
+def test_resuming_a_run_that_is_at_its_end_says_so_and_leaves_no_folder(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"last\.ckpt has 2 epochs and 22 steps: nothing is left.*max_epochs"):
+        train([*SHORT, "--trainer.max_epochs", "2", "--ckpt_path", str(run / "checkpoints" / "last.ckpt")])
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_screen_shows_what_was_trained_and_where_it_is(tmp_path, monkeypatch, capsys):
@@ -218,12 +225,24 @@ def test_a_module_in_the_working_directory_is_named_by_class_path(tmp_path, monk
         (["--threads", "0"], ConfigError, "threads=0"),
         (["--ckpt_path", "absent.ckpt"], CheckpointError, "absent.ckpt does not exist"),
         (["--trainer.accelerator", "abacus"], ConfigError, "abacus"),
+        (["--trainer.precision", "bf16-true"], ConfigError, "precision=bf16-true.*choose bf16-mixed"),
+        (["--trainer.check_val_every_n_epoch", "0"], ConfigError, "check_val_every_n_epoch=0"),
+        (["--model.init_args.learning_rate", "1e9"], ArgumentError, "train/elbo is .* in epoch .*lower the learning"),
     ],
 )
 def test_a_mistake_raises_and_leaves_nothing_behind(extra, error, words, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(error, match=words):
         train([*SHORT, *extra])
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_trainer_refuses_of_a_gan_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = ["--config", str(CONFIG.parent / "digits_gan.yaml"), "--trainer.enable_progress_bar", "false"]
+    with pytest.raises(ConfigError, match="gradient accumulation") as caught:
+        train([*config, "--trainer.accumulate_grad_batches", "2"])
+    assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 

@@ -8,9 +8,10 @@ import torch
 from lightning.pytorch import Trainer
 
 import generators
-from dgm_infer.errors import ArgumentError, CheckpointError
+from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
 from trainers import DigitsData, GANTraining
 from trainers.adversarial import energy_distance
+from trainers.data import Labelled, Split
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning", "ignore:.*LeafSpec:FutureWarning")
 
@@ -108,6 +109,22 @@ def test_a_critic_of_another_shape_in_a_checkpoint_is_one_line(tmp_path):
     with pytest.raises(CheckpointError, match="critic") as caught:
         trainer(tmp_path, 2).fit(other, datamodule=DigitsData(), ckpt_path=tmp_path / "a.ckpt")
     assert "\n" not in str(caught.value)
+
+
+def test_one_image_for_validation_has_no_energy_distance(tmp_path):
+    training = module()
+    training._compared = [torch.rand(1, 64)]
+    with pytest.raises(ConfigError, match="needs 2 images for validation, not 1"):
+        training.on_validation_epoch_end()
+
+
+@pytest.mark.parametrize(("n", "steps"), [(9, 2), (10, 3), (8, 2)])
+def test_a_last_batch_of_a_single_image_is_left_out(n, steps):
+    data = DigitsData(batch_size=4)
+    part = Labelled(torch.rand(n, 8, 8), torch.zeros(n))
+    data.split = Split(part, part, part)
+    assert len(list(data.train_dataloader())) == steps
+    assert sum(len(images) for images, _ in data.val_dataloader()) == n
 
 
 def test_mixed_precision_trains(tmp_path):

@@ -197,6 +197,20 @@ def test_the_same_seed_gives_the_same_weights(tmp_path):
         assert torch.equal(a, b)
 
 
+def test_images_in_colour_are_no_batch_of_grey_ones():
+    with pytest.raises(ArgumentError, match=r"\(3, 4, 4\) for a generator of output_shape \(4, 4\)"):
+        VAETraining(generators.GaussianVAE(2, (4, 4), hidden=[5])).elbo(torch.rand(2, 3, 4, 4))
+
+
+def test_the_mean_of_an_epoch_is_summed_in_more_than_16_bits(monkeypatch):
+    module, logged = VAETraining(generators.GaussianVAE(2, (4, 4), hidden=[5])), {}
+    monkeypatch.setattr(module, "log", lambda name, value, **_: logged.update({name: value.item()}))
+    for _ in range(2000):
+        module.log_mean("a", torch.tensor(3.0, dtype=torch.bfloat16), 8)
+    module.on_train_epoch_end()
+    assert logged["a"] == pytest.approx(3)
+
+
 def test_the_mean_of_an_epoch_counts_every_image_once(monkeypatch):
     module, logged = VAETraining(generators.GaussianVAE(2, (4, 4), hidden=[5])), {}
     monkeypatch.setattr(module, "log", lambda name, value, **options: logged.update({name: (value.item(), options)}))
