@@ -57,7 +57,8 @@ class GeneratorTraining(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         for name, (total, count) in self._sums.items():
-            if not total.isfinite():
+            # one process of several that stops alone leaves the others waiting
+            if not total.isfinite() and self.trainer.world_size == 1:
                 raise ArgumentError(
                     f"{name} is {total.item():g} in epoch {self.current_epoch + 1}: training has diverged; lower the "
                     "learning rate"

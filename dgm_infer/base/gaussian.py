@@ -11,7 +11,7 @@ from ..errors import ArgumentError, EvidenceError, whole_number
 from ..target import Target, as_target
 from .laplace import find_mode
 from .moments import distinct, mixture_moments, weighted_moments
-from .scales import KINDS, Diagonal, Full, LowRank, Scale, factorised, remade, scale_of
+from .scales import KINDS, Diagonal, Full, LowRank, Scale, check_kind, factorised, remade, scale_of
 from .variational import maximise_elbo
 
 __all__ = ["Gaussian"]
@@ -77,9 +77,10 @@ class Gaussian:
                     f"Gaussian(cholesky of shape {tuple(cholesky.shape)}): expected {(*shape, shape[-1])}"
                 )
             _check_positive("the diagonal of cholesky", cholesky.diagonal(dim1=-2, dim2=-1))
-            if not cholesky.tril().isfinite().all():
+            cholesky = cholesky.tril()
+            if not cholesky.isfinite().all():
                 raise ArgumentError("Gaussian(cholesky): is not finite somewhere")
-            return Full(cholesky.tril())
+            return Full(cholesky)
         sd = torch.as_tensor(sd).detach().to(mean)
         if sd.ndim and sd.shape != mean.shape:
             raise ArgumentError(f"Gaussian(sd of shape {tuple(sd.shape)}): expected {shape}, or a number")
@@ -259,8 +260,7 @@ class Gaussian:
             ArgumentError: an argument is outside its range.
             EvidenceError: the optimisation diverged.
         """
-        if kind not in KINDS:
-            raise ArgumentError(f"Gaussian.fit(kind={kind!r}): must be one of {', '.join(KINDS)}")
+        check_kind("Gaussian.fit", kind)
         counts = {"rank": rank, "steps": steps, "samples": samples}
         for name, value in counts.items():
             counts[name] = whole_number("Gaussian.fit", name, value)
@@ -333,8 +333,7 @@ class Gaussian:
                 f"Gaussian.of_mixture(means {tuple(means.shape)}, covariances {tuple(covariances.shape)}, log_weights "
                 f"{tuple(log_weights.shape)}): expected [L, *batch, D], [L, *batch, D, D] and [L, *batch]"
             )
-        if kind not in KINDS:
-            raise ArgumentError(f"Gaussian.of_mixture(kind={kind!r}): must be one of {', '.join(KINDS)}")
+        check_kind("Gaussian.of_mixture", kind)
         rank = whole_number("Gaussian.of_mixture", "rank", rank)
         if not len(means):
             raise ArgumentError("Gaussian.of_mixture(means): there are no components")
@@ -388,8 +387,7 @@ class Gaussian:
             ArgumentError: an argument is outside its range.
             EvidenceError: the optimisation diverged, or no fit of a problem is inside the target's support.
         """
-        if kind not in KINDS:
-            raise ArgumentError(f"Gaussian.from_local_fits(kind={kind!r}): must be one of {', '.join(KINDS)}")
+        check_kind("Gaussian.from_local_fits", kind)
         rank = whole_number("Gaussian.from_local_fits", "rank", rank)
         target = as_target(target)
         wide = _standard(target, dtype, device) if start is None else start

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, EvidenceError
 
-__all__ = ["KINDS", "Diagonal", "Full", "LowRank", "Scale", "factorised", "scale_of"]
+__all__ = ["KINDS", "Diagonal", "Full", "LowRank", "Scale", "check_kind", "factorised", "scale_of"]
 
 KINDS = ("diagonal", "full", "low_rank")
 
@@ -172,6 +172,12 @@ def remade(scale: Scale, tensors: Iterable[Tensor]) -> Scale:
     if isinstance(scale, LowRank):
         return LowRank.of(*tensors)
     return (Full if isinstance(scale, Full) else Diagonal)(*tensors)
+
+
+def check_kind(call: str, kind: str) -> None:
+    """Raises ArgumentError, before any work, for what is no kind of a scale."""
+    if kind not in KINDS:
+        raise ArgumentError(f"{call}(kind={kind!r}): must be one of {', '.join(KINDS)}")
 
 
 def scale_of(covariance: Tensor, kind: str, rank: int) -> Scale:
