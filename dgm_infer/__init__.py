@@ -3,10 +3,11 @@
 from typing import TYPE_CHECKING, Any
 
 from . import errors
-from .base import Gaussian
-from .check import check
-from .condition import condition
-from .draws import Draws
+from .bases import Gaussian
+from .conditioning.check import check
+from .conditioning.condition import condition
+from .conditioning.fibre import Fibre
+from .conditioning.observations import blur, downsample, linear, pixels
 from .errors import (
     ArgumentError,
     CheckpointError,
@@ -33,12 +34,11 @@ from .evidence import (
     log_evidence,
     refine_base,
 )
-from .fibre import Fibre
-from .inputs import InputDensity, Logistic, Product, StandardNormal
 from .kernels import HMC, NUTS, ConstrainedHMC
-from .model import DirectedModel, GenerativeModel, WithNoise
-from .observe import blur, downsample, linear, pixels
-from .sampling import sample
+from .models.densities import InputDensity, Logistic, Product, StandardNormal
+from .models.model import DirectedModel, GenerativeModel, WithNoise
+from .sampling.draws import Draws
+from .sampling.sample import sample
 from .target import Target
 
 if TYPE_CHECKING:

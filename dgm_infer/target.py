@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .conditioning.reduced import ObservedModel
 from .errors import ArgumentError
-from .observed import ObservedModel
 
 __all__ = ["InputPosterior", "Target", "as_target"]
 

@@ -1,12 +1,12 @@
 """Concrete generative models, and where their weights are found."""
 
 from dgm_infer import WithNoise
+from dgm_infer.conditioning.latent import LatentPosterior
 
 from .bernoulli_vae import BernoulliDecoder, BernoulliVAE
 from .checkpoints import load, save
 from .gan import GAN, Critic
 from .iwae import IWAE
-from .latent_posterior import LatentPosterior
 from .linear import LinearGaussian
 from .lotka_volterra import LotkaVolterra
 from .modules import NetworkGenerator, from_hub, from_module

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dgm_infer import GenerativeModel, InputDensity, Product, StandardNormal, WithNoise
+from dgm_infer.conditioning.faults import frozen_copy
 from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
-from dgm_infer.faults import frozen_copy
-from dgm_infer.model import reference_tensor
+from dgm_infer.models.model import reference_tensor
 
 from .weights import load_weights
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import dgm_infer as dgm
-from dgm_infer.projection import Projection
+from dgm_infer.conditioning.projection import Projection
 from generators import LinearGaussian
 
 FLOAT = torch.float64

@@ -10,14 +10,7 @@ from torch import Tensor, nn
 from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
 from generators import GAN, Critic
 
-from .adversarial import (
-    Objective,
-    average_towards,
-    critic_loss,
-    energy_distance,
-    generator_loss,
-    gradient_penalty,
-)
+from .adversarial import Objective, average_towards, critic_loss, energy_distance, generator_loss, gradient_penalty
 from .module import GeneratorTraining
 
 __all__ = ["GANTraining"]

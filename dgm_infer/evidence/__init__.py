@@ -4,13 +4,13 @@ from .annealing import AIS
 from .hamiltonian import HamiltonianAIS
 from .importance import Elbo, ImportanceSampling
 from .method import Method
-from .path_sampling import PathSampling
 from .refinement import Refined, refine_base
 from .result import Evidence, Expectation
 from .run import Bounds, bidirectional, log_evidence
-from .simulated import SimulatedTempering
 from .smc import SMC
-from .tempering import ContinuousTempering, GibbsTempering
+from .tempering.path_sampling import PathSampling
+from .tempering.simulated import SimulatedTempering
+from .tempering.tempering import ContinuousTempering, GibbsTempering
 
 __all__ = [
     "AIS",

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..base import Gaussian
+from ..bases import Gaussian
 from ..target import Target
 
 __all__ = ["AnnealedPath", "Move", "Point"]

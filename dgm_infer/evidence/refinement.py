@@ -4,12 +4,12 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ..base import Gaussian
+from ..bases import Gaussian
 from ..errors import ArgumentError, whole_number
 from .method import Method, check_method
 from .result import Evidence
 from .run import log_evidence
-from .tempering import GibbsTempering
+from .tempering.tempering import GibbsTempering
 
 __all__ = ["Refined", "refine_base"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, CheckpointError
-from ..runs import complete_file
+from ..files import complete_file
 from .method import Status
 
 if TYPE_CHECKING:

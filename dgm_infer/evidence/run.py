@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..base import Gaussian
+from ..bases import Gaussian
 from ..errors import ArgumentError, EvidenceError, whole_number
 from ..target import Target, as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
@@ -18,7 +18,7 @@ from .method import Method, Outcome, Status, check_method
 from .path import AnnealedPath
 from .progress import Progress
 from .result import Evidence
-from .tempering import GibbsTempering
+from .tempering.tempering import GibbsTempering
 
 __all__ = ["Bounds", "bidirectional", "log_evidence"]
 

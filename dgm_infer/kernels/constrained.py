@@ -8,10 +8,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..conditioning.fibre import Fibre, Linearisation
+from ..conditioning.projection import SOLVERS, project
 from ..errors import ArgumentError
-from ..fibre import Fibre, Linearisation
-from ..integrators import CIRCULAR, STRAIGHT, geodesic
-from ..projection import SOLVERS, project
+from .integrators import CIRCULAR, STRAIGHT, geodesic
 from .kernel import (
     Info,
     Settings,

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, Status
-from ..integrators import leapfrog
 from ..target import Target
+from .integrators import leapfrog
 from .kernel import (
     Info,
     Settings,

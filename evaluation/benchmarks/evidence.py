@@ -25,8 +25,8 @@ from dgm_infer import Gaussian
 from dgm_infer.errors import ConfigError
 from generators import IWAE, LatentPosterior
 
-from ..estimates import Estimates
 from ..experiments import REFERENCE_DATA
+from ..reports.estimates import Estimates
 from .workers import (
     check_counts,
     check_device,
@@ -253,7 +253,7 @@ def _compared(target: LatentPosterior, base: Gaussian, chains: int, temperatures
 def _peer(
     model: IWAE, problem: tuple[LatentPosterior, Gaussian], chains: int, temperatures: int, seed: int
 ) -> list[Estimates]:
-    from .. import pyro_baselines as baselines
+    from . import pyro_peer as baselines
 
     target, base = problem
     model = model.cpu()

@@ -25,8 +25,8 @@ from dgm_infer.errors import ConfigError
 from generators import BernoulliVAE
 from trainers import IWAETraining, MNISTData, VAETraining
 from trainers.bounds import Gradient, importance_weighted, log_weights
-from trainers.cli import quiet
 
+from ..commands.train import quiet
 from .workers import (
     Clock,
     check_counts,

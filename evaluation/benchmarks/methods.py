@@ -22,12 +22,12 @@ from dgm_infer.errors import ConfigError, EvidenceError
 from dgm_infer.evidence import Method
 from trainers import DigitsData
 
-from ..estimates import Estimates, caveats
-from ..evidence import parts_of
+from ..commands.evidence import parts_of
 from ..experiments import REFERENCE_DATA
 from ..problems.boltzmann import BoltzmannRelaxation, published_system, random_system
 from ..problems.radon import radon_target, read_radon
 from ..problems.repeated import repeated
+from ..reports.estimates import Estimates, caveats
 from .workers import check_counts, check_seed, machine, options, plain, writable_folder
 
 __all__ = ["METHODS", "bench", "evaluations_to_error", "table"]

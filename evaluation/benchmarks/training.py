@@ -27,9 +27,9 @@ from torch.nn import functional as F
 
 from generators import BernoulliVAE
 from trainers import IWAETraining, MNISTData, VAETraining
-from trainers.cli import quiet
 from trainers.data import ImageData, Labelled, Split
 
+from ..commands.train import quiet
 from .iwae_training import held_out_bounds, trained
 from .workers import (
     Clock,

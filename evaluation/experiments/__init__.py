@@ -22,7 +22,7 @@ import torch
 
 from dgm_infer import __version__
 from dgm_infer.errors import ArgumentError, ConfigError
-from dgm_infer.runs import complete_run
+from dgm_infer.files import complete_run
 
 __all__ = ["EXPERIMENTS", "REFERENCE_DATA", "reproduce", "required_data"]
 

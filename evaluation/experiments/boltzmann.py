@@ -18,10 +18,10 @@ from torch import Tensor
 
 import dgm_infer as dgm
 from dgm_infer import Gaussian
-from dgm_infer.base.moments import weighted_moments
+from dgm_infer.bases.moments import weighted_moments
 from dgm_infer.evidence import Method
 
-from .. import evidence_figures
+from ..figures import evidence as evidence_figures
 from ..problems.boltzmann import BoltzmannRelaxation, Moments, published_system, random_system
 from ..problems.repeated import repeated
 

@@ -12,8 +12,8 @@ import torch
 import dgm_infer as dgm
 import generators
 
-from .. import plots
-from ..conditioning import R_HAT, describe, parse_label
+from ..commands.condition import R_HAT, describe, parse_label
+from ..figures import conditioning as plots
 from . import required_data
 
 __all__ = ["run"]

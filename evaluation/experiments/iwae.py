@@ -14,8 +14,8 @@ import dgm_infer as dgm
 from dgm_infer.evidence import Method
 from generators import IWAE, LatentPosterior
 
-from .. import evidence_figures
-from ..estimates import Estimates, caveats, table
+from ..figures import evidence as evidence_figures
+from ..reports.estimates import Estimates, caveats, table
 from . import required_data
 
 __all__ = ["run"]

@@ -22,7 +22,7 @@ import generators
 from dgm_infer import Draws
 from generators.lotka_volterra import summaries
 
-from .. import figures
+from ..figures import experiments as figures
 from .methods import Method, report, run_methods, typical_inputs
 
 __all__ = ["run"]

@@ -14,7 +14,7 @@ import dgm_infer as dgm
 from dgm_infer import Draws, Fibre
 from dgm_infer.kernels import Kernel
 
-from .. import figures
+from ..figures import experiments as figures
 
 __all__ = ["Method", "MethodRun", "report", "run_methods", "typical_inputs"]
 

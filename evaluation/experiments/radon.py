@@ -16,10 +16,10 @@ import dgm_infer as dgm
 from dgm_infer import Evidence, Gaussian, Target
 from dgm_infer.evidence import Method
 
-from .. import evidence_figures
-from ..estimates import Estimates, caveats, table
+from ..figures import evidence as evidence_figures
 from ..problems.radon import radon_target, read_radon
 from ..problems.repeated import repeated
+from ..reports.estimates import Estimates, caveats, table
 from . import required_data
 
 __all__ = ["run"]

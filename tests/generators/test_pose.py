@@ -13,7 +13,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.errors import ArgumentError, CheckpointError
-from dgm_infer.jacobian import push_forward
+from dgm_infer.structures.jacobian import push_forward
 from generators import HumanPose
 from generators.pose import read_bvh
 

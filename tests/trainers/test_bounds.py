@@ -7,9 +7,8 @@ import torch
 from torch.distributions import MultivariateNormal
 
 import generators
+from tests.trainers.test_vae import linear_vae
 from trainers.bounds import elbo_terms, importance_weighted, log_weights
-
-from .test_vae import linear_vae
 
 K = 5
 

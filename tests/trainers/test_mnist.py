@@ -9,7 +9,7 @@ import torch
 
 import generators
 from dgm_infer.errors import ArgumentError, ConfigError
-from evaluation.conditioning import HeldOutImages
+from evaluation.commands.condition import HeldOutImages
 from generators.checkpoints import PRETRAINED
 from trainers import MNISTData
 from trainers.mnist import N_VALIDATION, REFERENCE_DATA

@@ -14,7 +14,7 @@ import torch
 import yaml
 
 import generators
-from trainers.cli import train
+from evaluation.commands.train import train
 from trainers.resuming import RandomState, WholeFiles
 
 pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
@@ -121,7 +121,7 @@ def test_a_write_that_fails_keeps_the_old_checkpoint(tmp_path):
 
 def start(folder: Path, config: dict) -> subprocess.Popen:
     folder.with_suffix(".yaml").write_text(yaml.safe_dump(config))
-    command = [sys.executable, "-m", "dgm_infer.cli", "train", "--config", str(folder.with_suffix(".yaml"))]
+    command = [sys.executable, "-m", "evaluation.commands.cli", "train", "--config", str(folder.with_suffix(".yaml"))]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command += ["--trainer.default_root_dir", str(folder)]
     process = subprocess.Popen(

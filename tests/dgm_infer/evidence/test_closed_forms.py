@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.evidence import annealing, record, tempering
+from dgm_infer.evidence import annealing
 from dgm_infer.evidence.path import AnnealedPath, Move
+from dgm_infer.evidence.tempering import record, tempering
 from tests.dgm_infer.evidence.mistakes import anneal_with_weights_after_the_move
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT

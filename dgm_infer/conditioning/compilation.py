@@ -1,0 +1,133 @@
+"""Compiled versions (``torch.compile``) of functions of a fibre, for any number of rows."""
+
+import operator
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.node import map_aggregate
+from torch.utils import _pytree as pytree
+
+from ..errors import ModelError
+
+__all__ = ["Compiler"]
+
+
+class Compiler:
+    """Traces and compiles functions of batches of rows, each once for all sizes of the batch.
+
+    The functions are traced to tensor operations first (``make_fx``): forward-mode derivatives, gradients and the
+    user's model are all in the graph before ``torch.compile`` sees it.
+    """
+
+    def __init__(self):
+        self._compiled: dict[Any, tuple[Callable[..., list[Tensor]], list[Any]]] = {}
+
+    def __call__(self, key: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+        """``function(*arguments)``; arguments and result are trees of tensors of which dimension 0 is the rows.
+
+        Args:
+            key: what tells this function from others; it is compiled once for every key.
+        """
+        tensors, structure = pytree.tree_flatten(arguments)
+        rows = tensors[0].shape[0]
+        # compilers treat a single row as a case of its own
+        tensors = [t.expand(2, *t.shape[1:]) for t in tensors] if rows == 1 else tensors
+        tensors = [t.contiguous() for t in tensors]
+        key = (key, structure, tensors[0].dtype, tensors[0].device)
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(function, structure, tensors)
+        compiled, result = self._compiled[key]
+        with torch.no_grad():
+            values = compiled(*tensors)
+        return pytree.tree_unflatten([v[:1] for v in values] if rows == 1 else list(values), result[0])
+
+    def _compile(self, function, structure, tensors):
+        result: list[Any] = []
+
+        def flat(*flat_tensors: Tensor) -> list[Tensor]:
+            values, tree = pytree.tree_flatten(function(*pytree.tree_unflatten(list(flat_tensors), structure)))
+            result[:] = [tree]
+            return [v.detach().contiguous() for v in values]
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            warnings.filterwarnings("ignore", category=DeprecationWarning)
+            warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+            try:
+                graph = _trace(flat, tensors)
+                compiled = torch.compile(graph)
+                example = _of_size(tensors, 2 * _OTHER_SIZE)
+                for t in example:
+                    torch._dynamo.mark_dynamic(t, 0)
+                with torch.no_grad():
+                    compiled(*example)
+            except Exception as error:
+                text = str(error).strip().split("\n")[0]
+                raise ModelError(f"compile=True: torch.compile fails on this model ({text}): leave it out") from error
+        return compiled, result
+
+
+# Sizes of the batch that is traced: primes, so that a multiple of one in the graph is a number of rows.
+_SIZES = (211, 97, 53, 31)
+# A size that the traced graph is checked at.
+_OTHER_SIZE = 6
+# Elements of the arguments that a traced batch may have.
+_BUDGET = 10**8
+
+
+def _of_size(tensors: list[Tensor], rows: int) -> list[Tensor]:
+    return [t[torch.arange(rows, device=t.device) % len(t)] for t in tensors]
+
+
+def _trace(function: Callable[..., list[Tensor]], tensors: list[Tensor]) -> torch.fx.GraphModule:
+    """The graph of a function, for any number of rows.
+
+    Forward-mode differentiation cannot be traced with symbolic sizes (it allocates the tangents of constants with
+    the sizes it sees), so the graph is that of one size, with multiples of it replaced; and it must agree with the
+    function at another.
+    """
+    elements = sum(t[0].numel() for t in tensors)
+    other = _of_size(tensors, _OTHER_SIZE)
+    expected = function(*other)
+    for rows in _SIZES:
+        if rows * elements > _BUDGET and rows != _SIZES[-1]:
+            continue
+        graph = make_fx(function)(*_of_size(tensors, rows))
+        _make_dynamic(graph, rows)
+        try:
+            with torch.no_grad():
+                found = graph(*other)
+        except RuntimeError:
+            continue
+        if all(
+            torch.allclose(f, e, rtol=1e-6, atol=1e-8, equal_nan=True) for f, e in zip(found, expected, strict=True)
+        ):
+            return graph
+    raise RuntimeError("its graph depends on the number of rows")
+
+
+def _make_dynamic(graph: torch.fx.GraphModule, rows: int) -> None:
+    """Replace multiples of ``rows`` in the graph by multiples of the size of its first input."""
+    nodes = graph.graph
+    inputs = [node for node in nodes.nodes if node.op == "placeholder"]
+    with nodes.inserting_after(inputs[-1]):
+        size = nodes.call_function(torch.ops.aten.sym_size.int, (inputs[0], 0))
+    for node in list(nodes.nodes):
+        if node is size or node.op != "call_function":
+            continue
+
+        def replace(argument: Any, before: torch.fx.Node = node) -> Any:
+            if type(argument) is not int or argument <= 0 or argument % rows:
+                return argument
+            if argument == rows:
+                return size
+            with nodes.inserting_before(before):
+                return nodes.call_function(operator.mul, (size, argument // rows))
+
+        node.args = map_aggregate(node.args, replace)  # type: ignore[assignment]
+    nodes.eliminate_dead_code()
+    graph.recompile()

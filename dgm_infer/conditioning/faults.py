@@ -1,0 +1,245 @@
+"""What keeps a model or its data from being conditioned: one cheap test a fault, all run by ``condition()``.
+
+A test raises the error that names its fault; :func:`dgm_infer.check` collects them, with dearer ones of its own.
+"""
+
+import copy
+import math
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ModelError, ObservationError
+from ..models.model import DirectedModel, GenerativeModel
+from ..structures.jacobian import push_forward
+from .operators import DisjointSums, Operator, Selection
+
+__all__ = [
+    "check_mode",
+    "check_outputs",
+    "check_randomness",
+    "check_range",
+    "check_rows",
+    "check_structure",
+    "check_values",
+    "device_of",
+    "first_line",
+    "frozen_copy",
+    "prior_draws",
+]
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def frozen_copy(module: Module, dtype: torch.dtype, device: torch.device) -> Module:
+    """A copy in evaluation mode, in this type and place, without gradients of its parameters."""
+    try:
+        return copy.deepcopy(module).to(device=device, dtype=dtype).eval().requires_grad_(False)
+    except RuntimeError as error:
+        raise ModelError(
+            f"{type(module).__name__} cannot be copied ({first_line(error)}): keep tensors that are computed from "
+            "others out of its attributes"
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n")[0]
+
+
+def device_of(model: GenerativeModel) -> torch.device:
+    for tensor in (*model.parameters(), *model.buffers()):
+        return tensor.device
+    return torch.device("cpu")
+
+
+def prior_draws(model: GenerativeModel, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The same ``n`` draws of ``p_u`` at every call, ``[n, Du]``."""
+    rng = torch.Generator(device).manual_seed(0)
+    return model.input_density.sample((n,), generator=rng, dtype=dtype, device=device)
+
+
+def check_outputs(model: GenerativeModel, u: Tensor) -> Tensor:
+    """Outputs ``[n, Dx]`` at ``u [n, Du]``.
+
+    Raises:
+        ModelError: they cannot be computed, or have another shape or type.
+    """
+    size = torch.Size(model.output_shape).numel()
+    name = type(model).__name__
+    try:
+        (x,) = _outputs(model, u)
+    except ModelError:
+        # the model's own word on why it cannot be conditioned
+        raise
+    except Exception as error:
+        raise ModelError(
+            f"{name}.observed fails for inputs of shape {tuple(u.shape)} and type {u.dtype}: {first_line(error)} "
+            "(tensors that the model computes with must be its parameters or buffers)"
+        ) from error
+    if tuple(x.shape) != (len(u), size):
+        raise ModelError(
+            f"{name}.observed maps inputs of shape {tuple(u.shape)} to outputs of shape {tuple(x.shape)}; "
+            f"expected ({len(u)}, {size}), flat, for output_shape {tuple(model.output_shape)} (set output_shape to the "
+            "shape of one output)"
+        )
+    if x.dtype != u.dtype:
+        raise ModelError(f"{name}.observed gives {x.dtype} for inputs of {u.dtype}: let it compute in its inputs' type")
+    return x
+
+
+def check_randomness(model: GenerativeModel, u: Tensor) -> None:
+    """Raises :class:`ModelError` where two evaluations at ``u`` differ."""
+    difference = _difference(*_outputs(model, u, u))
+    if difference > 0:
+        raise ModelError(
+            f"{type(model).__name__}.observed gives different outputs for the same inputs (by {difference:.3g}): its "
+            "hidden randomness must become an input"
+        )
+
+
+def check_rows(model: GenerativeModel, u: Tensor) -> None:
+    """Raises :class:`ModelError` where the output of a row depends on the other rows of its batch."""
+    # as many rows in both: rounding depends on their number
+    first, second = _outputs(model, torch.cat([u, u + 1]), torch.cat([u[:1], u[1:] - 1, 1 - 2 * u]))
+    difference = _difference(first[0], second[0])
+    if difference > torch.finfo(u.dtype).eps ** 0.5 * max(1e-3, _size(first[0])):
+        raise ModelError(
+            f"{type(model).__name__}.observed gives a row another output when the other rows of its batch change (by "
+            f"{difference:.3g}): its layers compute batch statistics; let them keep running ones "
+            "(track_running_stats=True), or normalise every row by itself"
+        )
+
+
+def check_mode(model: GenerativeModel, frozen: GenerativeModel, u: Tensor) -> None:
+    """Dropout and batch statistics make another function of a model in training mode than of its frozen copy."""
+    if not model.training:
+        return
+    # training mode may update running statistics, so a copy is run
+    training = copy.deepcopy(model).to(device=u.device, dtype=u.dtype)
+    difference = _difference(*_outputs(training, u), *_outputs(frozen, u))
+    if difference > 0:
+        raise ModelError(
+            f"the generator is in training mode and its outputs differ from evaluation mode by up to {difference:.3g} "
+            "(dropout or batch statistics): call model.eval() first"
+        )
+
+
+def check_range(model: GenerativeModel, x: Tensor) -> None:
+    """Raises :class:`ModelError` where outputs ``x`` leave the range that the model declares."""
+    if model.output_range is None:
+        return
+    low, high = model.output_range
+    if not low < high:
+        raise ModelError(f"{type(model).__name__}.output_range = {model.output_range}: the first must be the smaller")
+    least, largest = x.nan_to_num(low, high, low).min().item(), x.nan_to_num(low, high, low).max().item()
+    if least < low or largest > high:
+        raise ModelError(
+            f"{type(model).__name__} declares output_range {_interval(low, high)}, but its outputs at prior draws "
+            f"are between {least:.3g} and {largest:.3g}: declare the range that its last layer has, or None"
+        )
+
+
+def check_values(model: GenerativeModel, operator: Operator, values: Tensor) -> None:
+    """Raises :class:`ObservationError` where observed values are on or beyond an edge of the model's range.
+
+    Only inside it has an output a derivative: tanh and the sigmoid never reach their edges, and a clipped output
+    stays there. Pixels and means of pixels are tested.
+    """
+    if model.output_range is None:
+        return
+    if isinstance(operator, DisjointSums):
+        # means keep the range, other sums do not
+        weights = operator.weights
+        if not ((weights >= 0).all() and (weights.sum(-1) - 1).abs().max() < 1e-6):
+            return
+    elif not isinstance(operator, Selection):
+        return
+    low, high = model.output_range
+    beyond = (values <= low) | (values >= high)
+    if not beyond.any():
+        return
+    least, largest = values.min().item(), values.max().item()
+    inside = 0.01 * (high - low)
+    remedy = f"move the data inside (values.clamp({low + inside:.3g}, {high - inside:.3g})), or "
+    remedy = remedy if inside < math.inf else ""
+    raise ObservationError(
+        f"{int(beyond.sum())} of {values.numel()} observed values, of {least:.3g} to {largest:.3g}, are on or beyond "
+        f"the edge of the model's output_range {_interval(low, high)}, which it never reaches: {remedy}give the model "
+        "output noise with WithNoise(model, sd=...)"
+    )
+
+
+def check_structure(model: DirectedModel, dtype: torch.dtype, device: torch.device) -> None:
+    """``J [0, r]`` is ``D_i r_i`` in every unit i, for a random r, when units share no local inputs."""
+    name, units = type(model).__name__, model.units
+    assert units is not None
+    n_local, n_outputs = model.local_density.dim, torch.Size(model.output_shape).numel()
+    whole = n_local % units.inputs == 0 and n_outputs % units.outputs == 0
+    if not whole or n_local // units.inputs != n_outputs // units.outputs:
+        raise ModelError(
+            f"{name} declares structure {model.structure!r} with {n_local} local inputs in units of {units.inputs} for "
+            f"{n_outputs} outputs in units of {units.outputs}: as many units of inputs as of outputs are needed, or "
+            "structure = 'dense'"
+        )
+    # a simulator may overflow at most of its prior draws: the tamest of many shows its structure best
+    u = prior_draws(model, 16, dtype, device)
+    x = model.observed(u)
+    tamest = x.abs().amax(-1).nan_to_num(nan=torch.inf).argmin().unsqueeze(0)
+    u, x = u[tamest], x[tamest]
+    markov = model.structure == "markov"
+    if markov:
+        try:
+            miss = (model.one_step_ahead(u, x) - x).abs().max() / x.abs().max().clamp_min(1)
+        except Exception as error:
+            raise ModelError(
+                f"{name} declares structure 'markov', but transition() fails for all steps at once: "
+                f"{first_line(error)} (states have one shape, and leading dimensions broadcast)"
+            ) from error
+        if miss > torch.finfo(dtype).eps ** 0.75:
+            raise ModelError(
+                f"{name} declares structure 'markov', but its transitions from the observed states miss the simulated "
+                f"ones (by {miss.item():.3g} of the largest): let simulate() come from transition(), or declare "
+                "structure = 'dense'"
+            )
+    rng = torch.Generator(device).manual_seed(1)
+    direction = torch.randn(n_local, generator=rng, dtype=dtype, device=device)
+    u1, u2 = model.split(u)
+
+    def local(v: Tensor) -> Tensor:
+        inputs = torch.cat([u1.expand(*v.shape[:-1], -1), v], -1)
+        return model.one_step_ahead(inputs, x) if markov else model.observed(inputs)
+
+    one_each = torch.eye(units.inputs, dtype=dtype, device=device).repeat(1, n_local // units.inputs)
+    _, products = push_forward(local, u2, torch.cat([one_each, direction.unsqueeze(0)]))
+    blocks, product = products[:-1, 0], products[-1, 0]
+    own = direction.unflatten(-1, (-1, units.inputs)).repeat_interleave(units.outputs, 0)
+    error = (product - (blocks * own.mT).sum(0)).abs().max()
+    if error > 1e3 * torch.finfo(dtype).eps ** 0.75 * blocks.abs().max():
+        what = "outputs" if model.structure == "independent" else "steps"
+        raise ModelError(
+            f"{name} declares structure {model.structure!r}, but its {what} depend on each other's local inputs "
+            f"(directional derivatives differ by {error.item():.3g}): declare larger units (unit_inputs, "
+            "unit_outputs), or structure = 'dense'"
+        )
+
+
+def _outputs(model: GenerativeModel, *inputs: Tensor) -> list[Tensor]:
+    """Outputs at several inputs, one evaluation after the other."""
+    devices = [u.device for u in inputs[:1] if u.is_cuda]
+    # a model with randomness of its own must not disturb the caller's
+    with torch.no_grad(), torch.random.fork_rng(devices=devices):
+        return [model.observed(u) for u in inputs]
+
+
+def _difference(a: Tensor, b: Tensor) -> float:
+    # a simulator may overflow at a prior draw: the search for starting points draws again
+    return _size(a - b)
+
+
+def _size(x: Tensor) -> float:
+    return x.nan_to_num(0, 0, 0).abs().max().item()
+
+
+def _interval(low: float, high: float) -> str:
+    return f"({low:g}, {high:g})"

@@ -1,0 +1,274 @@
+"""Observations: which function of the output is observed, as the user says it."""
+
+import functools
+import math
+import reprlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ..errors import ObservationError
+from ..models.model import GenerativeModel
+from .operators import DisjointSums, Operator, Selection
+
+__all__ = [
+    "Blur",
+    "Downsample",
+    "Linear",
+    "Observation",
+    "Pixels",
+    "Transform",
+    "blur",
+    "downsample",
+    "linear",
+    "observe",
+    "pixels",
+]
+
+
+class Observation(ABC):
+    """What was measured: turns ``y`` as the user has it into flat values and an operator on flat outputs."""
+
+    @abstractmethod
+    def bind(self, y: Tensor, model: GenerativeModel) -> "Bound":
+        """Check ``y`` against the model and flatten it."""
+
+
+class Bound(NamedTuple):
+    """An observation matched to a model: ``operator(x) = values`` with ``values [*batch, Dy]``."""
+
+    operator: Operator
+    values: Tensor
+
+
+class Pixels(Observation):
+    """The entries of the output where ``mask`` is True; ``mask=None`` observes all of them.
+
+    ``mask`` has the output's shape, or ``[*batch, *output_shape]`` with the same number of observed entries in
+    every problem. The data are complete outputs ``[*batch, *output_shape]`` whose hidden entries are ignored.
+    """
+
+    def __init__(self, mask=None):
+        if mask is not None:
+            try:
+                mask = torch.as_tensor(mask)
+            except (TypeError, ValueError, RuntimeError) as error:
+                raise ObservationError(f"the mask, a {type(mask).__name__}, is no boolean array: {error}") from error
+            if mask.dtype != torch.bool:
+                raise ObservationError(
+                    f"pixels(mask of dtype {_name(mask.dtype)}): expected a boolean mask, True = observed "
+                    "(mask.bool() converts 0 and 1)"
+                )
+        self.mask = mask
+
+    def bind(self, y, model):
+        shape, size = model.output_shape, torch.Size(model.output_shape).numel()
+        # a flat output, as the model's forward returns it, is taken for the image it is
+        flat_given = y.ndim > 0 and y.shape[-1] == size and tuple(y.shape[-len(shape) :]) != shape
+        batch = tuple(y.shape[:-1]) if flat_given else _batch_shape(y, shape)
+        flat = y.reshape(*batch, size)
+        selection = Selection(self._index(shape, batch).to(y.device), size)
+        values = selection(flat)
+        bad = ~values.isfinite()
+        if bad.any():
+            where = bad.nonzero()[0].tolist()
+            entry = selection.index.expand(*batch, -1)[tuple(where)].item()
+            position = tuple(i.item() for i in torch.unravel_index(torch.tensor(entry), shape))
+            problem = f" of problem {tuple(where[:-1])}" if batch else ""
+            raise ObservationError(
+                f"{int(bad.sum())} observed value(s) are not finite, the first is {values[tuple(where)].item()} at "
+                f"{position}{problem}: hide these entries with the mask (False) or repair the data"
+            )
+        return Bound(selection, values)
+
+    def _index(self, shape, batch) -> Tensor:
+        size = torch.Size(shape).numel()
+        if self.mask is None:
+            return torch.arange(size)
+        mask = self.mask
+        if tuple(mask.shape) not in (shape, (*batch, *shape)):
+            expected = f"{shape}" + (f" or {(*batch, *shape)}" if batch else "")
+            raise ObservationError(f"the mask has shape {tuple(mask.shape)}; the image's is {expected}")
+        flat = mask.reshape(*mask.shape[: mask.ndim - len(shape)], size)
+        counts = flat.sum(-1)
+        if counts.min() == 0:
+            raise ObservationError("the mask observes no entry: set True where the image is known")
+        if counts.min() != counts.max():
+            raise ObservationError(
+                f"the masks observe between {counts.min().item()} and {counts.max().item()} entries: a batch needs "
+                "equal counts, condition the problems separately"
+            )
+        return flat.nonzero()[:, -1].reshape(*flat.shape[:-1], -1)
+
+
+class Transform(Observation):
+    """Any differentiable function of the output: ``[..., *output_shape] -> [..., *y_shape]``."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]):
+        self.function = function
+
+    def bind(self, y, model):
+        shape, function = model.output_shape, self.function
+        with torch.no_grad():
+            y_shape = tuple(function(y.new_zeros(shape)).shape)
+        batch = _batch_shape(y, y_shape)
+
+        def operator(x: Tensor) -> Tensor:
+            lead = x.shape[:-1]
+            return function(x.reshape(*lead, *shape)).reshape(*lead, -1)
+
+        return Bound(operator, _finite(y).reshape(*batch, -1))
+
+
+class Downsample(Observation):
+    """Means over ``factor x factor`` blocks of an image: ``[..., H, W] -> [..., H / factor, W / factor]``."""
+
+    def __init__(self, factor: int):
+        if not isinstance(factor, int) or factor < 1:
+            raise ObservationError(f"downsample(factor={factor!r}): must be a whole number, 1 or more")
+        self.factor = factor
+
+    def bind(self, y, model):
+        shape, k = model.output_shape, self.factor
+        if len(shape) < 2 or shape[-2] % k or shape[-1] % k:
+            raise ObservationError(
+                f"downsample({k}): the model's output {shape} has no height and width of whole blocks"
+            )
+        batch = _batch_shape(y, (*shape[:-2], shape[-2] // k, shape[-1] // k))
+        size = torch.Size(shape).numel()
+        blocks = torch.arange(size, device=y.device).reshape(shape).unfold(-2, k, k).unfold(-2, k, k)
+        index = blocks.reshape(-1, k * k)
+        operator = DisjointSums(index, torch.full_like(index, 1 / k**2, dtype=y.dtype), size)
+        return Bound(operator, _finite(y).reshape(*batch, -1))
+
+
+class Linear(Observation):
+    """Linear functions of the flat output: ``y = M x``, ``[..., *output_shape] -> [..., Dy]``.
+
+    Rows of M that share no entry of x, with equally many each, keep the model's structure; others make it dense.
+    """
+
+    def __init__(self, matrix):
+        matrix = torch.as_tensor(matrix).detach()
+        if matrix.ndim != 2 or not matrix.is_floating_point():
+            raise ObservationError(
+                f"linear(matrix of shape {tuple(matrix.shape)}, {_name(matrix.dtype)}): expected [Dy, Dx] of floats"
+            )
+        if not (matrix != 0).any(1).all():
+            raise ObservationError("linear(matrix): a row of zeros observes nothing, leave it out")
+        self.matrix = matrix
+
+    def bind(self, y, model):
+        matrix, size = self.matrix.to(y), torch.Size(model.output_shape).numel()
+        if matrix.shape[1] != size:
+            raise ObservationError(
+                f"linear(matrix of shape {tuple(matrix.shape)}): the model has {size} outputs, {model.output_shape}"
+            )
+        batch = _batch_shape(y, (len(matrix),))
+        support = matrix != 0
+        counts = support.sum(1)
+        if (support.sum(0) <= 1).all() and (counts == counts[0]).all():
+            index = support.nonzero()[:, 1].reshape(len(matrix), -1)
+            operator = DisjointSums(index, matrix.gather(1, index), size)
+        else:
+            operator = functools.partial(_times, matrix)
+        return Bound(operator, _finite(y).reshape(*batch, -1))
+
+
+def _times(matrix: Tensor, x: Tensor) -> Tensor:
+    return x @ matrix.mT
+
+
+class Blur(Observation):
+    """Convolution of an image with a kernel, of the same size: beyond its edges the image is reflected."""
+
+    def __init__(self, kernel):
+        kernel = torch.as_tensor(kernel).detach()
+        if kernel.ndim == 0:
+            sd = float(kernel)
+            if not 0 < sd < math.inf:
+                raise ObservationError(f"blur({sd:g}): the standard deviation must be positive, in pixels")
+            reach = math.ceil(3 * sd)
+            profile = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, dtype=torch.float64) / sd).square())
+            kernel = profile[:, None] * profile
+            kernel = kernel / kernel.sum()
+        if kernel.ndim != 2 or not all(side % 2 for side in kernel.shape) or not kernel.is_floating_point():
+            raise ObservationError(
+                f"blur(kernel of shape {tuple(kernel.shape)}): expected a standard deviation, or a kernel of floating "
+                "point with odd height and width"
+            )
+        self.kernel = kernel
+
+    def bind(self, y, model):
+        shape, kernel = model.output_shape, self.kernel.to(y)
+        up, left = kernel.shape[0] // 2, kernel.shape[1] // 2
+        if len(shape) < 2 or shape[-2] <= up or shape[-1] <= left:
+            raise ObservationError(
+                f"blur: the kernel {tuple(kernel.shape)} is too large for the model's output {shape}"
+            )
+        batch = _batch_shape(y, shape)
+
+        def operator(x: Tensor) -> Tensor:
+            images = x.reshape(-1, 1, *shape[-2:])
+            padded = functional.pad(images, (left, left, up, up), mode="reflect")
+            return functional.conv2d(padded, kernel.flip(0, 1)[None, None]).reshape(x.shape)
+
+        return Bound(operator, _finite(y).reshape(*batch, -1))
+
+
+def _finite(y: Tensor) -> Tensor:
+    if not y.isfinite().all():
+        raise ObservationError(f"{int((~y.isfinite()).sum())} observed value(s) are not finite: repair the data")
+    return y
+
+
+def pixels(mask) -> Pixels:
+    """Observe the entries of the output where ``mask`` is True (a boolean array or tensor of the image's shape)."""
+    return Pixels(mask)
+
+
+def downsample(factor: int) -> Downsample:
+    """Observe the means over ``factor x factor`` blocks of an image: super-resolution."""
+    return Downsample(factor)
+
+
+def linear(matrix) -> Linear:
+    """Observe ``M x``, with a matrix ``[Dy, Dx]`` on the flat output."""
+    return Linear(matrix)
+
+
+def blur(kernel) -> Blur:
+    """Observe an image convolved with a kernel ``[h, w]`` of odd sides, or a Gaussian of this sd in pixels."""
+    return Blur(kernel)
+
+
+def observe(observation) -> Observation:
+    """An :class:`Observation` from what ``condition(observe=...)`` accepts: None, an Observation, or a callable."""
+    if observation is None:
+        return Pixels()
+    if isinstance(observation, Observation):
+        return observation
+    if callable(observation):
+        return Transform(cast(Callable[[Tensor], Tensor], observation))
+    raise ObservationError(
+        f"observe={' '.join(reprlib.repr(observation).split())} is neither an operator (pixels, "
+        "downsample, linear, blur) nor a function of the output: pixels(mask) observes the entries where mask is True"
+    )
+
+
+def _batch_shape(y: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    lead = y.ndim - len(shape)
+    if lead >= 0 and tuple(y.shape[lead:]) == tuple(shape):
+        return tuple(y.shape[:lead])
+    raise ObservationError(
+        f"observed has shape {tuple(y.shape)}; the model's output has shape {tuple(shape)}, after any batch "
+        "dimensions: reshape the data"
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

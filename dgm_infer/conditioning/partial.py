@@ -1,0 +1,82 @@
+"""Decoders of images of which a part is observed."""
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Distribution, Independent, Normal
+
+from ..errors import ModelError, ObservationError
+
+__all__ = ["ObservedPixels", "base_distribution", "mask_index"]
+
+
+class ObservedPixels(nn.Module):
+    """``p(x_i : i observed | z)`` of a decoder whose pixels are independent given z: the others integrate to one.
+
+    Args:
+        decoder: ``decoder(z)`` is a Bernoulli or Normal distribution of flat images ``[..., Dx]``.
+        index: the observed pixels, ``[n]``.
+
+    Raises:
+        ModelError: when called, the decoder returns another distribution.
+    """
+
+    index: Tensor
+
+    def __init__(self, decoder: nn.Module, index: Tensor):
+        super().__init__()
+        self.decoder = decoder
+        self.register_buffer("index", index)
+
+    def forward(self, z: Tensor) -> Independent:
+        base = self._pixels(z)
+        parameters = {
+            name: getattr(base, name).flatten(z.ndim - 1)[..., self.index] for name in _PARAMETERS[type(base)]
+        }
+        return Independent(type(base)(**parameters, validate_args=False), 1, validate_args=False)
+
+    def complete(self, z: Tensor, observed: Tensor, rng: torch.Generator) -> Tensor:
+        """Flat images ``[..., Dx]`` drawn from the decoder, with the observed pixels ``[..., n]`` as they are."""
+        base = self._pixels(z)
+        if isinstance(base, Bernoulli):
+            x = torch.bernoulli(base.probs, generator=rng)
+        else:
+            x = base.mean + base.stddev * torch.randn(
+                base.mean.shape, generator=rng, dtype=base.mean.dtype, device=base.mean.device
+            )
+        x = x.flatten(z.ndim - 1)
+        return x.index_copy(-1, self.index, observed.to(x.dtype))
+
+    def _pixels(self, z: Tensor) -> Bernoulli | Normal:
+        likelihood = self.decoder(z)
+        base = base_distribution(likelihood)
+        if type(base) not in _PARAMETERS:
+            name = type(self.decoder).__name__
+            raise ModelError(
+                f"{name} returns a {type(base).__name__}: a mask needs independent Bernoulli or Normal pixels"
+            )
+        return base  # type: ignore[return-value]
+
+
+_PARAMETERS = {Bernoulli: ("logits",), Normal: ("loc", "scale")}
+
+
+def base_distribution(likelihood: Distribution) -> Distribution:
+    """Of single pixels."""
+    return likelihood.base_dist if isinstance(likelihood, Independent) else likelihood
+
+
+def mask_index(mask, image_shape: torch.Size) -> Tensor:
+    """The pixels of a flat image that a boolean mask ``[*image_shape]`` observes.
+
+    Raises:
+        ObservationError: another shape or type, or it observes nothing.
+    """
+    mask = torch.as_tensor(mask)
+    if mask.dtype != torch.bool or mask.shape != image_shape:
+        raise ObservationError(
+            f"mask of {mask.dtype} and shape {tuple(mask.shape)}: expected torch.bool and the shape of the images, "
+            f"{tuple(image_shape)}"
+        )
+    if not mask.any():
+        raise ObservationError("the mask observes no pixel: set True where the image is known")
+    return mask.flatten().nonzero()[:, 0]

@@ -1,0 +1,106 @@
+"""Simulated tempering (Marinari and Parisi 1992): chains over x and one of K + 1 temperatures."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ...errors import ArgumentError
+from ...kernels.kernel import check_count
+from .. import schedules
+from ..path import AnnealedPath, Point
+from ..pilot import Pilot, StepSizes
+from .ladder import EvenLadder, Ladder, ListedLadder, even_knots, interpolated, is_even
+from .record import TemperedState
+from .tempering import Tempering
+
+__all__ = ["SimulatedTempering"]
+
+# Segments in which the prior weights of even temperatures follow the pilot: their number is what a draw costs.
+_SEGMENTS = 16
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedTempering(Tempering):
+    """Chains that alternate a Hamiltonian move of x at ``beta_k`` with an exact draw of k given x.
+
+    ``p(x, k) ~ g_k exp(-beta_k (phi + log zeta) - (1 - beta_k) psi)`` with ``g_0 = g_K = 1``;
+    ``log Z = log zeta + log sum p(K | x) - log sum p(0 | x)`` over all draws of all chains: consistent. Draws of x
+    weigh ``p(K | x)``, not only those that happen to be at temperature K.
+
+    Args:
+        draws: kept states of a chain.
+        warmup: states before them that are not kept.
+        n_steps: leapfrog steps a state.
+        step_size: longest step in whitened coordinates, a number or ``[*batch]``; None to adapt it to every
+            temperature and problem on a pilot.
+        log_zeta: guess of log Z, as in :class:`GibbsTempering`.
+        thin: states a draw of x that the result holds; the estimates use all of them.
+        target_acceptance: mean acceptance probability that step sizes adapt to.
+        pilot_temperatures: of the annealing run that tunes step sizes and prior weights and starts the chains.
+        temperatures: K. At even temperatures it changes neither time nor memory: the law of k given x is a few
+            geometric ones.
+        schedule: ``"linear"`` (even), ``"sigmoid"``, a function of K, or the K + 1 values themselves, which K then
+            follows. Where they are not even a draw of k takes time proportional to K.
+        weights: ``"pilot"``, g such that every temperature is visited as often as the others, by the pilot's
+            estimates of ``log Z(beta_k)``; ``"equal"``, all of them 1. They are frozen, and right or not cost or gain
+            speed, not correctness.
+    """
+
+    temperatures: int = 1000
+    schedule: str | Tensor | Callable[[int], Tensor] = "linear"
+    weights: Literal["pilot", "equal"] = "pilot"
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_count("SimulatedTempering", "temperatures", self.temperatures)
+        schedules.check("SimulatedTempering", self.schedule)
+        if self.weights not in ("pilot", "equal"):
+            raise ArgumentError(f"SimulatedTempering(weights={self.weights!r}): must be 'pilot' or 'equal'")
+
+    def _chain(self, path, pilot, log_zeta, point, rng):
+        return _SimulatedChain(path, pilot.step_sizes, self._ladder(pilot, log_zeta), point, rng, self.n_steps)
+
+    def _ladder(self, pilot: Pilot, log_zeta: Tensor) -> Ladder:
+        """``h_k = log g_k - beta_k log zeta``, which is ``-log Z(beta_k)`` where the weights are the pilot's."""
+        own = schedules.values_of("SimulatedTempering", self.schedule, self.temperatures).to(log_zeta.device)
+        known = pilot.betas.reshape(-1, *[1] * log_zeta.ndim) * log_zeta
+        if self.weights == "pilot":
+            # the pilot's curve, tilted to end at the guess; where all of its weights were zero there is none
+            curve = pilot.log_z_path.nan_to_num(0.0, 0.0, 0.0)
+            known = curve + known - pilot.betas.reshape(-1, *[1] * log_zeta.ndim) * curve[-1]
+        if not is_even(own):
+            return ListedLadder(own, -interpolated(own, pilot.betas, known))
+        n = len(own) - 1
+        knots = even_knots(n, pilot.betas, _SEGMENTS) if self.weights == "pilot" else own.new_tensor([0, n]).long()
+        return EvenLadder(n, knots, -interpolated(knots.double() / n, pilot.betas, known))
+
+
+class _SimulatedChain:
+    def __init__(
+        self,
+        path: AnnealedPath,
+        step_sizes: StepSizes,
+        ladder: Ladder,
+        point: Point,
+        rng: torch.Generator,
+        n_steps: int,
+    ):
+        self.path, self.step_sizes, self.ladder, self.rng, self.n_steps = path, step_sizes, ladder, rng, n_steps
+        self.point = point
+        self.beta = ladder.draw(path.difference(point), rng).beta
+
+    def step(self) -> TemperedState:
+        step_size = self.step_sizes.at(self.beta)
+        self.point, acceptance = self.path.move(self.point, self.beta, step_size, self.n_steps, self.rng)
+        rung = self.ladder.draw(self.path.difference(self.point), self.rng)
+        self.beta = rung.beta
+        return TemperedState(self.point, rung.beta, acceptance, (rung.log_p1, rung.log_p0))
+
+    def warm(self) -> None:
+        self.step()
+
+    def freeze(self) -> None:
+        pass

@@ -1,0 +1,165 @@
+"""Symplectic integrators: leapfrog on R^D, geodesic on a fibre (J Algorithm 1, T Algorithm 11)."""
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..conditioning.fibre import Fibre, Linearisation
+from ..conditioning.projection import Projection
+from ..errors import Status
+from ..structures.jacobian import JacobianMap
+from ..target import Target
+
+__all__ = ["geodesic", "leapfrog"]
+
+
+class Endpoint(NamedTuple):
+    """Where a leapfrog trajectory ends."""
+
+    position: Tensor
+    momentum: Tensor
+    energy: Tensor
+    gradient: Tensor
+
+
+def leapfrog(
+    target: Target, position: Tensor, momentum: Tensor, gradient: Tensor, step_size: Tensor, n_steps: int | Tensor
+) -> Endpoint:
+    """``n_steps`` steps of kick-drift-kick with adjacent half kicks merged, unit mass.
+
+    Args:
+        target: energy on ``[..., D]``.
+        position, momentum, gradient: ``[..., D]``, the gradient at the position.
+        step_size: ``[...]``.
+        n_steps: one number, or one a row, ``[...]``.
+    """
+    n_steps = torch.as_tensor(n_steps, device=position.device).expand_as(step_size)
+    step = step_size.unsqueeze(-1)
+    momentum, energy = momentum - 0.5 * step * gradient, torch.full_like(step_size, torch.nan)
+    for i in range(int(n_steps.max())):
+        moving = i < n_steps
+        drift = step * moving.unsqueeze(-1)
+        position = position + drift * momentum
+        energy, gradient = target.energy_and_gradient(position)
+        momentum = momentum - _kick(step, i, n_steps) * gradient
+    return Endpoint(position, momentum, energy, gradient)
+
+
+def _kick(step: Tensor, i: int, n_steps: Tensor) -> Tensor:
+    """Length of the kick that ends step ``i``: a whole step inside a trajectory, half a step at its end."""
+    fraction = 0.5 * (i < n_steps).to(step) + 0.5 * (i < n_steps - 1).to(step)
+    return step * fraction.unsqueeze(-1)
+
+
+class Flow(NamedTuple):
+    """Free motion in the input space, and what it leaves to the kicks."""
+
+    move: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """``(u, p, h)``: the point that momentum p reaches from u in time h."""
+    arrival: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """``(u, u', h)``: the momentum on arrival at u' of the motion from u that gets there in time h."""
+    force: Callable[[Tensor, Tensor], Tensor]
+    """``(u, grad phi)``: the gradient that is left to the kicks."""
+
+
+STRAIGHT = Flow(
+    move=lambda u, p, h: u + h * p,
+    arrival=lambda u, u_new, h: (u_new - u) / h,
+    force=lambda u, gradient: gradient,
+)
+"""Straight lines: ``u' = u + h p``."""
+
+CIRCULAR = Flow(
+    move=lambda u, p, h: u * h.cos() + p * h.sin(),
+    arrival=lambda u, u_new, h: (u_new * h.cos() - u) / h.sin(),
+    force=lambda u, gradient: gradient - u,
+)
+"""The exact motion under the energy ``u.u / 2`` of a standard normal density (the Gaussian split of MATH 3)."""
+
+
+class GeodesicEndpoint(NamedTuple):
+    """Where a trajectory on the fibre ends; rows whose ``status`` is not OK stopped at their last good point."""
+
+    position: Tensor
+    momentum: Tensor
+    linearisation: Linearisation
+    status: Tensor
+    """``[R]`` of :class:`Status`."""
+    iterations: Tensor
+    """``[R]``, solver iterations."""
+    retried: Tensor
+    """``[R]``, whether the first solver failed some projection."""
+
+
+class Solver(Protocol):
+    """:func:`projection.project` with its settings filled in."""
+
+    def __call__(self, fibre: Fibre, v: Tensor, base: JacobianMap, *, active: Tensor) -> Projection: ...
+
+
+def geodesic(
+    fibre: Fibre,
+    position: Tensor,
+    momentum: Tensor,
+    linearisation: Linearisation,
+    step_size: Tensor,
+    n_steps: int | Tensor,
+    n_geodesic: int,
+    solver: Solver,
+    reversal_tolerance: float,
+    *,
+    flow: Flow = STRAIGHT,
+    trace: Callable[[Tensor], None] | None = None,
+) -> GeodesicEndpoint:
+    """``n_steps`` steps of projected kicks around ``n_geodesic`` projected drifts each (MATH 3).
+
+    Every drift is checked: the solver, started from the new point with the momentum reversed, must return.
+
+    Args:
+        fibre: R constraints, one a row.
+        position: ``[R, D]`` on the fibre; momentum ``[R, D]`` in its tangent space.
+        linearisation: at ``position``.
+        step_size: ``[R]``, of one step; a drift takes ``step_size / n_geodesic``.
+        n_steps: one number, or one a row, ``[R]``.
+        solver: projects drifted points back.
+        reversal_tolerance: max-norm distance within which a reversed drift must return.
+        flow: the free motion that drifts follow, :data:`STRAIGHT` or :data:`CIRCULAR`.
+        trace: called with the position after every step.
+    """
+    n_steps = torch.as_tensor(n_steps, device=position.device).expand_as(step_size)
+    step = step_size.unsqueeze(-1)
+    drift = step / n_geodesic
+    jacobian = linearisation.jacobian
+    u, p = position, momentum - 0.5 * step * jacobian.tangent(flow.force(position, linearisation.gradient))
+    status = torch.full(u.shape[:1], int(Status.OK), dtype=torch.int8, device=u.device)
+    iterations, retried = torch.zeros_like(status, dtype=torch.int32), torch.zeros_like(status, dtype=torch.bool)
+    for i in range(int(n_steps.max())):
+        moving = i < n_steps
+        for j in range(n_geodesic):
+            alive = moving & (status == Status.OK)
+            forward = solver(fibre, flow.move(u, p, drift), jacobian, active=alive)
+            moved = alive & forward.converged
+            status = torch.where(alive & ~moved, int(Status.PROJECTION_FAILED), status)
+            # a row that failed stays at its last good point, so that the rest of the batch meets no NaN
+            u_new = torch.where(moved.unsqueeze(-1), forward.position, u)
+            if j < n_geodesic - 1:
+                jacobian = fibre.evaluate(type(fibre).jacobian, u_new)
+            else:
+                linearisation = fibre.evaluate(type(fibre).linearise, u_new)
+                jacobian = linearisation.jacobian
+            p_new = jacobian.tangent(flow.arrival(u, u_new, drift))
+            # to full tolerance: a solve cut short here would accept moves whose reversal fails, and bias the draws
+            back = solver(fibre, flow.move(u_new, -p_new, drift), jacobian, active=moved)
+            returned = back.converged & ((back.position - u).abs().amax(-1) < reversal_tolerance)
+            status = torch.where(moved & ~returned, int(Status.REVERSAL_FAILED), status)
+            iterations += forward.iterations + back.iterations
+            retried |= forward.retried | back.retried
+            u, p = u_new, torch.where(moved.unsqueeze(-1), p_new, p)
+        p = p - _kick(step, i, n_steps) * jacobian.tangent(flow.force(u, linearisation.gradient))
+        if trace is not None:
+            trace(u)
+        if i + 1 < int(n_steps.max()) and not (status == Status.OK).any():
+            break
+    return GeodesicEndpoint(u, p, linearisation, status, iterations, retried)

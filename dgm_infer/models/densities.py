@@ -1,0 +1,115 @@
+"""Input densities p_u: unbounded, of unit variance, independent over coordinates (T appendix D)."""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import ArgumentError
+
+__all__ = ["InputDensity", "Logistic", "Product", "StandardNormal"]
+
+
+class InputDensity(ABC):
+    """A density of independent coordinates, ``log p(u) = sum_i log p_i(u_i)``."""
+
+    dim: int
+
+    @property
+    def is_standard_normal(self) -> bool:
+        """Whether every coordinate is N(0, 1)."""
+        return False
+
+    @abstractmethod
+    def coordinate_log_prob(self, u: Tensor) -> Tensor:
+        """Log density of each coordinate: ``[..., D] -> [..., D]``."""
+
+    @abstractmethod
+    def sample(
+        self,
+        shape: tuple[int, ...] = (),
+        *,
+        generator: torch.Generator | None = None,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Tensor:
+        """Independent draws, ``[*shape, D]``."""
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        """Log density ``[..., D] -> [...]``."""
+        return self.coordinate_log_prob(u).sum(-1)
+
+
+@dataclass(frozen=True)
+class _Iid(InputDensity):
+    """``dim`` coordinates of one and the same density."""
+
+    dim: int
+
+    def __post_init__(self):
+        if self.dim < 0:
+            raise ArgumentError(f"{type(self).__name__}(dim={self.dim}): dim must be 0 or more")
+
+
+@dataclass(frozen=True)
+class StandardNormal(_Iid):
+    """``N(0, 1)`` in every coordinate."""
+
+    @property
+    def is_standard_normal(self):
+        return True
+
+    def coordinate_log_prob(self, u):
+        return -0.5 * u.square() - 0.5 * math.log(2 * math.pi)
+
+    def sample(self, shape=(), *, generator=None, dtype=None, device=None):
+        return torch.randn(*shape, self.dim, generator=generator, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True)
+class Logistic(_Iid):
+    """Logistic of unit variance (scale ``sqrt(3)/pi``) in every coordinate.
+
+    ``log p(v) = log(pi / (4 sqrt 3)) - 2 log cosh(pi v / (2 sqrt 3))``
+    """
+
+    def coordinate_log_prob(self, u):
+        a = (math.pi / (2 * math.sqrt(3))) * u.abs()
+        # log cosh a without overflow
+        log_cosh = a + F.softplus(-2 * a) - math.log(2)
+        return math.log(math.pi / (4 * math.sqrt(3))) - 2 * log_cosh
+
+    def sample(self, shape=(), *, generator=None, dtype=None, device=None):
+        uniform = torch.rand(*shape, self.dim, generator=generator, dtype=dtype, device=device)
+        # torch.rand can return exactly 0, which stands for anything up to its spacing
+        uniform = uniform.clamp_min(torch.finfo(uniform.dtype).eps / 2)
+        return (math.sqrt(3) / math.pi) * torch.logit(uniform)
+
+
+class Product(InputDensity):
+    """Concatenation of densities: ``p(u) = prod_j p_j(u_j)``, ``u = [u_1, u_2, ...]``."""
+
+    def __init__(self, *factors: InputDensity):
+        if not factors:
+            raise ArgumentError("Product() needs at least one density")
+        self.factors = factors
+        self.dims = tuple(factor.dim for factor in factors)
+        self.dim = sum(self.dims)
+
+    def coordinate_log_prob(self, u):
+        parts = u.split(self.dims, -1)
+        return torch.cat([f.coordinate_log_prob(v) for f, v in zip(self.factors, parts, strict=True)], -1)
+
+    def sample(self, shape=(), *, generator=None, dtype=None, device=None):
+        parts = [f.sample(shape, generator=generator, dtype=dtype, device=device) for f in self.factors]
+        return torch.cat(parts, -1)
+
+    @property
+    def is_standard_normal(self):
+        return all(factor.is_standard_normal for factor in self.factors)
+
+    def __repr__(self):
+        return f"Product({', '.join(map(repr, self.factors))})"

@@ -1,0 +1,226 @@
+"""``Draws``: positions and statistics of a sampling run, its diagnostics and its file. The only user of ArviZ."""
+
+import dataclasses
+import hashlib
+import json
+import os
+import warnings
+from functools import cache, cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from .. import kernels
+from ..errors import ArgumentError, CheckpointError
+from ..files import complete_file
+from ..kernels import Kernel
+
+if TYPE_CHECKING:
+    import arviz
+    import pandas
+
+__all__ = ["Draws"]
+
+_FORMAT = "dgm-infer draws 1"
+
+
+class Draws:
+    """Result of :func:`sample`.
+
+    Attributes:
+        inputs: ``[chains, draws, *batch, Du]``, or None when only latents were kept.
+        stats: per-draw statistics, each ``[chains, draws, *batch]``: ``acceptance_rate``, ``diverging``,
+            ``n_steps``, ``step_size``, ``energy``; on a fibre also ``constraint_error``, ``projection_failed``,
+            ``reversal_failed``, ``solver_iterations``.
+        kernel: the frozen, adapted kernel.
+        seed: of the run.
+        interrupted: whether the run was stopped before its last draw.
+        problem: what was sampled; None after :meth:`load` without it.
+        ancestors: ``[chains, *batch]``, where starts were annealed: the number of the prior draw that each chain
+            descends from. Chains with the same number have one start in common, and R-hat compares fewer starts.
+    """
+
+    def __init__(
+        self,
+        *,
+        inputs: Tensor | None,
+        latents: dict[str, Tensor] | None,
+        stats: dict[str, Tensor],
+        kernel: Kernel,
+        seed: int,
+        problem: Any = None,
+        interrupted: bool = False,
+        ancestors: Tensor | None = None,
+    ):
+        self.inputs = inputs
+        self.stats = stats
+        self.kernel = kernel
+        self.seed = seed
+        self.problem = problem
+        self.interrupted = interrupted
+        self.ancestors = ancestors
+        self._latents = latents
+
+    @cached_property
+    def latents(self) -> dict[str, Tensor]:
+        """Latent variables by name, each ``[chains, draws, *batch, *shape]``."""
+        if self._latents is not None:
+            return self._latents
+        with torch.no_grad():
+            return self.problem.latents(self.inputs)
+
+    @property
+    def shape(self) -> torch.Size:
+        """``(chains, draws, *batch)``."""
+        return self.stats["acceptance_rate"].shape
+
+    def generate(self, n: int | None = None, *, seed: int | None = None) -> Tensor:
+        """Complete outputs ``[chains, draws or n, *batch, *output_shape]``.
+
+        The observed part is as observed; the rest is generated from the latents with fresh noise.
+
+        Args:
+            n: how many a chain, evenly spaced over its draws; None for one of every draw.
+            seed: of the fresh noise; None uses the run's.
+
+        Raises:
+            ArgumentError: the draws hold no inputs, or no problem to generate from.
+        """
+        if self.problem is None:
+            raise ArgumentError("these draws were loaded without their problem: Draws.load(path, problem=...)")
+        if self.inputs is None:
+            raise ArgumentError("these draws hold no inputs: sample(..., keep='inputs')")
+        if not hasattr(self.problem, "complete"):
+            raise ArgumentError(f"a {type(self.problem).__name__} has no outputs to generate")
+        inputs = self.inputs
+        if n is not None:
+            if not isinstance(n, int) or n < 1:
+                raise ArgumentError(f"generate(n={n}): must be a whole number, 1 or more")
+            inputs = inputs[:, torch.arange(n, device=inputs.device) * inputs.shape[1] // n]
+        rng = torch.Generator(inputs.device).manual_seed(_generation_seed(self.seed if seed is None else seed))
+        return self.problem.complete(inputs, rng)
+
+    def summary(self, names: list[str] | None = None) -> "pandas.DataFrame":
+        """One row a latent: ``mean, sd, hdi_3%, hdi_97%, mcse_mean, mcse_sd, ess_bulk, ess_tail, r_hat`` (ArviZ)."""
+        az = _arviz()
+
+        with warnings.catch_warnings():
+            # a constant column gives 0/0: its NaN in the table says it
+            warnings.filterwarnings("ignore", message="invalid value encountered", category=RuntimeWarning)
+            table = az.summary(self.to_arviz(), group="posterior", var_names=names, kind="all", round_to="none")
+        assert not isinstance(table, str)
+        return table  # type: ignore[return-value]
+
+    def to_arviz(self) -> "arviz.InferenceData":
+        """Latents as ``posterior``, statistics as ``sample_stats``, inputs as ``unconstrained_posterior``."""
+        az = _arviz()
+
+        batch = self.shape[2:]
+        taken = [name for name in self.latents if name in ("chain", "draw") or name.startswith("problem")]
+        if taken:
+            raise ArgumentError(f"a latent is named {taken[0]!r}, as a dimension of the draws is: give it another name")
+        names = ["problem"] if len(batch) == 1 else [f"problem_{i}" for i in range(len(batch))]
+
+        def dims(variables: dict[str, Tensor]) -> dict[str, list[str]]:
+            def own(name: str, value: Tensor) -> list[str]:
+                return [f"{name}_dim_{i}" for i in range(value.ndim - 2 - len(batch))]
+
+            return {name: names + own(name, value) for name, value in variables.items()}
+
+        def arrays(variables: dict[str, Tensor]) -> dict:
+            return {name: value.detach().cpu().numpy() for name, value in variables.items()}
+
+        data = az.from_dict(
+            posterior=arrays(self.latents),
+            sample_stats=arrays(self.stats),
+            dims=dims({**self.latents, **self.stats}),
+            save_warmup=False,
+        )
+        if self.inputs is not None:
+            inputs = {"inputs": self.inputs}
+            data.add_groups({"unconstrained_posterior": arrays(inputs)}, dims=dims(inputs))
+        data.attrs.update(
+            format=_FORMAT,
+            kernel=json.dumps(_kernel_to_json(self.kernel)),
+            seed=self.seed,
+            interrupted=int(self.interrupted),
+            ancestors=json.dumps(None if self.ancestors is None else self.ancestors.tolist()),
+            torch_version=str(torch.__version__),
+        )
+        return data
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a netCDF file (ArviZ's groups); either all of it or nothing."""
+        with complete_file(path) as part:
+            self.to_arviz().to_netcdf(str(part), engine="h5netcdf")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike, problem: Any = None) -> "Draws":
+        """Read what :meth:`save` wrote; ``problem`` is needed by :meth:`generate` only.
+
+        Raises:
+            CheckpointError: the file is missing, damaged, or not one of ours.
+        """
+        az = _arviz()
+
+        if not Path(path).is_file():
+            raise CheckpointError(f"no draws at {path}: Draws.save(path) writes them")
+        try:
+            data = az.from_netcdf(os.fspath(path), engine="h5netcdf")
+            attributes = dict(data.attrs)
+            if attributes.get("format") != _FORMAT:
+                raise CheckpointError(f"{path} was not written by Draws.save (format {attributes.get('format')!r})")
+            groups = {
+                name: {str(key): torch.from_numpy(array.values.copy()) for key, array in data[name].items()}
+                for name in data.groups()
+            }
+            ancestors = json.loads(attributes.get("ancestors", "null"))
+            return cls(
+                inputs=groups.get("unconstrained_posterior", {}).get("inputs"),
+                latents=groups["posterior"],
+                stats=groups["sample_stats"],
+                kernel=_kernel_from_json(json.loads(attributes["kernel"])),
+                seed=int(attributes["seed"]),
+                interrupted=bool(attributes["interrupted"]),
+                problem=problem,
+                ancestors=None if ancestors is None else torch.tensor(ancestors),
+            )
+        except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+            reason = " ".join(str(error).split())
+            raise CheckpointError(f"{path} is damaged or no file of draws: {reason}") from error
+
+    def __repr__(self):
+        names = ", ".join(self.latents) if self._latents or self.problem else "?"
+        return f"Draws(chains, draws, *batch = {tuple(self.shape)}; latents {names})"
+
+
+@cache
+def _arviz():
+    """ArviZ, imported when it is first needed and without its notice about version 1."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="\nArviZ is undergoing", category=FutureWarning)
+        import arviz
+    return arviz
+
+
+def _generation_seed(seed: int) -> int:
+    """Of a stream apart from the one ``sample(seed=seed)`` uses: its numbers again would be no fresh noise."""
+    digest = hashlib.sha256(f"generate {seed}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")
+
+
+def _kernel_to_json(kernel: Kernel) -> dict:
+    values = {f.name: getattr(kernel, f.name) for f in dataclasses.fields(kernel)}  # type: ignore[arg-type]
+    plain = {name: v.tolist() if isinstance(v, Tensor) else v for name, v in values.items()}
+    return {"name": type(kernel).__name__, **plain}
+
+
+def _kernel_from_json(values: dict) -> Kernel:
+    def field(name: str, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        return tuple(value) if name == "n_steps" else torch.tensor(value, dtype=torch.float64)
+
+    return getattr(kernels, values["name"])(**{k: field(k, v) for k, v in values.items() if k != "name"})

@@ -1,0 +1,242 @@
+"""``sample()``: starting points, warm-up and the main loop."""
+
+import secrets
+import sys
+import time
+import warnings
+from typing import Literal, Self
+
+import torch
+from torch import Tensor
+
+from ..conditioning.fibre import Fibre
+from ..errors import ArgumentError, StartError, whole_number
+from ..kernels import HMC, ConstrainedHMC, Info, Kernel
+from ..target import Target, as_target
+from .draws import Draws
+from .starts import starting_points
+from .warmup import WarmUp
+
+__all__ = ["sample"]
+
+
+def sample(
+    problem,
+    kernel: Kernel | None = None,
+    *,
+    chains: int = 4,
+    warmup: int = 300,
+    draws: int = 500,
+    thin: int = 1,
+    seed: int | None = None,
+    keep: Literal["inputs", "latents"] = "inputs",
+    initial=None,
+    target_acceptance: float = 0.8,
+    progress: bool = True,
+) -> Draws:
+    """Draw from a conditioned problem with many chains at once.
+
+    Args:
+        problem: a :class:`Fibre`, a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``.
+        kernel: None for :class:`ConstrainedHMC` on a fibre and :class:`HMC` on a target.
+        chains: chains of every problem of the batch.
+        warmup: iterations that adapt the kernel and are not kept. With 0, a step size to be adapted is only
+            searched for at the starting points.
+        draws: kept draws of every chain.
+        thin: iterations a kept draw.
+        seed: of all randomness; None draws one, recorded in ``Draws.seed``.
+        keep: ``"latents"`` drops the inputs, to save memory; ``generate()`` then is not available.
+        initial: starting positions ``[chains, *batch, D]``; None finds them near prior draws and, on the fibre of a
+            model with normal noise and where there is a warm-up, anneals the noise until they are typical of the
+            posterior. Chains that strand on the way go on from others: ``Draws.ancestors`` tells which.
+        target_acceptance: mean acceptance probability that step sizes adapt to.
+        progress: show a bar with acceptance, failures and constraint error on the standard error stream.
+
+    Returns:
+        :class:`Draws`. An interrupt (Ctrl-C) after warm-up returns the draws made so far, ``interrupted`` set.
+
+    Raises:
+        ArgumentError: an argument is outside its range.
+        StartError: no starting points were found.
+    """
+    if not isinstance(problem, Fibre | Target):
+        problem = as_target(problem)
+    kernel = default_kernel(problem) if kernel is None else kernel
+    if isinstance(kernel, type) or not hasattr(kernel, "step"):
+        name = kernel.__name__ if isinstance(kernel, type) else repr(kernel)
+        raise ArgumentError(
+            f"kernel={name}: expected an instance, for example {type(default_kernel(problem)).__name__}()"
+        )
+    kernel.check(problem)
+    _check_shapes(kernel, problem)
+    chains = whole_number("sample", "chains", chains, 1)
+    warmup, draws, thin = (
+        whole_number("sample", "warmup", warmup, 0),
+        whole_number("sample", "draws", draws, 1),
+        whole_number("sample", "thin", thin, 1),
+    )
+    seed = secrets.randbits(31) if seed is None else whole_number("sample", "seed", seed, 0)
+    if seed >= 2**63:
+        raise ArgumentError(f"sample(seed={seed}): must be less than 2**63")
+    if keep not in ("inputs", "latents"):
+        raise ArgumentError(f"sample(keep={keep!r}): must be 'inputs' or 'latents'")
+    if not (isinstance(target_acceptance, int | float) and 0 < target_acceptance < 1):
+        raise ArgumentError(f"sample(target_acceptance={target_acceptance}): must lie between 0 and 1")
+    rng = torch.Generator(_device(problem, initial)).manual_seed(seed)
+    kept: dict[str, Tensor] = {}
+    count = 0
+    interrupted = False
+    with _Progress(warmup + draws * thin, progress) as bar:
+        start = starting_points(
+            problem,
+            kernel,
+            chains,
+            rng,
+            initial,
+            anneal=warmup > 0,
+            target_acceptance=target_acceptance,
+            report=bar.say,
+        )
+        state = kernel.init(problem, start.position)
+        lost = int((~state.energy.isfinite()).sum())
+        if lost:
+            raise StartError(
+                f"the energy is not finite at {lost} of {state.energy.numel()} starting points: check the density "
+                "there, or pass initial="
+            )
+        try:
+            warm = WarmUp(
+                kernel,
+                problem,
+                state,
+                rng,
+                iterations=warmup,
+                target_acceptance=target_acceptance,
+                typical=start.ancestors is not None,
+            )
+            for _ in range(warmup):
+                state, info = warm.kernel.step(problem, state, rng)
+                warm.update(info)
+                bar.update("warm-up", info)
+            kernel = warm.frozen()
+            for i in range(draws * thin):
+                state, info = kernel.step(problem, state, rng)
+                if (i + 1) % thin == 0:
+                    record = {**_positions(problem, state.position, keep), **_prefix("stats.", info.stats())}
+                    if not kept:
+                        kept = {name: _buffer(value, draws) for name, value in record.items()}
+                    for name, value in record.items():
+                        kept[name][:, count] = value
+                    count += 1
+                bar.update("sampling", info)
+        except KeyboardInterrupt:
+            if count == 0:
+                raise
+            interrupted = True
+    if interrupted:
+        warnings.warn(f"interrupted: {count} of {draws} draws were made and are kept", stacklevel=2)
+    kept = {name: value[:, :count] for name, value in kept.items()}
+    return Draws(
+        inputs=kept.get("inputs"),
+        latents=_strip("latents.", kept) or None,
+        stats=_strip("stats.", kept),
+        kernel=kernel,
+        seed=seed,
+        problem=problem,
+        interrupted=interrupted,
+        ancestors=start.ancestors,
+    )
+
+
+def default_kernel(problem: Fibre | Target) -> Kernel:
+    """The kernel that suits the kind of problem."""
+    return ConstrainedHMC() if isinstance(problem, Fibre) else HMC()
+
+
+def _check_shapes(kernel: Kernel, problem: Fibre | Target) -> None:
+    for name in ("step_size", "trajectory_length"):
+        value = getattr(kernel, name)
+        if value is None:
+            continue
+        shape = torch.as_tensor(value).shape
+        try:
+            fits = torch.broadcast_shapes(shape, problem.batch_shape) == problem.batch_shape
+        except RuntimeError:
+            fits = False
+        if not fits:
+            raise ArgumentError(
+                f"{name} of shape {tuple(shape)} does not fit the problems, {tuple(problem.batch_shape)}: give a "
+                "number, or one for every problem"
+            )
+
+
+def _device(problem, initial) -> torch.device:
+    values = getattr(problem, "values", None)
+    like = values if isinstance(values, Tensor) else initial
+    return like.device if isinstance(like, Tensor) else torch.device("cpu")
+
+
+def _positions(problem, position: Tensor, keep: str) -> dict[str, Tensor]:
+    if keep == "inputs":
+        return {"inputs": position}
+    return _prefix("latents.", problem.latents(position))
+
+
+def _buffer(value: Tensor, draws: int) -> Tensor:
+    """Room for ``draws`` of a per-iteration value ``[chains, ...]``: ``[chains, draws, ...]``."""
+    return value.new_empty(value.shape[0], draws, *value.shape[1:])
+
+
+def _prefix(prefix: str, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: value for name, value in values.items()}
+
+
+def _strip(prefix: str, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
+
+
+class _Progress:
+    """A bar with running means over the phase; averages are read from the device a few times a second."""
+
+    def __init__(self, total: int, shown: bool):
+        from tqdm import tqdm
+
+        # in a log file every update is a line of its own
+        interval = 0.2 if sys.stderr.isatty() else 10
+        self.bar = tqdm(total=total, disable=not shown, mininterval=interval, dynamic_ncols=True)
+        self.phase = ""
+        self.said = 0.0
+        self.recent: list[Info] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self.recent:
+            self._show()
+        self.bar.close()
+
+    def say(self, text: str) -> None:
+        """Show what goes on before the iterations that the bar counts."""
+        if not self.bar.disable and time.monotonic() - self.said > self.bar.mininterval:
+            self.bar.set_description(text)
+            self.said = time.monotonic()
+
+    def update(self, phase: str, info: Info) -> None:
+        if not self.bar.disable:
+            self.phase = phase
+            # diagnostics are small, the ends of trajectories are not
+            self.recent.append(info._replace(end=None))
+        if self.bar.update():
+            self._show()
+
+    def _show(self) -> None:
+        acceptance = torch.stack([i.acceptance_rate.mean() for i in self.recent]).mean().item()
+        failures = torch.stack([(i.status != 0).double().mean() for i in self.recent]).mean().item()
+        text = f"accept {acceptance:.2f}, failed {100 * failures:.1f} %"
+        errors = [i.constraint_error.max() for i in self.recent if i.constraint_error is not None]
+        if errors:
+            text += f", constraint {torch.stack(errors).max().item():.0e}"
+        self.bar.set_description(self.phase, refresh=False)
+        self.bar.set_postfix_str(text)
+        self.recent.clear()

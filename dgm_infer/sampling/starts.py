@@ -1,0 +1,178 @@
+"""Where chains begin: points on the fibre, and for models with noise its annealing from wide to its own width."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..conditioning.fibre import Fibre
+from ..errors import ArgumentError
+from ..kernels import ConstrainedHMC, Kernel
+from ..models.model import DirectedModel
+from ..target import InputPosterior, Target
+from .warmup import reasonable_step_size
+
+__all__ = ["Start", "anneal_noise", "starting_points"]
+
+# Points that are annealed for every problem, at least: weights compare them with each other.
+_POPULATION = 16
+# Share of the points that the weights of one increment leave in effect.
+_EFFECTIVE = 0.5
+# Nats of annealing weight behind the best: the weights of points in good modes differ by tens, as one transition an
+# increment does not bring equilibrium; what is farther behind has stranded.
+_LOST = 50.0
+# Increments after which the rest is made at once.
+_MOST = 300
+
+
+class Start(NamedTuple):
+    """Where the chains of a run begin."""
+
+    position: Tensor
+    """``[chains, *batch, D]``."""
+    ancestors: Tensor | None = None
+    """``[chains, *batch]``, the number of the prior draw that each descends from; None for each its own, without
+    annealing."""
+
+
+def starting_points(
+    problem: Fibre | Target,
+    kernel: Kernel,
+    chains: int,
+    rng: torch.Generator,
+    initial: Tensor | None,
+    *,
+    anneal: bool,
+    target_acceptance: float,
+    report: Callable[[str], None],
+) -> Start:
+    """The given points, checked, or points near prior draws: annealed where wanted and possible.
+
+    Raises:
+        ArgumentError: given points of another shape, or off the fibre.
+        StartError: no points were found.
+    """
+    if not isinstance(problem, Fibre):
+        return Start(problem.start(chains, rng) if initial is None else _given(problem, chains, initial))
+    tolerance = kernel.relative_tolerance(problem.values.dtype) if isinstance(kernel, ConstrainedHMC) else 1e-8
+    if initial is not None:
+        return Start(_on_fibre(problem, _given(problem, chains, initial), tolerance))
+    if anneal and isinstance(kernel, ConstrainedHMC) and problem.observed.can_be_heated:
+        return anneal_noise(
+            problem, kernel, chains, rng, tolerance=tolerance, target_acceptance=target_acceptance, report=report
+        )
+    return Start(problem.start(chains, rng, tolerance=tolerance))
+
+
+def _given(problem: Fibre | Target, chains: int, initial: Tensor) -> Tensor:
+    initial = torch.as_tensor(initial).detach()
+    if isinstance(problem, Fibre | InputPosterior):
+        initial = initial.to(problem.values)
+    elif not initial.is_floating_point():
+        initial = initial.to(torch.get_default_dtype())
+    shape = (chains, *problem.batch_shape, problem.dim)
+    if tuple(initial.shape) != shape:
+        raise ArgumentError(f"initial has shape {tuple(initial.shape)}; expected {shape}: [chains, *batch, D]")
+    return initial
+
+
+def _on_fibre(problem: Fibre, initial: Tensor, tolerance: float) -> Tensor:
+    excess = (problem.constraint_error(initial) / (tolerance * problem.scale)).max().item()
+    if not excess < 1:
+        raise ArgumentError(
+            f"initial misses the observation by {excess:.3g} times the tolerance: only points on the fibre can "
+            "start a chain; leave initial out to have them found"
+        )
+    return initial
+
+
+def anneal_noise(
+    problem: Fibre,
+    kernel: ConstrainedHMC,
+    chains: int,
+    rng: torch.Generator,
+    *,
+    tolerance: float,
+    target_acceptance: float,
+    report: Callable[[str], None] = lambda text: None,
+) -> Start:
+    """Points of high density, from prior draws, where local inputs are standard normal noise.
+
+    Where every unit has one normal local input, a prior draw of ``u1`` with the ``u2`` that gives the observation is a
+    draw from the posterior under infinitely wide noise. The inverse variance ``beta`` then rises from 0 to 1, in units
+    of the model's; at each value, the largest at which half the points are still in effect, every point makes a short
+    transition on the fibre of the model with that noise, by a step size of its own. Points with weights
+    ``prod exp(-(beta' - beta) |u2|^2 / 2)`` more than 50 nats behind the best of their problem have stranded in a mode
+    that is negligible, and go on from another point. (Tempering of an ABC kernel, J 7, with the weights of annealed
+    importance sampling, MATH 7; they are not used for more than this.)
+
+    Args:
+        problem: a fibre with ``observed.can_be_heated``.
+        kernel: whose solvers, sub-steps and tolerance are used.
+        chains: wanted; at least 16 points a problem are annealed.
+        tolerance: relative, of the starting points.
+        target_acceptance: that the step sizes adapt to.
+        report: shown a line after every increment.
+
+    Raises:
+        StartError: no points on the fibre were found.
+    """
+    model = problem.model
+    assert isinstance(model, DirectedModel)
+    kernel = kernel.replace(n_steps=(1, 2), trajectory_length=None, n_geodesic=kernel.sub_steps(problem), compile=False)
+    u = problem.start(max(chains, _POPULATION), rng, tolerance=tolerance)
+    shape = u.shape[:-1]
+    beta = u.new_zeros(problem.batch_shape)
+    log_weight = u.new_zeros(shape)
+    ancestors = torch.arange(len(u), device=u.device).view(-1, *[1] * (u.ndim - 2)).expand(shape)
+    step_size: Tensor | None = None
+    for count in range(1, _MOST + 1):
+        u1, u2 = model.split(u)
+        square = u2.square().sum(-1)
+        target = _next_beta(beta, square) if count < _MOST else torch.ones_like(beta)
+        log_weight = log_weight - 0.5 * (target - beta) * square
+        beta = target
+        source = _survivors(log_weight, rng)
+        log_weight, ancestors = log_weight.gather(0, source), ancestors.gather(0, source)
+        heat = beta.rsqrt()
+        u = torch.cat([u1, u2 / heat.unsqueeze(-1)], -1).gather(0, source.unsqueeze(-1).expand_as(u))
+        heated = problem.heated(heat)
+        state = kernel.init(heated, u)
+        if step_size is None:
+            step_size = reasonable_step_size(kernel, heated, state, rng)
+        state, info = kernel.replace(step_size=step_size.gather(0, source)).step(heated, state, rng)
+        step_size = info.step_size * (0.5 * (info.acceptance_rate - target_acceptance)).exp()
+        report(f"start-up, noise x {heat.max().item():.3g}")
+        u1, u2 = model.split(state.position)
+        u = torch.cat([u1, u2 * heat.unsqueeze(-1)], -1)
+        if (beta == 1).all():
+            break
+    return Start(u[:chains], ancestors[:chains])
+
+
+def _next_beta(beta: Tensor, square: Tensor) -> Tensor:
+    """The largest value up to 1 at which weights ``exp(-(beta' - beta) square / 2)`` leave half the points in effect.
+
+    Args:
+        beta: ``[*batch]``.
+        square: ``|u2|^2``, ``[points, *batch]``.
+    """
+    # prior draws can miss by any factor: bisect the order of magnitude
+    low, high = torch.full_like(beta, -80 * math.log(2)), torch.zeros_like(beta)
+    for _ in range(40):
+        middle = 0.5 * (low + high)
+        weight = torch.softmax(-0.5 * middle.exp() * square, 0)
+        enough = weight.square().sum(0) * len(square) * _EFFECTIVE <= 1
+        low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
+    return (beta + high.exp()).clamp_max(1)
+
+
+def _survivors(log_weight: Tensor, rng: torch.Generator) -> Tensor:
+    """The point that each goes on from, itself unless it is lost: ``[points, *batch]``."""
+    flat = log_weight.nan_to_num(nan=-torch.inf).reshape(len(log_weight), -1)
+    lost = flat < flat.amax(0) - _LOST
+    others = torch.multinomial((~lost).T.to(flat.dtype), len(flat), replacement=True, generator=rng).T
+    own = torch.arange(len(flat), device=flat.device).unsqueeze(-1)
+    return torch.where(lost, others, own).reshape(log_weight.shape)

@@ -1,0 +1,242 @@
+"""The ``evidence`` command: log p(x) of images under a generator, by several methods, between two bounds."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+import dgm_infer as dgm
+from dgm_infer import AIS, DirectedModel, Evidence, Gaussian, GenerativeModel, InputDensity
+from dgm_infer.errors import ConfigError, ModelError
+from dgm_infer.evidence import Bounds, Method
+from dgm_infer.files import complete_run
+from generators import IWAE, LatentPosterior
+
+from ..figures import evidence as evidence_figures
+from ..reports.estimates import Estimates, caveats, table
+from .condition import HeldOutImages, binarised, moved, read_generator, read_images
+
+__all__ = ["DEFAULT_METHODS", "estimate_evidence", "fitted_base", "parts_of"]
+
+DEFAULT_METHODS = (
+    dgm.Elbo(),
+    dgm.ImportanceSampling(),
+    dgm.AIS(),
+    dgm.GibbsTempering(),
+    dgm.ContinuousTempering(),
+)
+
+
+def estimate_evidence(
+    name: str,
+    generator: GenerativeModel | str,
+    images: HeldOutImages | str,
+    n_images: int = 20,
+    binarise: float | None = None,
+    methods: list[Method] | None = None,
+    base: Literal["encoder", "diagonal", "low_rank", "full", "laplace"] = "encoder",
+    bounds: AIS | None = AIS(),  # noqa: B008 (immutable)
+    n_simulated: int = 10,
+    chains: int = 16,
+    chunk: int | None = None,
+    seed: int | None = None,
+    device: str | None = None,
+    output: str = "runs",
+    resolved: str = "",
+) -> Path:
+    """Estimate log p(x) of images under a generator; write results, a table and a picture to a run folder.
+
+    Args:
+        name: of the run; results go to ``<output>/<name>/<time>/``.
+        generator: a shipped generator, a path to its weights, or a model by class path; it has a decoder, and an
+            encoder where the base needs one.
+        images: a data set with held-out images by class path, or a file: a picture, or ``.npy`` of ``[n, *shape]``
+            (8-bit values are divided by 255, others taken as they are).
+        n_images: the first so many images.
+        binarise: threshold above which a pixel is 1, below it 0; null leaves the values as they are. Generators of
+            binary images need it where the images are grey.
+        methods: of estimation, by class path; null for Elbo, ImportanceSampling, AIS, GibbsTempering and
+            ContinuousTempering with their defaults.
+        base: density that methods start from: encoder, a Gaussian fitted by the evidence lower bound (diagonal,
+            low_rank, full), or laplace.
+        bounds: annealing in both directions, for an upper bound: from draws of the last method that has draws of the
+            posterior (heuristic, for these are not exact), and on simulated images; null for none.
+        n_simulated: images simulated from the generator, of which exact draws are known: there both bounds hold, and
+            their gap says what to expect of annealing; 0 for none.
+        chains: of every image.
+        chunk: images at a time; null for as many as memory allows.
+        seed: of all randomness; null draws one.
+        device: to compute on; null for the generator's.
+        output: folder of all runs.
+        resolved: the configuration as it was read, kept with the results.
+
+    Returns:
+        the run folder.
+
+    Raises:
+        DgmInferError: an option, a file or the generator does not serve.
+    """
+    model = read_generator(generator)
+    model = moved(model, device)
+    shape = tuple(model.output_shape)
+    x = binarised(read_images(images, n_images, shape), binarise)
+    methods = list(DEFAULT_METHODS) if methods is None else methods
+    if not methods:
+        raise ConfigError("methods: the list is empty; name one, or give null for all")
+    if n_simulated < 0:
+        raise ConfigError(f"n_simulated = {n_simulated}: must be 0 or more")
+    if chains < 2:
+        raise ConfigError(f"chains = {chains}: errors come from the spread over chains, give 2 or more")
+    seed = int(torch.randint(2**31, ()).item()) if seed is None else seed
+    target, q = _problem(model, x, base, seed)
+    options = {"chains": chains, "seed": seed, "chunk": chunk}
+    with complete_run(name, output) as folder:
+        results: dict[str, Evidence] = {}
+        for method, label in zip(methods, _labels(methods), strict=True):
+            print(f"{label}: {n_images} images x {chains} chains", flush=True)
+            results[label] = dgm.log_evidence(target, q, method=method, **options)
+        simulated = None
+        if bounds is not None:
+            results |= _heuristic_bounds(target, q, bounds, results, options)
+            if n_simulated:
+                simulated = _simulated_bounds(model, n_simulated, base, bounds, options)
+        rows = [Estimates.of(label, evidence) for label, evidence in results.items()]
+        report = _report(rows, results, simulated, chains, seed)
+        (folder / "config.yaml").write_text(resolved)
+        (folder / "log.txt").write_text(report)
+        for label, evidence in results.items():
+            evidence.save(folder / f"{label.replace(' ', '_')}.npz")
+        _frame(results).to_csv(folder / "evidence.csv", index=False)
+        evidence_figures.by_image(folder / "evidence.png", rows, _reference(rows))
+    print(report, end="")
+    print(f"results in {folder}: " + ", ".join(sorted(path.name for path in folder.iterdir())))
+    return folder
+
+
+def parts_of(model: GenerativeModel) -> tuple[nn.Module, nn.Module | None, InputDensity]:
+    """Decoder, encoder (or None) and prior of a generator.
+
+    Raises:
+        ModelError: it has no decoder.
+    """
+    decoder, encoder = getattr(model, "decoder", None), getattr(model, "encoder", None)
+    if not isinstance(decoder, nn.Module):
+        raise ModelError(
+            f"generator: a {type(model).__name__} has no decoder: log p(x) needs decoder(z), a distribution over images"
+        )
+    prior = model.global_density if isinstance(model, DirectedModel) else model.input_density
+    return decoder, encoder, prior
+
+
+def fitted_base(model: GenerativeModel, target: LatentPosterior, kind: str, seed: int) -> Gaussian:
+    """The density that methods start from, for every image of the target."""
+    if kind == "encoder":
+        encoder = parts_of(model)[1]
+        if encoder is None:
+            raise ModelError(
+                f"generator: a {type(model).__name__} has no encoder: choose base diagonal, low_rank, full or laplace"
+            )
+        return Gaussian.from_encoder(encoder, target.images)
+    dtype, device = target.images.dtype, target.images.device
+    if kind == "laplace":
+        return Gaussian.laplace(target, dtype=dtype, device=device)
+    return Gaussian.fit(target, kind, seed=seed, dtype=dtype, device=device)  # type: ignore[arg-type]
+
+
+def _problem(model: GenerativeModel, x: Tensor, base: str, seed: int) -> tuple[LatentPosterior, Gaussian]:
+    decoder, _, prior = parts_of(model)
+    target = LatentPosterior(decoder, x, prior)
+    return target, fitted_base(model, target, base, seed)
+
+
+def _labels(methods: Sequence[Method]) -> list[str]:
+    """Class names, with a number where one occurs again."""
+    names = [type(method).__name__ for method in methods]
+    return [name if names.count(name) == 1 else f"{name} {names[: i + 1].count(name)}" for i, name in enumerate(names)]
+
+
+def _heuristic_bounds(
+    target: LatentPosterior, q: Gaussian, method: AIS, results: dict[str, Evidence], options: dict
+) -> dict[str, Evidence]:
+    """An upper bound and the two-sided estimate, from draws that some method left; none where none has any."""
+    sources = [(label, e) for label, e in results.items() if e.status in ("unbiased", "consistent")]
+    if not sources:
+        return {}
+    label, evidence = sources[-1]
+    print(f"bounds: annealing back from draws of {label}", flush=True)
+    draws = _resampled(evidence, options["chains"], options["seed"])
+    found = dgm.bidirectional(target, q, draws, method=method, exact=False, **options)
+    return {"reverse AIS": found.upper, "Bennett": found.combined}
+
+
+def _resampled(evidence: Evidence, chains: int, seed: int) -> Tensor:
+    """Unweighted draws of the posteriors, ``[chains, *batch, D]``, as good as the weights are."""
+    assert evidence.draws is not None
+    draws, log_weights = evidence.draws.flatten(0, 1), evidence.log_weights.flatten(0, 1)
+    batch = draws.shape[1:-1]
+    draws, log_weights = draws.reshape(len(draws), -1, draws.shape[-1]), log_weights.reshape(len(draws), -1)
+    rng = torch.Generator(draws.device).manual_seed(seed)
+    chosen = torch.multinomial((log_weights - log_weights.amax(0)).exp().mT, chains, replacement=True, generator=rng)
+    picked = draws.gather(0, chosen.mT.unsqueeze(-1).expand(-1, -1, draws.shape[-1]))
+    return picked.reshape(chains, *batch, -1)
+
+
+def _simulated_bounds(model: GenerativeModel, n: int, base: str, method: AIS, options: dict) -> Bounds:
+    """Both bounds on images that the generator makes, from the latents that it made them of."""
+    print(f"bounds on {n} simulated images, whose latents are known", flush=True)
+    images, latents = _simulated(model, n, options["seed"])
+    target, q = _problem(model, images, base, options["seed"])
+    return dgm.bidirectional(target, q, latents, method=method, **options)
+
+
+def _simulated(model: GenerativeModel, n: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Images ``[n, *shape]`` and the latents ``[n, Dz]`` that generated them."""
+    if isinstance(model, IWAE):
+        return model.generate(n, seed)
+    like = next(model.parameters())
+    rng = torch.Generator(like.device).manual_seed(seed)
+    decoder, _, prior = parts_of(model)
+    z = prior.sample((n,), generator=rng, dtype=like.dtype, device=like.device)
+    # distributions draw from the global generators
+    with torch.no_grad(), torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
+        torch.manual_seed(seed)
+        x = decoder(z).sample()
+    return x.reshape(n, *model.output_shape), z
+
+
+def _reference(rows: Sequence[Estimates]) -> Estimates:
+    """The most precise row that is no bound, else the last."""
+    central = [row for row in rows if row.status in ("unbiased", "consistent")] or list(rows[-1:])
+    return min(central, key=lambda row: float(row.std_error.double().nan_to_num(torch.inf).median()))
+
+
+def _report(
+    rows: Sequence[Estimates], results: dict[str, Evidence], simulated: Bounds | None, chains: int, seed: int
+) -> str:
+    n = len(rows[0].log_z)
+    parts = [
+        f"log p(x) of {n} images, {chains} chains each, seed {seed}; errors are standard errors, of the mean over "
+        "these images and of the typical image\n",
+        table(rows),
+    ]
+    if simulated is not None:
+        bounds = {"lower, AIS": simulated.lower, "upper, reverse AIS": simulated.upper, "Bennett": simulated.combined}
+        held = [Estimates.of(label, evidence) for label, evidence in bounds.items()]
+        parts += [
+            f"\non {len(held[0].log_z)} images simulated from the generator, whose exact draws make both bounds hold: "
+            f"mean gap {float(simulated.gap.mean()):.3f}\n",
+            table(held),
+        ]
+    parts += [f"{line}\n" for label, evidence in results.items() for line in caveats(label, evidence)]
+    if any(row.status == "heuristic" for row in rows):
+        parts.append("heuristic: no bound is guaranteed, because the draws it starts from are not exact\n")
+    return "".join(parts)
+
+
+def _frame(results: dict[str, Evidence]):
+    import pandas
+
+    frames = [evidence.to_dataframe().reset_index().assign(method=label) for label, evidence in results.items()]
+    return pandas.concat(frames, ignore_index=True)

@@ -1,0 +1,234 @@
+"""The ``train`` command: LightningCLI's ``fit`` with a run folder, a tidy screen and a generator at the end."""
+
+import logging
+import signal
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.fabric.utilities.warnings import PossibleUserWarning
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.plugins.io import CheckpointIO
+
+from dgm_infer.errors import ConfigError, DgmInferError
+from dgm_infer.files import make_folder, remove_folders, unused_folder
+from generators.weights import read_checkpoint
+from trainers.export import SaveGenerator
+from trainers.progress import TrainingProgress
+from trainers.resuming import RandomState, WholeFiles
+
+__all__ = ["quiet", "train"]
+
+# What Lightning accepts for --ckpt_path besides a file.
+CHECKPOINT_WORDS = ("best", "last", "hpc")
+# Lightning's loggers that announce what this command says in its own two lines.
+TALKERS = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.callbacks.model_summary", "lightning.fabric")
+
+
+def train(args: list[str]) -> None:
+    """Train what a configuration names: ``--config FILE [--trainer.max_epochs N --ckpt_path FILE ...]``.
+
+    Results go to ``runs/<config>/<time>/`` unless ``trainer.default_root_dir`` says otherwise.
+
+    Raises:
+        ConfigError, argparse.ArgumentError: a mistake in the options or the configuration file.
+        CheckpointError: the checkpoint to resume from is missing, damaged or of another generator.
+        KeyboardInterrupt: interrupted before the first checkpoint; nothing is left behind.
+        SystemExit: with code 130, interrupted later; a line says where the last checkpoint is.
+    """
+    threads = torch.get_num_threads()
+    try:
+        with quiet():
+            TrainCLI(args)
+    finally:
+        torch.set_num_threads(threads)
+
+
+class TrainCLI(LightningCLI):
+    """Any LightningModule and LightningDataModule by class path, and every flag of ``Trainer`` and ``fit``."""
+
+    def __init__(self, args: list[str]):
+        strict = {"exit_on_error": False, "allow_abbrev": False}
+        super().__init__(
+            args=["fit", *args],
+            seed_everything_default=0,
+            parser_kwargs={"prog": "dgm-infer train", **strict, "fit": dict(strict)},
+        )
+
+    @staticmethod
+    def subcommands() -> dict[str, set[str]]:
+        return {"fit": LightningCLI.subcommands()["fit"]}
+
+    def setup_parser(self, *args: Any, **kwargs: Any) -> None:
+        super().setup_parser(*args, **kwargs)
+        # the word "fit" is implied, so the usage must not ask for it
+        self._subcommand_parsers["fit"].prog = "dgm-infer train"
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        parser.add_lightning_class_args(SaveGenerator, "export")
+        parser.add_argument(
+            "--threads",
+            type=int | None,
+            default=None,
+            help="PyTorch's threads in this run; small networks are fastest with 1. Null leaves the process as it is.",
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        super().parse_arguments(parser, args)
+        settings = self.config["fit"]
+        seed = settings["seed_everything"]
+        if not 0 <= int(seed) < 2**32:
+            raise ConfigError(f"seed_everything={seed}: must be from 0 to {2**32 - 1}")
+        threads = settings["threads"]
+        if threads is not None and threads < 1:
+            raise ConfigError(f"threads={threads}: must be 1 or more, or null")
+        precision = str(settings["trainer"]["precision"])
+        if precision.endswith("16-true"):
+            mixed = precision.replace("-true", "-mixed")
+            raise ConfigError(f"trainer.precision={precision}: bounds of 16 bits mean little; choose {mixed}")
+        every = settings["trainer"]["check_val_every_n_epoch"]
+        if every is not None and every < 1:
+            raise ConfigError(f"trainer.check_val_every_n_epoch={every}: must be 1 or more, or null")
+        files = settings.get("config") or []
+        self.name = Path(str(files[-1])).stem if files else "train"
+        checkpoint, self.resumed_step = settings["ckpt_path"], None
+        if checkpoint is not None and checkpoint not in CHECKPOINT_WORDS and "://" not in str(checkpoint):
+            stored = read_checkpoint(Path(checkpoint))
+            self.resumed_step = stored.get("global_step") if isinstance(stored, dict) else None
+        folder = settings["trainer"]["default_root_dir"]
+        if folder is not None and (Path(folder) / "config.yaml").exists():
+            raise ConfigError(
+                f"trainer.default_root_dir={folder} holds a run already: name another, or none for runs/{self.name}/"
+            )
+
+    def before_instantiate_classes(self) -> None:
+        threads = self._get(self.config, "threads")
+        if threads is not None:
+            # train() puts it back
+            torch.set_num_threads(threads)
+
+    def instantiate_classes(self) -> None:
+        try:
+            super().instantiate_classes()
+        except MisconfigurationException as error:
+            raise ConfigError(" ".join(str(error).split())) from error
+        except ValueError as error:
+            raise ConfigError(_innermost(error)) from error
+
+    def instantiate_trainer(self, **kwargs: Any) -> Trainer:
+        # given here and not as defaults, so that the configuration kept with a run starts a new run in a new folder
+        settings = self._get(self.config_init, "trainer")
+        self.folder = Path(settings["default_root_dir"] or unused_folder(self.name))
+        kwargs["default_root_dir"] = self.folder
+        if settings["logger"] in (None, True):
+            # the first one's folder is that of the run
+            board = TensorBoardLogger(self.folder, name="", version="tensorboard", default_hp_metric=False)
+            kwargs["logger"] = [CSVLogger(self.folder, name="", version=""), board]
+        plugins = settings["plugins"] or []
+        plugins = list(plugins) if isinstance(plugins, list) else [plugins]
+        if not any(isinstance(plugin, CheckpointIO) for plugin in plugins):
+            plugins.append(WholeFiles())
+        callbacks = settings["callbacks"] or []
+        callbacks = list(callbacks) if isinstance(callbacks, list) else [callbacks]
+        if settings["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
+            callbacks.append(TrainingProgress())
+        callbacks.append(RandomState())
+        return super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
+
+    def before_fit(self) -> None:
+        self.export: SaveGenerator = self._get(self.config_init, "export")
+        given = self.export.notes
+        self.export.notes = {"config": self.name, "seed": self._get(self.config, "seed_everything"), **given}
+        data = "" if self.datamodule is None else f" on {type(self.datamodule).__name__}"
+        n_parameters = sum(p.numel() for p in self.model.parameters())
+        folder = "" if self.trainer.fast_dev_run else f", in {self.folder}"  # type: ignore[attr-defined]
+        _say(self.trainer, f"training {type(self.model).__name__}{data}: {n_parameters} parameters{folder}")
+
+    def fit(self, **kwargs: Any) -> None:
+        """``Trainer.fit``; leaves no folder behind when it is refused or interrupted before its first checkpoint."""
+        try:
+            made = make_folder(self.folder)
+        except OSError as error:
+            raise ConfigError(f"trainer.default_root_dir={self.folder} cannot be made: {error.strerror}") from error
+        on_interrupt = signal.getsignal(signal.SIGINT)
+        try:
+            self.trainer.fit(**kwargs)
+            if self.trainer.global_step == self.resumed_step:
+                raise ConfigError(
+                    f"ckpt_path={kwargs['ckpt_path']} has {self.trainer.current_epoch} epochs and {self.resumed_step} "
+                    "steps: nothing is left to train; raise trainer.max_epochs"
+                )
+        except (DgmInferError, MisconfigurationException, SystemExit) as error:
+            checkpoint = self._checkpoint()
+            if checkpoint is None and self.trainer.is_global_zero:
+                remove_folders(made)
+            if isinstance(error, DgmInferError):
+                raise
+            if isinstance(error, MisconfigurationException):
+                raise ConfigError(" ".join(str(error).split())) from error
+            # Lightning ends the process on an interrupt
+            if checkpoint is None:
+                raise KeyboardInterrupt from error
+            _say(
+                self.trainer,
+                f"interrupted in epoch {self.trainer.current_epoch + 1}: go on with --ckpt_path {checkpoint}",
+            )
+            raise SystemExit(130) from error
+        finally:
+            # which Lightning has switched off if there was an interrupt
+            signal.signal(signal.SIGINT, on_interrupt)
+
+    def after_fit(self) -> None:
+        metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
+        if metrics:
+            figures = ", ".join(f"{name} {value:.2f}" for name, value in metrics.items())
+            _say(self.trainer, f"after epoch {self.trainer.current_epoch}: {figures}")
+        for what, path in (("generator", self.export.written), ("checkpoint", self._checkpoint())):
+            if path is not None:
+                _say(self.trainer, f"{what}: {path}")
+
+    def _checkpoint(self) -> Path | None:
+        callback = self.trainer.checkpoint_callback
+        paths = [getattr(callback, name, "") for name in ("last_model_path", "best_model_path")]
+        return next((Path(path) for path in paths if path and Path(path).exists()), None)
+
+
+def _innermost(error: BaseException) -> str:
+    """What went wrong, without jsonargparse's report around it."""
+    cause = error
+    while not isinstance(cause, DgmInferError) and (deeper := cause.__cause__ or cause.__context__) is not None:
+        cause = deeper
+    return str(cause)
+
+
+def _say(trainer: Trainer, text: str) -> None:
+    if trainer.is_global_zero:
+        print(text)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Lightning's tips and advice off the screen, its warnings about real trouble on it; only within the block."""
+    loggers = [logging.getLogger(name) for name in TALKERS]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.WARNING)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=PossibleUserWarning)
+            # every run has a folder of its own, also one that resumes
+            warnings.filterwarnings("ignore", "The dirpath has changed from")
+            # Lightning 2.6 asks an outdated question of PyTorch 2.15's pytrees
+            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
+            warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended to run from within Python")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)

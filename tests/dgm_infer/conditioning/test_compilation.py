@@ -1,0 +1,143 @@
+"""Compiled fibres give the results of eager ones, for any number of rows, each function compiled once."""
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.conditioning.compilation import Compiler
+from tests.models import Bent, BentPairs, Stretched, Walk
+from tests.oracles import FLOAT, Circle, Ellipse, Wave
+
+ROW = torch.tensor([True, False, True, True, True])
+
+
+def under_a_mask_a_problem():
+    masks = torch.stack([ROW, ROW.flip(0)])
+    return dgm.condition(Bent(), torch.linspace(-0.8, 0.8, 10).reshape(2, 5), observe=dgm.pixels(masks))
+
+
+PROBLEMS = {
+    "scalar units, a mask a problem": under_a_mask_a_problem,
+    "pairs": lambda: dgm.condition(BentPairs(), torch.linspace(-0.8, 0.8, 6)),
+    "walk": lambda: dgm.condition(Walk(), torch.linspace(-0.8, 0.8, 16).reshape(2, 8)),
+    "dense": lambda: dgm.condition(Ellipse(), [2.0]),
+    "not normal": lambda: dgm.condition(Stretched(), torch.linspace(-0.8, 0.8, 5)),
+    "sums": lambda: dgm.condition(Bent(), [0.3, -0.2], observe=dgm.linear([[0.5, 0, 0, 0.5, 0], [0, 2, 0, 0, -1.0]])),
+    "strongly bent": lambda: dgm.condition(Wave(), [0.0]),
+    "32 bits": lambda: dgm.condition(Bent(), torch.linspace(-0.8, 0.8, 5), dtype=torch.float32),
+}
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """The graphs given to ``torch.compile``, which go on as they are: all but the compiler itself, in no time."""
+    graphs = []
+
+    def keep(graph):
+        graphs.append(graph)
+        return graph
+
+    monkeypatch.setattr(torch, "compile", keep)
+    return graphs
+
+
+def largest_difference(problem, *, solver="newton", chains=(5, 1), **settings):
+    """Between the chains of compiled and eager kernels, of the same seed."""
+    kernel = dgm.ConstrainedHMC(0.3, n_steps=(2, 3), n_geodesic=2, solver=solver, **settings)
+    differences = []
+    for n in chains:
+        eager, fast = (
+            dgm.sample(problem, kernel.replace(compile=c), chains=n, warmup=0, draws=4, seed=3, progress=False)
+            for c in (False, True)
+        )
+        assert eager.inputs.diff(dim=1).abs().max() > 0.01
+        for name in ("n_steps", "projection_failed", "reversal_failed"):
+            assert torch.equal(fast.stats[name], eager.stats[name])
+        differences.append((fast.inputs - eager.inputs).abs().max().item())
+    return max(differences)
+
+
+def rounding(problem):
+    return 1e-10 if problem.values.dtype == FLOAT else 1e-4
+
+
+@pytest.mark.parametrize("split", [True, False], ids=["circular", "straight"])
+@pytest.mark.parametrize("solver", ["newton", "quasi_newton"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_traced_functions_make_the_chains_of_eager_ones(name, solver, split, compiled):
+    problem = PROBLEMS[name]()
+    assert largest_difference(problem, solver=solver, split=split) < rounding(problem)
+    # constraint, linearisation, Jacobian, and an update of every solver that was needed; each for all sizes
+    assert 4 <= len(compiled) <= 5
+
+
+def test_compiled_functions_make_the_chains_of_eager_ones():
+    problem = PROBLEMS["dense"]()
+    assert largest_difference(problem) < rounding(problem)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("solver", ["newton", "quasi_newton"])
+@pytest.mark.parametrize("name", PROBLEMS)
+def test_compiled_functions_make_the_chains_of_eager_ones_always(name, solver):
+    problem = PROBLEMS[name]()
+    assert largest_difference(problem, solver=solver, chains=(5, 2, 1, 7)) < rounding(problem)
+
+
+def test_a_fibre_keeps_what_it_compiled(compiled):
+    problem = PROBLEMS["pairs"]()
+    kernel = dgm.ConstrainedHMC(0.3, n_steps=2, solver="newton", compile=True)
+    for chains in (3, 4):
+        dgm.sample(problem, kernel, chains=chains, warmup=0, draws=2, seed=0, progress=False)
+    seen = len(compiled)
+    dgm.sample(problem, kernel, chains=50, warmup=2, draws=2, seed=0, progress=False)
+    assert len(compiled) == seen
+    # the control: another problem is another function
+    dgm.sample(PROBLEMS["pairs"](), kernel, chains=3, warmup=0, draws=2, seed=0, progress=False)
+    assert len(compiled) > seen
+
+
+def test_without_compile_nothing_is_compiled(compiled):
+    problem = PROBLEMS["pairs"]()
+    dgm.sample(problem, chains=3, warmup=2, draws=2, seed=0, progress=False)
+    assert compiled == []
+
+
+@pytest.mark.parametrize("constant", [31, 53, 97, 211, 422])
+def test_numbers_of_the_model_are_not_taken_for_numbers_of_rows(constant, compiled):
+    def function(x):
+        wide = x @ torch.ones(x.shape[-1], constant, dtype=FLOAT)
+        return (wide + torch.zeros(len(x), constant, dtype=FLOAT)).sum(-1) * constant
+
+    compiler = Compiler()
+    for rows in (3, 1, constant, 100):
+        x = torch.randn(rows, 2, generator=torch.Generator().manual_seed(rows), dtype=FLOAT)
+        torch.testing.assert_close(compiler("key", function, x), function(x))
+    assert len(compiled) == 1
+
+
+class Undecided(Circle):
+    """Its output is computed in a way that depends on values."""
+
+    def observed(self, u):
+        x = super().observed(u)
+        return 2 * x if bool((x > 100).any()) else x
+
+
+class Sized(Circle):
+    """Its output depends on how many rows it has."""
+
+    def observed(self, u):
+        x = super().observed(u)
+        return x * (1 + x.shape[0] if x.ndim > 1 else 1)
+
+
+@pytest.mark.parametrize("model", [Undecided, Sized])
+def test_a_model_that_cannot_be_compiled_is_refused_in_one_line(model):
+    kernel = dgm.ConstrainedHMC(0.3, n_steps=2, compile=True)
+    problem = dgm.condition(model(), [1.0])
+    with pytest.raises(dgm.ModelError, match="compile=True") as caught:
+        dgm.sample(problem, kernel, chains=2, warmup=0, draws=1, seed=0, progress=False)
+    assert "\n" not in str(caught.value)
+    # the control: it can be sampled without
+    dgm.sample(problem, kernel.replace(compile=False), chains=2, warmup=0, draws=1, seed=0, progress=False)

@@ -1,0 +1,199 @@
+"""Discrete temperatures: draws of k given x follow their law exactly, whatever the weights, differences and parts."""
+
+import math
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.evidence.schedules import sigmoid
+from dgm_infer.evidence.tempering import ladder
+from dgm_infer.evidence.tempering.ladder import EvenLadder, ListedLadder, even_knots, interpolated, is_even
+from tests.known_evidence import known_bimodal, known_gaussian
+from tests.oracles import FLOAT
+
+N = 10
+KNOTS = torch.tensor([0, 1, 4, N])
+BETAS = torch.arange(N + 1, dtype=FLOAT) / N
+# of two problems
+H = torch.tensor([[0.0, 0.0], [-0.7, 0.4], [0.2, 3.0], [-1.0, 2.0]], dtype=FLOAT)
+
+
+def even():
+    return EvenLadder(N, KNOTS, H)
+
+
+def listed():
+    return ListedLadder(BETAS, interpolated(BETAS, KNOTS.double() / N, H))
+
+
+def exact(difference):
+    """Log probabilities of all temperatures ``[N + 1, 2]``."""
+    logits = interpolated(BETAS, KNOTS.double() / N, H) - BETAS.unsqueeze(-1) * difference
+    return logits - logits.logsumexp(0)
+
+
+DIFFERENCES = [-2000.0, -30.0, -5.0, -1e-9, 0.0, 2.0, 7.0, 30.0, 2000.0]
+every_ladder = pytest.mark.parametrize("make", [even, listed], ids=["even", "listed"])
+
+
+def chi_square(beta, expected):
+    """Of the frequencies of the temperatures, with its degrees of freedom: ``expected [N + 1]`` log probabilities."""
+    count = torch.bincount((beta * N).round().long(), minlength=N + 1).to(FLOAT)
+    mean = len(beta) * expected.exp()
+    # temperatures that are hardly ever visited tell nothing
+    often = mean > 5
+    assert count[~often].sum() <= 5 + 10 * mean[~often].sum()
+    return ((count - mean).square() / mean)[often].sum(), max(int(often.sum()) - 1, 1)
+
+
+@every_ladder
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_temperatures_given_x_have_their_probabilities(make, difference):
+    n = 40_000
+    rung = make().draw(torch.full((n, 2), difference, dtype=FLOAT), torch.Generator().manual_seed(0))
+    log_p = exact(difference)
+    for problem in range(2):
+        value, dof = chi_square(rung.beta[:, problem], log_p[:, problem])
+        assert value <= dof + 5 * math.sqrt(2 * dof) + 10
+        # the weights of the other problem, or a difference that is a little off, make another law
+        if abs(difference) < 10:
+            for wrong in (log_p[:, 1 - problem], exact(difference + 0.5)[:, problem]):
+                value, dof = chi_square(rung.beta[:, problem], wrong)
+                assert value > dof + 5 * math.sqrt(2 * dof) + 10
+    torch.testing.assert_close(rung.log_p0, log_p[0].expand(n, 2), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(rung.log_p1, log_p[-1].expand(n, 2), rtol=1e-10, atol=1e-10)
+
+
+@every_ladder
+def test_a_problem_and_a_chain_has_its_own_difference(make):
+    difference = torch.tensor([[-3.0, 4.0], [8.0, -0.5]], dtype=FLOAT)
+    rung = make().draw(difference, torch.Generator().manual_seed(1))
+    for chain in range(2):
+        for problem in range(2):
+            expected = exact(difference[chain, problem])[:, problem]
+            assert rung.log_p0[chain, problem] == pytest.approx(expected[0].item(), abs=1e-10)
+            assert rung.log_p1[chain, problem] == pytest.approx(expected[-1].item(), abs=1e-10)
+
+
+def test_draws_in_parts_are_those_of_the_whole(monkeypatch):
+    difference = 5 * torch.randn(7, 2, generator=torch.Generator().manual_seed(2), dtype=FLOAT)
+    whole = listed().draw(difference, torch.Generator().manual_seed(3))
+    for at_once in (1, 30):
+        monkeypatch.setattr(ladder, "_AT_ONCE", at_once)
+        for a, b in zip(listed().draw(difference, torch.Generator().manual_seed(3)), whole, strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_batch_of_any_shape_will_do():
+    for batch in ((), (3,), (2, 3)):
+        h = torch.zeros(2, *batch, dtype=FLOAT)
+        difference = torch.full((5, *batch), 2.0, dtype=FLOAT)
+        for one in (EvenLadder(4, torch.tensor([0, 4]), h), ListedLadder(torch.linspace(0, 1, 2, dtype=FLOAT), h)):
+            rung = one.draw(difference, torch.Generator().manual_seed(0))
+            assert all(value.shape == difference.shape for value in rung)
+
+
+def test_knots_are_whole_numbers_as_dense_as_the_temperatures_they_follow():
+    knots = even_knots(1000, sigmoid(100), 16)
+    assert len(knots) == 17
+    assert (knots[0], knots[-1]) == (0, 1000)
+    assert knots[1] < 1000 / 16 < knots[9] - knots[8]
+    assert even_knots(3, sigmoid(100), 16).tolist() == [0, 1, 2, 3]
+    assert is_even(torch.linspace(0, 1, 8, dtype=FLOAT))
+    assert not is_even(sigmoid(8))
+
+
+# ------------------------------------------------------------------------------------------------- simulated tempering
+
+
+def run(known, method, **settings):
+    return dgm.log_evidence(known.target, known.base, method, **{"chains": 64, "seed": 1, "progress": False} | settings)
+
+
+def off(estimate, known):
+    return ((estimate.log_z - estimate.bias - known.log_z) / estimate.std_error).abs().max()
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        dgm.SimulatedTempering(weights="equal", log_zeta=-1.0),
+        dgm.SimulatedTempering(log_zeta=-6.0),
+        dgm.SimulatedTempering(temperatures=1, n_steps=10),
+        dgm.SimulatedTempering(temperatures=3, weights="equal"),
+        dgm.SimulatedTempering(schedule=torch.tensor([0.0, 0.1, 0.5, 1.0])),
+        dgm.SimulatedTempering(temperatures=40, schedule="sigmoid", log_zeta=-1.0),
+        dgm.SimulatedTempering(schedule=lambda n: torch.linspace(0, 1, n + 1) ** 2, temperatures=20),
+    ],
+    ids=["equal", "a guess that is off", "two", "four", "values", "sigmoid", "a function"],
+)
+def test_temperatures_weights_and_guesses_change_no_answer(method):
+    known = known_gaussian(3, (3,))
+    assert off(run(known, method), known) <= 5
+
+
+def test_weights_of_the_pilot_make_all_temperatures_equally_likely():
+    known = known_gaussian(50)
+    pilot, equal = (run(known, dgm.SimulatedTempering(weights=w)).diagnostics for w in ("pilot", "equal"))
+    assert ((pilot["beta_occupancy"] > 0.06) & (pilot["beta_occupancy"] < 0.16)).all()
+    # log Z(beta) is convex: equal weights stay at the ends
+    assert equal["beta_occupancy"].max() > 0.16
+
+
+def test_the_smallest_temperatures_take_no_more_time_than_the_rest():
+    known = known_gaussian(3)
+    few, many = (run(known, dgm.SimulatedTempering(temperatures=n)) for n in (100, 100_000))
+    assert many.diagnostics["gradient_evaluations"] == few.diagnostics["gradient_evaluations"]
+    assert off(many, known) <= 5
+
+
+def test_a_mode_that_only_hot_chains_reach_is_weighted_right():
+    known = known_bimodal()
+    estimate = run(known, dgm.SimulatedTempering())
+    left = estimate.expectation(lambda x: (x[..., 0] < -0.3).double())
+    assert abs(left.value - 0.35) <= 5 * left.std_error
+    assert left.std_error < 0.03
+
+
+# a temperature too high or too low: resampling with a planted bias
+@pytest.mark.parametrize("shift", [-1, 1])
+def test_control_temperatures_that_are_drawn_one_off_are_noticed(monkeypatch, shift):
+    known = known_gaussian(10, (3,))
+    method = dgm.SimulatedTempering(temperatures=10, n_steps=3)
+    assert off(run(known, method), known) <= 5
+    right = EvenLadder.draw
+
+    def biased(self, difference, rng):
+        rung = right(self, difference, rng)
+        return rung._replace(beta=(rung.beta + shift / self.n).clamp(0, 1))
+
+    monkeypatch.setattr(EvenLadder, "draw", biased)
+    assert off(run(known, method), known) > 5
+
+
+@pytest.mark.parametrize("make", [even, listed], ids=["even", "listed"])
+def test_control_a_law_without_the_prior_weights_is_noticed(make):
+    one = make()
+    one.h = torch.zeros_like(one.h)
+    if isinstance(one, EvenLadder):
+        one.slopes = torch.zeros_like(one.slopes)
+    beta = one.draw(torch.full((40_000, 2), 2.0, dtype=FLOAT), torch.Generator().manual_seed(0)).beta
+    value, dof = chi_square(beta[:, 0], exact(2.0)[:, 0])
+    assert value > dof + 5 * math.sqrt(2 * dof) + 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"temperatures": 0}, r"SimulatedTempering\(temperatures=0\): must be 1 or more"),
+        ({"schedule": "cubic"}, r"schedule='cubic'\): must be one of linear, sigmoid, a function or values"),
+        ({"schedule": torch.tensor([0.0, 0.5])}, "must rise from 0 to 1"),
+        ({"weights": "none"}, "weights='none'"),
+        ({"draws": 0}, "draws=0"),
+        ({"thin": 500}, "thin=500"),
+    ],
+)
+def test_bad_arguments_are_named(settings, message):
+    with pytest.raises(dgm.ArgumentError, match=message):
+        dgm.SimulatedTempering(**settings)

@@ -1,0 +1,111 @@
+"""Path sampling: the truth from parts of the path, its relation to tempering, and mistakes."""
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.evidence.tempering import path_sampling
+from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
+from tests.oracles import FLOAT
+
+
+def run(known, method, **settings):
+    return dgm.log_evidence(known.target, known.base, method, **{"chains": 64, "seed": 1, "progress": False} | settings)
+
+
+def off(estimate, known):
+    return ((estimate.log_z - estimate.bias - known.log_z) / estimate.std_error).abs().max()
+
+
+TARGETS = {
+    "gaussian": lambda: known_gaussian(10, (3,)),
+    "bimodal": lambda: known_bimodal((3,)),
+    "linear Gaussian": known_linear_gaussian,
+}
+
+
+CASES = [(name, 10) for name in TARGETS] + [("gaussian", 2), ("gaussian", 40)]
+
+
+@pytest.mark.parametrize(("name", "parts"), CASES)
+def test_any_number_of_parts_gives_the_truth(name, parts):
+    known = TARGETS[name]()
+    estimate = run(known, dgm.PathSampling(parts=parts))
+    assert off(estimate, known) <= 3
+    assert estimate.std_error.max() < 0.05
+    assert estimate.status == "consistent"
+    assert estimate.diagnostics["mean_difference"].shape == (parts, 3)
+
+
+def test_chains_in_the_joint_space_will_do():
+    known = known_gaussian(10, (3,))
+    assert off(run(known, dgm.PathSampling(dgm.ContinuousTempering())), known) <= 3
+
+
+def test_one_part_is_the_estimate_of_tempering():
+    known = known_gaussian(10, (3,))
+    whole, tempered = run(known, dgm.PathSampling(parts=1)), run(known, dgm.GibbsTempering())
+    for value in ("log_z", "std_error", "bias"):
+        torch.testing.assert_close(getattr(whole, value), getattr(tempered, value))
+    parts = run(known, dgm.PathSampling())
+    torch.testing.assert_close(parts.diagnostics["tempering_log_z"], tempered.log_z)
+    assert not torch.allclose(parts.log_z, tempered.log_z)
+    torch.testing.assert_close(parts.draws, tempered.draws)
+
+
+def test_the_mean_difference_falls_along_the_path_and_integrates_to_log_z():
+    known = known_gaussian(10)
+    estimate = run(known, dgm.PathSampling(parts=20))
+    means = estimate.diagnostics["mean_difference"]
+    # by the convexity of log Z(beta)
+    assert means[0] > means[10] > means[-1]
+    # what is left is the error of a quadrature of 20 parts
+    assert abs(-means.mean() - known.log_z) < 0.1
+
+
+def test_control_the_weights_of_the_whole_path_in_every_part_are_noticed(monkeypatch):
+    right = path_sampling.log_weights_at_ends
+    monkeypatch.setattr(path_sampling, "log_weights_at_ends", lambda delta: right(10 * delta))
+    known = known_gaussian(10, (3,))
+    assert off(run(known, dgm.PathSampling(dgm.GibbsTempering(log_zeta=-5.0))), known) > 5
+
+
+def test_control_states_with_the_temperatures_of_others_are_noticed(monkeypatch):
+    right = path_sampling._integral
+
+    def mixed_up(record, parts):
+        record.beta = record.beta.roll(200, 1)
+        return right(record, parts)
+
+    monkeypatch.setattr(path_sampling, "_integral", mixed_up)
+    known = known_gaussian(10, (3,))
+    # a guess that is off keeps chains at one end: a mean over states is then no mean over temperatures
+    assert off(run(known, dgm.PathSampling(dgm.GibbsTempering(log_zeta=-6.0))), known) > 5
+
+
+def test_parts_that_no_chain_visits_are_named():
+    known = known_gaussian(2)
+    with pytest.raises(dgm.EvidenceError, match=r"parts=1000\): no chain of 1 of 1 problems was at a temperature betw"):
+        run(known, dgm.PathSampling(dgm.GibbsTempering(draws=3, warmup=0, pilot_temperatures=5), 1000), chains=2)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"parts": 0}, r"PathSampling\(parts=0\): must be 1 or more"),
+        ({"tempering": dgm.AIS()}, "must be a GibbsTempering or a ContinuousTempering"),
+        ({"tempering": dgm.SimulatedTempering()}, "whose temperatures are continuous"),
+        ({"tempering": "Gibbs"}, "tempering='Gibbs'"),
+    ],
+)
+def test_bad_arguments_are_named(settings, message):
+    with pytest.raises(dgm.ArgumentError, match=message):
+        dgm.PathSampling(**settings)
+
+
+def test_values_that_are_not_visited_by_a_chain_make_no_error_of_zero():
+    known = known_gaussian(2)
+    short = dgm.PathSampling(dgm.GibbsTempering(draws=10, warmup=5, pilot_temperatures=10), parts=4)
+    estimate = run(known, short, chains=2)
+    assert estimate.std_error > 0
+    assert estimate.log_z.dtype == FLOAT

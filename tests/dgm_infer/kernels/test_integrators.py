@@ -1,0 +1,387 @@
+"""Trajectories reverse, keep the constraint, and conserve energy to second order in the step size."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.conditioning.projection import damped_gauss_newton, project
+from dgm_infer.errors import Status
+from dgm_infer.kernels.integrators import CIRCULAR, STRAIGHT, Endpoint, Flow, geodesic, leapfrog
+from tests.models import Bent, BentPairs, Stretched
+from tests.oracles import FLOAT, Ellipse, Wave, linear_gaussian_model, trusted, without_reverse_check
+
+TOLERANCE = 1e-12
+CHAINS = 30
+
+
+class Quartic(dgm.Target):
+    """``|x|^2 / 2 + |x|^4 / 4`` with a coupling: no step of it is exact."""
+
+    def __init__(self):
+        super().__init__(None, 4)
+
+    def energy(self, x):
+        return 0.5 * x.square().sum(-1) + 0.25 * x.square().sum(-1).square() + x[..., 0] * x[..., 1].sin()
+
+
+# ------------------------------------------------------------------------------------------------------------ leapfrog
+
+
+def leapfrog_start():
+    rng = torch.Generator().manual_seed(40)
+    x = torch.randn(CHAINS, 4, generator=rng, dtype=FLOAT)
+    return x, torch.randn(CHAINS, 4, generator=rng, dtype=FLOAT)
+
+
+def euler(target, x, p, gradient, step_size, n_steps):
+    """Explicit Euler: neither reversible nor of second order, the control of both laws."""
+    for _ in range(n_steps):
+        x, p = x + step_size.unsqueeze(-1) * p, p - step_size.unsqueeze(-1) * gradient
+        energy, gradient = target.energy_and_gradient(x)
+    return Endpoint(x, p, energy, gradient)
+
+
+def return_error_on_r_d(integrate):
+    target, (x, p) = Quartic(), leapfrog_start()
+    step = torch.full((CHAINS,), 0.05, dtype=FLOAT)
+    there = integrate(target, x, p, target.energy_and_gradient(x)[1], step, 20)
+    back = integrate(target, there.position, -there.momentum, there.gradient, step, 20)
+    assert (there.position - x).abs().min() > 1e-4
+    return max((back.position - x).abs().max(), (back.momentum + p).abs().max()).item()
+
+
+def test_a_leapfrog_trajectory_run_backwards_returns_to_its_start():
+    assert return_error_on_r_d(leapfrog) < 1e-6
+
+
+def test_control_an_euler_trajectory_does_not_return():
+    assert return_error_on_r_d(euler) > 1e-3
+
+
+def energy_slope_on_r_d(integrate):
+    target, (x, p) = Quartic(), leapfrog_start()
+    energy, gradient = target.energy_and_gradient(x)
+    counts, errors = (40, 80, 160, 320), []
+    for n in counts:
+        end = integrate(target, x, p, gradient, torch.full((CHAINS,), 1.0 / n, dtype=FLOAT), n)
+        error = end.energy + 0.5 * end.momentum.square().sum(-1) - energy - 0.5 * p.square().sum(-1)
+        errors.append(error.square().mean().sqrt().item())
+    return slope(counts, errors)
+
+
+def slope(counts, errors):
+    return np.polyfit(-np.log(counts), np.log(errors), 1)[0]
+
+
+def test_the_energy_error_of_leapfrog_scales_as_the_step_squared():
+    assert 1.8 < energy_slope_on_r_d(leapfrog) < 2.2
+
+
+def test_control_the_energy_error_of_euler_scales_as_the_step():
+    assert 0.8 < energy_slope_on_r_d(euler) < 1.3
+
+
+def test_leapfrog_reports_energy_and_gradient_of_its_end():
+    target, (x, p) = Quartic(), leapfrog_start()
+    end = leapfrog(target, x, p, target.energy_and_gradient(x)[1], torch.full((CHAINS,), 0.1, dtype=FLOAT), 3)
+    energy, gradient = target.energy_and_gradient(end.position)
+    assert torch.equal(end.energy, energy)
+    assert torch.equal(end.gradient, gradient)
+
+
+def test_rows_of_different_numbers_of_steps_go_as_each_does_alone():
+    target, (x, p) = Quartic(), leapfrog_start()
+    step, gradient = torch.linspace(0.01, 0.1, CHAINS, dtype=FLOAT), target.energy_and_gradient(x)[1]
+    n_steps = torch.arange(CHAINS) % 7 + 1
+    together = leapfrog(target, x, p, gradient, step, n_steps)
+    for row in range(CHAINS):
+        only = slice(row, row + 1)
+        alone = leapfrog(target, x[only], p[only], gradient[only], step[only], int(n_steps[row]))
+        for mine, theirs in zip(together, alone, strict=True):
+            torch.testing.assert_close(mine[only], theirs, rtol=0, atol=1e-13)
+
+
+# ------------------------------------------------------------------------------------------------------------ geodesic
+
+
+CASES = {
+    "low rank": lambda: dgm.condition(Bent(), torch.linspace(-0.8, 0.8, 5)),
+    "blocks": lambda: dgm.condition(BentPairs(), torch.linspace(-0.8, 0.8, 6)),
+    "dense": lambda: dgm.condition(Bent("dense"), torch.linspace(-0.8, 0.8, 5)),
+    "ellipse": lambda: dgm.condition(Ellipse(), [2.0]),
+    "not normal": lambda: dgm.condition(Stretched(), torch.linspace(-0.8, 0.8, 5)),
+}
+FLOWS = {"straight": STRAIGHT, "circular": CIRCULAR}
+
+
+@pytest.fixture(params=CASES.values(), ids=CASES.keys())
+def fibre(request):
+    return request.param()
+
+
+@pytest.fixture(params=FLOWS.values(), ids=FLOWS.keys())
+def flow(request):
+    return request.param
+
+
+def geodesic_start(fibre):
+    """Rows of the fibre, points on it, tangent momenta, and the linearisation there."""
+    rng = torch.Generator().manual_seed(41)
+    flat = fibre.rows(CHAINS)
+    u = fibre.start(CHAINS, rng, tolerance=TOLERANCE)
+    here = flat.linearise(u)
+    return flat, u, here.jacobian.tangent(torch.randn(u.shape, generator=rng, dtype=FLOAT)), here
+
+
+def solver_named(name, flat):
+    return partial(project, tolerance=TOLERANCE * flat.scale, solvers=(name,))
+
+
+def nearest_point(flat, v, base, *, active):
+    """Projects along the rows of J at the root instead of at the start: not reversible, the control."""
+    point, residual = damped_gauss_newton(flat, v, tolerance=TOLERANCE * flat.scale)
+    return trusted(point, active & (residual < 1e-9))
+
+
+def return_error_on_a_fibre(fibre, make_solver, flow, reversal_tolerance=1e-5):
+    flat, u, p, here = geodesic_start(fibre)
+    solver = make_solver(flat)
+    step = torch.full((CHAINS,), 0.1, dtype=FLOAT)
+    settings = (step, 8, 2, solver, reversal_tolerance)
+    there = geodesic(flat, u, p, here, *settings, flow=flow)
+    back = geodesic(flat, there.position, -there.momentum, there.linearisation, *settings, flow=flow)
+    ok = (there.status == Status.OK) & (back.status == Status.OK)
+    assert ok.double().mean() > 0.8
+    assert (there.position - u)[ok].abs().amax(-1).median() > 0.1
+    return max((back.position - u)[ok].abs().max(), (back.momentum + p)[ok].abs().max()).item()
+
+
+@pytest.mark.parametrize("solver", ["quasi_newton", "newton"])
+def test_a_geodesic_trajectory_run_backwards_returns_to_its_start(fibre, solver, flow):
+    assert return_error_on_a_fibre(fibre, partial(solver_named, solver), flow) < 1e-6
+
+
+def test_control_projecting_to_the_nearest_point_does_not_return(fibre, flow):
+    assert return_error_on_a_fibre(fibre, lambda flat: without_reverse_check(nearest_point), flow, math.inf) > 1e-4
+
+
+def energy_slope_on_a_fibre(fibre, flow):
+    flat, u, p, here = geodesic_start(fibre)
+    counts, ends = (8, 16, 32, 64), []
+    for n in counts:
+        step = torch.full((CHAINS,), 0.6 / n, dtype=FLOAT)
+        ends.append(geodesic(flat, u, p, here, step, n, 2, solver_named("quasi_newton", flat), 1e-5, flow=flow))
+    ok = torch.stack([end.status == Status.OK for end in ends]).all(0)
+    assert ok.double().mean() > 0.8
+    errors = []
+    for end in ends:
+        change = end.linearisation.energy + 0.5 * end.momentum.square().sum(-1) - here.energy - 0.5 * p.square().sum(-1)
+        errors.append(change[ok].square().mean().sqrt().item())
+    return slope(counts, errors)
+
+
+def test_the_energy_error_on_a_fibre_scales_as_the_step_squared(fibre, flow):
+    assert 1.8 < energy_slope_on_a_fibre(fibre, flow) < 2.2
+
+
+class WrongGradient(dgm.Fibre):
+    """The energy has its Gram term, the gradient has not."""
+
+    def _gram_cotangent(self, jacobian):
+        return tuple(torch.zeros_like(c) for c in super()._gram_cotangent(jacobian))
+
+
+def test_control_without_the_gram_term_in_the_gradient_energy_is_not_conserved(fibre, flow):
+    assert abs(energy_slope_on_a_fibre(WrongGradient(fibre.observed, fibre.values), flow)) < 0.5
+
+
+def largest_departure(flat, positions):
+    return max(flat.constraint_error(u).max().item() for u in positions)
+
+
+@pytest.mark.parametrize("solver", ["quasi_newton", "newton"])
+def test_every_step_stays_on_the_fibre_and_every_momentum_in_its_tangent_space(fibre, solver, flow):
+    flat, u, p, here = geodesic_start(fibre)
+    visited = []
+    step = torch.full((CHAINS,), 0.15, dtype=FLOAT)
+    end = geodesic(flat, u, p, here, step, 10, 3, solver_named(solver, flat), 1e-6, flow=flow, trace=visited.append)
+    assert len(visited) == 10
+    assert torch.equal(visited[-1], end.position)
+    assert largest_departure(flat, visited) < TOLERANCE * 10
+    assert end.linearisation.jacobian.forward(end.momentum).abs().max() < 1e-10
+    # the control: the same move without projections
+    assert largest_departure(flat, [flow.move(u, p, step.unsqueeze(-1))]) > 1e-4
+
+
+def test_the_linearisation_at_the_end_is_of_the_end(fibre):
+    flat, u, p, here = geodesic_start(fibre)
+    end = geodesic(flat, u, p, here, torch.full((CHAINS,), 0.15, dtype=FLOAT), 4, 2, solver_named("newton", flat), 1e-6)
+    again = flat.linearise(end.position)
+    torch.testing.assert_close(end.linearisation.energy, again.energy)
+    torch.testing.assert_close(end.linearisation.gradient, again.gradient)
+    torch.testing.assert_close(end.linearisation.jacobian.log_det, again.jacobian.log_det)
+
+
+def test_the_gradient_is_that_of_the_energy(fibre):
+    flat, u, _, here = geodesic_start(fibre)
+    direction = torch.randn(u.shape, generator=torch.Generator().manual_seed(42), dtype=FLOAT)
+    h = 1e-5
+    ahead, behind = flat.linearise(u + h * direction), flat.linearise(u - h * direction)
+    torch.testing.assert_close(
+        (here.gradient * direction).sum(-1), (ahead.energy - behind.energy) / (2 * h), rtol=1e-6, atol=1e-7
+    )
+
+
+def test_a_failed_solve_ends_the_trajectory_of_that_row_alone(fibre):
+    flat, u, p, here = geodesic_start(fibre)
+    step = torch.full((CHAINS,), 0.1, dtype=FLOAT)
+    plain = geodesic(flat, u, p, here, step, 5, 2, solver_named("quasi_newton", flat), 1e-6)
+    wild = p.clone()
+    wild[3] = 1e6 * p[3]
+    wild[4] = float("nan")
+    end = geodesic(flat, u, wild, here, step, 5, 2, solver_named("quasi_newton", flat), 1e-6)
+    assert end.status[4] == Status.PROJECTION_FAILED
+    assert end.status[3] in (Status.PROJECTION_FAILED, Status.REVERSAL_FAILED)
+    assert torch.equal(end.position[4], u[4])
+    others = torch.arange(CHAINS) > 4
+    assert torch.equal(end.status[others], plain.status[others])
+    torch.testing.assert_close(end.position[others], plain.position[others], rtol=0, atol=1e-9)
+
+
+def test_rows_of_different_numbers_of_steps_go_along_the_fibre_as_each_does_alone(fibre, flow):
+    flat, u, p, here = geodesic_start(fibre)
+    step, n_steps = torch.linspace(0.05, 0.15, CHAINS, dtype=FLOAT), torch.arange(CHAINS) % 6 + 1
+    # one that fails early, in the midst of the others
+    p[7] *= 1e6
+    together = geodesic(flat, u, p, here, step, n_steps, 2, solver_named("newton", flat), 1e-6, flow=flow)
+    assert together.status[7] != Status.OK
+    for row in (0, 5, 7, 11, 22, 29):
+        only = torch.tensor([row])
+        one = flat.take(only)
+        there = type(here)(here.jacobian[only], *(tensor[only] for tensor in here[1:]))
+        settings = (step[only], int(n_steps[row]), 2, solver_named("newton", one), 1e-6)
+        alone = geodesic(one, u[only], p[only], there, *settings, flow=flow)
+        assert alone.status.item() == together.status[row].item()
+        assert alone.iterations.item() == together.iterations[row].item()
+        torch.testing.assert_close(together.position[only], alone.position, rtol=0, atol=1e-9)
+        torch.testing.assert_close(together.linearisation.energy[only], alone.linearisation.energy)
+        if row != 7:
+            torch.testing.assert_close(together.momentum[only], alone.momentum, rtol=0, atol=1e-9)
+    assert together.iterations[together.status == Status.OK].min() >= 2
+
+
+# ------------------------------------------------------------------------------------------------ the circular flow
+
+
+def linear_fibre():
+    model = linear_gaussian_model(n_outputs=6, sd=0.5)
+    return dgm.condition(model, torch.linspace(-3, 3, 6)), model
+
+
+def test_on_a_linear_fibre_the_circular_flow_is_exact():
+    # about the point m of the fibre nearest to 0: u(t) = m + (u - m) cos t + p sin t
+    fibre, model = linear_fibre()
+    flat, u, p, here = geodesic_start(fibre)
+    matrix = torch.cat([model.weight, model.sd * torch.eye(6, dtype=FLOAT)], 1)
+    m = torch.linalg.pinv(matrix) @ (fibre.values - model.bias)
+    step = torch.full((CHAINS,), 0.9, dtype=FLOAT)
+    time = torch.tensor(3 * 0.9, dtype=FLOAT)
+    end = geodesic(flat, u, p, here, step, 3, 2, solver_named("newton", flat), 1e-6, flow=CIRCULAR)
+    torch.testing.assert_close(end.position, m + (u - m) * time.cos() + p * time.sin(), rtol=0, atol=1e-9)
+    torch.testing.assert_close(end.momentum, p * time.cos() - (u - m) * time.sin(), rtol=0, atol=1e-9)
+
+
+def energy_errors(flow):
+    fibre, _ = linear_fibre()
+    flat, u, p, here = geodesic_start(fibre)
+    step = torch.full((CHAINS,), 1.5, dtype=FLOAT)
+    end = geodesic(flat, u, p, here, step, 3, 2, solver_named("newton", flat), 1e-6, flow=flow)
+    assert (end.status == Status.OK).all()
+    change = end.linearisation.energy + 0.5 * end.momentum.square().sum(-1) - here.energy - 0.5 * p.square().sum(-1)
+    return change.abs()
+
+
+def test_on_probabilistic_pca_the_circular_flow_conserves_energy_where_the_straight_one_does_not():
+    assert energy_errors(CIRCULAR).max() < 1e-10
+    assert energy_errors(STRAIGHT).median() > 0.1
+
+
+def without_multiplier():
+    """The circular flow with ``p' = -u sin h + p cos h``: the multiplier moves the position alone (MATH 3)."""
+    moved = []
+
+    def move(u, p, h):
+        moved.append(p)
+        return CIRCULAR.move(u, p, h)
+
+    # on arrival the last motion is the forward one
+    return Flow(move, lambda u, u_new, h: moved[-1] * h.cos() - u * h.sin(), CIRCULAR.force)
+
+
+def ellipse_by_arc_length():
+    t = torch.linspace(0.1, 6.2, CHAINS, dtype=FLOAT)
+    u = math.sqrt(2) * torch.stack([t.cos(), t.sin() / 2], -1)
+    return dgm.condition(Ellipse(), [2.0]), u, math.sqrt(2) * torch.stack([-t.sin(), t.cos() / 2], -1)
+
+
+def wave_by_arc_length():
+    t = torch.linspace(-2, 2, CHAINS, dtype=FLOAT)
+    u = torch.stack([t, 0.5 * torch.sin(3 * t)], -1)
+    return dgm.condition(Wave(), [0.0]), u, torch.stack([torch.ones_like(t), 1.5 * torch.cos(3 * t)], -1)
+
+
+def area_factors(curve, flow):
+    """``|d(s', q') / d(s, q)|`` of a step on a plane curve, of arc length s and momentum q along it."""
+    fibre, u, velocity = curve()
+    flat, h = fibre.rows(CHAINS), 1e-4
+    tangent = velocity / velocity.norm(dim=-1, keepdim=True)
+    momentum = torch.linspace(-1.3, 1.1, CHAINS, dtype=FLOAT)
+    tolerance = torch.full((CHAINS,), 1e-14, dtype=FLOAT)
+    project_exactly = partial(project, tolerance=tolerance, solvers=("newton",))
+
+    def along(v):
+        """Components along the curve, of which the tangent turns one way."""
+        here = flat.jacobian(v).matrix.squeeze(-2)
+        across = here / here.norm(dim=-1, keepdim=True)
+        return torch.stack([-across[:, 1], across[:, 0]], -1)
+
+    orientation = (along(u) * tangent).sum(-1).sign().unsqueeze(-1)
+
+    def step(ds, dq):
+        start = project_exactly(flat, u + ds * tangent, flat.jacobian(u), active=torch.ones(CHAINS, dtype=torch.bool))
+        # ds along the tangent is arc length to second order
+        p = (momentum + dq).unsqueeze(-1) * orientation * along(start.position)
+        there = flat.linearise(start.position)
+        size = torch.full((CHAINS,), 0.3, dtype=FLOAT)
+        # whether a step returns is another law
+        end = geodesic(flat, start.position, p, there, size, 1, 1, project_exactly, math.inf, flow=flow)
+        assert (end.status == Status.OK).all()
+        return end
+
+    middle = step(0, 0).position
+    direction = orientation * along(middle)
+    columns = []
+    for ds, dq in ((h, 0), (0, h)):
+        ahead, behind = step(ds, dq), step(-ds, -dq)
+        s = ((ahead.position - behind.position) * direction).sum(-1) / (2 * h)
+        q = [(end.momentum * orientation * along(end.position)).sum(-1) for end in (ahead, behind)]
+        columns.append((s, (q[0] - q[1]) / (2 * h)))
+    (s_s, q_s), (s_q, q_q) = columns
+    return (s_s * q_q - s_q * q_s).abs()
+
+
+CURVES = [ellipse_by_arc_length, wave_by_arc_length]
+
+
+@pytest.mark.parametrize("curve", CURVES, ids=["ellipse", "wave"])
+def test_a_step_preserves_the_area_of_phase_space(curve, flow):
+    assert (area_factors(curve, flow) - 1).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("curve", CURVES, ids=["ellipse", "wave"])
+def test_control_without_the_multiplier_in_the_momentum_a_step_does_not(curve):
+    assert (area_factors(curve, without_multiplier()) - 1).abs().max() > 1e-2

@@ -1,0 +1,319 @@
+"""Draws: what the contract promises about shapes, statistics, and completed outputs."""
+
+import numpy as np
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.sampling.sample import _Progress
+from generators import LinearGaussian
+from tests.dgm_infer.conditioning.test_condition import MASK, Images, image
+from tests.oracles import FLOAT, Circle, Ellipse, linear_gaussian_model
+
+CHAINS, DRAWS = 3, 8
+KERNEL = dgm.ConstrainedHMC(step_size=0.3, n_steps=2, n_geodesic=1)
+MASKS = torch.stack([MASK, MASK.flip(0), MASK.flip(1)])
+
+
+def fibre(batch=(3,), mask=MASK):
+    return dgm.condition(Images().eval(), image(*batch), observe=dgm.pixels(mask))
+
+
+def run(problem=None, kernel=KERNEL, **changes):
+    arguments = {"chains": CHAINS, "warmup": 2, "draws": DRAWS, "seed": 4, "progress": False} | changes
+    return dgm.sample(fibre() if problem is None else problem, kernel, **arguments)
+
+
+@pytest.fixture(scope="module")
+def draws():
+    return run()
+
+
+# --------------------------------------------------------------------------------------------------- shapes and names
+
+
+@pytest.mark.parametrize("batch", [(), (3,), (2, 2)], ids=str)
+def test_inputs_latents_and_statistics_have_the_promised_shapes(batch):
+    draws = run(fibre(batch))
+    assert draws.shape == (CHAINS, DRAWS, *batch)
+    assert draws.inputs.shape == (CHAINS, DRAWS, *batch, 5)
+    assert draws.latents.keys() == {"z"}
+    assert draws.latents["z"].shape == (CHAINS, DRAWS, *batch, 2)
+    assert torch.equal(draws.latents["z"], draws.inputs[..., :2])
+    names = {"acceptance_rate", "diverging", "n_steps", "step_size", "energy"}
+    names |= {"constraint_error", "projection_failed", "reversal_failed", "solver_iterations"}
+    assert draws.stats.keys() == names
+    assert {value.shape for value in draws.stats.values()} == {(CHAINS, DRAWS, *batch)}
+    assert draws.generate().shape == (CHAINS, DRAWS, *batch, 2, 3)
+    assert draws.generate(4).shape == (CHAINS, 4, *batch, 2, 3)
+
+
+def test_statistics_are_of_the_draw_they_stand_beside(draws):
+    error = draws.problem.constraint_error(draws.inputs)
+    torch.testing.assert_close(draws.stats["constraint_error"], error, rtol=0, atol=1e-12)
+    stayed = (draws.inputs[:, 1:] == draws.inputs[:, :-1]).all(-1)
+    assert (draws.stats["acceptance_rate"][:, 1:][stayed] < 1).all()
+
+
+def test_a_latent_without_dimensions_is_one_number_a_draw():
+    draws = run(dgm.condition(Circle(), [[1.0], [2.0]]))
+    assert draws.latents["angle"].shape == (CHAINS, DRAWS, 2)
+    assert list(draws.summary().index) == ["angle[0]", "angle[1]"]
+
+
+def test_seed_kernel_and_problem_are_kept(draws):
+    assert draws.seed == 4
+    assert draws.kernel == KERNEL
+    assert isinstance(draws.problem, dgm.Fibre)
+    assert draws.interrupted is False
+
+
+def test_without_a_seed_one_is_drawn_and_recorded():
+    first = run(seed=None)
+    assert torch.equal(run(seed=first.seed).inputs, first.inputs)
+    assert run(seed=None).seed != first.seed
+
+
+def test_thinning_keeps_every_third_iteration():
+    every, third = run(draws=12), run(draws=4, thin=3)
+    assert torch.equal(third.inputs, every.inputs[:, 2::3])
+    for name, value in third.stats.items():
+        assert torch.equal(value, every.stats[name][:, 2::3])
+
+
+def test_keeping_only_latents_drops_the_inputs_and_changes_nothing_else(draws):
+    latents = run(keep="latents")
+    assert latents.inputs is None
+    assert torch.equal(latents.latents["z"], draws.latents["z"])
+    assert latents.shape == draws.shape
+    assert list(latents.summary().columns) == list(draws.summary().columns)
+
+
+def test_given_starting_points_are_where_the_chains_start():
+    problem = dgm.condition(Circle(), [1.0])
+    angle = torch.tensor([0.1, 1.0, 2.0], dtype=FLOAT)
+    initial = torch.stack([angle.cos(), angle.sin()], -1)
+    draws = run(problem, KERNEL.replace(step_size=1e-6), initial=initial, warmup=0)
+    torch.testing.assert_close(draws.inputs[:, 0], initial, rtol=0, atol=1e-4)
+    assert not torch.equal(draws.inputs[:, 0], initial)
+
+
+def test_given_starting_points_are_taken_in_the_precision_of_the_problem():
+    problem = dgm.condition(Circle(), [1.0])
+    draws = run(problem, chains=2, warmup=0, initial=torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
+    assert draws.inputs.dtype == FLOAT
+    assert draws.stats["constraint_error"].max() < 1e-8
+
+
+# ----------------------------------------------------------------------------------------------------------- ArviZ
+
+
+def test_the_summary_has_one_row_a_latent_and_arviz_columns(draws):
+    table = draws.summary()
+    assert list(table.index) == [f"z[{i}, {j}]" for i in range(3) for j in range(2)]
+    for column in ("mean", "sd", "mcse_mean", "ess_bulk", "ess_tail", "r_hat"):
+        assert column in table.columns
+    np.testing.assert_allclose(table["mean"], draws.latents["z"].mean((0, 1)).flatten().numpy())
+    assert list(draws.summary(["z"]).index) == list(table.index)
+
+
+def test_arviz_gets_latents_statistics_and_inputs(draws):
+    data = draws.to_arviz()
+    assert set(data.groups()) == {"posterior", "sample_stats", "unconstrained_posterior"}
+    assert data.posterior["z"].dims[:3] == ("chain", "draw", "problem")
+    np.testing.assert_array_equal(data.posterior["z"].values, draws.latents["z"].numpy())
+    np.testing.assert_array_equal(data.unconstrained_posterior["inputs"].values, draws.inputs.numpy())
+    assert set(data.sample_stats.data_vars) == set(draws.stats)
+    for name, value in draws.stats.items():
+        np.testing.assert_array_equal(data.sample_stats[name].values, value.numpy())
+    assert set(run(keep="latents").to_arviz().groups()) == {"posterior", "sample_stats"}
+
+
+def test_a_latent_may_be_called_like_a_statistic():
+    class Named(Ellipse):
+        def latents(self, u):
+            return {"energy": u, "step_size": u[..., 0]}
+
+    draws = run(dgm.condition(Named(), [2.0]))
+    data = draws.to_arviz()
+    np.testing.assert_array_equal(data.posterior["energy"].values, draws.inputs.numpy())
+    np.testing.assert_array_equal(data.sample_stats["energy"].values, draws.stats["energy"].numpy())
+    assert len(draws.summary()) == 3
+
+
+# ---------------------------------------------------------------------------------------------------------- completion
+
+
+@pytest.mark.parametrize("mask", [MASK, MASKS], ids=["one mask", "a mask a problem"])
+def test_completions_show_the_observed_part_bit_for_bit_and_vary_elsewhere(mask):
+    draws = run(fibre(mask=mask))
+    outputs = draws.generate(seed=2)
+    seen = mask.expand(3, 2, 3)
+    expected = image(3).double().expand_as(outputs)
+    assert torch.equal(outputs[:, :, seen], expected[:, :, seen])
+    assert (outputs[:, :, ~seen].std((0, 1)) > 0.05).all()
+
+
+def test_the_hidden_part_is_generated_from_the_latents_with_fresh_noise():
+    # the noise left after the mean of the latents is white and of the model's size
+    model = linear_gaussian_model(n_outputs=40)
+    mask = torch.arange(40) < 5
+    problem = dgm.condition(model, torch.zeros(40), observe=dgm.pixels(mask))
+    draws = run(problem, chains=20, draws=20)
+    mean = draws.latents["z"] @ model.weight.mT + model.bias
+    noise = ((draws.generate(seed=2) - mean) / model.sd)[..., ~mask]
+    n = noise.numel()
+    assert abs(noise.mean()) < 5 / n**0.5
+    assert abs(noise.var() - 1) < 5 * (2 / n) ** 0.5
+    # the control: the noise of the observed part is tied to the data
+    observed = ((draws.generate(seed=2) - mean) / model.sd)[..., mask]
+    assert abs(observed.var() - 1) > 5 * (2 / n) ** 0.5 or abs(observed.mean()) > 5 / n**0.5
+
+
+def test_the_same_seed_generates_the_same_outputs(draws):
+    assert torch.equal(draws.generate(seed=2), draws.generate(seed=2))
+    assert not torch.equal(draws.generate(seed=2), draws.generate(seed=3))
+    assert torch.equal(draws.generate(), draws.generate(seed=draws.seed))
+
+
+@pytest.mark.parametrize("n", [1, 3, DRAWS, 2 * DRAWS])
+def test_n_outputs_a_chain_are_spread_over_its_draws(draws, n):
+    seen = []
+    complete = draws.problem.complete
+
+    class Spy:
+        def complete(self, inputs, rng):
+            seen.append(inputs)
+            return complete(inputs, rng)
+
+    spied = dgm.Draws(inputs=draws.inputs, latents=None, stats=draws.stats, kernel=KERNEL, seed=1, problem=Spy())
+    assert spied.generate(n).shape[:2] == (CHAINS, n)
+    which = [int((draws.inputs[0] == row).all((-1, -2)).nonzero()[0, 0]) for row in seen[0][0]]
+    assert which == sorted(which)
+    assert len(set(which)) == min(n, DRAWS)
+
+
+def test_draws_under_a_tolerance_generate_too():
+    target = dgm.condition(Images().eval(), image(3), observe=dgm.pixels(MASK), tolerance=0.1)
+    outputs = run(target, dgm.HMC(step_size=0.05)).generate(seed=2)
+    assert outputs.shape == (CHAINS, DRAWS, 3, 2, 3)
+    assert torch.equal(outputs[..., MASK], image(3).double()[..., MASK].expand(CHAINS, DRAWS, 3, 3))
+
+
+def test_a_dense_model_generates_from_all_of_its_inputs():
+    problem = dgm.condition(Ellipse(), [2.0])
+    draws = run(problem)
+    assert torch.equal(draws.generate(), torch.full((CHAINS, DRAWS, 1), 2.0, dtype=FLOAT))
+
+
+# ---------------------------------------------------------------------------------------------------------- interrupts
+
+
+def interrupt_after(monkeypatch, calls):
+    """Ctrl-C in the middle of a transition, after so many have been made, those of the start-up not counted."""
+    step, count = dgm.ConstrainedHMC.step, [0]
+
+    def interrupted(self, problem, *args):
+        if problem.observed.heat is None:
+            if count[0] == calls:
+                raise KeyboardInterrupt
+            count[0] += 1
+        return step(self, problem, *args)
+
+    monkeypatch.setattr(dgm.ConstrainedHMC, "step", interrupted)
+
+
+@pytest.mark.parametrize("keep", ["inputs", "latents"])
+def test_an_interrupt_keeps_the_draws_that_were_made(monkeypatch, tmp_path, draws, keep):
+    whole = run(keep=keep)
+    # two warm-up iterations, then five draws
+    interrupt_after(monkeypatch, 7)
+    with pytest.warns(UserWarning, match=f"5 of {DRAWS} draws"):
+        part = run(keep=keep)
+    assert part.interrupted
+    assert part.shape == (CHAINS, 5, 3)
+    assert torch.equal(part.latents["z"], whole.latents["z"][:, :5])
+    assert part.stats["energy"].shape == (CHAINS, 5, 3)
+    part.save(tmp_path / "part.nc")
+    assert dgm.Draws.load(tmp_path / "part.nc").interrupted
+    if keep == "inputs":
+        assert part.generate().shape == (CHAINS, 5, 3, 2, 3)
+
+
+def test_an_interrupt_between_thinned_draws_keeps_whole_draws(monkeypatch):
+    interrupt_after(monkeypatch, 2 + 3 * 2 + 1)
+    with pytest.warns(UserWarning, match="2 of 4"):
+        part = run(draws=4, thin=3)
+    assert part.shape == (CHAINS, 2, 3)
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_an_interrupt_before_the_first_draw_is_an_interrupt(monkeypatch, calls):
+    interrupt_after(monkeypatch, calls)
+    with pytest.raises(KeyboardInterrupt):
+        run()
+
+
+# ------------------------------------------------------------------------------------------------------------ progress
+
+
+def test_the_bar_is_on_the_standard_error_stream_and_can_be_silenced(capfd):
+    run(progress=False)
+    assert capfd.readouterr() == ("", "")
+    run(progress=True)
+    out, err = capfd.readouterr()
+    assert out == ""
+    for word in ("accept", "failed", "constraint"):
+        assert word in err
+
+
+def test_the_bar_holds_on_to_no_positions():
+    problem = fibre()
+    state = KERNEL.init(problem, problem.start(CHAINS, torch.Generator().manual_seed(0)))
+    _, info = KERNEL.step(problem, state, torch.Generator().manual_seed(0))
+    assert info.end.position.shape == state.position.shape
+    with _Progress(10, True) as bar:
+        bar.update("sampling", info)
+        bar.update("sampling", info)
+        assert all(value is None or value.shape == (CHAINS, 3) for kept in bar.recent for value in kept)
+
+
+def test_fresh_noise_shares_no_numbers_with_the_run():
+    # the same stream again would give the numbers that drew the latents
+    model = LinearGaussian(torch.zeros(40, 40, dtype=FLOAT), sd=1.0)
+    mask = torch.zeros(40, dtype=torch.bool)
+    mask[0] = True
+    kernel = dgm.ConstrainedHMC(step_size=1e-3, n_steps=1)
+    draws = dgm.sample(
+        dgm.condition(model, torch.zeros(40), observe=dgm.pixels(mask)),
+        kernel,
+        chains=16,
+        warmup=0,
+        draws=1,
+        seed=5,
+        progress=False,
+    )
+    z = draws.latents["z"].flatten()[: 16 * 39]
+    for noise in (draws.generate(), draws.generate(seed=5)):
+        fresh = noise.flatten()
+        correlations = torch.stack(
+            [torch.corrcoef(torch.stack([z[:500], fresh[i : i + 500]]))[0, 1] for i in range(140)]
+        )
+        assert correlations.abs().max() < 0.25
+
+
+def test_outputs_can_be_written_to():
+    model = LinearGaussian(torch.ones(3, 2, dtype=FLOAT))
+    draws = dgm.sample(dgm.condition(model, torch.zeros(3)), chains=2, warmup=2, draws=2, seed=0, progress=False)
+    draws.generate().add_(1)
+
+
+def test_a_latent_named_as_a_dimension_is_refused():
+    class Named(LinearGaussian):
+        def global_latents(self, u1):
+            return {"z": u1, "draw": u1}
+
+    model = Named(torch.ones(3, 2, dtype=FLOAT))
+    draws = dgm.sample(dgm.condition(model, torch.zeros(3)), chains=2, warmup=2, draws=2, seed=0, progress=False)
+    with pytest.raises(dgm.ArgumentError, match="'draw'"):
+        draws.to_arviz()

@@ -1,0 +1,168 @@
+"""Draws on disk: what is saved is loaded, all of it or nothing."""
+
+import errno
+import os
+
+import numpy as np
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.errors import CheckpointError
+from tests.dgm_infer.sampling.test_draws import fibre, run
+from tests.oracles import Ellipse, correlated_gaussian
+
+
+@pytest.fixture(scope="module")
+def draws():
+    return run()
+
+
+def assert_same(loaded, draws):
+    assert loaded.shape == draws.shape
+    if draws.inputs is None:
+        assert loaded.inputs is None
+    else:
+        assert torch.equal(loaded.inputs, draws.inputs)
+    assert loaded.latents.keys() == draws.latents.keys()
+    for name, value in draws.latents.items():
+        assert torch.equal(loaded.latents[name], value)
+    assert loaded.stats.keys() == draws.stats.keys()
+    for name, value in draws.stats.items():
+        assert loaded.stats[name].dtype == value.dtype
+        assert torch.equal(loaded.stats[name], value)
+    assert loaded.seed == draws.seed
+    assert loaded.interrupted == draws.interrupted
+    assert type(loaded.kernel) is type(draws.kernel)
+
+
+@pytest.mark.parametrize("keep", ["inputs", "latents"])
+@pytest.mark.parametrize("batch", [(), (3,), (2, 2)], ids=str)
+def test_what_is_saved_is_loaded(tmp_path, batch, keep):
+    draws = run(fibre(batch), keep=keep)
+    draws.save(tmp_path / "posterior.nc")
+    loaded = dgm.Draws.load(tmp_path / "posterior.nc")
+    assert_same(loaded, draws)
+    assert loaded.kernel == draws.kernel
+    assert loaded.problem is None
+
+
+ADAPTED = {
+    "a range of steps": (dgm.HMC(n_steps=(2, 5)), lambda: correlated_gaussian((0.1, 1.0)).problem),
+    "HMC by length": (dgm.HMC(), lambda: correlated_gaussian((0.1, 1.0)).problem),
+    "ConstrainedHMC": (dgm.ConstrainedHMC(), fibre),
+    "a grid of problems": (dgm.ConstrainedHMC(), lambda: fibre((2, 2))),
+    "one problem": (dgm.ConstrainedHMC(), lambda: dgm.condition(Ellipse(), [2.0])),
+}
+
+
+@pytest.mark.parametrize(("kernel", "make"), ADAPTED.values(), ids=ADAPTED.keys())
+def test_an_adapted_kernel_is_loaded_and_goes_on_as_it_was(tmp_path, kernel, make):
+    problem = make()
+    draws = run(problem, kernel, warmup=30)
+    draws.save(tmp_path / "posterior.nc")
+    loaded = dgm.Draws.load(tmp_path / "posterior.nc", problem=problem)
+    assert_same(loaded, draws)
+    assert loaded.kernel == draws.kernel
+    more, again = (run(problem, k, warmup=0, initial=draws.inputs[:, -1]) for k in (draws.kernel, loaded.kernel))
+    assert torch.equal(more.inputs, again.inputs)
+
+
+def test_loaded_draws_generate_as_the_original_did(tmp_path, draws):
+    draws.save(tmp_path / "posterior.nc")
+    with pytest.raises(dgm.ArgumentError, match="problem="):
+        dgm.Draws.load(tmp_path / "posterior.nc").generate()
+    loaded = dgm.Draws.load(tmp_path / "posterior.nc", problem=draws.problem)
+    assert torch.equal(loaded.generate(seed=3), draws.generate(seed=3))
+
+
+def test_loaded_draws_can_be_saved_and_printed(tmp_path, draws):
+    draws.save(tmp_path / "first.nc")
+    loaded = dgm.Draws.load(tmp_path / "first.nc")
+    loaded.save(tmp_path / "second.nc")
+    assert_same(dgm.Draws.load(tmp_path / "second.nc"), draws)
+    assert "(3, 8, 3)" in repr(loaded)
+    assert "z" in repr(loaded)
+
+
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "no space left on device"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("before", [None, b"an older file"], ids=["no file", "an older file"])
+def test_a_save_that_fails_leaves_nothing_behind(tmp_path, draws, monkeypatch, failure, before):
+    import arviz
+
+    path = tmp_path / "posterior.nc"
+    if before is not None:
+        path.write_bytes(before)
+
+    def fail(self, filename, *args, **kwargs):
+        with open(filename, "wb") as file:
+            file.write(b"half a file")
+        raise failure
+
+    monkeypatch.setattr(arviz.InferenceData, "to_netcdf", fail)
+    with pytest.raises(type(failure)):
+        draws.save(path)
+    assert os.listdir(tmp_path) == ([] if before is None else ["posterior.nc"])
+    assert before is None or path.read_bytes() == before
+
+
+def test_a_saved_file_has_the_permissions_of_any_new_file(tmp_path, draws):
+    draws.save(tmp_path / "posterior.nc")
+    (tmp_path / "other").touch()
+    assert (tmp_path / "posterior.nc").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_saving_replaces_an_older_file(tmp_path, draws):
+    (tmp_path / "posterior.nc").write_bytes(b"an older file")
+    draws.save(tmp_path / "posterior.nc")
+    assert_same(dgm.Draws.load(tmp_path / "posterior.nc"), draws)
+    assert os.listdir(tmp_path) == ["posterior.nc"]
+
+
+def damage(path, draws, kind):
+    import arviz
+
+    if kind == "a folder":
+        path.mkdir()
+    elif kind == "text":
+        path.write_text("these are not draws")
+    elif kind == "empty":
+        path.touch()
+    elif kind == "foreign":
+        arviz.from_dict(posterior={"z": np.zeros((2, 10))}).to_netcdf(str(path), engine="h5netcdf")
+    elif kind.startswith("cut"):
+        draws.save(path)
+        size = {"cut in half": path.stat().st_size // 2, "cut by a byte": path.stat().st_size - 1}[kind]
+        with open(path, "r+b") as file:
+            file.truncate(size)
+    elif kind == "without its statistics":
+        data = draws.to_arviz()
+        del data.sample_stats
+        data.to_netcdf(str(path), engine="h5netcdf")
+    elif kind == "of an unknown kernel":
+        data = draws.to_arviz()
+        data.attrs["kernel"] = '{"name": "Teleport", "step_size": 1.0}'
+        data.to_netcdf(str(path), engine="h5netcdf")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "missing",
+        "a folder",
+        "text",
+        "empty",
+        "foreign",
+        "cut in half",
+        "cut by a byte",
+        "without its statistics",
+        "of an unknown kernel",
+    ],
+)
+def test_what_is_no_file_of_draws_is_refused_in_one_line(tmp_path, draws, kind):
+    path = tmp_path / "posterior.nc"
+    damage(path, draws, kind)
+    with pytest.raises(CheckpointError) as caught:
+        dgm.Draws.load(path)
+    assert "\n" not in str(caught.value)
+    assert "posterior.nc" in str(caught.value)

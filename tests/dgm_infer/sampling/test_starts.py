@@ -1,0 +1,118 @@
+"""Where chains begin: heated fibres, and the annealing of the noise."""
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.sampling.starts import _next_beta, _survivors, anneal_noise
+from tests.dgm_infer.conditioning.test_condition import Images
+
+FLOAT = torch.float64
+
+
+class FalseMode(dgm.GenerativeModel):
+    """``x_i = z^3 - 3 z``: an output of 3 comes from z = 2.1 alone, but half the prior leads to -1, where it is 2."""
+
+    input_density = dgm.StandardNormal(1)
+
+    def observed(self, u):
+        return (u.pow(3) - 3 * u).expand(*u.shape[:-1], 20)
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def false_mode(sd=0.1):
+    noise = torch.randn(20, generator=rng(8), dtype=FLOAT)
+    return dgm.condition(dgm.WithNoise(FalseMode(), sd=sd), 3 + 0.1 * noise)
+
+
+def test_a_heated_fibre_is_that_of_the_model_with_wider_noise():
+    heated, wider = false_mode(sd=0.125).heated(torch.tensor(4.0, dtype=FLOAT)), false_mode(sd=0.5)
+    u = torch.randn(5, 21, generator=rng(), dtype=FLOAT)
+    assert torch.allclose(heated.constraint(u), wider.constraint(u), atol=1e-12)
+    for ours, theirs in zip(heated.linearise(u)[1:], wider.linearise(u)[1:], strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-10)
+
+
+@pytest.mark.parametrize("observe", ["everything", "a mask a problem"])
+def test_every_problem_has_its_own_heat(observe):
+    model = Images().eval()
+    images = torch.rand(3, 2, 3, generator=rng())
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    if observe != "everything":
+        mask = torch.stack([mask.index_fill(1, torch.tensor(i), False) for i in range(3)])
+    problem = dgm.condition(model, images, observe=dgm.pixels(mask))
+    heat = torch.tensor([1.0, 2.0, 5.0], dtype=FLOAT)
+    u = torch.randn(4, 3, problem.dim, generator=rng(), dtype=FLOAT)
+    u1, u2 = model.split(u)
+    scaled = torch.cat([u1, heat.unsqueeze(-1) * u2], -1)
+    heated = problem.heated(heat)
+    assert torch.allclose(heated.constraint(u), problem.constraint(scaled), atol=1e-12)
+    rows = heated.rows(4)
+    assert torch.allclose(rows.constraint(u.flatten(0, 1)), problem.constraint(scaled).flatten(0, 1), atol=1e-12)
+    assert problem.observed.heat is None
+
+
+def test_increments_leave_half_the_points_in_effect():
+    square = torch.rand(64, 3, generator=rng(), dtype=FLOAT) * torch.tensor([1.0, 1e3, 1e12], dtype=FLOAT)
+    beta = torch.zeros(3, dtype=FLOAT)
+    nearer = _next_beta(beta, square)
+    assert nearer[0] == 1
+    weight = torch.softmax(-0.5 * nearer * square, 0)
+    assert torch.allclose(1 / weight.square().sum(0)[1:], torch.tensor(32.0, dtype=FLOAT), rtol=1e-3)
+    assert (_next_beta(nearer, square)[1:] > nearer[1:]).all()
+
+
+def test_lost_points_go_on_from_others_and_the_rest_from_themselves():
+    log_weight = torch.zeros(6, 2, dtype=FLOAT)
+    log_weight[1, 0], log_weight[4, 0], log_weight[2, 0] = -60, torch.nan, -40
+    source = _survivors(log_weight, rng())
+    assert source[:, 1].tolist() == list(range(6))
+    assert source[[0, 2, 3, 5], 0].tolist() == [0, 2, 3, 5]
+    assert not {1, 4} & set(source[:, 0].tolist())
+
+
+@pytest.mark.slow
+def test_annealed_chains_leave_false_modes_and_others_stay_in_them():
+    problem = false_mode()
+    kernel = dgm.ConstrainedHMC(n_steps=3)
+    warm = dgm.sample(problem, kernel, chains=32, warmup=20, draws=5, seed=3, progress=False)
+    assert (warm.latents["u"] > 1.9).all()
+    assert warm.ancestors is not None
+    assert warm.ancestors.shape == (32,)
+    # control: the same warm-up from the same prior draws
+    start = problem.start(32, rng(3))
+    cold = dgm.sample(problem, kernel, chains=32, warmup=20, draws=5, seed=3, initial=start, progress=False)
+    assert 0.1 < (cold.latents["u"][:, -1] < 0).double().mean() < 0.9
+    assert cold.ancestors is None
+
+
+def test_annealed_points_lie_on_the_fibre_where_its_bulk_is():
+    problem = false_mode()
+    kernel = dgm.ConstrainedHMC()
+    start = anneal_noise(problem, kernel, 64, rng(), tolerance=1e-8, target_acceptance=0.8)
+    assert (problem.constraint_error(start.position) < 3e-8).all()
+    # 20 units of noise, and one input that they pin down
+    square = start.position[:, 1:].square().sum(-1)
+    expected = problem.values.sub(3).div(0.1).square().sum()
+    assert abs(square.mean() - expected) < 5
+
+
+def test_few_chains_are_annealed_among_more():
+    start = anneal_noise(false_mode(), dgm.ConstrainedHMC(), 1, rng(), tolerance=1e-8, target_acceptance=0.8)
+    assert start.position.shape == (1, 21)
+    assert (start.position[:, 0] > 1.9).all()
+
+
+def test_without_a_warm_up_or_noise_starts_are_not_annealed():
+    assert dgm.sample(false_mode(), chains=2, warmup=0, draws=1, seed=0, progress=False).ancestors is None
+    noiseless = dgm.condition(FalseMode(), torch.full((20,), 3.0), tolerance=0.1)
+    assert dgm.sample(noiseless, chains=2, warmup=5, draws=1, seed=0, progress=False).ancestors is None
+
+
+def test_ancestors_are_saved_with_the_draws(tmp_path):
+    draws = dgm.sample(false_mode(), chains=4, warmup=5, draws=4, seed=0, progress=False)
+    draws.save(tmp_path / "draws.nc")
+    assert torch.equal(dgm.Draws.load(tmp_path / "draws.nc").ancestors, draws.ancestors)

@@ -1,0 +1,245 @@
+"""The command line answers bad input with one line and exit code 2, and leaves nothing behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dgm_infer import Draws
+from dgm_infer.kernels import ConstrainedHMC
+from evaluation.commands.cli import main, one_line
+from evaluation.experiments import EXPERIMENTS
+
+TRAIN = Path(__file__).parents[3] / "configs" / "train" / "digits_vae.yaml"
+
+CONFIG = """\
+name: small
+generator: digits_vae
+images: trainers.DigitsData
+n_images: 2
+kernel:
+  n_steps: [2, 3]
+  n_geodesic: 2
+chains: 2
+warmup: 5
+draws: 6
+seed: 1
+"""
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def condition(config, *options):
+    return main(["condition", "--config", str(config), *options])
+
+
+def test_condition_writes_a_complete_run_folder(config, tmp_path, capsys):
+    assert condition(config) == 0
+    (folder,) = (tmp_path / "runs" / "small").iterdir()
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml",
+        "posterior.nc",
+        "summary.csv",
+        "completions.png",
+        "traces.png",
+        "log.txt",
+    }
+    draws = Draws.load(folder / "posterior.nc")
+    assert draws.shape == (2, 6, 2)
+    assert "R-hat" in capsys.readouterr().out
+
+
+def test_the_resolved_configuration_repeats_the_run(config, tmp_path):
+    assert condition(config) == 0
+    (first,) = (tmp_path / "runs" / "small").iterdir()
+    assert condition(first / "config.yaml", "--name", "again") == 0
+    (second,) = (tmp_path / "runs" / "again").iterdir()
+    assert torch.equal(Draws.load(first / "posterior.nc").inputs, Draws.load(second / "posterior.nc").inputs)
+
+
+def _npy(name, array):
+    np.save(name, array)
+    return name
+
+
+BAD = {
+    "unknown command": lambda c: (["conditon"], "did you mean 'condition'"),
+    "unknown key": lambda c: (["condition", "--config", _append(c, "chainz: 3")], "did you mean 'chains'"),
+    "unknown nested key": lambda c: (["condition", "--config", _append(c, "kernel: {n_stepz: 3}")], "n_steps"),
+    "abbreviated option": lambda c: (["condition", "--config", c, "--chain", "3"], "--chain 3"),
+    "wrong type": lambda c: (["condition", "--config", c, "--chains", "many"], "many"),
+    "missing file": lambda c: (["condition", "--config", "absent.yaml"], "absent.yaml"),
+    "no options": lambda c: (["condition"], "name, generator, images"),
+    "YAML": lambda c: (["condition", "--config", _append(c, "x: [")], "config"),
+    "zero chains": lambda c: (["condition", "--config", c, "--chains", "0"], "chains=0"),
+    "zero images": lambda c: (["condition", "--config", c, "--n_images", "0"], "n_images"),
+    "illegal kernel": lambda c: (["condition", "--config", c, "--kernel.n_geodesic", "0"], "n_geodesic=0"),
+    "unknown generator": lambda c: (["condition", "--config", c, "--generator", "digit_vae"], "digits_vae"),
+    "missing checkpoint": lambda c: (["condition", "--config", c, "--generator", "absent.ckpt"], "absent.ckpt"),
+    "foreign checkpoint": lambda c: (["condition", "--config", c, "--generator", _foreign()], "foreign.ckpt"),
+    "class path of another kind": lambda c: (
+        ["condition", "--config", _append(c, "generator: {class_path: torch.nn.ReLU}")],
+        "GenerativeModel",
+    ),
+    "unknown mask": lambda c: (["condition", "--config", c, "--observe", "upper"], "top_half"),
+    "mask of another shape": lambda c: (
+        ["condition", "--config", c, "--observe", _npy("mask.npy", np.ones((3, 3), bool))],
+        "(3, 3)",
+    ),
+    "missing images": lambda c: (["condition", "--config", c, "--images", "absent.npy"], "absent.npy"),
+    "NaN pixels": lambda c: (["condition", "--config", c, "--images", _npy("nan.npy", _images(np.nan))], "nan"),
+    "infinite pixels": lambda c: (["condition", "--config", c, "--images", _npy("inf.npy", _images(np.inf))], "inf"),
+    "too few images": lambda c: (["condition", "--config", c, "--images", _npy("one.npy", np.zeros((1, 8, 8)))], "1"),
+    "images of another shape": lambda c: (
+        ["condition", "--config", c, "--images", _npy("big.npy", np.zeros((2, 28, 28)))],
+        "(2, 28, 28)",
+    ),
+    "array of words": lambda c: (
+        ["condition", "--config", c, "--images", _npy("words.npy", np.array(["a"]))],
+        "words.npy",
+    ),
+    "name that leads elsewhere": lambda c: (["condition", "--config", c, "--name", "../x"], "'../x'"),
+    "no name": lambda c: (["condition", "--config", c, "--name", ""], "name"),
+    "output that is a file": lambda c: (["condition", "--config", c, "--output", c], "output"),
+    "device that there is none of": lambda c: (["condition", "--config", c, "--device", "gpu7"], "gpu7"),
+    "negative seed": lambda c: (["condition", "--config", c, "--seed", "-1"], "seed=-1"),
+    "class path of nothing": lambda c: (["condition", "--config", c, "--generator", "mine.Nope"], "class path"),
+    "export where no folder can be": lambda c: (
+        ["train", "--config", str(TRAIN), "--export.path", f"{c}/x", "--trainer.max_epochs", "1"],
+        "export.path",
+    ),
+    "training without a model": lambda c: (["train", "--trainer.max_epochs", "1"], "model"),
+    "no experiment": lambda c: (["reproduce"], "there are quantile, "),
+    "unknown experiment": lambda c: (["reproduce", "quantiles"], "did you mean 'quantile'"),
+    "abbreviated option of an experiment": lambda c: (["reproduce", "quantile", "--fas"], "did you mean 'fast'"),
+    "experiment with a seed of another type": lambda c: (["reproduce", "quantile", "--seed", "one"], "one"),
+    "experiment with a negative seed": lambda c: (["reproduce", "quantile", "--seed", "-1"], "seed=-1"),
+    "experiment with absent data": lambda c: (["reproduce", "quantile", "--data", "absent"], "absent"),
+    "experiment with an output that is a file": lambda c: (["reproduce", "quantile", "--output", c], "output"),
+    "unknown training option": lambda c: (["train", "--trainer.max_epoch", "1"], "max_epoch"),
+}
+
+
+def _append(config, line):
+    path = os.path.join(os.path.dirname(config), "appended.yaml")
+    with open(config) as old, open(path, "w") as new:
+        text = re.sub(rf"^{line.split(':')[0]}:.*\n(  .*\n)*", "", old.read(), flags=re.MULTILINE)
+        new.write(text + line + "\n")
+    return path
+
+
+def _foreign():
+    torch.save({"state_dict": {}}, "foreign.ckpt")
+    return "foreign.ckpt"
+
+
+def _images(value):
+    images = np.zeros((2, 8, 8))
+    images[1, 2, 3] = value
+    return images
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_one_line_and_exit_code_2(case, config, tmp_path, capsys):
+    arguments, named = BAD[case](str(config))
+    assert main(arguments) == 2
+    error = capsys.readouterr().err.strip()
+    assert error.count("\n") == 0, error
+    assert error.startswith("dgm-infer")
+    assert named in error
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_interrupt_while_sampling_keeps_the_draws(config, tmp_path, capsys, monkeypatch):
+    step, calls = ConstrainedHMC.step, 0
+
+    def interrupted(self, *arguments):
+        nonlocal calls
+        calls += 1
+        # the search for a step size makes steps of its own
+        if calls == 60:
+            raise KeyboardInterrupt
+        return step(self, *arguments)
+
+    monkeypatch.setattr(ConstrainedHMC, "step", interrupted)
+    assert condition(config, "--draws", "200") == 0
+    (folder,) = (tmp_path / "runs" / "small").iterdir()
+    draws = Draws.load(folder / "posterior.nc")
+    assert draws.interrupted
+    assert 0 < draws.shape[1] < 200
+    assert "(interrupted)" in capsys.readouterr().out
+
+
+def test_an_interrupt_during_warmup_leaves_nothing(config, tmp_path, capsys, monkeypatch):
+    def interrupted(self, *arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(ConstrainedHMC, "step", interrupted)
+    assert condition(config) == 130
+    assert not (tmp_path / "runs").exists()
+    assert "interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_ctrl_c_reaches_a_running_command(config, tmp_path):
+    command = [sys.executable, "-m", "evaluation.commands.cli", "condition", "--config", str(config), "--draws", "100000"]
+    with open(tmp_path / "stderr.txt", "wb") as stderr:
+        process = subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            # a shell that runs the tests in the background makes its children ignore interrupts
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+        )
+    try:
+        deadline = time.monotonic() + 120
+        while b"sampling" not in (tmp_path / "stderr.txt").read_bytes():
+            assert time.monotonic() < deadline
+            assert process.poll() is None
+            time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=120)
+    finally:
+        process.kill()
+    assert process.returncode == 0
+    assert b"(interrupted)" in output
+    (folder,) = (tmp_path / "runs" / "small").iterdir()
+    assert Draws.load(folder / "posterior.nc").shape[1] < 100000
+
+
+def test_help_and_version(capsys):
+    assert main([]) == 0
+    assert main(["--version"]) == 0
+    assert "condition" in capsys.readouterr().out
+
+
+def test_the_help_of_reproduce_lists_the_experiments(capsys):
+    with pytest.raises(SystemExit) as exit:
+        main(["reproduce", "--help"])
+    assert exit.value.code == 0
+    text = capsys.readouterr().out
+    for name, line in EXPERIMENTS.items():
+        assert f"  {name} " in text
+        assert line in text
+
+
+def test_of_a_union_the_specific_complaint_is_kept():
+    message = (
+        'Parser key "generator":\n  Does not validate against any of the Union subtypes\n'
+        "  Subtypes: [<class 'str'>]\n"
+        "  Errors:\n    - Expected a <class 'str'>\n    - No module named 'mine'\n  Given value type: <class 'dict'>"
+    )
+    assert one_line(message) == "generator: No module named 'mine'"

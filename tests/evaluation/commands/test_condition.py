@@ -1,0 +1,252 @@
+"""Reading images and masks, the report, and the published demonstration."""
+
+import inspect
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from PIL import Image
+from sklearn.neighbors import KNeighborsClassifier
+
+import dgm_infer as dgm
+import generators
+from dgm_infer.errors import ConfigError, ObservationError
+from evaluation.commands.condition import condition_images, describe, parse_label, read_images, read_mask
+from generators.checkpoints import PRETRAINED
+from trainers import DigitsData
+
+CONFIG = Path(__file__).parents[3] / "configs" / "condition" / "digits_top_half.yaml"
+
+
+def test_named_halves_and_their_opposites_share_no_pixel():
+    for shape in ((8, 8), (3, 7, 5)):
+        for one, other in (("top_half", "bottom_half"), ("left_half", "right_half")):
+            first, second = read_mask(one, shape), read_mask(other, shape)
+            assert (first ^ second).all()
+    assert read_mask("top_half", (8, 8))[:4].all()
+
+
+@pytest.mark.parametrize(
+    ("name", "rows", "columns"),
+    [
+        ("top", slice(2), slice(7)),
+        ("bottom", slice(6, 8), slice(7)),
+        ("left", slice(8), slice(1)),
+        ("right", slice(8), slice(5, 7)),
+    ],
+)
+def test_quarters_are_of_height_or_width(name, rows, columns):
+    expected = torch.zeros(3, 8, 7, dtype=torch.bool)
+    expected[:, rows, columns] = True
+    assert torch.equal(read_mask(f"{name}_quarter", (3, 8, 7)), expected)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIG.parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configurations_say_what_they_reach_and_where_their_weights_come_from(path):
+    text = path.read_text()
+    header = " ".join(line for line in text.splitlines() if line.startswith("#"))
+    assert "akes" in header
+    assert "R-hat" in header
+    settings = yaml.safe_load(text)
+    assert settings["name"] == path.stem
+    assert (CONFIG.parents[2] / "docs" / f"{path.stem}.png").is_file()
+    assert set(settings) <= set(inspect.signature(condition_images).parameters)
+    mask = read_mask(settings["observe"], (28, 28))
+    assert 0 < mask.sum() < 28 * 28
+    generator = settings.get("generator")
+    if not (PRETRAINED / f"{generator}.safetensors").is_file():
+        # trained by the reader, or of the reference data
+        assert f"--export.path {Path(str(generator)).with_suffix('')}" in text or "--generator" in text
+
+
+def test_a_grid_observes_the_middle_of_every_block():
+    mask = read_mask("grid_3", (3, 8, 8))
+    assert mask.sum() == 3 * 9
+    assert mask[1].nonzero().tolist() == [[i, j] for i in (1, 4, 7) for j in (1, 4, 7)]
+    with pytest.raises(ConfigError, match="grid_9 observes nothing"):
+        read_mask("grid_9", (8, 8))
+    with pytest.raises(ConfigError, match="grid_0"):
+        read_mask("grid_0", (8, 8))
+
+
+def test_pictures_and_arrays_are_read(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 6), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "grey.png")
+    assert torch.equal(read_images(str(tmp_path / "grey.png"), 1, (8, 6)), torch.tensor(pixels).unsqueeze(0) / 255)
+    Image.fromarray(np.stack([pixels] * 3, -1)).save(tmp_path / "colour.png")
+    assert read_images(str(tmp_path / "colour.png"), 1, (3, 8, 6)).shape == (1, 3, 8, 6)
+    np.save(tmp_path / "many.npy", np.ones((5, 8, 8)))
+    assert read_images(str(tmp_path / "many.npy"), 3, (8, 8)).shape == (3, 8, 8)
+
+
+def test_a_picture_in_colour_becomes_grey_for_a_grey_generator_and_another_size_is_named(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 6, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "colour.png")
+    grey = np.asarray(Image.fromarray(pixels).convert("L"))
+    for shape in ((8, 6), (1, 8, 6)):
+        images = read_images(str(tmp_path / "colour.png"), 1, shape)
+        assert torch.equal(images, torch.tensor(grey).reshape(1, *shape) / 255)
+    with pytest.raises(ConfigError, match=r"has 8 x 6 pixels, the generator's images the shape \(8, 8\): resize"):
+        read_images(str(tmp_path / "colour.png"), 1, (8, 8))
+
+
+def test_a_picture_of_more_bits_is_refused_and_a_turned_one_is_turned_back(tmp_path):
+    Image.fromarray(np.arange(48, dtype=np.uint16).reshape(8, 6) * 1000).save(tmp_path / "deep.png")
+    with pytest.raises(ConfigError, match=r"deep\.png has pixels of more than 8 bits.*convert it to 8 bits"):
+        read_images(str(tmp_path / "deep.png"), 1, (8, 6))
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 6), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
+    assert torch.equal(read_images(str(tmp_path / "turned.png"), 1, (6, 8))[0] * 255, torch.tensor(pixels).rot90(-1))
+
+
+def test_bytes_are_scaled_as_in_pictures_and_one_image_needs_no_batch(tmp_path):
+    np.save(tmp_path / "bytes.npy", np.full((8, 8), 51, dtype=np.uint8))
+    images = read_images(str(tmp_path / "bytes.npy"), 1, (8, 8))
+    assert images.shape == (1, 8, 8)
+    torch.testing.assert_close(images, torch.full_like(images, 0.2))
+
+
+def test_a_file_that_is_no_picture_is_named(tmp_path):
+    (tmp_path / "text.png").write_text("text")
+    with pytest.raises(ConfigError, match=r"text\.png"):
+        read_images(str(tmp_path / "text.png"), 1, (8, 8))
+
+
+def test_a_pickled_array_is_refused(tmp_path):
+    np.save(tmp_path / "objects.npy", np.array([{}], dtype=object), allow_pickle=True)
+    with pytest.raises(ConfigError, match=r"objects\.npy"):
+        read_images(str(tmp_path / "objects.npy"), 1, (8, 8))
+
+
+def test_labels_of_the_summary_are_parsed():
+    assert parse_label("z[3, 0]") == ("z", (3, 0))
+    assert parse_label("angle") == ("angle", ())
+
+
+def test_the_report_names_what_has_not_mixed():
+    model = generators.LinearGaussian(torch.randn(3, 2, generator=torch.Generator().manual_seed(0)))
+    fibre = dgm.condition(model, torch.zeros(2, 3))
+    draws = dgm.sample(fibre, chains=4, warmup=30, draws=30, seed=1, progress=False)
+    summary = draws.summary()
+    summary["r_hat"] = [1.0, 1.2, 1.0, np.nan]
+    report = describe(draws, summary, 1.0)
+    assert "2 of 4" in report
+    assert "z[0, 1] (1.200)" in report
+    assert "z[1, 1] (nan)" in report
+
+
+# ------------------------------------------------------------------------------------------------------ generators
+
+
+QUICK = {
+    "kernel": dgm.ConstrainedHMC(step_size=0.05, n_steps=2, n_geodesic=1),
+    "latent_kernel": dgm.HMC(step_size=0.1, n_steps=3),
+}
+
+
+def completed(tmp_path, model, **options):
+    """The draws of a short run on two digits, and what its report says."""
+    settings = {"chains": 2, "warmup": 0, "draws": 6, "n_images": 2, "seed": 1, "output": str(tmp_path)} | QUICK
+    data = DigitsData(binarise="static" if isinstance(model, generators.BernoulliVAE) else None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        folder = condition_images("small", model, data, **settings | options)
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"completions.png", "config.yaml", "log.txt", "posterior.nc", "summary.csv", "traces.png"}
+    return dgm.Draws.load(folder / "posterior.nc"), (folder / "log.txt").read_text()
+
+
+def gan():
+    torch.manual_seed(0)
+    return generators.GAN(8, (8, 8), hidden=[16], channels=None, output_range=(-0.05, 1.05)).eval()
+
+
+def test_a_generator_without_noise_is_conditioned_exactly_on_no_more_pixels_than_latents(tmp_path):
+    # of an untrained generator, whose outputs are all grey, its own images can be reached
+    images = gan().observed(torch.randn(2, 8, generator=torch.Generator().manual_seed(1))).detach()
+    np.save(tmp_path / "own.npy", images.reshape(2, 8, 8).numpy())
+    sizes = {"chains": 2, "warmup": 0, "draws": 6, "seed": 1, "output": str(tmp_path)}
+    folder = condition_images("own", gan(), str(tmp_path / "own.npy"), "grid_4", 2, **sizes, **QUICK)
+    draws = dgm.Draws.load(folder / "posterior.nc")
+    assert draws.inputs.shape == (2, 6, 2, 8)
+    assert draws.stats["constraint_error"].max() < 1e-7
+    with pytest.raises(ObservationError, match=r"32 observed values but only 8 inputs.*WithNoise"):
+        completed(tmp_path, gan(), observe="top_half")
+
+
+def test_binary_images_may_have_a_channel(tmp_path):
+    model = generators.BernoulliVAE(3, (1, 8, 8), hidden=[8])
+    np.save(tmp_path / "binary.npy", (np.random.default_rng(0).random((2, 1, 8, 8)) < 0.5).astype(np.float32))
+    settings = {"chains": 2, "warmup": 0, "draws": 6, "seed": 1, "output": str(tmp_path), **QUICK}
+    folder = condition_images("one", model, str(tmp_path / "binary.npy"), "top_half", 2, **settings)
+    assert dgm.Draws.load(folder / "posterior.nc").inputs.shape == (2, 6, 2, 3)
+
+
+def test_noise_makes_any_number_of_pixels_observable(tmp_path):
+    draws, report = completed(tmp_path, gan(), observe="top_half", noise=0.3)
+    assert draws.inputs.shape == (2, 6, 2, 8 + 32)
+    assert draws.stats["constraint_error"].max() < 1e-7
+    assert "R-hat" in report
+
+
+def test_of_binary_pixels_the_latents_are_sampled(tmp_path):
+    torch.manual_seed(0)
+    model = generators.IWAE(5, (8, 8), [16]).eval()
+    draws, report = completed(tmp_path, model, observe="top_half")
+    assert draws.inputs.shape == (2, 6, 2, 5)
+    assert "constraint_error" not in draws.stats
+    assert "  -  " in report
+    with pytest.raises(ConfigError, match="noise: a IWAE has binary pixels"):
+        completed(tmp_path, model, noise=0.1)
+    with pytest.raises(ObservationError, match="binarise"):
+        condition_images("grey", model, DigitsData(), n_images=2, output=str(tmp_path))
+    # grey images may be made binary by the command itself
+    sizes = {"n_images": 2, "chains": 2, "warmup": 0, "draws": 4, "output": str(tmp_path)}
+    folder = condition_images("threshold", model, DigitsData(), binarise=0.5, **sizes, **QUICK)
+    assert (folder / "completions.png").is_file()
+
+
+@pytest.fixture(scope="module")
+def demo():
+    settings = yaml.safe_load(CONFIG.read_text())
+    model = generators.load(settings["generator"])
+    images = DigitsData().held_out(settings["n_images"])
+    fibre = dgm.condition(model, images, observe=dgm.pixels(read_mask(settings["observe"], model.output_shape)))
+    kernel = dgm.ConstrainedHMC(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings["kernel"].items()})
+    sizes = {name: settings[name] for name in ("chains", "warmup", "draws", "seed")}
+    return dgm.sample(fibre, kernel, progress=False, **sizes)
+
+
+@pytest.mark.slow
+def test_the_demonstration_conditions_exactly_and_mixes(demo):
+    stats = demo.stats
+    assert demo.shape[0] >= 16
+    assert demo.shape[1] >= 150
+    assert demo.shape[2] == 8
+    assert stats["constraint_error"].max() <= 1e-8
+    acceptance = stats["acceptance_rate"].mean((0, 1))
+    assert acceptance.min() > 0.6
+    assert acceptance.max() < 0.99
+    failed = (stats["projection_failed"] | stats["reversal_failed"]).double().mean()
+    assert failed < 0.03
+    moved = (demo.inputs.diff(dim=1) != 0).any(-1).any(1)
+    assert moved.all()
+    assert (demo.summary()["r_hat"] <= 1.05).mean() >= 0.9
+
+
+@pytest.mark.slow
+def test_where_two_digits_fit_the_visible_half_both_appear(demo):
+    data = DigitsData()
+    classifier = KNeighborsClassifier(5).fit(data.training.images.flatten(1), data.training.labels)
+    completions = demo.generate()
+    several = 0
+    for i in range(completions.shape[2]):
+        digits = classifier.predict(completions[:, :, i].flatten(0, 1).flatten(1))
+        share = np.bincount(digits, minlength=10) / len(digits)
+        several += int((share > 0.05).sum() > 1)
+    assert several >= 2

@@ -1,0 +1,210 @@
+"""The evidence command: its run folder, what it says, and what it refuses."""
+
+import csv
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import dgm_infer as dgm
+import generators
+from dgm_infer import Evidence
+from evaluation.commands.cli import main
+from evaluation.commands.evidence import fitted_base, parts_of
+from evaluation.figures import evidence as evidence_figures
+from evaluation.reports.estimates import Estimates, caveats, table
+
+CONFIG = """\
+name: small
+generator: digits_vae
+images: trainers.DigitsData
+n_images: 3
+methods:
+  - class_path: dgm_infer.Elbo
+    init_args: {samples: 20}
+  - class_path: dgm_infer.AIS
+    init_args: {temperatures: 20, pilot_temperatures: 10, n_steps: 3}
+  - class_path: dgm_infer.GibbsTempering
+    init_args: {draws: 20, warmup: 5, pilot_temperatures: 10, n_steps: 3}
+bounds: {temperatures: 20, pilot_temperatures: 10, n_steps: 3}
+n_simulated: 2
+chains: 4
+seed: 1
+"""
+
+
+@pytest.fixture
+def config(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "config.yaml"
+    path.write_text(CONFIG)
+    return str(path)
+
+
+def run(config, *options):
+    return main(["evidence", "--config", config, *options])
+
+
+def test_a_run_folder_has_estimates_table_and_picture(config, tmp_path, capsys):
+    assert run(config) == 0
+    (folder,) = (tmp_path / "runs" / "small").iterdir()
+    labels = {"Elbo", "AIS", "GibbsTempering", "reverse_AIS", "Bennett"}
+    assert {path.name for path in folder.iterdir()} == {f"{label}.npz" for label in labels} | {
+        "config.yaml",
+        "evidence.csv",
+        "evidence.png",
+        "log.txt",
+    }
+    found = Evidence.load(folder / "AIS.npz")
+    assert found.log_z.shape == (3,)
+    assert found.status == "unbiased"
+    with open(folder / "evidence.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 15
+    assert float(next(row["log_z"] for row in rows if row["method"] == "AIS")) == pytest.approx(found.log_z[0].item())
+    with Image.open(folder / "evidence.png") as picture:
+        assert min(picture.size) > 300
+    text = capsys.readouterr().out
+    assert text.endswith("\n")
+    for words in ("heuristic", "mean gap", "3 images, 4 chains each, seed 1", "2 images simulated"):
+        assert words in text
+    assert (folder / "log.txt").read_text() in text
+
+
+def test_the_resolved_configuration_repeats_the_run(config, tmp_path):
+    assert run(config, "--n_simulated", "0") == 0
+    (first,) = (tmp_path / "runs" / "small").iterdir()
+    assert run(str(first / "config.yaml"), "--name", "again") == 0
+    (second,) = (tmp_path / "runs" / "again").iterdir()
+    for name in ("AIS.npz", "Bennett.npz"):
+        assert torch.equal(Evidence.load(first / name).log_z, Evidence.load(second / name).log_z)
+
+
+def test_without_bounds_there_are_none(config, tmp_path, capsys):
+    assert run(config, "--bounds", "null", "--n_simulated", "0") == 0
+    (folder,) = (tmp_path / "runs" / "small").iterdir()
+    assert not (folder / "Bennett.npz").exists()
+    assert "heuristic" not in capsys.readouterr().out
+
+
+def test_a_binary_generator_needs_binary_images(config, tmp_path, capsys):
+    torch.manual_seed(0)
+    generators.save(generators.IWAE(3, (8, 8), (16,)), tmp_path / "binary")
+    assert run(config, "--generator", "binary", "--n_simulated", "2") == 2
+    assert "binarise" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+    assert run(config, "--generator", "binary", "--binarise", "0.5") == 0
+
+
+class WithoutEncoder(generators.GaussianVAE):
+    def __init__(self):
+        super().__init__(2, (8, 8), (4,), sd=0.3)
+        del self.encoder
+
+
+@pytest.mark.parametrize("kind", ["diagonal", "low_rank", "full", "laplace"])
+def test_a_generator_without_an_encoder_has_other_bases(kind):
+    torch.manual_seed(0)
+    model = WithoutEncoder()
+    target = generators.LatentPosterior(model.decoder, torch.rand(3, 8, 8), parts_of(model)[2])
+    base = fitted_base(model, target, kind, 0)
+    assert base.batch_shape == (3,)
+    assert base.mean.dtype == torch.float32
+    estimate = dgm.log_evidence(target, base, dgm.ImportanceSampling(200), chains=4, seed=0, progress=False)
+    assert estimate.log_z.isfinite().all()
+
+
+def _npy(array):
+    np.save("images.npy", array)
+    return "images.npy"
+
+
+BAD = {
+    "unknown key": (["--chainz", "3"], "did you mean 'chains'"),
+    "abbreviated option": (["--chunks", "3"], "did you mean 'chunk'"),
+    "wrong type": (["--chains", "many"], "many"),
+    "one chain": (["--chains", "1"], "chains = 1"),
+    "zero chains": (["--chains", "0"], "chains = 0"),
+    "zero images": (["--n_images", "0"], "n_images"),
+    "zero images at a time": (["--chunk", "0"], "chunk=0"),
+    "negative seed": (["--seed", "-1"], "seed=-1"),
+    "no methods": (["--methods", "[]"], "methods"),
+    "unknown method": (["--methods", "[{class_path: dgm_infer.AISS}]"], "AISS"),
+    "class that is no method": (["--methods", "[{class_path: dgm_infer.StandardNormal}]"], "protocol Method"),
+    "illegal method": (["--methods", "[{class_path: dgm_infer.AIS, init_args: {temperatures: 0}}]"], "temperatures=0"),
+    "unknown base": (["--base", "prior"], "prior"),
+    "negative count": (["--n_simulated", "-1"], "n_simulated"),
+    "unknown generator": (["--generator", "digit_vae"], "digits_vae"),
+    "generator without a decoder": (["--generator", "{class_path: generators.Hyperbola}"], "no decoder"),
+    "generator without an encoder": (["--generator", f"{{class_path: {__name__}.WithoutEncoder}}"], "no encoder"),
+    "missing images": (["--images", "absent.npy"], "absent.npy"),
+    "device that there is none of": (["--device", "gpu7"], "gpu7"),
+    "name that leads elsewhere": (["--name", "../x"], "'../x'"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_gets_one_line_and_exit_code_2(case, config, tmp_path, capsys):
+    options, named = BAD[case]
+    assert run(config, *options) == 2
+    error = [line for line in capsys.readouterr().err.strip().splitlines() if "it/s" not in line]
+    assert len(error) == 1, error
+    assert error[0].startswith("dgm-infer evidence: error: ")
+    assert named in error[0]
+    assert not (tmp_path / "runs").exists()
+
+
+def test_nan_pixels_are_refused(config, capsys):
+    assert run(config, "--images", _npy(np.full((3, 8, 8), np.nan))) == 2
+    assert "not finite" in capsys.readouterr().err
+
+
+def estimates(log_z, error, **changes):
+    values = {"status": "unbiased", "seconds": 1.0, "gradient_evaluations": 10}
+    return Estimates("method", torch.tensor(log_z).double(), torch.tensor(error).double(), **{**values, **changes})
+
+
+def test_the_error_of_a_mean_is_that_of_independent_estimates():
+    row = estimates([1.0, 2.0, 6.0], [0.3, 0.4, 1.2])
+    assert row.mean == 3
+    assert row.mean_error == pytest.approx(1.3 / 3)
+    assert json.loads(json.dumps(row.record()))["std_error"] == pytest.approx([0.3, 0.4, 1.2])
+    assert "3.000   0.433     0.400" in table([row])
+
+
+def evidence(status="consistent", **diagnostics):
+    values = torch.zeros(3, dtype=torch.float64)
+    return Evidence(
+        log_z=values, std_error=values, bias=values, dof=3, status=status, method="m", diagnostics=diagnostics,
+        draws=None, log_weights=values.expand(4, 1, 3), seed=0,
+    )  # fmt: skip
+
+
+def test_problems_not_to_be_trusted_are_named():
+    agree = torch.tensor([True, False, False])
+    (line,) = caveats("m", evidence(base_moments_agree=agree))
+    assert "number 1, 2 " in line
+    share = torch.tensor([0.9, 0.1, math.nan])
+    (line,) = caveats("m", evidence("unbiased", max_weight_share=share))
+    assert "number 0 " in line
+    assert caveats("m", evidence(base_moments_agree=~torch.zeros(3, dtype=torch.bool))) == []
+    assert caveats("m", evidence("lower", max_weight_share=share)) == []
+
+
+def test_chains_cut_short_are_named_by_the_command(config, tmp_path, capsys):
+    """Steps that go nowhere leave the chains where the pilot put them."""
+    stuck = "{class_path: dgm_infer.GibbsTempering, init_args: {draws: 4, warmup: 0, n_steps: 1, step_size: 1.0e-4}}"
+    assert run(config, "--methods", f"[{stuck}]", "--bounds", "null") == 0
+    assert "miss the base's moments" in capsys.readouterr().out
+
+
+def test_pictures_are_drawn_of_one_image_and_of_errors_that_are_not_known(tmp_path):
+    rows = [estimates([1.0], [math.nan], status=status) for status in ("unbiased", "lower", "upper", "heuristic")]
+    evidence_figures.by_image(tmp_path / "a.png", rows, rows[0])
+    evidence_figures.against_time(tmp_path / "b.png", {"AIS": rows}, {"ELBO": 0.5}, (0.9, 1.1), title="title")
+    for name in ("a.png", "b.png"):
+        with Image.open(tmp_path / name) as picture:
+            assert min(picture.size) > 300

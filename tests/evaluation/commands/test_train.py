@@ -1,0 +1,275 @@
+"""The train command, run in the process."""
+
+import json
+import logging
+import os
+import sys
+import warnings
+from argparse import ArgumentError as ParseError
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import generators
+from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
+from evaluation.commands.cli import main
+from evaluation.commands.train import train
+from trainers import DigitsData, VAETraining
+
+pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
+
+CONFIG = Path(__file__).parents[3] / "configs" / "train" / "digits_vae.yaml"
+SHORT = [
+    *("--config", str(CONFIG), "--trainer.max_epochs", "2", "--trainer.check_val_every_n_epoch", "1"),
+    *("--model.init_args.generator.init_args.hidden", "[16, 16]", "--trainer.enable_progress_bar", "false"),
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """The folder of a short run, and what the working directory held."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(home)
+        train(SHORT)
+    (folder,) = (home / "runs" / "digits_vae").iterdir()
+    return folder
+
+
+def test_a_run_folder_holds_everything(run):
+    names = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    board = {name for name in names if name.startswith("tensorboard/")}
+    assert any("tfevents" in name for name in board)
+    pictures = {name for name in names if name.startswith("images/")}
+    assert pictures == {"images/samples_0002.png", "images/reconstructions_0002.png"}
+    names -= board | pictures
+    assert names == {
+        *("config.yaml", "metrics.csv", "generator.json", "generator.safetensors"),
+        *("checkpoints/best.ckpt", "checkpoints/last.ckpt"),
+    }
+    notes = json.loads((run / "generator.json").read_text())["notes"]
+    assert notes["config"] == "digits_vae"
+    assert notes["seed"] == 1
+    assert notes["epochs"] == 2
+    assert {"train/elbo", "val/elbo"} <= notes.keys()
+
+
+def test_generator_and_checkpoint_of_a_run_are_the_same_model(run):
+    exported, stored = (
+        generators.load(run / "generator.safetensors"),
+        generators.load(run / "checkpoints" / "last.ckpt"),
+    )
+    for name, tensor in exported.state_dict().items():
+        assert torch.equal(tensor, stored.state_dict()[name])
+
+
+def test_the_kept_configuration_repeats_the_run_in_a_new_folder(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train(["--config", str(run / "config.yaml")])
+    (folder,) = (tmp_path / "runs" / "config").iterdir()
+    assert (folder / "generator.safetensors").read_bytes() == (run / "generator.safetensors").read_bytes()
+
+
+def test_resuming_goes_on_after_the_checkpoint(run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    train([*SHORT, "--trainer.max_epochs", "3", "--ckpt_path", str(run / "checkpoints" / "last.ckpt")])
+    assert "after epoch 3" in capsys.readouterr().out
+    (folder,) = (tmp_path / "runs" / "digits_vae").iterdir()
+    rows = (folder / "metrics.csv").read_text().splitlines()
+    assert {row.split(",")[0] for row in rows[1:]} == {"2"}
+
+
+def test_resuming_a_run_that_is_at_its_end_says_so_and_leaves_no_folder(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"last\.ckpt has 2 epochs and 22 steps: nothing is left.*max_epochs"):
+        train([*SHORT, "--trainer.max_epochs", "2", "--ckpt_path", str(run / "checkpoints" / "last.ckpt")])
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_screen_shows_what_was_trained_and_where_it_is(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    train([*SHORT, "--trainer.max_epochs", "1", "--export.path", "mine/digits"])
+    captured = capsys.readouterr()
+    first, metrics, generator, checkpoint = captured.out.splitlines()
+    assert first.startswith("training VAETraining on DigitsData: ")
+    assert "val/elbo" in metrics
+    assert generator == "generator: mine/digits.safetensors"
+    assert Path(checkpoint.removeprefix("checkpoint: ")).is_file()
+    assert captured.err == ""
+    assert generators.load("mine/digits.safetensors").output_shape == (8, 8)
+
+
+def test_the_process_is_left_as_it_was(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    state = (torch.get_num_threads(), logger.level, list(warnings.filters), list(sys.path), torch.get_default_dtype())
+    train([*SHORT, "--trainer.max_epochs", "1", "--threads", "1"])
+    assert state == (
+        *(torch.get_num_threads(), logger.level, list(warnings.filters), list(sys.path), torch.get_default_dtype()),
+    )
+
+
+MODULE = """
+import lightning.pytorch as pl
+import torch
+
+
+class Mean(pl.LightningModule):
+    def __init__(self, rate: float = 0.1):
+        super().__init__()
+        self.mean = torch.nn.Parameter(torch.zeros(8, 8))
+        self.rate = rate
+
+    def training_step(self, batch, batch_idx):
+        return (batch[0] - self.mean).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), self.rate)
+"""
+
+
+@pytest.mark.parametrize("config", sorted(CONFIG.parent.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_configuration_takes_a_step_and_exports_its_generator(config, tmp_path, monkeypatch):
+    if "mnist" in config.stem and "DGM_INFER_REFERENCE_DATA" not in os.environ:
+        pytest.skip("DGM_INFER_REFERENCE_DATA names no folder with mnist_10k")
+    monkeypatch.chdir(tmp_path)
+    short = {"max_epochs": 1, "check_val_every_n_epoch": 1, "limit_train_batches": 2, "limit_val_batches": 2}
+    # what is looked at now and then is tested by itself
+    (checkpoints,) = (
+        callback
+        for callback in yaml.safe_load(config.read_text())["trainer"]["callbacks"]
+        if callback["class_path"].endswith("ModelCheckpoint")
+    )
+    Path("short.yaml").write_text(yaml.safe_dump({"trainer": short | {"callbacks": [checkpoints]}}))
+    quiet = ["--trainer.enable_progress_bar", "false", "--export.path", "made"]
+    train(["--config", str(config), "--config", "short.yaml", *quiet])
+    made, best = generators.load("made.safetensors"), generators.load(next(tmp_path.rglob("best.ckpt")))
+    assert type(made) is type(best)
+    # of two optimisers, where there are two
+    assert json.loads(Path("made.json").read_text())["notes"]["steps"] in (2, 4)
+    assert config.read_text().startswith("#"), "a header says what it reaches"
+
+
+DATA = """
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+
+class Stripes(pl.LightningDataModule):
+    def __init__(self, n: int = 50):
+        super().__init__()
+        self.n = n
+
+    def train_dataloader(self):
+        columns = torch.arange(4) % 2 == torch.randint(2, (self.n, 1))
+        return DataLoader(TensorDataset(columns[:, None].expand(-1, 4, -1).float()), batch_size=10)
+
+    def val_dataloader(self):
+        return self.train_dataloader()
+"""
+
+
+def test_data_in_the_working_directory_trains_a_model_of_ours(tmp_path, monkeypatch):
+    """Two images, of alternating columns: a generator that learnt them makes nothing else."""
+    monkeypatch.chdir(tmp_path)
+    Path("own_data.py").write_text(DATA)
+    generator = {
+        "class_path": "generators.IWAE",
+        "init_args": {"latent_dim": 1, "output_shape": [4, 4], "hidden": [8]},
+    }
+    model = {
+        "class_path": "trainers.IWAETraining",
+        "init_args": {"generator": generator, "samples": 5, "learning_rate": 0.05},
+    }
+    trainer = {"max_epochs": 120, "accelerator": "cpu", "check_val_every_n_epoch": 120, "enable_progress_bar": False}
+    data = {"class_path": "own_data.Stripes", "init_args": {"n": 40}}
+    Path("own.yaml").write_text(yaml.safe_dump({"model": model, "data": data, "trainer": trainer}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert main(["train", "--config", "own.yaml", "--export.path", "stripes"]) == 0
+    model = generators.load("stripes.safetensors")
+    assert isinstance(model, generators.IWAE)
+    images = model.generate(200, seed=0).images
+    both = torch.tensor([[0.0, 1, 0, 1], [1, 0, 1, 0]])
+    share = [(images == columns).flatten(1).all(1).float().mean().item() for columns in both]
+    assert sum(share) > 0.8
+    assert min(share) > 0.2
+
+
+def test_a_module_in_the_working_directory_is_named_by_class_path(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("own_training.py").write_text(MODULE)
+    config = {"model": {"class_path": "own_training.Mean"}, "data": {"class_path": "trainers.DigitsData"}}
+    Path("own.yaml").write_text(yaml.safe_dump(config | {"trainer": {"max_epochs": 1, "accelerator": "cpu"}}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert main(["train", "--config", "own.yaml", "--trainer.enable_progress_bar=false"]) == 0
+    *_, last = capsys.readouterr().out.splitlines()
+    assert last.startswith("checkpoint: runs/own/")
+    assert not list(tmp_path.rglob("generator.*"))
+
+
+@pytest.mark.parametrize(
+    ("extra", "error", "words"),
+    [
+        (["--trainer.max_epoch", "3"], ParseError, "trainer.max_epoch"),
+        (["--trainer.max_epochs", "many"], ParseError, "max_epochs"),
+        (["--config", "absent.yaml"], ParseError, "absent.yaml"),
+        (["--model.init_args.learning_rate", "-1"], ConfigError, "learning_rate=-1"),
+        (["--data.init_args.augmentation.rotation", "-1"], ConfigError, "rotation=-1"),
+        (["--data.init_args.batchsize", "3"], ParseError, "batchsize"),
+        (["--seed_everything", "-1"], ConfigError, "seed_everything=-1"),
+        (["--threads", "0"], ConfigError, "threads=0"),
+        (["--ckpt_path", "absent.ckpt"], CheckpointError, "absent.ckpt does not exist"),
+        (["--trainer.accelerator", "abacus"], ConfigError, "abacus"),
+        (["--trainer.precision", "bf16-true"], ConfigError, "precision=bf16-true.*choose bf16-mixed"),
+        (["--trainer.check_val_every_n_epoch", "0"], ConfigError, "check_val_every_n_epoch=0"),
+        (["--model.init_args.learning_rate", "1e9"], ArgumentError, "train/elbo is .* in epoch .*lower the learning"),
+    ],
+)
+def test_a_mistake_raises_and_leaves_nothing_behind(extra, error, words, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=words):
+        train([*SHORT, *extra])
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_trainer_refuses_of_a_gan_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = ["--config", str(CONFIG.parent / "digits_gan.yaml"), "--trainer.enable_progress_bar", "false"]
+    with pytest.raises(ConfigError, match="gradient accumulation") as caught:
+        train([*config, "--trainer.accumulate_grad_batches", "2"])
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_of_another_generator_leaves_no_folder(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    other = ["--model.init_args.generator.init_args.latent_dim", "3"]
+    with pytest.raises(CheckpointError, match="latent_dim=12"):
+        train([*SHORT, *other, "--ckpt_path", str(run / "checkpoints" / "last.ckpt")])
+    assert not list(tmp_path.glob("runs/*/*"))
+
+
+def test_a_folder_with_a_run_in_it_is_not_overwritten(run):
+    with pytest.raises(ConfigError, match="holds a run already"):
+        train([*SHORT, "--trainer.default_root_dir", str(run)])
+
+
+@pytest.mark.slow
+def test_the_configuration_reproduces_the_shipped_generator(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    train(["--config", str(CONFIG), "--export.path", "again", "--trainer.enable_progress_bar", "false"])
+    images = DigitsData().held_out()
+    shipped, again = generators.load("digits_vae"), generators.load("again.safetensors")
+    assert isinstance(shipped, generators.GaussianVAE)
+    assert isinstance(again, generators.GaussianVAE)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        difference = VAETraining(shipped).elbo(images, 50) - VAETraining(again).elbo(images, 50)
+    # the same weights on the machine that made them; elsewhere rounding sends training down another path
+    assert difference.mean().abs() < 1.5
+    assert again.decoder.sd.item() == pytest.approx(shipped.decoder.sd.item(), abs=0.005)
