@@ -195,7 +195,16 @@ def test_an_interrupt_during_warmup_leaves_nothing(config, tmp_path, capsys, mon
 
 @pytest.mark.slow
 def test_ctrl_c_reaches_a_running_command(config, tmp_path):
-    command = [sys.executable, "-m", "evaluation.commands.cli", "condition", "--config", str(config), "--draws", "100000"]
+    command = [
+        sys.executable,
+        "-m",
+        "evaluation.commands.cli",
+        "condition",
+        "--config",
+        str(config),
+        "--draws",
+        "100000",
+    ]
     with open(tmp_path / "stderr.txt", "wb") as stderr:
         process = subprocess.Popen(
             command,
