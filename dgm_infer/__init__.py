@@ -35,8 +35,7 @@ from .evidence import (
     refine_base,
 )
 from .kernels import HMC, NUTS, ConstrainedHMC
-from .models.densities import InputDensity, Logistic, Product, StandardNormal
-from .models.model import DirectedModel, GenerativeModel, WithNoise
+from .models import DirectedModel, GenerativeModel, InputDensity, Logistic, Product, StandardNormal, WithNoise
 from .sampling.draws import Draws
 from .sampling.sample import sample
 from .target import Target

@@ -1,6 +1,5 @@
 """The package's exceptions, for what a user got wrong, and the per-chain status, for what a chain ran into."""
 
-import operator
 from enum import IntEnum
 
 __all__ = [
@@ -13,7 +12,6 @@ __all__ = [
     "ObservationError",
     "StartError",
     "Status",
-    "whole_number",
 ]
 
 
@@ -59,18 +57,3 @@ class Status(IntEnum):
     """The step run backwards did not return to its start."""
     DIVERGED = 3
     """The energy at the proposal was not finite, or the energy error exceeded 1000."""
-
-
-def whole_number(call: str, field: str, value: int, least: int = 1) -> int:
-    """An argument of a call as an int.
-
-    Raises:
-        ArgumentError: it is no whole number, or less than ``least``.
-    """
-    try:
-        whole = operator.index(value)
-    except TypeError:
-        whole = least - 1
-    if whole < least:
-        raise ArgumentError(f"{call}({field}={value}): must be a whole number, {least} or more")
-    return whole

@@ -1,14 +1,13 @@
-"""Unconstrained targets: anything with an energy on R^D, and the ABC posterior in input space (J 5)."""
+"""Unconstrained targets: anything with an energy on R^D."""
 
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from .conditioning.reduced import ObservedModel
 from .errors import ArgumentError
 
-__all__ = ["InputPosterior", "Target", "as_target"]
+__all__ = ["Target", "as_target"]
 
 # What a target may have besides its energy.
 _OPTIONAL = ("energy_and_gradient", "take", "latents", "start", "complete")
@@ -103,43 +102,3 @@ def as_target(target) -> Target:
         if hasattr(target, name):
             setattr(wrapped, name, getattr(target, name))
     return wrapped
-
-
-class InputPosterior(Target):
-    """ABC posterior in input space with a Gaussian kernel (J (24)).
-
-    ``energy(u) = -log p_u(u) + |A(g_x(u)) - y|^2 / (2 tolerance^2)``
-
-    Args:
-        observed: the model through its observation operator.
-        values: ``[*batch, Dy]`` observed values.
-        tolerance: standard deviation of the kernel, in units of the output.
-    """
-
-    def __init__(self, observed: ObservedModel, values: Tensor, tolerance: float):
-        if not tolerance > 0:
-            raise ArgumentError(f"tolerance={tolerance:g} must be positive; leave it out to condition exactly")
-        super().__init__(None, observed.dim, tuple(values.shape[:-1]))
-        self.observed = observed
-        self.values = values
-        self.tolerance = tolerance
-
-    @property
-    def model(self):
-        return self.observed.model
-
-    def energy(self, x):
-        misfit = (self.observed.outputs(x) - self.values).square().sum(-1)
-        return misfit / (2 * self.tolerance**2) - self.observed.log_density(x)
-
-    def latents(self, x):
-        with torch.no_grad():
-            return self.observed.latents(x)
-
-    def start(self, chains, rng):
-        """Draws from the prior, ``[chains, *batch, D]``."""
-        return self._finite(lambda: self.observed.sample_inputs((chains, *self.batch_shape), rng, self.values))
-
-    def complete(self, u: Tensor, rng: torch.Generator) -> Tensor:
-        """Complete outputs ``[..., *batch, *output_shape]``: the observed part as observed, the rest generated."""
-        return self.observed.complete(u, self.values, rng)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from dgm_infer import GenerativeModel, InputDensity, Product, StandardNormal, WithNoise
 from dgm_infer.conditioning.faults import frozen_copy
 from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
-from dgm_infer.models.model import reference_tensor
+from dgm_infer.models import reference_tensor
 
 from .weights import load_weights
 

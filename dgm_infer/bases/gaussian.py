@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
-from ..errors import ArgumentError, EvidenceError, whole_number
+from ..arguments import whole_number
+from ..errors import ArgumentError, EvidenceError
 from ..target import Target, as_target
 from .laplace import find_mode
 from .moments import distinct, mixture_moments, weighted_moments

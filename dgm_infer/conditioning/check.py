@@ -9,8 +9,9 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.func import vjp, vmap
 
-from ..errors import DgmInferError, ModelError, whole_number
-from ..models.model import DirectedModel, GenerativeModel, validate
+from ..arguments import whole_number
+from ..errors import DgmInferError, ModelError
+from ..models import DirectedModel, GenerativeModel, validate
 from ..structures.jacobian import LowRankPlusBlocks, push_forward
 from .condition import bind
 from .faults import (

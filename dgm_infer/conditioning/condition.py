@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from ..errors import ArgumentError, ObservationError
-from ..models.model import DirectedModel, GenerativeModel, validate
-from ..target import InputPosterior
+from ..models import DirectedModel, GenerativeModel, validate
 from .faults import (
     check_mode,
     check_outputs,
@@ -25,6 +24,7 @@ from .fibre import Fibre
 from .observations import Bound
 from .observations import observe as as_observation
 from .reduced import observed_model
+from .soft import InputPosterior
 
 __all__ = ["bind", "condition"]
 

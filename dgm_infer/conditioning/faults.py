@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError, ObservationError
-from ..models.model import DirectedModel, GenerativeModel
+from ..models import DirectedModel, GenerativeModel
 from ..structures.jacobian import push_forward
 from .operators import DisjointSums, Operator, Selection
 

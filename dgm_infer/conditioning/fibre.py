@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..errors import StartError
-from ..models.model import DirectedModel
+from ..models import DirectedModel
 from ..structures.jacobian import (
     DenseJacobian,
     Evaluation,

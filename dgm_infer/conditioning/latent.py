@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from .. import InputDensity, Target
 from ..errors import ArgumentError, ModelError, ObservationError
-from ..models.model import reference_tensor
+from ..models import reference_tensor
 from .partial import ObservedPixels, base_distribution, mask_index
 
 __all__ = ["LatentPosterior"]

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..errors import ObservationError
-from ..models.model import GenerativeModel
+from ..models import GenerativeModel
 from .operators import DisjointSums, Operator, Selection
 
 __all__ = [

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..models.model import DirectedModel, GenerativeModel, Units
+from ..models import DirectedModel, GenerativeModel, Units
 from .operators import DisjointSums, Operator, Selection
 
 __all__ = ["ObservedModel", "ObservedSteps", "ObservedUnits", "observed_model"]

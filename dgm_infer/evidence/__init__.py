@@ -8,9 +8,10 @@ from .refinement import Refined, refine_base
 from .result import Evidence, Expectation
 from .run import Bounds, bidirectional, log_evidence
 from .smc import SMC
+from .tempering.continuous import ContinuousTempering
+from .tempering.gibbs import GibbsTempering
 from .tempering.path_sampling import PathSampling
 from .tempering.simulated import SimulatedTempering
-from .tempering.tempering import ContinuousTempering, GibbsTempering
 
 __all__ = [
     "AIS",

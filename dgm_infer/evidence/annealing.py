@@ -7,7 +7,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.kernel import Settings, check_count
+from ..arguments import whole_number
+from ..settings import Settings
 from .estimators import finite_or_zero, log_mean, weight_ess
 from .importance import largest_share
 from .method import Outcome, Status
@@ -95,7 +96,7 @@ class AIS(Annealing):
 
     def __post_init__(self):
         check_settings(self)
-        check_count("AIS", "n_steps", self.n_steps)
+        whole_number("AIS", "n_steps", self.n_steps)
 
     def plan(self, path, chains, rng, progress):
         return frozen_plan(self, path, chains, self.n_steps, rng, progress)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..kernels.kernel import Settings, check_count
+from ..arguments import whole_number
+from ..settings import Settings
 from .estimators import Estimate, finite_or_zero, log_mean, mean_of_chains, weight_ess
 from .method import Outcome, Status
 from .path import AnnealedPath
@@ -36,7 +37,7 @@ class ImportanceSampling(Settings):
         return "lower"
 
     def __post_init__(self):
-        check_count("ImportanceSampling", "samples", self.samples)
+        whole_number("ImportanceSampling", "samples", self.samples)
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
         draws, log_weights = _weighted(path, chains, self.samples, rng, progress)
@@ -66,7 +67,7 @@ class Elbo(Settings):
         return "lower"
 
     def __post_init__(self):
-        check_count("Elbo", "samples", self.samples)
+        whole_number("Elbo", "samples", self.samples)
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
         draws, log_weights = _weighted(path, chains, self.samples, rng, progress)

@@ -10,7 +10,7 @@ from .estimators import Estimate
 from .path import AnnealedPath
 from .progress import Progress
 
-__all__ = ["Method", "Outcome", "Status", "check_acceptance", "check_method"]
+__all__ = ["Method", "Outcome", "Status", "check_method"]
 
 Status = Literal["unbiased", "consistent", "lower", "upper", "heuristic"]
 
@@ -47,9 +47,3 @@ def check_method(method: object) -> None:
     if isinstance(method, type) or not hasattr(method, "run"):
         name = method.__name__ if isinstance(method, type) else repr(method)
         raise ArgumentError(f"method={name}: expected an instance, for example GibbsTempering()")
-
-
-def check_acceptance(name: str, value: float) -> None:
-    """Raises ArgumentError unless a target acceptance lies between 0 and 1."""
-    if not (isinstance(value, int | float) and 0 < value < 1):
-        raise ArgumentError(f"{name}(target_acceptance={value!r}): must lie between 0 and 1")

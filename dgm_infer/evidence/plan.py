@@ -5,9 +5,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..kernels.kernel import check_count, check_step_size
+from ..arguments import fraction, optional_positive, whole_number
 from . import schedules
-from .method import check_acceptance
 from .path import AnnealedPath
 from .pilot import Pilot, StepSizes, anneal_pilot
 from .progress import Progress
@@ -43,9 +42,9 @@ def check_settings(method: Planned, *also: str) -> None:
     """Raise ArgumentError where a setting is outside its range; ``also`` names schedules of the method's own."""
     name = type(method).__name__
     for field in ("temperatures", "pilot_temperatures"):
-        check_count(name, field, getattr(method, field))
-    check_step_size(name, method.step_size)
-    check_acceptance(name, method.target_acceptance)
+        whole_number(name, field, getattr(method, field))
+    optional_positive(name, "step_size", method.step_size)
+    fraction(name, "target_acceptance", method.target_acceptance)
     schedules.check(name, method.schedule, ("equalised", *also))
 
 

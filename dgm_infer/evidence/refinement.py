@@ -4,12 +4,13 @@ from typing import Literal, NamedTuple
 
 import torch
 
+from ..arguments import random_seed, whole_number
 from ..bases import Gaussian
-from ..errors import ArgumentError, whole_number
+from ..errors import ArgumentError
 from .method import Method, check_method
 from .result import Evidence
 from .run import log_evidence
-from .tempering.tempering import GibbsTempering
+from .tempering.gibbs import GibbsTempering
 
 __all__ = ["Refined", "refine_base"]
 
@@ -67,7 +68,7 @@ def refine_base(
             "target, such as GibbsTempering"
         )
     rounds = whole_number("refine_base", "rounds", rounds, 1)
-    seeds = torch.Generator().manual_seed(whole_number("refine_base", "seed", seed, 0))
+    seeds = torch.Generator().manual_seed(random_seed("refine_base", seed))
     pilots = []
     for _ in range(rounds):
         own = int(torch.randint(2**31, (), generator=seeds))

@@ -1,6 +1,5 @@
 """``log_evidence()`` and ``bidirectional()``: chunks of problems, seeds, progress, one result."""
 
-import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import random_seed, whole_number
 from ..bases import Gaussian
-from ..errors import ArgumentError, EvidenceError, whole_number
+from ..errors import ArgumentError, EvidenceError
 from ..target import Target, as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
 from .estimators import Estimate, bennett, log_mean
@@ -18,7 +18,7 @@ from .method import Method, Outcome, Status, check_method
 from .path import AnnealedPath
 from .progress import Progress
 from .result import Evidence
-from .tempering.tempering import GibbsTempering
+from .tempering.gibbs import GibbsTempering
 
 __all__ = ["Bounds", "bidirectional", "log_evidence"]
 
@@ -214,9 +214,7 @@ class _Run:
         elif can_take:
             row = _OWN_BYTES + 16 * base.dim * base.mean.element_size()
             chunk = max(1, _BYTES // (row * self.chains * getattr(method, "particles", 1)))
-        self.seed = secrets.randbits(31) if seed is None else whole_number(name, "seed", seed, 0)
-        if self.seed >= 2**63:
-            raise ArgumentError(f"{name}(seed={seed}): must be less than 2**63")
+        self.seed = random_seed(name, seed)
         self.chunks: list[slice | None] = [None]
         if chunk is not None and chunk < n:
             self.chunks = [slice(i, min(i + chunk, n)) for i in range(0, n, chunk)]

@@ -8,8 +8,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..arguments import whole_number
 from ..errors import ArgumentError
-from ..kernels.kernel import Settings, check_count
+from ..settings import Settings
 from .estimators import log_mean, weight_ess
 from .importance import largest_share
 from .method import Outcome, Status
@@ -67,8 +68,8 @@ class SMC(Settings):
 
     def __post_init__(self):
         check_settings(self, "adaptive")
-        check_count("SMC", "n_steps", self.n_steps)
-        check_count("SMC", "particles", self.particles)
+        whole_number("SMC", "n_steps", self.n_steps)
+        whole_number("SMC", "particles", self.particles)
         for field, high in (("conditional_ess", "below 1"), ("threshold", "at most 1")):
             value = getattr(self, field)
             if not (isinstance(value, int | float) and 0 < value <= 1) or (value == 1 and high == "below 1"):
@@ -76,7 +77,7 @@ class SMC(Settings):
         if self.particles < 2:
             raise ArgumentError(f"SMC(particles={self.particles}): must be 2 or more; AIS needs no others")
         if self.waste_free is not None:
-            check_count("SMC", "waste_free", self.waste_free)
+            whole_number("SMC", "waste_free", self.waste_free)
             if self.waste_free < 2 or self.particles % self.waste_free or self.particles == self.waste_free:
                 raise ArgumentError(
                     f"SMC(waste_free={self.waste_free}): must be 2 or more and divide particles={self.particles} into "

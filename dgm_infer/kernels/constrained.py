@@ -8,19 +8,17 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..arguments import choice, flag, positive, whole_number
 from ..conditioning.fibre import Fibre, Linearisation
 from ..conditioning.projection import SOLVERS, project
 from ..errors import ArgumentError
+from ..settings import Settings
 from .integrators import CIRCULAR, STRAIGHT, geodesic
 from .kernel import (
     Info,
-    Settings,
     TrajectoryEnd,
     accept,
-    check_count,
-    check_n_steps,
-    check_step_size,
-    check_trajectory_length,
+    check_schedule,
     draw_schedule,
 )
 
@@ -79,17 +77,16 @@ class ConstrainedHMC(Settings):
     compile: bool = False
 
     def __post_init__(self):
+        check_schedule(self)
         name = type(self).__name__
-        check_step_size(name, self.step_size)
-        check_n_steps(name, self.n_steps)
-        check_trajectory_length(name, self.trajectory_length, self.n_steps)
         if self.n_geodesic is not None:
-            check_count(name, "n_geodesic", self.n_geodesic)
-        check_count(name, "max_iterations", self.max_iterations)
-        if self.solver is not None and self.solver not in SOLVERS:
-            raise ArgumentError(f"{name}(solver={self.solver!r}): must be one of {', '.join(SOLVERS)}, or None")
-        if self.tolerance is not None and not (isinstance(self.tolerance, int | float) and self.tolerance > 0):
-            raise ArgumentError(f"{name}(tolerance={self.tolerance}): must be positive, or None for the default")
+            whole_number(name, "n_geodesic", self.n_geodesic)
+        whole_number(name, "max_iterations", self.max_iterations)
+        choice(name, "solver", self.solver, (*SOLVERS, None))
+        choice(name, "split", self.split, (True, False, None))
+        flag(name, "compile", self.compile)
+        if self.tolerance is not None:
+            positive(name, "tolerance", self.tolerance)
 
     def check(self, problem) -> None:
         if not isinstance(problem, Fibre):

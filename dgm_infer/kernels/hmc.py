@@ -1,5 +1,6 @@
 """Hamiltonian Monte Carlo on R^D (T Algorithm 4)."""
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -7,16 +8,14 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, Status
+from ..settings import Settings
 from ..target import Target
 from .integrators import leapfrog
 from .kernel import (
     Info,
-    Settings,
     TrajectoryEnd,
     accept,
-    check_n_steps,
-    check_step_size,
-    check_trajectory_length,
+    check_schedule,
     draw_schedule,
 )
 
@@ -55,12 +54,13 @@ class HMC(Settings):
     trajectory_length: float | Tensor | None = None
 
     def __post_init__(self):
-        check_step_size("HMC", self.step_size)
-        check_n_steps("HMC", self.n_steps)
-        check_trajectory_length("HMC", self.trajectory_length, self.n_steps)
+        check_schedule(self)
 
     def check(self, problem) -> None:
         check_target("HMC", problem)
+
+    def longest_step(self, problem: Target) -> float:
+        return math.inf
 
     def init(self, problem: Target, position: Tensor) -> HMCState:
         return HMCState(position, *problem.energy_and_gradient(position))

@@ -1,17 +1,15 @@
 """What every Markov kernel offers, and what Hamiltonian kernels share."""
 
-import dataclasses
 import math
-import operator
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
+from ..arguments import counts, optional_positive
 from ..errors import ArgumentError, Status
 
-__all__ = ["DEFAULT_LENGTH", "Info", "Kernel", "Settings", "TrajectoryEnd"]
+__all__ = ["DEFAULT_LENGTH", "Info", "Kernel", "TrajectoryEnd"]
 
 # Before it is adapted: on a standard normal density, what makes the next position independent of this one.
 DEFAULT_LENGTH = math.pi / 2
@@ -106,37 +104,6 @@ class Kernel(Protocol):
         ...
 
 
-@dataclass(frozen=True, eq=False)
-class Settings:
-    """Base of kernels that are frozen dataclasses: copies with changes, and equality that tensors do not upset."""
-
-    def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed."""
-        return dataclasses.replace(self, **changes)
-
-    def longest_step(self, problem: Any) -> float:
-        """Above which no step size is used."""
-        return math.inf
-
-    def __eq__(self, other: object) -> bool:
-        if type(other) is not type(self):
-            return NotImplemented
-        names = [field.name for field in dataclasses.fields(self)]
-        return all(_same(getattr(self, name), getattr(other, name)) for name in names)
-
-    __hash__ = None  # type: ignore[assignment]
-
-
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return a is not None and b is not None and torch.equal(_double(a), _double(b))
-    return a == b
-
-
-def _double(value: Any) -> Tensor:
-    return torch.as_tensor(value, dtype=torch.float64)
-
-
 def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
     """Metropolis decision on the Hamiltonian, every chain for itself.
 
@@ -177,7 +144,7 @@ def draw_schedule(kernel: "Kernel", problem: Any, like: Tensor, rng: torch.Gener
     step_size = torch.as_tensor(kernel.step_size, dtype=like.dtype, device=like.device).expand_as(like)
     step_size = step_size.clamp_max(kernel.longest_step(problem))
     if kernel.n_steps is not None:
-        low, high = _bounds(kernel.n_steps)
+        low, high = counts(type(kernel).__name__, "n_steps", kernel.n_steps)
         steps = torch.randint(low, high + 1, (), generator=rng, device=rng.device) if low < high else torch.tensor(low)
         return Schedule(steps.to(like.device).expand(like.shape), step_size, like.new_ones(problem.batch_shape))
     length = DEFAULT_LENGTH if kernel.trajectory_length is None else kernel.trajectory_length
@@ -188,49 +155,16 @@ def draw_schedule(kernel: "Kernel", problem: Any, like: Tensor, rng: torch.Gener
     return Schedule(steps.to(torch.int64), torch.minimum(time / steps, step_size), fraction)
 
 
-def check_step_size(name: str, step_size: float | Tensor | None) -> None:
-    if step_size is not None:
-        _check_positive(name, "step_size", step_size)
+def check_schedule(kernel: Any) -> None:
+    """Check the fields that :func:`draw_schedule` reads.
 
-
-def _check_positive(name: str, field: str, value: float | Tensor) -> None:
-    try:
-        values = torch.as_tensor(value)
-        bad = ~((values > 0) & values.isfinite())
-    except (TypeError, ValueError, RuntimeError):
-        raise ArgumentError(f"{name}({field}={value!r}): must be a positive number, or None") from None
-    if bad.any():
-        raise ArgumentError(f"{name}({field}={values[bad][0].item():g}): must be positive, or None to adapt it")
-
-
-def check_trajectory_length(name: str, trajectory_length: float | Tensor | None, n_steps) -> None:
-    if trajectory_length is None:
-        return
-    if n_steps is not None:
-        raise ArgumentError(f"{name}(n_steps={n_steps}, trajectory_length=...): give one of them")
-    _check_positive(name, "trajectory_length", trajectory_length)
-
-
-def check_n_steps(name: str, n_steps: int | tuple[int, int] | None) -> None:
-    if n_steps is None:
-        return
-    try:
-        low, high = _bounds(n_steps)
-    except (TypeError, ValueError):
-        low = high = 0
-    if not 1 <= low <= high:
-        raise ArgumentError(f"{name}(n_steps={n_steps}): must be 1 or more, a range (low, high) of such, or None")
-
-
-def check_count(name: str, field: str, value: int) -> None:
-    try:
-        value = operator.index(value)
-    except TypeError:
-        raise ArgumentError(f"{name}({field}={value!r}): must be a whole number, 1 or more") from None
-    if value < 1:
-        raise ArgumentError(f"{name}({field}={value}): must be 1 or more")
-
-
-def _bounds(n_steps: int | tuple[int, int]) -> tuple[int, int]:
-    low, high = n_steps if isinstance(n_steps, tuple | list) else (n_steps, n_steps)
-    return operator.index(low), operator.index(high)
+    Raises:
+        ArgumentError: one is outside its range, or both ``n_steps`` and ``trajectory_length`` are given.
+    """
+    name = type(kernel).__name__
+    optional_positive(name, "step_size", kernel.step_size)
+    if kernel.n_steps is not None:
+        counts(name, "n_steps", kernel.n_steps)
+        if kernel.trajectory_length is not None:
+            raise ArgumentError(f"{name}(n_steps={kernel.n_steps}, trajectory_length=...): give one of them")
+    optional_positive(name, "trajectory_length", kernel.trajectory_length)

@@ -1,14 +1,17 @@
 """The No-U-Turn sampler on R^D (Hoffman and Gelman 2014; Betancourt 2017)."""
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from ..arguments import counts, optional_positive
 from ..errors import ArgumentError
+from ..settings import Settings
 from ..target import Target
 from .hmc import HMCState, check_target
-from .kernel import Info, Settings, TrajectoryEnd, check_n_steps, check_step_size
+from .kernel import Info, TrajectoryEnd
 from .trees import Leaf, deepest, grow
 
 __all__ = ["NUTS"]
@@ -34,10 +37,8 @@ class NUTS(Settings):
     trajectory_length: None = None
 
     def __post_init__(self):
-        check_step_size("NUTS", self.step_size)
-        if self.n_steps is None:
-            raise ArgumentError("NUTS(n_steps=None): must be a number, of the most steps of a trajectory")
-        check_n_steps("NUTS", self.n_steps)
+        optional_positive("NUTS", "step_size", self.step_size)
+        counts("NUTS", "n_steps", self.n_steps)
         if self.trajectory_length is not None:
             raise ArgumentError(
                 f"NUTS(trajectory_length={self.trajectory_length}): trajectories end where they turn; use HMC for "
@@ -46,6 +47,9 @@ class NUTS(Settings):
 
     def check(self, problem) -> None:
         check_target("NUTS", problem)
+
+    def longest_step(self, problem: Target) -> float:
+        return math.inf
 
     def init(self, problem: Target, position: Tensor) -> HMCState:
         return HMCState(position, *problem.energy_and_gradient(position))

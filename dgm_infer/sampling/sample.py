@@ -1,6 +1,5 @@
 """``sample()``: starting points, warm-up and the main loop."""
 
-import secrets
 import sys
 import time
 import warnings
@@ -9,8 +8,9 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
+from ..arguments import choice, fraction, random_seed, whole_number
 from ..conditioning.fibre import Fibre
-from ..errors import ArgumentError, StartError, whole_number
+from ..errors import ArgumentError, StartError
 from ..kernels import HMC, ConstrainedHMC, Info, Kernel
 from ..target import Target, as_target
 from .draws import Draws
@@ -75,13 +75,9 @@ def sample(
         whole_number("sample", "draws", draws, 1),
         whole_number("sample", "thin", thin, 1),
     )
-    seed = secrets.randbits(31) if seed is None else whole_number("sample", "seed", seed, 0)
-    if seed >= 2**63:
-        raise ArgumentError(f"sample(seed={seed}): must be less than 2**63")
-    if keep not in ("inputs", "latents"):
-        raise ArgumentError(f"sample(keep={keep!r}): must be 'inputs' or 'latents'")
-    if not (isinstance(target_acceptance, int | float) and 0 < target_acceptance < 1):
-        raise ArgumentError(f"sample(target_acceptance={target_acceptance}): must lie between 0 and 1")
+    seed = random_seed("sample", seed)
+    choice("sample", "keep", keep, ("inputs", "latents"))
+    fraction("sample", "target_acceptance", target_acceptance)
     rng = torch.Generator(_device(problem, initial)).manual_seed(seed)
     kept: dict[str, Tensor] = {}
     count = 0

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from ..conditioning.fibre import Fibre
+from ..conditioning.soft import InputPosterior
 from ..errors import ArgumentError
 from ..kernels import ConstrainedHMC, Kernel
-from ..models.model import DirectedModel
-from ..target import InputPosterior, Target
+from ..models import DirectedModel
+from ..target import Target
 from .warmup import reasonable_step_size
 
 __all__ = ["Start", "anneal_noise", "starting_points"]

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from dgm_infer import Gaussian, Target
-from dgm_infer.errors import ArgumentError, CheckpointError, EvidenceError, whole_number
+from dgm_infer.arguments import whole_number
+from dgm_infer.errors import ArgumentError, CheckpointError, EvidenceError
 from generators.arrays import read_arrays
 
 __all__ = ["BinaryMoments", "BoltzmannRelaxation", "Moments", "published_system", "random_system"]

@@ -5,14 +5,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...arguments import whole_number
 from ...errors import ArgumentError, EvidenceError
-from ...kernels.kernel import Settings, check_count
+from ...settings import Settings
 from ..estimators import Estimate, log_ratios, log_weights_at_ends
 from ..method import Outcome, Status
 from ..path import AnnealedPath
 from ..progress import Progress
+from .continuous import ContinuousTempering
+from .gibbs import GibbsTempering
 from .record import Record
-from .tempering import ContinuousTempering, GibbsTempering
 
 __all__ = ["PathSampling"]
 
@@ -37,7 +39,7 @@ class PathSampling(Settings):
     parts: int = 10
 
     def __post_init__(self):
-        check_count("PathSampling", "parts", self.parts)
+        whole_number("PathSampling", "parts", self.parts)
         if not isinstance(self.tempering, GibbsTempering | ContinuousTempering | None):
             raise ArgumentError(
                 f"PathSampling(tempering={self.tempering!r}): must be a GibbsTempering or a ContinuousTempering, whose "

@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ...arguments import whole_number
 from ...errors import ArgumentError
-from ...kernels.kernel import check_count
 from .. import schedules
 from ..path import AnnealedPath, Point
 from ..pilot import Pilot, StepSizes
@@ -55,7 +55,7 @@ class SimulatedTempering(Tempering):
 
     def __post_init__(self):
         super().__post_init__()
-        check_count("SimulatedTempering", "temperatures", self.temperatures)
+        whole_number("SimulatedTempering", "temperatures", self.temperatures)
         schedules.check("SimulatedTempering", self.schedule)
         if self.weights not in ("pilot", "equal"):
             raise ArgumentError(f"SimulatedTempering(weights={self.weights!r}): must be 'pilot' or 'equal'")

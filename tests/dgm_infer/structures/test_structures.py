@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.models.model import Units
+from dgm_infer.models import Units
 from tests.models import Bent, BentPairs, FreeWalk, Walk
 from tests.oracles import FLOAT
 

@@ -1,0 +1,53 @@
+"""Continuous tempering by Gibbs steps (Graham and Storkey 2017; T 5): exact draws of the temperature."""
+
+from dataclasses import dataclass
+
+from ..path import Point
+from ..pilot import StepSizes
+from .record import TemperedState
+from .tempering import Tempering, draw_beta
+
+__all__ = ["GibbsTempering"]
+
+
+@dataclass(frozen=True, eq=False)
+class GibbsTempering(Tempering):
+    """Continuous tempering that alternates a Hamiltonian move of x at beta with an exact draw of beta given x.
+
+    ``p(x, beta) ~ exp(-beta (phi + log zeta) - (1 - beta) psi)``; ``log Z = log zeta + log sum w1 - log sum w0`` over
+    all draws of all chains, with ``w1 = p(beta = 1 | x)`` and ``w0 = p(beta = 0 | x)``: consistent.
+
+    Args:
+        draws: kept states of a chain.
+        warmup: states before them that are not kept.
+        n_steps: leapfrog steps a state.
+        step_size: longest step in whitened coordinates, a number or ``[*batch]``; None to adapt it to every
+            temperature and problem on a pilot.
+        log_zeta: guess of log Z, a number or ``[*batch]``; ``"pilot"`` from the pilot's annealing,
+            ``"importance"`` from 100 draws of the base; None for the base's own, else ``"pilot"``. A guess that is off
+            by much costs draws at one end of the temperatures, not correctness.
+        thin: states a draw of x that the result holds; the estimates use all of them.
+        target_acceptance: mean acceptance probability that step sizes adapt to.
+        pilot_temperatures: of the annealing run that tunes step sizes and starts the chains, at temperatures
+            of all sizes.
+    """
+
+    def _chain(self, path, pilot, log_zeta, point, rng):
+        return _GibbsChain(path, pilot.step_sizes, log_zeta, point, rng, self.n_steps)
+
+
+class _GibbsChain:
+    def __init__(self, path, step_sizes: StepSizes, log_zeta, point: Point, rng, n_steps: int):
+        self.path, self.step_sizes, self.log_zeta, self.rng, self.n_steps = path, step_sizes, log_zeta, rng, n_steps
+        self.point = point
+
+    def step(self) -> TemperedState:
+        beta = draw_beta(self.path.difference(self.point) + self.log_zeta, self.rng)
+        self.point, acceptance = self.path.move(self.point, beta, self.step_sizes.at(beta), self.n_steps, self.rng)
+        return TemperedState(self.point, beta, acceptance)
+
+    def warm(self) -> None:
+        self.step()
+
+    def freeze(self) -> None:
+        pass

@@ -1,0 +1,109 @@
+"""Models whose inputs split into those of the parameters and the noise of single outputs (J 8.2, T 4.2)."""
+
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from .densities import InputDensity, Product
+from .model import GenerativeModel
+from .structure import Units
+
+__all__ = ["DirectedModel"]
+
+
+class DirectedModel(GenerativeModel):
+    """A model whose inputs split into ``u = [u1, u2]``: ``z = g_z(u1)``, ``x = g_{x|z}(z, u2)``.
+
+    ``structure`` declares the Jacobian of ``N`` outputs and decides what conditioning costs:
+
+    - ``"independent"``: the outputs fall into units that depend on z and each on local inputs of its own, so that
+      ``J = [A | blocks]`` (J 8.2). A unit has ``unit_outputs`` consecutive outputs and ``unit_inputs`` consecutive
+      local inputs, one of each unless the class says otherwise.
+    - ``"markov"``: a state that moves by ``x_t = f(x_{t-1}, z, u2_t)`` and is observed after every step. The class
+      defines :meth:`initial` and :meth:`transition` in place of :meth:`simulate`, and ``step_inputs``, the local
+      inputs of one step. Given the observed previous state the steps are independent units, whole steps unless
+      ``unit_outputs`` and ``unit_inputs`` say that the components of a step are independent too.
+    - ``"dense"``: anything else.
+    """
+
+    structure: str = "dense"
+    step_inputs: int = 1
+    unit_inputs: int | None = None
+    unit_outputs: int | None = None
+    global_density: InputDensity
+    local_density: InputDensity
+
+    def global_latents(self, u1: Tensor) -> dict[str, Tensor]:
+        """Latent variables ``g_z(u1)``: ``[..., L] -> {name: [..., *shape]}``."""
+        raise NotImplementedError(f"{type(self).__name__} defines no global_latents(u1)")
+
+    def simulate(self, z: dict[str, Tensor], u2: Tensor) -> Tensor:
+        """Outputs ``g_{x|z}(z, u2)``: ``[..., N] -> [..., Dx]``."""
+        if type(self).transition is DirectedModel.transition:
+            raise NotImplementedError(f"{type(self).__name__} defines no simulate(z, u2)")
+        state, states = self.initial(z), []
+        for u2_t in u2.unflatten(-1, (-1, self.step_inputs)).unbind(-2):
+            state = self.transition(state, z, u2_t)
+            states.append(state)
+        return torch.stack(states, -2).flatten(-2)
+
+    def initial(self, z: dict[str, Tensor]) -> Tensor:
+        """State before the first step: ``[..., S]``, or ``[S]`` where it does not depend on z."""
+        raise NotImplementedError(f"{type(self).__name__} defines no initial(z)")
+
+    def transition(self, previous: Tensor, z: dict[str, Tensor], u2_t: Tensor) -> Tensor:
+        """One step ``f(x_{t-1}, z, u2_t)``: ``[..., S], [..., step_inputs] -> [..., S]``; leading dimensions
+        broadcast."""
+        raise NotImplementedError(f"{type(self).__name__} defines no transition(previous, z, u2_t)")
+
+    def one_step_ahead(self, u: Tensor, x: Tensor) -> Tensor:
+        """Every state from the one before it in ``x``: ``[..., Du], [..., Dx] -> [..., Dx]``.
+
+        That is ``f(x_{t-1}, z(u1), u2_t)``, which equals x exactly where ``observed(u) = x`` (MATH 4).
+        """
+        u1, u2 = self.split(u)
+        # a dimension for the steps: z is the same at all of them
+        z = self.global_latents(u1.unsqueeze(-2))
+        u2 = u2.unflatten(-1, (-1, self.step_inputs))
+        initial = self.initial(z)
+        states = x.unflatten(-1, (u2.shape[-2], -1))
+        lead = torch.broadcast_shapes(u.shape[:-1], x.shape[:-1])
+        previous = [initial.expand(*lead, 1, states.shape[-1]), states[..., :-1, :].expand(*lead, -1, -1)]
+        return self.transition(torch.cat(previous, -2), z, u2).flatten(-2)
+
+    @cached_property
+    def input_density(self) -> InputDensity:  # type: ignore[override]
+        return Product(self.global_density, self.local_density)
+
+    @property
+    def units(self) -> Units | None:
+        """Sizes of the independent units, None for a dense structure."""
+        if self.structure == "dense":
+            return None
+        whole_step = self.structure == "markov"
+        n_steps = self.local_density.dim // self.step_inputs if whole_step else 1
+        state = torch.Size(self.output_shape).numel() // n_steps
+        inputs = self.unit_inputs or (self.step_inputs if whole_step else 1)
+        return Units(self.global_density.dim, inputs, self.unit_outputs or (state if whole_step else 1))
+
+    def split(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """``[..., L + N] -> [..., L], [..., N]``."""
+        n_global = self.global_density.dim
+        return u[..., :n_global], u[..., n_global:]
+
+    def observed(self, u):
+        u1, u2 = self.split(u)
+        return self.simulate(self.global_latents(u1), u2)
+
+    def named_latents(self, u1: Tensor) -> dict[str, Tensor]:
+        """The latent variables to report, of the global inputs: ``[..., L] -> {name: [..., *shape]}``."""
+        return self.global_latents(u1)
+
+    def latents(self, u):
+        return self.named_latents(self.split(u)[0])
+
+    @property
+    def has_local_latents(self) -> bool:
+        """Whether a subclass reports latents of the local inputs too, by a ``latents`` of its own."""
+        return type(self).latents is not DirectedModel.latents

@@ -1,0 +1,59 @@
+"""Output noise for any model (J 7)."""
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+from .densities import StandardNormal
+from .directed import DirectedModel
+from .model import GenerativeModel, reference_tensor
+from .validate import validate
+
+__all__ = ["WithNoise"]
+
+
+class WithNoise(DirectedModel):
+    """A model with independent Gaussian output noise, ``g_y(u, n) = g_x(u) + sd n`` (J 7).
+
+    Its Jacobian has full row rank everywhere; conditioning on it equals a Gaussian ABC kernel of width ``sd``.
+
+    Args:
+        model: the noiseless model.
+        sd: standard deviation of the noise, in units of the output; positive, a number or ``[Dx]``.
+    """
+
+    structure = "independent"
+
+    def __init__(self, model: GenerativeModel, sd: float | Tensor):
+        super().__init__()
+        validate(model)
+        # the noise computes in the model's type: a 32-bit sd must not turn a 64-bit model into a mixture
+        sd = torch.as_tensor(sd, dtype=reference_tensor(model).dtype)
+        if not bool((sd > 0).all()):
+            raise ArgumentError(f"WithNoise(sd={sd.min().item():g}): sd must be positive")
+        self.model = model
+        self.register_buffer("sd", sd)
+        self.sd: Tensor
+        self.output_shape = model.output_shape
+        self.global_density = model.input_density
+        self.local_density = StandardNormal(torch.Size(self.output_shape).numel())
+        if sd.ndim and sd.shape != (self.local_density.dim,):
+            raise ArgumentError(
+                f"WithNoise(sd of shape {tuple(sd.shape)}): expected a number or shape ({self.local_density.dim},)"
+            )
+
+    def global_latents(self, u1):
+        return {"u": u1}
+
+    def simulate(self, z, u2):
+        return self.model.observed(z["u"]) + self.sd * u2
+
+    def named_latents(self, u1):
+        return self.model.latents(u1)
+
+    def log_factor(self, u):
+        return self.model.log_factor(self.split(u)[0])
+
+    @property
+    def has_log_factor(self):
+        return self.model.has_log_factor
