@@ -1,48 +1,161 @@
-"""Imports point one way, and importing the core is cheap and loads nothing heavy."""
+"""Imports point one way, for folders and for the files inside them, and importing the core loads nothing heavy."""
 
 import ast
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# a package may import those before it, and itself
-PACKAGES = ["dgm_infer", "generators", "trainers", "evaluation"]
-
-# a module of the core may import those before it; modules of one family share a line
-CORE = [
-    "errors",
-    "runs",
-    "inputs",
-    "model",
-    "operators",
-    "observe",
-    "observed",
-    "jacobian",
-    "projection",
-    "compilation",
-    "fibre",
-    "target",
-    "faults",
-    "condition",
-    "base",
-    "integrators",
-    "kernels",
-    "adaptation",
-    "startup",
-    "draws",
-    "sampling",
-    "likelihood_free",
-    "evidence",
-    "interop",
-    "check",
-]
+# What a package holds, in the order of its imports: each may import those before it, none after it. A package's own
+# __init__ is its public face: it imports from all of them, and none of them from it.
+ORDER = {
+    "": ["dgm_infer", "generators", "trainers", "evaluation"],
+    "dgm_infer": [
+        "errors",
+        "arguments",
+        "settings",
+        "files",
+        "target",
+        "structures",
+        "models",
+        "conditioning",
+        "kernels",
+        "bases",
+        "sampling",
+        "evidence",
+        "interop",
+    ],
+    "dgm_infer.structures": ["jacobian"],
+    "dgm_infer.models": ["densities", "structure", "model", "directed", "validate", "noise"],
+    "dgm_infer.conditioning": [
+        "operators",
+        "observations",
+        "reduced",
+        "projection",
+        "compilation",
+        "fibre",
+        "soft",
+        "partial",
+        "latent",
+        "faults",
+        "condition",
+        "check",
+    ],
+    "dgm_infer.kernels": ["kernel", "integrators", "trees", "constrained", "hmc", "nuts"],
+    "dgm_infer.bases": ["scales", "moments", "laplace", "variational", "gaussian"],
+    "dgm_infer.sampling": ["draws", "warmup", "starts", "sample"],
+    "dgm_infer.evidence": [
+        "progress",
+        "estimators",
+        "path",
+        "schedules",
+        "pilot",
+        "method",
+        "result",
+        "plan",
+        "resampling",
+        "importance",
+        "annealing",
+        "hamiltonian",
+        "smc",
+        "tempering",
+        "run",
+        "refinement",
+    ],
+    "dgm_infer.evidence.tempering": [
+        "record",
+        "tempering",
+        "gibbs",
+        "continuous",
+        "ladder",
+        "simulated",
+        "path_sampling",
+    ],
+    "dgm_infer.interop": ["pyro"],
+    "generators": [
+        "arrays",
+        "pictures",
+        "weights",
+        "networks",
+        "toy",
+        "linear",
+        "quantile",
+        "lotka_volterra",
+        "pose",
+        "vae",
+        "bernoulli_vae",
+        "iwae",
+        "gan",
+        "modules",
+        "checkpoints",
+    ],
+    "trainers": [
+        "schedule",
+        "progress",
+        "resuming",
+        "export",
+        "augmentation",
+        "data",
+        "mnist",
+        "torchvision_data",
+        "folder",
+        "bounds",
+        "adversarial",
+        "module",
+        "vae",
+        "iwae",
+        "gan",
+        "monitoring",
+    ],
+    "evaluation": ["problems", "reports", "figures", "experiments", "benchmarks", "commands"],
+    "evaluation.problems": ["repeated", "boltzmann", "radon"],
+    "evaluation.reports": ["estimates"],
+    "evaluation.figures": ["conditioning", "experiments", "evidence"],
+    "evaluation.experiments": [
+        "methods",
+        "quantile",
+        "lotka_volterra",
+        "pose",
+        "inpainting",
+        "boltzmann",
+        "radon",
+        "iwae",
+    ],
+    "evaluation.benchmarks": [
+        "workers",
+        "problems",
+        "comparison",
+        "pyro_peer",
+        "mici_peer",
+        "fibre",
+        "scaling",
+        "evidence",
+        "methods",
+        "training",
+        "iwae_training",
+    ],
+    "evaluation.commands": ["train", "condition", "evidence", "cli"],
+}
 
 HEAVY = {"lightning", "pytorch_lightning", "pyro", "arviz", "matplotlib", "pandas", "sklearn", "jsonargparse"}
+
+
+def all_modules() -> Iterator[tuple[Path, str, bool]]:
+    """Path, dotted name and whether it is a package, of every module of the four packages."""
+    for package in ORDER[""]:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            is_package = parts[-1] == "__init__"
+            yield path, ".".join(parts[:-1] if is_package else parts), is_package
+
+
+MODULES = list(all_modules())
+NAMES = {module for _, module, _ in MODULES}
 
 
 def imported_modules(source: str, module: str, is_package: bool) -> set[str]:
@@ -59,65 +172,77 @@ def imported_modules(source: str, module: str, is_package: bool) -> set[str]:
     return names
 
 
+def points_upwards(name: str, module: str) -> bool:
+    """Whether an import of ``name`` by ``module`` points the wrong way."""
+    # a name in a module counts as the module
+    while name not in NAMES and "." in name:
+        name = name.rpartition(".")[0]
+    theirs, own = name.split("."), module.split(".")
+    if theirs[0] not in ORDER[""] or name == module or module == "":
+        return False
+    common = 0
+    while common < min(len(theirs), len(own)) and theirs[common] == own[common]:
+        common += 1
+    if common == len(own):
+        # a package's own face imports what is in it
+        return False
+    if common == len(theirs):
+        # a package that this module is in
+        return True
+    order = ORDER[".".join(own[:common])]
+    return order.index(theirs[common]) > order.index(own[common])
+
+
 def upward_imports(source: str, module: str, is_package: bool = False) -> list[str]:
     """The imports of a module that point the wrong way."""
-    if module in ("dgm_infer", "dgm_infer.cli", "dgm_infer.__main__"):
-        return []
-    top, *rest = module.split(".")
-    wrong = []
-    for name in sorted(imported_modules(source, module, is_package)):
-        other, *parts = name.split(".")
-        if other not in PACKAGES:
-            continue
-        if other != top:
-            upward = PACKAGES.index(other) > PACKAGES.index(top)
-        elif top == "dgm_infer" and parts[:1] != rest[:1]:
-            # the package itself, or a name of it that is no module: it imports everything
-            upward = not parts or parts[0] not in CORE or CORE.index(parts[0]) > CORE.index(rest[0])
-        else:
-            upward = False
-        if upward:
-            wrong.append(name)
-    return wrong
+    return sorted(name for name in imported_modules(source, module, is_package) if points_upwards(name, module))
 
 
-def all_modules():
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            parts = path.relative_to(ROOT).with_suffix("").parts
-            is_package = parts[-1] == "__init__"
-            yield pytest.param(path, ".".join(parts[:-1] if is_package else parts), is_package, id="/".join(parts))
+@pytest.mark.parametrize("package", ["", *(module for _, module, is_package in MODULES if is_package)])
+def test_the_order_lists_exactly_what_a_package_holds(package):
+    if package == "":
+        assert len(set(ORDER[""])) == 4
+        return
+    prefix = f"{package}."
+    held = {name.removeprefix(prefix).split(".")[0] for name in NAMES if name.startswith(prefix)}
+    assert sorted(ORDER.get(package, [])) == sorted(held)
 
 
-@pytest.mark.parametrize(("path", "module", "is_package"), list(all_modules()))
+def test_the_order_lists_no_package_that_is_not_there():
+    assert set(ORDER) - {""} <= {module for _, module, is_package in MODULES if is_package}
+
+
+@pytest.mark.parametrize(("path", "module", "is_package"), [pytest.param(*m, id=m[1]) for m in MODULES])
 def test_no_import_points_upwards(path, module, is_package):
     assert upward_imports(path.read_text(), module, is_package) == []
 
 
-def test_every_module_of_the_core_has_its_place_in_the_order():
-    names = {p.stem for p in (ROOT / "dgm_infer").iterdir() if p.suffix == ".py" or (p / "__init__.py").exists()}
-    assert names - {"__init__", "__main__", "cli"} <= set(CORE)
+def test_modules_are_small():
+    lengths = sorted(len(path.read_text().splitlines()) for path, _, is_package in MODULES if not is_package)
+    assert lengths[len(lengths) // 2] <= 150
+    assert lengths[-1] <= 400
 
 
 @pytest.mark.parametrize(
     ("source", "module"),
     [
-        ("from .sampling import sample", "dgm_infer.fibre"),
-        ("from . import sampling", "dgm_infer.fibre"),
-        ("import dgm_infer.draws", "dgm_infer.kernels.hmc"),
-        ("from ..draws import Draws", "dgm_infer.kernels.hmc"),
-        ("def f():\n    from .condition import condition", "dgm_infer.fibre"),
-        ("import dgm_infer", "dgm_infer.fibre"),
-        ("from dgm_infer import condition", "dgm_infer.fibre"),
-        ("from . import Fibre", "dgm_infer.fibre"),
-        ("from .observed import ObservedModel", "dgm_infer.observe"),
-        ("if TYPE_CHECKING:\n    from .fibre import Fibre", "dgm_infer.compilation"),
-        ("from .cli import main", "dgm_infer.draws"),
-        ("import generators", "dgm_infer.sampling"),
-        ("from generators.vae import GaussianVAE", "dgm_infer.sampling"),
-        ("from trainers import VAE", "generators.vae"),
-        ("import evaluation.plots", "trainers.callbacks"),
+        ("from ..sampling.sample import sample", "dgm_infer.conditioning.fibre"),
+        ("from .. import sampling", "dgm_infer.conditioning.fibre"),
+        ("import dgm_infer.sampling.draws", "dgm_infer.kernels.hmc"),
+        ("def f():\n    from .condition import condition", "dgm_infer.conditioning.fibre"),
+        ("import dgm_infer", "dgm_infer.conditioning.fibre"),
+        ("from dgm_infer import condition", "dgm_infer.conditioning.fibre"),
+        ("from . import Fibre", "dgm_infer.conditioning.reduced"),
+        ("from .reduced import ObservedModel", "dgm_infer.conditioning.operators"),
+        ("if TYPE_CHECKING:\n    from .fibre import Fibre", "dgm_infer.conditioning.compilation"),
+        ("from evaluation.commands.cli import main", "dgm_infer.sampling.draws"),
+        ("import generators", "dgm_infer.sampling.sample"),
+        ("from generators.vae import GaussianVAE", "dgm_infer.sampling.sample"),
+        ("from trainers import VAETraining", "generators.vae"),
+        ("from .iwae import IWAE", "generators.vae"),
+        ("import evaluation.figures.evidence", "trainers.monitoring"),
         ("if True:\n    import evaluation", "generators.vae"),
+        ("from ..commands.cli import main", "evaluation.experiments.quantile"),
     ],
 )
 def test_control_an_upward_import_is_caught(source, module):
@@ -125,19 +250,24 @@ def test_control_an_upward_import_is_caught(source, module):
 
 
 @pytest.mark.parametrize(
-    ("source", "module"),
+    ("source", "module", "is_package"),
     [
-        ("from .errors import ArgumentError\nfrom .jacobian import JacobianMap", "dgm_infer.fibre"),
-        ("from . import kernels", "dgm_infer.draws"),
-        ("from .kernel import Info\nfrom ..integrators import leapfrog", "dgm_infer.kernels.hmc"),
-        ("import torch\nfrom torch import Tensor", "dgm_infer.errors"),
-        ("from dgm_infer import Fibre\nfrom .networks import mlp", "generators.vae"),
-        ("import trainers, generators, dgm_infer", "evaluation.runs"),
-        ("import evaluation", "dgm_infer.cli"),
+        (
+            "from ..errors import ArgumentError\nfrom .reduced import ObservedModel",
+            "dgm_infer.conditioning.fibre",
+            False,
+        ),
+        ("from .. import kernels", "dgm_infer.sampling.draws", False),
+        ("from .kernel import Info\nfrom .integrators import leapfrog", "dgm_infer.kernels.hmc", False),
+        ("from .hmc import HMC", "dgm_infer.kernels", True),
+        ("import torch\nfrom torch import Tensor", "dgm_infer.errors", False),
+        ("from dgm_infer import Fibre\nfrom .networks import mlp", "generators.vae", False),
+        ("import trainers, generators, dgm_infer", "evaluation.experiments.iwae", False),
+        ("import evaluation.experiments", "evaluation.commands.cli", False),
     ],
 )
-def test_control_a_downward_import_is_not(source, module):
-    assert upward_imports(source, module) == []
+def test_control_a_downward_import_is_not(source, module, is_package):
+    assert upward_imports(source, module, is_package) == []
 
 
 def python(code: str) -> str:
