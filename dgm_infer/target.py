@@ -9,9 +9,6 @@ from .errors import ArgumentError
 
 __all__ = ["Target", "as_target"]
 
-# What a target may have besides its energy.
-_OPTIONAL = ("energy_and_gradient", "take", "latents", "start", "complete")
-
 
 class Target:
     """An unnormalised density ``exp(-energy(x))`` on R^D, for every problem of a batch.
@@ -65,6 +62,24 @@ class Target:
         """Named variables at ``x``, each ``[..., *batch_shape, *shape]``."""
         return {"x": x}
 
+    @property
+    def can_take(self) -> bool:
+        """Whether :meth:`take` is defined, so that a large batch can be evaluated in chunks."""
+        return type(self).take is not Target.take
+
+    def take(self, problems: Tensor) -> "Target":
+        """The target of some problems, by their flat indices ``[N]``: batch shape ``[N]``."""
+        raise ArgumentError(f"a {type(self).__name__} defines no take(problems), the target of some of its problems")
+
+    @property
+    def can_complete(self) -> bool:
+        """Whether :meth:`complete` is defined, so that there are outputs to generate."""
+        return type(self).complete is not Target.complete
+
+    def complete(self, u: Tensor, rng: torch.Generator) -> Tensor:
+        """Complete outputs at positions ``[..., *batch, D]``: the observed part as observed, the rest generated."""
+        raise ArgumentError(f"a {type(self).__name__} has no outputs to generate")
+
     def start(self, chains: int, rng: torch.Generator) -> Tensor:
         """Standard normal draws of finite energy, ``[chains, *batch, D]``."""
 
@@ -90,15 +105,44 @@ def as_target(target) -> Target:
     Raises:
         ArgumentError: one of them is missing.
     """
-    if isinstance(target, Target):
-        return target
-    if not all(hasattr(target, name) for name in ("energy", "dim", "batch_shape")):
-        raise ArgumentError(
-            f"expected a Target, not a {type(target).__name__}: what condition() returns, or anything with energy(x), "
-            "dim and batch_shape"
-        )
-    wrapped = Target(target.energy, target.dim, target.batch_shape)
-    for name in _OPTIONAL:
-        if hasattr(target, name):
-            setattr(wrapped, name, getattr(target, name))
-    return wrapped
+    return target if isinstance(target, Target) else _Adapted(target)
+
+
+class _Adapted(Target):
+    """A target that is not a subclass: what it defines is used, the rest is that of :class:`Target`."""
+
+    def __init__(self, target):
+        if not all(hasattr(target, name) for name in ("energy", "dim", "batch_shape")):
+            raise ArgumentError(
+                f"expected a Target, not a {type(target).__name__}: what condition() returns, or anything with "
+                "energy(x), dim and batch_shape"
+            )
+        super().__init__(target.energy, target.dim, target.batch_shape)
+        self._target = target
+
+    def energy_and_gradient(self, x):
+        return self._own("energy_and_gradient")(x)
+
+    def latents(self, x):
+        return self._own("latents")(x)
+
+    def start(self, chains, rng):
+        return self._own("start")(chains, rng)
+
+    @property
+    def can_take(self):
+        return hasattr(self._target, "take")
+
+    def take(self, problems):
+        return as_target(self._own("take")(problems))
+
+    @property
+    def can_complete(self):
+        return hasattr(self._target, "complete")
+
+    def complete(self, u, rng):
+        return self._own("complete")(u, rng)
+
+    def _own(self, name: str) -> Callable:
+        """The method of the adapted target, or that of every target."""
+        return getattr(self._target if hasattr(self._target, name) else super(), name)

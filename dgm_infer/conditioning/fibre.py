@@ -53,6 +53,9 @@ class Fibre:
         values: ``[*batch, Dy]`` observed values.
     """
 
+    can_complete = True
+    """Whether :meth:`complete` has outputs to give, which a target may not have."""
+
     def __init__(self, observed: ObservedModel, values: Tensor, compiler: "Compiler | None" = None):
         self.observed = observed
         self.values = values

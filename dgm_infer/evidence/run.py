@@ -11,7 +11,7 @@ from torch import Tensor
 from ..arguments import random_seed, whole_number
 from ..bases import Gaussian
 from ..errors import ArgumentError, EvidenceError
-from ..target import Target, as_target
+from ..target import as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
 from .estimators import Estimate, bennett, log_mean
 from .method import Method, Outcome, Status, check_method
@@ -203,7 +203,7 @@ class _Run:
         if target.batch_shape.numel() == 0:
             raise ArgumentError(f"{name}(): the target's batch shape {tuple(target.batch_shape)} holds no problem")
         n = target.batch_shape.numel()
-        can_take = hasattr(target, "take") and n > 1
+        can_take = target.can_take and n > 1
         if chunk is not None:
             chunk = whole_number(name, "chunk", chunk, 1)
             if chunk < n and not can_take:
@@ -274,7 +274,7 @@ class _Run:
         if problems is None:
             return AnnealedPath(self.target, self.base)
         indices = torch.arange(problems.start, problems.stop, device=self.base.mean.device)
-        part: Target = as_target(self.target.take(indices))  # type: ignore[attr-defined]
+        part = as_target(self.target.take(indices))
         if part.batch_shape != (len(indices),):
             raise ArgumentError(
                 f"{type(self.target).__name__}.take({len(indices)} problems) has batch shape "

@@ -92,7 +92,7 @@ class Draws:
             raise ArgumentError("these draws were loaded without their problem: Draws.load(path, problem=...)")
         if self.inputs is None:
             raise ArgumentError("these draws hold no inputs: sample(..., keep='inputs')")
-        if not hasattr(self.problem, "complete"):
+        if not self.problem.can_complete:
             raise ArgumentError(f"a {type(self.problem).__name__} has no outputs to generate")
         inputs = self.inputs
         if n is not None:
