@@ -1,4 +1,7 @@
-"""Log evidence with error bars: importance weights, annealing, tempering, bounds from both sides."""
+"""Log evidence with error bars: importance weights, annealing, tempering, bounds from both sides.
+
+This is the registry of methods: what it exports, ``dgm_infer`` has, and the contract suite of the tests runs on.
+"""
 
 from .annealing import AIS
 from .hamiltonian import HamiltonianAIS
