@@ -1,4 +1,4 @@
-"""Relaxations of frustrated Boltzmann machines: log Z, mean and covariance against time (T 5.6.1, fig. 5.2).
+"""Relaxations of frustrated Boltzmann machines: log Z, mean and covariance against time (T 5.6.1, T fig. 5.2).
 
 The five published systems of 30 units with their enumerated truth; without the reference data five of 16 units by the
 published recipe, enumerated here. All methods start from one Gaussian, moment-matched to mean-field fits, and six
