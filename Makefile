@@ -6,13 +6,14 @@ PYTEST := $(VENV)/bin/python -m pytest
 # One BLAS thread a worker: the tests run in parallel processes.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test test-slow lint format clean $(VENV)
+.PHONY: help demo test test-slow lint docs format clean $(VENV)
 
 help:
 	@echo "make demo       install, then condition the shipped digits generator on half images"
 	@echo "make test       install, then run the tests (minutes)"
 	@echo "make test-slow  install, then run the long statistical tests"
 	@echo "make lint       install, then ruff and pyright"
+	@echo "make docs       install, then write the documentation site to build/site"
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("dgm-infer needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
@@ -36,6 +37,10 @@ lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
+
+docs: $(INSTALLED)
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
 
 format: $(INSTALLED)
 	$(VENV)/bin/ruff check --fix .

@@ -1,6 +1,6 @@
 """Generative adversarial networks (Goodfellow et al. 2014): generators to condition, critics to train them against.
 
-With transposed convolutions and batch normalisation they are those of Radford, Metz and Chintala (2016).
+With transposed convolutions and batch normalisation they are those of Radford, Metz and Chintala 2016.
 """
 
 from collections.abc import Sequence

@@ -13,7 +13,7 @@ __all__ = ["LotkaVolterra", "summaries"]
 
 
 class LotkaVolterra(DirectedModel):
-    """Euler-Maruyama steps of predator-prey dynamics with additive noise, observed after every step (J (93), MATH 10).
+    """Euler-Maruyama steps of predator-prey dynamics with additive noise, observed after every step (math 12.3).
 
     ``r' = r + dt (z1 r - z2 r f) + noise sqrt(dt) n_r``
     ``f' = f + dt (z4 r f - z3 f) + noise sqrt(dt) n_f``
@@ -61,7 +61,7 @@ class LotkaVolterra(DirectedModel):
     def published_observations(cls) -> tuple[Tensor, Tensor]:
         """The series of J 10.2 and the parameters ``z1, ..., z4`` that generated it: ``[100]``, ``[4]``.
 
-        Regenerated from their recipe (MATH 10), the same to rounding.
+        Regenerated from their recipe (math 10.2), the same to rounding.
         """
         z = torch.tensor([0.4, 0.005, 0.05, 0.001], dtype=torch.float64)
         noise = torch.from_numpy(np.random.RandomState(1234).normal(size=100))

@@ -1,4 +1,4 @@
-"""A human figure seen by one or two cameras (J 10.3, Algorithm 2; MATH 10)."""
+"""A human figure seen by one or two cameras (math 12.4, J 10.3, J Algorithm 2)."""
 
 import json
 import math

@@ -17,7 +17,7 @@ _STANDARD_LOGISTIC = math.pi / math.sqrt(3)
 
 
 class GeneralisedLambda(DirectedModel):
-    """Independent draws of the generalised lambda distribution, ``x_i = q(p_i)`` (J (89) with its erratum).
+    """Independent draws of the generalised lambda distribution, ``x_i = q(p_i)`` (math 12.1, J (89) corrected).
 
     ``q(p) = z1 + ((p^z3 - 1)/z3 - ((1 - p)^z4 - 1)/z4)/z2``, increasing in p.
 
@@ -41,7 +41,7 @@ class GeneralisedLambda(DirectedModel):
     def published_observations(cls) -> tuple[Tensor, Tensor]:
         """The 250 observations of J 10.1 and the parameters ``z1, ..., z4`` that generated them: ``[250]``, ``[4]``.
 
-        Regenerated from their recipe (MATH 10), the same to rounding.
+        Regenerated from their recipe (math 10.1), the same to rounding.
         """
         z = torch.tensor([5.0, 1.0, 0.4, -0.1], dtype=torch.float64)
         p = torch.from_numpy(np.random.RandomState(1234).uniform(size=250))
@@ -65,7 +65,7 @@ class GeneralisedLambda(DirectedModel):
 
 
 class GAndK(DirectedModel):
-    """Independent draws of the g-and-k distribution, a transformed standard normal r (doi:10.1007/s11222-008-9083-x).
+    """Independent draws of the g-and-k distribution, a transformed standard normal r (math 12.2).
 
     ``x_i = a + b (1 + 0.8 tanh(g r_i/2)) (1 + r_i^2)^k r_i``, increasing in r for ``k >= 0``.
 

@@ -114,7 +114,7 @@ ORDER = {
     ],
     "evaluation": ["problems", "reports", "figures", "experiments", "benchmarks", "commands"],
     "evaluation.problems": ["repeated", "boltzmann", "radon"],
-    "evaluation.reports": ["estimates"],
+    "evaluation.reports": ["documents", "estimates"],
     "evaluation.figures": ["conditioning", "experiments", "evidence"],
     "evaluation.experiments": [
         "methods",

@@ -312,7 +312,7 @@ class Gaussian:
         rank: int = 4,
         tolerance: float = 0.3,
     ) -> Self:
-        """Moments matched to a mixture, ``m = sum_i exp(l_i) q_i/zeta`` with ``zeta = sum_i exp(l_i)`` (T 5.50).
+        """Moments matched to a mixture, ``m = sum_i exp(l_i) q_i/zeta`` with ``zeta = sum_i exp(l_i)`` (T (5.50)).
 
         With local fits to the modes of a target and their evidence lower bounds ``l_i``, ``log_zeta`` of the result is
         a guess of log Z. Of components whose means are less than ``tolerance`` apart, in sds a dimension, only the one

@@ -1,4 +1,4 @@
-"""Means and covariances of mixtures (T 5.50) and of weighted draws."""
+"""Means and covariances of mixtures (math 11.5, T (5.50)) and of weighted draws."""
 
 import math
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""Batched solvers for the projection onto the fibre: ``c(u') = 0``, ``u' = v - J(u)^T lam`` (MATH 3).
+"""Batched solvers for the projection onto the fibre: ``c(u') = 0``, ``u' = v - J(u)^T lam`` (math 3.3).
 
 Every solver is one update rule in one loop. Rows that have converged, or that have left for infinity, stop
 iterating: the loop goes on with a compacted batch, so that the slowest chain does not set the pace of all. A row that

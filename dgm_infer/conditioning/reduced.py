@@ -92,7 +92,7 @@ class ObservedModel:
 
 
 class ObservedSteps(ObservedModel):
-    """A Markov model observed at every step, by the conditional residual (MATH 4).
+    """A Markov model observed at every step, by the conditional residual (math 4.7).
 
     ``c_t(u) = f(y_{t-1}, z(u1), u2_t) - y_t`` has the zeros of ``g_x(u) - y``, and where it is zero the same
     ``|J J^T|`` and the same row space of J; but its steps are independent units.

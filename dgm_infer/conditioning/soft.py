@@ -11,7 +11,7 @@ __all__ = ["InputPosterior"]
 
 
 class InputPosterior(Target):
-    """ABC posterior in input space with a Gaussian kernel (J (24)).
+    """ABC posterior in input space with a Gaussian kernel (math 2.4, J (34), J (79)).
 
     ``energy(u) = -log p_u(u) + |A(g_x(u)) - y|^2 / (2 tolerance^2)``
 

@@ -1,4 +1,4 @@
-"""Annealed importance sampling (Neal 2001), forwards from the base and backwards from exact draws (MATH 7)."""
+"""Annealed importance sampling (Neal 2001), from the base and back from exact draws (math 7.1, math 7.2)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Estimates of log Z from log weights, with their errors (MATH 6, 7). All of it in float64."""
+"""Estimates of log Z from log weights, with their errors (math 6.5, math 7.7). All of it in float64."""
 
 import math
 from typing import NamedTuple

@@ -21,7 +21,7 @@ _POINTS = 8192
 
 @dataclass(frozen=True, eq=False)
 class ImportanceSampling(Settings):
-    """The importance-weighted bound ``E[log 1/S sum_s p(x_s)/q(x_s)] <= log Z`` (Burda et al. 2016), a chain each.
+    """The importance-weighted bound ``E[log 1/S sum_s p(x_s)/q(x_s)] <= log Z``, one per chain (math 7.8).
 
     The mean over chains estimates the bound without bias. ``log_z_pooled`` among the diagnostics takes the draws of
     all chains as one sample, of a tighter bound; ``bias`` is ``-(S/ESS - 1)/(2 (S - 1))``, of a chain.

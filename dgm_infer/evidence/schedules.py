@@ -16,7 +16,7 @@ def linear(n: int) -> Tensor:
 
 
 def sigmoid(n: int) -> Tensor:
-    """``s_k = sigmoid(4 (2k - K)/K)`` rescaled to [0, 1], ``[K + 1]``: dense at both ends (T 5.53)."""
+    """``s_k = sigmoid(4 (2k - K)/K)`` rescaled to [0, 1], ``[K + 1]``: dense at both ends (math 7.4, T (5.53))."""
     s = torch.sigmoid(4 * (2 * torch.arange(n + 1, dtype=torch.float64) - n) / n)
     return (s - s[0]) / (s[-1] - s[0])
 

@@ -1,4 +1,4 @@
-"""Sequential Monte Carlo along the path (Del Moral, Doucet, Jasra 2006), waste-free if wanted (Dau, Chopin 2022)."""
+"""Sequential Monte Carlo along the path (Del Moral, Doucet and Jasra 2006), or waste-free (Dau and Chopin 2022)."""
 
 import math
 from collections.abc import Callable
@@ -42,7 +42,7 @@ class SMC(Settings):
             ``"equalised"``, ``"sigmoid"``, ``"linear"``, a function of K, or values.
         temperatures: K, of a schedule that is not adaptive; of an adaptive one the most that there are, the last of
             which goes the rest of the way.
-        conditional_ess: share of the particles that an adaptive step leaves effective (Zhou, Johansen, Aston 2016).
+        conditional_ess: share of the particles that an adaptive step leaves effective (Zhou, Johansen and Aston 2016).
         threshold: share of effective particles below which a run resamples.
         n_steps: leapfrog steps a move.
         waste_free: P, to keep all states of ``particles/P`` chains of P states, of which resampling picks the first:

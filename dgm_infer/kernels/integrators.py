@@ -76,7 +76,7 @@ CIRCULAR = Flow(
     arrival=lambda u, u_new, h: (u_new * h.cos() - u) / h.sin(),
     force=lambda u, gradient: gradient - u,
 )
-"""The exact motion under the energy ``u.u / 2`` of a standard normal density (the Gaussian split of MATH 3)."""
+"""The exact motion under the energy ``u.u / 2`` of a standard normal density (the Gaussian split, math 3.6)."""
 
 
 class GeodesicEndpoint(NamedTuple):
@@ -113,7 +113,7 @@ def geodesic(
     flow: Flow = STRAIGHT,
     trace: Callable[[Tensor], None] | None = None,
 ) -> GeodesicEndpoint:
-    """``n_steps`` steps of projected kicks around ``n_geodesic`` projected drifts each (MATH 3).
+    """``n_steps`` steps of projected kicks around ``n_geodesic`` projected drifts each (math 3.2).
 
     Every drift is checked: the solver, started from the new point with the momentum reversed, must return.
 

@@ -1,4 +1,4 @@
-"""Models whose inputs split into those of the parameters and the noise of single outputs (J 8.2, T 4.2)."""
+"""Models whose inputs split into those of the parameters and the noise of single outputs (math 1.2, J 4.2, T 4.3)."""
 
 from functools import cached_property
 
@@ -60,7 +60,7 @@ class DirectedModel(GenerativeModel):
     def one_step_ahead(self, u: Tensor, x: Tensor) -> Tensor:
         """Every state from the one before it in ``x``: ``[..., Du], [..., Dx] -> [..., Dx]``.
 
-        That is ``f(x_{t-1}, z(u1), u2_t)``, which equals x exactly where ``observed(u) = x`` (MATH 4).
+        That is ``f(x_{t-1}, z(u1), u2_t)``, which equals x exactly where ``observed(u) = x`` (math 4.7).
         """
         u1, u2 = self.split(u)
         # a dimension for the steps: z is the same at all of them

@@ -107,7 +107,7 @@ def anneal_noise(
     transition on the fibre of the model with that noise, by a step size of its own. Points with weights
     ``prod exp(-(beta' - beta) |u2|^2 / 2)`` more than 50 nats behind the best of their problem have stranded in a mode
     that is negligible, and go on from another point. (Tempering of an ABC kernel, J 7, with the weights of annealed
-    importance sampling, MATH 7; they are not used for more than this.)
+    importance sampling, math 7.1; they are not used for more than this.)
 
     Args:
         problem: a fibre with ``observed.can_be_heated``.

@@ -88,7 +88,7 @@ def _bounded(log_step: Tensor) -> Tensor:
 
 
 class ChEES:
-    """Trajectory length that changes the squared distance from the mean most (Hoffman, Radul, Sountsov 2021).
+    """Trajectory length that changes the squared distance from the mean most (Hoffman, Radul and Sountsov 2021).
 
     Ascends ``E[(|x' - m|^2 - |x - m|^2)^2] / 4`` in the log of the length T, by Adam, over the chains of a problem:
     with ``x', p'`` the end of a trajectory of duration ``U T``, the gradient is the mean, weighted by acceptance, of
@@ -194,7 +194,7 @@ class WarmUp:
     Only fields that are None are adapted. Start-up phase (the first fifth, at most 60 iterations, unless the start is
     ``typical`` of the posterior already): prior draws projected onto a fibre have atypically high energy and every
     chain its own stiffness, so each chain has its own step size, quickly adapted, and takes one or two steps a
-    transition (MATH 5). Then, for every problem, over its
+    transition (math 5.3). Then, for every problem, over its
     chains: the step size by dual averaging of the mean acceptance, the trajectory length by :class:`ChEES`; and for
     all problems :class:`SubSteps`, up to the last quarter.
     """

@@ -2,7 +2,7 @@
 
 A map is built in two stages. ``entries(function, u)`` evaluates the constraint and the raw entries of J with
 ``torch.func``, differentiably; ``factorise`` turns the entries into the map. The gradient of ``log|J J^T| / 2``
-then needs no derivative of a factorisation: it is the gradient of ``sum(log_det_cotangent * entries)`` (MATH 3,
+then needs no derivative of a factorisation: it is the gradient of ``sum(log_det_cotangent * entries)`` (math 3.7,
 ``grad_k = sum_ij (G^-1 J)_ij dJ_ij/du_k``).
 """
 
@@ -187,7 +187,7 @@ class DenseJacobian(JacobianMap):
 
 @dataclass(frozen=True)
 class LowRankPlusDiagonal(JacobianMap):
-    """``J = [A | diag(d)]`` with ``A [..., N, L]``, ``d [..., N]``; O(N L^2) a factorisation (J 8.2, MATH 4).
+    """``J = [A | diag(d)]`` with ``A [..., N, L]``, ``d [..., N]``; O(N L^2) a factorisation (math 4.2, J 8.2).
 
     With ``S = diag(d^2)``, ``C = I + A^T S^-1 A = K K^T``, ``B = S^-1 A K^-T``:
     ``G^-1 = S^-1 - B B^T``, ``log|G| = sum log d^2 + log|C|``, ``A^T G^-1 = K^-T B^T``.

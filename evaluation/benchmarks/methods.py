@@ -27,6 +27,7 @@ from ..experiments import REFERENCE_DATA
 from ..problems.boltzmann import BoltzmannRelaxation, published_system, random_system
 from ..problems.radon import radon_target, read_radon
 from ..problems.repeated import repeated
+from ..reports.documents import methods_table
 from ..reports.estimates import Estimates, caveats
 from .workers import check_counts, check_seed, machine, options, plain, writable_folder
 
@@ -189,12 +190,8 @@ def table(record: dict[str, Any]) -> str:
         "Thousands of gradient evaluations, of all chains of a problem together, to a standard error of 0.05 nats; a "
         "bound does not get there. On the Boltzmann machines the error is that against the truth.",
         "",
-        "| method | " + " | ".join(names) + " |",
-        "|---|" + "---|" * len(names),
+        methods_table(record).rstrip(),
     ]
-    for label in labels:
-        cells = [_cell(experiments[name]["methods"][label]) for name in names]
-        lines.append(f"| {label} | " + " | ".join(cells) + " |")
     for name in names:
         lines += [
             "",
@@ -219,14 +216,6 @@ def table(record: dict[str, Any]) -> str:
         lines += ["", *(f"- {note}" for note in notes)] if notes else []
     lines += ["", f"On {record['processor']}, {record['threads']} threads; " + _versions(record) + ".", ""]
     return "\n".join(lines)
-
-
-def _cell(row: dict[str, Any]) -> str:
-    if "error" in row:
-        return "failed"
-    if row["to_error"] is None:
-        return "a bound"
-    return f"{row['to_error'] / 1000:.3g}" + ("*" if row["caveats"] else "")
 
 
 def _number(value: float | None, form: str) -> str:

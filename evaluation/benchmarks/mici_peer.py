@@ -45,7 +45,7 @@ def generator(problem: Problem) -> Function:
 
 
 def constraint(problem: Problem, form: Literal["generator", "residual"] = "generator") -> Function:
-    """``c(u) = g(u) - x``, or its conditional residual ``f(x_{t-1}, z, u_t) - x_t`` (MATH 4), ``[4 + N] -> [N]``.
+    """``c(u) = g(u) - x``, or its conditional residual ``f(x_{t-1}, z, u_t) - x_t`` (math 4.7), ``[4 + N] -> [N]``.
 
     Both vanish at the same inputs and give the same posterior. The residual is what this project makes of a model with
     ``structure = "markov"``; a user of Mici would have to derive it. For independent outputs there is no difference.

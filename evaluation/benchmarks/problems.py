@@ -55,7 +55,7 @@ class Problem:
         return type(self.model()).published_observations()[0][: self.n_outputs]  # type: ignore[attr-defined]
 
     def generating_inputs(self) -> torch.Tensor:
-        """The inputs ``u`` that generated the observations, by the published recipe (MATH 10): ``[4 + n_outputs]``."""
+        """The inputs ``u`` that generated the observations, by the published recipe (math 10): ``[4 + n_outputs]``."""
         z = type(self.model()).published_observations()[1]  # type: ignore[attr-defined]
         random = np.random.RandomState(1234)
         if self.name == "lotka_volterra":

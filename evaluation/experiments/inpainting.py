@@ -1,4 +1,4 @@
-"""MNIST digits of which the top quarter is observed, completed by a Gaussian VAE (MATH 10).
+"""MNIST digits of which the top quarter is observed, completed by a Gaussian VAE (math 10.4).
 
 The shipped generator ``mnist_vae`` has 50 latents and an output sd of 0.05; 196 observed pixels make posteriors that
 are narrow in many directions. The table names what has not mixed.

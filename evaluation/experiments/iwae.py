@@ -1,4 +1,4 @@
-"""log p(x) of images under an importance-weighted auto-encoder of binarised MNIST, against time (T 5.6.2, fig. 5.4).
+"""log p(x) of images under an importance-weighted auto-encoder of binarised MNIST, against time (T 5.6.2, T fig. 5.4).
 
 The published parameters and the first images of the published set, which the model itself generated: the latents that
 made them are exact draws of their posteriors, so that annealing in both directions bounds log p(x) rigorously. Annealed

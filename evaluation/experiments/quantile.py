@@ -4,7 +4,7 @@ Constrained HMC, exact, from prior draws and with its default settings, against 
 posteriors with a Gaussian kernel of width 0.25 and 0.05. The baselines have the published numbers of leapfrog steps and
 adapted step sizes. They start where short constrained chains ended, in their favour: from the starts of the constrained
 chains, as published, some of theirs never move. Finding these starts is not counted in their time. The published
-comparison has a fourth method, McVinish's modified ABC MCMC, made for quantile distributions alone; it is left out.
+comparison has a fourth method, made for quantile distributions alone (McVinish 2012); it is left out.
 """
 
 from pathlib import Path

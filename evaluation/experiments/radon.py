@@ -1,4 +1,4 @@
-"""Evidence of a hierarchical regression, a Pyro program with 92 latent variables (T 5.6.3, fig. 5.6).
+"""Evidence of a hierarchical regression, a Pyro program with 92 latent variables (T 5.6.3, T fig. 5.6).
 
 A diagonal Gaussian fitted by the evidence lower bound is where everything starts. Continuous tempering of x and the
 temperature together goes from it in independent runs; a first, short run then gives a base with the posterior's

@@ -23,7 +23,7 @@ def posteriors(
     *,
     bins: int = 60,
 ) -> None:
-    """Histograms of the marginal posteriors: one row a method, one column a parameter, shared ranges (J fig. 6, 10).
+    """Histograms of marginal posteriors: a row per method, a column per parameter, shared ranges (J fig. 6, J fig. 10).
 
     A column shows the central 99 % of every method, at most three times as wide as that of the first; a panel says
     what share of its draws lies outside.
@@ -66,7 +66,7 @@ def posteriors(
 def efficiency(
     path: str | os.PathLike, rates: Mapping[str, Mapping[str, float]], unmixed: Collection[str] = ()
 ) -> None:
-    """Bars of effective sample size a second, grouped by parameter, on a log scale (J fig. 7, 11).
+    """Bars of effective sample size a second, grouped by parameter, on a log scale (J fig. 7, J fig. 11).
 
     Args:
         path: of the PNG.

@@ -1,4 +1,4 @@
-"""Boltzmann machines relaxed to densities on R^D, mixtures of a Gaussian for every binary state (T 5.6.1, app. E)."""
+"""Boltzmann machines relaxed to densities on R^D: a Gaussian for every binary state (math 12.6, T appendix E)."""
 
 import math
 from functools import cached_property
@@ -149,7 +149,7 @@ class BoltzmannRelaxation(Target):
     # -------------------------------------------------------------------------------------------- local fits
 
     def mean_field(self, starts: int = 200, *, seed: int = 0, sweeps: int = 1000) -> Gaussian:
-        """A Gaussian moment-matched to the mixture of the binary model's mean-field solutions (T 5.5, 5.6.1).
+        """A Gaussian moment-matched to the mixture of the binary model's mean-field solutions (T 5.5, T 5.6.1).
 
         Solutions ``m = tanh(W m + b)``, found unit by unit from random starts, have the bounds
         ``l = m^T W m/2 + b^T m + sum_i H(m_i)`` on ``log Z_B``; relaxed, one is a mixture over s with mean ``Q^T m``

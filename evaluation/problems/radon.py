@@ -1,4 +1,4 @@
-"""Indoor radon in 85 counties: a hierarchical regression as a Pyro program (T 5.6.3, fig. 5.5)."""
+"""Indoor radon in 85 counties: a hierarchical regression as a Pyro program (math 10.7, T 5.6.3, T fig. 5.5)."""
 
 from pathlib import Path
 from typing import NamedTuple

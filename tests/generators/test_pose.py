@@ -74,7 +74,7 @@ def rotation(axis: str, angle: float) -> np.ndarray:
 
 
 def one_figure(folder: Path, u: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Joints, angles and camera of one input by J Algorithm 2 and MATH 10, a joint at a time: [19, 3], [47], [3]."""
+    """Joints, angles and camera of one input by J Algorithm 2 and math 12.4, a joint at a time: [19, 3], [47], [3]."""
     u_lengths, h, noise, u_camera = np.split(u, [13, 43, 137])
     body, decoder = np.load(folder / "bone_lengths.npz"), np.load(folder / "joint_angle_decoder.npz")
     lengths = np.exp(body["mean"] + body["covar_chol"].T @ u_lengths)

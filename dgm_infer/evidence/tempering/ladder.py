@@ -1,4 +1,4 @@
-"""Discrete temperatures with prior weights, and exact draws of the temperature given x (T 5; MATH 6)."""
+"""Discrete temperatures with prior weights, and exact draws of the temperature given x (math 6.8, math 6.9)."""
 
 from typing import NamedTuple, Protocol
 

@@ -311,7 +311,7 @@ def test_on_probabilistic_pca_the_circular_flow_conserves_energy_where_the_strai
 
 
 def without_multiplier():
-    """The circular flow with ``p' = -u sin h + p cos h``: the multiplier moves the position alone (MATH 3)."""
+    """The circular flow with ``p' = -u sin h + p cos h``: the multiplier moves the position alone (math 3.6)."""
     moved = []
 
     def move(u, p, h):

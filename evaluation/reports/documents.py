@@ -1,0 +1,110 @@
+"""The measured tables of docs, written from evaluation/results: ``python -m evaluation.reports.documents`` renews them.
+
+A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``. Where a command has measured anew, run this; the
+sentences around the tables are tested against the same records.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+__all__ = ["GOAL", "boltzmann_table", "methods_table", "radon_table", "read_record", "renewed", "seconds_to"]
+
+ROOT = Path(__file__).parents[2]
+PAGES = ("docs/evidence.md",)
+# The error in log Z that times are given to.
+GOAL = 0.1
+
+_TABLE = re.compile(r"(?<=<!-- table )(\w+)( -->\n\n).*?(?=\n<!-- end -->)", re.DOTALL)
+# as the experiments name them
+_NAMES = {
+    "SMC": "SMC, frozen schedule",
+    "ST": "simulated tempering",
+    "Gibbs CT": "Gibbs tempering",
+    "CT-HMC": "joint tempering",
+    "AIS, diagonal": "AIS, diagonal base",
+}
+
+
+def read_record(name: str) -> dict[str, Any]:
+    """What a command measured, ``evaluation/results/NAME.json``."""
+    return json.loads((ROOT / "evaluation" / "results" / f"{name}.json").read_text())
+
+
+def renewed(page: str) -> str:
+    """The text of a page with its tables as the records have them.
+
+    Raises:
+        KeyError: a table of an unknown name.
+    """
+    return _TABLE.sub(lambda match: f"{match[1]}{match[2]}{_TABLES[match[1]](read_record(match[1]))}", page)
+
+
+def methods_table(record: dict[str, Any]) -> str:
+    """Thousands of gradient evaluations to the error aimed at: one row per method, one column per experiment."""
+    experiments = record["experiments"]
+    labels = next(iter(experiments.values()))["methods"]
+    rows = [[label, *(_effort(entry["methods"][label]) for entry in experiments.values())] for label in labels]
+    return _markdown(["method", *experiments], rows)
+
+
+def _effort(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return "failed"
+    if row["to_error"] is None:
+        return "a bound"
+    return f"{row['to_error'] / 1000:.3g}" + ("*" if row["caveats"] else "")
+
+
+def boltzmann_table(record: dict[str, Any]) -> str:
+    """Errors of every method at every length of its runs; the smallest of a column in bold."""
+    methods, plain = record["results"]["methods"], record["results"]["plain_hmc"]
+    errors = {label: [_errors(entry) for entry in entries] for label, entries in methods.items()}
+    best = [min(column) for column in zip(*(row for rows in errors.values() for row in rows), strict=True)]
+    rows = []
+    for label, entries in methods.items():
+        for i, (entry, row) in enumerate(zip(entries, errors[label], strict=True)):
+            cells = [format(error, form) for error, form in zip(row, (".3f", ".2f", ".2f"), strict=True)]
+            cells = [f"**{c}**" if e == b else c for c, e, b in zip(cells, row, best, strict=True)]
+            name = "" if i else _NAMES.get(label, label)
+            effort = [f"{entry['seconds']:.1f}", f"{entry['gradient_evaluations'] / 1e6:.1f}e6"]
+            rows.append([name, *effort, *cells, f"{seconds_to(entry):.0f}"])
+    moments = (f"{plain[name]['value']:.2f}" for name in ("mean", "covariance"))
+    rows.append(["plain HMC", f"{plain['seconds']:.1f}", "", "", *moments, f"R-hat {plain['max_r_hat']:.1f}"])
+    header = ["method", "seconds", "gradients", "log Z", "mean", "covariance", f"seconds to {GOAL:g} in log Z"]
+    return _markdown(header, rows)
+
+
+def _errors(entry: dict[str, Any]) -> tuple[float, float, float]:
+    return entry["log_z_rmse"], entry["mean"]["value"], entry["covariance"]["value"]
+
+
+def seconds_to(entry: dict[str, Any]) -> float:
+    """Seconds to an error of :data:`GOAL` in log Z, which falls with the square root of time."""
+    return entry["seconds"] * (entry["log_z_rmse"] / GOAL) ** 2
+
+
+def radon_table(record: dict[str, Any]) -> str:
+    """Estimates of log Z, without the bound."""
+    rows = [
+        [_NAMES.get(label, label), f"{row['mean']:.2f}", f"{row['mean_error']:.2f}", f"{row['seconds']:.0f}"]
+        for label, row in record["results"]["methods"].items()
+        if row["status"] != "lower"
+    ]
+    return _markdown(["method", "log Z", "standard error", "seconds"], rows)
+
+
+def _markdown(header: list[str], rows: list[list[str]]) -> str:
+    lines = ["|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|" for cells in (header, *rows)]
+    lines.insert(1, "|" + "---|" * len(header))
+    return "".join(f"{line}\n" for line in lines)
+
+
+_TABLES = {"methods": methods_table, "boltzmann": boltzmann_table, "radon": radon_table}
+
+
+if __name__ == "__main__":
+    for name in PAGES:
+        path = ROOT / name
+        path.write_text(renewed(path.read_text()))
