@@ -11,6 +11,7 @@ import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
 from generators.iwae import FILES
+from tests.files import write_iwae
 
 REFERENCE = "DGM_INFER_REFERENCE_DATA"
 
@@ -23,28 +24,9 @@ def published():
     return folder.parent
 
 
-def write_files(folder: Path, *, sizes=(3, 7, 6, 16), seed=0) -> dict[str, dict[str, np.ndarray]]:
-    """Files of the published layout for a small network, which act from the right."""
-    rng = np.random.default_rng(seed)
-    latent, first, second, outputs = sizes
-
-    def layer(i, n_in, n_out):
-        return {f"W{i}": rng.normal(size=(n_in, n_out)).astype("f4"), f"b{i}": rng.normal(size=(1, n_out)).astype("f4")}
-
-    parts = {
-        "decoder": layer(0, latent, first) | layer(2, first, second) | layer(4, second, outputs),
-        "encoder_h": layer(0, outputs, second) | layer(2, second, first),
-        "encoder_mean": layer(0, first, latent),
-        "encoder_std": layer(0, first, latent),
-    }
-    for name, arrays in parts.items():
-        np.savez(folder / f"{name}.npz", layers=np.array(["nnet.Linear"]), **arrays)
-    return parts
-
-
 def test_stored_parameters_are_those_of_the_functions_they_came_from(tmp_path):
     """Against the matrices themselves, in NumPy, one product at a time."""
-    parts = write_files(tmp_path)
+    parts = write_iwae(tmp_path)
     model = generators.IWAE.from_npz(tmp_path)
     rng = np.random.default_rng(1)
     z, x = rng.normal(size=(5, 3)), rng.integers(0, 2, (5, 16)).astype(float)
@@ -71,7 +53,7 @@ def test_stored_parameters_are_those_of_the_functions_they_came_from(tmp_path):
 @pytest.mark.parametrize("missing", FILES)
 def test_a_missing_file_is_named_with_where_to_find_it(tmp_path, missing):
     (tmp_path / "iwae_mnist").mkdir()
-    write_files(tmp_path / "iwae_mnist")
+    write_iwae(tmp_path / "iwae_mnist")
     (tmp_path / "iwae_mnist" / missing).unlink()
     with pytest.raises(CheckpointError, match=rf"{missing} does not exist.*{REFERENCE}") as caught:
         generators.IWAE.from_npz(tmp_path)
@@ -80,16 +62,16 @@ def test_a_missing_file_is_named_with_where_to_find_it(tmp_path, missing):
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 no archive"])
 def test_a_damaged_file_is_named(tmp_path, content):
-    write_files(tmp_path)
+    write_iwae(tmp_path)
     (tmp_path / "encoder_h.npz").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"encoder_h\.npz is damaged"):
         generators.IWAE.from_npz(tmp_path)
 
 
 def test_files_of_another_network_are_refused(tmp_path):
-    write_files(tmp_path)
+    write_iwae(tmp_path)
     (tmp_path / "other").mkdir()
-    write_files(tmp_path / "other", sizes=(3, 7, 5, 16))
+    write_iwae(tmp_path / "other", sizes=(3, 7, 5, 16))
     (tmp_path / "other" / "encoder_h.npz").replace(tmp_path / "encoder_h.npz")
     with pytest.raises(CheckpointError, match="not those of the published IWAE"):
         generators.IWAE.from_npz(tmp_path)
@@ -161,7 +143,7 @@ def test_it_is_stored_and_read_back(tmp_path):
 
 
 def test_the_folder_of_the_published_files_is_loaded_by_its_path(tmp_path):
-    write_files(tmp_path)
+    write_iwae(tmp_path)
     loaded, direct = generators.load(tmp_path), generators.IWAE.from_npz(tmp_path)
     z = torch.randn(3)
     assert torch.equal(loaded.decoder(z).base_dist.logits, direct.decoder(z).base_dist.logits)

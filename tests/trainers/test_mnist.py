@@ -1,7 +1,6 @@
 """MNIST in torchvision's layout: the split, and what is said where the files are missing or damaged."""
 
 import os
-import struct
 from pathlib import Path
 
 import pytest
@@ -11,27 +10,9 @@ import generators
 from dgm_infer.errors import ArgumentError, ConfigError
 from evaluation.commands.condition import HeldOutImages
 from generators.checkpoints import PRETRAINED
+from tests.files import write_mnist
 from trainers import MNISTData
 from trainers.mnist import N_VALIDATION, REFERENCE_DATA
-
-
-def write_idx(path: Path, values: torch.Tensor) -> None:
-    """A file of bytes in the format of MNIST's authors."""
-    header = struct.pack(f">I{values.ndim}I", 0x0800 + values.ndim, *values.shape)
-    path.write_bytes(header + values.to(torch.uint8).numpy().tobytes())
-
-
-def write_mnist(root: Path, n_train: int, n_test: int, size: int = 28) -> Path:
-    """Images whose first pixel is their number, modulo 256, and whose label is that modulo 10."""
-    raw = root / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for name, n in (("train", n_train), ("t10k", n_test)):
-        number = torch.arange(n)
-        images = torch.zeros(n, size, size, dtype=torch.uint8)
-        images[:, 0, 0] = number % 256
-        write_idx(raw / f"{name}-images-idx3-ubyte", images)
-        write_idx(raw / f"{name}-labels-idx1-ubyte", number % 10)
-    return raw
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch import nn
 import generators
 from evaluation.benchmarks import iwae_training
 from evaluation.commands.cli import main
-from tests.trainers.test_mnist import write_mnist
+from tests.files import write_mnist
 from trainers.mnist import N_VALIDATION
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning", "ignore:.*LeafSpec:FutureWarning")

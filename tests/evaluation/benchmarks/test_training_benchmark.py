@@ -11,7 +11,7 @@ import generators
 from evaluation.benchmarks import training
 from evaluation.benchmarks.iwae_training import trained
 from evaluation.commands.cli import main
-from tests.trainers.test_mnist import write_mnist
+from tests.files import write_mnist
 from trainers import IWAETraining, MNISTData, VAETraining
 from trainers.mnist import N_VALIDATION
 
