@@ -1,10 +1,24 @@
-"""Data files in the published layouts, small and made on the spot."""
+"""Data files: the reference data, and small ones in the published layouts, made on the spot."""
 
+import os
 import struct
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
+
+REFERENCE_DATA = "DGM_INFER_REFERENCE_DATA"
+
+
+def reference_folder(part: str) -> Path:
+    """The folder of the reference data; the test that asks is skipped if this file or folder of it is missing."""
+    folder = os.environ.get(REFERENCE_DATA)
+    if not folder:
+        pytest.skip(f"{REFERENCE_DATA} names no folder")
+    if not (Path(folder) / part).exists():
+        pytest.skip(f"{REFERENCE_DATA} names a folder without {part}")
+    return Path(folder)
 
 
 def write_idx(path: Path, values: torch.Tensor) -> None:

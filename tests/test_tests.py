@@ -1,9 +1,12 @@
-"""How the tests are kept: no module of tests takes from another, and their folders are those of the code."""
+"""How the tests are kept: no module takes from another's tests, folders are those of the code, skips are counted."""
 
 import ast
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+
+from tests.conftest import pytest_terminal_summary
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -45,3 +48,16 @@ def test_control_an_import_of_tests_is_noticed(source):
 def test_the_folder_of_a_test_is_one_of_the_code(path):
     folder = path.parent.relative_to(TESTS)
     assert (ROOT / folder).is_dir()
+
+
+def skipped(*reasons):
+    """What the terminal shows of tests skipped for these reasons, each in a place of its own."""
+    lines = []
+    reports = [SimpleNamespace(longrepr=(f"test_{i}.py", i, f"Skipped: {reason}")) for i, reason in enumerate(reasons)]
+    pytest_terminal_summary(SimpleNamespace(stats={"skipped": reports}, write_line=lines.append))
+    return lines
+
+
+def test_every_reason_of_a_skip_is_a_line_with_its_count():
+    assert skipped("no data", "no GPU", "no data") == ["2 skipped: no data", "1 skipped: no GPU"]
+    assert skipped() == []

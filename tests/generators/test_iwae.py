@@ -1,8 +1,5 @@
 """The binary auto-encoder: its parts, the published files, and why it cannot be conditioned."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,17 +8,12 @@ import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
 from generators.iwae import FILES
-from tests.files import write_iwae
-
-REFERENCE = "DGM_INFER_REFERENCE_DATA"
+from tests.files import REFERENCE_DATA, reference_folder, write_iwae
 
 
 @pytest.fixture(scope="module")
 def published():
-    folder = Path(os.environ.get(REFERENCE, "")) / "iwae_mnist"
-    if not (folder / "decoder.npz").is_file():
-        pytest.skip(f"needs iwae_mnist/ of the reference data: set {REFERENCE} to its folder")
-    return folder.parent
+    return reference_folder("iwae_mnist")
 
 
 def test_stored_parameters_are_those_of_the_functions_they_came_from(tmp_path):
@@ -55,7 +47,7 @@ def test_a_missing_file_is_named_with_where_to_find_it(tmp_path, missing):
     (tmp_path / "iwae_mnist").mkdir()
     write_iwae(tmp_path / "iwae_mnist")
     (tmp_path / "iwae_mnist" / missing).unlink()
-    with pytest.raises(CheckpointError, match=rf"{missing} does not exist.*{REFERENCE}") as caught:
+    with pytest.raises(CheckpointError, match=rf"{missing} does not exist.*{REFERENCE_DATA}") as caught:
         generators.IWAE.from_npz(tmp_path)
     assert "\n" not in str(caught.value)
 
@@ -81,7 +73,7 @@ def test_files_of_another_network_are_refused(tmp_path):
 
 
 def test_images_that_are_not_there_are_named(tmp_path):
-    with pytest.raises(CheckpointError, match=rf"images\.npz does not exist.*{REFERENCE}"):
+    with pytest.raises(CheckpointError, match=rf"images\.npz does not exist.*{REFERENCE_DATA}"):
         generators.IWAE.published_images(tmp_path)
     np.savez(tmp_path / "images.npz", other=np.zeros(3))
     with pytest.raises(CheckpointError, match="holds no images and latents"):
