@@ -1,8 +1,10 @@
-"""Small models of every structure, shared by the tests; each can be declared dense instead."""
+"""Small models that tests share: of every structure, images of a network, auto-encoders of known posterior."""
 
 import torch
+from torch import nn
 
 import dgm_infer as dgm
+import generators
 from tests.oracles import FLOAT
 
 
@@ -95,3 +97,48 @@ class FreeWalk(Walk):
     def transition(self, previous, z, u2_t):
         mean = previous - z["rate"].unsqueeze(-1) * torch.sin(previous.flip(-1))
         return mean + 0.4 * torch.exp(0.3 * torch.tanh(previous.flip(-1))) * torch.sinh(u2_t)
+
+
+class Images(dgm.DirectedModel):
+    """Two-by-three images of two latents, by a network with everything that a careless cast or mode would change."""
+
+    structure = "independent"
+    output_shape = (2, 3)
+
+    def __init__(self):
+        super().__init__()
+        self.global_density = dgm.StandardNormal(2)
+        self.local_density = dgm.StandardNormal(6)
+        generator_state = torch.get_rng_state()
+        torch.manual_seed(70)
+        self.network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 6))
+        torch.set_rng_state(generator_state)
+        self.network[0].weight.requires_grad_(False)
+
+    def global_latents(self, u1):
+        return {"z": u1}
+
+    def simulate(self, z, u2):
+        flat = z["z"].reshape(-1, 2)
+        return self.network(flat).reshape(*z["z"].shape[:-1], 6) + 0.2 * u2
+
+
+MASK = torch.tensor([[True, True, False], [True, False, False]])
+
+
+def image(*batch):
+    return torch.randn(*batch, *Images.output_shape, generator=torch.Generator().manual_seed(71))
+
+
+def linear_vae(sd: float = 0.5) -> tuple[generators.GaussianVAE, torch.Tensor]:
+    """A VAE without hidden layers whose columns of W are orthogonal: its posterior has a diagonal covariance."""
+    vae = generators.GaussianVAE(2, (4,), hidden=(), sd=sd)
+    weight = torch.tensor([[1.0, 1.0], [1.0, -1.0], [0.5, 0.5], [0.5, -0.5]])
+    with torch.no_grad():
+        vae.decoder.network[0].weight.copy_(weight)
+        vae.decoder.network[0].bias.zero_()
+        # posterior N(M^-1 W^T x, sd^2 M^-1), M = W^T W + sd^2 I
+        precision = weight.square().sum(0) + sd**2
+        vae.encoder.network[0].weight.copy_(torch.cat([weight.T / precision[:, None], torch.zeros(2, 4)]))
+        vae.encoder.network[0].bias.copy_(torch.cat([torch.zeros(2), (sd**2 / precision).sqrt().log()]))
+    return vae, weight

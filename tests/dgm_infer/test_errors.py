@@ -9,8 +9,7 @@ from torch import nn
 import dgm_infer as dgm
 from dgm_infer.errors import ArgumentError, DgmInferError, ModelError, ObservationError, StartError
 from generators import LinearGaussian, WithNoise
-from tests.dgm_infer.conditioning.test_condition import MASK, Images, image
-from tests.models import Bent
+from tests.models import MASK, Bent, Images, image
 from tests.oracles import FLOAT, Circle, Ellipse, GaussianTarget
 
 

@@ -5,19 +5,17 @@ The densities are written out here and not taken from the generators, so that a 
 
 import functools
 import math
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 import dgm_infer as dgm
 from generators import GAndK, GeneralisedLambda, LotkaVolterra
+from tests.files import reference_folder
 from tests.oracles import FLOAT, Comparison, Oracle, compare, gaussian_oracle
 
 SCALE = math.pi / math.sqrt(3)
@@ -26,10 +24,7 @@ SCALE = math.pi / math.sqrt(3)
 
 def reference_data(name: str) -> dict[str, Tensor]:
     """Arrays of a file of the reference data; skips where there is none."""
-    path = Path(os.environ.get("DGM_INFER_REFERENCE_DATA", "")) / name
-    if not path.is_file():
-        pytest.skip(f"needs {name} of the reference data: set DGM_INFER_REFERENCE_DATA to its folder")
-    with np.load(path) as arrays:
+    with np.load(reference_folder(name) / name) as arrays:
         return {key: torch.from_numpy(arrays[key]) for key in arrays}
 
 

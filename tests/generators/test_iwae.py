@@ -1,8 +1,5 @@
 """The binary auto-encoder: its parts, the published files, and why it cannot be conditioned."""
 
-import os
-from pathlib import Path
-
 import numpy as np
 import pytest
 import torch
@@ -11,40 +8,17 @@ import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
 from generators.iwae import FILES
-
-REFERENCE = "DGM_INFER_REFERENCE_DATA"
+from tests.files import REFERENCE_DATA, reference_folder, write_iwae
 
 
 @pytest.fixture(scope="module")
 def published():
-    folder = Path(os.environ.get(REFERENCE, "")) / "iwae_mnist"
-    if not (folder / "decoder.npz").is_file():
-        pytest.skip(f"needs iwae_mnist/ of the reference data: set {REFERENCE} to its folder")
-    return folder.parent
-
-
-def write_files(folder: Path, *, sizes=(3, 7, 6, 16), seed=0) -> dict[str, dict[str, np.ndarray]]:
-    """Files of the published layout for a small network, which act from the right."""
-    rng = np.random.default_rng(seed)
-    latent, first, second, outputs = sizes
-
-    def layer(i, n_in, n_out):
-        return {f"W{i}": rng.normal(size=(n_in, n_out)).astype("f4"), f"b{i}": rng.normal(size=(1, n_out)).astype("f4")}
-
-    parts = {
-        "decoder": layer(0, latent, first) | layer(2, first, second) | layer(4, second, outputs),
-        "encoder_h": layer(0, outputs, second) | layer(2, second, first),
-        "encoder_mean": layer(0, first, latent),
-        "encoder_std": layer(0, first, latent),
-    }
-    for name, arrays in parts.items():
-        np.savez(folder / f"{name}.npz", layers=np.array(["nnet.Linear"]), **arrays)
-    return parts
+    return reference_folder("iwae_mnist")
 
 
 def test_stored_parameters_are_those_of_the_functions_they_came_from(tmp_path):
     """Against the matrices themselves, in NumPy, one product at a time."""
-    parts = write_files(tmp_path)
+    parts = write_iwae(tmp_path)
     model = generators.IWAE.from_npz(tmp_path)
     rng = np.random.default_rng(1)
     z, x = rng.normal(size=(5, 3)), rng.integers(0, 2, (5, 16)).astype(float)
@@ -71,25 +45,25 @@ def test_stored_parameters_are_those_of_the_functions_they_came_from(tmp_path):
 @pytest.mark.parametrize("missing", FILES)
 def test_a_missing_file_is_named_with_where_to_find_it(tmp_path, missing):
     (tmp_path / "iwae_mnist").mkdir()
-    write_files(tmp_path / "iwae_mnist")
+    write_iwae(tmp_path / "iwae_mnist")
     (tmp_path / "iwae_mnist" / missing).unlink()
-    with pytest.raises(CheckpointError, match=rf"{missing} does not exist.*{REFERENCE}") as caught:
+    with pytest.raises(CheckpointError, match=rf"{missing} does not exist.*{REFERENCE_DATA}") as caught:
         generators.IWAE.from_npz(tmp_path)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 no archive"])
 def test_a_damaged_file_is_named(tmp_path, content):
-    write_files(tmp_path)
+    write_iwae(tmp_path)
     (tmp_path / "encoder_h.npz").write_bytes(content)
     with pytest.raises(CheckpointError, match=r"encoder_h\.npz is damaged"):
         generators.IWAE.from_npz(tmp_path)
 
 
 def test_files_of_another_network_are_refused(tmp_path):
-    write_files(tmp_path)
+    write_iwae(tmp_path)
     (tmp_path / "other").mkdir()
-    write_files(tmp_path / "other", sizes=(3, 7, 5, 16))
+    write_iwae(tmp_path / "other", sizes=(3, 7, 5, 16))
     (tmp_path / "other" / "encoder_h.npz").replace(tmp_path / "encoder_h.npz")
     with pytest.raises(CheckpointError, match="not those of the published IWAE"):
         generators.IWAE.from_npz(tmp_path)
@@ -99,7 +73,7 @@ def test_files_of_another_network_are_refused(tmp_path):
 
 
 def test_images_that_are_not_there_are_named(tmp_path):
-    with pytest.raises(CheckpointError, match=rf"images\.npz does not exist.*{REFERENCE}"):
+    with pytest.raises(CheckpointError, match=rf"images\.npz does not exist.*{REFERENCE_DATA}"):
         generators.IWAE.published_images(tmp_path)
     np.savez(tmp_path / "images.npz", other=np.zeros(3))
     with pytest.raises(CheckpointError, match="holds no images and latents"):
@@ -161,7 +135,7 @@ def test_it_is_stored_and_read_back(tmp_path):
 
 
 def test_the_folder_of_the_published_files_is_loaded_by_its_path(tmp_path):
-    write_files(tmp_path)
+    write_iwae(tmp_path)
     loaded, direct = generators.load(tmp_path), generators.IWAE.from_npz(tmp_path)
     z = torch.randn(3)
     assert torch.equal(loaded.decoder(z).base_dist.logits, direct.decoder(z).base_dist.logits)

@@ -13,6 +13,7 @@ import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
 from generators import from_hub, from_module
+from tests.files import reference_folder
 
 
 class PixelNorm(nn.Module):
@@ -319,9 +320,7 @@ def test_a_whole_module_is_a_pickle_too(tmp_path):
 
 
 def test_published_arrays_are_found_by_the_file_or_its_folder():
-    reference = os.environ.get("DGM_INFER_REFERENCE_DATA")
-    if reference is None:
-        pytest.skip("DGM_INFER_REFERENCE_DATA names no folder")
+    reference = reference_folder("iwae_mnist")
     for path in ("iwae_mnist", "iwae_mnist/decoder.npz"):
         assert isinstance(generators.load(f"{reference}/{path}"), generators.IWAE)
     for path in ("pose", "pose/joint_angle_decoder.npz"):

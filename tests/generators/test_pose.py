@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 import re
 import shutil
 from pathlib import Path
@@ -16,9 +15,9 @@ from dgm_infer.errors import ArgumentError, CheckpointError
 from dgm_infer.structures.jacobian import push_forward
 from generators import HumanPose
 from generators.pose import read_bvh
+from tests.files import reference_folder
 
 FLOAT = torch.float64
-FOLDER = Path(os.environ.get("DGM_INFER_REFERENCE_DATA", "")) / "pose"
 SEEN = [
     *("spine", "head", "headend"),
     *("leftarm", "leftforearm", "lefthand", "lefthandend"),
@@ -45,9 +44,7 @@ LENGTHS = {
 
 @pytest.fixture(scope="module")
 def folder() -> Path:
-    if not (FOLDER / "skeleton.bvh").is_file():
-        pytest.skip("needs pose/ of the reference data: set DGM_INFER_REFERENCE_DATA to its folder")
-    return FOLDER
+    return reference_folder("pose") / "pose"
 
 
 @pytest.fixture(scope="module", params=[2, 1], ids=["binocular", "monocular"])

@@ -3,8 +3,8 @@
 import pytest
 
 import dgm_infer as dgm
-from tests.dgm_infer.sampling.test_posteriors import WithoutGramTerm
 from tests.generators.oracles import Reference, lotka_volterra_posterior, quantile_posterior
+from tests.mistakes import WithoutGramTerm
 from tests.oracles import assert_agrees, assert_refuted
 
 CASES = {

@@ -5,7 +5,7 @@ import torch
 
 import dgm_infer as dgm
 from generators import Hyperbola, WithNoise
-from tests.dgm_infer.sampling.test_posteriors import WithoutGramTerm
+from tests.mistakes import WithoutGramTerm
 from tests.oracles import FLOAT, Oracle, assert_agrees, assert_refuted
 
 

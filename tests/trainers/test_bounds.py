@@ -7,7 +7,7 @@ import torch
 from torch.distributions import MultivariateNormal
 
 import generators
-from tests.trainers.test_vae import linear_vae
+from tests.models import linear_vae
 from trainers.bounds import elbo_terms, importance_weighted, log_weights
 
 K = 5

@@ -1,7 +1,5 @@
 """MNIST in torchvision's layout: the split, and what is said where the files are missing or damaged."""
 
-import os
-import struct
 from pathlib import Path
 
 import pytest
@@ -11,27 +9,9 @@ import generators
 from dgm_infer.errors import ArgumentError, ConfigError
 from evaluation.commands.condition import HeldOutImages
 from generators.checkpoints import PRETRAINED
+from tests.files import reference_folder, write_mnist
 from trainers import MNISTData
 from trainers.mnist import N_VALIDATION, REFERENCE_DATA
-
-
-def write_idx(path: Path, values: torch.Tensor) -> None:
-    """A file of bytes in the format of MNIST's authors."""
-    header = struct.pack(f">I{values.ndim}I", 0x0800 + values.ndim, *values.shape)
-    path.write_bytes(header + values.to(torch.uint8).numpy().tobytes())
-
-
-def write_mnist(root: Path, n_train: int, n_test: int, size: int = 28) -> Path:
-    """Images whose first pixel is their number, modulo 256, and whose label is that modulo 10."""
-    raw = root / "MNIST" / "raw"
-    raw.mkdir(parents=True)
-    for name, n in (("train", n_train), ("t10k", n_test)):
-        number = torch.arange(n)
-        images = torch.zeros(n, size, size, dtype=torch.uint8)
-        images[:, 0, 0] = number % 256
-        write_idx(raw / f"{name}-images-idx3-ubyte", images)
-        write_idx(raw / f"{name}-labels-idx1-ubyte", number % 10)
-    return raw
 
 
 @pytest.fixture
@@ -115,10 +95,7 @@ def test_too_few_images_to_split_are_refused(tmp_path):
 
 
 def test_the_reference_data_has_8500_500_and_1000_images():
-    folder = Path(os.environ.get(REFERENCE_DATA, "")) / "mnist_10k"
-    if not folder.is_dir() or REFERENCE_DATA not in os.environ:
-        pytest.skip(f"{REFERENCE_DATA} names no folder with mnist_10k")
-    data = MNISTData(folder)
+    data = MNISTData(reference_folder("mnist_10k") / "mnist_10k")
     assert [len(part.images) for part in data.split] == [8500, 500, 1000]
     assert data.held_out_labels(8).tolist() == [7, 6, 1, 1, 0, 1, 2, 3]
 
@@ -132,10 +109,7 @@ def test_the_shipped_generator_is_the_published_one_and_small():
 
 
 def test_the_shipped_adversarial_generator_is_nearer_to_held_out_digits_than_noise_of_their_means_and_sds():
-    folder = Path(os.environ.get(REFERENCE_DATA, "")) / "mnist_10k"
-    if not folder.is_dir() or REFERENCE_DATA not in os.environ:
-        pytest.skip(f"{REFERENCE_DATA} names no folder with mnist_10k")
-    held_out = MNISTData(folder).held_out().flatten(1)
+    held_out = MNISTData(reference_folder("mnist_10k") / "mnist_10k").held_out().flatten(1)
     rng = torch.Generator().manual_seed(0)
     gan = generators.load("mnist_gan")
     with torch.no_grad():

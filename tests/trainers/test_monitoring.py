@@ -14,7 +14,7 @@ from torch.distributions import MultivariateNormal
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, ConfigError
-from tests.trainers.test_vae import linear_vae
+from tests.models import linear_vae
 from trainers import DigitsData, GANTraining, HeldOutEvidence, ImageGrids, IWAETraining, VAETraining
 from trainers.monitoring import grid, reconstructions, samples
 

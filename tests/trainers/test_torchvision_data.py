@@ -8,7 +8,7 @@ from torchvision import datasets
 
 from dgm_infer.errors import ArgumentError, ConfigError
 from evaluation.commands.condition import HeldOutImages
-from tests.trainers.test_mnist import write_idx
+from tests.files import write_idx
 from trainers import CelebAData, FashionMNISTData, FolderData, MNISTData, OmniglotData
 
 SETS = [MNISTData, FashionMNISTData, OmniglotData, CelebAData]

@@ -10,24 +10,11 @@ from torch.distributions import Independent, MultivariateNormal, Normal, kl_dive
 import generators
 from dgm_infer import GenerativeModel
 from dgm_infer.errors import ArgumentError, CheckpointError
+from tests.models import linear_vae
 from trainers import DigitsData, VAETraining
 from trainers.schedule import one_cycle
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning", "ignore:.*LeafSpec:FutureWarning")
-
-
-def linear_vae(sd: float = 0.5) -> tuple[generators.GaussianVAE, torch.Tensor]:
-    """A VAE without hidden layers whose columns of W are orthogonal: its posterior has a diagonal covariance."""
-    vae = generators.GaussianVAE(2, (4,), hidden=(), sd=sd)
-    weight = torch.tensor([[1.0, 1.0], [1.0, -1.0], [0.5, 0.5], [0.5, -0.5]])
-    with torch.no_grad():
-        vae.decoder.network[0].weight.copy_(weight)
-        vae.decoder.network[0].bias.zero_()
-        # posterior N(M^-1 W^T x, sd^2 M^-1), M = W^T W + sd^2 I
-        precision = weight.square().sum(0) + sd**2
-        vae.encoder.network[0].weight.copy_(torch.cat([weight.T / precision[:, None], torch.zeros(2, 4)]))
-        vae.encoder.network[0].bias.copy_(torch.cat([torch.zeros(2), (sd**2 / precision).sqrt().log()]))
-    return vae, weight
 
 
 def test_the_elbo_of_the_exact_posterior_is_the_log_evidence():

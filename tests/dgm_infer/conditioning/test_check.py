@@ -1,7 +1,5 @@
 """``check()`` names each fault of a network built to have just that one, and passes sound models."""
 
-import os
-
 import pytest
 import torch
 from torch import nn
@@ -9,10 +7,9 @@ from torch import nn
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, ModelError, ObservationError
+from tests.files import reference_folder
 from tests.models import Bent, BentPairs, FreeWalk, Stretched, Walk, fixed
 from tests.oracles import FLOAT, Circle, Ellipse, linear_gaussian_model
-
-REFERENCE_DATA = "DGM_INFER_REFERENCE_DATA"
 
 
 class Network(dgm.GenerativeModel):
@@ -211,9 +208,7 @@ def test_masks_of_their_own_for_every_problem():
 
 
 def test_the_published_models_pass():
-    if REFERENCE_DATA not in os.environ:
-        pytest.skip(f"{REFERENCE_DATA} names no folder")
-    pose = generators.HumanPose.from_folder(os.environ[REFERENCE_DATA])
+    pose = generators.HumanPose.from_folder(reference_folder("pose"))
     report = dgm.check(pose)
     # the rank that makes its output noise essential
     assert report.codes == ("rank",)

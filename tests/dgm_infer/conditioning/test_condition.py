@@ -6,45 +6,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import dgm_infer as dgm
 from generators import LinearGaussian, WithNoise
-from tests.models import Bent
+from tests.models import MASK, Bent, Images, image
 from tests.oracles import FLOAT, Circle, Ellipse, linear_gaussian_model
-
-SHAPE = (2, 3)
-
-
-class Images(dgm.DirectedModel):
-    """Two-by-three images of two latents, by a network with everything that a careless cast or mode would change."""
-
-    structure = "independent"
-    output_shape = SHAPE
-
-    def __init__(self):
-        super().__init__()
-        self.global_density = dgm.StandardNormal(2)
-        self.local_density = dgm.StandardNormal(6)
-        generator_state = torch.get_rng_state()
-        torch.manual_seed(70)
-        self.network = nn.Sequential(nn.Linear(2, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 6))
-        torch.set_rng_state(generator_state)
-        self.network[0].weight.requires_grad_(False)
-
-    def global_latents(self, u1):
-        return {"z": u1}
-
-    def simulate(self, z, u2):
-        flat = z["z"].reshape(-1, 2)
-        return self.network(flat).reshape(*z["z"].shape[:-1], 6) + 0.2 * u2
-
-
-MASK = torch.tensor([[True, True, False], [True, False, False]])
-
-
-def image(*batch):
-    return torch.randn(*batch, *SHAPE, generator=torch.Generator().manual_seed(71))
 
 
 @pytest.fixture
@@ -136,7 +102,7 @@ def test_a_function_of_the_output_sees_images(images):
     assert fibre.batch_shape == (4,)
     assert fibre.dim == 8
     assert fibre.constraint(torch.zeros(5, 4, 8, dtype=FLOAT)).shape == (5, 4, 3)
-    assert {shape[-2:] for shape in seen} == {SHAPE}
+    assert {shape[-2:] for shape in seen} == {Images.output_shape}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -322,7 +288,7 @@ def test_a_directed_model_splits_its_inputs():
 def test_output_shapes_are_flat_unless_declared(images):
     assert Circle().output_shape == (1,)
     assert Bent().output_shape == (5,)
-    assert images.output_shape == SHAPE
+    assert images.output_shape == (2, 3)
     assert linear_gaussian_model().output_shape == (6,)
 
 

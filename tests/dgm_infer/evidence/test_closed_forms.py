@@ -7,8 +7,8 @@ import dgm_infer as dgm
 from dgm_infer.evidence import annealing
 from dgm_infer.evidence.path import AnnealedPath, Move
 from dgm_infer.evidence.tempering import record, tempering
-from tests.dgm_infer.evidence.mistakes import anneal_with_weights_after_the_move
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
+from tests.mistakes import anneal_with_weights_after_the_move
 from tests.oracles import FLOAT
 
 TARGETS = {

@@ -131,7 +131,6 @@ def test_float32_and_float64_have_the_same_mean(method):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @every_method
 def test_everything_runs_on_the_device_of_the_base(method):
     scales = torch.tensor([0.5, 1.0, 2.0], dtype=FLOAT, device="cuda")

@@ -10,8 +10,8 @@ from dgm_infer.evidence import smc
 from dgm_infer.evidence.path import Point
 from dgm_infer.evidence.resampling import pick, systematic
 from dgm_infer.evidence.smc import _Adaptive
-from tests.dgm_infer.evidence.mistakes import systematic_without_chance
 from tests.known_evidence import known_bimodal, known_gaussian
+from tests.mistakes import systematic_without_chance
 from tests.oracles import FLOAT
 
 

@@ -7,27 +7,9 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.sampling.sample import _Progress
 from generators import LinearGaussian
-from tests.dgm_infer.conditioning.test_condition import MASK, Images, image
+from tests.dgm_infer.sampling.short_runs import CHAINS, DRAWS, KERNEL, MASKS, fibre, run
+from tests.models import MASK, Images, image
 from tests.oracles import FLOAT, Circle, Ellipse, linear_gaussian_model
-
-CHAINS, DRAWS = 3, 8
-KERNEL = dgm.ConstrainedHMC(step_size=0.3, n_steps=2, n_geodesic=1)
-MASKS = torch.stack([MASK, MASK.flip(0), MASK.flip(1)])
-
-
-def fibre(batch=(3,), mask=MASK):
-    return dgm.condition(Images().eval(), image(*batch), observe=dgm.pixels(mask))
-
-
-def run(problem=None, kernel=KERNEL, **changes):
-    arguments = {"chains": CHAINS, "warmup": 2, "draws": DRAWS, "seed": 4, "progress": False} | changes
-    return dgm.sample(fibre() if problem is None else problem, kernel, **arguments)
-
-
-@pytest.fixture(scope="module")
-def draws():
-    return run()
-
 
 # --------------------------------------------------------------------------------------------------- shapes and names
 

@@ -9,13 +9,8 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.errors import CheckpointError
-from tests.dgm_infer.sampling.test_draws import fibre, run
+from tests.dgm_infer.sampling.short_runs import fibre, run
 from tests.oracles import Ellipse, correlated_gaussian
-
-
-@pytest.fixture(scope="module")
-def draws():
-    return run()
 
 
 def assert_same(loaded, draws):

@@ -10,6 +10,7 @@ import dgm_infer as dgm
 from dgm_infer.kernels import constrained
 from dgm_infer.models import Units
 from generators import WithNoise
+from tests.mistakes import WithoutGramTerm
 from tests.oracles import (
     FLOAT,
     Circle,
@@ -42,16 +43,6 @@ def every_way(test):
 def run(problem, *, step_size, n_steps=(1, 4), n_geodesic=1, chains=400, warmup=40, draws=25, **more):
     kernel = dgm.ConstrainedHMC(step_size, n_steps, n_geodesic, **more)
     return dgm.sample(problem, kernel, chains=chains, warmup=warmup, draws=draws, seed=1, progress=False)
-
-
-class WithoutGramTerm(dgm.Fibre):
-    """The density ``p_u`` per unit length of the fibre: the posterior's without ``|J J^T|^(-1/2)``."""
-
-    def _gram_energy(self, jacobian):
-        return torch.zeros_like(super()._gram_energy(jacobian))
-
-    def _gram_cotangent(self, jacobian):
-        return tuple(torch.zeros_like(c) for c in super()._gram_cotangent(jacobian))
 
 
 class TiltedCircle(Circle):

@@ -5,7 +5,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.sampling.starts import _next_beta, _survivors, anneal_noise
-from tests.dgm_infer.conditioning.test_condition import Images
+from tests.models import Images
 
 FLOAT = torch.float64
 

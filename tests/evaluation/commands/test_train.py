@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 import sys
 import warnings
 from argparse import ArgumentError as ParseError
@@ -16,6 +15,7 @@ import generators
 from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
 from evaluation.commands.cli import main
 from evaluation.commands.train import train
+from tests.files import reference_folder
 from trainers import DigitsData, VAETraining
 
 pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
@@ -132,8 +132,8 @@ class Mean(pl.LightningModule):
 
 @pytest.mark.parametrize("config", sorted(CONFIG.parent.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_shipped_configuration_takes_a_step_and_exports_its_generator(config, tmp_path, monkeypatch):
-    if "mnist" in config.stem and "DGM_INFER_REFERENCE_DATA" not in os.environ:
-        pytest.skip("DGM_INFER_REFERENCE_DATA names no folder with mnist_10k")
+    if "mnist" in config.stem:
+        reference_folder("mnist_10k")
     monkeypatch.chdir(tmp_path)
     short = {"max_epochs": 1, "check_val_every_n_epoch": 1, "limit_train_batches": 2, "limit_val_batches": 2}
     # what is looked at now and then is tested by itself

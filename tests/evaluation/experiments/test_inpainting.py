@@ -1,13 +1,12 @@
 """In-painting of MNIST digits, as ``dgm-infer reproduce inpainting`` runs it."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
 from dgm_infer.errors import ConfigError
-from evaluation.experiments import REFERENCE_DATA, inpainting
+from evaluation.experiments import inpainting
+from tests.files import reference_folder
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -22,10 +21,7 @@ def test_without_the_digits_one_line_names_the_option_and_nothing_is_written(tmp
 
 @pytest.mark.slow
 def test_a_fast_run_conditions_exactly_and_names_what_has_not_mixed(tmp_path):
-    folder = Path(os.environ.get(REFERENCE_DATA, "")) / "mnist_10k"
-    if REFERENCE_DATA not in os.environ or not folder.is_dir():
-        pytest.skip(f"{REFERENCE_DATA} names no folder with mnist_10k")
-    results = inpainting.run(tmp_path, fast=True, data=folder.parent, seed=1)
+    results = inpainting.run(tmp_path, fast=True, data=reference_folder("mnist_10k"), seed=1)
     assert {path.name for path in tmp_path.iterdir()} == {"completions.png", "traces.png"}
     assert results["constraint_error"] <= 1e-8
     assert len(results["r_hat"]) == 100

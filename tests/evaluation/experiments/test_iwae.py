@@ -1,13 +1,12 @@
 """The published figure of the IWAE, as ``dgm-infer reproduce iwae`` draws it."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
 from dgm_infer.errors import ConfigError
-from evaluation.experiments import EXPERIMENTS, REFERENCE_DATA, iwae, reproduce
+from evaluation.experiments import EXPERIMENTS, iwae, reproduce
+from tests.files import reference_folder
 
 
 def test_it_is_one_of_the_experiments():
@@ -26,10 +25,7 @@ def test_without_the_model_one_line_names_the_option_and_nothing_is_written(tmp_
 
 @pytest.mark.slow
 def test_a_fast_run_has_its_bounds_in_order_and_its_methods_between_them(tmp_path):
-    folder = Path(os.environ.get(REFERENCE_DATA, "")) / "iwae_mnist"
-    if REFERENCE_DATA not in os.environ or not folder.is_dir():
-        pytest.skip(f"{REFERENCE_DATA} names no folder with iwae_mnist")
-    run = reproduce("iwae", fast=True, data=str(folder.parent), output=str(tmp_path))
+    run = reproduce("iwae", fast=True, data=str(reference_folder("iwae_mnist")), output=str(tmp_path))
     assert {path.name for path in run.iterdir()} == {"evidence.png", "results.json", "log.txt"}
     record = json.loads((run / "results.json").read_text())
     results = record["results"]

@@ -1,14 +1,11 @@
 """log p(x) of the published IWAE's images, against the values of long annealing runs (reference data)."""
 
-import os
-from pathlib import Path
-
 import pytest
 import torch
 
 import dgm_infer as dgm
-from evaluation.experiments import REFERENCE_DATA
 from generators import IWAE, LatentPosterior
+from tests.files import reference_folder
 
 pytestmark = pytest.mark.slow
 
@@ -19,9 +16,7 @@ LOG_EVIDENCE, TOLERANCE = -99.52, 0.03
 
 @pytest.fixture(scope="module")
 def published():
-    folder = Path(os.environ.get(REFERENCE_DATA, ""))
-    if REFERENCE_DATA not in os.environ or not (folder / "iwae_mnist").is_dir():
-        pytest.skip(f"{REFERENCE_DATA} names no folder with iwae_mnist")
+    folder = reference_folder("iwae_mnist")
     model = IWAE.from_npz(folder)
     images, latents = (x[:N_IMAGES] for x in IWAE.published_images(folder))
     target = LatentPosterior(model.decoder, images, model.input_density)

@@ -1,13 +1,12 @@
 """The pose experiment, as ``dgm-infer reproduce pose`` runs it."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 
 from dgm_infer.errors import ConfigError
-from evaluation.experiments import REFERENCE_DATA, pose
+from evaluation.experiments import pose
+from tests.files import reference_folder
 
 
 @pytest.mark.parametrize("given", [False, True])
@@ -22,10 +21,7 @@ def test_without_the_files_one_line_says_where_they_are_published(tmp_path, give
 
 @pytest.mark.slow
 def test_a_fast_run_writes_pictures_and_errors_against_time(tmp_path):
-    data = Path(os.environ.get(REFERENCE_DATA, ""))
-    if REFERENCE_DATA not in os.environ or not (data / "pose").is_dir():
-        pytest.skip(f"{REFERENCE_DATA} names no folder with pose")
-    results = pose.run(tmp_path, fast=True, data=data, seed=1)
+    results = pose.run(tmp_path, fast=True, data=reference_folder("pose"), seed=1)
     assert {path.name for path in tmp_path.iterdir()} == {"error.png", "monocular.png"}
     json.dumps(results)
     start = sum(results["binocular"].pop("start")) / 2

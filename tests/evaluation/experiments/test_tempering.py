@@ -1,15 +1,14 @@
 """The published experiments on tempering: Boltzmann machine relaxations and the radon regression."""
 
 import json
-import os
-from pathlib import Path
 
 import pytest
 import torch
 
 from dgm_infer.errors import ConfigError
-from evaluation.experiments import REFERENCE_DATA, boltzmann, radon, reproduce
+from evaluation.experiments import boltzmann, radon, reproduce
 from evaluation.problems.boltzmann import Moments, published_system
+from tests.files import reference_folder
 
 
 def test_errors_are_pooled_over_systems_in_units_of_the_bases():
@@ -47,9 +46,7 @@ def test_a_fast_run_of_the_relaxations_ranks_tempering_before_a_plain_chain(tmp_
 
 @pytest.mark.slow
 def test_simulated_tempering_improves_on_the_base_of_the_published_systems_where_annealing_does_not():
-    folder = Path(os.environ.get(REFERENCE_DATA, ""))
-    if REFERENCE_DATA not in os.environ or not (folder / "boltzmann").is_dir():
-        pytest.skip(f"{REFERENCE_DATA} names no folder with boltzmann")
+    folder = reference_folder("boltzmann")
     sizes = boltzmann.Sizes(systems=5, runs=4, chains=64, lengths=(1200,))
     bases, found = [], {"AIS": [], "ST": []}
     for i in range(sizes.systems):
@@ -69,10 +66,7 @@ def test_simulated_tempering_improves_on_the_base_of_the_published_systems_where
 
 @pytest.mark.slow
 def test_a_fast_run_of_the_regression_goes_beyond_the_bound(tmp_path):
-    folder = Path(os.environ.get(REFERENCE_DATA, "")) / "radon"
-    if REFERENCE_DATA not in os.environ or not folder.is_dir():
-        pytest.skip(f"{REFERENCE_DATA} names no folder with radon")
-    run = reproduce("radon", fast=True, data=str(folder.parent), output=str(tmp_path))
+    run = reproduce("radon", fast=True, data=str(reference_folder("radon")), output=str(tmp_path))
     assert {path.name for path in run.iterdir()} == {"evidence.png", "results.json", "log.txt"}
     results = json.loads((run / "results.json").read_text())["results"]
     for label, row in results["methods"].items():

@@ -1,8 +1,6 @@
 """Boltzmann machine relaxations: the semidefinite programme, the density, the truth."""
 
 import math
-import os
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,9 +8,9 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.bases.moments import weighted_moments
-from evaluation.experiments import REFERENCE_DATA
 from evaluation.problems.boltzmann import BoltzmannRelaxation, published_system, random_system
 from evaluation.problems.repeated import repeated
+from tests.files import reference_folder
 
 FLOAT = torch.float64
 
@@ -114,15 +112,8 @@ def test_missing_systems_are_named(tmp_path):
         published_system(tmp_path, 0)
 
 
-def reference() -> Path:
-    folder = os.environ.get(REFERENCE_DATA)
-    if not folder or not (Path(folder) / "boltzmann").is_dir():
-        pytest.skip(f"needs the published systems: set {REFERENCE_DATA}")
-    return Path(folder)
-
-
 def test_published_systems_have_the_known_ranks_and_evidence():
-    folder = reference()
+    folder = reference_folder("boltzmann")
     known = [(27, 170.8345), (27, 172.9647), (27, 172.8749), (27, 173.2117), (26, 164.0688)]
     for i, (rank, log_z) in enumerate(known):
         relaxation, truth = published_system(folder, i)
@@ -133,7 +124,7 @@ def test_published_systems_have_the_known_ranks_and_evidence():
 @pytest.mark.slow
 @pytest.mark.parametrize("index", range(5))
 def test_tempering_finds_the_modes_of_a_published_system_and_a_plain_chain_does_not(index):
-    relaxation, truth = published_system(reference(), index)
+    relaxation, truth = published_system(reference_folder("boltzmann"), index)
     runs = 4
     target, base = repeated(relaxation, relaxation.mean_field().to(torch.float32), runs)
     worst = 0.0

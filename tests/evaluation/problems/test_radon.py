@@ -1,17 +1,15 @@
 """The radon regression as a Pyro program."""
 
 import math
-import os
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 import torch
 from torch.distributions import HalfCauchy, Normal
 
 import dgm_infer as dgm
-from evaluation.experiments import REFERENCE_DATA
 from evaluation.problems.radon import Radon, radon_target, read_radon
+from tests.files import reference_folder
 
 FLOAT = torch.float64
 
@@ -54,10 +52,7 @@ def test_missing_data_are_named(tmp_path):
 
 @pytest.mark.slow
 def test_methods_agree_on_the_evidence_of_the_published_data():
-    folder = os.environ.get(REFERENCE_DATA)
-    if not folder or not (Path(folder) / "radon").is_dir():
-        pytest.skip(f"needs the radon data: set {REFERENCE_DATA}")
-    target = radon_target(read_radon(Path(folder)))
+    target = radon_target(read_radon(reference_folder("radon")))
     assert target.dim == 92
     fitted = dgm.Gaussian.fit(target, steps=2000, dtype=FLOAT)
     assert fitted.elbo == pytest.approx(-1087, abs=1)

@@ -1,8 +1,19 @@
-"""Estimators with a planted mistake, for negative controls."""
+"""Densities and estimators with a planted mistake, for negative controls."""
 
 import torch
 
+import dgm_infer as dgm
 from dgm_infer.evidence.annealing import Annealed
+
+
+class WithoutGramTerm(dgm.Fibre):
+    """The density ``p_u`` per unit length of the fibre: the posterior's without ``|J J^T|^(-1/2)``."""
+
+    def _gram_energy(self, jacobian):
+        return torch.zeros_like(super()._gram_energy(jacobian))
+
+    def _gram_cotangent(self, jacobian):
+        return tuple(torch.zeros_like(c) for c in super()._gram_cotangent(jacobian))
 
 
 def systematic_without_chance(log_weights, count, rng):

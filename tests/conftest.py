@@ -1,0 +1,19 @@
+"""What all tests share: which are skipped, and how that is reported."""
+
+from collections import Counter
+
+import pytest
+import torch
+
+
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("gpu") and not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+
+
+def pytest_terminal_summary(terminalreporter):
+    """One line for every reason for which tests were skipped."""
+    reports = terminalreporter.stats.get("skipped", [])
+    reasons = Counter(str(report.longrepr[2]).removeprefix("Skipped: ") for report in reports)
+    for reason, count in reasons.most_common():
+        terminalreporter.write_line(f"{count} skipped: {reason}")
