@@ -11,6 +11,7 @@ from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -301,3 +302,34 @@ def test_a_single_missing_package_is_named_with_its_extra(package, tmp_path):
     assert package in errors
     assert re.search(r"installed: pip install .dgm-infer\[\w+\]", errors)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_changelog_begins_with_the_version():
+    sections = re.findall(r"^## (\S+)", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert sections[0] == dgm_infer.__version__
+
+
+def test_the_version_is_written_in_one_place():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert settings["project"]["dynamic"] == ["version"]
+    source = (ROOT / settings["tool"]["hatch"]["version"]["path"]).read_text()
+    assert f'__version__ = "{dgm_infer.__version__}"' in source
+
+
+def test_hosted_machines_run_the_targets_that_ci_runs():
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    (job,) = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"].values()
+    (command,) = [step["run"] for step in job["steps"] if "run" in step]
+    assert command == "make ${{ matrix.target }} PYTHON=python"
+    hosted = {run["target"] for run in job["strategy"]["matrix"]["include"]}
+    assert hosted <= set(targets)
+    assert hosted == set(re.findall(r"^make ([\w-]+)$", (ROOT / ".ci" / "run").read_text(), re.MULTILINE))
+
+
+def test_hooks_are_programs_of_the_environment_that_make_lint_runs_too():
+    (local,) = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    assert local["repo"] == "local"
+    lint = (ROOT / "Makefile").read_text().partition("\nlint:")[2].partition("\n\n")[0]
+    for hook in local["hooks"]:
+        program, verb, _ = hook["entry"].split()
+        assert f"{program.replace('.venv', '$(VENV)')} {verb} " in lint
