@@ -14,6 +14,8 @@ help:
 	@echo "make test-slow  install, then run the long statistical tests"
 	@echo "make lint       install, then ruff and pyright"
 	@echo "make docs       install, then write the documentation site to build/site"
+	@echo "make format     install, then let ruff mend what it can"
+	@echo "make clean      remove the installation, runs and caches"
 
 $(INSTALLED): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("dgm-infer needs Python 3.11 or newer, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'

@@ -8,6 +8,7 @@ __all__ = [
     "ConfigError",
     "DgmInferError",
     "EvidenceError",
+    "MissingExtraError",
     "ModelError",
     "ObservationError",
     "StartError",
@@ -45,6 +46,10 @@ class CheckpointError(DgmInferError):
 
 class ConfigError(DgmInferError):
     """A configuration file or a command line is wrong."""
+
+
+class MissingExtraError(DgmInferError, ModuleNotFoundError):
+    """A package is needed that only an extra of the installation brings."""
 
 
 class Status(IntEnum):

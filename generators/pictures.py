@@ -4,10 +4,13 @@ import os
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
 from torch import Tensor
 
 from dgm_infer.errors import ConfigError
+from dgm_infer.extras import extra
+
+with extra("train"):
+    from PIL import Image, ImageOps
 
 __all__ = ["read_picture"]
 

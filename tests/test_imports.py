@@ -17,6 +17,7 @@ ORDER = {
     "": ["dgm_infer", "generators", "trainers", "evaluation"],
     "dgm_infer": [
         "errors",
+        "extras",
         "arguments",
         "settings",
         "files",

@@ -1,15 +1,18 @@
 """Training by Lightning: objectives, data, and the callbacks that leave a loadable generator behind."""
 
-from .augmentation import Augmentation
-from .data import DigitsData
-from .export import SaveGenerator
-from .folder import FolderData
-from .gan import GANTraining
-from .iwae import IWAETraining
-from .mnist import FashionMNISTData, MNISTData
-from .monitoring import HeldOutEvidence, ImageGrids
-from .torchvision_data import CelebAData, OmniglotData
-from .vae import VAETraining
+from dgm_infer.extras import extra
+
+with extra("train"):
+    from .augmentation import Augmentation
+    from .data import DigitsData
+    from .export import SaveGenerator
+    from .folder import FolderData
+    from .gan import GANTraining
+    from .iwae import IWAETraining
+    from .mnist import FashionMNISTData, MNISTData
+    from .monitoring import HeldOutEvidence, ImageGrids
+    from .torchvision_data import CelebAData, OmniglotData
+    from .vae import VAETraining
 
 __all__ = [
     "Augmentation",

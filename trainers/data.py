@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dgm_infer.errors import ArgumentError
+from dgm_infer.extras import extra
 
 from .augmentation import Augmentation
 
@@ -223,7 +224,8 @@ class DigitsData(ImageData):
 
 @cache
 def _digits() -> Split:
-    from sklearn.datasets import load_digits
+    with extra("train"):
+        from sklearn.datasets import load_digits
 
     pixels, targets = load_digits(return_X_y=True)
     order = torch.randperm(len(targets), generator=torch.Generator().manual_seed(SPLIT_SEED))

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning_utilities.core.rank_zero import rank_zero_warn
+from lightning.pytorch.utilities import rank_zero_warn
 
 import generators
 from dgm_infer import GenerativeModel

@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, ModelError
+from ..extras import extra
 from ..target import Target
 
-with warnings.catch_warnings():
+with extra("pyro"), warnings.catch_warnings():
     # of the Python version's support of torch.jit, which Pyro uses in what is not used here
     warnings.filterwarnings("ignore", message=r".*torch\.jit")
     import pyro

@@ -3,6 +3,8 @@
 import importlib
 from collections.abc import Callable
 
+from dgm_infer.extras import extra
+
 __all__ = ["BENCHMARKS", "load"]
 
 # Imported when asked for: a benchmark may need packages that nothing else does.
@@ -18,4 +20,5 @@ BENCHMARKS = {
 
 def load(name: str) -> Callable[..., object]:
     """The function ``bench`` of a benchmark in :data:`BENCHMARKS`."""
-    return importlib.import_module(BENCHMARKS[name]).bench
+    with extra("bench"):
+        return importlib.import_module(BENCHMARKS[name]).bench

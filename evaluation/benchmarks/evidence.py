@@ -23,6 +23,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer import Gaussian
 from dgm_infer.errors import ConfigError
+from dgm_infer.extras import extra
 from generators import IWAE, LatentPosterior
 
 from ..experiments import REFERENCE_DATA
@@ -97,6 +98,10 @@ def bench(
         raise ConfigError(f"compared_chains: {compared_chains} must be 2 or more, for a standard error")
     check_seed(seed)
     check_device(device)
+    if peer:
+        # before anything is measured
+        with extra("bench"):
+            import pyro  # noqa: F401
     folder_of_data = data or os.environ.get(REFERENCE_DATA)
     if folder_of_data is None or not Path(folder_of_data).is_dir():
         raise ConfigError(

@@ -21,10 +21,11 @@ from dgm_infer import Gaussian
 from dgm_infer.errors import ArgumentError, ModelError
 from dgm_infer.evidence.estimators import log_mean
 from dgm_infer.evidence.schedules import sigmoid
+from dgm_infer.extras import extra
 
 from ..reports.estimates import Estimates
 
-with warnings.catch_warnings():
+with extra("pyro"), warnings.catch_warnings():
     # of the Python version's support of torch.jit, which Pyro uses in what is not used here
     warnings.filterwarnings("ignore", message=r".*torch\.jit")
     import pyro

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from dgm_infer.errors import ConfigError, DgmInferError
+from dgm_infer.extras import extra
 
 __all__ = ["main"]
 
@@ -53,20 +54,23 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _condition(arguments: Sequence[str]) -> None:
-    from .condition import condition_images
+    with extra("train"):
+        from .condition import condition_images
 
     _configured("condition", "Complete images of which a part is observed.", condition_images, arguments)
 
 
 def _evidence(arguments: Sequence[str]) -> None:
-    from .evidence import estimate_evidence
+    with extra("train"):
+        from .evidence import estimate_evidence
 
     _configured("evidence", "Estimate log p(x) of images, between two bounds.", estimate_evidence, arguments)
 
 
 def _configured(name: str, description: str, function: Callable[..., object], arguments: Sequence[str]) -> None:
     """Run a command whose options are the arguments of a function, all but ``resolved``."""
-    from jsonargparse import ArgumentParser
+    with extra("train"):
+        from jsonargparse import ArgumentParser
 
     parser = ArgumentParser(prog=f"dgm-infer {name}", description=description, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", action="config", help="a YAML file with any of the options")
@@ -88,7 +92,11 @@ def _configured(name: str, description: str, function: Callable[..., object], ar
 
 
 def _train(arguments: Sequence[str]) -> None:
-    from .train import train
+    with extra("train"):
+        # Lightning builds its command line with it; its own error would not name the extra
+        import jsonargparse  # noqa: F401
+
+        from .train import train
 
     train(list(arguments))
 
@@ -96,9 +104,10 @@ def _train(arguments: Sequence[str]) -> None:
 def _reproduce(arguments: Sequence[str]) -> None:
     from argparse import RawDescriptionHelpFormatter
 
-    from jsonargparse import ArgumentParser
-
     from ..experiments import EXPERIMENTS, REFERENCE_DATA, reproduce
+
+    with extra("experiments"):
+        from jsonargparse import ArgumentParser
 
     width = max(map(len, EXPERIMENTS))
     lines = "".join(f"\n  {name:{width}}  {line}" for name, line in EXPERIMENTS.items())
@@ -125,8 +134,6 @@ def _reproduce(arguments: Sequence[str]) -> None:
 
 
 def _bench(arguments: Sequence[str]) -> None:
-    from jsonargparse import ArgumentParser
-
     from ..benchmarks import BENCHMARKS, load
 
     known = ", ".join(BENCHMARKS)
@@ -137,6 +144,9 @@ def _bench(arguments: Sequence[str]) -> None:
     if name not in BENCHMARKS:
         raise ConfigError(f"no benchmark {name!r}{suggest(name, BENCHMARKS)} (there are {known})")
     bench = load(name)
+    with extra("bench"):
+        from jsonargparse import ArgumentParser
+
     parser = ArgumentParser(prog=f"dgm-infer bench {name}", exit_on_error=False, allow_abbrev=False)
     parser.add_function_arguments(bench)
     try:

@@ -18,6 +18,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins.io import CheckpointIO
 
 from dgm_infer.errors import ConfigError, DgmInferError
+from dgm_infer.extras import extra
 from dgm_infer.files import make_folder, remove_folders, unused_folder
 from generators.weights import read_checkpoint
 from trainers.export import SaveGenerator
@@ -128,6 +129,9 @@ class TrainCLI(LightningCLI):
         self.folder = Path(settings["default_root_dir"] or unused_folder(self.name))
         kwargs["default_root_dir"] = self.folder
         if settings["logger"] in (None, True):
+            with extra("train"):
+                # Lightning's own error would name two packages and no extra
+                import tensorboard  # noqa: F401
             # the first one's folder is that of the run
             board = TensorBoardLogger(self.folder, name="", version="tensorboard", default_hp_metric=False)
             kwargs["logger"] = [CSVLogger(self.folder, name="", version=""), board]

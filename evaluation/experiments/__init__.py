@@ -22,6 +22,7 @@ import torch
 
 from dgm_infer import __version__
 from dgm_infer.errors import ArgumentError, ConfigError
+from dgm_infer.extras import extra
 from dgm_infer.files import complete_run
 
 __all__ = ["EXPERIMENTS", "REFERENCE_DATA", "reproduce", "required_data"]
@@ -74,7 +75,8 @@ def reproduce(
     if data is not None and not Path(data).is_dir():
         raise ConfigError(f"data: {data} is no folder; name the reference data's")
     data = data or os.environ.get(REFERENCE_DATA)
-    experiment = importlib.import_module(f"{__name__}.{name}")
+    with extra("experiments"):
+        experiment = importlib.import_module(f"{__name__}.{name}")
     with complete_run(f"reproduce_{name}", output) as folder:
         started = time.perf_counter()
         results = dict(experiment.run(folder, fast=fast, data=Path(data) if data else None, seed=seed))

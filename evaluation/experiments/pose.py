@@ -12,14 +12,17 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 import dgm_infer as dgm
+from dgm_infer.extras import extra
 from dgm_infer.kernels import Kernel
 from generators import HumanPose
 
 from . import required_data
+
+with extra("train"):
+    from matplotlib.figure import Figure
 
 __all__ = ["run"]
 

@@ -4,10 +4,13 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from dgm_infer import Draws
+from dgm_infer.extras import extra
+
+with extra("train"):
+    from matplotlib.figure import Figure
 
 __all__ = ["completions", "traces"]
 

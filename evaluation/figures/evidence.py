@@ -4,11 +4,15 @@ import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocator, NullFormatter
+
+from dgm_infer.extras import extra
 
 from ..reports.estimates import Estimates
 from .experiments import COLOURS
+
+with extra("train"):
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocator, NullFormatter
 
 __all__ = ["against_time", "by_image", "over_training", "relative_errors"]
 

@@ -4,8 +4,12 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
+
+from dgm_infer.extras import extra
+
+with extra("train"):
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 __all__ = ["efficiency", "posteriors", "series"]
 

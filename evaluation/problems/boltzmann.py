@@ -12,6 +12,7 @@ from torch import Tensor
 from dgm_infer import Gaussian, Target
 from dgm_infer.arguments import whole_number
 from dgm_infer.errors import ArgumentError, CheckpointError, EvidenceError
+from dgm_infer.extras import extra
 from generators.arrays import read_arrays
 
 __all__ = ["BinaryMoments", "BoltzmannRelaxation", "Moments", "published_system", "random_system"]
@@ -225,7 +226,9 @@ def published_system(folder: Path, index: int) -> tuple[BoltzmannRelaxation, Mom
 
 def _least_diagonal(weights: Tensor) -> Tensor:
     """``argmin_D lambda_max(W + D)`` subject to ``W + D`` positive semidefinite, ``[D_B]``."""
-    import cvxpy
+    with extra("experiments"):
+        import clarabel  # noqa: F401 (cvxpy's solver, which it loads when asked for)
+        import cvxpy
 
     n = len(weights)
     diagonal, largest = cvxpy.Variable(n), cvxpy.Variable()

@@ -7,6 +7,7 @@ from torch import Tensor
 
 import dgm_infer as dgm
 from dgm_infer.errors import CheckpointError
+from dgm_infer.extras import extra
 from generators.arrays import read_arrays
 
 __all__ = ["Radon", "radon_target", "read_radon"]
@@ -53,8 +54,9 @@ def regression(data: Radon) -> None:
     ``a = mu_a + sigma_a n_a`` (85), ``b = mu_b + sigma_b n_b`` (2), non-centred; ``mu ~ N(0, 1)`` and
     ``sigma_a, sigma_b, eps ~ HalfCauchy(2.5)``.
     """
-    import pyro
-    from pyro import distributions as dist
+    with extra("pyro"):
+        import pyro
+        from pyro import distributions as dist
 
     zero = data.log_radon.new_zeros(())
 
