@@ -20,6 +20,7 @@ ORDER = {
         "arguments",
         "settings",
         "files",
+        "progress",
         "target",
         "structures",
         "models",
@@ -50,7 +51,6 @@ ORDER = {
     "dgm_infer.bases": ["scales", "moments", "laplace", "variational", "gaussian"],
     "dgm_infer.sampling": ["draws", "warmup", "starts", "sample"],
     "dgm_infer.evidence": [
-        "progress",
         "estimators",
         "path",
         "schedules",

@@ -11,12 +11,12 @@ from torch import Tensor
 from ..arguments import random_seed, whole_number
 from ..bases import Gaussian
 from ..errors import ArgumentError, EvidenceError
+from ..progress import Progress
 from ..target import as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
 from .estimators import Estimate, bennett, log_mean
 from .method import Method, Outcome, Status, check_method
 from .path import AnnealedPath
-from .progress import Progress
 from .result import Evidence
 from .tempering.gibbs import GibbsTempering
 
@@ -246,7 +246,7 @@ class _Run:
 
     def outcomes(self, work: Callable[[AnnealedPath, slice | None], list[Outcome]]) -> list[Outcome]:
         """What ``work`` makes of every chunk, its parts each joined over the chunks."""
-        self.bar = Progress(self.progress)
+        self.bar = Progress(self.progress, _mean_log_z)
         started = time.perf_counter()
         done = []
         try:
@@ -310,6 +310,11 @@ class _Run:
             log_weights=outcome.log_weights,
             seed=self.seed,
         )
+
+
+def _mean_log_z(news: list[Callable[[], Tensor]]) -> str:
+    """The latest running estimate, for the progress bar."""
+    return f"mean log Z {news[-1]().mean().item():.3f}"
 
 
 def _joined(parts: list[Outcome], n_batch: int) -> Outcome:
