@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..arguments import random_seed, whole_number
 from ..bases import Gaussian
-from ..errors import ArgumentError, EvidenceError
+from ..errors import ArgumentError, EvidenceError, cause
 from ..progress import Progress
 from ..target import as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
@@ -232,10 +232,9 @@ class _Run:
             with torch.no_grad():
                 energy = self.target.energy(x)
         except (RuntimeError, TypeError) as error:
-            reason = " ".join(str(error).split())
             raise ArgumentError(
                 f"{name}(): the target fails at positions of the base, {x.dtype} on {x.device}; base.to(...) changes "
-                f"that: {reason}"
+                f"that: {cause(error)}"
             ) from error
         if not isinstance(energy, Tensor) or energy.shape != x.shape[:-1]:
             shape = tuple(energy.shape) if isinstance(energy, Tensor) else type(energy).__name__
