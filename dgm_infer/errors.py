@@ -1,5 +1,7 @@
 """The package's exceptions, for what a user got wrong, and the per-chain status, for what a chain ran into."""
 
+import re
+import textwrap
 from enum import IntEnum
 
 __all__ = [
@@ -13,6 +15,7 @@ __all__ = [
     "ObservationError",
     "StartError",
     "Status",
+    "cause",
 ]
 
 
@@ -50,6 +53,17 @@ class ConfigError(DgmInferError):
 
 class MissingExtraError(DgmInferError, ModuleNotFoundError):
     """A package is needed that only an extra of the installation brings."""
+
+
+def cause(error: BaseException, most: int = 200) -> str:
+    """What an exception of another library says, to go into a message: one line of at most so many characters.
+
+    Its first paragraph, which an indented or an empty line ends unless a colon announces it: torch goes on with call
+    stacks, Pyro with tables. The exception's type, where it says nothing.
+    """
+    first = re.match(r".*((?<=:)\n.*|\n\S.*)*", str(error).strip())
+    assert first is not None
+    return textwrap.shorten(first[0], most, placeholder=" ...") or type(error).__name__
 
 
 class Status(IntEnum):

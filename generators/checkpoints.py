@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dgm_infer import GenerativeModel
-from dgm_infer.errors import CheckpointError
+from dgm_infer.errors import CheckpointError, cause
 
 from .bernoulli_vae import BernoulliVAE
 from .gan import GAN
@@ -139,6 +139,5 @@ def _build(path: Path, what: Any, state: dict[str, torch.Tensor]) -> GenerativeM
         model = CLASSES[name](**what["config"])
         model.load_state_dict(state)
     except (TypeError, KeyError, ValueError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise CheckpointError(f"{path} does not fit its own description of a {name}: {reason}") from error
+        raise CheckpointError(f"{path} does not fit its own description of a {name}: {cause(error)}") from error
     return model.eval()

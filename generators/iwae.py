@@ -9,7 +9,7 @@ from zipfile import BadZipFile
 import torch
 from torch import Tensor, nn
 
-from dgm_infer.errors import CheckpointError
+from dgm_infer.errors import CheckpointError, cause
 
 from .arrays import read_arrays
 from .bernoulli_vae import BernoulliVAE, GeneratedImages
@@ -49,8 +49,9 @@ class IWAE(BernoulliVAE):
             heads = torch.cat([mean["W0"], sd["W0"]], -1), torch.cat([mean["b0"], sd["b0"]], -1)
             _fill(model.encoder.network, [*((body[f"W{i}"], body[f"b{i}"]) for i in _layers(body)), heads])
         except (LookupError, ValueError, RuntimeError, IndexError) as error:
-            reason = " ".join(str(error).split())
-            raise CheckpointError(f"the files in {folder} are not those of the published IWAE: {reason}") from error
+            raise CheckpointError(
+                f"the files in {folder} are not those of the published IWAE: {cause(error)}"
+            ) from error
         return model.eval()
 
     @staticmethod
@@ -69,7 +70,7 @@ class IWAE(BernoulliVAE):
             images, latents = arrays["images"], arrays["latents"]
             return GeneratedImages(images.float().unflatten(-1, (28, 28)), latents.float())
         except (LookupError, RuntimeError) as error:
-            raise CheckpointError(f"{path} holds no images and latents: {' '.join(str(error).split())}") from error
+            raise CheckpointError(f"{path} holds no images and latents: {cause(error)}") from error
 
     @staticmethod
     def _square(n_outputs: int) -> tuple[int, int]:
@@ -93,7 +94,7 @@ def _read(path: Path) -> dict[str, Tensor]:
             "(DGM_INFER_REFERENCE_DATA); they come from GitHub, matt-graham/continuously-tempered-hmc"
         ) from error
     except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())}") from error
+        raise CheckpointError(f"{path} is damaged: {cause(error)}") from error
 
 
 def _layers(arrays: Mapping[str, Tensor]) -> list[int]:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dgm_infer import GenerativeModel, InputDensity, Product, StandardNormal, WithNoise
 from dgm_infer.conditioning.faults import frozen_copy
-from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
+from dgm_infer.errors import ArgumentError, CheckpointError, ModelError, cause
 from dgm_infer.models import reference_tensor
 
 from .weights import load_weights
@@ -92,9 +92,8 @@ class NetworkGenerator(GenerativeModel):
             raise
         except Exception as error:
             shapes = ", ".join(f"{key} {(2, *shape)}" for key, shape in self.shapes.items())
-            reason = " ".join(str(error).split())
             raise ModelError(
-                f"{name} fails for inputs of shape {shapes}: {reason[:200]} (latent= is the shape of one latent, "
+                f"{name} fails for inputs of shape {shapes}: {cause(error)} (latent= is the shape of one latent, "
                 "inputs= of its other random inputs, arguments= what stays fixed)"
             ) from error
 
@@ -205,8 +204,9 @@ def from_hub(
         # the caller has named it, which is the trust that torch would ask for
         net = torch.hub.load(repository, entry, source=source, trust_repo=True, verbose=False, **arguments)  # type: ignore[arg-type]
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise CheckpointError(f"entry {entry!r} of the torch.hub repository {repository} fails: {reason}") from error
+        raise CheckpointError(
+            f"entry {entry!r} of the torch.hub repository {repository} fails: {cause(error)}"
+        ) from error
     if not isinstance(net, nn.Module):
         raise CheckpointError(f"entry {entry!r} of {repository} gives a {type(net).__name__}, no torch.nn.Module")
     return from_module(net.eval(), latent, **options)

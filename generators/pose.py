@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dgm_infer import GenerativeModel, StandardNormal
-from dgm_infer.errors import ArgumentError, CheckpointError
+from dgm_infer.errors import ArgumentError, CheckpointError, cause
 
 from .arrays import read_arrays
 
@@ -200,7 +200,7 @@ class HumanPose(GenerativeModel):
         except (OSError, LookupError, ValueError, TypeError, RuntimeError, EOFError, BadZipFile) as error:
             if isinstance(error, ArgumentError):
                 raise
-            raise CheckpointError(f"the pose model in {folder} is damaged: {' '.join(str(error).split())}") from error
+            raise CheckpointError(f"the pose model in {folder} is damaged: {cause(error)}") from error
 
     @property
     def bones(self) -> list[tuple[int, int]]:

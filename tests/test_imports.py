@@ -21,6 +21,7 @@ ORDER = {
         "arguments",
         "settings",
         "files",
+        "progress",
         "target",
         "structures",
         "models",
@@ -51,7 +52,6 @@ ORDER = {
     "dgm_infer.bases": ["scales", "moments", "laplace", "variational", "gaussian"],
     "dgm_infer.sampling": ["draws", "warmup", "starts", "sample"],
     "dgm_infer.evidence": [
-        "progress",
         "estimators",
         "path",
         "schedules",

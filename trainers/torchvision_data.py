@@ -10,7 +10,7 @@ from torch import Tensor
 from torchvision import datasets
 from torchvision.transforms import v2
 
-from dgm_infer.errors import ArgumentError, ConfigError
+from dgm_infer.errors import ArgumentError, ConfigError, cause
 
 from .augmentation import Augmentation
 from .data import SPLIT_SEED, Binarise, ImageData, Labelled, Split
@@ -92,7 +92,7 @@ class TorchvisionData(ImageData):
         try:
             return self.dataset(part)
         except Exception as error:
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = cause(error)
             if self.download:
                 raise ConfigError(f"{name} could not be downloaded to {folder}: {reason}") from error
             if "not found" in reason:

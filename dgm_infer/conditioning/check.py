@@ -10,7 +10,7 @@ from torch.distributions import Distribution
 from torch.func import vjp, vmap
 
 from ..arguments import whole_number
-from ..errors import DgmInferError, ModelError
+from ..errors import DgmInferError, ModelError, cause
 from ..models import DirectedModel, GenerativeModel, validate
 from ..structures.jacobian import LowRankPlusBlocks, push_forward
 from .condition import bind
@@ -23,7 +23,6 @@ from .faults import (
     check_structure,
     check_values,
     device_of,
-    first_line,
     frozen_copy,
     prior_draws,
 )
@@ -344,7 +343,7 @@ def _differentiating(name: str, mode: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ModelError(
-            f"{name} has no {mode}-mode derivative ({first_line(error)[:150]}): compute with torch's differentiable "
+            f"{name} has no {mode}-mode derivative ({cause(error)}): compute with torch's differentiable "
             "functions; an autograd.Function needs setup_context, and a jvp of its own"
         ) from error
 

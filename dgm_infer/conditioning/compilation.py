@@ -11,7 +11,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
-from ..errors import ModelError
+from ..errors import ModelError, cause
 
 __all__ = ["Compiler"]
 
@@ -66,8 +66,9 @@ class Compiler:
                 with torch.no_grad():
                     compiled(*example)
             except Exception as error:
-                text = str(error).strip().split("\n")[0]
-                raise ModelError(f"compile=True: torch.compile fails on this model ({text}): leave it out") from error
+                raise ModelError(
+                    f"compile=True: torch.compile fails on this model ({cause(error)}): leave it out"
+                ) from error
         return compiled, result
 
 

@@ -5,7 +5,7 @@ from typing import overload
 import torch
 from torch import nn
 
-from ..errors import ArgumentError, ObservationError
+from ..errors import ArgumentError, ObservationError, cause
 from ..models import DirectedModel, GenerativeModel, validate
 from .faults import (
     check_mode,
@@ -16,7 +16,6 @@ from .faults import (
     check_structure,
     check_values,
     device_of,
-    first_line,
     frozen_copy,
     prior_draws,
 )
@@ -85,7 +84,7 @@ def condition(
         device = torch.device(device) if device is not None else device_of(model)
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:
-        raise ArgumentError(f"device={device}: {first_line(error)}") from error
+        raise ArgumentError(f"device={device}: {cause(error)}") from error
     frozen = frozen_copy(model, dtype, device)
     frozen.output_shape = tuple(frozen.output_shape)
     u = prior_draws(frozen, 2, dtype, device)

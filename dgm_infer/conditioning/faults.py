@@ -10,7 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import ModelError, ObservationError
+from ..errors import ModelError, ObservationError, cause
 from ..models import DirectedModel, GenerativeModel
 from ..structures.jacobian import push_forward
 from .operators import DisjointSums, Operator, Selection
@@ -24,7 +24,6 @@ __all__ = [
     "check_structure",
     "check_values",
     "device_of",
-    "first_line",
     "frozen_copy",
     "prior_draws",
 ]
@@ -38,13 +37,9 @@ def frozen_copy(module: Module, dtype: torch.dtype, device: torch.device) -> Mod
         return copy.deepcopy(module).to(device=device, dtype=dtype).eval().requires_grad_(False)
     except RuntimeError as error:
         raise ModelError(
-            f"{type(module).__name__} cannot be copied ({first_line(error)}): keep tensors that are computed from "
+            f"{type(module).__name__} cannot be copied ({cause(error)}): keep tensors that are computed from "
             "others out of its attributes"
         ) from error
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n")[0]
 
 
 def device_of(model: GenerativeModel) -> torch.device:
@@ -74,7 +69,7 @@ def check_outputs(model: GenerativeModel, u: Tensor) -> Tensor:
         raise
     except Exception as error:
         raise ModelError(
-            f"{name}.observed fails for inputs of shape {tuple(u.shape)} and type {u.dtype}: {first_line(error)} "
+            f"{name}.observed fails for inputs of shape {tuple(u.shape)} and type {u.dtype}: {cause(error)} "
             "(tensors that the model computes with must be its parameters or buffers)"
         ) from error
     if tuple(x.shape) != (len(u), size):
@@ -194,7 +189,7 @@ def check_structure(model: DirectedModel, dtype: torch.dtype, device: torch.devi
         except Exception as error:
             raise ModelError(
                 f"{name} declares structure 'markov', but transition() fails for all steps at once: "
-                f"{first_line(error)} (states have one shape, and leading dimensions broadcast)"
+                f"{cause(error)} (states have one shape, and leading dimensions broadcast)"
             ) from error
         if miss > torch.finfo(dtype).eps ** 0.75:
             raise ModelError(

@@ -10,7 +10,7 @@ from torch.distributions import Bernoulli, Distribution, Normal
 from torch.nn import functional as F
 
 from .. import InputDensity, Target
-from ..errors import ArgumentError, ModelError, ObservationError
+from ..errors import ArgumentError, ModelError, ObservationError, cause
 from ..models import reference_tensor
 from .partial import ObservedPixels, base_distribution, mask_index
 
@@ -169,9 +169,7 @@ def _likelihood(decoder: nn.Module, prior: InputDensity, like: Tensor) -> Distri
         with torch.no_grad():
             likelihood = decoder(torch.zeros(prior.dim, dtype=like.dtype, device=like.device))
     except Exception as error:
-        raise ModelError(
-            f"{name} fails for latents of {prior.dim} dimensions, the prior's: {' '.join(str(error).split())}"
-        ) from error
+        raise ModelError(f"{name} fails for latents of {prior.dim} dimensions, the prior's: {cause(error)}") from error
     if not isinstance(likelihood, Distribution):
         raise ModelError(
             f"{name} returns a {type(likelihood).__name__}, not a torch.distributions.Distribution: wrap its outputs, "

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from ..arguments import whole_number
+from ..progress import Progress
 from ..settings import Settings
 from .estimators import finite_or_zero, log_mean, weight_ess
 from .importance import largest_share
 from .method import Outcome, Status
 from .path import AnnealedPath, Move, Point
 from .plan import Plan, check_settings, frozen_plan
-from .progress import Progress
 
 __all__ = ["AIS", "Annealed", "Annealing", "Moves", "anneal", "anneal_back", "weight_diagnostics"]
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from ..arguments import whole_number
+from ..progress import Progress
 from ..settings import Settings
 from .estimators import Estimate, finite_or_zero, log_mean, mean_of_chains, weight_ess
 from .method import Outcome, Status
 from .path import AnnealedPath
-from .progress import Progress
 
 __all__ = ["Elbo", "ImportanceSampling", "importance_log_z", "largest_share"]
 

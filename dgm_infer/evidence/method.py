@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ..progress import Progress
 from .estimators import Estimate
 from .path import AnnealedPath
-from .progress import Progress
 
 __all__ = ["Method", "Outcome", "Status", "check_method"]
 

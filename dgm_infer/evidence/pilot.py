@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ..progress import Progress
 from .estimators import finite_or_zero, log_mean
 from .path import AnnealedPath, Point
-from .progress import Progress
 from .schedules import sigmoid
 
 __all__ = ["Pilot", "StepSizes", "anneal_pilot"]

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from ..arguments import fraction, optional_positive, whole_number
+from ..progress import Progress
 from . import schedules
 from .path import AnnealedPath
 from .pilot import Pilot, StepSizes, anneal_pilot
-from .progress import Progress
 
 __all__ = ["Plan", "check_settings", "frozen_plan", "temperatures_of", "tuned_steps"]
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, CheckpointError
+from ..errors import ArgumentError, CheckpointError, cause
 from ..files import complete_file
 from .method import Status
 
@@ -190,8 +190,7 @@ class Evidence:
         except CheckpointError:
             raise
         except Exception as error:
-            reason = " ".join(str(error).split())
-            raise CheckpointError(f"{path} is damaged, or was not written by Evidence.save: {reason}") from error
+            raise CheckpointError(f"{path} is damaged, or was not written by Evidence.save: {cause(error)}") from error
 
     def __repr__(self):
         shape = tuple(self.log_z.shape)

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ..arguments import random_seed, whole_number
 from ..bases import Gaussian
-from ..errors import ArgumentError, EvidenceError
+from ..errors import ArgumentError, EvidenceError, cause
+from ..progress import Progress
 from ..target import as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
 from .estimators import Estimate, bennett, log_mean
 from .method import Method, Outcome, Status, check_method
 from .path import AnnealedPath
-from .progress import Progress
 from .result import Evidence
 from .tempering.gibbs import GibbsTempering
 
@@ -232,10 +232,9 @@ class _Run:
             with torch.no_grad():
                 energy = self.target.energy(x)
         except (RuntimeError, TypeError) as error:
-            reason = " ".join(str(error).split())
             raise ArgumentError(
                 f"{name}(): the target fails at positions of the base, {x.dtype} on {x.device}; base.to(...) changes "
-                f"that: {reason}"
+                f"that: {cause(error)}"
             ) from error
         if not isinstance(energy, Tensor) or energy.shape != x.shape[:-1]:
             shape = tuple(energy.shape) if isinstance(energy, Tensor) else type(energy).__name__
@@ -246,7 +245,7 @@ class _Run:
 
     def outcomes(self, work: Callable[[AnnealedPath, slice | None], list[Outcome]]) -> list[Outcome]:
         """What ``work`` makes of every chunk, its parts each joined over the chunks."""
-        self.bar = Progress(self.progress)
+        self.bar = Progress(self.progress, _mean_log_z)
         started = time.perf_counter()
         done = []
         try:
@@ -310,6 +309,11 @@ class _Run:
             log_weights=outcome.log_weights,
             seed=self.seed,
         )
+
+
+def _mean_log_z(news: list[Callable[[], Tensor]]) -> str:
+    """The latest running estimate, for the progress bar."""
+    return f"mean log Z {news[-1]().mean().item():.3f}"
 
 
 def _joined(parts: list[Outcome], n_batch: int) -> Outcome:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..arguments import whole_number
 from ..errors import ArgumentError
+from ..progress import Progress
 from ..settings import Settings
 from .estimators import log_mean, weight_ess
 from .importance import largest_share
@@ -17,7 +18,6 @@ from .method import Outcome, Status
 from .path import AnnealedPath, Point
 from .pilot import StepSizes
 from .plan import check_settings, temperatures_of, tuned_steps
-from .progress import Progress
 from .resampling import pick, systematic
 
 __all__ = ["SMC"]

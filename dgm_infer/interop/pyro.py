@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, ModelError
+from ..errors import ArgumentError, ModelError, cause
 from ..extras import extra
 from ..target import Target
 
@@ -137,7 +137,7 @@ class PyroTarget(Target):
                 trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
                 trace.compute_log_prob()
             except Exception as error:
-                raise ModelError(f"the Pyro program {name} fails: {_first_line(error)}") from error
+                raise ModelError(f"the Pyro program {name} fails: {cause(error)}") from error
         return trace
 
     def _enumerate(self, plain: Any) -> None:
@@ -182,7 +182,7 @@ class PyroTarget(Target):
                 torch.func.vmap(self._variables_of_one)(rows)
             reason = ""
         except Exception as error:
-            together, reason = None, _first_line(error)
+            together, reason = None, cause(error)
         with torch.no_grad():
             alone = torch.stack([self._energy_of_one(row) for row in rows])
         if together is not None and torch.allclose(together, alone, rtol=1e-4, atol=1e-4, equal_nan=True):
@@ -233,11 +233,6 @@ def _sites(trace: Any) -> tuple[dict[str, Site], int]:
 
 def _is_latent(node: Mapping[str, Any]) -> bool:
     return node["type"] == "sample" and not node["is_observed"] and not isinstance(node["fn"], _Subsample)
-
-
-def _first_line(error: Exception) -> str:
-    # Pyro goes on with a table of shapes
-    return (str(error).strip() or type(error).__name__).split("\n")[0]
 
 
 def _frames(node: Mapping[str, Any]) -> list[Any]:

@@ -5,7 +5,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from ..errors import ModelError
+from ..errors import ModelError, cause
 from .densities import InputDensity
 
 __all__ = ["GenerativeModel", "reference_tensor"]
@@ -52,8 +52,7 @@ class GenerativeModel(nn.Module):
                 output = self.observed(torch.zeros(self.input_density.dim, dtype=like.dtype, device=like.device))
         except Exception as error:
             # nn.Module would report an AttributeError as an attribute output_shape that is missing
-            reason = " ".join(str(error).split())
-            raise ModelError(f"{type(self).__name__}.observed fails for one row of zeros: {reason}") from error
+            raise ModelError(f"{type(self).__name__}.observed fails for one row of zeros: {cause(error)}") from error
         return tuple(output.shape)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import kernels
-from ..errors import ArgumentError, CheckpointError
+from ..errors import ArgumentError, CheckpointError, cause
 from ..files import complete_file
 from ..kernels import Kernel
 
@@ -188,8 +188,7 @@ class Draws:
                 ancestors=None if ancestors is None else torch.tensor(ancestors),
             )
         except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
-            reason = " ".join(str(error).split())
-            raise CheckpointError(f"{path} is damaged or no file of draws: {reason}") from error
+            raise CheckpointError(f"{path} is damaged or no file of draws: {cause(error)}") from error
 
     def __repr__(self):
         names = ", ".join(self.latents) if self._latents or self.problem else "?"

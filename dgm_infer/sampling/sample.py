@@ -1,9 +1,7 @@
 """``sample()``: starting points, warm-up and the main loop."""
 
-import sys
-import time
 import warnings
-from typing import Literal, Self
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +10,7 @@ from ..arguments import choice, fraction, random_seed, whole_number
 from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, StartError
 from ..kernels import HMC, ConstrainedHMC, Info, Kernel
+from ..progress import Progress
 from ..target import Target, as_target
 from .draws import Draws
 from .starts import starting_points
@@ -82,7 +81,7 @@ def sample(
     kept: dict[str, Tensor] = {}
     count = 0
     interrupted = False
-    with _Progress(warmup + draws * thin, progress) as bar:
+    with Progress(progress, _diagnostics, warmup + draws * thin) as bar:
         start = starting_points(
             problem,
             kernel,
@@ -113,7 +112,7 @@ def sample(
             for _ in range(warmup):
                 state, info = warm.kernel.step(problem, state, rng)
                 warm.update(info)
-                bar.update("warm-up", info)
+                bar.update("warm-up", _without_ends(info))
             kernel = warm.frozen()
             for i in range(draws * thin):
                 state, info = kernel.step(problem, state, rng)
@@ -124,7 +123,7 @@ def sample(
                     for name, value in record.items():
                         kept[name][:, count] = value
                     count += 1
-                bar.update("sampling", info)
+                bar.update("sampling", _without_ends(info))
         except KeyboardInterrupt:
             if count == 0:
                 raise
@@ -191,48 +190,17 @@ def _strip(prefix: str, values: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}
 
 
-class _Progress:
-    """A bar with running means over the phase; averages are read from the device a few times a second."""
+def _diagnostics(news: list[Info]) -> str:
+    """Means over these transitions, for the progress bar."""
+    acceptance = torch.stack([i.acceptance_rate.mean() for i in news]).mean().item()
+    failures = torch.stack([(i.status != 0).double().mean() for i in news]).mean().item()
+    text = f"accept {acceptance:.2f}, failed {100 * failures:.1f} %"
+    errors = [i.constraint_error.max() for i in news if i.constraint_error is not None]
+    if errors:
+        text += f", constraint {torch.stack(errors).max().item():.0e}"
+    return text
 
-    def __init__(self, total: int, shown: bool):
-        from tqdm import tqdm
 
-        # in a log file every update is a line of its own
-        interval = 0.2 if sys.stderr.isatty() else 10
-        self.bar = tqdm(total=total, disable=not shown, mininterval=interval, dynamic_ncols=True)
-        self.phase = ""
-        self.said = 0.0
-        self.recent: list[Info] = []
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        if self.recent:
-            self._show()
-        self.bar.close()
-
-    def say(self, text: str) -> None:
-        """Show what goes on before the iterations that the bar counts."""
-        if not self.bar.disable and time.monotonic() - self.said > self.bar.mininterval:
-            self.bar.set_description(text)
-            self.said = time.monotonic()
-
-    def update(self, phase: str, info: Info) -> None:
-        if not self.bar.disable:
-            self.phase = phase
-            # diagnostics are small, the ends of trajectories are not
-            self.recent.append(info._replace(end=None))
-        if self.bar.update():
-            self._show()
-
-    def _show(self) -> None:
-        acceptance = torch.stack([i.acceptance_rate.mean() for i in self.recent]).mean().item()
-        failures = torch.stack([(i.status != 0).double().mean() for i in self.recent]).mean().item()
-        text = f"accept {acceptance:.2f}, failed {100 * failures:.1f} %"
-        errors = [i.constraint_error.max() for i in self.recent if i.constraint_error is not None]
-        if errors:
-            text += f", constraint {torch.stack(errors).max().item():.0e}"
-        self.bar.set_description(self.phase, refresh=False)
-        self.bar.set_postfix_str(text)
-        self.recent.clear()
+def _without_ends(info: Info) -> Info:
+    """What the bar holds on to: diagnostics are small, the ends of trajectories are not."""
+    return info._replace(end=None)

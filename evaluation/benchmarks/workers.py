@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-from dgm_infer.errors import ConfigError
+from dgm_infer.errors import ConfigError, cause
 
 __all__ = [
     "Clock",
@@ -156,8 +156,7 @@ def _work(connection: Connection, function: str, task: Any) -> None:
         connection.send(("result", run(task, lambda line: connection.send(("report", line)))))
     except Exception as error:
         print(traceback.format_exc(), file=sys.stderr)
-        message = " ".join(str(error).split())
-        connection.send(("error", f"{type(error).__name__}: {message}"))
+        connection.send(("error", f"{type(error).__name__}: {cause(error)}"))
 
 
 @contextmanager

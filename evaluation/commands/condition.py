@@ -14,7 +14,7 @@ from torch import Tensor
 import dgm_infer as dgm
 import generators
 from dgm_infer import HMC, ConstrainedHMC, Draws, GenerativeModel
-from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
+from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError, cause
 from dgm_infer.files import complete_run
 from generators import BernoulliVAE, LatentPosterior
 from generators.pictures import read_picture
@@ -150,7 +150,7 @@ def moved(model: GenerativeModel, device: str | None) -> GenerativeModel:
     try:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError) as error:
-        raise ArgumentError(f"device={device}: {str(error).strip().splitlines()[0]}") from error
+        raise ArgumentError(f"device={device}: {cause(error)}") from error
 
 
 def binarised(x: Tensor, threshold: float | None) -> Tensor:

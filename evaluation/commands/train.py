@@ -17,7 +17,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins.io import CheckpointIO
 
-from dgm_infer.errors import ConfigError, DgmInferError
+from dgm_infer.errors import ConfigError, DgmInferError, cause
 from dgm_infer.extras import extra
 from dgm_infer.files import make_folder, remove_folders, unused_folder
 from generators.weights import read_checkpoint
@@ -119,7 +119,7 @@ class TrainCLI(LightningCLI):
         try:
             super().instantiate_classes()
         except MisconfigurationException as error:
-            raise ConfigError(" ".join(str(error).split())) from error
+            raise ConfigError(cause(error, 300)) from error
         except ValueError as error:
             raise ConfigError(_innermost(error)) from error
 
@@ -176,7 +176,7 @@ class TrainCLI(LightningCLI):
             if isinstance(error, DgmInferError):
                 raise
             if isinstance(error, MisconfigurationException):
-                raise ConfigError(" ".join(str(error).split())) from error
+                raise ConfigError(cause(error, 300)) from error
             # Lightning ends the process on an interrupt
             if checkpoint is None:
                 raise KeyboardInterrupt from error

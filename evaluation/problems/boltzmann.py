@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dgm_infer import Gaussian, Target
 from dgm_infer.arguments import whole_number
-from dgm_infer.errors import ArgumentError, CheckpointError, EvidenceError
+from dgm_infer.errors import ArgumentError, CheckpointError, EvidenceError, cause
 from dgm_infer.extras import extra
 from generators.arrays import read_arrays
 
@@ -220,7 +220,7 @@ def published_system(folder: Path, index: int) -> tuple[BoltzmannRelaxation, Mom
         relaxation = BoltzmannRelaxation(arrays["weights"], arrays["biases"])
         binary = BinaryMoments(*(arrays[f"binary_{name}"] for name in ("log_norm", "mean", "second_moment")))
     except (LookupError, ValueError, OSError, EOFError) as error:
-        raise CheckpointError(f"{path} holds no Boltzmann machine: {' '.join(str(error).split())}") from error
+        raise CheckpointError(f"{path} holds no Boltzmann machine: {cause(error)}") from error
     return relaxation, relaxation.exact(binary)
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 import dgm_infer as dgm
-from dgm_infer.errors import CheckpointError
+from dgm_infer.errors import CheckpointError, cause
 from dgm_infer.extras import extra
 from generators.arrays import read_arrays
 
@@ -45,7 +45,7 @@ def read_radon(folder: Path) -> Radon:
         floor, log_uranium, log_radon = (arrays[name].double() for name in ("floor", "log_uranium", "log_radon"))
         return Radon(arrays["county"].long(), floor, log_uranium, log_radon, int(arrays["n_counties"]))
     except (LookupError, ValueError, OSError, EOFError) as error:
-        raise CheckpointError(f"{path} holds no radon measurements: {' '.join(str(error).split())}") from error
+        raise CheckpointError(f"{path} holds no radon measurements: {cause(error)}") from error
 
 
 def regression(data: Radon) -> None:

@@ -7,11 +7,11 @@ from torch import Tensor
 
 from ...arguments import whole_number
 from ...errors import ArgumentError, EvidenceError
+from ...progress import Progress
 from ...settings import Settings
 from ..estimators import Estimate, log_ratios, log_weights_at_ends
 from ..method import Outcome, Status
 from ..path import AnnealedPath
-from ..progress import Progress
 from .continuous import ContinuousTempering
 from .gibbs import GibbsTempering
 from .record import Record

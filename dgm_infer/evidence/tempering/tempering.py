@@ -8,12 +8,12 @@ from torch import Tensor
 
 from ...arguments import fraction, optional_positive, whole_number
 from ...errors import ArgumentError, EvidenceError
+from ...progress import Progress
 from ...settings import Settings
 from ..importance import importance_log_z
 from ..method import Outcome, Status
 from ..path import AnnealedPath, Point
 from ..pilot import Pilot, anneal_pilot
-from ..progress import Progress
 from .record import Record, TemperedState
 
 __all__ = ["TemperedChain", "Tempering", "draw_beta"]

@@ -8,8 +8,8 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.evidence.path import AnnealedPath
 from dgm_infer.evidence.pilot import StepSizes, anneal_pilot
-from dgm_infer.evidence.progress import Progress
 from dgm_infer.evidence.schedules import equalised, linear, sigmoid
+from dgm_infer.progress import Progress
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT, compare
 

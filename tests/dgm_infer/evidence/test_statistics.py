@@ -9,7 +9,7 @@ import dgm_infer as dgm
 from dgm_infer.evidence import annealing, smc
 from dgm_infer.evidence.path import AnnealedPath
 from dgm_infer.evidence.pilot import anneal_pilot
-from dgm_infer.evidence.progress import Progress
+from dgm_infer.progress import Progress
 from tests.known_evidence import known_bimodal, known_gaussian
 from tests.mistakes import anneal_with_weights_after_the_move, systematic_without_chance
 

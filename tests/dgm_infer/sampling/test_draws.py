@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.sampling.sample import _Progress
+from dgm_infer.progress import Progress
 from generators import LinearGaussian
 from tests.dgm_infer.sampling.short_runs import CHAINS, DRAWS, KERNEL, MASKS, fibre, run
 from tests.models import MASK, Images, image
@@ -249,15 +249,21 @@ def test_the_bar_is_on_the_standard_error_stream_and_can_be_silenced(capfd):
         assert word in err
 
 
-def test_the_bar_holds_on_to_no_positions():
+def test_the_bar_holds_on_to_no_positions(monkeypatch):
+    news = []
+
+    class Recorder(Progress):
+        def update(self, phase, info=None):
+            news.append(info)
+
+    monkeypatch.setattr("dgm_infer.sampling.sample.Progress", Recorder)
     problem = fibre()
+    dgm.sample(problem, KERNEL, chains=CHAINS, warmup=1, draws=1, seed=0, progress=False)
+    assert len(news) == 2
+    assert all(value is None or value.shape == (CHAINS, 3) for info in news for value in info)
     state = KERNEL.init(problem, problem.start(CHAINS, torch.Generator().manual_seed(0)))
     _, info = KERNEL.step(problem, state, torch.Generator().manual_seed(0))
     assert info.end.position.shape == state.position.shape
-    with _Progress(10, True) as bar:
-        bar.update("sampling", info)
-        bar.update("sampling", info)
-        assert all(value is None or value.shape == (CHAINS, 3) for kept in bar.recent for value in kept)
 
 
 def test_fresh_noise_shares_no_numbers_with_the_run():

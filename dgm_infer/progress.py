@@ -1,0 +1,73 @@
+"""The progress bar of sampling and of evidence: one line on the standard error stream."""
+
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, Self
+
+__all__ = ["Progress"]
+
+
+class Progress:
+    """A bar over a run's transitions; what it says of them is computed a few times a second, when it is redrawn.
+
+    Args:
+        shown: whether to show it at all.
+        describe: the words after the bar, given the news of all transitions since it was last drawn.
+        total: transitions expected so far; :meth:`expect` announces more.
+    """
+
+    def __init__(self, shown: bool, describe: Callable[[list[Any]], str] = str, total: int = 0):
+        from tqdm import tqdm
+
+        # in a log file every update is a line of its own
+        interval = 0.2 if sys.stderr.isatty() else 10
+        self.bar = tqdm(total=total, disable=not shown, mininterval=interval, dynamic_ncols=True)
+        self.prefix = ""
+        self._describe = describe
+        self._phase = ""
+        self._news: list[Any] = []
+        self._said = 0.0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._news:
+            self.finish()
+        self.close()
+
+    def expect(self, transitions: int) -> None:
+        """Announce work to come."""
+        if not self.bar.disable:
+            self.bar.total += transitions
+
+    def say(self, text: str) -> None:
+        """Show what goes on before the transitions that the bar counts."""
+        if not self.bar.disable and time.monotonic() - self._said > self.bar.mininterval:
+            self.bar.set_description(text)
+            self._said = time.monotonic()
+
+    def update(self, phase: str, news: Any = None) -> None:
+        """One transition is done; None is not news."""
+        if self.bar.disable:
+            return
+        self._phase = phase
+        if news is not None:
+            self._news.append(news)
+        if self.bar.update():
+            self._show()
+
+    def _show(self) -> None:
+        self.bar.set_description(f"{self.prefix}{self._phase}", refresh=False)
+        if self._news:
+            self.bar.set_postfix_str(self._describe(self._news))
+            self._news.clear()
+
+    def finish(self) -> None:
+        """Show the last news of a part of the run."""
+        if not self.bar.disable:
+            self._show()
+
+    def close(self) -> None:
+        self.bar.close()
