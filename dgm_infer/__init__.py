@@ -35,7 +35,16 @@ from .evidence import (
     refine_base,
 )
 from .kernels import HMC, NUTS, ConstrainedHMC
-from .models import DirectedModel, GenerativeModel, InputDensity, Logistic, Product, StandardNormal, WithNoise
+from .models import (
+    DirectedModel,
+    GenerativeModel,
+    InputDensity,
+    LatentVariableModel,
+    Logistic,
+    Product,
+    StandardNormal,
+    WithNoise,
+)
 from .sampling.draws import Draws
 from .sampling.sample import sample
 from .target import Target
@@ -68,6 +77,7 @@ __all__ = [
     "HamiltonianAIS",
     "ImportanceSampling",
     "InputDensity",
+    "LatentVariableModel",
     "Logistic",
     "ModelError",
     "ObservationError",
