@@ -88,6 +88,16 @@ class LatentVariableModel:
             raise ModelError(f"{name}.prior is not set: give it the density of its latents, such as StandardNormal(D)")
         return cls(module, prior, decoder, encoder if callable(encoder) else None)  # type: ignore[arg-type]
 
+    @classmethod
+    def find(cls, module: object) -> Self | None:
+        """The parts of a module whose decoder gives distributions; None where there are none."""
+        try:
+            found = cls.of(module)
+            _ = found.outputs
+        except ModelError:
+            return None
+        return found
+
     @cached_property
     def outputs(self) -> Distribution:
         """The distribution ``p(x | z = 0)`` over one output, of the decoder in evaluation mode.
@@ -133,6 +143,18 @@ class LatentVariableModel:
         except (ModelError, NotImplementedError):
             return False
         return True
+
+    def encode(self, x: Tensor) -> Distribution:
+        """``q(z | x)``: flat outputs ``[..., Dx]`` to a distribution over ``[..., Dz]``.
+
+        Raises:
+            ModelError: there is no encoder.
+        """
+        if self.encoder is None:
+            raise ModelError(
+                f"a {type(self.module).__name__} has no encoder: give it encoder(x), a distribution over z"
+            )
+        return self.encoder(x)
 
     def generate(self, n: int, seed: int) -> GeneratedImages:
         """``n`` outputs from the model itself, in its dtype and on its device."""
