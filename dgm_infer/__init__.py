@@ -12,7 +12,16 @@ from .conditioning.observations import blur, downsample, linear, pixels
 from .errors import *
 from .evidence import *
 from .kernels import *
-from .models import DirectedModel, GenerativeModel, InputDensity, Logistic, Product, StandardNormal, WithNoise
+from .models import (
+    DirectedModel,
+    GenerativeModel,
+    InputDensity,
+    LatentVariableModel,
+    Logistic,
+    Product,
+    StandardNormal,
+    WithNoise,
+)
 from .sampling.draws import Draws
 from .sampling.sample import sample
 from .target import Target
@@ -29,6 +38,7 @@ __all__ = [
     "Gaussian",
     "GenerativeModel",
     "InputDensity",
+    "LatentVariableModel",
     "Logistic",
     "Product",
     "StandardNormal",

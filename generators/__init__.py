@@ -12,6 +12,7 @@ from .lotka_volterra import LotkaVolterra
 from .modules import NetworkGenerator, from_hub, from_module
 from .pose import HumanPose
 from .quantile import GAndK, GeneralisedLambda
+from .registry import register
 from .toy import Hyperbola
 from .vae import GaussianDecoder, GaussianEncoder, GaussianVAE
 
@@ -36,5 +37,6 @@ __all__ = [
     "from_hub",
     "from_module",
     "load",
+    "register",
     "save",
 ]

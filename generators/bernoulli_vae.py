@@ -1,7 +1,7 @@
 """Auto-encoders of binary images (Kingma and Welling 2014)."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -9,8 +9,10 @@ from torch.distributions import Bernoulli, Independent
 
 from dgm_infer import GenerativeModel, StandardNormal
 from dgm_infer.errors import ArgumentError, ModelError
+from dgm_infer.models.decoder import GeneratedImages, LatentVariableModel
 
 from .networks import mirrored, single, to_image, with_channels
+from .registry import register
 from .vae import GaussianEncoder
 
 __all__ = ["BernoulliDecoder", "BernoulliVAE", "GeneratedImages"]
@@ -40,20 +42,12 @@ class BernoulliDecoder(nn.Module):
         return Independent(Bernoulli(logits=single(self.network(z)), validate_args=False), 1, validate_args=False)
 
 
-class GeneratedImages(NamedTuple):
-    """Images of a model and the latents that generated them, which are exact draws of their posteriors."""
-
-    images: Tensor
-    """``[n, *output_shape]``, 0 or 1."""
-    latents: Tensor
-    """``[n, Dz]``."""
-
-
+@register
 class BernoulliVAE(GenerativeModel):
     """Auto-encoder of binary images: ``z ~ N(0, I)``, ``x_i | z ~ Bernoulli(sigmoid(logit_i(z)))``.
 
-    Its pixels are discrete, so that no fibre of continuous inputs leads to an image and :func:`dgm_infer.condition`
-    refuses it. The posterior of its latents is a target of its own: :class:`generators.LatentPosterior`.
+    Its pixels are discrete, so that no fibre of continuous inputs leads to an image: :func:`dgm_infer.condition` gives
+    the posterior of its latents, a :class:`generators.LatentPosterior`. Latent: ``z``.
 
     Args:
         latent_dim: Dz.
@@ -67,6 +61,7 @@ class BernoulliVAE(GenerativeModel):
     """
 
     output_range = (0.0, 1.0)
+    discrete: Literal[True] = True
 
     def __init__(
         self,
@@ -83,7 +78,7 @@ class BernoulliVAE(GenerativeModel):
             raise ArgumentError(
                 f"{type(self).__name__}(latent_dim={latent_dim}, output_shape={self.output_shape}): 1 or more"
             )
-        self.input_density = StandardNormal(latent_dim)
+        self.prior = self.input_density = StandardNormal(latent_dim)
         self.encoder = GaussianEncoder(self.output_shape, latent_dim, list(reversed(hidden)), mirrored(channels))
         self.decoder = BernoulliDecoder(latent_dim, self.output_shape, hidden, channels)
 
@@ -92,15 +87,10 @@ class BernoulliVAE(GenerativeModel):
 
     def observed(self, u):
         raise ModelError(
-            f"the pixels of an {type(self).__name__} are discrete: no input can be solved for an image; use "
-            "generators.LatentPosterior(model.decoder, images, prior) for the posterior of its latents"
+            f"the pixels of this {type(self).__name__} are discrete: no input can be solved for an image; condition() "
+            "gives the posterior of its latents, a LatentPosterior"
         )
 
     def generate(self, n: int, seed: int) -> GeneratedImages:
         """``n`` images from the model itself, in its dtype and on its device."""
-        like = next(self.parameters())
-        rng = torch.Generator(like.device).manual_seed(seed)
-        z = self.input_density.sample((n,), generator=rng, dtype=like.dtype, device=like.device)
-        with torch.no_grad():
-            images = torch.bernoulli(self.decoder(z).mean, generator=rng)
-        return GeneratedImages(images.unflatten(-1, self.output_shape), z)
+        return LatentVariableModel.of(self).generate(n, seed)

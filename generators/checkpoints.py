@@ -1,29 +1,27 @@
 """Weights on disk: safetensors beside a JSON description; shipped ones by name, Lightning checkpoints by path.
 
-A generator is rebuilt from ``{"class": one of CLASSES, "config": its constructor's arguments}``; nothing in a file
-is ever executed.
+A generator is rebuilt from ``{"class": a name in the registry, "config": the arguments of its constructor}``; nothing
+in a file is ever executed.
 """
 
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import nn
 
 from dgm_infer import GenerativeModel
 from dgm_infer.errors import CheckpointError, cause
 
-from .bernoulli_vae import BernoulliVAE
-from .gan import GAN
 from .iwae import IWAE
 from .pose import HumanPose
-from .vae import GaussianVAE
+from .registry import CLASSES
 from .weights import read_checkpoint, read_safetensors
 
 __all__ = ["describe", "load", "save"]
 
-CLASSES: dict[str, type[GenerativeModel]] = {model.__name__: model for model in (GaussianVAE, BernoulliVAE, IWAE, GAN)}
 PRETRAINED = Path(__file__).parent / "pretrained"
 # What reads a folder of published parameters, by the file that says which it is.
 PUBLISHED = {"decoder.npz": IWAE.from_npz, "joint_angle_decoder.npz": HumanPose.from_folder}
@@ -34,19 +32,29 @@ CHECKPOINT_KEY = "dgm_infer_generator"
 CHECKPOINT_PREFIX = "generator."
 
 
-def describe(model: GenerativeModel) -> dict[str, Any]:
-    """What a generator is rebuilt from: ``{"format", "class", "config"}``."""
+def describe(model: nn.Module) -> dict[str, Any]:
+    """What a generator is rebuilt from: ``{"format", "class", "config"}``.
+
+    Raises:
+        CheckpointError: its class is not registered, or it has no ``config``.
+    """
     name = type(model).__name__
     if CLASSES.get(name) is not type(model):
-        raise CheckpointError(f"a {name} cannot be stored: only {', '.join(CLASSES)} can be rebuilt from a file")
-    return {"format": FORMAT, "class": name, "config": model.config}
+        raise CheckpointError(
+            f"a {name} cannot be stored: only {', '.join(CLASSES)} can be rebuilt from a file, and classes of your own "
+            "that generators.register decorates"
+        )
+    config = getattr(model, "config", None)
+    if not isinstance(config, dict):
+        raise CheckpointError(f"a {name} cannot be stored: it has no config, the arguments of its constructor by name")
+    return {"format": FORMAT, "class": name, "config": config}
 
 
-def save(model: GenerativeModel, path: str | os.PathLike, notes: dict[str, Any] | None = None) -> Path:
+def save(model: nn.Module, path: str | os.PathLike, notes: dict[str, Any] | None = None) -> Path:
     """Write ``path.safetensors`` and ``path.json``; returns the former.
 
     Args:
-        model: one of the classes that can be rebuilt.
+        model: of a class that can be rebuilt.
         path: with or without the ending.
         notes: JSON values kept in the description, such as how it was trained.
     """
@@ -134,10 +142,13 @@ def _load_lightning(path: Path, trust: bool) -> GenerativeModel:
 def _build(path: Path, what: Any, state: dict[str, torch.Tensor]) -> GenerativeModel:
     name = what.get("class") if isinstance(what, dict) else type(what).__name__
     if not isinstance(what, dict) or what.get("format") != FORMAT or not isinstance(name, str) or name not in CLASSES:
-        raise CheckpointError(f"{path} describes {name!r}, not one of {', '.join(CLASSES)} (format {FORMAT!r})")
+        raise CheckpointError(
+            f"{path} describes {name!r}, not one of {', '.join(CLASSES)} (format {FORMAT!r}); import the module that "
+            "registers a class of your own first"
+        )
     try:
         model = CLASSES[name](**what["config"])
         model.load_state_dict(state)
     except (TypeError, KeyError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path} does not fit its own description of a {name}: {cause(error)}") from error
-    return model.eval()
+    return cast(GenerativeModel, model.eval())

@@ -13,10 +13,12 @@ from dgm_infer import GenerativeModel, StandardNormal
 from dgm_infer.errors import ArgumentError
 
 from .networks import Normalisation, single, to_image, to_vector
+from .registry import register
 
 __all__ = ["GAN", "Critic"]
 
 
+@register
 class GAN(GenerativeModel):
     """An implicit generator ``x = g(z)`` of images, ``z ~ N(0, I)``, without noise of its own: its Jacobian is dense.
 

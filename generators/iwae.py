@@ -13,6 +13,7 @@ from dgm_infer.errors import CheckpointError, cause
 
 from .arrays import read_arrays
 from .bernoulli_vae import BernoulliVAE, GeneratedImages
+from .registry import register
 
 __all__ = ["IWAE"]
 
@@ -22,6 +23,7 @@ FOLDER = "iwae_mnist"
 FILES = ("decoder.npz", "encoder_h.npz", "encoder_mean.npz", "encoder_std.npz")
 
 
+@register
 class IWAE(BernoulliVAE):
     """The auto-encoder of binary images, trained by the importance-weighted bound; its published parameters and data.
 

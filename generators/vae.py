@@ -8,8 +8,10 @@ from torch.distributions import Independent, Normal
 
 from dgm_infer import DirectedModel, StandardNormal
 from dgm_infer.errors import ArgumentError
+from dgm_infer.models.decoder import GeneratedImages, LatentVariableModel
 
 from .networks import mirrored, single, to_image, to_vector, with_channels
+from .registry import register
 
 __all__ = ["GaussianDecoder", "GaussianEncoder", "GaussianVAE"]
 
@@ -87,6 +89,7 @@ class GaussianDecoder(nn.Module):
         return Independent(Normal(mean, self.sd.expand_as(mean), validate_args=False), 1, validate_args=False)
 
 
+@register
 class GaussianVAE(DirectedModel):
     """Variational auto-encoder with Gaussian output noise, ``x = mean(z) + sd n``; every pixel has its own noise.
 
@@ -105,6 +108,7 @@ class GaussianVAE(DirectedModel):
     """
 
     structure = "independent"
+    discrete = False
 
     def __init__(
         self,
@@ -121,7 +125,7 @@ class GaussianVAE(DirectedModel):
         n_outputs = torch.Size(self.output_shape).numel()
         if latent_dim < 1 or n_outputs < 1:
             raise ArgumentError(f"GaussianVAE(latent_dim={latent_dim}, output_shape={self.output_shape}): 1 or more")
-        self.global_density = StandardNormal(latent_dim)
+        self.prior = self.global_density = StandardNormal(latent_dim)
         self.local_density = StandardNormal(n_outputs)
         self.encoder = GaussianEncoder(self.output_shape, latent_dim, list(reversed(hidden)), mirrored(channels))
         self.decoder = GaussianDecoder(latent_dim, self.output_shape, hidden, sd, channels)
@@ -131,3 +135,7 @@ class GaussianVAE(DirectedModel):
 
     def simulate(self, z, u2):
         return self.decoder.mean(z["z"]) + self.decoder.sd * u2
+
+    def generate(self, n: int, seed: int) -> GeneratedImages:
+        """``n`` images from the model itself, in its dtype and on its device."""
+        return LatentVariableModel.of(self).generate(n, seed)

@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 __all__ = [
     "Objective",
@@ -69,13 +70,14 @@ def average_towards(average: nn.Module, source: nn.Module, decay: float, updates
         decay: of a long run, in [0, 1).
         updates: done before this one.
     """
-    share = 1 - min(decay, (1 + updates) / (10 + updates))
-    state = source.state_dict()
+    state, moving, new = source.state_dict(), [], []
     for name, value in average.state_dict().items():
         if value.is_floating_point():
-            value.lerp_(state[name].to(value), share)
+            moving.append(value)
+            new.append(state[name].to(value))
         else:
             value.copy_(state[name])
+    get_ema_multi_avg_fn(min(decay, (1 + updates) / (10 + updates)))(moving, new, updates)
 
 
 def energy_distance(x: Tensor, y: Tensor) -> Tensor:

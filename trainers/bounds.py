@@ -1,22 +1,23 @@
-"""Lower bounds of log p(x) of an auto-encoder, as functions of its parameters.
+"""Lower bounds of log p(x) as functions of the parameters of an encoder and a decoder.
 
-An auto-encoder is a generator with an ``encoder`` and a ``decoder`` that return distributions, and a standard normal
-prior of its latents. Images are ``[n, *output_shape]``.
+The model is any module with the parts of a :class:`dgm_infer.LatentVariableModel`: prior, decoder and encoder. Images
+are ``[n, *output_shape]``.
 """
 
 import math
 from typing import Literal, NamedTuple
 
 import torch
-from torch import Tensor
-from torch.distributions import Bernoulli, Independent, Normal, kl_divergence
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Distribution, Independent, Normal, kl_divergence
 from torch.nn.functional import softplus
 
-from generators import BernoulliVAE, GaussianVAE
+from dgm_infer import InputDensity, LatentVariableModel
+from dgm_infer.errors import ModelError
+from dgm_infer.models import base_distribution
 
-__all__ = ["AutoEncoder", "ElboTerms", "Gradient", "elbo_terms", "importance_weighted", "log_weights"]
+__all__ = ["ElboTerms", "Gradient", "elbo_terms", "importance_weighted", "log_weights"]
 
-AutoEncoder = GaussianVAE | BernoulliVAE
 Gradient = Literal["plain", "doubly_reparameterised"]
 
 
@@ -26,18 +27,23 @@ class ElboTerms(NamedTuple):
     log_likelihood: Tensor
     """``E_q(z|x)[log p(x | z)]``, estimated: ``[n]``."""
     divergence: Tensor
-    """``KL(q(z | x) || N(0, I))``, in closed form: ``[n]``."""
+    """``KL(q(z | x) || p(z))``, ``[n]``: in closed form for a normal encoder and prior, else estimated."""
 
 
-def elbo_terms(model: AutoEncoder, images: Tensor, samples: int = 1) -> ElboTerms:
-    """The two parts of the evidence lower bound, the first from ``samples`` draws of z an image."""
-    x = images.flatten(-len(model.output_shape))
-    posterior = model.encoder(x)
+def elbo_terms(model: nn.Module, images: Tensor, samples: int = 1) -> ElboTerms:
+    """The two parts of the evidence lower bound, the first from ``samples`` draws of z per image.
+
+    Raises:
+        ModelError: the model has no encoder, decoder or prior.
+    """
+    parts = LatentVariableModel.of(model)
+    x = images.flatten(-len(parts.output_shape))
+    posterior = parts.encode(x)
     z = posterior.rsample(torch.Size([samples]))
-    return ElboTerms(_log_likelihood(model.decoder(z), x).mean(0), kl_divergence(posterior, _standard_normal(z[0])))
+    return ElboTerms(_log_likelihood(parts.decoder(z), x).mean(0), _divergence(posterior, z, parts.prior))
 
 
-def log_weights(model: AutoEncoder, images: Tensor, k: int, gradient: Gradient = "plain") -> Tensor:
+def log_weights(model: nn.Module, images: Tensor, k: int, gradient: Gradient = "plain") -> Tensor:
     """``log w_i = log p(x | z_i) + log p(z_i) - log q(z_i | x)`` of k draws ``z_i ~ q(z | x)``: ``[k, n]``.
 
     Their mean over the draws is the evidence lower bound, the logarithm of the weights' mean the importance-weighted
@@ -52,19 +58,29 @@ def log_weights(model: AutoEncoder, images: Tensor, k: int, gradient: Gradient =
     importance-weighted bound; the decoder's is unchanged.
 
     Args:
-        model: an auto-encoder.
+        model: a module with prior, decoder and encoder.
         images: ``[n, *output_shape]``.
-        k: draws an image.
+        k: draws per image.
         gradient: of the importance-weighted bound in the encoder's parameters.
+
+    Raises:
+        ModelError: the model has no encoder, decoder or prior, or the gradient needs an encoder of independent normal
+            latents.
     """
-    x = images.flatten(-len(model.output_shape))
-    posterior = model.encoder(x)
+    parts = LatentVariableModel.of(model)
+    x = images.flatten(-len(parts.output_shape))
+    posterior = parts.encode(x)
     z = posterior.rsample(torch.Size([k]))
     twice = gradient == "doubly_reparameterised" and z.requires_grad
     if twice:
-        q = posterior.base_dist
+        q = base_distribution(posterior)
+        if not isinstance(q, Normal):
+            raise ModelError(
+                f"the encoder of this {type(model).__name__} returns a {type(q).__name__}: a doubly reparameterised "
+                "gradient needs independent normal latents; choose the plain gradient"
+            )
         posterior = Independent(Normal(q.loc.detach(), q.scale.detach(), validate_args=False), 1, validate_args=False)
-    weights = _log_likelihood(model.decoder(z), x) + _standard_normal(z).log_prob(z) - posterior.log_prob(z)
+    weights = _log_likelihood(parts.decoder(z), x) + parts.prior.log_prob(z) - posterior.log_prob(z)
     if twice:
         # the bound multiplies what comes back by v_i; the second factor for what goes on to the encoder is here
         share = weights.detach().softmax(0).unsqueeze(-1)
@@ -77,14 +93,19 @@ def importance_weighted(weights: Tensor) -> Tensor:
     return weights.logsumexp(0) - math.log(weights.shape[0])
 
 
-def _log_likelihood(likelihood: Independent, x: Tensor) -> Tensor:
-    """``log p(x | z)``, ``[k, n]``; of binary pixels ``sum_i x_i a_i - log(1 + exp(a_i))`` of logits a."""
-    pixels = likelihood.base_dist
-    if isinstance(pixels, Bernoulli) and likelihood.reinterpreted_batch_ndims == 1:
+def _log_likelihood(likelihood: Distribution, x: Tensor) -> Tensor:
+    """``log p(x | z)``, ``[k, n]``; for binary pixels ``sum_i x_i a_i - log(1 + exp(a_i))`` with logits a."""
+    pixels = base_distribution(likelihood)
+    if isinstance(pixels, Bernoulli) and len(likelihood.event_shape) == 1:
         # with fewer passes over all draws and pixels than the distribution's own
         return (pixels.logits * x).sum(-1) - softplus(pixels.logits).sum(-1)
-    return likelihood.log_prob(x)
+    return likelihood.log_prob(x.reshape(*x.shape[:-1], *likelihood.event_shape))
 
 
-def _standard_normal(like: Tensor) -> Independent:
-    return Independent(Normal(torch.zeros_like(like), torch.ones_like(like), validate_args=False), 1)
+def _divergence(posterior: Distribution, z: Tensor, prior: InputDensity) -> Tensor:
+    """``KL(q || p)`` of each image, ``[n]``, for draws ``z [k, n, Dz]`` of q."""
+    if prior.is_standard_normal and isinstance(base_distribution(posterior), Normal):
+        like = z[0]
+        normal = Normal(torch.zeros_like(like), torch.ones_like(like), validate_args=False)
+        return kl_divergence(posterior, Independent(normal, 1))
+    return (posterior.log_prob(z) - prior.log_prob(z)).mean(0)

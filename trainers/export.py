@@ -6,9 +6,9 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
+from torch import nn
 
 import generators
-from dgm_infer import GenerativeModel
 from dgm_infer.errors import CheckpointError, ConfigError
 from generators.checkpoints import describe
 
@@ -59,9 +59,9 @@ class SaveGenerator(Callback):
         self.written = generators.save(generator, path, self.notes | training)
 
 
-def _generator(module: LightningModule) -> GenerativeModel | None:
+def _generator(module: LightningModule) -> nn.Module | None:
     generator = getattr(module, "generator", None)
-    if not isinstance(generator, GenerativeModel):
+    if not isinstance(generator, nn.Module):
         return None
     describe(generator)
     return generator

@@ -1,30 +1,30 @@
 """Training by the importance-weighted bound (Burda, Grosse and Salakhutdinov 2016)."""
 
-from typing import Any, get_args
+from typing import get_args
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from dgm_infer.errors import ArgumentError
 
-from .bounds import AutoEncoder, Gradient, importance_weighted, log_weights
-from .module import GeneratorTraining
-from .schedule import adam, check_schedule
+from .bounds import Gradient, importance_weighted, log_weights
+from .module import EncoderTraining
 
 __all__ = ["IWAETraining"]
 
 
-class IWAETraining(GeneratorTraining):
+class IWAETraining(EncoderTraining):
     """Maximises ``E log 1/k sum_i p(x, z_i) / q(z_i | x)`` over k draws ``z_i ~ q(z | x)``.
 
     The bound rises with k towards log p(x); with one draw it is the evidence lower bound. The encoder's gradient is
     doubly reparameterised (Tucker et al. 2019), or the plain one, whose signal-to-noise ratio falls as k grows.
 
     Adam on a one-cycle schedule. Batches are images ``[n, *output_shape]``, or tuples that begin with them; 0 or 1
-    for a generator of binary pixels. Logs ``train/iwae``, ``val/iwae`` and ``val/elbo``, nats an image. Checkpoints can
+    for a generator of binary pixels. Logs ``train/iwae``, ``val/iwae`` and ``val/elbo``, nats per image. Checkpoints can
     be given to ``generators.load``.
 
     Args:
-        generator: the model to train: an IWAE, a BernoulliVAE or a GaussianVAE.
+        generator: the model to train: an IWAE, a BernoulliVAE, a GaussianVAE, or any module with prior, decoder and
+            encoder whose class ``generators.register`` decorates.
         samples: k in training.
         gradient: of the encoder.
         learning_rate: largest of the schedule.
@@ -34,20 +34,19 @@ class IWAETraining(GeneratorTraining):
     Raises:
         ArgumentError: a value outside its range.
         CheckpointError: the generator's class cannot be rebuilt from a checkpoint.
+        ModelError: the generator has no prior, decoder or encoder.
     """
 
     def __init__(
         self,
-        generator: AutoEncoder,
+        generator: nn.Module,
         samples: int = 50,
         gradient: Gradient = "doubly_reparameterised",
         learning_rate: float = 1e-3,
         warm_up: float = 0.3,
         validation_samples: int | None = None,
     ):
-        super().__init__(generator)
-        self.generator: AutoEncoder
-        check_schedule(self, learning_rate, warm_up)
+        super().__init__(generator, learning_rate, warm_up)
         for name, value in (("samples", samples), ("validation_samples", validation_samples)):
             if value is not None and value < 1:
                 raise ArgumentError(f"IWAETraining({name}={value}): must be 1 or more")
@@ -55,8 +54,6 @@ class IWAETraining(GeneratorTraining):
             raise ArgumentError(f"IWAETraining(gradient={gradient!r}): must be one of {', '.join(get_args(Gradient))}")
         self.samples = samples
         self.gradient: Gradient = gradient
-        self.learning_rate = learning_rate
-        self.warm_up = warm_up
         self.validation_samples = samples if validation_samples is None else validation_samples
 
     def training_step(self, batch, batch_idx: int) -> Tensor:
@@ -70,6 +67,3 @@ class IWAETraining(GeneratorTraining):
         weights = log_weights(self.generator, images, self.validation_samples)
         self.log("val/iwae", importance_weighted(weights).mean(), True, batch_size=len(images), sync_dist=True)
         self.log("val/elbo", weights.mean(), batch_size=len(images), sync_dist=True)
-
-    def configure_optimizers(self) -> Any:
-        return adam(self.generator.parameters(), self.trainer, self.learning_rate, self.warm_up)

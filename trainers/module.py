@@ -4,15 +4,18 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributions import Bernoulli
 
-from dgm_infer import GenerativeModel
-from dgm_infer.errors import ArgumentError, CheckpointError
-from generators import BernoulliVAE
+from dgm_infer import LatentVariableModel
+from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
+from dgm_infer.models import base_distribution
 from generators.checkpoints import CHECKPOINT_KEY, describe
 from generators.networks import single
 
-__all__ = ["GeneratorTraining"]
+from .schedule import adam, check_schedule
+
+__all__ = ["EncoderTraining", "GeneratorTraining"]
 
 
 class GeneratorTraining(LightningModule):
@@ -25,7 +28,7 @@ class GeneratorTraining(LightningModule):
         CheckpointError: the generator's class cannot be rebuilt from a checkpoint.
     """
 
-    def __init__(self, generator: GenerativeModel):
+    def __init__(self, generator: nn.Module):
         super().__init__()
         # before hours of training, not at the first checkpoint
         describe(generator)
@@ -34,6 +37,11 @@ class GeneratorTraining(LightningModule):
         # sums over the images of an epoch, and their number
         self._sums: dict[str, tuple[Tensor, int]] = {}
 
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of one image."""
+        return tuple(self.generator.output_shape)  # type: ignore[arg-type]
+
     def images(self, batch: Any) -> Tensor:
         """The images of a batch, ``[n, *output_shape]``.
 
@@ -41,13 +49,13 @@ class GeneratorTraining(LightningModule):
             ArgumentError: they have another shape.
         """
         images = batch[0] if isinstance(batch, tuple | list) else batch
-        shape = tuple(self.generator.output_shape)
+        shape = self.output_shape
         if tuple(images.shape[1:]) != shape:
             raise ArgumentError(f"images of shape {tuple(images.shape[1:])} for a generator of output_shape {shape}")
         return images
 
     def log_mean(self, name: str, value: Tensor, n: int) -> None:
-        """Log the mean over all images of the epoch, of which these n have ``value`` on average.
+        """Log the mean over all images of the epoch; these n have the mean ``value``.
 
         Once an epoch: Lightning's own sums cost every step half a millisecond.
         """
@@ -67,7 +75,7 @@ class GeneratorTraining(LightningModule):
         self._sums.clear()
 
     def on_train_start(self) -> None:
-        # of a run that was broken off
+        # left by a run that was broken off
         self._sums.clear()
         if self.trainer.world_size > 1:
             torch.manual_seed(torch.initial_seed() + self.global_rank)
@@ -77,13 +85,10 @@ class GeneratorTraining(LightningModule):
             return
         # once: every look at the pixels makes a GPU wait
         self._shown = True
-        images = self.images(batch)
-        if isinstance(self.generator, BernoulliVAE) and not ((images == 0) | (images == 1)).all():
-            grey = images[(images != 0) & (images != 1)][0].item()
-            raise ArgumentError(
-                f"{type(self.generator).__name__} describes pixels of 0 or 1, not {grey:.3g}: set the data's binarise "
-                "to dynamic or static"
-            )
+        self.check_images(self.images(batch))
+
+    def check_images(self, images: Tensor) -> None:
+        """Raise :class:`ArgumentError` for images that the generator cannot describe."""
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[CHECKPOINT_KEY] = describe(self.generator)
@@ -92,6 +97,58 @@ class GeneratorTraining(LightningModule):
         mine, found = describe(self.generator), checkpoint.get(CHECKPOINT_KEY)
         if found != mine:
             raise CheckpointError(f"the checkpoint holds {_words(found)}, this run trains {_words(mine)}")
+
+
+class EncoderTraining(GeneratorTraining):
+    """Training of any module with the parts of a :class:`dgm_infer.LatentVariableModel`, by Adam on a one-cycle schedule.
+
+    Args:
+        generator: prior, decoder and encoder.
+        learning_rate: largest of the schedule.
+        warm_up: fraction of all steps in which the learning rate rises, in (0, 1).
+
+    Raises:
+        ArgumentError: a value outside its range.
+        CheckpointError: the generator's class cannot be rebuilt from a checkpoint.
+        ModelError: the generator lacks one of the parts.
+    """
+
+    def __init__(self, generator: nn.Module, learning_rate: float, warm_up: float):
+        super().__init__(generator)
+        check_schedule(self, learning_rate, warm_up)
+        self.learning_rate = learning_rate
+        self.warm_up = warm_up
+        if self.parts.encoder is None:
+            raise ModelError(
+                f"{type(self).__name__}: a {type(generator).__name__} has no encoder: give it encoder(x), a "
+                "distribution over z"
+            )
+
+    @property
+    def parts(self) -> LatentVariableModel:
+        """The prior, decoder and encoder that are trained."""
+        return LatentVariableModel.of(self.generator)
+
+    @property
+    def output_shape(self):
+        return self.parts.output_shape
+
+    def check_images(self, images):
+        parts = self.parts
+        if not parts.discrete:
+            return
+        pixels = base_distribution(parts.outputs)
+        possible = pixels.support.check(images.reshape(len(images), *parts.outputs.event_shape))  # type: ignore[union-attr]
+        if not possible.all():
+            kind = "pixels of 0 or 1" if isinstance(pixels, Bernoulli) else "discrete pixels"
+            grey = images.reshape(possible.shape)[~possible][0].item()
+            raise ArgumentError(
+                f"{type(self.generator).__name__} describes {kind}, not {grey:.3g}: set the data's binarise to dynamic "
+                "or static"
+            )
+
+    def configure_optimizers(self) -> Any:
+        return adam(self.generator.parameters(), self.trainer, self.learning_rate, self.warm_up)
 
 
 def _words(description: Any) -> str:

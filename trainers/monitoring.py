@@ -6,15 +6,15 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import interpolate
 from torchvision.utils import make_grid, save_image
 
 import dgm_infer as dgm
-from dgm_infer import GenerativeModel
+from dgm_infer import GenerativeModel, LatentVariableModel
 from dgm_infer.errors import ArgumentError, ConfigError
 from dgm_infer.evidence import Method
-from generators import BernoulliVAE, GaussianVAE, LatentPosterior
+from generators import LatentPosterior
 
 from .bounds import importance_weighted, log_weights
 
@@ -88,7 +88,8 @@ class ImageGrids(_Look):
     def look(self, trainer, pl_module):
         model = _generator(self, pl_module)
         grids = {"samples": samples(model, self.n, pl_module.device)}
-        if isinstance(model, GaussianVAE | BernoulliVAE) and self._originals is not None:
+        parts = LatentVariableModel.find(model)
+        if parts is not None and parts.encoder is not None and self._originals is not None:
             grids["reconstructions"] = reconstructions(model, self._originals)
         folder = Path(trainer.log_dir or trainer.default_root_dir) / "images"
         for name, images in grids.items():
@@ -138,7 +139,8 @@ class HeldOutEvidence(_Look):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         model = _generator(self, pl_module)
-        if not isinstance(model, GaussianVAE | BernoulliVAE):
+        parts = LatentVariableModel.find(model)
+        if parts is None or parts.encoder is None:
             raise ConfigError(
                 f"HeldOutEvidence: a {type(model).__name__} has no encoder and decoder, and so no log p(x): leave this "
                 "callback out"
@@ -148,12 +150,11 @@ class HeldOutEvidence(_Look):
 
     def look(self, trainer, pl_module):
         model = _generator(self, pl_module)
-        assert isinstance(model, GaussianVAE | BernoulliVAE)
+        parts = LatentVariableModel.of(model)
         images = trainer.datamodule.held_out(self.n_images).to(pl_module.device)  # type: ignore[attr-defined]
-        prior = model.global_density if isinstance(model, GaussianVAE) else model.input_density
         # flat: a channel of its own would look like a batch of one
-        target = LatentPosterior(model.decoder, images.flatten(1), prior)
-        base = dgm.Gaussian.from_encoder(model.encoder, target.images)
+        target = LatentPosterior(parts.decoder, images.flatten(1), parts.prior)
+        base = dgm.Gaussian.from_encoder(parts.encode, target.images.flatten(1))
         found = dgm.log_evidence(
             target, base, self.method, chains=self.chains, seed=_SEED, keep_draws=False, progress=False
         )
@@ -169,19 +170,19 @@ class HeldOutEvidence(_Look):
             pl_module.log(f"held_out/{name}", value.float(), rank_zero_only=True)
 
 
-def samples(model: GenerativeModel, n: int, device: torch.device) -> Tensor:
+def samples(model: nn.Module, n: int, device: torch.device) -> Tensor:
     """``n`` images at prior draws, without output noise: ``[n, *output_shape]``."""
-    if isinstance(model, GaussianVAE | BernoulliVAE):
-        prior = model.global_density if isinstance(model, GaussianVAE) else model.input_density
-        images = model.decoder(prior.sample((n,)).to(device)).mean
-    else:
-        images = model(model.input_density.sample((n,)).to(device))
-    return images.unflatten(-1, tuple(model.output_shape))
+    parts = LatentVariableModel.find(model)
+    if parts is not None:
+        return parts.decoder(parts.prior.sample((n,)).to(device)).mean.reshape(n, *parts.output_shape)
+    assert isinstance(model, GenerativeModel)
+    return model(model.input_density.sample((n,)).to(device)).unflatten(-1, tuple(model.output_shape))
 
 
-def reconstructions(model: GaussianVAE | BernoulliVAE, images: Tensor) -> Tensor:
+def reconstructions(model: nn.Module, images: Tensor) -> Tensor:
     """Images and what the decoder makes of the encoder's means, in turns: ``[n, *shape] -> [2 n, *shape]``."""
-    outputs = model.decoder(model.encoder(images.flatten(1)).mean).mean
+    parts = LatentVariableModel.of(model)
+    outputs = parts.decoder(parts.encode(images.flatten(1)).mean).mean
     return torch.stack([images, outputs.reshape(images.shape)], 1).flatten(0, 1)
 
 
@@ -198,8 +199,8 @@ def grid(images: Tensor, n: int) -> Tensor:
     return make_grid(images, nrow=columns, pad_value=0.5)
 
 
-def _generator(callback: Callback, module: LightningModule) -> GenerativeModel:
+def _generator(callback: Callback, module: LightningModule) -> nn.Module:
     generator = getattr(module, "generator", None)
-    if not isinstance(generator, GenerativeModel):
+    if not isinstance(generator, GenerativeModel) and LatentVariableModel.find(generator) is None:
         raise ConfigError(f"{type(callback).__name__}: a {type(module).__name__} has no generator: leave it out")
-    return generator
+    return generator  # type: ignore[return-value]

@@ -1,31 +1,32 @@
 """Training of variational auto-encoders by the evidence lower bound (Kingma and Welling 2014)."""
 
-from typing import Any
-
-from torch import Tensor
+from torch import Tensor, nn
 
 from dgm_infer.errors import ArgumentError
 
-from .bounds import AutoEncoder, elbo_terms
-from .module import GeneratorTraining
-from .schedule import adam, check_schedule
+from .bounds import elbo_terms
+from .module import EncoderTraining
 
 __all__ = ["VAETraining"]
 
 
-class VAETraining(GeneratorTraining):
-    """Maximises ``ELBO(x) = E_q(z|x)[log p(x|z)] - KL(q(z|x) || N(0, I))``, the divergence in closed form.
+class VAETraining(EncoderTraining):
+    """Maximises ``ELBO(x) = E_q(z|x)[log p(x|z)] - KL(q(z|x) || p(z))``.
+
+    The divergence is in closed form for a normal encoder and a standard normal prior, otherwise estimated from the same
+    draws.
 
     A ``kl_weight`` above 1 counts the divergence that many times in training (Higgins et al. 2017), so that the latents
     of images spread like the prior: outputs at prior draws then look like images, also where a small fixed sd would
-    spend the latents on details. Of a Gaussian decoder it equals training with an sd ``sqrt(kl_weight)`` times larger.
+    spend the latents on details. For a Gaussian decoder it equals training with an sd ``sqrt(kl_weight)`` times larger.
 
     Adam on a one-cycle schedule. Batches are images ``[n, *output_shape]``, or tuples that begin with them; 0 or 1
-    for a generator of binary pixels. Logs ``train/elbo`` and ``val/elbo``, nats an image, and ``train/objective`` where
+    for a generator of binary pixels. Logs ``train/elbo`` and ``val/elbo``, nats per image, and ``train/objective`` where
     the divergence has a weight. Checkpoints can be given to ``generators.load``.
 
     Args:
-        generator: the model to train: a GaussianVAE, a BernoulliVAE or an IWAE.
+        generator: the model to train: a GaussianVAE, a BernoulliVAE, an IWAE, or any module with prior, decoder and
+            encoder whose class ``generators.register`` decorates.
         learning_rate: largest of the schedule.
         kl_weight: of the divergence in training; the bounds that are logged are the ELBO itself.
         warm_up: fraction of all steps in which the learning rate rises, in (0, 1).
@@ -34,26 +35,23 @@ class VAETraining(GeneratorTraining):
     Raises:
         ArgumentError: a value outside its range.
         CheckpointError: the generator's class cannot be rebuilt from a checkpoint.
+        ModelError: the generator has no prior, decoder or encoder.
     """
 
     def __init__(
         self,
-        generator: AutoEncoder,
+        generator: nn.Module,
         learning_rate: float = 4e-3,
         kl_weight: float = 1.0,
         warm_up: float = 0.3,
         validation_samples: int = 16,
     ):
-        super().__init__(generator)
-        self.generator: AutoEncoder
-        check_schedule(self, learning_rate, warm_up)
+        super().__init__(generator, learning_rate, warm_up)
         if not kl_weight > 0:
             raise ArgumentError(f"VAETraining(kl_weight={kl_weight:g}): must be positive")
         if validation_samples < 1:
             raise ArgumentError(f"VAETraining(validation_samples={validation_samples}): must be 1 or more")
-        self.learning_rate = learning_rate
         self.kl_weight = kl_weight
-        self.warm_up = warm_up
         self.validation_samples = validation_samples
 
     def elbo(self, images: Tensor, samples: int = 1, kl_weight: float = 1.0) -> Tensor:
@@ -80,6 +78,3 @@ class VAETraining(GeneratorTraining):
         images = self.images(batch)
         elbo = self.elbo(images, self.validation_samples).mean()
         self.log("val/elbo", elbo, prog_bar=True, batch_size=len(images), sync_dist=True)
-
-    def configure_optimizers(self) -> Any:
-        return adam(self.generator.parameters(), self.trainer, self.learning_rate, self.warm_up)

@@ -5,15 +5,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
-from torch.distributions import Distribution
+from torch import Tensor
 from torch.func import vjp, vmap
 
 from ..arguments import whole_number
 from ..errors import DgmInferError, ModelError, cause
-from ..models import DirectedModel, GenerativeModel, validate
+from ..models import (
+    DirectedModel,
+    GenerativeModel,
+    LatentVariableModel,
+    MeanOfDecoder,
+    as_generative_model,
+    base_distribution,
+    is_discrete,
+)
 from ..structures.jacobian import LowRankPlusBlocks, push_forward
-from .condition import bind
+from .condition import bind, pixels_only
 from .faults import (
     check_mode,
     check_outputs,
@@ -145,12 +152,10 @@ def check(model: GenerativeModel, observed=None, observe=None, *, draws: int = 4
     def report(n_inputs: int | None = None, n_outputs: int | None = None, rank: int | None = None) -> Report:
         return Report(name, tuple(search.findings), n_inputs, n_outputs, rank)
 
+    discrete = is_discrete(model)
     with search.error("model"):
-        validate(model)
+        model = MeanOfDecoder(LatentVariableModel.of(model)) if discrete else as_generative_model(model)
         frozen = frozen_copy(model, torch.float64, device_of(model))
-        discrete = _is_discrete(frozen)
-        if discrete:
-            frozen, model = _MeanOfDecoder(frozen), _MeanOfDecoder(model)
         frozen.output_shape = tuple(frozen.output_shape)
     if search.failed:
         return report()
@@ -161,8 +166,8 @@ def check(model: GenerativeModel, observed=None, observe=None, *, draws: int = 4
     size = torch.Size(frozen.output_shape).numel()
     with_data = observed is not None and not discrete
     bound = Bound(Selection(torch.arange(size, device=u.device), size), u.new_zeros(size))
-    if discrete:
-        _check_discrete(search, name, frozen, observed)
+    if isinstance(frozen, MeanOfDecoder):
+        _check_discrete(search, name, frozen, observed, observe)
     elif with_data:
         bound = _check_data(search, frozen, observed, observe) or bound
     if search.found("hidden_randomness", "batch_statistics", "observations"):
@@ -219,60 +224,28 @@ def _check_data(search: _Search, frozen: GenerativeModel, observed, observe) -> 
     return bound
 
 
-class _MeanOfDecoder(GenerativeModel):
-    """The mean of ``decoder(z)``: what is differentiable in a model of discrete outputs."""
-
-    def __init__(self, model: GenerativeModel):
-        super().__init__()
-        self.model = model
-        self.input_density = model.global_density if isinstance(model, DirectedModel) else model.input_density
-        self.output_shape = tuple(model.output_shape)
-        self.train(model.training)
-
-    def distribution(self, u: Tensor) -> Distribution:
-        return self.model.decoder(u)  # type: ignore[operator]
-
-    def observed(self, u):
-        return self.distribution(u).mean.flatten(u.ndim - 1)
-
-
-def _is_discrete(model: GenerativeModel) -> bool:
-    """Whether the model refuses to be a function of its inputs, and its decoder gives discrete outputs."""
-    if not isinstance(getattr(model, "decoder", None), nn.Module):
-        return False
-    u = prior_draws(model, 1, torch.float64, device_of(model))
-    try:
-        with torch.no_grad():
-            model.observed(u)
-    except ModelError:
-        with torch.no_grad():
-            likelihood = model.decoder(u)  # type: ignore[operator]
-        return isinstance(likelihood, Distribution) and bool(getattr(likelihood.support, "is_discrete", False))
-    except Exception:
-        # check_outputs says it
-        return False
-    return False
-
-
-def _check_discrete(search: _Search, name: str, frozen: GenerativeModel, observed) -> None:
-    assert isinstance(frozen, _MeanOfDecoder)
+def _check_discrete(search: _Search, name: str, frozen: MeanOfDecoder, observed, observe) -> None:
     search.add(
         "discrete",
         "note",
-        f"the outputs of this {name} are discrete: condition() refuses it; sample the posterior of its latents with "
-        "generators.LatentPosterior(model.decoder, images, prior)",
+        f"the outputs of this {name} are discrete: condition() gives the posterior of its latents, given the pixels "
+        "that pixels(mask) names",
     )
     if observed is None:
         return
     with search.error("observations"):
-        values = bind(frozen, observed, None, torch.float64, device_of(frozen)).values
+        selection, values = bind(frozen, observed, pixels_only(observe, name), torch.float64, device_of(frozen))
     if search.found("observations"):
         return
-    likelihood = frozen.distribution(values.new_zeros(*values.shape[:-1], frozen.input_density.dim))
-    event = values.reshape(*values.shape[:-1], *likelihood.event_shape)
-    base = getattr(likelihood, "base_dist", likelihood)
-    assert base.support is not None
-    wrong = event[~base.support.check(event)]
+    assert isinstance(selection, Selection)
+    batch = values.shape[:-1]
+    with torch.no_grad():
+        likelihood = frozen.decoder(values.new_zeros(*batch, frozen.input_density.dim))
+    images = selection.scatter(values, values.new_zeros(*batch, selection.size))
+    support = base_distribution(likelihood).support
+    assert support is not None
+    possible = support.check(images.reshape(*batch, *likelihood.event_shape)).reshape(images.shape)
+    wrong = values[~selection(possible)]
     if len(wrong):
         search.add(
             "observations_range",

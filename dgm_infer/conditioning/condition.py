@@ -1,12 +1,21 @@
 """``condition()``: a generative model and an observation become a problem to sample."""
 
-from typing import overload
+from typing import TypeVar, overload
 
 import torch
 from torch import nn
 
 from ..errors import ArgumentError, ObservationError, cause
-from ..models import DirectedModel, GenerativeModel, validate
+from ..models import (
+    DirectedModel,
+    DiscreteModel,
+    GenerativeModel,
+    LatentVariableModel,
+    MeanOfDecoder,
+    as_generative_model,
+    is_discrete,
+    reference_tensor,
+)
 from .faults import (
     check_mode,
     check_outputs,
@@ -20,79 +29,89 @@ from .faults import (
     prior_draws,
 )
 from .fibre import Fibre
-from .observations import Bound
+from .latent import LatentPosterior
+from .observations import Bound, Pixels
 from .observations import observe as as_observation
+from .operators import Selection
 from .reduced import observed_model
 from .soft import InputPosterior
 
-__all__ = ["bind", "condition"]
+__all__ = ["bind", "condition", "pixels_only"]
+
+Model = TypeVar("Model", bound=GenerativeModel)
 
 
 @overload
 def condition(
-    model: GenerativeModel,
+    model: DiscreteModel,
     observed,
     *,
     observe=...,
     tolerance: None = ...,
-    dtype: torch.dtype = ...,
+    dtype: torch.dtype | None = ...,
+    device: torch.device | str | None = ...,
+) -> LatentPosterior: ...
+@overload
+def condition(
+    model: nn.Module,
+    observed,
+    *,
+    observe=...,
+    tolerance: None = ...,
+    dtype: torch.dtype | None = ...,
     device: torch.device | str | None = ...,
 ) -> Fibre: ...
 @overload
 def condition(
-    model: GenerativeModel,
+    model: nn.Module,
     observed,
     *,
     observe=...,
     tolerance: float,
-    dtype: torch.dtype = ...,
+    dtype: torch.dtype | None = ...,
     device: torch.device | str | None = ...,
 ) -> InputPosterior: ...
 def condition(
-    model: GenerativeModel,
+    model,
     observed,
     *,
     observe=None,
     tolerance: float | None = None,
-    dtype: torch.dtype = torch.float64,
+    dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
-) -> Fibre | InputPosterior:
+) -> Fibre | InputPosterior | LatentPosterior:
     """Condition a generative model on an observation, exactly: ``{u : A(g_x(u)) = y}``.
 
+    No continuous input can be solved for discrete outputs. The result is then the posterior ``p(z | y)`` of the
+    latents of the model's decoder, of which the pixels that ``pixels(mask)`` names are observed.
+
     Args:
-        model: works in here as a frozen, cast, evaluation-mode copy; the model itself is not changed.
+        model: a :class:`GenerativeModel`, or a module with the parts of a :class:`LatentVariableModel`. Works in here
+            as a frozen, cast, evaluation-mode copy; the model itself is not changed.
         observed: the data y. With ``pixels(mask)`` or no operator, complete outputs ``[*batch, *output_shape]``
             whose hidden entries are ignored (NaN allowed); with a callable operator ``[*batch, *y_shape]``.
         observe: the observation operator A: ``pixels(mask)``, a callable on ``[..., *output_shape]``, or None for
             the complete output.
         tolerance: None for the exact posterior; a number eps for the ABC posterior with a Gaussian kernel of that
             standard deviation.
-        dtype: floating-point type of the computation.
+        dtype: floating-point type of the computation. None for float64, which exact conditioning needs, or where
+            outputs are discrete for the decoder's own.
         device: None for the model's own.
 
     Returns:
-        a :class:`Fibre`, or with ``tolerance`` a :class:`InputPosterior`; ``batch_shape`` comes from the data.
+        a :class:`Fibre`, with ``tolerance`` an :class:`InputPosterior`, or where outputs are discrete a
+        :class:`LatentPosterior`; ``batch_shape`` comes from the data.
 
     Raises:
         ModelError: the model cannot be conditioned as it is.
         ObservationError: the data or the mask do not fit the model.
+        ArgumentError: a dtype or device that does not serve, or a tolerance where outputs are discrete.
     """
-    validate(model)
-    if dtype not in (torch.float32, torch.float64):
-        raise ArgumentError(f"dtype={dtype}: conditioning needs torch.float64, or torch.float32 with less precision")
-    try:
-        device = torch.device(device) if device is not None else device_of(model)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ArgumentError(f"device={device}: {cause(error)}") from error
-    frozen = frozen_copy(model, dtype, device)
-    frozen.output_shape = tuple(frozen.output_shape)
-    u = prior_draws(frozen, 2, dtype, device)
-    x = check_outputs(frozen, u)
-    check_randomness(frozen, u)
-    check_mode(model, frozen, u)
-    check_rows(frozen, u)
-    check_range(frozen, x)
+    if is_discrete(model):
+        return _latent_posterior(LatentVariableModel.of(model), observed, observe, tolerance, dtype, device)
+    model = as_generative_model(model)
+    dtype, device = _computed_in(model, torch.float64 if dtype is None else dtype, device)
+    frozen = _checked_copy(model, dtype, device)
     operator, values = bind(frozen, observed, observe, dtype, device)
     reduced = observed_model(frozen, operator)
     n_outputs = values.shape[-1]
@@ -108,6 +127,64 @@ def condition(
             "give the model output noise with WithNoise(model, sd=...), or pass tolerance="
         )
     return Fibre(reduced, values)
+
+
+def _latent_posterior(
+    model: LatentVariableModel, observed, observe, tolerance: float | None, dtype: torch.dtype | None, device
+) -> LatentPosterior:
+    name = type(model.module).__name__
+    if tolerance is not None:
+        raise ArgumentError(
+            f"condition(tolerance={tolerance}): the outputs of this {name} are discrete, and the posterior of its "
+            "latents is exact: leave tolerance out"
+        )
+    observation = pixels_only(observe, name)
+    mean = MeanOfDecoder(model)
+    dtype, device = _computed_in(mean, reference_tensor(mean).dtype if dtype is None else dtype, device)
+    frozen = _checked_copy(mean, dtype, device)
+    selection, values = bind(frozen, observed, observation, dtype, device)
+    assert isinstance(selection, Selection)
+    index = None if selection.is_everything else selection.index
+    return LatentPosterior.of_pixels(frozen.decoder, model.prior, torch.Size(frozen.output_shape), values, index)
+
+
+def pixels_only(observe, name: str) -> Pixels:
+    """What ``condition(observe=...)`` means for a model of discrete outputs.
+
+    Raises:
+        ObservationError: another operator.
+    """
+    observation = as_observation(observe)
+    if not isinstance(observation, Pixels):
+        raise ObservationError(
+            f"observe={type(observation).__name__.lower()}: the outputs of this {name} are discrete, and only "
+            "pixels(mask) can be observed of them"
+        )
+    return observation
+
+
+def _computed_in(model: GenerativeModel, dtype: torch.dtype, device) -> tuple[torch.dtype, torch.device]:
+    if dtype not in (torch.float32, torch.float64):
+        raise ArgumentError(f"dtype={dtype}: conditioning needs torch.float64, or torch.float32 with less precision")
+    try:
+        device = torch.device(device) if device is not None else device_of(model)
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError) as error:
+        raise ArgumentError(f"device={device}: {cause(error)}") from error
+    return dtype, device
+
+
+def _checked_copy(model: Model, dtype: torch.dtype, device: torch.device) -> Model:
+    """A frozen copy of a model that is a deterministic function of each row of its inputs."""
+    frozen = frozen_copy(model, dtype, device)
+    frozen.output_shape = tuple(frozen.output_shape)
+    u = prior_draws(frozen, 2, dtype, device)
+    x = check_outputs(frozen, u)
+    check_randomness(frozen, u)
+    check_mode(model, frozen, u)
+    check_rows(frozen, u)
+    check_range(frozen, x)
+    return frozen
 
 
 def bind(frozen: GenerativeModel, observed, observe, dtype: torch.dtype, device: torch.device) -> Bound:

@@ -1,4 +1,4 @@
-"""The posterior of a decoder's latents given an image, for every image of a batch."""
+"""The posterior of the latents of a decoder given an image, for every image of a batch."""
 
 import copy
 import math
@@ -6,13 +6,13 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Distribution, Normal
-from torch.nn import functional as F
+from torch.distributions import Bernoulli
 
-from .. import InputDensity, Target
-from ..errors import ArgumentError, ModelError, ObservationError, cause
-from ..models import reference_tensor
-from .partial import ObservedPixels, base_distribution, mask_index
+from ..errors import ArgumentError, ModelError, ObservationError
+from ..models import InputDensity, base_distribution, output_distribution, reference_tensor
+from ..target import Target
+from .likelihood import bernoulli_log_prob, known_slope
+from .partial import ObservedPixels, mask_index
 
 __all__ = ["LatentPosterior"]
 
@@ -25,15 +25,15 @@ class LatentPosterior(Target):
     Args:
         decoder: ``decoder(z)`` is a :class:`torch.distributions.Distribution` over images. Works in here as a frozen
             copy in evaluation mode, in its own dtype and on its own device.
-        images: ``[*batch, *image_shape]``, as many values an image as the decoder gives; of a Bernoulli decoder
-            they are 0 or 1.
+        images: ``[*batch, *image_shape]``, as many values per image as the decoder gives; 0 or 1 for a Bernoulli
+            decoder.
         prior: density of z, such as ``StandardNormal(50)``.
         mask: pixels observed, a boolean array ``[*image_shape]``, True = observed; the others of the images are ignored
             (NaN allowed), and ``Draws.generate()`` draws them from the decoder. None for all. The decoder's pixels are
             then independent Bernoulli or Normal variables.
 
     Raises:
-        ArgumentError: the prior is no :class:`InputDensity`.
+        ArgumentError: the prior is not an :class:`InputDensity`.
         ModelError: the decoder does not take such latents, or does not return a distribution (of independent pixels,
             where there is a mask).
         ObservationError: the images or the mask do not fit the decoder.
@@ -45,26 +45,56 @@ class LatentPosterior(Target):
         if not isinstance(decoder, nn.Module):
             raise ModelError(f"LatentPosterior(decoder={type(decoder).__name__}): expected a torch.nn.Module")
         frozen = copy.deepcopy(decoder).eval().requires_grad_(False)
-        like = reference_tensor(frozen)
-        likelihood = _likelihood(frozen, prior, like)
         images = torch.as_tensor(images).detach()
-        self.image_shape = _image_shape(images, likelihood.event_shape)
-        if mask is not None:
-            index = mask_index(mask, self.image_shape).to(like.device)
-            frozen = ObservedPixels(frozen, index)
-            images = images.reshape(*images.shape[: images.ndim - len(self.image_shape)], -1)[
-                ..., index.to(images.device)
-            ]
-            likelihood = _likelihood(frozen, prior, like)
-        x = _flat(images, likelihood.event_shape).to(like)
+        shape = _image_shape(images, output_distribution(frozen, prior).event_shape)
+        values = images.reshape(*images.shape[: images.ndim - len(shape)], shape.numel())
+        index = None if mask is None else mask_index(mask, shape).to(images.device)
+        self._observe(frozen, prior, shape, values if index is None else values[..., index], index)
+
+    @classmethod
+    def of_pixels(
+        cls, decoder: nn.Module, prior: InputDensity, image_shape: torch.Size, values: Tensor, index: Tensor | None
+    ) -> Self:
+        """The posterior given some pixels.
+
+        Args:
+            decoder: frozen already; it is not copied.
+            prior: density of z.
+            image_shape: shape of one image.
+            values: observed pixels, ``[*batch, n]``.
+            index: positions of these pixels in a flat image, ``[n]``, or ``[*batch, n]`` where every problem has its
+                own; None for all pixels in order.
+
+        Raises:
+            ModelError, ObservationError: as the constructor.
+        """
+        posterior = object.__new__(cls)
+        posterior._observe(decoder, prior, image_shape, values, index)
+        return posterior
+
+    def _observe(
+        self, decoder: nn.Module, prior: InputDensity, image_shape: torch.Size, values: Tensor, index: Tensor | None
+    ) -> None:
+        if values.is_floating_point() and not values.isfinite().all():
+            raise ObservationError("images: some values are not finite; hide them with a mask, or repair the data")
+        likelihood, like = output_distribution(decoder, prior), reference_tensor(decoder)
+        batch = values.shape[:-1]
+        if index is not None:
+            decoder = ObservedPixels(decoder, index.to(like.device))
+            with torch.no_grad():
+                likelihood = decoder(like.new_zeros(*batch, prior.dim))
+        x = values.reshape(*batch, *likelihood.event_shape).to(like)
         if isinstance(base_distribution(likelihood), Bernoulli) and not ((x == 0) | (x == 1)).all():
             wrong = x[(x != 0) & (x != 1)][0].item()
             raise ObservationError(f"images: a Bernoulli decoder gives pixels of 0 or 1, not {wrong:g}: binarise them")
-        self._set(frozen, x, prior, likelihood.event_shape)
+        self._set(decoder, x, prior, image_shape, likelihood.event_shape)
 
-    def _set(self, decoder: nn.Module, x: Tensor, prior: InputDensity, event_shape: torch.Size) -> None:
+    def _set(
+        self, decoder: nn.Module, x: Tensor, prior: InputDensity, image_shape: torch.Size, event_shape: torch.Size
+    ) -> None:
         super().__init__(None, prior.dim, tuple(x.shape[: x.ndim - len(event_shape)]))
-        self.decoder, self.images, self.prior, self._event_shape = decoder, x, prior, event_shape
+        self.decoder, self.images, self.prior = decoder, x, prior
+        self.image_shape, self._event_shape = image_shape, event_shape
 
     @property
     def values(self) -> Tensor:
@@ -75,12 +105,12 @@ class LatentPosterior(Target):
         """The posteriors of some images, counted over the flat batch: batch shape ``[len(problems)]``.
 
         Args:
-            problems: indices, ``[n]`` of whole numbers.
+            problems: indices, ``[n]`` of integers.
         """
         images = self.images.flatten(0, len(self.batch_shape) - 1) if self.batch_shape else self.images.unsqueeze(0)
+        decoder = self.decoder.take(problems) if isinstance(self.decoder, ObservedPixels) else self.decoder
         taken = object.__new__(type(self))
-        taken.image_shape = self.image_shape
-        taken._set(self.decoder, images[problems.to(images.device)], self.prior, self._event_shape)
+        taken._set(decoder, images[problems.to(images.device)], self.prior, self.image_shape, self._event_shape)
         return taken
 
     def log_likelihood(self, z: Tensor) -> Tensor:
@@ -88,9 +118,7 @@ class LatentPosterior(Target):
         likelihood = self.decoder(z)
         base = base_distribution(likelihood)
         if len(self._event_shape) == 1 and isinstance(base, Bernoulli):
-            if torch.is_grad_enabled():
-                return _bernoulli_log_prob(base.logits, self.images)
-            return -_bernoulli_energy(base.logits, torch.sigmoid(base.logits), self.images)
+            return bernoulli_log_prob(base.logits, self.images)
         return likelihood.log_prob(self.images)
 
     def energy(self, x):
@@ -99,35 +127,18 @@ class LatentPosterior(Target):
     def energy_and_gradient(self, x):
         """Energy ``[...]`` and gradient ``[..., D]``, detached.
 
-        Where the log-likelihood's derivative in the network's outputs is known, only the network is differentiated:
-        ``sigmoid(logits) - x`` and ``(mean - x)/sd^2`` cost one pass over the pixels.
+        Where the derivative of the log-likelihood in the outputs of the network is known, only the network is
+        differentiated: ``sigmoid(logits) - x`` and ``(mean - x)/sd^2`` cost one pass over the pixels.
         """
         with torch.enable_grad():
             z = x.detach().requires_grad_()
             base = base_distribution(self.decoder(z))
-            outputs = self._known(base)
-            if outputs is None:
+            known = known_slope(base, self.images) if len(self._event_shape) == 1 else None
+            if known is None:
                 return super().energy_and_gradient(x)
-            misfit, slope, parameter = outputs
-            (gradient,) = torch.autograd.grad(parameter, z, slope)
+            (gradient,) = torch.autograd.grad(known.outputs, z, known.slope)
         prior, prior_gradient = self._prior(x)
-        return misfit + prior, gradient + prior_gradient
-
-    def _known(self, base: Distribution) -> tuple[Tensor, Tensor, Tensor] | None:
-        """``-log p(x | z)``, its derivative in the network's outputs, and these; None for other families."""
-        if len(self._event_shape) != 1:
-            return None
-        with torch.no_grad():
-            if isinstance(base, Bernoulli):
-                logits = base.logits.detach()
-                p = torch.sigmoid(logits)
-                return _bernoulli_energy(logits, p, self.images), p.sub_(self.images), base.logits
-            if isinstance(base, Normal) and not base.scale.requires_grad:
-                residual, sd = base.loc.detach() - self.images, base.scale
-                scaled = residual / sd
-                constant = 0.5 * math.log(2 * math.pi) * residual.shape[-1] + sd.log().sum(-1)
-                return 0.5 * torch.linalg.vecdot(scaled, scaled) + constant, scaled / sd, base.loc
-        return None
+        return known.misfit + prior, gradient + prior_gradient
 
     def _prior(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """``-log p(z)`` and its gradient."""
@@ -162,29 +173,8 @@ class LatentPosterior(Target):
         return self._finite(draw)
 
 
-def _likelihood(decoder: nn.Module, prior: InputDensity, like: Tensor) -> Distribution:
-    """What the decoder returns for one row of zeros."""
-    name = type(decoder).__name__
-    try:
-        with torch.no_grad():
-            likelihood = decoder(torch.zeros(prior.dim, dtype=like.dtype, device=like.device))
-    except Exception as error:
-        raise ModelError(f"{name} fails for latents of {prior.dim} dimensions, the prior's: {cause(error)}") from error
-    if not isinstance(likelihood, Distribution):
-        raise ModelError(
-            f"{name} returns a {type(likelihood).__name__}, not a torch.distributions.Distribution: wrap its outputs, "
-            "for example Independent(Bernoulli(logits=...), 1)"
-        )
-    if likelihood.batch_shape:
-        raise ModelError(
-            f"{name} returns {tuple(likelihood.batch_shape)} distributions for one latent: make the pixels one event "
-            "with torch.distributions.Independent"
-        )
-    return likelihood
-
-
 def _image_shape(images: Tensor, event_shape: torch.Size) -> torch.Size:
-    """The last dimensions of the images, which hold as many values as the decoder gives."""
+    """The last dimensions of the images, which hold as many values as the decoder gives per image."""
     for k in range(1, images.ndim + 1):
         if images.numel() and images.shape[-k:].numel() == event_shape.numel():
             return images.shape[-k:]
@@ -192,30 +182,3 @@ def _image_shape(images: Tensor, event_shape: torch.Size) -> torch.Size:
         f"images of shape {tuple(images.shape)} do not end in the {event_shape.numel()} values that the decoder gives "
         "an image"
     )
-
-
-def _flat(images: Tensor, event_shape: torch.Size) -> Tensor:
-    """``[*batch, *image_shape]`` in the shape of the decoder's events, ``[*batch, *event_shape]``."""
-    shape = _image_shape(images, event_shape)
-    images = images.reshape(*images.shape[: images.ndim - len(shape)], *event_shape)
-    if images.is_floating_point() and not images.isfinite().all():
-        raise ObservationError("images: some values are not finite; hide them with a mask, or repair the data")
-    return images
-
-
-def _bernoulli_log_prob(logits: Tensor, x: Tensor) -> Tensor:
-    """``sum_i x_i a_i - log(1 + exp(a_i))`` of logits a: no sigmoid that saturates."""
-    return torch.linalg.vecdot(logits, x) - F.softplus(logits).sum(-1)
-
-
-def _bernoulli_energy(logits: Tensor, p: Tensor, x: Tensor) -> Tensor:
-    """``sum_i log(1 + exp(a_i)) - x_i a_i`` of logits a and ``p = sigmoid(a)``, ``[..., D] -> [...]``.
-
-    ``log(1 + exp(a)) = max(a, 0) - log max(p, 1 - p)``. These factors are at least a half, so that up to a hundred of
-    them are multiplied before a logarithm is taken.
-    """
-    factors = torch.maximum(p, 1 - p)
-    n = factors.shape[-1]
-    group = max(size for size in range(1, 101) if n % size == 0)
-    log_factors = factors.unflatten(-1, (n // group, group)).prod(-1).log_().sum(-1)
-    return logits.relu().sum(-1) - torch.linalg.vecdot(logits, x) - log_factors

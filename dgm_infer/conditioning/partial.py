@@ -1,20 +1,23 @@
-"""Decoders of images of which a part is observed."""
+"""Decoders of partly observed images."""
+
+from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Distribution, Independent, Normal
+from torch.distributions import Bernoulli, Independent, Normal
 
 from ..errors import ModelError, ObservationError
+from ..models import base_distribution
 
-__all__ = ["ObservedPixels", "base_distribution", "mask_index"]
+__all__ = ["ObservedPixels", "mask_index"]
 
 
 class ObservedPixels(nn.Module):
     """``p(x_i : i observed | z)`` of a decoder whose pixels are independent given z: the others integrate to one.
 
     Args:
-        decoder: ``decoder(z)`` is a Bernoulli or Normal distribution of flat images ``[..., Dx]``.
-        index: the observed pixels, ``[n]``.
+        decoder: ``decoder(z)`` is a Bernoulli or Normal distribution over images of Dx pixels.
+        index: the observed pixels of a flat image, ``[n]``, or ``[*batch, n]`` where every problem has its own.
 
     Raises:
         ModelError: when called, the decoder returns another distribution.
@@ -29,9 +32,7 @@ class ObservedPixels(nn.Module):
 
     def forward(self, z: Tensor) -> Independent:
         base = self._pixels(z)
-        parameters = {
-            name: getattr(base, name).flatten(z.ndim - 1)[..., self.index] for name in _PARAMETERS[type(base)]
-        }
+        parameters = {name: self._select(getattr(base, name).flatten(z.ndim - 1)) for name in _PARAMETERS[type(base)]}
         return Independent(type(base)(**parameters, validate_args=False), 1, validate_args=False)
 
     def complete(self, z: Tensor, observed: Tensor, rng: torch.Generator) -> Tensor:
@@ -44,7 +45,18 @@ class ObservedPixels(nn.Module):
                 base.mean.shape, generator=rng, dtype=base.mean.dtype, device=base.mean.device
             )
         x = x.flatten(z.ndim - 1)
-        return x.index_copy(-1, self.index, observed.to(x.dtype))
+        return x.scatter(-1, self.index.expand(observed.shape), observed.to(x.dtype))
+
+    def take(self, problems: Tensor) -> Self:
+        """The decoder for some problems, counted over the flat batch."""
+        if self.index.ndim == 1:
+            return self
+        return type(self)(self.decoder, self.index.flatten(0, -2)[problems.to(self.index.device)])
+
+    def _select(self, parameter: Tensor) -> Tensor:
+        if self.index.ndim == 1:
+            return parameter[..., self.index]
+        return parameter.gather(-1, self.index.expand(*parameter.shape[:-1], -1))
 
     def _pixels(self, z: Tensor) -> Bernoulli | Normal:
         likelihood = self.decoder(z)
@@ -58,11 +70,6 @@ class ObservedPixels(nn.Module):
 
 
 _PARAMETERS = {Bernoulli: ("logits",), Normal: ("loc", "scale")}
-
-
-def base_distribution(likelihood: Distribution) -> Distribution:
-    """Of single pixels."""
-    return likelihood.base_dist if isinstance(likelihood, Independent) else likelihood
 
 
 def mask_index(mask, image_shape: torch.Size) -> Tensor:

@@ -1,5 +1,7 @@
 """Generative models and the densities of their inputs."""
 
+from .decoded import MeanOfDecoder, as_generative_model
+from .decoder import DiscreteModel, LatentVariableModel, base_distribution, is_discrete, output_distribution
 from .densities import InputDensity, Logistic, Product, StandardNormal
 from .directed import DirectedModel
 from .model import GenerativeModel, reference_tensor
@@ -10,13 +12,20 @@ from .validate import validate
 __all__ = [
     "STRUCTURES",
     "DirectedModel",
+    "DiscreteModel",
     "GenerativeModel",
     "InputDensity",
+    "LatentVariableModel",
     "Logistic",
+    "MeanOfDecoder",
     "Product",
     "StandardNormal",
     "Units",
     "WithNoise",
+    "as_generative_model",
+    "base_distribution",
+    "is_discrete",
+    "output_distribution",
     "reference_tensor",
     "validate",
 ]

@@ -9,7 +9,7 @@ from .structure import STRUCTURES
 __all__ = ["validate"]
 
 
-def validate(model: GenerativeModel) -> None:
+def validate(model: object) -> None:
     """Raise :class:`ModelError` when a model lacks what conditioning needs."""
     if not isinstance(model, GenerativeModel):
         raise ModelError(

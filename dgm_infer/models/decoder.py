@@ -1,0 +1,227 @@
+"""Latent variable models: a prior ``p(z)``, a decoder ``p(x | z)`` and perhaps an encoder ``q(z | x)``.
+
+Training, log evidence and conditioning on discrete outputs ask a module for these parts, never for its class.
+"""
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple, Protocol, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Distribution, Independent
+
+from ..errors import ModelError
+from .densities import InputDensity
+from .model import GenerativeModel, reference_tensor
+
+__all__ = [
+    "DiscreteModel",
+    "GeneratedImages",
+    "LatentVariableModel",
+    "base_distribution",
+    "is_discrete",
+    "output_distribution",
+]
+
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+class DiscreteModel(Protocol):
+    """A model that declares its outputs to be discrete."""
+
+    discrete: Literal[True]
+
+
+class GeneratedImages(NamedTuple):
+    """Images of a model and the latents that generated them, which are exact draws of their posteriors."""
+
+    images: Tensor
+    """``[n, *output_shape]``."""
+    latents: Tensor
+    """``[n, Dz]``."""
+
+
+@dataclass(frozen=True)
+class LatentVariableModel:
+    """``z ~ p(z)``, ``x ~ p(x | z)``, perhaps with ``q(z | x)``: the parts of a module, as :meth:`of` finds them.
+
+    A module offers them by its attributes and need not inherit from anything:
+
+    - ``prior``: an :class:`InputDensity`. A :class:`GenerativeModel` without one has the density of its inputs, a
+      directed model that of its global inputs.
+    - ``decoder``: a module, ``decoder(z)`` maps ``[..., Dz]`` to a :class:`torch.distributions.Distribution` over
+      outputs, of batch shape ``[...]``.
+    - ``encoder``, optional: ``encoder(x)`` maps flat outputs ``[..., Dx]`` to a distribution over ``[..., Dz]``.
+    - ``output_shape``, optional: the shape of one output; otherwise the event shape of the decoder.
+    - ``discrete``, optional: whether outputs are discrete; otherwise as the support of the decoder says.
+    """
+
+    module: nn.Module
+    prior: InputDensity
+    decoder: nn.Module
+    encoder: Callable[[Tensor], Distribution] | None
+
+    @classmethod
+    def of(cls, module: object) -> Self:
+        """The parts of a module.
+
+        Raises:
+            ModelError: it has no decoder, or no density of its latents.
+        """
+        name = type(module).__name__
+        decoder, encoder = getattr(module, "decoder", None), getattr(module, "encoder", None)
+        if not isinstance(module, nn.Module) or not isinstance(decoder, nn.Module):
+            raise ModelError(f"a {name} has no decoder: log p(x) needs decoder(z), a distribution over images")
+        prior = next(
+            (
+                density
+                for attribute in ("prior", "global_density", "input_density")
+                if isinstance(density := getattr(module, attribute, None), InputDensity)
+            ),
+            None,
+        )
+        if prior is None:
+            raise ModelError(f"{name}.prior is not set: give it the density of its latents, such as StandardNormal(D)")
+        return cls(module, prior, decoder, encoder if callable(encoder) else None)  # type: ignore[arg-type]
+
+    @classmethod
+    def find(cls, module: object) -> Self | None:
+        """The parts of a module whose decoder gives distributions; None where there are none."""
+        try:
+            found = cls.of(module)
+            _ = found.outputs
+        except ModelError:
+            return None
+        return found
+
+    @cached_property
+    def outputs(self) -> Distribution:
+        """The distribution ``p(x | z = 0)`` over one output, of the decoder in evaluation mode.
+
+        Raises:
+            ModelError: the decoder does not take such latents, or does not return a distribution of one event.
+        """
+        devices = [tensor.device for tensor in self.decoder.parameters() if tensor.is_cuda][:1]
+        # a decoder with randomness of its own must not disturb the caller's
+        with torch.random.fork_rng(devices=devices):
+            return output_distribution(_evaluation_copy(self.decoder), self.prior)
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """The shape of one output."""
+        try:
+            return tuple(self.module.output_shape)  # type: ignore[arg-type]
+        except (AttributeError, ModelError):
+            return tuple(self.outputs.event_shape)
+
+    @cached_property
+    def discrete(self) -> bool:
+        """Whether outputs are discrete, so that no continuous input can be solved for them.
+
+        A module that computes :meth:`GenerativeModel.observed` in spite of such a decoder, its mean for example, is
+        continuous.
+        """
+        declared = getattr(self.module, "discrete", None)
+        if isinstance(declared, bool):
+            return declared
+        return _discrete_support(self.outputs) and not self._is_function
+
+    @property
+    def _is_function(self) -> bool:
+        """Whether ``observed(u)`` is defined and not refused."""
+        if not isinstance(self.module, GenerativeModel):
+            return False
+        try:
+            frozen = _evaluation_copy(self.module)
+            like = reference_tensor(frozen)
+            with torch.no_grad():
+                frozen.observed(torch.zeros(frozen.input_density.dim, dtype=like.dtype, device=like.device))
+        except (ModelError, NotImplementedError):
+            return False
+        return True
+
+    def encode(self, x: Tensor) -> Distribution:
+        """``q(z | x)``: flat outputs ``[..., Dx]`` to a distribution over ``[..., Dz]``.
+
+        Raises:
+            ModelError: there is no encoder.
+        """
+        if self.encoder is None:
+            raise ModelError(
+                f"a {type(self.module).__name__} has no encoder: give it encoder(x), a distribution over z"
+            )
+        return self.encoder(x)
+
+    def generate(self, n: int, seed: int) -> GeneratedImages:
+        """``n`` outputs from the model itself, in its dtype and on its device."""
+        like = reference_tensor(self.module)
+        rng = torch.Generator(like.device).manual_seed(seed)
+        z = self.prior.sample((n,), generator=rng, dtype=like.dtype, device=like.device)
+        with torch.no_grad():
+            likelihood = self.decoder(z)
+            if isinstance(base_distribution(likelihood), Bernoulli):
+                x = torch.bernoulli(likelihood.mean, generator=rng)
+            else:
+                # distributions draw from the global generators
+                with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
+                    torch.manual_seed(seed)
+                    x = likelihood.sample()
+        return GeneratedImages(x.reshape(n, *self.output_shape), z)
+
+
+def is_discrete(module: object) -> bool:
+    """Whether a module has a prior and a decoder of discrete outputs, and is not continuous in spite of it."""
+    try:
+        return LatentVariableModel.of(module).discrete
+    except ModelError:
+        return False
+
+
+def output_distribution(decoder: nn.Module, prior: InputDensity) -> Distribution:
+    """What a decoder returns for one row of zeros.
+
+    Raises:
+        ModelError: it does not take such latents, or does not return a distribution of one event.
+    """
+    name, like = type(decoder).__name__, reference_tensor(decoder)
+    try:
+        with torch.no_grad():
+            likelihood = decoder(torch.zeros(prior.dim, dtype=like.dtype, device=like.device))
+    except Exception as error:
+        raise ModelError(
+            f"{name} fails for latents of {prior.dim} dimensions, the prior's: {' '.join(str(error).split())}"
+        ) from error
+    if not isinstance(likelihood, Distribution):
+        raise ModelError(
+            f"{name} returns a {type(likelihood).__name__}, not a torch.distributions.Distribution: wrap its outputs, "
+            "for example Independent(Bernoulli(logits=...), 1)"
+        )
+    if likelihood.batch_shape:
+        raise ModelError(
+            f"{name} returns {tuple(likelihood.batch_shape)} distributions for one latent: make the pixels one event "
+            "with torch.distributions.Independent"
+        )
+    return likelihood
+
+
+def base_distribution(likelihood: Distribution) -> Distribution:
+    """The distribution of single pixels."""
+    return likelihood.base_dist if isinstance(likelihood, Independent) else likelihood
+
+
+def _evaluation_copy(module: Module) -> Module:
+    try:
+        return copy.deepcopy(module).eval()
+    except RuntimeError as error:
+        raise ModelError(f"{type(module).__name__} cannot be copied: {' '.join(str(error).split())}") from error
+
+
+def _discrete_support(likelihood: Distribution) -> bool:
+    try:
+        return bool(getattr(likelihood.support, "is_discrete", False))
+    except NotImplementedError:
+        return False
