@@ -49,7 +49,7 @@ ORDER = {
         "condition",
         "check",
     ],
-    "dgm_infer.kernels": ["kernel", "integrators", "trees", "constrained", "hmc", "nuts"],
+    "dgm_infer.kernels": ["kernel", "stored", "integrators", "trees", "constrained", "hmc", "nuts"],
     "dgm_infer.bases": ["scales", "moments", "laplace", "variational", "gaussian"],
     "dgm_infer.sampling": ["draws", "warmup", "starts", "sample"],
     "dgm_infer.evidence": [

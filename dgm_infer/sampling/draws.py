@@ -1,6 +1,5 @@
 """``Draws``: positions and statistics of a sampling run, its diagnostics and its file. The only user of ArviZ."""
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -12,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from .. import kernels
 from ..errors import ArgumentError, CheckpointError, cause
 from ..files import complete_file
 from ..kernels import Kernel
+from ..kernels.stored import UnknownKernel, from_json, to_json
 
 if TYPE_CHECKING:
     import arviz
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Draws"]
 
 _FORMAT = "dgm-infer draws 1"
+_UNKNOWN = "its kernel {} is not available here; import the module that defines it before loading"
 
 
 class Draws:
@@ -143,7 +143,7 @@ class Draws:
             data.add_groups({"unconstrained_posterior": arrays(inputs)}, dims=dims(inputs))
         data.attrs.update(
             format=_FORMAT,
-            kernel=json.dumps(_kernel_to_json(self.kernel)),
+            kernel=json.dumps(to_json(self.kernel)),
             seed=self.seed,
             interrupted=int(self.interrupted),
             ancestors=json.dumps(None if self.ancestors is None else self.ancestors.tolist()),
@@ -162,6 +162,9 @@ class Draws:
 
         Raises:
             CheckpointError: the file is missing, damaged, or not one of ours.
+            ArgumentError: the problem has inputs of another shape.
+
+        A kernel whose class is not imported loads as a :class:`dgm_infer.kernels.stored.UnknownKernel`, with a warning.
         """
         az = _arviz()
 
@@ -177,18 +180,23 @@ class Draws:
                 for name in data.groups()
             }
             ancestors = json.loads(attributes.get("ancestors", "null"))
-            return cls(
+            draws = cls(
                 inputs=groups.get("unconstrained_posterior", {}).get("inputs"),
                 latents=groups["posterior"],
                 stats=groups["sample_stats"],
-                kernel=_kernel_from_json(json.loads(attributes["kernel"])),
+                kernel=from_json(json.loads(attributes["kernel"])),
                 seed=int(attributes["seed"]),
                 interrupted=bool(attributes["interrupted"]),
                 problem=problem,
                 ancestors=None if ancestors is None else torch.tensor(ancestors),
             )
         except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"{path} is damaged or no file of draws: {cause(error)}") from error
+            raise CheckpointError(f"{path} is damaged, or not a file of draws: {cause(error)}") from error
+        if isinstance(draws.kernel, UnknownKernel):
+            warnings.warn(f"{path}: {_UNKNOWN.format(draws.kernel.class_path)}", stacklevel=2)
+        if problem is not None and draws.inputs is not None:
+            _check_problem(path, problem, draws.inputs)
+        return draws
 
     def __repr__(self):
         names = ", ".join(self.latents) if self._latents or self.problem else "?"
@@ -210,16 +218,11 @@ def _generation_seed(seed: int) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-def _kernel_to_json(kernel: Kernel) -> dict:
-    values = {f.name: getattr(kernel, f.name) for f in dataclasses.fields(kernel)}  # type: ignore[arg-type]
-    plain = {name: v.tolist() if isinstance(v, Tensor) else v for name, v in values.items()}
-    return {"name": type(kernel).__name__, **plain}
-
-
-def _kernel_from_json(values: dict) -> Kernel:
-    def field(name: str, value: Any) -> Any:
-        if not isinstance(value, list):
-            return value
-        return tuple(value) if name == "n_steps" else torch.tensor(value, dtype=torch.float64)
-
-    return getattr(kernels, values["name"])(**{k: field(k, v) for k, v in values.items() if k != "name"})
+def _check_problem(path: str | os.PathLike, problem: Any, inputs: Tensor) -> None:
+    """Raise ArgumentError unless inputs ``[chains, draws, *batch, D]`` are those of the problem."""
+    expected = (*problem.batch_shape, problem.dim)
+    if tuple(inputs.shape[2:]) != expected:
+        raise ArgumentError(
+            f"Draws.load(problem=...): {path} holds inputs of shape {tuple(inputs.shape[2:])}, the problem has "
+            f"{expected}: give the problem that was sampled"
+        )

@@ -134,10 +134,6 @@ def damage(path, draws, kind):
         data = draws.to_arviz()
         del data.sample_stats
         data.to_netcdf(str(path), engine="h5netcdf")
-    elif kind == "of an unknown kernel":
-        data = draws.to_arviz()
-        data.attrs["kernel"] = '{"name": "Teleport", "step_size": 1.0}'
-        data.to_netcdf(str(path), engine="h5netcdf")
 
 
 @pytest.mark.parametrize(
@@ -151,7 +147,6 @@ def damage(path, draws, kind):
         "cut in half",
         "cut by a byte",
         "without its statistics",
-        "of an unknown kernel",
     ],
 )
 def test_what_is_no_file_of_draws_is_refused_in_one_line(tmp_path, draws, kind):

@@ -1,0 +1,127 @@
+"""Kernels as JSON: a class path and the values of its fields, as files of draws keep them."""
+
+import dataclasses
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError
+
+__all__ = ["UnknownKernel", "from_json", "to_json"]
+
+_METHODS = ("check", "init", "step")
+
+
+@dataclass(frozen=True)
+class UnknownKernel:
+    """A stored kernel whose class is not at hand, or cannot be made again; it names itself and samples nothing."""
+
+    class_path: str
+    init_args: dict[str, Any]
+    """The fields as they were stored."""
+
+    def check(self, problem: Any) -> None:
+        """Refuse every problem.
+
+        Raises:
+            ArgumentError: always.
+        """
+        raise ArgumentError(
+            f"the kernel {self.class_path} is not available here: import its module before loading the draws, or give "
+            "sample() another kernel"
+        )
+
+    def init(self, problem: Any, position: Tensor) -> Any:
+        self.check(problem)
+
+    def step(self, problem: Any, state: Any, rng: torch.Generator) -> Any:
+        self.check(problem)
+
+
+def to_json(kernel: Any) -> dict[str, Any]:
+    """``{"class_path", "init_args"}``; kernels that are not dataclasses have no fields to store."""
+    if isinstance(kernel, UnknownKernel):
+        return {"class_path": kernel.class_path, "init_args": kernel.init_args}
+    fields = dataclasses.fields(kernel) if dataclasses.is_dataclass(kernel) else ()
+    values = {field.name: _value_to_json(getattr(kernel, field.name)) for field in fields if field.init}
+    return {"class_path": _class_path(type(kernel)), "init_args": values}
+
+
+def from_json(stored: dict[str, Any]) -> Any:
+    """The kernel that :func:`to_json` described; an :class:`UnknownKernel` if it cannot be made again.
+
+    A class is looked up in modules that are already imported: loading a file runs no code that it names.
+    """
+    if "class_path" not in stored:
+        stored = _current(stored)
+    cls = _imported(stored["class_path"])
+    if cls is not None:
+        try:
+            return cls(**{name: _value_from_json(value) for name, value in stored["init_args"].items()})
+        except (TypeError, ValueError):
+            # fields of another version of the class, or that JSON could not hold
+            pass
+    return UnknownKernel(stored["class_path"], stored["init_args"])
+
+
+def _class_path(cls: type) -> str:
+    """Where the class is found: the shortest package that exports it, which outlives a move of its file."""
+    parts = cls.__module__.split(".")
+    for n in range(1, len(parts)):
+        package = ".".join(parts[:n])
+        if getattr(sys.modules.get(package), cls.__name__, None) is cls:
+            return f"{package}.{cls.__name__}"
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _imported(class_path: str) -> Any:
+    """The class of that path if its module is imported and it is a kernel, else None."""
+    module, _, name = class_path.rpartition(".")
+    found = getattr(sys.modules.get(module), name, None)
+    is_kernel = isinstance(found, type) and all(callable(getattr(found, method, None)) for method in _METHODS)
+    return found if is_kernel else None
+
+
+def _value_to_json(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return {"tensor": value.tolist(), "dtype": str(value.dtype).removeprefix("torch.")}
+    if isinstance(value, tuple | list):
+        return [_value_to_json(item) for item in value]
+    if isinstance(value, type(None) | bool | int | float | str):
+        return value
+    if all(callable(getattr(value, method, None)) for method in _METHODS):
+        return to_json(value)
+    # what JSON cannot hold is named; the draws are kept all the same
+    return {"repr": repr(value)}
+
+
+def _value_from_json(value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_value_from_json(item) for item in value)
+    if not isinstance(value, dict):
+        return value
+    if "tensor" in value:
+        return torch.tensor(value["tensor"], dtype=getattr(torch, value["dtype"]))
+    if "class_path" in value:
+        kernel = from_json(value)
+        if not isinstance(kernel, UnknownKernel):
+            return kernel
+    raise ValueError(f"{value} cannot be made again")
+
+
+def _current(stored: dict[str, Any]) -> dict[str, Any]:
+    """What version 0.1.0 wrote, ``{"name", **fields}`` with tensors as lists, in the present form.
+
+    Fields that a class no longer has were None in all of its kernels.
+    """
+    cls = _imported(f"dgm_infer.{stored['name']}")
+    known = {field.name for field in dataclasses.fields(cls)} if cls is not None else set(stored)
+
+    def value(name: str, old: Any) -> Any:
+        return {"tensor": old, "dtype": "float64"} if isinstance(old, list) and name != "n_steps" else old
+
+    fields = {k: value(k, v) for k, v in stored.items() if k != "name" and (k in known or v is not None)}
+    return {"class_path": f"dgm_infer.{stored['name']}", "init_args": fields}
