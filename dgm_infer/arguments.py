@@ -33,6 +33,7 @@ __all__ = [
     "numbers",
     "optional_positive",
     "positive",
+    "positive_numbers",
     "random_seed",
     "sizes",
     "whole_number",
@@ -184,14 +185,19 @@ def choice(call: str, field: str, value: Value, options: Collection[Value]) -> V
 # ------------------------------------------------------------------------------------------------------------- tensors
 
 
-def numbers(call: str, field: str, value: Any) -> Tensor:
-    """A real tensor, without its history: what is not of floating point gets the default type.
+def numbers(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """A real tensor, without its history.
+
+    Args:
+        dtype: to convert to; None keeps a floating-point type and gives others the default one.
 
     Raises:
         ArgumentError: no tensor can be made of it, or a complex one.
     """
     try:
         values = torch.as_tensor(value).detach()
+        # of Python's numbers no digit is lost
+        values = torch.as_tensor(value, dtype=dtype).detach() if dtype and not values.is_complex() else values
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise ArgumentError(f"{call}({field}={_shown(value)}): must be a tensor, or numbers to make one of") from None
     if values.is_complex():
@@ -199,16 +205,29 @@ def numbers(call: str, field: str, value: Any) -> Tensor:
     return values if values.is_floating_point() else values.to(torch.get_default_dtype())
 
 
-def finite(call: str, field: str, value: Any) -> Tensor:
+def finite(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
     """As :func:`numbers`, all of them finite.
 
     Raises:
         ArgumentError: no tensor can be made of it, a complex one, or a number is not finite.
     """
-    values = numbers(call, field, value)
+    values = numbers(call, field, value, dtype)
     bad = ~values.isfinite()
     if bad.any():
         raise ArgumentError(f"{call}({field}={values[bad][0].item():g}): must be finite")
+    return values
+
+
+def positive_numbers(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """As :func:`finite`, all of them above 0.
+
+    Raises:
+        ArgumentError: no tensor can be made of it, or a number is not positive or not finite.
+    """
+    values = numbers(call, field, value, dtype)
+    bad = ~((values > 0) & values.isfinite())
+    if bad.any():
+        raise ArgumentError(f"{call}({field}={values[bad][0].item():g}): must be positive and finite")
     return values
 
 
@@ -329,7 +348,8 @@ def instance(call: str, field: str, value: Any, kind: type[Value], example: str)
         ArgumentError: it is of another; the message says ``example``.
     """
     if not isinstance(value, kind):
-        raise ArgumentError(f"{call}({field}={_shown(value)}): must be a {kind.__name__}, such as {example}")
+        article = "an" if kind.__name__[0] in "AEIOU" else "a"
+        raise ArgumentError(f"{call}({field}={_shown(value)}): must be {article} {kind.__name__}, such as {example}")
     return value
 
 

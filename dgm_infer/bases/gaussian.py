@@ -71,7 +71,7 @@ class Gaussian(GaussianDensity):
     ):
         super().__init__(mean, sd, cholesky=cholesky, factor=factor)
         if log_zeta is not None:
-            log_zeta = finite("Gaussian", "log_zeta", log_zeta).to(self.mean.device, torch.float64, copy=True)
+            log_zeta = finite("Gaussian", "log_zeta", log_zeta, torch.float64).to(self.mean.device, copy=True)
             if log_zeta.shape != self.batch_shape:
                 raise ArgumentError(
                     f"Gaussian(log_zeta of shape {tuple(log_zeta.shape)}): expected {tuple(self.batch_shape)}"
@@ -122,7 +122,7 @@ class Gaussian(GaussianDensity):
         draws, log_weights = (numbers("refined", *given) for given in (("draws", draws), ("log_weights", log_weights)))
         kind = self.kind if kind is None else choice("refined", "kind", kind, KINDS)
         if log_zeta is not None:
-            log_zeta = finite("refined", "log_zeta", log_zeta).to(self.mean.device, torch.float64, copy=True)
+            log_zeta = finite("refined", "log_zeta", log_zeta, torch.float64).to(self.mean.device, copy=True)
         if draws.shape[2:] != self.mean.shape or log_weights.shape != draws.shape[:-1]:
             raise ArgumentError(
                 f"refined(draws of shape {tuple(draws.shape)}, log_weights of shape {tuple(log_weights.shape)}): "

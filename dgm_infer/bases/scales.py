@@ -6,7 +6,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 import torch
 from torch import Tensor
 
-from ..arguments import finite, numbers
+from ..arguments import finite, numbers, positive_numbers
 from ..errors import ArgumentError, EvidenceError
 
 __all__ = ["KINDS", "Diagonal", "Full", "Kind", "LowRank", "Scale", "factorised", "given_scale", "remade", "scale_of"]
@@ -204,13 +204,12 @@ def given_scale(mean: Tensor, sd: Any, cholesky: Any, factor: Any) -> Scale:
         cholesky = numbers("Gaussian", "cholesky", cholesky).to(mean)
         if cholesky.shape != (*shape, shape[-1]):
             raise ArgumentError(f"Gaussian(cholesky of shape {tuple(cholesky.shape)}): expected {(*shape, shape[-1])}")
-        _check_positive("the diagonal of cholesky", cholesky.diagonal(dim1=-2, dim2=-1))
+        positive_numbers("Gaussian", "diagonal of cholesky", cholesky.diagonal(dim1=-2, dim2=-1))
         # tril copies
         return Full(finite("Gaussian", "cholesky", cholesky.tril()))
-    sd = numbers("Gaussian", "sd", sd).to(mean)
+    sd = positive_numbers("Gaussian", "sd", sd).to(mean)
     if sd.ndim and sd.shape != mean.shape:
         raise ArgumentError(f"Gaussian(sd of shape {tuple(sd.shape)}): expected {shape}, or a number")
-    _check_positive("sd", sd)
     sd = sd.clone().expand(shape)
     if factor is None:
         return Diagonal(sd)
@@ -218,12 +217,6 @@ def given_scale(mean: Tensor, sd: Any, cholesky: Any, factor: Any) -> Scale:
     if factor.shape[:-1] != mean.shape:
         raise ArgumentError(f"Gaussian(factor of shape {tuple(factor.shape)}): expected {(*shape, 'R')}")
     return LowRank.of(sd, factor)
-
-
-def _check_positive(what: str, values: Tensor) -> None:
-    bad = ~((values > 0) & values.isfinite())
-    if bad.any():
-        raise ArgumentError(f"Gaussian(): {what} is {values[bad][0].item():g} somewhere: must be positive and finite")
 
 
 def scale_of(covariance: Tensor, kind: Kind, rank: int) -> Scale:

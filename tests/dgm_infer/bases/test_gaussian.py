@@ -253,10 +253,10 @@ def test_a_base_from_an_encoder():
     [
         (lambda: dgm.Gaussian(torch.zeros(2)), "give the scale as sd"),
         (lambda: dgm.Gaussian(torch.zeros(2), 1.0, cholesky=torch.eye(2)), "give the scale as sd"),
-        (lambda: dgm.Gaussian(torch.zeros(2), torch.tensor([1.0, -1.0])), "sd is -1 somewhere"),
+        (lambda: dgm.Gaussian(torch.zeros(2), torch.tensor([1.0, -1.0])), "sd=-1.: must be positive"),
         (lambda: dgm.Gaussian(torch.zeros(2), torch.ones(3)), r"sd of shape \(3,\)"),
         (lambda: dgm.Gaussian(torch.tensor([0.0, math.nan]), 1.0), "mean=nan"),
-        (lambda: dgm.Gaussian(torch.zeros(2), cholesky=torch.zeros(2, 2)), "diagonal of cholesky is 0"),
+        (lambda: dgm.Gaussian(torch.zeros(2), cholesky=torch.zeros(2, 2)), "diagonal of cholesky=0"),
         (lambda: dgm.Gaussian(torch.zeros(2), 1.0, factor=torch.zeros(3, 1)), r"factor of shape \(3, 1\)"),
         (lambda: dgm.Gaussian(torch.tensor(1.0), 1.0), r"mean of shape \(\)"),
         (lambda: dgm.Gaussian(torch.zeros(3, 2), 1.0, log_zeta=torch.zeros(2)), "log_zeta of shape"),
