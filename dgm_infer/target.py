@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from .arguments import function, sizes, whole_number
 from .errors import ArgumentError
 
 __all__ = ["Target", "as_target"]
@@ -32,16 +33,21 @@ class Target:
         dim: int | None = None,
         batch_shape: tuple[int, ...] | None = None,
     ):
+        name = type(self).__name__
+        if energy is not None or not self._defines_energy:
+            function(name, "energy", energy, "lambda x: 0.5 * x.square().sum(-1)")
         self._energy = energy
-        self.dim = getattr(self, "dim", None) if dim is None else dim  # type: ignore[assignment]
-        if self.dim is None or self.dim < 1:
-            raise ArgumentError(f"{type(self).__name__}(dim={self.dim}): dim must be 1 or more")
-        self.batch_shape = torch.Size(self.batch_shape if batch_shape is None else batch_shape)
+        self.dim = whole_number(name, "dim", getattr(self, "dim", None) if dim is None else dim)
+        batch_shape = self.batch_shape if batch_shape is None else batch_shape
+        self.batch_shape = torch.Size(sizes(name, "batch_shape", batch_shape, least=0, empty=True))
+
+    @property
+    def _defines_energy(self) -> bool:
+        return type(self).energy is not Target.energy or "energy" in vars(self)
 
     def energy(self, x: Tensor) -> Tensor:
         """``[..., *batch_shape, D] -> [..., *batch_shape]``."""
-        if self._energy is None:
-            raise NotImplementedError(f"{type(self).__name__} defines no energy(x)")
+        assert self._energy is not None
         return self._energy(x)
 
     def energy_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:

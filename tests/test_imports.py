@@ -23,6 +23,7 @@ ORDER = {
         "files",
         "progress",
         "target",
+        "probe",
         "structures",
         "models",
         "conditioning",
@@ -50,7 +51,7 @@ ORDER = {
         "check",
     ],
     "dgm_infer.kernels": ["kernel", "stored", "integrators", "trees", "constrained", "hmc", "nuts"],
-    "dgm_infer.bases": ["scales", "moments", "laplace", "variational", "gaussian"],
+    "dgm_infer.bases": ["scales", "moments", "density", "laplace", "variational", "gaussian"],
     "dgm_infer.sampling": ["draws", "warmup", "starts", "sample"],
     "dgm_infer.evidence": [
         "estimators",

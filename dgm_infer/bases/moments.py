@@ -6,9 +6,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import EvidenceError
+from ..arguments import numbers
+from ..errors import ArgumentError, EvidenceError
 
-__all__ = ["MixtureMoments", "WeightedMoments", "distinct", "mixture_moments", "weighted_moments"]
+__all__ = ["MixtureMoments", "WeightedMoments", "check_mixture", "distinct", "mixture_moments", "weighted_moments"]
 
 
 class MixtureMoments(NamedTuple):
@@ -34,6 +35,35 @@ def mixture_moments(means: Tensor, covariances: Tensor, log_weights: Tensor) -> 
     deviations = weights.sqrt().unsqueeze(-1) * (means - mean)
     within = (weights[..., None, None] * covariances).sum(0)
     return MixtureMoments(mean, within + _outer_sum(deviations), log_total)
+
+
+def check_mixture(call: str, means, covariances, log_weights) -> tuple[Tensor, Tensor, Tensor]:
+    """The arguments of :meth:`Gaussian.of_mixture` as tensors.
+
+    Raises:
+        ArgumentError: shapes that do not fit, no components, or a value that is not finite.
+        EvidenceError: a problem whose weights are all zero.
+    """
+    means, covariances = numbers(call, "means", means), numbers(call, "covariances", covariances)
+    log_weights = numbers(call, "log_weights", log_weights)
+    if not means.ndim or covariances.shape != (*means.shape, means.shape[-1]) or log_weights.shape != means.shape[:-1]:
+        raise ArgumentError(
+            f"{call}(means {tuple(means.shape)}, covariances {tuple(covariances.shape)}, log_weights "
+            f"{tuple(log_weights.shape)}): expected [L, *batch, D], [L, *batch, D, D] and [L, *batch]"
+        )
+    if not len(means):
+        raise ArgumentError(f"{call}(means): there are no components")
+    if not (means.isfinite().all() and covariances.isfinite().all() and (log_weights < math.inf).all()):
+        raise ArgumentError(f"{call}(): a mean, a covariance or a weight is not finite")
+    if not (covariances.diagonal(dim1=-2, dim2=-1) > 0).all():
+        raise ArgumentError(f"{call}(covariances): a variance is not positive")
+    empty = log_weights.isneginf().all(0)
+    if empty.any():
+        raise EvidenceError(
+            f"no component has weight at {int(empty.sum())} of {empty.numel()} problems: all local fits reach "
+            "where the target has no density; give a start inside its support"
+        )
+    return means, covariances, log_weights
 
 
 def distinct(means: Tensor, covariances: Tensor, order: Tensor, tolerance: float) -> Tensor:

@@ -1,20 +1,25 @@
 """Linear maps L with ``L L^T`` the covariance of a Gaussian: diagonal, triangular, low rank plus diagonal."""
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import torch
 from torch import Tensor
 
+from ..arguments import finite, numbers, positive_numbers
 from ..errors import ArgumentError, EvidenceError
 
-__all__ = ["KINDS", "Diagonal", "Full", "LowRank", "Scale", "check_kind", "factorised", "scale_of"]
+__all__ = ["KINDS", "Diagonal", "Full", "Kind", "LowRank", "Scale", "factorised", "given_scale", "remade", "scale_of"]
 
-KINDS = ("diagonal", "full", "low_rank")
+Kind = Literal["diagonal", "full", "low_rank"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Scale(Protocol):
     """A map of ``[..., *batch, D]``, one for every problem of the batch."""
+
+    @property
+    def kind(self) -> Kind: ...
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
@@ -53,6 +58,10 @@ class Diagonal(NamedTuple):
     """``[*batch, D]``, positive."""
 
     @property
+    def kind(self) -> Kind:
+        return "diagonal"
+
+    @property
     def tensors(self):
         return (self.sd,)
 
@@ -80,6 +89,10 @@ class Full(NamedTuple):
 
     cholesky: Tensor
     """``[*batch, D, D]``, of positive diagonal."""
+
+    @property
+    def kind(self) -> Kind:
+        return "full"
 
     @property
     def tensors(self):
@@ -142,6 +155,10 @@ class LowRank(NamedTuple):
         return cls(sd, factor, directions, matrix, inverse, s)
 
     @property
+    def kind(self) -> Kind:
+        return "low_rank"
+
+    @property
     def tensors(self):
         return self.sd, self.factor
 
@@ -174,25 +191,44 @@ def remade(scale: Scale, tensors: Iterable[Tensor]) -> Scale:
     return (Full if isinstance(scale, Full) else Diagonal)(*tensors)
 
 
-def check_kind(call: str, kind: str) -> None:
-    """Raises ArgumentError, before any work, for what is no kind of a scale."""
-    if kind not in KINDS:
-        raise ArgumentError(f"{call}(kind={kind!r}): must be one of {', '.join(KINDS)}")
+def given_scale(mean: Tensor, sd: Any, cholesky: Any, factor: Any) -> Scale:
+    """The map that a user describes, in tensors of its own; see :class:`Gaussian`.
+
+    Raises:
+        ArgumentError: not one of the three ways, another shape, or a number that is not finite or not positive.
+    """
+    if (sd is None) == (cholesky is None) or (factor is not None and sd is None):
+        raise ArgumentError("Gaussian(): give the scale as sd, as sd and factor, or as cholesky")
+    shape = tuple(mean.shape)
+    if cholesky is not None:
+        cholesky = numbers("Gaussian", "cholesky", cholesky).to(mean)
+        if cholesky.shape != (*shape, shape[-1]):
+            raise ArgumentError(f"Gaussian(cholesky of shape {tuple(cholesky.shape)}): expected {(*shape, shape[-1])}")
+        positive_numbers("Gaussian", "diagonal of cholesky", cholesky.diagonal(dim1=-2, dim2=-1))
+        # tril copies
+        return Full(finite("Gaussian", "cholesky", cholesky.tril()))
+    sd = positive_numbers("Gaussian", "sd", sd).to(mean)
+    if sd.ndim and sd.shape != mean.shape:
+        raise ArgumentError(f"Gaussian(sd of shape {tuple(sd.shape)}): expected {shape}, or a number")
+    sd = sd.clone().expand(shape)
+    if factor is None:
+        return Diagonal(sd)
+    factor = finite("Gaussian", "factor", factor).to(mean).clone()
+    if factor.shape[:-1] != mean.shape:
+        raise ArgumentError(f"Gaussian(factor of shape {tuple(factor.shape)}): expected {(*shape, 'R')}")
+    return LowRank.of(sd, factor)
 
 
-def scale_of(covariance: Tensor, kind: str, rank: int) -> Scale:
+def scale_of(covariance: Tensor, kind: Kind, rank: int) -> Scale:
     """The map of one kind for a covariance ``[*batch, D, D]``.
 
     Raises:
-        ArgumentError: no such kind.
         EvidenceError: the covariance is not positive definite.
     """
     if kind == "diagonal":
         return Diagonal(covariance.diagonal(dim1=-2, dim2=-1).sqrt())
     if kind == "full":
         return Full(factorised(covariance))
-    if kind != "low_rank":
-        raise ArgumentError(f"kind={kind!r}: must be one of {', '.join(KINDS)}")
     # the principal components of the correlations, and what they leave over
     sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     values, vectors = torch.linalg.eigh(covariance / (sd.unsqueeze(-1) * sd.unsqueeze(-2)))

@@ -8,7 +8,7 @@ from torch import Tensor
 from ..errors import EvidenceError
 from .scales import Diagonal, Full, LowRank, Scale
 
-__all__ = ["maximise_elbo"]
+__all__ = ["check_divergence", "lower_bound", "maximise_elbo"]
 
 
 class _Parameters:
@@ -95,12 +95,40 @@ def maximise_elbo(
     with torch.no_grad():
         scale = parameters.scale()
     finite = mean.isfinite().all(-1) & scale.log_det().isfinite()
-    if not finite.all():
+    check_divergence(~finite, rate)
+    return mean, scale, trace
+
+
+def check_divergence(diverged: Tensor, rate: float) -> None:
+    """Raises EvidenceError where a fit has diverged, ``[*batch]``."""
+    if diverged.any():
         raise EvidenceError(
-            f"the fit of a Gaussian diverged at {int((~finite).sum())} of {finite.numel()} problems: use a smaller "
+            f"the fit of a Gaussian diverged at {int(diverged.sum())} of {diverged.numel()} problems: use a smaller "
             f"rate than {rate:g}, or start nearer to the target"
         )
-    return mean, scale, trace
+
+
+def lower_bound(target, base, rng: torch.Generator, samples: int = 1000, at_once: int = 50) -> Tensor:
+    """``E_q[-energy(x) - log q(x)]`` of a base q, ``[*batch]``, by fresh draws.
+
+    Raises:
+        EvidenceError: the energy is not a number at more than a tenth of a problem's draws.
+    """
+    total = torch.zeros(base.batch_shape, dtype=torch.float64, device=base.mean.device)
+    undefined = torch.zeros_like(total)
+    with torch.no_grad():
+        for _ in range(samples // at_once):
+            x = base.sample((at_once,), rng)
+            energy = target.energy(x)
+            total += (base.energy(x) - energy).double().sum(0)
+            undefined += energy.isnan().sum(0)
+    bad = undefined > 0.1 * samples
+    if bad.any():
+        raise EvidenceError(
+            f"the energy is NaN at {100 * undefined.max().item() / samples:.0f} % of the draws of the fitted base, at "
+            f"{int(bad.sum())} of {bad.numel()} problems: it must be a number, or inf where there is no density"
+        )
+    return total / samples
 
 
 @torch.no_grad()

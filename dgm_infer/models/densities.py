@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..arguments import instance, whole_number
 from ..errors import ArgumentError
 
 __all__ = ["InputDensity", "Logistic", "Product", "StandardNormal"]
@@ -50,8 +51,7 @@ class _Iid(InputDensity):
     dim: int
 
     def __post_init__(self):
-        if self.dim < 0:
-            raise ArgumentError(f"{type(self).__name__}(dim={self.dim}): dim must be 0 or more")
+        whole_number(type(self).__name__, "dim", self.dim, 0)
 
 
 @dataclass(frozen=True)
@@ -95,6 +95,8 @@ class Product(InputDensity):
     def __init__(self, *factors: InputDensity):
         if not factors:
             raise ArgumentError("Product() needs at least one density")
+        for factor in factors:
+            instance("Product", "factors", factor, InputDensity, "StandardNormal(2)")
         self.factors = factors
         self.dims = tuple(factor.dim for factor in factors)
         self.dim = sum(self.dims)

@@ -53,6 +53,8 @@ class GenerativeModel(nn.Module):
         except Exception as error:
             # nn.Module would report an AttributeError as an attribute output_shape that is missing
             raise ModelError(f"{type(self).__name__}.observed fails for one row of zeros: {cause(error)}") from error
+        if not isinstance(output, Tensor):
+            raise ModelError(f"{type(self).__name__}.observed returns a {type(output).__name__}: expected a tensor")
         return tuple(output.shape)
 
 

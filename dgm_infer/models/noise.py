@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..arguments import positive_numbers
 from ..errors import ArgumentError
 from .densities import StandardNormal
 from .directed import DirectedModel
@@ -28,9 +29,7 @@ class WithNoise(DirectedModel):
         super().__init__()
         validate(model)
         # the noise computes in the model's type: a 32-bit sd must not turn a 64-bit model into a mixture
-        sd = torch.as_tensor(sd, dtype=reference_tensor(model).dtype)
-        if not bool((sd > 0).all()):
-            raise ArgumentError(f"WithNoise(sd={sd.min().item():g}): sd must be positive")
+        sd = positive_numbers("WithNoise", "sd", sd, reference_tensor(model).dtype)
         self.model = model
         self.register_buffer("sd", sd)
         self.sd: Tensor

@@ -1,6 +1,9 @@
 """Gaussian bases: densities, maps to whitened coordinates, fits."""
 
+import copy
 import math
+import pickle
+from dataclasses import FrozenInstanceError
 
 import pytest
 import torch
@@ -250,10 +253,10 @@ def test_a_base_from_an_encoder():
     [
         (lambda: dgm.Gaussian(torch.zeros(2)), "give the scale as sd"),
         (lambda: dgm.Gaussian(torch.zeros(2), 1.0, cholesky=torch.eye(2)), "give the scale as sd"),
-        (lambda: dgm.Gaussian(torch.zeros(2), torch.tensor([1.0, -1.0])), "sd is -1 somewhere"),
+        (lambda: dgm.Gaussian(torch.zeros(2), torch.tensor([1.0, -1.0])), "sd=-1.: must be positive"),
         (lambda: dgm.Gaussian(torch.zeros(2), torch.ones(3)), r"sd of shape \(3,\)"),
         (lambda: dgm.Gaussian(torch.tensor([0.0, math.nan]), 1.0), "mean=nan"),
-        (lambda: dgm.Gaussian(torch.zeros(2), cholesky=torch.zeros(2, 2)), "diagonal of cholesky is 0"),
+        (lambda: dgm.Gaussian(torch.zeros(2), cholesky=torch.zeros(2, 2)), "diagonal of cholesky=0"),
         (lambda: dgm.Gaussian(torch.zeros(2), 1.0, factor=torch.zeros(3, 1)), r"factor of shape \(3, 1\)"),
         (lambda: dgm.Gaussian(torch.tensor(1.0), 1.0), r"mean of shape \(\)"),
         (lambda: dgm.Gaussian(torch.zeros(3, 2), 1.0, log_zeta=torch.zeros(2)), "log_zeta of shape"),
@@ -266,8 +269,11 @@ def test_a_base_from_an_encoder():
         (lambda: dgm.Gaussian.from_local_fits(dgm.Target(lambda x: x.sum(-1), 2), 0), "starts=0"),
         (lambda: dgm.Gaussian(torch.zeros(2), 1.0).refined(torch.zeros(2, 3), torch.zeros(2)), "refined"),
         (lambda: dgm.Gaussian(torch.zeros(2), 1.0, log_zeta=torch.tensor(math.nan)), "log_zeta=nan"),
-        (lambda: dgm.Gaussian(torch.zeros(2), cholesky=torch.tensor([[1, 0], [math.nan, 1]])), "cholesky.*not finite"),
-        (lambda: dgm.Gaussian(torch.zeros(2), 1.0, factor=torch.full((2, 1), math.inf)), "factor.*not finite"),
+        (
+            lambda: dgm.Gaussian(torch.zeros(2), cholesky=torch.tensor([[1, 0], [math.nan, 1]])),
+            "cholesky=nan.*must be finite",
+        ),
+        (lambda: dgm.Gaussian(torch.zeros(2), 1.0, factor=torch.full((2, 1), math.inf)), "factor=inf.*must be finite"),
         (lambda: dgm.Gaussian.fit(dgm.Target(lambda x: x.sum(-1), 2), start=torch.zeros(2)), "start=a Tensor"),
         (lambda: dgm.Gaussian.fit(dgm.Target(lambda x: x.sum(-1), 2), start=mixture_of(3)), r"start=Gaussian.*\(2,\)"),
         (lambda: dgm.Gaussian.from_local_fits(dgm.Target(lambda x: x.sum(-1), 2), kind="ful"), "kind='ful'"),
@@ -284,6 +290,42 @@ def test_bad_arguments_are_named(make, message):
         make()
 
 
+def test_a_base_is_frozen():
+    base = base_of("full")
+    for name in ("mean", "scale", "log_zeta", "elbo", "anything"):
+        with pytest.raises(FrozenInstanceError, match=f"setting {name}"):
+            setattr(base, name, None)
+    with pytest.raises(FrozenInstanceError, match="mean cannot be deleted"):
+        del base.mean
+    with pytest.raises(AttributeError):
+        base.scale.cholesky = torch.eye(5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_becomes_of_the_tensors_that_a_base_was_made_of_does_not_change_it(kind):
+    mean, sd, factor = torch.zeros(2, dtype=FLOAT), torch.ones(2, dtype=FLOAT), torch.eye(2, dtype=FLOAT)
+    log_zeta = torch.tensor(1.0, dtype=FLOAT)
+    scale = {"diagonal": {"sd": sd}, "full": {"cholesky": factor}, "low_rank": {"sd": sd, "factor": factor}}[kind]
+    base = dgm.Gaussian(mean.requires_grad_(), **scale, log_zeta=log_zeta)
+    x = torch.ones(2, dtype=FLOAT)
+    before = base.energy(x)
+    with torch.no_grad():
+        for tensor in (mean, sd, factor, log_zeta):
+            tensor += 1
+    assert torch.equal(base.energy(x), before)
+    assert base.log_zeta == 1
+    assert not base.mean.requires_grad
+    # made of them now, it is another one
+    assert not torch.equal(dgm.Gaussian(mean, **scale).energy(x), before)
+
+
+def test_copies_of_a_base_are_the_same_density():
+    base = base_of("low_rank")
+    copied = pickle.loads(pickle.dumps(copy.deepcopy(base)))
+    x = base.sample(2, torch.Generator().manual_seed(0))
+    assert torch.equal(copied.energy(x), base.energy(x))
+
+
 def test_weights_that_are_all_zero_make_no_base():
     base = dgm.Gaussian(torch.zeros(2), 1.0)
     with pytest.raises(dgm.EvidenceError, match="all weights are zero at 1 of 1"):
@@ -297,7 +339,25 @@ def test_draws_without_a_density_do_not_pull_a_fit():
     assert not base.elbo.isfinite().any()
 
 
+@pytest.mark.parametrize(
+    ("energy", "words"),
+    [
+        (lambda x: x.sum(-1) * math.nan, r"NaN at 100 % of the draws of the fitted base, at 1 of 1 problems"),
+        (lambda x: x.square().sum(-1).where(x[..., 0] > 0, math.nan), r"NaN at \d+ of 32 points tried"),
+        (lambda x: -x.square().sum(-1), "falls without end"),
+        (lambda x: -x[..., 0].exp().log1p(), "falls without end"),
+        (lambda x: x.square().sum(-1) + torch.randn(x.shape[:-1]), "differs from call to call"),
+        (lambda x: x.square().sum(-1) + 1 / 0, "the energy fails.*division by zero"),
+    ],
+)
+def test_what_is_no_density_is_not_fitted(energy, words):
+    with pytest.raises(dgm.EvidenceError, match=words):
+        dgm.Gaussian.fit(dgm.Target(energy, 2), steps=5)
+
+
 def test_a_fit_that_diverges_says_so():
     target = dgm.Target(lambda x: x.square().sum(-1), 2, (2,))
-    with pytest.raises(dgm.EvidenceError, match="diverged at 2 of 2 problems: use a smaller rate"):
-        dgm.Gaussian.fit(target, dtype=FLOAT, rate=1e300, steps=5)
+    # to numbers that are not finite, or to a density far from the target's
+    for rate in (1e300, 100.0):
+        with pytest.raises(dgm.EvidenceError, match="diverged at 2 of 2 problems: use a smaller rate"):
+            dgm.Gaussian.fit(target, dtype=FLOAT, rate=rate, steps=5)

@@ -1,0 +1,125 @@
+"""Normalised Gaussian densities on R^D, and the whitened coordinates in which they are standard normal."""
+
+import math
+from dataclasses import FrozenInstanceError
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ..arguments import allocatable, finite, instance, numbers, sizes
+from ..errors import ArgumentError
+from .scales import Kind, Scale, given_scale
+
+__all__ = ["GaussianDensity"]
+
+
+class GaussianDensity:
+    """``N(mean, L L^T)`` for every problem of a batch, with its map to whitened coordinates ``v = L^-1 (x - mean)``.
+
+    It is frozen: its tensors are its own, copied from those it is made of, and no attribute can be set.
+
+    Args:
+        mean: ``[*batch, D]``.
+        sd: ``[*batch, D]`` standard deviations, positive; with ``factor`` those of the diagonal part.
+        cholesky: ``[*batch, D, D]`` lower triangular factor of the covariance, in place of ``sd``.
+        factor: ``[*batch, D, R]``, for the covariance ``diag(sd^2) + factor factor^T``.
+
+    Raises:
+        ArgumentError: shapes that do not fit, or a value that is not finite or, in a scale, not positive.
+    """
+
+    mean: Tensor
+    scale: Scale
+
+    def __init__(
+        self,
+        mean: Tensor,
+        sd: Tensor | float | None = None,
+        *,
+        cholesky: Tensor | None = None,
+        factor: Tensor | None = None,
+    ):
+        mean = numbers("Gaussian", "mean", mean).clone()
+        if mean.ndim < 1 or mean.shape[-1] < 1:
+            raise ArgumentError(f"Gaussian(mean of shape {tuple(mean.shape)}): expected [*batch, D]")
+        finite("Gaussian", "mean", mean)
+        vars(self).update(mean=mean, scale=given_scale(mean, sd, cholesky, factor))
+
+    @classmethod
+    def _of(cls, mean: Tensor, scale: Scale, **attributes: Tensor | None) -> Self:
+        """One of parts that are known to be right."""
+        new = object.__new__(cls)
+        vars(new).update(mean=mean, scale=scale, **attributes)
+        return new
+
+    def __setattr__(self, name: str, value: object) -> None:
+        raise FrozenInstanceError(f"a {type(self).__name__} is frozen: make another one in place of setting {name}")
+
+    def __delattr__(self, name: str) -> None:
+        raise FrozenInstanceError(f"a {type(self).__name__} is frozen: {name} cannot be deleted")
+
+    @property
+    def dim(self) -> int:
+        return self.mean.shape[-1]
+
+    @property
+    def batch_shape(self) -> torch.Size:
+        return self.mean.shape[:-1]
+
+    @property
+    def kind(self) -> Kind:
+        """``"diagonal"``, ``"full"`` or ``"low_rank"``."""
+        return self.scale.kind
+
+    @property
+    def log_det(self) -> Tensor:
+        """``log|det L|``, ``[*batch]``."""
+        return self.scale.log_det()
+
+    @property
+    def covariance(self) -> Tensor:
+        """``[*batch, D, D]``."""
+        return self.scale.covariance()
+
+    @property
+    def covariance_diagonal(self) -> Tensor:
+        """``[*batch, D]``."""
+        return self.scale.covariance_diagonal()
+
+    def whiten(self, x: Tensor) -> Tensor:
+        """``v = L^-1 (x - mean)``, ``[..., *batch, D]``."""
+        return self.scale.solve(x - self.mean)
+
+    def unwhiten(self, v: Tensor) -> Tensor:
+        """``x = mean + L v``, ``[..., *batch, D]``."""
+        return self.mean + self.scale.apply(v)
+
+    def energy(self, x: Tensor) -> Tensor:
+        """``-log q(x) = |v|^2/2 + log|det L| + D/2 log 2 pi``: ``[..., *batch, D] -> [..., *batch]``.
+
+        Raises:
+            ArgumentError: x is not a tensor whose last dimension is D.
+        """
+        if instance("Gaussian.energy", "x", x, Tensor, "base.sample(10)").shape[-1:] != self.mean.shape[-1:]:
+            raise ArgumentError(f"Gaussian.energy(x of shape {tuple(x.shape)}): expected [..., *batch, {self.dim}]")
+        return 0.5 * self.whiten(x).square().sum(-1) + self.log_det + 0.5 * self.dim * math.log(2 * math.pi)
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """``log q(x)``: ``[..., *batch, D] -> [..., *batch]``."""
+        return -self.energy(x)
+
+    def sample(self, shape: tuple[int, ...] | int = (), generator: torch.Generator | None = None) -> Tensor:
+        """Independent draws ``[*shape, *batch, D]``.
+
+        Raises:
+            ArgumentError: the shape is neither an integer >= 0 nor a sequence of such.
+        """
+        given = shape if isinstance(shape, tuple | list) else (shape,)
+        lead = sizes("Gaussian.sample", "shape", given, least=0, empty=True)
+        mean = self.mean
+        allocatable("Gaussian.sample", "shape", shape, math.prod(lead) * mean.numel(), "fewer draws", like=mean)
+        return self.unwhiten(torch.randn(*lead, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device))
+
+    def __repr__(self):
+        return f"{type(self).__name__}(*batch, D = {tuple(self.mean.shape)}; {self.kind}, {self.mean.dtype})"

@@ -1,0 +1,83 @@
+"""What is wrong with a target's energy, found at a few points before a run spends its time on it."""
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from .errors import cause
+from .target import Target
+
+__all__ = ["energy_fault", "probe_points"]
+
+# Energies computed at once, and points of a problem that these are shared among.
+_ENERGIES, _FEWEST, _MOST = 1024, 2, 32
+# Share of the points at which an energy may be NaN: there a chain is rejected, as where it diverges.
+_NAN = 0.1
+# Distances in units of the points' spread: over a range like this a density with a finite integral falls.
+_NEAR, _FAR = 1e4, 1e8
+
+
+def probe_points(target: Target) -> int:
+    """How many points of every problem to look at: fewer in a large batch."""
+    return min(max(_ENERGIES // max(target.batch_shape.numel(), 1), _FEWEST), _MOST)
+
+
+@torch.no_grad()
+def energy_fault(target: Target, x: Tensor) -> str | None:
+    """What is wrong with the energy at points ``x [n, *batch, D]`` and far from them, in words; None for nothing.
+
+    It must be one real number per point, the same at every call, not NaN where the density is looked for, and must not
+    fall without end: then ``exp(-energy)`` has no integral. An energy that is NaN or infinite at all points is left to
+    the search for a start or a base, which says more about it.
+    """
+    try:
+        energy, again = target.energy(x), target.energy(x)
+    except Exception as error:
+        return f"the energy fails at x of shape {tuple(x.shape)}, {x.dtype} on {x.device}: {cause(error)}"
+    if not isinstance(energy, Tensor):
+        return f"the energy is a {type(energy).__name__}: must be a tensor, one value per point"
+    if energy.shape != x.shape[:-1] or not energy.is_floating_point():
+        what = f"of shape {tuple(energy.shape)}" if energy.is_floating_point() else energy.dtype
+        expected = f"one real value per point, shape {tuple(x.shape[:-1])}"
+        return f"the energy at x of shape {tuple(x.shape)} is {what}: expected {expected}"
+    apart = _difference(energy, again)
+    if apart > 0:
+        return (
+            f"the energy differs from call to call at the same points, by {apart:.3g}: it must not draw random numbers"
+        )
+    lost = energy.isnan()
+    if _NAN * lost.numel() < lost.sum() < lost.numel():
+        return (
+            f"the energy is NaN at {int(lost.sum())} of {lost.numel()} points tried: it must be a number, or inf where "
+            "there is no density"
+        )
+    if _falls(target, x):
+        return "the energy falls without end far from the origin, so that exp(-energy) has no integral: check its sign"
+    return None
+
+
+def _difference(energy: Tensor, again: Tensor) -> float:
+    """Largest difference of two evaluations, 0 up to rounding."""
+    both = energy.isfinite() & again.isfinite()
+    if not torch.equal(energy.isfinite(), again.isfinite()):
+        return float("inf")
+    difference = (energy - again).abs()[both]
+    rounding = 1e3 * torch.finfo(energy.dtype).eps * energy.abs()[both].clamp_min(1)
+    return difference[difference > rounding].max().item() if (difference > rounding).any() else 0.0
+
+
+def _falls(target: Target, x: Tensor) -> bool:
+    """Whether the energy goes on falling at distances where that of any density rises."""
+    center = x.mean(0)
+    directions = (x - center)[:8]
+    try:
+        with warnings.catch_warnings():
+            # overflows are no news out there
+            warnings.simplefilter("ignore")
+            near, far = (target.energy(center + distance * directions) for distance in (_NEAR, _FAR))
+    except Exception:
+        # a model may refuse such points
+        return False
+    falling = near.isfinite() & (far < near - near.abs().mul(0.1).clamp_min(1))
+    return bool((falling | near.isneginf()).any())
