@@ -89,6 +89,7 @@ ORDER = {
         "linear",
         "quantile",
         "lotka_volterra",
+        "skeleton",
         "pose",
         "vae",
         "bernoulli_vae",
