@@ -19,8 +19,8 @@ class IWAETraining(EncoderTraining):
     doubly reparameterised (Tucker et al. 2019), or the plain one, whose signal-to-noise ratio falls as k grows.
 
     Adam on a one-cycle schedule. Batches are images ``[n, *output_shape]``, or tuples that begin with them; 0 or 1
-    for a generator of binary pixels. Logs ``train/iwae``, ``val/iwae`` and ``val/elbo``, nats per image. Checkpoints can
-    be given to ``generators.load``.
+    for a generator of binary pixels. Logs ``train/iwae``, ``val/iwae`` and ``val/elbo``, nats per image. Checkpoints
+    can be given to ``generators.load``.
 
     Args:
         generator: the model to train: an IWAE, a BernoulliVAE, a GaussianVAE, or any module with prior, decoder and

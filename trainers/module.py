@@ -100,7 +100,7 @@ class GeneratorTraining(LightningModule):
 
 
 class EncoderTraining(GeneratorTraining):
-    """Training of any module with the parts of a :class:`dgm_infer.LatentVariableModel`, by Adam on a one-cycle schedule.
+    """Training of a module with the parts of a :class:`dgm_infer.LatentVariableModel`, by Adam on a one-cycle schedule.
 
     Args:
         generator: prior, decoder and encoder.

@@ -21,8 +21,8 @@ class VAETraining(EncoderTraining):
     spend the latents on details. For a Gaussian decoder it equals training with an sd ``sqrt(kl_weight)`` times larger.
 
     Adam on a one-cycle schedule. Batches are images ``[n, *output_shape]``, or tuples that begin with them; 0 or 1
-    for a generator of binary pixels. Logs ``train/elbo`` and ``val/elbo``, nats per image, and ``train/objective`` where
-    the divergence has a weight. Checkpoints can be given to ``generators.load``.
+    for a generator of binary pixels. Logs ``train/elbo`` and ``val/elbo``, nats per image, and ``train/objective``
+    where the divergence has a weight. Checkpoints can be given to ``generators.load``.
 
     Args:
         generator: the model to train: a GaussianVAE, a BernoulliVAE, an IWAE, or any module with prior, decoder and

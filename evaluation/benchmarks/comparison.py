@@ -1,6 +1,5 @@
 """Comparison of two samplers on the same problems: diagnostics, ratio, and the table of a folder of results."""
 
-import json
 import logging
 import warnings
 from collections.abc import Mapping, Sequence
@@ -9,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from .workers import Outcome
+from ..reports.mixing import R_HAT
+from ..reports.tables import markdown
+from .publishing import DEVICES, by_device, versions
+from .workers import WorkerResult
 
 __all__ = ["compare", "summarise", "table"]
-
-# R-hat above which chains are reported as not converged.
-R_HAT = 1.05
 
 # Draws of a chain below which its ESS says nothing: ArviZ then only reports the most that it allows.
 _FEWEST = 20
@@ -23,7 +22,7 @@ _FEWEST = 20
 _MANY = 32
 
 
-def summarise(outcomes: Sequence[Outcome], seconds: float, cores: int) -> dict[str, Any]:
+def summarise(workers: Sequence[WorkerResult], seconds: float, cores: int) -> dict[str, Any]:
     """One method on one problem: ESS per second of the whole budget, moments and their errors, failures.
 
     Processes stop at different counts of draws: diagnostics are those of equal lengths, the shortest, and the ESS is
@@ -32,8 +31,8 @@ def summarise(outcomes: Sequence[Outcome], seconds: float, cores: int) -> dict[s
     Returns:
         a record for JSON; without ``latents`` where nothing was sampled.
     """
-    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
-    results = [outcome.result for outcome in outcomes if outcome.result is not None]
+    errors = [worker.error for worker in workers if worker.error is not None]
+    results = [worker.value for worker in workers if worker.value is not None]
     lengths = [_length(result) for result in results]
     enough = max(_FEWEST, 0.5 * max(lengths, default=0))
     errors += [f"a process made only {n} draws a chain in the time" for n in lengths if n < enough]
@@ -132,47 +131,34 @@ def compare(own: Mapping[str, Any], other: Mapping[str, Any] | None) -> dict[str
 
 def table(folder: Path) -> str:
     """Markdown of the results in a folder: this project on a processor and on a GPU, and Mici."""
-    records = {}
-    for device in ("cpu", "cuda"):
-        path = folder / f"fibre_{device}.json"
-        if path.exists():
-            records[device] = json.loads(path.read_text())
-    names = dict.fromkeys(name for record in records.values() for name in record["problems"])
-    lines = [
-        "# Draws on the fibre: dgm-infer beside Mici",
-        "",
-        "Smallest bulk ESS of z1 to z4 per second of the whole budget, compilation and warm-up included.",
-        "",
-        "| problem | Mici, CPU | dgm-infer, CPU | ratio | dgm-infer, GPU | ratio |",
-        "|---|---|---|---|---|---|",
-    ]
+    records = by_device(folder, "fibre")
+    measured = {device: record for device, record in records.items() if record is not None}
+    names = dict.fromkeys(name for record in measured.values() for name in record["problems"])
+    rows = []
     for name in names:
-        entries = {device: record["problems"].get(name) for device, record in records.items()}
+        entries = {device: record["problems"].get(name) for device, record in measured.items()}
         peer = next((entry["mici"] for entry in entries.values() if entry), None)
         cells = [name, _rate(peer)]
-        for device in ("cpu", "cuda"):
+        for device in DEVICES:
             entry = entries.get(device)
             cells += [_rate(entry["dgm-infer"]), _number(entry["ratio"])] if entry else ["not measured", "not measured"]
-        lines.append(f"| {' | '.join(cells)} |")
-    for device, record in records.items():
-        lines += ["", *_details(device, record)]
-    return "\n".join(lines) + "\n"
-
-
-def _details(device: str, record: Mapping[str, Any]) -> list[str]:
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
-    lines = [
-        f"## {'GPU' if device == 'cuda' else 'CPU'}",
-        "",
-        f"`{record['command']}`, {record['date']}, on {record['settings']['cores']} cores of {record['processor']}"
-        + (f" with {record['device_name']}" if record["device_name"] else "")
-        + f"; {versions}.",
-        "",
-        "| problem | method | chains x draws | warm-up, s | steps | acceptance | failed, % | max R-hat | min ESS "
-        "| ESS/s | tail ESS/s | CPU used, % |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        rows.append(cells)
+    header = ["problem", "Mici, CPU", "dgm-infer, CPU", "ratio", "dgm-infer, GPU", "ratio"]
+    parts = [
+        "# Draws on the fibre: dgm-infer beside Mici\n\n"
+        "Smallest bulk ESS of z1 to z4 per second of the whole budget, compilation and warm-up included.\n",
+        markdown(header, rows),
+        *(_details(device, record) for device, record in measured.items()),
     ]
-    notes = []
+    return "\n".join(parts)
+
+
+def _details(device: str, record: Mapping[str, Any]) -> str:
+    header = [
+        *("problem", "method", "chains x draws", "warm-up, s", "steps", "acceptance", "failed, %", "max R-hat"),
+        *("min ESS", "ESS/s", "tail ESS/s", "CPU used, %"),
+    ]
+    rows, notes = [], []
     for name, entry in record["problems"].items():
         for method in ("dgm-infer", "mici"):
             side = entry[method]
@@ -181,36 +167,40 @@ def _details(device: str, record: Mapping[str, Any]) -> list[str]:
                 continue
             if not side["converged"]:
                 notes.append(f"- {name}, {method}: R-hat is not at most {R_HAT}, its chains have not converged")
-            cells = [
-                name,
-                method,
-                f"{side['chains']} x {side['draws']}",
-                f"{side['warmup_seconds']:.1f}",
-                f"{side['steps_per_draw']:.1f}",
-                f"{side['acceptance']:.2f}",
-                f"{100 * side['failed']:.2f}",
-                f"{side['max_r_hat'] or float('nan'):.3f}",
-                _number(side["min_ess"]),
-                _number(side["min_ess_per_second"]),
-                _number(side["min_tail_ess_per_second"]),
-                f"{100 * side['cpu_share']:.0f}",
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
-    lines += [
-        "",
-        "| problem | latent | mean, dgm-infer | mean, Mici | sd, dgm-infer | sd, Mici |",
-        "|---|---|---|---|---|---|",
-    ]
+            rows.append(
+                [
+                    name,
+                    method,
+                    f"{side['chains']} x {side['draws']}",
+                    f"{side['warmup_seconds']:.1f}",
+                    f"{side['steps_per_draw']:.1f}",
+                    f"{side['acceptance']:.2f}",
+                    f"{100 * side['failed']:.2f}",
+                    f"{side['max_r_hat'] or float('nan'):.3f}",
+                    _number(side["min_ess"]),
+                    _number(side["min_ess_per_second"]),
+                    _number(side["min_tail_ess_per_second"]),
+                    f"{100 * side['cpu_share']:.0f}",
+                ]
+            )
+    moments = []
     for name, entry in record["problems"].items():
         sides = [(entry[method] or {}).get("latents", {}) for method in ("dgm-infer", "mici")]
         for latent in dict.fromkeys([*sides[0], *sides[1]]):
-            cells = [_with_error(side.get(latent), moment) for moment in ("mean", "sd") for side in sides]
-            lines.append(f"| {name} | {latent} | {' | '.join(cells)} |")
+            errors = [_with_error(side.get(latent), moment) for moment in ("mean", "sd") for side in sides]
+            moments.append([name, latent, *errors])
         if entry["largest_mean_difference"] is not None:
             notes.append(
                 f"- {name}: the means differ by at most {entry['largest_mean_difference']:.2f} combined standard errors"
             )
-    return [*lines, "", *notes] if notes else lines
+    where = f"`{record['command']}`, {record['date']}, on {record['settings']['cores']} cores of {record['processor']}"
+    where += f" with {record['device_name']}" if record["device_name"] else ""
+    parts = [
+        f"## {DEVICES[device]}\n\n{where}; {versions(record)}.\n",
+        markdown(header, rows),
+        markdown(["problem", "latent", "mean, dgm-infer", "mean, Mici", "sd, dgm-infer", "sd, Mici"], moments),
+    ]
+    return "\n".join([*parts, "".join(f"{note}\n" for note in notes)] if notes else parts)
 
 
 def _with_error(latent: Mapping[str, float] | None, moment: str) -> str:

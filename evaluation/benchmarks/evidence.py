@@ -10,15 +10,9 @@ Three measurements on the published importance-weighted auto-encoder, float32, i
 - every method's estimate, error, status, seconds and gradients on the same images.
 """
 
-import json
-import os
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any, Literal
-
-import torch
 
 import dgm_infer as dgm
 from dgm_infer import Gaussian
@@ -26,27 +20,19 @@ from dgm_infer.errors import ConfigError
 from dgm_infer.extras import extra
 from generators import IWAE, LatentPosterior
 
-from ..experiments import REFERENCE_DATA
+from ..experiments.reference import REFERENCE_DATA, reference_folder
 from ..reports.estimates import Estimates
-from .workers import (
-    check_counts,
-    check_device,
-    check_seed,
-    checked_cores,
-    machine,
-    options,
-    plain,
-    torch_threads,
-    writable_folder,
-)
+from ..reports.records import write_record
+from ..reports.tables import markdown
+from .machine import check_device, checked_cores, device_name
+from .publishing import DEVICES, by_device, cores_of, new_record, publish, versions
+from .settings import check_counts, check_seed, writable_folder
+from .throughput import STEPS, one_large_run, throughput
+from .workers import torch_threads
 
 __all__ = ["bench", "seconds_to_error", "table", "throughput"]
 
-_STEPS = 10
-_STEP_SIZE = 0.2
 _ERROR = 0.1
-# What one card is asked for, where there is one: images, chains, temperatures.
-_LARGE = (1000, 16, 1000)
 
 
 def bench(
@@ -102,8 +88,8 @@ def bench(
         # before anything is measured
         with extra("bench"):
             import pyro  # noqa: F401
-    folder_of_data = data or os.environ.get(REFERENCE_DATA)
-    if folder_of_data is None or not Path(folder_of_data).is_dir():
+    folder_of_data = reference_folder(data)
+    if folder_of_data is None or not folder_of_data.is_dir():
         raise ConfigError(
             f"data: {folder_of_data or 'not given'}; name the folder that has iwae_mnist in it (--data FOLDER, or "
             f"{REFERENCE_DATA})"
@@ -125,23 +111,23 @@ def bench(
         "seed": seed,
     }
     path = folder / f"evidence_{device}.json"
-    record: dict[str, Any] = {
-        "command": "dgm-infer bench evidence " + options(settings),
-        **machine(["dgm-infer", "torch", "pyro-ppl", "numpy"]),
-        "device_name": torch.cuda.get_device_name() if device == "cuda" else None,
-        "threads": cores,
-        "settings": settings,
-    }
+    record = new_record(
+        "evidence",
+        settings,
+        ["dgm-infer", "torch", "pyro-ppl", "numpy"],
+        device_name=device_name(device),
+        threads=cores,
+    )
 
     def posterior(n: int) -> tuple[LatentPosterior, Gaussian]:
-        target = LatentPosterior(model.decoder, pictures[:n], model.input_density)
+        target = LatentPosterior(model.decoder, pictures[:n], model.prior)
         return target, Gaussian.from_encoder(model.encoder, target.images)
 
     with torch_threads(cores):
         print(f"speed: {images} images x {chains} chains, {repeats} turns of {temperatures} temperatures", flush=True)
         record["throughput"] = throughput(*posterior(images), chains, temperatures, repeats, seed)
         if device == "cuda":
-            record["large"] = _large(posterior, seed)
+            record["large"] = one_large_run(posterior, seed)
         rows = _compared(*posterior(compared_images), compared_chains, compared_temperatures, seed)
         print(f"annealing {images} images at once, {compared_temperatures} temperatures", flush=True)
         method = dgm.AIS(temperatures=compared_temperatures)
@@ -151,91 +137,9 @@ def bench(
     by_label = {row.label: row for row in [*rows, *theirs]}
     record["methods"] = {label: row.record() for label, row in by_label.items()}
     record["annealing"] = _annealing(by_label["AIS"], together, by_label.get("Pyro AIS, serial HMC"))
-    path.write_text(json.dumps(plain(record), indent=2) + "\n")
-    (folder / "evidence.md").write_text(table(folder))
-    print(table(folder), end="")
-    print(f"results in {folder}: {path.name}, evidence.md")
+    write_record(path, record)
+    publish(path, "evidence", table(folder))
     return path
-
-
-def throughput(
-    target: LatentPosterior, base: Gaussian, chains: int, temperatures: int, repeats: int, seed: int
-) -> dict[str, Any]:
-    """Image-gradients a second of annealing and of bare loops, in turns.
-
-    The bare loop evaluates energies and gradients at fixed points, as often as annealing does. A second one is what is
-    written by hand: the decoder's own log-probability, differentiated.
-    """
-    method = dgm.AIS(temperatures=temperatures, n_steps=_STEPS, step_size=_STEP_SIZE)
-    points = base.sample(chains, torch.Generator(base.mean.device).manual_seed(seed))
-    plain_target = dgm.Target(_by_hand(target), target.dim, tuple(target.batch_shape))
-    n = target.batch_shape.numel() * chains
-
-    def annealing() -> float:
-        _synchronise(points)
-        started = time.perf_counter()
-        evidence = dgm.log_evidence(target, base, method, chains=chains, seed=seed, keep_draws=False, progress=False)
-        _synchronise(points)
-        return n * evidence.diagnostics["gradient_evaluations"] / (time.perf_counter() - started)
-
-    def loop(gradient: Callable[[torch.Tensor], object], times: int) -> float:
-        _synchronise(points)
-        started = time.perf_counter()
-        for _ in range(times):
-            gradient(points)
-        _synchronise(points)
-        return n * times / (time.perf_counter() - started)
-
-    # first calls are slower
-    annealing()
-    loop(target.energy_and_gradient, 3)
-    loop(plain_target.energy_and_gradient, 3)
-    turns = [
-        (
-            loop(target.energy_and_gradient, _STEPS * temperatures),
-            annealing(),
-            loop(plain_target.energy_and_gradient, _STEPS * temperatures),
-        )
-        for _ in range(repeats)
-    ]
-    bare, annealed, by_hand = (list(column) for column in zip(*turns, strict=True))
-    return {
-        "bare_loop": median(bare),
-        "annealing": median(annealed),
-        "hand_written_loop": median(by_hand),
-        "share": median(a / b for a, b in zip(annealed, bare, strict=True)),
-        "share_of_hand_written": median(a / b for a, b in zip(annealed, by_hand, strict=True)),
-        "turns": {"bare_loop": bare, "annealing": annealed, "hand_written_loop": by_hand},
-    }
-
-
-def _by_hand(target: LatentPosterior) -> Callable[[torch.Tensor], torch.Tensor]:
-    def energy(z: torch.Tensor) -> torch.Tensor:
-        return -target.decoder(z).log_prob(target.images) - target.prior.log_prob(z)
-
-    return energy
-
-
-def _large(posterior: Callable[[int], tuple[LatentPosterior, Gaussian]], seed: int) -> dict[str, Any]:
-    """The long run that only a GPU does in reasonable time."""
-    images, chains, temperatures = _LARGE
-    print(f"speed: {images} images x {chains} chains, {temperatures} temperatures", flush=True)
-    method = dgm.AIS(temperatures=temperatures, n_steps=_STEPS, step_size=_STEP_SIZE)
-    target, base = posterior(images)
-    _synchronise(base.mean)
-    started = time.perf_counter()
-    evidence = dgm.log_evidence(target, base, method, chains=chains, seed=seed, keep_draws=False, progress=False)
-    _synchronise(base.mean)
-    seconds = time.perf_counter() - started
-    gradients = images * chains * evidence.diagnostics["gradient_evaluations"]
-    return {
-        "images": images,
-        "chains": chains,
-        "temperatures": temperatures,
-        "seconds": seconds,
-        "image_gradients_per_second": gradients / seconds,
-        "mean_log_z": float(evidence.log_z.mean()),
-    }
 
 
 def _compared(target: LatentPosterior, base: Gaussian, chains: int, temperatures: int, seed: int) -> list[Estimates]:
@@ -269,7 +173,7 @@ def _peer(
         (baselines.svi_autoguide, {}),
         (baselines.renyi_elbo, {}),
         (baselines.importance, {}),
-        (baselines.annealed_importance, {"temperatures": temperatures, "chains": chains, "n_steps": _STEPS}),
+        (baselines.annealed_importance, {"temperatures": temperatures, "chains": chains, "n_steps": STEPS}),
     ):
         print(f"Pyro: {function.__name__}", flush=True)
         rows.append(function(decoder, seed=seed, **own))
@@ -293,24 +197,14 @@ def _annealing(own: Estimates, together: Estimates, peer: Estimates | None) -> d
 
 def table(folder: Path) -> str:
     """Markdown of the results in a folder, on a processor and on a GPU."""
-    records = {}
-    for device in ("cpu", "cuda"):
-        path = folder / f"evidence_{device}.json"
-        records[device] = json.loads(path.read_text()) if path.exists() else None
-    cpu, gpu = records["cpu"], records["cuda"]
-    lines = [
-        "# Log evidence: speed, and dgm-infer beside Pyro",
-        "",
-        "Published IWAE of binarised MNIST, float32.",
-        "",
-        "| | CPU | GPU |",
-        "|---|---|---|",
+    records = by_device(folder, "evidence")
+    rows = [[name, *(_cell(record, get) for record in records.values())] for name, get in _LINES]
+    parts = [
+        "# Log evidence: speed, and dgm-infer beside Pyro\n\nPublished IWAE of binarised MNIST, float32.\n",
+        markdown(["", *DEVICES.values()], rows),
+        *(_details(device, record) for device, record in records.items() if record is not None),
     ]
-    lines += [f"| {name} | {_cell(cpu, get)} | {_cell(gpu, get)} |" for name, get in _LINES]
-    for device, record in records.items():
-        if record is not None:
-            lines += ["", *_details(device, record)]
-    return "\n".join(lines) + "\n"
+    return "\n".join(parts)
 
 
 def _cell(record: dict[str, Any] | None, value: Callable[[dict[str, Any]], str]) -> str:
@@ -350,33 +244,28 @@ _LINES: Sequence[tuple[str, Callable[[dict[str, Any]], str]]] = (
 )
 
 
-def _details(device: str, record: dict[str, Any]) -> list[str]:
+def _details(device: str, record: dict[str, Any]) -> str:
     settings = record["settings"]
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
-    lines = [
-        f"## {'GPU' if device == 'cuda' else 'CPU'}",
-        "",
-        f"`{record['command']}`, {record['date']}, on {record['processor']}, {record['threads']} "
-        + ("core" if record["threads"] == 1 else "cores")
-        + (f" with {record['device_name']}" if record["device_name"] else "")
-        + f"; {versions}. Speed: {settings['images']} images x {settings['chains']} chains, {_STEPS} leapfrog steps a "
-        f"temperature. Annealing beside Pyro: {settings['compared_temperatures']} temperatures, "
-        f"{settings['compared_chains']} chains; seconds to an error are those of the run times its mean squared error "
-        f"over {_ERROR}^2.",
-        "",
-        f"The first {settings['compared_images']} images; gradients are those of all chains of an image.",
-        "",
-        "| method | mean log p(x) | standard error | status | seconds | gradients |",
-        "|---|---|---|---|---|---|",
+    where = f"`{record['command']}`, {record['date']}, on {record['processor']}, {cores_of(record['threads'])}"
+    where += f" with {record['device_name']}" if record["device_name"] else ""
+    rows = [
+        [
+            label,
+            f"{row['mean']:.3f}",
+            f"{row['mean_error']:.3f}",
+            row["status"],
+            f"{row['seconds']:.2f}",
+            str(row["gradient_evaluations"]),
+        ]
+        for label, row in record["methods"].items()
     ]
-    for label, row in record["methods"].items():
-        lines.append(
-            f"| {label} | {row['mean']:.3f} | {row['mean_error']:.3f} | {row['status']} | {row['seconds']:.2f} "
-            f"| {row['gradient_evaluations']} |"
-        )
-    return lines
-
-
-def _synchronise(like: torch.Tensor) -> None:
-    if like.is_cuda:
-        torch.cuda.synchronize(like.device)
+    parts = [
+        f"## {DEVICES[device]}\n",
+        f"{where}; {versions(record)}. Speed: {settings['images']} images x {settings['chains']} chains, {STEPS} "
+        f"leapfrog steps a temperature. Annealing beside Pyro: {settings['compared_temperatures']} temperatures, "
+        f"{settings['compared_chains']} chains; seconds to an error are those of the run times its mean squared error "
+        f"over {_ERROR}^2.\n",
+        f"The first {settings['compared_images']} images; gradients are those of all chains of an image.\n",
+        markdown(["method", "mean log p(x)", "standard error", "status", "seconds", "gradients"], rows),
+    ]
+    return "\n".join(parts)

@@ -7,10 +7,9 @@ machine, with the same number of processor cores: this project in one process wi
 processes with one thread and one chain each, which is how either is meant to be used.
 """
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -21,24 +20,16 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.errors import ConfigError
 
+from ..reports.records import write_record
 from .comparison import compare, summarise, table
+from .machine import check_device, checked_cores, device_name
 from .problems import Problem
-from .workers import (
-    Clock,
-    Report,
-    check_device,
-    check_seed,
-    checked_cores,
-    machine,
-    one_thread,
-    options,
-    plain,
-    run_workers,
-    threads,
-    writable_folder,
-)
+from .publishing import new_record, publish
+from .settings import check_seed, writable_folder
+from .tasks import MiciTask, Task
+from .workers import Clock, Report, one_thread, run_workers, threads
 
-__all__ = ["MiciTask", "Task", "bench", "ours"]
+__all__ = ["bench", "ours"]
 
 # Bytes of inputs that a chunk of draws may hold at once.
 _CHUNK_BYTES = 2**28
@@ -107,14 +98,14 @@ def bench(
     }
     folder = writable_folder(output)
     path = folder / f"fibre_{device}.json"
-    record: dict[str, Any] = {
-        "command": "dgm-infer bench fibre " + options(settings),
-        **machine(["dgm-infer", "torch", "numpy", "arviz", "mici", "jax", "jaxlib"]),
-        "device_name": torch.cuda.get_device_name() if device == "cuda" else None,
-        "threads": {"dgm-infer": f"1 process, {cores} threads", "mici": f"{cores} processes, 1 thread each"},
-        "settings": settings,
-        "problems": {},
-    }
+    record = new_record(
+        "fibre",
+        settings,
+        ["dgm-infer", "torch", "numpy", "arviz", "mici", "jax", "jaxlib"],
+        device_name=device_name(device),
+        threads={"dgm-infer": f"1 process, {cores} threads", "mici": f"{cores} processes, 1 thread each"},
+    )
+    record["problems"] = {}
     task = Task(chosen[0], seconds, chains, warmup, compile, device, cores, seed)
     peer_task = MiciTask(chosen[0], seconds, peer_warmup, 0.25, seed, 0, peer_form)
     for problem in chosen:
@@ -122,48 +113,9 @@ def bench(
         other = _run_mici(replace(peer_task, problem=problem), cores) if peer else None
         record["problems"][problem.name] = compare(own, other)
         # after every problem: what was measured survives whatever happens to the next
-        path.write_text(json.dumps(plain(record), indent=2) + "\n")
-    (folder / "fibre.md").write_text(table(folder))
-    print(table(folder), end="")
-    print(f"results in {folder}: {path.name}, fibre.md")
+        write_record(path, record)
+    publish(path, "fibre", table(folder))
     return path
-
-
-@dataclass(frozen=True)
-class Task:
-    """What this project's process samples: the options of :func:`bench`."""
-
-    problem: Problem
-    seconds: float
-    chains: int
-    warmup: int
-    compile: bool
-    device: str
-    cores: int
-    seed: int
-
-
-@dataclass(frozen=True)
-class MiciTask:
-    """What one process of Mici's samples (:mod:`evaluation.benchmarks.mici_peer`, which needs JAX).
-
-    Args:
-        problem: to sample.
-        seconds: of wall clock, compilation, starting point and warm-up included.
-        warmup: iterations that adapt the step size, at most.
-        warmup_share: of the seconds, after which warm-up ends even so.
-        seed: of all randomness.
-        index: of the process.
-        form: of the constraint.
-    """
-
-    problem: Problem
-    seconds: float
-    warmup: int
-    warmup_share: float
-    seed: int
-    index: int
-    form: Literal["generator", "residual"] = "generator"
 
 
 def ours(task: Task, report: Report) -> dict[str, Any]:

@@ -9,41 +9,29 @@ weights; each keeps the epoch that is best by its own bound of the validation im
 """
 
 import json
-import math
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-import generators
 from dgm_infer.errors import ConfigError
 from generators import BernoulliVAE
-from trainers import IWAETraining, MNISTData, VAETraining
+from trainers import MNISTData
 from trainers.bounds import Gradient, importance_weighted, log_weights
+from trainers.quiet import quiet
 
-from ..commands.train import quiet
-from .workers import (
-    Clock,
-    check_counts,
-    check_seed,
-    checked_cores,
-    machine,
-    options,
-    plain,
-    torch_threads,
-    writable_folder,
-)
+from ..reports.records import write_record
+from ..reports.tables import markdown
+from .autoencoders import held_out_bounds, trained
+from .machine import checked_cores
+from .publishing import cores_of, new_record, publish, versions
+from .settings import check_counts, check_seed, writable_folder
+from .workers import torch_threads
 
 __all__ = ["bench", "gradient_ratio", "held_out_bounds", "table", "trained"]
 
 _GRADIENTS: Sequence[Gradient] = ("plain", "doubly_reparameterised")
-# Rows that go through the decoder at once.
-_ROWS = 10_000
 # Groups of gradients, whose spread gives the error of a ratio.
 _GROUPS = 8
 
@@ -109,14 +97,13 @@ def bench(
         "cores": cores,
         "seed": seed,
     }
-    record: dict[str, Any] = {
-        "command": "dgm-infer bench iwae_training " + options(settings),
-        **machine(["dgm-infer", "torch", "lightning"]),
-        "training_images": len(images.training.images),
-        "settings": settings,
-        "models": {},
-        "gradients": {},
-    }
+    record = new_record(
+        "iwae_training",
+        settings,
+        ["dgm-infer", "torch", "lightning"],
+        training_images=len(images.training.images),
+    )
+    record |= {"models": {}, "gradients": {}}
     bounds = {}
     with torch_threads(cores), torch.random.fork_rng(devices=[]), quiet():
         for label, k in (("VAE", None), (f"IWAE-{samples}", samples)):
@@ -136,67 +123,9 @@ def bench(
     ours, theirs = (bounds[label][1] for label in (f"IWAE-{samples}", "VAE"))
     record["gain"] = _mean(ours - theirs)
     path = folder / "iwae_training.json"
-    path.write_text(json.dumps(plain(record), indent=2) + "\n")
-    (folder / "iwae_training.md").write_text(table(folder))
-    print(table(folder), end="")
-    print(f"results in {folder}: {path.name}, iwae_training.md")
+    write_record(path, record)
+    publish(path, "iwae_training", table(folder))
     return path
-
-
-def trained(
-    samples: int | None,
-    data: MNISTData,
-    epochs: int,
-    learning_rate: float,
-    seed: int,
-    accelerator: str = "cpu",
-    precision: Any = "32-true",
-) -> tuple[BernoulliVAE, dict[str, Any]]:
-    """The best epoch of a run by the importance-weighted bound, by the ELBO for None; seconds, those of
-    the processor, epoch and bound."""
-    torch.manual_seed(seed)
-    model = BernoulliVAE(50, data.output_shape, (200, 200))
-    module = (
-        VAETraining(model, learning_rate)
-        if samples is None
-        else IWAETraining(model, samples, learning_rate=learning_rate)
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        best = ModelCheckpoint(folder, monitor="val/elbo" if samples is None else "val/iwae", mode="max")
-        trainer = Trainer(
-            accelerator=accelerator,
-            devices=1,
-            precision=precision,
-            max_epochs=epochs,
-            # so that the last epoch is among those compared
-            check_val_every_n_epoch=1 if epochs % 2 else 2,
-            num_sanity_val_steps=0,
-            callbacks=[best],
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            default_root_dir=folder,
-        )
-        clock = Clock(math.inf)
-        trainer.fit(module, datamodule=data)
-        seconds = {"seconds": clock.elapsed, "cpu_seconds": clock.cpu}
-        chosen = generators.load(best.best_model_path)
-        epoch = torch.load(best.best_model_path, weights_only=True)["epoch"] + 1
-    assert isinstance(chosen, BernoulliVAE)
-    assert best.best_model_score is not None
-    return chosen, {**seconds, "best_epoch": epoch, "validation_bound": best.best_model_score.item()}
-
-
-@torch.no_grad()
-def held_out_bounds(model: BernoulliVAE, images: Tensor, samples: int) -> tuple[Tensor, Tensor]:
-    """The ELBO and the importance-weighted bound of every image from the same draws, float64: ``[n]``, ``[n]``."""
-    parts = []
-    for some in images.split(100):
-        at_once = max(1, _ROWS // len(some))
-        counts = [min(at_once, samples - done) for done in range(0, samples, at_once)]
-        parts.append(torch.cat([log_weights(model, some, n).double() for n in counts]))
-    weights = torch.cat(parts, -1)
-    return weights.mean(0), importance_weighted(weights)
 
 
 def gradient_ratio(model: BernoulliVAE, images: Tensor, k: int, gradient: Gradient, n: int) -> dict[str, float]:
@@ -234,37 +163,37 @@ def table(folder: Path) -> str:
     record = json.loads((folder / "iwae_training.json").read_text())
     settings = record["settings"]
     k, samples = settings["samples"], settings["bound_samples"]
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
     gain = record["gain"]
-    lines = [
-        "# One auto-encoder of binarised MNIST, trained by the ELBO and by the importance-weighted bound",
-        "",
-        f"`{record['command']}`, {record['date']}, on {record['processor']}, {settings['cores']} "
-        f"{'core' if settings['cores'] == 1 else 'cores'}; {versions}. {record['training_images']} training images, "
-        f"with new binary pixels in every epoch, {settings['epochs']} epochs, 50 latents, two hidden layers of 200; "
-        f"nats an image, over {settings['held_out']} held-out images with fixed binary pixels.",
-        "",
-        "| objective | training, s | processor, s | best epoch | validation bound | held-out ELBO "
-        f"| held-out IWAE-{samples} |",
-        "|---|---|---|---|---|---|---|",
+    header = [
+        *("objective", "training, s", "processor, s", "best epoch", "validation bound", "held-out ELBO"),
+        f"held-out IWAE-{samples}",
     ]
-    for label, row in record["models"].items():
-        elbo, iwae = row["elbo"], row[f"iwae_{samples}"]
-        lines.append(
-            f"| {label} | {row['seconds']:.0f} | {row['cpu_seconds']:.0f} | {row['best_epoch']} "
-            f"| {row['validation_bound']:.2f} | {elbo['mean']:.2f} | {iwae['mean']:.2f} |"
-        )
-    lines += [
-        "",
-        f"IWAE-{k} is {gain['mean']:.2f} ± {gain['error']:.2f} nats above the VAE (standard error over images).",
-        "",
+    models = [
+        [
+            label,
+            f"{row['seconds']:.0f}",
+            f"{row['cpu_seconds']:.0f}",
+            str(row["best_epoch"]),
+            f"{row['validation_bound']:.2f}",
+            f"{row['elbo']['mean']:.2f}",
+            f"{row[f'iwae_{samples}']['mean']:.2f}",
+        ]
+        for label, row in record["models"].items()
+    ]
+    ratios = [
+        [label, *(f"{row[g]['ratio']:.3g} ± {row[g]['error']:.1g}" for g in _GRADIENTS)]
+        for label, row in record["gradients"].items()
+    ]
+    parts = [
+        "# One auto-encoder of binarised MNIST, trained by the ELBO and by the importance-weighted bound\n",
+        f"`{record['command']}`, {record['date']}, on {record['processor']}, {cores_of(settings['cores'])}; "
+        f"{versions(record)}. {record['training_images']} training images, with new binary pixels in every epoch, "
+        f"{settings['epochs']} epochs, 50 latents, two hidden layers of 200; nats an image, over "
+        f"{settings['held_out']} held-out images with fixed binary pixels.\n",
+        markdown(header, models),
+        f"IWAE-{k} is {gain['mean']:.2f} ± {gain['error']:.2f} nats above the VAE (standard error over images).\n",
         f"Signal-to-noise ratio of the encoder's gradient of the IWAE-{k} bound of {settings['gradient_images']} "
-        f"images, from {settings['gradients']} gradients each:",
-        "",
-        "| weights after training by | plain | doubly reparameterised |",
-        "|---|---|---|",
+        f"images, from {settings['gradients']} gradients each:\n",
+        markdown(["weights after training by", "plain", "doubly reparameterised"], ratios),
     ]
-    for label, row in record["gradients"].items():
-        cells = " | ".join(f"{row[g]['ratio']:.3g} ± {row[g]['error']:.1g}" for g in _GRADIENTS)
-        lines.append(f"| {label} | {cells} |")
-    return "\n".join(lines) + "\n"
+    return "\n".join(parts)

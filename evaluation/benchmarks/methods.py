@@ -5,8 +5,6 @@ so that the gradient evaluations of a run times its mean squared error over 0.05
 would take. Where the truth is known the error is that against the truth, which what a method misses cannot hide from.
 """
 
-import json
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,19 +15,21 @@ from torch import Tensor
 
 import dgm_infer as dgm
 import generators
-from dgm_infer import Gaussian, Target
+from dgm_infer import Gaussian, LatentVariableModel, Target
 from dgm_infer.errors import ConfigError, EvidenceError
 from dgm_infer.evidence import Method
 from trainers import DigitsData
 
-from ..commands.evidence import parts_of
-from ..experiments import REFERENCE_DATA
+from ..experiments.reference import reference_folder
 from ..problems.boltzmann import BoltzmannRelaxation, published_system, random_system
 from ..problems.radon import radon_target, read_radon
 from ..problems.repeated import repeated
 from ..reports.documents import methods_table
 from ..reports.estimates import Estimates, caveats
-from .workers import check_counts, check_seed, machine, options, plain, writable_folder
+from ..reports.records import write_record
+from ..reports.tables import markdown
+from .publishing import new_record, publish, versions
+from .settings import check_counts, check_seed, writable_folder
 
 __all__ = ["METHODS", "bench", "evaluations_to_error", "table"]
 
@@ -87,29 +87,24 @@ def bench(
     check_counts(least=2, chains=chains, runs=runs)
     check_counts(images=images)
     check_seed(seed)
-    data = data or os.environ.get(REFERENCE_DATA)
-    if data is not None and not Path(data).is_dir():
-        raise ConfigError(f"data: {data} is no folder; name the reference data's")
+    reference = reference_folder(data)
+    if reference is not None and not reference.is_dir():
+        raise ConfigError(f"data: {reference} is no folder; name the reference data's")
     folder = writable_folder(output)
     settings = {"chains": chains, "images": images, "runs": runs, "seed": seed}
-    record: dict[str, Any] = {
-        "command": "dgm-infer bench methods " + options(settings),
-        **machine(["dgm-infer", "torch", "pyro-ppl", "numpy"]),
-        "threads": torch.get_num_threads(),
-        "settings": settings,
-        "experiments": {},
-    }
-    for experiment in _experiments(Path(data) if data else None, images, runs, chains, seed):
+    record = new_record(
+        "methods", settings, ["dgm-infer", "torch", "pyro-ppl", "numpy"], threads=torch.get_num_threads()
+    )
+    record["experiments"] = {}
+    for experiment in _experiments(reference, images, runs, chains, seed):
         rows = {}
         for label, method in METHODS.items():
             print(f"{experiment.name}: {label}", flush=True)
             rows[label] = _row(experiment, label, method, chains, seed)
         record["experiments"][experiment.name] = {"words": experiment.words, "methods": rows}
     path = folder / "methods.json"
-    path.write_text(json.dumps(plain(record), indent=1) + "\n")
-    (folder / "methods.md").write_text(table(record))
-    print(table(record), end="")
-    print(f"results in {path} and {folder / 'methods.md'}")
+    write_record(path, record)
+    publish(path, "methods", table(record))
     return path
 
 
@@ -119,15 +114,14 @@ def evaluations_to_error(evaluations: float, rms_error: float, error: float = _E
 
 
 def _experiments(data: Path | None, images: int, runs: int, chains: int, seed: int) -> Iterator[Experiment]:
-    decoder, encoder, prior = parts_of(generators.load("digits_vae"))
-    assert encoder is not None
-    target = generators.LatentPosterior(decoder, DigitsData().held_out(images), prior)
+    digits = LatentVariableModel.of(generators.load("digits_vae"))
+    target = generators.LatentPosterior(digits.decoder, DigitsData().held_out(images), digits.prior)
     words = f"{images} held-out digits under the shipped Gaussian VAE, 12 latents, from its encoder"
-    yield Experiment("digits", words, target, Gaussian.from_encoder(encoder, target.images))
+    yield Experiment("digits", words, target, Gaussian.from_encoder(digits.encode, target.images))
     if data is not None and (data / "iwae_mnist").is_dir():
         model = generators.IWAE.from_npz(data)
         published = generators.IWAE.published_images(data).images[:images]
-        target = generators.LatentPosterior(model.decoder, published, model.input_density)
+        target = generators.LatentPosterior(model.decoder, published, model.prior)
         words = f"{images} published images under the published IWAE, 50 latents, from its encoder"
         yield Experiment("iwae", words, target, Gaussian.from_encoder(model.encoder, target.images))
     for i in (0, 3):
@@ -179,48 +173,36 @@ def _rms(values: Tensor) -> float:
 
 def table(record: dict[str, Any]) -> str:
     """Markdown: gradient evaluations to a standard error of 0.05, and the runs that they come from."""
-    experiments = record["experiments"]
-    names = list(experiments)
-    labels = list(next(iter(experiments.values()))["methods"])
-    lines = [
-        "# Log evidence: every method on every experiment",
-        "",
-        f"`{record['command']}`, default settings of every method, {record['settings']['chains']} chains.",
-        "",
+    parts = [
+        "# Log evidence: every method on every experiment\n",
+        f"`{record['command']}`, default settings of every method, {record['settings']['chains']} chains.\n",
         "Thousands of gradient evaluations, of all chains of a problem together, to a standard error of 0.05 nats; a "
-        "bound does not get there. On the Boltzmann machines the error is that against the truth.",
-        "",
-        methods_table(record).rstrip(),
+        "bound does not get there. On the Boltzmann machines the error is that against the truth.\n",
+        methods_table(record),
     ]
-    for name in names:
-        lines += [
-            "",
-            f"## {name}",
-            "",
-            experiments[name]["words"] + ".",
-            "",
-            "| method | status | mean log Z | standard error | error against the truth | gradients | seconds |",
-            "|---|---|---|---|---|---|---|",
-        ]
-        notes = []
-        for label in labels:
-            row = experiments[name]["methods"][label]
-            if "error" in row:
-                lines.append(f"| {label} | failed: {row['error']} | | | | | |")
-                continue
-            lines.append(
-                f"| {label} | {row['status']} | {row['log_z']:.3f} | {row['std_error']:.3f} | "
-                f"{_number(row['deviation'], '.3f')} | {row['gradient_evaluations']} | {row['seconds']:.1f} |"
-            )
-            notes += row["caveats"]
-        lines += ["", *(f"- {note}" for note in notes)] if notes else []
-    lines += ["", f"On {record['processor']}, {record['threads']} threads; " + _versions(record) + ".", ""]
-    return "\n".join(lines)
+    for name, experiment in record["experiments"].items():
+        parts += [f"## {name}\n", f"{experiment['words']}.\n", *_runs(experiment["methods"])]
+    parts.append(f"On {record['processor']}, {record['threads']} threads; {versions(record)}.\n")
+    return "\n".join(parts)
 
 
-def _number(value: float | None, form: str) -> str:
-    return "" if value is None else format(value, form)
-
-
-def _versions(record: dict[str, Any]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+def _runs(methods: dict[str, dict[str, Any]]) -> list[str]:
+    header = ["method", "status", "mean log Z", "standard error", "error against the truth", "gradients", "seconds"]
+    rows, notes = [], []
+    for label, row in methods.items():
+        if "error" in row:
+            rows.append([label, f"failed: {row['error']}", *[""] * 5])
+            continue
+        rows.append(
+            [
+                label,
+                row["status"],
+                f"{row['log_z']:.3f}",
+                f"{row['std_error']:.3f}",
+                "" if row["deviation"] is None else f"{row['deviation']:.3f}",
+                str(row["gradient_evaluations"]),
+                f"{row['seconds']:.1f}",
+            ]
+        )
+        notes += row["caveats"]
+    return [markdown(header, rows), *(["".join(f"- {note}\n" for note in notes)] if notes else [])]

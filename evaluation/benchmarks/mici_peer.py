@@ -18,8 +18,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from .fibre import MiciTask
 from .problems import Problem
+from .tasks import MiciTask
 from .workers import Clock, Report
 
 __all__ = ["constraint", "generator", "negative_log_density", "run", "system"]

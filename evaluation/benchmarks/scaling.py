@@ -7,7 +7,6 @@ posterior draw, and take steps of one size without geodesic sub-steps, so that t
 dense path runs few chains for few steps: its memory alone, ``N (N + 4)`` numbers a chain and Jacobian, allows no more.
 """
 
-import json
 import math
 import resource
 import sys
@@ -22,18 +21,12 @@ import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ConfigError
 
-from .workers import (
-    Clock,
-    Report,
-    check_counts,
-    checked_cores,
-    machine,
-    options,
-    plain,
-    run_workers,
-    threads,
-    writable_folder,
-)
+from ..reports.records import write_record
+from ..reports.tables import markdown
+from .machine import checked_cores
+from .publishing import new_record, publish, versions
+from .settings import check_counts, writable_folder
+from .workers import Clock, Report, run_workers, threads
 
 __all__ = ["Task", "bench", "growth", "measure", "table"]
 
@@ -87,28 +80,21 @@ def bench(
     total = chains * max(structured)
     tasks = [Task("structured", n, total // n, 5, repeats, compile, cores, seed) for n in structured]
     tasks += [Task("dense", n, dense_chains, 1, 1, False, cores, seed) for n in dense]
-    record: dict[str, Any] = {
-        "command": "dgm-infer bench scaling " + options(settings),
-        **machine(["dgm-infer", "torch"]),
-        "threads": f"1 process, {cores} threads",
-        "settings": settings,
-        "rows": [],
-    }
+    record = new_record("scaling", settings, ["dgm-infer", "torch"], threads=f"1 process, {cores} threads")
+    record["rows"] = []
     for task in tasks:
         print(f"{task.path}, N = {task.n}: {task.chains} chains", flush=True)
-        (outcome,) = run_workers(
+        (worker,) = run_workers(
             "evaluation.benchmarks.scaling:measure", [task], environment=threads(cores), patience=3600
         )
-        row = {"path": task.path, "n": task.n, "chains": task.chains, **(outcome.result or {"error": outcome.error})}
-        print(f"  failed: {outcome.error}" if outcome.result is None else f"  {_described(row)}", flush=True)
+        row = {"path": task.path, "n": task.n, "chains": task.chains, **(worker.value or {"error": worker.error})}
+        print(f"  failed: {worker.error}" if worker.value is None else f"  {_described(row)}", flush=True)
         record["rows"].append(row)
     record["growth"] = growth(record["rows"])
     record["cpu_growth"] = growth(record["rows"], "cpu_seconds_per_chain_step")
     path = folder / "scaling.json"
-    path.write_text(json.dumps(plain(record), indent=2) + "\n")
-    (folder / "scaling.md").write_text(table(record))
-    print(table(record), end="")
-    print(f"results in {folder}: {path.name}, scaling.md")
+    write_record(path, record)
+    publish(path, "scaling", table(record))
     return path
 
 
@@ -205,38 +191,35 @@ def growth(rows: Sequence[Mapping[str, Any]], unit: str = "seconds_per_chain_ste
 
 def table(record: Mapping[str, Any]) -> str:
     """Markdown of one run's record."""
-    versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
-    lines = [
-        "# Cost of a step as the data grow",
-        "",
-        f"`{record['command']}`, {record['date']}, on {record['settings']['cores']} cores of {record['processor']}; "
-        f"{versions}.",
-        "",
-        "| path | N | chains | ms a chain and step | us of CPU a chain, step and observation | peak GB | acceptance "
-        "| failed, % |",
-        "|---|---|---|---|---|---|---|---|",
+    header = [
+        *("path", "N", "chains", "ms a chain and step", "us of CPU a chain, step and observation", "peak GB"),
+        *("acceptance", "failed, %"),
     ]
-    for row in record["rows"]:
-        cells = [row["path"], str(row["n"]), str(row["chains"])]
-        if "error" in row:
-            cells += [row["error"], "", "", "", ""]
-        else:
-            seconds = row["seconds_per_chain_step"]
-            cells += [
-                f"{1e3 * seconds:.3g}",
-                f"{1e6 * row['cpu_seconds_per_chain_step'] / row['n']:.3g}",
-                f"{row['peak_bytes'] / 1e9:.2f}",
-                f"{row['acceptance']:.2f}",
-                f"{100 * row['failed']:.1f}",
-            ]
-        lines.append(f"| {' | '.join(cells)} |")
+    rows = [[row["path"], str(row["n"]), str(row["chains"]), *_cells(row)] for row in record["rows"]]
+    parts = [
+        "# Cost of a step as the data grow\n\n"
+        f"`{record['command']}`, {record['date']}, on {record['settings']['cores']} cores of {record['processor']}; "
+        f"{versions(record)}.\n",
+        markdown(header, rows),
+    ]
     if record["growth"] is not None:
         sizes = [row["n"] for row in record["rows"] if row["path"] == "structured"]
-        lines += [
-            "",
-            f"From N = {min(sizes)} to {max(sizes)} the time grows {record['growth']:.2f} times as fast as N.",
-        ]
-    return "\n".join(lines) + "\n"
+        parts.append(
+            f"From N = {min(sizes)} to {max(sizes)} the time grows {record['growth']:.2f} times as fast as N.\n"
+        )
+    return "\n".join(parts)
+
+
+def _cells(row: Mapping[str, Any]) -> list[str]:
+    if "error" in row:
+        return [row["error"], "", "", "", ""]
+    return [
+        f"{1e3 * row['seconds_per_chain_step']:.3g}",
+        f"{1e6 * row['cpu_seconds_per_chain_step'] / row['n']:.3g}",
+        f"{row['peak_bytes'] / 1e9:.2f}",
+        f"{row['acceptance']:.2f}",
+        f"{100 * row['failed']:.1f}",
+    ]
 
 
 def _described(row: Mapping[str, Any]) -> str:

@@ -9,7 +9,6 @@ and by the processor's own time, which other programs on the machine disturb les
 On a GPU the two objectives are also trained on MNIST in 32 and in 16 bits, for the bounds that they reach.
 """
 
-import json
 import math
 import tempfile
 from collections.abc import Callable, Sequence
@@ -22,29 +21,22 @@ from typing import Any, Literal
 import torch
 from lightning.pytorch import Callback, Trainer
 from lightning.pytorch.loggers import CSVLogger
-from torch import Tensor
-from torch.nn import functional as F
 
 from generators import BernoulliVAE
 from trainers import IWAETraining, MNISTData, VAETraining
 from trainers.data import ImageData, Labelled, Split
+from trainers.quiet import quiet
 
-from ..commands.train import quiet
-from .iwae_training import held_out_bounds, trained
-from .workers import (
-    Clock,
-    check_counts,
-    check_device,
-    check_seed,
-    checked_cores,
-    machine,
-    options,
-    plain,
-    torch_threads,
-    writable_folder,
-)
+from ..reports.records import write_record
+from ..reports.tables import markdown
+from .autoencoders import held_out_bounds, trained
+from .machine import check_device, checked_cores, device_name
+from .plain_loop_peer import one_epoch, synchronise
+from .publishing import DEVICES, by_device, cores_of, new_record, publish, versions
+from .settings import check_counts, check_seed, writable_folder
+from .workers import Clock, torch_threads
 
-__all__ = ["CASES", "Case", "bench", "compared", "plain_loss", "table"]
+__all__ = ["CASES", "Case", "bench", "compared", "table"]
 
 _LEARNING_RATE = 1e-3
 _BOUND_SAMPLES = 500
@@ -102,13 +94,8 @@ def bench(
         mnist.prepare_data()
     folder = writable_folder(output)
     settings = {"rounds": rounds, "steps": steps, "device": device, "cores": cores, "seed": seed}
-    record: dict[str, Any] = {
-        "command": "dgm-infer bench training " + options(settings),
-        **machine(["dgm-infer", "torch", "lightning"]),
-        "device_name": torch.cuda.get_device_name() if device == "cuda" else None,
-        "settings": settings,
-        "cases": {},
-    }
+    record = new_record("training", settings, ["dgm-infer", "torch", "lightning"], device_name=device_name(device))
+    record["cases"] = {}
     with torch_threads(cores), torch.random.fork_rng(), quiet():
         for case in CASES:
             print(f"{case.name}: {rounds} rounds of {steps} steps", flush=True)
@@ -116,10 +103,8 @@ def bench(
         if mnist is not None:
             record["precision"] = _precisions(mnist, epochs, seed)
     path = folder / f"training_{device}.json"
-    path.write_text(json.dumps(plain(record), indent=2) + "\n")
-    (folder / "training.md").write_text(table(folder))
-    print(table(folder), end="")
-    print(f"results in {folder}: {path.name}, training.md")
+    write_record(path, record)
+    publish(path, "training", table(folder))
     return path
 
 
@@ -132,7 +117,8 @@ def compared(case: Case, rounds: int, steps: int, device: str, seed: int) -> dic
         module = VAETraining(model, _LEARNING_RATE)
     else:
         module = IWAETraining(model, case.samples, learning_rate=_LEARNING_RATE)
-    sides = {"lightning": partial(_fit, module, data, device), "plain": partial(_loop, case, model, data, device)}
+    by_hand = partial(one_epoch, model, data.training.images, case.samples, case.batch_size, _LEARNING_RATE, device)
+    sides = {"lightning": partial(_fit, module, data, device), "plain": by_hand}
     for side in sides.values():
         side()
     turns = []
@@ -177,11 +163,11 @@ class _Epoch(Callback):
         self.taken = (math.nan, math.nan)
 
     def on_train_epoch_start(self, trainer, pl_module) -> None:
-        _synchronise(self.device)
+        synchronise(self.device)
         self.clock = Clock(math.inf)
 
     def on_train_epoch_end(self, trainer, pl_module) -> None:
-        _synchronise(self.device)
+        synchronise(self.device)
         self.taken = (self.clock.elapsed, self.clock.cpu)
 
 
@@ -207,38 +193,6 @@ def _fit(module: VAETraining | IWAETraining, data: _Images, device: str) -> tupl
     return epoch.taken
 
 
-def _loop(case: Case, model: BernoulliVAE, data: _Images, device: str) -> tuple[float, float]:
-    """One epoch by hand."""
-    images = data.training.images
-    optimizer = torch.optim.Adam(model.parameters(), lr=_LEARNING_RATE)
-    _synchronise(device)
-    clock = Clock(math.inf)
-    for chosen in torch.randperm(len(images)).split(case.batch_size):
-        x = torch.bernoulli(images[chosen].to(device)).flatten(1)
-        optimizer.zero_grad()
-        plain_loss(model, x, case.samples).backward()
-        optimizer.step()
-    _synchronise(device)
-    return clock.elapsed, clock.cpu
-
-
-def plain_loss(model: BernoulliVAE, x: Tensor, samples: int | None) -> Tensor:
-    """Minus the ELBO for None, or the importance-weighted bound with its doubly reparameterised gradient, by hand."""
-    mean, log_sd = model.encoder.network(x).chunk(2, -1)
-    noise = torch.randn(samples or 1, *mean.shape, device=x.device)
-    z = mean + log_sd.exp() * noise
-    logits = model.decoder.network(z)
-    likelihood = -F.binary_cross_entropy_with_logits(logits, x.expand_as(logits), reduction="none").sum(-1)
-    if samples is None:
-        divergence = 0.5 * (mean.square() + (2 * log_sd).exp() - 2 * log_sd - 1).sum(-1)
-        return (divergence - likelihood.mean(0)).mean()
-    deviation = (z - mean.detach()) / log_sd.detach().exp()
-    weights = likelihood + (0.5 * deviation.square() + log_sd.detach() - 0.5 * z.square()).sum(-1)
-    share = weights.detach().softmax(0).unsqueeze(-1)
-    z.register_hook(lambda slope: slope * share)
-    return math.log(samples) - weights.logsumexp(0).mean()
-
-
 def _precisions(data: MNISTData, epochs: int, seed: int) -> dict[str, Any]:
     """Bounds of held-out images after training in 32 and 16 bits, and how fast that was."""
     found: dict[str, Any] = {"epochs": epochs, "bound_samples": _BOUND_SAMPLES}
@@ -255,10 +209,7 @@ def _precisions(data: MNISTData, epochs: int, seed: int) -> dict[str, Any]:
 
 def table(folder: Path) -> str:
     """Markdown of the results in a folder, on a processor and on a GPU."""
-    records = {}
-    for device in ("cpu", "cuda"):
-        path = folder / f"training_{device}.json"
-        records[device] = json.loads(path.read_text()) if path.exists() else None
+    records = by_device(folder, "training")
     columns: Sequence[tuple[str, Callable[[dict[str, Any]], str]]] = (
         ("plain loop, images/s", lambda row: f"{row['plain']['images_per_second']:.0f}"),
         ("Lightning, images/s", lambda row: f"{row['lightning']['images_per_second']:.0f}"),
@@ -266,46 +217,35 @@ def table(folder: Path) -> str:
         ("share by processor time", lambda row: f"{row['cpu_share']:.3f}"),
         ("overhead a step, ms", lambda row: f"{row['lightning']['step_ms'] - row['plain']['step_ms']:.2f}"),
     )
-    lines = [
-        "# Training: Lightning beside a plain PyTorch loop",
-        "",
-        "Auto-encoder of binary 28 x 28 images, 50 latents, two hidden layers of 200, 32 bits. At least 0.9 of the",
-        "plain loop's throughput is required of IWAE-50 and of batches of 512.",
-        "",
-        f"| | | {' | '.join(name for name, _ in columns)} |",
-        "|---" * (len(columns) + 2) + "|",
-    ]
+    rows = []
     for case in CASES:
         for device, record in records.items():
             row = None if record is None else record["cases"][case.name]
-            cells = " | ".join("not measured" if row is None else get(row) for _, get in columns)
-            lines.append(f"| {case.name} | {'GPU' if device == 'cuda' else 'CPU'} | {cells} |")
+            cells = ["not measured" if row is None else get(row) for _, get in columns]
+            rows.append([case.name, DEVICES[device], *cells])
+    parts = [
+        "# Training: Lightning beside a plain PyTorch loop\n\n"
+        "Auto-encoder of binary 28 x 28 images, 50 latents, two hidden layers of 200, 32 bits. At least 0.9 of the\n"
+        "plain loop's throughput is required of IWAE-50 and of batches of 512.\n",
+        markdown(["", "", *(name for name, _ in columns)], rows),
+    ]
     for device, record in records.items():
-        if record is None:
-            lines += ["", f"{'GPU' if device == 'cuda' else 'CPU'}: not measured."]
-            continue
-        settings = record["settings"]
-        versions = ", ".join(f"{name} {version}" for name, version in record["versions"].items() if version)
-        where = f" with {record['device_name']}" if record["device_name"] else ""
-        lines += [
-            "",
-            f"{'GPU' if device == 'cuda' else 'CPU'}: `{record['command']}`, {record['date']}, on {record['processor']}"
-            f"{where}, {settings['cores']} {'core' if settings['cores'] == 1 else 'cores'}, load at the start "
-            f"{record['load_average_at_start']}; {versions}. Medians over {settings['rounds']} rounds of "
-            f"{settings['steps']} steps.",
-        ]
-        if "precision" in record:
-            found = dict(record["precision"])
-            epochs, samples = found.pop("epochs"), found.pop("bound_samples")
-            lines += [
-                "",
-                f"| {epochs} epochs of MNIST | images/s | held-out IWAE-{samples}, nats |",
-                "|---|---|---|",
-                *(f"| {name} | {row['images_per_second']:.0f} | {row['bound']:.2f} |" for name, row in found.items()),
-            ]
-    return "\n".join(lines) + "\n"
+        parts += [f"{DEVICES[device]}: not measured.\n"] if record is None else _details(device, record)
+    return "\n".join(parts)
 
 
-def _synchronise(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
+def _details(device: str, record: dict[str, Any]) -> list[str]:
+    settings = record["settings"]
+    where = f"{DEVICES[device]}: `{record['command']}`, {record['date']}, on {record['processor']}"
+    where += f" with {record['device_name']}" if record["device_name"] else ""
+    parts = [
+        f"{where}, {cores_of(settings['cores'])}, load at the start {record['load_average_at_start']}; "
+        f"{versions(record)}. Medians over {settings['rounds']} rounds of {settings['steps']} steps.\n"
+    ]
+    if "precision" in record:
+        found = dict(record["precision"])
+        epochs, samples = found.pop("epochs"), found.pop("bound_samples")
+        header = [f"{epochs} epochs of MNIST", "images/s", f"held-out IWAE-{samples}, nats"]
+        rows = [[name, f"{row['images_per_second']:.0f}", f"{row['bound']:.2f}"] for name, row in found.items()]
+        parts.append(markdown(header, rows))
+    return parts

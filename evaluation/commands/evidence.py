@@ -4,21 +4,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 import dgm_infer as dgm
-from dgm_infer import AIS, DirectedModel, Evidence, Gaussian, GenerativeModel, InputDensity
+from dgm_infer import AIS, Evidence, Gaussian, LatentVariableModel
 from dgm_infer.errors import ConfigError, ModelError
 from dgm_infer.evidence import Bounds, Method
 from dgm_infer.files import complete_run
-from generators import IWAE, LatentPosterior
+from generators import LatentPosterior
 
-from ..figures import evidence as evidence_figures
+from ..figures.log_evidence import by_image
 from ..reports.estimates import Estimates, caveats, table
-from .condition import HeldOutImages, binarised, moved, read_generator, read_images
+from ..reports.records import announce
+from .inputs import HeldOutImages, binarised, moved, read_generator, read_images
+from .options import run_configured
 
-__all__ = ["DEFAULT_METHODS", "estimate_evidence", "fitted_base", "parts_of"]
+__all__ = ["DEFAULT_METHODS", "estimate_evidence", "fitted_base", "run"]
 
 DEFAULT_METHODS = (
     dgm.Elbo(),
@@ -29,9 +32,15 @@ DEFAULT_METHODS = (
 )
 
 
+def run(arguments: Sequence[str]) -> None:
+    """``dgm-infer evidence --config FILE``: the options are the arguments of :func:`estimate_evidence`."""
+    description = "Estimate log p(x) of images, between two bounds."
+    run_configured("evidence", "train", description, estimate_evidence, arguments)
+
+
 def estimate_evidence(
     name: str,
-    generator: GenerativeModel | str,
+    generator: nn.Module | str,
     images: HeldOutImages | str,
     n_images: int = 20,
     binarise: float | None = None,
@@ -78,10 +87,8 @@ def estimate_evidence(
     Raises:
         DgmInferError: an option, a file or the generator does not serve.
     """
-    model = read_generator(generator)
-    model = moved(model, device)
-    shape = tuple(model.output_shape)
-    x = binarised(read_images(images, n_images, shape), binarise)
+    model = _parts(moved(read_generator(generator), device))
+    x = binarised(read_images(images, n_images, model.output_shape), binarise)
     methods = list(DEFAULT_METHODS) if methods is None else methods
     if not methods:
         raise ConfigError("methods: the list is empty; name one, or give null for all")
@@ -109,45 +116,38 @@ def estimate_evidence(
         for label, evidence in results.items():
             evidence.save(folder / f"{label.replace(' ', '_')}.npz")
         _frame(results).to_csv(folder / "evidence.csv", index=False)
-        evidence_figures.by_image(folder / "evidence.png", rows, _reference(rows))
-    print(report, end="")
-    print(f"results in {folder}: " + ", ".join(sorted(path.name for path in folder.iterdir())))
+        by_image(folder / "evidence.png", rows, _reference(rows))
+    announce(report, folder)
     return folder
 
 
-def parts_of(model: GenerativeModel) -> tuple[nn.Module, nn.Module | None, InputDensity]:
-    """Decoder, encoder (or None) and prior of a generator.
+def _parts(model: nn.Module) -> LatentVariableModel:
+    try:
+        return LatentVariableModel.of(model)
+    except ModelError as error:
+        raise ModelError(f"generator: {error}") from error
+
+
+def fitted_base(model: LatentVariableModel, target: LatentPosterior, kind: str, seed: int) -> Gaussian:
+    """The density that methods start from, for every image of the target.
 
     Raises:
-        ModelError: it has no decoder.
+        ModelError: an encoder is asked for, and the model has none.
     """
-    decoder, encoder = getattr(model, "decoder", None), getattr(model, "encoder", None)
-    if not isinstance(decoder, nn.Module):
-        raise ModelError(
-            f"generator: a {type(model).__name__} has no decoder: log p(x) needs decoder(z), a distribution over images"
-        )
-    prior = model.global_density if isinstance(model, DirectedModel) else model.input_density
-    return decoder, encoder, prior
-
-
-def fitted_base(model: GenerativeModel, target: LatentPosterior, kind: str, seed: int) -> Gaussian:
-    """The density that methods start from, for every image of the target."""
     if kind == "encoder":
-        encoder = parts_of(model)[1]
-        if encoder is None:
-            raise ModelError(
-                f"generator: a {type(model).__name__} has no encoder: choose base diagonal, low_rank, full or laplace"
-            )
-        return Gaussian.from_encoder(encoder, target.images)
+        if model.encoder is None:
+            name = type(model.module).__name__
+            raise ModelError(f"generator: a {name} has no encoder: choose base diagonal, low_rank, full or laplace")
+        return Gaussian.from_encoder(model.encode, target.images.flatten(len(target.batch_shape)))
     dtype, device = target.images.dtype, target.images.device
     if kind == "laplace":
         return Gaussian.laplace(target, dtype=dtype, device=device)
     return Gaussian.fit(target, kind, seed=seed, dtype=dtype, device=device)  # type: ignore[arg-type]
 
 
-def _problem(model: GenerativeModel, x: Tensor, base: str, seed: int) -> tuple[LatentPosterior, Gaussian]:
-    decoder, _, prior = parts_of(model)
-    target = LatentPosterior(decoder, x, prior)
+def _problem(model: LatentVariableModel, x: Tensor, base: str, seed: int) -> tuple[LatentPosterior, Gaussian]:
+    # flat: a channel of its own would look like a batch of one
+    target = LatentPosterior(model.decoder, x.flatten(1), model.prior)
     return target, fitted_base(model, target, base, seed)
 
 
@@ -183,27 +183,12 @@ def _resampled(evidence: Evidence, chains: int, seed: int) -> Tensor:
     return picked.reshape(chains, *batch, -1)
 
 
-def _simulated_bounds(model: GenerativeModel, n: int, base: str, method: AIS, options: dict) -> Bounds:
+def _simulated_bounds(model: LatentVariableModel, n: int, base: str, method: AIS, options: dict) -> Bounds:
     """Both bounds on images that the generator makes, from the latents that it made them of."""
     print(f"bounds on {n} simulated images, whose latents are known", flush=True)
-    images, latents = _simulated(model, n, options["seed"])
+    images, latents = model.generate(n, options["seed"])
     target, q = _problem(model, images, base, options["seed"])
     return dgm.bidirectional(target, q, latents, method=method, **options)
-
-
-def _simulated(model: GenerativeModel, n: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Images ``[n, *shape]`` and the latents ``[n, Dz]`` that generated them."""
-    if isinstance(model, IWAE):
-        return model.generate(n, seed)
-    like = next(model.parameters())
-    rng = torch.Generator(like.device).manual_seed(seed)
-    decoder, _, prior = parts_of(model)
-    z = prior.sample((n,), generator=rng, dtype=like.dtype, device=like.device)
-    # distributions draw from the global generators
-    with torch.no_grad(), torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
-        torch.manual_seed(seed)
-        x = decoder(z).sample()
-    return x.reshape(n, *model.output_shape), z
 
 
 def _reference(rows: Sequence[Estimates]) -> Estimates:
@@ -235,8 +220,6 @@ def _report(
     return "".join(parts)
 
 
-def _frame(results: dict[str, Evidence]):
-    import pandas
-
+def _frame(results: dict[str, Evidence]) -> pd.DataFrame:
     frames = [evidence.to_dataframe().reset_index().assign(method=label) for label, evidence in results.items()]
-    return pandas.concat(frames, ignore_index=True)
+    return pd.concat(frames, ignore_index=True)

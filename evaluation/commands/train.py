@@ -1,16 +1,14 @@
 """The ``train`` command: LightningCLI's ``fit`` with a run folder, a tidy screen and a generator at the end."""
 
-import logging
 import signal
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+# first: Lightning builds its command line with it, and its own error would not name the extra
+import jsonargparse  # noqa: F401
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.fabric.utilities.warnings import PossibleUserWarning
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ProgressBar
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -23,14 +21,18 @@ from dgm_infer.files import make_folder, remove_folders, unused_folder
 from generators.weights import read_checkpoint
 from trainers.export import SaveGenerator
 from trainers.progress import TrainingProgress
+from trainers.quiet import quiet
 from trainers.resuming import RandomState, WholeFiles
 
-__all__ = ["quiet", "train"]
+__all__ = ["run", "train"]
 
 # What Lightning accepts for --ckpt_path besides a file.
 CHECKPOINT_WORDS = ("best", "last", "hpc")
-# Lightning's loggers that announce what this command says in its own two lines.
-TALKERS = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.callbacks.model_summary", "lightning.fabric")
+
+
+def run(arguments: Sequence[str]) -> None:
+    """``dgm-infer train --config FILE``: see :func:`train`."""
+    train(list(arguments))
 
 
 def train(args: list[str]) -> None:
@@ -215,24 +217,3 @@ def _innermost(error: BaseException) -> str:
 def _say(trainer: Trainer, text: str) -> None:
     if trainer.is_global_zero:
         print(text)
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Lightning's tips and advice off the screen, its warnings about real trouble on it; only within the block."""
-    loggers = [logging.getLogger(name) for name in TALKERS]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.WARNING)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=PossibleUserWarning)
-            # every run has a folder of its own, also one that resumes
-            warnings.filterwarnings("ignore", "The dirpath has changed from")
-            # Lightning 2.6 asks an outdated question of PyTorch 2.15's pytrees
-            warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
-            warnings.filterwarnings("ignore", "LightningCLI's args parameter is intended to run from within Python")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

@@ -21,7 +21,7 @@ from dgm_infer import Gaussian
 from dgm_infer.bases.moments import weighted_moments
 from dgm_infer.evidence import Method
 
-from ..figures import evidence as evidence_figures
+from ..figures import log_evidence
 from ..problems.boltzmann import BoltzmannRelaxation, Moments, published_system, random_system
 from ..problems.repeated import repeated
 from ..reports.documents import GOAL, seconds_to
@@ -116,7 +116,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         "max_r_hat": max(r_hat for _, r_hat in chains_of_hmc),
         "seconds": sum(errors.seconds for errors, _ in chains_of_hmc) / sizes.systems,
     }
-    evidence_figures.relative_errors(
+    log_evidence.relative_errors(
         folder / "errors.png",
         curves,
         {"mean": hmc["mean"], "covariance": hmc["covariance"]},

@@ -12,9 +12,10 @@ import torch
 import dgm_infer as dgm
 import generators
 
-from ..commands.condition import R_HAT, describe, parse_label
-from ..figures import conditioning as plots
-from . import required_data
+from ..figures.completions import completions
+from ..figures.traces import traces
+from ..reports.mixing import R_HAT, describe, parse_label
+from .reference import required_data
 
 __all__ = ["run"]
 
@@ -51,11 +52,11 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     )
     seconds = time.perf_counter() - started
     summary = draws.summary()
-    plots.completions(folder / "completions.png", images, mask, draws.generate(N_COMPLETIONS))
+    completions(folder / "completions.png", images, mask, draws.generate(N_COMPLETIONS))
     r_hat, ess = summary["r_hat"].to_numpy(float), summary["ess_bulk"].to_numpy(float)
     order = r_hat.argsort().tolist()
     shown = [parse_label(str(summary.index[i])) for i in (order[-1], order[-2], order[len(order) // 2])]
-    plots.traces(folder / "traces.png", draws, shown)
+    traces(folder / "traces.png", draws, shown)
     failed = draws.stats["projection_failed"] | draws.stats["reversal_failed"]
     return {
         "summary": describe(draws, summary, seconds),

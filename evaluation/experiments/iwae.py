@@ -14,9 +14,9 @@ import dgm_infer as dgm
 from dgm_infer.evidence import Method
 from generators import IWAE, LatentPosterior
 
-from ..figures import evidence as evidence_figures
+from ..figures import log_evidence
 from ..reports.estimates import Estimates, caveats, table
-from . import required_data
+from .reference import required_data
 
 __all__ = ["run"]
 
@@ -43,7 +43,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     n_images, chains, lengths = _FAST if fast else _FULL
     model = IWAE.from_npz(data)
     images, latents = IWAE.published_images(data)
-    target = LatentPosterior(model.decoder, images[:n_images], model.input_density)
+    target = LatentPosterior(model.decoder, images[:n_images], model.prior)
     base = dgm.Gaussian.from_encoder(model.encoder, target.images)
     options = {"chains": chains, "seed": seed, "keep_draws": False}
 
@@ -72,7 +72,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         Estimates.of(label, evidence)
         for label, evidence in (("lower", both.lower), ("upper", both.upper), ("Bennett", both.combined))
     ]
-    evidence_figures.against_time(
+    log_evidence.against_time(
         folder / "evidence.png",
         curves,
         {row.label: row.mean for row in bounds},

@@ -22,8 +22,8 @@ import generators
 from dgm_infer import Draws
 from generators.lotka_volterra import summaries
 
-from ..figures import experiments as figures
-from .methods import Method, report, run_methods, typical_inputs
+from ..figures.series import series
+from .samplers import Sampler, report, run_samplers, typical_inputs
 
 __all__ = ["run"]
 
@@ -41,14 +41,14 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     reduced = dgm.condition(model, summaries(observed), observe=summaries)
     approximate = dgm.condition(model, observed, tolerance=10.0)
     starts = typical_inputs(full, chains=chains, warmup=50 if fast else 100, seed=seed)
-    methods = [
-        Method("constrained HMC, full series", full, dgm.ConstrainedHMC(), *sizes[0]),
-        Method("constrained HMC, 9 summaries", reduced, dgm.ConstrainedHMC(), *sizes[1], starts),
-        Method("ABC-HMC, ε = 10, full series", approximate, dgm.HMC(n_steps=(10, 20)), *sizes[2], starts),
+    samplers = [
+        Sampler("constrained HMC, full series", full, dgm.ConstrainedHMC(), *sizes[0]),
+        Sampler("constrained HMC, 9 summaries", reduced, dgm.ConstrainedHMC(), *sizes[1], starts),
+        Sampler("ABC-HMC, ε = 10, full series", approximate, dgm.HMC(n_steps=(10, 20)), *sizes[2], starts),
     ]
-    runs = run_methods(methods, chains=chains, seed=seed)
+    runs = run_samplers(samplers, chains=chains, seed=seed)
     simulations = {run.label: _predictive(run.draws, seed) for run in runs}
-    figures.series(folder / "series.png", _populations(observed), simulations, ("prey", "predators"))
+    series(folder / "series.png", _populations(observed), simulations, ("prey", "predators"))
     return report(folder, runs, truth)
 
 

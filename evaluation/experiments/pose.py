@@ -15,14 +15,11 @@ import torch
 from torch import Tensor
 
 import dgm_infer as dgm
-from dgm_infer.extras import extra
 from dgm_infer.kernels import Kernel
 from generators import HumanPose
 
-from . import required_data
-
-with extra("train"):
-    from matplotlib.figure import Figure
+from ..figures.poses import joint_errors, poses
+from .reference import required_data
 
 __all__ = ["run"]
 
@@ -42,10 +39,14 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         data, "pose", "its authors published the files on GitHub, matt-graham/differentiable-generative-models"
     )
     scenes, chains, seconds, draws = (1, 4, 5.0, 2) if fast else (4, 16, 300.0, 20)
-    binocular, error = _binocular(HumanPose.from_folder(data), scenes, chains, seconds, seed)
-    error.savefig(folder / "error.png", dpi=140, facecolor="white")
-    monocular, picture = _monocular(HumanPose.from_folder(data, views=1), 1 if fast else 3, draws, chains, seed)
-    picture.savefig(folder / "monocular.png", dpi=140, facecolor="white")
+    binocular = _binocular(HumanPose.from_folder(data), scenes, chains, seconds, seed)
+    methods = {label: found for label, found in binocular.items() if label != "start"}
+    curves = {label: (found["seconds"], np.array(found["rmse"])) for label, found in methods.items()}
+    title = f"{scenes} scenes (thin) and their mean, {chains} chains each"
+    joint_errors(folder / "error.png", curves, float(np.mean(binocular["start"])), title=title)
+    model = HumanPose.from_folder(data, views=1)
+    monocular, inputs = _monocular(model, 1 if fast else 3, draws, chains, seed)
+    poses(folder / "monocular.png", model.figure(inputs).numpy(), model.bones)
     return {"summary": _summary(binocular), "binocular": binocular, "monocular": monocular}
 
 
@@ -59,7 +60,7 @@ def _scenes(model: HumanPose, n: int, seed: int) -> tuple[Tensor, Tensor]:
     return u, picture.reshape(n, *model.output_shape)
 
 
-def _binocular(model: HumanPose, scenes: int, chains: int, seconds: float, seed: int) -> tuple[dict, Figure]:
+def _binocular(model: HumanPose, scenes: int, chains: int, seconds: float, seed: int) -> dict:
     u, picture = _scenes(model, scenes, seed)
     truth = model.latents(u)["joints"]
     fibre = dgm.condition(dgm.WithNoise(model, sd=NOISE), picture)
@@ -68,13 +69,11 @@ def _binocular(model: HumanPose, scenes: int, chains: int, seconds: float, seed:
     plain_start = start[..., : target.dim]
     first = _error(model.latents(plain_start)["joints"].mean(0), truth)
     results: dict = {"start": first.tolist()}
-    figure = Figure(figsize=(6.4, 4), layout="constrained")
-    axis = figure.subplots()
     methods = [
-        ("constrained HMC", fibre, dgm.ConstrainedHMC(), None, "#0072b2"),
-        ("HMC, published step 0.0002", target, PLAIN, plain_start, "#d55e00"),
+        ("constrained HMC", fibre, dgm.ConstrainedHMC(), None),
+        ("HMC, published step 0.0002", target, PLAIN, plain_start),
     ]
-    for label, problem, kernel, initial, colour in methods:
+    for label, problem, kernel, initial in methods:
         times, errors, failed = [0.0], [first], 0.0
         joints: list[Tensor] = []
         for elapsed, draws in _chunks(problem, kernel, chains, initial, seconds, seed):
@@ -94,17 +93,7 @@ def _binocular(model: HumanPose, scenes: int, chains: int, seconds: float, seed:
             "never_accepted": failed / max(len(joints), 1),
             "draws": sum(len(part) for part in joints),
         }
-        # from the start to the first draws nothing was measured
-        axis.plot(times[:2], curve[:2].mean(-1), color=colour, lw=1.2, ls=":")
-        axis.plot(times[1:], curve[1:], color=colour, lw=0.6, alpha=0.5)
-        axis.plot(times[1:], curve[1:].mean(-1), color=colour, lw=2.2, label=label)
-    axis.axhline(0.1 * float(first.mean()), color="0.5", ls="--", lw=1)
-    axis.annotate("a tenth of the start", (0.02, 0.1 * float(first.mean())), xycoords=("axes fraction", "data"),
-                  va="bottom", fontsize=8, color="0.4")  # fmt: skip
-    axis.set(yscale="log", xlabel="wall clock (s)", ylabel="RMSE of the posterior-mean joints (m)")
-    axis.set_title(f"{scenes} scenes (thin) and their mean, {chains} chains each", fontsize=10)
-    axis.legend(frameon=False, fontsize=9)
-    return results, figure
+    return results
 
 
 def _chunks(
@@ -130,35 +119,14 @@ def _error(joints: Tensor, truth: Tensor) -> Tensor:
     return (joints - truth).square().sum(-1).mean(-1).sqrt()
 
 
-def _monocular(model: HumanPose, scenes: int, n_draws: int, chains: int, seed: int) -> tuple[dict, Figure]:
+def _monocular(model: HumanPose, scenes: int, n_draws: int, chains: int, seed: int) -> tuple[dict, Tensor]:
     u, picture = _scenes(model, scenes, seed + 1)
     fibre = dgm.condition(dgm.WithNoise(model, sd=NOISE), picture)
     draws = dgm.sample(fibre, chains=chains, warmup=WARMUP, draws=n_draws, seed=seed)
     assert draws.inputs is not None
     last = draws.inputs[:, -1, :, : model.input_density.dim]
-    columns = [u, *last[:4]]
-    figure = Figure(figsize=(2.3 * len(columns), 2.5 * scenes), layout="constrained")
-    for scene in range(scenes):
-        for column, inputs in enumerate(columns):
-            axis = figure.add_subplot(scenes, len(columns), scene * len(columns) + column + 1, projection="3d")
-            _draw_figure(axis, model.figure(inputs[scene]).numpy(), model.bones, "0.2" if column == 0 else "#0072b2")
-            if scene == 0:
-                axis.set_title("generated the picture" if column == 0 else f"chain {column}", fontsize=9)
     error = _error(draws.latents["joints"][:, -1], model.latents(u)["joints"])
-    return {"rmse_of_last_draws": error.tolist(), "draws": n_draws}, figure
-
-
-def _draw_figure(axis, nodes: np.ndarray, bones: list[tuple[int, int]], colour: str) -> None:
-    # height up the page, depth towards the reader
-    for parent, node in bones:
-        x, y, z = nodes[[parent, node]].T
-        axis.plot(x, z, y, color=colour, lw=2, solid_capstyle="round")
-    centre, reach = nodes.mean(0), np.abs(nodes - nodes.mean(0)).max()
-    x, y, z = centre
-    axis.set(xlim=(x - reach, x + reach), ylim=(z - reach, z + reach), zlim=(y - reach, y + reach))
-    axis.set_box_aspect((1, 1, 1))
-    axis.view_init(elev=12, azim=-60)
-    axis.set(xticks=[], yticks=[], zticks=[])
+    return {"rmse_of_last_draws": error.tolist(), "draws": n_draws}, torch.stack([u, *last[:4]])
 
 
 def _summary(results: dict) -> str:

@@ -12,7 +12,7 @@ from pathlib import Path
 import dgm_infer as dgm
 import generators
 
-from .methods import Method, report, run_methods, typical_inputs
+from .samplers import Sampler, report, run_samplers, typical_inputs
 
 __all__ = ["run"]
 
@@ -29,9 +29,9 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     exact = dgm.condition(model, observed)
     wide, narrow = (dgm.condition(model, observed, tolerance=eps) for eps in (0.25, 0.05))
     starts = typical_inputs(exact, chains=chains, warmup=50 if fast else 100, seed=seed)
-    methods = [
-        Method("constrained HMC", exact, dgm.ConstrainedHMC(), *sizes[0]),
-        Method("ABC-HMC, ε = 0.25", wide, dgm.HMC(n_steps=(20, 40)), *sizes[1], starts),
-        Method("ABC-HMC, ε = 0.05", narrow, dgm.HMC(n_steps=(40, 80)), *sizes[2], starts),
+    samplers = [
+        Sampler("constrained HMC", exact, dgm.ConstrainedHMC(), *sizes[0]),
+        Sampler("ABC-HMC, ε = 0.25", wide, dgm.HMC(n_steps=(20, 40)), *sizes[1], starts),
+        Sampler("ABC-HMC, ε = 0.05", narrow, dgm.HMC(n_steps=(40, 80)), *sizes[2], starts),
     ]
-    return report(folder, run_methods(methods, chains=chains, seed=seed), truth)
+    return report(folder, run_samplers(samplers, chains=chains, seed=seed), truth)

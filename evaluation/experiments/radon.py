@@ -16,11 +16,12 @@ import dgm_infer as dgm
 from dgm_infer import Evidence, Gaussian, Target
 from dgm_infer.evidence import Method
 
-from ..figures import evidence as evidence_figures
+from ..figures import log_evidence
 from ..problems.radon import radon_target, read_radon
 from ..problems.repeated import repeated
 from ..reports.estimates import Estimates, caveats, table
-from . import required_data
+from ..reports.tables import aligned
+from .reference import required_data
 
 __all__ = ["run"]
 
@@ -129,7 +130,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
             )
         ),
     ]
-    evidence_figures.over_training(
+    log_evidence.over_training(
         folder / "evidence.png",
         (seconds_fit, fitted.elbo_trace.tolist()),
         float(fitted.elbo),
@@ -163,12 +164,13 @@ def _disagreement(rows: list[Estimates]) -> float:
 
 
 def _curve_table(curves: dict[str, list[dict]]) -> str:
-    width = max(len(label) for label in curves)
-    lines = [f"{'independent runs':{width}}  draws  seconds   mean log Z  error  sd of one run"]
-    for label, entries in curves.items():
-        lines += [
-            f"{label:{width}}  {e['draws']:5d}  {e['seconds']:7.1f}  {e['mean']:11.2f}  {e['error']:5.2f}  "
-            f"{e['spread']:13.2f}"
-            for e in entries
-        ]
-    return "\n".join(lines) + "\n"
+    columns = {
+        "independent runs": f"<{max(len(label) for label in curves)}",
+        "draws": "5d",
+        "seconds": "7.1f",
+        "mean log Z": "11.2f",
+        "error": "5.2f",
+        "sd of one run": "13.2f",
+    }
+    keys = ("draws", "seconds", "mean", "error", "spread")
+    return aligned(columns, [(label, *(e[key] for key in keys)) for label, entries in curves.items() for e in entries])

@@ -9,6 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from .tables import markdown
+
 __all__ = ["GOAL", "boltzmann_table", "methods_table", "radon_table", "read_record", "renewed", "seconds_to"]
 
 ROOT = Path(__file__).parents[2]
@@ -46,7 +48,7 @@ def methods_table(record: dict[str, Any]) -> str:
     experiments = record["experiments"]
     labels = next(iter(experiments.values()))["methods"]
     rows = [[label, *(_effort(entry["methods"][label]) for entry in experiments.values())] for label in labels]
-    return _markdown(["method", *experiments], rows)
+    return markdown(["method", *experiments], rows)
 
 
 def _effort(row: dict[str, Any]) -> str:
@@ -73,7 +75,7 @@ def boltzmann_table(record: dict[str, Any]) -> str:
     moments = (f"{plain[name]['value']:.2f}" for name in ("mean", "covariance"))
     rows.append(["plain HMC", f"{plain['seconds']:.1f}", "", "", *moments, f"R-hat {plain['max_r_hat']:.1f}"])
     header = ["method", "seconds", "gradients", "log Z", "mean", "covariance", f"seconds to {GOAL:g} in log Z"]
-    return _markdown(header, rows)
+    return markdown(header, rows)
 
 
 def _errors(entry: dict[str, Any]) -> tuple[float, float, float]:
@@ -92,13 +94,7 @@ def radon_table(record: dict[str, Any]) -> str:
         for label, row in record["results"]["methods"].items()
         if row["status"] != "lower"
     ]
-    return _markdown(["method", "log Z", "standard error", "seconds"], rows)
-
-
-def _markdown(header: list[str], rows: list[list[str]]) -> str:
-    lines = ["|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|" for cells in (header, *rows)]
-    lines.insert(1, "|" + "---|" * len(header))
-    return "".join(f"{line}\n" for line in lines)
+    return markdown(["method", "log Z", "standard error", "seconds"], rows)
 
 
 _TABLES = {"methods": methods_table, "boltzmann": boltzmann_table, "radon": radon_table}

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from dgm_infer import Evidence
 
+from .tables import aligned
+
 __all__ = ["Estimates", "caveats", "table"]
 
 # Weights of which one has more than this share rest on a single chain.
@@ -75,19 +77,29 @@ class Estimates:
 
 
 def table(rows: Sequence[Estimates]) -> str:
-    """One row a method; the errors are standard errors, of the mean over the images and of the typical image."""
-    width = max(len("method"), *(len(row.label) for row in rows))
-    lines = [
-        f"{'method':{width}}  {'status':10}  {'mean log p(x)':>13}  {'error':>6}  {'an image':>8}  "
-        f"{'gradients':>9}  {'seconds':>7}"
-    ]
-    for row in rows:
-        typical = float(row.std_error.double().median())
-        lines.append(
-            f"{row.label:{width}}  {row.status:10}  {row.mean:13.3f}  {row.mean_error:6.3f}  {typical:8.3f}  "
-            f"{row.gradient_evaluations:9d}  {row.seconds:7.1f}"
+    """One row per method; the errors are standard errors, of the mean over the images and of the typical image."""
+    columns = {
+        "method": f"<{max(len('method'), *(len(row.label) for row in rows))}",
+        "status": "<10",
+        "mean log p(x)": "13.3f",
+        "error": "6.3f",
+        "an image": "8.3f",
+        "gradients": "9d",
+        "seconds": "7.1f",
+    }
+    cells = (
+        (
+            row.label,
+            row.status,
+            row.mean,
+            row.mean_error,
+            float(row.std_error.double().median()),
+            row.gradient_evaluations,
+            row.seconds,
         )
-    return "\n".join(lines) + "\n"
+        for row in rows
+    )
+    return aligned(columns, cells)
 
 
 def caveats(label: str, evidence: Evidence) -> list[str]:

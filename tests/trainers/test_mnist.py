@@ -7,7 +7,7 @@ import torch
 
 import generators
 from dgm_infer.errors import ArgumentError, ConfigError
-from evaluation.commands.condition import HeldOutImages
+from evaluation.commands.inputs import HeldOutImages
 from generators.checkpoints import PRETRAINED
 from tests.files import reference_folder, write_mnist
 from trainers import MNISTData

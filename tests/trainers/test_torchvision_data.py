@@ -7,7 +7,7 @@ from PIL import Image
 from torchvision import datasets
 
 from dgm_infer.errors import ArgumentError, ConfigError
-from evaluation.commands.condition import HeldOutImages
+from evaluation.commands.inputs import HeldOutImages
 from tests.files import write_idx
 from trainers import CelebAData, FashionMNISTData, FolderData, MNISTData, OmniglotData
 

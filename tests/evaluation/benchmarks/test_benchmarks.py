@@ -12,8 +12,9 @@ import torch
 from dgm_infer.errors import ConfigError
 from evaluation.benchmarks import BENCHMARKS, comparison, fibre, load, scaling
 from evaluation.benchmarks.problems import Problem
-from evaluation.benchmarks.workers import Outcome, plain, run_workers, threads
+from evaluation.benchmarks.workers import WorkerResult, run_workers, threads
 from evaluation.commands.cli import main
+from evaluation.reports.records import plain
 
 PROBLEMS = [Problem("generalised_lambda"), Problem("lotka_volterra"), Problem("lotka_volterra", 10)]
 
@@ -89,8 +90,8 @@ def test_the_peer_has_the_same_posterior(form, mici):
 
 def test_the_rate_counts_the_time_really_used():
     values = independent(4, 500)
-    on_time = comparison.summarise([Outcome(result(values))], 10, 2)
-    late = comparison.summarise([Outcome(result(values, seconds=20.0))], 10, 2)
+    on_time = comparison.summarise([WorkerResult(result(values))], 10, 2)
+    late = comparison.summarise([WorkerResult(result(values, seconds=20.0))], 10, 2)
     assert on_time["min_ess"] == pytest.approx(2000, rel=0.2)
     assert on_time["min_ess_per_second"] == pytest.approx(on_time["min_ess"] / 10)
     assert late["min_ess_per_second"] == pytest.approx(on_time["min_ess_per_second"] / 2)
@@ -99,8 +100,8 @@ def test_the_rate_counts_the_time_really_used():
 
 
 def test_processes_of_different_speed_count_with_all_their_draws():
-    outcomes = [Outcome(result(independent(1, n, seed=n))) for n in (300, 500)]
-    summary = comparison.summarise(outcomes, 10, 2)
+    results = [WorkerResult(result(independent(1, n, seed=n))) for n in (300, 500)]
+    summary = comparison.summarise(results, 10, 2)
     assert summary["chains"] == 2
     assert summary["draws"] == 300
     assert summary["min_ess"] == pytest.approx(800, rel=0.25)
@@ -108,45 +109,47 @@ def test_processes_of_different_speed_count_with_all_their_draws():
 
 def test_chains_that_died_or_hang_are_named_and_left_out():
     alive, stunted = result(independent(2, 400)), result(independent(2, 20))
-    summary = comparison.summarise([Outcome(alive), Outcome(stunted), Outcome(error="MemoryError: none left")], 10, 3)
+    summary = comparison.summarise(
+        [WorkerResult(alive), WorkerResult(stunted), WorkerResult(error="MemoryError: none left")], 10, 3
+    )
     assert summary["chains"] == 2
     assert summary["errors"] == ["MemoryError: none left", "a process made only 20 draws a chain in the time"]
-    hurried = comparison.summarise([Outcome(result(independent(512, 5)))], 10, 1)
+    hurried = comparison.summarise([WorkerResult(result(independent(512, 5)))], 10, 1)
     assert hurried == {"errors": ["a process made only 5 draws a chain in the time"]}
-    nothing = comparison.summarise([Outcome(error="died")], 10, 1)
+    nothing = comparison.summarise([WorkerResult(error="died")], 10, 1)
     assert comparison.compare(summary, nothing)["ratio"] is None
 
 
 def test_chains_apart_are_not_converged():
     values = independent(4, 400) + 10 * np.arange(4)[:, None]
-    assert not comparison.summarise([Outcome(result(values))], 10, 1)["converged"]
+    assert not comparison.summarise([WorkerResult(result(values))], 10, 1)["converged"]
 
 
 def test_one_chain_is_compared_with_itself():
     steady = independent(1, 400)
-    assert comparison.summarise([Outcome(result(steady))], 10, 1)["converged"]
-    assert not comparison.summarise([Outcome(result(steady + np.linspace(0, 5, 400)))], 10, 1)["converged"]
+    assert comparison.summarise([WorkerResult(result(steady))], 10, 1)["converged"]
+    assert not comparison.summarise([WorkerResult(result(steady + np.linspace(0, 5, 400)))], 10, 1)["converged"]
 
 
 def test_chains_that_stand_still_have_no_effective_draws():
-    summary = comparison.summarise([Outcome(result(np.ones((2, 100))))], 10, 1)
+    summary = comparison.summarise([WorkerResult(result(np.ones((2, 100))))], 10, 1)
     assert np.isnan(summary["min_ess"])
     assert not summary["converged"]
 
 
 def test_ratio_and_difference_of_means():
-    first = comparison.summarise([Outcome(result(independent(4, 1000)))], 10, 1)
-    second = comparison.summarise([Outcome(result(independent(4, 1000, seed=1), seconds=30.0))], 10, 1)
+    first = comparison.summarise([WorkerResult(result(independent(4, 1000)))], 10, 1)
+    second = comparison.summarise([WorkerResult(result(independent(4, 1000, seed=1), seconds=30.0))], 10, 1)
     compared = comparison.compare(first, second)
     assert compared["ratio"] == pytest.approx(3, rel=0.3)
     assert compared["largest_mean_difference"] < 4
-    shifted = comparison.summarise([Outcome(result(independent(4, 1000, seed=1) + 1))], 10, 1)
+    shifted = comparison.summarise([WorkerResult(result(independent(4, 1000, seed=1) + 1))], 10, 1)
     assert comparison.compare(first, shifted)["largest_mean_difference"] > 10
 
 
 def record(device, seconds=10.0):
-    own = comparison.summarise([Outcome(result(independent(4, 300)))], seconds, 2)
-    other = comparison.summarise([Outcome(result(independent(2, 100))), Outcome(error="died")], seconds, 2)
+    own = comparison.summarise([WorkerResult(result(independent(4, 300)))], seconds, 2)
+    other = comparison.summarise([WorkerResult(result(independent(2, 100))), WorkerResult(error="died")], seconds, 2)
     return {
         "command": "dgm-infer bench fibre",
         "date": "2026-01-01",
@@ -172,7 +175,7 @@ def test_the_table_says_what_was_not_measured(tmp_path):
 
 
 def test_a_table_without_the_peer(tmp_path):
-    own = comparison.summarise([Outcome(result(independent(4, 300)))], 10, 2)
+    own = comparison.summarise([WorkerResult(result(independent(4, 300)))], 10, 2)
     alone = {**record("cpu"), "problems": {"lotka_volterra": comparison.compare(own, None)}}
     (tmp_path / "fibre_cpu.json").write_text(json.dumps(plain(alone)))
     assert "| lotka_volterra | not measured |" in comparison.table(tmp_path)
@@ -197,13 +200,13 @@ def echo(task, report):
 
 def test_every_process_is_heard_whatever_becomes_of_the_others(capfd):
     lines = []
-    outcomes = run_workers(
+    results = run_workers(
         f"{__name__}:echo", ["run", "fail", "die", "hang"], environment=threads(3), patience=4, report=lines.append
     )
-    assert outcomes[0] == Outcome("3")
-    assert outcomes[1] == Outcome(error="ValueError: two lines")
-    assert "died" in (outcomes[2].error or "")
-    assert "still running" in (outcomes[3].error or "")
+    assert results[0] == WorkerResult("3")
+    assert results[1] == WorkerResult(error="ValueError: two lines")
+    assert "died" in (results[2].error or "")
+    assert "still running" in (results[3].error or "")
     assert lines == ["got run"]
     assert "Traceback" in capfd.readouterr().err
 

@@ -9,7 +9,8 @@ import torch
 
 import generators
 from evaluation.benchmarks import training
-from evaluation.benchmarks.iwae_training import trained
+from evaluation.benchmarks.autoencoders import trained
+from evaluation.benchmarks.plain_loop_peer import plain_loss
 from evaluation.commands.cli import main
 from tests.files import write_mnist
 from trainers import IWAETraining, MNISTData, VAETraining
@@ -28,7 +29,7 @@ def test_the_loop_by_hand_has_the_loss_and_the_gradient_of_the_module(samples, m
     monkeypatch.setattr(module, "log", lambda *args, **options: None)
     x = torch.bernoulli(torch.rand(7, 4, 4))
     found = []
-    for loss in (lambda: module.training_step(x, 0), lambda: training.plain_loss(model, x.flatten(1), samples)):
+    for loss in (lambda: module.training_step(x, 0), lambda: plain_loss(model, x.flatten(1), samples)):
         torch.manual_seed(1)
         model.zero_grad()
         value = loss()

@@ -14,7 +14,8 @@ import torch
 
 from dgm_infer import Draws
 from dgm_infer.kernels import ConstrainedHMC
-from evaluation.commands.cli import main, one_line
+from evaluation.commands.cli import main
+from evaluation.commands.messages import one_line
 from evaluation.experiments import EXPERIMENTS
 
 TRAIN = Path(__file__).parents[3] / "configs" / "train" / "digits_vae.yaml"

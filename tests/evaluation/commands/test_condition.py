@@ -14,7 +14,9 @@ from sklearn.neighbors import KNeighborsClassifier
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ConfigError, ObservationError
-from evaluation.commands.condition import condition_images, describe, parse_label, read_images, read_mask
+from evaluation.commands.condition import condition_images
+from evaluation.commands.inputs import read_images, read_mask
+from evaluation.reports.mixing import describe, parse_label
 from generators.checkpoints import PRETRAINED
 from trainers import DigitsData
 

@@ -13,8 +13,8 @@ import dgm_infer as dgm
 import generators
 from dgm_infer import Evidence
 from evaluation.commands.cli import main
-from evaluation.commands.evidence import fitted_base, parts_of
-from evaluation.figures import evidence as evidence_figures
+from evaluation.commands.evidence import fitted_base
+from evaluation.figures import log_evidence
 from evaluation.reports.estimates import Estimates, caveats, table
 
 CONFIG = """\
@@ -109,8 +109,8 @@ class WithoutEncoder(generators.GaussianVAE):
 def test_a_generator_without_an_encoder_has_other_bases(kind):
     torch.manual_seed(0)
     model = WithoutEncoder()
-    target = generators.LatentPosterior(model.decoder, torch.rand(3, 8, 8), parts_of(model)[2])
-    base = fitted_base(model, target, kind, 0)
+    target = generators.LatentPosterior(model.decoder, torch.rand(3, 8, 8), model.prior)
+    base = fitted_base(dgm.LatentVariableModel.of(model), target, kind, 0)
     assert base.batch_shape == (3,)
     assert base.mean.dtype == torch.float32
     estimate = dgm.log_evidence(target, base, dgm.ImportanceSampling(200), chains=4, seed=0, progress=False)
@@ -203,8 +203,8 @@ def test_chains_cut_short_are_named_by_the_command(config, tmp_path, capsys):
 
 def test_pictures_are_drawn_of_one_image_and_of_errors_that_are_not_known(tmp_path):
     rows = [estimates([1.0], [math.nan], status=status) for status in ("unbiased", "lower", "upper", "heuristic")]
-    evidence_figures.by_image(tmp_path / "a.png", rows, rows[0])
-    evidence_figures.against_time(tmp_path / "b.png", {"AIS": rows}, {"ELBO": 0.5}, (0.9, 1.1), title="title")
+    log_evidence.by_image(tmp_path / "a.png", rows, rows[0])
+    log_evidence.against_time(tmp_path / "b.png", {"AIS": rows}, {"ELBO": 0.5}, (0.9, 1.1), title="title")
     for name in ("a.png", "b.png"):
         with Image.open(tmp_path / name) as picture:
             assert min(picture.size) > 300

@@ -13,9 +13,11 @@ import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, ConfigError
 from evaluation import experiments
-from evaluation.experiments import REFERENCE_DATA, reproduce
-from evaluation.experiments.methods import Method, report, run_methods, typical_inputs
-from evaluation.figures import experiments as figures
+from evaluation.commands.reproduce import reproduce
+from evaluation.experiments import REFERENCE_DATA
+from evaluation.experiments.samplers import Sampler, report, run_samplers, typical_inputs
+from evaluation.figures.posteriors import _shared_range
+from evaluation.figures.series import series
 from generators.lotka_volterra import summaries
 
 TRUTH = {"z1": 5.0, "z2": 1.0, "z3": 0.4, "z4": -0.1}
@@ -28,11 +30,11 @@ def runs():
     observed = generators.GeneralisedLambda.published_observations()[0][:10]
     exact, wide = dgm.condition(model, observed), dgm.condition(model, observed, tolerance=0.5)
     start = exact.start(4, torch.Generator().manual_seed(0))
-    methods = [
-        Method("constrained HMC", exact, dgm.ConstrainedHMC(), 20, 20),
-        Method("HMC, stuck", wide, dgm.HMC(step_size=1e6, n_steps=2), 0, 20, start),
+    samplers = [
+        Sampler("constrained HMC", exact, dgm.ConstrainedHMC(), 20, 20),
+        Sampler("HMC, stuck", wide, dgm.HMC(step_size=1e6, n_steps=2), 0, 20, start),
     ]
-    return run_methods(methods, chains=4, seed=1)
+    return run_samplers(samplers, chains=4, seed=1)
 
 
 def test_effective_sample_sizes_are_per_second_of_the_whole_run(runs):
@@ -72,17 +74,17 @@ def test_an_interrupt_ends_the_comparison(runs, monkeypatch):
 
     monkeypatch.setattr(dgm, "sample", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        run_methods([runs[0].method], chains=4, seed=1)
+        run_samplers([Sampler("again", None, dgm.HMC(), 0, 1)], chains=4, seed=1)
 
 
 def test_a_method_far_off_does_not_flatten_the_others():
     rng = np.random.default_rng(0)
     narrow, wide = rng.normal(size=4000), 1000 * rng.normal(size=4000)
-    low, high = figures._shared_range([narrow, wide], 0.0)
+    low, high = _shared_range([narrow, wide], 0.0)
     assert low < -2.5
     assert high > 2.5
     assert high - low < 20
-    low, high = figures._shared_range([narrow, narrow], 30.0)
+    low, high = _shared_range([narrow, narrow], 30.0)
     assert high > 30
 
 
@@ -91,7 +93,7 @@ def test_series_stay_in_sight_of_the_data_when_a_simulation_explodes(tmp_path):
     simulated = np.broadcast_to(observed, (20, 9, 2)).copy()
     simulated[:10, 5:] = np.inf
     simulated[10:, 5:] = np.nan
-    figures.series(tmp_path / "series.png", observed, {"title": simulated}, ("prey", "predators"))
+    series(tmp_path / "series.png", observed, {"title": simulated}, ("prey", "predators"))
     assert (tmp_path / "series.png").stat().st_size > 0
 
 

@@ -5,7 +5,8 @@ import json
 import pytest
 
 from dgm_infer.errors import ConfigError
-from evaluation.experiments import EXPERIMENTS, iwae, reproduce
+from evaluation.commands.reproduce import reproduce
+from evaluation.experiments import EXPERIMENTS, iwae
 from tests.files import reference_folder
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from dgm_infer.errors import ConfigError
-from evaluation.experiments import boltzmann, radon, reproduce
+from evaluation.commands.reproduce import reproduce
+from evaluation.experiments import boltzmann, radon
 from evaluation.problems.boltzmann import Moments, published_system
 from tests.files import reference_folder
 

@@ -1,4 +1,4 @@
-"""Pictures of log evidence: methods side by side, and against time."""
+"""Estimates of log evidence: methods side by side image by image, against time, and over the fit of a base."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,7 @@ import numpy as np
 from dgm_infer.extras import extra
 
 from ..reports.estimates import Estimates
-from .experiments import COLOURS
+from .colours import COLOURS
 
 with extra("train"):
     from matplotlib.figure import Figure

@@ -1,18 +1,16 @@
-"""Pictures of a sampling run."""
+"""Completed images: what was observed, single completions, their mean and spread. One row per image."""
 
 import os
-from collections.abc import Sequence
 
 import numpy as np
 from torch import Tensor
 
-from dgm_infer import Draws
 from dgm_infer.extras import extra
 
 with extra("train"):
     from matplotlib.figure import Figure
 
-__all__ = ["completions", "traces"]
+__all__ = ["completions"]
 
 _HIDDEN = (0.82, 0.87, 0.95)
 
@@ -64,42 +62,6 @@ def completions(
     middle = axes[0, 2 + len(shown) // 2]
     middle.set_title("completions, each from another chain" if len(shown) > 1 else "completion", fontsize=8)
     figure.savefig(path, dpi=160, bbox_inches="tight", facecolor="white")
-
-
-def traces(
-    path: str | os.PathLike, draws: Draws, labels: Sequence[tuple[str, tuple[int, ...]]], *, bins: int = 10
-) -> None:
-    """Trace and rank plots of some scalar latents, one row each.
-
-    The rank plot shows how often each chain visits each range of the pooled ranks, relative to what equal chains
-    would: a chain that stays in one place stands out as a coloured row (Vehtari et al. 2021).
-
-    Args:
-        path: of the PNG.
-        draws: of the run.
-        labels: ``(name, index)`` into ``draws.latents[name][:, :, *index]``.
-        bins: of the ranks, at most.
-    """
-    figure = Figure(figsize=(11, 1.8 * len(labels) + 0.5), layout="constrained")
-    axes = figure.subplots(len(labels), 2, squeeze=False)
-    for (trace_axis, rank_axis), (name, index) in zip(axes, labels, strict=True):
-        values = draws.latents[name][(slice(None), slice(None), *index)].cpu().numpy()
-        chains, n = values.shape
-        trace_axis.plot(values.T, lw=0.5, alpha=0.7)
-        trace_axis.set_ylabel(f"{name}[{', '.join(map(str, index))}]" if index else name)
-        trace_axis.set_xlim(0, max(n - 1, 1))
-        ranks = values.ravel().argsort().argsort().reshape(chains, n)
-        columns = max(1, min(bins, n // 5))
-        counts = np.stack([np.bincount(row * columns // (chains * n), minlength=columns) for row in ranks])
-        picture = rank_axis.imshow(counts * columns / n, cmap="PuOr", vmin=0, vmax=2, aspect="auto", origin="lower")
-        rank_axis.set_xticks([])
-        rank_axis.set_ylabel("chain")
-        figure.colorbar(picture, ax=rank_axis, label="visits", ticks=[0, 1, 2])
-    axes[-1, 0].set_xlabel("draw")
-    axes[-1, 1].set_xlabel("rank among the draws of all chains, low to high")
-    axes[0, 0].set_title("trace, one colour a chain", fontsize=9)
-    axes[0, 1].set_title("visits of each chain to each range of ranks: even when mixed", fontsize=9)
-    figure.savefig(path, dpi=110, facecolor="white")
 
 
 def _image(x: Tensor) -> np.ndarray:

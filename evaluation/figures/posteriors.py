@@ -1,4 +1,4 @@
-"""Pictures of the published experiments: methods side by side."""
+"""Samplers of one posterior side by side: marginal densities, and effective samples per second."""
 
 import os
 from collections.abc import Collection, Mapping, Sequence
@@ -7,16 +7,13 @@ import numpy as np
 
 from dgm_infer.extras import extra
 
+from .colours import COLOURS, TRUTH
+
 with extra("train"):
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
-__all__ = ["efficiency", "posteriors", "series"]
-
-COLOURS = ("#0072b2", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#d55e00")
-"""Okabe and Ito's, told apart by colour-blind readers too; one a method."""
-
-_TRUTH = "#d55e00"
+__all__ = ["efficiency", "posteriors"]
 
 
 def posteriors(
@@ -50,7 +47,7 @@ def posteriors(
             # density of all draws, also of those that the range leaves out
             counts, _ = np.histogram(values, edges)
             axis.stairs(counts / (len(values) * np.diff(edges)), edges, fill=True, color=COLOURS[row % 6], alpha=0.75)
-            axis.axvline(truth[name], color=_TRUTH, ls="--", lw=1.3)
+            axis.axvline(truth[name], color=TRUTH, ls="--", lw=1.3)
             outside = 1 - counts.sum() / len(values)
             note = notes[method][name] + (f", {100 * outside:.0f} % outside" if outside > 0.02 else "")
             axis.set_title(note, loc="right", fontsize=7, color="0.25", pad=2)
@@ -99,62 +96,6 @@ def efficiency(
     axis.set_ylabel("bulk ESS per second")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, frameon=False, ncols=len(methods), loc="upper center", bbox_to_anchor=(0.5, -0.1))
-    figure.savefig(path, dpi=160, facecolor="white")
-
-
-def series(
-    path: str | os.PathLike,
-    observed: np.ndarray,
-    simulations: Mapping[str, np.ndarray],
-    components: Sequence[str],
-    *,
-    paths_shown: int = 3,
-) -> None:
-    """Observed series against simulated ones: one column a set of series, one row a component.
-
-    A panel has the pointwise median and central 50 % and 95 % of the simulations, a few of them, and the data.
-    Simulations may have exploded: values that are no numbers count as above all others.
-
-    Args:
-        path: of the PNG.
-        observed: ``[steps, components]``, steps 1, 2, ...
-        simulations: title -> ``[n, steps, components]``.
-        components: names, the rows' labels.
-        paths_shown: simulated series drawn as lines.
-    """
-    lowest, highest = observed.min(0), observed.max(0)
-    spread = highest - lowest
-    # far out of sight, where quantiles stay finite though a simulation may not
-    simulations = {
-        title: np.clip(np.nan_to_num(x, nan=np.inf), lowest - 100 * spread, highest + 100 * spread)
-        for title, x in simulations.items()
-    }
-    figure = Figure(figsize=(3.6 * len(simulations) + 0.5, 2.3 * len(components) + 0.6), layout="constrained")
-    axes = figure.subplots(len(components), len(simulations), squeeze=False, sharex=True, sharey="row")
-    steps = np.arange(1, len(observed) + 1)
-    for row, component in enumerate(components):
-        ends = [lowest[row], highest[row]]
-        for axis, simulated in zip(axes[row], simulations.values(), strict=True):
-            low, lower, median, upper, high = np.quantile(simulated[..., row], [0.025, 0.25, 0.5, 0.75, 0.975], 0)
-            axis.fill_between(steps, low, high, color=COLOURS[0], alpha=0.18, lw=0, label="95 %")
-            axis.fill_between(steps, lower, upper, color=COLOURS[0], alpha=0.35, lw=0, label="50 %")
-            axis.plot(steps, median, color=COLOURS[0], lw=1.2, label="median")
-            chosen = np.linspace(0, len(simulated) - 1, min(paths_shown, len(simulated))).astype(int)
-            axis.plot(steps, simulated[chosen, :, row].T, color="0.45", lw=0.5)
-            axis.plot(steps, observed[:, row], color=_TRUTH, lw=0, marker=".", ms=4.5, label="observed")
-            axis.spines[["top", "right"]].set_visible(False)
-            axis.tick_params(labelsize=8)
-            ends += [low.min(), high.max()]
-        # simulations that go wild must not flatten the data
-        low, high = max(min(ends), lowest[row] - spread[row]), min(max(ends), highest[row] + spread[row])
-        axes[row, 0].set_ylim(low - 0.03 * spread[row], high + 0.03 * spread[row])
-        axes[row, 0].set_ylabel(component)
-    axes[0, 0].set_xlim(1, len(observed))
-    for column, title in enumerate(simulations):
-        axes[0, column].set_title(title, fontsize=9)
-        axes[-1, column].set_xlabel("time")
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
     figure.savefig(path, dpi=160, facecolor="white")
 
 

@@ -1,0 +1,40 @@
+"""The settings of a benchmark: what is refused before anything is measured, and the command that repeats it."""
+
+import os
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dgm_infer.errors import ConfigError
+
+__all__ = ["check_counts", "check_seed", "options", "writable_folder"]
+
+
+def check_counts(least: int = 1, **counts: int) -> None:
+    for name, value in counts.items():
+        if value < least:
+            raise ConfigError(f"{name}: {value} must be {least} or more")
+
+
+def check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**31:
+        raise ConfigError(f"seed: {seed} must be 0 or more, and less than 2**31")
+
+
+def writable_folder(output: str) -> Path:
+    """The folder of results, made if need be, before anything is measured."""
+    folder = Path(output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"output: no folder can be made at {output}: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"output: {output} cannot be written to")
+    return folder
+
+
+def options(settings: Mapping[str, Any]) -> str:
+    """Settings as a command line has them."""
+    values = {name: str(value).lower() if isinstance(value, bool) else value for name, value in settings.items()}
+    return " ".join(f"--{name} {shlex.quote(str(value))}" for name, value in values.items() if value is not None)

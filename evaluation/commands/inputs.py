@@ -1,0 +1,156 @@
+"""What commands are given: generators, images and masks, by name, by class path or in files."""
+
+import re
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import generators
+from dgm_infer import GenerativeModel, LatentVariableModel
+from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError, ModelError, cause
+from generators.pictures import read_picture
+
+__all__ = ["HeldOutImages", "binarised", "image_shape", "moved", "read_generator", "read_images", "read_mask"]
+
+MASKS = tuple(f"{side}_{share}" for share in ("half", "quarter") for side in ("top", "bottom", "left", "right"))
+
+
+@runtime_checkable
+class HeldOutImages(Protocol):
+    """A data set that keeps images no generator was trained on."""
+
+    def held_out(self, n: int | None = None) -> Tensor:
+        """The first ``n`` held-out images, ``[n, *shape]``."""
+        ...
+
+
+def read_generator(generator: nn.Module | str) -> nn.Module:
+    """A shipped generator by name, one by the path to its weights, or the model itself; in evaluation mode.
+
+    Raises:
+        CheckpointError: there is no such generator.
+        ModelError: the model is not one that can be conditioned.
+    """
+    if not isinstance(generator, str):
+        if not isinstance(generator, GenerativeModel) and LatentVariableModel.find(generator) is None:
+            name = type(generator).__name__
+            raise ModelError(
+                f"generator: a {name} is neither a GenerativeModel nor a module with a prior and a decoder"
+            )
+        return generator.eval()
+    try:
+        return generators.load(generator)
+    except CheckpointError as error:
+        raise CheckpointError(f"generator: {error}, or the class path of a GenerativeModel") from error
+
+
+def image_shape(model: nn.Module) -> tuple[int, ...]:
+    """The shape of one image."""
+    shape = getattr(model, "output_shape", None)
+    return LatentVariableModel.of(model).output_shape if shape is None else tuple(shape)  # type: ignore[arg-type]
+
+
+def moved(model: nn.Module, device: str | None) -> nn.Module:
+    """The model, moved to a device; None leaves it where it is.
+
+    Raises:
+        ArgumentError: there is no such device.
+    """
+    if device is None:
+        return model
+    try:
+        return model.to(torch.device(device))
+    except (RuntimeError, AssertionError) as error:
+        raise ArgumentError(f"device={device}: {cause(error)}") from error
+
+
+def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...]) -> Tensor:
+    """The first ``n`` images, ``[n, *shape]``; 8-bit values, of a picture or an array, are divided by 255.
+
+    Raises:
+        ConfigError: the file is missing or unreadable, or holds fewer images.
+    """
+    if n < 1:
+        raise ConfigError(f"n_images = {n}: must be 1 or more")
+    if not isinstance(source, str):
+        return source.held_out(n)
+    path = Path(source)
+    if not path.is_file():
+        raise ConfigError(
+            f"images: {source} is no file and no class path: name a .npy file, a picture, or a class with held_out(n)"
+        )
+    if path.suffix == ".npy":
+        images = torch.from_numpy(_load_array(path))
+        images = images / 255 if images.dtype == torch.uint8 else images
+        if tuple(images.shape) == shape:
+            images = images.unsqueeze(0)
+        if tuple(images.shape[1:]) != shape:
+            raise ConfigError(f"images: {source} has shape {tuple(images.shape)}, expected [n, *{list(shape)}]")
+        if len(images) < n:
+            raise ConfigError(f"images: {source} holds {len(images)} images, n_images = {n}")
+        return images[:n]
+    try:
+        pixels = read_picture(path, colour=len(shape) == 3 and shape[0] == 3)
+    except ConfigError as error:
+        raise ConfigError(f"images: {error}") from error
+    height, width = pixels.shape[-2:]
+    if (height, width) != tuple(shape[-2:]) or pixels.numel() != torch.Size(shape).numel():
+        raise ConfigError(
+            f"images: {source} has {height} x {width} pixels, the generator's images the shape {tuple(shape)}: resize "
+            "it"
+        )
+    return pixels.reshape(1, *shape) / 255
+
+
+def binarised(x: Tensor, threshold: float | None) -> Tensor:
+    """1 above the threshold, 0 below; None leaves the values."""
+    return x if threshold is None else (x > threshold).to(torch.get_default_dtype())
+
+
+def read_mask(observe: str, shape: tuple[int, ...]) -> Tensor:
+    """A boolean mask of ``shape``, True = observed; named halves and grids are of the last two dimensions (H, W).
+
+    Raises:
+        ConfigError: neither a known name nor a readable ``.npy`` file.
+    """
+    if observe.endswith(".npy"):
+        if not Path(observe).is_file():
+            raise ConfigError(f"observe: {observe} does not exist")
+        return torch.from_numpy(_load_array(Path(observe)))
+    spacing = re.fullmatch(r"grid_([1-9]\d*)", observe)
+    if observe not in MASKS and spacing is None:
+        raise ConfigError(f"observe: {observe!r} is not one of {', '.join(MASKS)}, grid_K, nor a .npy file")
+    if len(shape) < 2:
+        raise ConfigError(f"observe: {observe} needs an image of two dimensions, the generator's output is {shape}")
+    height, width = shape[-2:]
+    mask = torch.zeros(shape, dtype=torch.bool)
+    if spacing is not None:
+        k = int(spacing[1])
+        if k > min(height, width):
+            raise ConfigError(f"observe: {observe} observes nothing of images of {height} x {width} pixels")
+        # about the middle of blocks of k x k
+        mask[..., k // 2 :: k, k // 2 :: k] = True
+        return mask
+    side, share = observe.split("_")
+    n = 2 if share == "half" else 4
+    part = {
+        "top": (slice(0, height // n), slice(None)),
+        "bottom": (slice((n - 1) * height // n, None), slice(None)),
+        "left": (slice(None), slice(0, width // n)),
+        "right": (slice(None), slice((n - 1) * width // n, None)),
+    }[side]
+    mask[(..., *part)] = True
+    return mask
+
+
+def _load_array(path: Path) -> np.ndarray:
+    try:
+        array = np.load(path, allow_pickle=False)
+        if array.dtype.kind not in "biuf":
+            raise ValueError(f"its values are {array.dtype}, not numbers")
+        return array.astype(array.dtype.newbyteorder("="), copy=False)
+    except (ValueError, OSError, EOFError, AttributeError) as error:
+        raise ConfigError(f"{path} is not a readable .npy array: {error}") from error

@@ -1,0 +1,40 @@
+"""What the command line says about a mistake: one line, with the nearest name that exists."""
+
+import difflib
+import re
+from collections.abc import Iterable
+
+__all__ = ["one_line", "suggest", "with_suggestion"]
+
+
+def one_line(message: str) -> str:
+    """jsonargparse's report without the parts that name no mistake, on one line."""
+    lines = [line.strip() for line in message.splitlines()]
+    noise = re.compile(r"(Does not validate against any|Subtypes:|Errors:$|Given value( type)?:|$)")
+    kept = [line for line in lines if not noise.match(line)]
+    # of a union's complaints, those about a plain string or null say nothing once there is another
+    specific = [line for line in kept if not re.fullmatch(r"- Expected a <class '(str|NoneType)'>", line)]
+    kept = specific if any(line.startswith("-") for line in specific) else kept
+    text = " ".join(line.removeprefix("- ") for line in kept)
+    text = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", text)
+    # training's word "fit" is implied, never typed
+    text = text.replace("fit.", "")
+    return re.sub(r'Parser key "([^"]+)":', r"\1:", text)
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """``"; did you mean 'x'?"``, or nothing when no known word is near."""
+    near = difflib.get_close_matches(word, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def with_suggestion(message: str, options: Iterable[str]) -> str:
+    """A parser's message, with the nearest of the options where it names one that is unknown."""
+    unknown = re.search(r"unrecognized arguments: --([\w.]+)|[Oo]ption '([\w.]+)'(?: is not accepted)?$", message)
+    if unknown is None:
+        return message
+    word = unknown[1] or unknown[2]
+    group = re.search(r"Group '([\w.]+)'", message)
+    prefix = f"{group[1]}." if group else ""
+    known = [key.removeprefix(prefix) for key in options if key.startswith(prefix)]
+    return message + suggest(word, known)

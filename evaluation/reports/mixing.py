@@ -1,0 +1,69 @@
+"""How well the chains of a run mixed, image by image."""
+
+import re
+
+import numpy as np
+import pandas as pd
+
+from dgm_infer import Draws
+
+from .tables import aligned
+
+__all__ = ["R_HAT", "describe", "parse_label", "worst_and_typical"]
+
+# R-hat up to which a latent counts as mixed.
+R_HAT = 1.05
+
+
+def describe(draws: Draws, summary: pd.DataFrame, seconds: float) -> str:
+    """A table of one row an image, and a line that names the latents not yet mixed."""
+    chains, n_draws = draws.shape[:2]
+    stats = {name: value.double().flatten(2).cpu() for name, value in draws.stats.items()}
+    # of a target in place of a fibre there is no constraint, and what fails diverges
+    exact = "constraint_error" in stats
+    failed = stats["projection_failed"] + stats["reversal_failed"] if exact else stats["diverging"]
+    labels = [str(label) for label in summary.index]
+    r_hat, ess = summary["r_hat"].to_numpy(float), summary["ess_bulk"].to_numpy(float)
+    image = np.array([index[0] if index else 0 for _, index in map(parse_label, labels)])
+    columns = {
+        "image": "5d",
+        "acceptance": "10.2f",
+        "step size": "9.2f",
+        "failed %": "8.2f",
+        "max |c|": "7",
+        "max R-hat": "9.3f",
+        "min bulk ESS": "12.0f",
+    }
+    rows = [
+        (
+            i,
+            stats["acceptance_rate"][..., i].mean().item(),
+            stats["step_size"][..., i].mean().item(),
+            100 * failed[..., i].mean().item(),
+            f"{stats['constraint_error'][..., i].max():.1e}" if exact else "-",
+            r_hat[image == i].max(),
+            ess[image == i].min(),
+        )
+        for i in range(failed.shape[-1])
+    ]
+    heading = f"{chains} chains x {n_draws} draws an image in {seconds:.1f} s, seed {draws.seed}"
+    heading += " (interrupted)" if draws.interrupted else ""
+    unmixed = [f"{label} ({value:.3f})" for label, value in zip(labels, r_hat, strict=True) if not value <= R_HAT]
+    verdict = f"{len(labels) - len(unmixed)} of {len(labels)} (image, latent) pairs have R-hat at most {R_HAT}"
+    verdict += f"; not yet mixed: {', '.join(unmixed)}" if unmixed else ""
+    return f"{heading}\n{aligned(columns, rows)}{verdict}\n"
+
+
+def parse_label(label: str) -> tuple[str, tuple[int, ...]]:
+    """``"z[3, 0]" -> ("z", (3, 0))``, the row names of :meth:`Draws.summary`."""
+    match = re.fullmatch(r"(.*?)(?:\[([\d, ]+)\])?", label)
+    assert match is not None
+    return match[1], tuple(int(i) for i in match[2].split(",")) if match[2] else ()
+
+
+def worst_and_typical(summary: pd.DataFrame) -> list[tuple[str, tuple[int, ...]]]:
+    """The two scalar latents with the largest R-hat and the two in the middle."""
+    order = np.argsort(-summary["r_hat"].fillna(np.inf).to_numpy(float))
+    middle = len(order) // 2
+    chosen = dict.fromkeys([*order[:2], *order[middle : middle + 2]])
+    return [parse_label(str(summary.index[i])) for i in chosen]
