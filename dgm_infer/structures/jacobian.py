@@ -103,10 +103,12 @@ def push_forward(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tens
     _load_forward_mode()
 
     def along(t: Tensor) -> tuple[Tensor, Tensor]:
-        value, product = jvp(function, (u,), (t.expand_as(u),))[:2]
+        value, product = jvp(function, (u,), (t,))[:2]
         return value, product
 
-    return vmap(along, out_dims=cast(Any, (None, 0)))(tangents)
+    # laid out as u is: torch copies others by an operation that torch.compile refuses for any number of rows
+    full = tangents.reshape(-1, *[1] * (u.ndim - 1), u.shape[-1]).expand(-1, *u.shape).contiguous()
+    return vmap(along, out_dims=cast(Any, (None, 0)))(full)
 
 
 @functools.cache

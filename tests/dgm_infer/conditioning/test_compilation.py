@@ -1,5 +1,7 @@
 """Compiled fibres give the results of eager ones, for any number of rows, each function compiled once."""
 
+import functools
+
 import pytest
 import torch
 
@@ -73,6 +75,14 @@ def test_traced_functions_make_the_chains_of_eager_ones(name, solver, split, com
 
 def test_compiled_functions_make_the_chains_of_eager_ones():
     problem = PROBLEMS["dense"]()
+    assert largest_difference(problem) < rounding(problem)
+
+
+@pytest.mark.parametrize("name", ["scalar units, a mask a problem", "pairs", "dense"])
+def test_the_traced_functions_can_be_compiled_for_any_number_of_rows(name, monkeypatch):
+    # all of torch.compile but the code generator, which takes half a minute
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    problem = PROBLEMS[name]()
     assert largest_difference(problem) < rounding(problem)
 
 
