@@ -1,0 +1,77 @@
+"""Jacobians without structure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from .algebra import log_det_cholesky, mv
+from .jacobian import Evaluation, JacobianMap, push_forward
+from .structure import Structure
+
+__all__ = ["Dense", "DenseJacobian"]
+
+
+@dataclass(frozen=True)
+class DenseJacobian(JacobianMap):
+    """``J`` as a matrix, ``[..., N, D]``; O(D N^2 + N^3) a factorisation."""
+
+    matrix: Tensor
+    cholesky: Tensor
+    log_det: Tensor
+
+    @classmethod
+    def factorise(cls, matrix):
+        factor, info = torch.linalg.cholesky_ex(matrix @ matrix.mT)
+        return cls(matrix, factor, log_det_cholesky(factor, info))
+
+    def is_deficient(self):
+        # the part of every row of J that earlier rows do not explain, of which rounding alone leaves some
+        unexplained = self.cholesky.diagonal(dim1=-2, dim2=-1).square() / self.matrix.square().sum(-1)
+        small = (unexplained < 4 * torch.finfo(self.matrix.dtype).eps).any(-1)
+        return small | super().is_deficient()
+
+    def forward(self, v):
+        return mv(self.matrix, v)
+
+    def transpose(self, c):
+        return mv(self.matrix.mT, c)
+
+    def solve(self, c):
+        return torch.cholesky_solve(c.unsqueeze(-1), self.cholesky).squeeze(-1)
+
+    def oblique_inverse(self, entries, c):
+        return self.transpose(torch.linalg.solve_ex(entries[0] @ self.matrix.mT, c)[0])
+
+    def damped_step(self, c, damping):
+        gram = self.matrix @ self.matrix.mT
+        gram.diagonal(dim1=-2, dim2=-1).add_(damping.unsqueeze(-1))
+        return self.transpose(torch.linalg.solve_ex(gram, c)[0])
+
+    def log_det_cotangent(self):
+        return (torch.cholesky_solve(self.matrix, self.cholesky),)
+
+
+@dataclass(frozen=True)
+class Dense(Structure):
+    """No structure: what every function has."""
+
+    jacobian = DenseJacobian
+
+    def entries(self, function: Callable[[Tensor], Tensor], u: Tensor) -> Evaluation:
+        """By N reverse-mode products, or D forward-mode ones if these are fewer."""
+        n_inputs = u.shape[-1]
+        value, pullback = vjp(function, u)[:2]
+        n_outputs = value.shape[-1]
+        if n_outputs < n_inputs:
+            basis = torch.eye(n_outputs, dtype=u.dtype, device=u.device)
+            rows = vmap(lambda e: pullback(e.expand_as(value))[0])(basis)
+            return Evaluation(value, (rows.movedim(0, -2),))
+        basis = torch.eye(n_inputs, dtype=u.dtype, device=u.device)
+        columns = push_forward(function, u, basis)[1]
+        return Evaluation(value, (columns.movedim(0, -1),))
+
+    def row_size(self, n_outputs, n_inputs):
+        return n_outputs * n_inputs
