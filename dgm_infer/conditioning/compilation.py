@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
-from torch.utils import _pytree as pytree
 
 from ..errors import ModelError, cause
+from .trees import Form, flatten, unflatten
 
 __all__ = ["Compiler"]
 
@@ -24,7 +24,7 @@ class Compiler:
     """
 
     def __init__(self):
-        self._compiled: dict[Any, tuple[Callable[..., list[Tensor]], list[Any]]] = {}
+        self._compiled: dict[Any, tuple[Callable[..., list[Tensor]], list[Form]]] = {}
 
     def __call__(self, key: Any, function: Callable[..., Any], *arguments: Any) -> Any:
         """``function(*arguments)``; arguments and result are trees of tensors of which dimension 0 is the rows.
@@ -32,7 +32,7 @@ class Compiler:
         Args:
             key: what tells this function from others; it is compiled once for every key.
         """
-        tensors, structure = pytree.tree_flatten(arguments)
+        tensors, structure = flatten(arguments)
         rows = tensors[0].shape[0]
         # compilers treat a single row as a case of its own
         tensors = [t.expand(2, *t.shape[1:]) for t in tensors] if rows == 1 else tensors
@@ -43,13 +43,13 @@ class Compiler:
         compiled, result = self._compiled[key]
         with torch.no_grad():
             values = compiled(*tensors)
-        return pytree.tree_unflatten([v[:1] for v in values] if rows == 1 else list(values), result[0])
+        return unflatten([v[:1] for v in values] if rows == 1 else list(values), result[0])
 
     def _compile(self, function, structure, tensors):
         result: list[Any] = []
 
         def flat(*flat_tensors: Tensor) -> list[Tensor]:
-            values, tree = pytree.tree_flatten(function(*pytree.tree_unflatten(list(flat_tensors), structure)))
+            values, tree = flatten(function(*unflatten(list(flat_tensors), structure)))
             result[:] = [tree]
             return [v.detach().contiguous() for v in values]
 

@@ -7,7 +7,6 @@ from torch import nn
 
 from ..errors import ArgumentError, ObservationError, cause
 from ..models import (
-    DirectedModel,
     DiscreteModel,
     GenerativeModel,
     LatentVariableModel,
@@ -17,12 +16,12 @@ from ..models import (
     reference_tensor,
 )
 from .faults import (
+    STRUCTURE_DRAWS,
     check_mode,
     check_outputs,
     check_randomness,
     check_range,
     check_rows,
-    check_structure,
     check_values,
     device_of,
     frozen_copy,
@@ -32,7 +31,7 @@ from .fibre import Fibre
 from .latent import LatentPosterior
 from .observations import Bound, Pixels
 from .observations import observe as as_observation
-from .operators import Selection
+from .operators import Everything, Selection, as_operator
 from .reduced import observed_model
 from .soft import InputPosterior
 
@@ -115,9 +114,7 @@ def condition(
     operator, values = bind(frozen, observed, observe, dtype, device)
     reduced = observed_model(frozen, operator)
     n_outputs = values.shape[-1]
-    if reduced.units is not None:
-        assert isinstance(frozen, DirectedModel)
-        check_structure(frozen, dtype, device)
+    reduced.check_declaration(prior_draws(frozen, STRUCTURE_DRAWS, dtype, device))
     if tolerance is not None:
         return InputPosterior(reduced, values, tolerance)
     check_values(frozen, operator, values)
@@ -143,9 +140,9 @@ def _latent_posterior(
     dtype, device = _computed_in(mean, reference_tensor(mean).dtype if dtype is None else dtype, device)
     frozen = _checked_copy(mean, dtype, device)
     selection, values = bind(frozen, observed, observation, dtype, device)
-    assert isinstance(selection, Selection)
-    index = None if selection.is_everything else selection.index
-    return LatentPosterior.of_pixels(frozen.decoder, model.prior, torch.Size(frozen.output_shape), values, index)
+    assert isinstance(selection, Everything | Selection)
+    shape = torch.Size(frozen.output_shape)
+    return LatentPosterior.of_pixels(frozen.decoder, model.prior, shape, values, selection.index)
 
 
 def pixels_only(observe, name: str) -> Pixels:
@@ -200,6 +197,7 @@ def bind(frozen: GenerativeModel, observed, observe, dtype: torch.dtype, device:
     if isinstance(observe, nn.Module):
         observe = frozen_copy(observe, dtype, device)
     operator, values = as_observation(observe).bind(y, frozen)
+    operator = as_operator(operator)
     if values.numel() == 0:
         raise ObservationError(f"observed has shape {tuple(y.shape)}: there is nothing in it to condition on")
     return Bound(operator, values)

@@ -11,22 +11,24 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError, ObservationError, cause
-from ..models import DirectedModel, GenerativeModel
-from ..structures.jacobian import push_forward
-from .operators import DisjointSums, Operator, Selection
+from ..models import GenerativeModel
+from .operators import Operator
 
 __all__ = [
+    "STRUCTURE_DRAWS",
     "check_mode",
     "check_outputs",
     "check_randomness",
     "check_range",
     "check_rows",
-    "check_structure",
     "check_values",
     "device_of",
     "frozen_copy",
     "prior_draws",
 ]
+
+# Prior draws among which the check of a structure takes the tamest.
+STRUCTURE_DRAWS = 16
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -141,14 +143,7 @@ def check_values(model: GenerativeModel, operator: Operator, values: Tensor) -> 
     Only inside it has an output a derivative: tanh and the sigmoid never reach their edges, and a clipped output
     stays there. Pixels and means of pixels are tested.
     """
-    if model.output_range is None:
-        return
-    if isinstance(operator, DisjointSums):
-        # means keep the range, other sums do not
-        weights = operator.weights
-        if not ((weights >= 0).all() and (weights.sum(-1) - 1).abs().max() < 1e-6):
-            return
-    elif not isinstance(operator, Selection):
+    if model.output_range is None or not operator.keeps_range:
         return
     low, high = model.output_range
     beyond = (values <= low) | (values >= high)
@@ -163,60 +158,6 @@ def check_values(model: GenerativeModel, operator: Operator, values: Tensor) -> 
         f"the edge of the model's output_range {_interval(low, high)}, which it never reaches: {remedy}give the model "
         "output noise with WithNoise(model, sd=...)"
     )
-
-
-def check_structure(model: DirectedModel, dtype: torch.dtype, device: torch.device) -> None:
-    """``J [0, r]`` is ``D_i r_i`` in every unit i, for a random r, when units share no local inputs."""
-    name, units = type(model).__name__, model.units
-    assert units is not None
-    n_local, n_outputs = model.local_density.dim, torch.Size(model.output_shape).numel()
-    whole = n_local % units.inputs == 0 and n_outputs % units.outputs == 0
-    if not whole or n_local // units.inputs != n_outputs // units.outputs:
-        raise ModelError(
-            f"{name} declares structure {model.structure!r} with {n_local} local inputs in units of {units.inputs} for "
-            f"{n_outputs} outputs in units of {units.outputs}: as many units of inputs as of outputs are needed, or "
-            "structure = 'dense'"
-        )
-    # a simulator may overflow at most of its prior draws: the tamest of many shows its structure best
-    u = prior_draws(model, 16, dtype, device)
-    x = model.observed(u)
-    tamest = x.abs().amax(-1).nan_to_num(nan=torch.inf).argmin().unsqueeze(0)
-    u, x = u[tamest], x[tamest]
-    markov = model.structure == "markov"
-    if markov:
-        try:
-            miss = (model.one_step_ahead(u, x) - x).abs().max() / x.abs().max().clamp_min(1)
-        except Exception as error:
-            raise ModelError(
-                f"{name} declares structure 'markov', but transition() fails for all steps at once: "
-                f"{cause(error)} (states have one shape, and leading dimensions broadcast)"
-            ) from error
-        if miss > torch.finfo(dtype).eps ** 0.75:
-            raise ModelError(
-                f"{name} declares structure 'markov', but its transitions from the observed states miss the simulated "
-                f"ones (by {miss.item():.3g} of the largest): let simulate() come from transition(), or declare "
-                "structure = 'dense'"
-            )
-    rng = torch.Generator(device).manual_seed(1)
-    direction = torch.randn(n_local, generator=rng, dtype=dtype, device=device)
-    u1, u2 = model.split(u)
-
-    def local(v: Tensor) -> Tensor:
-        inputs = torch.cat([u1.expand(*v.shape[:-1], -1), v], -1)
-        return model.one_step_ahead(inputs, x) if markov else model.observed(inputs)
-
-    one_each = torch.eye(units.inputs, dtype=dtype, device=device).repeat(1, n_local // units.inputs)
-    _, products = push_forward(local, u2, torch.cat([one_each, direction.unsqueeze(0)]))
-    blocks, product = products[:-1, 0], products[-1, 0]
-    own = direction.unflatten(-1, (-1, units.inputs)).repeat_interleave(units.outputs, 0)
-    error = (product - (blocks * own.mT).sum(0)).abs().max()
-    if error > 1e3 * torch.finfo(dtype).eps ** 0.75 * blocks.abs().max():
-        what = "outputs" if model.structure == "independent" else "steps"
-        raise ModelError(
-            f"{name} declares structure {model.structure!r}, but its {what} depend on each other's local inputs "
-            f"(directional derivatives differ by {error.item():.3g}): declare larger units (unit_inputs, "
-            "unit_outputs), or structure = 'dense'"
-        )
 
 
 def _outputs(model: GenerativeModel, *inputs: Tensor) -> list[Tensor]:

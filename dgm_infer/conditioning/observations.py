@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from ..errors import ObservationError
 from ..models import GenerativeModel
-from .operators import DisjointSums, Operator, Selection
+from .operators import DisjointSums, Function, Operator, select
 
 __all__ = [
     "Blur",
@@ -71,12 +71,13 @@ class Pixels(Observation):
         flat_given = y.ndim > 0 and y.shape[-1] == size and tuple(y.shape[-len(shape) :]) != shape
         batch = tuple(y.shape[:-1]) if flat_given else _batch_shape(y, shape)
         flat = y.reshape(*batch, size)
-        selection = Selection(self._index(shape, batch).to(y.device), size)
+        index = self._index(shape, batch).to(y.device)
+        selection = select(index, size)
         values = selection(flat)
         bad = ~values.isfinite()
         if bad.any():
             where = bad.nonzero()[0].tolist()
-            entry = selection.index.expand(*batch, -1)[tuple(where)].item()
+            entry = index.expand(*batch, -1)[tuple(where)].item()
             position = tuple(i.item() for i in torch.unravel_index(torch.tensor(entry), shape))
             problem = f" of problem {tuple(where[:-1])}" if batch else ""
             raise ObservationError(
@@ -121,7 +122,20 @@ class Transform(Observation):
             lead = x.shape[:-1]
             return function(x.reshape(*lead, *shape)).reshape(*lead, -1)
 
-        return Bound(operator, _finite(y).reshape(*batch, -1))
+        return Bound(Function(operator), _finite(y).reshape(*batch, -1))
+
+
+class Flat(Observation):
+    """An :class:`Operator` on flat outputs, which says itself what it leaves of a structure: ``y [*batch, Dy]``."""
+
+    def __init__(self, operator: Operator):
+        self.operator = operator
+
+    def bind(self, y, model):
+        with torch.no_grad():
+            n_values = self.operator(y.new_zeros(torch.Size(model.output_shape).numel())).shape[-1]
+        _batch_shape(y, (n_values,))
+        return Bound(self.operator, _finite(y))
 
 
 class Downsample(Observation):
@@ -175,7 +189,7 @@ class Linear(Observation):
             index = support.nonzero()[:, 1].reshape(len(matrix), -1)
             operator = DisjointSums(index, matrix.gather(1, index), size)
         else:
-            operator = functools.partial(_times, matrix)
+            operator = Function(functools.partial(_times, matrix))
         return Bound(operator, _finite(y).reshape(*batch, -1))
 
 
@@ -217,7 +231,7 @@ class Blur(Observation):
             padded = functional.pad(images, (left, left, up, up), mode="reflect")
             return functional.conv2d(padded, kernel.flip(0, 1)[None, None]).reshape(x.shape)
 
-        return Bound(operator, _finite(y).reshape(*batch, -1))
+        return Bound(Function(operator), _finite(y).reshape(*batch, -1))
 
 
 def _finite(y: Tensor) -> Tensor:
@@ -247,11 +261,16 @@ def blur(kernel) -> Blur:
 
 
 def observe(observation) -> Observation:
-    """An :class:`Observation` from what ``condition(observe=...)`` accepts: None, an Observation, or a callable."""
+    """An :class:`Observation` from what ``condition(observe=...)`` accepts.
+
+    That is None, an Observation, an :class:`Operator` on flat outputs, or a callable on outputs.
+    """
     if observation is None:
         return Pixels()
     if isinstance(observation, Observation):
         return observation
+    if isinstance(observation, Operator):
+        return Flat(observation)
     if callable(observation):
         return Transform(cast(Callable[[Tensor], Tensor], observation))
     raise ObservationError(

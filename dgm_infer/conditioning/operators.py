@@ -1,49 +1,182 @@
-"""Operators on flat outputs whose structure conditioning can use; anything else is a plain callable."""
+"""Operators on flat outputs: what is observed of them, and what observing it does to a model's structure."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["DisjointSums", "Operator", "Selection"]
+from ..structures import Structure, Units, of_units
+
+__all__ = ["DisjointSums", "Everything", "Function", "Operator", "Reduction", "Selection", "as_operator", "select"]
+
+
+class Reduction(NamedTuple):
+    """What an operator leaves of a structure."""
+
+    structure: Structure
+    """That of the observed values."""
+    local: "Selection | None"
+    """The local inputs that the observed values depend on; None where all inputs stay as they are."""
+
+
+class Operator(ABC):
+    """A function of flat outputs, ``y = A(x)``, for every problem of a batch.
+
+    A subclass defines ``__call__``; without more, models of any structure become dense.
+    """
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """``[..., *batch, Dx] -> [..., *batch, Dy]``."""
+
+    def reduce(self, structure: Structure) -> Reduction | None:
+        """What it leaves of the structure of the outputs; None for nothing."""
+        return None
+
+    def complete(self, values: Tensor, x: Tensor) -> Tensor:
+        """Outputs ``x [..., *batch, Dx]`` with the values ``[..., *batch, Dy]`` in place of what they observe."""
+        return x
+
+    @property
+    def keeps_range(self) -> bool:
+        """Whether values of outputs that lie in an interval do."""
+        return False
+
+    @property
+    def data(self) -> tuple[Tensor, ...]:
+        """What differs from problem to problem, each ``[*batch, ...]``."""
+        return ()
+
+    def with_data(self, *data: Tensor) -> "Operator":
+        """The operator of other problems."""
+        return self
+
+    def first(self) -> "Operator":
+        """The operator of the first problem, for the shape of a single one."""
+        return self
 
 
 @dataclass(frozen=True)
-class Selection:
+class Everything(Operator):
+    """All of a flat vector of ``size`` entries."""
+
+    size: int
+
+    @property
+    def index(self) -> None:
+        """The entries of a :class:`Selection`: None for all."""
+        return None
+
+    def __call__(self, x):
+        return x
+
+    def reduce(self, structure):
+        return Reduction(structure, None)
+
+    def complete(self, values, x):
+        return values.expand_as(x).clone()
+
+    @property
+    def keeps_range(self):
+        return True
+
+
+@dataclass(frozen=True)
+class Selection(Operator):
     """Entries of a flat vector: ``index`` is ``[Dy]``, or ``[*batch, Dy]`` when every problem has its own."""
 
     index: Tensor
     size: int
 
-    @property
-    def is_everything(self) -> bool:
-        return self.index.ndim == 1 and torch.equal(self.index, torch.arange(self.size, device=self.index.device))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """``[..., *batch, Dx] -> [..., *batch, Dy]``."""
+    def __call__(self, x):
         if self.index.ndim == 1:
             return x.index_select(-1, self.index)
         lead = torch.broadcast_shapes(x.shape[:-1], self.index.shape[:-1])
         return x.expand(*lead, x.shape[-1]).gather(-1, self.index.expand(*lead, -1))
 
-    def scatter(self, values: Tensor, into: Tensor) -> Tensor:
-        """``into [..., *batch, Dx]`` with the selected entries replaced by ``values [..., *batch, Dy]``."""
-        lead = into.shape[:-1]
-        return into.scatter(-1, self.index.expand(*lead, -1), values.expand(*lead, -1))
+    def reduce(self, structure):
+        """Whole units stay what they are, without the local inputs of the others."""
+        units = structure.units
+        if units is None or not structure.is_separable or not self._selects_whole(units.outputs):
+            return None
+        first = self.index[..., :: units.outputs] // units.outputs * units.inputs
+        inputs = first.unsqueeze(-1) + torch.arange(units.inputs, device=first.device)
+        return Reduction(structure, Selection(inputs.flatten(-2), self.size // units.outputs * units.inputs))
+
+    def complete(self, values, x):
+        lead = x.shape[:-1]
+        return x.scatter(-1, self.index.expand(*lead, -1), values.expand(*lead, -1))
+
+    @property
+    def keeps_range(self):
+        return True
+
+    @property
+    def data(self):
+        return (self.index,) if self.index.ndim > 1 else ()
+
+    def with_data(self, *data):
+        return Selection(*data, self.size) if data else self
+
+    def first(self):
+        return Selection(self.index.reshape(-1, self.index.shape[-1])[0], self.size)
+
+    def _selects_whole(self, outputs: int) -> bool:
+        """Whether it selects all the outputs of units of ``outputs`` each, in their order."""
+        if outputs == 1:
+            return True
+        if self.index.shape[-1] % outputs:
+            return False
+        grouped = self.index.unflatten(-1, (-1, outputs))
+        first = grouped[..., :1]
+        consecutive = grouped == first + torch.arange(outputs, device=first.device)
+        return bool((first % outputs == 0).all() and consecutive.all())
 
 
 @dataclass(frozen=True)
-class DisjointSums:
+class DisjointSums(Operator):
     """``y_j = sum_k weights_jk x_{index_jk}`` where no entry of x occurs twice; index and weights ``[Dy, K]``."""
 
     index: Tensor
     weights: Tensor
     size: int
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """``[..., Dx] -> [..., Dy]``."""
+    def __call__(self, x):
         return (x.index_select(-1, self.index.flatten()).unflatten(-1, self.index.shape) * self.weights).sum(-1)
 
+    def reduce(self, structure):
+        """Sums of scalar units are units of one output and as many local inputs as the sum has terms."""
+        units = structure.units
+        if units is None or not structure.is_separable or not units.is_scalar:
+            return None
+        sums = Units(units.n_global, inputs=self.index.shape[-1], outputs=1)
+        return Reduction(of_units(sums), Selection(self.index.flatten(), self.size))
 
-Operator = Selection | DisjointSums | Callable[[Tensor], Tensor]
+    @property
+    def keeps_range(self):
+        """Means do, other sums do not."""
+        return bool((self.weights >= 0).all() and (self.weights.sum(-1) - 1).abs().max() < 1e-6)
+
+
+@dataclass(frozen=True)
+class Function(Operator):
+    """Any function of flat outputs, ``[..., Dx] -> [..., Dy]``."""
+
+    function: Callable[[Tensor], Tensor]
+
+    def __call__(self, x):
+        return self.function(x)
+
+
+def select(index: Tensor, size: int) -> Everything | Selection:
+    """The selection of some entries of a vector; that of all, in their order, is :class:`Everything`."""
+    whole = index.ndim == 1 and torch.equal(index, torch.arange(size, device=index.device))
+    return Everything(size) if whole else Selection(index, size)
+
+
+def as_operator(function: Operator | Callable[[Tensor], Tensor]) -> Operator:
+    """An operator as it is, any other function as one that makes models dense."""
+    return function if isinstance(function, Operator) else Function(function)

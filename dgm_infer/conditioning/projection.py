@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..structures.jacobian import Evaluation, JacobianMap
+from ..structures import Evaluation, JacobianMap
 
-__all__ = ["SOLVERS", "Projection", "damped_gauss_newton", "project"]
+__all__ = ["SOLVERS", "Constraint", "Projection", "evaluate_constraint", "project", "store"]
 
 
 class Constraint(Protocol):
@@ -98,7 +98,7 @@ def project(
             result = Projection(position, converged, iterations, none)
         elif len(rows):
             part = _solve(SOLVERS[solver], fibre.take(rows), v[rows], base[rows], tolerance[rows], max_iterations)
-            position, converged = _store(rows, result[:2], part[:2])
+            position, converged = store(rows, result[:2], part[:2])
             result = Projection(position, converged, result.iterations.index_add(0, rows, part[2]), result.retried)
         rows = (active & ~result.converged).nonzero().squeeze(-1)
     return result
@@ -109,7 +109,7 @@ def _solve(
 ) -> tuple[Tensor, ...]:
     """:func:`project` by one solver, with all rows active: position, converged and iterations."""
     interval = _DEVICE_INTERVAL if v.is_cuda else 1
-    position, c = v, fibre.evaluate(_constraint, v)
+    position, c = v, fibre.evaluate(evaluate_constraint, v)
     u, first = v, c.abs().amax(-1)
     residual, converged = first, first < tolerance
     iterations = torch.zeros_like(converged, dtype=torch.int32)
@@ -124,7 +124,7 @@ def _solve(
                 break
             if n_running < _COMPACTION * len(running):
                 part = (u, residual < tolerance, count)
-                position, converged, iterations = _store(rows, (position, converged, iterations), part)
+                position, converged, iterations = store(rows, (position, converged, iterations), part)
                 keep = running.nonzero().squeeze(-1)
                 rows = keep if rows is None else rows[keep]
                 u, c, tolerance, first, count = u[keep], c[keep], tolerance[keep], first[keep], count[keep]
@@ -137,59 +137,16 @@ def _solve(
         limit = first * (_DIVERGENCE if iteration < _PATIENCE else 1.0)
         # a NaN residual is neither below its limit nor converged
         running = (residual >= tolerance) & (residual <= limit)
-    return _store(rows, (position, converged, iterations), (u, residual < tolerance, count))
+    return store(rows, (position, converged, iterations), (u, residual < tolerance, count))
 
 
-def _constraint(fibre: Constraint, u: Tensor) -> Tensor:
+def evaluate_constraint(fibre: Constraint, u: Tensor) -> Tensor:
+    """``c(u)``, as a function that a fibre evaluates."""
     return fibre.constraint(u)
 
 
-def _jacobian(fibre: Constraint, u: Tensor) -> JacobianMap:
-    return fibre.jacobian(u)
-
-
-def _store(rows: Tensor | None, whole: tuple[Tensor, ...], part: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def store(rows: Tensor | None, whole: tuple[Tensor, ...], part: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """``part`` in the given rows of ``whole``; all of them for None."""
     if rows is None:
         return part
     return tuple(w.index_copy(0, rows, p) for w, p in zip(whole, part, strict=True))
-
-
-def damped_gauss_newton(
-    fibre: Constraint, u: Tensor, *, tolerance: Tensor, max_iterations: int = 100
-) -> tuple[Tensor, Tensor]:
-    """Nearby points on the fibre by Levenberg-Marquardt: ``u' = u - J^T (J J^T + mu I)^-1 c(u)``.
-
-    Damping falls by 10 after a step that reduces ``|c|`` and grows by 10 otherwise. Unlike :func:`project` the
-    moves may leave the rows of one Jacobian: this finds starting points, not proposals. Rows that have converged leave
-    the batch.
-
-    Returns:
-        points ``[R, D]`` and the max-norm of their constraint ``[R]``.
-    """
-    position, c = u, fibre.evaluate(_constraint, u)
-    residual = c.abs().amax(-1)
-    rows = torch.arange(len(u), device=u.device)
-    damping = floor = None
-    for _ in range(max_iterations):
-        running = ~(c.abs().amax(-1) < tolerance)
-        if not running.all():
-            position, residual = _store(rows, (position, residual), (u, c.abs().amax(-1)))
-            keep = running.nonzero().squeeze(-1)
-            if len(keep) == 0:
-                break
-            rows, u, c, tolerance, fibre = rows[keep], u[keep], c[keep], tolerance[keep], fibre.take(keep)
-            if damping is not None and floor is not None:
-                damping, floor = damping[keep], floor[keep]
-        jacobian = fibre.evaluate(_jacobian, u)
-        if damping is None or floor is None:
-            # relative to the stiffness of J J^T along c
-            stiffness = jacobian.transpose(c).square().sum(-1) / c.square().sum(-1).clamp_min(1e-30)
-            damping, floor = 1e-2 * stiffness, 1e-14 * stiffness
-        proposal = u - jacobian.damped_step(c, damping)
-        c_new = fibre.evaluate(_constraint, proposal)
-        better = c_new.norm(dim=-1) < c.norm(dim=-1)
-        u = torch.where(better.unsqueeze(-1), proposal, u)
-        c = torch.where(better.unsqueeze(-1), c_new, c)
-        damping = torch.where(better, torch.maximum(0.1 * damping, floor), 10 * damping)
-    return _store(rows, (position, residual), (u, c.abs().amax(-1)))  # type: ignore[return-value]

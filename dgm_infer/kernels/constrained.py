@@ -25,8 +25,6 @@ from .kernel import (
 __all__ = ["ConstrainedHMC", "ConstrainedState"]
 
 
-# Global inputs up to which a Jacobian an iteration is cheap.
-_FEW_COLUMNS = 8
 # Longest arc of the split motion, well short of the half period at which an arc does not depend on its momentum.
 _LONGEST_ARC = math.pi / 2
 
@@ -108,9 +106,7 @@ class ConstrainedHMC(Settings):
 
     def solvers(self, problem: Fibre) -> tuple[str, ...]:
         """The solvers in the order in which a projection tries them."""
-        units = problem.units
-        cheap_jacobian = units is not None and units.n_global <= _FEW_COLUMNS
-        first = self.solver or ("newton" if cheap_jacobian else "quasi_newton")
+        first = self.solver or ("newton" if problem.structure.is_cheap else "quasi_newton")
         return first, *(name for name in SOLVERS if name != first)
 
     def sub_steps(self, problem: Fibre) -> int:

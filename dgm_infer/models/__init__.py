@@ -6,11 +6,9 @@ from .densities import InputDensity, Logistic, Product, StandardNormal
 from .directed import DirectedModel
 from .model import GenerativeModel, reference_tensor
 from .noise import WithNoise
-from .structure import STRUCTURES, Units
 from .validate import validate
 
 __all__ = [
-    "STRUCTURES",
     "DirectedModel",
     "DiscreteModel",
     "GenerativeModel",
@@ -20,7 +18,6 @@ __all__ = [
     "MeanOfDecoder",
     "Product",
     "StandardNormal",
-    "Units",
     "WithNoise",
     "as_generative_model",
     "base_distribution",

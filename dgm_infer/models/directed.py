@@ -5,9 +5,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from ..errors import ModelError
+from ..structures import Structure, Units, declared_structure
 from .densities import InputDensity, Product
 from .model import GenerativeModel
-from .structure import Units
 
 __all__ = ["DirectedModel"]
 
@@ -25,9 +26,13 @@ class DirectedModel(GenerativeModel):
       inputs of one step. Given the observed previous state the steps are independent units, whole steps unless
       ``unit_outputs`` and ``unit_inputs`` say that the components of a step are independent too.
     - ``"dense"``: anything else.
+
+    Another name registered in :data:`dgm_infer.structures.STRUCTURES`, or a :class:`~dgm_infer.structures.Structure`
+    itself, serves as well.
     """
 
-    structure: str = "dense"
+    structure: str | Structure = "dense"
+    has_local_inputs = True
     step_inputs: int = 1
     unit_inputs: int | None = None
     unit_outputs: int | None = None
@@ -77,18 +82,39 @@ class DirectedModel(GenerativeModel):
         return Product(self.global_density, self.local_density)
 
     @property
+    def jacobian_structure(self):
+        return declared_structure(self)
+
+    @property
     def units(self) -> Units | None:
         """Sizes of the independent units, None for a dense structure."""
-        if self.structure == "dense":
-            return None
-        whole_step = self.structure == "markov"
-        n_steps = self.local_density.dim // self.step_inputs if whole_step else 1
-        state = torch.Size(self.output_shape).numel() // n_steps
-        inputs = self.unit_inputs or (self.step_inputs if whole_step else 1)
-        return Units(self.global_density.dim, inputs, self.unit_outputs or (state if whole_step else 1))
+        return self.jacobian_structure.units
 
-    def split(self, u: Tensor) -> tuple[Tensor, Tensor]:
-        """``[..., L + N] -> [..., L], [..., N]``."""
+    @property
+    def n_steps(self) -> int:
+        """Steps that the local inputs fall into.
+
+        Raises:
+            ModelError: they do not.
+        """
+        n_local, step = self.local_density.dim, self.step_inputs
+        if n_local % step:
+            raise ModelError(
+                f"{type(self).__name__} has {n_local} local inputs for steps of {step}: step_inputs, the local inputs "
+                "of one step, must divide them"
+            )
+        return n_local // step
+
+    @property
+    def can_be_heated(self):
+        return self.jacobian_structure.can_be_scaled and self.local_density.is_standard_normal
+
+    @property
+    def can_omit_local_inputs(self):
+        # a factor or a latent variable of hidden noise inputs needs them
+        return not (self.has_log_factor or self.has_local_latents)
+
+    def split(self, u):
         n_global = self.global_density.dim
         return u[..., :n_global], u[..., n_global:]
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import ModelError, cause
+from ..structures import Dense, Structure
 from .densities import InputDensity
 
 __all__ = ["GenerativeModel", "reference_tensor"]
@@ -21,8 +22,10 @@ class GenerativeModel(nn.Module):
     input_density: InputDensity
     output_range: tuple[float, float] | None = None
     """What every output lies in, (low, high), edges excluded unless the outputs are discrete; None for all numbers."""
-    structure: str = "dense"
+    structure: str | Structure = "dense"
     """Of the Jacobian: only a :class:`DirectedModel` has another one."""
+    has_local_inputs = False
+    """Whether some of the inputs belong to single outputs, as in a :class:`DirectedModel`."""
 
     def observed(self, u: Tensor) -> Tensor:
         """Observed outputs ``g_x(u)``, flat: ``[..., Du] -> [..., Dx]``."""
@@ -42,6 +45,25 @@ class GenerativeModel(nn.Module):
     @property
     def has_log_factor(self) -> bool:
         return type(self).log_factor is not GenerativeModel.log_factor or "log_factor" in vars(self)
+
+    @property
+    def jacobian_structure(self) -> Structure:
+        """What :attr:`structure` stands for."""
+        return Dense()
+
+    def split(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Inputs that all outputs may depend on, and those of single outputs: ``[..., Du] -> [..., L], [..., N]``."""
+        return u, u[..., :0]
+
+    @property
+    def can_be_heated(self) -> bool:
+        """Whether local inputs are normal noise, whose standard deviation heat multiplies."""
+        return False
+
+    @property
+    def can_omit_local_inputs(self) -> bool:
+        """Whether local inputs that no observed output depends on can be left out while conditioning."""
+        return False
 
     @cached_property
     def output_shape(self) -> tuple[int, ...]:

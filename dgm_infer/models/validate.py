@@ -1,10 +1,10 @@
 """What a model must declare before it can be conditioned."""
 
 from ..errors import ModelError
+from ..structures import validate_structure
 from .densities import InputDensity
 from .directed import DirectedModel
 from .model import GenerativeModel
-from .structure import STRUCTURES
 
 __all__ = ["validate"]
 
@@ -20,10 +20,7 @@ def validate(model: object) -> None:
         for name in ("global_density", "local_density"):
             if not isinstance(getattr(model, name, None), InputDensity):
                 raise ModelError(f"{type(model).__name__}.{name} is not set: give it an InputDensity")
-        if model.structure not in STRUCTURES:
-            raise ModelError(
-                f"{type(model).__name__}.structure = {model.structure!r} is not one of {', '.join(STRUCTURES)}"
-            )
+        validate_structure(model)
         _validate_sizes(model)
     elif not isinstance(getattr(model, "input_density", None), InputDensity):
         raise ModelError(f"{type(model).__name__}.input_density is not set: for example StandardNormal(D)")
@@ -35,9 +32,5 @@ def _validate_sizes(model: DirectedModel) -> None:
         value = getattr(model, field)
         if value is not None and not (isinstance(value, int) and value >= 1):
             raise ModelError(f"{name}.{field} = {value!r}: must be a whole number, 1 or more")
-    n_local = model.local_density.dim
-    if model.structure == "markov" and (n_local == 0 or n_local % model.step_inputs):
-        raise ModelError(
-            f"{name} declares structure 'markov' with {n_local} local inputs for steps of {model.step_inputs}: "
-            "step_inputs, the local inputs of one step, must divide them"
-        )
+    # raises where they do not fall into steps
+    _ = model.n_steps

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import dgm_infer as dgm
-from dgm_infer.models import Units
+from dgm_infer.structures import Units
 from tests.oracles import FLOAT
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.conditioning.fibre import solve_local_inputs
-from dgm_infer.conditioning.projection import SOLVERS, damped_gauss_newton, project
+from dgm_infer.conditioning.projection import SOLVERS, project
+from dgm_infer.conditioning.solve import damped_gauss_newton
+from dgm_infer.structures.scalar import solve_local_inputs
 from tests.models import Bent
 from tests.oracles import FLOAT, Circle, Ellipse, Wave
 

@@ -8,7 +8,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.kernels import constrained
-from dgm_infer.models import Units
+from dgm_infer.structures import Units
 from generators import WithNoise
 from tests.mistakes import WithoutGramTerm
 from tests.oracles import (

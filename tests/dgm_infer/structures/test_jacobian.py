@@ -6,7 +6,16 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from dgm_infer.structures.jacobian import DenseJacobian, JacobianMap, LowRankPlusBlocks, LowRankPlusDiagonal
+from dgm_infer.structures import (
+    Blocks,
+    Dense,
+    DenseJacobian,
+    Diagonal,
+    JacobianMap,
+    LowRankPlusBlocks,
+    LowRankPlusDiagonal,
+    Units,
+)
 from tests.oracles import FLOAT
 
 N_COLUMNS, N_OUTPUTS = 3, 6
@@ -303,7 +312,7 @@ def jacobians(function, u):
 @pytest.mark.parametrize(("function", "dim"), [(wavy, 7), (tall, 3)], ids=["wide", "square"])
 def test_dense_entries_are_the_jacobian(function, dim, lead):
     u = draw(*lead, dim)
-    value, entries = DenseJacobian.entries(function, u)
+    value, entries = Dense().entries(function, u)
     same(value, function(u))
     same(matrix_of(entries), jacobians(function, u))
 
@@ -311,7 +320,7 @@ def test_dense_entries_are_the_jacobian(function, dim, lead):
 @pytest.mark.parametrize("lead", BATCHES, ids=str)
 def test_low_rank_entries_are_the_jacobian(lead):
     u = draw(*lead, 7)
-    value, entries = LowRankPlusDiagonal.entries(wavy, u, 3)
+    value, entries = Diagonal(Units(3)).entries(wavy, u)
     same(value, wavy(u))
     same(matrix_of(entries), jacobians(wavy, u))
 
@@ -320,7 +329,7 @@ def test_low_rank_entries_are_the_jacobian(lead):
 @pytest.mark.parametrize(("m", "k"), UNITS)
 def test_block_entries_are_the_jacobian(lead, m, k):
     function, u = wavy_units(m, k), draw(*lead, 3 + 2 * k)
-    value, entries = LowRankPlusBlocks.entries(function, u, 3, k)
+    value, entries = Blocks(Units(3, k, m)).entries(function, u)
     assert entries[1].shape == (*lead, 2, m, k)
     same(value, function(u))
     same(matrix_of(entries), jacobians(function, u))
@@ -331,7 +340,7 @@ def gradients_through_entries(function, u, structured):
     _, entries = structured(u)
     weights = tuple(draw(*e.shape, seed=4 + i) for i, e in enumerate(entries))
     (mine,) = torch.autograd.grad(sum((w * e).sum() for w, e in zip(weights, entries, strict=True)), u)
-    _, (matrix,) = DenseJacobian.entries(function, u)
+    _, (matrix,) = Dense().entries(function, u)
     (theirs,) = torch.autograd.grad((matrix_of(weights) * matrix).sum(), u)
     return mine, theirs
 
@@ -339,13 +348,13 @@ def gradients_through_entries(function, u, structured):
 @pytest.mark.parametrize(("m", "k"), UNITS)
 def test_block_entries_are_differentiable(m, k):
     function, u = wavy_units(m, k), draw(6, 3 + 2 * k).requires_grad_()
-    mine, theirs = gradients_through_entries(function, u, lambda u: LowRankPlusBlocks.entries(function, u, 3, k))
+    mine, theirs = gradients_through_entries(function, u, lambda u: Blocks(Units(3, k, m)).entries(function, u))
     same(mine, theirs)
     assert mine.abs().max() > 0.1
 
 
 def test_low_rank_entries_are_differentiable():
     u = draw(6, 7).requires_grad_()
-    mine, theirs = gradients_through_entries(wavy, u, lambda u: LowRankPlusDiagonal.entries(wavy, u, 3))
+    mine, theirs = gradients_through_entries(wavy, u, lambda u: Diagonal(Units(3)).entries(wavy, u))
     same(mine, theirs)
     assert mine.abs().max() > 0.1

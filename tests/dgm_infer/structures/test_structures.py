@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.models import Units
+from dgm_infer.structures import Units
 from tests.models import Bent, BentPairs, FreeWalk, Walk
 from tests.oracles import FLOAT
 
@@ -394,6 +394,6 @@ def test_rows_worked_off_in_parts_make_the_same_chains(monkeypatch, model, solve
     whole, calls = chains(), []
     evaluate = dgm.Fibre._evaluate
     monkeypatch.setattr(dgm.Fibre, "_evaluate", lambda self, *a: calls.append(len(self.values)) or evaluate(self, *a))
-    monkeypatch.setattr("dgm_infer.fibre._ELEMENTS", 3 * problem._row_elements)
+    monkeypatch.setattr("dgm_infer.conditioning.fibre._ELEMENTS", 3 * problem.structure.row_size(problem.values.shape[-1], problem.dim))
     assert torch.allclose(chains(), whole, rtol=1e-10, atol=1e-12)
     assert max(calls) == 3

@@ -1,0 +1,114 @@
+"""Derivatives of a model at prior draws: whether they are those of its outputs, and their rank."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+from torch.func import vjp, vmap
+
+from ..errors import ModelError, cause
+from ..structures import push_forward
+from .reduced import ObservedModel
+
+__all__ = ["check_derivatives", "largest_rank", "tame_draws"]
+
+# Singular values below this, relative to the largest, count as zero: normalisation adds a small number to a norm, and
+# leaves the direction that it takes away a derivative of about that size.
+RANK_TOLERANCE = 1e-6
+# Relative difference up to which derivatives agree: between the modes, and with finite differences.
+MODES_TOLERANCE = 1e-6
+DIFFERENCES_TOLERANCE = 1e-3
+# Most entries of derivatives held at once.
+ENTRIES = 2**25
+
+
+def tame_draws(reduced: ObservedModel, draws: int, data: Tensor | None, like: Tensor) -> Tensor:
+    """Up to ``draws`` prior draws at which nothing overflows, ``[n, D]``."""
+    rng = torch.Generator(like.device).manual_seed(2)
+
+    def size(u: Tensor) -> Tensor:
+        with torch.no_grad():
+            return _constraint(reduced, u, data)(u + 1e-3).abs().amax(-1).nan_to_num(torch.inf, torch.inf)
+
+    u = reduced.sample_inputs((draws,), rng, like)
+    if size(u).isfinite().all():
+        return u
+    # a simulator may overflow at most of its prior draws: the tamest of many
+    u = reduced.sample_inputs((64 * draws,), rng, like)
+    sizes = torch.cat([size(part) for part in u.split(draws)])
+    order = sizes.argsort()[:draws]
+    return u[order[sizes[order].isfinite()]]
+
+
+def _constraint(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """The constraint of the data, or of what the model makes at ``u`` itself: ``[..., D] -> [..., Dy]``."""
+    with torch.no_grad():
+        values = reduced.outputs(u) if data is None else data
+    return lambda v: reduced.residual(v, values)
+
+
+def check_derivatives(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> None:
+    """Raises :class:`ModelError` where ``w.(J v)`` is not the same in both modes and as a finite difference."""
+    rng = torch.Generator(u.device).manual_seed(3)
+    function, name = _constraint(reduced, u, data), type(reduced.model).__name__
+    v = torch.randn(u.shape[-1], generator=rng, dtype=u.dtype, device=u.device)
+    step = 1e-6
+    with torch.no_grad():
+        difference = (function(u + step * v) - function(u - step * v)) / (2 * step)
+    w = torch.randn(difference.shape[-1], generator=rng, dtype=u.dtype, device=u.device)
+    with _differentiating(name, "reverse"):
+        reverse = vjp(function, u)[1](w.expand_as(difference))[0] @ v
+    with _differentiating(name, "forward"):
+        forward = push_forward(function, u, v.unsqueeze(0))[1][0] @ w
+    # of the terms that the products add up
+    size = torch.linalg.vector_norm(difference, dim=-1) * torch.linalg.vector_norm(w)
+    apart = ((reverse - forward).abs() / size.maximum(reverse.abs()).clamp_min(1e-12)).nanmedian().item()
+    if not apart <= MODES_TOLERANCE:
+        raise ModelError(
+            f"reverse- and forward-mode derivatives of {name} differ, by {apart:.2g} of their size: correct the "
+            "backward or the jvp of its autograd.Function"
+        )
+    # of most draws: at a kink differences mean little
+    apart = ((reverse - difference @ w).abs() / size.clamp_min(1e-9)).nanmedian().item()
+    if not apart <= DIFFERENCES_TOLERANCE:
+        raise ModelError(
+            f"the derivatives of {name} are not those of its outputs (finite differences are {apart:.2g} of their size "
+            "away): look for detach(), rounding, or a backward that is another function's"
+        )
+
+
+@contextmanager
+def _differentiating(name: str, mode: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(
+            f"{name} has no {mode}-mode derivative ({cause(error)}): compute with torch's differentiable "
+            "functions; an autograd.Function needs setup_context, and a jvp of its own"
+        ) from error
+
+
+def largest_rank(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> int:
+    """Largest rank of the constraint's Jacobian at points ``u [n, D]``.
+
+    Args:
+        reduced: the model through its observation operator.
+        u: ``[n, D]``.
+        data: observed values; None for those that the model makes at ``u``.
+    """
+    function = _constraint(reduced, u, data)
+    if reduced.structure.has_full_rank(function, u, RANK_TOLERANCE):
+        return function(u).shape[-1]
+    value, pull = vjp(function, u)[:2]
+    n_outputs, n_inputs = value.shape[-1], u.shape[-1]
+    if n_outputs <= n_inputs + 8:
+        rows = torch.eye(n_outputs, dtype=u.dtype, device=u.device)
+    else:
+        # random combinations of many outputs have the rank of all of them
+        rng = torch.Generator(u.device).manual_seed(4)
+        rows = torch.randn(n_inputs + 8, n_outputs, generator=rng, dtype=u.dtype, device=u.device)
+    chunk = max(1, ENTRIES // (value.numel() + u.numel()))
+    jacobian = vmap(lambda row: pull(row.expand_as(value))[0], chunk_size=chunk)(rows).movedim(0, -2)
+    values = torch.linalg.svdvals(jacobian.nan_to_num(0, 0, 0))
+    return int((values > RANK_TOLERANCE * values[..., :1]).sum(-1).max())

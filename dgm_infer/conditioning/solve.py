@@ -1,0 +1,154 @@
+"""Starting points: where prior draws are moved onto the fibre (math 5, J 8.4)."""
+
+import warnings
+from typing import Protocol, Self
+
+import torch
+from torch import Tensor
+
+from ..errors import StartError
+from ..structures import JacobianMap
+from .projection import Constraint, evaluate_constraint, store
+from .reduced import ObservedModel
+
+__all__ = ["damped_gauss_newton", "find_starts"]
+
+
+class Fibre(Constraint, Protocol):
+    """What the search needs of a fibre."""
+
+    observed: ObservedModel
+    values: Tensor
+    batch_shape: torch.Size
+    dim: int
+
+    @property
+    def scale(self) -> Tensor: ...
+    def rows(self, chains: int) -> Self: ...
+    def take(self, problems: Tensor) -> Self: ...
+
+
+def find_starts(fibre: Fibre, chains: int, rng: torch.Generator, *, tolerance: float, attempts: int) -> Tensor:
+    """Points on the fibre near prior draws, ``[chains, *batch, D]``.
+
+    In scalar units ``u1`` is a prior draw and every ``u2_i`` solves its own scalar equation (math 5.1). Otherwise, and
+    where that fails, a damped Gauss-Newton solve from a prior draw (math 5.2). Chains without a solution draw again, and
+    one that never finds any starts where another chain of its problem does, with a warning.
+
+    Args:
+        fibre: of a batch of problems.
+        chains: points per problem.
+        rng: of the prior draws.
+        tolerance: relative to the scale of each problem.
+        attempts: rounds of prior draws.
+
+    Raises:
+        StartError: after all rounds some problem has no point; names the best residual.
+    """
+    flat = fibre.rows(chains)
+    tol = tolerance * flat.scale
+    position = fibre.values.new_empty(len(tol), fibre.dim)
+    best = torch.full_like(tol, torch.inf)
+    deficient = torch.zeros_like(tol, dtype=torch.bool)
+    rows = torch.arange(len(tol), device=tol.device)
+    for _ in range(attempts):
+        point, residual, singular, possible = _attempt(flat.take(rows), rng, tol[rows])
+        deficient[rows] |= singular & (residual < tol[rows])
+        residual = residual.masked_fill(singular | ~possible, torch.inf)
+        better = residual < best[rows]
+        position[rows[better]], best[rows[better]] = point[better], residual[better]
+        rows = (best >= tol).nonzero().squeeze(-1)
+        if len(rows) == 0:
+            break
+    found = (best < tol).reshape(chains, -1)
+    if not found.any(0).all():
+        problem = int((~found.any(0)).nonzero()[0])
+        own = slice(problem, None, found.shape[1])
+        raise StartError(_no_start(fibre, problem, best[own].min().item(), bool(deficient[own].any()), attempts))
+    position = position.reshape(chains, -1, fibre.dim)
+    if not found.all():
+        warnings.warn(f"{int((~found).sum())} chains found no start of their own and share another's", stacklevel=4)
+        position = torch.where(found.unsqueeze(-1), position, position.take_along_dim(_first(found), 0))
+    return position.reshape(chains, *fibre.batch_shape, fibre.dim)
+
+
+@torch.no_grad()
+def _attempt(fibre: Fibre, rng: torch.Generator, tolerance: Tensor) -> tuple[Tensor, ...]:
+    """A point for every row from a new prior draw, its residual, and whether J there is rank-deficient and the density
+    positive."""
+    draw = fibre.observed.sample_inputs((len(tolerance),), rng, fibre.values)
+    # by the model's structure, also where it does not pay for so many outputs
+    draw = fibre.observed.structure.solve_local(fibre.constraint, draw, tolerance)
+    point, residual = damped_gauss_newton(fibre, draw, tolerance=tolerance)
+    possible = fibre.observed.log_density(point).isfinite()
+    return point, residual.nan_to_num(nan=torch.inf, posinf=torch.inf), fibre.jacobian(point).is_deficient(), possible
+
+
+def _no_start(fibre: Fibre, problem: int, residual: float, deficient: bool, attempts: int) -> str:
+    where = f" of problem {problem}" if fibre.batch_shape else ""
+    if deficient:
+        return (
+            f"the observed outputs{where} do not vary independently (the Jacobian is rank-deficient where the "
+            "model generates the observation): observe fewer, or give the model noise, WithNoise(model, sd=...)"
+        )
+    if residual == float("inf"):
+        return (
+            f"outputs or density{where} are infinite or NaN at all the inputs tried ({attempts} attempts per chain): "
+            "keep the model's parameters in a range where it can be evaluated"
+        )
+    remedy = "check that the model can produce it"
+    if not fibre.observed.model.has_local_inputs:
+        remedy += ", or let it: WithNoise(model, sd=...)"
+    return (
+        f"no inputs were found that generate the observation{where}: the smallest residual of {attempts} attempts "
+        f"per chain is {residual:.3g}; {remedy}"
+    )
+
+
+def _first(found: Tensor) -> Tensor:
+    """For every problem the first chain that found a point: ``[chains, B] -> [1, B, 1]``."""
+    return found.to(torch.int8).argmax(0)[None, :, None]
+
+
+def _jacobian(fibre: Constraint, u: Tensor) -> JacobianMap:
+    return fibre.jacobian(u)
+
+
+def damped_gauss_newton(
+    fibre: Constraint, u: Tensor, *, tolerance: Tensor, max_iterations: int = 100
+) -> tuple[Tensor, Tensor]:
+    """Nearby points on the fibre by Levenberg-Marquardt: ``u' = u - J^T (J J^T + mu I)^-1 c(u)``.
+
+    Damping falls by 10 after a step that reduces ``|c|`` and grows by 10 otherwise. Unlike :func:`project` the
+    moves may leave the rows of one Jacobian: this finds starting points, not proposals. Rows that have converged leave
+    the batch.
+
+    Returns:
+        points ``[R, D]`` and the max-norm of their constraint ``[R]``.
+    """
+    position, c = u, fibre.evaluate(evaluate_constraint, u)
+    residual = c.abs().amax(-1)
+    rows = torch.arange(len(u), device=u.device)
+    damping = floor = None
+    for _ in range(max_iterations):
+        running = ~(c.abs().amax(-1) < tolerance)
+        if not running.all():
+            position, residual = store(rows, (position, residual), (u, c.abs().amax(-1)))
+            keep = running.nonzero().squeeze(-1)
+            if len(keep) == 0:
+                break
+            rows, u, c, tolerance, fibre = rows[keep], u[keep], c[keep], tolerance[keep], fibre.take(keep)
+            if damping is not None and floor is not None:
+                damping, floor = damping[keep], floor[keep]
+        jacobian = fibre.evaluate(_jacobian, u)
+        if damping is None or floor is None:
+            # relative to the stiffness of J J^T along c
+            stiffness = jacobian.transpose(c).square().sum(-1) / c.square().sum(-1).clamp_min(1e-30)
+            damping, floor = 1e-2 * stiffness, 1e-14 * stiffness
+        proposal = u - jacobian.damped_step(c, damping)
+        c_new = fibre.evaluate(evaluate_constraint, proposal)
+        better = c_new.norm(dim=-1) < c.norm(dim=-1)
+        u = torch.where(better.unsqueeze(-1), proposal, u)
+        c = torch.where(better.unsqueeze(-1), c_new, c)
+        damping = torch.where(better, torch.maximum(0.1 * damping, floor), 10 * damping)
+    return store(rows, (position, residual), (u, c.abs().amax(-1)))  # type: ignore[return-value]
