@@ -1,0 +1,34 @@
+"""Conditioning a generative model on an observation, exactly or by an ABC kernel, and checking that it can be."""
+
+from .check import Finding, Report, check
+from .condition import condition
+from .fibre import Fibre, Linearisation
+from .latent import LatentPosterior
+from .observations import Bound, Observation, blur, downsample, linear, pixels
+from .operators import DisjointSums, Everything, Function, Operator, Reduction, Selection
+from .reduced import ObservedModel
+from .soft import InputPosterior
+
+__all__ = [
+    "Bound",
+    "DisjointSums",
+    "Everything",
+    "Fibre",
+    "Finding",
+    "Function",
+    "InputPosterior",
+    "LatentPosterior",
+    "Linearisation",
+    "Observation",
+    "ObservedModel",
+    "Operator",
+    "Reduction",
+    "Report",
+    "Selection",
+    "blur",
+    "check",
+    "condition",
+    "downsample",
+    "linear",
+    "pixels",
+]

@@ -119,7 +119,7 @@ class Selection(Operator):
         return (self.index,) if self.index.ndim > 1 else ()
 
     def with_data(self, *data):
-        return Selection(*data, self.size) if data else self
+        return Selection(data[0], self.size) if data else self
 
     def first(self):
         return Selection(self.index.reshape(-1, self.index.shape[-1])[0], self.size)

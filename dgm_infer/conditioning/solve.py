@@ -1,7 +1,7 @@
 """Starting points: where prior draws are moved onto the fibre (math 5, J 8.4)."""
 
 import warnings
-from typing import Protocol, Self
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from .reduced import ObservedModel
 __all__ = ["damped_gauss_newton", "find_starts"]
 
 
-class Fibre(Constraint, Protocol):
+class Problems(Constraint, Protocol):
     """What the search needs of a fibre."""
 
     observed: ObservedModel
@@ -24,11 +24,11 @@ class Fibre(Constraint, Protocol):
 
     @property
     def scale(self) -> Tensor: ...
-    def rows(self, chains: int) -> Self: ...
-    def take(self, problems: Tensor) -> Self: ...
+    def rows(self, chains: int) -> "Problems": ...
+    def take(self, problems: Tensor) -> "Problems": ...
 
 
-def find_starts(fibre: Fibre, chains: int, rng: torch.Generator, *, tolerance: float, attempts: int) -> Tensor:
+def find_starts(fibre: Problems, chains: int, rng: torch.Generator, *, tolerance: float, attempts: int) -> Tensor:
     """Points on the fibre near prior draws, ``[chains, *batch, D]``.
 
     In scalar units ``u1`` is a prior draw and every ``u2_i`` solves its own scalar equation (math 5.1). Otherwise, and
@@ -73,7 +73,7 @@ def find_starts(fibre: Fibre, chains: int, rng: torch.Generator, *, tolerance: f
 
 
 @torch.no_grad()
-def _attempt(fibre: Fibre, rng: torch.Generator, tolerance: Tensor) -> tuple[Tensor, ...]:
+def _attempt(fibre: Problems, rng: torch.Generator, tolerance: Tensor) -> tuple[Tensor, ...]:
     """A point for every row from a new prior draw, its residual, and whether J there is rank-deficient and the density
     positive."""
     draw = fibre.observed.sample_inputs((len(tolerance),), rng, fibre.values)
@@ -84,7 +84,7 @@ def _attempt(fibre: Fibre, rng: torch.Generator, tolerance: Tensor) -> tuple[Ten
     return point, residual.nan_to_num(nan=torch.inf, posinf=torch.inf), fibre.jacobian(point).is_deficient(), possible
 
 
-def _no_start(fibre: Fibre, problem: int, residual: float, deficient: bool, attempts: int) -> str:
+def _no_start(fibre: Problems, problem: int, residual: float, deficient: bool, attempts: int) -> str:
     where = f" of problem {problem}" if fibre.batch_shape else ""
     if deficient:
         return (

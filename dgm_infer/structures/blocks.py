@@ -33,7 +33,8 @@ class LowRankPlusBlocks(JacobianMap):
     log_det: Tensor
 
     @classmethod
-    def factorise(cls, columns, blocks):
+    def factorise(cls, *entries):
+        columns, blocks = entries
         factor, info = torch.linalg.cholesky_ex(blocks @ blocks.mT)
         scaled = _solve_blocks(factor, columns)
         inverse, log_det = factorise_capacity(columns @ scaled.mT)

@@ -23,7 +23,8 @@ class DenseJacobian(JacobianMap):
     log_det: Tensor
 
     @classmethod
-    def factorise(cls, matrix):
+    def factorise(cls, *entries):
+        (matrix,) = entries
         factor, info = torch.linalg.cholesky_ex(matrix @ matrix.mT)
         return cls(matrix, factor, log_det_cholesky(factor, info))
 

@@ -34,7 +34,8 @@ class LowRankPlusDiagonal(JacobianMap):
     log_det: Tensor
 
     @classmethod
-    def factorise(cls, columns, diagonal):
+    def factorise(cls, *entries):
+        columns, diagonal = entries
         scaled = columns / diagonal.square().unsqueeze(-2)
         inverse, log_det = factorise_capacity(columns @ scaled.mT)
         log_det = log_det + diagonal.square().log().sum(-1)
