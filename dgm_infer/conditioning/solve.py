@@ -32,7 +32,7 @@ def find_starts(fibre: Problems, chains: int, rng: torch.Generator, *, tolerance
     """Points on the fibre near prior draws, ``[chains, *batch, D]``.
 
     In scalar units ``u1`` is a prior draw and every ``u2_i`` solves its own scalar equation (math 5.1). Otherwise, and
-    where that fails, a damped Gauss-Newton solve from a prior draw (math 5.2). Chains without a solution draw again, and
+    where that fails, a damped Gauss-Newton solve from a prior draw (math 5.2). Chains without a solution draw again;
     one that never finds any starts where another chain of its problem does, with a warning.
 
     Args:

@@ -394,8 +394,7 @@ def test_rows_worked_off_in_parts_make_the_same_chains(monkeypatch, model, solve
     whole, calls = chains(), []
     evaluate = dgm.Fibre._evaluate
     monkeypatch.setattr(dgm.Fibre, "_evaluate", lambda self, *a: calls.append(len(self.values)) or evaluate(self, *a))
-    monkeypatch.setattr(
-        "dgm_infer.conditioning.fibre._ELEMENTS", 3 * problem.structure.row_size(problem.values.shape[-1], problem.dim)
-    )
+    row_size = problem.structure.row_size(problem.values.shape[-1], problem.dim)
+    monkeypatch.setattr("dgm_infer.conditioning.fibre._ELEMENTS", 3 * row_size)
     assert torch.allclose(chains(), whole, rtol=1e-10, atol=1e-12)
     assert max(calls) == 3
