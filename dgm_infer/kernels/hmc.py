@@ -10,7 +10,7 @@ from torch import Tensor
 from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..target import Target
-from .integrators import leapfrog
+from .integrators import PhasePoint, energy_of, leapfrog
 from .kernel import (
     Info,
     TrajectoryEnd,
@@ -69,9 +69,9 @@ class HMC(Settings):
         position = state.position
         momentum = torch.randn(position.shape, generator=rng, dtype=position.dtype, device=position.device)
         n_steps, step_size, fraction = draw_schedule(self, problem, state.energy, rng)
-        end = leapfrog(problem, position, momentum, state.gradient, step_size, n_steps)
-        h_old = state.energy + 0.5 * momentum.square().sum(-1)
-        h_new = end.energy + 0.5 * end.momentum.square().sum(-1)
+        start = PhasePoint(position, momentum, state.energy, state.gradient)
+        end = leapfrog(energy_of(problem), start, step_size, n_steps)
+        h_old, h_new = start.hamiltonian, end.hamiltonian
         status = torch.full_like(h_old, int(Status.OK), dtype=torch.int8)
         accepted, probability, status = accept(h_old, h_new, status, rng)
         keep = accepted.unsqueeze(-1)

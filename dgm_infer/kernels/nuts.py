@@ -11,8 +11,9 @@ from ..errors import ArgumentError
 from ..settings import Settings
 from ..target import Target
 from .hmc import HMCState, check_target
+from .integrators import PhasePoint, energy_of
 from .kernel import Info, TrajectoryEnd
-from .trees import Leaf, deepest, grow
+from .trees import deepest, grow
 
 __all__ = ["NUTS"]
 
@@ -61,12 +62,8 @@ class NUTS(Settings):
         momentum = torch.randn(position.shape, generator=rng, dtype=position.dtype, device=position.device)
         step_size = torch.as_tensor(self.step_size, dtype=energy.dtype, device=energy.device).expand_as(energy)
         most = self.n_steps[1] if isinstance(self.n_steps, tuple | list) else self.n_steps
-
-        def evaluate(x: Tensor):
-            return (*problem.energy_and_gradient(x), ())
-
-        start = Leaf(position, momentum, energy, state.gradient)
-        tree = grow(start, evaluate, step_size, deepest(int(most)), rng)
+        start = PhasePoint(position, momentum, energy, state.gradient)
+        tree = grow(start, energy_of(problem), step_size, deepest(int(most)), rng)
         draw = tree.draw
         info = Info(
             acceptance_rate=tree.acceptance,
