@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from ..errors import Status
+from .hamiltonian import DIVERGENCE
 from .integrators import Evaluate, PhasePoint, leapfrog
-from .kernel import DIVERGENCE
 
 __all__ = ["Tree", "deepest", "grow"]
 

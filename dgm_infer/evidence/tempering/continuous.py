@@ -10,7 +10,7 @@ from ...arguments import whole_number
 from ...errors import ArgumentError
 from ...kernels.integrators import PhasePoint, leapfrog
 from ...kernels.trees import deepest, grow
-from ...sampling.warmup import DualAveraging
+from ...sampling.step_size import DualAveraging
 from ..path import AnnealedPath, Point
 from ..pilot import StepSizes
 from .record import TemperedState
