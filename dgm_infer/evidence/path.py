@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..bases import Gaussian
+from ..kernels.integrators import PhasePoint, leapfrog
 from ..target import Target
 
 __all__ = ["AnnealedPath", "Move", "Point"]
@@ -131,26 +132,19 @@ class AnnealedPath:
         self, point: Point, momentum: Tensor, beta: Tensor, step: Tensor, n_steps: int
     ) -> tuple[Point, Tensor, Tensor]:
         """Leapfrog steps at ``beta``: the end, its momentum, and ``min(1, exp(H - H'))``."""
-        beta, step = beta.to(point.v.dtype), step.unsqueeze(-1)
+        beta = beta.to(point.v.dtype)
         weight = beta.unsqueeze(-1)
-        start = self._annealed(point, beta) + 0.5 * momentum.square().sum(-1)
-        force = torch.lerp(point.v, point.gradient, weight)
-        v, p = point.v, torch.addcmul(momentum, step, force, value=-0.5)
-        end = point
-        for i in range(n_steps):
-            v = torch.addcmul(v, step, p)
-            end = self.at(v)
-            force = torch.lerp(end.v, end.gradient, weight)
-            p.addcmul_(step, force, value=-1.0 if i < n_steps - 1 else -0.5)
-        error = self._annealed(end, beta) + 0.5 * p.square().sum(-1) - start
+
+        def annealed(point: Point) -> tuple[Tensor, Tensor, Point]:
+            return torch.lerp(point.square, point.energy, beta), torch.lerp(point.v, point.gradient, weight), point
+
+        start = PhasePoint(point.v, momentum, *annealed(point))
+        end = leapfrog(lambda v: annealed(self.at(v)), start, step, n_steps)
         # energies that are not finite give NaN: rejected
-        return end, p, error.neg().clamp_max(0).exp().nan_to_num_(0.0)
+        probability = (start.hamiltonian - end.hamiltonian).clamp_max(0).exp().nan_to_num_(0.0)
+        return Point(*end.extra), end.momentum, probability
 
     @staticmethod
     def _uniform(point: Point, rng: torch.Generator) -> Tensor:
         like = point.v
         return torch.rand(like.shape[:-1], generator=rng, dtype=like.dtype, device=like.device)
-
-    @staticmethod
-    def _annealed(point: Point, beta: Tensor) -> Tensor:
-        return torch.lerp(point.square, point.energy, beta)

@@ -1,9 +1,10 @@
 """Constrained Hamiltonian Monte Carlo on the fibre of an observation (J Algorithm 1, T Algorithm 11)."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -11,16 +12,12 @@ from torch import Tensor
 from ..arguments import choice, flag, positive, whole_number
 from ..conditioning.fibre import Fibre, Linearisation
 from ..conditioning.projection import SOLVERS, project
-from ..errors import ArgumentError
+from ..errors import ArgumentError, Status
 from ..settings import Settings
+from .hamiltonian import accept, check_batch, check_schedule, draw_momentum, draw_schedule, schedule_tuning
 from .integrators import CIRCULAR, STRAIGHT, geodesic
-from .kernel import (
-    Info,
-    TrajectoryEnd,
-    accept,
-    check_schedule,
-    draw_schedule,
-)
+from .kernel import Info, TrajectoryEnd, Trial
+from .tuning import Tuning
 
 __all__ = ["ConstrainedHMC", "ConstrainedState"]
 
@@ -47,9 +44,9 @@ class ConstrainedHMC(Settings):
 
     Args:
         step_size: positive number or tensor ``[*batch]``, fixed; None to adapt it in warm-up, per problem.
-        n_steps: integrator steps a transition, or the inclusive range they are drawn from; None to take as many as
+        n_steps: integrator steps per transition, or the inclusive range they are drawn from; None to take as many as
             the trajectory length needs.
-        n_geodesic: geodesic sub-steps a step (Ng); None to add sub-steps in warm-up while solvers fail too often.
+        n_geodesic: geodesic sub-steps per step (Ng); None to add sub-steps in warm-up while solvers fail too often.
         trajectory_length: mean time of a trajectory, a number or ``[*batch]``; None to adapt it in warm-up, per
             problem. Trajectories last between half and one and a half times as long, at random.
         solver: tried first in a projection: ``"quasi_newton"`` (one factorisation a projection) or ``"newton"`` (one
@@ -97,6 +94,7 @@ class ConstrainedHMC(Settings):
                 f"{problem.values.shape[-1]} observed values fix all {problem.dim} inputs up to isolated points, "
                 "between which no chain can move: observe fewer, or give the model noise, WithNoise(model, sd=...)"
             )
+        check_batch(self, problem.batch_shape)
 
     def relative_tolerance(self, dtype: torch.dtype) -> float:
         """The tolerance in use for this dtype."""
@@ -110,7 +108,7 @@ class ConstrainedHMC(Settings):
         return first, *(name for name in SOLVERS if name != first)
 
     def sub_steps(self, problem: Fibre) -> int:
-        """Geodesic sub-steps a step, before any adaptation where they are left open."""
+        """Geodesic sub-steps per step, before any adaptation where they are left open."""
         return self.n_geodesic or (1 if self.solvers(problem)[0] == "newton" else 2)
 
     def splits(self, problem: Fibre) -> bool:
@@ -118,7 +116,19 @@ class ConstrainedHMC(Settings):
         return problem.model.input_density.is_standard_normal if self.split is None else self.split
 
     def longest_step(self, problem: Fibre) -> float:
+        """Upper bound on the step size."""
         return _LONGEST_ARC * self.sub_steps(problem) if self.splits(problem) else math.inf
+
+    def tuning(self, problem: Fibre) -> Tuning:
+        n_geodesic = self.sub_steps(problem) if self.n_geodesic is None else None
+        return dataclasses.replace(schedule_tuning(self, self.longest_step(problem)), n_geodesic=n_geodesic)
+
+    def probe(self, step_size: Tensor, n_steps: int) -> Self:
+        return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)
+
+    def annealing(self) -> Self:
+        # each of many fibres is used once: compiling them would take longer
+        return self.replace(compile=False)
 
     def _problem(self, problem: Fibre) -> Fibre:
         return problem.compiled() if self.compile else problem
@@ -132,8 +142,8 @@ class ConstrainedHMC(Settings):
         flat = self._problem(problem).rows(shape[0])
         u, here = state.position.reshape(-1, problem.dim), state.linearisation
         tolerance = self.relative_tolerance(u.dtype)
-        n_steps, step_size, fraction = draw_schedule(self, problem, u.new_empty(shape), rng)
-        momentum = here.jacobian.tangent(torch.randn(u.shape, generator=rng, dtype=u.dtype, device=u.device))
+        n_steps, step_size, fraction = draw_schedule(self, self.longest_step(problem), u.new_empty(shape), rng)
+        momentum = here.jacobian.tangent(draw_momentum(u, rng))
         end = geodesic(
             flat,
             u,
@@ -164,15 +174,23 @@ class ConstrainedHMC(Settings):
             torch.where(accepted, there.constraint_error, here.constraint_error),
         )
         full = (*shape, problem.dim)
+        status = status.reshape(shape)
         info = Info(
             acceptance_rate=probability.reshape(shape),
-            status=status.reshape(shape),
-            n_steps=n_steps.to(torch.int32),
-            step_size=step_size,
+            status=status,
             energy=torch.where(accepted, h_new, h_old).reshape(shape),
-            constraint_error=here.constraint_error.reshape(shape),
-            solver_iterations=end.iterations.reshape(shape),
-            retried=end.retried.reshape(shape),
-            end=TrajectoryEnd(state.position, end.position.reshape(full), end.momentum.reshape(full), fraction),
+            stats={
+                "n_steps": n_steps.to(torch.int32),
+                "step_size": step_size,
+                "constraint_error": here.constraint_error.reshape(shape),
+                "projection_failed": status == Status.PROJECTION_FAILED,
+                "reversal_failed": status == Status.REVERSAL_FAILED,
+                "solver_iterations": end.iterations.reshape(shape),
+            },
+            tuning=Trial(
+                step_size,
+                TrajectoryEnd(state.position, end.position.reshape(full), end.momentum.reshape(full), fraction),
+                end.retried.reshape(shape),
+            ),
         )
         return ConstrainedState(u_new.reshape(full), here), info

@@ -1,40 +1,30 @@
-"""Hamiltonian Monte Carlo on R^D (math 8.1, T Algorithm 6)."""
+"""Hamiltonian Monte Carlo on R^D (T Algorithm 4)."""
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError, Status
+from ..errors import Status
 from ..settings import Settings
 from ..target import Target
-from .integrators import leapfrog
-from .kernel import (
-    Info,
-    TrajectoryEnd,
+from .hamiltonian import (
+    HMCState,
     accept,
+    check_batch,
     check_schedule,
+    check_target,
+    draw_momentum,
     draw_schedule,
+    schedule_tuning,
 )
+from .integrators import PhasePoint, energy_of, leapfrog
+from .kernel import Info, TrajectoryEnd, Trial
+from .tuning import Tuning
 
-__all__ = ["HMC", "HMCState", "check_target"]
-
-
-class HMCState(NamedTuple):
-    position: Tensor
-    energy: Tensor
-    gradient: Tensor
-
-
-def check_target(name: str, problem: object) -> None:
-    """Raise ArgumentError unless a problem is a target."""
-    if not isinstance(problem, Target):
-        raise ArgumentError(
-            f"{name} samples a Target, not a {type(problem).__name__}: use ConstrainedHMC, or "
-            "condition(..., tolerance=eps)"
-        )
+__all__ = ["HMC"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +33,7 @@ class HMC(Settings):
 
     Args:
         step_size: positive number or tensor ``[*batch]``, fixed; None to adapt it in warm-up.
-        n_steps: leapfrog steps a transition, or the inclusive range they are drawn from; None to take as many as
+        n_steps: leapfrog steps per transition, or the inclusive range they are drawn from; None to take as many as
             the trajectory length needs.
         trajectory_length: mean time of a trajectory, a number or ``[*batch]``; None to adapt it in warm-up, per
             problem. Trajectories last between half and one and a half times as long, at random.
@@ -58,34 +48,31 @@ class HMC(Settings):
 
     def check(self, problem) -> None:
         check_target("HMC", problem)
+        check_batch(self, problem.batch_shape)
 
-    def longest_step(self, problem: Target) -> float:
-        return math.inf
+    def tuning(self, problem: Target) -> Tuning:
+        return schedule_tuning(self)
+
+    def probe(self, step_size: Tensor, n_steps: int) -> Self:
+        return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)
 
     def init(self, problem: Target, position: Tensor) -> HMCState:
         return HMCState(position, *problem.energy_and_gradient(position))
 
     def step(self, problem: Target, state: HMCState, rng: torch.Generator) -> tuple[HMCState, Info]:
-        position = state.position
-        momentum = torch.randn(position.shape, generator=rng, dtype=position.dtype, device=position.device)
-        n_steps, step_size, fraction = draw_schedule(self, problem, state.energy, rng)
-        end = leapfrog(problem, position, momentum, state.gradient, step_size, n_steps)
-        h_old = state.energy + 0.5 * momentum.square().sum(-1)
-        h_new = end.energy + 0.5 * end.momentum.square().sum(-1)
+        momentum = draw_momentum(state.position, rng)
+        n_steps, step_size, fraction = draw_schedule(self, math.inf, state.energy, rng)
+        start = PhasePoint(state.position, momentum, state.energy, state.gradient)
+        end = leapfrog(energy_of(problem), start, step_size, n_steps)
+        h_old, h_new = start.hamiltonian, end.hamiltonian
         status = torch.full_like(h_old, int(Status.OK), dtype=torch.int8)
         accepted, probability, status = accept(h_old, h_new, status, rng)
-        keep = accepted.unsqueeze(-1)
-        state = HMCState(
-            torch.where(keep, end.position, position),
-            torch.where(accepted, end.energy, state.energy),
-            torch.where(keep, end.gradient, state.gradient),
-        )
+        there = end.where(accepted, start)
         info = Info(
             acceptance_rate=probability,
             status=status,
-            n_steps=n_steps.to(torch.int32),
-            step_size=step_size,
             energy=torch.where(accepted, h_new, h_old),
-            end=TrajectoryEnd(position, end.position, end.momentum, fraction),
+            stats={"n_steps": n_steps.to(torch.int32), "step_size": step_size},
+            tuning=Trial(step_size, TrajectoryEnd(start.position, end.position, end.momentum, fraction)),
         )
-        return state, info
+        return HMCState(there.position, there.energy, there.gradient), info

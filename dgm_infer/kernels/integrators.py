@@ -12,43 +12,84 @@ from ..errors import Status
 from ..structures.jacobian import JacobianMap
 from ..target import Target
 
-__all__ = ["geodesic", "leapfrog"]
+__all__ = ["Evaluate", "PhasePoint", "energy_of", "geodesic", "leapfrog"]
 
 
-class Endpoint(NamedTuple):
-    """Where a leapfrog trajectory ends."""
+class PhasePoint(NamedTuple):
+    """A position and a momentum, with what the density at the position is made of; ``[...]`` is any shape of chains."""
 
     position: Tensor
+    """``[..., D]``."""
     momentum: Tensor
     energy: Tensor
+    """``[...]``, without the kinetic energy."""
     gradient: Tensor
+    extra: tuple[Tensor, ...] = ()
+    """What else belongs to the position, each ``[...]`` or ``[..., E]``."""
+
+    @property
+    def hamiltonian(self) -> Tensor:
+        return self.energy + 0.5 * self.momentum.square().sum(-1)
+
+    def where(self, condition: Tensor, other: "PhasePoint") -> "PhasePoint":
+        """This where the condition ``[...]`` holds, else the other."""
+        wide = condition.unsqueeze(-1)
+
+        def pick(a: Tensor, b: Tensor) -> Tensor:
+            return torch.where(wide if a.ndim > condition.ndim else condition, a, b)
+
+        extra = tuple(pick(a, b) for a, b in zip(self.extra, other.extra, strict=True))
+        return PhasePoint(
+            pick(self.position, other.position),
+            pick(self.momentum, other.momentum),
+            pick(self.energy, other.energy),
+            pick(self.gradient, other.gradient),
+            extra,
+        )
 
 
-def leapfrog(
-    target: Target, position: Tensor, momentum: Tensor, gradient: Tensor, step_size: Tensor, n_steps: int | Tensor
-) -> Endpoint:
+Evaluate = Callable[[Tensor], tuple[Tensor, Tensor, tuple[Tensor, ...]]]
+"""Energy ``[...]``, gradient ``[..., D]`` and what else belongs to positions ``[..., D]``."""
+
+
+def energy_of(target: Target) -> Evaluate:
+    """A target's energy and gradient, as an integrator asks for them."""
+    return lambda x: (*target.energy_and_gradient(x), ())
+
+
+def leapfrog(evaluate: Evaluate, start: PhasePoint, step_size: Tensor, n_steps: int | Tensor) -> PhasePoint:
     """``n_steps`` steps of kick-drift-kick with adjacent half kicks merged, unit mass.
 
     Args:
-        target: energy on ``[..., D]``.
-        position, momentum, gradient: ``[..., D]``, the gradient at the position.
-        step_size: ``[...]``.
+        evaluate: the energy and its gradient.
+        start: with the gradient at its position.
+        step_size: ``[...]``; negative to go backwards.
         n_steps: one number, or one a row, ``[...]``.
     """
-    n_steps = torch.as_tensor(n_steps, device=position.device).expand_as(step_size)
     step = step_size.unsqueeze(-1)
-    momentum, energy = momentum - 0.5 * step * gradient, torch.full_like(step_size, torch.nan)
-    for i in range(int(n_steps.max())):
-        moving = i < n_steps
-        drift = step * moving.unsqueeze(-1)
-        position = position + drift * momentum
-        energy, gradient = target.energy_and_gradient(position)
-        momentum = momentum - _kick(step, i, n_steps) * gradient
-    return Endpoint(position, momentum, energy, gradient)
+    position, energy, gradient, extra = start.position, start.energy, start.gradient, start.extra
+    # a tensor of its own: it is updated in place
+    momentum = start.momentum - 0.5 * step * gradient
+    for i in range(_longest(n_steps)):
+        position = position + _drift(step, i, n_steps) * momentum
+        energy, gradient, extra = evaluate(position)
+        momentum.sub_(_kick(step, i, n_steps) * gradient)
+    return PhasePoint(position, momentum, energy, gradient, extra)
 
 
-def _kick(step: Tensor, i: int, n_steps: Tensor) -> Tensor:
+def _longest(n_steps: int | Tensor) -> int:
+    return n_steps if isinstance(n_steps, int) else int(n_steps.max())
+
+
+def _drift(step: Tensor, i: int, n_steps: int | Tensor) -> Tensor:
+    """Length of the drift of step ``i``: none after a row's last step."""
+    return step if isinstance(n_steps, int) else step * (i < n_steps).unsqueeze(-1)
+
+
+def _kick(step: Tensor, i: int, n_steps: int | Tensor) -> Tensor:
     """Length of the kick that ends step ``i``: a whole step inside a trajectory, half a step at its end."""
+    if isinstance(n_steps, int):
+        return step if i < n_steps - 1 else 0.5 * step
     fraction = 0.5 * (i < n_steps).to(step) + 0.5 * (i < n_steps - 1).to(step)
     return step * fraction.unsqueeze(-1)
 

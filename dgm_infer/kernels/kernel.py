@@ -1,60 +1,14 @@
-"""What every Markov kernel offers, and what Hamiltonian kernels share."""
+"""What every Markov kernel offers: check, init, step."""
 
-import math
-from typing import Any, NamedTuple, Protocol, Self
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from ..arguments import counts, optional_positive
-from ..errors import ArgumentError, Status
+from ..errors import Status
 
-__all__ = ["DEFAULT_LENGTH", "Info", "Kernel", "TrajectoryEnd"]
-
-# Before it is adapted: on a standard normal density, what makes the next position independent of this one.
-DEFAULT_LENGTH = math.pi / 2
-# A transition takes no more steps than this, however small they are.
-MAX_STEPS = 200
-# An energy error above this is called a divergence.
-DIVERGENCE = 1000.0
-
-
-class Info(NamedTuple):
-    """Diagnostics of one transition, each ``[chains, *batch]``."""
-
-    acceptance_rate: Tensor
-    """``min(1, exp(H - H'))``; 0 for a failed trajectory."""
-    status: Tensor
-    """:class:`Status` of the trajectory."""
-    n_steps: Tensor
-    step_size: Tensor
-    energy: Tensor
-    """Hamiltonian of the new state: its energy plus the kinetic energy it was proposed with."""
-    constraint_error: Tensor | None = None
-    """``max|c|`` at the new position, on a fibre."""
-    solver_iterations: Tensor | None = None
-    """Updates of the projections of the trajectory, on a fibre."""
-    retried: Tensor | None = None
-    """Whether the first solver failed one of them."""
-    end: "TrajectoryEnd | None" = None
-    """Of the trajectory, accepted or not: what its length is adapted by."""
-
-    def stats(self) -> dict[str, Tensor]:
-        """The per-draw statistics that :class:`Draws` keeps."""
-        stats = {
-            "acceptance_rate": self.acceptance_rate,
-            "diverging": self.status == Status.DIVERGED,
-            "n_steps": self.n_steps,
-            "step_size": self.step_size,
-            "energy": self.energy,
-        }
-        if self.constraint_error is not None:
-            stats["constraint_error"] = self.constraint_error
-            stats["projection_failed"] = self.status == Status.PROJECTION_FAILED
-            stats["reversal_failed"] = self.status == Status.REVERSAL_FAILED
-        if self.solver_iterations is not None:
-            stats["solver_iterations"] = self.solver_iterations
-        return stats
+__all__ = ["Info", "Kernel", "State", "TrajectoryEnd", "Trial"]
 
 
 class TrajectoryEnd(NamedTuple):
@@ -67,104 +21,75 @@ class TrajectoryEnd(NamedTuple):
     """Duration over the trajectory length, ``[*batch]``."""
 
 
-class Kernel(Protocol):
-    """An immutable configuration of a Markov transition.
+class Trial(NamedTuple):
+    """What a transition tells warm-up beyond its acceptance and status; None for what the kernel cannot tell."""
 
-    ``None`` in a field stands for "to be adapted": warm-up replaces it and never touches the kernel. ``step`` needs
-    a step size, a number or a tensor that broadcasts to ``[chains, *batch]``.
+    step_size: Tensor | None = None
+    """Size of the steps taken, ``[chains, *batch]``, where it can be below the one asked for."""
+    end: TrajectoryEnd | None = None
+    """Of the trajectory, accepted or not."""
+    retried: Tensor | None = None
+    """Whether the first solver failed a projection, ``[chains, *batch]``."""
+
+
+@dataclass(frozen=True, eq=False)
+class Info:
+    """Diagnostics of one transition, each ``[chains, *batch]``.
+
+    Args:
+        acceptance_rate: probability with which the proposal was accepted; 0 for a failed one, 1 where none is refused.
+        status: :class:`Status` of the proposal.
+        energy: of the new state; with a momentum, its kinetic energy included.
+        stats: per-draw statistics that only this family of kernels reports, by name.
+        tuning: what warm-up learns from; None where there is nothing to tune.
     """
 
-    @property
-    def step_size(self) -> float | Tensor | None: ...
+    acceptance_rate: Tensor
+    status: Tensor
+    energy: Tensor
+    stats: dict[str, Tensor] = field(default_factory=dict)
+    tuning: Trial | None = None
+
+    def all_stats(self) -> dict[str, Tensor]:
+        """The statistics that :class:`Draws` keeps: those of every kernel, and ``stats``."""
+        return {
+            "acceptance_rate": self.acceptance_rate,
+            "diverging": self.status == Status.DIVERGED,
+            "energy": self.energy,
+            **self.stats,
+        }
+
+
+class State(Protocol):
+    """Where chains are, with what the next transition needs; it is never changed."""
 
     @property
-    def n_steps(self) -> int | tuple[int, int] | None: ...
-
-    @property
-    def trajectory_length(self) -> float | Tensor | None: ...
-
-    def longest_step(self, problem: Any) -> float:
-        """Above which no step size is used."""
+    def position(self) -> Tensor:
+        """``[chains, *batch, D]``."""
         ...
 
-    def check(self, problem: Any) -> None:
-        """Raise ArgumentError when the kernel cannot sample this kind of problem."""
+    @property
+    def energy(self) -> Tensor:
+        """Of the positions, ``[chains, *batch]``: minus their log density, up to a constant of the problem."""
         ...
 
-    def init(self, problem: Any, position: Tensor) -> Any:
+
+@runtime_checkable
+class Kernel(Protocol):
+    """An immutable configuration of a Markov transition. Nothing else is required of a kernel.
+
+    What concerns one chain, a failed solve or an energy that is not a number, is a status in :class:`Info` and a
+    rejection of that chain, never an exception. All random numbers come from ``rng``.
+    """
+
+    def check(self, problem: Any, /) -> None:
+        """Raise ArgumentError, in one line, where the kernel cannot sample this problem."""
+        ...
+
+    def init(self, problem: Any, position: Tensor, /) -> State:
         """State at ``position [chains, *batch, D]``."""
         ...
 
-    def step(self, problem: Any, state: Any, rng: torch.Generator) -> tuple[Any, Info]:
+    def step(self, problem: Any, state: Any, rng: torch.Generator, /) -> tuple[State, Info]:
         """One transition of every chain."""
         ...
-
-    def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed."""
-        ...
-
-
-def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Metropolis decision on the Hamiltonian, every chain for itself.
-
-    Returns:
-        accepted, acceptance probability and status, each ``[...]``.
-    """
-    error = h_new - h_old
-    diverged = (status == Status.OK) & ~(h_new.isfinite() & (error < DIVERGENCE))
-    status = torch.where(diverged, int(Status.DIVERGED), status)
-    probability = torch.where(status == Status.OK, error.neg().clamp_max(0).exp(), torch.zeros_like(error))
-    uniform = torch.rand(error.shape, generator=rng, dtype=error.dtype, device=error.device)
-    return uniform < probability, probability, status
-
-
-class Schedule(NamedTuple):
-    """What a transition's trajectories take."""
-
-    n_steps: Tensor
-    """``[chains, *batch]``."""
-    step_size: Tensor
-    """``[chains, *batch]``."""
-    fraction: Tensor
-    """Duration over the trajectory length, ``[*batch]``."""
-
-
-def draw_schedule(kernel: "Kernel", problem: Any, like: Tensor, rng: torch.Generator) -> Schedule:
-    """Steps of this transition.
-
-    ``n_steps`` is one number for all chains and problems, uniform on the kernel's inclusive range. Where that is None,
-    a trajectory lasts ``t = U T`` with ``T`` the trajectory length of a problem and ``U ~ Uniform(1/2, 3/2)``, the
-    same for all chains of a problem: in the fewest equal steps that are no longer than the step size.
-
-    Args:
-        like: ``[chains, *batch]``.
-    """
-    if kernel.step_size is None:
-        raise ArgumentError("step_size=None is chosen by sample(); to call step() directly give it a number")
-    step_size = torch.as_tensor(kernel.step_size, dtype=like.dtype, device=like.device).expand_as(like)
-    step_size = step_size.clamp_max(kernel.longest_step(problem))
-    if kernel.n_steps is not None:
-        low, high = counts(type(kernel).__name__, "n_steps", kernel.n_steps)
-        steps = torch.randint(low, high + 1, (), generator=rng, device=rng.device) if low < high else torch.tensor(low)
-        return Schedule(steps.to(like.device).expand(like.shape), step_size, like.new_ones(problem.batch_shape))
-    length = DEFAULT_LENGTH if kernel.trajectory_length is None else kernel.trajectory_length
-    length = torch.as_tensor(length, dtype=like.dtype, device=like.device)
-    fraction = 0.5 + torch.rand(problem.batch_shape, generator=rng, dtype=like.dtype, device=like.device)
-    time = (fraction * length).expand_as(like)
-    steps = (time / step_size).ceil().clamp(1, MAX_STEPS)
-    return Schedule(steps.to(torch.int64), torch.minimum(time / steps, step_size), fraction)
-
-
-def check_schedule(kernel: Any) -> None:
-    """Check the fields that :func:`draw_schedule` reads.
-
-    Raises:
-        ArgumentError: one is outside its range, or both ``n_steps`` and ``trajectory_length`` are given.
-    """
-    name = type(kernel).__name__
-    optional_positive(name, "step_size", kernel.step_size)
-    if kernel.n_steps is not None:
-        counts(name, "n_steps", kernel.n_steps)
-        if kernel.trajectory_length is not None:
-            raise ArgumentError(f"{name}(n_steps={kernel.n_steps}, trajectory_length=...): give one of them")
-    optional_positive(name, "trajectory_length", kernel.trajectory_length)

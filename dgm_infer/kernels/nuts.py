@@ -1,18 +1,19 @@
 """The No-U-Turn sampler on R^D (Hoffman and Gelman 2014; Betancourt 2017)."""
 
-import math
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import Tensor
 
-from ..arguments import counts, optional_positive
-from ..errors import ArgumentError
+from ..arguments import counts, optional_positive, per_problem
 from ..settings import Settings
 from ..target import Target
-from .hmc import HMCState, check_target
-from .kernel import Info, TrajectoryEnd
-from .trees import Leaf, deepest, grow
+from .hamiltonian import HMCState, check_target, draw_momentum, given_step_size
+from .integrators import PhasePoint, energy_of
+from .kernel import Info, Trial
+from .trees import deepest, grow
+from .tuning import Tuning
 
 __all__ = ["NUTS"]
 
@@ -27,53 +28,41 @@ class NUTS(Settings):
 
     Args:
         step_size: positive number or tensor ``[*batch]``, fixed; None to adapt it in warm-up.
-        n_steps: most leapfrog steps a transition: trees have at most ``2^depth - 1`` of them. Of a range the upper
-            end counts.
-        trajectory_length: None, as the trajectory finds its own.
+        n_steps: most leapfrog steps per transition: trees have at most ``2^depth - 1`` of them. The upper end of a
+            range counts.
     """
 
     step_size: float | Tensor | None = None
     n_steps: int | tuple[int, int] = 1023
-    trajectory_length: None = None
 
     def __post_init__(self):
         optional_positive("NUTS", "step_size", self.step_size)
         counts("NUTS", "n_steps", self.n_steps)
-        if self.trajectory_length is not None:
-            raise ArgumentError(
-                f"NUTS(trajectory_length={self.trajectory_length}): trajectories end where they turn; use HMC for "
-                "given lengths"
-            )
 
     def check(self, problem) -> None:
         check_target("NUTS", problem)
+        per_problem("NUTS", "step_size", self.step_size, problem.batch_shape)
 
-    def longest_step(self, problem: Target) -> float:
-        return math.inf
+    def tuning(self, problem: Target) -> Tuning:
+        return Tuning(step_size=self.step_size is None)
+
+    def probe(self, step_size: Tensor, n_steps: int) -> Self:
+        return self.replace(step_size=step_size, n_steps=n_steps)
 
     def init(self, problem: Target, position: Tensor) -> HMCState:
         return HMCState(position, *problem.energy_and_gradient(position))
 
     def step(self, problem: Target, state: HMCState, rng: torch.Generator) -> tuple[HMCState, Info]:
-        if self.step_size is None:
-            raise ArgumentError("step_size=None is chosen by sample(); to call step() directly give it a number")
-        position, energy = state.position, state.energy
-        momentum = torch.randn(position.shape, generator=rng, dtype=position.dtype, device=position.device)
-        step_size = torch.as_tensor(self.step_size, dtype=energy.dtype, device=energy.device).expand_as(energy)
-        most = self.n_steps[1] if isinstance(self.n_steps, tuple | list) else self.n_steps
-
-        def evaluate(x: Tensor):
-            return (*problem.energy_and_gradient(x), ())
-
-        start = Leaf(position, momentum, energy, state.gradient)
-        tree = grow(start, evaluate, step_size, deepest(int(most)), rng)
+        step_size = given_step_size(self.step_size, state.energy)
+        _, most = counts("NUTS", "n_steps", self.n_steps)
+        start = PhasePoint(state.position, draw_momentum(state.position, rng), state.energy, state.gradient)
+        tree = grow(start, energy_of(problem), step_size, deepest(most), rng)
         draw = tree.draw
         info = Info(
             acceptance_rate=tree.acceptance,
             status=tree.status,
-            n_steps=tree.n_steps,
-            step_size=step_size,
             energy=draw.hamiltonian,
-            end=TrajectoryEnd(position, draw.position, draw.momentum, energy.new_ones(problem.batch_shape)),
+            stats={"n_steps": tree.n_steps, "step_size": step_size},
+            tuning=Trial(step_size),
         )
         return HMCState(draw.position, draw.energy, draw.gradient), info

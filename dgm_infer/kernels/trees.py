@@ -6,55 +6,22 @@ remembered, one a depth (Phan et al. 2019), so that all chains of a batch, which
 depth, take the same step together. Chains that have ended wait.
 """
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import Status
-from .kernel import DIVERGENCE
+from .hamiltonian import DIVERGENCE
+from .integrators import Evaluate, PhasePoint, leapfrog
 
-__all__ = ["Leaf", "Tree", "deepest", "grow"]
-
-
-class Leaf(NamedTuple):
-    """A point of phase space with what its density is made of; ``[...]`` is any shape of chains."""
-
-    position: Tensor
-    """``[..., D]``."""
-    momentum: Tensor
-    energy: Tensor
-    """``[...]``, without the kinetic energy."""
-    gradient: Tensor
-    extra: tuple[Tensor, ...] = ()
-    """What else belongs to the position, each ``[...]`` or ``[..., E]``."""
-
-    @property
-    def hamiltonian(self) -> Tensor:
-        return self.energy + 0.5 * self.momentum.square().sum(-1)
-
-    def where(self, condition: Tensor, other: "Leaf") -> "Leaf":
-        """This where the condition ``[...]`` holds, else the other."""
-        wide = condition.unsqueeze(-1)
-
-        def pick(a: Tensor, b: Tensor) -> Tensor:
-            return torch.where(wide if a.ndim > condition.ndim else condition, a, b)
-
-        extra = tuple(pick(a, b) for a, b in zip(self.extra, other.extra, strict=True))
-        return Leaf(
-            pick(self.position, other.position),
-            pick(self.momentum, other.momentum),
-            pick(self.energy, other.energy),
-            pick(self.gradient, other.gradient),
-            extra,
-        )
+__all__ = ["Tree", "deepest", "grow"]
 
 
 class Tree(NamedTuple):
     """What a trajectory came to, each ``[...]``."""
 
-    draw: Leaf
+    draw: PhasePoint
     """The next state, which may be the start."""
     acceptance: Tensor
     """Mean over the leaves of ``min(1, exp(H_0 - H))``."""
@@ -62,10 +29,6 @@ class Tree(NamedTuple):
     """Leapfrog steps, int32."""
     status: Tensor
     """DIVERGED where a leaf's energy was not finite or far too large, which ended the tree."""
-
-
-Evaluate = Callable[[Tensor], tuple[Tensor, Tensor, tuple[Tensor, ...]]]
-"""Energy ``[...]``, gradient ``[..., D]`` and what else belongs to positions ``[..., D]``."""
 
 
 def deepest(n_steps: int) -> int:
@@ -78,7 +41,7 @@ def turns(first: Tensor, last: Tensor, total: Tensor) -> Tensor:
     return ((first * total).sum(-1) <= 0) | ((last * total).sum(-1) <= 0)
 
 
-def grow(start: Leaf, evaluate: Evaluate, step: Tensor, depth: int, rng: torch.Generator) -> Tree:
+def grow(start: PhasePoint, evaluate: Evaluate, step: Tensor, depth: int, rng: torch.Generator) -> Tree:
     """Grow a tree from every start by at most ``depth`` doublings, and draw a leaf of it.
 
     It stops doubling where the tree, the halves of it with the first step of the other half, or any sub-tree of the
@@ -128,7 +91,7 @@ def grow(start: Leaf, evaluate: Evaluate, step: Tensor, depth: int, rng: torch.G
 class _SubTree:
     """The leaves of one doubling, beyond the end of a tree."""
 
-    def __init__(self, end: Leaf, h0: Tensor, growing: Tensor, level: int):
+    def __init__(self, end: PhasePoint, h0: Tensor, growing: Tensor, level: int):
         self.end, self.h0, self.growing = end, h0, growing
         self.draw = end
         self.total = torch.zeros_like(end.momentum)
@@ -141,13 +104,9 @@ class _SubTree:
         self.starts: list[tuple[Tensor, Tensor, Tensor]] = [()] * max(level, 1)  # type: ignore[list-item]
 
     def extend(self, evaluate: Evaluate, step: Tensor, i: int, rng: torch.Generator) -> None:
-        """Leaf i, for the chains that still grow; the others stay at their last."""
+        """PhasePoint i, for the chains that still grow; the others stay at their last."""
         growing, before = self.growing, self.end
-        wide = torch.where(growing, step, 0.0).unsqueeze(-1)
-        momentum = before.momentum - 0.5 * wide * before.gradient
-        position = before.position + wide * momentum
-        energy, gradient, extra = evaluate(position)
-        leaf = Leaf(position, momentum - 0.5 * wide * gradient, energy, gradient, extra)
+        leaf = leapfrog(evaluate, before, torch.where(growing, step, 0.0), 1)
         h = leaf.hamiltonian
         error = h - self.h0
         fine = h.isfinite() & (error < DIVERGENCE)

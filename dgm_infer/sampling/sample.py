@@ -1,5 +1,6 @@
 """``sample()``: starting points, warm-up and the main loop."""
 
+import dataclasses
 import warnings
 from typing import Literal
 
@@ -61,13 +62,12 @@ def sample(
     if not isinstance(problem, Fibre | Target):
         problem = as_target(problem)
     kernel = default_kernel(problem) if kernel is None else kernel
-    if isinstance(kernel, type) or not hasattr(kernel, "step"):
+    if isinstance(kernel, type) or not isinstance(kernel, Kernel):
         name = kernel.__name__ if isinstance(kernel, type) else repr(kernel)
         raise ArgumentError(
             f"kernel={name}: expected an instance, for example {type(default_kernel(problem)).__name__}()"
         )
     kernel.check(problem)
-    _check_shapes(kernel, problem)
     chains = whole_number("sample", "chains", chains, 1)
     warmup, draws, thin = (
         whole_number("sample", "warmup", warmup, 0),
@@ -117,7 +117,7 @@ def sample(
             for i in range(draws * thin):
                 state, info = kernel.step(problem, state, rng)
                 if (i + 1) % thin == 0:
-                    record = {**_positions(problem, state.position, keep), **_prefix("stats.", info.stats())}
+                    record = {**_positions(problem, state.position, keep), **_prefix("stats.", info.all_stats())}
                     if not kept:
                         kept = {name: _buffer(value, draws) for name, value in record.items()}
                     for name, value in record.items():
@@ -146,23 +146,6 @@ def sample(
 def default_kernel(problem: Fibre | Target) -> Kernel:
     """The kernel that suits the kind of problem."""
     return ConstrainedHMC() if isinstance(problem, Fibre) else HMC()
-
-
-def _check_shapes(kernel: Kernel, problem: Fibre | Target) -> None:
-    for name in ("step_size", "trajectory_length"):
-        value = getattr(kernel, name)
-        if value is None:
-            continue
-        shape = torch.as_tensor(value).shape
-        try:
-            fits = torch.broadcast_shapes(shape, problem.batch_shape) == problem.batch_shape
-        except RuntimeError:
-            fits = False
-        if not fits:
-            raise ArgumentError(
-                f"{name} of shape {tuple(shape)} does not fit the problems, {tuple(problem.batch_shape)}: give a "
-                "number, or one for every problem"
-            )
 
 
 def _device(problem, initial) -> torch.device:
@@ -195,7 +178,7 @@ def _diagnostics(news: list[Info]) -> str:
     acceptance = torch.stack([i.acceptance_rate.mean() for i in news]).mean().item()
     failures = torch.stack([(i.status != 0).double().mean() for i in news]).mean().item()
     text = f"accept {acceptance:.2f}, failed {100 * failures:.1f} %"
-    errors = [i.constraint_error.max() for i in news if i.constraint_error is not None]
+    errors = [i.stats["constraint_error"].max() for i in news if "constraint_error" in i.stats]
     if errors:
         text += f", constraint {torch.stack(errors).max().item():.0e}"
     return text
@@ -203,4 +186,4 @@ def _diagnostics(news: list[Info]) -> str:
 
 def _without_ends(info: Info) -> Info:
     """What the bar holds on to: diagnostics are small, the ends of trajectories are not."""
-    return info._replace(end=None)
+    return dataclasses.replace(info, tuning=None)

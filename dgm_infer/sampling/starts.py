@@ -10,10 +10,11 @@ from torch import Tensor
 from ..conditioning.fibre import Fibre
 from ..conditioning.soft import InputPosterior
 from ..errors import ArgumentError
-from ..kernels import ConstrainedHMC, Kernel
+from ..kernels import Kernel
+from ..kernels.tuning import FibreKernel, Tunable
 from ..models import DirectedModel
 from ..target import Target
-from .warmup import reasonable_step_size
+from .step_size import reasonable_step_size
 
 __all__ = ["Start", "anneal_noise", "starting_points"]
 
@@ -26,6 +27,8 @@ _EFFECTIVE = 0.5
 _LOST = 50.0
 # Increments after which the rest is made at once.
 _MOST = 300
+# Of starting points on a fibre, relative to its scale, for a kernel that names none.
+_TOLERANCE = 1e-8
 
 
 class Start(NamedTuple):
@@ -57,12 +60,14 @@ def starting_points(
     """
     if not isinstance(problem, Fibre):
         return Start(problem.start(chains, rng) if initial is None else _given(problem, chains, initial))
-    tolerance = kernel.relative_tolerance(problem.values.dtype) if isinstance(kernel, ConstrainedHMC) else 1e-8
+    tolerance, annealing = _TOLERANCE, None
+    if isinstance(kernel, FibreKernel):
+        tolerance, annealing = kernel.relative_tolerance(problem.values.dtype), kernel.annealing()
     if initial is not None:
         return Start(_on_fibre(problem, _given(problem, chains, initial), tolerance))
-    if anneal and isinstance(kernel, ConstrainedHMC) and problem.observed.can_be_heated:
+    if anneal and annealing is not None and problem.observed.can_be_heated:
         return anneal_noise(
-            problem, kernel, chains, rng, tolerance=tolerance, target_acceptance=target_acceptance, report=report
+            problem, annealing, chains, rng, tolerance=tolerance, target_acceptance=target_acceptance, report=report
         )
     return Start(problem.start(chains, rng, tolerance=tolerance))
 
@@ -91,7 +96,7 @@ def _on_fibre(problem: Fibre, initial: Tensor, tolerance: float) -> Tensor:
 
 def anneal_noise(
     problem: Fibre,
-    kernel: ConstrainedHMC,
+    kernel: Tunable,
     chains: int,
     rng: torch.Generator,
     *,
@@ -106,13 +111,13 @@ def anneal_noise(
     of the model's; at each value, the largest at which half the points are still in effect, every point makes a short
     transition on the fibre of the model with that noise, by a step size of its own. Points with weights
     ``prod exp(-(beta' - beta) |u2|^2 / 2)`` more than 50 nats behind the best of their problem have stranded in a mode
-    that is negligible, and go on from another point. (Tempering of an ABC kernel, J 7, with the weights of annealed
+    that is negligible, and restart from another point. (Tempering of an ABC kernel, J 7, with the weights of annealed
     importance sampling, math 7.1; they are not used for more than this.)
 
     Args:
         problem: a fibre with ``observed.can_be_heated``.
-        kernel: whose solvers, sub-steps and tolerance are used.
-        chains: wanted; at least 16 points a problem are annealed.
+        kernel: whose probes move the points.
+        chains: wanted; at least 16 points per problem are annealed.
         tolerance: relative, of the starting points.
         target_acceptance: that the step sizes adapt to.
         report: shown a line after every increment.
@@ -122,7 +127,6 @@ def anneal_noise(
     """
     model = problem.model
     assert isinstance(model, DirectedModel)
-    kernel = kernel.replace(n_steps=(1, 2), trajectory_length=None, n_geodesic=kernel.sub_steps(problem), compile=False)
     u = problem.start(max(chains, _POPULATION), rng, tolerance=tolerance)
     shape = u.shape[:-1]
     beta = u.new_zeros(problem.batch_shape)
@@ -143,8 +147,9 @@ def anneal_noise(
         state = kernel.init(heated, u)
         if step_size is None:
             step_size = reasonable_step_size(kernel, heated, state, rng)
-        state, info = kernel.replace(step_size=step_size.gather(0, source)).step(heated, state, rng)
-        step_size = info.step_size * (0.5 * (info.acceptance_rate - target_acceptance)).exp()
+        step_size = step_size.gather(0, source).clamp_max(kernel.tuning(heated).longest_step)
+        state, info = kernel.probe(step_size, 2).step(heated, state, rng)
+        step_size = step_size * (0.5 * (info.acceptance_rate - target_acceptance)).exp()
         report(f"start-up, noise x {heat.max().item():.3g}")
         u1, u2 = model.split(state.position)
         u = torch.cat([u1, u2 * heat.unsqueeze(-1)], -1)

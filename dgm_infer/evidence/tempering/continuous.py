@@ -8,8 +8,9 @@ from torch import Tensor
 
 from ...arguments import whole_number
 from ...errors import ArgumentError
-from ...kernels.trees import Leaf, deepest, grow
-from ...sampling.warmup import DualAveraging
+from ...kernels.integrators import PhasePoint, leapfrog
+from ...kernels.trees import deepest, grow
+from ...sampling.step_size import DualAveraging
 from ..path import AnnealedPath, Point
 from ..pilot import StepSizes
 from .record import TemperedState
@@ -68,7 +69,7 @@ class ContinuousTempering(Tempering):
 
 
 class _JointChain:
-    """State (v, t) with ``beta = sigmoid(t)``; the velocity of t is ``rate`` times a standard normal momentum."""
+    """State (v, t) with ``beta = sigmoid(t)``; moves are of v and ``t/rate``, whose momenta have unit mass."""
 
     def __init__(
         self, path: AnnealedPath, step_sizes: StepSizes, log_zeta, point: Point, rng, n_steps: int, rate: float, target
@@ -94,33 +95,38 @@ class _JointChain:
             self.step_size = self.averaging.final
 
     def step(self) -> TemperedState:
-        point, t, rng = self.point, self.t, self.rng
+        point, rng = self.point, self.rng
         p = torch.randn(point.v.shape, generator=rng, dtype=point.v.dtype, device=point.v.device)
-        q, jitter, uniform = self._numbers(t)
-        step = self.step_size * (0.5 + 0.5 * jitter)
-        wide = step.unsqueeze(-1)
-        start = self._potential(point, t) + 0.5 * (p.square().sum(-1) + q.square())
-        force, force_t = self._forces(point, t)
-        p, q = p - 0.5 * wide * force, q - 0.5 * step * force_t
-        end, t_end = point, t
-        v = point.v
-        for i in range(self.n_steps):
-            v, t_end = torch.addcmul(v, wide, p), t_end + self.rate * step * q
-            end = self.path.at(v)
-            force, force_t = self._forces(end, t_end)
-            part = 1.0 if i < self.n_steps - 1 else 0.5
-            p.addcmul_(wide, force, value=-part)
-            q = q - part * step * force_t
-        error = self._potential(end, t_end) + 0.5 * (p.square().sum(-1) + q.square()) - start
-        acceptance = error.neg().clamp_max(0).exp().nan_to_num_(0.0)
-        accepted = uniform < acceptance
-        self.point, self.t = end.where(accepted, point), torch.where(accepted, t_end, t)
-        return TemperedState(self.point, self.t.double().sigmoid(), acceptance)
+        q, jitter, uniform = self._numbers(self.t)
+        start = self._start(torch.cat([p, q.unsqueeze(-1)], -1))
+        end = leapfrog(self._evaluate, start, self.step_size * (0.5 + 0.5 * jitter), self.n_steps)
+        acceptance = (start.hamiltonian - end.hamiltonian).clamp_max(0).exp().nan_to_num_(0.0)
+        self._go_to(end.where(uniform < acceptance, start))
+        return self._state(acceptance)
 
     def _numbers(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q = torch.randn(like.shape, generator=self.rng, dtype=like.dtype, device=like.device)
         jitter, uniform = torch.rand((2, *like.shape), generator=self.rng, dtype=like.dtype, device=like.device)
         return q, jitter, uniform
+
+    def _start(self, momentum: Tensor) -> PhasePoint:
+        """Where the chains are, with a momentum ``[chains, *batch, D + 1]``."""
+        position = torch.cat([self.point.v, self.t.unsqueeze(-1) / self.rate], -1)
+        return PhasePoint(position, momentum, *self._energies(self.point, self.t))
+
+    def _evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        return self._energies(self.path.at(x[..., :-1]), self.rate * x[..., -1])
+
+    def _energies(self, point: Point, t: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        force, force_t = self._forces(point, t)
+        gradient = torch.cat([force, force_t.unsqueeze(-1)], -1)
+        return self._potential(point, t), gradient, (point.energy, point.gradient, point.square)
+
+    def _go_to(self, there: PhasePoint) -> None:
+        self.point, self.t = Point(there.position[..., :-1], *there.extra), self.rate * there.position[..., -1]
+
+    def _state(self, acceptance: Tensor) -> TemperedState:
+        return TemperedState(self.point, self.t.double().sigmoid(), acceptance)
 
     def _potential(self, point: Point, t: Tensor) -> Tensor:
         """``(1 - beta) psi + beta (phi + log zeta) - log beta - log(1 - beta)``, up to a constant."""
@@ -137,26 +143,11 @@ class _JointChain:
 
 
 class _JointTrees(_JointChain):
-    """The same by trajectories that end where they turn back; ``n_steps`` is the depth of their trees.
-
-    Coordinates are v and ``t/rate``, whose momenta have unit mass.
-    """
+    """The same by trajectories that end where they turn back; ``n_steps`` is the depth of their trees."""
 
     def step(self) -> TemperedState:
-        point, rate, rng = self.point, self.rate, self.rng
-        position = torch.cat([point.v, self.t.unsqueeze(-1) / rate], -1)
-        p = torch.randn(position.shape, generator=rng, dtype=position.dtype, device=position.device)
-        start = Leaf(position, p, *self._leaf(point, self.t))
-
-        def evaluate(x: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-            return self._leaf(self.path.at(x[..., :-1]), rate * x[..., -1])
-
-        tree = grow(start, evaluate, self.step_size.expand(self.t.shape), self.n_steps, rng)
-        x, (energy, gradient, square) = tree.draw.position, tree.draw.extra
-        self.point, self.t = Point(x[..., :-1], energy, gradient, square), rate * x[..., -1]
-        return TemperedState(self.point, self.t.double().sigmoid(), tree.acceptance)
-
-    def _leaf(self, point: Point, t: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
-        force, force_t = self._forces(point, t)
-        gradient = torch.cat([force, force_t.unsqueeze(-1)], -1)
-        return self._potential(point, t), gradient, (point.energy, point.gradient, point.square)
+        shape = (*self.t.shape, self.point.v.shape[-1] + 1)
+        start = self._start(torch.randn(shape, generator=self.rng, dtype=self.t.dtype, device=self.t.device))
+        tree = grow(start, self._evaluate, self.step_size.expand(self.t.shape), self.n_steps, self.rng)
+        self._go_to(tree.draw)
+        return self._state(tree.acceptance)

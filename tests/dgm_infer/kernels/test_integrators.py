@@ -11,7 +11,7 @@ import dgm_infer as dgm
 from dgm_infer.conditioning.projection import project
 from dgm_infer.conditioning.solve import damped_gauss_newton
 from dgm_infer.errors import Status
-from dgm_infer.kernels.integrators import CIRCULAR, STRAIGHT, Endpoint, Flow, geodesic, leapfrog
+from dgm_infer.kernels.integrators import CIRCULAR, STRAIGHT, Flow, PhasePoint, energy_of, geodesic, leapfrog
 from tests.models import Bent, BentPairs, Stretched
 from tests.oracles import FLOAT, Ellipse, Wave, linear_gaussian_model, trusted, without_reverse_check
 
@@ -32,27 +32,30 @@ class Quartic(dgm.Target):
 # ------------------------------------------------------------------------------------------------------------ leapfrog
 
 
+QUARTIC = energy_of(Quartic())
+
+
 def leapfrog_start():
     rng = torch.Generator().manual_seed(40)
-    x = torch.randn(CHAINS, 4, generator=rng, dtype=FLOAT)
-    return x, torch.randn(CHAINS, 4, generator=rng, dtype=FLOAT)
+    x, p = torch.randn(CHAINS, 4, generator=rng, dtype=FLOAT), torch.randn(CHAINS, 4, generator=rng, dtype=FLOAT)
+    return PhasePoint(x, p, *QUARTIC(x))
 
 
-def euler(target, x, p, gradient, step_size, n_steps):
+def euler(evaluate, start, step_size, n_steps):
     """Explicit Euler: neither reversible nor of second order, the control of both laws."""
+    x, p, energy, gradient, _ = start
     for _ in range(n_steps):
         x, p = x + step_size.unsqueeze(-1) * p, p - step_size.unsqueeze(-1) * gradient
-        energy, gradient = target.energy_and_gradient(x)
-    return Endpoint(x, p, energy, gradient)
+        energy, gradient, _ = evaluate(x)
+    return PhasePoint(x, p, energy, gradient)
 
 
 def return_error_on_r_d(integrate):
-    target, (x, p) = Quartic(), leapfrog_start()
-    step = torch.full((CHAINS,), 0.05, dtype=FLOAT)
-    there = integrate(target, x, p, target.energy_and_gradient(x)[1], step, 20)
-    back = integrate(target, there.position, -there.momentum, there.gradient, step, 20)
-    assert (there.position - x).abs().min() > 1e-4
-    return max((back.position - x).abs().max(), (back.momentum + p).abs().max()).item()
+    start, step = leapfrog_start(), torch.full((CHAINS,), 0.05, dtype=FLOAT)
+    there = integrate(QUARTIC, start, step, 20)
+    back = integrate(QUARTIC, there._replace(momentum=-there.momentum), step, 20)
+    assert (there.position - start.position).abs().min() > 1e-4
+    return max((back.position - start.position).abs().max(), (back.momentum + start.momentum).abs().max()).item()
 
 
 def test_a_leapfrog_trajectory_run_backwards_returns_to_its_start():
@@ -64,13 +67,10 @@ def test_control_an_euler_trajectory_does_not_return():
 
 
 def energy_slope_on_r_d(integrate):
-    target, (x, p) = Quartic(), leapfrog_start()
-    energy, gradient = target.energy_and_gradient(x)
-    counts, errors = (40, 80, 160, 320), []
+    start, counts, errors = leapfrog_start(), (40, 80, 160, 320), []
     for n in counts:
-        end = integrate(target, x, p, gradient, torch.full((CHAINS,), 1.0 / n, dtype=FLOAT), n)
-        error = end.energy + 0.5 * end.momentum.square().sum(-1) - energy - 0.5 * p.square().sum(-1)
-        errors.append(error.square().mean().sqrt().item())
+        end = integrate(QUARTIC, start, torch.full((CHAINS,), 1.0 / n, dtype=FLOAT), n)
+        errors.append((end.hamiltonian - start.hamiltonian).square().mean().sqrt().item())
     return slope(counts, errors)
 
 
@@ -87,23 +87,29 @@ def test_control_the_energy_error_of_euler_scales_as_the_step():
 
 
 def test_leapfrog_reports_energy_and_gradient_of_its_end():
-    target, (x, p) = Quartic(), leapfrog_start()
-    end = leapfrog(target, x, p, target.energy_and_gradient(x)[1], torch.full((CHAINS,), 0.1, dtype=FLOAT), 3)
-    energy, gradient = target.energy_and_gradient(end.position)
+    end = leapfrog(QUARTIC, leapfrog_start(), torch.full((CHAINS,), 0.1, dtype=FLOAT), 3)
+    energy, gradient, _ = QUARTIC(end.position)
     assert torch.equal(end.energy, energy)
     assert torch.equal(end.gradient, gradient)
 
 
 def test_rows_of_different_numbers_of_steps_go_as_each_does_alone():
-    target, (x, p) = Quartic(), leapfrog_start()
-    step, gradient = torch.linspace(0.01, 0.1, CHAINS, dtype=FLOAT), target.energy_and_gradient(x)[1]
+    start, step = leapfrog_start(), torch.linspace(0.01, 0.1, CHAINS, dtype=FLOAT)
     n_steps = torch.arange(CHAINS) % 7 + 1
-    together = leapfrog(target, x, p, gradient, step, n_steps)
+    together = leapfrog(QUARTIC, start, step, n_steps)
     for row in range(CHAINS):
         only = slice(row, row + 1)
-        alone = leapfrog(target, x[only], p[only], gradient[only], step[only], int(n_steps[row]))
-        for mine, theirs in zip(together, alone, strict=True):
+        alone = leapfrog(QUARTIC, PhasePoint(*(t[only] for t in start[:4])), step[only], int(n_steps[row]))
+        for mine, theirs in zip(together[:4], alone[:4], strict=True):
             torch.testing.assert_close(mine[only], theirs, rtol=0, atol=1e-13)
+
+
+def test_a_trajectory_leaves_its_start_as_it_was():
+    start = leapfrog_start()
+    before = [tensor.clone() for tensor in start[:4]]
+    end = leapfrog(QUARTIC, start, torch.full((CHAINS,), 0.1, dtype=FLOAT), 4)
+    assert all(torch.equal(a, b) for a, b in zip(start[:4], before, strict=True))
+    assert not torch.equal(end.momentum, start.momentum)
 
 
 # ------------------------------------------------------------------------------------------------------------ geodesic

@@ -260,10 +260,11 @@ def test_the_bar_holds_on_to_no_positions(monkeypatch):
     problem = fibre()
     dgm.sample(problem, KERNEL, chains=CHAINS, warmup=1, draws=1, seed=0, progress=False)
     assert len(news) == 2
-    assert all(value is None or value.shape == (CHAINS, 3) for info in news for value in info)
+    assert all(info.tuning is None for info in news)
+    assert all(value.shape == (CHAINS, 3) for info in news for value in info.all_stats().values())
     state = KERNEL.init(problem, problem.start(CHAINS, torch.Generator().manual_seed(0)))
     _, info = KERNEL.step(problem, state, torch.Generator().manual_seed(0))
-    assert info.end.position.shape == state.position.shape
+    assert info.tuning.end.position.shape == state.position.shape
 
 
 def test_fresh_noise_shares_no_numbers_with_the_run():

@@ -1,5 +1,6 @@
 """Warm-up finds the trajectory length of every problem, and sub-steps where projections fail."""
 
+import dataclasses
 import math
 
 import arviz as az
@@ -9,8 +10,9 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.errors import Status
 from dgm_infer.kernels import Info
-from dgm_infer.kernels.kernel import TrajectoryEnd
-from dgm_infer.sampling.warmup import ChEES, SubSteps
+from dgm_infer.kernels.kernel import TrajectoryEnd, Trial
+from dgm_infer.sampling.sub_steps import SubSteps
+from dgm_infer.sampling.trajectory_length import ChEES
 from tests.models import Bent
 from tests.oracles import FLOAT, correlated_gaussian, linear_gaussian, wave
 
@@ -137,7 +139,7 @@ def test_on_a_linear_fibre_the_length_is_that_of_a_standard_normal():
 def iteration(failed, retried=None):
     zero = torch.zeros(failed.shape, dtype=FLOAT)
     status = torch.where(failed, int(Status.REVERSAL_FAILED), int(Status.OK))
-    return Info(zero, status, zero, zero, zero, retried=torch.zeros_like(failed) if retried is None else retried)
+    return Info(zero, status, zero, tuning=Trial(retried=retried))
 
 
 def sub_steps_after(windows, *, failing=0.0, retried=0.0, problems=(3,), chains=16, counted=True, status=None):
@@ -179,10 +181,11 @@ def test_failures_of_problems_that_do_not_count_yet_add_nothing():
 def test_divergences_add_no_sub_steps():
     steps = SubSteps(1, 5)
     for _ in range(20):
-        diverged = iteration(torch.ones(8, 2, dtype=torch.bool))._replace(
-            status=torch.full((8, 2), int(Status.DIVERGED))
+        diverged = iteration(torch.ones(8, 2, dtype=torch.bool))
+        steps.update(
+            dataclasses.replace(diverged, status=torch.full((8, 2), int(Status.DIVERGED))),
+            torch.ones(2, dtype=torch.bool),
         )
-        steps.update(diverged, torch.ones(2, dtype=torch.bool))
     assert steps.n == 1
 
 

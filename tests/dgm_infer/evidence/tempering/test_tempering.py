@@ -8,7 +8,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.evidence.tempering.record import base_check
 from dgm_infer.evidence.tempering.tempering import draw_beta
-from dgm_infer.kernels import trees
+from dgm_infer.kernels.integrators import PhasePoint
 from tests.known_evidence import MixtureTarget, known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT
 
@@ -161,7 +161,7 @@ def test_trajectories_that_end_where_they_turn_temper_too():
 
 
 def test_control_trees_weighed_without_the_kinetic_energy_are_noticed(monkeypatch):
-    monkeypatch.setattr(trees.Leaf, "hamiltonian", property(lambda self: self.energy))
+    monkeypatch.setattr(PhasePoint, "hamiltonian", property(lambda self: self.energy))
     assert standard_errors_off(known_gaussian(10, (3,)))[0] > 5
 
 

@@ -1,0 +1,156 @@
+"""What Hamiltonian kernels share: momenta, the steps of a trajectory, acceptance, and the state on a target."""
+
+import math
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..arguments import counts, optional_positive, per_problem
+from ..errors import ArgumentError, Status
+from ..target import Target
+from .tuning import Tuning
+
+__all__ = ["DEFAULT_LENGTH", "DIVERGENCE", "MAX_STEPS", "HMCState", "Schedule", "accept", "draw_schedule"]
+
+# Before it is adapted: on a standard normal density, what makes the next position independent of this one.
+DEFAULT_LENGTH = math.pi / 2
+# A transition takes no more steps than this, however small they are.
+MAX_STEPS = 200
+# An energy error above this is called a divergence.
+DIVERGENCE = 1000.0
+
+
+class HMCState(NamedTuple):
+    """Positions on R^D ``[chains, *batch, D]``, with the energy and its gradient there."""
+
+    position: Tensor
+    energy: Tensor
+    gradient: Tensor
+
+
+def check_target(name: str, problem: object) -> None:
+    """Raise ArgumentError unless a problem is a target."""
+    if not isinstance(problem, Target):
+        raise ArgumentError(
+            f"{name} samples a Target, not a {type(problem).__name__}: use ConstrainedHMC, or "
+            "condition(..., tolerance=eps)"
+        )
+
+
+def draw_momentum(position: Tensor, rng: torch.Generator) -> Tensor:
+    """Standard normal, ``[..., D]``."""
+    return torch.randn(position.shape, generator=rng, dtype=position.dtype, device=position.device)
+
+
+def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Metropolis decision on the Hamiltonian, every chain for itself.
+
+    Returns:
+        accepted, acceptance probability and status, each ``[...]``.
+    """
+    error = h_new - h_old
+    diverged = (status == Status.OK) & ~(h_new.isfinite() & (error < DIVERGENCE))
+    status = torch.where(diverged, int(Status.DIVERGED), status)
+    probability = torch.where(status == Status.OK, error.neg().clamp_max(0).exp(), torch.zeros_like(error))
+    uniform = torch.rand(error.shape, generator=rng, dtype=error.dtype, device=error.device)
+    return uniform < probability, probability, status
+
+
+class Scheduled(Protocol):
+    """The fields that say which steps a trajectory takes."""
+
+    @property
+    def step_size(self) -> float | Tensor | None: ...
+
+    @property
+    def n_steps(self) -> int | tuple[int, int] | None: ...
+
+    @property
+    def trajectory_length(self) -> float | Tensor | None: ...
+
+
+class Schedule(NamedTuple):
+    """What a transition's trajectories take."""
+
+    n_steps: Tensor
+    """``[chains, *batch]``."""
+    step_size: Tensor
+    """``[chains, *batch]``."""
+    fraction: Tensor
+    """Duration over the trajectory length, ``[*batch]``."""
+
+
+def given_step_size(step_size: float | Tensor | None, like: Tensor) -> Tensor:
+    """The step size of every chain, ``[chains, *batch]``.
+
+    Raises:
+        ArgumentError: it is still open.
+    """
+    if step_size is None:
+        raise ArgumentError("step_size=None is chosen by sample(); to call step() directly give it a number")
+    return torch.as_tensor(step_size, dtype=like.dtype, device=like.device).expand_as(like)
+
+
+def draw_schedule(kernel: Scheduled, longest_step: float, like: Tensor, rng: torch.Generator) -> Schedule:
+    """Steps of this transition.
+
+    ``n_steps`` is one number for all chains and problems, uniform on the kernel's inclusive range. Where that is None,
+    a trajectory lasts ``t = U T`` with ``T`` the trajectory length of a problem and ``U ~ Uniform(1/2, 3/2)``, the
+    same for all chains of a problem: in the fewest equal steps that are no longer than the step size.
+
+    Args:
+        longest_step: upper bound on the step size.
+        like: ``[chains, *batch]``.
+    """
+    step_size = given_step_size(kernel.step_size, like).clamp_max(longest_step)
+    batch = like.shape[1:]
+    if kernel.n_steps is not None:
+        low, high = counts(type(kernel).__name__, "n_steps", kernel.n_steps)
+        steps = torch.randint(low, high + 1, (), generator=rng, device=rng.device) if low < high else torch.tensor(low)
+        return Schedule(steps.to(like.device).expand(like.shape), step_size, like.new_ones(batch))
+    length = DEFAULT_LENGTH if kernel.trajectory_length is None else kernel.trajectory_length
+    length = torch.as_tensor(length, dtype=like.dtype, device=like.device)
+    fraction = 0.5 + torch.rand(batch, generator=rng, dtype=like.dtype, device=like.device)
+    time = (fraction * length).expand_as(like)
+    steps = (time / step_size).ceil().clamp(1, MAX_STEPS)
+    return Schedule(steps.to(torch.int64), torch.minimum(time / steps, step_size), fraction)
+
+
+def check_schedule(kernel: Scheduled) -> None:
+    """Check the fields that :func:`draw_schedule` reads.
+
+    Raises:
+        ArgumentError: one is outside its range, or both ``n_steps`` and ``trajectory_length`` are given.
+    """
+    name = type(kernel).__name__
+    optional_positive(name, "step_size", kernel.step_size)
+    if kernel.n_steps is not None:
+        counts(name, "n_steps", kernel.n_steps)
+        if kernel.trajectory_length is not None:
+            raise ArgumentError(f"{name}(n_steps={kernel.n_steps}, trajectory_length=...): give one of them")
+    optional_positive(name, "trajectory_length", kernel.trajectory_length)
+
+
+def check_batch(kernel: Scheduled, batch_shape: torch.Size) -> None:
+    """Check that the fields given as tensors fit the problems.
+
+    Raises:
+        ArgumentError: one has another shape.
+    """
+    for field in ("step_size", "trajectory_length"):
+        per_problem(type(kernel).__name__, field, getattr(kernel, field), batch_shape)
+
+
+def schedule_tuning(kernel: Scheduled, longest_step: float = math.inf) -> Tuning:
+    """What a schedule leaves to warm-up."""
+    # arcs are of a scale of 1; elsewhere a step is about the smallest scale, and from more than one and a half times
+    # the best length the criterion climbs to a lesser maximum
+    given = None if kernel.step_size is None else torch.as_tensor(kernel.step_size)
+    initial = DEFAULT_LENGTH if math.isfinite(longest_step) else given
+    return Tuning(
+        step_size=kernel.step_size is None,
+        longest_step=longest_step,
+        trajectory_length=kernel.n_steps is None and kernel.trajectory_length is None,
+        initial_length=initial,
+    )

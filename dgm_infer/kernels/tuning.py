@@ -1,0 +1,58 @@
+"""What warm-up can tune of a kernel: an optional interface. A kernel without it is used as it is."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from .kernel import Kernel
+
+__all__ = ["FibreKernel", "Tunable", "Tuning"]
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What a kernel leaves open on one problem; the names are those of the kernel's fields."""
+
+    step_size: bool = False
+    """Whether warm-up chooses the step size, one for every problem."""
+    longest_step: float = math.inf
+    """Upper bound on the step size, whoever chooses it."""
+    trajectory_length: bool = False
+    """Whether warm-up chooses the trajectory length, one for every problem; needs ``Trial.end``."""
+    initial_length: float | Tensor | None = None
+    """Length to begin with, a number or ``[*batch]``; None for the step size."""
+    n_geodesic: int | None = None
+    """Geodesic sub-steps to begin with, where warm-up may add to them by ``Trial.retried``; None where it may not."""
+
+
+@runtime_checkable
+class Tunable(Kernel, Protocol):
+    """A kernel that warm-up can tune; an open field is None in it."""
+
+    def tuning(self, problem: Any, /) -> Tuning:
+        """What is open on this problem."""
+        ...
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed: those that :meth:`tuning` calls open, by their names in it."""
+        ...
+
+    def probe(self, step_size: Tensor, n_steps: int, /) -> Self:
+        """The kernel of short transitions: at most ``n_steps`` steps of these sizes, ``[chains, *batch]``."""
+        ...
+
+
+@runtime_checkable
+class FibreKernel(Kernel, Protocol):
+    """What a kernel on a :class:`Fibre` may add, so that chains start where it needs them."""
+
+    def relative_tolerance(self, dtype: torch.dtype, /) -> float:
+        """The tolerance within which it stays on the fibre, relative to the fibre's scale."""
+        ...
+
+    def annealing(self) -> Tunable | None:
+        """The kernel whose probes move on fibres of other widths of the noise; None where it has none."""
+        ...
