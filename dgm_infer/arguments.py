@@ -102,7 +102,7 @@ def within(call: str, field: str, value: Any, low: float, high: float = math.inf
 
 
 def interval(call: str, field: str, value: Any) -> tuple[float, float]:
-    """Two numbers (low, high) with ``low < high``, either of them perhaps infinite.
+    """Two numbers (low, high) with ``low < high``; either may be infinite.
 
     Raises:
         ArgumentError: it is something else.
@@ -114,7 +114,7 @@ def interval(call: str, field: str, value: Any) -> tuple[float, float]:
 
 
 def optional_positive(call: str, field: str, value: float | Tensor | None) -> None:
-    """Check a positive number or a tensor of such, or None, which stands for "to be adapted".
+    """Check a positive number, a tensor of positive numbers, or None, which stands for "to be adapted".
 
     Raises:
         ArgumentError: it is neither.
@@ -133,7 +133,7 @@ def optional_positive(call: str, field: str, value: float | Tensor | None) -> No
 
 
 def counts(call: str, field: str, value: int | tuple[int, int]) -> tuple[int, int]:
-    """An integer >= 1 or an inclusive range of such, as (low, high).
+    """An integer >= 1, or an inclusive range (low, high) of integers >= 1.
 
     Raises:
         ArgumentError: it is neither, or the range is empty.
@@ -213,11 +213,11 @@ def numbers(call: str, field: str, value: Any, dtype: torch.dtype | None = None)
         dtype: to convert to; None keeps a floating-point type and gives others the default one.
 
     Raises:
-        ArgumentError: no tensor can be made of it, or a complex one.
+        ArgumentError: it cannot be converted to a real tensor.
     """
     try:
         values = torch.as_tensor(value).detach()
-        # of Python's numbers no digit is lost
+        # converted directly, Python's numbers lose no digits
         values = torch.as_tensor(value, dtype=dtype).detach() if dtype and not values.is_complex() else values
     except (TypeError, ValueError, RuntimeError, OverflowError):
         raise ArgumentError(f"{call}({field}={_shown(value)}): must be a tensor, or numbers to make one of") from None
@@ -230,7 +230,7 @@ def finite(call: str, field: str, value: Any, dtype: torch.dtype | None = None) 
     """As :func:`numbers`, all of them finite.
 
     Raises:
-        ArgumentError: no tensor can be made of it, a complex one, or a number is not finite.
+        ArgumentError: it cannot be converted to a real tensor, or a number is not finite.
     """
     values = numbers(call, field, value, dtype)
     bad = ~values.isfinite()
@@ -243,7 +243,7 @@ def positive_numbers(call: str, field: str, value: Any, dtype: torch.dtype | Non
     """As :func:`finite`, all of them above 0.
 
     Raises:
-        ArgumentError: no tensor can be made of it, or a number is not positive or not finite.
+        ArgumentError: it cannot be converted to a real tensor, or a number is not positive or not finite.
     """
     values = numbers(call, field, value, dtype)
     bad = ~((values > 0) & values.isfinite())
@@ -272,7 +272,7 @@ def sizes(call: str, field: str, value: Any, *, least: int = 1, empty: bool = Fa
     """A sequence of integers, such as the shape of an image or the widths of layers.
 
     Raises:
-        ArgumentError: it is something else, an integer is below ``least``, or there are none and that is not allowed.
+        ArgumentError: it is something else, an integer is below ``least``, or it is empty unless ``empty`` allows it.
     """
     try:
         whole = [whole_number(call, field, size, least) for size in value] if _is_sequence(value) else None
@@ -289,7 +289,7 @@ def floating_type(call: str, field: str, value: Any) -> torch.dtype:
     """``torch.float32`` or ``torch.float64``.
 
     Raises:
-        ArgumentError: it is another.
+        ArgumentError: it is another type.
     """
     if value not in (torch.float32, torch.float64):
         raise ArgumentError(
@@ -302,7 +302,7 @@ def available_device(call: str, field: str, value: Any) -> torch.device:
     """A device that tensors can be put on.
 
     Raises:
-        ArgumentError: it names none, or there is none of the kind.
+        ArgumentError: it does not name a device, or the device is not available.
     """
     try:
         found = torch.device(value)
@@ -313,28 +313,26 @@ def available_device(call: str, field: str, value: Any) -> torch.device:
     try:
         torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ArgumentError(
-            f"{call}({field}={_shown(value)}): must be a device that is there: {cause(error)}"
-        ) from error
+        raise ArgumentError(f"{call}({field}={_shown(value)}): must be an available device: {cause(error)}") from error
     return found
 
 
 def allocatable(call: str, field: str, value: Any, elements: int, remedy: str, *, like: Tensor | None = None) -> None:
-    """Refuse what no memory can hold, before torch tries to.
+    """Refuse an allocation that exceeds all memory, before torch tries it.
 
     Args:
-        elements: numbers that are held at once.
-        remedy: what to do about it.
+        elements: numbers held at once.
+        remedy: remedy that the message names.
         like: a tensor of their dtype and device; None for float64 in main memory.
 
     Raises:
-        ArgumentError: they take more than all the memory of the device.
+        ArgumentError: they need more than the memory of the device.
     """
     size = elements * (8 if like is None else like.element_size())
     there = _memory(torch.device("cpu") if like is None else like.device)
     if size > there:
         needed, most = (f"{min(bytes_ // 2**30, 10**300):.3g}" for bytes_ in (size, there))
-        raise ArgumentError(f"{call}({field}={_shown(value)}): needs {needed} GiB, of {most} GiB there are: {remedy}")
+        raise ArgumentError(f"{call}({field}={_shown(value)}): needs {needed} GiB of {most} GiB available: {remedy}")
 
 
 # ------------------------------------------------------------------------------------------------------- other objects
@@ -355,7 +353,7 @@ def function(call: str, field: str, value: Any, example: str) -> Callable[..., A
     """Something that can be called.
 
     Raises:
-        ArgumentError: it cannot; the message says ``example``.
+        ArgumentError: it cannot; the message shows ``example``.
     """
     if not callable(value) or isinstance(value, type):
         raise ArgumentError(f"{call}({field}={_shown(value)}): must be a function, such as {example}")
@@ -366,7 +364,7 @@ def instance(call: str, field: str, value: Any, kind: type[Value], example: str)
     """An object of one class.
 
     Raises:
-        ArgumentError: it is of another; the message says ``example``.
+        ArgumentError: it is of another class; the message shows ``example``.
     """
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"

@@ -1,4 +1,4 @@
-"""The package's exceptions, for what a user got wrong, and the per-chain status, for what a chain ran into."""
+"""The package's exceptions, for mistakes of a user, and the per-chain status, for what a chain runs into."""
 
 import re
 import textwrap
@@ -20,7 +20,7 @@ __all__ = [
 
 
 class DgmInferError(Exception):
-    """Base of every exception this project raises; its message is one line that names the value and the remedy."""
+    """Base of all exceptions of this project; the message is one line that names the value and the remedy."""
 
 
 class ArgumentError(DgmInferError, ValueError):
@@ -52,14 +52,14 @@ class ConfigError(DgmInferError):
 
 
 class MissingExtraError(DgmInferError, ModuleNotFoundError):
-    """A package is needed that only an extra of the installation brings."""
+    """A required package is missing that only an extra installs."""
 
 
 def cause(error: BaseException, most: int = 200) -> str:
-    """What an exception of another library says, to go into a message: one line of at most so many characters.
+    """The message of another library's exception, as one line of at most ``most`` characters.
 
-    Its first paragraph, which an indented or an empty line ends unless a colon announces it: torch goes on with call
-    stacks, Pyro with tables. The exception's type, where it says nothing.
+    Only its first paragraph, which ends at an empty or indented line unless a colon precedes it: torch appends call
+    stacks, Pyro tables. The exception's type if the message is empty.
     """
     first = re.match(r".*((?<=:)\n.*|\n\S.*)*", str(error).strip())
     assert first is not None
@@ -67,7 +67,7 @@ def cause(error: BaseException, most: int = 200) -> str:
 
 
 class Status(IntEnum):
-    """What became of one chain's transition; anything but ``OK`` is a rejection of that chain alone."""
+    """Outcome of one chain's transition; anything but ``OK`` is a rejection of that chain alone."""
 
     OK = 0
     PROJECTION_FAILED = 1

@@ -1,4 +1,4 @@
-"""Results on disk: run folders ``runs/<name>/<time>/``, and files that are whole or not there."""
+"""Results on disk: run folders ``runs/<name>/<time>/``, and files that are written atomically."""
 
 import os
 import shutil
@@ -13,7 +13,7 @@ __all__ = ["complete_file", "complete_run", "make_folder", "remove_folders", "un
 
 
 def unused_folder(name: str, root: str | os.PathLike = "runs") -> Path:
-    """``root/name/<time>``, a path where nothing is yet."""
+    """``root/name/<time>``, a path that does not exist yet."""
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     folder, n = Path(root) / name / stamp, 1
     while folder.exists():
@@ -23,14 +23,14 @@ def unused_folder(name: str, root: str | os.PathLike = "runs") -> Path:
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Make a folder that is not there; returns it and the parents made with it, for :func:`remove_folders`."""
+    """Make a missing folder; returns it and the parents made with it, for :func:`remove_folders`."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return made
 
 
 def remove_folders(made: list[Path]) -> None:
-    """Undo :func:`make_folder`: the folder with all that is in it, its parents unless another run uses them."""
+    """Undo :func:`make_folder`: remove the folder with its contents, and its parents unless another run uses them."""
     if made:
         shutil.rmtree(made[0], ignore_errors=True)
     for path in made[1:]:
@@ -43,7 +43,7 @@ def complete_file(path: str | os.PathLike) -> Iterator[Path]:
     """A temporary path beside ``path`` to write to; moved there when the block is done, removed when it fails.
 
     Raises:
-        ArgumentError: there is no such folder, or the path is a folder.
+        ArgumentError: the folder does not exist, or the path is a folder.
     """
     path = Path(path)
     if not path.parent.is_dir():
@@ -61,18 +61,18 @@ def complete_file(path: str | os.PathLike) -> Iterator[Path]:
 
 @contextmanager
 def complete_run(name: str, root: str | os.PathLike = "runs") -> Iterator[Path]:
-    """A new folder to write results to; removed when the block fails, so that none is half-written.
+    """A new folder to write results to; removed if the block fails, so that none is half-written.
 
     Raises:
-        ConfigError: the name is no plain name, or the folder cannot be made.
+        ConfigError: the name is not a plain name, or the folder cannot be made.
     """
     if not name or name in (".", "..") or Path(name).name != name:
-        raise ConfigError(f"name: {name!r} must be a plain name, of which a folder in {root} is made")
+        raise ConfigError(f"name: {name!r} must be a plain name, for a folder in {root}")
     folder = unused_folder(name, root)
     try:
         made = make_folder(folder)
     except OSError as error:
-        raise ConfigError(f"output: no folder can be made in {root}: {error.strerror}") from error
+        raise ConfigError(f"output: cannot make a folder in {root}: {error.strerror}") from error
     try:
         yield folder
     except BaseException:

@@ -1,4 +1,4 @@
-"""What is wrong with a target's energy, found at a few points before a run spends its time on it."""
+"""Faults of a target's energy, found at a few points before a run spends time on it."""
 
 import warnings
 
@@ -10,26 +10,26 @@ from .target import Target
 
 __all__ = ["energy_fault", "probe_points"]
 
-# Energies computed at once, and points of a problem that these are shared among.
+# Energies computed at once, and the fewest and most points per problem.
 _ENERGIES, _FEWEST, _MOST = 1024, 2, 32
-# Share of the points at which an energy may be NaN: there a chain is rejected, as where it diverges.
+# Share of the points at which an energy may be NaN: chains reject them like divergences.
 _NAN = 0.1
-# Distances in units of the points' spread: over a range like this a density with a finite integral falls.
+# Distances in units of the points' spread: over such a range a density with a finite integral falls.
 _NEAR, _FAR = 1e4, 1e8
 
 
 def probe_points(target: Target) -> int:
-    """How many points of every problem to look at: fewer in a large batch."""
+    """Number of points to probe per problem: fewer in a large batch."""
     return min(max(_ENERGIES // max(target.batch_shape.numel(), 1), _FEWEST), _MOST)
 
 
 @torch.no_grad()
 def energy_fault(target: Target, x: Tensor) -> str | None:
-    """What is wrong with the energy at points ``x [n, *batch, D]`` and far from them, in words; None for nothing.
+    """Describe a fault of the energy at points ``x [n, *batch, D]`` or far from them; None if there is none.
 
-    It must be one real number per point, the same at every call, not NaN where the density is looked for, and must not
-    fall without end: then ``exp(-energy)`` has no integral. An energy that is NaN or infinite at all points is left to
-    the search for a start or a base, which says more about it.
+    It must be one real number per point, the same at every call, not NaN near the density, and must not fall without
+    end, as ``exp(-energy)`` would have no integral. An energy that is NaN or infinite at all points is left to the
+    search for a start or a base, which reports more about it.
     """
     try:
         energy, again = target.energy(x), target.energy(x)
@@ -50,7 +50,7 @@ def energy_fault(target: Target, x: Tensor) -> str | None:
     if _NAN * lost.numel() < lost.sum() < lost.numel():
         return (
             f"the energy is NaN at {int(lost.sum())} of {lost.numel()} points tried: it must be a number, or inf where "
-            "there is no density"
+            "the density is zero"
         )
     if _falls(target, x):
         return "the energy falls without end far from the origin, so that exp(-energy) has no integral: check its sign"
@@ -68,12 +68,12 @@ def _difference(energy: Tensor, again: Tensor) -> float:
 
 
 def _falls(target: Target, x: Tensor) -> bool:
-    """Whether the energy goes on falling at distances where that of any density rises."""
+    """Whether the energy still falls at distances where that of any density rises."""
     center = x.mean(0)
     directions = (x - center)[:8]
     try:
         with warnings.catch_warnings():
-            # overflows are no news out there
+            # overflows are expected out there
             warnings.simplefilter("ignore")
             near, far = (target.energy(center + distance * directions) for distance in (_NEAR, _FAR))
     except Exception:

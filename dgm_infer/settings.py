@@ -1,4 +1,4 @@
-"""Frozen configuration: what kernels and methods of evidence are."""
+"""Frozen configuration: the base of kernels and evidence methods."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ __all__ = ["Settings"]
 
 @dataclass(frozen=True, eq=False)
 class Settings:
-    """Base of frozen dataclasses: copies with changes, and equality that tensors do not upset."""
+    """Base of frozen dataclasses: copies with changes, and an equality that compares tensors by value."""
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""

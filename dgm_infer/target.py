@@ -59,7 +59,7 @@ class Target:
                 what = f"of shape {tuple(energy.shape)}" if energy.requires_grad else "without a gradient"
                 raise ArgumentError(
                     f"the energy of a {type(self).__name__} at x of shape {tuple(x.shape)} is {what}: expected one "
-                    f"differentiable value a point, shape {tuple(x.shape[:-1])}"
+                    f"differentiable value per point, shape {tuple(x.shape[:-1])}"
                 )
             (gradient,) = torch.autograd.grad(energy.sum(), x)
         return energy.detach(), gradient
@@ -74,12 +74,12 @@ class Target:
         return type(self).take is not Target.take
 
     def take(self, problems: Tensor) -> "Target":
-        """The target of some problems, by their flat indices ``[N]``: batch shape ``[N]``."""
-        raise ArgumentError(f"a {type(self).__name__} defines no take(problems), the target of some of its problems")
+        """The target of the problems with flat indices ``[N]``; its batch shape is ``[N]``."""
+        raise ArgumentError(f"a {type(self).__name__} does not define take(problems), the target of some problems")
 
     @property
     def can_complete(self) -> bool:
-        """Whether :meth:`complete` is defined, so that there are outputs to generate."""
+        """Whether :meth:`complete` is defined, so that outputs can be generated."""
         return type(self).complete is not Target.complete
 
     def complete(self, u: Tensor, rng: torch.Generator) -> Tensor:
@@ -95,7 +95,7 @@ class Target:
         return self._finite(draw)
 
     def _finite(self, draw: Callable[[], Tensor], attempts: int = 20) -> Tensor:
-        """Draws again, up to ``attempts`` times, where the energy is not finite."""
+        """Draws, repeated up to ``attempts`` times where the energy is not finite."""
         x = draw()
         for _ in range(attempts):
             finite = self.energy_and_gradient(x)[0].isfinite()
@@ -115,7 +115,7 @@ def as_target(target) -> Target:
 
 
 class _Adapted(Target):
-    """A target that is not a subclass: what it defines is used, the rest is that of :class:`Target`."""
+    """A target that is not a subclass: uses what it defines, and :class:`Target` for the rest."""
 
     def __init__(self, target):
         if not all(hasattr(target, name) for name in ("energy", "dim", "batch_shape")):
@@ -150,5 +150,5 @@ class _Adapted(Target):
         return self._own("complete")(u, rng)
 
     def _own(self, name: str) -> Callable:
-        """The method of the adapted target, or that of every target."""
+        """The method of the adapted target, or the default one of :class:`Target`."""
         return getattr(self._target if hasattr(self._target, name) else super(), name)

@@ -17,11 +17,11 @@ __all__ = ["GaussianDensity"]
 class GaussianDensity:
     """``N(mean, L L^T)`` for every problem of a batch, with its map to whitened coordinates ``v = L^-1 (x - mean)``.
 
-    It is frozen: its tensors are its own, copied from those it is made of, and no attribute can be set.
+    It is frozen: it copies the tensors it is made of, and no attribute can be set.
 
     Args:
         mean: ``[*batch, D]``.
-        sd: ``[*batch, D]`` standard deviations, positive; with ``factor`` those of the diagonal part.
+        sd: ``[*batch, D]`` standard deviations, positive; with ``factor``, those of the diagonal part.
         cholesky: ``[*batch, D, D]`` lower triangular factor of the covariance, in place of ``sd``.
         factor: ``[*batch, D, R]``, for the covariance ``diag(sd^2) + factor factor^T``.
 
@@ -48,13 +48,13 @@ class GaussianDensity:
 
     @classmethod
     def _of(cls, mean: Tensor, scale: Scale, **attributes: Tensor | None) -> Self:
-        """One of parts that are known to be right."""
+        """A density of parts that have been checked."""
         new = object.__new__(cls)
         vars(new).update(mean=mean, scale=scale, **attributes)
         return new
 
     def __setattr__(self, name: str, value: object) -> None:
-        raise FrozenInstanceError(f"a {type(self).__name__} is frozen: make another one in place of setting {name}")
+        raise FrozenInstanceError(f"a {type(self).__name__} is frozen: make another one instead of setting {name}")
 
     def __delattr__(self, name: str) -> None:
         raise FrozenInstanceError(f"a {type(self).__name__} is frozen: {name} cannot be deleted")

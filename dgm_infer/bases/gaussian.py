@@ -34,21 +34,21 @@ __all__ = ["Gaussian"]
 
 
 class Gaussian(GaussianDensity):
-    """Normalised Gaussians ``N(mean, L L^T)`` on R^D, one for every problem of a batch.
+    """Normalised Gaussians ``N(mean, L L^T)`` on R^D, one per problem of a batch.
 
-    A base is frozen: its tensors are its own, copied from those it is made of, and no attribute can be set. Its density
-    and its whitened coordinates are those of :class:`GaussianDensity`.
+    A base is frozen: it copies the tensors it is made of, and no attribute can be set. Its density and its whitened
+    coordinates are those of :class:`GaussianDensity`.
 
     Args:
         mean: ``[*batch, D]``.
-        sd: ``[*batch, D]`` standard deviations, positive; with ``factor`` those of the diagonal part.
+        sd: ``[*batch, D]`` standard deviations, positive; with ``factor``, those of the diagonal part.
         cholesky: ``[*batch, D, D]`` lower triangular factor of the covariance, in place of ``sd``.
         factor: ``[*batch, D, R]``, for the covariance ``diag(sd^2) + factor factor^T``.
-        log_zeta: ``[*batch]`` guess of the target's log evidence that tempering starts from; None to have one made.
+        log_zeta: ``[*batch]`` guess of the target's log evidence that tempering starts from; None if unknown.
 
     Attributes:
         elbo: ``[*batch]`` evidence lower bound after :meth:`fit`, else None.
-        elbo_trace: ``[steps, *batch]`` noisy estimates of it at every step of :meth:`fit`, else None.
+        elbo_trace: ``[steps, *batch]`` noisy estimates of the bound at every step of :meth:`fit`, else None.
         log_evidence: ``[*batch]`` Laplace's approximation of the log evidence after :meth:`laplace`, else None.
 
     Raises:
@@ -79,10 +79,10 @@ class Gaussian(GaussianDensity):
         vars(self).update(log_zeta=log_zeta)
 
     def take(self, problems: Tensor) -> "Gaussian":
-        """The Gaussians of some problems, by their flat indices ``[N]``: a batch of shape ``[N]``.
+        """The Gaussians of the problems with flat indices ``[N]``; the batch shape is ``[N]``.
 
         Raises:
-            ArgumentError: an index is not that of a problem.
+            ArgumentError: an index is out of range.
         """
         problems = indices("Gaussian.take", "problems", problems, self.batch_shape.numel()).to(self.mean.device)
         n = len(self.batch_shape)
@@ -92,7 +92,7 @@ class Gaussian(GaussianDensity):
         return Gaussian._of(mean, remade(self.scale, parts), log_zeta=log_zeta)
 
     def to(self, *args: Any, **kwargs: Any) -> "Gaussian":
-        """The same on another device or of another dtype."""
+        """The same Gaussians on another device or in another dtype."""
         parts = [tensor.to(*args, **kwargs) for tensor in self.scale.tensors]
         log_zeta = None if self.log_zeta is None else self.log_zeta.to(parts[0].device)
         return Gaussian._of(self.mean.to(*args, **kwargs), remade(self.scale, parts), log_zeta=log_zeta)
@@ -105,19 +105,19 @@ class Gaussian(GaussianDensity):
         *,
         kind: Kind | None = None,
     ) -> "Gaussian":
-        """Moments matched to weighted draws of the target, such as a tempered pilot's.
+        """A Gaussian moment-matched to weighted draws of the target, such as a tempered pilot's.
 
-        With few effective draws a covariance is a poor estimate; this Gaussian's own counts as D + 2 draws.
+        Few effective draws estimate a covariance poorly, so this Gaussian's own covariance counts as D + 2 draws.
 
         Args:
             draws: ``[chains, draws, *batch, D]``.
             log_weights: ``[chains, draws, *batch]``.
             log_zeta: ``[*batch]``, the pilot's log evidence.
-            kind: of the new scale; None for this one's, of the same rank.
+            kind: kind of the new scale; None keeps this one's kind and rank.
 
         Raises:
-            ArgumentError: shapes that do not fit, or no such kind.
-            EvidenceError: a problem whose weights are all zero.
+            ArgumentError: shapes that do not fit, or an unknown kind.
+            EvidenceError: all weights of a problem are zero.
         """
         draws, log_weights = (numbers("refined", *given) for given in (("draws", draws), ("log_weights", log_weights)))
         kind = self.kind if kind is None else choice("refined", "kind", kind, KINDS)
@@ -126,12 +126,12 @@ class Gaussian(GaussianDensity):
         if draws.shape[2:] != self.mean.shape or log_weights.shape != draws.shape[:-1]:
             raise ArgumentError(
                 f"refined(draws of shape {tuple(draws.shape)}, log_weights of shape {tuple(log_weights.shape)}): "
-                f"expected [chains, draws, *{tuple(self.mean.shape)}] and that without its last dimension"
+                f"expected [chains, draws, *{tuple(self.mean.shape)}] and the same without its last dimension"
             )
         mean, covariance, ess = weighted_moments(draws.flatten(0, 1).double(), log_weights.flatten(0, 1))
         own = self.dim + 2
         share = (ess / (ess + own))[..., None, None]
-        # an unbiased estimate needs a draw more than it has dimensions: shrunk, it needs none
+        # a full-rank unbiased estimate needs more draws than dimensions; a shrunk one does not
         covariance = share * covariance + (1 - share) * self.covariance.double()
         rank = self.scale.factor.shape[-1] if isinstance(self.scale, LowRank) else min(4, self.dim)
         scale = scale_of(covariance, kind, rank)
@@ -142,10 +142,10 @@ class Gaussian(GaussianDensity):
 
     @classmethod
     def from_encoder(cls, encoder, images: Tensor) -> Self:
-        """The encoder's ``q(z | x)`` of every image: ``encoder(images)`` is a Normal, or an Independent one.
+        """The encoder's ``q(z | x)`` per image: ``encoder(images)`` is a Normal, or an Independent Normal.
 
         Raises:
-            ArgumentError: the images are not finite, or the encoder does not take them or returns something else.
+            ArgumentError: the images are not finite, or the encoder rejects them or returns something else.
         """
         call = "Gaussian.from_encoder"
         function(call, "encoder", encoder, "model.encoder")
@@ -179,19 +179,19 @@ class Gaussian(GaussianDensity):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Self:
-        """The Gaussian of largest evidence lower bound (ADVI), found by Adam for all problems at once.
+        """The Gaussian with the largest evidence lower bound (ADVI), found by Adam for all problems at once.
 
         ``elbo`` of the result is a fresh estimate from 1000 draws.
 
         Args:
             target: anything with ``energy``, ``dim`` and ``batch_shape``.
-            kind: of the scale.
-            rank: R, of a low-rank scale.
-            start: where to begin; None for standard normals.
-            steps: of the optimiser.
+            kind: kind of the scale.
+            rank: R of a low-rank scale.
+            start: initial Gaussian; None for standard normals.
+            steps: steps of the optimiser.
             samples: draws per step.
             rate: initial learning rate.
-            seed: of all randomness; None draws one.
+            seed: seed of all randomness; None draws one.
             dtype, device: used only when ``start`` is None.
 
         Raises:
@@ -207,10 +207,10 @@ class Gaussian(GaussianDensity):
         if start is None:
             start = _standard(call, target, dtype, device)
         shape = (*target.batch_shape, target.dim)
-        # further dimensions before these are fits of their own
+        # further leading dimensions are separate fits
         if not isinstance(start, Gaussian) or tuple(start.mean.shape)[-len(shape) :] != shape:
             found = start if isinstance(start, Gaussian) else f"a {type(start).__name__}"
-            raise ArgumentError(f"{call}(start={found}): expected a Gaussian over {shape}, as the target is")
+            raise ArgumentError(f"{call}(start={found}): expected a Gaussian over {shape}, like the target")
         fault = energy_fault(
             target, start.sample(probe_points(target), torch.Generator(start.mean.device).manual_seed(0))
         )
@@ -229,7 +229,7 @@ class Gaussian(GaussianDensity):
             rng=rng,
         )
         elbo = lower_bound(target, cls._of(mean, scale), rng)
-        # far below where it began; a bound that is infinite says so itself
+        # far below the start; an infinite bound speaks for itself
         check_divergence(elbo.isfinite() & (elbo < trace[0] - 10 * (1 + trace[0].abs())), rate)
         return cls._of(mean, scale, elbo=elbo, elbo_trace=trace)
 
@@ -244,23 +244,24 @@ class Gaussian(GaussianDensity):
         rank: int = 4,
         tolerance: float = 0.3,
     ) -> Self:
-        """Moments matched to a mixture, ``m = sum_i exp(l_i) q_i/zeta`` with ``zeta = sum_i exp(l_i)`` (T (5.50)).
+        """A Gaussian moment-matched to the mixture ``m = sum_i exp(l_i) q_i/zeta``, ``zeta = sum_i exp(l_i)``
+        (T (5.50)).
 
         With local fits to the modes of a target and their evidence lower bounds ``l_i``, ``log_zeta`` of the result is
-        a guess of log Z. Of components whose means are less than ``tolerance`` apart, in sds per dimension, only the
-        one of largest weight counts.
+        a guess of log Z. Among components whose means are less than ``tolerance`` apart, in sds per dimension, only
+        the one with the largest weight counts.
 
         Args:
             means: ``[L, *batch, D]``.
             covariances: ``[L, *batch, D, D]``.
-            log_weights: ``l``, ``[L, *batch]``; ``-inf`` for a component that does not count.
-            kind: of the scale.
-            rank: of a low-rank scale.
-            tolerance: of duplicates.
+            log_weights: ``l``, ``[L, *batch]``; ``-inf`` ignores a component.
+            kind: kind of the scale.
+            rank: rank of a low-rank scale.
+            tolerance: distance below which components are duplicates.
 
         Raises:
-            ArgumentError: shapes that do not fit, a value that is not finite, or no such kind.
-            EvidenceError: a problem whose weights are all zero, or a covariance that is not positive definite.
+            ArgumentError: shapes that do not fit, a value that is not finite, or an unknown kind.
+            EvidenceError: all weights of a problem are zero, or a covariance is not positive definite.
         """
         call = "Gaussian.of_mixture"
         means, covariances, log_weights = check_mixture(call, means, covariances, log_weights)
@@ -292,12 +293,12 @@ class Gaussian(GaussianDensity):
         Args:
             target: as in :meth:`fit`.
             starts: fits per problem.
-            kind: of the result.
-            rank: of a low-rank result.
-            start: what the fits' first means are drawn from, wide enough to reach all modes; None for standard
-                normals. Their first sds are a tenth of its.
-            tolerance: of duplicates.
-            seed: of all randomness; None draws one.
+            kind: kind of the result's scale.
+            rank: rank of a low-rank scale.
+            start: distribution of the fits' initial means, wide enough to reach all modes; None for standard normals.
+                Their initial sds are a tenth of its sds.
+            tolerance: as in :meth:`of_mixture`.
+            seed: seed of all randomness; None draws one.
             dtype, device: used only when ``start`` is None.
             fit: ``steps``, ``samples`` and ``rate`` of :meth:`fit`.
 
@@ -340,7 +341,7 @@ class Gaussian(GaussianDensity):
             target: anything with ``energy``, twice differentiable, ``dim`` and ``batch_shape``.
             start: ``[*batch, D]``; None for zero.
             max_iterations: damped Newton steps.
-            dtype, device: used only when ``start`` is None; float64 unless said otherwise.
+            dtype, device: used only when ``start`` is None; the default dtype is float64.
 
         Raises:
             ArgumentError: an argument is outside its range.

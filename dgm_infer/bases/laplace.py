@@ -1,4 +1,4 @@
-"""Modes and Hessians of targets, every problem of a batch at once."""
+"""Modes and Hessians of targets, for all problems of a batch at once."""
 
 from typing import NamedTuple
 
@@ -22,9 +22,9 @@ class Mode(NamedTuple):
 
 
 def find_mode(target, start: Tensor, *, max_iterations: int = 200, tolerance: float | None = None) -> Mode:
-    """Minimum of the energy by damped Newton steps (Levenberg 1944), one damping a problem.
+    """Minimum of the energy by damped Newton steps (Levenberg 1944), with one damping per problem.
 
-    A problem has converged when the Newton decrement ``g^T H^-1 g / 2``, the energy still to be gained, is below the
+    A problem has converged when the Newton decrement ``g^T H^-1 g / 2``, the remaining decrease in energy, is below the
     tolerance (None: 1e-10 in float64, 1e-5 in float32, times ``max(1, |energy|)``).
 
     Raises:
@@ -37,7 +37,7 @@ def find_mode(target, start: Tensor, *, max_iterations: int = 200, tolerance: fl
     identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     damping = torch.zeros_like(energy)
     converged = torch.zeros_like(energy, dtype=torch.bool)
-    # energies that differ by less are the same, by rounding
+    # energies that differ by less are equal up to rounding
     resolution = 8 * torch.finfo(x.dtype).eps
     for _ in range(max_iterations):
         definite, step = _newton_step(hessian, gradient, identity)
@@ -54,7 +54,7 @@ def find_mode(target, start: Tensor, *, max_iterations: int = 200, tolerance: fl
         smaller = torch.where(damping > 1e-6 * scale, damping / 10, torch.zeros_like(damping))
         damping = torch.where(better, smaller, (damping * 4).clamp_min(1e-4 * scale))
         energy, gradient, hessian = _curvature(target, x)
-    # near a mode a Newton step squares the distance that is left
+    # near a mode a Newton step squares the remaining distance
     definite, step = _newton_step(hessian, gradient, identity)
     x = torch.where((definite & converged).unsqueeze(-1), x - step, x)
     energy, gradient, hessian = _curvature(target, x)
@@ -65,7 +65,7 @@ def find_mode(target, start: Tensor, *, max_iterations: int = 200, tolerance: fl
     ):
         if bad.any():
             raise EvidenceError(
-                f"{what} at {int(bad.sum())} of {bad.numel()} problems: pass start= nearer to a mode, or fit the base "
+                f"{what} for {int(bad.sum())} of {bad.numel()} problems: pass start= nearer to a mode, or fit the base "
                 "with Gaussian.fit"
             )
     return Mode(x, energy, hessian, factor)
@@ -83,7 +83,7 @@ def _curvature(target, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Energy ``[*batch]``, gradient ``[*batch, D]`` and Hessian ``[*batch, D, D]``."""
     dim = x.shape[-1]
     with torch.enable_grad():
-        # one copy a row of the Hessian: an energy takes any leading dimensions, but need not suit torch.func.vmap
+        # one copy per row of the Hessian: an energy takes any leading dimensions, but need not support torch.func.vmap
         copies = x.detach().expand(dim, *x.shape).clone().requires_grad_()
         energy = target.energy(copies)
         (gradient,) = torch.autograd.grad(energy.sum(), copies, create_graph=True)

@@ -27,7 +27,7 @@ def mixture_moments(means: Tensor, covariances: Tensor, log_weights: Tensor) -> 
     Args:
         means: ``[L, *batch, D]``.
         covariances: ``[L, *batch, D, D]``.
-        log_weights: ``[L, *batch]``; ``-inf`` for a component that does not count.
+        log_weights: ``[L, *batch]``; ``-inf`` ignores a component.
     """
     log_total = log_weights.logsumexp(0)
     weights = (log_weights - log_total).exp()
@@ -42,7 +42,7 @@ def check_mixture(call: str, means, covariances, log_weights) -> tuple[Tensor, T
 
     Raises:
         ArgumentError: shapes that do not fit, no components, or a value that is not finite.
-        EvidenceError: a problem whose weights are all zero.
+        EvidenceError: all weights of a problem are zero.
     """
     means, covariances = numbers(call, "means", means), numbers(call, "covariances", covariances)
     log_weights = numbers(call, "log_weights", log_weights)
@@ -60,17 +60,17 @@ def check_mixture(call: str, means, covariances, log_weights) -> tuple[Tensor, T
     empty = log_weights.isneginf().all(0)
     if empty.any():
         raise EvidenceError(
-            f"no component has weight at {int(empty.sum())} of {empty.numel()} problems: all local fits reach "
-            "where the target has no density; give a start inside its support"
+            f"all components have zero weight for {int(empty.sum())} of {empty.numel()} problems: all local fits "
+            "reach outside the target's support; give a start inside it"
         )
     return means, covariances, log_weights
 
 
 def distinct(means: Tensor, covariances: Tensor, order: Tensor, tolerance: float) -> Tensor:
-    """Which components to keep so that no two of them are the same, ``[L, *batch]``.
+    """Which components to keep so that no two are duplicates, ``[L, *batch]``.
 
-    Two are the same where ``d^T (C_1 + C_2)^-1 d / D``, with d between their means, is below ``tolerance`` squared.
-    Of each such pair the one of larger ``order [L, *batch]`` stays.
+    Two are duplicates if ``d^T (C_1 + C_2)^-1 d / D``, with d the difference of their means, is below ``tolerance``
+    squared. The one with the larger ``order [L, *batch]`` stays.
     """
     n = len(means)
     rank = order.argsort(0, descending=True)
@@ -92,21 +92,21 @@ class WeightedMoments(NamedTuple):
     covariance: Tensor
     """``[*batch, D, D]``."""
     ess: Tensor
-    """Effective number of the weights, ``[*batch]``."""
+    """Effective sample size of the weights, ``[*batch]``."""
 
 
 def weighted_moments(draws: Tensor, log_weights: Tensor) -> WeightedMoments:
-    """Of draws ``[N, *batch, D]`` with log weights ``[N, *batch]``, of which those that are not finite count as zero.
+    """Moments of draws ``[N, *batch, D]`` with log weights ``[N, *batch]``; a weight that is not finite counts as zero.
 
     Raises:
-        EvidenceError: a problem whose weights are all zero.
+        EvidenceError: all weights of a problem are zero.
     """
     log_weights = torch.where(log_weights < math.inf, log_weights.double(), -math.inf)
     log_weights = log_weights.nan_to_num(nan=-math.inf, neginf=-math.inf)
     empty = log_weights.isneginf().all(0)
     if empty.any():
         raise EvidenceError(
-            f"all weights are zero at {int(empty.sum())} of {empty.numel()} problems: no base can be made of them"
+            f"all weights are zero for {int(empty.sum())} of {empty.numel()} problems: they determine no base"
         )
     weights = log_weights.softmax(0)
     mean = (weights.unsqueeze(-1) * draws).sum(0)

@@ -16,14 +16,14 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 
 
 class Scale(Protocol):
-    """A map of ``[..., *batch, D]``, one for every problem of the batch."""
+    """A map of ``[..., *batch, D]``, one per problem of the batch."""
 
     @property
     def kind(self) -> Kind: ...
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """What defines it, each ``[*batch, ...]``."""
+        """The defining tensors, each ``[*batch, ...]``."""
         ...
 
     def apply(self, v: Tensor) -> Tensor:
@@ -88,7 +88,7 @@ class Full(NamedTuple):
     """L lower triangular."""
 
     cholesky: Tensor
-    """``[*batch, D, D]``, of positive diagonal."""
+    """``[*batch, D, D]``, with positive diagonal."""
 
     @property
     def kind(self) -> Kind:
@@ -124,7 +124,7 @@ class LowRank(NamedTuple):
     """Covariance ``diag(sd^2) + F F^T``, with the root ``L = diag(sd) (I + U A U^T)``.
 
     ``U = diag(1/sd) F`` and A of R x R make the bracket the symmetric root of ``I + U U^T``: with
-    ``U^T U = P diag(s) P^T``, ``A = P diag((sqrt(1 + s) - 1)/s) P^T``, and of its inverse
+    ``U^T U = P diag(s) P^T``, ``A = P diag((sqrt(1 + s) - 1)/s) P^T``, and for its inverse
     ``P diag((1/sqrt(1 + s) - 1)/s) P^T``. Every product costs O(D R).
     """
 
@@ -143,11 +143,11 @@ class LowRank(NamedTuple):
 
     @classmethod
     def of(cls, sd: Tensor, factor: Tensor) -> "LowRank":
-        """From its two defining tensors."""
+        """The scale of these two defining tensors."""
         directions = factor / sd.unsqueeze(-1)
         s, p = torch.linalg.eigh(directions.mT @ directions)
         s = s.clamp_min(0)
-        # (sqrt(1 + s) - 1)/s = 1/(1 + sqrt(1 + s)), which has no 0/0
+        # (sqrt(1 + s) - 1)/s = 1/(1 + sqrt(1 + s)), without 0/0
         grown = (1 + s).sqrt()
         root = 1 / (1 + grown)
         matrix = (p * root.unsqueeze(-2)) @ p.mT
@@ -192,10 +192,10 @@ def remade(scale: Scale, tensors: Iterable[Tensor]) -> Scale:
 
 
 def given_scale(mean: Tensor, sd: Any, cholesky: Any, factor: Any) -> Scale:
-    """The map that a user describes, in tensors of its own; see :class:`Gaussian`.
+    """The map that a user describes, with copies of the tensors; see :class:`Gaussian`.
 
     Raises:
-        ArgumentError: not one of the three ways, another shape, or a number that is not finite or not positive.
+        ArgumentError: none of the three forms, a wrong shape, or a number that is not finite or not positive.
     """
     if (sd is None) == (cholesky is None) or (factor is not None and sd is None):
         raise ArgumentError("Gaussian(): give the scale as sd, as sd and factor, or as cholesky")
@@ -220,7 +220,7 @@ def given_scale(mean: Tensor, sd: Any, cholesky: Any, factor: Any) -> Scale:
 
 
 def scale_of(covariance: Tensor, kind: Kind, rank: int) -> Scale:
-    """The map of one kind for a covariance ``[*batch, D, D]``.
+    """The map of the given kind for a covariance ``[*batch, D, D]``.
 
     Raises:
         EvidenceError: the covariance is not positive definite.
@@ -229,7 +229,7 @@ def scale_of(covariance: Tensor, kind: Kind, rank: int) -> Scale:
         return Diagonal(covariance.diagonal(dim1=-2, dim2=-1).sqrt())
     if kind == "full":
         return Full(factorised(covariance))
-    # the principal components of the correlations, and what they leave over
+    # the principal components of the correlations, and the remainder
     sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
     values, vectors = torch.linalg.eigh(covariance / (sd.unsqueeze(-1) * sd.unsqueeze(-2)))
     rest = values[..., :-rank].mean(-1, keepdim=True) if rank < values.shape[-1] else 0.1 * values[..., :1]
@@ -247,7 +247,7 @@ def factorised(covariance: Tensor) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(covariance)
     if failed.any():
         raise EvidenceError(
-            f"a covariance is not positive definite at {int((failed != 0).sum())} of {failed.numel()} problems: use a "
+            f"a covariance is not positive definite for {int((failed != 0).sum())} of {failed.numel()} problems: use a "
             "diagonal base, or float64"
         )
     return factor

@@ -20,7 +20,7 @@ class _Parameters:
         self.log_sd = sd.log().requires_grad_()
         self.all = [self.mean, self.log_sd]
         if kind == "full":
-            # in units of the sd of its row, so that one rate of learning suits all entries
+            # in units of the sd of its row, so that one learning rate suits all entries
             self.lower = mean.new_zeros(*mean.shape, mean.shape[-1]).requires_grad_()
             self.all.append(self.lower)
         elif kind == "low_rank":
@@ -46,7 +46,7 @@ class _Parameters:
         v = normal(*self.mean.shape)
         if self.kind != "low_rank":
             return self.mean + self.scale().apply(v)
-        # the draws need no eigenvalues this way, whose gradients are undefined where two coincide
+        # this way the draws need no eigenvalues, whose gradients are undefined where two coincide
         w = normal(*self.factor.shape[:-2], self.factor.shape[-1])
         return self.mean + self.log_sd.exp() * (v + (self.factor @ w.unsqueeze(-1)).squeeze(-1))
 
@@ -65,12 +65,12 @@ def maximise_elbo(
 ) -> tuple[Tensor, Scale, Tensor]:
     """Mean and scale that maximise ``E_q[-energy(x) - log q(x)]`` for every problem, by Adam.
 
-    The gradient follows the path of the draws only (Roeder, Wu and Duvenaud 2017): unbiased, and without variance
-    where q is the target. The rate of learning falls to zero along a cosine.
+    The gradient follows only the path of the draws (Roeder, Wu and Duvenaud 2017): unbiased, and without variance if q
+    is the target. The learning rate falls to zero along a cosine.
 
     Args:
         target: energy on R^D.
-        mean, sd: start, ``[*batch, D]``.
+        mean, sd: initial values, ``[*batch, D]``.
 
     Returns:
         mean, scale, and the noisy estimate of the bound at every step, ``[steps, *batch]``.
@@ -100,19 +100,19 @@ def maximise_elbo(
 
 
 def check_divergence(diverged: Tensor, rate: float) -> None:
-    """Raises EvidenceError where a fit has diverged, ``[*batch]``."""
+    """Raise EvidenceError if a fit has diverged, ``[*batch]``."""
     if diverged.any():
         raise EvidenceError(
-            f"the fit of a Gaussian diverged at {int(diverged.sum())} of {diverged.numel()} problems: use a smaller "
-            f"rate than {rate:g}, or start nearer to the target"
+            f"the fit of a Gaussian diverged for {int(diverged.sum())} of {diverged.numel()} problems: use a rate "
+            f"below {rate:g}, or start nearer to the target"
         )
 
 
 def lower_bound(target, base, rng: torch.Generator, samples: int = 1000, at_once: int = 50) -> Tensor:
-    """``E_q[-energy(x) - log q(x)]`` of a base q, ``[*batch]``, by fresh draws.
+    """``E_q[-energy(x) - log q(x)]`` of a base q, ``[*batch]``, from fresh draws.
 
     Raises:
-        EvidenceError: the energy is not a number at more than a tenth of a problem's draws.
+        EvidenceError: the energy is NaN at more than a tenth of a problem's draws.
     """
     total = torch.zeros(base.batch_shape, dtype=torch.float64, device=base.mean.device)
     undefined = torch.zeros_like(total)
@@ -125,15 +125,15 @@ def lower_bound(target, base, rng: torch.Generator, samples: int = 1000, at_once
     bad = undefined > 0.1 * samples
     if bad.any():
         raise EvidenceError(
-            f"the energy is NaN at {100 * undefined.max().item() / samples:.0f} % of the draws of the fitted base, at "
-            f"{int(bad.sum())} of {bad.numel()} problems: it must be a number, or inf where there is no density"
+            f"the energy is NaN at {100 * undefined.max().item() / samples:.0f} % of the draws of the fitted base, for "
+            f"{int(bad.sum())} of {bad.numel()} problems: it must be a number, or inf where the density is zero"
         )
     return total / samples
 
 
 @torch.no_grad()
 def _slope(target, parameters: _Parameters, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradient of ``energy(x) + log q(x)`` in x, zero for draws without a density, and the negative of its value."""
+    """Gradient of ``energy(x) + log q(x)`` in x, zero for draws of zero density, and the negative of its value."""
     scale = parameters.scale()
     energy, gradient = target.energy_and_gradient(x)
     whitened = scale.solve(x - parameters.mean)
@@ -149,6 +149,6 @@ def _solve_transpose(scale: Scale, v: Tensor) -> Tensor:
         columns = v.movedim(0, -1)
         return torch.linalg.solve_triangular(scale.cholesky.mT, columns, upper=True).movedim(-1, 0)
     if isinstance(scale, LowRank):
-        # (diag(sd) B)^-T = diag(1/sd) B^-1, for a symmetric bracket B
+        # (diag(sd) B)^-T = diag(1/sd) B^-1, since the bracket B is symmetric
         return scale.solve(scale.sd * v) / scale.sd
     return scale.solve(v)

@@ -1,6 +1,6 @@
 """Log evidence with error bars: importance weights, annealing, tempering, bounds from both sides.
 
-This is the registry of methods: what it exports, ``dgm_infer`` has, and the contract suite of the tests runs on.
+The registry of methods: ``dgm_infer`` re-exports what is exported here, and the tests' contract suite runs on it.
 """
 
 from .annealing import AIS

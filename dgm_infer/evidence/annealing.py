@@ -20,7 +20,7 @@ __all__ = ["AIS", "Annealed", "Annealing", "Moves", "anneal", "anneal_back", "we
 
 
 class Annealed(NamedTuple):
-    """What one pass left."""
+    """Result of one annealing pass."""
 
     log_weights: Tensor
     """``[chains, *batch]``, float64."""
@@ -30,10 +30,10 @@ class Annealed(NamedTuple):
 
 
 class Moves(Protocol):
-    """Transitions of chains that are annealed, and their reversals."""
+    """Transitions of annealed chains, and their reversals."""
 
     def forward(self, point: Point, beta: Tensor, step_size: Tensor) -> Move:
-        """One that leaves the density at ``beta [*batch]`` as it is."""
+        """A transition that leaves the density at ``beta [*batch]`` invariant."""
         ...
 
     def backward(self, point: Point, beta: Tensor, step_size: Tensor) -> Move:
@@ -43,18 +43,18 @@ class Moves(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class Annealing(Settings):
-    """What methods that anneal share: a frozen plan, moves, and a weight from every chain."""
+    """Base of the annealing methods: a frozen plan, moves, and one weight per chain."""
 
     @property
     def status(self) -> Status:
         return "unbiased"
 
     def plan(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Plan:
-        """Schedule and step sizes, tuned on a pilot where they need one."""
+        """Schedule and step sizes, tuned on a pilot if needed."""
         raise NotImplementedError
 
     def moves(self, path: AnnealedPath, chains: int, rng: torch.Generator) -> Moves:
-        """Of chains that start now."""
+        """Transitions of chains that start now."""
         raise NotImplementedError
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
@@ -69,22 +69,22 @@ class Annealing(Settings):
 
 @dataclass(frozen=True, eq=False)
 class AIS(Annealing):
-    """Annealed importance sampling whose moves are Hamiltonian, ``E[mean w] = Z`` (unbiased) for a frozen plan.
+    """Annealed importance sampling with Hamiltonian moves, ``E[mean w] = Z`` (unbiased) for a frozen plan.
 
-    What is not given is tuned on a pilot run, whose chains are thrown away: the weights come from fresh ones. Draws are
-    the ends of the chains, one each.
+    A pilot run tunes what is not given; its chains are discarded and the weights come from fresh ones. The draws are
+    the final states, one per chain.
 
-    These defaults take 2 537 gradients of every chain of every problem, the pilot's 536 included.
+    The defaults take 2 537 gradients per chain and problem, including 536 for the pilot.
 
     Args:
         temperatures: K, transitions from the base to the target.
-        schedule: ``"sigmoid"``, ``"linear"``, ``"equalised"`` (so that every step adds the same variance, by the
-            pilot), a function of K, or the K + 1 values themselves, which K then follows.
-        n_steps: leapfrog steps a temperature.
-        step_size: longest step in whitened coordinates, a number or ``[*batch]``; None to adapt it to every
-            temperature and problem on a pilot.
-        target_acceptance: mean acceptance probability that step sizes adapt to.
-        pilot_temperatures: of the pilot.
+        schedule: ``"sigmoid"``, ``"linear"``, ``"equalised"`` (every step adds the same variance, as estimated by the
+            pilot), a function of K, or the K + 1 values themselves, which then set K.
+        n_steps: leapfrog steps per temperature.
+        step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per temperature and
+            problem on a pilot.
+        target_acceptance: mean acceptance probability that step sizes are adapted to.
+        pilot_temperatures: temperatures of the pilot.
     """
 
     temperatures: int = 400
@@ -106,7 +106,7 @@ class AIS(Annealing):
 
 
 class _Fresh:
-    """Trajectories of a fresh momentum each, which are their own reversal."""
+    """Trajectories with fresh momenta, each its own reversal."""
 
     def __init__(self, path: AnnealedPath, n_steps: int, rng: torch.Generator):
         self.path, self.n_steps, self.rng = path, n_steps, rng
@@ -118,7 +118,7 @@ class _Fresh:
 
 
 def weight_diagnostics(done: Annealed) -> dict[str, Tensor]:
-    """Of a pass's weights and moves, each ``[*batch]``."""
+    """Diagnostics of the weights and moves of a pass, each ``[*batch]``."""
     return {
         "ess": weight_ess(done.log_weights),
         "max_weight_share": largest_share(done.log_weights),
@@ -130,7 +130,7 @@ def weight_diagnostics(done: Annealed) -> dict[str, Tensor]:
 def anneal(path: AnnealedPath, plan: Plan, v: Tensor, moves: Moves, progress: Progress) -> Annealed:
     """From base draws ``v``: ``log w = sum_k (beta_{k+1} - beta_k) (psi - phi)(x_k)``.
 
-    ``x_k`` is where the chain is before its move at ``beta_{k+1}``; the last move, at 1, changes no weight.
+    ``x_k`` is the state before the move at ``beta_{k+1}``; the last move, at 1, does not change the weight.
     """
     betas, steps = plan
     point = path.at(v)
@@ -164,6 +164,6 @@ def anneal_back(path: AnnealedPath, plan: Plan, v: Tensor, moves: Moves, progres
 
 
 def _increment(betas: Tensor, k: int, difference: Tensor) -> Tensor:
-    """``(beta_{k+1} - beta_k) (phi - psi)``; a step of no length adds nothing, of an infinite difference either."""
+    """``(beta_{k+1} - beta_k) (phi - psi)``; 0 for a step of zero length, even if the difference is infinite."""
     width = betas[k + 1] - betas[k]
     return torch.where(width > 0, width * difference, 0.0)

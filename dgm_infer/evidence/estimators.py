@@ -1,4 +1,4 @@
-"""Estimates of log Z from log weights, with their errors (math 6.5, math 7.7). All of it in float64."""
+"""Estimates of log Z from log weights, with their errors (math 6.5, math 7.7), in float64."""
 
 import math
 from typing import NamedTuple
@@ -28,11 +28,11 @@ class Estimate(NamedTuple):
     log_z: Tensor
     std_error: Tensor
     bias: Tensor
-    """Estimated ``E[log Z-hat] - log Z``; NaN where nothing is known of it."""
+    """Estimated ``E[log Z-hat] - log Z``; NaN if unknown."""
 
 
 def finite_or_zero(log_weights: Tensor) -> Tensor:
-    """In float64, with weights that are not finite numbers made zero (``-inf``); none is dropped."""
+    """Log weights in float64; NaN and ``+inf`` become weights of zero (``-inf``), none is dropped."""
     log_weights = log_weights.double()
     return torch.where(log_weights < math.inf, log_weights, -math.inf)
 
@@ -53,14 +53,14 @@ def log_mean(log_weights: Tensor) -> Estimate:
 
 
 def mean_of_chains(values: Tensor) -> Estimate:
-    """Mean over chains of values ``[chains, *batch]``, of unknown bias."""
+    """Mean over chains of values ``[chains, *batch]``; the bias is unknown."""
     n = values.shape[0]
     error = values.std(0) / math.sqrt(n) if n > 1 else torch.full_like(values[0], math.nan)
     return Estimate(values.mean(0), error, torch.full_like(values[0], math.nan))
 
 
 def log_ratio(log_numerators: Tensor, log_denominators: Tensor) -> Estimate:
-    """Log of a ratio of sums over chains, with both ``[chains, *batch]``; error and bias by the jackknife.
+    """Log of a ratio of sums over chains, both ``[chains, *batch]``; standard error and bias by the jackknife.
 
     A ratio of sums, never a sum of ratios: with ``r_c`` the estimate that leaves out chain c, the squared error is
     ``(C - 1)/C sum_c (r_c - mean r)^2`` and the bias ``(C - 1) (mean r - r)``.
@@ -78,7 +78,7 @@ def log_ratios(log_numerators: Tensor, log_denominators: Tensor) -> Estimate:
     left_out = (_log_sum_of_others(log_numerators) - _log_sum_of_others(log_denominators)).sum(1)
     mean = left_out.mean(0)
     error = ((left_out - mean).square().sum(0) * (n - 1) / n).sqrt()
-    # one chain that holds all of the weight leaves no estimate without it
+    # if one chain holds all the weight, leaving it out leaves no estimate
     error = torch.where(left_out.isfinite().all(0), error, math.inf)
     return Estimate(whole, error, (n - 1) * (mean - whole))
 
@@ -99,12 +99,12 @@ def log_weights_at_ends(delta: Tensor) -> tuple[Tensor, Tensor]:
     """
     a = delta.abs()
     larger = torch.where(a < 1e-8, a / 2, a.log() - (-torch.expm1(-a)).log())
-    # an infinite Delta, of a point without a density, is at the base's end for certain
+    # an infinite Delta (zero target density) puts all probability at the base's end
     return torch.where(delta == math.inf, -math.inf, larger - delta.clamp_min(0)), larger + delta.clamp_max(0)
 
 
 def weight_ess(log_weights: Tensor) -> Tensor:
-    """Effective number of the weights ``[N, *batch]``, ``(sum w)^2 / sum w^2``; 0 where all are zero."""
+    """Effective sample size of weights ``[N, *batch]``, ``(sum w)^2 / sum w^2``; 0 if all are zero."""
     ess = (2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0)).exp()
     return ess.nan_to_num(nan=0.0)
 
@@ -114,11 +114,11 @@ def bennett(forward: Tensor, reverse: Tensor, *, iterations: int = 200) -> tuple
 
     ``E[exp f] = Z`` and ``E[exp r] = 1/Z``. With ``m = log(N/M)``, log Z is the root c of
     ``sum sigmoid(f - c - m) = sum sigmoid(r + c + m)`` (Bennett 1976), found by bisection. Its error is that of the
-    two sums over the slope of their difference.
+    two sums, divided by the slope of their difference.
 
     Returns:
-        the estimate, and the overlap of the two sets ``[*batch]``: 1 where all weights agree. Below 0.01 the error is
-        infinite, as nothing can be told from such weights.
+        the estimate, and the overlap of the two sets ``[*batch]``: 1 if all weights agree. Below 0.01 the weights are
+        uninformative and the error is infinite.
     """
     n, m = forward.shape[0], reverse.shape[0]
     shift = math.log(n / m)

@@ -1,4 +1,4 @@
-"""Hamiltonian annealed importance sampling (Sohl-Dickstein and Culpepper 2012): a momentum that goes on."""
+"""Hamiltonian annealed importance sampling (Sohl-Dickstein and Culpepper 2012): persistent momentum."""
 
 import math
 from collections.abc import Callable
@@ -14,30 +14,30 @@ from .plan import check_settings, frozen_plan
 
 __all__ = ["HamiltonianAIS"]
 
-# Leapfrog steps a temperature of the pilot, whose chains take a fresh momentum at every one.
+# Leapfrog steps per temperature of the pilot, which draws a fresh momentum at every temperature.
 _PILOT_STEPS = 5
 
 
 @dataclass(frozen=True, eq=False)
 class HamiltonianAIS(Annealing):
-    """Annealed importance sampling of one leapfrog step a temperature, ``E[mean w] = Z`` (unbiased) for a frozen plan.
+    """Annealed importance sampling with one leapfrog step per temperature, ``E[mean w] = Z`` (unbiased) if frozen.
 
-    The momentum is kept from temperature to temperature, so that chains travel on and do not walk at random. A step is
-    accepted, or the momentum turned round; then ``p' = sqrt(a) p + sqrt(1 - a) n`` with ``a = 2^(-t/half_life)`` after
-    a step of length t and n standard normal. Position and momentum together have the density that is annealed, and
-    weights are those of :class:`AIS`.
+    The momentum persists between temperatures, so that chains do not walk at random. A step is accepted, or the
+    momentum negated; then ``p' = sqrt(a) p + sqrt(1 - a) n`` with ``a = 2^(-t/half_life)`` after a step of length t,
+    and n standard normal. The annealed density is that of position and momentum together; the weights are those of
+    :class:`AIS`.
 
-    These defaults take 2 537 gradients of every chain of every problem, the pilot's 536 included.
+    The defaults take 2 537 gradients per chain and problem, including 536 for the pilot.
 
     Args:
         temperatures: K, steps from the base to the target.
         schedule: as in :class:`AIS`.
-        half_life: time in which half of the momentum's variance is replaced.
-        step_size: longest step in whitened coordinates, a number or ``[*batch]``; None to adapt it to every
-            temperature and problem on a pilot.
-        target_acceptance: mean acceptance probability of the pilot's trajectories, of five steps each. Single steps
-            are accepted more often, as they must: every rejection turns a chain round.
-        pilot_temperatures: of the pilot.
+        half_life: time after which half of the momentum's variance is replaced.
+        step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per temperature and
+            problem on a pilot.
+        target_acceptance: mean acceptance probability of the pilot's trajectories of five steps. Single steps are
+            accepted more often, as they must be: every rejection reverses a chain.
+        pilot_temperatures: temperatures of the pilot.
     """
 
     temperatures: int = 2000
@@ -60,11 +60,11 @@ class HamiltonianAIS(Annealing):
 
 
 class _Persistent:
-    """Steps of one momentum a chain.
+    """Steps with one persistent momentum per chain.
 
-    A transition is a step, turned round if rejected, and then a refreshment. Its reversal is the refreshment and then
-    a step of the momentum turned round; a pass backwards keeps the momentum turned round all the way, where that is
-    a refreshment and a step.
+    A transition is a step, with the momentum negated if rejected, then a refreshment. Its reversal is the refreshment,
+    then a step with the momentum negated; a backward pass keeps the momentum negated throughout, so that there the
+    reversal is a refreshment and a step.
     """
 
     def __init__(self, path: AnnealedPath, half_life: float, momentum: Tensor, rng: torch.Generator):

@@ -1,4 +1,4 @@
-"""Bounds from draws of the base: the evidence lower bound and the importance-weighted one."""
+"""Bounds from draws of the base: the evidence lower bound and the importance-weighted bound."""
 
 import math
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from .path import AnnealedPath
 
 __all__ = ["Elbo", "ImportanceSampling", "importance_log_z", "largest_share"]
 
-# Points at which a target's energy is computed at once.
+# Maximum points per evaluation of a target's energy.
 _POINTS = 8192
 
 
@@ -23,11 +23,11 @@ _POINTS = 8192
 class ImportanceSampling(Settings):
     """The importance-weighted bound ``E[log 1/S sum_s p(x_s)/q(x_s)] <= log Z``, one per chain (math 7.8).
 
-    The mean over chains estimates the bound without bias. ``log_z_pooled`` among the diagnostics takes the draws of
-    all chains as one sample, of a tighter bound; ``bias`` is ``-(S/ESS - 1)/(2 (S - 1))``, of a chain.
+    The mean over chains estimates the bound without bias. The diagnostic ``log_z_pooled`` pools the draws of all
+    chains into one sample, a tighter bound; ``bias``, per chain, is ``-(S/ESS - 1)/(2 (S - 1))``.
 
     Args:
-        samples: S, of every chain.
+        samples: S, draws per chain.
     """
 
     samples: int = 100
@@ -54,10 +54,10 @@ class ImportanceSampling(Settings):
 
 @dataclass(frozen=True, eq=False)
 class Elbo(Settings):
-    """The evidence lower bound ``E_q[log p(x)/q(x)] <= log Z``; how far below is not known.
+    """The evidence lower bound ``E_q[log p(x)/q(x)] <= log Z``; the gap is unknown.
 
     Args:
-        samples: of every chain.
+        samples: draws per chain.
     """
 
     samples: int = 100
@@ -77,19 +77,19 @@ class Elbo(Settings):
 
 
 def importance_log_z(path: AnnealedPath, samples: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Log of the mean of ``samples`` weights, and the share of draws without a density, each ``[*batch]``."""
+    """Log of the mean of ``samples`` weights, and the share of draws with zero density, each ``[*batch]``."""
     log_weights = -path.differences(path.normal(samples, rng))
     return log_mean(log_weights).log_z, log_weights.isneginf().double().mean(0)
 
 
 def largest_share(log_weights: Tensor) -> Tensor:
-    """The largest of the weights ``[N, *batch]`` over their sum; NaN where all are zero."""
+    """The largest of the weights ``[N, *batch]`` over their sum; NaN if all are zero."""
     return (log_weights.amax(0) - log_weights.logsumexp(0)).exp()
 
 
 def _mean(values: Tensor) -> Estimate:
     estimate = mean_of_chains(values)
-    # an energy that is infinite somewhere makes the bound so
+    # one infinite energy makes the bound and its error infinite
     return estimate._replace(std_error=torch.where(estimate.log_z.isneginf(), math.inf, estimate.std_error))
 
 

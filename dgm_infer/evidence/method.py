@@ -1,4 +1,4 @@
-"""What every method of estimating log Z offers to :func:`log_evidence`."""
+"""The interface of evidence methods, as :func:`log_evidence` uses it."""
 
 from typing import Literal, NamedTuple, Protocol
 
@@ -16,17 +16,17 @@ Status = Literal["unbiased", "consistent", "lower", "upper", "heuristic"]
 
 
 class Outcome(NamedTuple):
-    """What a method found for the problems of one chunk."""
+    """Result of a method for the problems of one chunk."""
 
     estimate: Estimate
     draws: Tensor
-    """Of the target, weighted: ``[chains, draws, *batch, D]``."""
+    """Weighted draws of the target, ``[chains, draws, *batch, D]``."""
     log_weights: Tensor
     """``[chains, draws, *batch]``, float64."""
     diagnostics: dict[str, Tensor]
     """By name, each ``[..., *batch]``."""
     pilot_evaluations: int = 0
-    """Gradients of the target, a chain of a problem, that tuning took."""
+    """Gradient evaluations per chain and problem spent on tuning."""
 
 
 class Method(Protocol):
@@ -34,16 +34,16 @@ class Method(Protocol):
 
     @property
     def status(self) -> Status:
-        """What its estimates are: see :class:`Evidence`."""
+        """Status of its estimates: see :class:`Evidence`."""
         ...
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
-        """Estimates for every problem of the path, with ``chains`` independent chains each."""
+        """Estimates for every problem of the path, from ``chains`` independent chains per problem."""
         ...
 
 
 def check_method(method: object) -> None:
-    """Raises ArgumentError for what is no method, such as a class in place of an instance."""
+    """Raise ArgumentError unless ``method`` is an instance of a method (its class is not)."""
     if isinstance(method, type) or not hasattr(method, "run"):
         name = method.__name__ if isinstance(method, type) else repr(method)
         raise ArgumentError(f"method={name}: expected an instance, for example GibbsTempering()")

@@ -14,19 +14,19 @@ __all__ = ["AnnealedPath", "Move", "Point"]
 
 
 class Point(NamedTuple):
-    """Positions of chains, with what any temperature's energy and gradient are made of."""
+    """Positions of chains, with the parts of energy and gradient at any temperature."""
 
     v: Tensor
-    """Whitened, ``[chains, *batch, D]``."""
+    """Whitened positions, ``[chains, *batch, D]``."""
     energy: Tensor
-    """Of the target, ``phi``: ``[chains, *batch]``."""
+    """Energy of the target, ``phi``: ``[chains, *batch]``."""
     gradient: Tensor
-    """``L^T grad phi``, in v: ``[chains, *batch, D]``."""
+    """Its gradient in v, ``L^T grad phi``: ``[chains, *batch, D]``."""
     square: Tensor
     """``|v|^2/2``: ``[chains, *batch]``."""
 
     def where(self, condition: Tensor, other: "Point") -> "Point":
-        """Rows of this where the condition ``[chains, *batch]`` holds, else of the other."""
+        """These rows where the condition ``[chains, *batch]`` holds, elsewhere those of ``other``."""
         rows = condition.unsqueeze(-1)
         return Point(
             torch.where(rows, self.v, other.v),
@@ -37,7 +37,7 @@ class Point(NamedTuple):
 
 
 class Move(NamedTuple):
-    """What one Hamiltonian transition did."""
+    """Result of one Hamiltonian transition."""
 
     point: Point
     acceptance: Tensor
@@ -48,8 +48,8 @@ class AnnealedPath:
     """Densities ``exp(-(1 - beta) psi - beta phi)`` between a base and a target, ``x = mean + L v``.
 
     In v the base is standard normal, so that an annealed energy and its gradient, ``(1 - beta) v + beta L^T grad phi``,
-    cost one gradient of the target, whatever the temperature, and nothing when only the temperature changes.
-    ``evaluations`` counts those gradients, for a chain of a problem.
+    cost one gradient of the target at any temperature, and nothing when only the temperature changes.
+    ``evaluations`` counts those gradients per chain and problem.
     """
 
     def __init__(self, target: Target, base: Gaussian):
@@ -68,16 +68,16 @@ class AnnealedPath:
         return torch.randn(chains, *mean.shape, generator=rng, dtype=mean.dtype, device=mean.device)
 
     def at(self, v: Tensor) -> Point:
-        """``[chains, *batch, D]``; an energy that is not finite is taken as ``+inf``, such a gradient as zero."""
+        """Evaluate at ``v [chains, *batch, D]``; a non-finite energy becomes ``+inf``, a non-finite gradient zero."""
         self.evaluations += 1
         energy, gradient = self.target.energy_and_gradient(self.base.unwhiten(v))
-        # has no weight, so that no chain may move to it
+        # zero weight: no chain moves there
         energy = torch.where(energy.isfinite(), energy, math.inf)
         gradient = self.base.scale.transpose(gradient).nan_to_num_(0.0, 0.0, 0.0)
         return Point(v, energy.to(v.dtype), gradient, 0.5 * v.square().sum(-1))
 
     def difference(self, point: Point) -> Tensor:
-        """``phi - psi`` in float64, ``[chains, *batch]``; ``+inf`` where phi is not a finite number."""
+        """``phi - psi`` in float64, ``[chains, *batch]``; ``+inf`` where phi is not finite."""
         return self._difference(point.energy, point.square)
 
     @torch.no_grad()
@@ -92,13 +92,13 @@ class AnnealedPath:
     def move(self, point: Point, beta: Tensor, step_size: Tensor, n_steps: int, rng: torch.Generator) -> Move:
         """One transition of Hamiltonian Monte Carlo that leaves the density at ``beta`` invariant.
 
-        Steps are a random part, between a half and all, of the step size: chains of a fixed trajectory length can
-        return to where they were. The transition is its own reversal.
+        Steps are a random fraction, between a half and one, of the step size: with a fixed trajectory length chains
+        can return to where they were. The transition is its own reversal.
 
         Args:
             beta: in [0, 1], broadcast to ``[chains, *batch]``.
-            step_size: the longest, broadcast to ``[chains, *batch]``.
-            n_steps: of the leapfrog integrator.
+            step_size: largest step, broadcast to ``[chains, *batch]``.
+            n_steps: leapfrog steps.
         """
         like = point.v
         momentum = torch.randn(like.shape, generator=rng, dtype=like.dtype, device=like.device)
@@ -109,15 +109,14 @@ class AnnealedPath:
     def move_on(
         self, point: Point, momentum: Tensor, beta: Tensor, step: Tensor, rng: torch.Generator
     ) -> tuple[Move, Tensor]:
-        """One leapfrog step of a momentum ``[chains, *batch, D]`` that goes on, or is turned round where the step is
-        not accepted.
+        """One leapfrog step with a persistent momentum ``[chains, *batch, D]``, negated if the step is rejected.
 
-        With the momentum standard normal it leaves the density at ``beta`` as it is. Its reversal is to turn the
-        momentum round, to take such a step and to turn it round again.
+        With a standard normal momentum it leaves the density at ``beta`` invariant. Its reversal negates the momentum,
+        takes such a step and negates the momentum again.
 
         Args:
             beta: as in :meth:`move`.
-            step: its length, ``[chains, *batch]``.
+            step: length of the step, ``[chains, *batch]``.
         """
         end, p, probability = self._trajectory(point, momentum, beta, step, 1)
         accepted = self._uniform(point, rng) < probability
@@ -125,7 +124,7 @@ class AnnealedPath:
         return Move(end.where(accepted, point), probability), momentum
 
     def random_step(self, point: Point, step_size: Tensor, rng: torch.Generator) -> Tensor:
-        """Between a half and all of the step size: ``[chains, *batch]``."""
+        """A uniform draw between half the step size and all of it: ``[chains, *batch]``."""
         return step_size * (0.5 + 0.5 * self._uniform(point, rng))
 
     def _trajectory(

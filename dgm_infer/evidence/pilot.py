@@ -1,4 +1,4 @@
-"""A pilot: a short annealing run that tunes step sizes and schedules, and whose draws are thrown away."""
+"""The pilot: a short annealing run that tunes step sizes and schedules; its draws are discarded."""
 
 import math
 from typing import NamedTuple
@@ -14,12 +14,12 @@ from .schedules import sigmoid
 
 __all__ = ["Pilot", "StepSizes", "anneal_pilot"]
 
-# Of the step size's logarithm, for a mean acceptance that is all of 1 off.
+# Change of the log step size per unit of error in the mean acceptance.
 _GAIN = 0.4
 
 
 class StepSizes(NamedTuple):
-    """Step sizes as a function of the inverse temperature, for every problem: linear between knots."""
+    """Step sizes per problem as a function of the inverse temperature: log-linear between knots."""
 
     knots: Tensor
     """``[R]``, rising from 0 to 1."""
@@ -28,10 +28,10 @@ class StepSizes(NamedTuple):
 
     @classmethod
     def constant(cls, step_size: float | Tensor, batch_shape: torch.Size, like: Tensor) -> "StepSizes":
-        """The same at all temperatures.
+        """The same step size at all temperatures.
 
         Raises:
-            ArgumentError: a shape that does not fit the batch.
+            ArgumentError: the shape does not fit the batch.
         """
         step = torch.as_tensor(step_size, dtype=like.dtype, device=like.device)
         try:
@@ -39,13 +39,13 @@ class StepSizes(NamedTuple):
         except RuntimeError:
             raise ArgumentError(
                 f"step_size of shape {tuple(step.shape)} does not fit the problems, {tuple(batch_shape)}: give a "
-                "number, or one for every problem"
+                "number, or one per problem"
             ) from None
         knots = torch.tensor([0.0, 1.0], dtype=like.dtype, device=like.device)
         return cls(knots, step.log().expand(2, *batch_shape))
 
     def at(self, beta: Tensor) -> Tensor:
-        """``[..., *batch] -> [..., *batch]``."""
+        """Step sizes at ``beta``: ``[..., *batch] -> [..., *batch]``."""
         batch = self.log_step.shape[1:]
         lead = beta.shape[: beta.ndim - len(batch)]
         flat = beta.to(self.knots).reshape(-1, *batch).contiguous()
@@ -57,23 +57,23 @@ class StepSizes(NamedTuple):
 
 
 class Pilot(NamedTuple):
-    """What a pilot learned."""
+    """Result of a pilot run."""
 
     step_sizes: StepSizes
     betas: Tensor
     """``[J + 1]``."""
     variances: Tensor
-    """Of Delta over the chains at every temperature, ``[J + 1, *batch]``."""
+    """Variance of Delta over chains at every temperature, ``[J + 1, *batch]``."""
     log_weights: Tensor
-    """Of its own annealing, ``[chains, *batch]``. The steps were adapted on the way, so these are biased."""
+    """Log weights of the pilot itself, ``[chains, *batch]``; biased, since the steps were adapted on the way."""
     point: Point
-    """Where its chains were at temperatures spread evenly over [0, 1], one each."""
+    """States of its chains at temperatures spread evenly over [0, 1], one per chain."""
     log_z_path: Tensor
-    """Guesses of ``log Z(beta)`` at every temperature, ``[J + 1, *batch]``: 0 at first, ``log_z`` at last."""
+    """Estimates of ``log Z(beta)`` at every temperature, ``[J + 1, *batch]``, from 0 to ``log_z``."""
 
     @property
     def log_z(self) -> Tensor:
-        """A guess of log Z, ``[*batch]``."""
+        """Estimate of log Z, ``[*batch]``."""
         return log_mean(self.log_weights).log_z
 
 
@@ -89,7 +89,7 @@ def anneal_pilot(
     regions: int = 12,
     progress: Progress,
 ) -> Pilot:
-    """Anneal once along the sigmoidal schedule; where ``step_size`` is None, follow the acceptance on the way."""
+    """Anneal once along the sigmoid schedule; if ``step_size`` is None, adapt it to the acceptance on the way."""
     betas = sigmoid(temperatures).to(path.base.mean.device)
     point = path.at(path.normal(chains, rng))
     like = point.v
@@ -102,7 +102,7 @@ def anneal_pilot(
     for k in range(temperatures):
         log_weights -= (betas[k + 1] - betas[k]) * path.difference(point)
         log_z_path.append(log_mean(finite_or_zero(log_weights)).log_z)
-        # the first temperature says what a step is worth before the path leaves the base
+        # adapt the step size at the first temperature, before the path leaves the base
         for _ in range(8 if k == 0 and step_size is None else 1):
             move = path.move(point, betas[k + 1].expand(point.energy.shape), log_step.exp(), n_steps, rng)
             point = move.point
@@ -126,14 +126,14 @@ def anneal_pilot(
 
 
 def _spread(like: Tensor, rng: torch.Generator) -> Tensor:
-    """A number in [0, 1] for every chain, ``[chains, *batch]``: uniform, one in each of as many equal parts."""
+    """Stratified uniform numbers in [0, 1], one per chain: ``[chains, *batch]``."""
     chains = like.shape[0]
     part = torch.arange(chains, device=like.device).reshape(-1, *[1] * (like.ndim - 1))
     return (part + torch.rand(like.shape, generator=rng, dtype=torch.float64, device=like.device)) / chains
 
 
 def _variance(difference: Tensor) -> Tensor:
-    """Over the chains whose weight is not zero, ``[*batch]``."""
+    """Variance over the chains of non-zero weight, ``[*batch]``."""
     finite = difference.isfinite()
     n = finite.sum(0)
     mean = torch.where(finite, difference, 0).sum(0) / n.clamp_min(1)
@@ -141,7 +141,7 @@ def _variance(difference: Tensor) -> Tensor:
 
 
 def _smooth_rows(values: Tensor, half: int = 3) -> Tensor:
-    """Running means over neighbouring rows, within a factor that few chains leave uncertain."""
+    """Running means over neighbouring rows: variances over few chains are noisy."""
     n = len(values)
     sums = torch.cat([torch.zeros_like(values[:1]), values.cumsum(0)])
     index = torch.arange(n, device=values.device)
@@ -150,7 +150,7 @@ def _smooth_rows(values: Tensor, half: int = 3) -> Tensor:
 
 
 def _smooth(betas: Tensor, log_steps: Tensor, regions: int) -> StepSizes:
-    """Means over regions of as many temperatures each; the ends take the nearest region's."""
+    """Means over regions of equally many temperatures; the ends take the nearest region's mean."""
     regions = min(regions, len(betas))
     parts = [torch.stack([p.mean(0) for p in x.tensor_split(regions)]) for x in (betas, log_steps)]
     knots, means = parts

@@ -1,4 +1,4 @@
-"""What runs of annealing are frozen to, and the pilot that tunes it."""
+"""The plan that an annealing run is frozen to, and the pilot that tunes it."""
 
 from typing import NamedTuple, Protocol
 
@@ -24,7 +24,7 @@ class Plan(NamedTuple):
 
 
 class Planned(Protocol):
-    """Settings of a method that a plan is made for."""
+    """Settings that determine a plan."""
 
     @property
     def temperatures(self) -> int: ...
@@ -39,7 +39,7 @@ class Planned(Protocol):
 
 
 def check_settings(method: Planned, *also: str) -> None:
-    """Raise ArgumentError where a setting is outside its range; ``also`` names schedules of the method's own."""
+    """Raise ArgumentError if a setting is outside its range; ``also`` names the method's own schedules."""
     name = type(method).__name__
     for field in ("temperatures", "pilot_temperatures"):
         whole_number(name, field, getattr(method, field))
@@ -56,7 +56,7 @@ def tuned_steps(
     rng: torch.Generator,
     progress: Progress,
 ) -> tuple[StepSizes, Pilot | None]:
-    """Step sizes, and the pilot where anything needed one."""
+    """Step sizes, and the pilot if one was needed."""
     if method.step_size is not None and not _equalised(method):
         return StepSizes.constant(method.step_size, path.batch_shape, path.base.mean), None
     progress.expect(method.pilot_temperatures)
@@ -76,7 +76,7 @@ def tuned_steps(
 
 
 def temperatures_of(method: Planned, path: AnnealedPath, pilot: Pilot | None) -> Tensor:
-    """``[K + 1, *batch]``, float64, by the pilot where the schedule follows one."""
+    """Inverse temperatures ``[K + 1, *batch]``, float64, from the pilot if the schedule is equalised."""
     if _equalised(method):
         assert pilot is not None
         betas = schedules.equalised(method.temperatures, pilot.betas, pilot.variances)
@@ -91,7 +91,7 @@ def temperatures_of(method: Planned, path: AnnealedPath, pilot: Pilot | None) ->
 def frozen_plan(
     method: Planned, path: AnnealedPath, chains: int, n_steps: int, rng: torch.Generator, progress: Progress
 ) -> Plan:
-    """Schedule and step sizes, tuned on a pilot of ``chains`` chains where they need one."""
+    """Schedule and step sizes, tuned on a pilot of ``chains`` chains if needed."""
     sizes, pilot = tuned_steps(method, path, chains, n_steps, rng, progress)
     betas = temperatures_of(method, path, pilot)
     return Plan(betas, sizes.at(betas))

@@ -21,11 +21,11 @@ class Refined(NamedTuple):
     base: Gaussian
     """The refined base, with the last pilot's log evidence as ``log_zeta``."""
     pilots: list[Evidence]
-    """One a round, of the base that the round began with."""
+    """One per round, run from the base that the round started with."""
 
     @property
     def gradient_evaluations(self) -> int:
-        """Of all rounds, a chain of a problem."""
+        """Total over rounds, per chain and problem."""
         return sum(pilot.diagnostics["gradient_evaluations"] for pilot in self.pilots)
 
 
@@ -40,31 +40,30 @@ def refine_base(
     seed: int = 0,
     progress: bool = True,
 ) -> Refined:
-    """A base whose moments, and guess of log Z, are those of the target as a pilot run finds them, again and again.
+    """Refine a base in rounds: each gives it the target's moments and log Z as a pilot run estimates them.
 
-    The pilots' draws are thrown away: a run that starts from the frozen base with fresh randomness keeps the status of
-    its method. A base that covers the target worse than the pilot's draws do can only be improved as far as the pilot
-    travelled.
+    The pilots' draws are discarded: a run that starts from the frozen base with fresh randomness keeps the status of
+    its method. Refinement improves a base only as far as the chains of its pilots travel.
 
     Args:
         target, base: as in :func:`log_evidence`.
-        method: of the pilots; None for ``GibbsTempering()``. Its draws must be of the target.
-        rounds: pilots, each from the base that the one before it left.
-        kind: of the refined scale; None for the base's own. A full or low-rank scale holds the correlations that a
+        method: method of the pilots, which must draw from the target; None for ``GibbsTempering()``.
+        rounds: number of pilots, each run from the base that the previous one refined.
+        kind: kind of the refined scale; None keeps the base's own. A full or low-rank scale holds correlations that a
             diagonal fit leaves out.
-        chains: of every pilot.
-        seed: of all randomness.
+        chains: chains per problem in every pilot.
+        seed: seed of all randomness.
         progress: as in :func:`log_evidence`.
 
     Raises:
         ArgumentError: an argument is outside its range, or the method is a bound.
-        EvidenceError: a pilot failed, or left a problem without weights.
+        EvidenceError: a pilot failed, or all its weights of a problem are zero.
     """
     method = GibbsTempering() if method is None else method
     check_method(method)
     if method.status not in ("unbiased", "consistent"):
         raise ArgumentError(
-            f"refine_base(method={type(method).__name__}): its draws are of the base; use a method that reaches the "
+            f"refine_base(method={type(method).__name__}): it draws from the base; use a method that draws from the "
             "target, such as GibbsTempering"
         )
     rounds = whole_number("refine_base", "rounds", rounds, 1)

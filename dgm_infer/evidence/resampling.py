@@ -11,11 +11,11 @@ __all__ = ["pick", "systematic"]
 def systematic(log_weights: Tensor, count: int, rng: torch.Generator) -> Tensor:
     """Ancestors by systematic resampling: particle i has ``count w_i`` offspring, rounded up or down, unbiased.
 
-    One uniform number a run places ``count`` points at even distances on the cumulative sum of the weights.
+    One uniform number per run places ``count`` evenly spaced points on the cumulative sum of the weights.
 
     Args:
-        log_weights: ``[runs, particles, *batch]``, each run's normalised.
-        count: of offspring.
+        log_weights: ``[runs, particles, *batch]``, normalised per run.
+        count: number of offspring per run.
 
     Returns:
         indices ``[runs, count, *batch]`` of particles.
@@ -24,7 +24,7 @@ def systematic(log_weights: Tensor, count: int, rng: torch.Generator) -> Tensor:
     shape = (*below.shape[:-1], 1)
     uniform = torch.rand(shape, generator=rng, dtype=below.dtype, device=below.device)
     places = (torch.arange(count, dtype=below.dtype, device=below.device) + uniform) / count * below[..., -1:]
-    # to the right: a particle of no weight has no offspring
+    # right=True: a particle of zero weight has no offspring
     chosen = torch.searchsorted(below.contiguous(), places.contiguous(), right=True)
     return chosen.clamp_max(log_weights.shape[1] - 1).movedim(-1, 1)
 

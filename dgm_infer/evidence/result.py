@@ -28,7 +28,7 @@ class Expectation(NamedTuple):
 
     value: Tensor
     std_error: Tensor
-    """By the spread over chains."""
+    """From the spread over chains."""
 
 
 class Evidence:
@@ -36,28 +36,27 @@ class Evidence:
 
     ``status`` says what the numbers are:
 
-    - ``"unbiased"``: ``E[exp(log_z)] = Z``; log_z itself is low by ``-bias`` on average.
-    - ``"consistent"``: right as the chains grow.
-    - ``"lower"``: the expectation of log_z is below log Z, or equal to it.
-    - ``"upper"``: above it, or equal.
-    - ``"heuristic"``: an upper bound, or what uses one, from draws that are not exact.
+    - ``"unbiased"``: ``E[exp(log_z)] = Z``; log_z itself is too low by ``-bias`` on average.
+    - ``"consistent"``: log_z converges to log Z as chains lengthen.
+    - ``"lower"``: the expectation of log_z is at most log Z.
+    - ``"upper"``: the expectation of log_z is at least log Z.
+    - ``"heuristic"``: an upper bound, or an estimate that uses one, from inexact draws.
 
     Attributes:
-        log_z: ``[*batch]``, float64, as all of these numbers.
-        std_error: of ``log_z``, from the spread over chains, ``[*batch]``.
-        bias: estimated ``E[log_z] - log Z``, ``[*batch]``; NaN where nothing is known of it.
-            ``log_z`` is not corrected by it.
+        log_z: ``[*batch]``, float64 like all estimates.
+        std_error: standard error of ``log_z``, from the spread over chains, ``[*batch]``.
+        bias: estimated ``E[log_z] - log Z``, ``[*batch]``; NaN if unknown. ``log_z`` is not corrected for it.
         dof: degrees of freedom of the standard error.
         status: as above.
         method: the method's name.
         diagnostics: by name: ``ess`` and ``max_weight_share`` of the weights at the target, ``acceptance``,
-            ``gradient_evaluations`` (a chain of a problem, the pilot's ``pilot_evaluations`` included), ``seconds``; of
-            annealing ``lost_chains``; of tempering ``base_moment_error`` and what belongs to it, ``beta_occupancy
-            [10, *batch]``, ``round_trips``, ``log_zeta``; of SMC ``lost_chains``, ``temperatures``, the
-            ``run_std_error`` of waste-free runs, and a ``max_weight_share`` that is that of a run.
-        draws: weighted draws of the target ``[chains, draws, *batch, D]``; None when they were not kept.
+            ``gradient_evaluations`` (per chain and problem, including ``pilot_evaluations``), ``seconds``. Annealing
+            adds ``lost_chains``; tempering ``base_moment_error`` and related checks, ``beta_occupancy [10, *batch]``,
+            ``round_trips``, ``log_zeta``; SMC ``lost_chains``, ``temperatures``, ``run_std_error`` if waste-free, and
+            its ``max_weight_share`` is the largest share of a run.
+        draws: weighted draws of the target ``[chains, draws, *batch, D]``; None if not kept.
         log_weights: ``[chains, draws, *batch]``.
-        seed: of the run.
+        seed: seed of the run.
     """
 
     def __init__(
@@ -88,13 +87,13 @@ class Evidence:
         return self.log_z - half, self.log_z + half
 
     def expectation(self, f: Callable[[Tensor], Tensor]) -> Expectation:
-        """Expectation under the target by all weighted draws, ``sum w f / sum w``, a ratio of sums over all chains.
+        """Expectation under the target from all weighted draws, ``sum w f / sum w``, a ratio of sums over all chains.
 
         Args:
             f: ``[chains, draws, *batch, D] -> [chains, draws, *batch, ...]``.
 
         Raises:
-            ArgumentError: there are no draws, or f changes their leading dimensions.
+            ArgumentError: the draws were not kept, or f changes their leading dimensions.
         """
         if self.draws is None:
             raise ArgumentError("this evidence holds no draws: log_evidence(..., keep_draws=True)")
@@ -102,7 +101,7 @@ class Evidence:
         shape = self.log_weights.shape
         if values.shape[: len(shape)] != shape:
             raise ArgumentError(
-                f"f returns shape {tuple(values.shape)}: expected {tuple(shape)} and what one value has"
+                f"f returns shape {tuple(values.shape)}: expected {tuple(shape)} followed by the shape of one value"
             )
         weights = (self.log_weights - self.log_weights.amax((0, 1))).exp()
         weights = weights.reshape(*shape, *[1] * (values.ndim - len(shape)))
@@ -116,7 +115,7 @@ class Evidence:
         return Expectation(value, error)
 
     def to_dataframe(self, level: float = 0.95) -> "pandas.DataFrame":
-        """One row a problem: ``log_z, std_error, bias, low, high, dof, status, method`` and the scalar diagnostics."""
+        """One row per problem: ``log_z, std_error, bias, low, high, dof, status, method`` and scalar diagnostics."""
         import pandas
 
         low, high = self.interval(level)
@@ -136,7 +135,7 @@ class Evidence:
         return pandas.DataFrame(table, index=index)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write a NumPy archive (``.npz``); either all of it or nothing."""
+        """Write a NumPy archive (``.npz``) atomically."""
         tensors = {"log_z": self.log_z, "std_error": self.std_error, "bias": self.bias, "log_weights": self.log_weights}
         if self.draws is not None:
             tensors["draws"] = self.draws
@@ -163,7 +162,7 @@ class Evidence:
         """Read what :meth:`save` wrote.
 
         Raises:
-            CheckpointError: the file is missing, damaged, or not one of ours.
+            CheckpointError: the file is missing, damaged, or was not written by :meth:`save`.
         """
         if not Path(path).is_file():
             raise CheckpointError(f"no evidence at {path}: Evidence.save(path) writes it")

@@ -22,9 +22,9 @@ from .tempering.gibbs import GibbsTempering
 
 __all__ = ["Bounds", "bidirectional", "log_evidence"]
 
-# Chains of problems at work at once take no more than this.
+# Upper bound on the memory of chains that run at once.
 _BYTES = 2**30
-# What a target needs for a chain of a problem, besides its position: the activations of an image's decoder.
+# Memory of a target per chain and problem, besides the position: the activations of an image decoder.
 _OWN_BYTES = 2**15
 
 
@@ -39,20 +39,20 @@ def log_evidence(
     keep_draws: bool = True,
     progress: bool = True,
 ) -> Evidence:
-    """Estimate ``log Z``, ``Z`` the integral of ``exp(-energy(x))``, for every problem of a batch.
+    """Estimate ``log Z``, with ``Z`` the integral of ``exp(-energy(x))``, for every problem of a batch.
 
     Args:
-        target: a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``. Where it has
-            ``take(problems)``, which gives the target of some problems by their flat indices, a large batch is worked
-            off in chunks.
-        base: normalised density to start from, of the target's batch shape; its dtype is that of all positions.
-        method: None for :class:`GibbsTempering`.
-        chains: independent chains of every problem, of :class:`SMC` runs; one has no standard error.
-        seed: of all randomness; None draws one, recorded in ``Evidence.seed``.
-        chunk: problems at a time; None for as many as fit 1 GiB. The last chunk may be smaller. On a processor, chunks
-            of some thousand chains whose activations stay in its caches can be half as fast again.
-        keep_draws: whether the result holds the weighted draws: for many chains of many problems they are most of the
-            memory, which ``thin`` saves too.
+        target: a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``. If it has
+            ``take(problems)``, which returns the target of the problems with these flat indices, a large batch is
+            evaluated in chunks.
+        base: normalised density to start from, with the target's batch shape; its dtype is that of all positions.
+        method: an evidence method; None for :class:`GibbsTempering`.
+        chains: independent chains per problem (runs of :class:`SMC`); a single one has no standard error.
+        seed: seed of all randomness; None draws one and records it in ``Evidence.seed``.
+        chunk: problems at a time; None for as many as fit 1 GiB. The last chunk may be smaller. On a CPU, chunks of a
+            few thousand chains, whose activations stay in its caches, can run 1.5 times faster.
+        keep_draws: whether the result holds the weighted draws, which for many chains and problems take most of the
+            memory; ``thin`` saves memory too.
         progress: show a bar with the running estimate on the standard error stream.
 
     Raises:
@@ -76,7 +76,7 @@ class Bounds:
 
     Attributes:
         lower: forward annealing; the expectation of its ``log_z`` is at most log Z.
-        upper: reverse annealing; at least log Z, for exact draws.
+        upper: reverse annealing; the expectation of its ``log_z`` is at least log Z if the draws are exact.
         combined: Bennett's acceptance ratio of both.
     """
 
@@ -86,7 +86,7 @@ class Bounds:
 
     @property
     def gap(self) -> Tensor:
-        """``upper - lower``, ``[*batch]``; by noise it can be negative."""
+        """``upper - lower``, ``[*batch]``; noise can make it negative."""
         return self.upper.log_z - self.lower.log_z
 
     def __repr__(self):
@@ -110,9 +110,9 @@ def bidirectional(
 
     Args:
         target, base: as in :func:`log_evidence`.
-        exact_draws: of the target, one a chain ``[chains, *batch, D]``, or one a problem ``[*batch, D]``, such as the
-            latents that simulated the data. All reverse chains of a problem then start at the one draw: the bound
-            holds on average over problems, and the standard error leaves out the draw's own spread.
+        exact_draws: draws of the target, one per chain ``[chains, *batch, D]``, or one per problem ``[*batch, D]``,
+            such as the latents that simulated the data. In the latter case all reverse chains of a problem start at
+            its one draw: the bound holds on average over problems, and the standard error excludes the draw's spread.
         method: an :class:`AIS` or a :class:`HamiltonianAIS`, None for ``AIS()``; one plan, tuned on a pilot, serves
             both directions.
         exact: whether the draws are exact. If not, upper and combined are labelled ``"heuristic"``.
@@ -120,7 +120,7 @@ def bidirectional(
 
     Raises:
         ArgumentError: an argument is outside its range, or shapes do not fit.
-        EvidenceError: all weights of a problem are zero, or a draw has no density.
+        EvidenceError: all weights of a problem are zero, or the target has zero density at a draw.
     """
     method = AIS() if method is None else method
     if not isinstance(method, Annealing):
@@ -142,8 +142,8 @@ def bidirectional(
         lost = ~run.target.energy(draws).isfinite().all(0)
     if lost.any():
         raise EvidenceError(
-            f"the target has no density at the exact draws of {int(lost.sum())} of {lost.numel()} problems: they are "
-            "of another target"
+            f"the target has zero density at the exact draws of {int(lost.sum())} of {lost.numel()} problems: they "
+            "come from another target"
         )
 
     def work(path: AnnealedPath, problems: slice | None) -> list[Outcome]:
@@ -163,7 +163,7 @@ def bidirectional(
         lower = outcome(log_mean(forward.log_weights), forward)
         estimate, overlap = bennett(forward.log_weights, back.log_weights)
         combined = lower._replace(estimate=estimate, diagnostics={"overlap": overlap})
-        # a reverse weight is of 1/Z, and of no draw of the target: the draws are the ones given, of equal weight
+        # a reverse weight estimates 1/Z and weighs no draw of the target: keep the given draws, with equal weights
         given = outcome(upper, back)._replace(
             draws=own.unsqueeze(1), log_weights=torch.zeros_like(back.log_weights).unsqueeze(1)
         )
@@ -185,7 +185,7 @@ def _default() -> Method:
 
 
 class _Run:
-    """One call: its checked arguments, and the chunks."""
+    """One call: its checked arguments and its chunks."""
 
     def __init__(self, target, base, method, chains, seed, chunk, keep_draws: bool, progress: bool, name: str):
         target = as_target(target)
@@ -195,13 +195,13 @@ class _Run:
             )
         if base.dim != target.dim or base.batch_shape != target.batch_shape:
             raise ArgumentError(
-                f"the base is over {tuple(base.mean.shape)} and the target over "
-                f"{(*target.batch_shape, target.dim)}: [*batch, D] must be the same"
+                f"the base has [*batch, D] = {tuple(base.mean.shape)}, the target "
+                f"{(*target.batch_shape, target.dim)}: they must be equal"
             )
         self.target, self.base, self.method = target, base, method
         self.chains = whole_number(name, "chains", chains, 1)
         if target.batch_shape.numel() == 0:
-            raise ArgumentError(f"{name}(): the target's batch shape {tuple(target.batch_shape)} holds no problem")
+            raise ArgumentError(f"{name}(): the target's batch, of shape {tuple(target.batch_shape)}, is empty")
         n = target.batch_shape.numel()
         can_take = target.can_take and n > 1
         if chunk is not None:
@@ -209,7 +209,7 @@ class _Run:
             if chunk < n and not can_take:
                 raise ArgumentError(
                     f"{name}(chunk={chunk}): a {type(target).__name__} has no take(problems), the target of some "
-                    "problems: define it, or leave chunk out"
+                    "problems: define it, or omit chunk"
                 )
         elif can_take:
             row = _OWN_BYTES + 16 * base.dim * base.mean.element_size()
@@ -226,7 +226,7 @@ class _Run:
         self.seconds = 0.0
 
     def _probe(self, name: str) -> None:
-        """Raise ArgumentError where the target cannot be evaluated at points of the base."""
+        """Raise ArgumentError if the target cannot be evaluated at points of the base."""
         x = self.base.mean.unsqueeze(0)
         try:
             with torch.no_grad():
@@ -239,12 +239,12 @@ class _Run:
         if not isinstance(energy, Tensor) or energy.shape != x.shape[:-1]:
             shape = tuple(energy.shape) if isinstance(energy, Tensor) else type(energy).__name__
             raise ArgumentError(
-                f"{name}(): the energy at x of shape {tuple(x.shape)} is {shape}: expected one value a point, "
+                f"{name}(): the energy at x of shape {tuple(x.shape)} is {shape}: expected one value per point, "
                 f"{tuple(x.shape[:-1])}"
             )
 
     def outcomes(self, work: Callable[[AnnealedPath, slice | None], list[Outcome]]) -> list[Outcome]:
-        """What ``work`` makes of every chunk, its parts each joined over the chunks."""
+        """Run ``work`` on every chunk and join each of its outcomes over the chunks."""
         self.bar = Progress(self.progress, _mean_log_z)
         started = time.perf_counter()
         done = []
@@ -255,11 +255,11 @@ class _Run:
                 path = self._path(problems)
                 parts = work(path, problems)
                 if not self.keep_draws:
-                    # a copy: a slice would hold on to all of them
+                    # a copy: a slice would keep all of them in memory
                     parts = [part._replace(draws=part.draws[:, :0].clone()) for part in parts]
                 done.append(parts)
                 self.bar.finish()
-                # temperatures that a run chooses are not as many in every chunk
+                # the number of adaptive temperatures differs between chunks
                 self.evaluations = max(self.evaluations, path.evaluations)
         finally:
             self.bar.close()
@@ -282,14 +282,14 @@ class _Run:
         return AnnealedPath(part, self.base.take(indices))
 
     def evidence(self, outcome: Outcome, name: str, status: Status) -> Evidence:
-        """The result, of an outcome over all problems."""
+        """The result, from an outcome over all problems."""
         log_z, std_error, bias = outcome.estimate
         lost = ~log_z.isfinite()
         if lost.any():
             first = int(lost.reshape(-1).nonzero()[0])
             raise EvidenceError(
-                f"all weights are zero at {int(lost.sum())} of {lost.numel()} problems, the first of them {first}: the "
-                "target has no density, or not a finite one, where the base has its draws; choose a base that covers it"
+                f"all weights are zero for {int(lost.sum())} of {lost.numel()} problems, the first of them {first}: "
+                "the target's density is zero or not finite at all draws of the base; choose a base that covers it"
             )
         diagnostics: dict[str, Any] = {
             **outcome.diagnostics,
@@ -317,7 +317,7 @@ def _mean_log_z(news: list[Callable[[], Tensor]]) -> str:
 
 
 def _joined(parts: list[Outcome], n_batch: int) -> Outcome:
-    """One outcome of chunks with a flat batch ``[N]``."""
+    """Join the outcomes of chunks into one with a flat batch ``[N]``."""
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
@@ -329,7 +329,7 @@ def _joined(parts: list[Outcome], n_batch: int) -> Outcome:
 
 
 def _shaped(outcome: Outcome, shape: torch.Size) -> Outcome:
-    """A flat batch ``[N]`` in the shape it has."""
+    """Reshape the flat batch ``[N]`` of an outcome to ``shape``."""
 
     def last(value: Tensor, after: int = 0) -> Tensor:
         end = value.ndim - after

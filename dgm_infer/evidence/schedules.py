@@ -22,22 +22,22 @@ def sigmoid(n: int) -> Tensor:
 
 
 def equalised(n: int, betas: Tensor, variances: Tensor) -> Tensor:
-    """Steps in which the weight's variance is the same, by a pilot: ``[K + 1, *batch]``.
+    """Temperatures between which the log weight gains equal variance, by a pilot's estimate: ``[K + 1, *batch]``.
 
     A short step adds ``(beta' - beta)^2 var_beta(Delta)`` to the variance of the log weight, so the density of
-    temperatures goes with the standard deviation of Delta. A fifth of them keep to the sigmoid, against
-    the noise of a pilot.
+    temperatures is proportional to the standard deviation of Delta. A fifth of it follows the sigmoid instead, to
+    limit the effect of the pilot's noise.
 
     Args:
         n: K.
-        betas: of the pilot, ``[J + 1]``, from 0 to 1.
-        variances: of Delta over its chains, ``[J + 1, *batch]``.
+        betas: temperatures of the pilot, ``[J + 1]``, from 0 to 1.
+        variances: variance of Delta over its chains, ``[J + 1, *batch]``.
     """
     sd = variances.clamp_min(0).sqrt()
     lengths = 0.5 * (sd[1:] + sd[:-1]) * _column(betas[1:] - betas[:-1], sd)
     total = lengths.sum(0, keepdim=True)
     even = _column(betas[1:] - betas[:-1], sd).expand_as(lengths)
-    # where Delta does not vary any steps will do
+    # if Delta does not vary, any schedule will do
     share = torch.where(total > 0, lengths / total.clamp_min(1e-300), even)
     travelled = torch.cat([torch.zeros_like(share[:1]), share.cumsum(0)])
     # the sigmoid schedule of the pilot is even in its index
@@ -47,7 +47,7 @@ def equalised(n: int, betas: Tensor, variances: Tensor) -> Tensor:
 
 
 def _inverse(travelled: Tensor, betas: Tensor, n: int) -> Tensor:
-    """The temperatures at even distances along the increasing ``travelled [J + 1, *batch]``."""
+    """Temperatures at evenly spaced values of the increasing ``travelled [J + 1, *batch]``."""
     shape = travelled.shape[1:]
     rows = travelled.flatten(1).mT.contiguous() if shape else travelled[None]
     even = torch.linspace(0, 1, n + 1, dtype=rows.dtype, device=rows.device).expand(len(rows), -1).contiguous()
@@ -66,12 +66,12 @@ def _column(values: Tensor, like: Tensor) -> Tensor:
 SCHEDULES: dict[str, Callable[[int], Tensor]] = {"linear": linear, "sigmoid": sigmoid}
 
 Schedule = str | Tensor | Callable[[int], Tensor]
-"""A name, the K + 1 values, or a function of K that gives them."""
+"""A name, the K + 1 values, or a function of K that returns them."""
 
 
 def check(name: str, schedule: Schedule, also: tuple[str, ...] = ()) -> None:
-    """Raise ArgumentError unless a schedule is a function, values from 0 to 1, or a name, of :data:`SCHEDULES` or
-    of ``also``."""
+    """Raise ArgumentError unless a schedule is a function, values from 0 to 1, or a name in :data:`SCHEDULES` or
+    ``also``."""
     if isinstance(schedule, str):
         if schedule not in (*SCHEDULES, *also):
             names = ", ".join([*SCHEDULES, *also])
@@ -81,7 +81,7 @@ def check(name: str, schedule: Schedule, also: tuple[str, ...] = ()) -> None:
 
 
 def values_of(name: str, schedule: Schedule, n: int) -> Tensor:
-    """``[K + 1]`` of a schedule that needs no pilot; ``n`` is K where it is left to choose."""
+    """Values ``[K + 1]`` of a schedule that needs no pilot; ``n`` is K, unless the schedule lists its values."""
     if isinstance(schedule, str):
         return SCHEDULES[schedule](n)
     return checked(name, schedule(n) if callable(schedule) else schedule)
@@ -97,7 +97,7 @@ def checked(name: str, betas: Tensor) -> Tensor:
     rises = betas.ndim == 1 and len(betas) >= 2 and bool((betas[1:] >= betas[:-1]).all())
     if not (rises and betas[0] == 0 and betas[-1] == 1):
         raise ArgumentError(
-            f"{name}(schedule=...): must rise from 0 to 1 in one dimension, of two values or more; this one has shape "
+            f"{name}(schedule=...): must rise from 0 to 1, as a vector of two or more values; this one has shape "
             f"{tuple(betas.shape)}"
             + (f", from {betas.flatten()[0]:g} to {betas.flatten()[-1]:g}" if betas.numel() else "")
         )

@@ -22,37 +22,36 @@ from .resampling import pick, systematic
 
 __all__ = ["SMC"]
 
-# Chains of a pilot; it only tunes.
+# Chains of the pilot, which only tunes.
 _PILOT = 32
 _BISECTIONS = 30
 
 
 @dataclass(frozen=True, eq=False)
 class SMC(Settings):
-    """Particles that are weighted from temperature to temperature, resampled, and moved by Hamiltonian trajectories.
+    """Particles that are weighted, resampled, and moved by Hamiltonian trajectories, at one temperature after another.
 
-    A chain of :func:`log_evidence` is a run of ``particles`` of its own, so that errors come from the spread over
+    Each chain of :func:`log_evidence` is a run with its own ``particles``, so that errors come from the spread over
     independent runs: ``Z-hat`` of a run is the product over temperatures of the mean incremental weight, and the
-    estimate the mean of the runs'. With a schedule that is fixed, or frozen from a pilot, ``E[Z-hat] = Z``
-    (unbiased); with one that every run adapts to its own particles it is consistent.
+    estimate is the mean over runs. With a fixed schedule, or one frozen from a pilot, ``E[Z-hat] = Z`` (unbiased);
+    with one that every run adapts to its own particles it is consistent.
 
     Args:
-        particles: of every run.
-        schedule: ``"adaptive"``, temperatures as far apart as ``conditional_ess`` allows, or one of :class:`AIS`:
-            ``"equalised"``, ``"sigmoid"``, ``"linear"``, a function of K, or values.
-        temperatures: K, of a schedule that is not adaptive; of an adaptive one the most that there are, the last of
-            which goes the rest of the way.
+        particles: particles per run.
+        schedule: ``"adaptive"``, temperatures as far apart as ``conditional_ess`` allows, or a schedule of
+            :class:`AIS`: ``"equalised"``, ``"sigmoid"``, ``"linear"``, a function of K, or values.
+        temperatures: K; for the adaptive schedule the maximum, and the last step then goes to 1.
         conditional_ess: share of the particles that an adaptive step leaves effective (Zhou, Johansen and Aston 2016).
         threshold: share of effective particles below which a run resamples.
-        n_steps: leapfrog steps a move.
-        waste_free: P, to keep all states of ``particles/P`` chains of P states, of which resampling picks the first:
-            as many moves, no state thrown away, and ``run_std_error`` among the diagnostics, the standard error of a
-            single run by the spread over its chains: too small where P states do not forget the first, or chains are
-            few. None for one move a particle.
-        step_size: longest step in whitened coordinates, a number or ``[*batch]``; None to adapt it to every
-            temperature and problem on a pilot.
-        target_acceptance: mean acceptance probability that step sizes adapt to.
-        pilot_temperatures: of the pilot.
+        n_steps: leapfrog steps per move.
+        waste_free: P keeps all states of ``particles/P`` chains of P states, whose first states are resampled: as many
+            moves, and no state is discarded. The diagnostic ``run_std_error`` is the standard error of a single run
+            from the spread over its chains: too small if P states do not forget the first, or chains are few. None
+            makes one move per particle.
+        step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per temperature and
+            problem on a pilot.
+        target_acceptance: mean acceptance probability that step sizes are adapted to.
+        pilot_temperatures: temperatures of the pilot.
     """
 
     particles: int = 64
@@ -75,13 +74,13 @@ class SMC(Settings):
             if not (isinstance(value, int | float) and 0 < value <= 1) or (value == 1 and high == "below 1"):
                 raise ArgumentError(f"SMC({field}={value!r}): must be above 0 and {high}")
         if self.particles < 2:
-            raise ArgumentError(f"SMC(particles={self.particles}): must be 2 or more; AIS needs no others")
+            raise ArgumentError(f"SMC(particles={self.particles}): must be >= 2; AIS anneals chains without others")
         if self.waste_free is not None:
             whole_number("SMC", "waste_free", self.waste_free)
             if self.waste_free < 2 or self.particles % self.waste_free or self.particles == self.waste_free:
                 raise ArgumentError(
-                    f"SMC(waste_free={self.waste_free}): must be 2 or more and divide particles={self.particles} into "
-                    "two chains or more"
+                    f"SMC(waste_free={self.waste_free}): must be >= 2 and divide particles={self.particles} into two "
+                    "or more chains"
                 )
 
     @property
@@ -99,7 +98,7 @@ class SMC(Settings):
             ladder = _Adaptive(self.conditional_ess, self.temperatures)
         else:
             ladder = _Fixed(temperatures_of(self, path, pilot))
-        # of a chain: what the pilot's chains took, shared among the runs
+        # per chain: the pilot's evaluations, shared among the runs
         spent = -(-path.evaluations * pilot_chains // chains)
         path.evaluations = 0
         swarm = _Swarm(self, path, sizes, chains, rng)
@@ -113,8 +112,8 @@ class SMC(Settings):
 
 class _Ladder(Protocol):
     def next(self, k: int, beta: Tensor, difference: Tensor, log_weights: Tensor) -> Tensor:
-        """Temperatures ``[runs, *batch]`` to go to, after k steps, from ``beta``; of particles
-        ``[runs, particles, *batch]`` with these ``phi - psi`` and normalised log weights."""
+        """The temperatures ``[runs, *batch]`` that follow ``beta`` after k steps, for particles with these
+        ``phi - psi`` and normalised log weights ``[runs, particles, *batch]``."""
         ...
 
 
@@ -129,7 +128,7 @@ class _Fixed:
 
 
 class _Adaptive:
-    """For every run the temperature at which a given share of its particles is effective."""
+    """Per run, the temperature at which a given share of its particles is effective."""
 
     def __init__(self, share: float, most: int):
         self.log_share, self.most = math.log(share), most
@@ -143,27 +142,27 @@ class _Adaptive:
         def too_long(step: Tensor) -> Tensor:
             log_w = -step.unsqueeze(1) * difference
             first, second = (log_weights + log_w).logsumexp(1), (log_weights + 2 * log_w).logsumexp(1)
-            # a run that has no weights left may as well finish
+            # a run without weights may as well finish
             return 2 * first - second < self.log_share
 
         low, high = torch.zeros_like(beta), rest.clone()
-        # the whole of the rest, where that is not too long; a step of no length stands for one that is all but that
+        # finish in one step if that is not too long; a tiny step replaces one of zero length, as 0 * inf is NaN
         finish = ~too_long(rest.clamp_min(1e-300))
         for _ in range(_BISECTIONS):
             middle = 0.5 * (low + high)
             long = too_long(middle)
             low, high = torch.where(long, low, middle), torch.where(long, middle, high)
-        # draws without a density are left behind by any step, however short
+        # any step, however short, drops draws of zero density
         return torch.where(finish, 1.0, (beta + low.clamp_min(1e-9)).clamp_max(1))
 
 
 class _Swarm:
-    """Particles of all runs, ``[runs * particles, *batch]``, and what they have found so far."""
+    """Particles of all runs, ``[runs * particles, *batch]``, and their estimates so far."""
 
     def __init__(self, method: SMC, path: AnnealedPath, sizes: StepSizes, runs: int, rng: torch.Generator):
         self.method, self.path, self.sizes, self.runs, self.rng = method, path, sizes, runs, rng
         self.chain_length = method.waste_free or 1
-        # chains that move
+        # number of chains that move
         self.movers = method.particles // self.chain_length
         self.point = path.at(path.normal(runs * method.particles, rng))
         self.log_n = math.log(method.particles)
@@ -188,7 +187,7 @@ class _Swarm:
         mean = raw.logsumexp(1, keepdim=True)
         alive = ~mean.isneginf()
         self.log_z += mean.squeeze(1)
-        # a run that has lost all weight goes on, of no weight
+        # a run that has lost all weight continues, with zero weight
         self.log_weights = torch.where(alive, raw - mean, self.log_weights)
         self.beta = beta
         self.count += 1
@@ -229,7 +228,7 @@ class _Swarm:
         return move.point
 
     def _variance_of_mean(self) -> Tensor:
-        """Of the mean of the incremental weights over its square, by the spread over the chains of a run."""
+        """Variance of the mean incremental weight over its square, from the spread over the chains of a run."""
         shares = (self.log_weights + self.log_n).exp()
         return shares.unflatten(1, (self.chain_length, self.movers)).mean(1).var(1) / self.movers
 
@@ -244,7 +243,7 @@ class _Swarm:
             "temperatures": self.temperatures.mean(0),
         }
         if self.method.waste_free is not None:
-            # runs that have lost all weight have none
+            # runs that have lost all weight have no variance
             kept = self.variance.isfinite()
             total = torch.where(kept, self.variance, 0.0).sum(0)
             diagnostics["run_std_error"] = (total / kept.sum(0)).sqrt()

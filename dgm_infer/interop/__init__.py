@@ -1,1 +1,1 @@
-"""Models written for other libraries, as problems of this one; each module needs the library it is named after."""
+"""Adapters for models of other libraries; each module needs the library that it is named after."""

@@ -1,4 +1,4 @@
-"""Pyro programs as targets: their latent variables on R^D, where evidence methods and kernels work."""
+"""Pyro programs as targets: their latent variables on R^D, for evidence methods and kernels."""
 
 import functools
 import math
@@ -14,7 +14,7 @@ from ..extras import extra
 from ..target import Target
 
 with extra("pyro"), warnings.catch_warnings():
-    # of the Python version's support of torch.jit, which Pyro uses in what is not used here
+    # torch.jit warns about this Python version; only parts of Pyro that are unused here need it
     warnings.filterwarnings("ignore", message=r".*torch\.jit")
     import pyro
     from pyro import poutine
@@ -31,15 +31,15 @@ def target_from_pyro(
 ) -> "PyroTarget":
     """A Pyro program with its data as a target: ``exp(-energy)`` integrates to the evidence ``p(observed)``.
 
-    Its continuous latent variables are mapped to R^D by the standard bijection of each one's support, whose
-    log-Jacobian is part of the energy; discrete ones that Pyro can enumerate are summed out.
+    Continuous latent variables are mapped to R^D by the standard bijection of their support, whose log-Jacobian is
+    part of the energy; discrete ones that Pyro can enumerate are summed out.
 
     Args:
-        program: a callable with ``pyro.sample`` statements; runs with ``program(*args, **kwargs)``.
-        observed: values of sample statements that have no ``obs=`` of their own, by name.
+        program: a callable with ``pyro.sample`` statements, called as ``program(*args, **kwargs)``.
+        observed: values by name, for sample statements without their own ``obs=``.
 
     Raises:
-        ArgumentError: ``observed`` names no sample statement of the program.
+        ArgumentError: a name in ``observed`` is not a sample statement of the program.
         ModelError: the program fails, has no latent variables, draws random numbers outside ``pyro.sample``, uses
             mini-batches, or has a discrete latent variable that cannot be summed out.
     """
@@ -49,12 +49,12 @@ def target_from_pyro(
 
 
 class Site(NamedTuple):
-    """Where a latent variable is found in the vector of all."""
+    """Position of a latent variable in the vector of all of them."""
 
     start: int
     stop: int
     shape: torch.Size
-    """Of its unconstrained value."""
+    """Shape of its unconstrained value."""
 
 
 class PyroTarget(Target):
@@ -141,7 +141,7 @@ class PyroTarget(Target):
         return trace
 
     def _enumerate(self, plain: Any) -> None:
-        """Make ready the sums over discrete latent variables, where there are any."""
+        """Prepare the sums over discrete latent variables, if there are any."""
         latent = [site for site in plain.nodes.values() if _is_latent(site)]
         discrete = any(site["fn"].has_enumerate_support for site in latent)
         depth = max((-frame.dim for site in plain.nodes.values() for frame in _frames(site)), default=0)
@@ -174,7 +174,7 @@ class PyroTarget(Target):
             )
 
     def _try_vmap(self, name: str) -> bool:
-        """Whether one run of the program can stand for many."""
+        """Whether the program can be vectorised over points."""
         rows = torch.linspace(-0.5, 0.5, 3 * self.dim, dtype=self.dtype, device=self.device).reshape(3, self.dim)
         try:
             with torch.no_grad():
@@ -189,14 +189,14 @@ class PyroTarget(Target):
             return True
         warnings.warn(
             f"the Pyro program {name} cannot be vectorised and runs once for every chain, which is slow: "
-            + (reason or "its density of several points at once is not that of each"),
+            + (reason or "its densities of several points at once differ from those of each point alone"),
             stacklevel=4,
         )
         return False
 
 
 class _Unconstrained(Messenger):
-    """Gives latent variables their values, ``z = bijection(x)``, with the bijection of the support they have *now*.
+    """Gives latent variables their values, ``z = bijection(x)``, with the bijection of their *current* support.
 
     A support may depend on other variables (``Uniform(0, sigma)``): a bijection kept from an earlier run would map to
     another set.
@@ -219,7 +219,7 @@ class _Unconstrained(Messenger):
 
 
 def _sites(trace: Any) -> tuple[dict[str, Site], int]:
-    """Continuous latent variables in the order of the program, and how many numbers they are together."""
+    """Continuous latent variables in the order of the program, and their total dimension."""
     sites, start = {}, 0
     for name, node in trace.nodes.items():
         if not _is_latent(node) or node["fn"].has_enumerate_support:
@@ -243,7 +243,7 @@ def _check(trace: Any, program: str, observed: Mapping[str, Any]) -> None:
     names = [name for name, node in trace.nodes.items() if node["type"] == "sample"]
     for name in observed:
         if name not in names:
-            raise ArgumentError(f"observed: {name!r} is no sample statement of the program (there are {names})")
+            raise ArgumentError(f"observed: {name!r} is not a sample statement of the program (it has {names})")
     for name, node in trace.nodes.items():
         if node["type"] != "sample":
             continue
@@ -252,7 +252,7 @@ def _check(trace: Any, program: str, observed: Mapping[str, Any]) -> None:
             if fn.subsample_size is not None and fn.subsample_size < fn.size:
                 raise ModelError(
                     f"plate {name!r} of the Pyro program {program} takes {fn.subsample_size} of {fn.size} data at a "
-                    "time: evidence needs them all, leave subsample_size out"
+                    "time: evidence needs them all, omit subsample_size"
                 )
         elif _is_latent(node) and not fn.has_enumerate_support and fn.support.is_discrete:
             raise ModelError(

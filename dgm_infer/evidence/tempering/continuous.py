@@ -23,23 +23,22 @@ __all__ = ["ContinuousTempering"]
 class ContinuousTempering(Tempering):
     """Continuous tempering by Hamiltonian moves of x and ``beta = sigmoid(xi/scale)`` together.
 
-    The potential is that of :class:`GibbsTempering` plus ``-log beta - log(1 - beta)``; estimates are the same. The
-    control xi has a mass of its own; ``mass`` times c squared is the same as ``scale`` times c.
+    The potential is that of :class:`GibbsTempering` plus ``-log beta - log(1 - beta)``; the estimates are the same.
+    The control xi has its own mass; ``mass`` times c squared is equivalent to ``scale`` times c.
 
     Args:
-        draws: kept states of a chain.
-        warmup: states before them that are not kept; they adapt the step size that is left open.
-        n_steps: leapfrog steps a state.
-        step_size: longest step in whitened coordinates, a number or ``[*batch]``; None to adapt it per problem.
+        draws: states kept per chain.
+        warmup: states discarded before them, which adapt the step size if it is None.
+        n_steps: leapfrog steps per state.
+        step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per problem.
         log_zeta: guess of log Z, as in :class:`GibbsTempering`.
-        thin: states a draw of x that the result holds.
-        target_acceptance: mean acceptance probability that the step size adapts to.
-        pilot_temperatures: of the annealing run that starts the chains, at temperatures of all sizes.
-        mass: of xi, positive.
-        scale: of xi, positive.
-        nuts: most leapfrog steps of a trajectory that ends where it turns back in (x, xi), as those of
-            :class:`NUTS`; None for trajectories of ``n_steps``. Chains take their steps together, those that have
-            ended wait.
+        thin: states per draw of x in the result.
+        target_acceptance: mean acceptance probability that the step size is adapted to.
+        pilot_temperatures: temperatures of the annealing run that starts the chains, spread over all of them.
+        mass: mass of xi, positive.
+        scale: scale of xi, positive.
+        nuts: maximum leapfrog steps of a trajectory that ends at a U-turn in (x, xi), as in :class:`NUTS`; None for
+            trajectories of ``n_steps``. Chains step together, and those that have ended wait.
     """
 
     mass: float = 1.0
@@ -56,7 +55,7 @@ class ContinuousTempering(Tempering):
             whole_number("ContinuousTempering", "nuts", self.nuts)
         if self.step_size is None and self.warmup < 20:
             raise ArgumentError(
-                f"ContinuousTempering(warmup={self.warmup}): too short to adapt the step size; 20 or more, or give it"
+                f"ContinuousTempering(warmup={self.warmup}): too short to adapt step_size: use >= 20, or set it"
             )
 
     def _chain(self, path, pilot, log_zeta, point, rng):
@@ -76,7 +75,7 @@ class _JointChain:
     ):
         self.path, self.rng, self.n_steps, self.rate = path, rng, n_steps, rate
         self.point = point
-        # energies of the two ends up to what is the same: |v|^2/2 and phi + offset
+        # energies at the two ends up to a common constant: |v|^2/2 and phi + offset
         self.offset = (log_zeta - path.base_constant).to(point.energy.dtype)
         beta = draw_beta(path.difference(point) + log_zeta, rng)
         self.t = torch.logit(beta.clamp(1e-4, 1 - 1e-4)).to(point.energy.dtype)
@@ -143,7 +142,7 @@ class _JointChain:
 
 
 class _JointTrees(_JointChain):
-    """The same by trajectories that end where they turn back; ``n_steps`` is the depth of their trees."""
+    """The same with trajectories that end at a U-turn; ``n_steps`` is the depth of their trees."""
 
     def step(self) -> TemperedState:
         shape = (*self.t.shape, self.point.v.shape[-1] + 1)

@@ -18,18 +18,18 @@ class GibbsTempering(Tempering):
     all draws of all chains, with ``w1 = p(beta = 1 | x)`` and ``w0 = p(beta = 0 | x)``: consistent.
 
     Args:
-        draws: kept states of a chain.
-        warmup: states before them that are not kept.
-        n_steps: leapfrog steps a state.
-        step_size: longest step in whitened coordinates, a number or ``[*batch]``; None to adapt it to every
-            temperature and problem on a pilot.
-        log_zeta: guess of log Z, a number or ``[*batch]``; ``"pilot"`` from the pilot's annealing,
-            ``"importance"`` from 100 draws of the base; None for the base's own, else ``"pilot"``. A guess that is off
-            by much costs draws at one end of the temperatures, not correctness.
-        thin: states a draw of x that the result holds; the estimates use all of them.
-        target_acceptance: mean acceptance probability that step sizes adapt to.
-        pilot_temperatures: of the annealing run that tunes step sizes and starts the chains, at temperatures
-            of all sizes.
+        draws: states kept per chain.
+        warmup: states discarded before them.
+        n_steps: leapfrog steps per state.
+        step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per temperature and
+            problem on a pilot.
+        log_zeta: guess of log Z, a number or ``[*batch]``; ``"pilot"`` takes the pilot's estimate, ``"importance"``
+            that of 100 draws of the base; None takes the base's own guess if it has one, else ``"pilot"``. A poor
+            guess costs draws at one end of the temperatures, not correctness.
+        thin: states per draw of x in the result; the estimates use all states.
+        target_acceptance: mean acceptance probability that step sizes are adapted to.
+        pilot_temperatures: temperatures of the annealing run that tunes step sizes and starts the chains, spread over
+            all of them.
     """
 
     def _chain(self, path, pilot, log_zeta, point, rng):

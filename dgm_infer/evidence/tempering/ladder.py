@@ -9,23 +9,23 @@ from .tempering import draw_beta
 
 __all__ = ["EvenLadder", "Ladder", "ListedLadder", "Rung", "even_knots", "interpolated", "is_even"]
 
-# Probabilities that are held at once: 8 MB of them, some of which stay in a processor's caches.
+# Maximum probabilities held at once: 8 MB, part of which stays in the CPU's caches.
 _AT_ONCE = 2**20
 
 
 class Rung(NamedTuple):
-    """Temperatures given x, each ``[chains, *batch]``, float64."""
+    """A draw of the temperature given x, each ``[chains, *batch]``, float64."""
 
     beta: Tensor
-    """Drawn."""
+    """The draw."""
     log_p1: Tensor
     """Log probability of ``beta = 1``."""
     log_p0: Tensor
-    """Of ``beta = 0``."""
+    """Log probability of ``beta = 0``."""
 
 
 class Ladder(Protocol):
-    """Temperatures ``beta_0 = 0`` to ``beta_K = 1`` of prior weights ``exp(h_k)``, ``h_0 = 0``."""
+    """Temperatures ``beta_0 = 0`` to ``beta_K = 1`` with prior weights ``exp(h_k)``, ``h_0 = 0``."""
 
     def draw(self, difference: Tensor, rng: torch.Generator) -> Rung:
         """An exact draw of ``p(k | x) ~ exp(h_k - beta_k d)``, ``d = phi - psi`` at x: ``[chains, *batch]``."""
@@ -33,23 +33,23 @@ class Ladder(Protocol):
 
 
 class EvenLadder:
-    """Temperatures ``k/K`` whose ``h`` is linear in k between knots: ``O(R)`` numbers a draw, whatever K is.
+    """Temperatures ``k/K`` whose ``h`` is linear in k between knots: ``O(R)`` numbers per draw, for any K.
 
-    Within a segment of n temperatures ``p(k | x)`` is a truncated geometric law of ratio ``exp(r)``,
-    ``r = slope - d/K``: its sum is ``expm1(n r)/expm1(r)``, and the whole part of n times an exponential variable of
-    rate ``-n r`` truncated to [0, 1] has this law. The last temperature is a segment of its own.
+    Within a segment of n temperatures ``p(k | x)`` is a truncated geometric distribution with ratio ``exp(r)``,
+    ``r = slope - d/K``: its sum is ``expm1(n r)/expm1(r)``, and the integer part of n times an exponential variable
+    of rate ``-n r`` truncated to [0, 1] has this distribution. The last temperature is its own segment.
 
     Args:
         n: K.
-        knots: rising whole numbers ``[R + 1]``, from 0 to K.
-        h: at the knots, ``[R + 1, *batch]``, float64.
+        knots: increasing integers ``[R + 1]``, from 0 to K.
+        h: values of ``h`` at the knots, ``[R + 1, *batch]``, float64.
     """
 
     def __init__(self, n: int, knots: Tensor, h: Tensor):
         self.n = n
         column = (-1, *[1] * h.ndim)
         widths = knots.diff()
-        # [R + 1, 1, *batch]: of all segments, the last of a single temperature
+        # [R + 1, 1, *batch]: one row per segment, the last with a single temperature
         self.first, self.h = knots.reshape(column).double(), h.unsqueeze(1)
         self.widths = torch.cat([widths, widths.new_ones(1)]).reshape(column).double()
         slopes = h.diff(dim=0).unsqueeze(1) / self.widths[:-1]
@@ -79,9 +79,9 @@ def _log_geometric_sum(rate: Tensor, n: Tensor) -> Tensor:
 
 
 class ListedLadder:
-    """Any temperatures and weights, by the inverse of the cumulative sum: ``O(K)`` numbers a draw.
+    """Any temperatures and weights, by inverting the cumulative sum: ``O(K)`` numbers per draw.
 
-    They are made in parts, so that no more than some million of them take memory at once.
+    They are computed in chunks of about a million, to bound the memory.
 
     Args:
         betas: ``[K + 1]``, float64.
@@ -90,7 +90,7 @@ class ListedLadder:
 
     def __init__(self, betas: Tensor, h: Tensor):
         self.betas, self.batch = betas, h.shape[1:]
-        # [problems, K + 1]: a cumulative sum runs along what lies together
+        # [problems, K + 1]: a cumulative sum runs along contiguous memory
         self.h = h.flatten(1).mT.contiguous() if h.ndim > 1 else h[None]
 
     def draw(self, difference: Tensor, rng: torch.Generator) -> Rung:
@@ -113,19 +113,19 @@ class ListedLadder:
         largest = logits.amax(-1, keepdim=True)
         below = logits.sub_(largest).exp_().cumsum_(-1)
         total = below[..., -1:]
-        # to the right: a temperature of no weight is never drawn
+        # right=True: a temperature of zero weight is never drawn
         chosen = torch.searchsorted(below, uniform.unsqueeze(-1) * total, right=True)
         return chosen.squeeze(-1).clamp_max(len(self.betas) - 1), (largest + total.log()).squeeze(-1)
 
 
 def even_knots(n: int, betas: Tensor, most: int) -> Tensor:
-    """Whole numbers from 0 to n, at most ``most + 1`` of them, as dense as the temperatures ``betas``."""
+    """Integers from 0 to n, at most ``most + 1`` of them, spaced like the temperatures ``betas``."""
     every = betas[torch.linspace(0, len(betas) - 1, most + 1, device=betas.device).round().long()]
     return (every * n).round().long().unique()
 
 
 def interpolated(at: Tensor, betas: Tensor, values: Tensor) -> Tensor:
-    """Values ``[J + 1, *batch]``, known at rising ``betas [J + 1]``, linear between them, at ``at [R]``."""
+    """Linear interpolation at ``at [R]`` of values ``[J + 1, *batch]`` known at increasing ``betas [J + 1]``."""
     right = torch.searchsorted(betas, at).clamp(1, len(betas) - 1)
     low, high = betas[right - 1], betas[right]
     fraction = ((at - low) / (high - low).clamp_min(1e-300)).clamp(0, 1)

@@ -21,18 +21,18 @@ __all__ = ["PathSampling"]
 
 @dataclass(frozen=True, eq=False)
 class PathSampling(Settings):
-    """``log Z = -integral of E_beta[phi - psi] d beta`` over [0, 1], from the states that chains have in parts of it.
+    """``log Z = -integral of E_beta[phi - psi] d beta`` over [0, 1], from the states of chains in parts of it.
 
-    In a part ``[a, a + h]`` the temperature of a state x is exponential of rate Delta(x), truncated to it; averaged
-    over that law the integral over the part is ``log sum p(a + h | x) - log sum p(a | x)`` over the states in it, with
-    no error of quadrature: consistent for any number of parts. One part is the estimate of tempering; of many, each
-    sum is ``-h`` times the mean of Delta. Every part has states of its own only, so that one that is hardly visited
-    shows in the error, and ``mean_difference`` among the diagnostics, the mean of ``phi - psi`` in every part, shows
-    where the work is; ``tempering_log_z`` is the estimate from the same chains as one part.
+    In a part ``[a, a + h]`` the temperature given x is exponential with rate Delta(x), truncated to the part; averaged
+    over it, the integral over the part is ``log sum p(a + h | x) - log sum p(a | x)`` over the states in the part,
+    without quadrature error: consistent for any number of parts. One part gives the estimate of tempering; with many,
+    each term is ``-h`` times the mean of Delta. Every part uses only its own states, so that the error reveals poorly
+    visited parts. Among the diagnostics, ``mean_difference`` is the mean of ``phi - psi`` per part, the integrand, and
+    ``tempering_log_z`` the estimate from the same chains with one part.
 
     Args:
-        tempering: of the chains; None for ``GibbsTempering()``.
-        parts: of [0, 1], of equal length.
+        tempering: method that runs the chains; None for ``GibbsTempering()``.
+        parts: number of equal parts of [0, 1].
     """
 
     tempering: GibbsTempering | ContinuousTempering | None = None
@@ -66,7 +66,7 @@ def _integral(record: Record, parts: int) -> tuple[Estimate, Tensor]:
     """The estimate, and the mean of ``phi - psi`` in every part, ``[parts, *batch]``.
 
     Raises:
-        EvidenceError: no chain was ever in some part.
+        EvidenceError: no chain visited some part.
     """
     delta = record.log_w0 - record.log_w1
     w1, w0 = log_weights_at_ends(delta / parts)
@@ -77,9 +77,9 @@ def _integral(record: Record, parts: int) -> tuple[Estimate, Tensor]:
         count = inside.sum((0, 1))
         if (count == 0).any():
             raise EvidenceError(
-                f"PathSampling(parts={parts}): no chain of {int((count == 0).sum())} of {count.numel()} problems was "
-                f"at a temperature between {b / parts:g} and {(b + 1) / parts:g}; give it fewer parts, or the chains "
-                "more draws or a better log_zeta"
+                f"PathSampling(parts={parts}): for {int((count == 0).sum())} of {count.numel()} problems no chain "
+                f"visited temperatures between {b / parts:g} and {(b + 1) / parts:g}; use fewer parts, more draws or a "
+                "better log_zeta"
             )
         numerators.append(torch.where(inside, w1, -torch.inf).logsumexp(1))
         denominators.append(torch.where(inside, w0, -torch.inf).logsumexp(1))

@@ -1,4 +1,4 @@
-"""What tempered chains leave behind: estimates from all of their states, and checks of how they travelled."""
+"""The record of tempered chains: estimates from all their states, and checks of how far they travelled."""
 
 from typing import NamedTuple
 
@@ -16,14 +16,14 @@ _BINS = 10
 
 
 class TemperedState(NamedTuple):
-    """Where chains are after one transition."""
+    """State of the chains after one transition."""
 
     point: Point
     beta: Tensor
     """``[chains, *batch]``, float64."""
     acceptance: Tensor
     log_ends: tuple[Tensor, Tensor] | None = None
-    """Logs of ``p(1 | x)`` and ``p(0 | x)``, float64; None for those of a continuous temperature."""
+    """Logs of ``p(1 | x)`` and ``p(0 | x)``, float64; None if the temperature is continuous."""
 
 
 class Record:
@@ -84,15 +84,15 @@ class Record:
 
 
 def base_check(first: Tensor, second: Tensor, weight: Tensor) -> dict[str, Tensor]:
-    """Weighted moments at the base's end against the known ones of a standard normal, in whitened coordinates.
+    """Compare weighted moments at the base's end with those of a standard normal, in whitened coordinates.
 
     ``base_mean_error`` and ``base_sd_error`` are root mean squares over coordinates, in standard deviations of the
-    base, ``base_moment_error`` the larger of them; ``base_moment_z`` is in standard errors of its own, from the spread
-    over chains, about 1 when all is well. ``base_moments_agree`` where the error is below 0.3 and z below 4;
-    an error of 0.3 is that of about eleven independent draws.
+    base, and ``base_moment_error`` is the larger of them; ``base_moment_z`` is the error in standard errors, from the
+    spread over chains: about 1 if chains mix. ``base_moments_agree`` if the error is below 0.3 and z below 4; an error
+    of 0.3 is that of about eleven independent draws.
 
     Args:
-        first, second: ``sum_n w0 v`` and ``sum_n w0 v^2`` of every chain, ``[chains, *batch, D]``.
+        first, second: ``sum_n w0 v`` and ``sum_n w0 v^2`` per chain, ``[chains, *batch, D]``.
         weight: ``sum_n w0``, ``[chains, *batch]``.
     """
     chains = len(weight)

@@ -18,7 +18,7 @@ from .tempering import Tempering
 
 __all__ = ["SimulatedTempering"]
 
-# Segments in which the prior weights of even temperatures follow the pilot: their number is what a draw costs.
+# Segments along which the prior weights of even temperatures follow the pilot; a draw costs time per segment.
 _SEGMENTS = 16
 
 
@@ -27,26 +27,26 @@ class SimulatedTempering(Tempering):
     """Chains that alternate a Hamiltonian move of x at ``beta_k`` with an exact draw of k given x.
 
     ``p(x, k) ~ g_k exp(-beta_k (phi + log zeta) - (1 - beta_k) psi)`` with ``g_0 = g_K = 1``;
-    ``log Z = log zeta + log sum p(K | x) - log sum p(0 | x)`` over all draws of all chains: consistent. Draws of x
-    weigh ``p(K | x)``, not only those that happen to be at temperature K.
+    ``log Z = log zeta + log sum p(K | x) - log sum p(0 | x)`` over all draws of all chains: consistent. Every draw of
+    x has weight ``p(K | x)``, whatever its temperature.
 
     Args:
-        draws: kept states of a chain.
-        warmup: states before them that are not kept.
-        n_steps: leapfrog steps a state.
-        step_size: longest step in whitened coordinates, a number or ``[*batch]``; None to adapt it to every
-            temperature and problem on a pilot.
+        draws: states kept per chain.
+        warmup: states discarded before them.
+        n_steps: leapfrog steps per state.
+        step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per temperature and
+            problem on a pilot.
         log_zeta: guess of log Z, as in :class:`GibbsTempering`.
-        thin: states a draw of x that the result holds; the estimates use all of them.
-        target_acceptance: mean acceptance probability that step sizes adapt to.
-        pilot_temperatures: of the annealing run that tunes step sizes and prior weights and starts the chains.
-        temperatures: K. At even temperatures it changes neither time nor memory: the law of k given x is a few
-            geometric ones.
-        schedule: ``"linear"`` (even), ``"sigmoid"``, a function of K, or the K + 1 values themselves, which K then
-            follows. Where they are not even a draw of k takes time proportional to K.
-        weights: ``"pilot"``, g such that every temperature is visited as often as the others, by the pilot's
-            estimates of ``log Z(beta_k)``; ``"equal"``, all of them 1. They are frozen, and right or not cost or gain
-            speed, not correctness.
+        thin: states per draw of x in the result; the estimates use all states.
+        target_acceptance: mean acceptance probability that step sizes are adapted to.
+        pilot_temperatures: temperatures of the annealing run that tunes step sizes and prior weights and starts the
+            chains.
+        temperatures: K. With even temperatures it affects neither time nor memory: k given x is a mixture of a few
+            geometric distributions.
+        schedule: ``"linear"`` (even), ``"sigmoid"``, a function of K, or the K + 1 values themselves, which then set K.
+            With uneven temperatures a draw of k takes time proportional to K.
+        weights: ``"pilot"``, g such that all temperatures are visited equally often, by the pilot's estimates of
+            ``log Z(beta_k)``; ``"equal"``, all of them 1. They are frozen, and affect speed, not correctness.
     """
 
     temperatures: int = 1000
@@ -64,11 +64,11 @@ class SimulatedTempering(Tempering):
         return _SimulatedChain(path, pilot.step_sizes, self._ladder(pilot, log_zeta), point, rng, self.n_steps)
 
     def _ladder(self, pilot: Pilot, log_zeta: Tensor) -> Ladder:
-        """``h_k = log g_k - beta_k log zeta``, which is ``-log Z(beta_k)`` where the weights are the pilot's."""
+        """``h_k = log g_k - beta_k log zeta``, which is ``-log Z(beta_k)`` for the pilot's weights."""
         own = schedules.values_of("SimulatedTempering", self.schedule, self.temperatures).to(log_zeta.device)
         known = pilot.betas.reshape(-1, *[1] * log_zeta.ndim) * log_zeta
         if self.weights == "pilot":
-            # the pilot's curve, tilted to end at the guess; where all of its weights were zero there is none
+            # the pilot's curve, tilted to end at the guess; flat where all its weights were zero
             curve = pilot.log_z_path.nan_to_num(0.0, 0.0, 0.0)
             known = curve + known - pilot.betas.reshape(-1, *[1] * log_zeta.ndim) * curve[-1]
         if not is_even(own):

@@ -1,4 +1,4 @@
-"""What methods of tempering share: chains over x and a temperature each (T 5)."""
+"""The common part of the tempering methods: chains over x and a temperature (T 5)."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -18,19 +18,19 @@ from .record import Record, TemperedState
 
 __all__ = ["TemperedChain", "Tempering", "draw_beta"]
 
-# Draws of the base that a first guess of log Z is made of.
+# Draws of the base for a first guess of log Z.
 _GUESS = 100
-# And that the target must have a density at, in batches of the former.
+# Draws of the base at which the target must have a density, in batches of _GUESS.
 _INSIDE = 1000
 _NO_DENSITY = (
-    "the target has no density at {share} of the base's draws, which tempering has no weights for: use AIS or "
+    "the target has zero density at {share} of the base's draws, to which tempering cannot give weights: use AIS or "
     "ImportanceSampling, or a base inside the target's support"
 )
 
 
 @dataclass(frozen=True, eq=False)
 class Tempering(Settings):
-    """What methods of tempering share: a pilot, a warm-up, and the estimates from every state of the chains."""
+    """Base of the tempering methods: a pilot, a warm-up, and estimates from every state of the chains."""
 
     draws: int = 400
     warmup: int = 100
@@ -56,7 +56,7 @@ class Tempering(Settings):
         fraction(name, "target_acceptance", self.target_acceptance)
         if isinstance(self.log_zeta, str) and self.log_zeta not in ("importance", "pilot"):
             raise ArgumentError(
-                f"{name}(log_zeta={self.log_zeta!r}): must be 'pilot', 'importance', a number or one a problem"
+                f"{name}(log_zeta={self.log_zeta!r}): must be 'pilot', 'importance', a number or one per problem"
             )
         if isinstance(self.log_zeta, int | float | Tensor) and not torch.as_tensor(self.log_zeta).isfinite().all():
             raise ArgumentError(f"{name}(log_zeta={self.log_zeta!r}): must be finite")
@@ -66,7 +66,7 @@ class Tempering(Settings):
         return record.outcome(spent)
 
     def recorded(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> tuple[Record, int]:
-        """All states of the chains, and the gradients that tuning took."""
+        """All states of the chains, and the gradient evaluations spent on tuning."""
         progress.expect(self.pilot_temperatures + self.warmup + self.draws)
         pilot = anneal_pilot(
             path,
@@ -79,7 +79,7 @@ class Tempering(Settings):
             progress=progress,
         )
         log_zeta = self._log_zeta(path, pilot, rng)
-        # at all temperatures: chains that do not travel then disagree, and their spread shows it
+        # start at all temperatures: chains that do not travel then disagree, as their spread shows
         start = torch.linspace(0, len(pilot.point.v) - 1, chains, device=pilot.point.v.device).long()
         point = Point(*(part[start] for part in pilot.point))
         if not point.energy.isfinite().all():
@@ -97,10 +97,10 @@ class Tempering(Settings):
         return record, spent
 
     def _log_zeta(self, path: AnnealedPath, pilot: Pilot, rng: torch.Generator) -> Tensor:
-        """``[*batch]``, float64.
+        """Guess of log Z, ``[*batch]``, float64.
 
         Raises:
-            EvidenceError: the target has no density at draws of the base.
+            EvidenceError: the target has zero density at draws of the base.
         """
         guess, _ = importance_log_z(path, _GUESS, rng)
         lost = self._outside(path, pilot, rng)
@@ -113,11 +113,11 @@ class Tempering(Settings):
         return pilot.log_z if path.base.log_zeta is None else path.base.log_zeta.to(guess)
 
     def _outside(self, path: AnnealedPath, pilot: Pilot, rng: torch.Generator) -> Tensor:
-        """Share of the base's draws at which the target has no density, ``[*batch]``.
+        """Share of the base's draws at which the target has zero density, ``[*batch]``.
 
-        A chain never leaves the support, so that the base's mass outside would be a bias that no spread shows.
+        A chain never leaves the support, so base mass outside it would be a bias that the spread over chains hides.
         """
-        # numbers of their own: those of the run do not depend on how many are looked at
+        # a generator of its own: the run's random numbers do not depend on how many are drawn here
         own = torch.Generator(rng.device).manual_seed(rng.initial_seed() + 1)
         shares = [importance_log_z(path, _GUESS, own)[1] for _ in range(_INSIDE // _GUESS)]
         return torch.stack([*shares, pilot.log_weights.isneginf().double().mean(0)]).mean(0)
@@ -129,18 +129,18 @@ class Tempering(Settings):
 
 
 class TemperedChain(Protocol):
-    """Chains at work."""
+    """Running chains."""
 
     def step(self) -> TemperedState:
         """One transition."""
         ...
 
     def warm(self) -> None:
-        """A transition that may adapt."""
+        """One transition, which may adapt."""
         ...
 
     def freeze(self) -> None:
-        """The end of adaptation."""
+        """End the adaptation."""
         ...
 
 
@@ -155,7 +155,7 @@ def _fitting(name: str, log_zeta: float | Tensor, like: Tensor) -> Tensor:
 
 
 def draw_beta(delta: Tensor, rng: torch.Generator) -> Tensor:
-    """An exact draw of ``beta`` given x: exponential of rate Delta, truncated to [0, 1].
+    """An exact draw of ``beta`` given x: exponential with rate Delta, truncated to [0, 1].
 
     With ``a = |Delta|``, ``t = -log1p(U expm1(-a))/a`` (``t = U`` when a < 1e-8), and beta is t where Delta >= 0, else
     ``1 - t``.

@@ -206,7 +206,7 @@ def test_components_without_weight_do_not_count_and_some_must_have_one():
     base = dgm.Gaussian.of_mixture(means, covariances, torch.tensor([1.0, -math.inf]))
     assert base.mean == 0
     assert base.log_zeta == 1
-    with pytest.raises(dgm.EvidenceError, match="no component has weight at 1 of 1 problems"):
+    with pytest.raises(dgm.EvidenceError, match="all components have zero weight for 1 of 1 problems"):
         mixture_of(2, log_weight=-math.inf)
 
 
@@ -328,7 +328,7 @@ def test_copies_of_a_base_are_the_same_density():
 
 def test_weights_that_are_all_zero_make_no_base():
     base = dgm.Gaussian(torch.zeros(2), 1.0)
-    with pytest.raises(dgm.EvidenceError, match="all weights are zero at 1 of 1"):
+    with pytest.raises(dgm.EvidenceError, match="all weights are zero for 1 of 1"):
         base.refined(torch.zeros(1, 3, 2), torch.full((1, 3), -math.inf))
 
 
@@ -342,7 +342,7 @@ def test_draws_without_a_density_do_not_pull_a_fit():
 @pytest.mark.parametrize(
     ("energy", "words"),
     [
-        (lambda x: x.sum(-1) * math.nan, r"NaN at 100 % of the draws of the fitted base, at 1 of 1 problems"),
+        (lambda x: x.sum(-1) * math.nan, r"NaN at 100 % of the draws of the fitted base, for 1 of 1 problems"),
         (lambda x: x.square().sum(-1).where(x[..., 0] > 0, math.nan), r"NaN at \d+ of 32 points tried"),
         (lambda x: -x.square().sum(-1), "falls without end"),
         (lambda x: -x[..., 0].exp().log1p(), "falls without end"),
@@ -359,5 +359,5 @@ def test_a_fit_that_diverges_says_so():
     target = dgm.Target(lambda x: x.square().sum(-1), 2, (2,))
     # to numbers that are not finite, or to a density far from the target's
     for rate in (1e300, 100.0):
-        with pytest.raises(dgm.EvidenceError, match="diverged at 2 of 2 problems: use a smaller rate"):
+        with pytest.raises(dgm.EvidenceError, match="diverged for 2 of 2 problems: use a rate below"):
             dgm.Gaussian.fit(target, dtype=FLOAT, rate=rate, steps=5)

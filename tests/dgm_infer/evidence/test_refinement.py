@@ -41,7 +41,7 @@ def test_the_same_seed_gives_the_same_base():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": dgm.Elbo()}, "its draws are of the base"),
+        ({"method": dgm.Elbo()}, "it draws from the base"),
         ({"method": dgm.GibbsTempering}, "method=GibbsTempering: expected an instance"),
         ({"method": "Gibbs"}, "method='Gibbs': expected an instance"),
         ({"rounds": 0}, "rounds=0"),

@@ -298,7 +298,7 @@ def below_a_discrete_one():
 
 def test_what_has_no_evidence_is_named():
     refuses(ArgumentError, "expected a Pyro program", 3)
-    refuses(ArgumentError, "'z' is no sample statement", normal_normal, observed={"z": Y})
+    refuses(ArgumentError, "'z' is not a sample statement", normal_normal, observed={"z": Y})
     refuses(ModelError, "nothing is left to integrate", normal_normal, observed={"y": Y, "mean": number(1.0)})
     refuses(ModelError, "half_cauchy_scale fails: .*missing 1 required", half_cauchy_scale)
     refuses(ModelError, "'n' .* is discrete .*Poisson", poisson)
