@@ -19,6 +19,7 @@ from .errors import ArgumentError, cause
 __all__ = [
     "allocatable",
     "available_device",
+    "boolean_mask",
     "choice",
     "counts",
     "file_path",
@@ -250,6 +251,24 @@ def positive_numbers(call: str, field: str, value: Any, dtype: torch.dtype | Non
     if bad.any():
         raise ArgumentError(f"{call}({field}={values[bad][0].item():g}): must be positive and finite")
     return values
+
+
+def boolean_mask(call: str, field: str, value: Any) -> Tensor:
+    """A tensor of bools.
+
+    Raises:
+        ArgumentError: no tensor can be made of it, or one of another type.
+    """
+    try:
+        mask = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        mask = torch.empty(0)
+    if mask.dtype != torch.bool:
+        what = f" of {mask.dtype}" if mask.numel() else f"={_shown(value)}"
+        raise ArgumentError(
+            f"{call}({field}{what}): must be a boolean mask, True = observed (mask.bool() converts 0 and 1)"
+        )
+    return mask
 
 
 def indices(call: str, field: str, value: Any, n: int) -> Tensor:

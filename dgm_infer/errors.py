@@ -2,6 +2,8 @@
 
 import re
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
 
 __all__ = [
@@ -16,6 +18,7 @@ __all__ = [
     "StartError",
     "Status",
     "cause",
+    "reported_as",
 ]
 
 
@@ -64,6 +67,15 @@ def cause(error: BaseException, most: int = 200) -> str:
     first = re.match(r".*((?<=:)\n.*|\n\S.*)*", str(error).strip())
     assert first is not None
     return textwrap.shorten(first[0], most, placeholder=" ...") or type(error).__name__
+
+
+@contextmanager
+def reported_as(kind: type[DgmInferError]) -> Iterator[None]:
+    """An :class:`ArgumentError` of the block becomes one of this kind: what it names is of the model or the data."""
+    try:
+        yield
+    except ArgumentError as error:
+        raise kind(str(error)) from error.__cause__
 
 
 class Status(IntEnum):

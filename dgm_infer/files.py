@@ -1,13 +1,15 @@
 """Results on disk: run folders ``runs/<name>/<time>/``, and files that are written atomically."""
 
 import os
+import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
-from .errors import ArgumentError, ConfigError
+from .arguments import file_path
+from .errors import ArgumentError, ConfigError, cause
 
 __all__ = ["complete_file", "complete_run", "make_folder", "remove_folders", "unused_folder"]
 
@@ -43,20 +45,24 @@ def complete_file(path: str | os.PathLike) -> Iterator[Path]:
     """A temporary path beside ``path`` to write to; moved there when the block is done, removed when it fails.
 
     Raises:
-        ArgumentError: the folder does not exist, or the path is a folder.
+        ArgumentError: there is no such folder, the path is a folder, or the file cannot be written.
     """
-    path = Path(path)
+    path = file_path("save", "path", path)
     if not path.parent.is_dir():
         raise ArgumentError(f"cannot save {path}: the folder {path.parent} does not exist")
     if path.is_dir():
         raise ArgumentError(f"cannot save {path}: it is a folder, name a file in it")
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
+    # unique: neither a thread nor another process writes to it
+    part = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
+        part.touch()
         yield part
         os.replace(part, path)
-    except BaseException:
-        part.unlink(missing_ok=True)
-        raise
+    except OSError as error:
+        raise ArgumentError(f"cannot save {path}: {error.strerror or cause(error)}") from error
+    finally:
+        with suppress(OSError):
+            part.unlink()
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from .errors import cause
+from .errors import DgmInferError, cause
 from .target import Target
 
 __all__ = ["energy_fault", "probe_points"]
@@ -24,17 +24,22 @@ def probe_points(target: Target) -> int:
 
 
 @torch.no_grad()
-def energy_fault(target: Target, x: Tensor) -> str | None:
+def energy_fault(target: Target, x: Tensor, remedy: str = "") -> str | None:
     """Describe a fault of the energy at points ``x [n, *batch, D]`` or far from them; None if there is none.
 
     It must be one real number per point, the same at every call, not NaN near the density, and must not fall without
     end, as ``exp(-energy)`` would have no integral. An energy that is NaN or infinite at all points is left to the
     search for a start or a base, which reports more about it.
+
+    Args:
+        remedy: added where the energy fails, such as how to have other points.
     """
     try:
         energy, again = target.energy(x), target.energy(x)
+    except DgmInferError:
+        raise
     except Exception as error:
-        return f"the energy fails at x of shape {tuple(x.shape)}, {x.dtype} on {x.device}: {cause(error)}"
+        return f"the energy fails at x of shape {tuple(x.shape)}, {x.dtype} on {x.device}{remedy}: {cause(error, 150)}"
     if not isinstance(energy, Tensor):
         return f"the energy is a {type(energy).__name__}: must be a tensor, one value per point"
     if energy.shape != x.shape[:-1] or not energy.is_floating_point():

@@ -86,22 +86,18 @@ class Target:
         """Complete outputs at positions ``[..., *batch, D]``: the observed part as observed, the rest generated."""
         raise ArgumentError(f"a {type(self).__name__} has no outputs to generate")
 
-    def start(self, chains: int, rng: torch.Generator) -> Tensor:
-        """Standard normal draws of finite energy, ``[chains, *batch, D]``."""
+    def initial_draws(self, n: int, rng: torch.Generator) -> Tensor:
+        """Where chains may start, ``[n, *batch, D]``: standard normal draws, unless a subclass knows better."""
+        return torch.randn(n, *self.batch_shape, self.dim, generator=rng, device=rng.device)
 
-        def draw() -> Tensor:
-            return torch.randn(chains, *self.batch_shape, self.dim, generator=rng, device=rng.device)
-
-        return self._finite(draw)
-
-    def _finite(self, draw: Callable[[], Tensor], attempts: int = 20) -> Tensor:
-        """Draws, repeated up to ``attempts`` times where the energy is not finite."""
-        x = draw()
+    def start(self, chains: int, rng: torch.Generator, attempts: int = 20) -> Tensor:
+        """:meth:`initial_draws`, made again up to ``attempts`` times where the energy is not finite."""
+        x = self.initial_draws(chains, rng)
         for _ in range(attempts):
             finite = self.energy_and_gradient(x)[0].isfinite()
             if finite.all():
                 break
-            x = torch.where(finite.unsqueeze(-1), x, draw())
+            x = torch.where(finite.unsqueeze(-1), x, self.initial_draws(chains, rng))
         return x
 
 
@@ -132,7 +128,11 @@ class _Adapted(Target):
     def latents(self, x):
         return self._own("latents")(x)
 
-    def start(self, chains, rng):
+    def initial_draws(self, n, rng):
+        # of a start of its own the points themselves: nothing else says where the density is
+        return self._own("start" if hasattr(self._target, "start") else "initial_draws")(n, rng)
+
+    def start(self, chains, rng, attempts=20):
         return self._own("start")(chains, rng)
 
     @property

@@ -78,6 +78,7 @@ ORDER = {
     "dgm_infer.bases": ["scales", "moments", "density", "laplace", "variational", "gaussian"],
     "dgm_infer.sampling": [
         "draws",
+        "preflight",
         "step_size",
         "trajectory_length",
         "sub_steps",

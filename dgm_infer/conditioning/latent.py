@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli
 
+from ..arguments import indices, instance, numbers
 from ..errors import ArgumentError, ModelError, ObservationError
 from ..models import InputDensity, base_distribution, output_distribution, reference_tensor
 from ..target import Target
@@ -40,12 +41,11 @@ class LatentPosterior(Target):
     """
 
     def __init__(self, decoder: nn.Module, images, prior: InputDensity, mask=None):
-        if not isinstance(prior, InputDensity):
-            raise ArgumentError(f"LatentPosterior(prior={prior!r}): give an InputDensity, such as StandardNormal(50)")
+        instance("LatentPosterior", "prior", prior, InputDensity, "StandardNormal(50)")
         if not isinstance(decoder, nn.Module):
             raise ModelError(f"LatentPosterior(decoder={type(decoder).__name__}): expected a torch.nn.Module")
         frozen = copy.deepcopy(decoder).eval().requires_grad_(False)
-        images = torch.as_tensor(images).detach()
+        images = numbers("LatentPosterior", "images", images)
         shape = _image_shape(images, output_distribution(frozen, prior).event_shape)
         values = images.reshape(*images.shape[: images.ndim - len(shape)], shape.numel())
         index = None if mask is None else mask_index(mask, shape).to(images.device)
@@ -106,7 +106,11 @@ class LatentPosterior(Target):
 
         Args:
             problems: indices, ``[n]`` of integers.
+
+        Raises:
+            ArgumentError: an index is not that of an image.
         """
+        problems = indices("LatentPosterior.take", "problems", problems, self.batch_shape.numel())
         images = self.images.flatten(0, len(self.batch_shape) - 1) if self.batch_shape else self.images.unsqueeze(0)
         decoder = self.decoder.take(problems) if isinstance(self.decoder, ObservedPixels) else self.decoder
         taken = object.__new__(type(self))
@@ -122,6 +126,8 @@ class LatentPosterior(Target):
         return likelihood.log_prob(self.images)
 
     def energy(self, x):
+        if x.shape[-1:] != (self.dim,):
+            raise ArgumentError(f"LatentPosterior.energy(x of shape {tuple(x.shape)}): expected [..., {self.dim}]")
         return -self.log_likelihood(x) - self.prior.log_prob(x)
 
     def energy_and_gradient(self, x):
@@ -162,15 +168,11 @@ class LatentPosterior(Target):
                 images = self.decoder.complete(u, images, rng)
         return images.reshape(*u.shape[:-1], *self.image_shape)
 
-    def start(self, chains, rng):
-        """Draws from the prior, ``[chains, *batch, D]``."""
+    def initial_draws(self, n, rng):
+        """Draws from the prior, ``[n, *batch, D]``."""
         like = self.images
-
-        def draw() -> Tensor:
-            z = self.prior.sample((chains, *self.batch_shape), generator=rng, dtype=like.dtype, device=rng.device)
-            return z.to(like.device)
-
-        return self._finite(draw)
+        z = self.prior.sample((n, *self.batch_shape), generator=rng, dtype=like.dtype, device=rng.device)
+        return z.to(like.device)
 
 
 def _image_shape(images: Tensor, event_shape: torch.Size) -> torch.Size:

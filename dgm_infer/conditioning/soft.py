@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
+from ..arguments import positive
 from ..target import Target
 from .reduced import ObservedModel
 
@@ -22,8 +22,7 @@ class InputPosterior(Target):
     """
 
     def __init__(self, observed: ObservedModel, values: Tensor, tolerance: float):
-        if not tolerance > 0:
-            raise ArgumentError(f"tolerance={tolerance:g} must be positive; leave it out to condition exactly")
+        tolerance = positive("condition", "tolerance", tolerance)
         super().__init__(None, observed.dim, tuple(values.shape[:-1]))
         self.observed = observed
         self.values = values
@@ -41,9 +40,9 @@ class InputPosterior(Target):
         with torch.no_grad():
             return self.observed.latents(x)
 
-    def start(self, chains, rng):
-        """Draws from the prior, ``[chains, *batch, D]``."""
-        return self._finite(lambda: self.observed.sample_inputs((chains, *self.batch_shape), rng, self.values))
+    def initial_draws(self, n, rng):
+        """Draws from the prior, ``[n, *batch, D]``."""
+        return self.observed.sample_inputs((n, *self.batch_shape), rng, self.values)
 
     def complete(self, u: Tensor, rng: torch.Generator) -> Tensor:
         """Complete outputs ``[..., *batch, *output_shape]``: the observed part as observed, the rest generated."""

@@ -1,13 +1,12 @@
 """Hamiltonian annealed importance sampling (Sohl-Dickstein and Culpepper 2012): persistent momentum."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..errors import ArgumentError
+from ..arguments import positive
 from .annealing import Annealing
 from .path import AnnealedPath, Move, Point
 from .plan import check_settings, frozen_plan
@@ -49,8 +48,7 @@ class HamiltonianAIS(Annealing):
 
     def __post_init__(self):
         check_settings(self)
-        if not (isinstance(self.half_life, int | float) and 0 < self.half_life < math.inf):
-            raise ArgumentError(f"HamiltonianAIS(half_life={self.half_life!r}): must be a positive number")
+        positive("HamiltonianAIS", "half_life", self.half_life)
 
     def plan(self, path, chains, rng, progress):
         return frozen_plan(self, path, chains, _PILOT_STEPS, rng, progress)

@@ -45,7 +45,7 @@ def check_settings(method: Planned, *also: str) -> None:
         whole_number(name, field, getattr(method, field))
     optional_positive(name, "step_size", method.step_size)
     fraction(name, "target_acceptance", method.target_acceptance)
-    schedules.check(name, method.schedule, ("equalised", *also))
+    schedules.check(name, method.schedule, method.temperatures, ("equalised", *also))
 
 
 def tuned_steps(

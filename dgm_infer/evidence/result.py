@@ -4,13 +4,13 @@ import json
 import math
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..arguments import file_path, fraction, function
 from ..errors import ArgumentError, CheckpointError, cause
 from ..files import complete_file
 from .method import Status
@@ -79,8 +79,7 @@ class Evidence:
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Ends of ``log_z +- t std_error``, Student's t of ``dof`` degrees of freedom: each ``[*batch]``."""
-        if not (isinstance(level, int | float) and 0 < level < 1):
-            raise ArgumentError(f"interval(level={level!r}): must lie between 0 and 1")
+        fraction("interval", "level", level)
         from scipy.stats import t
 
         half = float(t.ppf(0.5 + level / 2, self.dof)) * self.std_error if self.dof > 0 else self.std_error * math.nan
@@ -97,12 +96,12 @@ class Evidence:
         """
         if self.draws is None:
             raise ArgumentError("this evidence holds no draws: log_evidence(..., keep_draws=True)")
-        values = f(self.draws).double()
-        shape = self.log_weights.shape
-        if values.shape[: len(shape)] != shape:
-            raise ArgumentError(
-                f"f returns shape {tuple(values.shape)}: expected {tuple(shape)} followed by the shape of one value"
-            )
+        function("expectation", "f", f, "lambda x: x")
+        shape, values = self.log_weights.shape, f(self.draws)
+        if not isinstance(values, Tensor) or values.shape[: len(shape)] != shape:
+            what = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"type {type(values).__name__}"
+            raise ArgumentError(f"expectation(f): f returns {what}: expected a tensor of shape {tuple(shape)} and what follows")
+        values = values.double()
         weights = (self.log_weights - self.log_weights.amax((0, 1))).exp()
         weights = weights.reshape(*shape, *[1] * (values.ndim - len(shape)))
         n = shape[0]
@@ -164,7 +163,8 @@ class Evidence:
         Raises:
             CheckpointError: the file is missing, damaged, or was not written by :meth:`save`.
         """
-        if not Path(path).is_file():
+        path = file_path("Evidence.load", "path", path)
+        if not path.is_file():
             raise CheckpointError(f"no evidence at {path}: Evidence.save(path) writes it")
         try:
             with np.load(path, allow_pickle=False) as file:

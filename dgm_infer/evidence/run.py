@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import random_seed, whole_number
+from ..arguments import allocatable, finite, flag, random_seed, whole_number
 from ..bases import Gaussian
-from ..errors import ArgumentError, EvidenceError, cause
+from ..errors import ArgumentError, EvidenceError
+from ..probe import energy_fault, probe_points
 from ..progress import Progress
 from ..target import as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
@@ -125,8 +126,9 @@ def bidirectional(
     method = AIS() if method is None else method
     if not isinstance(method, Annealing):
         raise ArgumentError(f"bidirectional(method={method!r}): expected an AIS or a HamiltonianAIS")
+    flag("bidirectional", "exact", exact)
     run = _Run(target, base, method, chains, seed, chunk, keep_draws, progress, "bidirectional")
-    draws = torch.as_tensor(exact_draws).detach().to(base.mean)
+    draws = finite("bidirectional", "exact_draws", exact_draws).to(base.mean)
     shared = draws.shape == base.mean.shape
     if shared:
         draws = draws.expand(run.chains, *draws.shape)
@@ -135,9 +137,6 @@ def bidirectional(
             f"bidirectional(exact_draws of shape {tuple(draws.shape)}): expected {tuple(base.mean.shape)}, or "
             f"{(run.chains, *base.mean.shape)} for {run.chains} chains"
         )
-
-    if not draws.isfinite().all():
-        raise ArgumentError("bidirectional(exact_draws=...): some values are not finite")
     with torch.no_grad():
         lost = ~run.target.energy(draws).isfinite().all(0)
     if lost.any():
@@ -214,34 +213,28 @@ class _Run:
         elif can_take:
             row = _OWN_BYTES + 16 * base.dim * base.mean.element_size()
             chunk = max(1, _BYTES // (row * self.chains * getattr(method, "particles", 1)))
+        self.keep_draws, self.progress = flag(name, "keep_draws", keep_draws), flag(name, "progress", progress)
+        held = self.chains * base.dim * (n if keep_draws else min(chunk or n, n))
+        allocatable(name, "chains", chains, held, "run fewer chains", like=base.mean)
         self.seed = random_seed(name, seed)
         self.chunks: list[slice | None] = [None]
         if chunk is not None and chunk < n:
             self.chunks = [slice(i, min(i + chunk, n)) for i in range(0, n, chunk)]
         self.rng = torch.Generator(base.mean.device).manual_seed(self.seed)
         self._probe(name)
-        self.keep_draws, self.progress = keep_draws, progress
         self.bar: Progress
         self.evaluations = 0
         self.seconds = 0.0
 
     def _probe(self, name: str) -> None:
-        """Raise ArgumentError if the target cannot be evaluated at points of the base."""
-        x = self.base.mean.unsqueeze(0)
-        try:
-            with torch.no_grad():
-                energy = self.target.energy(x)
-        except (RuntimeError, TypeError) as error:
-            raise ArgumentError(
-                f"{name}(): the target fails at positions of the base, {x.dtype} on {x.device}; base.to(...) changes "
-                f"that: {cause(error)}"
-            ) from error
-        if not isinstance(energy, Tensor) or energy.shape != x.shape[:-1]:
-            shape = tuple(energy.shape) if isinstance(energy, Tensor) else type(energy).__name__
-            raise ArgumentError(
-                f"{name}(): the energy at x of shape {tuple(x.shape)} is {shape}: expected one value per point, "
-                f"{tuple(x.shape[:-1])}"
-            )
+        """Raise ArgumentError where the energy is faulty at draws of the base; the run's random numbers are left."""
+        # the first chunk stands for the others, which together need not fit into memory
+        path = self._path(self.chunks[0])
+        rng = torch.Generator(self.base.mean.device).manual_seed(0)
+        x = path.base.sample(probe_points(path.target), rng)
+        fault = energy_fault(path.target, x, "; base.to(...) changes these")
+        if fault:
+            raise ArgumentError(f"{name}(): {fault}")
 
     def outcomes(self, work: Callable[[AnnealedPath, slice | None], list[Outcome]]) -> list[Outcome]:
         """Run ``work`` on every chunk and join each of its outcomes over the chunks."""

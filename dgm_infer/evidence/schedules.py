@@ -1,10 +1,12 @@
 """Inverse temperatures of annealing, from 0 at the base to 1 at the target."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..arguments import numbers
 from ..errors import ArgumentError
 
 __all__ = ["SCHEDULES", "Schedule", "check", "checked", "equalised", "linear", "sigmoid", "values_of"]
@@ -69,15 +71,15 @@ Schedule = str | Tensor | Callable[[int], Tensor]
 """A name, the K + 1 values, or a function of K that returns them."""
 
 
-def check(name: str, schedule: Schedule, also: tuple[str, ...] = ()) -> None:
-    """Raise ArgumentError unless a schedule is a function, values from 0 to 1, or a name in :data:`SCHEDULES` or
+def check(name: str, schedule: Schedule, n: int, also: tuple[str, ...] = ()) -> None:
+    """Raise ArgumentError unless a schedule gives values from 0 to 1 for ``n``, or is a name in :data:`SCHEDULES` or
     ``also``."""
     if isinstance(schedule, str):
         if schedule not in (*SCHEDULES, *also):
             names = ", ".join([*SCHEDULES, *also])
             raise ArgumentError(f"{name}(schedule={schedule!r}): must be one of {names}, a function or values")
-    elif not callable(schedule):
-        checked(name, torch.as_tensor(schedule))
+    else:
+        values_of(name, schedule, n)
 
 
 def values_of(name: str, schedule: Schedule, n: int) -> Tensor:
@@ -87,13 +89,13 @@ def values_of(name: str, schedule: Schedule, n: int) -> Tensor:
     return checked(name, schedule(n) if callable(schedule) else schedule)
 
 
-def checked(name: str, betas: Tensor) -> Tensor:
+def checked(name: str, betas: Any) -> Tensor:
     """A user's schedule ``[K + 1]``.
 
     Raises:
         ArgumentError: it does not rise from 0 to 1.
     """
-    betas = torch.as_tensor(betas, dtype=torch.float64)
+    betas = numbers(name, "schedule", betas, torch.float64)
     rises = betas.ndim == 1 and len(betas) >= 2 and bool((betas[1:] >= betas[:-1]).all())
     if not (rises and betas[0] == 0 and betas[-1] == 1):
         raise ArgumentError(

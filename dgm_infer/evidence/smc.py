@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ..arguments import whole_number
+from ..arguments import fraction, positive, whole_number, within
 from ..errors import ArgumentError
 from ..progress import Progress
 from ..settings import Settings
@@ -68,19 +68,14 @@ class SMC(Settings):
     def __post_init__(self):
         check_settings(self, "adaptive")
         whole_number("SMC", "n_steps", self.n_steps)
-        whole_number("SMC", "particles", self.particles)
-        for field, high in (("conditional_ess", "below 1"), ("threshold", "at most 1")):
-            value = getattr(self, field)
-            if not (isinstance(value, int | float) and 0 < value <= 1) or (value == 1 and high == "below 1"):
-                raise ArgumentError(f"SMC({field}={value!r}): must be above 0 and {high}")
-        if self.particles < 2:
-            raise ArgumentError(f"SMC(particles={self.particles}): must be >= 2; AIS anneals chains without others")
+        whole_number("SMC", "particles", self.particles, 2)
+        fraction("SMC", "conditional_ess", self.conditional_ess)
+        within("SMC", "threshold", positive("SMC", "threshold", self.threshold), 0, 1)
         if self.waste_free is not None:
-            whole_number("SMC", "waste_free", self.waste_free)
-            if self.waste_free < 2 or self.particles % self.waste_free or self.particles == self.waste_free:
+            whole_number("SMC", "waste_free", self.waste_free, 2)
+            if self.particles % self.waste_free or self.particles == self.waste_free:
                 raise ArgumentError(
-                    f"SMC(waste_free={self.waste_free}): must be >= 2 and divide particles={self.particles} into two "
-                    "or more chains"
+                    f"SMC(waste_free={self.waste_free}): must divide particles={self.particles} into two or more chains"
                 )
 
     @property

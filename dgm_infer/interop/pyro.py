@@ -100,14 +100,10 @@ class PyroTarget(Target):
                 values = {name: torch.stack([row[name] for row in each]) for name in each[0]}
         return {name: value.reshape((*x.shape[:-1], *value.shape[1:])) for name, value in values.items()}
 
-    def start(self, chains, rng):
-        """Standard normal draws of finite energy, in the dtype and on the device of the program."""
-
-        def draw() -> Tensor:
-            x = torch.randn(chains, self.dim, generator=rng, dtype=self.dtype, device=rng.device)
-            return x.to(self.device)
-
-        return self._finite(draw)
+    def initial_draws(self, n, rng):
+        """Standard normal draws in the dtype and on the device of the program."""
+        x = torch.randn(n, self.dim, generator=rng, dtype=self.dtype, device=rng.device)
+        return x.to(self.device)
 
     def _trace(self, program: Callable[..., Any], x: Tensor) -> tuple[Any, Tensor]:
         """One run of the program with its latent variables taken from ``x [D]``: its trace, and ``log|dz/dx|``."""

@@ -4,13 +4,14 @@ import hashlib
 import json
 import os
 import warnings
+from collections.abc import Sequence
 from functools import cache, cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..arguments import allocatable, file_path, random_seed, whole_number
 from ..errors import ArgumentError, CheckpointError, cause
 from ..files import complete_file
 from ..kernels import Kernel
@@ -82,11 +83,11 @@ class Draws:
         The observed part is as observed; the rest is generated from the latents with fresh noise.
 
         Args:
-            n: how many a chain, evenly spaced over its draws; None for one of every draw.
+            n: how many per chain, evenly spaced over its draws; None for one of every draw.
             seed: of the fresh noise; None uses the run's.
 
         Raises:
-            ArgumentError: the draws hold no inputs, or no problem to generate from.
+            ArgumentError: the draws hold no inputs, or no problem to generate from, or an argument is out of range.
         """
         if self.problem is None:
             raise ArgumentError("these draws were loaded without their problem: Draws.load(path, problem=...)")
@@ -96,16 +97,28 @@ class Draws:
             raise ArgumentError(f"a {type(self.problem).__name__} has no outputs to generate")
         inputs = self.inputs
         if n is not None:
-            if not isinstance(n, int) or n < 1:
-                raise ArgumentError(f"generate(n={n}): must be a whole number, 1 or more")
+            n = whole_number("generate", "n", n)
+            allocatable("generate", "n", n, n * inputs[:, 0].numel(), "generate fewer", like=inputs)
             inputs = inputs[:, torch.arange(n, device=inputs.device) * inputs.shape[1] // n]
-        rng = torch.Generator(inputs.device).manual_seed(_generation_seed(self.seed if seed is None else seed))
+        seed = self.seed if seed is None else random_seed("generate", seed)
+        rng = torch.Generator(inputs.device).manual_seed(_generation_seed(seed))
         return self.problem.complete(inputs, rng)
 
-    def summary(self, names: list[str] | None = None) -> "pandas.DataFrame":
-        """One row a latent: ``mean, sd, hdi_3%, hdi_97%, mcse_mean, mcse_sd, ess_bulk, ess_tail, r_hat`` (ArviZ)."""
-        az = _arviz()
+    def summary(self, names: Sequence[str] | str | None = None) -> "pandas.DataFrame":
+        """One row per latent: ``mean, sd, hdi_3%, hdi_97%, mcse_mean, mcse_sd, ess_bulk, ess_tail, r_hat`` (ArviZ).
 
+        Args:
+            names: of latents; None for all.
+
+        Raises:
+            ArgumentError: there is no latent of such a name, or there are none at all.
+        """
+        az = _arviz()
+        names = [names] if isinstance(names, str) else names
+        if not self.latents:
+            raise ArgumentError("summary(): there are no latents to summarise: the model's latents(u) names none")
+        if names is not None and not (isinstance(names, Sequence) and set(names) <= set(self.latents)):
+            raise ArgumentError(f"summary(names={names!r}): must be among the latents {', '.join(self.latents)}")
         with warnings.catch_warnings():
             # a constant column gives 0/0: its NaN in the table says it
             warnings.filterwarnings("ignore", message="invalid value encountered", category=RuntimeWarning)
@@ -168,7 +181,8 @@ class Draws:
         """
         az = _arviz()
 
-        if not Path(path).is_file():
+        path = file_path("Draws.load", "path", path)
+        if not path.is_file():
             raise CheckpointError(f"no draws at {path}: Draws.save(path) writes them")
         try:
             data = az.from_netcdf(os.fspath(path), engine="h5netcdf")

@@ -7,13 +7,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ..arguments import choice, fraction, random_seed, whole_number
+from ..arguments import choice, flag, fraction, numbers, random_seed, whole_number
 from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, StartError
 from ..kernels import HMC, ConstrainedHMC, Info, Kernel
 from ..progress import Progress
 from ..target import Target, as_target
 from .draws import Draws
+from .preflight import check_energy, check_latents, check_size
 from .starts import starting_points
 from .warmup import WarmUp
 
@@ -77,6 +78,12 @@ def sample(
     seed = random_seed("sample", seed)
     choice("sample", "keep", keep, ("inputs", "latents"))
     fraction("sample", "target_acceptance", target_acceptance)
+    flag("sample", "progress", progress)
+    if initial is not None:
+        initial = numbers("sample", "initial", initial)
+    check_size(problem, chains=chains, warmup=warmup, draws=draws, thin=thin, keep=keep)
+    if isinstance(problem, Target) and initial is None:
+        check_energy(problem, _device(problem, initial))
     rng = torch.Generator(_device(problem, initial)).manual_seed(seed)
     kept: dict[str, Tensor] = {}
     count = 0
@@ -92,6 +99,7 @@ def sample(
             target_acceptance=target_acceptance,
             report=bar.say,
         )
+        check_latents(problem, start.position)
         state = kernel.init(problem, start.position)
         lost = int((~state.energy.isfinite()).sum())
         if lost:

@@ -236,7 +236,7 @@ CASES = {
     "density of negative dimension": (lambda: dgm.Logistic(-2), ArgumentError, ["dim=-2"]),
     "target without dimensions": (lambda: dgm.Target(lambda x: x, 0), ArgumentError, ["dim=0"]),
     "energy of another shape": (
-        lambda: sample(dgm.Target(lambda x: x.square(), 2), dgm.HMC(step_size=0.1)), ArgumentError, ["(2, 2)", "(2,)"]
+        lambda: sample(dgm.Target(lambda x: x.square(), 2), dgm.HMC(step_size=0.1)), ArgumentError, ["(32, 2)", "(32,)"]
     ),
     "density without a finite value": (
         lambda: sample(dgm.Target(lambda x: x.sum(-1) * math.nan, 2)), StartError, ["2 of 2", "initial"]

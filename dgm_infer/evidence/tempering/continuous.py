@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...arguments import whole_number
+from ...arguments import positive, whole_number
 from ...errors import ArgumentError
 from ...kernels.integrators import PhasePoint, leapfrog
 from ...kernels.trees import deepest, grow
@@ -48,9 +48,7 @@ class ContinuousTempering(Tempering):
     def __post_init__(self):
         super().__post_init__()
         for field in ("mass", "scale"):
-            value = getattr(self, field)
-            if not (isinstance(value, int | float) and 0 < value < math.inf):
-                raise ArgumentError(f"ContinuousTempering({field}={value!r}): must be a positive number")
+            positive("ContinuousTempering", field, getattr(self, field))
         if self.nuts is not None:
             whole_number("ContinuousTempering", "nuts", self.nuts)
         if self.step_size is None and self.warmup < 20:

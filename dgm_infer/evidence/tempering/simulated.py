@@ -7,8 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ...arguments import whole_number
-from ...errors import ArgumentError
+from ...arguments import choice, whole_number
 from .. import schedules
 from ..path import AnnealedPath, Point
 from ..pilot import Pilot, StepSizes
@@ -56,9 +55,8 @@ class SimulatedTempering(Tempering):
     def __post_init__(self):
         super().__post_init__()
         whole_number("SimulatedTempering", "temperatures", self.temperatures)
-        schedules.check("SimulatedTempering", self.schedule)
-        if self.weights not in ("pilot", "equal"):
-            raise ArgumentError(f"SimulatedTempering(weights={self.weights!r}): must be 'pilot' or 'equal'")
+        schedules.check("SimulatedTempering", self.schedule, self.temperatures)
+        choice("SimulatedTempering", "weights", self.weights, ("pilot", "equal"))
 
     def _chain(self, path, pilot, log_zeta, point, rng):
         return _SimulatedChain(path, pilot.step_sizes, self._ladder(pilot, log_zeta), point, rng, self.n_steps)

@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ...arguments import fraction, optional_positive, whole_number
+from ...arguments import choice, finite, fraction, optional_positive, whole_number
 from ...errors import ArgumentError, EvidenceError
 from ...progress import Progress
 from ...settings import Settings
@@ -54,12 +54,10 @@ class Tempering(Settings):
             raise ArgumentError(f"{name}(thin={self.thin}): must be at most draws={self.draws}")
         optional_positive(name, "step_size", self.step_size)
         fraction(name, "target_acceptance", self.target_acceptance)
-        if isinstance(self.log_zeta, str) and self.log_zeta not in ("importance", "pilot"):
-            raise ArgumentError(
-                f"{name}(log_zeta={self.log_zeta!r}): must be 'pilot', 'importance', a number or one per problem"
-            )
-        if isinstance(self.log_zeta, int | float | Tensor) and not torch.as_tensor(self.log_zeta).isfinite().all():
-            raise ArgumentError(f"{name}(log_zeta={self.log_zeta!r}): must be finite")
+        if isinstance(self.log_zeta, str):
+            choice(name, "log_zeta", self.log_zeta, ("pilot", "importance"))
+        elif self.log_zeta is not None:
+            finite(name, "log_zeta", self.log_zeta)
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
         record, spent = self.recorded(path, chains, rng, progress)

@@ -223,7 +223,10 @@ def test_what_does_not_fit_is_named():
         ((known.target, known.base, dgm.AIS), r"method=AIS: expected an instance"),
         ((known.target, known.base, "AIS"), "method='AIS'"),
         ((known.target, known.base, dgm.AIS(step_size=torch.ones(2))), r"step_size of shape \(2,\) does not fit"),
-        ((dgm.Target(lambda x: x, 2, (3,)), known.base, None), r"is \(1, 3, 2\): expected one value per point"),
+        (
+            (dgm.Target(lambda x: x, 2, (3,)), known.base, None),
+            r"of shape \(\d+, 3, 2\): expected one real value per point",
+        ),
     ]
     for (target, base, method), message in cases:
         with pytest.raises(dgm.ArgumentError, match=message):
@@ -236,7 +239,7 @@ def test_a_target_that_computes_in_another_type_is_named():
     linear = torch.nn.Linear(2, 1).requires_grad_(False)
     target = dgm.Target(lambda x: linear(x).square().sum(-1) + x.square().sum(-1), 2)
     base = dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 1.0)
-    with pytest.raises(dgm.ArgumentError, match=r"positions of the base, torch.float64 on cpu; base.to\(...\)"):
+    with pytest.raises(dgm.ArgumentError, match=r"energy fails at .*, torch.float64 on cpu; base.to\(...\)"):
         run(target, base, QUICK["AIS"])
     assert run(target, base.to(torch.float32), QUICK["AIS"]).log_z.isfinite()
 

@@ -197,13 +197,13 @@ def test_two_modes_keep_their_weights():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"particles": 1}, r"SMC\(particles=1\): must be >= 2"),
+        ({"particles": 1}, r"SMC\(particles=1\): must be an integer >= 2"),
         ({"particles": 2.5}, "particles=2.5"),
         ({"schedule": "cubic"}, "one of linear, sigmoid, equalised, adaptive"),
         ({"conditional_ess": 1}, "conditional_ess=1"),
         ({"conditional_ess": 0.0}, "conditional_ess=0.0"),
         ({"threshold": 1.5}, "threshold=1.5"),
-        ({"waste_free": 7}, r"waste_free=7\): must be >= 2 and divide particles=64"),
+        ({"waste_free": 7}, r"waste_free=7\): must divide particles=64"),
         ({"waste_free": 64}, "two or more chains"),
         ({"waste_free": 1}, "waste_free=1"),
         ({"n_steps": 0}, "n_steps=0"),

@@ -164,6 +164,8 @@ def test_n_outputs_a_chain_are_spread_over_its_draws(draws, n):
     complete = draws.problem.complete
 
     class Spy:
+        can_complete = True
+
         def complete(self, inputs, rng):
             seen.append(inputs)
             return complete(inputs, rng)

@@ -1,0 +1,66 @@
+"""What would fail in a long run, found before it begins: sizes, faulty energies, latents that have no names."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import allocatable
+from ..conditioning.fibre import Fibre
+from ..errors import ArgumentError, ModelError
+from ..probe import energy_fault, probe_points
+from ..target import Target
+
+__all__ = ["check_energy", "check_latents", "check_size"]
+
+# Iterations that no run reaches: at a microsecond each they take three hours, and none is that fast.
+_MOST = 10**10
+
+
+def check_size(problem: Fibre | Target, *, chains: int, warmup: int, draws: int, thin: int, keep: str) -> None:
+    """Raise ArgumentError for a run that would not end, or draws that no memory holds."""
+    like = getattr(problem, "values", None)
+    chain = math.prod(problem.batch_shape) * problem.dim
+    allocatable("sample", "chains", chains, chains * chain, "run fewer chains", like=like)
+    # of latents at least one number is kept
+    kept = chain if keep == "inputs" else math.prod(problem.batch_shape)
+    remedy = "make fewer draws, or keep='latents'" if keep == "inputs" else "make fewer draws"
+    allocatable("sample", "draws", draws, chains * draws * kept, remedy, like=like)
+    iterations = warmup + draws * thin
+    if iterations > _MOST:
+        shown = f"{float(min(iterations, 10**300)):.3g}"
+        raise ArgumentError(
+            f"sample(draws={draws}, thin={thin}, warmup={warmup}): {shown} iterations, of {_MOST:.0e} at most: make "
+            "fewer draws, or thin less"
+        )
+
+
+def check_energy(problem: Target, device: torch.device) -> None:
+    """Raise ArgumentError for an energy that is faulty where chains would start; the run's random numbers are left."""
+    rng, kind = torch.Generator(device).manual_seed(0), type(problem)
+    # of a start of its own the points themselves: nothing else says where the density is
+    own = kind.start is not Target.start and kind.initial_draws is Target.initial_draws
+    draw = problem.start if own else problem.initial_draws
+    fault = energy_fault(problem, draw(probe_points(problem), rng))
+    if fault:
+        raise ArgumentError(f"sample(): {fault}")
+
+
+def check_latents(problem: Any, position: Tensor) -> None:
+    """Raise ModelError unless ``latents`` are tensors ``[chains, *batch, *shape]`` by names that a file can hold."""
+    name = f"{type(getattr(problem, 'model', problem)).__name__}.latents"
+    latents = problem.latents(position)
+    if not isinstance(latents, Mapping):
+        raise ModelError(f"{name} returns a {type(latents).__name__}: must return a dict of tensors by name")
+    for key, value in latents.items():
+        if not isinstance(key, str) or not key or "/" in key:
+            raise ModelError(f"{name} names a latent {key!r}: must be a name without '/', such as 'z'")
+        if not isinstance(value, Tensor) or value.shape[: position.ndim - 1] != position.shape[:-1]:
+            what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
+            lead = ", ".join(map(str, position.shape[:-1]))
+            raise ModelError(
+                f"{name} gives {key!r} of {what} for inputs of shape {tuple(position.shape)}: must be a tensor of "
+                f"shape ({lead}, ...)"
+            )
