@@ -21,6 +21,7 @@ from .condition import bind, pixels_only
 from .derivatives import check_derivatives, largest_rank, tame_draws
 from .faults import (
     STRUCTURE_DRAWS,
+    check_declared,
     check_mode,
     check_outputs,
     check_randomness,
@@ -145,7 +146,7 @@ def check(model: GenerativeModel, observed=None, observe=None, *, draws: int = 4
     with search.error("model"):
         model = MeanOfDecoder(LatentVariableModel.of(model)) if discrete else as_generative_model(model)
         frozen = frozen_copy(model, torch.float64, device_of(model))
-        frozen.output_shape = tuple(frozen.output_shape)
+        check_declared(frozen)
     if search.failed:
         return report()
     u = prior_draws(frozen, max(draws, 2), torch.float64, device_of(model))

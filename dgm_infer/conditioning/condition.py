@@ -5,7 +5,8 @@ from typing import TypeVar, overload
 import torch
 from torch import nn
 
-from ..errors import ArgumentError, ObservationError, cause
+from ..arguments import available_device, floating_type, numbers
+from ..errors import ArgumentError, ObservationError, reported_as
 from ..models import (
     DiscreteModel,
     GenerativeModel,
@@ -17,6 +18,8 @@ from ..models import (
 )
 from .faults import (
     STRUCTURE_DRAWS,
+    check_declared,
+    check_gradient,
     check_mode,
     check_outputs,
     check_randomness,
@@ -161,25 +164,20 @@ def pixels_only(observe, name: str) -> Pixels:
 
 
 def _computed_in(model: GenerativeModel, dtype: torch.dtype, device) -> tuple[torch.dtype, torch.device]:
-    if dtype not in (torch.float32, torch.float64):
-        raise ArgumentError(f"dtype={dtype}: conditioning needs torch.float64, or torch.float32 with less precision")
-    try:
-        device = torch.device(device) if device is not None else device_of(model)
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise ArgumentError(f"device={device}: {cause(error)}") from error
-    return dtype, device
+    dtype = floating_type("condition", "dtype", dtype)
+    return dtype, device_of(model) if device is None else available_device("condition", "device", device)
 
 
 def _checked_copy(model: Model, dtype: torch.dtype, device: torch.device) -> Model:
     """A frozen copy of a model that is a deterministic function of each row of its inputs."""
     frozen = frozen_copy(model, dtype, device)
-    frozen.output_shape = tuple(frozen.output_shape)
+    check_declared(frozen)
     u = prior_draws(frozen, 2, dtype, device)
     x = check_outputs(frozen, u)
     check_randomness(frozen, u)
     check_mode(model, frozen, u)
     check_rows(frozen, u)
+    check_gradient(frozen, u)
     check_range(frozen, x)
     return frozen
 
@@ -190,14 +188,13 @@ def bind(frozen: GenerativeModel, observed, observe, dtype: torch.dtype, device:
     Raises:
         ObservationError: the data or the mask do not fit the model.
     """
-    try:
-        y = torch.as_tensor(observed).detach().to(device=device, dtype=dtype)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ObservationError(f"observed, a {type(observed).__name__}, is no array of numbers: {error}") from error
+    with reported_as(ObservationError):
+        numbers("condition", "observed", observed)
+    y = torch.as_tensor(observed).detach().to(device=device, dtype=dtype)
     if isinstance(observe, nn.Module):
         observe = frozen_copy(observe, dtype, device)
     operator, values = as_observation(observe).bind(y, frozen)
     operator = as_operator(operator)
     if values.numel() == 0:
-        raise ObservationError(f"observed has shape {tuple(y.shape)}: there is nothing in it to condition on")
+        raise ObservationError(f"observed has shape {tuple(y.shape)}: the observation is empty")
     return Bound(operator, values)

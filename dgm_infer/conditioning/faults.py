@@ -10,12 +10,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import ModelError, ObservationError, cause
+from ..arguments import interval, sizes
+from ..errors import ModelError, ObservationError, cause, reported_as
 from ..models import GenerativeModel
 from .operators import Operator
 
 __all__ = [
     "STRUCTURE_DRAWS",
+    "check_declared",
+    "check_gradient",
     "check_mode",
     "check_outputs",
     "check_randomness",
@@ -56,6 +59,39 @@ def prior_draws(model: GenerativeModel, n: int, dtype: torch.dtype, device: torc
     return model.input_density.sample((n,), generator=rng, dtype=dtype, device=device)
 
 
+def check_declared(model: GenerativeModel) -> None:
+    """Raises :class:`ModelError` where ``output_shape`` or ``output_range`` are not a shape and a range; sets them so.
+
+    Args:
+        model: a frozen copy.
+    """
+    name = type(model).__name__
+    with reported_as(ModelError):
+        model.output_shape = sizes(name, "output_shape", model.output_shape, empty=True)
+        if model.output_range is not None:
+            model.output_range = interval(name, "output_range", model.output_range)
+
+
+def check_gradient(model: GenerativeModel, u: Tensor) -> None:
+    """Raises :class:`ModelError` where outputs have no derivative, or the log factor is not a number per input."""
+    name, inputs = type(model).__name__, u.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        if not model.observed(inputs).requires_grad:
+            raise ModelError(f"{name}.observed has no derivative: compute with torch's functions, without detach()")
+        if not model.has_log_factor:
+            return
+        try:
+            factor = model.log_factor(inputs)
+        except Exception as error:
+            raise ModelError(f"{name}.log_factor fails for inputs of shape {tuple(u.shape)}: {cause(error)}") from error
+    if not isinstance(factor, Tensor) or factor.shape != u.shape[:-1]:
+        what = f"shape {tuple(factor.shape)}" if isinstance(factor, Tensor) else f"type {type(factor).__name__}"
+        raise ModelError(
+            f"{name}.log_factor gives {what} for inputs of shape {tuple(u.shape)}: must be one number per input, "
+            f"{tuple(u.shape[:-1])}"
+        )
+
+
 def check_outputs(model: GenerativeModel, u: Tensor) -> Tensor:
     """Outputs ``[n, Dx]`` at ``u [n, Du]``.
 
@@ -81,7 +117,7 @@ def check_outputs(model: GenerativeModel, u: Tensor) -> Tensor:
             "shape of one output)"
         )
     if x.dtype != u.dtype:
-        raise ModelError(f"{name}.observed gives {x.dtype} for inputs of {u.dtype}: let it compute in its inputs' type")
+        raise ModelError(f"{name}.observed gives {x.dtype} for inputs of {u.dtype}: compute in the dtype of the inputs")
     return x
 
 
@@ -127,8 +163,6 @@ def check_range(model: GenerativeModel, x: Tensor) -> None:
     if model.output_range is None:
         return
     low, high = model.output_range
-    if not low < high:
-        raise ModelError(f"{type(model).__name__}.output_range = {model.output_range}: the first must be the smaller")
     least, largest = x.nan_to_num(low, high, low).min().item(), x.nan_to_num(low, high, low).max().item()
     if least < low or largest > high:
         raise ModelError(
@@ -150,6 +184,11 @@ def check_values(model: GenerativeModel, operator: Operator, values: Tensor) -> 
     if not beyond.any():
         return
     least, largest = values.min().item(), values.max().item()
+    if high <= 1 and least >= 0 and 2 < largest <= 255:
+        raise ObservationError(
+            f"observed values from {least:.3g} to {largest:.3g} are those of 8-bit pixels, the model's output_range is "
+            f"{_interval(low, high)}: divide by 255"
+        )
     inside = 0.01 * (high - low)
     remedy = f"move the data inside (values.clamp({low + inside:.3g}, {high - inside:.3g})), or "
     remedy = remedy if inside < math.inf else ""

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..errors import ObservationError
+from ..arguments import boolean_mask, numbers, whole_number
+from ..errors import ObservationError, cause, reported_as
 from ..models import GenerativeModel
 from .operators import DisjointSums, Function, Operator, select
 
@@ -28,6 +29,10 @@ __all__ = [
     "observe",
     "pixels",
 ]
+
+
+# Standard deviation of a blur, in pixels, beyond which no image is.
+_WIDEST = 1000
 
 
 class Observation(ABC):
@@ -54,15 +59,8 @@ class Pixels(Observation):
 
     def __init__(self, mask=None):
         if mask is not None:
-            try:
-                mask = torch.as_tensor(mask)
-            except (TypeError, ValueError, RuntimeError) as error:
-                raise ObservationError(f"the mask, a {type(mask).__name__}, is no boolean array: {error}") from error
-            if mask.dtype != torch.bool:
-                raise ObservationError(
-                    f"pixels(mask of dtype {_name(mask.dtype)}): expected a boolean mask, True = observed "
-                    "(mask.bool() converts 0 and 1)"
-                )
+            with reported_as(ObservationError):
+                mask = boolean_mask("pixels", "mask", mask)
         self.mask = mask
 
     def bind(self, y, model):
@@ -114,9 +112,7 @@ class Transform(Observation):
 
     def bind(self, y, model):
         shape, function = model.output_shape, self.function
-        with torch.no_grad():
-            y_shape = tuple(function(y.new_zeros(shape)).shape)
-        batch = _batch_shape(y, y_shape)
+        batch = _batch_shape(y, self._checked(y, shape))
 
         def operator(x: Tensor) -> Tensor:
             lead = x.shape[:-1]
@@ -137,14 +133,37 @@ class Flat(Observation):
         _batch_shape(y, (n_values,))
         return Bound(self.operator, _finite(y))
 
+    def _checked(self, y: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """The shape of what is observed of one output.
+
+        Raises:
+            ObservationError: the function fails, does not treat leading dimensions as independent, or is not
+                differentiable.
+        """
+        x = y.new_zeros(2, *shape).requires_grad_()
+        try:
+            with torch.enable_grad():
+                one, two = self.function(x[0]), self.function(x)
+        except Exception as error:
+            raise ObservationError(f"observe fails for outputs of shape {shape}: {cause(error)}") from error
+        if not isinstance(one, Tensor) or not isinstance(two, Tensor):
+            raise ObservationError(f"observe returns a {type(one).__name__}: must return a tensor of observed values")
+        if two.shape != (2, *one.shape):
+            raise ObservationError(
+                f"observe maps outputs of shape {tuple(x.shape)} to {tuple(two.shape)}: expected {(2, *one.shape)}, "
+                "with leading dimensions as they are (index from the right: x[..., 0, :])"
+            )
+        if not two.requires_grad:
+            raise ObservationError("observe has no derivative: compute with torch's functions, without detach()")
+        return tuple(one.shape)
+
 
 class Downsample(Observation):
     """Means over ``factor x factor`` blocks of an image: ``[..., H, W] -> [..., H / factor, W / factor]``."""
 
     def __init__(self, factor: int):
-        if not isinstance(factor, int) or factor < 1:
-            raise ObservationError(f"downsample(factor={factor!r}): must be a whole number, 1 or more")
-        self.factor = factor
+        with reported_as(ObservationError):
+            self.factor = whole_number("downsample", "factor", factor)
 
     def bind(self, y, model):
         shape, k = model.output_shape, self.factor
@@ -167,6 +186,8 @@ class Linear(Observation):
     """
 
     def __init__(self, matrix):
+        with reported_as(ObservationError):
+            numbers("linear", "matrix", matrix)
         matrix = torch.as_tensor(matrix).detach()
         if matrix.ndim != 2 or not matrix.is_floating_point():
             raise ObservationError(
@@ -201,11 +222,15 @@ class Blur(Observation):
     """Convolution of an image with a kernel, of the same size: beyond its edges the image is reflected."""
 
     def __init__(self, kernel):
+        with reported_as(ObservationError):
+            numbers("blur", "kernel", kernel)
         kernel = torch.as_tensor(kernel).detach()
         if kernel.ndim == 0:
             sd = float(kernel)
-            if not 0 < sd < math.inf:
-                raise ObservationError(f"blur({sd:g}): the standard deviation must be positive, in pixels")
+            if not 0 < sd <= _WIDEST:
+                raise ObservationError(
+                    f"blur(kernel={sd:g}): must be a positive standard deviation in pixels, at most {_WIDEST}"
+                )
             reach = math.ceil(3 * sd)
             profile = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, dtype=torch.float64) / sd).square())
             kernel = profile[:, None] * profile

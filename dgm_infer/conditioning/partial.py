@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Independent, Normal
 
-from ..errors import ModelError, ObservationError
+from ..arguments import boolean_mask
+from ..errors import ModelError, ObservationError, reported_as
 from ..models import base_distribution
 
 __all__ = ["ObservedPixels", "mask_index"]
@@ -78,11 +79,11 @@ def mask_index(mask, image_shape: torch.Size) -> Tensor:
     Raises:
         ObservationError: another shape or type, or it observes nothing.
     """
-    mask = torch.as_tensor(mask)
-    if mask.dtype != torch.bool or mask.shape != image_shape:
+    with reported_as(ObservationError):
+        mask = boolean_mask("LatentPosterior", "mask", mask)
+    if mask.shape != image_shape:
         raise ObservationError(
-            f"mask of {mask.dtype} and shape {tuple(mask.shape)}: expected torch.bool and the shape of the images, "
-            f"{tuple(image_shape)}"
+            f"LatentPosterior(mask of shape {tuple(mask.shape)}): expected that of the images, {tuple(image_shape)}"
         )
     if not mask.any():
         raise ObservationError("the mask observes no pixel: set True where the image is known")

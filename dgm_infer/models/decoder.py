@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Independent
 
-from ..errors import ModelError
+from ..errors import ModelError, cause
 from .densities import InputDensity
 from .model import GenerativeModel, reference_tensor
 
@@ -192,9 +192,7 @@ def output_distribution(decoder: nn.Module, prior: InputDensity) -> Distribution
         with torch.no_grad():
             likelihood = decoder(torch.zeros(prior.dim, dtype=like.dtype, device=like.device))
     except Exception as error:
-        raise ModelError(
-            f"{name} fails for latents of {prior.dim} dimensions, the prior's: {' '.join(str(error).split())}"
-        ) from error
+        raise ModelError(f"{name} fails for latents of {prior.dim} dimensions, the prior's: {cause(error)}") from error
     if not isinstance(likelihood, Distribution):
         raise ModelError(
             f"{name} returns a {type(likelihood).__name__}, not a torch.distributions.Distribution: wrap its outputs, "
@@ -217,7 +215,7 @@ def _evaluation_copy(module: Module) -> Module:
     try:
         return copy.deepcopy(module).eval()
     except RuntimeError as error:
-        raise ModelError(f"{type(module).__name__} cannot be copied: {' '.join(str(error).split())}") from error
+        raise ModelError(f"{type(module).__name__} cannot be copied: {cause(error)}") from error
 
 
 def _discrete_support(likelihood: Distribution) -> bool:
