@@ -100,7 +100,9 @@ class Evidence:
         shape, values = self.log_weights.shape, f(self.draws)
         if not isinstance(values, Tensor) or values.shape[: len(shape)] != shape:
             what = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else f"type {type(values).__name__}"
-            raise ArgumentError(f"expectation(f): f returns {what}: expected a tensor of shape {tuple(shape)} and what follows")
+            raise ArgumentError(
+                f"expectation(f): f returns {what}: expected a tensor of shape {tuple(shape)} and what follows"
+            )
         values = values.double()
         weights = (self.log_weights - self.log_weights.amax((0, 1))).exp()
         weights = weights.reshape(*shape, *[1] * (values.ndim - len(shape)))
