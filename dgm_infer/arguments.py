@@ -33,7 +33,6 @@ __all__ = [
     "interval",
     "numbers",
     "optional_positive",
-    "per_problem",
     "positive",
     "positive_numbers",
     "random_seed",
@@ -146,26 +145,6 @@ def counts(call: str, field: str, value: int | tuple[int, int]) -> tuple[int, in
     if low > high:
         raise ArgumentError(f"{call}({field}={_shown(value)}): low must not be above high")
     return low, high
-
-
-def per_problem(call: str, field: str, value: float | Tensor | None, batch_shape: torch.Size) -> None:
-    """Check that a number, or one number for every problem, fits a batch of problems; None fits any.
-
-    Raises:
-        ArgumentError: its shape does not broadcast to the batch shape.
-    """
-    if value is None:
-        return
-    shape = torch.as_tensor(value).shape
-    try:
-        fits = torch.broadcast_shapes(shape, batch_shape) == batch_shape
-    except RuntimeError:
-        fits = False
-    if not fits:
-        raise ArgumentError(
-            f"{call}({field} of shape {tuple(shape)}): does not fit the problems, {tuple(batch_shape)}: give a number, "
-            "or one for every problem"
-        )
 
 
 def random_seed(call: str, seed: int | None) -> int:

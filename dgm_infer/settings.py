@@ -7,6 +7,8 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
+from .errors import ArgumentError
+
 __all__ = ["Settings"]
 
 
@@ -17,6 +19,25 @@ class Settings:
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
+
+    def check_batch(self, batch_shape: torch.Size, *names: str) -> None:
+        """Check that fields that are given as numbers, or as one number for every problem, fit a batch of problems.
+
+        Raises:
+            ArgumentError: the shape of one does not broadcast to the batch shape.
+        """
+        for name in names:
+            value = getattr(self, name)
+            shape = torch.Size() if value is None else torch.as_tensor(value).shape
+            try:
+                fits = torch.broadcast_shapes(shape, batch_shape) == batch_shape
+            except RuntimeError:
+                fits = False
+            if not fits:
+                raise ArgumentError(
+                    f"{type(self).__name__}({name} of shape {tuple(shape)}): does not fit the problems, "
+                    f"{tuple(batch_shape)}: give a number, or one for every problem"
+                )
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):

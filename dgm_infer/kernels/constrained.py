@@ -14,7 +14,7 @@ from ..conditioning.fibre import Fibre, Linearisation
 from ..conditioning.projection import SOLVERS, project
 from ..errors import ArgumentError, Status
 from ..settings import Settings
-from .hamiltonian import accept, check_batch, check_schedule, draw_momentum, draw_schedule, schedule_tuning
+from .hamiltonian import accept, check_schedule, draw_momentum, draw_schedule, schedule_tuning
 from .integrators import CIRCULAR, STRAIGHT, geodesic
 from .kernel import Info, TrajectoryEnd, Trial
 from .tuning import Tuning
@@ -94,7 +94,7 @@ class ConstrainedHMC(Settings):
                 f"{problem.values.shape[-1]} observed values fix all {problem.dim} inputs up to isolated points, "
                 "between which no chain can move: observe fewer, or give the model noise, WithNoise(model, sd=...)"
             )
-        check_batch(self, problem.batch_shape)
+        self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
 
     def relative_tolerance(self, dtype: torch.dtype) -> float:
         """The tolerance in use for this dtype."""

@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..arguments import counts, optional_positive, per_problem
+from ..arguments import counts, optional_positive
 from ..errors import ArgumentError, Status
 from ..target import Target
 from .tuning import Tuning
@@ -130,16 +130,6 @@ def check_schedule(kernel: Scheduled) -> None:
         if kernel.trajectory_length is not None:
             raise ArgumentError(f"{name}(n_steps={kernel.n_steps}, trajectory_length=...): give one of them")
     optional_positive(name, "trajectory_length", kernel.trajectory_length)
-
-
-def check_batch(kernel: Scheduled, batch_shape: torch.Size) -> None:
-    """Check that the fields given as tensors fit the problems.
-
-    Raises:
-        ArgumentError: one has another shape.
-    """
-    for field in ("step_size", "trajectory_length"):
-        per_problem(type(kernel).__name__, field, getattr(kernel, field), batch_shape)
 
 
 def schedule_tuning(kernel: Scheduled, longest_step: float = math.inf) -> Tuning:

@@ -13,7 +13,6 @@ from ..target import Target
 from .hamiltonian import (
     HMCState,
     accept,
-    check_batch,
     check_schedule,
     check_target,
     draw_momentum,
@@ -48,7 +47,7 @@ class HMC(Settings):
 
     def check(self, problem) -> None:
         check_target("HMC", problem)
-        check_batch(self, problem.batch_shape)
+        self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
 
     def tuning(self, problem: Target) -> Tuning:
         return schedule_tuning(self)

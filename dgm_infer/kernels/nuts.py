@@ -6,7 +6,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ..arguments import counts, optional_positive, per_problem
+from ..arguments import counts, optional_positive
 from ..settings import Settings
 from ..target import Target
 from .hamiltonian import HMCState, check_target, draw_momentum, given_step_size
@@ -41,7 +41,7 @@ class NUTS(Settings):
 
     def check(self, problem) -> None:
         check_target("NUTS", problem)
-        per_problem("NUTS", "step_size", self.step_size, problem.batch_shape)
+        self.check_batch(problem.batch_shape, "step_size")
 
     def tuning(self, problem: Target) -> Tuning:
         return Tuning(step_size=self.step_size is None)

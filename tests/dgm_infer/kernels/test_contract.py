@@ -24,7 +24,7 @@ from tests.oracles import (
 )
 from tests.states import tensors
 
-CHAINS = 6
+CHAINS, DRAWS = 6, 8
 BATCHES = [(), (2,)]
 
 PUBLISHED = [getattr(kernels, name) for name in kernels.__all__]
@@ -83,7 +83,7 @@ def problem_for(kind, batch):
 
 
 def run(kind, batch, seed=1, **changes):
-    arguments = {"chains": CHAINS, "warmup": 5, "draws": 4, "progress": False} | changes
+    arguments = {"chains": CHAINS, "warmup": 5, "draws": DRAWS, "progress": False} | changes
     return dgm.sample(problem_for(kind, batch), kind(), seed=seed, **arguments)
 
 
@@ -110,8 +110,10 @@ def one_step(kernel, problem, chains=CHAINS, seed=3):
 # ----------------------------------------------------------------------------------------------------- the distribution
 
 
-def law(kind, chains=300, warmup=60, draws=50):
+def law(kind):
     oracle = suited(kind, correlated_gaussian, ellipse)
+    # a transition on a fibre costs more, and moves farther than a random walk
+    chains, warmup, draws = (60, 20, 40) if isinstance(oracle.problem, dgm.Fibre) else (600, 60, 60)
     return oracle, dgm.sample(oracle.problem, kind(), chains=chains, warmup=warmup, draws=draws, seed=1, progress=False)
 
 
@@ -152,14 +154,14 @@ def test_statistics_of_every_kernel_and_of_its_family_are_kept(kind, batch):
     _, _, info = one_step(draws.kernel, problem_for(kind, batch))
     assert not {"acceptance_rate", "diverging", "energy"} & info.stats.keys()
     assert draws.stats.keys() == {"acceptance_rate", "diverging", "energy", *info.stats}
-    assert {value.shape for value in draws.stats.values()} == {(CHAINS, 4, *batch)}
+    assert {value.shape for value in draws.stats.values()} == {(CHAINS, DRAWS, *batch)}
     if isinstance(problem_for(kind, batch), dgm.Fibre):
         assert {"constraint_error", "projection_failed", "reversal_failed"} <= info.stats.keys()
 
 
 def test_a_step_leaves_the_state_it_started_from_unchanged(kind, batch):
     problem, kernel = problem_for(kind, batch), ran(kind, batch).kernel
-    state = kernel.init(problem, problem.start(CHAINS, torch.Generator().manual_seed(2)))
+    state = kernel.init(problem, problem.start(5 * CHAINS, torch.Generator().manual_seed(2)))
     before = [tensor.clone() for tensor in tensors(state)]
     after, _ = kernel.step(problem, state, torch.Generator().manual_seed(3))
     assert len(before) >= 2
@@ -201,17 +203,20 @@ def test_the_configuration_is_frozen_and_replace_makes_another(kind):
     assert kernel == kind()
 
 
+def refusal(kernel, problem):
+    try:
+        kernel.check(problem)
+    except ArgumentError as error:
+        return str(error)
+    return None
+
+
 def test_what_does_not_fit_is_refused_in_one_line(kind):
-    refused = 0
-    for problem in (gaussians(()), ellipses(()), object()):
-        try:
-            kind().check(problem)
-        except ArgumentError as error:
-            refused += 1
-            assert "\n" not in str(error)
-            assert type(problem).__name__ in str(error)
-    assert refused > 0
     assert isinstance(kind(), Kernel)
+    refusals = {type(problem).__name__: refusal(kind(), problem) for problem in (gaussians(()), ellipses(()), object())}
+    assert refusals["object"] is not None
+    for name, message in refusals.items():
+        assert message is None or ("\n" not in message and name in message)
 
 
 # ------------------------------------------------------------------------------------------------------------- failures
@@ -220,9 +225,9 @@ def test_what_does_not_fit_is_refused_in_one_line(kind):
 def test_what_a_chain_runs_into_is_a_status_and_a_rejection_of_that_chain(kind):
     near = torch.tensor([1.0, -1.0, 0.0, 1.9], dtype=FLOAT)
     problem = suited(kind, EdgeTarget, lambda: dgm.condition(Edge(), [1.0, 1.0]))
-    chains = 40
+    chains = 20
     start = near.repeat(chains, 1) if isinstance(problem, dgm.Fibre) else problem.start(chains, torch.Generator())
-    draws = dgm.sample(problem, kind(), initial=start, chains=chains, warmup=0, draws=8, seed=1, progress=False)
+    draws = dgm.sample(problem, kind(), initial=start, chains=chains, warmup=0, draws=2, seed=1, progress=False)
     state, failed = draws.kernel.init(problem, start), 0
     for seed in range(8):
         before = state
