@@ -6,7 +6,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.evidence import annealing
 from dgm_infer.evidence.path import AnnealedPath, Move
-from dgm_infer.evidence.tempering import record, tempering
+from dgm_infer.evidence.tempering import continuous, gibbs, record
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
 from tests.mistakes import anneal_with_weights_after_the_move
 from tests.oracles import FLOAT
@@ -213,7 +213,7 @@ def test_control_temperatures_of_the_wrong_law_are_noticed(monkeypatch):
     # a guess of log Z that is off makes the law of beta given x far from uniform
     method = dgm.GibbsTempering(log_zeta=-1.0, n_steps=2)
     assert standard_errors_off(run(known, method), known).abs().max() <= 5
-    monkeypatch.setattr(tempering, "draw_beta", uniform)
+    monkeypatch.setattr(gibbs, "draw_beta", uniform)
     assert_wrong(run(known, method), known)
 
 
@@ -222,5 +222,5 @@ def test_control_a_trajectory_without_the_control_variables_jacobian_is_noticed(
         return torch.lerp(point.square, point.energy + self.offset, t.sigmoid())
 
     known = known_gaussian(10, (3,))
-    monkeypatch.setattr(tempering._JointChain, "_potential", without)
+    monkeypatch.setattr(continuous._JointChain, "_potential", without)
     assert_wrong(run(known, dgm.ContinuousTempering(), chains=600), known)
