@@ -193,7 +193,7 @@ def bind(frozen: GenerativeModel, observed, observe, dtype: torch.dtype, device:
     try:
         y = torch.as_tensor(observed).detach().to(device=device, dtype=dtype)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise ObservationError(f"observed, a {type(observed).__name__}, is no array of numbers: {error}") from error
+        raise ObservationError(f"observed, a {type(observed).__name__}, is not a numeric array: {error}") from error
     if isinstance(observe, nn.Module):
         observe = frozen_copy(observe, dtype, device)
     operator, values = as_observation(observe).bind(y, frozen)
