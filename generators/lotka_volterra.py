@@ -80,7 +80,7 @@ class LotkaVolterra(DirectedModel):
 
 
 def summaries(x: Tensor) -> Tensor:
-    """Nine summaries of a series of two populations in turn: ``[..., 2 S] -> [..., 9]``, S at least 3 (J 10.2).
+    """Nine summaries of a series of two alternating populations: ``[..., 2 S] -> [..., 9]``, S at least 3 (J 10.2).
 
     In this order: means of prey and predators, logarithms of their variances (with denominator ``S - 1``), lag-1
     autocorrelations of both, lag-2 autocorrelations of both ``sum_t d_t d_{t+k} / sum_t d_t^2`` of the deviations d
