@@ -204,7 +204,7 @@ WRONG = {
     ),
     "one output for all": (lambda: from_module(lambda z: z.sum(), 2), ModelError, r"shape \(\) for 2 latents"),
     "nothing selected": (
-        lambda: from_module(lambda z: {"a": z}, 2, select="b"), ModelError, "'a', in which select='b'"
+        lambda: from_module(lambda z: {"a": z}, 2, select="b"), ModelError, "'a'; select='b' is not in it"
     ),
     "no tensor selected": (lambda: from_module(lambda z: ("a", z), 2), ModelError, "output 0 is a str"),
     "weights for a function": (lambda: from_module(abs, 2, weights="x"), ArgumentError, "not a module"),
