@@ -107,9 +107,9 @@ def anneal_noise(
     """Points of high density from prior draws, for models whose local inputs are standard normal noise.
 
     If every unit has one normal local input, a prior draw of ``u1`` with the ``u2`` that gives the observation is a
-    draw from the posterior under infinitely wide noise. The inverse variance ``beta``, in units of the model's, then rises
-    from 0 to 1. Each increment is the largest that leaves half the points effective; every point then makes a short
-    transition, with its own step size, on the fibre of the model with that noise. Points whose weights
+    draw from the posterior under infinitely wide noise. The inverse variance ``beta``, in units of the model's, then
+    rises from 0 to 1. Each increment is the largest that leaves half the points effective; every point then makes a
+    short transition, with its own step size, on the fibre of the model with that noise. Points whose weights
     ``prod exp(-(beta' - beta) |u2|^2 / 2)`` fall more than 50 nats behind the best of their problem have stranded in a
     negligible mode, and restart from another point. (Tempering of an ABC kernel, J 7, with the weights of annealed
     importance sampling, math 7.1, which serve no other purpose.)
