@@ -44,7 +44,7 @@ class LotkaVolterra(DirectedModel):
     ):
         super().__init__()
         if not isinstance(n_steps, int) or n_steps < 1:
-            raise ArgumentError(f"LotkaVolterra(n_steps={n_steps!r}): n_steps must be a whole number, 1 or more")
+            raise ArgumentError(f"LotkaVolterra(n_steps={n_steps!r}): n_steps must be an integer >= 1")
         for name, value in (("dt", dt), ("noise", noise)):
             if not 0 < value < math.inf:
                 raise ArgumentError(f"LotkaVolterra({name}={value}): {name} must be positive and finite")

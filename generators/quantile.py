@@ -121,5 +121,5 @@ def _add_power(x: Tensor, log_p: Tensor, z: Tensor, scale: Tensor) -> Tensor:
 
 def _count(model: DirectedModel, n: int) -> int:
     if not isinstance(n, int) or n < 1:
-        raise ArgumentError(f"{type(model).__name__}(n={n!r}): n must be a whole number, 1 or more")
+        raise ArgumentError(f"{type(model).__name__}(n={n!r}): n must be an integer >= 1")
     return n
