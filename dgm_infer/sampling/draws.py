@@ -111,7 +111,7 @@ class Draws:
             names: names of latents; None for all.
 
         Raises:
-            ArgumentError: there is no latent of such a name, or there are none at all.
+            ArgumentError: no latent has such a name, or there are no latents.
         """
         az = _arviz()
         names = [names] if isinstance(names, str) else names
