@@ -45,7 +45,7 @@ def complete_file(path: str | os.PathLike) -> Iterator[Path]:
     """A temporary path beside ``path`` to write to; moved there when the block is done, removed when it fails.
 
     Raises:
-        ArgumentError: there is no such folder, the path is a folder, or the file cannot be written.
+        ArgumentError: the folder does not exist, the path is a folder, or the file cannot be written.
     """
     path = file_path("save", "path", path)
     if not path.parent.is_dir():

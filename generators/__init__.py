@@ -1,4 +1,4 @@
-"""Concrete generative models, and where their weights are found."""
+"""Concrete generative models, and the loading of their weights."""
 
 from dgm_infer import WithNoise
 from dgm_infer.conditioning.latent import LatentPosterior

@@ -1,4 +1,4 @@
-"""Parameters and data in NumPy's archives."""
+"""Parameters and data in NumPy archives."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
     """The numerical arrays of an ``.npz`` file by name; nothing in the file is executed.
 
     Raises:
-        FileNotFoundError: there is no such file.
+        FileNotFoundError: the file does not exist.
         ValueError, OSError, EOFError, zipfile.BadZipFile: it is damaged.
     """
     # opened here: NumPy leaves a damaged file open

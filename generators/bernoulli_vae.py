@@ -25,7 +25,7 @@ class BernoulliDecoder(nn.Module):
         latent_dim: Dz.
         output_shape: shape of an image.
         hidden: widths of the fully connected layers.
-        channels: of the transposed convolutions after them; None for none.
+        channels: channels of the transposed convolutions after them; None for none.
     """
 
     def __init__(
@@ -46,18 +46,18 @@ class BernoulliDecoder(nn.Module):
 class BernoulliVAE(GenerativeModel):
     """Auto-encoder of binary images: ``z ~ N(0, I)``, ``x_i | z ~ Bernoulli(sigmoid(logit_i(z)))``.
 
-    Its pixels are discrete, so that no fibre of continuous inputs leads to an image: :func:`dgm_infer.condition` gives
-    the posterior of its latents, a :class:`generators.LatentPosterior`. Latent: ``z``.
+    Its pixels are discrete, so an image has no fibre of continuous inputs: :func:`dgm_infer.condition` gives the
+    posterior of its latents, a :class:`generators.LatentPosterior`. Latent: ``z``.
 
     Args:
         latent_dim: Dz.
         output_shape: shape of an image.
         hidden: widths of the decoder's hidden layers; the encoder's are the same in reverse.
-        channels: of the decoder's transposed convolutions, from coarse to fine, after the hidden layers; the encoder's
-            are the same in reverse. None for a fully connected network.
+        channels: channels of the decoder's transposed convolutions, from coarse to fine, after the hidden layers; the
+            encoder's are the same in reverse. None for a fully connected network.
 
     Raises:
-        ArgumentError: a size below 1, or convolutions of something that is not an image.
+        ArgumentError: a size below 1, or convolutions for an output that is not an image.
     """
 
     output_range = (0.0, 1.0)
@@ -87,8 +87,8 @@ class BernoulliVAE(GenerativeModel):
 
     def observed(self, u):
         raise ModelError(
-            f"the pixels of this {type(self).__name__} are discrete: no input can be solved for an image; condition() "
-            "gives the posterior of its latents, a LatentPosterior"
+            f"the pixels of this {type(self).__name__} are discrete, so inputs cannot be solved for an image; "
+            "condition() gives the posterior of its latents, a LatentPosterior"
         )
 
     def generate(self, n: int, seed: int) -> GeneratedImages:

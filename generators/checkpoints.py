@@ -23,7 +23,7 @@ from .weights import read_checkpoint, read_safetensors
 __all__ = ["describe", "load", "save"]
 
 PRETRAINED = Path(__file__).parent / "pretrained"
-# What reads a folder of published parameters, by the file that says which it is.
+# Readers of folders of published parameters, by the file that identifies them.
 PUBLISHED = {"decoder.npz": IWAE.from_npz, "joint_angle_decoder.npz": HumanPose.from_folder}
 FORMAT = "dgm-infer generator 1"
 # Key under which trainers/ put the description into a Lightning checkpoint.
@@ -33,7 +33,7 @@ CHECKPOINT_PREFIX = "generator."
 
 
 def describe(model: nn.Module) -> dict[str, Any]:
-    """What a generator is rebuilt from: ``{"format", "class", "config"}``.
+    """The description that a generator is rebuilt from: ``{"format", "class", "config"}``.
 
     Raises:
         CheckpointError: its class is not registered, or it has no ``config``.
@@ -41,8 +41,8 @@ def describe(model: nn.Module) -> dict[str, Any]:
     name = type(model).__name__
     if CLASSES.get(name) is not type(model):
         raise CheckpointError(
-            f"a {name} cannot be stored: only {', '.join(CLASSES)} can be rebuilt from a file, and classes of your own "
-            "that generators.register decorates"
+            f"a {name} cannot be stored: only {', '.join(CLASSES)} can be rebuilt from a file, and your own classes "
+            "decorated with generators.register"
         )
     config = getattr(model, "config", None)
     if not isinstance(config, dict):
@@ -54,7 +54,7 @@ def save(model: nn.Module, path: str | os.PathLike, notes: dict[str, Any] | None
     """Write ``path.safetensors`` and ``path.json``; returns the former.
 
     Args:
-        model: of a class that can be rebuilt.
+        model: an instance of a class that can be rebuilt.
         path: with or without the ending.
         notes: JSON values kept in the description, such as how it was trained.
     """
@@ -77,17 +77,17 @@ def save(model: nn.Module, path: str | os.PathLike, notes: dict[str, Any] | None
 def load(name: str | os.PathLike, *, trust: bool = False) -> GenerativeModel:
     """A generator with its weights, in evaluation mode.
 
-    Networks of other projects are for :func:`generators.from_module`.
+    For networks of other projects use :func:`generators.from_module`.
 
     Args:
         name: a shipped generator (``"digits_vae"``), a ``.safetensors`` file with its ``.json`` beside it (either
             ending or none), a Lightning checkpoint (``.ckpt``) written by ``dgm-infer train``, or a folder of published
             parameters: of the IWAE (``decoder.npz`` and the rest, see :meth:`generators.IWAE.from_npz`) or of the
             human pose (``joint_angle_decoder.npz``, see :meth:`generators.HumanPose.from_folder`).
-        trust: load a checkpoint that holds more than weights too, whose pickle may run any code.
+        trust: also load a checkpoint that holds more than weights, whose pickle may run any code.
 
     Raises:
-        CheckpointError: missing, damaged, or not a generator of this project.
+        CheckpointError: the file is missing, damaged, or not a generator of this project.
     """
     if not isinstance(name, str | os.PathLike):
         raise CheckpointError(f"load({name!r}): expected the name of a shipped generator, or a path")
@@ -144,7 +144,7 @@ def _build(path: Path, what: Any, state: dict[str, torch.Tensor]) -> GenerativeM
     if not isinstance(what, dict) or what.get("format") != FORMAT or not isinstance(name, str) or name not in CLASSES:
         raise CheckpointError(
             f"{path} describes {name!r}, not one of {', '.join(CLASSES)} (format {FORMAT!r}); import the module that "
-            "registers a class of your own first"
+            "registers your own class first"
         )
     try:
         model = CLASSES[name](**what["config"])

@@ -20,23 +20,23 @@ __all__ = ["GAN", "Critic"]
 
 @register
 class GAN(GenerativeModel):
-    """An implicit generator ``x = g(z)`` of images, ``z ~ N(0, I)``, without noise of its own: its Jacobian is dense.
+    """An implicit generator ``x = g(z)`` of images, ``z ~ N(0, I)``, without output noise: its Jacobian is dense.
 
     At most ``latent_dim`` pixels can be observed exactly; :class:`dgm_infer.WithNoise` lifts that. In evaluation mode
-    each image depends on its own latents alone, whatever the normalisation; :func:`dgm_infer.condition` refuses the
+    each image depends only on its own latents, for any normalisation; :func:`dgm_infer.condition` refuses the
     batch statistics of training mode. Latent: ``z``.
 
     Args:
         latent_dim: Dz.
-        output_shape: shape of an image, (H, W) or (C, H, W); any shape where it is fully connected.
+        output_shape: shape of an image, (H, W) or (C, H, W); any shape if fully connected.
         hidden: widths of the fully connected layers.
-        channels: of the transposed convolutions after them, from coarse to fine; None for none.
-        normalisation: before these: batch, group or none.
-        output_range: (low, high), which a sigmoid keeps all pixels strictly between; None for a linear output. A
-            range a little wider than that of the data lets it reach their edge.
+        channels: channels of the transposed convolutions after them, from coarse to fine; None for none.
+        normalisation: normalisation before the convolutions: batch, group or none.
+        output_range: (low, high): a sigmoid keeps all pixels strictly between them; None for a linear output. A range
+            slightly wider than that of the data lets outputs reach its edges.
 
     Raises:
-        ArgumentError: a size below 1, an empty range, or convolutions of something that is not an image.
+        ArgumentError: a size below 1, an empty range, or convolutions for an output that is not an image.
     """
 
     structure = "dense"
@@ -53,7 +53,9 @@ class GAN(GenerativeModel):
         super().__init__()
         _check_sizes(type(self).__name__, output_shape, latent_dim=latent_dim)
         if output_range is not None and not (len(output_range) == 2 and output_range[0] < output_range[1]):
-            raise ArgumentError(f"GAN(output_range={output_range}): two numbers, the smaller first, or None")
+            raise ArgumentError(
+                f"GAN(output_range={output_range}): must be (low, high) with low less than high, or None"
+            )
         if normalisation not in ("none", "batch", "group"):
             raise ArgumentError(f"GAN(normalisation={normalisation!r}): must be none, batch or group")
         self.config: dict[str, Any] = {
@@ -81,16 +83,16 @@ class GAN(GenerativeModel):
 
 
 class Critic(nn.Module):
-    """Scores images, higher where they look real: ``[..., *output_shape] -> [...]``; a logit, or Wasserstein's critic.
+    """Scores images, higher if they look real: ``[..., *output_shape] -> [...]``; a logit, or Wasserstein's critic.
 
     Args:
-        output_shape: shape of an image, (H, W) or (C, H, W); any shape where it is fully connected.
+        output_shape: shape of an image, (H, W) or (C, H, W); any shape if fully connected.
         hidden: widths of the fully connected layers after the convolutions.
-        channels: of the strided convolutions, from fine to coarse; None for none.
-        normalisation: none, batch (which Wasserstein's gradient penalty excludes), group, or spectral.
+        channels: channels of the strided convolutions, from fine to coarse; None for none.
+        normalisation: none, batch (excluded by Wasserstein's gradient penalty), group, or spectral.
 
     Raises:
-        ArgumentError: a size below 1, or convolutions of something that is not an image.
+        ArgumentError: a size below 1, or convolutions for an input that is not an image.
     """
 
     def __init__(
@@ -120,4 +122,4 @@ def _check_sizes(name: str, output_shape: Sequence[int], **sizes: int) -> None:
     for field, value in (*sizes.items(), ("output_shape", torch.Size(output_shape).numel())):
         if value < 1:
             shown = tuple(output_shape) if field == "output_shape" else value
-            raise ArgumentError(f"{name}({field}={shown}): 1 or more")
+            raise ArgumentError(f"{name}({field}={shown}): must be integers >= 1")

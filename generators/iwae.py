@@ -27,7 +27,7 @@ FILES = ("decoder.npz", "encoder_h.npz", "encoder_mean.npz", "encoder_std.npz")
 class IWAE(BernoulliVAE):
     """The auto-encoder of binary images, trained by the importance-weighted bound; its published parameters and data.
 
-    It is a :class:`generators.BernoulliVAE` with one stochastic layer: only the objective differs.
+    A :class:`generators.BernoulliVAE` with one stochastic layer: only the objective differs.
     """
 
     @classmethod
@@ -35,11 +35,11 @@ class IWAE(BernoulliVAE):
         """The published parameters, trained on binarised MNIST: 50 latents, 28 x 28 pixels, float32 (T 5.6.2).
 
         Args:
-            folder: with ``decoder.npz``, ``encoder_h.npz``, ``encoder_mean.npz`` and ``encoder_std.npz``, in itself
-                or in its subfolder ``iwae_mnist``; the reference data that ``DGM_INFER_REFERENCE_DATA`` names has it.
+            folder: contains ``decoder.npz``, ``encoder_h.npz``, ``encoder_mean.npz`` and ``encoder_std.npz``, directly
+                or in its subfolder ``iwae_mnist``, as the reference data (``DGM_INFER_REFERENCE_DATA``) does.
 
         Raises:
-            CheckpointError: a file is missing, damaged, or of another network.
+            CheckpointError: a file is missing, damaged, or belongs to another network.
         """
         folder = _subfolder(folder)
         decoder, body, mean, sd = (_read(folder / name) for name in FILES)
@@ -61,7 +61,7 @@ class IWAE(BernoulliVAE):
         """The 1000 images of the published experiment, float32, and the latents that generated them (T 5.6.2).
 
         Args:
-            folder: with ``images.npz``, in itself or in its subfolder ``iwae_mnist``.
+            folder: contains ``images.npz``, directly or in its subfolder ``iwae_mnist``.
 
         Raises:
             CheckpointError: the file is missing or damaged.
@@ -72,7 +72,7 @@ class IWAE(BernoulliVAE):
             images, latents = arrays["images"], arrays["latents"]
             return GeneratedImages(images.float().unflatten(-1, (28, 28)), latents.float())
         except (LookupError, RuntimeError) as error:
-            raise CheckpointError(f"{path} holds no images and latents: {cause(error)}") from error
+            raise CheckpointError(f"{path} does not hold images and latents: {cause(error)}") from error
 
     @staticmethod
     def _square(n_outputs: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""Linear Gaussian models, of which everything is known in closed form."""
+"""Linear Gaussian models, with everything known in closed form."""
 
 import torch
 from torch import Tensor

@@ -44,7 +44,7 @@ class LotkaVolterra(DirectedModel):
     ):
         super().__init__()
         if not isinstance(n_steps, int) or n_steps < 1:
-            raise ArgumentError(f"LotkaVolterra(n_steps={n_steps!r}): n_steps must be a whole number, 1 or more")
+            raise ArgumentError(f"LotkaVolterra(n_steps={n_steps!r}): n_steps must be an integer >= 1")
         for name, value in (("dt", dt), ("noise", noise)):
             if not 0 < value < math.inf:
                 raise ArgumentError(f"LotkaVolterra({name}={value}): {name} must be positive and finite")
@@ -80,7 +80,7 @@ class LotkaVolterra(DirectedModel):
 
 
 def summaries(x: Tensor) -> Tensor:
-    """Nine summaries of a series of two populations in turn: ``[..., 2 S] -> [..., 9]``, S at least 3 (J 10.2).
+    """Nine summaries of a series of two alternating populations: ``[..., 2 S] -> [..., 9]``, S at least 3 (J 10.2).
 
     In this order: means of prey and predators, logarithms of their variances (with denominator ``S - 1``), lag-1
     autocorrelations of both, lag-2 autocorrelations of both ``sum_t d_t d_{t+k} / sum_t d_t^2`` of the deviations d

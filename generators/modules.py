@@ -1,4 +1,4 @@
-"""Generators from networks that exist already: a module, a repository of ``torch.hub``, weights in a file."""
+"""Generators from existing networks: a module, a ``torch.hub`` repository, weights in a file."""
 
 import math
 import os
@@ -39,7 +39,7 @@ class NetworkGenerator(GenerativeModel):
         select: int | str,
     ):
         super().__init__()
-        # a module of either is registered as a part, so that it moves and is copied with this one
+        # modules are registered as parts, so that they move and are copied with this one
         self.net, self.transform = net, transform
         densities = {name: _density(name, value) for name, value in (("z", latent), *inputs.items())}
         self.shapes = {name: shape for name, (shape, _) in densities.items()}
@@ -52,7 +52,7 @@ class NetworkGenerator(GenerativeModel):
         for name in self.tensors:
             self.register_buffer(f"argument_{name}", arguments[name].detach().clone())
         parts = [module for part in (net, transform) if isinstance(part, nn.Module) for module in part.modules()]
-        # the mode is the network's, in all of its parts: check() and condition() say what is wrong with it
+        # the mode is that of the network's parts: check() and condition() report what is wrong with it
         self.training = any(module.training for module in parts) if parts else self.training
         self.output_shape = self._measured()
 
@@ -64,7 +64,7 @@ class NetworkGenerator(GenerativeModel):
         return self._images(u).reshape(*u.shape[:-1], math.prod(self.output_shape))
 
     def _images(self, u: Tensor) -> Tensor:
-        """``[..., Du] -> [rows, *output_shape]``, in the one leading dimension that networks know."""
+        """``[..., Du] -> [rows, *output_shape]``, with the single leading dimension that networks expect."""
         z, *others = (rows.reshape(-1, *rows.shape[u.ndim - 1 :]) for rows in self.latents(u).values())
         n = len(z)
         inputs = dict(zip(list(self.shapes)[1:], others, strict=True))
@@ -76,12 +76,12 @@ class NetworkGenerator(GenerativeModel):
         x = x if self.transform is None else self.transform(x)
         if not isinstance(x, Tensor) or x.ndim < 1 or len(x) != n:
             what = f"shape {tuple(x.shape)}" if isinstance(x, Tensor) else f"type {type(x).__name__}"
-            raise ModelError(f"the network gives outputs of {what} for {n} latents: expected [{n}, ...]")
+            raise ModelError(f"the network returns outputs of {what} for {n} latents: expected [{n}, ...]")
         return x
 
     def _measured(self) -> tuple[int, ...]:
         name = _name(self.net)
-        # evaluation mode, for the modes and statistics of the caller's network stay as they are
+        # evaluation mode: the modes and statistics of the caller's network stay as they are
         like = reference_tensor(self)
         frozen = frozen_copy(self, like.dtype, like.device)
         u = self.input_density.sample((2,), generator=torch.Generator().manual_seed(0), dtype=like.dtype)
@@ -112,27 +112,27 @@ def from_module(
     key: str | None = None,
     trust: bool = False,
 ) -> NetworkGenerator | WithNoise:
-    """A generator of any network ``z -> image``, to be conditioned: ``x = transform(net(z, **inputs, **arguments))``.
+    """Make any network ``z -> image`` a generator to condition: ``x = transform(net(z, **inputs, **arguments))``.
 
-    The network is used as it is, in its own mode; give it in evaluation mode. :func:`dgm_infer.check` says whether it
-    can be conditioned.
+    The network is used as it is, in its own mode; pass it in evaluation mode. :func:`dgm_infer.check` reports whether
+    it can be conditioned.
 
     Args:
-        net: a module or function of ``z [n, *latent]`` that gives images ``[n, *output_shape]``, or a tuple, list or
-            mapping with them in it.
-        latent: of one z: its length, or its shape such as (C, H, W), with independent N(0, 1) entries; or its density.
-        output_range: open interval that the images are in, after the transform: (-1, 1) for tanh. None for any.
+        net: a module or function of ``z [n, *latent]`` that returns images ``[n, *output_shape]``, or a tuple, list or
+            mapping that contains them.
+        latent: length of z, or its shape such as (C, H, W), with independent N(0, 1) entries; or its density.
+        output_range: open interval that contains the transformed images: (-1, 1) for tanh. None for any.
         noise: standard deviation of Gaussian output noise, which makes more pixels than latents observable; None for
             none.
-        transform: of the images, such as ``lambda x: (x + 1) / 2``.
-        inputs: the network's other random inputs, by the names of its arguments, each as ``latent``: the noise images
-            of a StyleGAN.
-        arguments: what stays fixed, by name: class labels, truncation, noise that is not an input. Tensors are those of
-            one image, and are repeated for every row.
-        select: which of several outputs the images are.
-        weights: a file that the network is filled from: ``.safetensors``, or written by ``torch.save``.
-        key: of the weights in that file.
-        trust: load also a file whose pickle may run any code.
+        transform: function applied to the images, such as ``lambda x: (x + 1) / 2``.
+        inputs: the network's other random inputs by argument name, each given like ``latent``: the noise images of a
+            StyleGAN.
+        arguments: fixed arguments by name: class labels, truncation, fixed noise. Tensors are those of one image, and
+            are repeated for every row.
+        select: index or key of the images among several outputs.
+        weights: a file with the network's weights: ``.safetensors``, or written by ``torch.save``.
+        key: key of the weights in that file.
+        trust: also load a file whose pickle may run any code.
 
     Returns:
         a :class:`NetworkGenerator`, or with ``noise`` a :class:`WithNoise`.
@@ -140,31 +140,35 @@ def from_module(
     Raises:
         ArgumentError: a shape, a range or the noise is illegal.
         ModelError: the network does not take such inputs, or returns no images.
-        CheckpointError: the weights are missing, damaged, refused, or of another network.
+        CheckpointError: the weights are missing, damaged, refused, or belong to another network.
     """
     if not callable(net):
         raise ArgumentError(f"from_module(net={type(net).__name__}): expected a module or a function of the latents")
     if weights is not None:
         if not isinstance(net, nn.Module):
-            raise ArgumentError(f"from_module(weights={os.fspath(weights)!r}): {_name(net)} is not a torch.nn.Module")
+            raise ArgumentError(
+                f"from_module(weights={os.fspath(weights)!r}): {_name(net)} is not a module to load weights into"
+            )
         load_weights(net, weights, key, trust)
     inputs, arguments = dict(inputs or {}), dict(arguments or {})
     for name in inputs:
         if name == "z" or name in arguments:
-            raise ArgumentError(f"from_module(inputs={name!r}): the name is taken, by the latents or by arguments")
+            raise ArgumentError(
+                f"from_module(inputs={name!r}): the name is already used by the latents or by arguments"
+            )
     if output_range is not None:
         try:
             low, high = (float(edge) for edge in output_range)
         except (TypeError, ValueError):
             raise ArgumentError(f"from_module(output_range={output_range!r}): expected two numbers, or None") from None
         if not low < high:
-            raise ArgumentError(f"from_module(output_range=({low:g}, {high:g})): the first must be the smaller")
+            raise ArgumentError(f"from_module(output_range=({low:g}, {high:g})): low must be less than high")
         output_range = (low, high)
     model = NetworkGenerator(net, latent, output_range, transform, inputs, arguments, select)
     if noise is None:
         return model
     noisy = WithNoise(model, noise)
-    # the flag alone: train() would change the caller's network
+    # only the flag: train() would change the caller's network
     noisy.training = model.training
     return noisy
 
@@ -178,19 +182,19 @@ def from_hub(
     entry_arguments: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> NetworkGenerator | WithNoise:
-    """A generator of a network that a ``torch.hub`` repository makes, in evaluation mode; runs the repository's code.
+    """A generator from a network of a ``torch.hub`` repository, in evaluation mode; runs the repository's code.
 
     Args:
         repository: the folder with ``hubconf.py``; with ``source="github"``, ``owner/name[:branch]``.
         entry: function of ``hubconf.py`` that returns the network.
-        latent: as of :func:`from_module`.
-        source: ``local`` never downloads the repository; ``github`` does. What the entry itself downloads is its own.
-        entry_arguments: of that function: ``{"pretrained": True}``.
+        latent: as in :func:`from_module`.
+        source: ``local`` never downloads the repository; ``github`` does. The entry itself may download more.
+        entry_arguments: arguments of that function, such as ``{"pretrained": True}``.
         options: the other arguments of :func:`from_module`.
 
     Raises:
-        CheckpointError: there is no such repository or entry, or it fails.
-        ArgumentError, ModelError: as :func:`from_module`.
+        CheckpointError: the repository or entry does not exist, or fails.
+        ArgumentError, ModelError: as in :func:`from_module`.
     """
     if source not in ("local", "github"):
         raise ArgumentError(f"from_hub(source={source!r}): must be local or github")
@@ -201,25 +205,27 @@ def from_hub(
         )
     try:
         arguments = dict(entry_arguments or {})
-        # the caller has named it, which is the trust that torch would ask for
+        # the caller has named it: that is the trust that torch would ask for
         net = torch.hub.load(repository, entry, source=source, trust_repo=True, verbose=False, **arguments)  # type: ignore[arg-type]
     except Exception as error:
         raise CheckpointError(
             f"entry {entry!r} of the torch.hub repository {repository} fails: {cause(error)}"
         ) from error
     if not isinstance(net, nn.Module):
-        raise CheckpointError(f"entry {entry!r} of {repository} gives a {type(net).__name__}, no torch.nn.Module")
+        raise CheckpointError(f"entry {entry!r} of {repository} returns a {type(net).__name__}, not a torch.nn.Module")
     return from_module(net.eval(), latent, **options)
 
 
 def _density(name: str, latent: Latent) -> tuple[tuple[int, ...], InputDensity]:
-    """Shape of one latent, and its density over the flat entries."""
+    """Shape of one latent, and the density of its flat entries."""
     if isinstance(latent, InputDensity):
         return (latent.dim,), latent
     shape = (latent,) if isinstance(latent, int) else tuple(latent)
     if not shape or not all(isinstance(size, int) and size >= 1 for size in shape):
         what = "latent" if name == "z" else f"inputs[{name!r}]"
-        raise ArgumentError(f"from_module({what}={latent!r}): a length, a shape of positive sizes, or an InputDensity")
+        raise ArgumentError(
+            f"from_module({what}={latent!r}): must be a length, a shape of positive sizes, or an InputDensity"
+        )
     return shape, StandardNormal(math.prod(shape))
 
 
@@ -229,7 +235,7 @@ def _selected(outputs: Any, select: int | str) -> Tensor:
     except (LookupError, TypeError) as error:
         keys = f": {', '.join(map(repr, outputs))}" if isinstance(outputs, Mapping) else ""
         raise ModelError(
-            f"the network returns a {type(outputs).__name__}{keys}, in which select={select!r} finds nothing"
+            f"the network returns a {type(outputs).__name__}{keys}; select={select!r} is not in it"
         ) from error
     if not isinstance(chosen, Tensor):
         raise ModelError(f"the network's output {select!r} is a {type(chosen).__name__}, not a tensor: change select")

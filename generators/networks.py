@@ -1,4 +1,4 @@
-"""Network bodies that the models share: between vectors and images, fully connected or convolutional."""
+"""Network bodies shared by the models: between vectors and images, fully connected or convolutional."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -12,12 +12,12 @@ from dgm_infer.errors import ArgumentError
 __all__ = ["Normalisation", "image_channels", "mirrored", "mlp", "single", "to_image", "to_vector", "with_channels"]
 
 Normalisation = Literal["none", "batch", "group", "spectral"]
-# Channels of a group are at least this many, where there are as many.
+# Fewest channels per group, if there are that many.
 _GROUP = 4
 
 
 def mlp(sizes: Sequence[int], activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
-    """Fully connected layers ``sizes[0] -> ... -> sizes[-1]``, the activation after each but the last.
+    """Fully connected layers ``sizes[0] -> ... -> sizes[-1]``, with the activation after all but the last.
 
     The default is smooth: Hamiltonian dynamics follow gradients of the network's own derivatives.
     """
@@ -37,14 +37,14 @@ def to_vector(
     """From flat images ``[..., Dx]`` to vectors ``[..., n_outputs]``.
 
     Args:
-        image_shape: (H, W) or (C, H, W); any shape where the network is fully connected.
+        image_shape: (H, W) or (C, H, W); any shape if the network is fully connected.
         n_outputs: length of the vector.
         hidden: widths of the fully connected layers before the last.
-        channels: of convolutions before these, each of which halves height and width; None for none.
-        normalisation: of the convolutions but the first.
+        channels: channels of convolutions before these, each of which halves height and width; None for none.
+        normalisation: normalisation of all convolutions but the first.
 
     Raises:
-        ArgumentError: the shape is that of no image, or an illegal width.
+        ArgumentError: the shape is not that of an image, or a width is illegal.
     """
     if channels is None:
         return mlp([torch.Size(image_shape).numel(), *hidden, n_outputs])
@@ -62,13 +62,14 @@ def to_image(
 
     Args:
         n_inputs: length of the vector.
-        image_shape: (H, W) or (C, H, W); any shape where the network is fully connected.
+        image_shape: (H, W) or (C, H, W); any shape if the network is fully connected.
         hidden: widths of the fully connected layers after the vector.
-        channels: of transposed convolutions after these, each of which doubles height and width; None for none.
-        normalisation: of their inputs.
+        channels: channels of transposed convolutions after these, each of which doubles height and width; None for
+            none.
+        normalisation: normalisation of their inputs.
 
     Raises:
-        ArgumentError: the shape is that of no image, or an illegal width.
+        ArgumentError: the shape is not that of an image, or a width is illegal.
     """
     if channels is None:
         return mlp([n_inputs, *hidden, torch.Size(image_shape).numel()])
@@ -76,7 +77,7 @@ def to_image(
 
 
 def image_channels(shape: Sequence[int]) -> tuple[int, int, int]:
-    """(C, H, W) of an image's shape, which may leave out a single channel.
+    """(C, H, W) of an image's shape, which may omit a single channel.
 
     Raises:
         ArgumentError: it has neither two nor three dimensions, or one of them is empty.
@@ -88,20 +89,20 @@ def image_channels(shape: Sequence[int]) -> tuple[int, int, int]:
 
 
 def mirrored(widths: Sequence[int] | None) -> list[int] | None:
-    """The widths of the network that leads back; None stays None."""
+    """The widths of the reverse network; None stays None."""
     return None if widths is None else list(reversed(widths))
 
 
 def with_channels(config: dict[str, Any], channels: Sequence[int] | None) -> dict[str, Any]:
-    """The configuration of a model, which names channels only where there are some.
+    """The configuration of a model, which names channels only if there are any.
 
-    What was stored before there were convolutions stays the description of a fully connected model.
+    Descriptions stored before convolutions existed stay those of fully connected models.
     """
     return config if channels is None else config | {"channels": list(channels)}
 
 
 def single(outputs: Tensor) -> Tensor:
-    """A network's outputs in 32 bits where mixed precision made them 16: sums over pixels would lose whole nats."""
+    """Outputs in 32 bits if mixed precision made them 16 bits, in which sums over pixels would lose whole nats."""
     return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
 
@@ -123,7 +124,7 @@ class _Convolutions(nn.Sequential):
         for i, (n_in, n_out) in enumerate(pairwise([self.image_shape[0], *channels])):
             odd = (sizes[i][0] % 2, sizes[i][1] % 2)
             layers += [
-                # so that the last pixels of an odd side count too
+                # includes the last pixels of an odd side
                 *([nn.ZeroPad2d((0, odd[1], 0, odd[0]))] if any(odd) else []),
                 _spectral(nn.Conv2d(n_in, n_out, 4, stride=2, padding=1), normalisation),
                 *(_normalised(n_out, normalisation) if i else []),
@@ -137,7 +138,7 @@ class _Convolutions(nn.Sequential):
         super().__init__(*layers, _spectral(last, normalisation))
 
     def forward(self, input: Tensor) -> Tensor:
-        # convolutions know a single leading dimension
+        # convolutions take a single leading dimension
         outputs = super().forward(input.reshape(-1, *self.image_shape))
         return outputs.reshape(*input.shape[:-1], outputs.shape[-1])
 
@@ -163,7 +164,7 @@ class _TransposedConvolutions(nn.Sequential):
         layers.append(nn.Unflatten(-1, (channels[0], *sizes[0])))
         for (n_in, n_out), size in zip(pairwise([*channels, shape[0]]), sizes[1:], strict=True):
             odd = (size[0] % 2, size[1] % 2)
-            # twice the size, or one less where that is odd
+            # twice the size, or one less if the target is odd
             convolution = nn.ConvTranspose2d(
                 n_in, n_out, 4, stride=2, padding=(1 + odd[0], 1 + odd[1]), output_padding=odd
             )
@@ -177,13 +178,15 @@ class _TransposedConvolutions(nn.Sequential):
 
 def _check(channels: Sequence[int], normalisation: str) -> None:
     if not channels or min(channels) < 1:
-        raise ArgumentError(f"channels={list(channels)}: one or more numbers, each 1 or more; None for no convolutions")
+        raise ArgumentError(
+            f"channels={list(channels)}: must be one or more integers >= 1, or None for no convolutions"
+        )
     if normalisation not in get_args(Normalisation):
         raise ArgumentError(f"normalisation={normalisation!r}: must be one of {', '.join(get_args(Normalisation))}")
 
 
 def _sizes(image_shape: tuple[int, int, int], n_halvings: int) -> list[tuple[int, int]]:
-    """Heights and widths from the image down, each the half of the one before, rounded up."""
+    """Heights and widths from the image down, each half the previous one, rounded up."""
     sizes = [image_shape[1:]]
     for _ in range(n_halvings):
         height, width = sizes[-1]
@@ -203,5 +206,5 @@ def _normalised(n_channels: int, normalisation: str) -> list[nn.Module]:
 
 
 def _spectral(layer: nn.Module, normalisation: str) -> nn.Module:
-    """The layer with its weight divided by its largest singular value (Miyato et al. 2018), where that is asked."""
+    """The layer, with its weight divided by its largest singular value (Miyato et al. 2018) if asked for."""
     return nn.utils.parametrizations.spectral_norm(layer) if normalisation == "spectral" else layer

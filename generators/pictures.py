@@ -14,17 +14,17 @@ with extra("train"):
 
 __all__ = ["read_picture"]
 
-# Modes of 8 bits per channel: Pillow would cut off what does not fit into them.
+# Modes of 8 bits per channel; Pillow would clip values of others.
 _MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
 
 def read_picture(path: str | os.PathLike, *, colour: bool) -> Tensor:
-    """A picture the way up that it was taken, in 8 bits: ``[3, H, W]`` in colour, else ``[H, W]``.
+    """A picture in 8 bits, honouring EXIF orientation: ``[3, H, W]`` in colour, else ``[H, W]``.
 
-    Transparency is left out.
+    Transparency is dropped.
 
     Raises:
-        ConfigError: the file is not a readable picture, or one of more than 8 bits per channel.
+        ConfigError: the file is not a readable picture, or has more than 8 bits per channel.
     """
     try:
         with Image.open(path) as opened:

@@ -21,12 +21,12 @@ __all__ = ["HumanPose", "Joint", "read_bvh"]
 FOCAL_LENGTH = math.exp(2)
 # Mean and standard deviation of the camera's x, y (metres) and log z.
 CAMERA_MEAN, CAMERA_SD = (0.0, 0.0, 1.5), (0.1, 0.1, 0.5)
-# Offsets of the cameras in x, metres: one per view.
+# Offsets of the camera's x in metres, one per view.
 VIEW_OFFSETS = {1: (0.0,), 2: (0.5, -0.5)}
 
 
 class HumanPose(GenerativeModel):
-    """Pictures of a human figure: 19 joints as seen by two cameras side by side, or by one.
+    """Pictures of a human figure: 19 joints seen by two cameras side by side, or by one.
 
     Inputs ``u = [lengths 13, h 30, noise 2 x 47, camera 3]``, all standard normal, ``Du = 140``::
 
@@ -44,7 +44,7 @@ class HumanPose(GenerativeModel):
 
     Args:
         joints: the skeleton, parents before children.
-        decoder: ``[..., 30] -> [..., 188]``: means of the cosines, of the sines, log variances of both.
+        decoder: ``[..., 30] -> [..., 188]``: means of the cosines and of the sines, log variances of both.
         length_mean: ``[13]`` mean of the log lengths.
         length_factor: ``[13, 13]``, L with ``L L^T`` the covariance of the log lengths.
         length_order: position of each length by its name.
@@ -72,7 +72,7 @@ class HumanPose(GenerativeModel):
     ):
         super().__init__()
         if views not in VIEW_OFFSETS:
-            raise ArgumentError(f"HumanPose(views={views!r}): 2 for two cameras or 1 for one")
+            raise ArgumentError(f"HumanPose(views={views!r}): must be 1 or 2 cameras")
         self.decoder = decoder
         self.chain = KinematicChain(joints, length_order, fixed_angles)
         self.joint_names = tuple(name for name in self.chain.names if seen_by_cameras(name))
@@ -90,7 +90,9 @@ class HumanPose(GenerativeModel):
             self.register_buffer(name, value)
         n_angles = self.chain.n_angles
         if decoder.n_angles != n_angles:
-            raise CheckpointError(f"the decoder gives {decoder.n_angles} angles, the skeleton has {n_angles} free ones")
+            raise CheckpointError(
+                f"the decoder returns {decoder.n_angles} angles, the skeleton has {n_angles} free ones"
+            )
         self.sizes = (len(length_mean), decoder.n_codes, 2 * n_angles, 3)
         self.input_density = StandardNormal(sum(self.sizes))
         self.output_shape = (views, 2, len(seen))
@@ -100,8 +102,8 @@ class HumanPose(GenerativeModel):
         """The published model, in float64.
 
         Args:
-            folder: with ``joint_angle_decoder.npz``, ``bone_lengths.npz``, ``bone_lengths_order.json``,
-                ``fixed_angles.json`` and ``skeleton.bvh``, in itself or in its subfolder ``pose``.
+            folder: contains ``joint_angle_decoder.npz``, ``bone_lengths.npz``, ``bone_lengths_order.json``,
+                ``fixed_angles.json`` and ``skeleton.bvh``, directly or in its subfolder ``pose``.
             views: 2 or 1.
 
         Raises:
@@ -136,15 +138,15 @@ class HumanPose(GenerativeModel):
 
     @property
     def bones(self) -> list[tuple[int, int]]:
-        """Pairs of nodes of :meth:`figure` that a bone joins."""
+        """Pairs of nodes of :meth:`figure` joined by a bone."""
         return [(parent, node) for node, parent in enumerate(self.chain.parents) if parent >= 0]
 
     def figure(self, u: Tensor) -> Tensor:
-        """Positions of all nodes that :attr:`bones` join, hidden ones too: ``[..., 140] -> [..., nodes, 3]``."""
+        """Positions of all nodes joined by :attr:`bones`, hidden ones too: ``[..., 140] -> [..., nodes, 3]``."""
         return _rows(self._figure(*self._parts(u)[:3]).movedim(0, 1), u)
 
     def project(self, points: Tensor, camera: Tensor) -> Tensor:
-        """Pictures of points: ``[..., P, 3], [..., 3] -> [..., views, 2, P]``; NaN where any is behind the camera."""
+        """Pictures of points: ``[..., P, 3], [..., 3] -> [..., views, 2, P]``; NaN if any is behind the camera."""
         batch = torch.broadcast_shapes(points.shape[:-2], camera.shape[:-1])
         points, camera = points.expand(*batch, -1, -1), camera.expand(*batch, -1)
         columns = points.flatten(0, -3) if batch else points.unsqueeze(0)
@@ -166,7 +168,7 @@ class HumanPose(GenerativeModel):
         }
         return {name: _rows(value, u) for name, value in latents.items()}
 
-    # The chains are the last dimension of all that is computed: small products become few long vector operations.
+    # Chains are the last dimension throughout: small products become few long vector operations.
 
     def _parts(self, u: Tensor) -> tuple[Tensor, ...]:
         """``[..., 140] -> [13, B], [30, B], [94, B], [3, B]``."""
@@ -198,10 +200,10 @@ class HumanPose(GenerativeModel):
 class AngleDecoder(nn.Module):
     """``h_0 = tanh(W_0 h)``, ``h_l = tanh(W_l h_{l-1}) + h_{l-1}``, and a linear last layer (J Algorithm 2).
 
-    The last layer's outputs are the means of the cosines, those of the sines, and the log variances of both.
+    The last layer's outputs are the means of the cosines and of the sines, and the log variances of both.
 
     Args:
-        weights, biases: of the layers, ``x @ weight + bias``.
+        weights, biases: parameters of the layers, ``x @ weight + bias``.
     """
 
     def __init__(self, weights: list[Tensor], biases: list[Tensor]):

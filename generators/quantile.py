@@ -22,11 +22,11 @@ class GeneralisedLambda(DirectedModel):
     ``q(p) = z1 + ((p^z3 - 1)/z3 - ((1 - p)^z4 - 1)/z4)/z2``, increasing in p.
 
     Inputs ``u = [u1, u2]``. ``u1 = (v1, v3, v4, v2)`` gives the latents ``z1, z3, z4 = v1, v3, v4 ~ N(0, 1)`` and
-    ``z2 = softplus(pi/sqrt(3) v2) ~ Exp(1)`` of a unit-variance logistic v2; ``u2``, unit-variance logistic as well,
+    ``z2 = softplus(pi/sqrt(3) v2) ~ Exp(1)`` of a unit-variance logistic v2; ``u2``, also unit-variance logistic,
     gives ``p = sigmoid(pi/sqrt(3) u2)``. The latents ``z1`` to ``z4`` have shape ``[...]``, the outputs ``[..., n]``.
 
     Args:
-        n: number of draws N, 1 or more.
+        n: number of draws N, an integer >= 1.
     """
 
     structure = "independent"
@@ -50,7 +50,7 @@ class GeneralisedLambda(DirectedModel):
 
     def global_latents(self, u1):
         v1, v3, v4, v2 = u1.unbind(-1)
-        # softplus's own default threshold would cut z2 off at eight digits
+        # softplus's default threshold would cut z2 off at eight digits
         z2 = F.softplus(_STANDARD_LOGISTIC * v2, threshold=40)
         return {"z1": v1, "z2": z2, "z3": v3, "z4": v4}
 
@@ -74,7 +74,7 @@ class GAndK(DirectedModel):
     shape ``[...]``, the outputs ``[..., n]``.
 
     Args:
-        n: number of draws N, 1 or more.
+        n: number of draws N, an integer >= 1.
     """
 
     structure = "independent"
@@ -96,20 +96,20 @@ class GAndK(DirectedModel):
         return a + b * skew * tails * u2
 
 
-# Below this exponent the power is a series. Here, where one takes over from the other, what the series leaves out and
-# what second derivatives of the quotient lose by cancellation are about the same (tests/generators/test_quantile.py).
+# Exponent below which the power is a series. Here the truncation error of the series about equals what second
+# derivatives of the quotient lose by cancellation (tests/generators/test_quantile.py).
 _SMALL = 5e-5
 
 
 def _add_power(x: Tensor, log_p: Tensor, z: Tensor, scale: Tensor) -> Tensor:
-    """``x + scale (p^z - 1)/z`` from ``log p``, with derivatives that hold at and near ``z = 0`` too.
+    """``x + scale (p^z - 1)/z`` from ``log p``, with derivatives that are accurate at and near ``z = 0`` too.
 
     ``(p^z - 1)/z = a expm1(z log p) + log p (b + log p (c + log p (d + e log p)))``, where ``a = 1/z`` and the others
-    are 0, or for small z ``a = 0`` and ``(b, c, d, e) = (1, z/2, z^2/6, z^3/24)``. The choice is made for the
-    parameters ``[..., 1]`` and not for every unit ``[..., n]``, which keeps it cheap.
+    are 0, or for small z ``a = 0`` and ``(b, c, d, e) = (1, z/2, z^2/6, z^3/24)``. Making the choice per parameter
+    ``[..., 1]`` and not per unit ``[..., n]`` keeps it cheap.
     """
     small = z.abs() < _SMALL
-    # where() alone would differentiate the branch it does not take, into a NaN
+    # where() alone would differentiate the branch not taken, giving NaN
     large_z, small_z = torch.where(small, 1.0, z), torch.where(small, z, 0.0)
     a, b = torch.where(small, 0.0, scale / large_z), torch.where(small, scale, 0.0)
     c = b * small_z / 2
@@ -121,5 +121,5 @@ def _add_power(x: Tensor, log_p: Tensor, z: Tensor, scale: Tensor) -> Tensor:
 
 def _count(model: DirectedModel, n: int) -> int:
     if not isinstance(n, int) or n < 1:
-        raise ArgumentError(f"{type(model).__name__}(n={n!r}): n must be a whole number, 1 or more")
+        raise ArgumentError(f"{type(model).__name__}(n={n!r}): n must be an integer >= 1")
     return n

@@ -11,15 +11,15 @@ __all__ = ["CLASSES", "register"]
 Class = TypeVar("Class", bound=type[nn.Module])
 
 CLASSES: dict[str, type[nn.Module]] = {}
-"""Filled by :func:`register` as the modules of the classes are imported."""
+"""Filled by :func:`register` when the modules of the classes are imported."""
 
 
 def register(cls: Class) -> Class:
     """Class decorator: generators of this class can be trained, stored and loaded.
 
     A file describes a generator by the name of its class and ``config``, an attribute of the generator: the arguments
-    that its constructor is called with, as JSON values. A file never imports anything, so the module of a class of your
-    own must be imported before :func:`generators.load` meets its name.
+    of its constructor, as JSON values. A file never imports anything, so the module of your own class must be imported
+    before :func:`generators.load` meets its name.
 
     Raises:
         ArgumentError: not a ``torch.nn.Module``, or another class has this name.
@@ -27,7 +27,7 @@ def register(cls: Class) -> Class:
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise ArgumentError(f"register({cls!r}): expected a subclass of torch.nn.Module")
     known = CLASSES.get(cls.__name__, cls)
-    # a class that is defined again, in a notebook or by a reload, takes the place of the first
+    # a class that is redefined, in a notebook or by a reload, replaces the first
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
         raise ArgumentError(f"register({cls.__name__}): {known.__module__}.{known.__qualname__} has this name already")
     CLASSES[cls.__name__] = cls

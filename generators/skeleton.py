@@ -37,9 +37,9 @@ class Joint(NamedTuple):
 
     name: str
     parent: int
-    """Index of the joint it hangs on, -1 for the root."""
+    """Index of its parent joint, -1 for the root."""
     offset: tuple[float, float, float]
-    """From the parent, in the parent's frame."""
+    """Offset from the parent, in the parent's frame."""
     axes: str
     """Its rotation is the product of the rotations about these axes, left to right."""
 
@@ -50,7 +50,7 @@ def read_bvh(path: str | os.PathLike) -> list[Joint]:
     The end of joint X is named XEnd.
 
     Raises:
-        CheckpointError: there is no hierarchy in the file.
+        CheckpointError: the file has no hierarchy.
     """
     joints: list[Joint] = []
     # joints whose braces are open
@@ -77,19 +77,19 @@ def read_bvh(path: str | os.PathLike) -> list[Joint]:
     except (StopIteration, IndexError, ValueError, RuntimeError):
         joints.clear()
     if not joints or path_down:
-        raise CheckpointError(f"{path} is damaged or no motion-capture file (BVH)")
+        raise CheckpointError(f"{path} is damaged or not a motion-capture file (BVH)")
     return joints
 
 
 class KinematicChain(nn.Module):
-    """From joint angles and bone lengths to positions, the root at the origin.
+    """From joint angles and bone lengths to positions, with the root at the origin.
 
     With ``R_j`` the product of a joint's rotations about its axes and ``b_j`` its unit offset times its length::
 
         T_j = T_parent(j) R_j,    p_j = p_parent(j) + T_parent(j) b_j
 
-    The nodes are the joints that a camera sees and those they hang on: :attr:`names`, :attr:`parents`. One product
-    a level of the tree composes the rotations, one product with the matrix of ancestors adds up the bones.
+    The nodes are the joints that a camera sees and their ancestors: :attr:`names`, :attr:`parents`. One product per
+    level of the tree composes the rotations, and one product with the matrix of ancestors adds up the bones.
 
     Args:
         joints: parents before children; every node except the root has a length.
@@ -122,7 +122,7 @@ class KinematicChain(nn.Module):
             ancestors[node] += ancestors[parent]
             depth[node] = depth[parent] + 1
 
-        # joints that turn others, level by level
+        # joints that rotate others, level by level
         turning = sorted(set(self.parents[1:]), key=lambda node: depth[node])
         levels = [[node for node in turning if depth[node] == level] for level in range(max(depth))]
         self.level_sizes = [len(level) for level in levels]
@@ -176,14 +176,14 @@ class KinematicChain(nn.Module):
         return self.ancestors @ bones
 
     def _rotations(self, cosine: Tensor, sine: Tensor) -> Tensor:
-        """Local rotations of the joints that turn others, ``[3, 3, turning, B]``."""
+        """Local rotations of the joints that rotate others, ``[3, 3, turning, B]``."""
 
         def choose(free: Tensor, fixed: Tensor) -> Tensor:
             angles = torch.cat([free, fixed.expand(-1, free.shape[1])]).index_select(0, self.angle_index)
             return angles.unflatten(0, (3, -1))
 
         ca, cb, cc = choose(cosine, self.fixed_cosine)
-        # about axes in another order than x, y, z: the same formula in permuted coordinates, mirrored if odd
+        # for axes in an order other than x, y, z: the same formula in permuted coordinates, mirrored if odd
         sa, sb, sc = choose(sine, self.fixed_sine) * self.handedness
         x_y_z = [
             *(cb * cc, -cb * sc, sb),
@@ -203,7 +203,7 @@ def seen_by_cameras(name: str) -> bool:
 
 
 def _visible_or_above(joints: list[Joint]) -> list[int]:
-    """Indices of the joints that a camera sees and of those they hang on."""
+    """Indices of the joints that a camera sees and of their ancestors."""
     needed = {i for i, joint in enumerate(joints) if seen_by_cameras(joint.name)}
     for i in reversed(range(len(joints))):
         if i in needed and joints[i].parent >= 0:

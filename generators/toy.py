@@ -1,4 +1,4 @@
-"""Generators in the plane, to look at."""
+"""Generators in the plane, for illustration."""
 
 import torch
 

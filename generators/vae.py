@@ -23,7 +23,7 @@ class GaussianEncoder(nn.Module):
         output_shape: shape of an image.
         latent_dim: Dz.
         hidden: widths of the fully connected layers.
-        channels: of the convolutions before them; None for none.
+        channels: channels of the convolutions before them; None for none.
     """
 
     def __init__(
@@ -48,9 +48,9 @@ class GaussianDecoder(nn.Module):
         latent_dim: Dz.
         output_shape: shape of an image.
         hidden: widths of the fully connected layers.
-        sd: output standard deviation, fixed; None for one learned number.
-        channels: of the transposed convolutions after these; None for none.
-        min_sd: smallest value a learned one can take.
+        sd: output standard deviation, fixed; None to learn one number.
+        channels: channels of the transposed convolutions after them; None for none.
+        min_sd: smallest value of a learned sd.
     """
 
     log_sd: Tensor
@@ -93,18 +93,18 @@ class GaussianDecoder(nn.Module):
 class GaussianVAE(DirectedModel):
     """Variational auto-encoder with Gaussian output noise, ``x = mean(z) + sd n``; every pixel has its own noise.
 
-    Inputs ``u = [z, n]``, ``z ~ N(0, I)`` of ``latent_dim``, ``n ~ N(0, I)`` of the number of pixels. Latent: ``z``.
+    Inputs ``u = [z, n]``: ``z ~ N(0, I)`` of length ``latent_dim``, ``n ~ N(0, I)`` one per pixel. Latent: ``z``.
 
     Args:
         latent_dim: Dz.
         output_shape: shape of an image.
         hidden: widths of the decoder's hidden layers; the encoder's are the same in reverse.
         sd: output standard deviation, fixed, in units of the pixels; None to learn one number.
-        channels: of the decoder's transposed convolutions, from coarse to fine, after the hidden layers; the encoder's
-            are the same in reverse. None for a fully connected network.
+        channels: channels of the decoder's transposed convolutions, from coarse to fine, after the hidden layers; the
+            encoder's are the same in reverse. None for a fully connected network.
 
     Raises:
-        ArgumentError: a size below 1, or convolutions of something that is not an image.
+        ArgumentError: a size below 1, or convolutions for an output that is not an image.
     """
 
     structure = "independent"

@@ -1,4 +1,4 @@
-"""Weights of networks in files: safetensors, or PyTorch's own format without anything that would run code."""
+"""Weights of networks in files: safetensors, or PyTorch's own format restricted to files that run no code."""
 
 import os
 import pickle
@@ -20,7 +20,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     """The tensors of a ``.safetensors`` file by name.
 
     Raises:
-        CheckpointError: missing or damaged.
+        CheckpointError: the file is missing or damaged.
     """
     from safetensors import SafetensorError
     from safetensors.torch import load_file
@@ -34,20 +34,20 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
 
 
 def read_checkpoint(path: Path, trust: bool = False) -> Any:
-    """The content of a file that ``torch.save`` wrote: weights and plain values, nothing that would run code.
+    """The content of a file written by ``torch.save``: weights and plain values, nothing that would run code.
 
     Args:
-        path: of the file.
-        trust: load anything, by a pickle that may run any code.
+        path: path of the file.
+        trust: load any content, by a pickle that may run any code.
 
     Raises:
-        CheckpointError: missing, damaged, or with anything else in it.
+        CheckpointError: the file is missing, damaged, or holds anything else.
     """
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist: dgm-infer train writes checkpoints to its run folder")
     try:
         with warnings.catch_warnings():
-            # about the pickle protocol of files that are refused below
+            # warnings about the pickle protocol of files that are refused below
             warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=not trust)
     except pickle.UnpicklingError as error:
@@ -55,7 +55,7 @@ def read_checkpoint(path: Path, trust: bool = False) -> Any:
         found = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"loading it would import {found[1]}" if found else "it is not a plain file of tensors"
         raise CheckpointError(f"{path} holds more than weights and is refused: {reason}") from error
-    except Exception as error:  # what is not a checkpoint at all fails in any way
+    except Exception as error:  # a file that is not a checkpoint can fail in any way
         reason = str(error).split(". ")[0].splitlines() or ["it ends early"]
         raise CheckpointError(
             f"{path} is damaged or not a checkpoint: {type(error).__name__}, {' '.join(reason)}"
@@ -65,17 +65,17 @@ def read_checkpoint(path: Path, trust: bool = False) -> Any:
 def load_weights(net: nn.Module, path: str | os.PathLike, key: str | None = None, trust: bool = False) -> None:
     """Fill a network with the weights in a file.
 
-    A prefix that all its names have in the file (``module.``, ``generator.``) is left out; what else a file with such a
-    prefix holds is left alone.
+    A prefix of all its names in the file (``module.``, ``generator.``) is dropped; other content of a file with such a
+    prefix is ignored.
 
     Args:
         net: the network, of the architecture that the weights were saved from.
-        path: a ``.safetensors`` file, or one that ``torch.save`` wrote.
-        key: of the weights, where the file holds several things: ``"state_dict"``, ``"g_ema"``.
-        trust: load a file that holds more than weights too, whose pickle may run any code.
+        path: a ``.safetensors`` file, or one written by ``torch.save``.
+        key: key of the weights, if the file holds several things: ``"state_dict"``, ``"g_ema"``.
+        trust: also load a file that holds more than weights, whose pickle may run any code.
 
     Raises:
-        CheckpointError: missing, damaged, refused, or of another network.
+        CheckpointError: the file is missing, damaged, refused, or belongs to another network.
     """
     path = Path(path)
     stored = read_safetensors(path) if path.suffix == ".safetensors" else read_checkpoint(path, trust)
@@ -96,7 +96,7 @@ def _state(path: Path, stored: Any, key: str | None) -> dict[str, Tensor]:
     if isinstance(stored, nn.Module):
         stored = stored.state_dict()
     if not isinstance(stored, Mapping) or not stored or not all(isinstance(v, Tensor) for v in stored.values()):
-        raise CheckpointError(f"{path} holds {_names(stored)}, no tensors by name: give the key of the weights")
+        raise CheckpointError(f"{path} holds {_names(stored)}, not tensors by name: give the key of the weights")
     return dict(stored)
 
 
@@ -118,10 +118,10 @@ def _without_prefix(state: dict[str, Tensor], expected: Mapping[str, Tensor]) ->
 
 
 def _difference(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:
-    """The first name or shape that is not the network's; empty where there is none."""
+    """The first name or shape that does not match the network's; empty if all match."""
     missing, more = [n for n in expected if n not in state], [n for n in state if n not in expected]
     if len(missing) == len(expected):
-        return f"none of its tensors is there, such as {missing[0]!r}"
+        return f"all of its tensors are missing, such as {missing[0]!r}"
     if missing:
         return f"{len(missing)} of its {len(expected)} tensors are missing, such as {missing[0]!r}"
     if more:

@@ -1,4 +1,4 @@
-"""Conditioning a generative model on an observation, exactly or by an ABC kernel, and checking that it can be."""
+"""Conditioning a generative model on an observation, exactly or by an ABC kernel, and checks that this is possible."""
 
 from .check import Finding, Report, check
 from .condition import condition

@@ -1,4 +1,4 @@
-"""``check()``: what is wrong with a generator, or with conditioning it on some data, in words."""
+"""``check()``: a report of the faults of a generator, or of conditioning it on some data."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,32 +41,32 @@ __all__ = ["Finding", "Report", "check"]
 
 @dataclass(frozen=True)
 class Finding:
-    """One fault, or one thing to know."""
+    """One fault or note."""
 
     code: str
-    """What was looked for: model, observed, hidden_randomness, training_mode, batch_statistics, output_range,
+    """The check that found it: model, observed, hidden_randomness, training_mode, batch_statistics, output_range,
     structure, observations, observations_range, rank, too_many_observations, derivatives, discrete."""
     severity: str
-    """``error``: conditioning fails or is wrong; ``warning``: it may; ``note``: good to know."""
+    """``error``: conditioning fails or is wrong; ``warning``: it may be; ``note``: good to know."""
     words: str
-    """What it is, with numbers and a remedy."""
+    """A description, with numbers and a remedy."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What :func:`check` found; true where nothing is in the way."""
+    """Result of :func:`check`; truthy if there are no errors."""
 
     model: str
     findings: tuple[Finding, ...]
     n_inputs: int | None = None
     n_outputs: int | None = None
-    """Observed ones, where there are data."""
+    """Number of outputs, with data that of observed ones."""
     rank: int | None = None
-    """Largest rank of the Jacobian of these at prior draws; None where it was not computed."""
+    """Largest rank of their Jacobian at prior draws; None if it was not computed."""
 
     @property
     def ok(self) -> bool:
-        """Whether there is no error; warnings and notes may be."""
+        """Whether there are no errors; there may be warnings and notes."""
         return not any(finding.severity == "error" for finding in self.findings)
 
     def __bool__(self) -> bool:
@@ -92,7 +92,7 @@ class Report:
 
 @dataclass
 class _Search:
-    """Findings as they come."""
+    """The findings so far."""
 
     findings: list[Finding] = field(default_factory=list)
 
@@ -101,7 +101,7 @@ class _Search:
 
     @contextmanager
     def error(self, code: str) -> Iterator[None]:
-        """What is raised in the block becomes a finding."""
+        """Turn an error raised in the block into a finding."""
         try:
             yield
         except DgmInferError as error:
@@ -116,19 +116,18 @@ class _Search:
 
 
 def check(model: GenerativeModel, observed=None, observe=None, *, draws: int = 4) -> Report:
-    """Look for what keeps a generator from being conditioned, and say it in words.
+    """Report what would keep a generator from being conditioned.
 
-    Tried at prior draws, in float64 on the model's own device: training mode and batch statistics, hidden randomness,
-    outputs outside the declared range, a structure that is not there, the rank of the Jacobian, and whether reverse
-    mode, forward mode and finite differences give the same derivatives. With data also: whether they fit the model,
-    reach the edge of its range, or are more than the rank. A model of discrete outputs is looked at through the
-    mean of its decoder.
+    The checks run at prior draws, in float64 on the model's own device: training mode and batch statistics, hidden
+    randomness, outputs outside the declared range, a structure that does not hold, the rank of the Jacobian, and
+    whether reverse mode, forward mode and finite differences agree. With data also: whether they fit the model, reach
+    the edge of its range, or outnumber the rank. For a model of discrete outputs, the mean of its decoder is checked.
 
     Args:
         model: the generator; it is not changed.
         observed: the data, as for :func:`condition`; None for the generator alone.
         observe: the observation operator, as for :func:`condition`.
-        draws: of the prior, at which derivatives are taken.
+        draws: number of prior draws at which derivatives are taken.
 
     Returns:
         a :class:`Report`: ``if not report: print(report)``.
@@ -161,7 +160,7 @@ def check(model: GenerativeModel, observed=None, observe=None, *, draws: int = 4
     elif with_data:
         bound = _check_data(search, frozen, observed, observe) or bound
     if search.found("hidden_randomness", "batch_statistics", "observations"):
-        # there are no derivatives of single rows, or nobody knows of what
+        # single rows have no derivatives, or the observed outputs are undefined
         return report(frozen.input_density.dim)
     reduced, n_outputs = observed_model(frozen, bound.operator), bound.values.shape[-1]
     with search.error("structure"):
@@ -190,7 +189,7 @@ def _check_function(search: _Search, model: GenerativeModel, frozen: GenerativeM
         with search.error("hidden_randomness"):
             check_randomness(frozen, u)
         if not search.found("hidden_randomness"):
-            # with randomness all evaluations differ
+            # with hidden randomness all evaluations differ
             with search.error("training_mode"):
                 check_mode(model, frozen, u)
             with search.error("batch_statistics"):
@@ -204,7 +203,7 @@ def _check_data(search: _Search, frozen: GenerativeModel, observed, observe) -> 
     if bound is not None:
         with search.error("observations_range"):
             check_values(frozen, bound.operator, bound.values)
-        # the first problem stands for all, each of which may have a mask of its own
+        # the first problem represents all, though each may have its own mask
         bound = Bound(bound.operator.first(), bound.values.reshape(-1, bound.values.shape[-1])[0])
     return bound
 
@@ -234,7 +233,7 @@ def _check_discrete(search: _Search, name: str, frozen: MeanOfDecoder, observed,
         search.add(
             "observations_range",
             "error",
-            f"{len(wrong)} of {values.numel()} observed values are none that the decoder gives, such as "
+            f"{len(wrong)} of {values.numel()} observed values lie outside the decoder's support, such as "
             f"{wrong[0].item():g}: binarise the images",
         )
 

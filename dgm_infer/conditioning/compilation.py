@@ -1,4 +1,4 @@
-"""Compiled versions (``torch.compile``) of functions of a fibre, for any number of rows."""
+"""Functions of a fibre compiled by ``torch.compile`` for any number of rows."""
 
 import operator
 import warnings
@@ -17,7 +17,7 @@ __all__ = ["Compiler"]
 
 
 class Compiler:
-    """Traces and compiles functions of batches of rows, each once for all sizes of the batch.
+    """Traces and compiles functions of batches of rows, each once for all batch sizes.
 
     The functions are traced to tensor operations first (``make_fx``): forward-mode derivatives, gradients and the
     user's model are all in the graph before ``torch.compile`` sees it.
@@ -27,14 +27,14 @@ class Compiler:
         self._compiled: dict[Any, tuple[Callable[..., list[Tensor]], list[Form]]] = {}
 
     def __call__(self, key: Any, function: Callable[..., Any], *arguments: Any) -> Any:
-        """``function(*arguments)``; arguments and result are trees of tensors of which dimension 0 is the rows.
+        """``function(*arguments)``; arguments and result are trees of tensors whose dimension 0 is the rows.
 
         Args:
-            key: what tells this function from others; it is compiled once for every key.
+            key: identifies the function, which is compiled once per key.
         """
         tensors, structure = flatten(arguments)
         rows = tensors[0].shape[0]
-        # compilers treat a single row as a case of its own
+        # compilers treat a single row as a special case
         tensors = [t.expand(2, *t.shape[1:]) for t in tensors] if rows == 1 else tensors
         tensors = [t.contiguous() for t in tensors]
         key = (key, structure, tensors[0].dtype, tensors[0].device)
@@ -67,16 +67,16 @@ class Compiler:
                     compiled(*example)
             except Exception as error:
                 raise ModelError(
-                    f"compile=True: torch.compile fails on this model ({cause(error)}): leave it out"
+                    f"compile=True: torch.compile fails on this model ({cause(error)}): omit it"
                 ) from error
         return compiled, result
 
 
-# Sizes of the batch that is traced: primes, so that a multiple of one in the graph is a number of rows.
+# Sizes of the traced batch: primes, so that a multiple of one in the graph is a number of rows.
 _SIZES = (211, 97, 53, 31)
-# A size that the traced graph is checked at.
+# Another size, at which the traced graph is checked.
 _OTHER_SIZE = 6
-# Elements of the arguments that a traced batch may have.
+# Maximum elements of the arguments of a traced batch.
 _BUDGET = 10**8
 
 
@@ -88,8 +88,8 @@ def _trace(function: Callable[..., list[Tensor]], tensors: list[Tensor]) -> torc
     """The graph of a function, for any number of rows.
 
     Forward-mode differentiation cannot be traced with symbolic sizes (it allocates the tangents of constants with
-    the sizes it sees), so the graph is that of one size, with multiples of it replaced; and it must agree with the
-    function at another.
+    the sizes it sees), so the graph is traced at one size, with multiples of that size replaced; it must agree with
+    the function at another size.
     """
     elements = sum(t[0].numel() for t in tensors)
     other = _of_size(tensors, _OTHER_SIZE)

@@ -84,30 +84,30 @@ def condition(
 ) -> Fibre | InputPosterior | LatentPosterior:
     """Condition a generative model on an observation, exactly: ``{u : A(g_x(u)) = y}``.
 
-    No continuous input can be solved for discrete outputs. The result is then the posterior ``p(z | y)`` of the
-    latents of the model's decoder, of which the pixels that ``pixels(mask)`` names are observed.
+    Continuous inputs cannot be solved for discrete outputs. The result is then the posterior ``p(z | y)`` of the
+    latents of the model's decoder, given the pixels selected by ``pixels(mask)``.
 
     Args:
-        model: a :class:`GenerativeModel`, or a module with the parts of a :class:`LatentVariableModel`. Works in here
-            as a frozen, cast, evaluation-mode copy; the model itself is not changed.
+        model: a :class:`GenerativeModel`, or a module with the parts of a :class:`LatentVariableModel`. It is used as
+            a frozen, cast, evaluation-mode copy; the model itself is not changed.
         observed: the data y. With ``pixels(mask)`` or no operator, complete outputs ``[*batch, *output_shape]``
             whose hidden entries are ignored (NaN allowed); with a callable operator ``[*batch, *y_shape]``.
         observe: the observation operator A: ``pixels(mask)``, a callable on ``[..., *output_shape]``, or None for
             the complete output.
         tolerance: None for the exact posterior; a number eps for the ABC posterior with a Gaussian kernel of that
             standard deviation.
-        dtype: floating-point type of the computation. None for float64, which exact conditioning needs, or where
-            outputs are discrete for the decoder's own.
+        dtype: floating-point type of the computation. None for float64, which exact conditioning needs, or the
+            decoder's own if outputs are discrete.
         device: None for the model's own.
 
     Returns:
-        a :class:`Fibre`, with ``tolerance`` an :class:`InputPosterior`, or where outputs are discrete a
-        :class:`LatentPosterior`; ``batch_shape`` comes from the data.
+        a :class:`Fibre`; with ``tolerance`` an :class:`InputPosterior`; if outputs are discrete a
+        :class:`LatentPosterior`. ``batch_shape`` comes from the data.
 
     Raises:
         ModelError: the model cannot be conditioned as it is.
         ObservationError: the data or the mask do not fit the model.
-        ArgumentError: a dtype or device that does not serve, or a tolerance where outputs are discrete.
+        ArgumentError: an unsuitable dtype or device, or a tolerance although outputs are discrete.
     """
     if is_discrete(model):
         return _latent_posterior(LatentVariableModel.of(model), observed, observe, tolerance, dtype, device)
@@ -136,7 +136,7 @@ def _latent_posterior(
     if tolerance is not None:
         raise ArgumentError(
             f"condition(tolerance={tolerance}): the outputs of this {name} are discrete, and the posterior of its "
-            "latents is exact: leave tolerance out"
+            "latents is exact: omit tolerance"
         )
     observation = pixels_only(observe, name)
     mean = MeanOfDecoder(model)
@@ -149,16 +149,16 @@ def _latent_posterior(
 
 
 def pixels_only(observe, name: str) -> Pixels:
-    """What ``condition(observe=...)`` means for a model of discrete outputs.
+    """The observed pixels that ``condition(observe=...)`` selects for a model of discrete outputs.
 
     Raises:
-        ObservationError: another operator.
+        ObservationError: it is another operator.
     """
     observation = as_observation(observe)
     if not isinstance(observation, Pixels):
         raise ObservationError(
-            f"observe={type(observation).__name__.lower()}: the outputs of this {name} are discrete, and only "
-            "pixels(mask) can be observed of them"
+            f"observe={type(observation).__name__.lower()}: the outputs of this {name} are discrete: only "
+            "pixels(mask) can be observed"
         )
     return observation
 
@@ -183,7 +183,7 @@ def _checked_copy(model: Model, dtype: torch.dtype, device: torch.device) -> Mod
 
 
 def bind(frozen: GenerativeModel, observed, observe, dtype: torch.dtype, device: torch.device) -> Bound:
-    """What ``condition(observed=..., observe=...)`` means for a model: an operator and values ``[*batch, Dy]``.
+    """The operator and values ``[*batch, Dy]`` that ``condition(observed=..., observe=...)`` specifies for a model.
 
     Raises:
         ObservationError: the data or the mask do not fit the model.

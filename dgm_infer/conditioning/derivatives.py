@@ -1,4 +1,4 @@
-"""Derivatives of a model at prior draws: whether they are those of its outputs, and their rank."""
+"""Derivatives of a model at prior draws: whether they match its outputs, and their rank."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,18 +13,18 @@ from .reduced import ObservedModel
 
 __all__ = ["check_derivatives", "largest_rank", "tame_draws"]
 
-# Singular values below this, relative to the largest, count as zero: normalisation adds a small number to a norm, and
-# leaves the direction that it takes away a derivative of about that size.
+# Singular values below this, relative to the largest, count as zero: normalisation adds a small number to a norm, which
+# leaves the direction it removes with a derivative of about that size.
 RANK_TOLERANCE = 1e-6
 # Relative difference up to which derivatives agree: between the modes, and with finite differences.
 MODES_TOLERANCE = 1e-6
 DIFFERENCES_TOLERANCE = 1e-3
-# Most entries of derivatives held at once.
+# Maximum entries of derivatives held at once.
 ENTRIES = 2**25
 
 
 def tame_draws(reduced: ObservedModel, draws: int, data: Tensor | None, like: Tensor) -> Tensor:
-    """Up to ``draws`` prior draws at which nothing overflows, ``[n, D]``."""
+    """Up to ``draws`` prior draws without overflow, ``[n, D]``."""
     rng = torch.Generator(like.device).manual_seed(2)
 
     def size(u: Tensor) -> Tensor:
@@ -34,7 +34,7 @@ def tame_draws(reduced: ObservedModel, draws: int, data: Tensor | None, like: Te
     u = reduced.sample_inputs((draws,), rng, like)
     if size(u).isfinite().all():
         return u
-    # a simulator may overflow at most of its prior draws: the tamest of many
+    # a simulator may overflow at most prior draws: take the tamest of many
     u = reduced.sample_inputs((64 * draws,), rng, like)
     sizes = torch.cat([size(part) for part in u.split(draws)])
     order = sizes.argsort()[:draws]
@@ -42,14 +42,14 @@ def tame_draws(reduced: ObservedModel, draws: int, data: Tensor | None, like: Te
 
 
 def _constraint(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """The constraint of the data, or of what the model makes at ``u`` itself: ``[..., D] -> [..., Dy]``."""
+    """The constraint of the data, or of the model's own outputs at ``u``: ``[..., D] -> [..., Dy]``."""
     with torch.no_grad():
         values = reduced.outputs(u) if data is None else data
     return lambda v: reduced.residual(v, values)
 
 
 def check_derivatives(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> None:
-    """Raises :class:`ModelError` where ``w.(J v)`` is not the same in both modes and as a finite difference."""
+    """Raise :class:`ModelError` unless ``w.(J v)`` agrees between both modes and finite differences."""
     rng = torch.Generator(u.device).manual_seed(3)
     function, name = _constraint(reduced, u, data), type(reduced.model).__name__
     v = torch.randn(u.shape[-1], generator=rng, dtype=u.dtype, device=u.device)
@@ -61,7 +61,7 @@ def check_derivatives(reduced: ObservedModel, u: Tensor, data: Tensor | None) ->
         reverse = vjp(function, u)[1](w.expand_as(difference))[0] @ v
     with _differentiating(name, "forward"):
         forward = push_forward(function, u, v.unsqueeze(0))[1][0] @ w
-    # of the terms that the products add up
+    # size of the terms in the products
     size = torch.linalg.vector_norm(difference, dim=-1) * torch.linalg.vector_norm(w)
     apart = ((reverse - forward).abs() / size.maximum(reverse.abs()).clamp_min(1e-12)).nanmedian().item()
     if not apart <= MODES_TOLERANCE:
@@ -69,12 +69,12 @@ def check_derivatives(reduced: ObservedModel, u: Tensor, data: Tensor | None) ->
             f"reverse- and forward-mode derivatives of {name} differ, by {apart:.2g} of their size: correct the "
             "backward or the jvp of its autograd.Function"
         )
-    # of most draws: at a kink differences mean little
+    # the median over draws: at a kink finite differences mean little
     apart = ((reverse - difference @ w).abs() / size.clamp_min(1e-9)).nanmedian().item()
     if not apart <= DIFFERENCES_TOLERANCE:
         raise ModelError(
-            f"the derivatives of {name} are not those of its outputs (finite differences are {apart:.2g} of their size "
-            "away): look for detach(), rounding, or a backward that is another function's"
+            f"the derivatives of {name} do not match its outputs (finite differences differ by {apart:.2g} of "
+            "their size): look for detach(), rounding, or a backward of another function"
         )
 
 
@@ -85,7 +85,7 @@ def _differentiating(name: str, mode: str) -> Iterator[None]:
     except Exception as error:
         raise ModelError(
             f"{name} has no {mode}-mode derivative ({cause(error)}): compute with torch's differentiable "
-            "functions; an autograd.Function needs setup_context, and a jvp of its own"
+            "functions; an autograd.Function needs setup_context and its own jvp"
         ) from error
 
 
@@ -95,7 +95,7 @@ def largest_rank(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> int:
     Args:
         reduced: the model through its observation operator.
         u: ``[n, D]``.
-        data: observed values; None for those that the model makes at ``u``.
+        data: observed values; None for the model's own outputs at ``u``.
     """
     function = _constraint(reduced, u, data)
     if reduced.structure.has_full_rank(function, u, RANK_TOLERANCE):

@@ -1,6 +1,6 @@
-"""What keeps a model or its data from being conditioned: one cheap test a fault, all run by ``condition()``.
+"""Faults that keep a model or its data from being conditioned: one cheap test per fault, all run by ``condition()``.
 
-A test raises the error that names its fault; :func:`dgm_infer.check` collects them, with dearer ones of its own.
+Each test raises an error that names its fault; :func:`dgm_infer.check` collects them and adds more expensive checks.
 """
 
 import copy
@@ -30,20 +30,20 @@ __all__ = [
     "prior_draws",
 ]
 
-# Prior draws among which the check of a structure takes the tamest.
+# Prior draws from which the check of a structure takes the tamest.
 STRUCTURE_DRAWS = 16
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
 def frozen_copy(module: Module, dtype: torch.dtype, device: torch.device) -> Module:
-    """A copy in evaluation mode, in this type and place, without gradients of its parameters."""
+    """A copy in evaluation mode, with this dtype and device, whose parameters need no gradients."""
     try:
         return copy.deepcopy(module).to(device=device, dtype=dtype).eval().requires_grad_(False)
     except RuntimeError as error:
         raise ModelError(
-            f"{type(module).__name__} cannot be copied ({cause(error)}): keep tensors that are computed from "
-            "others out of its attributes"
+            f"{type(module).__name__} cannot be copied ({cause(error)}): do not store tensors computed from "
+            "others as attributes"
         ) from error
 
 
@@ -103,12 +103,12 @@ def check_outputs(model: GenerativeModel, u: Tensor) -> Tensor:
     try:
         (x,) = _outputs(model, u)
     except ModelError:
-        # the model's own word on why it cannot be conditioned
+        # the model itself explains why it cannot be conditioned
         raise
     except Exception as error:
         raise ModelError(
             f"{name}.observed fails for inputs of shape {tuple(u.shape)} and type {u.dtype}: {cause(error)} "
-            "(tensors that the model computes with must be its parameters or buffers)"
+            "(tensors used by the model must be its parameters or buffers)"
         ) from error
     if tuple(x.shape) != (len(u), size):
         raise ModelError(
@@ -122,33 +122,33 @@ def check_outputs(model: GenerativeModel, u: Tensor) -> Tensor:
 
 
 def check_randomness(model: GenerativeModel, u: Tensor) -> None:
-    """Raises :class:`ModelError` where two evaluations at ``u`` differ."""
+    """Raise :class:`ModelError` if two evaluations at ``u`` differ."""
     difference = _difference(*_outputs(model, u, u))
     if difference > 0:
         raise ModelError(
-            f"{type(model).__name__}.observed gives different outputs for the same inputs (by {difference:.3g}): its "
-            "hidden randomness must become an input"
+            f"{type(model).__name__}.observed returns different outputs for the same inputs (by {difference:.3g}): "
+            "make its hidden randomness an input"
         )
 
 
 def check_rows(model: GenerativeModel, u: Tensor) -> None:
-    """Raises :class:`ModelError` where the output of a row depends on the other rows of its batch."""
-    # as many rows in both: rounding depends on their number
+    """Raise :class:`ModelError` if the output of a row depends on the other rows of its batch."""
+    # equally many rows in both: rounding depends on their number
     first, second = _outputs(model, torch.cat([u, u + 1]), torch.cat([u[:1], u[1:] - 1, 1 - 2 * u]))
     difference = _difference(first[0], second[0])
     if difference > torch.finfo(u.dtype).eps ** 0.5 * max(1e-3, _size(first[0])):
         raise ModelError(
-            f"{type(model).__name__}.observed gives a row another output when the other rows of its batch change (by "
-            f"{difference:.3g}): its layers compute batch statistics; let them keep running ones "
-            "(track_running_stats=True), or normalise every row by itself"
+            f"{type(model).__name__}.observed changes the output of a row when the other rows of its batch change (by "
+            f"{difference:.3g}): its layers compute batch statistics; use running statistics "
+            "(track_running_stats=True), or normalise every row separately"
         )
 
 
 def check_mode(model: GenerativeModel, frozen: GenerativeModel, u: Tensor) -> None:
-    """Dropout and batch statistics make another function of a model in training mode than of its frozen copy."""
+    """Raise :class:`ModelError` if dropout or batch statistics make training mode differ from the frozen copy."""
     if not model.training:
         return
-    # training mode may update running statistics, so a copy is run
+    # on a copy: training mode may update running statistics
     training = copy.deepcopy(model).to(device=u.device, dtype=u.dtype)
     difference = _difference(*_outputs(training, u), *_outputs(frozen, u))
     if difference > 0:
@@ -159,7 +159,7 @@ def check_mode(model: GenerativeModel, frozen: GenerativeModel, u: Tensor) -> No
 
 
 def check_range(model: GenerativeModel, x: Tensor) -> None:
-    """Raises :class:`ModelError` where outputs ``x`` leave the range that the model declares."""
+    """Raise :class:`ModelError` if outputs ``x`` leave the range that the model declares."""
     if model.output_range is None:
         return
     low, high = model.output_range
@@ -167,14 +167,14 @@ def check_range(model: GenerativeModel, x: Tensor) -> None:
     if least < low or largest > high:
         raise ModelError(
             f"{type(model).__name__} declares output_range {_interval(low, high)}, but its outputs at prior draws "
-            f"are between {least:.3g} and {largest:.3g}: declare the range that its last layer has, or None"
+            f"are between {least:.3g} and {largest:.3g}: declare the range of its last layer, or None"
         )
 
 
 def check_values(model: GenerativeModel, operator: Operator, values: Tensor) -> None:
-    """Raises :class:`ObservationError` where observed values are on or beyond an edge of the model's range.
+    """Raise :class:`ObservationError` if observed values are on or beyond an edge of the model's range.
 
-    Only inside it has an output a derivative: tanh and the sigmoid never reach their edges, and a clipped output
+    Outputs have derivatives only inside the range: tanh and the sigmoid never reach its edges, and a clipped output
     stays there. Pixels and means of pixels are tested.
     """
     if model.output_range is None or not operator.keeps_range:
@@ -200,15 +200,15 @@ def check_values(model: GenerativeModel, operator: Operator, values: Tensor) -> 
 
 
 def _outputs(model: GenerativeModel, *inputs: Tensor) -> list[Tensor]:
-    """Outputs at several inputs, one evaluation after the other."""
+    """Outputs at several inputs, evaluated one after the other."""
     devices = [u.device for u in inputs[:1] if u.is_cuda]
-    # a model with randomness of its own must not disturb the caller's
+    # a model that draws random numbers must not disturb the caller's
     with torch.no_grad(), torch.random.fork_rng(devices=devices):
         return [model.observed(u) for u in inputs]
 
 
 def _difference(a: Tensor, b: Tensor) -> float:
-    # a simulator may overflow at a prior draw: the search for starting points draws again
+    # a simulator may overflow at a prior draw: the search for starting points redraws
     return _size(a - b)
 
 

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Fibre", "Linearisation"]
 
-# Maximum Jacobian entries per chunk: the graph that their gradient needs is some thirty times as large.
+# Maximum Jacobian entries per chunk: the graph for their gradient is about thirty times as large.
 _ELEMENTS = 2**22
 
 
 class Linearisation(NamedTuple):
-    """A point of the fibre as the integrator needs it, one row a chain."""
+    """A point of the fibre as the integrator needs it, one row per chain."""
 
     jacobian: JacobianMap
     energy: Tensor
@@ -44,7 +44,7 @@ class Fibre:
     """
 
     can_complete = True
-    """Whether :meth:`complete` has outputs to give, which a target may not have."""
+    """Whether :meth:`complete` can generate outputs, which not every target can."""
 
     def __init__(self, observed: ObservedModel, values: Tensor, compiler: "Compiler | None" = None):
         self.observed = observed
@@ -62,12 +62,12 @@ class Fibre:
 
     @property
     def units(self) -> Units | None:
-        """Sizes of the units that the Jacobian falls into; None where it is dense."""
+        """Sizes of the units that the Jacobian splits into; None if it is dense."""
         return self.structure.units
 
     @property
     def scale(self) -> Tensor:
-        """``max(1, |y|_max)`` of every problem, ``[*batch]``: tolerances are relative to it."""
+        """``max(1, |y|_max)`` per problem, ``[*batch]``: tolerances are relative to it."""
         return self.values.abs().amax(-1).clamp_min(1)
 
     def rows(self, chains: int) -> "Fibre":
@@ -87,7 +87,7 @@ class Fibre:
         return self._with(*tree_map(rows, self._data))
 
     def compiled(self) -> "Fibre":
-        """The same fibre with its inner functions compiled by ``torch.compile``, each when it is first needed."""
+        """The same fibre with its inner functions compiled by ``torch.compile``, each on first use."""
         if self._compiled is None:
             from .compilation import Compiler
 
@@ -95,12 +95,12 @@ class Fibre:
         return self._compiled
 
     def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """``function(fibre, *arguments)`` without gradients, compiled where this fibre is.
+        """``function(fibre, *arguments)`` without gradients, compiled if this fibre is.
 
         Many rows are evaluated in chunks, so that derivatives need little more memory than their results.
 
         Args:
-            function: of a fibre of R rows and trees of tensors of R rows; returns such a tree.
+            function: takes a fibre of R rows and trees of tensors of R rows, and returns such a tree.
         """
         row_size = self.structure.row_size(self.values.shape[-1], self.dim)
         n_rows, size = len(self.values), max(1, _ELEMENTS // row_size)
@@ -125,7 +125,7 @@ class Fibre:
 
     @property
     def _data(self) -> tuple[Any, ...]:
-        """What differs from problem to problem: a tree of tensors ``[*batch, ...]``."""
+        """The data of each problem: a tree of tensors ``[*batch, ...]``."""
         return self.values, self.observed.data
 
     def _with(self, values: Tensor, data: tuple[Any, ...]) -> "Fibre":
@@ -167,7 +167,7 @@ class Fibre:
         """The constraint and the raw entries of its Jacobian at ``u``, differentiably."""
         return self.structure.entries(self.constraint, u)
 
-    # The Gram term, in two pieces that belong together.
+    # The Gram term and its cotangent, which must agree.
     def _gram_energy(self, jacobian: JacobianMap) -> Tensor:
         return 0.5 * jacobian.log_det
 
@@ -187,6 +187,6 @@ class Fibre:
         """Points on the fibre near prior draws, ``[chains, *batch, D]`` (math 5, J 8.4): see :func:`find_starts`.
 
         Raises:
-            StartError: after ``attempts`` rounds some problem has no point; names the best residual.
+            StartError: after ``attempts`` rounds a problem has no point; the message names the best residual.
         """
         return find_starts(self, chains, rng, tolerance=tolerance, attempts=attempts)

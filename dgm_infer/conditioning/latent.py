@@ -24,9 +24,9 @@ class LatentPosterior(Target):
     ``energy(z) = -log p(x | z) - log p(z)``, ``[..., *batch, Dz] -> [..., *batch]``
 
     Args:
-        decoder: ``decoder(z)`` is a :class:`torch.distributions.Distribution` over images. Works in here as a frozen
+        decoder: ``decoder(z)`` is a :class:`torch.distributions.Distribution` over images. It is used as a frozen
             copy in evaluation mode, in its own dtype and on its own device.
-        images: ``[*batch, *image_shape]``, as many values per image as the decoder gives; 0 or 1 for a Bernoulli
+        images: ``[*batch, *image_shape]``, as many values per image as the decoder returns; 0 or 1 for a Bernoulli
             decoder.
         prior: density of z, such as ``StandardNormal(50)``.
         mask: pixels observed, a boolean array ``[*image_shape]``, True = observed; the others of the images are ignored
@@ -35,8 +35,8 @@ class LatentPosterior(Target):
 
     Raises:
         ArgumentError: the prior is not an :class:`InputDensity`.
-        ModelError: the decoder does not take such latents, or does not return a distribution (of independent pixels,
-            where there is a mask).
+        ModelError: the decoder rejects such latents, or does not return a distribution (of independent pixels, if
+            there is a mask).
         ObservationError: the images or the mask do not fit the decoder.
     """
 
@@ -58,12 +58,12 @@ class LatentPosterior(Target):
         """The posterior given some pixels.
 
         Args:
-            decoder: frozen already; it is not copied.
+            decoder: an already frozen decoder; it is not copied.
             prior: density of z.
             image_shape: shape of one image.
             values: observed pixels, ``[*batch, n]``.
-            index: positions of these pixels in a flat image, ``[n]``, or ``[*batch, n]`` where every problem has its
-                own; None for all pixels in order.
+            index: positions of these pixels in a flat image, ``[n]``, or ``[*batch, n]`` if they differ between
+                problems; None for all pixels in order.
 
         Raises:
             ModelError, ObservationError: as the constructor.
@@ -102,10 +102,10 @@ class LatentPosterior(Target):
         return self.images
 
     def take(self, problems: Tensor) -> Self:
-        """The posteriors of some images, counted over the flat batch: batch shape ``[len(problems)]``.
+        """The posteriors of some images: batch shape ``[len(problems)]``.
 
         Args:
-            problems: indices, ``[n]`` of integers.
+            problems: integer indices into the flat batch, ``[n]``.
 
         Raises:
             ArgumentError: an index is not that of an image.
@@ -133,8 +133,8 @@ class LatentPosterior(Target):
     def energy_and_gradient(self, x):
         """Energy ``[...]`` and gradient ``[..., D]``, detached.
 
-        Where the derivative of the log-likelihood in the outputs of the network is known, only the network is
-        differentiated: ``sigmoid(logits) - x`` and ``(mean - x)/sd^2`` cost one pass over the pixels.
+        If the derivative of the log-likelihood in the network's outputs is known, only the network is differentiated:
+        ``sigmoid(logits) - x`` and ``(mean - x)/sd^2`` cost one pass over the pixels.
         """
         with torch.enable_grad():
             z = x.detach().requires_grad_()
@@ -176,11 +176,11 @@ class LatentPosterior(Target):
 
 
 def _image_shape(images: Tensor, event_shape: torch.Size) -> torch.Size:
-    """The last dimensions of the images, which hold as many values as the decoder gives per image."""
+    """The last dimensions of the images, which hold as many values as the decoder returns per image."""
     for k in range(1, images.ndim + 1):
         if images.numel() and images.shape[-k:].numel() == event_shape.numel():
             return images.shape[-k:]
     raise ObservationError(
-        f"images of shape {tuple(images.shape)} do not end in the {event_shape.numel()} values that the decoder gives "
-        "an image"
+        f"images of shape {tuple(images.shape)} do not end in the {event_shape.numel()} values that the decoder "
+        "returns per image"
     )

@@ -1,4 +1,4 @@
-"""``log p(x | z)`` of families whose derivative in the decoder's outputs is known, with few passes over the pixels."""
+"""``log p(x | z)`` for families with a known derivative in the decoder's outputs, in few passes over the pixels."""
 
 import math
 from typing import NamedTuple
@@ -12,14 +12,14 @@ __all__ = ["KnownSlope", "bernoulli_log_prob", "known_slope"]
 
 
 class KnownSlope(NamedTuple):
-    """What one pass over the pixels gives, for a batch of images."""
+    """Result of one pass over the pixels, for a batch of images."""
 
     misfit: Tensor
     """``-log p(x | z)``, ``[...]``, detached."""
     slope: Tensor
     """Its derivative in the outputs, ``[..., Dx]``, detached."""
     outputs: Tensor
-    """The outputs of the network that the slope is taken in, ``[..., Dx]``, with their graph."""
+    """The outputs of the network, ``[..., Dx]``, with their graph; the slope is the derivative in them."""
 
 
 def known_slope(base: Distribution, x: Tensor) -> KnownSlope | None:
@@ -41,7 +41,7 @@ def known_slope(base: Distribution, x: Tensor) -> KnownSlope | None:
 
 
 def bernoulli_log_prob(logits: Tensor, x: Tensor) -> Tensor:
-    """``sum_i x_i a_i - log(1 + exp(a_i))`` of logits a, ``[..., D] -> [...]``: no sigmoid that saturates."""
+    """``sum_i x_i a_i - log(1 + exp(a_i))`` of logits a, ``[..., D] -> [...]``, without a saturating sigmoid."""
     if torch.is_grad_enabled():
         return torch.linalg.vecdot(logits, x) - F.softplus(logits).sum(-1)
     return -_bernoulli_energy(logits, torch.sigmoid(logits), x)
@@ -51,7 +51,7 @@ def _bernoulli_energy(logits: Tensor, p: Tensor, x: Tensor) -> Tensor:
     """``sum_i log(1 + exp(a_i)) - x_i a_i`` of logits a and ``p = sigmoid(a)``, ``[..., D] -> [...]``.
 
     ``log(1 + exp(a)) = max(a, 0) - log max(p, 1 - p)``. These factors are at least a half, so that up to a hundred of
-    them are multiplied before a logarithm is taken.
+    them are multiplied before taking a logarithm.
     """
     factors = torch.maximum(p, 1 - p)
     n = factors.shape[-1]

@@ -1,4 +1,4 @@
-"""Observations: which function of the output is observed, as the user says it."""
+"""Observations: which function of the output is observed, as the user specifies it."""
 
 import functools
 import math
@@ -36,7 +36,7 @@ _WIDEST = 1000
 
 
 class Observation(ABC):
-    """What was measured: turns ``y`` as the user has it into flat values and an operator on flat outputs."""
+    """What was measured: turns the user's ``y`` into flat values and an operator on flat outputs."""
 
     @abstractmethod
     def bind(self, y: Tensor, model: GenerativeModel) -> "Bound":
@@ -65,7 +65,7 @@ class Pixels(Observation):
 
     def bind(self, y, model):
         shape, size = model.output_shape, torch.Size(model.output_shape).numel()
-        # a flat output, as the model's forward returns it, is taken for the image it is
+        # a flat output, as the model's forward returns it, is reshaped to an image
         flat_given = y.ndim > 0 and y.shape[-1] == size and tuple(y.shape[-len(shape) :]) != shape
         batch = tuple(y.shape[:-1]) if flat_given else _batch_shape(y, shape)
         flat = y.reshape(*batch, size)
@@ -122,7 +122,7 @@ class Transform(Observation):
 
 
 class Flat(Observation):
-    """An :class:`Operator` on flat outputs, which says itself what it leaves of a structure: ``y [*batch, Dy]``."""
+    """An :class:`Operator` on flat outputs, which knows its own effect on a structure: ``y [*batch, Dy]``."""
 
     def __init__(self, operator: Operator):
         self.operator = operator
@@ -168,9 +168,7 @@ class Downsample(Observation):
     def bind(self, y, model):
         shape, k = model.output_shape, self.factor
         if len(shape) < 2 or shape[-2] % k or shape[-1] % k:
-            raise ObservationError(
-                f"downsample({k}): the model's output {shape} has no height and width of whole blocks"
-            )
+            raise ObservationError(f"downsample({k}): the model's output {shape} does not divide into whole blocks")
         batch = _batch_shape(y, (*shape[:-2], shape[-2] // k, shape[-1] // k))
         size = torch.Size(shape).numel()
         blocks = torch.arange(size, device=y.device).reshape(shape).unfold(-2, k, k).unfold(-2, k, k)
@@ -182,7 +180,7 @@ class Downsample(Observation):
 class Linear(Observation):
     """Linear functions of the flat output: ``y = M x``, ``[..., *output_shape] -> [..., Dy]``.
 
-    Rows of M that share no entry of x, with equally many each, keep the model's structure; others make it dense.
+    Rows of M with disjoint entries of x, equally many per row, keep the model's structure; others make it dense.
     """
 
     def __init__(self, matrix):
@@ -194,7 +192,7 @@ class Linear(Observation):
                 f"linear(matrix of shape {tuple(matrix.shape)}, {_name(matrix.dtype)}): expected [Dy, Dx] of floats"
             )
         if not (matrix != 0).any(1).all():
-            raise ObservationError("linear(matrix): a row of zeros observes nothing, leave it out")
+            raise ObservationError("linear(matrix): a row of zeros observes nothing, omit it")
         self.matrix = matrix
 
     def bind(self, y, model):
@@ -219,7 +217,7 @@ def _times(matrix: Tensor, x: Tensor) -> Tensor:
 
 
 class Blur(Observation):
-    """Convolution of an image with a kernel, of the same size: beyond its edges the image is reflected."""
+    """Convolution of an image with a kernel, preserving its size: the image is reflected beyond its edges."""
 
     def __init__(self, kernel):
         with reported_as(ObservationError):

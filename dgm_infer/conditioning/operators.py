@@ -1,4 +1,4 @@
-"""Operators on flat outputs: what is observed of them, and what observing it does to a model's structure."""
+"""Operators on flat outputs: what is observed, and its effect on a model's structure."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,18 +14,18 @@ __all__ = ["DisjointSums", "Everything", "Function", "Operator", "Reduction", "S
 
 
 class Reduction(NamedTuple):
-    """What an operator leaves of a structure."""
+    """The part of a structure that an operator preserves."""
 
     structure: Structure
-    """That of the observed values."""
+    """Structure of the observed values."""
     local: "Selection | None"
-    """The local inputs that the observed values depend on; None where all inputs stay as they are."""
+    """The local inputs that the observed values depend on; None if all inputs are kept."""
 
 
 class Operator(ABC):
     """A function of flat outputs, ``y = A(x)``, for every problem of a batch.
 
-    A subclass defines ``__call__``; without more, models of any structure become dense.
+    A subclass defines ``__call__``; by default, models of any structure become dense.
     """
 
     @abstractmethod
@@ -33,25 +33,25 @@ class Operator(ABC):
         """``[..., *batch, Dx] -> [..., *batch, Dy]``."""
 
     def reduce(self, structure: Structure) -> Reduction | None:
-        """What it leaves of the structure of the outputs; None for nothing."""
+        """The structure that is preserved; None if models become dense."""
         return None
 
     def complete(self, values: Tensor, x: Tensor) -> Tensor:
-        """Outputs ``x [..., *batch, Dx]`` with the values ``[..., *batch, Dy]`` in place of what they observe."""
+        """Outputs ``x [..., *batch, Dx]`` with the observed entries replaced by the values ``[..., *batch, Dy]``."""
         return x
 
     @property
     def keeps_range(self) -> bool:
-        """Whether values of outputs that lie in an interval do."""
+        """Whether the values lie in every interval that contains the outputs."""
         return False
 
     @property
     def data(self) -> tuple[Tensor, ...]:
-        """What differs from problem to problem, each ``[*batch, ...]``."""
+        """The data of each problem, tensors ``[*batch, ...]``."""
         return ()
 
     def with_data(self, *data: Tensor) -> "Operator":
-        """The operator of other problems."""
+        """The same operator with the data of other problems."""
         return self
 
     def first(self) -> "Operator":
@@ -86,7 +86,7 @@ class Everything(Operator):
 
 @dataclass(frozen=True)
 class Selection(Operator):
-    """Entries of a flat vector: ``index`` is ``[Dy]``, or ``[*batch, Dy]`` when every problem has its own."""
+    """Entries of a flat vector: ``index`` is ``[Dy]``, or ``[*batch, Dy]`` if it differs between problems."""
 
     index: Tensor
     size: int
@@ -98,7 +98,7 @@ class Selection(Operator):
         return x.expand(*lead, x.shape[-1]).gather(-1, self.index.expand(*lead, -1))
 
     def reduce(self, structure):
-        """Whole units stay what they are, without the local inputs of the others."""
+        """Whole units keep their structure, without the local inputs of the other units."""
         units = structure.units
         if units is None or not structure.is_separable or not self._selects_whole(units.outputs):
             return None
@@ -125,7 +125,7 @@ class Selection(Operator):
         return Selection(self.index.reshape(-1, self.index.shape[-1])[0], self.size)
 
     def _selects_whole(self, outputs: int) -> bool:
-        """Whether it selects all the outputs of units of ``outputs`` each, in their order."""
+        """Whether it selects all outputs of whole units of ``outputs`` each, in order."""
         if outputs == 1:
             return True
         if self.index.shape[-1] % outputs:
@@ -138,7 +138,7 @@ class Selection(Operator):
 
 @dataclass(frozen=True)
 class DisjointSums(Operator):
-    """``y_j = sum_k weights_jk x_{index_jk}`` where no entry of x occurs twice; index and weights ``[Dy, K]``."""
+    """``y_j = sum_k weights_jk x_{index_jk}``, with no entry of x used twice; index and weights ``[Dy, K]``."""
 
     index: Tensor
     weights: Tensor
@@ -172,11 +172,11 @@ class Function(Operator):
 
 
 def select(index: Tensor, size: int) -> Everything | Selection:
-    """The selection of some entries of a vector; that of all, in their order, is :class:`Everything`."""
+    """The selection of some entries of a vector; :class:`Everything` if these are all entries in order."""
     whole = index.ndim == 1 and torch.equal(index, torch.arange(size, device=index.device))
     return Everything(size) if whole else Selection(index, size)
 
 
 def as_operator(function: Operator | Callable[[Tensor], Tensor]) -> Operator:
-    """An operator as it is, any other function as one that makes models dense."""
+    """An operator unchanged; any other function becomes an operator that makes models dense."""
     return function if isinstance(function, Operator) else Function(function)

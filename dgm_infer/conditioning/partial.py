@@ -14,11 +14,11 @@ __all__ = ["ObservedPixels", "mask_index"]
 
 
 class ObservedPixels(nn.Module):
-    """``p(x_i : i observed | z)`` of a decoder whose pixels are independent given z: the others integrate to one.
+    """``p(x_i : i observed | z)`` of a decoder whose pixels are independent given z; the others integrate to one.
 
     Args:
         decoder: ``decoder(z)`` is a Bernoulli or Normal distribution over images of Dx pixels.
-        index: the observed pixels of a flat image, ``[n]``, or ``[*batch, n]`` where every problem has its own.
+        index: the observed pixels of a flat image, ``[n]``, or ``[*batch, n]`` if they differ between problems.
 
     Raises:
         ModelError: when called, the decoder returns another distribution.
@@ -49,7 +49,7 @@ class ObservedPixels(nn.Module):
         return x.scatter(-1, self.index.expand(observed.shape), observed.to(x.dtype))
 
     def take(self, problems: Tensor) -> Self:
-        """The decoder for some problems, counted over the flat batch."""
+        """The decoder for the problems with these indices into the flat batch."""
         if self.index.ndim == 1:
             return self
         return type(self)(self.decoder, self.index.flatten(0, -2)[problems.to(self.index.device)])
@@ -77,7 +77,7 @@ def mask_index(mask, image_shape: torch.Size) -> Tensor:
     """The pixels of a flat image that a boolean mask ``[*image_shape]`` observes.
 
     Raises:
-        ObservationError: another shape or type, or it observes nothing.
+        ObservationError: it has another shape or dtype, or observes nothing.
     """
     with reported_as(ObservationError):
         mask = boolean_mask("LatentPosterior", "mask", mask)

@@ -1,8 +1,8 @@
 """Batched solvers for the projection onto the fibre: ``c(u') = 0``, ``u' = v - J(u)^T lam`` (math 3.3).
 
-Every solver is one update rule in one loop. Rows that have converged, or that have left for infinity, stop
-iterating: the loop goes on with a compacted batch, so that the slowest chain does not set the pace of all. A row that
-the first solver fails is given to the next one.
+Every solver is one update rule in one loop. Rows that have converged, or diverged to infinity, stop iterating: the
+loop continues with a compacted batch, so that the slowest chain does not set the pace of all. Rows on which the first
+solver fails fall back to the next one.
 """
 
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ __all__ = ["SOLVERS", "Constraint", "Projection", "evaluate_constraint", "projec
 
 
 class Constraint(Protocol):
-    """A batch of constraints, one a row: what the solvers need of a fibre."""
+    """A batch of constraints, one per row: the part of a fibre that the solvers need."""
 
     def constraint(self, u: Tensor) -> Tensor: ...
     def entries(self, u: Tensor) -> Evaluation: ...
@@ -27,26 +27,26 @@ class Constraint(Protocol):
 
 
 class Projection(NamedTuple):
-    """Result of :func:`project`, one row a chain."""
+    """Result of :func:`project`, one row per chain."""
 
     position: Tensor
-    """``[R, D]``; where ``converged`` is False, the last iterate."""
+    """``[R, D]``; the last iterate where ``converged`` is False."""
     converged: Tensor
-    """``[R]``, max-norm of the constraint below the tolerance."""
+    """``[R]``, whether the max-norm of the constraint is below the tolerance."""
     iterations: Tensor
-    """``[R]``, updates made, of all the solvers tried."""
+    """``[R]``, updates made by all solvers tried."""
     retried: Tensor
     """``[R]``, whether the first solver failed."""
 
 
 def quasi_newton(fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap) -> tuple[Tensor, Tensor]:
-    """``u' - J(u)^T (J(u) J(u)^T)^-1 c(u')`` and the constraint there: one factorisation for all iterations."""
+    """``u' - J(u)^T (J(u) J(u)^T)^-1 c(u')`` and its constraint: one factorisation for all iterations."""
     u = u - base.pseudo_inverse(c)
     return u, fibre.constraint(u)
 
 
 def newton(fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap) -> tuple[Tensor, Tensor]:
-    """``u' - J(u)^T (J(u') J(u)^T)^-1 c(u')`` and the constraint there: a new Jacobian each iteration."""
+    """``u' - J(u)^T (J(u') J(u)^T)^-1 c(u')`` and its constraint: a new Jacobian per iteration."""
     u = u - base.oblique_inverse(fibre.entries(u).entries, c)
     return u, fibre.constraint(u)
 
@@ -56,8 +56,8 @@ SOLVERS: dict[str, Callable[[Constraint, Tensor, Tensor, JacobianMap], tuple[Ten
     "newton": newton,
 }
 
-# A residual this many times the first one has left for infinity; after some iterations any growth is a failure, so that
-# the few chains that will not converge do not hold up the others.
+# Growth of the residual that counts as divergence; after some iterations any growth is a failure, so that the few
+# chains that will not converge do not delay the others.
 _DIVERGENCE = 1e3
 _PATIENCE = 10
 # Compact the batch when less than this fraction of it is still iterating.
@@ -79,12 +79,12 @@ def project(
     """Move ``v`` along the rows of ``base`` until it satisfies the constraint.
 
     Args:
-        fibre: constraints, one a row.
+        fibre: constraints, one per row.
         v: ``[R, D]`` points to project.
         base: Jacobian map at the points the moves started from, R rows.
         tolerance: ``[R]``; a row has converged when ``max|c| < tolerance``.
-        active: ``[R]``, False for rows to leave alone (reported as not converged).
-        solvers: keys of :data:`SOLVERS`; each is tried, from ``v``, on the rows that those before it failed.
+        active: ``[R]``, False for rows to skip (reported as not converged).
+        solvers: keys of :data:`SOLVERS`; each is tried, from ``v``, on the rows where the previous ones failed.
         max_iterations: updates after which a solver has failed.
     """
     none = torch.zeros_like(active)
@@ -141,12 +141,12 @@ def _solve(
 
 
 def evaluate_constraint(fibre: Constraint, u: Tensor) -> Tensor:
-    """``c(u)``, as a function that a fibre evaluates."""
+    """``c(u)``, as a function for :meth:`Fibre.evaluate`."""
     return fibre.constraint(u)
 
 
 def store(rows: Tensor | None, whole: tuple[Tensor, ...], part: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-    """``part`` in the given rows of ``whole``; all of them for None."""
+    """``whole`` with the given rows replaced by ``part``; None replaces all."""
     if rows is None:
         return part
     return tuple(w.index_copy(0, rows, p) for w, p in zip(whole, part, strict=True))

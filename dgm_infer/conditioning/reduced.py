@@ -14,12 +14,12 @@ __all__ = ["ObservedModel", "ObservedUnits", "observed_model"]
 
 
 class ObservedModel:
-    """``y = A(g_x(u))`` as a function of all the inputs, and the constraint it makes.
+    """``y = A(g_x(u))`` as a function of all inputs, and the constraint it defines.
 
     Args:
         model: the generative model.
         operator: A.
-        structure: what A leaves of the structure that the model declares; None for nothing.
+        structure: the part of the model's declared structure that A preserves; None for a dense Jacobian.
     """
 
     heat: Tensor | None = None
@@ -35,17 +35,17 @@ class ObservedModel:
 
     @property
     def data(self) -> tuple[Any, ...]:
-        """What differs from problem to problem: a tree of tensors ``[*batch, ...]``."""
+        """The data of each problem: a tree of tensors ``[*batch, ...]``."""
         return self.operator.data, () if self.heat is None else (self.heat,)
 
     def with_data(self, data: tuple[Any, ...]) -> Self:
-        """The same of other problems."""
+        """The same model with the data of other problems."""
         other = copy.copy(self)
         other.operator, other.heat = self.operator.with_data(*data[0]), (*data[1], None)[0]
         return other
 
     def heated(self, heat: Tensor | None) -> Self:
-        """The same with local inputs that spread ``heat`` times as wide, ``[*batch]``."""
+        """The same model with local inputs that spread ``heat`` times as wide, ``[*batch]``."""
         other = copy.copy(self)
         other.heat = heat
         return other
@@ -56,7 +56,7 @@ class ObservedModel:
         return self.model.can_be_heated
 
     def check_declaration(self, u: Tensor) -> None:
-        """Compare the structure that is relied on with the model.
+        """Compare the declared structure with the model.
 
         Args:
             u: draws of the model's inputs, ``[n, Du]``.
@@ -79,7 +79,7 @@ class ObservedModel:
         return self.operator(self.model.observed(self.inputs(u)))
 
     def residual(self, u: Tensor, values: Tensor) -> Tensor:
-        """The constraint ``c(u)``, zero exactly where ``outputs(u) = values``: ``[..., *batch, Dy]``."""
+        """The constraint ``c(u)``, zero if and only if ``outputs(u) = values``: ``[..., *batch, Dy]``."""
         return self.operator(self.structure.outputs(self.model, self.inputs(u), values)) - values
 
     def log_density(self, u: Tensor) -> Tensor:
@@ -95,26 +95,26 @@ class ObservedModel:
         return self.model.latents(self.inputs(u))
 
     def generate(self, u: Tensor, rng: torch.Generator) -> Tensor:
-        """Flat outputs ``[..., *batch, Dx]`` at inputs ``u``, what ``u`` leaves open drawn afresh."""
+        """Flat outputs ``[..., *batch, Dx]`` at inputs ``u``; inputs that ``u`` omits are drawn afresh."""
         return self.model.observed(u)
 
     def complete(self, u: Tensor, values: Tensor, rng: torch.Generator) -> Tensor:
-        """Complete outputs ``[..., *batch, *output_shape]``, selected entries exactly as observed."""
+        """Complete outputs ``[..., *batch, *output_shape]``, with selected entries exactly as observed."""
         with torch.no_grad():
             x = self.operator.complete(values, self.generate(u, rng))
         return x.reshape(*x.shape[:-1], *self.model.output_shape)
 
 
 class ObservedUnits(ObservedModel):
-    """A model of independent units of which some are observed: ``u = [u1, u2 of those units]`` (math 4.6, J 8.2).
+    """A model of independent units, some of them observed: ``u = [u1, u2 of those units]`` (math 4.6, J 8.2).
 
-    Units that are not observed do not restrict z, so their local inputs are left out and drawn afresh on completion.
+    Unobserved units do not restrict z, so their local inputs are omitted, and drawn afresh on completion.
 
     Args:
         model: the generative model, a :class:`DirectedModel`.
         operator: A.
-        structure: of what is observed.
-        local: the local inputs that it depends on; None for all.
+        structure: structure of the observed values.
+        local: the local inputs that they depend on; None for all.
     """
 
     def __init__(self, model: Any, operator: Operator, structure: Structure, local: Selection | None):
@@ -139,11 +139,11 @@ class ObservedUnits(ObservedModel):
         if self._local is None:
             return u
         u1, u2 = self.model.split(u)
-        # what stands in the hidden places changes no observed output
+        # values at hidden positions do not affect observed outputs
         return torch.cat([u1, self._local.complete(u2, u2.new_zeros(*u2.shape[:-1], self._local.size))], -1)
 
     def _shown(self, v: Tensor) -> Tensor:
-        """Of one value per local input, those of the inputs that are left."""
+        """Select, from one value per local input, those of the inputs that are kept."""
         return v if self._local is None else self._local(v)
 
     def log_density(self, u):

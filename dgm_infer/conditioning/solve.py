@@ -1,4 +1,4 @@
-"""Starting points: where prior draws are moved onto the fibre (math 5, J 8.4)."""
+"""Starting points: prior draws moved onto the fibre (math 5, J 8.4)."""
 
 import warnings
 from typing import Protocol
@@ -15,7 +15,7 @@ __all__ = ["damped_gauss_newton", "find_starts"]
 
 
 class Problems(Constraint, Protocol):
-    """What the search needs of a fibre."""
+    """The part of a fibre that the search needs."""
 
     observed: ObservedModel
     values: Tensor
@@ -32,18 +32,18 @@ def find_starts(fibre: Problems, chains: int, rng: torch.Generator, *, tolerance
     """Points on the fibre near prior draws, ``[chains, *batch, D]``.
 
     In scalar units ``u1`` is a prior draw and every ``u2_i`` solves its own scalar equation (math 5.1). Otherwise, and
-    where that fails, a damped Gauss-Newton solve from a prior draw (math 5.2). Chains without a solution draw again;
-    one that never finds any starts where another chain of its problem does, with a warning.
+    if that fails, a damped Gauss-Newton solve starts from a prior draw (math 5.2). Chains without a solution redraw;
+    one that never finds any shares the start of another chain of its problem, with a warning.
 
     Args:
-        fibre: of a batch of problems.
+        fibre: fibre of a batch of problems.
         chains: points per problem.
-        rng: of the prior draws.
+        rng: generator of the prior draws.
         tolerance: relative to the scale of each problem.
         attempts: rounds of prior draws.
 
     Raises:
-        StartError: after all rounds some problem has no point; names the best residual.
+        StartError: after all rounds a problem has no point; the message names the best residual.
     """
     flat = fibre.rows(chains)
     tol = tolerance * flat.scale
@@ -74,10 +74,10 @@ def find_starts(fibre: Problems, chains: int, rng: torch.Generator, *, tolerance
 
 @torch.no_grad()
 def _attempt(fibre: Problems, rng: torch.Generator, tolerance: Tensor) -> tuple[Tensor, ...]:
-    """A point for every row from a new prior draw, its residual, and whether J there is rank-deficient and the density
-    positive."""
+    """A point per row from a new prior draw, its residual, and whether J is rank-deficient and the density positive
+    at it."""
     draw = fibre.observed.sample_inputs((len(tolerance),), rng, fibre.values)
-    # by the model's structure, also where it does not pay for so many outputs
+    # by the model's structure, even if it does not pay for this many outputs
     draw = fibre.observed.structure.solve_local(fibre.constraint, draw, tolerance)
     point, residual = damped_gauss_newton(fibre, draw, tolerance=tolerance)
     possible = fibre.observed.log_density(point).isfinite()
@@ -106,7 +106,7 @@ def _no_start(fibre: Problems, problem: int, residual: float, deficient: bool, a
 
 
 def _first(found: Tensor) -> Tensor:
-    """For every problem the first chain that found a point: ``[chains, B] -> [1, B, 1]``."""
+    """The first chain per problem that found a point: ``[chains, B] -> [1, B, 1]``."""
     return found.to(torch.int8).argmax(0)[None, :, None]
 
 
@@ -119,9 +119,9 @@ def damped_gauss_newton(
 ) -> tuple[Tensor, Tensor]:
     """Nearby points on the fibre by Levenberg-Marquardt: ``u' = u - J^T (J J^T + mu I)^-1 c(u)``.
 
-    Damping falls by 10 after a step that reduces ``|c|`` and grows by 10 otherwise. Unlike :func:`project` the
-    moves may leave the rows of one Jacobian: this finds starting points, not proposals. Rows that have converged leave
-    the batch.
+    Damping is divided by 10 after a step that reduces ``|c|`` and multiplied by 10 otherwise. Unlike in
+    :func:`project`, moves may leave the row space of one Jacobian: this finds starting points, not proposals. Rows that
+    have converged leave the batch.
 
     Returns:
         points ``[R, D]`` and the max-norm of their constraint ``[R]``.

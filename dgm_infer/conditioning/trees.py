@@ -1,4 +1,4 @@
-"""Nested tuples of tensors and Jacobian maps, taken apart and put together."""
+"""Flattening and rebuilding of nested tuples of tensors and Jacobian maps."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -10,11 +10,11 @@ from ..structures import JacobianMap
 __all__ = ["Form", "flatten", "tree_map", "unflatten"]
 
 Form = Any
-"""What a tree is without its tensors: None for a tensor, else a type and the forms of its parts. Hashable."""
+"""A tree without its tensors: None for a tensor, else a type and the forms of its parts. Hashable."""
 
 
 def flatten(tree: Any) -> tuple[list[Tensor], Form]:
-    """The tensors of a tree, in their order, and its form."""
+    """The tensors of a tree, in order, and its form."""
     if isinstance(tree, Tensor):
         return [tree], None
     parts = [flatten(part) for part in (tree.tensors if isinstance(tree, JacobianMap) else tree)]
@@ -22,12 +22,12 @@ def flatten(tree: Any) -> tuple[list[Tensor], Form]:
 
 
 def unflatten(tensors: Iterable[Tensor], form: Form) -> Any:
-    """The tree of a form with these tensors."""
+    """The tree of this form with these tensors."""
     return _build(iter(tensors), form)
 
 
 def tree_map(function: Callable[..., Tensor], *trees: Any) -> Any:
-    """The tree of ``function`` of the tensors of trees of one form."""
+    """The tree of ``function`` applied to the tensors of trees of one form."""
     flat = [flatten(tree) for tree in trees]
     return unflatten([function(*tensors) for tensors in zip(*(f[0] for f in flat), strict=True)], flat[0][1])
 

@@ -22,7 +22,7 @@ from .tuning import Tuning
 __all__ = ["ConstrainedHMC", "ConstrainedState"]
 
 
-# Longest arc of the split motion, well short of the half period at which an arc does not depend on its momentum.
+# Longest arc of the split motion, well below the half period, after which the end does not depend on the momentum.
 _LONGEST_ARC = math.pi / 2
 
 
@@ -30,7 +30,7 @@ class ConstrainedState(NamedTuple):
     position: Tensor
     """``[chains, *batch, D]``."""
     linearisation: Linearisation
-    """Jacobian, energy and gradient there; one flat batch of ``chains * prod(batch)`` rows."""
+    """Jacobian, energy and gradient at the position; one flat batch of ``chains * prod(batch)`` rows."""
 
     @property
     def energy(self) -> Tensor:
@@ -43,22 +43,22 @@ class ConstrainedHMC(Settings):
     """Constrained HMC with geodesic trajectories of random length, unit mass.
 
     Args:
-        step_size: positive number or tensor ``[*batch]``, fixed; None to adapt it in warm-up, per problem.
-        n_steps: integrator steps per transition, or the inclusive range they are drawn from; None to take as many as
-            the trajectory length needs.
-        n_geodesic: geodesic sub-steps per step (Ng); None to add sub-steps in warm-up while solvers fail too often.
-        trajectory_length: mean time of a trajectory, a number or ``[*batch]``; None to adapt it in warm-up, per
-            problem. Trajectories last between half and one and a half times as long, at random.
-        solver: tried first in a projection: ``"quasi_newton"`` (one factorisation a projection) or ``"newton"`` (one
-            an iteration); chains that it fails are given to the other. None for Newton where its Jacobian costs
-            little: structured, with at most 8 global inputs.
-        split: whether drifts follow the exact motion of a standard normal density (Gaussian split) and not straight
-            lines; None for where the input density is standard normal.
+        step_size: positive number or tensor ``[*batch]``, fixed; None adapts it per problem in warm-up.
+        n_steps: integrator steps per transition, or the inclusive range they are drawn from; None derives them from
+            the trajectory length.
+        n_geodesic: geodesic sub-steps per step (Ng); None adds sub-steps in warm-up while solvers fail too often.
+        trajectory_length: mean duration of a trajectory, a number or ``[*batch]``; None adapts it per problem in
+            warm-up. Durations are uniform between 0.5 and 1.5 times this.
+        solver: solver that a projection tries first: ``"quasi_newton"`` (one factorisation per projection) or
+            ``"newton"`` (one per iteration); chains on which it fails fall back to the other. None chooses Newton if
+            its Jacobian is cheap: structured, with at most 8 global inputs.
+        split: whether drifts follow the exact motion of a standard normal density (Gaussian split) instead of straight
+            lines; None if the input density is standard normal.
         tolerance: a projection has converged when ``max|c| < tolerance * max(1, |y|_max)``; None for 1e-8 in
             float64 and 1e-5 in float32. A reversed sub-step must return within ``sqrt(tolerance)``.
         max_iterations: updates after which a solver has failed.
-        compile: whether the constraint, its Jacobian and the solvers run as compiled by ``torch.compile``: the same
-            results to rounding, several times faster, after some ten seconds of compilation.
+        compile: whether ``torch.compile`` compiles the constraint, its Jacobian and the solvers: the same results up to
+            rounding, several times faster, after about ten seconds of compilation.
     """
 
     step_size: float | Tensor | None = None
@@ -97,18 +97,18 @@ class ConstrainedHMC(Settings):
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
 
     def relative_tolerance(self, dtype: torch.dtype) -> float:
-        """The tolerance in use for this dtype."""
+        """The tolerance for this dtype."""
         if self.tolerance is not None:
             return self.tolerance
         return 1e-8 if dtype == torch.float64 else 1e-5
 
     def solvers(self, problem: Fibre) -> tuple[str, ...]:
-        """The solvers in the order in which a projection tries them."""
+        """The solvers, in the order in which a projection tries them."""
         first = self.solver or ("newton" if problem.structure.is_cheap else "quasi_newton")
         return first, *(name for name in SOLVERS if name != first)
 
     def sub_steps(self, problem: Fibre) -> int:
-        """Geodesic sub-steps per step, before any adaptation where they are left open."""
+        """Geodesic sub-steps per step, before any adaptation."""
         return self.n_geodesic or (1 if self.solvers(problem)[0] == "newton" else 2)
 
     def splits(self, problem: Fibre) -> bool:
@@ -127,7 +127,7 @@ class ConstrainedHMC(Settings):
         return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)
 
     def annealing(self) -> Self:
-        # each of many fibres is used once: compiling them would take longer
+        # annealing uses each of many fibres once: compiling would take longer
         return self.replace(compile=False)
 
     def _problem(self, problem: Fibre) -> Fibre:

@@ -1,4 +1,4 @@
-"""What Hamiltonian kernels share: momenta, the steps of a trajectory, acceptance, and the state on a target."""
+"""The common parts of Hamiltonian kernels: momenta, trajectory schedules, acceptance, and the state on a target."""
 
 import math
 from typing import NamedTuple, Protocol
@@ -13,16 +13,16 @@ from .tuning import Tuning
 
 __all__ = ["DEFAULT_LENGTH", "DIVERGENCE", "MAX_STEPS", "HMCState", "Schedule", "accept", "draw_schedule"]
 
-# Before it is adapted: on a standard normal density, what makes the next position independent of this one.
+# Initial trajectory length: on a standard normal density it makes the next position independent of this one.
 DEFAULT_LENGTH = math.pi / 2
-# A transition takes no more steps than this, however small they are.
+# Maximum steps per transition, however small they are.
 MAX_STEPS = 200
-# An energy error above this is called a divergence.
+# Energy error above which a trajectory is a divergence.
 DIVERGENCE = 1000.0
 
 
 class HMCState(NamedTuple):
-    """Positions on R^D ``[chains, *batch, D]``, with the energy and its gradient there."""
+    """Positions on R^D ``[chains, *batch, D]``, with their energy and its gradient."""
 
     position: Tensor
     energy: Tensor
@@ -30,7 +30,7 @@ class HMCState(NamedTuple):
 
 
 def check_target(name: str, problem: object) -> None:
-    """Raise ArgumentError unless a problem is a target."""
+    """Raise ArgumentError unless the problem is a target."""
     if not isinstance(problem, Target):
         raise ArgumentError(
             f"{name} samples a Target, not a {type(problem).__name__}: use ConstrainedHMC, or "
@@ -39,12 +39,12 @@ def check_target(name: str, problem: object) -> None:
 
 
 def draw_momentum(position: Tensor, rng: torch.Generator) -> Tensor:
-    """Standard normal, ``[..., D]``."""
+    """Standard normal momentum, ``[..., D]``."""
     return torch.randn(position.shape, generator=rng, dtype=position.dtype, device=position.device)
 
 
 def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Metropolis decision on the Hamiltonian, every chain for itself.
+    """Metropolis decision on the Hamiltonian, per chain.
 
     Returns:
         accepted, acceptance probability and status, each ``[...]``.
@@ -58,7 +58,7 @@ def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -
 
 
 class Scheduled(Protocol):
-    """The fields that say which steps a trajectory takes."""
+    """The fields that determine the steps of a trajectory."""
 
     @property
     def step_size(self) -> float | Tensor | None: ...
@@ -71,7 +71,7 @@ class Scheduled(Protocol):
 
 
 class Schedule(NamedTuple):
-    """What a transition's trajectories take."""
+    """Number and size of the steps of one transition."""
 
     n_steps: Tensor
     """``[chains, *batch]``."""
@@ -82,22 +82,22 @@ class Schedule(NamedTuple):
 
 
 def given_step_size(step_size: float | Tensor | None, like: Tensor) -> Tensor:
-    """The step size of every chain, ``[chains, *batch]``.
+    """The step size per chain, ``[chains, *batch]``.
 
     Raises:
-        ArgumentError: it is still open.
+        ArgumentError: it is None.
     """
     if step_size is None:
-        raise ArgumentError("step_size=None is chosen by sample(); to call step() directly give it a number")
+        raise ArgumentError("step_size=None is chosen by sample(); to call step() directly, set it to a number")
     return torch.as_tensor(step_size, dtype=like.dtype, device=like.device).expand_as(like)
 
 
 def draw_schedule(kernel: Scheduled, longest_step: float, like: Tensor, rng: torch.Generator) -> Schedule:
-    """Steps of this transition.
+    """Draw the steps of one transition.
 
-    ``n_steps`` is one number for all chains and problems, uniform on the kernel's inclusive range. Where that is None,
-    a trajectory lasts ``t = U T`` with ``T`` the trajectory length of a problem and ``U ~ Uniform(1/2, 3/2)``, the
-    same for all chains of a problem: in the fewest equal steps that are no longer than the step size.
+    ``n_steps`` is one number for all chains and problems, uniform on the kernel's inclusive range. If that is None, a
+    trajectory lasts ``t = U T``, with ``T`` the trajectory length of a problem and ``U ~ Uniform(1/2, 3/2)`` shared by
+    its chains, in the fewest equal steps that do not exceed the step size.
 
     Args:
         longest_step: upper bound on the step size.
@@ -133,9 +133,9 @@ def check_schedule(kernel: Scheduled) -> None:
 
 
 def schedule_tuning(kernel: Scheduled, longest_step: float = math.inf) -> Tuning:
-    """What a schedule leaves to warm-up."""
-    # arcs are of a scale of 1; elsewhere a step is about the smallest scale, and from more than one and a half times
-    # the best length the criterion climbs to a lesser maximum
+    """What a schedule leaves for warm-up to tune."""
+    # arcs have a scale of 1; otherwise a step is about the smallest scale, and from above 1.5 times the best length
+    # the criterion climbs to an inferior maximum
     given = None if kernel.step_size is None else torch.as_tensor(kernel.step_size)
     initial = DEFAULT_LENGTH if math.isfinite(longest_step) else given
     return Tuning(

@@ -31,11 +31,11 @@ class HMC(Settings):
     """Hamiltonian Monte Carlo with unit mass and leapfrog trajectories of random length.
 
     Args:
-        step_size: positive number or tensor ``[*batch]``, fixed; None to adapt it in warm-up.
-        n_steps: leapfrog steps per transition, or the inclusive range they are drawn from; None to take as many as
-            the trajectory length needs.
-        trajectory_length: mean time of a trajectory, a number or ``[*batch]``; None to adapt it in warm-up, per
-            problem. Trajectories last between half and one and a half times as long, at random.
+        step_size: positive number or tensor ``[*batch]``, fixed; None adapts it per problem in warm-up.
+        n_steps: leapfrog steps per transition, or the inclusive range they are drawn from; None derives them from the
+            trajectory length.
+        trajectory_length: mean duration of a trajectory, a number or ``[*batch]``; None adapts it per problem in
+            warm-up. Durations are uniform between 0.5 and 1.5 times this.
     """
 
     step_size: float | Tensor | None = None

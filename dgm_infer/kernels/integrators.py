@@ -16,7 +16,7 @@ __all__ = ["Evaluate", "PhasePoint", "energy_of", "geodesic", "leapfrog"]
 
 
 class PhasePoint(NamedTuple):
-    """A position and a momentum, with what the density at the position is made of; ``[...]`` is any shape of chains."""
+    """A position and a momentum, with the energy and gradient at the position; ``[...]`` is any shape of chains."""
 
     position: Tensor
     """``[..., D]``."""
@@ -25,14 +25,14 @@ class PhasePoint(NamedTuple):
     """``[...]``, without the kinetic energy."""
     gradient: Tensor
     extra: tuple[Tensor, ...] = ()
-    """What else belongs to the position, each ``[...]`` or ``[..., E]``."""
+    """Further values at the position, each ``[...]`` or ``[..., E]``."""
 
     @property
     def hamiltonian(self) -> Tensor:
         return self.energy + 0.5 * self.momentum.square().sum(-1)
 
     def where(self, condition: Tensor, other: "PhasePoint") -> "PhasePoint":
-        """This where the condition ``[...]`` holds, else the other."""
+        """This point where the condition ``[...]`` holds, else the other."""
         wide = condition.unsqueeze(-1)
 
         def pick(a: Tensor, b: Tensor) -> Tensor:
@@ -49,11 +49,11 @@ class PhasePoint(NamedTuple):
 
 
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor, tuple[Tensor, ...]]]
-"""Energy ``[...]``, gradient ``[..., D]`` and what else belongs to positions ``[..., D]``."""
+"""Energy ``[...]``, gradient ``[..., D]`` and further values at positions ``[..., D]``."""
 
 
 def energy_of(target: Target) -> Evaluate:
-    """A target's energy and gradient, as an integrator asks for them."""
+    """A target's energy and gradient, in the form that integrators use."""
     return lambda x: (*target.energy_and_gradient(x), ())
 
 
@@ -62,13 +62,13 @@ def leapfrog(evaluate: Evaluate, start: PhasePoint, step_size: Tensor, n_steps: 
 
     Args:
         evaluate: the energy and its gradient.
-        start: with the gradient at its position.
+        start: initial point, with the gradient at its position.
         step_size: ``[...]``; negative to go backwards.
-        n_steps: one number, or one a row, ``[...]``.
+        n_steps: one number, or one per row, ``[...]``.
     """
     step = step_size.unsqueeze(-1)
     position, energy, gradient, extra = start.position, start.energy, start.gradient, start.extra
-    # a tensor of its own: it is updated in place
+    # a new tensor: it is updated in place
     momentum = start.momentum - 0.5 * step * gradient
     for i in range(_longest(n_steps)):
         position = position + _drift(step, i, n_steps) * momentum
@@ -87,7 +87,7 @@ def _drift(step: Tensor, i: int, n_steps: int | Tensor) -> Tensor:
 
 
 def _kick(step: Tensor, i: int, n_steps: int | Tensor) -> Tensor:
-    """Length of the kick that ends step ``i``: a whole step inside a trajectory, half a step at its end."""
+    """Length of the kick that ends step ``i``: a full step inside a trajectory, half a step at its end."""
     if isinstance(n_steps, int):
         return step if i < n_steps - 1 else 0.5 * step
     fraction = 0.5 * (i < n_steps).to(step) + 0.5 * (i < n_steps - 1).to(step)
@@ -95,14 +95,14 @@ def _kick(step: Tensor, i: int, n_steps: int | Tensor) -> Tensor:
 
 
 class Flow(NamedTuple):
-    """Free motion in the input space, and what it leaves to the kicks."""
+    """Free motion in the input space, and the force left to the kicks."""
 
     move: Callable[[Tensor, Tensor, Tensor], Tensor]
     """``(u, p, h)``: the point that momentum p reaches from u in time h."""
     arrival: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """``(u, u', h)``: the momentum on arrival at u' of the motion from u that gets there in time h."""
+    """``(u, u', h)``: the momentum on arrival at u' of the motion from u that reaches u' in time h."""
     force: Callable[[Tensor, Tensor], Tensor]
-    """``(u, grad phi)``: the gradient that is left to the kicks."""
+    """``(u, grad phi)``: the gradient left to the kicks."""
 
 
 STRAIGHT = Flow(
@@ -121,17 +121,17 @@ CIRCULAR = Flow(
 
 
 class GeodesicEndpoint(NamedTuple):
-    """Where a trajectory on the fibre ends; rows whose ``status`` is not OK stopped at their last good point."""
+    """End of a trajectory on the fibre; rows whose ``status`` is not OK stopped at their last valid point."""
 
     position: Tensor
     momentum: Tensor
     linearisation: Linearisation
     status: Tensor
-    """``[R]`` of :class:`Status`."""
+    """:class:`Status` per row, ``[R]``."""
     iterations: Tensor
     """``[R]``, solver iterations."""
     retried: Tensor
-    """``[R]``, whether the first solver failed some projection."""
+    """``[R]``, whether the first solver failed any projection."""
 
 
 class Solver(Protocol):
@@ -156,14 +156,14 @@ def geodesic(
 ) -> GeodesicEndpoint:
     """``n_steps`` steps of projected kicks around ``n_geodesic`` projected drifts each (math 3.2).
 
-    Every drift is checked: the solver, started from the new point with the momentum reversed, must return.
+    Every drift is checked: the solver, started from the new point with the momentum negated, must return.
 
     Args:
-        fibre: R constraints, one a row.
+        fibre: R constraints, one per row.
         position: ``[R, D]`` on the fibre; momentum ``[R, D]`` in its tangent space.
-        linearisation: at ``position``.
-        step_size: ``[R]``, of one step; a drift takes ``step_size / n_geodesic``.
-        n_steps: one number, or one a row, ``[R]``.
+        linearisation: linearisation at ``position``.
+        step_size: ``[R]``, size of one step; a drift takes ``step_size / n_geodesic``.
+        n_steps: one number, or one per row, ``[R]``.
         solver: projects drifted points back.
         reversal_tolerance: max-norm distance within which a reversed drift must return.
         flow: the free motion that drifts follow, :data:`STRAIGHT` or :data:`CIRCULAR`.
@@ -183,7 +183,7 @@ def geodesic(
             forward = solver(fibre, flow.move(u, p, drift), jacobian, active=alive)
             moved = alive & forward.converged
             status = torch.where(alive & ~moved, int(Status.PROJECTION_FAILED), status)
-            # a row that failed stays at its last good point, so that the rest of the batch meets no NaN
+            # a failed row stays at its last valid point, so that the rest of the batch meets no NaN
             u_new = torch.where(moved.unsqueeze(-1), forward.position, u)
             if j < n_geodesic - 1:
                 jacobian = fibre.evaluate(type(fibre).jacobian, u_new)
@@ -191,7 +191,7 @@ def geodesic(
                 linearisation = fibre.evaluate(type(fibre).linearise, u_new)
                 jacobian = linearisation.jacobian
             p_new = jacobian.tangent(flow.arrival(u, u_new, drift))
-            # to full tolerance: a solve cut short here would accept moves whose reversal fails, and bias the draws
+            # to full tolerance: a truncated solve would accept moves whose reversal fails, and bias the draws
             back = solver(fibre, flow.move(u_new, -p_new, drift), jacobian, active=moved)
             returned = back.converged & ((back.position - u).abs().amax(-1) < reversal_tolerance)
             status = torch.where(moved & ~returned, int(Status.REVERSAL_FAILED), status)

@@ -1,4 +1,4 @@
-"""What every Markov kernel offers: check, init, step."""
+"""The interface of Markov kernels: check, init, step."""
 
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -12,7 +12,7 @@ __all__ = ["Info", "Kernel", "State", "TrajectoryEnd", "Trial"]
 
 
 class TrajectoryEnd(NamedTuple):
-    """Where trajectories started and ended, ``[chains, *batch, D]``, and how long they were."""
+    """Starts and ends of trajectories, ``[chains, *batch, D]``, and their durations."""
 
     start: Tensor
     position: Tensor
@@ -22,12 +22,12 @@ class TrajectoryEnd(NamedTuple):
 
 
 class Trial(NamedTuple):
-    """What a transition tells warm-up beyond its acceptance and status; None for what the kernel cannot tell."""
+    """What a transition reports to warm-up beyond acceptance and status; None for what the kernel does not report."""
 
     step_size: Tensor | None = None
-    """Size of the steps taken, ``[chains, *batch]``, where it can be below the one asked for."""
+    """Size of the steps taken, ``[chains, *batch]``, if it can be below the requested one."""
     end: TrajectoryEnd | None = None
-    """Of the trajectory, accepted or not."""
+    """Ends of the trajectories, accepted or not."""
     retried: Tensor | None = None
     """Whether the first solver failed a projection, ``[chains, *batch]``."""
 
@@ -37,11 +37,11 @@ class Info:
     """Diagnostics of one transition, each ``[chains, *batch]``.
 
     Args:
-        acceptance_rate: probability with which the proposal was accepted; 0 for a failed one, 1 where none is refused.
+        acceptance_rate: acceptance probability of the proposal; 0 if it failed, 1 for kernels that never reject.
         status: :class:`Status` of the proposal.
-        energy: of the new state; with a momentum, its kinetic energy included.
+        energy: energy of the new state, including the kinetic energy of a momentum.
         stats: per-draw statistics that only this family of kernels reports, by name.
-        tuning: what warm-up learns from; None where there is nothing to tune.
+        tuning: what warm-up learns from; None if there is nothing to tune.
     """
 
     acceptance_rate: Tensor
@@ -61,7 +61,7 @@ class Info:
 
 
 class State(Protocol):
-    """Where chains are, with what the next transition needs; it is never changed."""
+    """Positions of chains, with what the next transition needs; immutable."""
 
     @property
     def position(self) -> Tensor:
@@ -70,20 +70,20 @@ class State(Protocol):
 
     @property
     def energy(self) -> Tensor:
-        """Of the positions, ``[chains, *batch]``: minus their log density, up to a constant of the problem."""
+        """Minus the log density of the positions, up to a constant per problem: ``[chains, *batch]``."""
         ...
 
 
 @runtime_checkable
 class Kernel(Protocol):
-    """An immutable configuration of a Markov transition. Nothing else is required of a kernel.
+    """An immutable configuration of a Markov transition: all that is required of a kernel.
 
-    What concerns one chain, a failed solve or an energy that is not a number, is a status in :class:`Info` and a
-    rejection of that chain, never an exception. All random numbers come from ``rng``.
+    A failure of one chain, such as a failed solve or a NaN energy, is a status in :class:`Info` and a rejection of
+    that chain, never an exception. All random numbers come from ``rng``.
     """
 
     def check(self, problem: Any, /) -> None:
-        """Raise ArgumentError, in one line, where the kernel cannot sample this problem."""
+        """Raise ArgumentError, in one line, if the kernel cannot sample this problem."""
         ...
 
     def init(self, problem: Any, position: Tensor, /) -> State:

@@ -20,16 +20,15 @@ __all__ = ["NUTS"]
 
 @dataclass(frozen=True, eq=False)
 class NUTS(Settings):
-    """Hamiltonian Monte Carlo with unit mass whose trajectories end where they turn back.
+    """Hamiltonian Monte Carlo with unit mass whose trajectories end at a U-turn.
 
     The next state is drawn from all states of the trajectory by their densities; a divergence ends a trajectory, whose
-    earlier states still count. All chains take their steps together, so that a transition lasts as long as the longest
-    of them.
+    earlier states still count. Chains step together, so a transition takes as long as its longest trajectory.
 
     Args:
-        step_size: positive number or tensor ``[*batch]``, fixed; None to adapt it in warm-up.
-        n_steps: most leapfrog steps per transition: trees have at most ``2^depth - 1`` of them. The upper end of a
-            range counts.
+        step_size: positive number or tensor ``[*batch]``, fixed; None adapts it per problem in warm-up.
+        n_steps: maximum leapfrog steps per transition: trees have at most ``2^depth - 1`` of them. Only the upper end
+            of a range counts.
     """
 
     step_size: float | Tensor | None = None

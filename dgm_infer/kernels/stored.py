@@ -1,4 +1,4 @@
-"""Kernels as JSON: a class path and the values of its fields, as files of draws keep them."""
+"""Kernels as JSON: a class path and the values of its fields, as stored in files of draws."""
 
 import dataclasses
 import sys
@@ -17,7 +17,7 @@ _METHODS = ("check", "init", "step")
 
 @dataclass(frozen=True)
 class UnknownKernel:
-    """A stored kernel whose class is not at hand, or cannot be made again; it names itself and samples nothing."""
+    """A stored kernel whose class is not available, or cannot be rebuilt; it keeps its name and samples nothing."""
 
     class_path: str
     init_args: dict[str, Any]
@@ -51,9 +51,9 @@ def to_json(kernel: Any) -> dict[str, Any]:
 
 
 def from_json(stored: dict[str, Any]) -> Any:
-    """The kernel that :func:`to_json` described; an :class:`UnknownKernel` if it cannot be made again.
+    """The kernel that :func:`to_json` described; an :class:`UnknownKernel` if it cannot be rebuilt.
 
-    A class is looked up in modules that are already imported: loading a file runs no code that it names.
+    Classes are looked up in modules that are already imported: loading a file runs no code that it names.
     """
     if "class_path" not in stored:
         stored = _current(stored)
@@ -62,13 +62,13 @@ def from_json(stored: dict[str, Any]) -> Any:
         try:
             return cls(**{name: _value_from_json(value) for name, value in stored["init_args"].items()})
         except (TypeError, ValueError):
-            # fields of another version of the class, or that JSON could not hold
+            # fields of another version of the class, or fields that JSON could not hold
             pass
     return UnknownKernel(stored["class_path"], stored["init_args"])
 
 
 def _class_path(cls: type) -> str:
-    """Where the class is found: the shortest package that exports it, which outlives a move of its file."""
+    """Path of the class in the shortest package that exports it, which survives a move of its file."""
     parts = cls.__module__.split(".")
     for n in range(1, len(parts)):
         package = ".".join(parts[:n])
@@ -78,7 +78,7 @@ def _class_path(cls: type) -> str:
 
 
 def _imported(class_path: str) -> Any:
-    """The class of that path if its module is imported and it is a kernel, else None."""
+    """The class at that path if its module is imported and it is a kernel, else None."""
     module, _, name = class_path.rpartition(".")
     found = getattr(sys.modules.get(module), name, None)
     is_kernel = isinstance(found, type) and all(callable(getattr(found, method, None)) for method in _METHODS)
@@ -94,7 +94,7 @@ def _value_to_json(value: Any) -> Any:
         return value
     if all(callable(getattr(value, method, None)) for method in _METHODS):
         return to_json(value)
-    # what JSON cannot hold is named; the draws are kept all the same
+    # what JSON cannot hold is stored by its repr, so that the draws can still be saved
     return {"repr": repr(value)}
 
 
@@ -109,13 +109,13 @@ def _value_from_json(value: Any) -> Any:
         kernel = from_json(value)
         if not isinstance(kernel, UnknownKernel):
             return kernel
-    raise ValueError(f"{value} cannot be made again")
+    raise ValueError(f"{value} cannot be rebuilt")
 
 
 def _current(stored: dict[str, Any]) -> dict[str, Any]:
-    """What version 0.1.0 wrote, ``{"name", **fields}`` with tensors as lists, in the present form.
+    """The format of version 0.1.0, ``{"name", **fields}`` with tensors as lists, converted to the present one.
 
-    Fields that a class no longer has were None in all of its kernels.
+    Fields that a class no longer has were None in all its kernels.
     """
     cls = _imported(f"dgm_infer.{stored['name']}")
     known = {field.name for field in dataclasses.fields(cls)} if cls is not None else set(stored)

@@ -1,9 +1,9 @@
-"""Trajectories that end at a U-turn: balanced trees of leapfrog steps, multinomial draws from them, all chains in step.
+"""Trajectories that end at a U-turn: balanced trees of leapfrog steps, with multinomial draws from them.
 
-Hoffman and Gelman 2014; multinomial weights and the generalised criterion by Betancourt 2017 (appendix A). A tree is
-grown by doubling, its leaves visited one after another; only the states at the starts of unfinished sub-trees are
-remembered, one a depth (Phan et al. 2019), so that all chains of a batch, which are at the same leaf of the same
-depth, take the same step together. Chains that have ended wait.
+Hoffman and Gelman 2014; multinomial weights and the generalised criterion by Betancourt 2017 (appendix A). A tree grows
+by doubling and visits its leaves one after another; it stores only the states at the starts of unfinished sub-trees,
+one per depth (Phan et al. 2019). All chains of a batch are at the same leaf of the same depth and step together; chains
+that have ended wait.
 """
 
 from typing import NamedTuple
@@ -19,7 +19,7 @@ __all__ = ["Tree", "deepest", "grow"]
 
 
 class Tree(NamedTuple):
-    """What a trajectory came to, each ``[...]``."""
+    """Result of a trajectory, each ``[...]``."""
 
     draw: PhasePoint
     """The next state, which may be the start."""
@@ -28,7 +28,7 @@ class Tree(NamedTuple):
     n_steps: Tensor
     """Leapfrog steps, int32."""
     status: Tensor
-    """DIVERGED where a leaf's energy was not finite or far too large, which ended the tree."""
+    """DIVERGED if a leaf's energy was not finite or far too large, which ended the tree."""
 
 
 def deepest(n_steps: int) -> int:
@@ -42,13 +42,13 @@ def turns(first: Tensor, last: Tensor, total: Tensor) -> Tensor:
 
 
 def grow(start: PhasePoint, evaluate: Evaluate, step: Tensor, depth: int, rng: torch.Generator) -> Tree:
-    """Grow a tree from every start by at most ``depth`` doublings, and draw a leaf of it.
+    """Grow a tree from every start by at most ``depth`` doublings, and draw one of its leaves.
 
-    It stops doubling where the tree, the halves of it with the first step of the other half, or any sub-tree of the
-    last doubling has turned; a doubling with a sub-tree that has turned, or with a divergence, is not drawn from.
+    Doubling stops if the tree, either half with the first step of the other half, or any sub-tree of the last doubling
+    has turned; a doubling that diverges, or has a sub-tree that has turned, is not drawn from.
 
     Args:
-        start: momentum included, finite.
+        start: initial point and momentum, finite.
         step: size of leapfrog steps, ``[...]``.
     """
     h0, shape = start.hamiltonian, step.shape
@@ -68,10 +68,10 @@ def grow(start: PhasePoint, evaluate: Evaluate, step: Tensor, depth: int, rng: t
         taken, accepted = taken + sub.taken, accepted + sub.accepted
         diverged = diverged | sub.diverged
         whole = sub.growing
-        # in favour of the new half, which is further away
+        # biased towards the new half, which is further away
         drawn = whole & (choices[1] < (sub.log_weight - log_weight).exp())
         draw = sub.draw.where(drawn, draw)
-        # by time: the old half and the new one, whichever comes first
+        # in order of time, whether the old half or the new one comes first
         old_near, old_far = right.where(forward, left), left.where(forward, right)
         new_near, new_far = sub.first, sub.end.momentum
         turned = turns(old_far.momentum, new_far, total + sub.total)
@@ -99,12 +99,12 @@ class _SubTree:
         self.log_weight = torch.full_like(h0, -torch.inf)
         self.taken, self.accepted = torch.zeros_like(h0), torch.zeros_like(h0)
         self.diverged = torch.zeros_like(growing)
-        # of unfinished sub-trees, by their number of halves: the momentum at their start, the sum before it, and the
-        # momentum of the leaf before
+        # for unfinished sub-trees, by number of halves: the momentum at the start, the sum before it, and the momentum
+        # of the leaf before
         self.starts: list[tuple[Tensor, Tensor, Tensor]] = [()] * max(level, 1)  # type: ignore[list-item]
 
     def extend(self, evaluate: Evaluate, step: Tensor, i: int, rng: torch.Generator) -> None:
-        """PhasePoint i, for the chains that still grow; the others stay at their last."""
+        """Add leaf i for the chains that still grow; the others stay at their last leaf."""
         growing, before = self.growing, self.end
         leaf = leapfrog(evaluate, before, torch.where(growing, step, 0.0), 1)
         h = leaf.hamiltonian
@@ -129,12 +129,12 @@ class _SubTree:
 
     def _turned(self, i: int, p: Tensor, sum_before: Tensor, p_before: Tensor) -> Tensor | None:
         """Whether a sub-tree that leaf i completes has turned, or its halves with the first step of the other."""
-        # halves of the sub-trees that are not complete at an even leaf, or that an odd one is in
+        # number of halves of unfinished sub-trees at an even leaf, or of the sub-trees that contain an odd one
         slot = (i >> 1).bit_count()
         if i % 2 == 0:
             self.starts[slot] = p, sum_before, p_before
             return None
-        # an odd leaf completes as many sub-trees as its number has ones at the end
+        # an odd leaf completes as many sub-trees as its index has trailing ones in binary
         ones = (~i & (i + 1)).bit_length() - 1
         turned = None
         for k in range(slot, slot - ones, -1):

@@ -1,4 +1,4 @@
-"""What warm-up can tune of a kernel: an optional interface. A kernel without it is used as it is."""
+"""What warm-up can tune in a kernel: an optional interface. A kernel without it is used as it is."""
 
 import math
 from dataclasses import dataclass
@@ -17,15 +17,15 @@ class Tuning:
     """What a kernel leaves open on one problem; the names are those of the kernel's fields."""
 
     step_size: bool = False
-    """Whether warm-up chooses the step size, one for every problem."""
+    """Whether warm-up chooses the step size, one per problem."""
     longest_step: float = math.inf
-    """Upper bound on the step size, whoever chooses it."""
+    """Upper bound on the step size, adapted or fixed."""
     trajectory_length: bool = False
-    """Whether warm-up chooses the trajectory length, one for every problem; needs ``Trial.end``."""
+    """Whether warm-up chooses the trajectory length, one per problem; needs ``Trial.end``."""
     initial_length: float | Tensor | None = None
-    """Length to begin with, a number or ``[*batch]``; None for the step size."""
+    """Initial trajectory length, a number or ``[*batch]``; None for the step size."""
     n_geodesic: int | None = None
-    """Geodesic sub-steps to begin with, where warm-up may add to them by ``Trial.retried``; None where it may not."""
+    """Initial geodesic sub-steps, to which warm-up may add according to ``Trial.retried``; None if it may not."""
 
 
 @runtime_checkable
@@ -37,22 +37,22 @@ class Tunable(Kernel, Protocol):
         ...
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed: those that :meth:`tuning` calls open, by their names in it."""
+        """A copy with some fields changed: those that :meth:`tuning` declares open, by name."""
         ...
 
     def probe(self, step_size: Tensor, n_steps: int, /) -> Self:
-        """The kernel of short transitions: at most ``n_steps`` steps of these sizes, ``[chains, *batch]``."""
+        """A kernel of short transitions: at most ``n_steps`` steps of these sizes, ``[chains, *batch]``."""
         ...
 
 
 @runtime_checkable
 class FibreKernel(Kernel, Protocol):
-    """What a kernel on a :class:`Fibre` may add, so that chains start where it needs them."""
+    """What a kernel on a :class:`Fibre` may add, so that chains start at suitable points."""
 
     def relative_tolerance(self, dtype: torch.dtype, /) -> float:
         """The tolerance within which it stays on the fibre, relative to the fibre's scale."""
         ...
 
     def annealing(self) -> Tunable | None:
-        """The kernel whose probes move on fibres of other widths of the noise; None where it has none."""
+        """The kernel whose probes move on fibres with other noise widths; None if it has none."""
         ...

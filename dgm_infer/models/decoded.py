@@ -1,4 +1,4 @@
-"""Latent variable models as generative models: the function of continuous inputs that a decoder leaves."""
+"""Latent variable models as generative models: the function of continuous inputs that a decoder defines."""
 
 import torch
 from torch import nn
@@ -15,7 +15,7 @@ __all__ = ["MeanOfDecoder", "NormalOutputs", "as_generative_model"]
 
 
 class MeanOfDecoder(GenerativeModel):
-    """``x = E[x | z]``: the mean of a decoder, which is differentiable where its outputs are discrete.
+    """``x = E[x | z]``: the mean of a decoder, which is differentiable even if its outputs are discrete.
 
     Args:
         model: the latent variable model.
@@ -59,7 +59,7 @@ class NormalOutputs(DirectedModel):
 
 
 def as_generative_model(module: object) -> GenerativeModel:
-    """The module itself, or where it has a prior and a decoder of normal outputs, these as a generative model.
+    """The module itself or, if it has a prior and a decoder of normal outputs, these as a generative model.
 
     Raises:
         ModelError: it is neither, or lacks what conditioning needs.
@@ -76,5 +76,5 @@ def as_generative_model(module: object) -> GenerativeModel:
 
 
 def _is_training(module: nn.Module) -> bool:
-    """Whether any part is; the flag alone is copied, since ``train()`` would change the caller's module."""
+    """Whether any part is in training mode; only the flag is copied: ``train()`` would change the caller's module."""
     return any(part.training for part in module.modules())

@@ -1,4 +1,4 @@
-"""Latent variable models: a prior ``p(z)``, a decoder ``p(x | z)`` and perhaps an encoder ``q(z | x)``.
+"""Latent variable models: a prior ``p(z)``, a decoder ``p(x | z)`` and optionally an encoder ``q(z | x)``.
 
 Training, log evidence and conditioning on discrete outputs ask a module for these parts, never for its class.
 """
@@ -47,17 +47,17 @@ class GeneratedImages(NamedTuple):
 
 @dataclass(frozen=True)
 class LatentVariableModel:
-    """``z ~ p(z)``, ``x ~ p(x | z)``, perhaps with ``q(z | x)``: the parts of a module, as :meth:`of` finds them.
+    """``z ~ p(z)``, ``x ~ p(x | z)``, optionally with ``q(z | x)``: the parts of a module, as :meth:`of` finds them.
 
-    A module offers them by its attributes and need not inherit from anything:
+    A module provides them as attributes and need not inherit from anything:
 
-    - ``prior``: an :class:`InputDensity`. A :class:`GenerativeModel` without one has the density of its inputs, a
+    - ``prior``: an :class:`InputDensity`. Without it, a :class:`GenerativeModel` uses the density of its inputs, a
       directed model that of its global inputs.
-    - ``decoder``: a module, ``decoder(z)`` maps ``[..., Dz]`` to a :class:`torch.distributions.Distribution` over
-      outputs, of batch shape ``[...]``.
+    - ``decoder``: a module; ``decoder(z)`` maps ``[..., Dz]`` to a :class:`torch.distributions.Distribution` over
+      outputs, with batch shape ``[...]``.
     - ``encoder``, optional: ``encoder(x)`` maps flat outputs ``[..., Dx]`` to a distribution over ``[..., Dz]``.
     - ``output_shape``, optional: the shape of one output; otherwise the event shape of the decoder.
-    - ``discrete``, optional: whether outputs are discrete; otherwise as the support of the decoder says.
+    - ``discrete``, optional: whether outputs are discrete; otherwise inferred from the support of the decoder.
     """
 
     module: nn.Module
@@ -70,7 +70,7 @@ class LatentVariableModel:
         """The parts of a module.
 
         Raises:
-            ModelError: it has no decoder, or no density of its latents.
+            ModelError: it has no decoder, or no density for its latents.
         """
         name = type(module).__name__
         decoder, encoder = getattr(module, "decoder", None), getattr(module, "encoder", None)
@@ -90,7 +90,7 @@ class LatentVariableModel:
 
     @classmethod
     def find(cls, module: object) -> Self | None:
-        """The parts of a module whose decoder gives distributions; None where there are none."""
+        """The parts of a module whose decoder returns distributions; None if it has none."""
         try:
             found = cls.of(module)
             _ = found.outputs
@@ -100,13 +100,13 @@ class LatentVariableModel:
 
     @cached_property
     def outputs(self) -> Distribution:
-        """The distribution ``p(x | z = 0)`` over one output, of the decoder in evaluation mode.
+        """The distribution ``p(x | z = 0)`` over one output, with the decoder in evaluation mode.
 
         Raises:
-            ModelError: the decoder does not take such latents, or does not return a distribution of one event.
+            ModelError: the decoder rejects such latents, or does not return a distribution of one event.
         """
         devices = [tensor.device for tensor in self.decoder.parameters() if tensor.is_cuda][:1]
-        # a decoder with randomness of its own must not disturb the caller's
+        # a decoder that draws random numbers must not disturb the caller's
         with torch.random.fork_rng(devices=devices):
             return output_distribution(_evaluation_copy(self.decoder), self.prior)
 
@@ -120,9 +120,9 @@ class LatentVariableModel:
 
     @cached_property
     def discrete(self) -> bool:
-        """Whether outputs are discrete, so that no continuous input can be solved for them.
+        """Whether outputs are discrete, so that continuous inputs cannot be solved for them.
 
-        A module that computes :meth:`GenerativeModel.observed` in spite of such a decoder, its mean for example, is
+        A module that computes :meth:`GenerativeModel.observed` despite such a decoder, for example as its mean, is
         continuous.
         """
         declared = getattr(self.module, "discrete", None)
@@ -148,7 +148,7 @@ class LatentVariableModel:
         """``q(z | x)``: flat outputs ``[..., Dx]`` to a distribution over ``[..., Dz]``.
 
         Raises:
-            ModelError: there is no encoder.
+            ModelError: the module has no encoder.
         """
         if self.encoder is None:
             raise ModelError(
@@ -174,7 +174,7 @@ class LatentVariableModel:
 
 
 def is_discrete(module: object) -> bool:
-    """Whether a module has a prior and a decoder of discrete outputs, and is not continuous in spite of it."""
+    """Whether a module has a prior and a decoder of discrete outputs, and is not continuous despite them."""
     try:
         return LatentVariableModel.of(module).discrete
     except ModelError:
@@ -182,10 +182,10 @@ def is_discrete(module: object) -> bool:
 
 
 def output_distribution(decoder: nn.Module, prior: InputDensity) -> Distribution:
-    """What a decoder returns for one row of zeros.
+    """The distribution that a decoder returns for one row of zeros.
 
     Raises:
-        ModelError: it does not take such latents, or does not return a distribution of one event.
+        ModelError: it rejects such latents, or does not return a distribution of one event.
     """
     name, like = type(decoder).__name__, reference_tensor(decoder)
     try:

@@ -46,7 +46,7 @@ class InputDensity(ABC):
 
 @dataclass(frozen=True)
 class _Iid(InputDensity):
-    """``dim`` coordinates of one and the same density."""
+    """``dim`` coordinates with the same density."""
 
     dim: int
 
@@ -84,7 +84,7 @@ class Logistic(_Iid):
 
     def sample(self, shape=(), *, generator=None, dtype=None, device=None):
         uniform = torch.rand(*shape, self.dim, generator=generator, dtype=dtype, device=device)
-        # torch.rand can return exactly 0, which stands for anything up to its spacing
+        # torch.rand can return exactly 0, which represents any number below its spacing
         uniform = uniform.clamp_min(torch.finfo(uniform.dtype).eps / 2)
         return (math.sqrt(3) / math.pi) * torch.logit(uniform)
 

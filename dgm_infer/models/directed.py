@@ -1,4 +1,4 @@
-"""Models whose inputs split into those of the parameters and the noise of single outputs (math 1.2, J 4.2, T 4.3)."""
+"""Models whose inputs split into parameters and the noise of single outputs (math 1.2, J 4.2, T 4.3)."""
 
 from functools import cached_property
 
@@ -16,19 +16,19 @@ __all__ = ["DirectedModel"]
 class DirectedModel(GenerativeModel):
     """A model whose inputs split into ``u = [u1, u2]``: ``z = g_z(u1)``, ``x = g_{x|z}(z, u2)``.
 
-    ``structure`` declares the Jacobian of ``N`` outputs and decides what conditioning costs:
+    ``structure`` declares the form of the Jacobian of ``N`` outputs and determines the cost of conditioning:
 
-    - ``"independent"``: the outputs fall into units that depend on z and each on local inputs of its own, so that
+    - ``"independent"``: the outputs split into units that depend on z and each on its own local inputs, so that
       ``J = [A | blocks]`` (J 8.2). A unit has ``unit_outputs`` consecutive outputs and ``unit_inputs`` consecutive
-      local inputs, one of each unless the class says otherwise.
-    - ``"markov"``: a state that moves by ``x_t = f(x_{t-1}, z, u2_t)`` and is observed after every step. The class
-      defines :meth:`initial` and :meth:`transition` in place of :meth:`simulate`, and ``step_inputs``, the local
-      inputs of one step. Given the observed previous state the steps are independent units, whole steps unless
-      ``unit_outputs`` and ``unit_inputs`` say that the components of a step are independent too.
+      local inputs, one of each by default.
+    - ``"markov"``: a state that evolves as ``x_t = f(x_{t-1}, z, u2_t)`` and is observed after every step. The class
+      defines :meth:`initial` and :meth:`transition` instead of :meth:`simulate`, and ``step_inputs``, the local inputs
+      per step. Given the observed previous state the steps are independent units: whole steps, unless ``unit_outputs``
+      and ``unit_inputs`` declare the components of a step independent too.
     - ``"dense"``: anything else.
 
-    Another name registered in :data:`dgm_infer.structures.STRUCTURES`, or a :class:`~dgm_infer.structures.Structure`
-    itself, serves as well.
+    Any other name in :data:`dgm_infer.structures.STRUCTURES`, or a :class:`~dgm_infer.structures.Structure` itself,
+    works too.
     """
 
     structure: str | Structure = "dense"
@@ -54,7 +54,7 @@ class DirectedModel(GenerativeModel):
         return torch.stack(states, -2).flatten(-2)
 
     def initial(self, z: dict[str, Tensor]) -> Tensor:
-        """State before the first step: ``[..., S]``, or ``[S]`` where it does not depend on z."""
+        """State before the first step: ``[..., S]``, or ``[S]`` if it does not depend on z."""
         raise NotImplementedError(f"{type(self).__name__} defines no initial(z)")
 
     def transition(self, previous: Tensor, z: dict[str, Tensor], u2_t: Tensor) -> Tensor:
@@ -63,12 +63,12 @@ class DirectedModel(GenerativeModel):
         raise NotImplementedError(f"{type(self).__name__} defines no transition(previous, z, u2_t)")
 
     def one_step_ahead(self, u: Tensor, x: Tensor) -> Tensor:
-        """Every state from the one before it in ``x``: ``[..., Du], [..., Dx] -> [..., Dx]``.
+        """Every state predicted from the previous one in ``x``: ``[..., Du], [..., Dx] -> [..., Dx]``.
 
-        That is ``f(x_{t-1}, z(u1), u2_t)``, which equals x exactly where ``observed(u) = x`` (math 4.7).
+        That is ``f(x_{t-1}, z(u1), u2_t)``, which equals x exactly if ``observed(u) = x`` (math 4.7).
         """
         u1, u2 = self.split(u)
-        # a dimension for the steps: z is the same at all of them
+        # a dimension for the steps, which share z
         z = self.global_latents(u1.unsqueeze(-2))
         u2 = u2.unflatten(-1, (-1, self.step_inputs))
         initial = self.initial(z)
@@ -92,10 +92,10 @@ class DirectedModel(GenerativeModel):
 
     @property
     def n_steps(self) -> int:
-        """Steps that the local inputs fall into.
+        """Number of steps that the local inputs split into.
 
         Raises:
-            ModelError: they do not.
+            ModelError: they do not split into whole steps.
         """
         n_local, step = self.local_density.dim, self.step_inputs
         if n_local % step:
@@ -111,7 +111,7 @@ class DirectedModel(GenerativeModel):
 
     @property
     def can_omit_local_inputs(self):
-        # a factor or a latent variable of hidden noise inputs needs them
+        # a factor, or a latent variable, of hidden noise inputs needs them
         return not (self.has_log_factor or self.has_local_latents)
 
     def split(self, u):
@@ -123,7 +123,7 @@ class DirectedModel(GenerativeModel):
         return self.simulate(self.global_latents(u1), u2)
 
     def named_latents(self, u1: Tensor) -> dict[str, Tensor]:
-        """The latent variables to report, of the global inputs: ``[..., L] -> {name: [..., *shape]}``."""
+        """The latent variables to report, given the global inputs: ``[..., L] -> {name: [..., *shape]}``."""
         return self.global_latents(u1)
 
     def latents(self, u):
@@ -131,5 +131,5 @@ class DirectedModel(GenerativeModel):
 
     @property
     def has_local_latents(self) -> bool:
-        """Whether a subclass reports latents of the local inputs too, by a ``latents`` of its own."""
+        """Whether a subclass overrides ``latents``, to report latents of the local inputs too."""
         return type(self).latents is not DirectedModel.latents

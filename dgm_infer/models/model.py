@@ -15,17 +15,17 @@ __all__ = ["GenerativeModel", "reference_tensor"]
 class GenerativeModel(nn.Module):
     """A differentiable generative model ``x = g_x(u)``, ``u ~ p_u``.
 
-    A subclass sets ``input_density`` and defines :meth:`observed`; every method takes any leading dimensions
-    and treats them as independent.
+    A subclass sets ``input_density`` and defines :meth:`observed`; every method accepts any leading dimensions and
+    treats them as independent.
     """
 
     input_density: InputDensity
     output_range: tuple[float, float] | None = None
-    """What every output lies in, (low, high), edges excluded unless the outputs are discrete; None for all numbers."""
+    """Interval (low, high) of all outputs, edges excluded unless the outputs are discrete; None for all numbers."""
     structure: str | Structure = "dense"
-    """Of the Jacobian: only a :class:`DirectedModel` has another one."""
+    """Structure of the Jacobian: only a :class:`DirectedModel` has another one."""
     has_local_inputs = False
-    """Whether some of the inputs belong to single outputs, as in a :class:`DirectedModel`."""
+    """Whether some inputs belong to single outputs, as in a :class:`DirectedModel`."""
 
     def observed(self, u: Tensor) -> Tensor:
         """Observed outputs ``g_x(u)``, flat: ``[..., Du] -> [..., Dx]``."""
@@ -48,7 +48,7 @@ class GenerativeModel(nn.Module):
 
     @property
     def jacobian_structure(self) -> Structure:
-        """What :attr:`structure` stands for."""
+        """The structure that :attr:`structure` declares."""
         return Dense()
 
     def split(self, u: Tensor) -> tuple[Tensor, Tensor]:
@@ -62,18 +62,18 @@ class GenerativeModel(nn.Module):
 
     @property
     def can_omit_local_inputs(self) -> bool:
-        """Whether local inputs that no observed output depends on can be left out while conditioning."""
+        """Whether local inputs that no observed output depends on can be omitted while conditioning."""
         return False
 
     @cached_property
     def output_shape(self) -> tuple[int, ...]:
-        """Shape of one output, with ``prod(output_shape) = Dx``; flat unless the model says otherwise."""
+        """Shape of one output, with ``prod(output_shape) = Dx``; flat by default."""
         like = reference_tensor(self)
         try:
             with torch.no_grad():
                 output = self.observed(torch.zeros(self.input_density.dim, dtype=like.dtype, device=like.device))
         except Exception as error:
-            # nn.Module would report an AttributeError as an attribute output_shape that is missing
+            # nn.Module would report an AttributeError as a missing attribute output_shape
             raise ModelError(f"{type(self).__name__}.observed fails for one row of zeros: {cause(error)}") from error
         if not isinstance(output, Tensor):
             raise ModelError(f"{type(self).__name__}.observed returns a {type(output).__name__}: expected a tensor")
@@ -81,7 +81,7 @@ class GenerativeModel(nn.Module):
 
 
 def reference_tensor(module: nn.Module) -> Tensor:
-    """A floating-point parameter or buffer whose dtype and device the module computes in; else an empty tensor."""
+    """A floating-point parameter or buffer, whose dtype and device are the module's; an empty tensor if none."""
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_floating_point():
             return tensor

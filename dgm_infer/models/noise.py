@@ -20,7 +20,7 @@ class WithNoise(DirectedModel):
 
     Args:
         model: the noiseless model.
-        sd: standard deviation of the noise, in units of the output; positive, a number or ``[Dx]``.
+        sd: standard deviation of the noise in units of the output, positive, a number or ``[Dx]``.
     """
 
     structure = "independent"
@@ -28,7 +28,7 @@ class WithNoise(DirectedModel):
     def __init__(self, model: GenerativeModel, sd: float | Tensor):
         super().__init__()
         validate(model)
-        # the noise computes in the model's type: a 32-bit sd must not turn a 64-bit model into a mixture
+        # the noise has the model's dtype: a 32-bit sd must not mix precisions in a 64-bit model
         sd = positive_numbers("WithNoise", "sd", sd, reference_tensor(model).dtype)
         self.model = model
         self.register_buffer("sd", sd)

@@ -1,4 +1,4 @@
-"""What a model must declare before it can be conditioned."""
+"""Checks of what a model must declare before it can be conditioned."""
 
 from ..errors import ModelError
 from ..structures import validate_structure
@@ -10,7 +10,7 @@ __all__ = ["validate"]
 
 
 def validate(model: object) -> None:
-    """Raise :class:`ModelError` when a model lacks what conditioning needs."""
+    """Raise :class:`ModelError` if a model lacks what conditioning needs."""
     if not isinstance(model, GenerativeModel):
         raise ModelError(
             f"expected a GenerativeModel, got {type(model).__name__}: subclass dgm_infer.GenerativeModel and define "
@@ -31,6 +31,6 @@ def _validate_sizes(model: DirectedModel) -> None:
     for field in ("step_inputs", "unit_inputs", "unit_outputs"):
         value = getattr(model, field)
         if value is not None and not (isinstance(value, int) and value >= 1):
-            raise ModelError(f"{name}.{field} = {value!r}: must be a whole number, 1 or more")
-    # raises where they do not fall into steps
+            raise ModelError(f"{name}.{field} = {value!r}: must be an integer >= 1")
+    # raises if they do not split into steps
     _ = model.n_steps

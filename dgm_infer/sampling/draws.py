@@ -31,16 +31,16 @@ class Draws:
     """Result of :func:`sample`.
 
     Attributes:
-        inputs: ``[chains, draws, *batch, Du]``, or None when only latents were kept.
+        inputs: ``[chains, draws, *batch, Du]``, or None if only latents were kept.
         stats: per-draw statistics, each ``[chains, draws, *batch]``: ``acceptance_rate``, ``diverging``,
             ``n_steps``, ``step_size``, ``energy``; on a fibre also ``constraint_error``, ``projection_failed``,
             ``reversal_failed``, ``solver_iterations``.
         kernel: the frozen, adapted kernel.
-        seed: of the run.
+        seed: seed of the run.
         interrupted: whether the run was stopped before its last draw.
-        problem: what was sampled; None after :meth:`load` without it.
-        ancestors: ``[chains, *batch]``, where starts were annealed: the number of the prior draw that each chain
-            descends from. Chains with the same number have one start in common, and R-hat compares fewer starts.
+        problem: the problem that was sampled; None after :meth:`load` without it.
+        ancestors: ``[chains, *batch]``, if starts were annealed: the index of the prior draw that each chain descends
+            from. Chains with the same index share their start, so that R-hat compares fewer starts.
     """
 
     def __init__(
@@ -83,8 +83,8 @@ class Draws:
         The observed part is as observed; the rest is generated from the latents with fresh noise.
 
         Args:
-            n: how many per chain, evenly spaced over its draws; None for one of every draw.
-            seed: of the fresh noise; None uses the run's.
+            n: outputs per chain, evenly spaced over its draws; None for one per draw.
+            seed: seed of the fresh noise; None uses the run's.
 
         Raises:
             ArgumentError: the draws hold no inputs, or no problem to generate from, or an argument is out of range.
@@ -108,10 +108,10 @@ class Draws:
         """One row per latent: ``mean, sd, hdi_3%, hdi_97%, mcse_mean, mcse_sd, ess_bulk, ess_tail, r_hat`` (ArviZ).
 
         Args:
-            names: of latents; None for all.
+            names: names of latents; None for all.
 
         Raises:
-            ArgumentError: there is no latent of such a name, or there are none at all.
+            ArgumentError: no latent has such a name, or there are no latents.
         """
         az = _arviz()
         names = [names] if isinstance(names, str) else names
@@ -120,7 +120,7 @@ class Draws:
         if names is not None and not (isinstance(names, Sequence) and set(names) <= set(self.latents)):
             raise ArgumentError(f"summary(names={names!r}): must be among the latents {', '.join(self.latents)}")
         with warnings.catch_warnings():
-            # a constant column gives 0/0: its NaN in the table says it
+            # a constant column gives 0/0, which the table shows as NaN
             warnings.filterwarnings("ignore", message="invalid value encountered", category=RuntimeWarning)
             table = az.summary(self.to_arviz(), group="posterior", var_names=names, kind="all", round_to="none")
         assert not isinstance(table, str)
@@ -133,7 +133,7 @@ class Draws:
         batch = self.shape[2:]
         taken = [name for name in self.latents if name in ("chain", "draw") or name.startswith("problem")]
         if taken:
-            raise ArgumentError(f"a latent is named {taken[0]!r}, as a dimension of the draws is: give it another name")
+            raise ArgumentError(f"a latent is named {taken[0]!r}, like a dimension of the draws: rename it")
         names = ["problem"] if len(batch) == 1 else [f"problem_{i}" for i in range(len(batch))]
 
         def dims(variables: dict[str, Tensor]) -> dict[str, list[str]]:
@@ -165,16 +165,16 @@ class Draws:
         return data
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write a netCDF file (ArviZ's groups); either all of it or nothing."""
+        """Write a netCDF file (ArviZ's groups) atomically."""
         with complete_file(path) as part:
             self.to_arviz().to_netcdf(str(part), engine="h5netcdf")
 
     @classmethod
     def load(cls, path: str | os.PathLike, problem: Any = None) -> "Draws":
-        """Read what :meth:`save` wrote; ``problem`` is needed by :meth:`generate` only.
+        """Read what :meth:`save` wrote; only :meth:`generate` needs ``problem``.
 
         Raises:
-            CheckpointError: the file is missing, damaged, or not one of ours.
+            CheckpointError: the file is missing, damaged, or was not written by :meth:`save`.
             ArgumentError: the problem has inputs of another shape.
 
         A kernel whose class is not imported loads as a :class:`dgm_infer.kernels.stored.UnknownKernel`, with a warning.
@@ -227,7 +227,7 @@ def _arviz():
 
 
 def _generation_seed(seed: int) -> int:
-    """Of a stream apart from the one ``sample(seed=seed)`` uses: its numbers again would be no fresh noise."""
+    """Seed of a stream separate from that of ``sample(seed=seed)``, whose numbers would not be fresh noise."""
     digest = hashlib.sha256(f"generate {seed}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 

@@ -40,21 +40,21 @@ def sample(
     Args:
         problem: a :class:`Fibre`, a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``.
         kernel: None for :class:`ConstrainedHMC` on a fibre and :class:`HMC` on a target.
-        chains: chains of every problem of the batch.
-        warmup: iterations that adapt the kernel and are not kept. With 0, a step size to be adapted is only
-            searched for at the starting points.
-        draws: kept draws of every chain.
-        thin: iterations a kept draw.
-        seed: of all randomness; None draws one, recorded in ``Draws.seed``.
-        keep: ``"latents"`` drops the inputs, to save memory; ``generate()`` then is not available.
+        chains: chains per problem of the batch.
+        warmup: iterations that adapt the kernel and are not kept. With 0, an open step size is only searched for at the
+            starting points.
+        draws: draws kept per chain.
+        thin: iterations per kept draw.
+        seed: seed of all randomness; None draws one and records it in ``Draws.seed``.
+        keep: ``"latents"`` drops the inputs to save memory, which disables ``generate()``.
         initial: starting positions ``[chains, *batch, D]``; None finds them near prior draws and, on the fibre of a
-            model with normal noise and where there is a warm-up, anneals the noise until they are typical of the
-            posterior. Chains that strand on the way go on from others: ``Draws.ancestors`` tells which.
-        target_acceptance: mean acceptance probability that step sizes adapt to.
+            model with normal noise and with a warm-up, anneals the noise until they are typical of the posterior.
+            Stranded chains restart from surviving ones: ``Draws.ancestors`` records which.
+        target_acceptance: mean acceptance probability that step sizes are adapted to.
         progress: show a bar with acceptance, failures and constraint error on the standard error stream.
 
     Returns:
-        :class:`Draws`. An interrupt (Ctrl-C) after warm-up returns the draws made so far, ``interrupted`` set.
+        :class:`Draws`. An interrupt (Ctrl-C) after warm-up returns the draws made so far, with ``interrupted`` set.
 
     Raises:
         ArgumentError: an argument is outside its range.
@@ -152,7 +152,7 @@ def sample(
 
 
 def default_kernel(problem: Fibre | Target) -> Kernel:
-    """The kernel that suits the kind of problem."""
+    """The default kernel for this kind of problem."""
     return ConstrainedHMC() if isinstance(problem, Fibre) else HMC()
 
 
@@ -193,5 +193,5 @@ def _diagnostics(news: list[Info]) -> str:
 
 
 def _without_ends(info: Info) -> Info:
-    """What the bar holds on to: diagnostics are small, the ends of trajectories are not."""
+    """What the bar keeps: diagnostics are small, the ends of trajectories are not."""
     return dataclasses.replace(info, tuning=None)

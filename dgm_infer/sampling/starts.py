@@ -1,4 +1,4 @@
-"""Where chains begin: points on the fibre, and for models with noise its annealing from wide to its own width."""
+"""Starting points of chains on the fibre; the noise of models that have it is annealed from wide to its own width."""
 
 import math
 from collections.abc import Callable
@@ -18,27 +18,27 @@ from .step_size import reasonable_step_size
 
 __all__ = ["Start", "anneal_noise", "starting_points"]
 
-# Points that are annealed for every problem, at least: weights compare them with each other.
+# Fewest points annealed per problem: weights compare them with each other.
 _POPULATION = 16
-# Share of the points that the weights of one increment leave in effect.
+# Share of the points that the weights of one increment leave effective.
 _EFFECTIVE = 0.5
-# Nats of annealing weight behind the best: the weights of points in good modes differ by tens, as one transition an
-# increment does not bring equilibrium; what is farther behind has stranded.
+# Nats of annealing weight behind the best: weights of points in good modes differ by tens, since one transition per
+# increment does not equilibrate; points further behind have stranded.
 _LOST = 50.0
-# Increments after which the rest is made at once.
+# Increments after which the last one goes to 1.
 _MOST = 300
-# Of starting points on a fibre, relative to its scale, for a kernel that names none.
+# Tolerance of starting points on a fibre, relative to its scale, for a kernel that states none.
 _TOLERANCE = 1e-8
 
 
 class Start(NamedTuple):
-    """Where the chains of a run begin."""
+    """Starting points of the chains of a run."""
 
     position: Tensor
     """``[chains, *batch, D]``."""
     ancestors: Tensor | None = None
-    """``[chains, *batch]``, the number of the prior draw that each descends from; None for each its own, without
-    annealing."""
+    """``[chains, *batch]``, the index of the prior draw that each descends from; None without annealing, when each
+    has its own."""
 
 
 def starting_points(
@@ -52,10 +52,10 @@ def starting_points(
     target_acceptance: float,
     report: Callable[[str], None],
 ) -> Start:
-    """The given points, checked, or points near prior draws: annealed where wanted and possible.
+    """The given points, checked, or points near prior draws, annealed if requested and possible.
 
     Raises:
-        ArgumentError: given points of another shape, or off the fibre.
+        ArgumentError: the given points have another shape, or are off the fibre.
         StartError: no points were found.
     """
     if not isinstance(problem, Fibre):
@@ -88,8 +88,8 @@ def _on_fibre(problem: Fibre, initial: Tensor, tolerance: float) -> Tensor:
     excess = (problem.constraint_error(initial) / (tolerance * problem.scale)).max().item()
     if not excess < 1:
         raise ArgumentError(
-            f"initial misses the observation by {excess:.3g} times the tolerance: only points on the fibre can "
-            "start a chain; leave initial out to have them found"
+            f"initial violates the constraint: max abs c is {excess:.3g} times the tolerance; chains start on the "
+            "fibre, omit initial to have such points found"
         )
     return initial
 
@@ -104,23 +104,23 @@ def anneal_noise(
     target_acceptance: float,
     report: Callable[[str], None] = lambda text: None,
 ) -> Start:
-    """Points of high density, from prior draws, where local inputs are standard normal noise.
+    """Points of high density from prior draws, for models whose local inputs are standard normal noise.
 
-    Where every unit has one normal local input, a prior draw of ``u1`` with the ``u2`` that gives the observation is a
-    draw from the posterior under infinitely wide noise. The inverse variance ``beta`` then rises from 0 to 1, in units
-    of the model's; at each value, the largest at which half the points are still in effect, every point makes a short
-    transition on the fibre of the model with that noise, by a step size of its own. Points with weights
-    ``prod exp(-(beta' - beta) |u2|^2 / 2)`` more than 50 nats behind the best of their problem have stranded in a mode
-    that is negligible, and restart from another point. (Tempering of an ABC kernel, J 7, with the weights of annealed
-    importance sampling, math 7.1; they are not used for more than this.)
+    If every unit has one normal local input, a prior draw of ``u1`` with the ``u2`` that gives the observation is a
+    draw from the posterior under infinitely wide noise. The inverse variance ``beta``, in units of the model's, then
+    rises from 0 to 1. Each increment is the largest that leaves half the points effective; every point then makes a
+    short transition, with its own step size, on the fibre of the model with that noise. Points whose weights
+    ``prod exp(-(beta' - beta) |u2|^2 / 2)`` fall more than 50 nats behind the best of their problem have stranded in a
+    negligible mode, and restart from another point. (Tempering of an ABC kernel, J 7, with the weights of annealed
+    importance sampling, math 7.1, which serve no other purpose.)
 
     Args:
         problem: a fibre with ``observed.can_be_heated``.
-        kernel: whose probes move the points.
-        chains: wanted; at least 16 points per problem are annealed.
-        tolerance: relative, of the starting points.
-        target_acceptance: that the step sizes adapt to.
-        report: shown a line after every increment.
+        kernel: kernel whose probes move the points.
+        chains: number of chains; at least 16 points per problem are annealed.
+        tolerance: relative tolerance of the starting points.
+        target_acceptance: acceptance probability that step sizes are adapted to.
+        report: called with a line of progress after every increment.
 
     Raises:
         StartError: no points on the fibre were found.
@@ -159,7 +159,7 @@ def anneal_noise(
 
 
 def _next_beta(beta: Tensor, square: Tensor) -> Tensor:
-    """The largest value up to 1 at which weights ``exp(-(beta' - beta) square / 2)`` leave half the points in effect.
+    """The largest value up to 1 at which weights ``exp(-(beta' - beta) square / 2)`` leave half the points effective.
 
     Args:
         beta: ``[*batch]``.
@@ -176,7 +176,7 @@ def _next_beta(beta: Tensor, square: Tensor) -> Tensor:
 
 
 def _survivors(log_weight: Tensor, rng: torch.Generator) -> Tensor:
-    """The point that each goes on from, itself unless it is lost: ``[points, *batch]``."""
+    """The point from which each continues, itself unless it has stranded: ``[points, *batch]``."""
     flat = log_weight.nan_to_num(nan=-torch.inf).reshape(len(log_weight), -1)
     lost = flat < flat.amax(0) - _LOST
     others = torch.multinomial((~lost).T.to(flat.dtype), len(flat), replacement=True, generator=rng).T

@@ -1,4 +1,4 @@
-"""Step sizes: dual averaging of the acceptance, and a search for one to begin with."""
+"""Step sizes: dual averaging of the acceptance, and a search for an initial one."""
 
 import math
 from typing import Any
@@ -18,7 +18,7 @@ class DualAveraging:
 
     Args:
         step_size: ``[*batch]`` initial values, positive.
-        target: acceptance probability aimed at.
+        target: target acceptance probability.
     """
 
     def __init__(self, step_size: Tensor, target: float, *, gamma: float = 0.05, t0: float = 10, kappa: float = 0.75):
@@ -31,9 +31,9 @@ class DualAveraging:
         self.count = 0
 
     def update(self, acceptance: Tensor, weight: Tensor | float = 1.0) -> None:
-        """Take in the acceptance probabilities ``[*batch]`` that the current step sizes gave.
+        """Learn from the acceptance probabilities ``[*batch]`` of the current step sizes.
 
-        ``weight [*batch]`` in [0, 1] says how much this tells: 0 where the steps taken were far shorter.
+        ``weight [*batch]`` in [0, 1] is how informative they are: 0 if the steps taken were far shorter.
         """
         self.count += 1
         eta = 1 / (self.count + self.t0)
@@ -58,7 +58,7 @@ def reasonable_step_size(
     initial: float = 0.1,
     doublings: int = 20,
 ) -> Tensor:
-    """A step size for every chain whose single step is accepted with probability near 1/2, ``[chains, *batch]``.
+    """A step size per chain whose single step is accepted with probability near 1/2, ``[chains, *batch]``.
 
     Doubles or halves from ``initial`` until the probability crosses 1/2 (Hoffman and Gelman 2014, algorithm 4).
     The chains do not move.
@@ -71,7 +71,7 @@ def reasonable_step_size(
         wanted = torch.where(info.acceptance_rate > 0.5, 1.0, -1.0)
         if direction is None:
             direction = wanted
-        # a chain that grew past its limit goes back to the last step that was accepted
+        # a chain that grew past its limit returns to the last accepted step
         step_size = torch.where((direction > 0) & (wanted < 0), step_size / 2, step_size)
         direction = torch.where(wanted == direction, direction, 0)
         if not direction.any():
@@ -81,5 +81,5 @@ def reasonable_step_size(
 
 
 def bounded(log_step: Tensor) -> Tensor:
-    """Between the logs of 1e-10 and 1e10: where nothing is ever accepted, or everything, no step size is right."""
+    """Clamp to the logs of 1e-10 and 1e10: if nothing or everything is accepted, no step size is right."""
     return log_step.clamp(-10 * math.log(10), 10 * math.log(10))

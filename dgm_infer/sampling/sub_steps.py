@@ -1,4 +1,4 @@
-"""Geodesic sub-steps by the share of trajectories whose solvers fail."""
+"""Geodesic sub-steps, adapted to the share of trajectories whose solvers fail."""
 
 import torch
 from torch import Tensor
@@ -10,12 +10,12 @@ __all__ = ["SubSteps"]
 
 
 class SubSteps:
-    """Geodesic sub-steps: more of them when a problem's trajectories fail too often, or need the second solver.
+    """Adds geodesic sub-steps when a problem's trajectories fail too often, or need the second solver.
 
-    Failures reject; the second solver costs time. The limits are on the share of transitions.
+    Failures are rejected; the second solver costs time. The limits are shares of transitions.
 
     Args:
-        n: to begin with.
+        n: initial number.
         window: iterations between decisions.
     """
 
@@ -34,7 +34,7 @@ class SubSteps:
         self.trials: Tensor | float = 0.0
 
     def update(self, info: Info, counted: Tensor) -> None:
-        """Take in one iteration, for the problems ``counted [*batch]``."""
+        """Learn from one iteration of the problems ``counted [*batch]``."""
         failed = (info.status == Status.PROJECTION_FAILED) | (info.status == Status.REVERSAL_FAILED)
         self.failed = self.failed + failed.sum(0) * counted
         retried = None if info.tuning is None else info.tuning.retried
@@ -48,7 +48,7 @@ class SubSteps:
         self._reset()
 
     def _exceeds(self, count: Tensor | float, limit: float) -> bool:
-        # a problem at the limit itself exceeds this as rarely as the number of problems asks for (a Poisson count)
+        # a problem at the limit exceeds this with a probability of 0.02 over the number of problems (a Poisson count)
         count = torch.as_tensor(count, dtype=torch.float64)
         expected = limit * torch.as_tensor(self.trials, dtype=torch.float64)
         return bool((torch.special.gammainc(count, expected) < 0.02 / count.numel()).any())

@@ -18,12 +18,12 @@ __all__ = ["WarmUp"]
 class WarmUp:
     """The kernel of every warm-up iteration, and the frozen one that follows.
 
-    Only what the kernel calls open (:class:`Tuning`) is adapted. Start-up phase (the first fifth, at most 60
-    iterations, unless the start is ``typical`` of the posterior already): prior draws projected onto a fibre have
-    atypically high energy and every chain its own stiffness, so each chain has its own step size, quickly adapted, and
-    takes one or two steps per transition (math 5.3). Then, for every problem, over its chains: the step size by dual
-    averaging of the mean acceptance, the trajectory length by :class:`ChEES`; and for all problems :class:`SubSteps`,
-    up to the last quarter.
+    It adapts only what the kernel declares open (:class:`Tuning`). The start-up phase (the first fifth, at most 60
+    iterations, unless the start is already ``typical`` of the posterior) exists because prior draws projected onto a
+    fibre have atypically high energy and every chain its own stiffness: each chain has its own step size, quickly
+    adapted, and takes one or two steps per transition (math 5.3). After it, warm-up adapts per problem, over its
+    chains, the step size by dual averaging of the mean acceptance and the trajectory length by :class:`ChEES`; and for
+    all problems :class:`SubSteps`, up to the last quarter.
     """
 
     def __init__(
@@ -37,7 +37,7 @@ class WarmUp:
         target_acceptance: float,
         typical: bool = False,
     ):
-        # a kernel that is not Tunable leaves nothing open, and is not asked for more
+        # a kernel that is not Tunable leaves nothing open
         self._kernel: Any = kernel
         self._problem = problem
         self._tuning = kernel.tuning(problem) if isinstance(kernel, Tunable) else Tuning()
@@ -76,7 +76,7 @@ class WarmUp:
         settled = torch.ones_like(acceptance[0], dtype=torch.bool)
         if self._tuning.step_size:
             averaging = self._dual_averaging()
-            # failures at steps that are only being tried out say nothing about those to come
+            # failures at trial steps say nothing about the final ones
             settled = averaging.current <= 1.2 * averaging.final
             averaging.update(acceptance.mean(0), _told(trial, averaging.current))
         if self._tuning.trajectory_length and trial.end is not None:
@@ -89,7 +89,7 @@ class WarmUp:
         """The adapted kernel: step size and trajectory length are tensors ``[*batch]``."""
         kernel = self._with_sub_steps(self._kernel)
         if self._tuning.step_size:
-            # sub-steps that were added allow for longer steps
+            # added sub-steps allow longer steps
             longest = kernel.tuning(self._problem).longest_step
             kernel = kernel.replace(step_size=self._dual_averaging().final.clamp_max(longest))
         if self._tuning.trajectory_length:
@@ -101,8 +101,8 @@ class WarmUp:
 
     def _dual_averaging(self) -> DualAveraging:
         if self._averaging is None:
-            # the smaller of a problem's chains: a step that half of them reject adapts slowly; without a warm-up to
-            # correct it, the smallest
+            # a lower quantile over a problem's chains: a step that half of them reject adapts slowly; the smallest if
+            # there is no warm-up to correct it
             quantile = 0.25 if self._iterations else 0.0
             self._averaging = DualAveraging(self._chain_step_size.quantile(quantile, dim=0), self._target)
         return self._averaging
@@ -117,8 +117,8 @@ class WarmUp:
 
 
 def _told(trial: Trial, asked: Tensor) -> Tensor | float:
-    """How much an iteration tells about steps of the sizes asked for, ``[*batch]``: less where it took shorter ones."""
+    """How informative an iteration is about the requested step sizes, ``[*batch]``: less if it took shorter ones."""
     if trial.step_size is None:
         return 1.0
-    # the energy error of a step goes with its square
+    # the energy error of a step scales with its square
     return (trial.step_size.mean(0) / asked).clamp_max(1).square()

@@ -1,6 +1,6 @@
-"""What Jacobians look like: their entries, factorisation, cost, and the check of a model that declares one.
+"""Structures of Jacobians: their entries, factorisation and cost, and the check of a model that declares one.
 
-Adding a structure takes a file with its map and its :class:`Structure`, and a line in :data:`STRUCTURES`.
+To add a structure, add a file with its map and its :class:`Structure`, and a line to :data:`STRUCTURES`.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ STRUCTURES: dict[str, Callable[[Any], Structure]] = {
     "markov": markov,
     "dense": lambda model: Dense(),
 }
-"""The structures that a model can declare by name: what makes them from the model."""
+"""The structures that a model can declare by name, as functions of the model."""
 
 
 def validate_structure(model: Any) -> None:
@@ -53,6 +53,6 @@ def validate_structure(model: Any) -> None:
 
 
 def declared_structure(model: Any) -> Structure:
-    """The structure that the attribute ``structure`` of a model names or is."""
+    """The structure that a model's attribute ``structure`` names or is."""
     declared = model.structure
     return STRUCTURES[declared](model) if isinstance(declared, str) else declared

@@ -1,4 +1,4 @@
-"""Batched products and factorisations that the Jacobian maps share."""
+"""Batched products and factorisations shared by the Jacobian maps."""
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ def vm(vector: Tensor, matrix: Tensor) -> Tensor:
 
 
 def log_det_cholesky(factor: Tensor, info: Tensor) -> Tensor:
-    """Log-determinant ``[...]`` from ``torch.linalg.cholesky_ex``; NaN where there is no factor."""
+    """Log-determinant ``[...]`` from ``torch.linalg.cholesky_ex``; NaN where it failed."""
     log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     return torch.where(info == 0, log_det, torch.nan)
 

@@ -17,7 +17,7 @@ __all__ = ["Blocks", "LowRankPlusBlocks"]
 class LowRankPlusBlocks(JacobianMap):
     """``J = [A | blockdiag(D_1, ..., D_U)]``: U units of m outputs and k local inputs each; O(N L^2 + N m^2).
 
-    With ``S = blockdiag(D_i D_i^T)``, of which ``R_i`` are the Cholesky factors.
+    ``S = blockdiag(D_i D_i^T)`` has the Cholesky factors ``R_i``.
     """
 
     columns: Tensor
@@ -53,7 +53,7 @@ class LowRankPlusBlocks(JacobianMap):
         return _solve_blocks(self.block_factor, c.unsqueeze(-2)).squeeze(-2) - vm(mv(self.half, c), self.half)
 
     def pseudo_inverse(self, c):
-        # as for a diagonal: A^T G^-1 c by its own identity
+        # as in the diagonal case, A^T G^-1 c has its own identity
         return torch.cat([mv(self.inverse_factor, mv(self.half, c)), self._local_transpose(self.solve(c))], -1)
 
     def oblique_inverse(self, entries, c):
@@ -93,7 +93,7 @@ class LowRankPlusBlocks(JacobianMap):
 
 @dataclass(frozen=True)
 class Blocks(UnitStructure):
-    """``J = [A | blockdiag(D_1, ..., D_U)]``: the outputs of a unit share local inputs of its own."""
+    """``J = [A | blockdiag(D_1, ..., D_U)]``: the outputs of a unit share its own local inputs."""
 
     jacobian = LowRankPlusBlocks
 
@@ -102,7 +102,7 @@ class Blocks(UnitStructure):
         n_columns, n_inputs = self.sizes.n_global, self.sizes.inputs
         n_units = (u.shape[-1] - n_columns) // n_inputs
         one = torch.eye(n_columns + n_inputs, dtype=u.dtype, device=u.device)
-        # the j-th local input of every unit at once; and no writing into views, which torch.compile refuses
+        # the j-th local input of every unit at once, without writing into views, which torch.compile rejects
         tangents = torch.cat([one[:, :n_columns], one[:, n_columns:].repeat(1, n_units)], -1)
         value, products = push_forward(function, u, tangents)
         blocks = products[n_columns:].unflatten(-1, (n_units, -1)).movedim(0, -1)
@@ -116,7 +116,7 @@ class Blocks(UnitStructure):
         return self.sizes.inputs >= self.sizes.outputs and super().pays(n_outputs)
 
     def has_full_rank(self, function, u, tolerance):
-        """Where all the blocks have: every unit by its own inputs."""
+        """Whether all blocks have full row rank: every unit by its own inputs."""
         if self.sizes.inputs < self.sizes.outputs:
             return False
         values = torch.linalg.svdvals(self.entries(function, u).entries[1])

@@ -16,7 +16,7 @@ __all__ = ["Dense", "DenseJacobian"]
 
 @dataclass(frozen=True)
 class DenseJacobian(JacobianMap):
-    """``J`` as a matrix, ``[..., N, D]``; O(D N^2 + N^3) a factorisation."""
+    """``J`` as a matrix, ``[..., N, D]``; O(D N^2 + N^3) per factorisation."""
 
     matrix: Tensor
     cholesky: Tensor
@@ -29,7 +29,7 @@ class DenseJacobian(JacobianMap):
         return cls(matrix, factor, log_det_cholesky(factor, info))
 
     def is_deficient(self):
-        # the part of every row of J that earlier rows do not explain, of which rounding alone leaves some
+        # the part of every row of J not explained by earlier rows, which rounding keeps above zero
         unexplained = self.cholesky.diagonal(dim1=-2, dim2=-1).square() / self.matrix.square().sum(-1)
         small = (unexplained < 4 * torch.finfo(self.matrix.dtype).eps).any(-1)
         return small | super().is_deficient()
@@ -57,7 +57,7 @@ class DenseJacobian(JacobianMap):
 
 @dataclass(frozen=True)
 class Dense(Structure):
-    """No structure: what every function has."""
+    """No structure: fits every function."""
 
     jacobian = DenseJacobian
 

@@ -16,11 +16,11 @@ __all__ = ["Diagonal", "LowRankPlusDiagonal"]
 
 @dataclass(frozen=True)
 class LowRankPlusDiagonal(JacobianMap):
-    """``J = [A | diag(d)]`` with ``A [..., N, L]``, ``d [..., N]``; O(N L^2) a factorisation (math 4.2, J 8.2).
+    """``J = [A | diag(d)]`` with ``A [..., N, L]``, ``d [..., N]``; O(N L^2) per factorisation (math 4.2, J 8.2).
 
     With ``S = diag(d^2)``, ``C = I + A^T S^-1 A = K K^T``, ``B = S^-1 A K^-T``:
     ``G^-1 = S^-1 - B B^T``, ``log|G| = sum log d^2 + log|C|``, ``A^T G^-1 = K^-T B^T``.
-    N x L matrices are kept transposed: sums over the N outputs then run along memory.
+    N x L matrices are stored transposed, so that sums over the N outputs run along contiguous memory.
     """
 
     columns: Tensor
@@ -52,7 +52,7 @@ class LowRankPlusDiagonal(JacobianMap):
         return c / self.diagonal.square() - vm(mv(self.half, c), self.half)
 
     def pseudo_inverse(self, c):
-        # A^T G^-1 c by its own identity: A^T (S^-1 c - B B^T c) would cancel where d is small
+        # A^T G^-1 c has its own identity: A^T (S^-1 c - B B^T c) would cancel where d is small
         weights = mv(self.half, c)
         local = c / self.diagonal - self.diagonal * vm(weights, self.half)
         return torch.cat([mv(self.inverse_factor, weights), local], -1)
@@ -84,7 +84,7 @@ class LowRankPlusDiagonal(JacobianMap):
 
 @dataclass(frozen=True)
 class Diagonal(UnitStructure):
-    """``J = [A | diag(d)]``: every output has one local input of its own."""
+    """``J = [A | diag(d)]``: every output has its own local input."""
 
     jacobian = LowRankPlusDiagonal
 
@@ -107,6 +107,6 @@ class Diagonal(UnitStructure):
         return solve_local_inputs(constraint, u, self.sizes.n_global, tolerance)
 
     def has_full_rank(self, function, u, tolerance):
-        """Where no d is zero: every output has full rank by its own input."""
+        """Whether no d is zero: every output then varies with its own input."""
         size = self.entries(function, u).entries[1].abs()
         return bool((size > tolerance * size.amax(-1, keepdim=True)).all(-1).any())

@@ -1,4 +1,4 @@
-"""Models of independent units, and the structure that units of some sizes have."""
+"""Models of independent units, and the structure of units of given sizes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Jacobian maps of batched constraint functions: what they can do, and forward-mode products to make them from.
+"""Jacobian maps of batched constraint functions: their interface, and the forward-mode products they are built from.
 
 A map is built in two stages. A structure evaluates the constraint and the raw entries of J with ``torch.func``,
 differentiably; ``factorise`` turns the entries into the map. The gradient of ``log|J J^T| / 2`` then needs no
@@ -21,7 +21,7 @@ __all__ = ["Evaluation", "JacobianMap", "push_forward"]
 
 
 class Evaluation(NamedTuple):
-    """Constraint values ``[..., N]`` and the raw entries of the Jacobian there."""
+    """Constraint values ``[..., N]`` and the raw entries of the Jacobian at the same points."""
 
     value: Tensor
     entries: tuple[Tensor, ...]
@@ -31,7 +31,7 @@ class JacobianMap(ABC):
     """``J`` at a batch of points, ``[..., N, D]``, with its Gram matrix ``G = J J^T`` factorised.
 
     A subclass is a frozen dataclass of tensors, each ``[..., *shape]``. Rows with a singular or non-finite Gram matrix
-    are data, not an error: their ``log_det`` is not finite.
+    do not raise: their ``log_det`` is not finite.
     """
 
     log_det: Tensor
@@ -68,10 +68,10 @@ class JacobianMap(ABC):
 
     @abstractmethod
     def log_det_cotangent(self) -> tuple[Tensor, ...]:
-        """Derivative of ``log|G| / 2`` with respect to each of the entries."""
+        """Derivative of ``log|G| / 2`` with respect to each entry."""
 
     def is_deficient(self) -> Tensor:
-        """Whether the rows of J are linearly dependent to rounding, ``[...]``."""
+        """Whether the rows of J are linearly dependent up to rounding, ``[...]``."""
         return ~self.log_det.isfinite()
 
     def tangent(self, p: Tensor) -> Tensor:
@@ -80,15 +80,15 @@ class JacobianMap(ABC):
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
-        """All that the map consists of, in the order of its constructor."""
+        """The tensors of the map, in the order of its constructor."""
         return tuple(getattr(self, field.name) for field in fields(self))  # type: ignore[arg-type]
 
     def map(self, function: Callable[..., Tensor], *others: Self) -> Self:
-        """The map whose tensors are ``function`` of this one's (and the others')."""
+        """The map whose tensors are ``function`` applied to this one's (and the others')."""
         return type(self)(*map(function, self.tensors, *(other.tensors for other in others)))
 
     def where(self, mask: Tensor, other: Self) -> Self:
-        """Rows of this map where ``mask [...]`` is True, of ``other`` elsewhere."""
+        """Rows of this map where ``mask [...]`` is True, rows of ``other`` elsewhere."""
 
         def choose(mine: Tensor, theirs: Tensor) -> Tensor:
             return torch.where(mask.reshape(mask.shape + (1,) * (mine.ndim - mask.ndim)), mine, theirs)
@@ -116,14 +116,14 @@ def push_forward(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tens
         value, product = jvp(function, (u,), (t,))[:2]
         return value, product
 
-    # laid out as u is: torch copies others by an operation that torch.compile refuses for any number of rows
+    # same memory layout as u: otherwise torch copies by an operation that torch.compile rejects for dynamic row counts
     full = tangents.reshape(-1, *[1] * (u.ndim - 1), u.shape[-1]).expand(-1, *u.shape).contiguous()
     return vmap(along, out_dims=cast(Any, (None, 0)))(full)
 
 
 @functools.cache
 def _load_forward_mode() -> None:
-    # torch's forward-mode rules are scripted on first use, with a deprecation warning that is not the user's
+    # torch scripts its forward-mode rules on first use, with a deprecation warning that does not concern the user
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`torch.jit.script", category=FutureWarning)
         warnings.filterwarnings("ignore", message="`torch.jit.script", category=DeprecationWarning)

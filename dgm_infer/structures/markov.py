@@ -15,10 +15,10 @@ __all__ = ["OneStepAhead", "markov"]
 
 @dataclass(frozen=True)
 class OneStepAhead(View):
-    """Every state as the step from the observed one before it.
+    """Every state as one step from the previous observed state.
 
-    ``c_t(u) = f(y_{t-1}, z(u1), u2_t) - y_t`` has the zeros of ``g_x(u) - y``, and where it is zero the same
-    ``|J J^T|`` and the same row space of J; but its steps are independent units.
+    ``c_t(u) = f(y_{t-1}, z(u1), u2_t) - y_t`` has the zeros of ``g_x(u) - y`` and, at these, the same ``|J J^T|`` and
+    row space of J; but its steps are independent units.
     """
 
     names = "steps"
@@ -28,7 +28,7 @@ class OneStepAhead(View):
         return model.one_step_ahead(u, observed)
 
     def check(self, model, u, x):
-        """The steps from the simulated states must be the simulated ones."""
+        """Steps from the simulated states must reproduce the simulated states."""
         name = type(model).__name__
         try:
             miss = (model.one_step_ahead(u, x) - x).abs().max() / x.abs().max().clamp_min(1)
@@ -39,17 +39,17 @@ class OneStepAhead(View):
             ) from error
         if miss > torch.finfo(x.dtype).eps ** 0.75:
             raise ModelError(
-                f"{name} declares structure 'markov', but its transitions from the observed states miss the simulated "
-                f"ones (by {miss.item():.3g} of the largest): let simulate() come from transition(), or declare "
-                "structure = 'dense'"
+                f"{name} declares structure 'markov', but its transitions from the observed states differ from the "
+                f"simulated ones (by {miss.item():.3g} of the largest): derive simulate() from transition(), or "
+                "declare structure = 'dense'"
             )
 
 
 def markov(model: Any) -> UnitStructure:
-    """Whole steps, or the components of a step where ``unit_inputs`` and ``unit_outputs`` say so.
+    """Whole steps, or the components of a step if ``unit_inputs`` and ``unit_outputs`` declare them.
 
     Raises:
-        ModelError: there are no local inputs.
+        ModelError: the model has no local inputs.
     """
     if model.n_steps == 0:
         raise ModelError(

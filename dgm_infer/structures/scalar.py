@@ -19,13 +19,13 @@ def solve_local_inputs(
     newton: int = 20,
     bisections: int = 80,
 ) -> Tensor:
-    """Solve ``c_i(u1, u2_i) = 0`` for every local input, with ``u1`` held.
+    """Solve ``c_i(u1, u2_i) = 0`` for every local input, with ``u1`` fixed.
 
-    Newton first (exact at once for additive noise); bisection in the units it leaves, from a bracket grown around
-    0. A unit without a sign change keeps its best iterate.
+    Newton first (one step suffices for additive noise), then bisection in the units that have not converged, from a
+    bracket grown around 0. A unit without a sign change keeps its best iterate.
 
     Args:
-        constraint: ``[R, L + N] -> [R, N]``, unit i depending on ``u1`` and ``u2_i``.
+        constraint: ``[R, L + N] -> [R, N]``; unit i depends on ``u1`` and ``u2_i``.
         u: ``[R, L + N]``.
         tolerance: ``[R]``, on ``|c_i|``.
     """

@@ -1,4 +1,4 @@
-"""What a structure is: the form of a Jacobian, and everything that depends on it."""
+"""The interface of structures: the form of a Jacobian, and everything that depends on it."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -17,9 +17,9 @@ class Units(NamedTuple):
     n_global: int
     """Columns of A: the global inputs."""
     inputs: int = 1
-    """Local inputs of a unit, columns of every D."""
+    """Local inputs per unit, columns of every D."""
     outputs: int = 1
-    """Outputs of a unit, rows of every D."""
+    """Outputs per unit, rows of every D."""
 
     @property
     def is_scalar(self) -> bool:
@@ -27,15 +27,15 @@ class Units(NamedTuple):
 
 
 class Structure(ABC):
-    """The form of the Jacobian of a constraint, declared by a model: immutable, and without tensors of its own.
+    """The form of the Jacobian of a constraint, declared by a model: immutable, without tensors.
 
-    A new structure defines :attr:`jacobian`, :meth:`entries` and :meth:`row_size`; what it leaves out is that of a
-    structure which saves nothing but the factorisation. A model that declares it is taken as its argument where its
-    outputs are needed: anything with the methods of :class:`dgm_infer.DirectedModel`.
+    A new structure defines :attr:`jacobian`, :meth:`entries` and :meth:`row_size`; the defaults of the rest suit a
+    structure that saves only the factorisation. Methods that need outputs take the model that declares the structure:
+    anything with the methods of :class:`dgm_infer.DirectedModel`.
     """
 
     jacobian: ClassVar[type[JacobianMap]]
-    """The kind of map that the entries make."""
+    """The class of the map made from the entries."""
 
     @abstractmethod
     def entries(self, function: Callable[[Tensor], Tensor], u: Tensor) -> Evaluation:
@@ -47,20 +47,20 @@ class Structure(ABC):
 
     @abstractmethod
     def row_size(self, n_outputs: int, n_inputs: int) -> int:
-        """Numbers among the entries of one row's Jacobian, ``N x D``."""
+        """Number of entries of one row's Jacobian, ``N x D``."""
 
     @property
     def units(self) -> Units | None:
-        """Sizes of the units with local inputs of their own; None where there are none."""
+        """Sizes of the units with their own local inputs; None if there are none."""
         return None
 
     @property
     def is_cheap(self) -> bool:
-        """Whether an iteration of a solver can afford a new Jacobian."""
+        """Whether a solver can afford a new Jacobian per iteration."""
         return False
 
     def pays(self, n_outputs: int) -> bool:
-        """Whether the structure can be factorised for so many outputs, and is cheaper than a dense Jacobian."""
+        """Whether the structure can be factorised for this many outputs, and is cheaper than a dense Jacobian."""
         return True
 
     @property
@@ -70,20 +70,20 @@ class Structure(ABC):
 
     @property
     def can_be_scaled(self) -> bool:
-        """Whether local inputs multiplied by a number leave the structure what it is."""
+        """Whether scaling the local inputs preserves the structure."""
         return False
 
     def outputs(self, model: Any, u: Tensor, observed: Tensor) -> Tensor:
-        """The model's outputs at inputs ``u``, as the constraint sees them: ``[..., Du] -> [..., Dx]``.
+        """The model's outputs at inputs ``u``, as the constraint uses them: ``[..., Du] -> [..., Dx]``.
 
         Args:
-            observed: all the outputs ``[..., Dx]`` that the constraint fixes; the result equals them exactly where
+            observed: the outputs ``[..., Dx]`` fixed by the constraint; the result equals them if and only if
                 ``model.observed(u)`` does.
         """
         return model.observed(u)
 
     def solve_local(self, constraint: Callable[[Tensor], Tensor], u: Tensor, tolerance: Tensor) -> Tensor:
-        """``u [R, D]`` with local inputs that solve ``constraint``, as far as each unit can be solved by itself.
+        """``u [R, D]`` with local inputs that solve ``constraint``, as far as units can be solved individually.
 
         Args:
             constraint: ``[R, D] -> [R, N]``.

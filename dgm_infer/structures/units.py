@@ -1,4 +1,4 @@
-"""Structures of units, each with local inputs of its own: ``J = [A | blockdiag(D_1, ..., D_U)]`` (math 4.6, J 8.2)."""
+"""Structures of units, each with its own local inputs: ``J = [A | blockdiag(D_1, ..., D_U)]`` (math 4.6, J 8.2)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,25 +13,25 @@ from .structure import Structure, Units
 
 __all__ = ["SIMULATED", "UnitStructure", "View"]
 
-# Global inputs up to which a Jacobian an iteration is cheap.
+# Global inputs up to which a new Jacobian per iteration is cheap.
 _FEW_COLUMNS = 8
 
 
 @dataclass(frozen=True)
 class View:
-    """How the units of a model are seen: as the model simulates them."""
+    """The units of a model as the constraint sees them: here, as the model simulates them."""
 
     names: ClassVar[str] = "outputs"
-    """What units are called in messages."""
+    """Name of the units in messages."""
     is_separable: ClassVar[bool] = True
-    """Whether a unit depends on the global inputs and its own local ones alone."""
+    """Whether a unit depends only on the global inputs and its own local ones."""
 
     def outputs(self, model: Any, u: Tensor, observed: Tensor) -> Tensor:
         """See :meth:`Structure.outputs`."""
         return model.observed(u)
 
     def check(self, model: Any, u: Tensor, x: Tensor) -> None:
-        """Raises :class:`ModelError` where the model, with outputs ``x`` at inputs ``u``, cannot be seen like this."""
+        """Raise :class:`ModelError` if this view does not hold for the model, with outputs ``x`` at inputs ``u``."""
 
 
 SIMULATED = View()
@@ -39,9 +39,9 @@ SIMULATED = View()
 
 @dataclass(frozen=True)
 class UnitStructure(Structure):
-    """``J = [A | D]``: columns of the global inputs, which all outputs have, beside those of the local inputs.
+    """``J = [A | D]``: columns of the global inputs, which affect all outputs, then those of the local inputs.
 
-    A subclass says what D is, by :attr:`jacobian`, :meth:`entries` and :meth:`row_size`.
+    A subclass defines D by :attr:`jacobian`, :meth:`entries` and :meth:`row_size`.
     """
 
     sizes: Units
@@ -73,7 +73,7 @@ class UnitStructure(Structure):
     def check(self, model, u):
         """``J [0, r]`` must be ``D r`` for a random r: units then share no local inputs."""
         self._check_sizes(model)
-        # a simulator may overflow at most of its prior draws: the tamest of many shows its structure best
+        # a simulator may overflow at most prior draws: the tamest of many shows its structure best
         x = model.observed(u)
         tamest = x.abs().amax(-1).nan_to_num(nan=torch.inf).argmin().unsqueeze(0)
         u, x = u[tamest], x[tamest]
@@ -96,7 +96,7 @@ class UnitStructure(Structure):
             )
 
     def local_product(self, local: Callable[[Tensor], Tensor], u2: Tensor, direction: Tensor) -> Tensor:
-        """``D r`` by the entries that the structure has: those of a model without global inputs.
+        """``D r`` from the entries of the structure, as for a model without global inputs.
 
         Args:
             local: outputs as a function of the local inputs, ``[..., N] -> [..., Dx]``.
@@ -108,7 +108,7 @@ class UnitStructure(Structure):
 
     @property
     def mismatch(self) -> str:
-        """What is wrong with a model whose local derivatives are others."""
+        """Description of the fault if the local derivatives differ."""
         return f"its {self.view.names} depend on each other's local inputs"
 
     def _check_sizes(self, model: Any) -> None:
@@ -117,7 +117,7 @@ class UnitStructure(Structure):
         if n_global != model.global_density.dim:
             raise ModelError(
                 f"{name} declares structure {model.structure!r} of {n_global} global inputs, but global_density has "
-                f"{model.global_density.dim}: let the two agree"
+                f"{model.global_density.dim}: make them agree"
             )
         if n_local % inputs or n_outputs % outputs or n_local // inputs != n_outputs // outputs:
             raise ModelError(

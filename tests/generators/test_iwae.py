@@ -76,7 +76,7 @@ def test_images_that_are_not_there_are_named(tmp_path):
     with pytest.raises(CheckpointError, match=rf"images\.npz does not exist.*{REFERENCE_DATA}"):
         generators.IWAE.published_images(tmp_path)
     np.savez(tmp_path / "images.npz", other=np.zeros(3))
-    with pytest.raises(CheckpointError, match="holds no images and latents"):
+    with pytest.raises(CheckpointError, match="does not hold images and latents"):
         generators.IWAE.published_images(tmp_path)
 
 

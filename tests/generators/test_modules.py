@@ -204,10 +204,10 @@ WRONG = {
     ),
     "one output for all": (lambda: from_module(lambda z: z.sum(), 2), ModelError, r"shape \(\) for 2 latents"),
     "nothing selected": (
-        lambda: from_module(lambda z: {"a": z}, 2, select="b"), ModelError, "'a', in which select='b'"
+        lambda: from_module(lambda z: {"a": z}, 2, select="b"), ModelError, "'a'; select='b' is not in it"
     ),
     "no tensor selected": (lambda: from_module(lambda z: ("a", z), 2), ModelError, "output 0 is a str"),
-    "weights for a function": (lambda: from_module(abs, 2, weights="x"), ArgumentError, "no module"),
+    "weights for a function": (lambda: from_module(abs, 2, weights="x"), ArgumentError, "not a module"),
 }  # fmt: skip
 
 
@@ -265,7 +265,7 @@ def test_a_foreign_file_or_another_architecture(tmp_path):
     path, _ = stored(tmp_path, "torch")
     refused(r"'0\.weight' is \(4, 2\) in the file, \(5, 2\) in the network", path, net(width=5))
     refused(
-        "none of its tensors is there, such as 'gain'", path, nn.ParameterDict({"gain": nn.Parameter(torch.zeros(2))})
+        "all of its tensors are missing, such as 'gain'", path, nn.ParameterDict({"gain": nn.Parameter(torch.zeros(2))})
     )
     refused(r"it has no '2\.weight' and no other 1", path, net()[:2])
     refused("has no 'g_ema': it holds '0.weight'", path, key="g_ema")
@@ -371,7 +371,7 @@ def test_a_local_repository(repository):
 
 @pytest.mark.parametrize(
     ("entry", "words"),
-    [("absent", "'absent'.*fails"), ("broken", "two lines"), ("number", "gives a int, no torch.nn.Module")],
+    [("absent", "'absent'.*fails"), ("broken", "two lines"), ("number", "returns a int, not a torch.nn.Module")],
 )
 def test_an_entry_that_gives_no_network(repository, entry, words):
     with pytest.raises(CheckpointError, match=words) as caught:

@@ -349,7 +349,7 @@ WRONG = {
     ),
     "longer steps than there are local inputs": (lambda: variant(Walk, step_inputs=16), ["steps of 16"]),
     "steps without inputs": (lambda: variant(Walk, step_inputs=0), ["step_inputs = 0"]),
-    "half an input": (lambda: variant(BentPairs, unit_inputs=0.5), ["unit_inputs = 0.5", "whole number"]),
+    "half an input": (lambda: variant(BentPairs, unit_inputs=0.5), ["unit_inputs = 0.5", "integer >= 1"]),
     "a transition to a smaller state": (
         lambda: variant(Walk, transition=one_coordinate, output_shape=(4,)), ["'markov'", "transition()"]
     ),
