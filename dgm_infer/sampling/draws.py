@@ -122,7 +122,13 @@ class Draws:
         with warnings.catch_warnings():
             # a constant column gives 0/0, which the table shows as NaN
             warnings.filterwarnings("ignore", message="invalid value encountered", category=RuntimeWarning)
-            table = az.summary(self.to_arviz(), group="posterior", var_names=names, kind="all", round_to="none")
+            table = az.summary(
+                self.to_arviz(),
+                group="posterior",
+                var_names=None if names is None else list(names),
+                kind="all",
+                round_to="none",
+            )
         assert not isinstance(table, str)
         return table  # type: ignore[return-value]
 
