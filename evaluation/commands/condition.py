@@ -107,8 +107,8 @@ def condition_images(
     if not isinstance(problem, dgm.Fibre):
         if not isinstance(kernel, ConstrainedHMC):
             raise ConfigError(
-                f"kernel: {type(kernel).__name__} would not be used: a {type(model).__name__} has binary pixels, give it "
-                "as latent_kernel"
+                f"kernel: {type(kernel).__name__} would not be used: a {type(model).__name__} has binary pixels; give "
+                "it as latent_kernel"
             )
         chosen = latent_kernel
     chosen.check(problem)
