@@ -4,6 +4,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 from torch import nn
 
@@ -29,6 +30,17 @@ def run(arguments: Sequence[str]) -> None:
     run_configured("condition", "train", description, condition_images, arguments)
 
 
+@runtime_checkable
+class AnyKernel(Protocol):
+    """What a configuration may name as a kernel; :class:`dgm_infer.Kernel` without its types."""
+
+    def check(self, problem, /): ...
+
+    def init(self, problem, position, /): ...
+
+    def step(self, problem, state, rng, /): ...
+
+
 def condition_images(
     name: str,
     generator: nn.Module | str,
@@ -37,8 +49,8 @@ def condition_images(
     n_images: int = 8,
     noise: float | None = None,
     binarise: float | None = None,
-    kernel: ConstrainedHMC = ConstrainedHMC(),  # noqa: B008 (immutable)
-    latent_kernel: HMC = HMC(),  # noqa: B008
+    kernel: AnyKernel = ConstrainedHMC(),  # noqa: B008 (immutable)
+    latent_kernel: AnyKernel = HMC(),  # noqa: B008
     chains: int = 16,
     warmup: int = 300,
     draws: int = 500,
@@ -66,8 +78,8 @@ def condition_images(
         noise: standard deviation of Gaussian output noise that the generator is given; null for none.
         binarise: threshold above which a pixel is 1, below it 0; null leaves the values as they are. Generators of
             binary images need it where the images are grey.
-        kernel: of the chains; a step size of null is adapted.
-        latent_kernel: of the chains where the pixels are binary.
+        kernel: of the chains: fields of ConstrainedHMC, or any kernel by class path; a step size of null is adapted.
+        latent_kernel: of the chains where the pixels are binary: fields of HMC, or any kernel by class path.
         chains: of every image.
         warmup: iterations that adapt the step sizes.
         draws: kept draws of every chain.
@@ -91,6 +103,15 @@ def condition_images(
             raise ConfigError(f"noise: a {type(model).__name__} has binary pixels, which take no Gaussian noise")
         model = dgm.WithNoise(as_generative_model(model), noise)
     problem = dgm.condition(model, originals, observe=dgm.pixels(mask), device=device)
+    chosen = kernel
+    if not isinstance(problem, dgm.Fibre):
+        if not isinstance(kernel, ConstrainedHMC):
+            raise ConfigError(
+                f"kernel: {type(kernel).__name__} would not be used: a {type(model).__name__} has binary pixels; give "
+                "it as latent_kernel"
+            )
+        chosen = latent_kernel
+    chosen.check(problem)
     # made before hours of sampling, and gone again if these fail
     with complete_run(name, output) as folder, warnings.catch_warnings():
         # the report says it
@@ -98,7 +119,7 @@ def condition_images(
         started = time.perf_counter()
         result = dgm.sample(
             problem,
-            kernel if isinstance(problem, dgm.Fibre) else latent_kernel,
+            chosen,
             chains=chains,
             warmup=warmup,
             draws=draws,

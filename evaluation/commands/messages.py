@@ -1,6 +1,8 @@
 """What the command line says about a mistake: one line, with the nearest name that exists."""
 
 import difflib
+import inspect
+import pkgutil
 import re
 from collections.abc import Iterable
 
@@ -34,6 +36,9 @@ def with_suggestion(message: str, options: Iterable[str]) -> str:
     if unknown is None:
         return message
     word = unknown[1] or unknown[2]
+    if owner := re.search(r"class_path '([\w.]+)'", message):
+        # the parser has imported the class, and found no such argument
+        return message + suggest(word, inspect.signature(pkgutil.resolve_name(owner[1])).parameters)
     group = re.search(r"Group '([\w.]+)'", message)
     prefix = f"{group[1]}." if group else ""
     known = [key.removeprefix(prefix) for key in options if key.startswith(prefix)]

@@ -38,7 +38,7 @@ def describe(draws: Draws, summary: pd.DataFrame, seconds: float) -> str:
         (
             i,
             stats["acceptance_rate"][..., i].mean().item(),
-            stats["step_size"][..., i].mean().item(),
+            stats["step_size"][..., i].mean().item() if "step_size" in stats else "-",
             100 * failed[..., i].mean().item(),
             f"{stats['constraint_error'][..., i].max():.1e}" if exact else "-",
             r_hat[image == i].max(),

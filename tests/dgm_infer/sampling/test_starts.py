@@ -4,7 +4,9 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.kernels import Info
 from dgm_infer.sampling.starts import _next_beta, _survivors, anneal_noise
+from tests.kernels import Place
 from tests.models import Images
 
 FLOAT = torch.float64
@@ -110,6 +112,42 @@ def test_without_a_warm_up_or_noise_starts_are_not_annealed():
     assert dgm.sample(false_mode(), chains=2, warmup=0, draws=1, seed=0, progress=False).ancestors is None
     noiseless = dgm.condition(FalseMode(), torch.full((20,), 3.0), tolerance=0.1)
     assert dgm.sample(noiseless, chains=2, warmup=5, draws=1, seed=0, progress=False).ancestors is None
+
+
+class Still:
+    """A kernel of a user's own on a fibre, with only what is required: its chains stay where they start."""
+
+    def check(self, problem):
+        assert isinstance(problem, dgm.Fibre)
+
+    def init(self, problem, position):
+        return Place(position, torch.zeros_like(position[..., 0]))
+
+    def step(self, problem, state, rng):
+        status = torch.zeros_like(state.energy, dtype=torch.int8)
+        return state, Info(torch.ones_like(state.energy), status, state.energy)
+
+
+class Guided(Still):
+    """The same, which names its tolerance and a kernel that anneals its starts."""
+
+    def relative_tolerance(self, dtype):
+        return 1e-5
+
+    def annealing(self):
+        return dgm.ConstrainedHMC()
+
+
+def test_a_kernel_of_a_users_own_gets_starts_on_the_fibre_and_annealed_ones_if_it_says_how():
+    problem = false_mode()
+    still, guided = (
+        dgm.sample(problem, kernel, chains=4, warmup=5, draws=1, seed=0, progress=False)
+        for kernel in (Still(), Guided())
+    )
+    assert still.ancestors is None
+    assert (problem.constraint_error(still.inputs) <= 1e-8 * problem.scale).all()
+    assert guided.ancestors is not None
+    assert (guided.latents["u"] > 1.9).all()
 
 
 def test_ancestors_are_saved_with_the_draws(tmp_path):

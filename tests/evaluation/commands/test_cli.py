@@ -71,6 +71,25 @@ def test_the_resolved_configuration_repeats_the_run(config, tmp_path):
     assert torch.equal(Draws.load(first / "posterior.nc").inputs, Draws.load(second / "posterior.nc").inputs)
 
 
+OWN_KERNEL = """\
+import dgm_infer as dgm
+
+
+class Careful(dgm.ConstrainedHMC):
+    def step(self, problem, state, rng):
+        print("a careful step")
+        return super().step(problem, state, rng)
+"""
+
+
+def test_a_kernel_is_named_by_class_path_in_the_working_directory_too(config, tmp_path, capsys):
+    (tmp_path / "own_kernel.py").write_text(OWN_KERNEL)
+    kernel = "kernel: {class_path: own_kernel.Careful, init_args: {n_steps: [2, 3], n_geodesic: 2}}\n"
+    config.write_text(CONFIG.replace("kernel:\n  n_steps: [2, 3]\n  n_geodesic: 2\n", kernel))
+    assert condition(config) == 0
+    assert "a careful step" in capsys.readouterr().out
+
+
 def _npy(name, array):
     np.save(name, array)
     return name
@@ -87,6 +106,17 @@ BAD = {
     "YAML": lambda c: (["condition", "--config", _append(c, "x: [")], "config"),
     "zero chains": lambda c: (["condition", "--config", c, "--chains", "0"], "chains=0"),
     "zero images": lambda c: (["condition", "--config", c, "--n_images", "0"], "n_images"),
+    "unknown kernel": lambda c: (["condition", "--config", c, "--kernel", "dgm_infer.NUTZ"], "dgm_infer.NUTZ"),
+    "no kernel": lambda c: (["condition", "--config", c, "--kernel", "dgm_infer.Draws"], "dgm_infer.Draws"),
+    "unsuited kernel": lambda c: (["condition", "--config", c, "--kernel", "dgm_infer.NUTS"], "NUTS samples a Target"),
+    "illegal kernel by class path": lambda c: (
+        ["condition", "--config", _append(c, "latent_kernel: {class_path: dgm_infer.NUTS, init_args: {n_steps: 0}}")],
+        "NUTS(n_steps=0)",
+    ),
+    "unknown key of a kernel by class path": lambda c: (
+        ["condition", "--config", _append(c, "latent_kernel: {class_path: dgm_infer.NUTS, init_args: {n_stepz: 3}}")],
+        "did you mean 'n_steps'",
+    ),
     "illegal kernel": lambda c: (["condition", "--config", c, "--kernel.n_geodesic", "0"], "n_geodesic=0"),
     "unknown generator": lambda c: (["condition", "--config", c, "--generator", "digit_vae"], "digits_vae"),
     "missing checkpoint": lambda c: (["condition", "--config", c, "--generator", "absent.ckpt"], "absent.ckpt"),

@@ -18,6 +18,7 @@ from evaluation.commands.condition import condition_images
 from evaluation.commands.inputs import read_images, read_mask
 from evaluation.reports.mixing import describe, parse_label
 from generators.checkpoints import PRETRAINED
+from tests.kernels import Wanderer
 from trainers import DigitsData
 
 CONFIG = Path(__file__).parents[3] / "configs" / "condition" / "digits_top_half.yaml"
@@ -203,6 +204,12 @@ def test_of_binary_pixels_the_latents_are_sampled(tmp_path):
     assert draws.inputs.shape == (2, 6, 2, 5)
     assert "constraint_error" not in draws.stats
     assert "  -  " in report
+    # any kernel, one without steps too
+    draws, report = completed(tmp_path, model, observe="top_half", latent_kernel=Wanderer())
+    assert "step_size" not in draws.stats
+    assert "R-hat" in report
+    with pytest.raises(ConfigError, match="kernel: Wanderer would not be used: a IWAE has binary pixels"):
+        completed(tmp_path, model, observe="top_half", kernel=Wanderer())
     with pytest.raises(ConfigError, match="noise: a IWAE has binary pixels"):
         completed(tmp_path, model, noise=0.1)
     with pytest.raises(ObservationError, match="binarise"):
