@@ -57,7 +57,7 @@ class BernoulliVAE(GenerativeModel):
             are the same in reverse. None for a fully connected network.
 
     Raises:
-        ArgumentError: a size below 1, or convolutions of what is no image.
+        ArgumentError: a size below 1, or convolutions of something that is not an image.
     """
 
     output_range = (0.0, 1.0)

@@ -36,7 +36,7 @@ class GAN(GenerativeModel):
             range a little wider than that of the data lets it reach their edge.
 
     Raises:
-        ArgumentError: a size below 1, an empty range, or convolutions of what is no image.
+        ArgumentError: a size below 1, an empty range, or convolutions of something that is not an image.
     """
 
     structure = "dense"
@@ -90,7 +90,7 @@ class Critic(nn.Module):
         normalisation: none, batch (which Wasserstein's gradient penalty excludes), group, or spectral.
 
     Raises:
-        ArgumentError: a size below 1, or convolutions of what is no image.
+        ArgumentError: a size below 1, or convolutions of something that is not an image.
     """
 
     def __init__(

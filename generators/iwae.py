@@ -78,7 +78,7 @@ class IWAE(BernoulliVAE):
     def _square(n_outputs: int) -> tuple[int, int]:
         side = round(n_outputs**0.5)
         if side * side != n_outputs:
-            raise ValueError(f"{n_outputs} outputs are no square image")
+            raise ValueError(f"{n_outputs} outputs are not a square image")
         return side, side
 
 

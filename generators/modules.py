@@ -127,8 +127,8 @@ def from_module(
         transform: of the images, such as ``lambda x: (x + 1) / 2``.
         inputs: the network's other random inputs, by the names of its arguments, each as ``latent``: the noise images
             of a StyleGAN.
-        arguments: what stays fixed, by name: class labels, truncation, noise that is no input. Tensors are those of one
-            image, and are repeated for every row.
+        arguments: what stays fixed, by name: class labels, truncation, noise that is not an input. Tensors are those of
+            one image, and are repeated for every row.
         select: which of several outputs the images are.
         weights: a file that the network is filled from: ``.safetensors``, or written by ``torch.save``.
         key: of the weights in that file.
@@ -146,7 +146,7 @@ def from_module(
         raise ArgumentError(f"from_module(net={type(net).__name__}): expected a module or a function of the latents")
     if weights is not None:
         if not isinstance(net, nn.Module):
-            raise ArgumentError(f"from_module(weights={os.fspath(weights)!r}): {_name(net)} is no module to be filled")
+            raise ArgumentError(f"from_module(weights={os.fspath(weights)!r}): {_name(net)} is not a torch.nn.Module")
         load_weights(net, weights, key, trust)
     inputs, arguments = dict(inputs or {}), dict(arguments or {})
     for name in inputs:
@@ -197,7 +197,7 @@ def from_hub(
     repository = os.fspath(repository)
     if source == "local" and not (Path(repository) / "hubconf.py").is_file():
         raise CheckpointError(
-            f"{repository} is no torch.hub repository: it has no hubconf.py (source='github' downloads owner/name)"
+            f"{repository} is not a torch.hub repository: it has no hubconf.py (source='github' downloads owner/name)"
         )
     try:
         arguments = dict(entry_arguments or {})
@@ -232,7 +232,7 @@ def _selected(outputs: Any, select: int | str) -> Tensor:
             f"the network returns a {type(outputs).__name__}{keys}, in which select={select!r} finds nothing"
         ) from error
     if not isinstance(chosen, Tensor):
-        raise ModelError(f"the network's output {select!r} is a {type(chosen).__name__}, no tensor: change select")
+        raise ModelError(f"the network's output {select!r} is a {type(chosen).__name__}, not a tensor: change select")
     return chosen
 
 

@@ -14,7 +14,7 @@ with extra("train"):
 
 __all__ = ["read_picture"]
 
-# Of 8 bits a channel. Of others Pillow would cut off what does not fit.
+# Modes of 8 bits per channel: Pillow would cut off what does not fit into them.
 _MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
 
@@ -24,7 +24,7 @@ def read_picture(path: str | os.PathLike, *, colour: bool) -> Tensor:
     Transparency is left out.
 
     Raises:
-        ConfigError: the file is no readable picture, or one of more than 8 bits a channel.
+        ConfigError: the file is not a readable picture, or one of more than 8 bits per channel.
     """
     try:
         with Image.open(path) as opened:

@@ -21,7 +21,7 @@ __all__ = ["HumanPose", "Joint", "read_bvh"]
 FOCAL_LENGTH = math.exp(2)
 # Mean and standard deviation of the camera's x, y (metres) and log z.
 CAMERA_MEAN, CAMERA_SD = (0.0, 0.0, 1.5), (0.1, 0.1, 0.5)
-# Of the camera's x, in metres, one a view.
+# Offsets of the cameras in x, metres: one per view.
 VIEW_OFFSETS = {1: (0.0,), 2: (0.5, -0.5)}
 
 

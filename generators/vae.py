@@ -104,7 +104,7 @@ class GaussianVAE(DirectedModel):
             are the same in reverse. None for a fully connected network.
 
     Raises:
-        ArgumentError: a size below 1, or convolutions of what is no image.
+        ArgumentError: a size below 1, or convolutions of something that is not an image.
     """
 
     structure = "independent"

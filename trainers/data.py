@@ -69,7 +69,7 @@ class ImageData(LightningDataModule, ABC):
     draws in every run.
 
     Args:
-        batch_size: images a batch; the last of an epoch may be smaller, and is left out where it is a single image.
+        batch_size: images per batch; the last of an epoch may be smaller, and is left out where it is a single image.
         augmentation: random changes to training batches; null for none.
         binarise: how pixels become 0 or 1: dynamic, static, or null for grey levels.
         dequantise: whether uniform noise makes the grey levels continuous, in (0, 1).
@@ -206,7 +206,7 @@ class DigitsData(ImageData):
     (images ``[batch, 8, 8]``, labels ``[batch]``); nothing is downloaded.
 
     Args:
-        batch_size: images a batch; the last of an epoch may be smaller.
+        batch_size: images per batch; the last of an epoch may be smaller.
         augmentation: random changes to training batches; null for none.
         binarise: how pixels become 0 or 1: dynamic, static, or null for grey levels.
         dequantise: whether uniform noise makes the grey levels continuous, in (0, 1).

@@ -30,7 +30,7 @@ class FolderData(ImageData):
         grey: images ``[H, W]`` in place of ``[3, H, W]``.
         validation: fraction of the images.
         held_out: fraction of the images.
-        batch_size: images a batch; the last of an epoch may be smaller.
+        batch_size: images per batch; the last of an epoch may be smaller.
         augmentation: random changes to training batches; null for none.
         binarise: how pixels become 0 or 1: dynamic, static, or null for grey levels.
         dequantise: whether uniform noise makes the grey levels continuous, in (0, 1).
@@ -86,7 +86,7 @@ class FolderData(ImageData):
 
     def _files(self) -> list[Path]:
         if not self.root.is_dir():
-            raise ConfigError(f"{self.root} is no folder: name the folder of the pictures as root")
+            raise ConfigError(f"{self.root} is not a folder: name the folder of the pictures as root")
         files = sorted(path for path in self.root.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
         if not files:
             raise ConfigError(f"{self.root} holds no pictures ({', '.join(ENDINGS)})")

@@ -117,7 +117,7 @@ class HeldOutEvidence(_Look):
 
     Raises:
         ArgumentError: a number below its range.
-        ConfigError: when training starts, the generator is no auto-encoder, or the data have no held-out images.
+        ConfigError: when training starts, the generator has no encoder or decoder, or the data have no held-out images.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ class TrainingProgress(ProgressBar):
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, outputs, batch, batch_idx: int) -> None:
         if self._bar is not None:
-            # steps of the optimiser, which accumulation makes fewer than batches; of several optimisers, batches
+            # steps of the optimiser, which accumulation makes fewer than batches; with several optimisers, batches
             steps = trainer.global_step if pl_module.automatic_optimization else trainer.fit_loop.total_batch_idx + 1
             self._bar.update(steps - self._bar.n)
 
@@ -59,7 +59,10 @@ class TrainingProgress(ProgressBar):
         self._close()
 
     def _show_metrics(self, trainer: Trainer) -> None:
-        """Of the epochs so far: a module logs the last one's means after the callbacks' ``on_train_epoch_end``."""
+        """Show the metrics of the epochs so far.
+
+        A module logs the means of the last one after the callbacks' ``on_train_epoch_end``.
+        """
         if self._bar is not None and trainer.current_epoch > 0:
             metrics = {name: value for name, value in trainer.progress_bar_metrics.items() if name != "v_num"}
             self._bar.set_postfix({"epoch": trainer.current_epoch, **metrics}, refresh=False)

@@ -32,7 +32,7 @@ class TorchvisionData(ImageData):
     Args:
         root: folder of the files in torchvision's layout; null for ``data`` in the working directory.
         download: get files that are missing.
-        batch_size: images a batch; the last of an epoch may be smaller.
+        batch_size: images per batch; the last of an epoch may be smaller.
         augmentation: random changes to training batches; null for none.
         binarise: how pixels become 0 or 1: dynamic, static, or null for grey levels.
         dequantise: whether uniform noise makes the grey levels continuous, in (0, 1).
@@ -43,7 +43,7 @@ class TorchvisionData(ImageData):
     """
 
     folder: ClassVar[str]
-    """Of the files, within the root."""
+    """Folder of the files, within the root."""
     download_size: ClassVar[str]
     shuffled: ClassVar[bool] = True
     """Whether the first images are as good as any for training; else a fixed permutation comes first."""
@@ -159,7 +159,7 @@ class CelebAData(TorchvisionData):
         size: of the images, pixels.
         root: folder of the files in torchvision's layout; null for ``data`` in the working directory.
         download: get files that are missing.
-        batch_size: images a batch; the last of an epoch may be smaller.
+        batch_size: images per batch; the last of an epoch may be smaller.
         augmentation: random changes to training batches; null for none.
         binarise: how pixels become 0 or 1: dynamic, static, or null for grey levels.
         dequantise: whether uniform noise makes the grey levels continuous, in (0, 1).

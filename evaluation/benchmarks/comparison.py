@@ -35,7 +35,7 @@ def summarise(workers: Sequence[WorkerResult], seconds: float, cores: int) -> di
     results = [worker.value for worker in workers if worker.value is not None]
     lengths = [_length(result) for result in results]
     enough = max(_FEWEST, 0.5 * max(lengths, default=0))
-    errors += [f"a process made only {n} draws a chain in the time" for n in lengths if n < enough]
+    errors += [f"a process made only {n} draws per chain in the time" for n in lengths if n < enough]
     results = [result for result, n in zip(results, lengths, strict=True) if n >= enough]
     if not results:
         return {"errors": errors}
@@ -83,13 +83,13 @@ def _diagnose(values: np.ndarray, scale: float) -> dict[str, float | None]:
             "mcse_mean": float(arviz.mcse(values, method="mean")),
             "sd": float(values.std(ddof=1)),
             "mcse_sd": float(arviz.mcse(values, method="sd")),
-            # of constants ArviZ says that every one counts
+            # ArviZ counts every draw of a constant as effective
             **{
                 f"ess_{kind}": scale * float(arviz.ess(values, method=kind)) if np.ptp(values) > 0 else np.nan
                 for kind in ("bulk", "tail")
             },
             "mcse_mean_between_chains": _between_chains(values),
-            # of one chain, that of its halves
+            # one chain is compared by halves
             "r_hat": float(arviz.rhat(values if len(values) > 1 else _halves(values[0]))),
         }
 

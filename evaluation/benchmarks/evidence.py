@@ -2,7 +2,7 @@
 
 Three measurements on the published importance-weighted auto-encoder, float32, in one process:
 
-- image-gradients a second of annealed importance sampling, ten leapfrog steps a temperature, against a bare loop of
+- image-gradients per second of annealed importance sampling, ten leapfrog steps per temperature, against a bare loop of
   ``energy_and_gradient`` on as many points; the two take turns, and the median of their ratios counts;
 - seconds until one image's estimate has a standard error of 0.1, by annealing with as many temperatures here and with
   Pyro's HMC kernel, a chain after another. A standard error falls with the square root of the chains, so that the
@@ -226,15 +226,15 @@ _LINES: Sequence[tuple[str, Callable[[dict[str, Any]], str]]] = (
         lambda r: f"{r['large']['seconds']:.0f} s, {r['large']['image_gradients_per_second']:.0f} image-gradients/s",
     ),
     (
-        "seconds an image to a standard error of 0.1, annealing the images that Pyro has",
+        "seconds per image to a standard error of 0.1, annealing the images that Pyro has",
         lambda r: f"{r['annealing']['seconds']['same_images']:.3g}",
     ),
     (
-        "seconds an image to a standard error of 0.1, annealing all images at once",
+        "seconds per image to a standard error of 0.1, annealing all images at once",
         lambda r: f"{r['annealing']['seconds']['all_images']:.3g}",
     ),
     (
-        "seconds an image to a standard error of 0.1, Pyro's HMC, one chain after another",
+        "seconds per image to a standard error of 0.1, Pyro's HMC, one chain after another",
         lambda r: f"{r['annealing']['seconds']['pyro']:.3g}",
     ),
     (
@@ -262,7 +262,7 @@ def _details(device: str, record: dict[str, Any]) -> str:
     parts = [
         f"## {DEVICES[device]}\n",
         f"{where}; {versions(record)}. Speed: {settings['images']} images x {settings['chains']} chains, {STEPS} "
-        f"leapfrog steps a temperature. Annealing beside Pyro: {settings['compared_temperatures']} temperatures, "
+        f"leapfrog steps per temperature. Annealing beside Pyro: {settings['compared_temperatures']} temperatures, "
         f"{settings['compared_chains']} chains; seconds to an error are those of the run times its mean squared error "
         f"over {_ERROR}^2.\n",
         f"The first {settings['compared_images']} images; gradients are those of all chains of an image.\n",

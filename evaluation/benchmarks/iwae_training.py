@@ -55,7 +55,7 @@ def bench(
     Args:
         epochs: of either run.
         samples: k of the importance-weighted bound in training, and of the gradients compared.
-        batch_size: images a step.
+        batch_size: images per step.
         learning_rate: largest of either run's schedule.
         bound_samples: k of the bound of the held-out images.
         held_out: the first so many held-out images; null for all.
@@ -188,7 +188,7 @@ def table(folder: Path) -> str:
         "# One auto-encoder of binarised MNIST, trained by the ELBO and by the importance-weighted bound\n",
         f"`{record['command']}`, {record['date']}, on {record['processor']}, {cores_of(settings['cores'])}; "
         f"{versions(record)}. {record['training_images']} training images, with new binary pixels in every epoch, "
-        f"{settings['epochs']} epochs, 50 latents, two hidden layers of 200; nats an image, over "
+        f"{settings['epochs']} epochs, 50 latents, two hidden layers of 200; nats per image, over "
         f"{settings['held_out']} held-out images with fixed binary pixels.\n",
         markdown(header, models),
         f"IWAE-{k} is {gain['mean']:.2f} ± {gain['error']:.2f} nats above the VAE (standard error over images).\n",

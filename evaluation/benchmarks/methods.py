@@ -89,7 +89,7 @@ def bench(
     check_seed(seed)
     reference = reference_folder(data)
     if reference is not None and not reference.is_dir():
-        raise ConfigError(f"data: {reference} is no folder; name the reference data's")
+        raise ConfigError(f"data: {reference} is not a folder; name the reference data's")
     folder = writable_folder(output)
     settings = {"chains": chains, "images": images, "runs": runs, "seed": seed}
     record = new_record(

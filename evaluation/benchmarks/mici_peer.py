@@ -24,7 +24,7 @@ from .workers import Clock, Report
 
 __all__ = ["constraint", "generator", "negative_log_density", "run", "system"]
 
-# of no declared type: type checks do not depend on whether the extra ``bench`` is installed
+# without a declared type: type checks do not depend on whether the extra ``bench`` is installed
 jax: Any = importlib.import_module("jax")
 jnp: Any = importlib.import_module("jax.numpy")
 mici: Any = importlib.import_module("mici")

@@ -27,7 +27,7 @@ def one_epoch(
         model: changed by the training.
         images: grey levels ``[n, *shape]``, made binary anew for every batch.
         samples: draws of the importance-weighted bound; None for the ELBO.
-        batch_size: images a step.
+        batch_size: images per step.
         learning_rate: of Adam.
         device: that the model is on.
     """

@@ -26,7 +26,7 @@ from dgm_infer.extras import extra
 from ..reports.estimates import Estimates
 
 with extra("pyro"), warnings.catch_warnings():
-    # of the Python version's support of torch.jit, which Pyro uses in what is not used here
+    # about torch.jit on this version of Python, which Pyro needs only for what is not used here
     warnings.filterwarnings("ignore", message=r".*torch\.jit")
     import pyro
     from pyro import distributions as dist
@@ -120,7 +120,7 @@ def svi_autoguide(
     Args:
         problem: the images.
         steps: of Adam.
-        particles: draws a step.
+        particles: draws per step.
         rate: of learning.
         draws: of the fitted guide, of every repeat.
         repeats: of the estimate, for its error.
@@ -176,7 +176,7 @@ def annealed_importance(
     Args:
         problem: the images.
         temperatures: K.
-        n_steps: leapfrog steps a temperature.
+        n_steps: leapfrog steps per temperature.
         step_size: of all of them. Its trajectories have a fixed length: 0.3 with 10 steps nearly is half a period of
             the guide, after which a chain is back where it was, mirrored.
         chains: of every image.

@@ -4,7 +4,7 @@ Every size runs in a process of its own, so that one's peak memory is not anothe
 the same at every size: ``chains = total / N``, so that small sizes fill the machine as large ones do and pay no fixed
 costs that would make growth look slower than it is. Chains start at inputs that generated the data, which is an exact
 posterior draw, and take steps of one size without geodesic sub-steps, so that the solver has the same work to do. The
-dense path runs few chains for few steps: its memory alone, ``N (N + 4)`` numbers a chain and Jacobian, allows no more.
+dense path runs few chains for few steps: its memory, ``N (N + 4)`` numbers per chain and Jacobian, allows no more.
 """
 
 import math
@@ -130,7 +130,7 @@ class _Dense(generators.GeneralisedLambda):
 
 
 def measure(task: Task, report: Report = lambda line: None) -> dict[str, float]:
-    """Seconds a chain and integrator step, and peak memory of this process in bytes.
+    """Seconds per chain and integrator step, and peak memory of this process in bytes.
 
     Processor seconds are those of all threads together; they tell a busy machine from a slow program.
     """
@@ -192,7 +192,7 @@ def growth(rows: Sequence[Mapping[str, Any]], unit: str = "seconds_per_chain_ste
 def table(record: Mapping[str, Any]) -> str:
     """Markdown of one run's record."""
     header = [
-        *("path", "N", "chains", "ms a chain and step", "us of CPU a chain, step and observation", "peak GB"),
+        *("path", "N", "chains", "ms per chain and step", "us of CPU per chain, step and observation", "peak GB"),
         *("acceptance", "failed, %"),
     ]
     rows = [[row["path"], str(row["n"]), str(row["chains"]), *_cells(row)] for row in record["rows"]]
@@ -223,7 +223,7 @@ def _cells(row: Mapping[str, Any]) -> list[str]:
 
 
 def _described(row: Mapping[str, Any]) -> str:
-    return f"{1e3 * row['seconds_per_chain_step']:.3g} ms a chain and step, peak {row['peak_bytes'] / 1e9:.2f} GB"
+    return f"{1e3 * row['seconds_per_chain_step']:.3g} ms per chain and step, peak {row['peak_bytes'] / 1e9:.2f} GB"
 
 
 def _sizes(name: str, text: str) -> list[int]:
@@ -232,5 +232,5 @@ def _sizes(name: str, text: str) -> list[int]:
     except ValueError:
         sizes = [0]
     if any(size < 1 for size in sizes):
-        raise ConfigError(f"{name}: {text!r} must be whole numbers separated by commas, such as 2500,25000")
+        raise ConfigError(f"{name}: {text!r} must be integers separated by commas, such as 2500,25000")
     return sizes

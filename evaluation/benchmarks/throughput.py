@@ -1,4 +1,4 @@
-"""Image-gradients a second of annealed importance sampling, beside bare loops over the same points."""
+"""Image-gradients per second of annealed importance sampling, beside bare loops over the same points."""
 
 import time
 from collections.abc import Callable
@@ -23,7 +23,7 @@ _LARGE = (1000, 16, 1000)
 def throughput(
     target: LatentPosterior, base: Gaussian, chains: int, temperatures: int, repeats: int, seed: int
 ) -> dict[str, Any]:
-    """Image-gradients a second of annealing and of bare loops, in turns.
+    """Image-gradients per second of annealing and of bare loops, in turns.
 
     The bare loop evaluates energies and gradients at fixed points, as often as annealing does. A second one is what is
     written by hand: the decoder's own log-probability, differentiated.

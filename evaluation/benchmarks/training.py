@@ -1,4 +1,4 @@
-"""``dgm-infer bench training``: images a second of training by Lightning, beside a loop in plain PyTorch.
+"""``dgm-infer bench training``: images per second of training by Lightning, beside a loop in plain PyTorch.
 
 Both train the same auto-encoder of 28 x 28 binary images, 50 latents and two hidden layers of 200, with Adam, on the
 same images in memory, of which every batch is drawn and made binary anew. Lightning's side is what ``dgm-infer train``
@@ -109,7 +109,7 @@ def bench(
 
 
 def compared(case: Case, rounds: int, steps: int, device: str, seed: int) -> dict[str, Any]:
-    """Images a second of either side, medians over the rounds, and Lightning's share of the plain loop's."""
+    """Images per second of either side, medians over the rounds, and Lightning's share of the plain loop's."""
     torch.manual_seed(seed)
     data = _Images(case.batch_size, case.batch_size * steps)
     model = BernoulliVAE(50, data.output_shape, (200, 200)).to(device)
@@ -215,7 +215,7 @@ def table(folder: Path) -> str:
         ("Lightning, images/s", lambda row: f"{row['lightning']['images_per_second']:.0f}"),
         ("share", lambda row: f"{row['share']:.3f}"),
         ("share by processor time", lambda row: f"{row['cpu_share']:.3f}"),
-        ("overhead a step, ms", lambda row: f"{row['lightning']['step_ms'] - row['plain']['step_ms']:.2f}"),
+        ("overhead per step, ms", lambda row: f"{row['lightning']['step_ms'] - row['plain']['step_ms']:.2f}"),
     )
     rows = []
     for case in CASES:

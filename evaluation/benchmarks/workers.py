@@ -65,7 +65,7 @@ def run_workers(
 
     Args:
         function: ``"module:name"``, called as ``name(task, report)``; ``report`` takes a line of progress.
-        tasks: one a process; like the results, anything that pickles.
+        tasks: one per process; like the results, anything that pickles.
         environment: variables set in the processes from their start (numbers of threads are read at import).
         patience: seconds from the common start after which a process that still runs is ended.
         report: called with every line of progress.

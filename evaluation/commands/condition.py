@@ -52,7 +52,7 @@ def condition_images(
     """Complete images of which a part is observed; write draws, tables and pictures to a run folder.
 
     A generator of continuous pixels is conditioned exactly; where it has no noise of its own, on no more pixels than it
-    has latents, or with ``noise`` on any number. Of one whose pixels are binary, the latents are sampled given the
+    has latents, or with ``noise`` on any number. Where pixels are binary, the latents are sampled given the
     observed pixels.
 
     Args:
@@ -71,7 +71,7 @@ def condition_images(
         chains: of every image.
         warmup: iterations that adapt the step sizes.
         draws: kept draws of every chain.
-        thin: iterations a kept draw.
+        thin: iterations per kept draw.
         seed: of all randomness; null draws one.
         target_acceptance: that step sizes adapt to.
         device: to compute on; null for the generator's.

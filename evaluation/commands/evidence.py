@@ -192,7 +192,7 @@ def _simulated_bounds(model: LatentVariableModel, n: int, base: str, method: AIS
 
 
 def _reference(rows: Sequence[Estimates]) -> Estimates:
-    """The most precise row that is no bound, else the last."""
+    """The most precise row that is not a bound, otherwise the last."""
     central = [row for row in rows if row.status in ("unbiased", "consistent")] or list(rows[-1:])
     return min(central, key=lambda row: float(row.std_error.double().nan_to_num(torch.inf).median()))
 

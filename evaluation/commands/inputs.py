@@ -80,7 +80,8 @@ def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...]) -> 
     path = Path(source)
     if not path.is_file():
         raise ConfigError(
-            f"images: {source} is no file and no class path: name a .npy file, a picture, or a class with held_out(n)"
+            f"images: {source} is neither a file nor a class path: name a .npy file, a picture, or a class with "
+            "held_out(n)"
         )
     if path.suffix == ".npy":
         images = torch.from_numpy(_load_array(path))

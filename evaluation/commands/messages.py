@@ -12,7 +12,7 @@ def one_line(message: str) -> str:
     lines = [line.strip() for line in message.splitlines()]
     noise = re.compile(r"(Does not validate against any|Subtypes:|Errors:$|Given value( type)?:|$)")
     kept = [line for line in lines if not noise.match(line)]
-    # of a union's complaints, those about a plain string or null say nothing once there is another
+    # among the complaints of a union, those about a plain string or null say nothing once there is another
     specific = [line for line in kept if not re.fullmatch(r"- Expected a <class '(str|NoneType)'>", line)]
     kept = specific if any(line.startswith("-") for line in specific) else kept
     text = " ".join(line.removeprefix("- ") for line in kept)

@@ -62,7 +62,7 @@ def run_configured(
     except DgmInferError:
         raise
     except ValueError as error:
-        # of a list or null, jsonargparse hides what the class itself said
+        # for a list or null, jsonargparse hides what the class itself said
         raise (error.__cause__ if isinstance(error.__cause__, DgmInferError) else ConfigError(str(error))) from error
     values.pop("config")
     function(**values, resolved=resolved)

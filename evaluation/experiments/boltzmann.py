@@ -4,7 +4,7 @@ The five published systems of 30 units with their enumerated truth; without the 
 published recipe, enumerated here. All methods start from one Gaussian, moment-matched to mean-field fits, and six
 independent runs of 64 chains go side by side in one batch, so that seconds compare. Two things differ from the
 original: step sizes are adapted on pilots, whose time counts, instead of fixed at 0.5; tempering, as annealing, has
-many chains a run, not one.
+many chains per run, not one.
 """
 
 import time
@@ -30,7 +30,7 @@ __all__ = ["run"]
 
 # Leapfrog steps of a transition, as published.
 _STEPS = 20
-# Of a length and a number of chains.
+# Functions of a length and a number of chains.
 _FAMILIES: dict[str, Callable[[int, int], Method]] = {
     "AIS": lambda k, _: dgm.AIS(temperatures=k, n_steps=_STEPS),
     "SMC": lambda k, chains: dgm.SMC(particles=chains, temperatures=k, schedule="equalised", n_steps=_STEPS),
@@ -38,7 +38,7 @@ _FAMILIES: dict[str, Callable[[int, int], Method]] = {
     "Gibbs CT": lambda k, _: dgm.GibbsTempering(draws=k, n_steps=_STEPS, thin=_thin(k)),
     "CT-HMC": lambda k, _: dgm.ContinuousTempering(draws=k, n_steps=_STEPS, thin=_thin(k)),
 }
-# Of the mean-field fits; from 200 on the base of a published system has next to no error in its moments.
+# Mean-field fits; from 200 on the base of a published system has next to no error in its moments.
 _STARTS = 100
 _QUANTITIES = ("log_z", "mean", "covariance")
 
@@ -58,7 +58,7 @@ _FAST = Sizes(systems=2, runs=4, chains=16, lengths=(50, 200))
 
 @dataclass(frozen=True)
 class Errors:
-    """Of independent runs, or of a deterministic approximation (one run)."""
+    """Errors of independent runs, or of a deterministic approximation (one run)."""
 
     log_z: Tensor
     """Signed, ``[runs]``."""
@@ -68,7 +68,7 @@ class Errors:
     """Root mean square over the entries, ``[runs]``."""
     seconds: float = 0.0
     gradient_evaluations: int = 0
-    """Of one run, all chains together."""
+    """Gradient evaluations of one run, all chains together."""
 
     @classmethod
     def of(cls, log_z: Tensor, mean: Tensor, covariance: Tensor, truth: Moments, **spent) -> "Errors":
@@ -191,7 +191,7 @@ def _pooled(errors: Sequence[Errors], bases: Sequence[Errors], name: str) -> dic
 
 
 def _curve(systems: list[list[Errors]], bases: list[Errors]) -> list[dict]:
-    """One entry a length: errors relative to the base, and the plain one of log Z, over all systems."""
+    """One entry per length: errors relative to the base, and the plain one of log Z, over all systems."""
     entries = []
     for errors in zip(*systems, strict=True):
         log_z = torch.cat([e.log_z for e in errors])

@@ -20,7 +20,7 @@ from .reference import required_data
 __all__ = ["run"]
 
 N_ROWS = 7
-# Completions drawn of every chain: all draws of a full run would take a gigabyte.
+# Completions drawn per chain: all draws of a full run would take a gigabyte.
 N_COMPLETIONS = 20
 
 

@@ -60,7 +60,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         return Estimates.of(label, evidence)
 
     def curve(label: str, base: Gaussian, offset: float, **moves) -> list[dict]:
-        """Of independent runs: their mean and its error, at seconds counted from the start of the fit."""
+        """The mean of independent runs and its error, at seconds counted from the start of the fit."""
         entries = []
         for k in lengths:
             print(f"{label}: {runs} runs of {chains} chains, {k} draws", flush=True)

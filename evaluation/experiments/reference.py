@@ -18,7 +18,7 @@ def reference_folder(data: str | None) -> Path | None:
         ConfigError: ``data`` is not a folder.
     """
     if data is not None and not Path(data).is_dir():
-        raise ConfigError(f"data: {data} is no folder; name the reference data's")
+        raise ConfigError(f"data: {data} is not a folder; name the reference data's")
     named = data or os.environ.get(REFERENCE_DATA)
     return Path(named) if named else None
 

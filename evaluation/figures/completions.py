@@ -18,7 +18,7 @@ _HIDDEN = (0.82, 0.87, 0.95)
 def completions(
     path: str | os.PathLike, originals: Tensor, mask: Tensor, outputs: Tensor, *, n_shown: int = 12
 ) -> None:
-    """One row an image: original, observed part, completions, posterior mean and standard deviation.
+    """One row per image: original, observed part, completions, posterior mean and standard deviation.
 
     Args:
         path: of the PNG.
@@ -26,7 +26,7 @@ def completions(
         mask: ``[*shape]`` or ``[images, *shape]``, True = observed.
         outputs: ``[chains, draws, images, *shape]``; the completions shown are the last draws of different chains,
             then earlier ones.
-        n_shown: completions a row.
+        n_shown: completions per row.
     """
     n_images = originals.shape[0]
     # last draw of every chain first: neighbours in the row are independent

@@ -27,8 +27,8 @@ def by_image(path: str | os.PathLike, rows: Sequence[Estimates], reference: Esti
 
     Args:
         path: of the PNG.
-        rows: one a method.
-        reference: what is subtracted, image by image; usually the row of smallest error that is no bound.
+        rows: one per method.
+        reference: what is subtracted, image by image; usually the row of smallest error that is not a bound.
     """
     n = len(reference.log_z)
     figure = Figure(figsize=(11, 0.33 * len(rows) + 3.1), layout="constrained")
@@ -77,7 +77,7 @@ def against_time(
     *,
     title: str,
 ) -> None:
-    """Means over images against seconds, one curve a method: beside bounds as lines, and alone (T fig. 5.4).
+    """Means over images against seconds, one curve per method: beside bounds as lines, and alone (T fig. 5.4).
 
     Args:
         path: of the PNG.
@@ -120,7 +120,7 @@ def relative_errors(
 
     Args:
         path: of the PNG.
-        curves: method -> one entry a length: ``seconds``, and ``value`` and ``error`` of each quantity.
+        curves: method -> one entry per length: ``seconds``, and ``value`` and ``error`` of each quantity.
         levels: quantity -> ``value`` of a plain chain on the target, a dotted line.
         title: of the picture.
     """
@@ -161,7 +161,7 @@ def over_training(
         path: of the PNG.
         trace: seconds of the fit, and the bound's noisy estimate at every step of it.
         bound: what the fit came to.
-        curves: label -> one entry a length: ``seconds``, ``mean`` and ``error``.
+        curves: label -> one entry per length: ``seconds``, ``mean`` and ``error``.
         reference: one problem's estimate by a long run.
         title: of the picture.
     """

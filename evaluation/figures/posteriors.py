@@ -67,7 +67,7 @@ def posteriors(
 def efficiency(
     path: str | os.PathLike, rates: Mapping[str, Mapping[str, float]], unmixed: Collection[str] = ()
 ) -> None:
-    """Bars of effective sample size a second, grouped by parameter, on a log scale (J fig. 7, J fig. 11).
+    """Bars of effective sample size per second, grouped by parameter, on a log scale (J fig. 7, J fig. 11).
 
     Args:
         path: of the PNG.

@@ -23,10 +23,10 @@ def series(
     *,
     paths_shown: int = 3,
 ) -> None:
-    """Observed series against simulated ones: one column a set of series, one row a component.
+    """Observed series against simulated ones: one column per set of series, one row per component.
 
     A panel has the pointwise median and central 50 % and 95 % of the simulations, a few of them, and the data.
-    Simulations may have exploded: values that are no numbers count as above all others.
+    Simulations may have exploded: values that are not numbers count as above all others.
 
     Args:
         path: of the PNG.

@@ -45,6 +45,6 @@ def traces(
         figure.colorbar(picture, ax=rank_axis, label="visits", ticks=[0, 1, 2])
     axes[-1, 0].set_xlabel("draw")
     axes[-1, 1].set_xlabel("rank among the draws of all chains, low to high")
-    axes[0, 0].set_title("trace, one colour a chain", fontsize=9)
+    axes[0, 0].set_title("trace, one colour per chain", fontsize=9)
     axes[0, 1].set_title("visits of each chain to each range of ranks: even when mixed", fontsize=9)
     figure.savefig(path, dpi=110, facecolor="white")

@@ -23,7 +23,7 @@ _LARGEST_ENUMERATION = 20
 
 
 class BinaryMoments(NamedTuple):
-    """Of ``P(s) = exp(s^T W s/2 + b^T s)/Z_B`` over ``s in {-1, 1}^{D_B}``."""
+    """Moments of ``P(s) = exp(s^T W s/2 + b^T s)/Z_B`` over ``s in {-1, 1}^{D_B}``."""
 
     log_norm: Tensor
     """``log Z_B``."""

@@ -23,7 +23,7 @@ class Estimates:
 
     Attributes:
         label: of the tables and pictures.
-        log_z: ``[n]``, one an image.
+        log_z: ``[n]``, one per image.
         std_error: ``[n]``.
         status: ``"unbiased"`` (of the evidence itself), ``"consistent"``, ``"lower"``, ``"upper"``, ``"heuristic"``.
         seconds: of wall clock for all images.

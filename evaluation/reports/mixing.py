@@ -16,10 +16,10 @@ R_HAT = 1.05
 
 
 def describe(draws: Draws, summary: pd.DataFrame, seconds: float) -> str:
-    """A table of one row an image, and a line that names the latents not yet mixed."""
+    """A table of one row per image, and a line that names the latents not yet mixed."""
     chains, n_draws = draws.shape[:2]
     stats = {name: value.double().flatten(2).cpu() for name, value in draws.stats.items()}
-    # of a target in place of a fibre there is no constraint, and what fails diverges
+    # a target, unlike a fibre, has no constraint, and what fails diverges
     exact = "constraint_error" in stats
     failed = stats["projection_failed"] + stats["reversal_failed"] if exact else stats["diverging"]
     labels = [str(label) for label in summary.index]
@@ -46,7 +46,7 @@ def describe(draws: Draws, summary: pd.DataFrame, seconds: float) -> str:
         )
         for i in range(failed.shape[-1])
     ]
-    heading = f"{chains} chains x {n_draws} draws an image in {seconds:.1f} s, seed {draws.seed}"
+    heading = f"{chains} chains x {n_draws} draws per image in {seconds:.1f} s, seed {draws.seed}"
     heading += " (interrupted)" if draws.interrupted else ""
     unmixed = [f"{label} ({value:.3f})" for label, value in zip(labels, r_hat, strict=True) if not value <= R_HAT]
     verdict = f"{len(labels) - len(unmixed)} of {len(labels)} (image, latent) pairs have R-hat at most {R_HAT}"

@@ -158,7 +158,7 @@ def test_illegal_fields_are_named(field, value, tmp_path):
 
 
 def test_folders_that_do_not_serve(tmp_path):
-    with pytest.raises(ConfigError, match="is no folder"):
+    with pytest.raises(ConfigError, match="is not a folder"):
         FolderData(tmp_path / "absent", (4, 4)).prepare_data()
     with pytest.raises(ConfigError, match="holds no pictures"):
         FolderData(tmp_path, (4, 4)).prepare_data()

@@ -113,9 +113,9 @@ def test_chains_that_died_or_hang_are_named_and_left_out():
         [WorkerResult(alive), WorkerResult(stunted), WorkerResult(error="MemoryError: none left")], 10, 3
     )
     assert summary["chains"] == 2
-    assert summary["errors"] == ["MemoryError: none left", "a process made only 20 draws a chain in the time"]
+    assert summary["errors"] == ["MemoryError: none left", "a process made only 20 draws per chain in the time"]
     hurried = comparison.summarise([WorkerResult(result(independent(512, 5)))], 10, 1)
-    assert hurried == {"errors": ["a process made only 5 draws a chain in the time"]}
+    assert hurried == {"errors": ["a process made only 5 draws per chain in the time"]}
     nothing = comparison.summarise([WorkerResult(error="died")], 10, 1)
     assert comparison.compare(summary, nothing)["ratio"] is None
 
@@ -253,7 +253,7 @@ def test_fibre_measures_both_sides(tmp_path, capsys, mici):
         side = entry[method]
         # on a busy machine either may still warm up or compile when its time is up
         if side["errors"]:
-            assert side["errors"][0].endswith("draws a chain in the time")
+            assert side["errors"][0].endswith("draws per chain in the time")
         else:
             assert side["chains"] == chains
             assert set(side["latents"]) == {"z1", "z2", "z3", "z4"}
