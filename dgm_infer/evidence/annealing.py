@@ -12,7 +12,7 @@ from ..progress import Progress
 from ..settings import Settings
 from .estimators import finite_or_zero, log_mean, weight_ess
 from .importance import largest_share
-from .method import Outcome, Status
+from .method import EstimateStatus, Outcome
 from .path import AnnealedPath, Move, Point
 from .plan import Plan, check_settings, frozen_plan
 
@@ -46,7 +46,7 @@ class Annealing(Settings):
     """Base of the annealing methods: a frozen plan, moves, and one weight per chain."""
 
     @property
-    def status(self) -> Status:
+    def status(self) -> EstimateStatus:
         return "unbiased"
 
     def plan(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Plan:

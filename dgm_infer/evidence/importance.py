@@ -10,7 +10,7 @@ from ..arguments import whole_number
 from ..progress import Progress
 from ..settings import Settings
 from .estimators import Estimate, finite_or_zero, log_mean, mean_of_chains, weight_ess
-from .method import Outcome, Status
+from .method import EstimateStatus, Outcome
 from .path import AnnealedPath
 
 __all__ = ["Elbo", "ImportanceSampling", "importance_log_z", "largest_share"]
@@ -33,7 +33,7 @@ class ImportanceSampling(Settings):
     samples: int = 100
 
     @property
-    def status(self) -> Status:
+    def status(self) -> EstimateStatus:
         return "lower"
 
     def __post_init__(self):
@@ -63,7 +63,7 @@ class Elbo(Settings):
     samples: int = 100
 
     @property
-    def status(self) -> Status:
+    def status(self) -> EstimateStatus:
         return "lower"
 
     def __post_init__(self):

@@ -10,9 +10,9 @@ from ..progress import Progress
 from .estimators import Estimate
 from .path import AnnealedPath
 
-__all__ = ["Method", "Outcome", "Status", "check_method"]
+__all__ = ["EstimateStatus", "Method", "Outcome", "check_method"]
 
-Status = Literal["unbiased", "consistent", "lower", "upper", "heuristic"]
+EstimateStatus = Literal["unbiased", "consistent", "lower", "upper", "heuristic"]
 
 
 class Outcome(NamedTuple):
@@ -33,7 +33,7 @@ class Method(Protocol):
     """An immutable configuration of an estimator of log Z."""
 
     @property
-    def status(self) -> Status:
+    def status(self) -> EstimateStatus:
         """Status of its estimates: see :class:`Evidence`."""
         ...
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from ..arguments import file_path, fraction, function
 from ..errors import ArgumentError, CheckpointError, cause
 from ..files import complete_file
-from .method import Status
+from .method import EstimateStatus
 
 if TYPE_CHECKING:
     import pandas
@@ -66,7 +66,7 @@ class Evidence:
         std_error: Tensor,
         bias: Tensor,
         dof: int,
-        status: Status,
+        status: EstimateStatus,
         method: str,
         diagnostics: dict[str, Any],
         draws: Tensor | None,

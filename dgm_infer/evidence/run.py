@@ -16,7 +16,7 @@ from ..progress import Progress
 from ..target import as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
 from .estimators import Estimate, bennett, log_mean
-from .method import Method, Outcome, Status, check_method
+from .method import EstimateStatus, Method, Outcome, check_method
 from .path import AnnealedPath
 from .result import Evidence
 from .tempering.gibbs import GibbsTempering
@@ -172,7 +172,7 @@ def bidirectional(
     names = [(f"{type(method).__name__} {kind}", kind) for kind in ("lower", "upper")] + [("Bennett", "consistent")]
     results = []
     for outcome, (name, status) in zip(outcomes, names, strict=True):
-        honest: Status = status if exact or status == "lower" else "heuristic"  # type: ignore[assignment]
+        honest: EstimateStatus = status if exact or status == "lower" else "heuristic"  # type: ignore[assignment]
         result = run.evidence(outcome, name, honest)
         result.diagnostics["shared_exact_draw"] = shared
         results.append(result)
@@ -274,7 +274,7 @@ class _Run:
             )
         return AnnealedPath(part, self.base.take(indices))
 
-    def evidence(self, outcome: Outcome, name: str, status: Status) -> Evidence:
+    def evidence(self, outcome: Outcome, name: str, status: EstimateStatus) -> Evidence:
         """The result, from an outcome over all problems."""
         log_z, std_error, bias = outcome.estimate
         lost = ~log_z.isfinite()

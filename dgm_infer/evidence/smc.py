@@ -14,7 +14,7 @@ from ..progress import Progress
 from ..settings import Settings
 from .estimators import log_mean, weight_ess
 from .importance import largest_share
-from .method import Outcome, Status
+from .method import EstimateStatus, Outcome
 from .path import AnnealedPath, Point
 from .pilot import StepSizes
 from .plan import check_settings, temperatures_of, tuned_steps
@@ -79,7 +79,7 @@ class SMC(Settings):
                 )
 
     @property
-    def status(self) -> Status:
+    def status(self) -> EstimateStatus:
         return "consistent" if self._adapts else "unbiased"
 
     @property

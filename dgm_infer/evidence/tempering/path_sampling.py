@@ -10,7 +10,7 @@ from ...errors import ArgumentError, EvidenceError
 from ...progress import Progress
 from ...settings import Settings
 from ..estimators import Estimate, log_ratios, log_weights_at_ends
-from ..method import Outcome, Status
+from ..method import EstimateStatus, Outcome
 from ..path import AnnealedPath
 from .continuous import ContinuousTempering
 from .gibbs import GibbsTempering
@@ -47,7 +47,7 @@ class PathSampling(Settings):
             )
 
     @property
-    def status(self) -> Status:
+    def status(self) -> EstimateStatus:
         return "consistent"
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:

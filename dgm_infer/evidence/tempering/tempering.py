@@ -11,7 +11,7 @@ from ...errors import ArgumentError, EvidenceError
 from ...progress import Progress
 from ...settings import Settings
 from ..importance import importance_log_z
-from ..method import Outcome, Status
+from ..method import EstimateStatus, Outcome
 from ..path import AnnealedPath, Point
 from ..pilot import Pilot, anneal_pilot
 from .record import Record, TemperedState
@@ -42,7 +42,7 @@ class Tempering(Settings):
     pilot_temperatures: int = 100
 
     @property
-    def status(self) -> Status:
+    def status(self) -> EstimateStatus:
         return "consistent"
 
     def __post_init__(self):
