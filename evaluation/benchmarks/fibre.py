@@ -132,6 +132,7 @@ def ours(task: Task, report: Report) -> dict[str, Any]:
     # a draw beyond warm-up, so that positions to go on from are kept; it is not counted
     draws = dgm.sample(fibre, kernel, chains=task.chains, warmup=task.warmup, draws=1, seed=task.seed, progress=False)
     warm = clock.elapsed
+    assert isinstance(draws.kernel, dgm.ConstrainedHMC)
     step_size = float(torch.as_tensor(draws.kernel.step_size).mean())
     report(f"{task.warmup} warm-up iterations of {task.chains} chains in {warm:.1f} s, step size {step_size:.3g}")
     largest = max(1, _CHUNK_BYTES // (8 * task.chains * fibre.dim))
