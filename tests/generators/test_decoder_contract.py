@@ -233,7 +233,7 @@ def test_what_a_model_of_discrete_outputs_cannot_do_is_said_in_one_line():
         (ObservationError, "observe=transform.*only pixels", {"observe": lambda x: x.sum(-1)}),
         (ObservationError, r"mask has shape \(4, 3\)", {"observe": dgm.pixels(MASK.T)}),
         (ArgumentError, "dtype=torch.float16", {"dtype": torch.float16}),
-        (ArgumentError, "device=gpu7", {"device": "gpu7"}),
+        (ArgumentError, "gpu7", {"device": "gpu7"}),
     ):
         with pytest.raises(error, match=words) as caught:
             dgm.condition(model, x, **options)
