@@ -120,19 +120,6 @@ class Transform(Observation):
 
         return Bound(Function(operator), _finite(y).reshape(*batch, -1))
 
-
-class Flat(Observation):
-    """An :class:`Operator` on flat outputs, which says itself what it leaves of a structure: ``y [*batch, Dy]``."""
-
-    def __init__(self, operator: Operator):
-        self.operator = operator
-
-    def bind(self, y, model):
-        with torch.no_grad():
-            n_values = self.operator(y.new_zeros(torch.Size(model.output_shape).numel())).shape[-1]
-        _batch_shape(y, (n_values,))
-        return Bound(self.operator, _finite(y))
-
     def _checked(self, y: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of what is observed of one output.
 
@@ -156,6 +143,19 @@ class Flat(Observation):
         if not two.requires_grad:
             raise ObservationError("observe has no derivative: compute with torch's functions, without detach()")
         return tuple(one.shape)
+
+
+class Flat(Observation):
+    """An :class:`Operator` on flat outputs, which says itself what it leaves of a structure: ``y [*batch, Dy]``."""
+
+    def __init__(self, operator: Operator):
+        self.operator = operator
+
+    def bind(self, y, model):
+        with torch.no_grad():
+            n_values = self.operator(y.new_zeros(torch.Size(model.output_shape).numel())).shape[-1]
+        _batch_shape(y, (n_values,))
+        return Bound(self.operator, _finite(y))
 
 
 class Downsample(Observation):

@@ -139,7 +139,7 @@ WRONG = {
     "a vector for a matrix": (lambda: dgm.linear(torch.ones(5)), ["(5,)"]),
     "a row of zeros": (lambda: dgm.linear([[1.0, 0.0], [0.0, 0.0]]), ["zeros"]),
     "values that do not fit the matrix": (lambda: condition(dgm.linear(MATRIX), torch.zeros(4)), ["(4,)", "(3,)"]),
-    "no blur": (lambda: dgm.blur(0.0), ["blur(0)"]),
+    "no blur": (lambda: dgm.blur(0.0), ["blur(kernel=0)"]),
     "a kernel without a centre": (lambda: dgm.blur(torch.ones(2, 3)), ["(2, 3)", "odd"]),
     "a kernel larger than the image": (
         lambda: condition(dgm.blur(2.0), torch.zeros(2, 6, 4)),
