@@ -11,7 +11,11 @@ from pathlib import Path
 from .arguments import file_path
 from .errors import ArgumentError, ConfigError, cause
 
-__all__ = ["complete_file", "complete_run", "make_folder", "remove_folders", "unused_folder"]
+__all__ = ["REFERENCE_DATA", "complete_file", "complete_run", "make_folder", "remove_folders", "unused_folder"]
+
+
+REFERENCE_DATA = "DGM_INFER_REFERENCE_DATA"
+"""Environment variable that names the folder of reference data."""
 
 
 def unused_folder(name: str, root: str | os.PathLike = "runs") -> Path:

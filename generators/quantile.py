@@ -1,7 +1,5 @@
 """Quantile distributions: independent data given by their quantile function, without a closed-form density (J 10.1)."""
 
-import math
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -9,11 +7,9 @@ from torch.nn import functional as F
 
 from dgm_infer import DirectedModel, Logistic, Product, StandardNormal
 from dgm_infer.errors import ArgumentError
+from dgm_infer.models.densities import STANDARD_LOGISTIC
 
 __all__ = ["GAndK", "GeneralisedLambda"]
-
-# a unit-variance logistic times this is a standard logistic (T appendix D)
-_STANDARD_LOGISTIC = math.pi / math.sqrt(3)
 
 
 class GeneralisedLambda(DirectedModel):
@@ -46,17 +42,17 @@ class GeneralisedLambda(DirectedModel):
         z = torch.tensor([5.0, 1.0, 0.4, -0.1], dtype=torch.float64)
         p = torch.from_numpy(np.random.RandomState(1234).uniform(size=250))
         latents = {f"z{i + 1}": value for i, value in enumerate(z)}
-        return cls(250).simulate(latents, torch.logit(p) / _STANDARD_LOGISTIC), z
+        return cls(250).simulate(latents, torch.logit(p) / STANDARD_LOGISTIC), z
 
     def global_latents(self, u1):
         v1, v3, v4, v2 = u1.unbind(-1)
-        # softplus's default threshold would cut z2 off at eight digits
-        z2 = F.softplus(_STANDARD_LOGISTIC * v2, threshold=40)
+        # softplus's own default threshold would cut z2 off at eight digits
+        z2 = F.softplus(STANDARD_LOGISTIC * v2, threshold=40)
         return {"z1": v1, "z2": z2, "z3": v3, "z4": v4}
 
     def simulate(self, z, u2):
         z1, z2, z3, z4 = (z[name].unsqueeze(-1) for name in ("z1", "z2", "z3", "z4"))
-        a = _STANDARD_LOGISTIC * u2
+        a = STANDARD_LOGISTIC * u2
         # log p = a - softplus(a), log(1 - p) = -softplus(a): the four transcendental functions of a unit are the two
         # of softplus and one expm1 each for p^z3 and (1 - p)^z4
         minus_log_q = F.softplus(a, threshold=40)
@@ -86,7 +82,7 @@ class GAndK(DirectedModel):
         self.local_density = StandardNormal(n)
 
     def global_latents(self, u1):
-        z = 10 * torch.sigmoid(_STANDARD_LOGISTIC * u1)
+        z = 10 * torch.sigmoid(STANDARD_LOGISTIC * u1)
         return {f"z{i + 1}": value for i, value in enumerate(z.unbind(-1))}
 
     def simulate(self, z, u2):

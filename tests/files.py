@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-REFERENCE_DATA = "DGM_INFER_REFERENCE_DATA"
+from dgm_infer.files import REFERENCE_DATA
 
 
 def reference_folder(part: str) -> Path:

@@ -7,12 +7,11 @@ from typing import ClassVar
 import torch
 from torchvision import datasets
 
+from dgm_infer.files import REFERENCE_DATA
+
 from .torchvision_data import N_VALIDATION, TorchvisionData
 
 __all__ = ["N_VALIDATION", "FashionMNISTData", "MNISTData"]
-
-# Folder of the reference data, of which mnist_10k is a part.
-REFERENCE_DATA = "DGM_INFER_REFERENCE_DATA"
 
 
 class MNISTData(TorchvisionData):

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ..arguments import allocatable, finite, instance, numbers, sizes
+from ..arguments import allocatable, finite, instance, numbers, sizes, whole_number
 from ..errors import ArgumentError
 from .scales import Kind, Scale, given_scale
 
@@ -115,10 +115,13 @@ class GaussianDensity:
         Raises:
             ArgumentError: the shape is neither an integer >= 0 nor a sequence of such.
         """
-        given = shape if isinstance(shape, tuple | list) else (shape,)
-        lead = sizes("Gaussian.sample", "shape", given, least=0, empty=True)
+        call = "Gaussian.sample"
+        if isinstance(shape, tuple | list):
+            lead = sizes(call, "shape", shape, least=0, empty=True)
+        else:
+            lead = (whole_number(call, "shape", shape, 0),)
         mean = self.mean
-        allocatable("Gaussian.sample", "shape", shape, math.prod(lead) * mean.numel(), "fewer draws", like=mean)
+        allocatable(call, "shape", shape, math.prod(lead) * mean.numel(), "fewer draws", like=mean)
         return self.unwhiten(torch.randn(*lead, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device))
 
     def __repr__(self):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Independent
 
+from ..arguments import random_seed, whole_number
 from ..errors import ModelError, cause
 from .densities import InputDensity
 from .model import GenerativeModel, reference_tensor
@@ -157,7 +158,12 @@ class LatentVariableModel:
         return self.encoder(x)
 
     def generate(self, n: int, seed: int) -> GeneratedImages:
-        """``n`` outputs from the model itself, in its dtype and on its device."""
+        """``n`` outputs from the model itself, in its dtype and on its device.
+
+        Raises:
+            ArgumentError: ``n`` is not an integer >= 1, or the seed not one >= 0.
+        """
+        n, seed = whole_number("generate", "n", n), random_seed("generate", seed)
         like = reference_tensor(self.module)
         rng = torch.Generator(like.device).manual_seed(seed)
         z = self.prior.sample((n,), generator=rng, dtype=like.dtype, device=like.device)

@@ -18,9 +18,10 @@ import dgm_infer as dgm
 from dgm_infer import Gaussian
 from dgm_infer.errors import ConfigError
 from dgm_infer.extras import extra
+from dgm_infer.files import REFERENCE_DATA
 from generators import IWAE, LatentPosterior
 
-from ..experiments.reference import REFERENCE_DATA, reference_folder
+from ..experiments.reference import reference_folder
 from ..reports.estimates import Estimates
 from ..reports.records import write_record
 from ..reports.tables import markdown

@@ -18,6 +18,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
+from dgm_infer.models.densities import STANDARD_LOGISTIC
+
 from .problems import Problem
 from .tasks import MiciTask
 from .workers import Clock, Report
@@ -31,8 +33,6 @@ mici: Any = importlib.import_module("mici")
 
 # Mici computes in double precision; nothing else here uses JAX.
 jax.config.update("jax_enable_x64", True)
-
-_STANDARD_LOGISTIC = math.pi / math.sqrt(3)
 
 Function = Callable[[Any], Any]
 
@@ -63,7 +63,7 @@ def negative_log_density(problem: Problem) -> Function:
         return lambda u: 0.5 * jnp.square(u).sum()
 
     def energy(u):
-        a = 0.5 * _STANDARD_LOGISTIC * jnp.abs(u[3:])
+        a = 0.5 * STANDARD_LOGISTIC * jnp.abs(u[3:])
         return 0.5 * jnp.square(u[:3]).sum() + 2 * (a + jnp.log1p(jnp.exp(-2 * a))).sum()
 
     return energy
@@ -71,8 +71,8 @@ def negative_log_density(problem: Problem) -> Function:
 
 def _generalised_lambda(u):
     z1, z3, z4 = u[:3]
-    z2 = jax.nn.softplus(_STANDARD_LOGISTIC * u[3])
-    log_p, log_q = (jax.nn.log_sigmoid(sign * _STANDARD_LOGISTIC * u[4:]) for sign in (1, -1))
+    z2 = jax.nn.softplus(STANDARD_LOGISTIC * u[3])
+    log_p, log_q = (jax.nn.log_sigmoid(sign * STANDARD_LOGISTIC * u[4:]) for sign in (1, -1))
     return z1 + (jnp.expm1(z3 * log_p) / z3 - jnp.expm1(z4 * log_q) / z4) / z2
 
 

@@ -1,6 +1,5 @@
 """The published problems on which samplers of the fibre are compared."""
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,12 +9,9 @@ import dgm_infer as dgm
 import generators
 from dgm_infer import DirectedModel, Fibre
 from dgm_infer.errors import ConfigError
+from dgm_infer.models.densities import STANDARD_LOGISTIC
 
 __all__ = ["PROBLEMS", "Problem"]
-
-
-# A unit-variance logistic times this is a standard logistic.
-_STANDARD_LOGISTIC = math.pi / math.sqrt(3)
 
 
 @dataclass(frozen=True)
@@ -62,8 +58,8 @@ class Problem:
             u1, u2 = z.log() + 2, torch.from_numpy(random.normal(size=100))
         else:
             p = torch.from_numpy(random.uniform(size=250))
-            u1 = torch.stack([z[0], z[2], z[3], z[1].expm1().log() / _STANDARD_LOGISTIC])
-            u2 = torch.logit(p) / _STANDARD_LOGISTIC
+            u1 = torch.stack([z[0], z[2], z[3], z[1].expm1().log() / STANDARD_LOGISTIC])
+            u2 = torch.logit(p) / STANDARD_LOGISTIC
         return torch.cat([u1, u2[: self.n_outputs]])
 
     def fibre(self, device: str = "cpu") -> Fibre:

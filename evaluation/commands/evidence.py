@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import dgm_infer as dgm
 from dgm_infer import AIS, Evidence, Gaussian, LatentVariableModel
+from dgm_infer.arguments import random_seed
 from dgm_infer.errors import ConfigError, ModelError
 from dgm_infer.evidence import Bounds, Method
 from dgm_infer.files import complete_run
@@ -96,7 +97,7 @@ def estimate_evidence(
         raise ConfigError(f"n_simulated = {n_simulated}: must be 0 or more")
     if chains < 2:
         raise ConfigError(f"chains = {chains}: errors come from the spread over chains, give 2 or more")
-    seed = int(torch.randint(2**31, ()).item()) if seed is None else seed
+    seed = random_seed("evidence", seed)
     target, q = _problem(model, x, base, seed)
     options = {"chains": chains, "seed": seed, "chunk": chunk}
     with complete_run(name, output) as folder:

@@ -10,12 +10,13 @@ from pathlib import Path
 import torch
 
 from dgm_infer import __version__
-from dgm_infer.errors import ArgumentError, ConfigError
+from dgm_infer.arguments import random_seed
+from dgm_infer.errors import ConfigError
 from dgm_infer.extras import extra
-from dgm_infer.files import complete_run
+from dgm_infer.files import REFERENCE_DATA, complete_run
 
 from .. import experiments
-from ..experiments.reference import REFERENCE_DATA, reference_folder
+from ..experiments.reference import reference_folder
 from ..reports.records import announce, write_record
 from .messages import suggest
 from .options import make_parser, parse
@@ -74,8 +75,7 @@ def reproduce(
     """
     if name not in experiments.EXPERIMENTS:
         raise ConfigError(f"no experiment {name!r} (there are {', '.join(experiments.EXPERIMENTS)})")
-    if seed < 0:
-        raise ArgumentError(f"seed={seed}: must be 0 or more")
+    seed = random_seed("reproduce", seed)
     reference = reference_folder(data)
     with extra("experiments"):
         experiment = importlib.import_module(f"{experiments.__name__}.{name}")

@@ -15,7 +15,8 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins.io import CheckpointIO
 
-from dgm_infer.errors import ConfigError, DgmInferError, cause
+from dgm_infer.arguments import whole_number
+from dgm_infer.errors import ConfigError, DgmInferError, cause, reported_as
 from dgm_infer.extras import extra
 from dgm_infer.files import make_folder, remove_folders, unused_folder
 from generators.weights import read_checkpoint
@@ -87,18 +88,18 @@ class TrainCLI(LightningCLI):
         super().parse_arguments(parser, args)
         settings = self.config["fit"]
         seed = settings["seed_everything"]
-        if not 0 <= int(seed) < 2**32:
-            raise ConfigError(f"seed_everything={seed}: must be from 0 to {2**32 - 1}")
         threads = settings["threads"]
-        if threads is not None and threads < 1:
-            raise ConfigError(f"threads={threads}: must be 1 or more, or null")
+        with reported_as(ConfigError):
+            # the most that NumPy's generators take
+            whole_number("train", "seed_everything", int(seed), 0, 2**32 - 1)
+            if threads is not None:
+                whole_number("train", "threads", threads)
+            if settings["trainer"]["check_val_every_n_epoch"] is not None:
+                whole_number("train", "trainer.check_val_every_n_epoch", settings["trainer"]["check_val_every_n_epoch"])
         precision = str(settings["trainer"]["precision"])
         if precision.endswith("16-true"):
             mixed = precision.replace("-true", "-mixed")
             raise ConfigError(f"trainer.precision={precision}: bounds of 16 bits mean little; choose {mixed}")
-        every = settings["trainer"]["check_val_every_n_epoch"]
-        if every is not None and every < 1:
-            raise ConfigError(f"trainer.check_val_every_n_epoch={every}: must be 1 or more, or null")
         files = settings.get("config") or []
         self.name = Path(str(files[-1])).stem if files else "train"
         checkpoint, self.resumed_step = settings["ckpt_path"], None

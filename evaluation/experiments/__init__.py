@@ -8,7 +8,7 @@ It writes its pictures into ``folder`` and returns its results, ready for JSON; 
 if there is one, is printed and kept as ``log.txt``.
 """
 
-from .reference import REFERENCE_DATA
+from dgm_infer.files import REFERENCE_DATA
 
 __all__ = ["EXPERIMENTS", "REFERENCE_DATA"]
 

@@ -4,11 +4,9 @@ import os
 from pathlib import Path
 
 from dgm_infer.errors import ConfigError
+from dgm_infer.files import REFERENCE_DATA
 
-__all__ = ["REFERENCE_DATA", "reference_folder", "required_data"]
-
-REFERENCE_DATA = "DGM_INFER_REFERENCE_DATA"
-"""Environment variable that names the reference folder where ``data`` does not."""
+__all__ = ["reference_folder", "required_data"]
 
 
 def reference_folder(data: str | None) -> Path | None:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dgm_infer import Gaussian, Target
-from dgm_infer.arguments import whole_number
+from dgm_infer.arguments import random_seed, whole_number
 from dgm_infer.errors import ArgumentError, CheckpointError, EvidenceError, cause
 from dgm_infer.extras import extra
 from generators.arrays import read_arrays
@@ -165,7 +165,7 @@ class BoltzmannRelaxation(Target):
             with the bound on log Z of the mixture as ``log_zeta``.
         """
         starts = whole_number("mean_field", "starts", starts)
-        rng = torch.Generator().manual_seed(seed)
+        rng = torch.Generator().manual_seed(random_seed("mean_field", seed))
         m = 2 * torch.rand(starts, self.units, generator=rng, dtype=torch.float64) - 1
         for _ in range(sweeps):
             before = m.clone()

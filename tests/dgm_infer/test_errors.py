@@ -192,7 +192,7 @@ CASES = {
     "negative tolerance": (lambda: images(tolerance=-0.5), ArgumentError, ["-0.5"]),
     "tolerance that is NaN": (lambda: images(tolerance=math.nan), ArgumentError, ["nan"]),
     "an empty batch": (lambda: dgm.condition(Circle(), torch.zeros(0, 1)), ObservationError, ["(0, 1)"]),
-    "words as data": (lambda: dgm.condition(Circle(), "abc"), ObservationError, ["str"]),
+    "words as data": (lambda: dgm.condition(Circle(), "abc"), ObservationError, ["observed='abc'"]),
     "device that there is none of": (lambda: images(device="gpu0"), ArgumentError, ["gpu0"]),
     "half precision": (lambda: images(dtype=torch.float16), ArgumentError, ["float16", "float64"]),
     # ------------------------------------------------------------------------------------------------------- models

@@ -7,8 +7,9 @@ import torch
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
+from dgm_infer.files import REFERENCE_DATA
 from generators.iwae import FILES
-from tests.files import REFERENCE_DATA, reference_folder, write_iwae
+from tests.files import reference_folder, write_iwae
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,12 @@ import torch
 
 import generators
 from dgm_infer.errors import ArgumentError, ConfigError
+from dgm_infer.files import REFERENCE_DATA
 from evaluation.commands.inputs import HeldOutImages
 from generators.checkpoints import PRETRAINED
 from tests.files import reference_folder, write_mnist
 from trainers import MNISTData
-from trainers.mnist import N_VALIDATION, REFERENCE_DATA
+from trainers.mnist import N_VALIDATION
 
 
 @pytest.fixture

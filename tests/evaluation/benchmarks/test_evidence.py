@@ -10,9 +10,9 @@ import torch
 
 import dgm_infer as dgm
 import generators
+from dgm_infer.files import REFERENCE_DATA
 from evaluation.benchmarks import evidence
 from evaluation.commands.cli import main
-from evaluation.experiments import REFERENCE_DATA
 from evaluation.reports.estimates import Estimates
 from tests.files import write_iwae
 

@@ -12,9 +12,9 @@ from PIL import Image
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, ConfigError
+from dgm_infer.files import REFERENCE_DATA
 from evaluation import experiments
 from evaluation.commands.reproduce import reproduce
-from evaluation.experiments import REFERENCE_DATA
 from evaluation.experiments.samplers import Sampler, report, run_samplers, typical_inputs
 from evaluation.figures.posteriors import _shared_range
 from evaluation.figures.series import series
