@@ -11,7 +11,15 @@ from pathlib import Path
 from .arguments import file_path
 from .errors import ArgumentError, ConfigError, cause
 
-__all__ = ["REFERENCE_DATA", "complete_file", "complete_run", "make_folder", "remove_folders", "unused_folder"]
+__all__ = [
+    "REFERENCE_DATA",
+    "complete_file",
+    "complete_run",
+    "make_folder",
+    "remove_folders",
+    "unused_folder",
+    "writable_folder",
+]
 
 
 REFERENCE_DATA = "DGM_INFER_REFERENCE_DATA"
@@ -33,6 +41,21 @@ def make_folder(folder: Path) -> list[Path]:
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return made
+
+
+def writable_folder(folder: Path) -> Path:
+    """The folder, made with its parents if need be.
+
+    Raises:
+        ArgumentError: it cannot be made, or cannot be written to.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ArgumentError(f"no folder can be made at {folder}: {error.strerror}") from error
+    if not os.access(folder, os.W_OK):
+        raise ArgumentError(f"the folder {folder} cannot be written to")
+    return folder
 
 
 def remove_folders(made: list[Path]) -> None:

@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from typing import Literal
 
-import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Independent
 
 from dgm_infer import GenerativeModel, StandardNormal
-from dgm_infer.errors import ArgumentError, ModelError
+from dgm_infer.arguments import whole_number
+from dgm_infer.errors import ModelError
 from dgm_infer.models.decoder import GeneratedImages, LatentVariableModel
 
-from .networks import mirrored, single, to_image, with_channels
+from .networks import checked_sizes, mirrored, single, to_image, with_channels
 from .registry import register
 from .vae import GaussianEncoder
 
@@ -71,13 +71,12 @@ class BernoulliVAE(GenerativeModel):
         channels: Sequence[int] | None = None,
     ):
         super().__init__()
+        name = type(self).__name__
+        whole_number(name, "latent_dim", latent_dim)
+        output_shape, hidden, channels = checked_sizes(name, output_shape, hidden, channels)
         config = {"latent_dim": latent_dim, "output_shape": list(output_shape), "hidden": list(hidden)}
         self.config = with_channels(config, channels)
-        self.output_shape = tuple(output_shape)
-        if latent_dim < 1 or torch.Size(self.output_shape).numel() < 1:
-            raise ArgumentError(
-                f"{type(self).__name__}(latent_dim={latent_dim}, output_shape={self.output_shape}): 1 or more"
-            )
+        self.output_shape = output_shape
         self.prior = self.input_density = StandardNormal(latent_dim)
         self.encoder = GaussianEncoder(self.output_shape, latent_dim, list(reversed(hidden)), mirrored(channels))
         self.decoder = BernoulliDecoder(latent_dim, self.output_shape, hidden, channels)

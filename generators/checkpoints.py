@@ -13,7 +13,9 @@ import torch
 from torch import nn
 
 from dgm_infer import GenerativeModel
-from dgm_infer.errors import CheckpointError, cause
+from dgm_infer.arguments import file_path
+from dgm_infer.errors import ArgumentError, CheckpointError, cause
+from dgm_infer.files import complete_file, writable_folder
 
 from .iwae import IWAE
 from .pose import HumanPose
@@ -57,20 +59,27 @@ def save(model: nn.Module, path: str | os.PathLike, notes: dict[str, Any] | None
         model: an instance of a class that can be rebuilt.
         path: with or without the ending.
         notes: JSON values kept in the description, such as how it was trained.
+
+    Raises:
+        ArgumentError: the files cannot be written, or the notes are not JSON values.
+        CheckpointError: the model's class cannot be rebuilt.
     """
     from safetensors.torch import save as serialise
 
-    path = Path(path)
+    path = file_path("generators.save", "path", path)
     stem = path.with_suffix("") if path.suffix in (".safetensors", ".json") else path
     weights, description = (stem.with_name(stem.name + ending) for ending in (".safetensors", ".json"))
-    text = json.dumps(describe(model) | {"notes": notes or {}}, indent=2) + "\n"
-    weights.parent.mkdir(parents=True, exist_ok=True)
-    parts = [target.with_name(target.name + ".part") for target in (weights, description)]
-    parts[0].write_bytes(serialise({name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()}))
-    parts[1].write_text(text)
-    # nothing is replaced before both are complete
-    for part, target in zip(parts, (weights, description), strict=True):
-        os.replace(part, target)
+    description_of = describe(model)
+    try:
+        text = json.dumps(description_of | {"notes": notes or {}}, indent=2) + "\n"
+    except TypeError as error:
+        raise ArgumentError(f"generators.save(notes=...): must be JSON values: {cause(error)}") from error
+    state = serialise({name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()})
+    writable_folder(weights.parent)
+    # neither is replaced before both are complete
+    with complete_file(weights) as part, complete_file(description) as other:
+        part.write_bytes(state)
+        other.write_text(text)
     return weights
 
 
@@ -92,6 +101,8 @@ def load(name: str | os.PathLike, *, trust: bool = False) -> GenerativeModel:
     if not isinstance(name, str | os.PathLike):
         raise CheckpointError(f"load({name!r}): expected the name of a shipped generator, or a path")
     path = Path(name)
+    if not path.name:
+        raise CheckpointError(f"load({str(name)!r}): expected the name of a shipped generator, or a path")
     if path.suffix == ".npz" and path.is_file():
         path = path.parent
     for file, published in PUBLISHED.items():

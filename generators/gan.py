@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from dgm_infer import GenerativeModel, StandardNormal
-from dgm_infer.errors import ArgumentError
+from dgm_infer.arguments import choice, interval, whole_number
 
-from .networks import Normalisation, single, to_image, to_vector
+from .networks import Normalisation, checked_sizes, single, to_image, to_vector
 from .registry import register
 
 __all__ = ["GAN", "Critic"]
@@ -51,13 +51,11 @@ class GAN(GenerativeModel):
         output_range: tuple[float, float] | None = (0.0, 1.0),
     ):
         super().__init__()
-        _check_sizes(type(self).__name__, output_shape, latent_dim=latent_dim)
-        if output_range is not None and not (len(output_range) == 2 and output_range[0] < output_range[1]):
-            raise ArgumentError(
-                f"GAN(output_range={output_range}): must be (low, high) with low less than high, or None"
-            )
-        if normalisation not in ("none", "batch", "group"):
-            raise ArgumentError(f"GAN(normalisation={normalisation!r}): must be none, batch or group")
+        name = type(self).__name__
+        whole_number(name, "latent_dim", latent_dim)
+        output_shape, hidden, channels = checked_sizes(name, output_shape, hidden, channels)
+        choice(name, "normalisation", normalisation, ("none", "batch", "group"))
+        self.output_range = None if output_range is None else interval(name, "output_range", output_range)
         self.config: dict[str, Any] = {
             "latent_dim": latent_dim,
             "output_shape": list(output_shape),
@@ -66,9 +64,8 @@ class GAN(GenerativeModel):
             "normalisation": normalisation,
             "output_range": None if output_range is None else list(output_range),
         }
-        self.output_shape = tuple(output_shape)
+        self.output_shape = output_shape
         self.input_density = StandardNormal(latent_dim)
-        self.output_range = None if output_range is None else (float(output_range[0]), float(output_range[1]))
         self.network = to_image(latent_dim, self.output_shape, hidden, channels, normalisation)
 
     def observed(self, u):
@@ -103,23 +100,16 @@ class Critic(nn.Module):
         normalisation: Normalisation = "none",
     ):
         super().__init__()
-        _check_sizes(type(self).__name__, output_shape)
+        output_shape, hidden, channels = checked_sizes(type(self).__name__, output_shape, hidden, channels)
         self.config = {
             "output_shape": list(output_shape),
             "hidden": list(hidden),
             "channels": None if channels is None else list(channels),
             "normalisation": normalisation,
         }
-        self.output_shape = tuple(output_shape)
+        self.output_shape = output_shape
         self.normalisation = normalisation
         self.network = to_vector(self.output_shape, 1, hidden, channels, normalisation)
 
     def forward(self, images: Tensor) -> Tensor:
         return single(self.network(images.flatten(-len(self.output_shape))).squeeze(-1))
-
-
-def _check_sizes(name: str, output_shape: Sequence[int], **sizes: int) -> None:
-    for field, value in (*sizes.items(), ("output_shape", torch.Size(output_shape).numel())):
-        if value < 1:
-            shown = tuple(output_shape) if field == "output_shape" else value
-            raise ArgumentError(f"{name}({field}={shown}): must be integers >= 1")

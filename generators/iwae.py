@@ -9,6 +9,7 @@ from zipfile import BadZipFile
 import torch
 from torch import Tensor, nn
 
+from dgm_infer.arguments import file_path
 from dgm_infer.errors import CheckpointError, cause
 
 from .arrays import read_arrays
@@ -41,7 +42,7 @@ class IWAE(BernoulliVAE):
         Raises:
             CheckpointError: a file is missing, damaged, or belongs to another network.
         """
-        folder = _subfolder(folder)
+        folder = _subfolder("IWAE.from_npz", folder)
         decoder, body, mean, sd = (_read(folder / name) for name in FILES)
         try:
             sizes = [*(decoder[f"W{i}"].shape[0] for i in _layers(decoder)), decoder["b4"].shape[-1]]
@@ -66,7 +67,7 @@ class IWAE(BernoulliVAE):
         Raises:
             CheckpointError: the file is missing or damaged.
         """
-        path = _subfolder(folder) / "images.npz"
+        path = _subfolder("IWAE.published_images", folder) / "images.npz"
         arrays = _read(path)
         try:
             images, latents = arrays["images"], arrays["latents"]
@@ -82,8 +83,8 @@ class IWAE(BernoulliVAE):
         return side, side
 
 
-def _subfolder(folder: str | os.PathLike) -> Path:
-    folder = Path(folder)
+def _subfolder(call: str, folder: str | os.PathLike) -> Path:
+    folder = file_path(call, "folder", folder)
     return folder / FOLDER if (folder / FOLDER).is_dir() else folder
 
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from dgm_infer import DirectedModel, StandardNormal
+from dgm_infer.arguments import finite, positive
 from dgm_infer.errors import ArgumentError
 
 __all__ = ["LinearGaussian"]
@@ -24,14 +25,11 @@ class LinearGaussian(DirectedModel):
 
     def __init__(self, weight, bias=None, sd: float = 1.0):
         super().__init__()
-        weight = torch.as_tensor(weight)
-        if not weight.is_floating_point():
-            weight = weight.to(torch.get_default_dtype())
+        weight = finite("LinearGaussian", "weight", weight)
         if weight.ndim != 2:
             raise ArgumentError(f"LinearGaussian(weight of shape {tuple(weight.shape)}): expected [Dx, Dz]")
-        if not sd > 0:
-            raise ArgumentError(f"LinearGaussian(sd={sd}): must be positive")
-        bias = weight.new_zeros(weight.shape[0]) if bias is None else torch.as_tensor(bias, dtype=weight.dtype)
+        sd = positive("LinearGaussian", "sd", sd)
+        bias = weight.new_zeros(len(weight)) if bias is None else finite("LinearGaussian", "bias", bias, weight.dtype)
         if bias.shape != weight.shape[:1]:
             raise ArgumentError(f"LinearGaussian(bias of shape {tuple(bias.shape)}): expected ({weight.shape[0]},)")
         self.weight: Tensor

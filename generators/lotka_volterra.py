@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from dgm_infer import DirectedModel, StandardNormal
+from dgm_infer.arguments import finite, positive, whole_number
 from dgm_infer.errors import ArgumentError
 
 __all__ = ["LotkaVolterra", "summaries"]
@@ -43,16 +44,13 @@ class LotkaVolterra(DirectedModel):
         initial: tuple[float, float] = (100.0, 100.0),
     ):
         super().__init__()
-        if not isinstance(n_steps, int) or n_steps < 1:
-            raise ArgumentError(f"LotkaVolterra(n_steps={n_steps!r}): n_steps must be an integer >= 1")
-        for name, value in (("dt", dt), ("noise", noise)):
-            if not 0 < value < math.inf:
-                raise ArgumentError(f"LotkaVolterra({name}={value}): {name} must be positive and finite")
-        if len(initial) != 2 or not all(map(math.isfinite, initial)):
-            raise ArgumentError(f"LotkaVolterra(initial={initial}): expected two finite numbers, prey and predators")
-        self.dt = float(dt)
-        self.noise = float(noise)
-        self.initial_state = tuple(float(value) for value in initial)
+        name = type(self).__name__
+        whole_number(name, "n_steps", n_steps)
+        self.dt, self.noise = positive(name, "dt", dt), positive(name, "noise", noise)
+        start = finite(name, "initial", initial, torch.float64)
+        if start.shape != (2,):
+            raise ArgumentError(f"{name}(initial={initial!r}): must be two numbers, prey and predators")
+        self.initial_state = tuple(start.tolist())
         self.output_shape = (2 * n_steps,)
         self.global_density = StandardNormal(4)
         self.local_density = StandardNormal(2 * n_steps)

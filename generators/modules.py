@@ -10,6 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from dgm_infer import GenerativeModel, InputDensity, Product, StandardNormal, WithNoise
+from dgm_infer.arguments import (
+    allocatable,
+    choice,
+    file_path,
+    function,
+    instance,
+    interval,
+    sizes,
+    whole_number,
+)
 from dgm_infer.conditioning.faults import frozen_copy
 from dgm_infer.errors import ArgumentError, CheckpointError, ModelError, cause
 from dgm_infer.models import reference_tensor
@@ -142,28 +152,22 @@ def from_module(
         ModelError: the network does not take such inputs, or returns no images.
         CheckpointError: the weights are missing, damaged, refused, or belong to another network.
     """
-    if not callable(net):
-        raise ArgumentError(f"from_module(net={type(net).__name__}): expected a module or a function of the latents")
+    function("from_module", "net", net, "a torch.nn.Module")
+    if transform is not None:
+        function("from_module", "transform", transform, "lambda x: (x + 1) / 2")
     if weights is not None:
         if not isinstance(net, nn.Module):
-            raise ArgumentError(
-                f"from_module(weights={os.fspath(weights)!r}): {_name(net)} is not a module to load weights into"
-            )
-        load_weights(net, weights, key, trust)
-    inputs, arguments = dict(inputs or {}), dict(arguments or {})
+            raise ArgumentError(f"from_module(weights={weights!r}): {_name(net)} is not a torch.nn.Module")
+        load_weights(net, file_path("from_module", "weights", weights), key, trust)
+    inputs = dict(instance("from_module", "inputs", inputs or {}, Mapping, "{'noise': (1, 8, 8)}"))
+    arguments = dict(instance("from_module", "arguments", arguments or {}, Mapping, "{'label': 3}"))
     for name in inputs:
         if name == "z" or name in arguments:
             raise ArgumentError(
                 f"from_module(inputs={name!r}): the name is already used by the latents or by arguments"
             )
     if output_range is not None:
-        try:
-            low, high = (float(edge) for edge in output_range)
-        except (TypeError, ValueError):
-            raise ArgumentError(f"from_module(output_range={output_range!r}): expected two numbers, or None") from None
-        if not low < high:
-            raise ArgumentError(f"from_module(output_range=({low:g}, {high:g})): low must be less than high")
-        output_range = (low, high)
+        output_range = interval("from_module", "output_range", output_range)
     model = NetworkGenerator(net, latent, output_range, transform, inputs, arguments, select)
     if noise is None:
         return model
@@ -196,8 +200,8 @@ def from_hub(
         CheckpointError: the repository or entry does not exist, or fails.
         ArgumentError, ModelError: as in :func:`from_module`.
     """
-    if source not in ("local", "github"):
-        raise ArgumentError(f"from_hub(source={source!r}): must be local or github")
+    choice("from_hub", "source", source, ("local", "github"))
+    file_path("from_hub", "repository", repository)
     repository = os.fspath(repository)
     if source == "local" and not (Path(repository) / "hubconf.py").is_file():
         raise CheckpointError(
@@ -220,12 +224,13 @@ def _density(name: str, latent: Latent) -> tuple[tuple[int, ...], InputDensity]:
     """Shape of one latent, and the density of its flat entries."""
     if isinstance(latent, InputDensity):
         return (latent.dim,), latent
-    shape = (latent,) if isinstance(latent, int) else tuple(latent)
-    if not shape or not all(isinstance(size, int) and size >= 1 for size in shape):
-        what = "latent" if name == "z" else f"inputs[{name!r}]"
-        raise ArgumentError(
-            f"from_module({what}={latent!r}): must be a length, a shape of positive sizes, or an InputDensity"
-        )
+    what = "latent" if name == "z" else f"inputs[{name!r}]"
+    if isinstance(latent, Sequence):
+        shape = sizes("from_module", what, latent)
+    else:
+        shape = (whole_number("from_module", what, latent),)
+    # that of the two latents that the network is tried with
+    allocatable("from_module", what, latent, 2 * math.prod(shape), "give the shape of one latent")
     return shape, StandardNormal(math.prod(shape))
 
 

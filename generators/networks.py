@@ -2,27 +2,68 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
+from dgm_infer.arguments import allocatable, choice, sizes
 from dgm_infer.errors import ArgumentError
 
-__all__ = ["Normalisation", "image_channels", "mirrored", "mlp", "single", "to_image", "to_vector", "with_channels"]
+__all__ = [
+    "Normalisation",
+    "Sizes",
+    "checked_sizes",
+    "image_channels",
+    "mirrored",
+    "mlp",
+    "single",
+    "to_image",
+    "to_vector",
+    "with_channels",
+]
 
 Normalisation = Literal["none", "batch", "group", "spectral"]
 # Fewest channels per group, if there are that many.
 _GROUP = 4
 
 
-def mlp(sizes: Sequence[int], activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
-    """Fully connected layers ``sizes[0] -> ... -> sizes[-1]``, with the activation after all but the last.
+class Sizes(NamedTuple):
+    """What networks between vectors and images are made of."""
+
+    output_shape: tuple[int, ...]
+    """Shape of an image."""
+    hidden: tuple[int, ...]
+    """Widths of the fully connected layers."""
+    channels: tuple[int, ...] | None
+    """Channels of convolutions; None for none."""
+
+
+def checked_sizes(call: str, output_shape: Any, hidden: Any, channels: Any) -> Sizes:
+    """The arguments that image models share, checked.
+
+    Raises:
+        ArgumentError: one of them is not a sequence of integers >= 1.
+    """
+    return Sizes(
+        sizes(call, "output_shape", output_shape),
+        sizes(call, "hidden", hidden, empty=True),
+        None if channels is None else sizes(call, "channels", channels),
+    )
+
+
+def mlp(widths: Sequence[int], activation: type[nn.Module] = nn.Tanh) -> nn.Sequential:
+    """Fully connected layers ``widths[0] -> ... -> widths[-1]``, with the activation after all but the last.
 
     The default is smooth: Hamiltonian dynamics follow gradients of the network's own derivatives.
+
+    Raises:
+        ArgumentError: no memory holds their weights.
     """
+    n_weights = sum(n_in * n_out for n_in, n_out in pairwise(widths))
+    allocatable("mlp", "widths", list(widths), n_weights, "use narrower layers", like=torch.empty(0))
     layers: list[nn.Module] = []
-    for n_in, n_out in pairwise(sizes):
+    for n_in, n_out in pairwise(widths):
         layers += [nn.Linear(n_in, n_out), activation()]
     return nn.Sequential(*layers[:-1])
 
@@ -119,10 +160,10 @@ class _Convolutions(nn.Sequential):
     ):
         _check(channels, normalisation)
         self.image_shape = image_channels(image_shape)
-        sizes = _sizes(self.image_shape, len(channels))
+        sides = _halved(self.image_shape, len(channels))
         layers: list[nn.Module] = []
         for i, (n_in, n_out) in enumerate(pairwise([self.image_shape[0], *channels])):
-            odd = (sizes[i][0] % 2, sizes[i][1] % 2)
+            odd = (sides[i][0] % 2, sides[i][1] % 2)
             layers += [
                 # includes the last pixels of an odd side
                 *([nn.ZeroPad2d((0, odd[1], 0, odd[0]))] if any(odd) else []),
@@ -130,7 +171,7 @@ class _Convolutions(nn.Sequential):
                 *(_normalised(n_out, normalisation) if i else []),
                 nn.SiLU(),
             ]
-        n_features = channels[-1] * sizes[-1][0] * sizes[-1][1]
+        n_features = channels[-1] * sides[-1][0] * sides[-1][1]
         layers.append(nn.Flatten())
         for n_in, n_out in pairwise([n_features, *hidden]):
             layers += [_spectral(nn.Linear(n_in, n_out), normalisation), nn.SiLU()]
@@ -156,13 +197,13 @@ class _TransposedConvolutions(nn.Sequential):
     ):
         _check(channels, normalisation)
         shape = image_channels(image_shape)
-        sizes = _sizes(shape, len(channels))[::-1]
+        sides = _halved(shape, len(channels))[::-1]
         layers: list[nn.Module] = []
-        widths = [n_inputs, *hidden, channels[0] * sizes[0][0] * sizes[0][1]]
+        widths = [n_inputs, *hidden, channels[0] * sides[0][0] * sides[0][1]]
         for i, (n_in, n_out) in enumerate(pairwise(widths)):
             layers += [*([nn.SiLU()] if i else []), _spectral(nn.Linear(n_in, n_out), normalisation)]
-        layers.append(nn.Unflatten(-1, (channels[0], *sizes[0])))
-        for (n_in, n_out), size in zip(pairwise([*channels, shape[0]]), sizes[1:], strict=True):
+        layers.append(nn.Unflatten(-1, (channels[0], *sides[0])))
+        for (n_in, n_out), size in zip(pairwise([*channels, shape[0]]), sides[1:], strict=True):
             odd = (size[0] % 2, size[1] % 2)
             # twice the size, or one less if the target is odd
             convolution = nn.ConvTranspose2d(
@@ -177,21 +218,17 @@ class _TransposedConvolutions(nn.Sequential):
 
 
 def _check(channels: Sequence[int], normalisation: str) -> None:
-    if not channels or min(channels) < 1:
-        raise ArgumentError(
-            f"channels={list(channels)}: must be one or more integers >= 1, or None for no convolutions"
-        )
-    if normalisation not in get_args(Normalisation):
-        raise ArgumentError(f"normalisation={normalisation!r}: must be one of {', '.join(get_args(Normalisation))}")
+    sizes("convolutions", "channels", channels)
+    choice("convolutions", "normalisation", normalisation, get_args(Normalisation))
 
 
-def _sizes(image_shape: tuple[int, int, int], n_halvings: int) -> list[tuple[int, int]]:
+def _halved(image_shape: tuple[int, int, int], n_halvings: int) -> list[tuple[int, int]]:
     """Heights and widths from the image down, each half the previous one, rounded up."""
-    sizes = [image_shape[1:]]
+    sides = [image_shape[1:]]
     for _ in range(n_halvings):
-        height, width = sizes[-1]
-        sizes.append(((height + 1) // 2, (width + 1) // 2))
-    return sizes
+        height, width = sides[-1]
+        sides.append(((height + 1) // 2, (width + 1) // 2))
+    return sides
 
 
 def _normalised(n_channels: int, normalisation: str) -> list[nn.Module]:

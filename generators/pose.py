@@ -3,7 +3,6 @@
 import json
 import math
 import os
-from pathlib import Path
 from typing import Self
 from zipfile import BadZipFile
 
@@ -11,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from dgm_infer import GenerativeModel, StandardNormal
+from dgm_infer.arguments import file_path
 from dgm_infer.errors import ArgumentError, CheckpointError, cause
 
 from .arrays import read_arrays
@@ -109,7 +109,7 @@ class HumanPose(GenerativeModel):
         Raises:
             CheckpointError: a file is missing or damaged.
         """
-        folder = Path(folder)
+        folder = file_path("HumanPose.from_folder", "folder", folder)
         folder = folder / "pose" if (folder / "pose").is_dir() else folder
         try:
             layers = read_arrays(folder / "joint_angle_decoder.npz")

@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from dgm_infer import DirectedModel, Logistic, Product, StandardNormal
-from dgm_infer.errors import ArgumentError
+from dgm_infer.arguments import whole_number
 from dgm_infer.models.densities import STANDARD_LOGISTIC
 
 __all__ = ["GAndK", "GeneralisedLambda"]
@@ -22,14 +22,14 @@ class GeneralisedLambda(DirectedModel):
     gives ``p = sigmoid(pi/sqrt(3) u2)``. The latents ``z1`` to ``z4`` have shape ``[...]``, the outputs ``[..., n]``.
 
     Args:
-        n: number of draws N, an integer >= 1.
+        n: number of draws N, at least 1.
     """
 
     structure = "independent"
 
     def __init__(self, n: int = 250):
         super().__init__()
-        self.output_shape = (_count(self, n),)
+        self.output_shape = (whole_number(type(self).__name__, "n", n),)
         self.global_density = Product(StandardNormal(3), Logistic(1))
         self.local_density = Logistic(n)
 
@@ -70,14 +70,14 @@ class GAndK(DirectedModel):
     shape ``[...]``, the outputs ``[..., n]``.
 
     Args:
-        n: number of draws N, an integer >= 1.
+        n: number of draws N, at least 1.
     """
 
     structure = "independent"
 
     def __init__(self, n: int = 250):
         super().__init__()
-        self.output_shape = (_count(self, n),)
+        self.output_shape = (whole_number(type(self).__name__, "n", n),)
         self.global_density = Logistic(4)
         self.local_density = StandardNormal(n)
 
@@ -113,9 +113,3 @@ def _add_power(x: Tensor, log_p: Tensor, z: Tensor, scale: Tensor) -> Tensor:
     e = d * small_z / 4
     series = torch.addcmul(b, log_p, torch.addcmul(c, log_p, torch.addcmul(d, log_p, e)))
     return torch.addcmul(torch.addcmul(x, torch.expm1(large_z * log_p), a), log_p, series)
-
-
-def _count(model: DirectedModel, n: int) -> int:
-    if not isinstance(n, int) or n < 1:
-        raise ArgumentError(f"{type(model).__name__}(n={n!r}): n must be an integer >= 1")
-    return n

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 from torch.distributions import Independent, Normal
 
 from dgm_infer import DirectedModel, StandardNormal
-from dgm_infer.errors import ArgumentError
+from dgm_infer.arguments import positive, whole_number
 from dgm_infer.models.decoder import GeneratedImages, LatentVariableModel
 
-from .networks import mirrored, single, to_image, to_vector, with_channels
+from .networks import checked_sizes, mirrored, single, to_image, to_vector, with_channels
 from .registry import register
 
 __all__ = ["GaussianDecoder", "GaussianEncoder", "GaussianVAE"]
@@ -66,8 +66,8 @@ class GaussianDecoder(nn.Module):
         min_sd: float = 1e-3,
     ):
         super().__init__()
-        if sd is not None and not sd > 0:
-            raise ArgumentError(f"sd={sd:g} must be positive, or None to learn it")
+        if sd is not None:
+            positive("GaussianDecoder", "sd", sd)
         self.network = to_image(latent_dim, output_shape, hidden, channels)
         self.min_sd = min_sd
         start = torch.tensor(0.3 if sd is None else sd).log()
@@ -119,12 +119,15 @@ class GaussianVAE(DirectedModel):
         channels: Sequence[int] | None = None,
     ):
         super().__init__()
+        name = type(self).__name__
+        whole_number(name, "latent_dim", latent_dim)
+        if sd is not None:
+            positive(name, "sd", sd)
+        output_shape, hidden, channels = checked_sizes(name, output_shape, hidden, channels)
         config = {"latent_dim": latent_dim, "output_shape": list(output_shape), "hidden": list(hidden), "sd": sd}
         self.config = with_channels(config, channels)
-        self.output_shape = tuple(output_shape)
-        n_outputs = torch.Size(self.output_shape).numel()
-        if latent_dim < 1 or n_outputs < 1:
-            raise ArgumentError(f"GaussianVAE(latent_dim={latent_dim}, output_shape={self.output_shape}): 1 or more")
+        self.output_shape = output_shape
+        n_outputs = torch.Size(output_shape).numel()
         self.prior = self.global_density = StandardNormal(latent_dim)
         self.local_density = StandardNormal(n_outputs)
         self.encoder = GaussianEncoder(self.output_shape, latent_dim, list(reversed(hidden)), mirrored(channels))

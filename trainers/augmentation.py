@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import affine_grid, grid_sample
 
+from dgm_infer.arguments import within
 from dgm_infer.errors import ArgumentError
 
 __all__ = ["Augmentation"]
@@ -37,15 +38,16 @@ class Augmentation:
     noise: float = 0.05
 
     def __post_init__(self):
-        for name, upper in (("probability", 1.0), ("rotation", 180.0), ("stretch", 0.99)):
-            if not 0 <= getattr(self, name) <= upper:
-                raise ArgumentError(f"Augmentation({name}={getattr(self, name):g}): must be in [0, {upper:g}]")
-        for name in ("shift", "noise"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ArgumentError(f"Augmentation({name}={getattr(self, name):g}): must be 0 or more")
+        for name, upper in (("probability", 1), ("rotation", 180), ("stretch", 0.99), ("shift", math.inf)):
+            within("Augmentation", name, getattr(self, name), 0, upper)
+        within("Augmentation", "noise", self.noise, 0)
 
     def __call__(self, images: Tensor) -> Tensor:
         """``[n, H, W] -> [n, H, W]``, or ``[n, C, H, W]`` of which all channels are mapped alike."""
+        if images.ndim not in (3, 4):
+            raise ArgumentError(
+                f"Augmentation(images of shape {tuple(images.shape)}): expected [n, H, W] or [n, C, H, W]"
+            )
         if self.probability > 0:
             each = (images.shape[0],) + (1,) * (images.ndim - 1)
             mapped = torch.rand(*each, device=images.device) < self.probability

@@ -10,6 +10,7 @@ from lightning.pytorch import LightningDataModule
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from dgm_infer.arguments import choice, flag, whole_number
 from dgm_infer.errors import ArgumentError
 from dgm_infer.extras import extra
 
@@ -92,10 +93,9 @@ class ImageData(LightningDataModule, ABC):
     ):
         super().__init__()
         name = type(self).__name__
-        if batch_size < 1:
-            raise ArgumentError(f"{name}(batch_size={batch_size}): must be 1 or more")
-        if binarise is not None and binarise not in get_args(Binarise):
-            raise ArgumentError(f"{name}(binarise={binarise!r}): must be dynamic, static or None")
+        whole_number(name, "batch_size", batch_size)
+        choice(name, "binarise", binarise, (*get_args(Binarise), None))
+        flag(name, "dequantise", dequantise)
         if binarise == "static" and augmentation is not None:
             raise ArgumentError(
                 f"{name}(binarise='static'): augmentation would make binary pixels grey again; choose "
@@ -194,8 +194,8 @@ class ImageData(LightningDataModule, ABC):
 
     def _held_out(self, n: int | None) -> Labelled:
         images, labels = self.split.held_out
-        if n is not None and not 0 < n <= len(images):
-            raise ArgumentError(f"held_out(n={n}): {type(self).__name__} has 1 to {len(images)} held-out images")
+        if n is not None:
+            n = whole_number(f"{type(self).__name__}.held_out", "n", n, 1, len(images))
         return Labelled(_unit(images[:n]), labels[:n])
 
 

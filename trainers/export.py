@@ -9,7 +9,8 @@ from lightning.pytorch.utilities import rank_zero_warn
 from torch import nn
 
 import generators
-from dgm_infer.errors import CheckpointError, ConfigError
+from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
+from dgm_infer.files import writable_folder
 from generators.checkpoints import describe
 
 __all__ = ["SaveGenerator"]
@@ -36,9 +37,9 @@ class SaveGenerator(Callback):
         if self.path is not None:
             # before hours of training, not after
             try:
-                Path(self.path).parent.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise ConfigError(f"export.path={self.path}: its folder cannot be made: {error.strerror}") from error
+                writable_folder(Path(self.path).parent)
+            except ArgumentError as error:
+                raise ConfigError(f"export.path={self.path}: {error}") from error
         try:
             _generator(pl_module)
         except CheckpointError as error:

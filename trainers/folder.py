@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torchvision.transforms import v2
 
+from dgm_infer.arguments import file_path, flag, fraction, sizes
 from dgm_infer.errors import ArgumentError, ConfigError
 from generators.pictures import read_picture
 
@@ -53,19 +54,20 @@ class FolderData(ImageData):
         dequantise: bool = False,
     ):
         super().__init__(batch_size, augmentation, binarise, dequantise)
-        if min(size) < 1:
-            raise ArgumentError(f"FolderData(size={tuple(size)}): height and width must be 1 or more")
-        for name, value in (("validation", validation), ("held_out", held_out)):
-            if not 0 < value < 1:
-                raise ArgumentError(f"FolderData({name}={value:g}): must be between 0 and 1")
+        height_and_width = sizes("FolderData", "size", size)
+        if len(height_and_width) != 2:
+            raise ArgumentError(f"FolderData(size={size!r}): must be height and width")
+        flag("FolderData", "grey", grey)
+        fraction("FolderData", "validation", validation)
+        fraction("FolderData", "held_out", held_out)
         if validation + held_out >= 1:
             raise ArgumentError(
                 f"FolderData(validation={validation:g}, held_out={held_out:g}): nothing is left to train"
             )
-        self.root = Path(root)
+        self.root = file_path("FolderData", "root", root)
         self.grey = grey
         self.fractions = (validation, held_out)
-        self.output_shape = tuple(size) if grey else (3, *size)
+        self.output_shape = height_and_width if grey else (3, *height_and_width)
 
     def prepare_data(self) -> None:
         """Fails before training where there are no pictures."""

@@ -7,6 +7,7 @@ from typing import Any, get_args
 import torch
 from torch import Tensor, nn
 
+from dgm_infer.arguments import choice, positive, whole_number, within
 from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
 from generators import GAN, Critic
 
@@ -165,20 +166,17 @@ def _check(
             f"GANTraining: a critic of images {tuple(critic.output_shape)} for a generator of images "
             f"{tuple(generator.output_shape)}"
         )
-    if objective not in get_args(Objective):
-        raise ArgumentError(f"GANTraining(objective={objective!r}): must be one of {', '.join(get_args(Objective))}")
-    if not penalty >= 0:
-        raise ArgumentError(f"GANTraining(gradient_penalty={penalty:g}): must be 0 or more")
+    choice("GANTraining", "objective", objective, get_args(Objective))
+    within("GANTraining", "gradient_penalty", penalty, 0)
     if penalty > 0 and critic.normalisation == "batch":
         raise ArgumentError(
             "GANTraining: a penalty of the critic's slope at each image excludes batch statistics: choose "
             "normalisation none, group or spectral"
         )
-    if critic_steps < 1:
-        raise ArgumentError(f"GANTraining(critic_steps={critic_steps}): must be 1 or more")
-    if not learning_rate > 0:
-        raise ArgumentError(f"GANTraining(learning_rate={learning_rate:g}): must be positive")
-    if not (len(betas) == 2 and 0 <= betas[0] < 1 and 0 <= betas[1] < 1):
-        raise ArgumentError(f"GANTraining(betas={tuple(betas)}): two numbers in [0, 1)")
-    if not 0 <= decay < 1:
-        raise ArgumentError(f"GANTraining(decay={decay:g}): must be in [0, 1)")
+    whole_number("GANTraining", "critic_steps", critic_steps)
+    positive("GANTraining", "learning_rate", learning_rate)
+    if not isinstance(betas, tuple | list) or len(betas) != 2:
+        raise ArgumentError(f"GANTraining(betas={betas!r}): must be two numbers in [0, 1)")
+    for beta in betas:
+        within("GANTraining", "betas", beta, 0, 1, open_end=True)
+    within("GANTraining", "decay", decay, 0, 1, open_end=True)

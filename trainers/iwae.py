@@ -4,7 +4,7 @@ from typing import get_args
 
 from torch import Tensor, nn
 
-from dgm_infer.errors import ArgumentError
+from dgm_infer.arguments import choice, whole_number
 
 from .bounds import Gradient, importance_weighted, log_weights
 from .module import EncoderTraining
@@ -47,11 +47,10 @@ class IWAETraining(EncoderTraining):
         validation_samples: int | None = None,
     ):
         super().__init__(generator, learning_rate, warm_up)
-        for name, value in (("samples", samples), ("validation_samples", validation_samples)):
-            if value is not None and value < 1:
-                raise ArgumentError(f"IWAETraining({name}={value}): must be 1 or more")
-        if gradient not in get_args(Gradient):
-            raise ArgumentError(f"IWAETraining(gradient={gradient!r}): must be one of {', '.join(get_args(Gradient))}")
+        whole_number("IWAETraining", "samples", samples)
+        if validation_samples is not None:
+            whole_number("IWAETraining", "validation_samples", validation_samples)
+        choice("IWAETraining", "gradient", gradient, get_args(Gradient))
         self.samples = samples
         self.gradient: Gradient = gradient
         self.validation_samples = samples if validation_samples is None else validation_samples

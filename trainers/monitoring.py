@@ -12,7 +12,8 @@ from torchvision.utils import make_grid, save_image
 
 import dgm_infer as dgm
 from dgm_infer import GenerativeModel, LatentVariableModel
-from dgm_infer.errors import ArgumentError, ConfigError
+from dgm_infer.arguments import whole_number
+from dgm_infer.errors import ConfigError
 from dgm_infer.evidence import Method
 from generators import LatentPosterior
 
@@ -30,9 +31,7 @@ class _Look(Callback):
     """Something done after the validation of every so many epochs, which training's random numbers do not notice."""
 
     def __init__(self, every_n_epochs: int):
-        if every_n_epochs < 1:
-            raise ArgumentError(f"{type(self).__name__}(every_n_epochs={every_n_epochs}): must be 1 or more")
-        self.every_n_epochs = every_n_epochs
+        self.every_n_epochs = whole_number(type(self).__name__, "every_n_epochs", every_n_epochs)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         last = trainer.max_epochs is not None and trainer.current_epoch + 1 == trainer.max_epochs
@@ -65,9 +64,7 @@ class ImageGrids(_Look):
 
     def __init__(self, n: int = 64, every_n_epochs: int = 10):
         super().__init__(every_n_epochs)
-        if n < 1:
-            raise ArgumentError(f"ImageGrids(n={n}): must be 1 or more")
-        self.n = n
+        self.n = whole_number("ImageGrids", "n", n)
         self._originals: Tensor | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -129,13 +126,11 @@ class HeldOutEvidence(_Look):
         samples: int = 1000,
     ):
         super().__init__(every_n_epochs)
-        for field, value, least in (("n_images", n_images, 1), ("chains", chains, 2), ("samples", samples, 1)):
-            if value < least:
-                raise ArgumentError(f"HeldOutEvidence({field}={value}): must be {least} or more")
-        self.n_images = n_images
+        self.n_images = whole_number("HeldOutEvidence", "n_images", n_images)
         self.method = method
-        self.chains = chains
-        self.samples = samples
+        # errors come from the spread over chains
+        self.chains = whole_number("HeldOutEvidence", "chains", chains, 2)
+        self.samples = whole_number("HeldOutEvidence", "samples", samples)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         model = _generator(self, pl_module)

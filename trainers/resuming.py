@@ -10,6 +10,8 @@ import torch
 from lightning.fabric.plugins import TorchCheckpointIO
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from dgm_infer.files import complete_file, writable_folder
+
 __all__ = ["RandomState", "WholeFiles"]
 
 
@@ -60,10 +62,8 @@ class WholeFiles(TorchCheckpointIO):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
         target = Path(path)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        part = target.with_name(f"{target.name}.part")
-        with open(part, "wb") as file:
+        writable_folder(target.parent)
+        with complete_file(target) as part, part.open("wb") as file:
             torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(part, target)

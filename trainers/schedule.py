@@ -8,17 +8,15 @@ import torch
 from lightning.pytorch import Trainer
 from torch.optim.lr_scheduler import LambdaLR
 
-from dgm_infer.errors import ArgumentError
+from dgm_infer.arguments import fraction, positive
 
 __all__ = ["adam", "check_schedule", "one_cycle"]
 
 
 def check_schedule(module: object, learning_rate: float, warm_up: float) -> None:
     """Raise :class:`ArgumentError` for a rate that is not positive, or a share of the run that is none."""
-    if not learning_rate > 0:
-        raise ArgumentError(f"{type(module).__name__}(learning_rate={learning_rate:g}): must be positive")
-    if not 0 < warm_up < 1:
-        raise ArgumentError(f"{type(module).__name__}(warm_up={warm_up:g}): must be between 0 and 1")
+    positive(type(module).__name__, "learning_rate", learning_rate)
+    fraction(type(module).__name__, "warm_up", warm_up)
 
 
 def adam(parameters: Iterable, trainer: Trainer, learning_rate: float, warm_up: float) -> Any:

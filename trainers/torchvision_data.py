@@ -10,7 +10,8 @@ from torch import Tensor
 from torchvision import datasets
 from torchvision.transforms import v2
 
-from dgm_infer.errors import ArgumentError, ConfigError, cause
+from dgm_infer.arguments import file_path, flag, whole_number
+from dgm_infer.errors import ConfigError, cause
 
 from .augmentation import Augmentation
 from .data import SPLIT_SEED, Binarise, ImageData, Labelled, Split
@@ -58,8 +59,9 @@ class TorchvisionData(ImageData):
         dequantise: bool = False,
     ):
         super().__init__(batch_size, augmentation, binarise, dequantise)
-        self.root = Path(root) if root is not None else self.default_root()
-        self.download = download
+        name = type(self).__name__
+        self.root = file_path(name, "root", root) if root is not None else self.default_root()
+        self.download = flag(name, "download", download)
 
     def default_root(self) -> Path:
         return Path("data")
@@ -183,8 +185,7 @@ class CelebAData(TorchvisionData):
         dequantise: bool = False,
     ):
         super().__init__(root, download, batch_size, augmentation, binarise, dequantise)
-        if size < 1:
-            raise ArgumentError(f"CelebAData(size={size}): must be 1 or more")
+        whole_number("CelebAData", "size", size)
         self.output_shape = (3, size, size)
 
     def dataset(self, part):

@@ -2,7 +2,7 @@
 
 from torch import Tensor, nn
 
-from dgm_infer.errors import ArgumentError
+from dgm_infer.arguments import positive, whole_number
 
 from .bounds import elbo_terms
 from .module import EncoderTraining
@@ -47,10 +47,8 @@ class VAETraining(EncoderTraining):
         validation_samples: int = 16,
     ):
         super().__init__(generator, learning_rate, warm_up)
-        if not kl_weight > 0:
-            raise ArgumentError(f"VAETraining(kl_weight={kl_weight:g}): must be positive")
-        if validation_samples < 1:
-            raise ArgumentError(f"VAETraining(validation_samples={validation_samples}): must be 1 or more")
+        positive("VAETraining", "kl_weight", kl_weight)
+        whole_number("VAETraining", "validation_samples", validation_samples)
         self.kl_weight = kl_weight
         self.validation_samples = validation_samples
 

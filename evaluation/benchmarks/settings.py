@@ -1,12 +1,12 @@
 """The settings of a benchmark: what is refused before anything is measured, and the command that repeats it."""
 
-import os
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dgm_infer.errors import ConfigError
+from dgm_infer import files
+from dgm_infer.errors import ArgumentError, ConfigError
 
 __all__ = ["check_counts", "check_seed", "options", "writable_folder"]
 
@@ -24,14 +24,10 @@ def check_seed(seed: int) -> None:
 
 def writable_folder(output: str) -> Path:
     """The folder of results, made if need be, before anything is measured."""
-    folder = Path(output)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigError(f"output: no folder can be made at {output}: {error.strerror}") from error
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(f"output: {output} cannot be written to")
-    return folder
+        return files.writable_folder(Path(output))
+    except ArgumentError as error:
+        raise ConfigError(f"output: {error}") from error
 
 
 def options(settings: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ import torch
 
 import generators
 from dgm_infer import GenerativeModel, StandardNormal
-from dgm_infer.errors import CheckpointError
+from dgm_infer.errors import ArgumentError, CheckpointError
 from generators.checkpoints import CHECKPOINT_KEY, PRETRAINED, describe
 
 
@@ -90,7 +90,7 @@ def test_files_have_the_permissions_of_any_other(vae, tmp_path):
 def test_a_save_that_fails_keeps_the_old_pair(vae, tmp_path):
     generators.save(vae, tmp_path / "mine")
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    with pytest.raises(TypeError):
+    with pytest.raises(ArgumentError, match="must be JSON values"):
         generators.save(vae, tmp_path / "mine", {"not JSON": object()})
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
 

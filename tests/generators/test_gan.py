@@ -78,7 +78,7 @@ def test_a_noisy_one_takes_more_pixels_than_latents():
         ({"output_shape": (4, 0)}, r"output_shape=\(4, 0\)"),
         ({"output_range": (1, 0)}, r"output_range=\(1, 0\)"),
         ({"normalisation": "spectral"}, "normalisation='spectral'"),
-        ({"channels": ()}, r"channels=\[\]"),
+        ({"channels": ()}, r"channels=\(\)"),
         ({"output_shape": (16,)}, r"\(H, W\) or \(C, H, W\)"),
     ],
 )

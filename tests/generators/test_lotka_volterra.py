@@ -95,12 +95,12 @@ def test_a_fully_observed_series_is_conditioned_on_number_by_number():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"n_steps": 0}, r"n_steps=0\): n_steps must be an integer >= 1"),
-        ({"n_steps": 5.0}, r"n_steps=5\.0\): n_steps must be an integer >= 1"),
-        ({"dt": 0.0}, r"dt=0\.0\): dt must be positive and finite"),
-        ({"noise": -1.0}, r"noise=-1\.0\): noise must be positive and finite"),
-        ({"initial": (1.0, float("nan"))}, r"initial=\(1\.0, nan\)\): expected two finite numbers, prey and predators"),
-        ({"initial": (1.0,)}, r"initial=\(1\.0,\)\): expected two finite numbers, prey and predators"),
+        ({"n_steps": 0}, r"n_steps=0\): must be an integer >= 1"),
+        ({"n_steps": 5.0}, r"n_steps=5\.0\): must be an integer >= 1"),
+        ({"dt": 0.0}, r"dt=0\.0\): must be a positive number"),
+        ({"noise": -1.0}, r"noise=-1\.0\): must be a positive number"),
+        ({"initial": (1.0, float("nan"))}, r"initial=nan\): must be finite"),
+        ({"initial": (1.0,)}, r"initial=\(1\.0,\)\): must be two numbers, prey and predators"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )

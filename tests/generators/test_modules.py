@@ -193,7 +193,7 @@ def test_a_function_is_a_network_too():
 
 
 WRONG = {
-    "no function": (lambda: from_module(3, 2), ArgumentError, "int"),
+    "no function": (lambda: from_module(3, 2), ArgumentError, "net=3"),
     "latent of no size": (lambda: from_module(nn.Identity(), 0), ArgumentError, "latent=0"),
     "latent of a negative shape": (lambda: from_module(nn.Identity(), (2, -1)), ArgumentError, r"latent=\(2, -1\)"),
     "another length": (lambda: from_module(nn.Linear(3, 2), 4), ModelError, r"Linear fails .* z \(2, 4\).*latent="),
@@ -207,7 +207,7 @@ WRONG = {
         lambda: from_module(lambda z: {"a": z}, 2, select="b"), ModelError, "'a'; select='b' is not in it"
     ),
     "no tensor selected": (lambda: from_module(lambda z: ("a", z), 2), ModelError, "output 0 is a str"),
-    "weights for a function": (lambda: from_module(abs, 2, weights="x"), ArgumentError, "not a module"),
+    "weights for a function": (lambda: from_module(abs, 2, weights="x"), ArgumentError, "not a torch.nn.Module"),
 }  # fmt: skip
 
 

@@ -215,5 +215,5 @@ def test_observations_are_conditioned_on_unit_by_unit(model):
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("n", [0, -1, 2.5, "3"])
 def test_an_impossible_number_of_observations_is_named(model, n):
-    with pytest.raises(ArgumentError, match=rf"{model.__name__}\(n={n!r}\): n must be an integer >= 1"):
+    with pytest.raises(ArgumentError, match=rf"{model.__name__}\(n={n!r}\): must be an integer >= 1"):
         model(n)

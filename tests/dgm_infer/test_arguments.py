@@ -1,0 +1,114 @@
+"""Checks of arguments: what each accepts and returns, and what it refuses in one line."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dgm_infer import arguments
+from dgm_infer.errors import ArgumentError, ModelError, reported_as
+
+ACCEPTED = {
+    "an integer": (lambda: arguments.whole_number("f", "n", np.int64(3)), 3),
+    "the largest integer": (lambda: arguments.whole_number("f", "n", 3, 0, 3), 3),
+    "a number": (lambda: arguments.positive("f", "x", np.float32(0.5)), 0.5),
+    "a number of one entry": (lambda: arguments.positive("f", "x", torch.tensor(2.0)), 2.0),
+    "a fraction": (lambda: arguments.fraction("f", "x", 0.5), 0.5),
+    "an edge": (lambda: arguments.within("f", "x", 0, 0, 1, open_end=True), 0.0),
+    "the other edge": (lambda: arguments.within("f", "x", 1, 0, 1), 1.0),
+    "an interval": (lambda: arguments.interval("f", "x", [0, math.inf]), (0.0, math.inf)),
+    "a range": (lambda: arguments.counts("f", "n", (2, 3)), (2, 3)),
+    "a flag": (lambda: arguments.flag("f", "x", False), False),
+    "a choice": (lambda: arguments.choice("f", "x", None, ("a", None)), None),
+    "a shape": (lambda: arguments.sizes("f", "x", torch.Size([2, 3])), (2, 3)),
+    "no widths": (lambda: arguments.sizes("f", "x", [], empty=True), ()),
+    "indices": (lambda: arguments.indices("f", "i", [0, 2], 3).tolist(), [0, 2]),
+    "a mask": (lambda: arguments.boolean_mask("f", "m", [True, False]).tolist(), [True, False]),
+    "numbers in a list": (lambda: arguments.numbers("f", "x", [1, 2]).dtype, torch.float32),
+    "digits that are kept": (lambda: arguments.numbers("f", "x", 0.1, torch.float64).item(), 0.1),
+    "a dtype": (lambda: arguments.floating_type("f", "dtype", torch.float32), torch.float32),
+    "a device": (lambda: arguments.available_device("f", "device", "cpu"), torch.device("cpu")),
+    "a path": (lambda: arguments.file_path("f", "path", "a/b"), Path("a/b")),
+    "a function": (lambda: arguments.function("f", "g", len, "len"), len),
+    "an object": (lambda: arguments.instance("f", "x", 1.5, float, "1.0"), 1.5),
+    "what memory holds": (lambda: arguments.allocatable("f", "n", 10, 10, "take fewer"), None),
+    "a seed": (lambda: arguments.random_seed("f", 0), 0),
+}
+
+REFUSED = {
+    "a bool": (lambda: arguments.whole_number("f", "n", True), "f(n=True): must be an integer >= 1"),
+    "half a thing": (lambda: arguments.whole_number("f", "n", 2.5), "f(n=2.5): must be an integer >= 1"),
+    "too many": (lambda: arguments.whole_number("f", "n", 4, 0, 3), "f(n=4): must be an integer from 0 to 3"),
+    "nothing": (lambda: arguments.positive("f", "x", 0), "f(x=0): must be a positive number"),
+    "no end": (lambda: arguments.positive("f", "x", math.inf), "f(x=inf): must be a positive number"),
+    "words for a number": (lambda: arguments.positive("f", "x", "1"), "f(x='1'): must be a positive number"),
+    "numbers for one": (lambda: arguments.positive("f", "x", torch.ones(2)), "f(x=tensor([1., 1.])): must be a pos"),
+    "all of it": (lambda: arguments.fraction("f", "x", 1.0), "f(x=1.0): must lie between 0 and 1"),
+    "beyond": (lambda: arguments.within("f", "x", 2, 0, 1), "f(x=2): must be in [0, 1]"),
+    "the open edge": (lambda: arguments.within("f", "x", 1, 0, 1, open_end=True), "f(x=1): must be in [0, 1)"),
+    "below": (lambda: arguments.within("f", "x", -1, 0), "f(x=-1): must be a number >= 0"),
+    "NaN": (lambda: arguments.within("f", "x", math.nan, 0), "f(x=nan): must be a number >= 0"),
+    "an interval upside down": (lambda: arguments.interval("f", "x", (1, 0)), "f(x=(1, 0)): must be two numbers"),
+    "three edges": (lambda: arguments.interval("f", "x", (0, 1, 2)), "f(x=(0, 1, 2)): must be two numbers"),
+    "an interval in words": (lambda: arguments.interval("f", "x", "ab"), "f(x='ab'): must be two numbers"),
+    "an empty range": (lambda: arguments.counts("f", "n", (3, 2)), "f(n=(3, 2)): low"),
+    "1 for True": (lambda: arguments.flag("f", "x", 1), "f(x=1): must be True or False"),
+    "another choice": (lambda: arguments.choice("f", "x", "b", ("a", "c")), "f(x='b'): must be 'a' or 'c'"),
+    "True for 1": (lambda: arguments.choice("f", "x", True, (1, 2)), "f(x=True): must be 1 or 2"),
+    "a width of 0": (lambda: arguments.sizes("f", "x", (3, 0)), "f(x=(3, 0)): must be a sequence of integers >= 1"),
+    "no shape": (lambda: arguments.sizes("f", "x", ()), "f(x=()): must be a sequence"),
+    "a number for a shape": (lambda: arguments.sizes("f", "x", 8), "f(x=8): must be a sequence"),
+    "words for a shape": (lambda: arguments.sizes("f", "x", "88"), "f(x='88'): must be a sequence"),
+    "an index beyond": (lambda: arguments.indices("f", "i", [3], 3), "f(i=[3]): must be a tensor [N] of integers from"),
+    "an index by itself": (lambda: arguments.indices("f", "i", 1, 3), "f(i=1): must be a tensor [N]"),
+    "a mask of numbers": (lambda: arguments.boolean_mask("f", "m", [0, 1]), "f(m of torch.int64): must be a boolean"),
+    "words for a mask": (lambda: arguments.boolean_mask("f", "m", "x"), "f(m='x'): must be a boolean"),
+    "no numbers": (lambda: arguments.numbers("f", "x", object()), "f(x=a object): must be a tensor"),
+    "complex numbers": (lambda: arguments.numbers("f", "x", 1j), "f(x of torch.complex64): must be real"),
+    "one that is infinite": (lambda: arguments.finite("f", "x", [1, math.inf]), "f(x=inf): must be finite"),
+    "one that is negative": (lambda: arguments.positive_numbers("f", "x", [1, -2]), "f(x=-2): must be positive"),
+    "a dtype of integers": (lambda: arguments.floating_type("f", "dtype", torch.int32), "f(dtype=torch.int32): must"),
+    "a device by number": (lambda: arguments.available_device("f", "device", 1.5), "f(device=1.5): must be a device"),
+    "no device": (lambda: arguments.available_device("f", "device", "meta"), "f(device='meta'): must be a device"),
+    "a device of none": (
+        lambda: arguments.available_device("f", "device", "cuda:99"),
+        "f(device='cuda:99'): must be an av",
+    ),
+    "no path": (lambda: arguments.file_path("f", "path", ""), "f(path=''): must be a path"),
+    "a number for a path": (lambda: arguments.file_path("f", "path", 5), "f(path=5): must be a path"),
+    "no function": (lambda: arguments.function("f", "g", 5, "len"), "f(g=5): must be a function, such as len"),
+    "another object": (lambda: arguments.instance("f", "x", 1, str, "'a'"), "f(x=1): must be a str, such as 'a'"),
+    "more than memory": (lambda: arguments.allocatable("f", "n", 3, 2**70, "take fewer"), "f(n=3): needs 8.8e+12 GiB"),
+    "far more": (lambda: arguments.allocatable("f", "n", 3, 10**500, "take fewer"), "f(n=3): needs 1e+300 GiB"),
+    "a long value": (lambda: arguments.flag("f", "x", "word " * 50), "...): must be True or False"),
+    "a value of many lines": (lambda: arguments.flag("f", "x", torch.zeros(3, 3)), "f(x=tensor of shape (3, 3)): must"),
+    "a seed below 0": (lambda: arguments.random_seed("f", -1), "f(seed=-1): must be an integer from 0 to"),
+}
+
+
+@pytest.mark.parametrize(("check", "value"), ACCEPTED.values(), ids=ACCEPTED.keys())
+def test_what_is_right_is_returned(check, value):
+    assert check() == value
+
+
+@pytest.mark.parametrize(("check", "words"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_is_wrong_is_refused_in_one_line(check, words):
+    with pytest.raises(ArgumentError) as caught:
+        check()
+    assert words in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_without_a_seed_one_is_drawn():
+    assert len({arguments.random_seed("f", None) for _ in range(10)}) > 1
+
+
+def test_tensors_are_returned_without_their_history():
+    assert not arguments.numbers("f", "x", torch.ones(2, requires_grad=True)).requires_grad
+
+
+def test_an_error_can_be_reported_as_one_of_the_model():
+    with pytest.raises(ModelError, match=r"f\(n=0\)"), reported_as(ModelError):
+        arguments.whole_number("f", "n", 0)

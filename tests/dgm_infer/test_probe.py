@@ -1,0 +1,97 @@
+"""Energies are looked at before a run, at points that the run's random numbers do not notice."""
+
+import math
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.probe import energy_fault, probe_points
+from tests.oracles import FLOAT
+
+
+def bowl(x):
+    return 0.5 * x.square().sum(-1)
+
+
+def fault(energy, batch=(), n=32):
+    x = torch.randn(n, *batch, 2, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    return energy_fault(dgm.Target(energy, 2, batch), x)
+
+
+@pytest.mark.parametrize(
+    ("energy", "words"),
+    [
+        (lambda x: 1 / 0, "the energy fails at x of shape (32, 2), torch.float64 on cpu: division by zero"),
+        (lambda x: 3.0, "a float"),
+        (lambda x: bowl(x).long(), "torch.int64"),
+        (lambda x: bowl(x) + 0j, "torch.complex128"),
+        (lambda x: x, "of shape (32, 2): expected one real value per point, shape (32,)"),
+        (lambda x: bowl(x) + torch.randn(x.shape[:-1]), "differs from call to call"),
+        (lambda x: bowl(x).where(torch.rand(x.shape[:-1]) < 0.5, math.inf), "by inf"),
+        (lambda x: bowl(x).where(x[..., 0] > 0, math.nan), "NaN at"),
+        (lambda x: -bowl(x), "falls without end"),
+        (lambda x: x.sum(-1), "falls without end"),
+        (lambda x: -x.abs().sum(-1).log1p(), "falls without end"),
+        (lambda x: bowl(x) - x[..., 0].exp(), "falls without end"),
+    ],
+)
+def test_every_fault_of_an_energy_is_described(energy, words):
+    assert words in fault(energy)
+
+
+@pytest.mark.parametrize(
+    "energy",
+    [
+        bowl,
+        lambda x: bowl(x - 1000),
+        lambda x: 1e-6 * bowl(x) - 1e9,
+        lambda x: 1.5 * (1 + x.square().sum(-1)).log() * 2,
+        # without a density on half the space, or not a number at one point of many
+        lambda x: bowl(x).where(x[..., 0] > 0, math.inf),
+        lambda x: bowl(x).where(x[..., 0] > x[..., 0].min(), math.nan),
+        # left to the search for a start, which says more
+        lambda x: bowl(x) * math.nan,
+        # what overflows or is refused far away is no fault
+        lambda x: (x.exp() - x).sum(-1) + bowl(x),
+        lambda x: torch.distributions.Normal(0.0, 1.0).log_prob(x.clamp(-30, 30)).sum(-1).neg() + bowl(x),
+    ],
+)
+def test_densities_have_no_fault(energy):
+    assert fault(energy) is None
+
+
+def test_an_error_of_the_project_is_left_as_it_is():
+    def energy(x):
+        raise dgm.ModelError("the model's own word")
+
+    with pytest.raises(dgm.ModelError, match="own word"):
+        fault(energy)
+
+
+@pytest.mark.parametrize(("batch", "n"), [((), 32), ((100,), 10), ((1000, 1000), 2)])
+def test_a_large_batch_is_looked_at_in_fewer_points(batch, n):
+    assert probe_points(dgm.Target(bowl, 2, batch)) == n
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda target: dgm.sample(target, chains=3, warmup=5, draws=5, seed=1, progress=False).inputs,
+        lambda target: (
+            dgm.log_evidence(
+                target, dgm.Gaussian(torch.zeros(2), 1.0), dgm.Elbo(10), chains=3, seed=1, progress=False
+            ).draws
+        ),
+        lambda target: dgm.Gaussian.fit(target, steps=5, seed=1).mean,
+    ],
+    ids=["sample", "log_evidence", "fit"],
+)
+def test_a_run_draws_the_same_numbers_without_the_look(monkeypatch, run):
+    target = dgm.Target(lambda x: bowl(x - 1), 2)
+    with_it = run(target)
+    state = torch.get_rng_state()
+    for module in ("sampling.preflight", "evidence.run", "bases.gaussian"):
+        monkeypatch.setattr(f"dgm_infer.{module}.energy_fault", lambda *arguments: None)
+    assert torch.equal(run(target), with_it)
+    assert torch.equal(torch.get_rng_state(), state)
