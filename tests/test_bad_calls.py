@@ -131,6 +131,8 @@ CALLS = {
     "dgm.Target(f, 2, (-1,))": "Target(batch_shape=(-1,))",
     "dgm.Target(None, 2)": "Target(energy=None)",
     "dgm.Target(5, 2)": "Target(energy=5)",
+    "S(dgm.Target(None,2))": "Target(energy=None)",
+    "S(dgm.Target(5,2))": "Target(energy=5)",
     "S(dgm.Target(lambda x:(x+0j).square().sum(-1),2))": "complex64",
     "S(dgm.Target(lambda x:None,2))": "NoneType",
     "S(dgm.Target(lambda x:x[...,3],2))": "the energy fails",
@@ -169,6 +171,7 @@ CALLS = {
     "S(dgm.condition(Lin(),tensor([.1]),observe=lambda x: torch.tensor(x.detach().numpy())[...,0,:1]))": (
         "observe has no derivative"
     ),
+    "dgm.condition(Lin(),tensor([.1]),observe=lambda x: x.to('cuda:99')[...,0,:1])": "observe fails",
     "S(dgm.condition(Lin(),tensor([.1]),observe=lambda x: x.mean().reshape(1)))": "observe",
     "S(dgm.condition(Lin(),tensor([.1]),observe=lambda x: x.reshape(-1)[:1]))": "observe",
     "dgm.condition(generators.GAN(2,(8,8),channels=None).eval(),eight_bit)": "divide by 255",
