@@ -76,7 +76,7 @@ class BernoulliVAE(GenerativeModel):
         self.output_shape = tuple(output_shape)
         if latent_dim < 1 or torch.Size(self.output_shape).numel() < 1:
             raise ArgumentError(
-                f"{type(self).__name__}(latent_dim={latent_dim}, output_shape={self.output_shape}): 1 or more"
+                f"{type(self).__name__}(latent_dim={latent_dim}, output_shape={self.output_shape}): must be >= 1"
             )
         self.prior = self.input_density = StandardNormal(latent_dim)
         self.encoder = GaussianEncoder(self.output_shape, latent_dim, list(reversed(hidden)), mirrored(channels))

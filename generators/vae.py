@@ -124,7 +124,7 @@ class GaussianVAE(DirectedModel):
         self.output_shape = tuple(output_shape)
         n_outputs = torch.Size(self.output_shape).numel()
         if latent_dim < 1 or n_outputs < 1:
-            raise ArgumentError(f"GaussianVAE(latent_dim={latent_dim}, output_shape={self.output_shape}): 1 or more")
+            raise ArgumentError(f"GaussianVAE(latent_dim={latent_dim}, output_shape={self.output_shape}): must be >= 1")
         self.prior = self.global_density = StandardNormal(latent_dim)
         self.local_density = StandardNormal(n_outputs)
         self.encoder = GaussianEncoder(self.output_shape, latent_dim, list(reversed(hidden)), mirrored(channels))

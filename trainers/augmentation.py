@@ -1,4 +1,4 @@
-"""Random changes to training images that keep what they show."""
+"""Random changes to training images that preserve what they show."""
 
 import math
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Augmentation:
     stretches ``s``, the shear ``h`` and the shift ``t`` uniform; values are clipped to [0, 1] before the noise.
 
     Args:
-        probability: that an image is mapped, in [0, 1]; the others keep their sharp pixels.
+        probability: probability that an image is mapped, in [0, 1]; the others keep their sharp pixels.
         rotation: largest angle, degrees.
         stretch: largest relative change of height and width, and largest shear; in [0, 1).
         shift: largest translation in each direction, pixels.
@@ -42,10 +42,10 @@ class Augmentation:
                 raise ArgumentError(f"Augmentation({name}={getattr(self, name):g}): must be in [0, {upper:g}]")
         for name in ("shift", "noise"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ArgumentError(f"Augmentation({name}={getattr(self, name):g}): must be 0 or more")
+                raise ArgumentError(f"Augmentation({name}={getattr(self, name):g}): must be >= 0")
 
     def __call__(self, images: Tensor) -> Tensor:
-        """``[n, H, W] -> [n, H, W]``, or ``[n, C, H, W]`` of which all channels are mapped alike."""
+        """``[n, H, W] -> [n, H, W]``, or ``[n, C, H, W]`` with all channels mapped alike."""
         if self.probability > 0:
             each = (images.shape[0],) + (1,) * (images.ndim - 1)
             mapped = torch.rand(*each, device=images.device) < self.probability
