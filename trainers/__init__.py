@@ -1,4 +1,4 @@
-"""Training by Lightning: objectives, data, and the callbacks that leave a loadable generator behind."""
+"""Training by Lightning: objectives, data, and the callbacks that save a loadable generator."""
 
 from dgm_infer.extras import extra
 

@@ -1,6 +1,6 @@
-"""Objectives of generators and their critics, as functions of the critic's scores, and a distance to choose epochs by.
+"""Objectives of generators and their critics, as functions of the critic's scores, and a distance to select epochs.
 
-Scores are ``[n]``, higher where images look real.
+Scores are ``[n]``, higher for images that look real.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,7 @@ Objective = Literal["non_saturating", "wasserstein"]
 
 
 def critic_loss(objective: Objective, real: Tensor, fake: Tensor) -> Tensor:
-    """What the critic minimises, with scores a.
+    """The critic's loss, with scores a.
 
     Non-saturating: ``-E log sigmoid(a(x)) - E log(1 - sigmoid(a(g(z))))`` (Goodfellow et al. 2014, (1)).
     Wasserstein: ``E a(g(z)) - E a(x)`` (Arjovsky et al. 2017).
@@ -35,12 +35,12 @@ def critic_loss(objective: Objective, real: Tensor, fake: Tensor) -> Tensor:
 
 
 def generator_loss(objective: Objective, fake: Tensor) -> Tensor:
-    """What the generator minimises: ``-E log sigmoid(a(g(z)))``, or ``-E a(g(z))``."""
+    """The generator's loss: ``-E log sigmoid(a(g(z)))``, or ``-E a(g(z))``."""
     return -fake.mean() if objective == "wasserstein" else F.softplus(-fake).mean()
 
 
 def gradient_penalty(objective: Objective, critic: Callable[[Tensor], Tensor], real: Tensor, fake: Tensor) -> Tensor:
-    """What keeps the critic's slope ``s = da/dx`` in bounds, for images ``[n, *shape]``.
+    """Penalty that bounds the critic's slope ``s = da/dx``, for images ``[n, *shape]``.
 
     Wasserstein: ``E (|s| - 1)^2`` at points uniform between real and generated images (Gulrajani et al. 2017, (3)).
     Non-saturating: ``E |s|^2 / 2`` at real images (Mescheder et al. 2018, (9)).
@@ -53,7 +53,7 @@ def gradient_penalty(objective: Objective, critic: Callable[[Tensor], Tensor], r
     (slope,) = torch.autograd.grad(critic(points).float().sum(), points, create_graph=True)
     squared = slope.flatten(1).square().sum(-1)
     if objective == "wasserstein":
-        # the root's own derivative is infinite at zero
+        # the derivative of the root is infinite at zero
         return ((squared + 1e-12).sqrt() - 1).square().mean()
     return squared.mean() / 2
 
@@ -66,9 +66,9 @@ def average_towards(average: nn.Module, source: nn.Module, decay: float, updates
 
     Args:
         average: changed in place; of the same class as the source.
-        source: the module that is trained.
-        decay: of a long run, in [0, 1).
-        updates: done before this one.
+        source: the trained module.
+        decay: decay of a long run, in [0, 1).
+        updates: number of previous updates.
     """
     state, moving, new = source.state_dict(), [], []
     for name, value in average.state_dict().items():
@@ -81,9 +81,9 @@ def average_towards(average: nn.Module, source: nn.Module, decay: float, updates
 
 
 def energy_distance(x: Tensor, y: Tensor) -> Tensor:
-    """``2 E|x - y| - E|x - x'| - E|y - y'|`` of two samples, without bias (Székely and Rizzo 2013).
+    """Unbiased estimate of ``2 E|x - y| - E|x - x'| - E|y - y'|`` from two samples (Székely and Rizzo 2013).
 
-    Zero only between equal distributions; estimates of it may be a little below.
+    The distance is zero only between equal distributions; estimates can be slightly negative.
 
     Args:
         x: ``[n, D]``, n at least 2.
@@ -93,6 +93,6 @@ def energy_distance(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _spread(x: Tensor) -> Tensor:
-    """Mean distance of two different points of a sample."""
+    """Mean distance between two different points of a sample."""
     n = len(x)
     return torch.cdist(x, x).sum() / (n * (n - 1))

@@ -1,4 +1,4 @@
-"""Random changes to training images that keep what they show."""
+"""Random changes to training images that preserve what they show."""
 
 import math
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class Augmentation:
     stretches ``s``, the shear ``h`` and the shift ``t`` uniform; values are clipped to [0, 1] before the noise.
 
     Args:
-        probability: that an image is mapped, in [0, 1]; the others keep their sharp pixels.
+        probability: probability that an image is mapped, in [0, 1]; the others keep their sharp pixels.
         rotation: largest angle, degrees.
         stretch: largest relative change of height and width, and largest shear; in [0, 1).
         shift: largest translation in each direction, pixels.

@@ -22,7 +22,7 @@ Gradient = Literal["plain", "doubly_reparameterised"]
 
 
 class ElboTerms(NamedTuple):
-    """The evidence lower bound of each image is the first less the second."""
+    """The evidence lower bound per image is the first term minus the second."""
 
     log_likelihood: Tensor
     """``E_q(z|x)[log p(x | z)]``, estimated: ``[n]``."""
@@ -31,7 +31,7 @@ class ElboTerms(NamedTuple):
 
 
 def elbo_terms(model: nn.Module, images: Tensor, samples: int = 1) -> ElboTerms:
-    """The two parts of the evidence lower bound, the first from ``samples`` draws of z per image.
+    """The two terms of the evidence lower bound, the first from ``samples`` draws of z per image.
 
     Raises:
         ModelError: the model has no encoder, decoder or prior.
@@ -46,8 +46,8 @@ def elbo_terms(model: nn.Module, images: Tensor, samples: int = 1) -> ElboTerms:
 def log_weights(model: nn.Module, images: Tensor, k: int, gradient: Gradient = "plain") -> Tensor:
     """``log w_i = log p(x | z_i) + log p(z_i) - log q(z_i | x)`` of k draws ``z_i ~ q(z | x)``: ``[k, n]``.
 
-    Their mean over the draws is the evidence lower bound, the logarithm of the weights' mean the importance-weighted
-    one (Burda, Grosse and Salakhutdinov 2016, (8)). With weights ``v_i = w_i / sum_j w_j`` the latter's gradient is
+    Their mean over draws is the evidence lower bound; the logarithm of the mean weight is the importance-weighted
+    bound (Burda, Grosse and Salakhutdinov 2016, (8)). With weights ``v_i = w_i / sum_j w_j`` the latter's gradient is
     ``sum_i v_i d log w_i``. In the encoder's parameters phi, z_i = z(e_i, phi), the part of it that comes from q itself
     has expectation
 
@@ -61,7 +61,7 @@ def log_weights(model: nn.Module, images: Tensor, k: int, gradient: Gradient = "
         model: a module with prior, decoder and encoder.
         images: ``[n, *output_shape]``.
         k: draws per image.
-        gradient: of the importance-weighted bound in the encoder's parameters.
+        gradient: gradient of the importance-weighted bound in the encoder's parameters.
 
     Raises:
         ModelError: the model has no encoder, decoder or prior, or the gradient needs an encoder of independent normal
@@ -82,7 +82,7 @@ def log_weights(model: nn.Module, images: Tensor, k: int, gradient: Gradient = "
         posterior = Independent(Normal(q.loc.detach(), q.scale.detach(), validate_args=False), 1, validate_args=False)
     weights = _log_likelihood(parts.decoder(z), x) + parts.prior.log_prob(z) - posterior.log_prob(z)
     if twice:
-        # the bound multiplies what comes back by v_i; the second factor for what goes on to the encoder is here
+        # the bound multiplies the gradient by v_i; this is the second factor, for the part that reaches the encoder
         share = weights.detach().softmax(0).unsqueeze(-1)
         z.register_hook(lambda slope: slope * share)
     return weights
@@ -97,7 +97,7 @@ def _log_likelihood(likelihood: Distribution, x: Tensor) -> Tensor:
     """``log p(x | z)``, ``[k, n]``; for binary pixels ``sum_i x_i a_i - log(1 + exp(a_i))`` with logits a."""
     pixels = base_distribution(likelihood)
     if isinstance(pixels, Bernoulli) and len(likelihood.event_shape) == 1:
-        # with fewer passes over all draws and pixels than the distribution's own
+        # fewer passes over all draws and pixels than the distribution's own log_prob
         return (pixels.logits * x).sum(-1) - softplus(pixels.logits).sum(-1)
     return likelihood.log_prob(x.reshape(*x.shape[:-1], *likelihood.event_shape))
 

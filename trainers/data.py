@@ -1,4 +1,4 @@
-"""Data sets, split once and for all into training, validation and held-out images."""
+"""Data sets with a fixed split into training, validation and held-out images."""
 
 import math
 from abc import ABC, abstractmethod
@@ -20,9 +20,9 @@ __all__ = ["Binarise", "DigitsData", "ImageData", "Labelled", "Split"]
 
 Binarise = Literal["dynamic", "static"]
 
-# Never to change: what is held out here was never looked at when the shipped generator's recipe was chosen.
+# Must not change: the images held out here were never used to choose the shipped generator's recipe.
 SPLIT_SEED = 20240
-# Likewise of the draws that make pixels 0 or 1.
+# Seed of the draws that binarise pixels; must not change either.
 BINARISATION_SEED = 20250
 
 
@@ -42,7 +42,7 @@ class Split(NamedTuple):
 
 
 class Rows(Dataset):
-    """Tensors fetched a batch at a time: one index operation takes the place of a loop and a collation."""
+    """Tensors fetched per batch: one index operation replaces a loop and a collation."""
 
     def __init__(self, rows: Labelled):
         self.rows = rows
@@ -59,25 +59,24 @@ class Rows(Dataset):
 
 
 class ImageData(LightningDataModule, ABC):
-    """Labelled images held in memory: batches for training and validation, and images kept back.
+    """Labelled images in memory: batches for training and validation, and held-out images.
 
-    Batches are (images ``[batch, *output_shape]``, labels ``[batch]``). A subclass says how the parts are read.
+    Batches are (images ``[batch, *output_shape]``, labels ``[batch]``). A subclass defines how the parts are read.
 
     Binary pixels are 1 with their grey level as the probability (Salakhutdinov and Murray 2008): ``"static"`` draws
     them once, ``"dynamic"`` anew for every training batch, after the augmentation. Dequantised pixels are spread evenly
     over the cells of their grey levels, ``(k + U) / levels`` for k from 0 to ``levels - 1`` (Uria et al. 2013), anew
-    for every training batch; see :attr:`log_density_correction`. Images for validation and held-out ones are the same
+    for every training batch; see :attr:`log_density_correction`. Validation and held-out images are the same
     draws in every run.
 
     Args:
-        batch_size: images per batch; the last of an epoch may be smaller, and is left out where it is a single image.
+        batch_size: images per batch; the last of an epoch may be smaller, and is dropped if it is a single image.
         augmentation: random changes to training batches; null for none.
         binarise: how pixels become 0 or 1: dynamic, static, or null for grey levels.
         dequantise: whether uniform noise makes the grey levels continuous, in (0, 1).
 
     Raises:
-        ArgumentError: a batch size below 1, an augmentation of images that are binary already, or binary pixels that
-            are to be dequantised.
+        ArgumentError: a batch size below 1, an augmentation of static binary images, or dequantised binary pixels.
     """
 
     output_shape: tuple[int, ...]
@@ -114,12 +113,12 @@ class ImageData(LightningDataModule, ABC):
 
     @cached_property
     def split(self) -> Split:
-        """All images, read on first use; binary or dequantised where they are the same in every epoch."""
+        """All images, read on first use; already binary or dequantised if that is the same in every epoch."""
         parts = self.read()
         if self.binarise is None and not self.dequantise:
             return parts
         rng = torch.Generator().manual_seed(BINARISATION_SEED)
-        # training last: the others are the same draws, dynamic or static
+        # training last: the others get the same draws, dynamic or static
         validation, held_out = (
             Labelled(self._drawn(part.images, rng), part.labels) for part in (parts.validation, parts.held_out)
         )
@@ -130,10 +129,10 @@ class ImageData(LightningDataModule, ABC):
 
     @property
     def log_density_correction(self) -> float:
-        """What turns log densities of dequantised images into bounds of log probabilities: ``-Dx log levels``.
+        """Term that turns log densities of dequantised images into bounds on log probabilities: ``-Dx log levels``.
 
         ``log P(k) = log E_U[p((k + U) / levels)] - Dx log levels >= E_U[log p(x)] - Dx log levels`` (Theis, van den
-        Oord and Bethge 2016). 0 where nothing is dequantised.
+        Oord and Bethge 2016). 0 without dequantisation.
         """
         return -torch.Size(self.output_shape).numel() * math.log(self.levels) if self.dequantise else 0.0
 
@@ -146,11 +145,11 @@ class ImageData(LightningDataModule, ABC):
         return Labelled(_unit(self.split.validation.images), self.split.validation.labels)
 
     def held_out(self, n: int | None = None) -> Tensor:
-        """The first ``n`` held-out images, all for None: ``[n, *output_shape]``."""
+        """The first ``n`` held-out images, or all if None: ``[n, *output_shape]``."""
         return self._held_out(n).images.clone()
 
     def held_out_labels(self, n: int | None = None) -> Tensor:
-        """What :meth:`held_out` shows: ``[n]``."""
+        """Labels of :meth:`held_out`: ``[n]``."""
         return self._held_out(n).labels.clone()
 
     def train_dataloader(self) -> DataLoader:
@@ -160,13 +159,13 @@ class ImageData(LightningDataModule, ABC):
         return self._loader(self.split.validation)
 
     def transfer_batch_to_device(self, batch, device: torch.device, dataloader_idx: int):
-        """As Lightning's, without its search of the batch for tensors, which takes as long as a small step."""
+        """Like Lightning's, without its search of the batch for tensors, which takes as long as a small step."""
         if isinstance(batch, Labelled):
             return Labelled(*(part.to(device, non_blocking=True) for part in batch))
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
     def on_after_batch_transfer(self, batch, dataloader_idx: int):
-        """Augments, and binarises or dequantises training batches, all images at once and on the device."""
+        """Augment, and binarise or dequantise, training batches, all images at once and on the device."""
         trainer, drawn = self.trainer, self.binarise == "dynamic" or self.dequantise
         if trainer is None or not trainer.training or (self.augmentation is None and not drawn):
             return batch
@@ -188,7 +187,7 @@ class ImageData(LightningDataModule, ABC):
         return (((self.levels - 1) * x + noise) / self.levels).clamp(eps, 1 - eps)
 
     def _loader(self, rows: Labelled, shuffle: bool = False) -> DataLoader:
-        # one image by itself has no statistics of a batch
+        # a single image has no batch statistics
         alone = shuffle and self.batch_size > 1 and len(rows.images) > 1 and len(rows.images) % self.batch_size == 1
         return DataLoader(Rows(rows), self.batch_size, shuffle=shuffle, drop_last=alone, collate_fn=_as_fetched)
 

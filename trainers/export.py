@@ -1,4 +1,4 @@
-"""The trained generator as a file of its own."""
+"""The trained generator as a separate file."""
 
 import os
 from pathlib import Path
@@ -19,18 +19,18 @@ __all__ = ["SaveGenerator"]
 class SaveGenerator(Callback):
     """Writes the module's ``generator`` as safetensors and JSON when training ends, for ``generators.load``.
 
-    The files appear complete or not at all. A module without a generator that can be rebuilt from a file is left
-    alone: its weights are in the checkpoint.
+    The files are written atomically. If the module's generator cannot be rebuilt from a file, nothing is written: its
+    weights are in the checkpoint.
 
     Args:
-        path: of the file, with or without its ending; null for ``generator`` in the run folder.
-        notes: JSON values kept beside the weights, joined by epochs, steps and the last value of every metric.
+        path: path of the file, with or without its ending; null for ``generator`` in the run folder.
+        notes: JSON values stored with the weights, besides epochs, steps and the last value of every metric.
     """
 
     def __init__(self, path: str | os.PathLike | None = None, notes: dict[str, Any] | None = None):
         self.path = path
         self.notes = notes or {}
-        # where the weights were written; None before
+        # path of the written weights; None before
         self.written: Path | None = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

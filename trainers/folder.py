@@ -1,4 +1,4 @@
-"""Images in a folder of one's own."""
+"""Images in a user's folder."""
 
 import os
 from pathlib import Path
@@ -19,16 +19,16 @@ ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 
 
 class FolderData(ImageData):
-    """All pictures in a folder and the folders in it, resized to one size and cropped about the centre.
+    """All pictures in a folder and its subfolders, resized to one size and cropped about the centre.
 
-    Split by a permutation that no seed changes; adding pictures changes it. Batches are (images
-    ``[batch, *output_shape]``, labels ``[batch]``: which of the folders in the root, in alphabetical order). Pictures
-    are read on first use and kept in memory in 8 bits.
+    The split is a permutation that does not depend on the seed; adding pictures changes it. Batches are (images
+    ``[batch, *output_shape]``, labels ``[batch]``: the index of the subfolder of the root, in alphabetical order).
+    Pictures are read on first use and kept in memory in 8 bits.
 
     Args:
         root: folder of the pictures.
         size: height and width.
-        grey: images ``[H, W]`` in place of ``[3, H, W]``.
+        grey: images ``[H, W]`` instead of ``[3, H, W]``.
         validation: fraction of the images.
         held_out: fraction of the images.
         batch_size: images per batch; the last of an epoch may be smaller.
@@ -38,7 +38,7 @@ class FolderData(ImageData):
 
     Raises:
         ArgumentError: a value outside its range.
-        ConfigError: on first use, there is no such folder, too few pictures, or one that cannot be read.
+        ConfigError: on first use, the folder does not exist, or has too few pictures or an unreadable one.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class FolderData(ImageData):
         self.output_shape = height_and_width if grey else (3, *height_and_width)
 
     def prepare_data(self) -> None:
-        """Fails before training where there are no pictures."""
+        """Fail before training if there are no pictures."""
         self._files()
 
     def read(self) -> Split:
@@ -88,7 +88,7 @@ class FolderData(ImageData):
 
     def _files(self) -> list[Path]:
         if not self.root.is_dir():
-            raise ConfigError(f"{self.root} is not a folder: name the folder of the pictures as root")
+            raise ConfigError(f"{self.root} is not a folder: set root to the folder of the pictures")
         files = sorted(path for path in self.root.rglob("*") if path.suffix.lower() in ENDINGS and path.is_file())
         if not files:
             raise ConfigError(f"{self.root} holds no pictures ({', '.join(ENDINGS)})")

@@ -16,37 +16,37 @@ from .module import GeneratorTraining
 
 __all__ = ["GANTraining"]
 
-# Validation images, and as many generated ones, of which distances are computed.
+# Validation images, and as many generated ones, between which distances are computed.
 _COMPARED = 1000
-# Latents of the images compared with those for validation are the same in every epoch.
+# Seed of the latents of images compared with validation images: the same in every epoch.
 _VALIDATION_SEED = 20260
 # Key of the rest of its state in a Lightning checkpoint.
 _CHECKPOINT_KEY = "dgm_infer_gan"
 
 
 class GANTraining(GeneratorTraining):
-    """A generator and a critic in turns, by the non-saturating objective or Wasserstein's with a gradient penalty.
+    """A generator and a critic in turns, by the non-saturating or Wasserstein's objective with a gradient penalty.
 
-    ``generator`` is an exponential moving average of the one that is trained, and what checkpoints give to
-    ``generators.load``. There is no likelihood to choose an epoch by: ``val/energy_distance`` is the energy distance of
-    its images from those for validation, in pixels. Also logs ``train/critic`` and ``train/generator``, the losses.
+    ``generator`` is an exponential moving average of the trained one, and the one that ``generators.load`` takes from
+    checkpoints. Without a likelihood, epochs are selected by ``val/energy_distance``, the energy distance in pixels
+    between its images and the validation images. Also logs the losses ``train/critic`` and ``train/generator``.
 
-    Batches are images ``[n, *output_shape]``, or tuples that begin with them. Every batch is a step of the critic,
-    every ``critic_steps``-th one of the generator.
+    Batches are images ``[n, *output_shape]``, or tuples that begin with them. Every batch is a step of the critic, and
+    every ``critic_steps``-th batch also one of the generator.
 
     Args:
         generator: the model to train.
-        critic: of images of the same shape.
+        critic: critic of images of the same shape.
         objective: non_saturating or wasserstein.
         gradient_penalty: weight of the penalty of the critic's slope: null for 10 with Wasserstein's objective, for
             none otherwise.
-        critic_steps: of the critic for one of the generator.
-        learning_rate: of Adam, for both.
-        betas: of Adam, for both.
-        decay: of the moving average.
+        critic_steps: steps of the critic per step of the generator.
+        learning_rate: learning rate of Adam, for both.
+        betas: betas of Adam, for both.
+        decay: decay of the moving average.
 
     Raises:
-        ArgumentError: a value outside its range, or a critic that the objective excludes.
+        ArgumentError: a value outside its range, or a critic that does not suit the objective.
         CheckpointError: the generator's class cannot be rebuilt from a checkpoint.
     """
 
@@ -73,7 +73,7 @@ class GANTraining(GeneratorTraining):
         self.learning_rate = learning_rate
         self.betas = (float(betas[0]), float(betas[1]))
         self.decay = decay
-        # of the critic, so far
+        # steps of the critic so far
         self.steps = 0
         self._compared: list[Tensor] = []
 
@@ -89,7 +89,7 @@ class GANTraining(GeneratorTraining):
         self.steps += 1
         if self.steps % self.critic_steps == 0:
             updates = self.steps // self.critic_steps - 1
-            # whose gradients would be thrown away
+            # the critic's gradients would be discarded
             self.critic.requires_grad_(self.trainer.world_size > 1)
             loss = generator_loss(self.objective, self.critic(self.sample(len(images), self.trained)))
             self._update(generator_optimizer, self.trained, self.critic, "generator", loss, len(images))
@@ -147,7 +147,7 @@ class GANTraining(GeneratorTraining):
 
 
 def _nothing(parameters: Iterable[Tensor]) -> Tensor:
-    """Zero, with a gradient of zero: processes that train together wait for one of every parameter."""
+    """Zero, with zero gradients: processes that train together wait for a gradient of every parameter."""
     return 0 * torch.stack([parameter.sum() for parameter in parameters]).sum()
 
 

@@ -15,8 +15,8 @@ __all__ = ["IWAETraining"]
 class IWAETraining(EncoderTraining):
     """Maximises ``E log 1/k sum_i p(x, z_i) / q(z_i | x)`` over k draws ``z_i ~ q(z | x)``.
 
-    The bound rises with k towards log p(x); with one draw it is the evidence lower bound. The encoder's gradient is
-    doubly reparameterised (Tucker et al. 2019), or the plain one, whose signal-to-noise ratio falls as k grows.
+    The bound increases with k towards log p(x); with one draw it is the evidence lower bound. The encoder's gradient is
+    doubly reparameterised (Tucker et al. 2019), or plain, with a signal-to-noise ratio that falls as k grows.
 
     Adam on a one-cycle schedule. Batches are images ``[n, *output_shape]``, or tuples that begin with them; 0 or 1
     for a generator of binary pixels. Logs ``train/iwae``, ``val/iwae`` and ``val/elbo``, nats per image. Checkpoints
@@ -26,8 +26,8 @@ class IWAETraining(EncoderTraining):
         generator: the model to train: an IWAE, a BernoulliVAE, a GaussianVAE, or any module with prior, decoder and
             encoder whose class ``generators.register`` decorates.
         samples: k in training.
-        gradient: of the encoder.
-        learning_rate: largest of the schedule.
+        gradient: gradient of the encoder.
+        learning_rate: largest learning rate of the schedule.
         warm_up: fraction of all steps in which the learning rate rises, in (0, 1).
         validation_samples: k of ``val/iwae``; null for that of training.
 

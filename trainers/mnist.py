@@ -17,12 +17,12 @@ __all__ = ["N_VALIDATION", "FashionMNISTData", "MNISTData"]
 class MNISTData(TorchvisionData):
     """MNIST (LeCun, Cortes and Burges 1998): handwritten digits, 28 x 28 pixels, 256 grey levels over [0, 1].
 
-    The training files but for their last 500 images are for training, those 500 for validation, the test files held
+    The last 500 images of the training files are for validation, the others for training, and the test files are held
     out: 59 500, 500 and 10 000 images of MNIST itself, 8 500, 500 and 1 000 of the reference data's ``mnist_10k``.
     Batches are (images ``[batch, 28, 28]``, labels ``[batch]``).
 
-    The root holds ``MNIST/raw/*-ubyte``; null for ``mnist_10k`` in the folder that the environment variable
-    ``DGM_INFER_REFERENCE_DATA`` names, and for ``data`` where it is not set.
+    The root contains ``MNIST/raw/*-ubyte``; null for ``mnist_10k`` in the folder named by the environment variable
+    ``DGM_INFER_REFERENCE_DATA``, or for ``data`` if it is not set.
     """
 
     output_shape = (28, 28)
@@ -45,7 +45,7 @@ class FashionMNISTData(MNISTData):
     """Fashion-MNIST (Xiao, Rasul and Vollgraf 2017): clothes, 28 x 28 pixels, 256 grey levels over [0, 1].
 
     59 500 images for training, 500 for validation, 10 000 held out. Batches are (images ``[batch, 28, 28]``, labels
-    ``[batch]``). The root holds ``FashionMNIST/raw/*-ubyte``; null for ``data``.
+    ``[batch]``). The root contains ``FashionMNIST/raw/*-ubyte``; null for ``data``.
     """
 
     folder = "FashionMNIST/raw"

@@ -1,4 +1,4 @@
-"""What every objective shares: a generator that its checkpoints describe, and the images that it is shown."""
+"""The common part of all objectives: a generator described by its checkpoints, and the images it is trained on."""
 
 from typing import Any
 
@@ -19,10 +19,10 @@ __all__ = ["EncoderTraining", "GeneratorTraining"]
 
 
 class GeneratorTraining(LightningModule):
-    """A module whose ``generator`` can be taken from its checkpoints by ``generators.load``.
+    """A module whose ``generator`` can be loaded from its checkpoints by ``generators.load``.
 
-    Batches are images ``[n, *output_shape]``, or tuples that begin with them. Every process of a run on several
-    devices draws its own random numbers.
+    Batches are images ``[n, *output_shape]``, or tuples that begin with them. In a run on several devices every process
+    draws its own random numbers.
 
     Raises:
         CheckpointError: the generator's class cannot be rebuilt from a checkpoint.
@@ -57,7 +57,7 @@ class GeneratorTraining(LightningModule):
     def log_mean(self, name: str, value: Tensor, n: int) -> None:
         """Log the mean over all images of the epoch; these n have the mean ``value``.
 
-        Once an epoch: Lightning's own sums cost every step half a millisecond.
+        Logged once per epoch: Lightning's own sums cost half a millisecond per step.
         """
         value = single(value.detach())
         total, count = self._sums.get(name, (torch.zeros_like(value), 0))
@@ -65,7 +65,7 @@ class GeneratorTraining(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         for name, (total, count) in self._sums.items():
-            # one process of several that stops alone leaves the others waiting
+            # with several processes, one that stopped alone would leave the others waiting
             if not total.isfinite() and self.trainer.world_size == 1:
                 raise ArgumentError(
                     f"{name} is {total.item():g} in epoch {self.current_epoch + 1}: training has diverged; lower the "
@@ -75,7 +75,7 @@ class GeneratorTraining(LightningModule):
         self._sums.clear()
 
     def on_train_start(self) -> None:
-        # left by a run that was broken off
+        # left by an interrupted run
         self._sums.clear()
         if self.trainer.world_size > 1:
             torch.manual_seed(torch.initial_seed() + self.global_rank)
@@ -83,7 +83,7 @@ class GeneratorTraining(LightningModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         if self._shown:
             return
-        # once: every look at the pixels makes a GPU wait
+        # once: every check of the pixels makes a GPU wait
         self._shown = True
         self.check_images(self.images(batch))
 
@@ -103,8 +103,8 @@ class EncoderTraining(GeneratorTraining):
     """Training of a module with the parts of a :class:`dgm_infer.LatentVariableModel`, by Adam on a one-cycle schedule.
 
     Args:
-        generator: prior, decoder and encoder.
-        learning_rate: largest of the schedule.
+        generator: module with a prior, a decoder and an encoder.
+        learning_rate: largest learning rate of the schedule.
         warm_up: fraction of all steps in which the learning rate rises, in (0, 1).
 
     Raises:

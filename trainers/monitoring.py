@@ -1,4 +1,4 @@
-"""Callbacks that show what a generator has learnt while it is trained."""
+"""Callbacks that show what a generator has learnt during training."""
 
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ from .bounds import importance_weighted, log_weights
 
 __all__ = ["HeldOutEvidence", "ImageGrids"]
 
-# Latents of the sample grid and draws of the held-out estimates are the same at every look.
+# Seed of the latents of sample grids and the draws of held-out estimates: the same every time.
 _SEED = 20270
-# Pixels that the shorter side of a picture in a grid has at least.
+# Fewest pixels of the shorter side of a picture in a grid.
 _SIDE = 32
 
 
 class _Look(Callback):
-    """Something done after the validation of every so many epochs, which training's random numbers do not notice."""
+    """Runs after validation every few epochs, without affecting the random numbers of training."""
 
     def __init__(self, every_n_epochs: int):
         self.every_n_epochs = whole_number(type(self).__name__, "every_n_epochs", every_n_epochs)
@@ -48,18 +48,18 @@ class _Look(Callback):
 
 
 class ImageGrids(_Look):
-    """Grids of images at prior draws, and of validation images above their reconstructions, where there is an encoder.
+    """Grids of images at prior draws and, with an encoder, of validation images above their reconstructions.
 
-    PNGs go to ``images/`` in the run folder, and to TensorBoard where it is a logger. Outputs are shown without output
-    noise; the latents are the same at every look.
+    PNGs go to ``images/`` in the run folder, and to TensorBoard if it is a logger. Outputs are shown without output
+    noise; the latents are the same every time.
 
     Args:
-        n: images of a grid.
-        every_n_epochs: looks happen after the validation of these epochs, and of the last.
+        n: images per grid.
+        every_n_epochs: epochs between grids, made after validation and after the last epoch.
 
     Raises:
         ArgumentError: a number below 1.
-        ConfigError: when training starts, the module has no generator.
+        ConfigError: the module has no generator when training starts.
     """
 
     def __init__(self, n: int = 64, every_n_epochs: int = 10):
@@ -99,22 +99,22 @@ class ImageGrids(_Look):
 
 
 class HeldOutEvidence(_Look):
-    """Estimates log p(x) of a few held-out images by :func:`dgm_infer.log_evidence`, and two bounds of them.
+    """Estimates log p(x) of a few held-out images by :func:`dgm_infer.log_evidence`, and two bounds on it.
 
     Logs means over the images, in nats: ``held_out/log_evidence`` and its standard error
-    ``held_out/log_evidence_error``, ``held_out/elbo``, and ``held_out/iwae`` from ``samples`` draws. What lies between
+    ``held_out/log_evidence_error``, ``held_out/elbo``, and ``held_out/iwae`` from ``samples`` draws. The gap between
     the bounds and log p(x) is the encoder's share of the loss.
 
     Args:
-        n_images: the first so many held-out images of the data module.
-        every_n_epochs: looks happen after the validation of these epochs, and of the last.
-        method: of estimation, by class path; null for GibbsTempering.
-        chains: of every image.
+        n_images: number of held-out images, the first of the data module.
+        every_n_epochs: epochs between estimates, made after validation and after the last epoch.
+        method: evidence method by class path; null for GibbsTempering.
+        chains: chains per image.
         samples: k of the importance-weighted bound.
 
     Raises:
         ArgumentError: a number below its range.
-        ConfigError: when training starts, the generator has no encoder or decoder, or the data have no held-out images.
+        ConfigError: the generator has no encoder or decoder, or the data have no held-out images, at the start.
     """
 
     def __init__(
@@ -137,17 +137,17 @@ class HeldOutEvidence(_Look):
         parts = LatentVariableModel.find(model)
         if parts is None or parts.encoder is None:
             raise ConfigError(
-                f"HeldOutEvidence: a {type(model).__name__} has no encoder and decoder, and so no log p(x): leave this "
-                "callback out"
+                f"HeldOutEvidence: a {type(model).__name__} has no encoder and decoder, and so no log p(x): omit this "
+                "callback"
             )
         if not hasattr(trainer.datamodule, "held_out"):  # type: ignore[attr-defined]
-            raise ConfigError("HeldOutEvidence: the data module has no held_out(n): leave this callback out")
+            raise ConfigError("HeldOutEvidence: the data module has no held_out(n): omit this callback")
 
     def look(self, trainer, pl_module):
         model = _generator(self, pl_module)
         parts = LatentVariableModel.of(model)
         images = trainer.datamodule.held_out(self.n_images).to(pl_module.device)  # type: ignore[attr-defined]
-        # flat: a channel of its own would look like a batch of one
+        # flat: a separate channel dimension would look like a batch of one
         target = LatentPosterior(parts.decoder, images.flatten(1), parts.prior)
         base = dgm.Gaussian.from_encoder(parts.encode, target.images.flatten(1))
         found = dgm.log_evidence(
@@ -175,20 +175,20 @@ def samples(model: nn.Module, n: int, device: torch.device) -> Tensor:
 
 
 def reconstructions(model: nn.Module, images: Tensor) -> Tensor:
-    """Images and what the decoder makes of the encoder's means, in turns: ``[n, *shape] -> [2 n, *shape]``."""
+    """Images alternating with their reconstructions from the encoder's means: ``[n, *shape] -> [2 n, *shape]``."""
     parts = LatentVariableModel.of(model)
     outputs = parts.decoder(parts.encode(images.flatten(1)).mean).mean
     return torch.stack([images, outputs.reshape(images.shape)], 1).flatten(0, 1)
 
 
 def grid(images: Tensor, n: int) -> Tensor:
-    """A picture ``[3, H, W]`` of images ``[n, H, W]`` or ``[n, C, H, W]``, in pairs where there are more than ``n``."""
+    """A picture ``[3, H, W]`` of images ``[n, H, W]`` or ``[n, C, H, W]``, in pairs if there are more than ``n``."""
     images = (images.unsqueeze(1) if images.ndim == 3 else images).float().clamp(0, 1).cpu()
     factor = -(-_SIDE // min(images.shape[-2:]))
     images = interpolate(images, scale_factor=factor, mode="nearest")
     columns = max(1, round(n**0.5))
     if len(images) > n:
-        # an image above its reconstruction: a row of the one, then of the other
+        # images above their reconstructions: rows of images and reconstructions alternate
         rows = [part.transpose(0, 1).flatten(0, 1) for part in images.unflatten(0, (-1, 2)).split(columns)]
         images = torch.cat(rows)
     return make_grid(images, nrow=columns, pad_value=0.5)
@@ -197,5 +197,5 @@ def grid(images: Tensor, n: int) -> Tensor:
 def _generator(callback: Callback, module: LightningModule) -> nn.Module:
     generator = getattr(module, "generator", None)
     if not isinstance(generator, GenerativeModel) and LatentVariableModel.find(generator) is None:
-        raise ConfigError(f"{type(callback).__name__}: a {type(module).__name__} has no generator: leave it out")
+        raise ConfigError(f"{type(callback).__name__}: a {type(module).__name__} has no generator: omit it")
     return generator  # type: ignore[return-value]

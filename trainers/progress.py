@@ -1,4 +1,4 @@
-"""One progress bar for the whole of training."""
+"""One progress bar for all of training."""
 
 import math
 import sys
@@ -13,7 +13,7 @@ __all__ = ["TrainingProgress"]
 class TrainingProgress(ProgressBar):
     """Counts the steps of all epochs on one line, with the metrics logged for the progress bar.
 
-    Lightning's own bar starts anew every epoch: hundreds of bars where an epoch takes a tenth of a second.
+    Lightning's own bar restarts every epoch: hundreds of bars if an epoch takes a tenth of a second.
     """
 
     def __init__(self):

@@ -1,4 +1,4 @@
-"""Lightning's remarks off the screen."""
+"""Suppression of Lightning's remarks on the screen."""
 
 import logging
 import warnings
@@ -9,13 +9,13 @@ from lightning.fabric.utilities.warnings import PossibleUserWarning
 
 __all__ = ["quiet"]
 
-# Lightning's loggers that announce what the command says in its own two lines.
+# Lightning's loggers that repeat what the command prints in two lines.
 TALKERS = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.callbacks.model_summary", "lightning.fabric")
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Lightning's tips and advice off the screen, its warnings about real trouble on it; only within the block."""
+    """Within the block, suppress Lightning's tips and advice but not its warnings about real trouble."""
     loggers = [logging.getLogger(name) for name in TALKERS]
     levels = [logger.level for logger in loggers]
     for logger in loggers:
@@ -23,7 +23,7 @@ def quiet() -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=PossibleUserWarning)
-            # every run has a folder of its own, also one that resumes
+            # every run has its own folder, even a resumed one
             warnings.filterwarnings("ignore", "The dirpath has changed from")
             # Lightning 2.6 asks an outdated question of PyTorch 2.15's pytrees
             warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")

@@ -1,4 +1,4 @@
-"""What makes an interrupted run go on as if it had not been interrupted."""
+"""Resuming of interrupted runs as if they had not been interrupted."""
 
 import os
 import random
@@ -16,10 +16,10 @@ __all__ = ["RandomState", "WholeFiles"]
 
 
 class RandomState(Callback):
-    """Keeps the states of all random numbers in checkpoints, so that a resumed run is the uninterrupted one.
+    """Stores the states of all random number generators in checkpoints: a resumed run equals the uninterrupted one.
 
-    Shuffling, augmentation and sampling go on where the checkpoint was written, which has to be between two epochs.
-    Runs of several processes draw from streams of their own and are left as they are.
+    Shuffling, augmentation and sampling continue from the checkpoint, which must be written between two epochs. Runs
+    with several processes draw from their own streams, which are not restored.
     """
 
     def __init__(self):
@@ -51,10 +51,10 @@ class RandomState(Callback):
 
 
 class WholeFiles(TorchCheckpointIO):
-    """Checkpoints that appear complete or not at all: written beside, then renamed.
+    """Checkpoints written atomically: to a temporary file in the same folder, then renamed.
 
-    Lightning's own writes to the folder for temporary files and moves, which between file systems is a copy that
-    ``kill -9`` cuts short.
+    Lightning writes to the system's temporary folder and moves the file, which between file systems is a copy that
+    ``kill -9`` can truncate.
     """
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any = None) -> None:

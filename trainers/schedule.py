@@ -1,4 +1,4 @@
-"""Learning rates over a run."""
+"""Learning rate schedules."""
 
 import math
 from collections.abc import Iterable
@@ -23,14 +23,14 @@ def adam(parameters: Iterable, trainer: Trainer, learning_rate: float, warm_up: 
     """Adam on a one-cycle schedule over all steps of a run, as ``configure_optimizers`` returns it.
 
     Args:
-        parameters: to optimise.
-        trainer: of the run.
-        learning_rate: largest of the schedule.
+        parameters: parameters to optimise.
+        trainer: trainer of the run.
+        learning_rate: largest learning rate of the schedule.
         warm_up: fraction of all steps in which it rises, in (0, 1).
     """
     optimizer = torch.optim.Adam(parameters, lr=learning_rate)
     n_steps = trainer.estimated_stepping_batches
-    # not torch's OneCycleLR: that one keeps its length in the checkpoint, so that a longer resumed run fails
+    # not torch's OneCycleLR, which stores its length in the checkpoint, so that a longer resumed run fails
     schedule = LambdaLR(optimizer, lambda step: one_cycle(step, n_steps, warm_up))
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
@@ -40,7 +40,7 @@ def one_cycle(step: int, n_steps: float, warm_up: float, start: float = 0.04) ->
 
     Args:
         step: steps taken.
-        n_steps: of the whole run; infinite for one that keeps the largest rate.
+        n_steps: steps of the whole run; infinite to keep the largest rate.
         warm_up: fraction of the steps in which the rate rises.
         start: rate at the first step.
     """

@@ -1,4 +1,4 @@
-"""Data sets that torchvision reads, by one way of finding, splitting and refusing their files."""
+"""Data sets read by torchvision, with one way of finding, splitting and rejecting their files."""
 
 import os
 from abc import abstractmethod
@@ -18,21 +18,21 @@ from .data import SPLIT_SEED, Binarise, ImageData, Labelled, Split
 
 __all__ = ["N_VALIDATION", "CelebAData", "OmniglotData", "TorchvisionData"]
 
-# Training images that are kept for validation where the data set names none. Never to change: no generator was trained
-# on them.
+# Training images kept for validation if the data set has none of its own. Must not change: no generator was trained on
+# them.
 N_VALIDATION = 500
 
 Part = Literal["training", "validation", "held_out"]
 
 
 class TorchvisionData(ImageData):
-    """Images of a ``torchvision.datasets`` class, read on first use. A subclass names it.
+    """Images of a ``torchvision.datasets`` class, named by the subclass and read on first use.
 
-    Where the data set has no images for validation, these are 500 of the training images.
+    If the data set has no validation images, these are 500 of the training images.
 
     Args:
         root: folder of the files in torchvision's layout; null for ``data`` in the working directory.
-        download: get files that are missing.
+        download: download missing files.
         batch_size: images per batch; the last of an epoch may be smaller.
         augmentation: random changes to training batches; null for none.
         binarise: how pixels become 0 or 1: dynamic, static, or null for grey levels.
@@ -40,14 +40,14 @@ class TorchvisionData(ImageData):
 
     Raises:
         ArgumentError: a value outside its range.
-        ConfigError: on first use, the files are not there, damaged, or cannot be downloaded.
+        ConfigError: on first use, the files are missing, damaged, or cannot be downloaded.
     """
 
     folder: ClassVar[str]
     """Folder of the files, within the root."""
     download_size: ClassVar[str]
     shuffled: ClassVar[bool] = True
-    """Whether the first images are as good as any for training; else a fixed permutation comes first."""
+    """Whether the images are already in random order; otherwise a fixed permutation is applied."""
 
     def __init__(
         self,
@@ -68,10 +68,10 @@ class TorchvisionData(ImageData):
 
     @abstractmethod
     def dataset(self, part: Part) -> Any:
-        """torchvision's data set of a part; None for validation that is to be taken from training."""
+        """torchvision's data set of a part; None if validation images are taken from training."""
 
     def prepare_data(self) -> None:
-        """Downloads what is missing, in one process, and fails before training where it cannot."""
+        """Download what is missing, in one process, and fail before training if that is impossible."""
         self._open("training")
 
     def read(self) -> Split:
@@ -100,7 +100,7 @@ class TorchvisionData(ImageData):
             if "not found" in reason:
                 raise ConfigError(
                     f"no {name} files in {folder}: put them there in torchvision's layout, name another root, or set "
-                    f"download=true where there is a network ({self.download_size})"
+                    f"download=true if there is a network ({self.download_size})"
                 ) from error
             raise ConfigError(f"the {name} files in {folder} are damaged: {reason}") from error
 
@@ -133,9 +133,9 @@ class TorchvisionData(ImageData):
 class OmniglotData(TorchvisionData):
     """Omniglot (Lake, Salakhutdinov and Tenenbaum 2015): characters of 50 alphabets, white on black, 28 x 28 pixels.
 
-    18 780 images of the background set for training, 500 for validation by a permutation that no seed changes; 13 180
-    of other alphabets held out. Batches are (images ``[batch, 28, 28]``, labels ``[batch]``: the character). The root
-    holds ``omniglot-py``; null for ``data``.
+    18 780 images of the background set for training, 500 for validation by a fixed permutation; 13 180 of other
+    alphabets held out. Batches are (images ``[batch, 28, 28]``, labels ``[batch]``: the character). The root contains
+    ``omniglot-py``; null for ``data``.
     """
 
     output_shape = (28, 28)
@@ -154,13 +154,13 @@ class CelebAData(TorchvisionData):
     """CelebA (Liu et al. 2015): faces in colour, cropped to 148 x 148 pixels about the centre and resized.
 
     162 770 images for training, 19 867 for validation, 19 962 held out, kept in memory in 8 bits: 2.3 GiB at 64 x 64.
-    Batches are (images ``[batch, 3, size, size]``, labels ``[batch]``: the identity). The root holds ``celeba``; null
-    for ``data``.
+    Batches are (images ``[batch, 3, size, size]``, labels ``[batch]``: the identity). The root contains ``celeba``;
+    null for ``data``.
 
     Args:
-        size: of the images, pixels.
+        size: height and width of the images, pixels.
         root: folder of the files in torchvision's layout; null for ``data`` in the working directory.
-        download: get files that are missing.
+        download: download missing files.
         batch_size: images per batch; the last of an epoch may be smaller.
         augmentation: random changes to training batches; null for none.
         binarise: how pixels become 0 or 1: dynamic, static, or null for grey levels.
@@ -168,7 +168,7 @@ class CelebAData(TorchvisionData):
 
     Raises:
         ArgumentError: a value outside its range.
-        ConfigError: on first use, the files are not there, damaged, or cannot be downloaded.
+        ConfigError: on first use, the files are missing, damaged, or cannot be downloaded.
     """
 
     folder = "celeba"

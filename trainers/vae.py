@@ -13,12 +13,12 @@ __all__ = ["VAETraining"]
 class VAETraining(EncoderTraining):
     """Maximises ``ELBO(x) = E_q(z|x)[log p(x|z)] - KL(q(z|x) || p(z))``.
 
-    The divergence is in closed form for a normal encoder and a standard normal prior, otherwise estimated from the same
-    draws.
+    The divergence has a closed form for a normal encoder and a standard normal prior, and is otherwise estimated from
+    the same draws.
 
-    A ``kl_weight`` above 1 counts the divergence that many times in training (Higgins et al. 2017), so that the latents
-    of images spread like the prior: outputs at prior draws then look like images, also where a small fixed sd would
-    spend the latents on details. For a Gaussian decoder it equals training with an sd ``sqrt(kl_weight)`` times larger.
+    A ``kl_weight`` above 1 multiplies the divergence in training (Higgins et al. 2017), so that the latents of images
+    spread like the prior: outputs at prior draws then look like images, even if a small fixed sd would spend the
+    latents on details. For a Gaussian decoder it equals training with an sd ``sqrt(kl_weight)`` times larger.
 
     Adam on a one-cycle schedule. Batches are images ``[n, *output_shape]``, or tuples that begin with them; 0 or 1
     for a generator of binary pixels. Logs ``train/elbo`` and ``val/elbo``, nats per image, and ``train/objective``
@@ -27,8 +27,8 @@ class VAETraining(EncoderTraining):
     Args:
         generator: the model to train: a GaussianVAE, a BernoulliVAE, an IWAE, or any module with prior, decoder and
             encoder whose class ``generators.register`` decorates.
-        learning_rate: largest of the schedule.
-        kl_weight: of the divergence in training; the bounds that are logged are the ELBO itself.
+        learning_rate: largest learning rate of the schedule.
+        kl_weight: weight of the divergence in training; logged bounds are the ELBO itself.
         warm_up: fraction of all steps in which the learning rate rises, in (0, 1).
         validation_samples: draws of z that ``val/elbo`` averages over for each image.
 
@@ -53,7 +53,7 @@ class VAETraining(EncoderTraining):
         self.validation_samples = validation_samples
 
     def elbo(self, images: Tensor, samples: int = 1, kl_weight: float = 1.0) -> Tensor:
-        """The bound of each image, its expectation estimated by ``samples`` draws: ``[n, *output_shape] -> [n]``.
+        """The bound per image, its expectation estimated from ``samples`` draws: ``[n, *output_shape] -> [n]``.
 
         Raises:
             ArgumentError: images of another shape.

@@ -19,7 +19,7 @@ def check_counts(least: int = 1, **counts: int) -> None:
 
 def check_seed(seed: int) -> None:
     if not 0 <= seed < 2**31:
-        raise ConfigError(f"seed: {seed} must be 0 or more, and less than 2**31")
+        raise ConfigError(f"seed: {seed} must be >= 0 and less than 2**31")
 
 
 def writable_folder(output: str) -> Path:

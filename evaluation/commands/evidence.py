@@ -94,7 +94,7 @@ def estimate_evidence(
     if not methods:
         raise ConfigError("methods: the list is empty; name one, or give null for all")
     if n_simulated < 0:
-        raise ConfigError(f"n_simulated = {n_simulated}: must be 0 or more")
+        raise ConfigError(f"n_simulated = {n_simulated}: must be >= 0")
     if chains < 2:
         raise ConfigError(f"chains = {chains}: errors come from the spread over chains, give 2 or more")
     seed = random_seed("evidence", seed)

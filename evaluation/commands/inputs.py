@@ -74,7 +74,7 @@ def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...]) -> 
         ConfigError: the file is missing or unreadable, or holds fewer images.
     """
     if n < 1:
-        raise ConfigError(f"n_images = {n}: must be 1 or more")
+        raise ConfigError(f"n_images = {n}: must be >= 1")
     if not isinstance(source, str):
         return source.held_out(n)
     path = Path(source)

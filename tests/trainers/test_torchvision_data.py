@@ -20,7 +20,7 @@ def test_absent_files_give_one_line_with_the_folder_and_the_remedies(kind, tmp_p
         kind(root=tmp_path).prepare_data()
     message = str(caught.value)
     assert f"no {kind.__name__.removesuffix('Data')} files in {tmp_path}/{kind.folder}" in message
-    assert f"download=true where there is a network ({kind.download_size})" in message
+    assert f"download=true if there is a network ({kind.download_size})" in message
     assert "\n" not in message
 
 
