@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,7 +47,8 @@ def compare(values: Tensor, expected: Tensor) -> Comparison:
 class Oracle:
     """A problem to sample and the exact expectations of statistics of its draws."""
 
-    problem: dgm.Fibre | dgm.Target
+    problem: Any
+    """A Fibre or a Target."""
     statistics: Callable[[Tensor], Tensor]
     """``inputs [chains, draws, *batch, D] -> [chains, draws, K]``."""
     expected: Tensor
@@ -264,6 +265,8 @@ def linear_gaussian(
 class LinearPairs(dgm.DirectedModel):
     """``x = W z + blockdiag(L, ..., L) n``: pairs of outputs share two noises, which L correlates."""
 
+    weight: Tensor
+    mix: Tensor
     structure = "independent"
     unit_inputs = unit_outputs = 2
 
