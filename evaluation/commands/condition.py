@@ -4,7 +4,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from torch import nn
 
@@ -34,11 +34,11 @@ def run(arguments: Sequence[str]) -> None:
 class AnyKernel(Protocol):
     """What a configuration may name as a kernel; :class:`dgm_infer.Kernel` without its types."""
 
-    def check(self, problem, /): ...
+    def check(self, problem, /) -> Any: ...
 
-    def init(self, problem, position, /): ...
+    def init(self, problem, position, /) -> Any: ...
 
-    def step(self, problem, state, rng, /): ...
+    def step(self, problem, state, rng, /) -> Any: ...
 
 
 def condition_images(
