@@ -43,12 +43,21 @@ class MixtureTarget(dgm.Target):
         self.log_parts = weights.log() - log_det - 0.5 * self.dim * math.log(2 * math.pi) + offset
 
     def energy(self, x):
-        whitening, log_parts = self.whitening.to(x.dtype), self.log_parts.to(x.dtype)
-        parts = [
-            c - 0.5 * ((x - m.to(x.dtype)) @ w.mT).square().sum(-1)
-            for c, m, w in zip(log_parts, self.parts[1], whitening, strict=True)
-        ]
-        return -torch.logsumexp(torch.stack(parts), 0)
+        return -self._parts(x)[1].logsumexp(0)
+
+    @torch.no_grad()
+    def energy_and_gradient(self, x):
+        # a formula, for a third of the time that automatic differentiation takes of a target as simple as this
+        whitened, log_parts = self._parts(x)
+        shares = log_parts.softmax(0).unsqueeze(-1)
+        gradient = sum(s * (y @ w.to(x.dtype)) for s, y, w in zip(shares, whitened, self.whitening, strict=True))
+        return -log_parts.logsumexp(0), gradient
+
+    def _parts(self, x):
+        """Coordinates of every part in which it is standard normal, and logarithms of all parts ``[K, ...]``."""
+        whitened = [(x - m.to(x.dtype)) @ w.to(x.dtype).mT for m, w in zip(self.parts[1], self.whitening, strict=True)]
+        logs = [c - 0.5 * y.square().sum(-1) for c, y in zip(self.log_parts.to(x.dtype), whitened, strict=True)]
+        return whitened, torch.stack(logs)
 
     def take(self, problems):
         return MixtureTarget(*self.parts, self.offset, (len(problems),))

@@ -42,12 +42,16 @@ def test_chains_in_the_joint_space_will_do():
     assert off(run(known, dgm.PathSampling(dgm.ContinuousTempering())), known) <= 3
 
 
+# A third of the gradients: enough for equalities, and for what is wrong by dozens of standard errors.
+SHORT = {"draws": 100, "warmup": 50, "pilot_temperatures": 50}
+
+
 def test_one_part_is_the_estimate_of_tempering():
-    known = known_gaussian(10, (3,))
-    whole, tempered = run(known, dgm.PathSampling(parts=1)), run(known, dgm.GibbsTempering())
+    known, method = known_gaussian(10, (3,)), dgm.GibbsTempering(**SHORT)
+    whole, tempered = run(known, dgm.PathSampling(method, parts=1)), run(known, method)
     for value in ("log_z", "std_error", "bias"):
         torch.testing.assert_close(getattr(whole, value), getattr(tempered, value))
-    parts = run(known, dgm.PathSampling())
+    parts = run(known, dgm.PathSampling(method))
     torch.testing.assert_close(parts.diagnostics["tempering_log_z"], tempered.log_z)
     assert not torch.allclose(parts.log_z, tempered.log_z)
     torch.testing.assert_close(parts.draws, tempered.draws)
@@ -67,20 +71,20 @@ def test_control_the_weights_of_the_whole_path_in_every_part_are_noticed(monkeyp
     right = path_sampling.log_weights_at_ends
     monkeypatch.setattr(path_sampling, "log_weights_at_ends", lambda delta: right(10 * delta))
     known = known_gaussian(10, (3,))
-    assert off(run(known, dgm.PathSampling(dgm.GibbsTempering(log_zeta=-5.0))), known) > 5
+    assert off(run(known, dgm.PathSampling(dgm.GibbsTempering(log_zeta=-5.0, **SHORT))), known) > 5
 
 
 def test_control_states_with_the_temperatures_of_others_are_noticed(monkeypatch):
     right = path_sampling._integral
 
     def mixed_up(record, parts):
-        record.beta = record.beta.roll(200, 1)
+        record.beta = record.beta.roll(50, 1)
         return right(record, parts)
 
     monkeypatch.setattr(path_sampling, "_integral", mixed_up)
     known = known_gaussian(10, (3,))
     # a guess that is off keeps chains at one end: a mean over states is then no mean over temperatures
-    assert off(run(known, dgm.PathSampling(dgm.GibbsTempering(log_zeta=-6.0))), known) > 5
+    assert off(run(known, dgm.PathSampling(dgm.GibbsTempering(log_zeta=-6.0, **SHORT))), known) > 5
 
 
 def test_parts_that_no_chain_visits_are_named():
