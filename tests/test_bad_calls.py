@@ -31,7 +31,10 @@ class Shaped(dgm.GenerativeModel):
     """Images of two rows and one column: the sum and the difference of two inputs."""
 
     input_density = dgm.StandardNormal(2)
-    output_shape = (2, 1)
+
+    def __init__(self):
+        super().__init__()
+        self.output_shape = (2, 1)
 
     def observed(self, u):
         return torch.stack([u.sum(-1), u[..., 0] - u[..., 1]], -1)
