@@ -33,6 +33,7 @@ ORDER = {
         "evidence",
         "interop",
     ],
+    "dgm_infer.arguments": ["shown", "values", "tensors", "objects"],
     "dgm_infer.structures": [
         "algebra",
         "jacobian",

@@ -1,0 +1,54 @@
+"""Checks of arguments: each returns the value as the code computes with it, or raises one line that names it.
+
+Every message has the form ``call(field=value): must be ...``.
+"""
+
+from .objects import file_path, function, instance
+from .tensors import (
+    allocatable,
+    available_device,
+    boolean_mask,
+    finite,
+    floating_type,
+    indices,
+    numbers,
+    positive_numbers,
+    sizes,
+)
+from .values import (
+    choice,
+    counts,
+    flag,
+    fraction,
+    interval,
+    optional_positive,
+    positive,
+    random_seed,
+    whole_number,
+    within,
+)
+
+__all__ = [
+    "allocatable",
+    "available_device",
+    "boolean_mask",
+    "choice",
+    "counts",
+    "file_path",
+    "finite",
+    "flag",
+    "floating_type",
+    "fraction",
+    "function",
+    "indices",
+    "instance",
+    "interval",
+    "numbers",
+    "optional_positive",
+    "positive",
+    "positive_numbers",
+    "random_seed",
+    "sizes",
+    "whole_number",
+    "within",
+]
