@@ -109,7 +109,7 @@ def sizes(call: str, field: str, value: Any, *, least: int = 1, empty: bool = Fa
         ArgumentError: it is something else, an integer is below ``least``, or it is empty unless ``empty`` allows it.
     """
     try:
-        whole = [wholereal_number(call, field, size, least) for size in value] if is_sequence(value) else None
+        whole = [whole_number(call, field, size, least) for size in value] if is_sequence(value) else None
     except ArgumentError:
         whole = None
     if whole is None or not (whole or empty):

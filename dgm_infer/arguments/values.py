@@ -28,7 +28,7 @@ __all__ = [
 Value = TypeVar("Value")
 
 
-def wholereal_number(call: str, field: str, value: Any, least: int = 1, most: int | None = None) -> int:
+def whole_number(call: str, field: str, value: Any, least: int = 1, most: int | None = None) -> int:
     """An integer from ``least`` to ``most``; a bool is not one.
 
     Raises:
@@ -123,7 +123,7 @@ def counts(call: str, field: str, value: int | tuple[int, int]) -> tuple[int, in
     pair = value if isinstance(value, tuple | list) else (value, value)
     if len(pair) != 2:
         raise ArgumentError(f"{call}({field}={shown(value)}): must be an integer >= 1, or a (low, high) pair")
-    low, high = (wholereal_number(call, field, end) for end in pair)
+    low, high = (whole_number(call, field, end) for end in pair)
     if low > high:
         raise ArgumentError(f"{call}({field}={shown(value)}): low must not be above high")
     return low, high
@@ -135,7 +135,7 @@ def random_seed(call: str, seed: int | None) -> int:
     Raises:
         ArgumentError: it is not an integer from 0 to 2**63 - 1.
     """
-    return secrets.randbits(31) if seed is None else wholereal_number(call, "seed", seed, 0, 2**63 - 1)
+    return secrets.randbits(31) if seed is None else whole_number(call, "seed", seed, 0, 2**63 - 1)
 
 
 def flag(call: str, field: str, value: Any) -> bool:
