@@ -175,8 +175,8 @@ def _check(
         )
     whole_number("GANTraining", "critic_steps", critic_steps)
     positive("GANTraining", "learning_rate", learning_rate)
-    if not isinstance(betas, tuple | list) or len(betas) != 2:
-        raise ArgumentError(f"GANTraining(betas={betas!r}): must be two numbers in [0, 1)")
-    for beta in betas:
-        within("GANTraining", "betas", beta, 0, 1, open_end=True)
+    try:
+        _, _ = (within("GANTraining", "betas", beta, 0, 1, open_end=True) for beta in betas)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"GANTraining(betas={betas!r}): must be two numbers in [0, 1)") from None
     within("GANTraining", "decay", decay, 0, 1, open_end=True)
