@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, cause
 from .shown import is_sequence, shown
+from .values import whole_number
 
 __all__ = [
     "allocatable",
