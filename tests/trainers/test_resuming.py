@@ -149,7 +149,7 @@ def test_an_interrupt_leaves_a_checkpoint_that_loads_and_goes_on(tmp_path):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     last = folder / "checkpoints" / "last.ckpt"
-    assert f"go on with --ckpt_path {last}" in output
+    assert f"continue with --ckpt_path {last}" in output
     assert generators.load(last).output_shape == (8, 8)
     epoch = torch.load(last, weights_only=True)["epoch"]
     resumed = run(tmp_path / "resumed", configuration("VAE", epoch + 2), "--ckpt_path", str(last))

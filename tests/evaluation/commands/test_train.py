@@ -255,7 +255,7 @@ def test_a_checkpoint_of_another_generator_leaves_no_folder(run, tmp_path, monke
 
 
 def test_a_folder_with_a_run_in_it_is_not_overwritten(run):
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         train([*SHORT, "--trainer.default_root_dir", str(run)])
 
 
