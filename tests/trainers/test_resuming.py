@@ -1,4 +1,4 @@
-"""A run that was interrupted goes on as if it had not been, and its last checkpoint is always whole."""
+"""An interrupted run continues as if it had not been, and its last checkpoint is always complete."""
 
 import os
 import random
@@ -65,7 +65,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def rows(folder: Path, epoch: int) -> list[str]:
-    """What the metrics say from an epoch on."""
+    """The metrics from an epoch on."""
     header, *lines = (folder / "metrics.csv").read_text().splitlines()
     column = header.split(",").index("epoch")
     return [line for line in lines if int(line.split(",")[column]) >= epoch]

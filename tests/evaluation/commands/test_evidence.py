@@ -133,7 +133,7 @@ BAD = {
     "negative seed": (["--seed", "-1"], "seed=-1"),
     "no methods": (["--methods", "[]"], "methods"),
     "unknown method": (["--methods", "[{class_path: dgm_infer.AISS}]"], "AISS"),
-    "class that is no method": (["--methods", "[{class_path: dgm_infer.StandardNormal}]"], "protocol Method"),
+    "class that is not a method": (["--methods", "[{class_path: dgm_infer.StandardNormal}]"], "protocol Method"),
     "illegal method": (["--methods", "[{class_path: dgm_infer.AIS, init_args: {temperatures: 0}}]"], "temperatures=0"),
     "unknown base": (["--base", "prior"], "prior"),
     "negative count": (["--n_simulated", "-1"], "n_simulated"),
