@@ -1,5 +1,5 @@
 """Exact conditioning and honest log-likelihoods for deep generative models."""
-# ruff: noqa: F403 (rooms say themselves what they export)
+# ruff: noqa: F403 (rooms define what they export)
 
 from typing import TYPE_CHECKING, Any
 
@@ -54,14 +54,14 @@ __all__ = [
     "sample",
     "target_from_pyro",
 ]
-# what these rooms export: a kernel or a method of evidence is named in its own room alone
+# re-export these rooms: a kernel or an evidence method is named only in its own room
 __all__ += errors.__all__
 __all__ += evidence.__all__
 __all__ += kernels.__all__
 
 
 def __getattr__(name: str) -> Any:
-    # imported when asked for: Pyro takes longer to load than everything else here
+    # imported on demand: Pyro takes longer to load than everything else here
     if name == "target_from_pyro":
         from .interop.pyro import target_from_pyro
 

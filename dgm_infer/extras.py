@@ -1,4 +1,4 @@
-"""Imports of packages that only an extra of the installation brings."""
+"""Imports of packages that only an extra installs."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,9 +10,9 @@ __all__ = ["extra"]
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Around the imports that the extra ``name`` of the installation makes possible.
+    """Context for imports that need the extra ``name``.
 
-    Of nested blocks the outermost names its extra: what a user called knows best what else it will need.
+    In nested blocks the outermost names its extra: what the user called knows best what else it will need.
 
     Raises:
         MissingExtraError: a package is not installed.

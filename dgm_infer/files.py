@@ -52,7 +52,7 @@ def writable_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise ArgumentError(f"no folder can be made at {folder}: {error.strerror}") from error
+        raise ArgumentError(f"cannot make a folder at {folder}: {error.strerror}") from error
     if not os.access(folder, os.W_OK):
         raise ArgumentError(f"the folder {folder} cannot be written to")
     return folder

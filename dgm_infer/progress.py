@@ -9,18 +9,18 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """A bar over a run's transitions; what it says of them is computed a few times a second, when it is redrawn.
+    """A bar over a run's transitions; its text is computed only when it is redrawn, a few times per second.
 
     Args:
         shown: whether to show it at all.
-        describe: the words after the bar, given the news of all transitions since it was last drawn.
+        describe: the text after the bar, given the news of all transitions since it was last drawn.
         total: transitions expected so far; :meth:`expect` announces more.
     """
 
     def __init__(self, shown: bool, describe: Callable[[list[Any]], str] = str, total: int = 0):
         from tqdm import tqdm
 
-        # in a log file every update is a line of its own
+        # in a log file every update is a separate line
         interval = 0.2 if sys.stderr.isatty() else 10
         self.bar = tqdm(total=total, disable=not shown, mininterval=interval, dynamic_ncols=True)
         self.prefix = ""
@@ -43,13 +43,13 @@ class Progress:
             self.bar.total += transitions
 
     def say(self, text: str) -> None:
-        """Show what goes on before the transitions that the bar counts."""
+        """Show progress before the transitions that the bar counts."""
         if not self.bar.disable and time.monotonic() - self._said > self.bar.mininterval:
             self.bar.set_description(text)
             self._said = time.monotonic()
 
     def update(self, phase: str, news: Any = None) -> None:
-        """One transition is done; None is not news."""
+        """Count one transition, with its news unless None."""
         if self.bar.disable:
             return
         self._phase = phase

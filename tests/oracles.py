@@ -328,7 +328,7 @@ def linear(model: dgm.DirectedModel, y: Tensor, *, observe=None, operator: Tenso
 
 
 class GaussianTarget(dgm.Target):
-    """``N(mean, scale^2 correlation)``: ``scale [*batch]``, one a problem, ``mean [D]``, ``correlation [D, D]``."""
+    """``N(mean, scale^2 correlation)``: ``scale [*batch]``, one per problem, ``mean [D]``, ``correlation [D, D]``."""
 
     def __init__(self, scale: Tensor, mean: Tensor, correlation: Tensor):
         super().__init__(None, len(mean), tuple(scale.shape))
@@ -343,7 +343,7 @@ class GaussianTarget(dgm.Target):
 
 
 def correlated_gaussian(scales=(1.0,), *, wrong: float = 1.0) -> Oracle:
-    """A correlated Gaussian of one scale a problem; ``wrong`` widens the answer's scale, not the target's."""
+    """A correlated Gaussian with one scale per problem; ``wrong`` widens the answer's scale, not the target's."""
     mean = torch.tensor([1.0, -2.0, 0.5], dtype=FLOAT)
     correlation = torch.tensor([[1.0, 0.8, 0.0], [0.8, 1.0, -0.3], [0.0, -0.3, 1.0]], dtype=FLOAT)
     scale = torch.tensor(scales, dtype=FLOAT)

@@ -51,7 +51,7 @@ def test_the_folder_of_a_test_is_one_of_the_code(path):
 
 
 def skipped(*reasons):
-    """What the terminal shows of tests skipped for these reasons, each in a place of its own."""
+    """Terminal output for tests skipped for these reasons, each in its own place."""
     lines = []
     reports = [SimpleNamespace(longrepr=(f"test_{i}.py", i, f"Skipped: {reason}")) for i, reason in enumerate(reasons)]
     pytest_terminal_summary(SimpleNamespace(stats={"skipped": reports}, write_line=lines.append))

@@ -113,7 +113,7 @@ class GaussianDensity:
         """Independent draws ``[*shape, *batch, D]``.
 
         Raises:
-            ArgumentError: the shape is neither an integer >= 0 nor a sequence of such.
+            ArgumentError: the shape is neither an integer >= 0 nor a sequence of them.
         """
         call = "Gaussian.sample"
         if isinstance(shape, tuple | list):

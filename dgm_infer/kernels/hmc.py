@@ -1,4 +1,4 @@
-"""Hamiltonian Monte Carlo on R^D (T Algorithm 4)."""
+"""Hamiltonian Monte Carlo on R^D (math 8.1, T Algorithm 6)."""
 
 import math
 from dataclasses import dataclass

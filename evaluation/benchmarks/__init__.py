@@ -1,4 +1,4 @@
-"""Measurements beside peers, for ``dgm-infer bench NAME``: one module a benchmark, each with a function ``bench``."""
+"""Measurements beside peers, for ``dgm-infer bench NAME``: one module per benchmark, each with a function ``bench``."""
 
 import importlib
 from collections.abc import Callable

@@ -31,8 +31,8 @@ def trained(
     accelerator: str = "cpu",
     precision: Any = "32-true",
 ) -> tuple[BernoulliVAE, dict[str, Any]]:
-    """The best epoch of a run by the importance-weighted bound, by the ELBO for None; seconds,
-    those of the processor, epoch and bound."""
+    """The best epoch of a run by the importance-weighted bound, or the ELBO if ``samples`` is None; and its seconds,
+    processor seconds, epoch and bound."""
     torch.manual_seed(seed)
     model = BernoulliVAE(50, data.output_shape, (200, 200))
     module = (

@@ -15,7 +15,7 @@ from .workers import WorkerResult
 
 __all__ = ["compare", "summarise", "table"]
 
-# Draws of a chain below which its ESS says nothing: ArviZ then only reports the most that it allows.
+# Draws per chain below which an ESS is uninformative: ArviZ then only reports its upper limit.
 _FEWEST = 20
 
 # Chains from which the spread of their means is known to some ten per cent.
@@ -29,7 +29,7 @@ def summarise(workers: Sequence[WorkerResult], seconds: float, cores: int) -> di
     scaled to all draws made. Chains less than half as long as the longest, or shorter than 20 draws, count as failed.
 
     Returns:
-        a record for JSON; without ``latents`` where nothing was sampled.
+        a record for JSON; without ``latents`` if nothing was sampled.
     """
     errors = [worker.error for worker in workers if worker.error is not None]
     results = [worker.value for worker in workers if worker.value is not None]

@@ -5,8 +5,8 @@ Three measurements on the published importance-weighted auto-encoder, float32, i
 - image-gradients per second of annealed importance sampling, ten leapfrog steps per temperature, against a bare loop of
   ``energy_and_gradient`` on as many points; the two take turns, and the median of their ratios counts;
 - seconds until one image's estimate has a standard error of 0.1, by annealing with as many temperatures here and with
-  Pyro's HMC kernel, a chain after another. A standard error falls with the square root of the chains, so that the
-  seconds of a run times its mean squared error over 0.01 is what a run of the right number of chains would take;
+  Pyro's HMC kernel, one chain after another. A standard error falls with the square root of the chains, so a run with
+  the right number of chains would take the seconds of this run times its mean squared error over 0.01;
 - every method's estimate, error, status, seconds and gradients on the same images.
 """
 
@@ -54,19 +54,19 @@ def bench(
     """Measure annealing's speed, and every method beside Pyro's on the same images.
 
     Args:
-        images: of the speed measurement.
-        chains: of every image there.
-        temperatures: there, of ten leapfrog steps each.
+        images: images in the speed measurement.
+        chains: chains per image in it.
+        temperatures: temperatures in it, of ten leapfrog steps each.
         repeats: turns of annealing and of the bare loop.
-        compared_images: the first so many, of the comparison with Pyro.
-        compared_chains: of annealing there, for both.
-        compared_temperatures: likewise.
-        peer: run Pyro; without it there is no ratio.
-        device: of this project; Pyro runs on the processor. On cuda, 1000 images of 16 chains are annealed once, with
-            1000 temperatures.
+        compared_images: number of images, the first ones, in the comparison with Pyro.
+        compared_chains: chains of annealing in it, for both.
+        compared_temperatures: temperatures of annealing in it, for both.
+        peer: run Pyro, which the ratio needs.
+        device: device of this project; Pyro runs on the CPU. On cuda, 1000 images with 16 chains are annealed once,
+            with 1000 temperatures.
         cores: processor cores; null for all of them.
         data: the reference folder, with iwae_mnist in it; null for the environment variable DGM_INFER_REFERENCE_DATA.
-        seed: of all randomness.
+        seed: seed of all randomness.
         output: folder for ``evidence_<device>.json`` and ``evidence.md``.
 
     Returns:
@@ -82,7 +82,7 @@ def bench(
     }
     check_counts(**counts)
     if compared_chains < 2:
-        raise ConfigError(f"compared_chains: {compared_chains} must be 2 or more, for a standard error")
+        raise ConfigError(f"compared_chains: {compared_chains} must be >= 2, for a standard error")
     check_seed(seed)
     check_device(device)
     if peer:
@@ -182,7 +182,7 @@ def _peer(
 
 
 def seconds_to_error(estimates: Estimates, error: float = _ERROR) -> float:
-    """Seconds an image until a standard error, of a run with as many chains as that takes: variance times time."""
+    """Seconds per image to a standard error, in a run with as many chains as that takes: variance times time."""
     variance = float(estimates.std_error.double().square().mean())
     return estimates.seconds / len(estimates.log_z) * variance / error**2
 

@@ -53,18 +53,18 @@ def bench(
     """Sample the published problems with this project and with Mici, side by side.
 
     Args:
-        seconds: of wall clock for each method on each problem, compilation and warm-up included.
+        seconds: wall-clock seconds per method and problem, including compilation and warm-up.
         problems: names, separated by commas: generalised_lambda, lotka_volterra.
-        chains: of this project; null for 512, on cuda 4096.
+        chains: chains of this project; null for 512, on cuda 4096.
         warmup: iterations of this project that adapt the kernel.
         compile: compile this project's kernel.
-        device: of this project; Mici runs on the processor.
+        device: device of this project; Mici runs on the CPU.
         cores: processor cores for either; null for all of them.
-        peer: run Mici; without it there is no ratio.
+        peer: run Mici, which the ratio needs.
         peer_warmup: iterations of Mici that adapt its step size, or a quarter of the seconds if they take longer.
         peer_form: Mici's constraint, the generator's outputs or, in a Markov model, the residual of every step.
         n_observed: condition on the first so many outputs only, for a quick look.
-        seed: of all randomness.
+        seed: seed of all randomness.
         output: folder for ``fibre_<device>.json`` and ``fibre.md``.
 
     Returns:
@@ -119,7 +119,7 @@ def bench(
 
 
 def ours(task: Task, report: Report) -> dict[str, Any]:
-    """Self-tuning constrained HMC until the time is used, in chunks of draws; runs in a process of its own.
+    """Self-tuning constrained HMC until the time is used, in chunks of draws, in a separate process.
 
     Returns:
         ``latents`` ``{name: [chains, draws]}``; ``acceptance``, ``failed`` and ``n_steps`` of every transition of the
@@ -129,7 +129,7 @@ def ours(task: Task, report: Report) -> dict[str, Any]:
     torch.set_num_threads(task.cores)
     fibre = task.problem.fibre(task.device)
     kernel = dgm.ConstrainedHMC(compile=task.compile)
-    # a draw beyond warm-up, so that positions to go on from are kept; it is not counted
+    # one draw after warm-up provides positions to continue from; it is not counted
     draws = dgm.sample(fibre, kernel, chains=task.chains, warmup=task.warmup, draws=1, seed=task.seed, progress=False)
     warm = clock.elapsed
     step_size = draws.stats["step_size"].double().mean().item()

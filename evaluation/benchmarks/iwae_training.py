@@ -53,7 +53,7 @@ def bench(
     """Train a VAE and an IWAE of the same size on binarised MNIST, and compare them on held-out images.
 
     Args:
-        epochs: of either run.
+        epochs: epochs of either run.
         samples: k of the importance-weighted bound in training, and of the gradients compared.
         batch_size: images per step.
         learning_rate: largest of either run's schedule.
@@ -63,7 +63,7 @@ def bench(
         gradient_images: held-out images that each of these is of.
         cores: threads of PyTorch; null for all.
         data: folder with MNIST/raw in it; null for mnist_10k of the reference data (DGM_INFER_REFERENCE_DATA).
-        seed: of all randomness.
+        seed: seed of all randomness.
         output: folder for ``iwae_training.json`` and ``iwae_training.md``.
 
     Returns:
@@ -78,7 +78,7 @@ def bench(
     }
     check_counts(**counts)
     if gradients < 2 * _GROUPS:
-        raise ConfigError(f"gradients: {gradients} must be {2 * _GROUPS} or more, for a standard error")
+        raise ConfigError(f"gradients: {gradients} must be >= {2 * _GROUPS}, for a standard error")
     if not learning_rate > 0:
         raise ConfigError(f"learning_rate: {learning_rate:g} must be positive")
     check_seed(seed)

@@ -1,8 +1,8 @@
 """``dgm-infer bench methods``: every method of estimating log evidence on every experiment, by gradient evaluations.
 
-All methods have their default settings and as many chains. A standard error falls with the square root of the chains,
-so that the gradient evaluations of a run times its mean squared error over 0.05^2 is what a standard error of 0.05
-would take. Where the truth is known the error is that against the truth, which what a method misses cannot hide from.
+All methods have their default settings and equally many chains. A standard error falls with the square root of the
+chains, so a standard error of 0.05 would take the gradient evaluations of a run times its mean squared error over
+0.05^2. If the truth is known the error is measured against it, which reveals what a method misses.
 """
 
 from collections.abc import Iterator
@@ -73,12 +73,12 @@ def bench(
     """Estimate the evidence of every experiment by every method.
 
     Args:
-        chains: of every problem.
-        images: of the auto-encoders.
+        chains: chains per problem.
+        images: images of the auto-encoders.
         runs: independent ones, of the experiments that are a single problem.
         data: the reference folder; null for the environment variable DGM_INFER_REFERENCE_DATA. Without it the
             experiments are the shipped digits and random Boltzmann machines.
-        seed: of all randomness.
+        seed: seed of all randomness.
         output: folder for ``methods.json`` and ``methods.md``.
 
     Returns:
@@ -109,7 +109,7 @@ def bench(
 
 
 def evaluations_to_error(evaluations: float, rms_error: float, error: float = _ERROR) -> float:
-    """Gradient evaluations at which a run of as many more chains would have a standard error of ``error``."""
+    """Gradient evaluations of a run with so many chains that its standard error is ``error``."""
     return evaluations * (rms_error / error) ** 2
 
 

@@ -127,8 +127,8 @@ def system(problem: Problem, form: Literal["generator", "residual"] = "generator
 def run(task: MiciTask, report: Report) -> dict[str, Any]:
     """One chain of Mici's on one processor, stopped on time; the result as :func:`evaluation.benchmarks.fibre.ours`.
 
-    It starts where the published parameters and noise are, which is in the typical set: from the points on the fibre
-    near prior draws, where this project's chains start, Mici's often meets overflow or keeps a tiny step size.
+    It starts at the published parameters and noise, which are in the typical set: from points on the fibre near prior
+    draws, where this project's chains start, Mici often overflows or keeps a tiny step size.
     """
     clock = Clock(task.seconds)
     logging.getLogger("mici").setLevel(logging.CRITICAL)

@@ -28,7 +28,7 @@ def one_epoch(
         images: grey levels ``[n, *shape]``, made binary anew for every batch.
         samples: draws of the importance-weighted bound; None for the ELBO.
         batch_size: images per step.
-        learning_rate: of Adam.
+        learning_rate: learning rate of Adam.
         device: that the model is on.
     """
     optimizer = torch.optim.Adam(model.parameters(), lr=learning_rate)

@@ -2,7 +2,7 @@
 
 Every function takes the same :class:`PyroDecoder` and returns :class:`Estimates`, image by image, so that its numbers
 stand beside ours. Pyro has no annealed importance sampling: :func:`annealed_importance` runs one on its HMC kernel, a
-chain of an image after another, as its MCMC works.
+chain per image after another, as its MCMC does.
 """
 
 import time
@@ -119,12 +119,12 @@ def svi_autoguide(
 
     Args:
         problem: the images.
-        steps: of Adam.
+        steps: steps of Adam.
         particles: draws per step.
-        rate: of learning.
-        draws: of the fitted guide, of every repeat.
-        repeats: of the estimate, for its error.
-        seed: of all randomness.
+        rate: learning rate.
+        draws: draws of the fitted guide per repeat.
+        repeats: repeats of the estimate, for its error.
+        seed: seed of all randomness.
     """
     elbo = Trace_ELBO(num_particles=particles, vectorize_particles=True, max_plate_nesting=1)
     started = time.perf_counter()
@@ -177,10 +177,10 @@ def annealed_importance(
         problem: the images.
         temperatures: K.
         n_steps: leapfrog steps per temperature.
-        step_size: of all of them. Its trajectories have a fixed length: 0.3 with 10 steps nearly is half a period of
-            the guide, after which a chain is back where it was, mirrored.
-        chains: of every image.
-        seed: of all randomness.
+        step_size: step size at all temperatures. Trajectories have a fixed length: 0.3 with 10 steps is almost half a
+            period of the guide, after which a chain is at the mirror image of its start.
+        chains: chains per image.
+        seed: seed of all randomness.
     """
     betas = sigmoid(temperatures).tolist()
     started = time.perf_counter()
@@ -258,7 +258,7 @@ def _repeated_loss(label: str, problem: PyroDecoder, elbo, repeats: int, seed: i
 
 
 def _losses(problem: PyroDecoder, elbo, repeats: int) -> Tensor:
-    """Bounds ``[repeats, n]``; Pyro's losses are sums over their plates, so that images go one by one."""
+    """Bounds ``[repeats, n]``; Pyro's losses are sums over their plates, so images are evaluated one by one."""
     with torch.no_grad():
         each = [problem.take(i) for i in range(len(problem))]
         values = [[-elbo.loss(one.program, one.guide) for one in each] for _ in range(repeats)]

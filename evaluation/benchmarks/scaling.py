@@ -1,6 +1,6 @@
-"""``dgm-infer bench scaling``: cost of a chain's step, and memory, as the number of observations grows.
+"""``dgm-infer bench scaling``: time per chain and step, and memory, as the number of observations grows.
 
-Every size runs in a process of its own, so that one's peak memory is not another's. On the structured path the work is
+Every size runs in a separate process, so that each has its own peak memory. On the structured path the work is
 the same at every size: ``chains = total / N``, so that small sizes fill the machine as large ones do and pay no fixed
 costs that would make growth look slower than it is. Chains start at inputs that generated the data, which is an exact
 posterior draw, and take steps of one size without geodesic sub-steps, so that the solver has the same work to do. The
@@ -55,7 +55,7 @@ def bench(
             takes one transition of one step.
         compile: compile the structured path's kernel.
         cores: processor cores; null for all of them.
-        seed: of all randomness.
+        seed: seed of all randomness.
         output: folder for ``scaling.json`` and ``scaling.md``.
 
     Returns:
@@ -106,11 +106,11 @@ class Task:
         path: how the Jacobian is factorised.
         n: observations.
         chains: at once.
-        steps: integrator steps of a draw.
+        steps: integrator steps per draw.
         repeats: timed transitions.
         compile: the kernel.
         cores: threads.
-        seed: of the data and the chains.
+        seed: seed of the data and the chains.
     """
 
     path: Literal["structured", "dense"]

@@ -1,4 +1,4 @@
-"""The settings of a benchmark: what is refused before anything is measured, and the command that repeats it."""
+"""The settings of a benchmark: checks before anything is measured, and the command that repeats it."""
 
 import shlex
 from collections.abc import Mapping

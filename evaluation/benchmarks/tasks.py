@@ -28,12 +28,12 @@ class MiciTask:
 
     Args:
         problem: to sample.
-        seconds: of wall clock, compilation, starting point and warm-up included.
+        seconds: wall-clock seconds, including compilation, starting point and warm-up.
         warmup: iterations that adapt the step size, at most.
-        warmup_share: of the seconds, after which warm-up ends even so.
-        seed: of all randomness.
-        index: of the process.
-        form: of the constraint.
+        warmup_share: share of the seconds after which warm-up ends in any case.
+        seed: seed of all randomness.
+        index: index of the process.
+        form: form of the constraint.
     """
 
     problem: Problem

@@ -16,7 +16,7 @@ __all__ = ["STEPS", "one_large_run", "throughput"]
 STEPS = 10
 """Leapfrog steps per temperature."""
 _STEP_SIZE = 0.2
-# What one card is asked for, where there is one: images, chains, temperatures.
+# The large run on a GPU: images, chains, temperatures.
 _LARGE = (1000, 16, 1000)
 
 

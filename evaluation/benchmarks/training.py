@@ -50,7 +50,7 @@ class Case:
     samples: int | None
     batch_size: int
     required: float | None
-    """Share of the plain loop's throughput that this project asks of itself; None where it is reported only."""
+    """Required share of the plain loop's throughput; None if it is only reported."""
 
 
 CASES = (
@@ -74,12 +74,12 @@ def bench(
 
     Args:
         rounds: turns of either side.
-        steps: of a turn.
-        epochs: of the runs in 32 and 16 bits, on cuda only.
-        device: of both sides.
+        steps: steps per turn.
+        epochs: epochs of the runs in 32 and 16 bits, on cuda only.
+        device: device of both sides.
         cores: threads of PyTorch; null for all.
-        data: of the runs on cuda: folder with MNIST/raw in it; null for mnist_10k of the reference data.
-        seed: of all randomness.
+        data: folder with MNIST/raw in it, for the runs on cuda; null for mnist_10k of the reference data.
+        seed: seed of all randomness.
         output: folder for ``training_<device>.json`` and ``training.md``.
 
     Returns:

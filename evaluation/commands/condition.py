@@ -61,14 +61,13 @@ def condition_images(
     output: str = "runs",
     resolved: str = "",
 ) -> Path:
-    """Complete images of which a part is observed; write draws, tables and pictures to a run folder.
+    """Complete partly observed images; write draws, tables and pictures to a run folder.
 
-    A generator of continuous pixels is conditioned exactly; where it has no noise of its own, on no more pixels than it
-    has latents, or with ``noise`` on any number. Where pixels are binary, the latents are sampled given the
-    observed pixels.
+    A generator of continuous pixels is conditioned exactly; without output noise, on at most as many pixels as it has
+    latents, or with ``noise`` on any number. If pixels are binary, the latents are sampled given the observed pixels.
 
     Args:
-        name: of the run; results go to ``<output>/<name>/<time>/``.
+        name: name of the run; results go to ``<output>/<name>/<time>/``.
         generator: a shipped generator, a path to its weights, or a model by class path.
         images: a data set with held-out images by class path, or a file: a picture, or ``.npy`` of ``[n, *shape]``
             (8-bit values are divided by 255, others taken as they are).
@@ -77,15 +76,16 @@ def condition_images(
         n_images: the first so many images.
         noise: standard deviation of Gaussian output noise that the generator is given; null for none.
         binarise: threshold above which a pixel is 1, below it 0; null leaves the values as they are. Generators of
-            binary images need it where the images are grey.
-        kernel: of the chains: fields of ConstrainedHMC, or any kernel by class path; a step size of null is adapted.
-        latent_kernel: of the chains where the pixels are binary: fields of HMC, or any kernel by class path.
-        chains: of every image.
+            binary images need it if the images are grey.
+        kernel: kernel of the chains: fields of ConstrainedHMC, or any kernel by class path; a step size of null is
+            adapted.
+        latent_kernel: kernel of the chains if the pixels are binary: fields of HMC, or any kernel by class path.
+        chains: chains per image.
         warmup: iterations that adapt the step sizes.
-        draws: kept draws of every chain.
+        draws: draws kept per chain.
         thin: iterations per kept draw.
-        seed: of all randomness; null draws one.
-        target_acceptance: that step sizes adapt to.
+        seed: seed of all randomness; null draws one.
+        target_acceptance: acceptance probability that step sizes are adapted to.
         device: to compute on; null for the generator's.
         output: folder of all runs.
         resolved: the configuration as it was read, kept with the results.

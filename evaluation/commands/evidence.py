@@ -59,15 +59,15 @@ def estimate_evidence(
     """Estimate log p(x) of images under a generator; write results, a table and a picture to a run folder.
 
     Args:
-        name: of the run; results go to ``<output>/<name>/<time>/``.
+        name: name of the run; results go to ``<output>/<name>/<time>/``.
         generator: a shipped generator, a path to its weights, or a model by class path; it has a decoder, and an
-            encoder where the base needs one.
+            encoder if the base needs one.
         images: a data set with held-out images by class path, or a file: a picture, or ``.npy`` of ``[n, *shape]``
             (8-bit values are divided by 255, others taken as they are).
         n_images: the first so many images.
         binarise: threshold above which a pixel is 1, below it 0; null leaves the values as they are. Generators of
-            binary images need it where the images are grey.
-        methods: of estimation, by class path; null for Elbo, ImportanceSampling, AIS, GibbsTempering and
+            binary images need it if the images are grey.
+        methods: evidence methods by class path; null for Elbo, ImportanceSampling, AIS, GibbsTempering and
             ContinuousTempering with their defaults.
         base: density that methods start from: encoder, a Gaussian fitted by the evidence lower bound (diagonal,
             low_rank, full), or laplace.
@@ -75,9 +75,9 @@ def estimate_evidence(
             posterior (heuristic, for these are not exact), and on simulated images; null for none.
         n_simulated: images simulated from the generator, of which exact draws are known: there both bounds hold, and
             their gap says what to expect of annealing; 0 for none.
-        chains: of every image.
+        chains: chains per image.
         chunk: images at a time; null for as many as memory allows.
-        seed: of all randomness; null draws one.
+        seed: seed of all randomness; null draws one.
         device: to compute on; null for the generator's.
         output: folder of all runs.
         resolved: the configuration as it was read, kept with the results.
@@ -96,7 +96,7 @@ def estimate_evidence(
     if n_simulated < 0:
         raise ConfigError(f"n_simulated = {n_simulated}: must be >= 0")
     if chains < 2:
-        raise ConfigError(f"chains = {chains}: errors come from the spread over chains, give 2 or more")
+        raise ConfigError(f"chains = {chains}: must be >= 2, errors come from the spread over chains")
     seed = random_seed("evidence", seed)
     target, q = _problem(model, x, base, seed)
     options = {"chains": chains, "seed": seed, "chunk": chunk}
@@ -153,7 +153,7 @@ def _problem(model: LatentVariableModel, x: Tensor, base: str, seed: int) -> tup
 
 
 def _labels(methods: Sequence[Method]) -> list[str]:
-    """Class names, with a number where one occurs again."""
+    """Class names, numbered if they are repeated."""
     names = [type(method).__name__ for method in methods]
     return [name if names.count(name) == 1 else f"{name} {names[: i + 1].count(name)}" for i, name in enumerate(names)]
 
@@ -161,7 +161,7 @@ def _labels(methods: Sequence[Method]) -> list[str]:
 def _heuristic_bounds(
     target: LatentPosterior, q: Gaussian, method: AIS, results: dict[str, Evidence], options: dict
 ) -> dict[str, Evidence]:
-    """An upper bound and the two-sided estimate, from draws that some method left; none where none has any."""
+    """An upper bound and the two-sided estimate, from the draws of a method; none if no method has draws."""
     sources = [(label, e) for label, e in results.items() if e.status in ("unbiased", "consistent")]
     if not sources:
         return {}

@@ -31,7 +31,7 @@ def read_generator(generator: nn.Module | str) -> nn.Module:
     """A shipped generator by name, one by the path to its weights, or the model itself; in evaluation mode.
 
     Raises:
-        CheckpointError: there is no such generator.
+        CheckpointError: the generator does not exist.
         ModelError: the model is not one that can be conditioned.
     """
     if not isinstance(generator, str):
@@ -57,7 +57,7 @@ def moved(model: nn.Module, device: str | None) -> nn.Module:
     """The model, moved to a device; None leaves it where it is.
 
     Raises:
-        ArgumentError: there is no such device.
+        ArgumentError: the device is not available.
     """
     if device is None:
         return model

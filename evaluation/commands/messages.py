@@ -31,7 +31,7 @@ def suggest(word: str, known: Iterable[str]) -> str:
 
 
 def with_suggestion(message: str, options: Iterable[str]) -> str:
-    """A parser's message, with the nearest of the options where it names one that is unknown."""
+    """A parser's message, with the nearest option if it names an unknown one."""
     unknown = re.search(r"unrecognized arguments: --([\w.]+)|[Oo]ption '([\w.]+)'(?: is not accepted)?$", message)
     if unknown is None:
         return message

@@ -33,7 +33,7 @@ def parse(parser: Any, arguments: Sequence[str]) -> Any:
     """The options that the arguments give.
 
     Raises:
-        ConfigError: a mistake in them, with the nearest option where one is unknown.
+        ConfigError: a mistake in them; the message suggests the nearest option to an unknown one.
     """
     try:
         return parser.parse_args(arguments)

@@ -37,7 +37,7 @@ def run(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("name", nargs="?", default="", help="one of the experiments above")
     parser.add_argument("--fast", action="store_true", help="a smoke run under a minute, whose numbers mean little")
-    parser.add_argument("--data", help=f"the reference folder, where one is needed (default: ${REFERENCE_DATA})")
+    parser.add_argument("--data", help=f"the reference folder, if one is needed (default: ${REFERENCE_DATA})")
     parser.add_argument("--seed", type=int, default=1, help="of all randomness (default: 1)")
     parser.add_argument("--output", default="runs", help="folder of all runs (default: runs)")
     options = vars(parse(parser, arguments))
@@ -63,7 +63,7 @@ def reproduce(
         fast: a smoke run under a minute, whose numbers mean little.
         data: the reference folder, for the experiments that need one; None for the environment variable
             ``DGM_INFER_REFERENCE_DATA``.
-        seed: of all randomness.
+        seed: seed of all randomness.
         output: folder of all runs.
         command: the command line, kept with the results.
 

@@ -109,7 +109,7 @@ class TrainCLI(LightningCLI):
         folder = settings["trainer"]["default_root_dir"]
         if folder is not None and (Path(folder) / "config.yaml").exists():
             raise ConfigError(
-                f"trainer.default_root_dir={folder} holds a run already: name another, or none for runs/{self.name}/"
+                f"trainer.default_root_dir={folder} already holds a run: name another, or none for runs/{self.name}/"
             )
 
     def before_instantiate_classes(self) -> None:
@@ -185,7 +185,7 @@ class TrainCLI(LightningCLI):
                 raise KeyboardInterrupt from error
             _say(
                 self.trainer,
-                f"interrupted in epoch {self.trainer.current_epoch + 1}: go on with --ckpt_path {checkpoint}",
+                f"interrupted in epoch {self.trainer.current_epoch + 1}: continue with --ckpt_path {checkpoint}",
             )
             raise SystemExit(130) from error
         finally:

@@ -84,10 +84,10 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     """Write ``errors.png``.
 
     Args:
-        folder: of the picture.
+        folder: folder of the picture.
         fast: fewer systems, runs, chains and draws.
         data: the reference folder, with ``boltzmann`` in it; None for random systems.
-        seed: of all randomness.
+        seed: seed of all randomness.
     """
     sizes = _FAST if fast else _FULL
     published = data is not None and (data / "boltzmann").is_dir()
@@ -135,7 +135,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
 
 
 def _thin(draws: int) -> int:
-    """So that some 400 draws of a chain are kept: the log Z estimate uses all of them anyway."""
+    """Thinning that keeps about 400 draws per chain: the log Z estimate uses all states anyway."""
     return max(1, draws // 400)
 
 

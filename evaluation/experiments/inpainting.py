@@ -28,13 +28,13 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     """Write ``completions.png`` and ``traces.png`` into ``folder``.
 
     Args:
-        folder: of the pictures.
+        folder: folder of the pictures.
         fast: two images, few chains and draws.
         data: the reference folder, with ``mnist_10k`` in it.
-        seed: of all randomness.
+        seed: seed of all randomness.
 
     Raises:
-        ConfigError: the images are not there.
+        ConfigError: the images are missing.
     """
     data = required_data(
         data, "mnist_10k", "MNIST in torchvision's layout; the digits come from yann.lecun.com/exdb/mnist"

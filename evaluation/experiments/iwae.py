@@ -29,13 +29,13 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     """Write ``evidence.png`` into ``folder``.
 
     Args:
-        folder: of the picture.
+        folder: folder of the picture.
         fast: few images, chains and temperatures.
         data: the reference folder, with ``iwae_mnist`` in it.
-        seed: of all randomness.
+        seed: seed of all randomness.
 
     Raises:
-        ConfigError: the model's files are not there.
+        ConfigError: the model's files are missing.
     """
     data = required_data(
         data, "iwae_mnist", "its authors published the files on GitHub, matt-graham/continuously-tempered-hmc"

@@ -33,7 +33,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     """Write ``error.png`` (J fig. 13) and ``monocular.png`` (J fig. 14) into ``folder``.
 
     Raises:
-        ConfigError: the files of the model are not there.
+        ConfigError: the files of the model are missing.
     """
     data = required_data(
         data, "pose", "its authors published the files on GitHub, matt-graham/differentiable-generative-models"

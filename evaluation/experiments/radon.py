@@ -30,13 +30,13 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     """Write ``evidence.png``.
 
     Args:
-        folder: of the picture.
+        folder: folder of the picture.
         fast: fewer chains and draws.
         data: the reference folder, with ``radon`` in it.
-        seed: of all randomness.
+        seed: seed of all randomness.
 
     Raises:
-        ConfigError: the data are not there.
+        ConfigError: the data are missing.
     """
     data = required_data(
         data, "radon", "its authors published the file on GitHub, matt-graham/continuously-tempered-hmc"
@@ -104,7 +104,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
             pooled,
         ),
         estimate("AIS", refined.base, dgm.AIS(temperatures=temperatures, pilot_temperatures=pilot), pooled),
-        # particles that are resampled are many in a run, and runs few
+        # resampling needs many particles per run, so there are few runs
         estimate(
             "SMC",
             refined.base,

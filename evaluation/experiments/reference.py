@@ -26,7 +26,7 @@ def required_data(data: Path | None, name: str, origin: str) -> Path:
 
     Args:
         data: the folder, if any.
-        name: of the subfolder.
+        name: name of the subfolder.
         origin: where the files can be had, for the message.
 
     Raises:

@@ -25,11 +25,11 @@ class Sampler:
     """A problem and how to sample it.
 
     Args:
-        label: of the tables and pictures.
+        label: label in tables and pictures.
         problem: what :func:`dgm_infer.condition` returned.
-        kernel: of the chains.
+        kernel: kernel of the chains.
         warmup: iterations that adapt the kernel.
-        draws: kept draws of every chain.
+        draws: draws kept per chain.
         initial: starting points ``[chains, D]``; None lets :func:`dgm_infer.sample` find them.
     """
 
@@ -88,7 +88,7 @@ def report(folder: Path, runs: Sequence[SamplerRun], truth: Mapping[str, float])
     """Write ``posteriors.png`` and ``efficiency.png`` into ``folder``; returns the numbers and their ``"summary"``.
 
     Args:
-        folder: of the pictures.
+        folder: folder of the pictures.
         runs: one row of the pictures and tables each.
         truth: the parameters compared, with the values that generated the data.
     """

@@ -21,7 +21,7 @@ def completions(
     """One row per image: original, observed part, completions, posterior mean and standard deviation.
 
     Args:
-        path: of the PNG.
+        path: path of the PNG.
         originals: ``[images, *shape]``, shape ``(H, W)``, ``(1, H, W)`` or ``(3, H, W)``, values in [0, 1].
         mask: ``[*shape]`` or ``[images, *shape]``, True = observed.
         outputs: ``[chains, draws, images, *shape]``; the completions shown are the last draws of different chains,

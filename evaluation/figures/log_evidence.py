@@ -16,7 +16,7 @@ with extra("train"):
 
 __all__ = ["against_time", "by_image", "over_training", "relative_errors"]
 
-# What a point may be read as: a bound points to where the truth is.
+# Markers by status: a bound points towards the truth.
 _MARKERS = {"unbiased": "o", "consistent": "s", "lower": "^", "upper": "v", "heuristic": "x"}
 
 
@@ -26,7 +26,7 @@ def by_image(path: str | os.PathLike, rows: Sequence[Estimates], reference: Esti
     Bars are two standard errors. A triangle is a bound and points to the side on which the truth is.
 
     Args:
-        path: of the PNG.
+        path: path of the PNG.
         rows: one per method.
         reference: what is subtracted, image by image; usually the row of smallest error that is not a bound.
     """
@@ -80,11 +80,11 @@ def against_time(
     """Means over images against seconds, one curve per method: beside bounds as lines, and alone (T fig. 5.4).
 
     Args:
-        path: of the PNG.
+        path: path of the PNG.
         curves: method -> its estimates for growing effort; bars are two standard errors.
         levels: label -> bound, drawn as dashed lines.
         band: between a lower and an upper bound on all images' mean, shaded; None for none.
-        title: of the picture.
+        title: title of the picture.
     """
     figure = Figure(figsize=(11, 4.4), layout="constrained")
     axes = figure.subplots(1, 2)
@@ -119,10 +119,10 @@ def relative_errors(
     Bars are three standard errors. Below 1 a method improves on the base that it started from.
 
     Args:
-        path: of the PNG.
+        path: path of the PNG.
         curves: method -> one entry per length: ``seconds``, and ``value`` and ``error`` of each quantity.
         levels: quantity -> ``value`` of a plain chain on the target, a dotted line.
-        title: of the picture.
+        title: title of the picture.
     """
     names = {"log_z": "log Z", "mean": "mean", "covariance": "covariance"}
     figure = Figure(figsize=(11, 4), layout="constrained")
@@ -158,12 +158,12 @@ def over_training(
     Bars are three standard errors of the mean over runs, the band of the reference two of its own.
 
     Args:
-        path: of the PNG.
+        path: path of the PNG.
         trace: seconds of the fit, and the bound's noisy estimate at every step of it.
         bound: what the fit came to.
         curves: label -> one entry per length: ``seconds``, ``mean`` and ``error``.
         reference: one problem's estimate by a long run.
-        title: of the picture.
+        title: title of the picture.
     """
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     axes = figure.subplots(1, 2)
@@ -202,5 +202,5 @@ def _finish(figure: Figure, labelled, path: str | os.PathLike, title: str) -> No
 
 
 def _finite(error):
-    """No bar where there is no error."""
+    """No bar if there is no error."""
     return np.nan_to_num(error, nan=0.0, posinf=0.0)

@@ -22,10 +22,10 @@ def joint_errors(
     """Errors of posterior-mean joints against seconds, single scenes thin and their mean bold (J fig. 13).
 
     Args:
-        path: of the PNG.
+        path: path of the PNG.
         curves: method -> seconds ``[n]``, of which the first is the start, and errors ``[n, scenes]`` in metres.
         start: mean error at the start; a dashed line marks a tenth of it.
-        title: of the picture.
+        title: title of the picture.
     """
     figure = Figure(figsize=(6.4, 4), layout="constrained")
     axis = figure.subplots()
@@ -47,7 +47,7 @@ def poses(path: str | os.PathLike, nodes: np.ndarray, bones: Sequence[tuple[int,
     """One row per scene: the figure that generated the picture, then one of each chain (J fig. 14).
 
     Args:
-        path: of the PNG.
+        path: path of the PNG.
         nodes: positions ``[1 + chains, scenes, nodes, 3]``, metres.
         bones: pairs of nodes that a bone joins.
     """

@@ -30,11 +30,11 @@ def posteriors(
     what share of its draws lies outside.
 
     Args:
-        path: of the PNG.
+        path: path of the PNG.
         draws: method -> parameter -> ``[n]``.
         truth: parameter -> the value that generated the data, drawn as a dashed line.
         notes: method -> parameter -> a few words over the panel.
-        bins: of a histogram, over the column's range.
+        bins: bins per histogram, over the column's range.
     """
     methods, names = list(draws), list(truth)
     figure = Figure(figsize=(2.5 * len(names) + 0.6, 1.35 * len(methods) + 0.7), layout="constrained")
@@ -70,7 +70,7 @@ def efficiency(
     """Bars of effective sample size per second, grouped by parameter, on a log scale (J fig. 7, J fig. 11).
 
     Args:
-        path: of the PNG.
+        path: path of the PNG.
         rates: method -> parameter -> bulk ESS per second of wall clock.
         unmixed: methods whose chains disagree, so that their estimates mean little: hatched.
     """

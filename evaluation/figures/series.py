@@ -29,7 +29,7 @@ def series(
     Simulations may have exploded: values that are not numbers count as above all others.
 
     Args:
-        path: of the PNG.
+        path: path of the PNG.
         observed: ``[steps, components]``, steps 1, 2, ...
         simulations: title -> ``[n, steps, components]``.
         components: names, the rows' labels.

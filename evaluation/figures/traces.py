@@ -23,10 +23,10 @@ def traces(
     would: a chain that stays in one place stands out as a coloured row (Vehtari et al. 2021).
 
     Args:
-        path: of the PNG.
-        draws: of the run.
+        path: path of the PNG.
+        draws: draws of the run.
         labels: ``(name, index)`` into ``draws.latents[name][:, :, *index]``.
-        bins: of the ranks, at most.
+        bins: maximum bins of the ranks.
     """
     figure = Figure(figsize=(11, 1.8 * len(labels) + 0.5), layout="constrained")
     axes = figure.subplots(len(labels), 2, squeeze=False)

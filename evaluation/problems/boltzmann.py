@@ -55,7 +55,7 @@ class BoltzmannRelaxation(Target):
         biases: b, ``[D_B]``.
 
     Attributes:
-        diagonal: of D, ``[D_B]``, float64, as all of these.
+        diagonal: diagonal of D, ``[D_B]``, float64 like all of these.
         Q: ``[D_B, D]``.
 
     Raises:
@@ -158,7 +158,7 @@ class BoltzmannRelaxation(Target):
 
         Args:
             starts: random ones, of which duplicates among the solutions are removed.
-            seed: of the starts.
+            seed: seed of the starts.
             sweeps: over all units, at most.
 
         Returns:

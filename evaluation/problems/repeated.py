@@ -1,4 +1,4 @@
-"""A target and its base again and again: independent runs of a method, worked on together."""
+"""Repetitions of a target and its base: independent runs of a method, in one batch."""
 
 import torch
 
@@ -24,8 +24,8 @@ def repeated(target: Target, base: Gaussian, runs: int) -> tuple[Target, Gaussia
     """One problem as a batch ``[runs]`` of the same: the spread over the batch is that of independent runs.
 
     Args:
-        target: of batch shape ``()``.
-        base: of the same.
+        target: target of batch shape ``()``.
+        base: base of the same batch shape.
     """
     if target.batch_shape != ():
         raise ArgumentError(f"repeated(target of batch {tuple(target.batch_shape)}): expected one problem, of batch ()")

@@ -19,15 +19,15 @@ _LARGEST_SHARE = 0.5
 
 @dataclass(frozen=True)
 class Estimates:
-    """What a method says about log p(x) of some images, and what that took.
+    """A method's estimates of log p(x) of some images, and their cost.
 
     Attributes:
-        label: of the tables and pictures.
+        label: label in tables and pictures.
         log_z: ``[n]``, one per image.
         std_error: ``[n]``.
         status: ``"unbiased"`` (of the evidence itself), ``"consistent"``, ``"lower"``, ``"upper"``, ``"heuristic"``.
-        seconds: of wall clock for all images.
-        gradient_evaluations: of the target's energy, all chains of an image together; 0 where none is needed.
+        seconds: wall-clock seconds for all images.
+        gradient_evaluations: gradients of the target's energy per image, over all its chains; 0 if none is needed.
         notes: further values for JSON.
     """
 
@@ -103,19 +103,19 @@ def table(rows: Sequence[Estimates]) -> str:
 
 
 def caveats(label: str, evidence: Evidence) -> list[str]:
-    """Lines that name the problems (images, by their numbers) whose estimates are not to be trusted, and why."""
+    """Lines that name the problems (images, by index) with unreliable estimates, and why."""
     lines = []
     agree = evidence.diagnostics.get("base_moments_agree")
     if isinstance(agree, Tensor) and not agree.all():
         lines.append(
-            f"{label}: at number {_numbers(~agree)} the chains miss the base's moments at its end: they have not "
-            "travelled, give them more draws or a better base"
+            f"{label}: problem {_numbers(~agree)}: base moments not recovered at beta = 0 (poor mixing): use more "
+            "draws or a better base"
         )
     share = evidence.diagnostics.get("max_weight_share")
     if evidence.status == "unbiased" and isinstance(share, Tensor) and (share > _LARGEST_SHARE).any():
         lines.append(
-            f"{label}: at number {_numbers(share > _LARGEST_SHARE)} one weight is more than half of all: the errors "
-            "are underestimates, give it more temperatures or chains"
+            f"{label}: problem {_numbers(share > _LARGEST_SHARE)}: one weight exceeds half of the total, so errors "
+            "are underestimated: use more temperatures or chains"
         )
     return lines
 

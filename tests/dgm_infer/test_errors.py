@@ -200,9 +200,9 @@ CASES = {
     "model that defines nothing, not even a shape": (
         lambda: dgm.condition(dgm.WithNoise(NoShape(), 0.1), [1.0]), ModelError, ["NoShape", "observed"]
     ),
-    "noise on something that is no model": (lambda: WithNoise("x", 0.1), ModelError, ["str"]),
+    "noise on something that is not a model": (lambda: WithNoise("x", 0.1), ModelError, ["str"]),
     "model with a plain 32-bit tensor": (lambda: dgm.condition(Plain(), [1.0]), ModelError, ["Plain", "buffers"]),
-    "something that is no model": (lambda: dgm.condition(nn.Linear(2, 1), [1.0]), ModelError, ["Linear"]),
+    "something that is not a model": (lambda: dgm.condition(nn.Linear(2, 1), [1.0]), ModelError, ["Linear"]),
     "model without a density": (lambda: dgm.condition(NoDensity(), [1.0]), ModelError, ["NoDensity", "input_density"]),
     "directed model without a density": (
         lambda: dgm.condition(NoGlobal(), [1.0]), ModelError, ["NoGlobal", "global_density"]
@@ -254,7 +254,7 @@ CASES = {
     "constrained HMC on a target": (
         lambda: sample(kernel=dgm.ConstrainedHMC()), ArgumentError, ["GaussianTarget", "HMC"]
     ),
-    "something that is no problem": (lambda: sample([1.0, 2.0]), ArgumentError, ["list", "condition()"]),
+    "something that is not a problem": (lambda: sample([1.0, 2.0]), ArgumentError, ["list", "condition()"]),
     "unknown solver": (
         lambda: dgm.ConstrainedHMC(solver="bisection"), ArgumentError, ["'bisection'", "quasi_newton", "newton"]
     ),

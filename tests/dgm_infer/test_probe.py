@@ -1,4 +1,4 @@
-"""Energies are looked at before a run, at points that the run's random numbers do not notice."""
+"""Energies are probed before a run, without affecting the run's random numbers."""
 
 import math
 
@@ -52,7 +52,7 @@ def test_every_fault_of_an_energy_is_described(energy, words):
         lambda x: bowl(x).where(x[..., 0] > x[..., 0].min(), math.nan),
         # left to the search for a start, which says more
         lambda x: bowl(x) * math.nan,
-        # what overflows or is refused far away is no fault
+        # overflow or an error far away is not a fault
         lambda x: (x.exp() - x).sum(-1) + bowl(x),
         lambda x: torch.distributions.Normal(0.0, 1.0).log_prob(x.clamp(-30, 30)).sum(-1).neg() + bowl(x),
     ],

@@ -45,7 +45,7 @@ class Reference(Oracle):
 
 
 def mean_and_covariance(points: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Of points ``[n, d]`` with probabilities ``[n]``."""
+    """Moments of points ``[n, d]`` with probabilities ``[n]``."""
     mean = weights @ points
     deviations = points - mean
     return mean, (weights.unsqueeze(-1) * deviations).mT @ deviations

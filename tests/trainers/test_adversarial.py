@@ -42,7 +42,7 @@ def test_the_penalty_of_a_linear_critic_is_that_of_its_slope():
 
 
 def test_the_penalty_is_taken_between_the_images_or_at_real_ones():
-    """Of the critic ``x^2 / 2`` the slope is x itself."""
+    """The critic ``x^2 / 2`` has the slope x."""
 
     def critic(x):
         return x.square().sum(-1) / 2

@@ -26,7 +26,7 @@ def test_the_split_does_not_follow_the_seed():
     first = DigitsData().held_out(8)
     torch.manual_seed(1)
     assert torch.equal(first, DigitsData().held_out(8))
-    # of the images the shipped generator's recipe never saw; another split would make them training images
+    # labels of the images that the shipped generator's recipe never saw; another split would train on them
     assert DigitsData().held_out_labels(8).tolist() == [3, 5, 3, 2, 0, 2, 9, 7]
 
 
@@ -127,7 +127,7 @@ def test_dequantised_images_are_drawn_once_for_looking_and_anew_for_training():
 
 
 def test_the_correction_makes_the_bound_of_a_probability_from_a_density():
-    """Of independent pixels with density f, log P(k) is known; the bound meets it where f is flat in the cells."""
+    """With independent pixels of density f, log P(k) is known; the bound is tight if f is flat in the cells."""
     data = DigitsData(dequantise=True)
     levels, x = data.levels, data.held_out(50).flatten(1).double()
     k = (x * levels).floor()

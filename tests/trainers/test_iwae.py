@@ -38,7 +38,7 @@ def fit(module, folder, epochs: int = 4, *callbacks) -> Trainer:
 
 
 def bound(model, k: int) -> float:
-    """Of the binary held-out digits; those of a Gaussian model have grey levels."""
+    """The bound of the binary held-out digits; those of a Gaussian model have grey levels."""
     binarise = None if isinstance(model, generators.GaussianVAE) else "static"
     torch.manual_seed(7)
     with torch.no_grad():

@@ -91,7 +91,7 @@ def test_generators_of_all_kinds_show_samples():
 
 
 def log_evidence(model, weight, callback, images):
-    """What the callback logs of a linear model, and the exact mean."""
+    """The callback's log for a linear model, and the exact mean."""
     logged = {}
     module = SimpleNamespace(
         generator=model, device=torch.device("cpu"), log=lambda name, value, **_: logged.update({name: float(value)})

@@ -1,4 +1,4 @@
-"""A run that was interrupted goes on as if it had not been, and its last checkpoint is always whole."""
+"""An interrupted run continues as if it had not been, and its last checkpoint is always complete."""
 
 import os
 import random
@@ -65,7 +65,7 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def rows(folder: Path, epoch: int) -> list[str]:
-    """What the metrics say from an epoch on."""
+    """The metrics from an epoch on."""
     header, *lines = (folder / "metrics.csv").read_text().splitlines()
     column = header.split(",").index("epoch")
     return [line for line in lines if int(line.split(",")[column]) >= epoch]
@@ -149,7 +149,7 @@ def test_an_interrupt_leaves_a_checkpoint_that_loads_and_goes_on(tmp_path):
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 130
     last = folder / "checkpoints" / "last.ckpt"
-    assert f"go on with --ckpt_path {last}" in output
+    assert f"continue with --ckpt_path {last}" in output
     assert generators.load(last).output_shape == (8, 8)
     epoch = torch.load(last, weights_only=True)["epoch"]
     resumed = run(tmp_path / "resumed", configuration("VAE", epoch + 2), "--ckpt_path", str(last))

@@ -35,7 +35,7 @@ def test_a_wrong_posterior_loses_its_divergence_from_the_true_one():
     evidence = MultivariateNormal(torch.zeros(4), weight @ weight.T + 0.25 * torch.eye(4)).log_prob(images)
     with torch.no_grad():
         layer(vae.encoder.network, 0).bias[2:] += math.log(2)
-    # of two latents, each with twice the sd: KL = 2 (-log 2 + (4 - 1) / 2)
+    # two latents, each with twice the sd: KL = 2 (-log 2 + (4 - 1) / 2)
     gap = 2 * (1.5 - math.log(2))
     torch.manual_seed(1)
     with torch.no_grad():
@@ -166,7 +166,7 @@ def test_a_resumed_run_goes_on_where_the_checkpoint_ends_and_may_be_longer(tmp_p
     assert resumed.current_epoch == 4
     assert resumed.global_step == 2 * steps
     optimizer = resumed.optimizers[0]
-    # Adam's own count goes on: its moments came with the checkpoint
+    # Adam's own count continues: its moments came with the checkpoint
     assert {int(state["step"]) for state in optimizer.state.values()} == {2 * steps}
     weights = [training.generator.state_dict()["decoder.network.0.weight"] for training in (longer, module)]
     assert not torch.equal(*weights)

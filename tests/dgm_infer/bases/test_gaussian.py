@@ -77,7 +77,7 @@ def test_problems_are_taken_by_flat_index(kind):
 
 
 def precision_target(dim=4, batch=(2,)):
-    """``exp(-2) N(mean, scale^2 C)``, one scale a problem."""
+    """``exp(-2) N(mean, scale^2 C)``, one scale per problem."""
     known = known_gaussian(dim)
     mean, covariance = known.target.parts[1][0], known.target.parts[2][0]
     scales = torch.tensor([0.5, 3.0], dtype=FLOAT)[: math.prod(batch)].reshape(batch)

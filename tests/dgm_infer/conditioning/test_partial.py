@@ -86,7 +86,7 @@ def test_the_evidence_of_a_part_is_its_marginal_density():
 
 
 def test_draws_and_completions_follow_the_posterior():
-    """Of one latent the posterior is known on a grid: its mean, and the probability of every hidden pixel."""
+    """The posterior of one latent is known on a grid: its mean, and the probability of every hidden pixel."""
     decoder, x = bernoulli(), image()
     target = LatentPosterior(decoder, x, dgm.StandardNormal(1), MASK)
     draws = dgm.sample(target, chains=100, warmup=100, draws=60, thin=5, seed=3, progress=False)

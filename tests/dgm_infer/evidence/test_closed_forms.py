@@ -46,7 +46,7 @@ def cases(names, quick=QUICK):
 
 
 def standard_errors_off(estimate, known):
-    """Of the estimate of every problem, with the bias of the logarithm taken off."""
+    """Errors per problem in standard errors, corrected for the bias of the logarithm."""
     return (estimate.log_z - estimate.bias - known.log_z) / estimate.std_error
 
 

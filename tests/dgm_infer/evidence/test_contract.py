@@ -27,7 +27,7 @@ SMALL["tempering"] = dgm.GibbsTempering(draws=60, warmup=0, pilot_temperatures=2
 
 @dataclass(frozen=True, eq=False)
 class Weighted(Settings):
-    """A method of a user's own: the mean of importance weights, one a chain."""
+    """A user's own method: the mean of importance weights, one per chain."""
 
     samples: int = 50
 

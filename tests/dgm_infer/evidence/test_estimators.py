@@ -39,7 +39,7 @@ def test_a_jackknifed_ratio_has_the_error_and_bias_it_states():
     error = estimate.log_z - truth
     assert estimate.std_error.square().mean().sqrt() == pytest.approx(error.std().item(), rel=0.1)
     assert (error - estimate.bias).mean().abs() < 5 * error.std() / 20000**0.5 + 1e-3
-    # of the sums, not of the ratios
+    # the ratio of the sums, not the sum of the ratios
     apart = log_normal(20, 20000, 0.4, seed=2)
     error = log_ratio(numerators, apart).log_z
     assert error.mean().abs() < 5 * error.std() / 20000**0.5 + 0.02

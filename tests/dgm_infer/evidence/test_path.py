@@ -145,7 +145,7 @@ def test_an_equalised_schedule_makes_the_steps_alike():
     assert (schedule.diff(dim=0) > 0).all()
 
     def variance(betas):
-        """Of a log weight, by short steps."""
+        """Variance of a log weight, in short steps."""
         middle = 0.5 * (betas[1:] + betas[:-1])
         return (betas.diff() / (0.05 + middle)).square().sum()
 

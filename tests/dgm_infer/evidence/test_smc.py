@@ -165,7 +165,7 @@ def test_runs_of_one_problem_take_temperatures_of_their_own():
 
 
 def own_error_over_spread():
-    """Of short steps, which chains of 32 states forget all the same."""
+    """Short steps, which chains of 32 states forget all the same."""
     known = known_gaussian(3, (40,))
     estimate = run(known, dgm.SMC(256, conditional_ess=0.9, n_steps=1, step_size=0.6, waste_free=32))
     runs = estimate.log_weights.logsumexp(1) - math.log(256)

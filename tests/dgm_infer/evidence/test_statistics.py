@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 
 def mean_and_error(log_weights, log_z):
-    """Of ``w/Z`` over all weights, every one of them a chain of its own."""
+    """Mean of ``w/Z`` over all weights, one independent chain each, and its standard error."""
     ratio = (log_weights - log_z).exp().flatten()
     return ratio.mean(), ratio.std() / len(ratio) ** 0.5
 
@@ -38,7 +38,7 @@ FROZEN = {
 def frozen(method, chains, known):
     settings = {"chains": chains, "seed": 0, "keep_draws": False, "progress": False}
     estimate = dgm.log_evidence(known.target, known.base, method, **settings, chunk=20_000)
-    # one Z-hat a run, whose mean over particles it is
+    # one Z-hat per run, the mean over its particles
     log_z = estimate.log_weights.logsumexp(1) - math.log(estimate.log_weights.shape[1])
     return mean_and_error(log_z, known.log_z)
 

@@ -101,7 +101,7 @@ def test_state_and_info_have_one_entry_a_chain_and_problem(case, batch):
     assert end is None or end.fraction.shape == batch
     assert ((info.acceptance_rate >= 0) & (info.acceptance_rate <= 1)).all()
     assert (info.status == Status.OK).all()
-    # of a range, but for trajectories that end where they turn
+    # from a range, except for trajectories that end at a U-turn
     n_steps = info.stats["n_steps"]
     assert ((n_steps >= (1 if isinstance(kernel, NUTS) else 2)) & (n_steps <= 4)).all()
     assert info.energy.isfinite().all()

@@ -1,4 +1,4 @@
-"""What the tests of draws share."""
+"""Fixtures shared by the tests of draws."""
 
 import pytest
 

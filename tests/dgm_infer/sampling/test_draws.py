@@ -128,7 +128,7 @@ def test_a_latent_may_be_called_like_a_statistic():
 # ---------------------------------------------------------------------------------------------------------- completion
 
 
-@pytest.mark.parametrize("mask", [MASK, MASKS], ids=["one mask", "a mask a problem"])
+@pytest.mark.parametrize("mask", [MASK, MASKS], ids=["one mask", "a mask per problem"])
 def test_completions_show_the_observed_part_bit_for_bit_and_vary_elsewhere(mask):
     draws = run(fibre(mask=mask))
     outputs = draws.generate(seed=2)

@@ -150,7 +150,7 @@ ROWS = torch.stack([ROW, ROW.roll(1), ROW.roll(2)])
         pytest.param({"masks": ROW}, id="under a mask"),
         pytest.param({"masks": FEW}, id="fewer outputs than latents"),
         pytest.param({"problems": (3,)}, id="three observations at once"),
-        pytest.param({"problems": (3,), "masks": ROWS}, id="one mask a problem"),
+        pytest.param({"problems": (3,), "masks": ROWS}, id="one mask per problem"),
         pytest.param({"problems": (2, 2), "masks": ROW}, id="a grid of observations under one mask"),
     ],
 )

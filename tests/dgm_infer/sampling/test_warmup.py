@@ -1,4 +1,4 @@
-"""Warm-up finds one step size a problem, and leaves a frozen kernel behind."""
+"""Warm-up finds one step size per problem, and returns a frozen kernel."""
 
 import functools
 import math

@@ -179,7 +179,7 @@ def test_oblique_inverse_is_along_the_rows_and_inverts_another_jacobian(make, ba
     same(mv(matrix, v), c)
     same(v, mv(here.matrix.mT, torch.linalg.solve(matrix @ here.matrix.mT, c)))
     same(here.map.tangent(v), torch.zeros_like(v))
-    # of itself it is the pseudo-inverse
+    # with its own entries it is the pseudo-inverse
     same(here.map.oblique_inverse(here.entries, c), here.map.pseudo_inverse(c))
 
 
@@ -239,7 +239,7 @@ def disagreements(structured: Case, plain: Case, other: tuple[torch.Tensor, ...]
     yield structured.map.log_det, plain.map.log_det
     yield structured.map.damped_step(c, damping), plain.map.damped_step(c, damping)
     yield structured.map.oblique_inverse(other, c), plain.map.oblique_inverse((matrix_of(other),), c)
-    # of the dense cotangent, the entries that the structure has
+    # the structure's entries of the dense cotangent
     present = matrix_of(tuple(torch.ones_like(e) for e in structured.entries))
     yield matrix_of(structured.map.log_det_cotangent()), present * plain.map.log_det_cotangent()[0]
 
@@ -336,7 +336,7 @@ def test_block_entries_are_the_jacobian(lead, m, k):
 
 
 def gradients_through_entries(function, u, structured):
-    """Of a weighted sum of the entries, by the structured map and by the dense one."""
+    """Gradients of a weighted sum of the entries, by the structured map and by the dense one."""
     _, entries = structured(u)
     weights = tuple(draw(*e.shape, seed=4 + i) for i, e in enumerate(entries))
     (mine,) = torch.autograd.grad(torch.stack([(w * e).sum() for w, e in zip(weights, entries, strict=True)]).sum(), u)

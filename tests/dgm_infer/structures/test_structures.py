@@ -231,7 +231,7 @@ def test_every_problem_may_have_its_own_units():
         )
 
 
-@pytest.mark.parametrize("masks", [mask_of(0, 2), MASKS], ids=["one mask", "a mask a problem"])
+@pytest.mark.parametrize("masks", [mask_of(0, 2), MASKS], ids=["one mask", "a mask per problem"])
 def test_completions_show_the_observed_units_and_generate_the_others_afresh(masks):
     model = BentPairs()
     _, x = generated(model)

@@ -96,7 +96,7 @@ def test_a_fitted_guide_reaches_the_best_bound_of_independent_coordinates(proble
 def test_estimates_of_the_evidence_agree_with_it(problem, method, options):
     estimates = method(problem, seed=2, **options)
     assert z_scores(estimates, exact(problem)).abs().max() < 5
-    # of another image it is refuted
+    # for another image it is refuted
     assert z_scores(estimates, exact(problem).flip(0)).abs().min() > 5
 
 
@@ -108,7 +108,7 @@ def test_control_annealing_that_forgets_the_guides_constant_is_refuted(problem, 
 
 def test_annealing_counts_the_gradients_of_an_image(problem):
     estimates = baselines.annealed_importance(problem, temperatures=6, n_steps=3, chains=2)
-    # of every temperature three steps and the gradient at the start; one when the kernel is set up, one when the
+    # per temperature three steps and the gradient at the start; one when the kernel is set up, one when the
     # potential is
     assert estimates.gradient_evaluations == pytest.approx(2 * 6 * 4, abs=2 * 3)
     assert estimates.notes["acceptance"] > 0.5

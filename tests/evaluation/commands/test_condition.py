@@ -170,7 +170,7 @@ def gan():
 
 
 def test_a_generator_without_noise_is_conditioned_exactly_on_no_more_pixels_than_latents(tmp_path):
-    # of an untrained generator, whose outputs are all grey, its own images can be reached
+    # an untrained generator has only grey outputs, but its own images can be reached
     images = gan().observed(torch.randn(2, 8, generator=torch.Generator().manual_seed(1))).detach()
     np.save(tmp_path / "own.npy", images.reshape(2, 8, 8).numpy())
     sizes = {"chains": 2, "warmup": 0, "draws": 6, "seed": 1, "output": str(tmp_path)}

@@ -133,7 +133,7 @@ BAD = {
     "negative seed": (["--seed", "-1"], "seed=-1"),
     "no methods": (["--methods", "[]"], "methods"),
     "unknown method": (["--methods", "[{class_path: dgm_infer.AISS}]"], "AISS"),
-    "class that is no method": (["--methods", "[{class_path: dgm_infer.StandardNormal}]"], "protocol Method"),
+    "class that is not a method": (["--methods", "[{class_path: dgm_infer.StandardNormal}]"], "protocol Method"),
     "illegal method": (["--methods", "[{class_path: dgm_infer.AIS, init_args: {temperatures: 0}}]"], "temperatures=0"),
     "unknown base": (["--base", "prior"], "prior"),
     "negative count": (["--n_simulated", "-1"], "n_simulated"),
@@ -198,7 +198,7 @@ def test_chains_cut_short_are_named_by_the_command(config, tmp_path, capsys):
     """Steps that go nowhere leave the chains where the pilot put them."""
     stuck = "{class_path: dgm_infer.GibbsTempering, init_args: {draws: 4, warmup: 0, n_steps: 1, step_size: 1.0e-4}}"
     assert run(config, "--methods", f"[{stuck}]", "--bounds", "null") == 0
-    assert "miss the base's moments" in capsys.readouterr().out
+    assert "base moments not recovered" in capsys.readouterr().out
 
 
 def test_pictures_are_drawn_of_one_image_and_of_errors_that_are_not_known(tmp_path):

@@ -147,7 +147,7 @@ def test_every_shipped_configuration_takes_a_step_and_exports_its_generator(conf
     train(["--config", str(config), "--config", "short.yaml", *quiet])
     made, best = generators.load("made.safetensors"), generators.load(next(tmp_path.rglob("best.ckpt")))
     assert type(made) is type(best)
-    # of two optimisers, where there are two
+    # with two optimisers, if there are two
     assert json.loads(Path("made.json").read_text())["notes"]["steps"] in (2, 4)
     assert config.read_text().startswith("#"), "a header says what it reaches"
 
@@ -255,7 +255,7 @@ def test_a_checkpoint_of_another_generator_leaves_no_folder(run, tmp_path, monke
 
 
 def test_a_folder_with_a_run_in_it_is_not_overwritten(run):
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already holds a run"):
         train([*SHORT, "--trainer.default_root_dir", str(run)])
 
 

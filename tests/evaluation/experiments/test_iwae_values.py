@@ -10,7 +10,7 @@ from tests.files import reference_folder
 pytestmark = pytest.mark.slow
 
 N_IMAGES = 100
-# of long runs that are no part of this project, with what they leave open
+# from long runs that are not part of this project, with their uncertainty
 LOG_EVIDENCE, TOLERANCE = -99.52, 0.03
 
 

@@ -25,7 +25,7 @@ def simulated(n=40, counties=5):
 
 
 def log_density(data, x):
-    """Of latent variables in the program's order, scales by their logarithms, as the model is written on paper."""
+    """Log density of latent variables in the program's order, with log scales, as the model is written on paper."""
     mu_a, log_sigma_a, n_a, mu_b = x[0], x[1], x[2 : 2 + data.n_counties], x[2 + data.n_counties]
     log_sigma_b, n_b, log_eps = x[3 + data.n_counties], x[4 + data.n_counties : 6 + data.n_counties], x[-1]
     sigma_a, sigma_b, eps = log_sigma_a.exp(), log_sigma_b.exp(), log_eps.exp()
