@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from tests.oracles import FLOAT, linear_gaussian_model, linear_gaussian_posterio
 class KnownEvidence:
     """A target of exact log evidence, a base that does not match it, and exact draws."""
 
-    target: dgm.Target
+    target: Any
     base: dgm.Gaussian
     log_z: Tensor
     """``[*batch]``."""

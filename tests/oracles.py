@@ -9,7 +9,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -47,7 +47,8 @@ def compare(values: Tensor, expected: Tensor) -> Comparison:
 class Oracle:
     """A problem to sample and the exact expectations of statistics of its draws."""
 
-    problem: dgm.Fibre | dgm.Target
+    problem: Any
+    """A Fibre or a Target."""
     statistics: Callable[[Tensor], Tensor]
     """``inputs [chains, draws, *batch, D] -> [chains, draws, K]``."""
     expected: Tensor

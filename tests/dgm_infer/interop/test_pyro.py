@@ -76,7 +76,7 @@ def test_the_evidence_of_a_normal_mean_is_in_closed_form():
 
 def scale_evidence():
     def joint(s):
-        return stats.halfcauchy(scale=2.5).pdf(s) * math.prod(stats.norm(0, s).pdf(Y.numpy()))
+        return stats.halfcauchy.pdf(s, scale=2.5) * math.prod(stats.norm.pdf(Y.numpy(), 0, s))
 
     return math.log(sum(integrate.quad(joint, *ends, epsabs=1e-14)[0] for ends in ((0, 1), (1, math.inf))))
 
@@ -128,7 +128,7 @@ def hierarchical_evidence(y):
     def joint(tau):
         covariance = (1 + tau**2) * torch.eye(3, dtype=FLOAT) + 9
         density = dist.MultivariateNormal(torch.zeros(3, dtype=FLOAT), covariance).log_prob(y).exp().item()
-        return density * stats.halfcauchy().pdf(tau)
+        return density * stats.halfcauchy.pdf(tau)
 
     return math.log(sum(integrate.quad(joint, *ends, epsabs=1e-12)[0] for ends in ((0, 1), (1, math.inf))))
 
@@ -180,11 +180,11 @@ def test_a_support_that_depends_on_a_variable_is_the_present_one():
 
     y, n = Y.numpy(), len(Y)
     # the mean's integral in closed form: at its best the likelihood, times a normal of sd 1/sqrt(n) within +- scale
-    best = math.prod(stats.norm(y.mean(), 1).pdf(y)) * math.sqrt(2 * math.pi / n)
+    best = math.prod(stats.norm.pdf(y, y.mean(), 1)) * math.sqrt(2 * math.pi / n)
 
     def joint(scale):
         inside = stats.norm(y.mean(), n**-0.5).cdf([-scale, scale])
-        return stats.gamma(3).pdf(scale) / (2 * scale) * best * (inside[1] - inside[0])
+        return stats.gamma.pdf(scale, 3) / (2 * scale) * best * (inside[1] - inside[0])
 
     exact = math.log(integrate.quad(joint, 0, math.inf)[0])
     target = dgm.target_from_pyro(support_that_depends, Y)
@@ -197,7 +197,7 @@ def test_discrete_variables_are_summed_out():
     y = torch.tensor([-0.7, 1.8, 2.5], dtype=FLOAT)
 
     def joint(w):
-        return math.prod(w * stats.norm(-1, 0.7).pdf(y.numpy()) + (1 - w) * stats.norm(2, 0.7).pdf(y.numpy()))
+        return math.prod(w * stats.norm.pdf(y.numpy(), -1, 0.7) + (1 - w) * stats.norm.pdf(y.numpy(), 2, 0.7))
 
     with pytest.warns(UserWarning, match="cannot be vectorised and runs once for every chain"):
         target = dgm.target_from_pyro(mixture, y)
