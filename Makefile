@@ -39,6 +39,7 @@ lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/pyright
+	$(VENV)/bin/pyright --project pyright-tests.json
 
 docs: $(INSTALLED)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"

@@ -127,7 +127,14 @@ MASK = torch.tensor([[True, True, False], [True, False, False]])
 
 
 def image(*batch):
-    return torch.randn(*batch, *Images.output_shape, generator=torch.Generator().manual_seed(71))
+    return torch.randn(*batch, 2, 3, generator=torch.Generator().manual_seed(71))
+
+
+def layer(network: nn.Module, index: int) -> nn.Linear:
+    """One layer of a sequence, which is linear."""
+    found = network.get_submodule(str(index % len(list(network.children()))))
+    assert isinstance(found, nn.Linear)
+    return found
 
 
 def linear_vae(sd: float = 0.5) -> tuple[generators.GaussianVAE, torch.Tensor]:
@@ -135,10 +142,10 @@ def linear_vae(sd: float = 0.5) -> tuple[generators.GaussianVAE, torch.Tensor]:
     vae = generators.GaussianVAE(2, (4,), hidden=(), sd=sd)
     weight = torch.tensor([[1.0, 1.0], [1.0, -1.0], [0.5, 0.5], [0.5, -0.5]])
     with torch.no_grad():
-        vae.decoder.network[0].weight.copy_(weight)
-        vae.decoder.network[0].bias.zero_()
+        layer(vae.decoder.network, 0).weight.copy_(weight)
+        layer(vae.decoder.network, 0).bias.zero_()
         # posterior N(M^-1 W^T x, sd^2 M^-1), M = W^T W + sd^2 I
         precision = weight.square().sum(0) + sd**2
-        vae.encoder.network[0].weight.copy_(torch.cat([weight.T / precision[:, None], torch.zeros(2, 4)]))
-        vae.encoder.network[0].bias.copy_(torch.cat([torch.zeros(2), (sd**2 / precision).sqrt().log()]))
+        layer(vae.encoder.network, 0).weight.copy_(torch.cat([weight.T / precision[:, None], torch.zeros(2, 4)]))
+        layer(vae.encoder.network, 0).bias.copy_(torch.cat([torch.zeros(2), (sd**2 / precision).sqrt().log()]))
     return vae, weight

@@ -265,6 +265,8 @@ def linear_gaussian(
 class LinearPairs(dgm.DirectedModel):
     """``x = W z + blockdiag(L, ..., L) n``: pairs of outputs share two noises, which L correlates."""
 
+    weight: Tensor
+    mix: Tensor
     structure = "independent"
     unit_inputs = unit_outputs = 2
 

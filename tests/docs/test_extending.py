@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +66,7 @@ def test_the_examples_run_as_printed(capsys):
 @pytest.mark.parametrize("name", ["VAETraining", "IWAETraining"])
 def test_the_decoder_trains(name):
     trainers = pytest.importorskip("trainers")
-    names = {"__name__": "extending"}
+    names: dict[str, Any] = {"__name__": "extending"}
     (block,) = (block for kind, block in BLOCKS if path_of(block) == "generators/counts.py")
     exec(compile(block, "docs/extending.md", "exec"), names)
     module = getattr(trainers, name)(names["PoissonVAE"]())

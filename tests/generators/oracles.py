@@ -160,6 +160,7 @@ def importance_sample(
     """
     dof = 3
     mean, factor = torch.zeros(dim, dtype=FLOAT), 3 * torch.eye(dim, dtype=FLOAT)
+    points = weights = mean
     for n in [8000] * rounds + [draws]:
         chi2 = torch.randn(n, dof, generator=rng, dtype=FLOAT).square().sum(-1, keepdim=True)
         t = torch.randn(n, dim, generator=rng, dtype=FLOAT) * (dof / chi2).sqrt()

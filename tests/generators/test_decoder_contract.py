@@ -204,13 +204,14 @@ def test_a_training_step_has_a_gradient_for_encoder_and_decoder(model, training)
 
 @pytest.mark.usefixtures("toys_registered")
 def test_its_description_rebuilds_it_from_a_file_and_from_a_checkpoint(model, tmp_path):
-    loaded = generators.load(generators.save(model, tmp_path / "mine"))
+    loaded: Any = generators.load(generators.save(model, tmp_path / "mine"))
     assert type(loaded) is type(model)
     z = torch.randn(5, 2)
     assert torch.equal(loaded.decoder(z).mean, model.decoder(z).mean)
     state = {f"generator.{name}": tensor for name, tensor in model.state_dict().items()}
     torch.save({CHECKPOINT_KEY: describe(model), "state_dict": state}, tmp_path / "mine.ckpt")
-    assert torch.equal(generators.load(tmp_path / "mine.ckpt").decoder(z).mean, model.decoder(z).mean)
+    loaded = generators.load(tmp_path / "mine.ckpt")
+    assert torch.equal(loaded.decoder(z).mean, model.decoder(z).mean)
 
 
 def test_a_class_that_is_not_registered_is_neither_trained_nor_stored():
@@ -227,6 +228,7 @@ def test_a_class_that_is_not_registered_is_neither_trained_nor_stored():
 def test_what_a_model_of_discrete_outputs_cannot_do_is_said_in_one_line():
     model = generators.IWAE(2, SHAPE, (5,)).eval()
     x = images(model)
+    condition: Any = dgm.condition
     for error, words, options in (
         (ArgumentError, r"tolerance=0\.1.*IWAE are discrete", {"tolerance": 0.1}),
         (ObservationError, "observe=downsample.*IWAE are discrete.*pixels", {"observe": dgm.downsample(1)}),
@@ -236,7 +238,7 @@ def test_what_a_model_of_discrete_outputs_cannot_do_is_said_in_one_line():
         (ArgumentError, "gpu7", {"device": "gpu7"}),
     ):
         with pytest.raises(error, match=words) as caught:
-            dgm.condition(model, x, **options)
+            condition(model, x, **options)
         assert "\n" not in str(caught.value)
     with pytest.raises(ObservationError, match=r"not 0\.5: binarise"):
         dgm.condition(model, x / 2)
@@ -293,7 +295,7 @@ class Letters(nn.Module):
 
 def test_discrete_outputs_other_than_bits_are_conditioned_on_as_a_whole():
     torch.manual_seed(0)
-    target = dgm.condition(Letters(), torch.tensor([[0, 2], [1, 1]]))
+    target: Any = dgm.condition(Letters(), torch.tensor([[0, 2], [1, 1]]))
     assert target.batch_shape == (2,)
     z = torch.randn(3, 2, 2)
     expected = -target.decoder(z).log_prob(torch.tensor([[0.0, 2.0], [1.0, 1.0]]))

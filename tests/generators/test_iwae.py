@@ -10,6 +10,7 @@ from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
 from dgm_infer.files import REFERENCE_DATA
 from generators.iwae import FILES
 from tests.files import reference_folder, write_iwae
+from tests.models import layer
 
 
 @pytest.fixture(scope="module")
@@ -99,8 +100,8 @@ def test_encoder_and_decoder_take_any_leading_dimensions(leading):
 def test_a_saturated_pixel_keeps_its_log_probability():
     model = generators.IWAE(1, (1, 2), ())
     with torch.no_grad():
-        model.decoder.network[0].weight.fill_(200)
-        model.decoder.network[0].bias.zero_()
+        layer(model.decoder.network, 0).weight.fill_(200)
+        layer(model.decoder.network, 0).bias.zero_()
     p = model.decoder(torch.ones(1))
     assert p.log_prob(torch.zeros(2)).item() == pytest.approx(-400)
     assert p.log_prob(torch.ones(2)).item() == pytest.approx(0)
@@ -137,6 +138,7 @@ def test_it_is_stored_and_read_back(tmp_path):
 def test_the_folder_of_the_published_files_is_loaded_by_its_path(tmp_path):
     write_iwae(tmp_path)
     loaded, direct = generators.load(tmp_path), generators.IWAE.from_npz(tmp_path)
+    assert isinstance(loaded, generators.IWAE)
     z = torch.randn(3)
     assert torch.equal(loaded.decoder(z).base_dist.logits, direct.decoder(z).base_dist.logits)
 

@@ -14,6 +14,7 @@ import generators
 from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
 from generators import from_hub, from_module
 from tests.files import reference_folder
+from tests.models import layer
 
 
 class PixelNorm(nn.Module):
@@ -182,7 +183,7 @@ def test_the_network_is_used_as_it_is():
     assert dgm.check(from_module(net, 3, noise=0.1)).codes == ()
     # training goes on in the network that the generator holds
     with torch.no_grad():
-        net[0].bias.add_(1)
+        layer(net, 0).bias.add_(1)
     assert model.model.net is net  # type: ignore[union-attr]
 
 

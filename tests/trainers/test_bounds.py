@@ -7,8 +7,8 @@ import torch
 from torch.distributions import MultivariateNormal
 
 import generators
-from tests.models import linear_vae
-from trainers.bounds import elbo_terms, importance_weighted, log_weights
+from tests.models import layer, linear_vae
+from trainers.bounds import Gradient, elbo_terms, importance_weighted, log_weights
 
 K = 5
 
@@ -17,7 +17,7 @@ def shifted(scale: float = 1.4, shift: float = 0.3) -> tuple[generators.Gaussian
     """A linear VAE whose encoder is not the exact posterior, images, and their log evidence; float64."""
     vae, weight = linear_vae()
     with torch.no_grad():
-        vae.encoder.network[0].bias.add_(torch.tensor([shift, -shift, math.log(scale), math.log(scale)]))
+        layer(vae.encoder.network, 0).bias.add_(torch.tensor([shift, -shift, math.log(scale), math.log(scale)]))
     images = torch.randn(3, 4, generator=torch.Generator().manual_seed(0)).double()
     evidence = MultivariateNormal(torch.zeros(4), weight @ weight.T + 0.25 * torch.eye(4)).log_prob(images.float())
     return vae.double(), images, evidence.double()
@@ -51,9 +51,9 @@ def test_bounds_rise_with_the_number_of_draws_and_stay_below_the_evidence():
     assert (first < evidence + 5 * error).all()
 
 
-def gradients(vae: generators.GaussianVAE, images: torch.Tensor, gradient: str, n: int = 50) -> torch.Tensor:
+def gradients(vae: generators.GaussianVAE, images: torch.Tensor, gradient: Gradient, n: int = 50) -> torch.Tensor:
     """``n`` gradients of the mean bound in the encoder's biases and the decoder's, each of 100 draws: ``[n, 8]``."""
-    parameters = [vae.encoder.network[0].bias, vae.decoder.network[0].bias]
+    parameters = [layer(vae.encoder.network, 0).bias, layer(vae.decoder.network, 0).bias]
     rows = []
     for _ in range(n):
         bound = importance_weighted(log_weights(vae, images.repeat(100, 1), K, gradient)).mean()
@@ -64,7 +64,7 @@ def gradients(vae: generators.GaussianVAE, images: torch.Tensor, gradient: str, 
 def difference_quotients(vae: generators.GaussianVAE, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Central differences of the bound, estimated with the same draws on both sides: ``[8]``, and their errors."""
     means, errors = [], []
-    for bias in (vae.encoder.network[0].bias, vae.decoder.network[0].bias):
+    for bias in (layer(vae.encoder.network, 0).bias, layer(vae.decoder.network, 0).bias):
         for i in range(len(bias)):
             sides = []
             for step in (1e-3, -1e-3):

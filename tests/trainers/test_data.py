@@ -15,7 +15,7 @@ def test_the_split_is_disjoint_and_complete():
     parts = [data.training.images, data.validation.images, data.held_out()]
     assert [len(part) for part in parts] == [1400, 197, 200]
     rows = torch.cat(parts).flatten(1)
-    digits = torch.from_numpy(load_digits().data / 16).float()
+    digits = torch.from_numpy(load_digits(return_X_y=True)[0] / 16).float()
     # the 1797 images are distinct, so that equal sets mean that none is in two parts
     assert len(torch.unique(digits, dim=0)) == len(digits)
     assert torch.equal(torch.unique(rows, dim=0), torch.unique(digits, dim=0))

@@ -85,7 +85,7 @@ def test_the_checkpoint_of_the_highest_bound_is_kept(tmp_path):
     class Ruined(IWAETraining):
         def on_train_epoch_start(self):
             if self.current_epoch == 2:
-                torch.nn.init.normal_(self.generator.decoder.network[-1].weight, std=20.0)
+                torch.nn.init.normal_(self.generator.get_parameter("decoder.network.2.weight"), std=20.0)
 
     torch.manual_seed(0)
     model = MODELS["fully connected"]()

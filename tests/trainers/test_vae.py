@@ -10,7 +10,7 @@ from torch.distributions import Independent, MultivariateNormal, Normal, kl_dive
 import generators
 from dgm_infer import GenerativeModel
 from dgm_infer.errors import ArgumentError, CheckpointError
-from tests.models import linear_vae
+from tests.models import layer, linear_vae
 from trainers import DigitsData, VAETraining
 from trainers.schedule import one_cycle
 
@@ -34,7 +34,7 @@ def test_a_wrong_posterior_loses_its_divergence_from_the_true_one():
     images = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     evidence = MultivariateNormal(torch.zeros(4), weight @ weight.T + 0.25 * torch.eye(4)).log_prob(images)
     with torch.no_grad():
-        vae.encoder.network[0].bias[2:] += math.log(2)
+        layer(vae.encoder.network, 0).bias[2:] += math.log(2)
     # of two latents, each with twice the sd: KL = 2 (-log 2 + (4 - 1) / 2)
     gap = 2 * (1.5 - math.log(2))
     torch.manual_seed(1)
@@ -49,8 +49,8 @@ def test_the_divergence_is_the_textbook_formula():
     vae = generators.GaussianVAE(3, (2, 2), hidden=(5,))
     with torch.no_grad():
         # a decoder that ignores z: the bound is log N(x; 0, sd^2) - KL without sampling noise
-        vae.decoder.network[-1].weight.zero_()
-        vae.decoder.network[-1].bias.zero_()
+        layer(vae.decoder.network, -1).weight.zero_()
+        layer(vae.decoder.network, -1).bias.zero_()
         images = torch.rand(6, 2, 2)
         q = vae.encoder(images.flatten(1)).base_dist
         kl = 0.5 * (q.mean.square() + q.stddev.square() - 1 - 2 * q.stddev.log()).sum(-1)
@@ -168,7 +168,8 @@ def test_a_resumed_run_goes_on_where_the_checkpoint_ends_and_may_be_longer(tmp_p
     optimizer = resumed.optimizers[0]
     # Adam's own count goes on: its moments came with the checkpoint
     assert {int(state["step"]) for state in optimizer.state.values()} == {2 * steps}
-    assert not torch.equal(longer.generator.decoder.network[0].weight, module.generator.decoder.network[0].weight)
+    weights = [training.generator.state_dict()["decoder.network.0.weight"] for training in (longer, module)]
+    assert not torch.equal(*weights)
 
 
 def test_a_checkpoint_of_another_generator_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -338,7 +339,7 @@ def test_an_operator_module_is_cast_and_left_as_it_is():
 
 
 def test_a_list_as_output_shape_is_a_shape():
-    model = Images().eval()
+    model: Any = Images().eval()
     model.output_shape = [2, 3]
     assert dgm.condition(model, image(), observe=dgm.pixels(MASK)).model.output_shape == (2, 3)
 

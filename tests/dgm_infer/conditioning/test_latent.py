@@ -11,6 +11,7 @@ import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, ModelError, ObservationError
 from generators import LatentPosterior
+from tests.models import layer
 
 FLOAT = torch.float64
 
@@ -164,13 +165,14 @@ def test_the_decoder_is_a_frozen_copy():
     z = torch.randn(5, 3, dtype=FLOAT)
     before = target.energy(z)
     with torch.no_grad():
-        decoder.network[0].weight.zero_()
+        layer(decoder.network, 0).weight.zero_()
     assert torch.equal(target.energy(z), before)
     assert not before.requires_grad
 
 
 def test_the_shipped_generator_has_a_latent_posterior():
     model = generators.load("digits_vae")
+    assert isinstance(model, generators.GaussianVAE)
     images = torch.rand(4, 8, 8, generator=torch.Generator().manual_seed(0))
     dim = model.global_density.dim
     target = LatentPosterior(model.decoder, images, dgm.StandardNormal(dim))

@@ -56,7 +56,8 @@ def test_moves_leave_every_density_of_the_path_as_it_is(step):
     )
     noise = torch.randn(20000, 3, dim, generator=rng, dtype=FLOAT)
     x = target + (torch.linalg.cholesky(covariance) @ noise.unsqueeze(-1)).squeeze(-1)
-    replicated = dgm.Gaussian(base.mean.expand(3, dim), cholesky=base.scale.cholesky.expand(3, dim, dim))
+    factor = torch.linalg.cholesky(base.covariance)
+    replicated = dgm.Gaussian(base.mean.expand(3, dim), cholesky=factor.expand(3, dim, dim))
     path = AnnealedPath(dgm.Target(known.target.energy, dim, (3,)), replicated)
     point, acceptance = path.at(replicated.whiten(x)), 0.0
     for _ in range(3):

@@ -33,7 +33,7 @@ def normal_normal(y=None, n=3):
 
 def half_cauchy_scale(y):
     scale = pyro.sample("scale", dist.HalfCauchy(number(2.5)))
-    pyro.sample("y", dist.Normal(number(0.0), scale).expand([3]).to_event(1), obs=y)
+    pyro.sample("y", dist.Normal(torch.zeros(3, dtype=FLOAT), scale).to_event(1), obs=y)
 
 
 def hierarchical(y, centred=True):
@@ -51,7 +51,7 @@ def hierarchical(y, centred=True):
 def support_that_depends(y):
     scale = pyro.sample("scale", dist.Gamma(number(3.0), number(1.0)))
     mean = pyro.sample("mean", dist.Uniform(-scale, scale))
-    pyro.sample("y", dist.Normal(mean, number(1.0)).expand([3]).to_event(1), obs=y)
+    pyro.sample("y", dist.Normal(mean, torch.ones(3, dtype=FLOAT)).to_event(1), obs=y)
 
 
 def mixture(y):

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ class Edge(dgm.GenerativeModel):
 
 
 @functools.cache
-def suited(kind, *problems):
+def suited(kind, *problems) -> Any:
     for make in problems:
         problem = make()
         try:
@@ -78,7 +79,7 @@ def suited(kind, *problems):
 
 
 @functools.cache
-def problem_for(kind, batch):
+def problem_for(kind, batch) -> Any:
     return suited(kind, functools.partial(gaussians, batch), functools.partial(ellipses, batch))
 
 
@@ -195,7 +196,7 @@ def test_the_configuration_is_frozen_and_replace_makes_another(kind):
     kernel, name = kind(), dataclasses.fields(kind)[0].name
     with pytest.raises(dataclasses.FrozenInstanceError):
         setattr(kernel, name, 1.0)
-    adapted = ran(kind, (2,)).kernel
+    adapted: Any = ran(kind, (2,)).kernel
     assert adapted != kernel
     assert adapted == adapted.replace()
     fields = {f.name: getattr(adapted, f.name) for f in dataclasses.fields(adapted)}
@@ -263,8 +264,9 @@ def test_draws_are_saved_and_loaded_with_their_kernel(kind, tmp_path):
 def test_warm_up_tunes_a_step_size_alone_and_leaves_a_kernel_without_parameters():
     problem = correlated_gaussian((0.1, 10.0)).problem
     draws = dgm.sample(problem, RandomWalk(), chains=32, warmup=150, draws=40, seed=1, progress=False)
-    assert draws.kernel.step_size.shape == (2,)
-    assert 50 < draws.kernel.step_size[1] / draws.kernel.step_size[0] < 200
+    walk: Any = draws.kernel
+    assert walk.step_size.shape == (2,)
+    assert 50 < walk.step_size[1] / walk.step_size[0] < 200
     assert (draws.stats["acceptance_rate"].mean((0, 1)) - 0.8).abs().max() < 0.1
     kernel = Wanderer()
     draws = dgm.sample(problem, kernel, chains=4, warmup=5, draws=2, seed=1, progress=False)

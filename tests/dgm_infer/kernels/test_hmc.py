@@ -1,5 +1,7 @@
 """HMC on targets whose moments are known."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -21,8 +23,9 @@ def test_gaussians_of_three_scales_at_once_have_their_means_and_covariances():
     draws = run(oracle)
     assert_agrees(oracle, draws)
     # every problem has the step size of its own scale
-    steps = draws.kernel.step_size / torch.tensor(SCALES, dtype=FLOAT)
-    assert draws.kernel.step_size.shape == (3,)
+    kernel: Any = draws.kernel
+    steps = kernel.step_size / torch.tensor(SCALES, dtype=FLOAT)
+    assert kernel.step_size.shape == (3,)
     assert steps.max() / steps.min() < 2
 
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -235,7 +236,8 @@ def test_the_same_seed_gives_the_same_draws_after_adapting(case):
         for _ in range(2)
     )
     assert torch.equal(first.inputs, second.inputs)
-    assert torch.equal(first.kernel.step_size, second.kernel.step_size)
+    adapted: list[Any] = [first.kernel, second.kernel]
+    assert torch.equal(adapted[0].step_size, adapted[1].step_size)
 
 
 def test_global_randomness_is_neither_used_nor_changed(case):

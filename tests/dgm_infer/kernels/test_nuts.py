@@ -1,5 +1,7 @@
 """NUTS: moments of targets that are known, the sub-trees it checks, and what a mistake in it does."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -21,9 +23,10 @@ def test_gaussians_of_three_scales_at_once_have_their_means_and_covariances():
     oracle = correlated_gaussian(SCALES)
     draws = run(oracle)
     assert_agrees(oracle, draws)
-    steps = draws.kernel.step_size / torch.tensor(SCALES, dtype=FLOAT)
+    kernel: Any = draws.kernel
+    steps = kernel.step_size / torch.tensor(SCALES, dtype=FLOAT)
     assert steps.max() / steps.min() < 2
-    assert draws.kernel.n_steps == 1023
+    assert kernel.n_steps == 1023
     # trajectories of many lengths, none of which was asked for
     assert draws.stats["n_steps"].unique().numel() > 5
     assert_refuted(correlated_gaussian(SCALES, wrong=1.1), draws)
@@ -54,7 +57,7 @@ def variance_in_standard_errors(step_size, *, chains=3000, transitions=15):
     rng = torch.Generator().manual_seed(0)
     target, kernel = dgm.Target(gaussian, 2), dgm.NUTS(step_size=step_size)
     state = kernel.init(target, SPREAD * torch.randn(chains, 2, generator=rng, dtype=FLOAT))
-    total = 0.0
+    total = torch.zeros(())
     for _ in range(transitions):
         state, _ = kernel.step(target, state, rng)
         total = total + (state.position / SPREAD).square() / transitions

@@ -1,5 +1,7 @@
 """Draws: what the contract promises about shapes, statistics, and completed outputs."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -117,7 +119,7 @@ def test_a_latent_may_be_called_like_a_statistic():
             return {"energy": u, "step_size": u[..., 0]}
 
     draws = run(dgm.condition(Named(), [2.0]))
-    data = draws.to_arviz()
+    data: Any = draws.to_arviz()
     np.testing.assert_array_equal(data.posterior["energy"].values, draws.inputs.numpy())
     np.testing.assert_array_equal(data.sample_stats["energy"].values, draws.stats["energy"].numpy())
     assert len(draws.summary()) == 3

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -121,7 +122,7 @@ def test_the_wave_has_its_density_although_many_projections_find_far_roots(way):
 
 @every_way
 def test_control_without_the_reverse_check_the_wave_has_another_density(way, monkeypatch):
-    geodesic = constrained.geodesic
+    geodesic: Any = constrained.geodesic
 
     def unchecked(*arguments, flow):
         *others, solver, _ = arguments

@@ -139,7 +139,8 @@ def test_draws_of_the_first_version_load(name):
     assert draws.seed == 1
     assert not draws.interrupted
     assert {"acceptance_rate", "diverging", "n_steps", "step_size", "energy"} <= set(draws.stats)
-    kernel, given = draws.kernel, OLD[name]
+    kernel: Any = draws.kernel
+    given = OLD[name]
     assert type(kernel) is type(given)
     assert kernel.n_steps == given.n_steps
     assert kernel.step_size.shape == (2,)

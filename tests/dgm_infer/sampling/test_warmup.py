@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -53,32 +54,35 @@ def test_the_acceptance_of_every_problem_is_near_the_target(case, target):
 def test_control_twice_the_adapted_step_size_misses_the_target(case):
     problem, _ = case()
     draws = adapt(case)
-    coarse = draws.kernel.replace(step_size=2 * draws.kernel.step_size)
+    kernel: Any = draws.kernel
+    coarse = kernel.replace(step_size=2 * kernel.step_size)
     position = draws.inputs[:, -1]
     again = dgm.sample(problem, coarse, chains=32, warmup=0, draws=20, seed=2, initial=position, progress=False)
     assert misses(again, 0.8).max() > BAND
 
 
 def test_step_sizes_are_in_proportion_to_the_scales_of_the_problems():
-    draws = adapt(gaussians)
-    relative = draws.kernel.step_size / torch.tensor(SCALES, dtype=FLOAT)
+    kernel: Any = adapt(gaussians).kernel
+    relative = kernel.step_size / torch.tensor(SCALES, dtype=FLOAT)
     assert relative.max() / relative.min() < 1.5
     # the control: one step size for all would be off by these factors
-    assert draws.kernel.step_size.max() / draws.kernel.step_size.min() > 50
+    assert kernel.step_size.max() / kernel.step_size.min() > 50
 
 
 def test_the_frozen_kernel_is_used_for_every_kept_draw():
     draws = adapt(fibres)
-    assert torch.equal(draws.stats["step_size"], draws.kernel.step_size.expand(32, 40, 2))
+    kernel: Any = draws.kernel
+    assert torch.equal(draws.stats["step_size"], kernel.step_size.expand(32, 40, 2))
     assert ((draws.stats["n_steps"] >= 1) & (draws.stats["n_steps"] <= 3)).all()
 
 
 def test_trajectories_of_an_adapted_length_take_steps_no_longer_than_the_adapted_size():
     draws = adapt(gaussians)
+    kernel: Any = draws.kernel
     steps, size = draws.stats["n_steps"], draws.stats["step_size"]
-    assert (size <= draws.kernel.step_size).all()
-    assert ((steps == 1) | (size > 0.5 * draws.kernel.step_size)).all()
-    duration = steps * size / draws.kernel.trajectory_length
+    assert (size <= kernel.step_size).all()
+    assert ((steps == 1) | (size > 0.5 * kernel.step_size)).all()
+    duration = steps * size / kernel.trajectory_length
     assert ((duration > 0.5) & (duration < 1.5)).all()
 
 
@@ -86,7 +90,8 @@ def test_arcs_grow_to_a_quarter_of_a_circle_and_no_further():
     # on a linear fibre they are exact, whatever their length
     problem = linear_gaussian(problems=(3,)).problem
     draws = dgm.sample(problem, chains=8, warmup=60, draws=20, seed=1, progress=False)
-    torch.testing.assert_close(draws.kernel.step_size, torch.full((3,), math.pi / 2, dtype=FLOAT))
+    kernel: Any = draws.kernel
+    torch.testing.assert_close(kernel.step_size, torch.full((3,), math.pi / 2, dtype=FLOAT))
     assert draws.stats["acceptance_rate"].min() > 1 - 1e-6
     # the control: straight lines are not
     straight = dgm.ConstrainedHMC(split=False)
@@ -103,7 +108,9 @@ def test_the_frozen_kernel_is_reusable_without_warm_up():
         for _ in range(2)
     )
     assert torch.equal(first.inputs, second.inputs)
-    assert torch.equal(first.kernel.step_size, draws.kernel.step_size)
+    kernel: Any = first.kernel
+    before: Any = draws.kernel
+    assert torch.equal(kernel.step_size, before.step_size)
     assert misses(first, 0.8).max() < 1.5 * BAND
 
 
@@ -118,8 +125,8 @@ def test_a_step_size_that_is_given_is_not_adapted(size):
 
 def test_without_warm_up_a_step_size_is_searched_for():
     problem, _ = gaussians()
-    draws = dgm.sample(problem, dgm.HMC(), chains=32, warmup=0, draws=20, seed=1, progress=False)
-    relative = draws.kernel.step_size / torch.tensor(SCALES, dtype=FLOAT)
+    kernel: Any = dgm.sample(problem, dgm.HMC(), chains=32, warmup=0, draws=20, seed=1, progress=False).kernel
+    relative = kernel.step_size / torch.tensor(SCALES, dtype=FLOAT)
     assert ((relative > 0.05) & (relative < 5)).all()
 
 

@@ -126,7 +126,9 @@ def test_the_gradient_of_the_log_determinant_is_that_of_autograd(make):
     u = u.requires_grad_()
     entries = fibre.structure.entries(fibre.constraint, u).entries
     cotangents = fibre.structure.factorise(tuple(e.detach() for e in entries)).log_det_cotangent()
-    (mine,) = torch.autograd.grad(sum((w * e).sum() for w, e in zip(cotangents, entries, strict=True)), u)
+    (mine,) = torch.autograd.grad(
+        torch.stack([(w * e).sum() for w, e in zip(cotangents, entries, strict=True)]).sum(), u
+    )
     (matrix,) = Dense().entries(fibre.constraint, u).entries
     (theirs,) = torch.autograd.grad(0.5 * torch.linalg.slogdet(matrix @ matrix.mT).logabsdet.sum(), u)
     assert theirs.abs().max() > 1e-2

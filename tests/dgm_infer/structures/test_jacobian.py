@@ -339,7 +339,7 @@ def gradients_through_entries(function, u, structured):
     """Of a weighted sum of the entries, by the structured map and by the dense one."""
     _, entries = structured(u)
     weights = tuple(draw(*e.shape, seed=4 + i) for i, e in enumerate(entries))
-    (mine,) = torch.autograd.grad(sum((w * e).sum() for w, e in zip(weights, entries, strict=True)), u)
+    (mine,) = torch.autograd.grad(torch.stack([(w * e).sum() for w, e in zip(weights, entries, strict=True)]).sum(), u)
     _, (matrix,) = Dense().entries(function, u)
     (theirs,) = torch.autograd.grad((matrix_of(weights) * matrix).sum(), u)
     return mine, theirs

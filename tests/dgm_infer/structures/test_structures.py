@@ -311,7 +311,7 @@ def variant(base, *arguments, **changes):
 
 
 def another_simulate(self, z, u2):
-    return super(type(self), self).simulate(z, u2) + 0.1
+    return type(self).__base__.simulate(self, z, u2) + 0.1
 
 
 def one_coordinate(self, previous, z, u2_t):
@@ -376,7 +376,9 @@ def test_a_structure_that_is_not_the_models_is_refused_in_one_line(make, words):
 
 def test_control_the_same_models_as_they_are_declared_rightly_are_accepted():
     for model in (Walk(), variant(Walk, transition=FreeWalk.transition, unit_inputs=1, unit_outputs=1), BentPairs()):
-        assert dgm.condition(model, torch.zeros(model.output_shape)).units is not None
+        problem = dgm.condition(model, torch.zeros(model.output_shape))
+        assert isinstance(problem, dgm.Fibre)
+        assert problem.units is not None
     dgm.condition(variant(Walk, "dense", simulate=another_simulate), torch.zeros(8))
     dgm.condition(variant(BentPairs, unit_inputs=6, unit_outputs=6), torch.zeros(6))
 

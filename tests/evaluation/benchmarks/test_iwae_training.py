@@ -12,6 +12,7 @@ import generators
 from evaluation.benchmarks import iwae_training
 from evaluation.commands.cli import main
 from tests.files import write_mnist
+from tests.models import layer
 from trainers.mnist import N_VALIDATION
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning", "ignore:.*LeafSpec:FutureWarning")
@@ -27,11 +28,10 @@ def independent_pixels() -> generators.BernoulliVAE:
     torch.manual_seed(0)
     model = generators.BernoulliVAE(2, (2, 3), ())
     for network in (model.decoder.network, model.encoder.network):
-        assert isinstance(network[-1], nn.Linear)
         with torch.no_grad():
-            network[-1].weight.zero_()
+            layer(network, -1).weight.zero_()
     with torch.no_grad():
-        model.encoder.network[-1].bias.zero_()
+        layer(model.encoder.network, -1).bias.zero_()
     return model
 
 
@@ -47,7 +47,7 @@ def test_a_wrong_posterior_separates_the_bounds():
     """The encoder's sd doubled: the ELBO loses KL = 2 (3/2 - log 2), the importance-weighted bound nearly nothing."""
     model = independent_pixels()
     with torch.no_grad():
-        model.encoder.network[-1].bias[2:] += math.log(2)
+        layer(model.encoder.network, -1).bias[2:] += math.log(2)
     images = torch.bernoulli(torch.rand(7, 2, 3))
     evidence = model.decoder(torch.zeros(7, 2)).log_prob(images.flatten(1)).double().detach()
     torch.manual_seed(1)

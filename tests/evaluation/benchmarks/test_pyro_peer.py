@@ -11,6 +11,7 @@ import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, ModelError
 from evaluation.benchmarks import pyro_peer as baselines
+from tests.models import layer
 
 import pyro  # isort: skip (after the baselines, which silence what Pyro warns of when it is imported)
 
@@ -117,7 +118,7 @@ def test_pyro_and_this_project_agree_on_a_binary_decoder():
     torch.manual_seed(0)
     model = generators.IWAE(3, (4, 4), (12,))
     with torch.no_grad():
-        model.decoder.network[-1].weight.mul_(6)
+        layer(model.decoder.network, -1).weight.mul_(6)
     images = model.generate(3, seed=1).images.flatten(1)
     base = dgm.Gaussian(torch.zeros(3, 3), torch.ones(3, 3))
     target = generators.LatentPosterior(model.decoder, images, dgm.StandardNormal(3))

@@ -8,6 +8,7 @@ import torch
 from torch.distributions import HalfCauchy, Normal
 
 import dgm_infer as dgm
+from dgm_infer.interop.pyro import PyroTarget
 from evaluation.problems.radon import Radon, radon_target, read_radon
 from tests.files import reference_folder
 
@@ -39,6 +40,7 @@ def test_the_energy_is_that_of_the_model_on_paper():
     data = simulated()
     target = radon_target(data)
     assert target.dim == data.n_counties + 7
+    assert isinstance(target, PyroTarget)
     assert target.vectorised
     x = torch.randn(3, target.dim, generator=torch.Generator().manual_seed(1), dtype=FLOAT)
     expected = torch.stack([log_density(data, row) for row in x])
