@@ -42,11 +42,14 @@ class UnknownKernel:
 
 
 def to_json(kernel: Any) -> dict[str, Any]:
-    """``{"class_path", "init_args"}``; kernels that are not dataclasses have no fields to store."""
+    """``{"class_path", "init_args"}``; of a kernel that is not a dataclass, names alone."""
     if isinstance(kernel, UnknownKernel):
         return {"class_path": kernel.class_path, "init_args": kernel.init_args}
-    fields = dataclasses.fields(kernel) if dataclasses.is_dataclass(kernel) else ()
-    values = {field.name: _value_to_json(getattr(kernel, field.name)) for field in fields if field.init}
+    if dataclasses.is_dataclass(kernel):
+        values = {f.name: _value_to_json(getattr(kernel, f.name)) for f in dataclasses.fields(kernel) if f.init}
+    else:
+        # what a plain class was made with is not known: an instance with attributes is named, not made again
+        values = {name: {"repr": repr(value)} for name, value in getattr(kernel, "__dict__", {}).items()}
     return {"class_path": _class_path(type(kernel)), "init_args": values}
 
 

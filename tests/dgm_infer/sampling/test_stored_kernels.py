@@ -76,6 +76,17 @@ def test_shipped_kernels_are_stored_by_the_name_that_users_know():
     assert to_json(Plain())["class_path"] == f"{__name__}.Plain"
 
 
+class Made(Plain):
+    """A plain class that was made with an argument."""
+
+    def __init__(self, share=0.5):
+        self.share = share
+
+
+def a_plain_class_with_attributes():
+    return to_json(Made(0.9))
+
+
 def fields_that_json_cannot_hold():
     return to_json(Either(first=lambda: 0))
 
@@ -95,6 +106,7 @@ def a_field_of_another_version():
 @pytest.mark.parametrize(
     "stored",
     [
+        a_plain_class_with_attributes,
         fields_that_json_cannot_hold,
         a_module_that_is_not_imported,
         a_class_that_is_not_a_kernel,
