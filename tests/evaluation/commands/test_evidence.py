@@ -186,10 +186,10 @@ def evidence(status="consistent", **diagnostics):
 def test_problems_not_to_be_trusted_are_named():
     agree = torch.tensor([True, False, False])
     (line,) = caveats("m", evidence(base_moments_agree=agree))
-    assert "number 1, 2 " in line
+    assert "problem 1, 2:" in line
     share = torch.tensor([0.9, 0.1, math.nan])
     (line,) = caveats("m", evidence("unbiased", max_weight_share=share))
-    assert "number 0 " in line
+    assert "problem 0:" in line
     assert caveats("m", evidence(base_moments_agree=~torch.zeros(3, dtype=torch.bool))) == []
     assert caveats("m", evidence("lower", max_weight_share=share)) == []
 
