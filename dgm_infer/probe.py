@@ -16,6 +16,8 @@ _ENERGIES, _FEWEST, _MOST = 1024, 2, 32
 _NAN = 0.1
 # Distances in units of the points' spread: over such a range a density with a finite integral falls.
 _NEAR, _FAR = 1e4, 1e8
+# Where the slope of an energy that overflows before that is taken.
+_SLOPE = 2.0, 20.0
 
 
 def probe_points(target: Target) -> int:
@@ -80,9 +82,13 @@ def _falls(target: Target, x: Tensor) -> bool:
         with warnings.catch_warnings():
             # overflows are expected out there
             warnings.simplefilter("ignore")
-            near, far = (target.energy(center + distance * directions) for distance in (_NEAR, _FAR))
+            inner, outer, near, far = (
+                target.energy(center + distance * directions) for distance in (*_SLOPE, _NEAR, _FAR)
+            )
     except Exception:
         # a model may refuse such points
         return False
     falling = near.isfinite() & (far < near - near.abs().mul(0.1).clamp_min(1))
-    return bool((falling | near.isneginf()).any())
+    # minus infinity beyond an edge is not a fall: no chain moves there
+    overflown = near.isneginf() & outer.isfinite() & (outer < inner - 1)
+    return bool((falling | overflown).any())

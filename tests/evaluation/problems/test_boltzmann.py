@@ -99,7 +99,12 @@ def test_repeated_problems_are_independent_runs_of_one(small):
         (lambda: random_system(1, 0), "units=1"),
         (lambda: BoltzmannRelaxation(torch.zeros(3, 3), torch.zeros(3)), "leaves nothing to relax"),
         (lambda: BoltzmannRelaxation(*random_system(5, 0)).mean_field(0), "starts=0"),
-        (lambda: repeated(dgm.Target(lambda x: x.square().sum(-1), 2, (3,)), dgm.Gaussian(torch.zeros(3, 2), 1.0), 2), r"batch \(3,\)"),
+        (
+            lambda: repeated(
+                dgm.Target(lambda x: x.square().sum(-1), 2, (3,)), dgm.Gaussian(torch.zeros(3, 2), 1.0), 2
+            ),
+            r"batch \(3,\)",
+        ),
     ],
 )
 def test_bad_arguments_are_named(make, message):
