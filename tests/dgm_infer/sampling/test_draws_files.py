@@ -95,7 +95,8 @@ def test_a_save_that_fails_leaves_nothing_behind(tmp_path, draws, monkeypatch, f
         raise failure
 
     monkeypatch.setattr(arviz.InferenceData, "to_netcdf", fail)
-    with pytest.raises(type(failure)):
+    # what the disk refuses is one line that names the file
+    with pytest.raises(dgm.ArgumentError if isinstance(failure, OSError) else KeyboardInterrupt):
         draws.save(path)
     assert os.listdir(tmp_path) == ([] if before is None else ["posterior.nc"])
     assert before is None or path.read_bytes() == before
