@@ -49,6 +49,10 @@ def distributions() -> dict[str, set[str]]:
     return {module: {canonicalize_name(name) for name in names} for module, names in packages_distributions().items()}
 
 
+def _is_literal(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant)
+
+
 def undeclared_imports(source: str, extra: str | None = None) -> list[str]:
     """Packages that a module imports though neither the base, nor ``extra``, nor an ``extra()`` block declares them."""
     found = []
@@ -56,8 +60,10 @@ def undeclared_imports(source: str, extra: str | None = None) -> list[str]:
     def visit(node: ast.AST, allowed: set[str]) -> None:
         if isinstance(node, ast.With):
             for item in node.items:
-                if isinstance(item.context_expr, ast.Call) and ast.unparse(item.context_expr.func) == "extra":
-                    allowed = allowed | declared(ast.literal_eval(item.context_expr.args[0]))
+                call = item.context_expr
+                # a name that is computed declares nothing
+                if isinstance(call, ast.Call) and ast.unparse(call.func) == "extra" and _is_literal(call.args[0]):
+                    allowed = allowed | declared(ast.literal_eval(call.args[0]))
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module is not None:
             names = [node.module]
