@@ -34,14 +34,21 @@ from tests.oracles import (
 )
 
 # solvers and flows, each of them once
-WAYS = [{"solver": "quasi_newton", "split": False}, {"solver": "newton", "split": True}]
+STRAIGHT, CIRCULAR = {"solver": "quasi_newton", "split": False}, {"solver": "newton", "split": True}
 
 
-def every_way(test):
-    return pytest.mark.parametrize("way", WAYS, ids=["quasi_newton, straight", "newton, circular"])(test)
+def by_way(way, *more, slow=False):
+    """Parameters of a test: a solver with a flow, and names of what else."""
+    names = way["solver"], "circular" if way["split"] else "straight", *more
+    return pytest.param(way, *more, marks=pytest.mark.slow if slow else (), id=", ".join(names))
 
 
-def run(problem, *, step_size, n_steps=(1, 4), n_geodesic=1, chains=400, warmup=40, draws=25, **more):
+every_way = pytest.mark.parametrize("way", [by_way(STRAIGHT), by_way(CIRCULAR)])
+# where another quick test goes straight on the same curve
+circular_first = pytest.mark.parametrize("way", [by_way(STRAIGHT, slow=True), by_way(CIRCULAR)])
+
+
+def run(problem, *, step_size, n_steps=(1, 4), n_geodesic=1, chains=400, warmup=20, draws=25, **more):
     kernel = dgm.ConstrainedHMC(step_size, n_steps, n_geodesic, **more)
     return dgm.sample(problem, kernel, chains=chains, warmup=warmup, draws=draws, seed=1, progress=False)
 
@@ -54,23 +61,26 @@ class TiltedCircle(Circle):
 # ------------------------------------------------------------------------------------------------------------- curves
 
 
+# an ellipse is the harder case: its Gram term varies
+@pytest.mark.slow
 @every_way
 def test_the_angle_on_a_circle_is_uniform(way):
     oracle = circle()
     assert_agrees(oracle, run(oracle.problem, step_size=0.5, **way))
 
 
+@pytest.mark.slow
 def test_control_a_tilted_density_on_the_circle_is_noticed():
     assert_refuted(circle(), run(dgm.condition(TiltedCircle(), [1.5]), step_size=0.5))
 
 
-@every_way
+@circular_first
 def test_the_ellipse_has_the_density_with_the_gram_term(way):
     oracle = ellipse()
     assert_agrees(oracle, run(oracle.problem, step_size=0.3, **way))
 
 
-@every_way
+@circular_first
 def test_inputs_need_not_be_normal(way):
     # large enough for the tails of the density to tell
     oracle = ellipse(12.0, model=LogisticEllipse)
@@ -83,7 +93,7 @@ def test_inputs_need_not_be_normal(way):
 def test_control_without_the_gram_term_the_ellipse_has_another_density():
     fibre = ellipse().problem
     wrong = WithoutGramTerm(fibre.observed, fibre.values)
-    draws = run(wrong, step_size=0.3)
+    draws = run(wrong, step_size=0.3, **CIRCULAR)
     assert_refuted(ellipse(), draws)
     assert_agrees(ellipse(gram=False, problem=wrong), draws)
 
@@ -91,7 +101,7 @@ def test_control_without_the_gram_term_the_ellipse_has_another_density():
 def test_several_ellipses_at_once_keep_their_own_densities():
     # the eccentric angle of u1^2 + 4 u2^2 = r^2 has density exp(-|u|^2/2), whatever r
     oracle = ellipse()
-    draws = run(dgm.condition(Ellipse(), [[0.5], [2.0], [4.0]]), step_size=torch.tensor([0.15, 0.3, 0.3]))
+    draws = run(dgm.condition(Ellipse(), [[0.5], [2.0], [4.0]]), step_size=torch.tensor([0.15, 0.3, 0.3]), **STRAIGHT)
     for problem in (0, 1, 2):
         values = oracle.statistics(draws.inputs[:, :, problem])
         radius = (draws.inputs[:, :, problem] * torch.tensor([1.0, 2.0])).norm(dim=-1)
@@ -120,6 +130,7 @@ def test_the_wave_has_its_density_although_many_projections_find_far_roots(way):
     assert_agrees(oracle, draws)
 
 
+@pytest.mark.slow
 @every_way
 def test_control_without_the_reverse_check_the_wave_has_another_density(way, monkeypatch):
     geodesic: Any = constrained.geodesic
@@ -142,20 +153,23 @@ FEW = torch.tensor([False, True, False, False, True, False])
 ROWS = torch.stack([ROW, ROW.roll(1), ROW.roll(2)])
 
 
-@every_way
-@pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param({}, id="all outputs"),
-        pytest.param({"masks": ROW}, id="under a mask"),
-        pytest.param({"masks": FEW}, id="fewer outputs than latents"),
-        pytest.param({"problems": (3,)}, id="three observations at once"),
-        pytest.param({"problems": (3,), "masks": ROWS}, id="one mask per problem"),
-        pytest.param({"problems": (2, 2), "masks": ROW}, id="a grid of observations under one mask"),
-    ],
-)
-def test_latents_of_a_linear_gaussian_model_have_the_exact_posterior(case, way):
-    oracle = linear_gaussian(**case)
+SEEN = {
+    "all outputs": {},
+    "under a mask": {"masks": ROW},
+    "fewer outputs than latents": {"masks": FEW},
+    "three observations at once": {"problems": (3,)},
+    "one mask per problem": {"problems": (3,), "masks": ROWS},
+    "a grid of observations under one mask": {"problems": (2, 2), "masks": ROW},
+}
+# either way in turn is quick
+IN_TURN = [
+    by_way(way, seen, slow=i % 2 != j) for i, seen in enumerate(SEEN) for j, way in enumerate([CIRCULAR, STRAIGHT])
+]
+
+
+@pytest.mark.parametrize(("way", "seen"), IN_TURN)
+def test_latents_of_a_linear_gaussian_model_have_the_exact_posterior(way, seen):
+    oracle = linear_gaussian(**SEEN[seen])
     assert_agrees(oracle, run(oracle.problem, step_size=0.5, n_geodesic=2, chains=200, **way))
 
 
