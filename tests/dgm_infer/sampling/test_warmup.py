@@ -70,9 +70,10 @@ def test_step_sizes_are_in_proportion_to_the_scales_of_the_problems():
 
 
 def test_the_frozen_kernel_is_used_for_every_kept_draw():
-    draws = adapt(fibres)
+    problem, given = fibres()
+    draws = dgm.sample(problem, given, chains=8, warmup=20, draws=10, seed=1, progress=False)
     kernel: Any = draws.kernel
-    assert torch.equal(draws.stats["step_size"], kernel.step_size.expand(32, 40, 2))
+    assert torch.equal(draws.stats["step_size"], kernel.step_size.expand(8, 10, 2))
     assert ((draws.stats["n_steps"] >= 1) & (draws.stats["n_steps"] <= 3)).all()
 
 
