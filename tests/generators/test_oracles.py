@@ -41,10 +41,14 @@ def test_the_lotka_volterra_quadrature_has_converged():
     torch.testing.assert_close(coarse.expected, lotka_volterra_posterior().expected, rtol=0, atol=1e-8)
 
 
+# the importance sampling of the quantile distributions takes seconds, and those whom it serves are slow
 @pytest.mark.parametrize(
     "make",
-    [lambda: quantile_posterior("generalised lambda"), lambda: quantile_posterior("g-and-k"), lotka_volterra_posterior],
-    ids=["generalised lambda", "g-and-k", "Lotka-Volterra"],
+    [
+        pytest.param(lambda: quantile_posterior("generalised lambda"), marks=pytest.mark.slow, id="generalised lambda"),
+        pytest.param(lambda: quantile_posterior("g-and-k"), marks=pytest.mark.slow, id="g-and-k"),
+        pytest.param(lotka_volterra_posterior, id="Lotka-Volterra"),
+    ],
 )
 def test_starts_lie_on_the_fibre(make):
     reference = make()

@@ -1,5 +1,7 @@
 """The structured and the dense path are the same method: the same chains from the same seed."""
 
+import functools
+
 import pytest
 import torch
 
@@ -39,6 +41,7 @@ def generated(model: dgm.DirectedModel) -> tuple[torch.Tensor, torch.Tensor]:
     return u, x.reshape(3, *model.output_shape)
 
 
+@functools.cache
 def chains(make, structure: str | None = None, *, solver: str = "newton", seed: int = 3) -> dgm.Draws:
     model = make()
     u, x = generated(model)
@@ -49,7 +52,7 @@ def chains(make, structure: str | None = None, *, solver: str = "newton", seed: 
     # tight: the two paths may stop a projection at different points within the tolerance
     kernel = dgm.ConstrainedHMC(0.1, n_steps=3, n_geodesic=2, solver=solver, tolerance=1e-11)
     return dgm.sample(
-        problem, kernel, chains=4, warmup=0, draws=5, seed=seed, initial=u.expand(4, *u.shape), progress=False
+        problem, kernel, chains=4, warmup=0, draws=3, seed=seed, initial=u.expand(4, *u.shape), progress=False
     )
 
 
