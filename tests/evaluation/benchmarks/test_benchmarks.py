@@ -1,8 +1,7 @@
 """Benchmarks beside peers: the peer's models are ours, every process is heard, results and tables say what happened."""
 
+import importlib
 import json
-import os
-import time
 from pathlib import Path
 
 import numpy as np
@@ -186,23 +185,10 @@ def test_json_holds_no_numbers_that_are_none():
     assert json.dumps(plain(value), allow_nan=False) == '{"a": null, "b": [3, null], "c": true}'
 
 
-def echo(task, report):
-    """Runs in a worker process."""
-    if task == "fail":
-        raise ValueError("two\nlines")
-    if task == "die":
-        os._exit(1)
-    if task == "hang":
-        time.sleep(600)
-    report(f"got {task}")
-    return os.environ["OMP_NUM_THREADS"]
-
-
 def test_every_process_is_heard_whatever_becomes_of_the_others(capfd):
     lines = []
-    results = run_workers(
-        f"{__name__}:echo", ["run", "fail", "die", "hang"], environment=threads(3), patience=4, report=lines.append
-    )
+    tasks, echo = ["run", "fail", "die", "hang"], "tests.evaluation.benchmarks.echo:echo"
+    results = run_workers(echo, tasks, environment=threads(3), patience=4, report=lines.append)
     assert results[0] == WorkerResult("3")
     assert results[1] == WorkerResult(error="ValueError: two lines")
     assert "died" in (results[2].error or "")
@@ -230,7 +216,13 @@ def test_a_step_is_measured(path):
     assert row["acceptance"] > 0.1
 
 
-def test_scaling_writes_results(tmp_path, capsys):
+def test_scaling_writes_results(tmp_path, capsys, monkeypatch):
+    def here(function, tasks, **_):
+        """What processes of their own would do, without the seconds that one takes to start."""
+        module, name = function.split(":")
+        return [WorkerResult(getattr(importlib.import_module(module), name)(task)) for task in tasks]
+
+    monkeypatch.setattr(scaling, "run_workers", here)
     options = ["--sizes", "10,20", "--dense_sizes", "", "--chains", "2", "--cores", "1", "--output", str(tmp_path)]
     assert main(["bench", "scaling", *options]) == 0
     written = json.loads((tmp_path / "scaling.json").read_text())

@@ -57,6 +57,7 @@ def test_results_and_table_are_written(data, tmp_path, capsys):
     assert text.count("not measured") == 10 + 3
 
 
+@pytest.mark.slow
 def test_pyro_stands_beside_ours(data, tmp_path):
     assert bench(data, tmp_path / "results") == 0
     record = json.loads((tmp_path / "results" / "evidence_cpu.json").read_text())
