@@ -8,11 +8,11 @@ from torch import Tensor
 from .errors import DgmInferError, cause
 from .target import Target
 
-__all__ = ["energy_fault", "probe_points"]
+__all__ = ["energy_fault", "nan_energies", "probe_points"]
 
 # Energies computed at once, and the fewest and most points per problem.
 _ENERGIES, _FEWEST, _MOST = 1024, 2, 32
-# Share of the points at which an energy may be NaN: chains reject them like divergences.
+# Share of the points at which an energy may be NaN without a word: chains reject them like divergences.
 _NAN = 0.1
 # Distances in units of the points' spread: over such a range a density with a finite integral falls.
 _NEAR, _FAR = 1e4, 1e8
@@ -29,9 +29,9 @@ def probe_points(target: Target) -> int:
 def energy_fault(target: Target, x: Tensor, remedy: str = "") -> str | None:
     """Describe a fault of the energy at points ``x [n, *batch, D]`` or far from them; None if there is none.
 
-    It must be one real number per point, the same at every call, not NaN near the density, and must not fall without
-    end, as ``exp(-energy)`` would have no integral. An energy that is NaN or infinite at all points is left to the
-    search for a start or a base, which reports more about it.
+    It must be one real number per point, the same at every call, and must not fall without end, as ``exp(-energy)``
+    would have no integral. An energy that is NaN or infinite at all points is left to the search for a start or a base,
+    which reports more about it; one that is NaN at some, to :func:`nan_energies`.
 
     Args:
         remedy: added where the energy fails, such as how to have other points.
@@ -53,15 +53,25 @@ def energy_fault(target: Target, x: Tensor, remedy: str = "") -> str | None:
         return (
             f"the energy differs from call to call at the same points, by {apart:.3g}: it must not draw random numbers"
         )
-    lost = energy.isnan()
-    if _NAN * lost.numel() < lost.sum() < lost.numel():
-        return (
-            f"the energy is NaN at {int(lost.sum())} of {lost.numel()} points tried: it must be a number, or inf where "
-            "the density is zero"
-        )
     if _falls(target, x):
         return "the energy falls without end far from the origin, so that exp(-energy) has no integral: check its sign"
     return None
+
+
+@torch.no_grad()
+def nan_energies(target: Target, x: Tensor) -> str | None:
+    """Describe an energy that is NaN at more than a tenth of the points ``x [n, *batch, D]``, though not at all.
+
+    Chains never move to such a point and its weight counts as zero, as with an infinite energy: right where the density
+    is zero, and otherwise a part of the density that is lost.
+    """
+    lost = target.energy(x).isnan()
+    if not _NAN * lost.numel() < lost.sum() < lost.numel():
+        return None
+    return (
+        f"the energy is NaN at {int(lost.sum())} of {lost.numel()} points tried: these count as points without density; "
+        "return inf where that is so, and mend the energy elsewhere"
+    )
 
 
 def _difference(energy: Tensor, again: Tensor) -> float:

@@ -52,7 +52,7 @@ def finite(call: str, field: str, value: Any, dtype: torch.dtype | None = None) 
     values = numbers(call, field, value, dtype)
     bad = ~values.isfinite()
     if bad.any():
-        raise ArgumentError(f"{call}({field}={values[bad][0].item():g}): must be finite")
+        raise ArgumentError(f"{call}({field}={values[bad][0].item():g}): not finite")
     return values
 
 

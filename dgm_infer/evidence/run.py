@@ -1,6 +1,7 @@
 """``log_evidence()`` and ``bidirectional()``: chunks of problems, seeds, progress, one result."""
 
 import time
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from torch import Tensor
 from ..arguments import allocatable, finite, flag, random_seed, whole_number
 from ..bases import Gaussian
 from ..errors import ArgumentError, EvidenceError
-from ..probe import energy_fault, probe_points
+from ..probe import energy_fault, nan_energies, probe_points
 from ..progress import Progress
 from ..target import as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
@@ -227,7 +228,7 @@ class _Run:
         self.seconds = 0.0
 
     def _probe(self, name: str) -> None:
-        """Raise ArgumentError where the energy is faulty at draws of the base; the run's random numbers are left."""
+        """Name an energy that is faulty at draws of the base; the run's random numbers are left."""
         # the first chunk stands for the others, which together need not fit into memory
         path = self._path(self.chunks[0])
         rng = torch.Generator(self.base.mean.device).manual_seed(0)
@@ -235,6 +236,8 @@ class _Run:
         fault = energy_fault(path.target, x, "; base.to(...) changes these")
         if fault:
             raise ArgumentError(f"{name}(): {fault}")
+        if lost := nan_energies(path.target, x):
+            warnings.warn(f"{name}(): {lost}", stacklevel=4)
 
     def outcomes(self, work: Callable[[AnnealedPath, slice | None], list[Outcome]]) -> list[Outcome]:
         """Run ``work`` on every chunk and join each of its outcomes over the chunks."""

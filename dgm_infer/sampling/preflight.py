@@ -1,6 +1,7 @@
 """What would fail in a long run, found before it begins: sizes, faulty energies, latents that have no names."""
 
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from ..arguments import allocatable
 from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, ModelError
-from ..probe import energy_fault, probe_points
+from ..probe import energy_fault, nan_energies, probe_points
 from ..target import Target
 
 __all__ = ["check_energy", "check_latents", "check_size"]
@@ -38,14 +39,17 @@ def check_size(problem: Fibre | Target, *, chains: int, warmup: int, draws: int,
 
 
 def check_energy(problem: Target, device: torch.device) -> None:
-    """Raise ArgumentError for an energy that is faulty where chains would start; the run's random numbers are left."""
+    """Name an energy that is faulty where chains would start; the run's random numbers are left."""
     rng, kind = torch.Generator(device).manual_seed(0), type(problem)
     # of a start of its own the points themselves: nothing else says where the density is
     own = kind.start is not Target.start and kind.initial_draws is Target.initial_draws
     draw = problem.start if own else problem.initial_draws
-    fault = energy_fault(problem, draw(probe_points(problem), rng))
+    points = draw(probe_points(problem), rng)
+    fault = energy_fault(problem, points)
     if fault:
         raise ArgumentError(f"sample(): {fault}")
+    if lost := nan_energies(problem, points):
+        warnings.warn(f"sample(): {lost}", stacklevel=3)
 
 
 def check_latents(problem: Any, position: Tensor) -> None:

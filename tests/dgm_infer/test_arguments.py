@@ -67,7 +67,7 @@ REFUSED = {
     "words for a mask": (lambda: arguments.boolean_mask("f", "m", "x"), "f(m='x'): must be a boolean"),
     "no numbers": (lambda: arguments.numbers("f", "x", object()), "f(x=a object): must be a tensor"),
     "complex numbers": (lambda: arguments.numbers("f", "x", 1j), "f(x of torch.complex64): must be real"),
-    "one that is infinite": (lambda: arguments.finite("f", "x", [1, math.inf]), "f(x=inf): must be finite"),
+    "one that is infinite": (lambda: arguments.finite("f", "x", [1, math.inf]), "f(x=inf): not finite"),
     "one that is negative": (lambda: arguments.positive_numbers("f", "x", [1, -2]), "f(x=-2): must be positive"),
     "a dtype of integers": (lambda: arguments.floating_type("f", "dtype", torch.int32), "f(dtype=torch.int32): must"),
     "a device by number": (lambda: arguments.available_device("f", "device", 1.5), "f(device=1.5): must be a device"),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.probe import energy_fault, probe_points
+from dgm_infer.probe import energy_fault, nan_energies, probe_points
 from tests.oracles import FLOAT
 
 
@@ -29,7 +29,6 @@ def fault(energy, batch=(), n=32):
         (lambda x: x, "of shape (32, 2): expected one real value per point, shape (32,)"),
         (lambda x: bowl(x) + torch.randn(x.shape[:-1]), "differs from call to call"),
         (lambda x: bowl(x).where(torch.rand(x.shape[:-1]) < 0.5, math.inf), "by inf"),
-        (lambda x: bowl(x).where(x[..., 0] > 0, math.nan), "NaN at"),
         (lambda x: -bowl(x), "falls without end"),
         (lambda x: x.sum(-1), "falls without end"),
         (lambda x: -x.abs().sum(-1).log1p(), "falls without end"),
@@ -59,6 +58,18 @@ def test_every_fault_of_an_energy_is_described(energy, words):
 )
 def test_densities_have_no_fault(energy):
     assert fault(energy) is None
+
+
+def test_an_energy_that_is_often_nan_is_described_though_runs_go_on():
+    target = dgm.Target(lambda x: bowl(x).where(x[..., 0] > 0, math.nan), 2)
+    x = torch.randn(32, 2, generator=torch.Generator().manual_seed(0))
+    assert energy_fault(target, x) is None
+    assert f"NaN at {int((x[:, 0] <= 0).sum())} of 32 points" in (nan_energies(target, x) or "")
+    assert nan_energies(dgm.Target(lambda x: bowl(x).where(x[..., 0] > x[..., 0].min(), math.nan), 2), x) is None
+    assert nan_energies(dgm.Target(lambda x: bowl(x) * math.nan, 2), x) is None
+    with pytest.warns(UserWarning, match="NaN at"):
+        draws = dgm.sample(target, chains=8, warmup=5, draws=5, seed=0, progress=False)
+    assert (draws.inputs[..., 0] > 0).all()
 
 
 def test_an_error_of_the_project_is_left_as_it_is():
@@ -92,6 +103,7 @@ def test_a_run_draws_the_same_numbers_without_the_look(monkeypatch, run):
     with_it = run(target)
     state = torch.get_rng_state()
     for module in ("sampling.preflight", "evidence.run", "bases.gaussian"):
-        monkeypatch.setattr(f"dgm_infer.{module}.energy_fault", lambda *arguments: None)
+        for look in ("energy_fault", "nan_energies"):
+            monkeypatch.setattr(f"dgm_infer.{module}.{look}", lambda *arguments: None)
     assert torch.equal(run(target), with_it)
     assert torch.equal(torch.get_rng_state(), state)

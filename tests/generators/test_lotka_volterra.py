@@ -99,7 +99,7 @@ def test_a_fully_observed_series_is_conditioned_on_number_by_number():
         ({"n_steps": 5.0}, r"n_steps=5\.0\): must be an integer >= 1"),
         ({"dt": 0.0}, r"dt=0\.0\): must be a positive number"),
         ({"noise": -1.0}, r"noise=-1\.0\): must be a positive number"),
-        ({"initial": (1.0, float("nan"))}, r"initial=nan\): must be finite"),
+        ({"initial": (1.0, float("nan"))}, r"initial=nan\): not finite"),
         ({"initial": (1.0,)}, r"initial=\(1\.0,\)\): must be two numbers, prey and predators"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",

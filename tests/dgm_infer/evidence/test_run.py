@@ -1,6 +1,7 @@
 """``log_evidence()``: batches, chunks, seeds, dtypes, what it refuses."""
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -166,7 +167,10 @@ class HalfPlane(dgm.Target):
 @pytest.mark.parametrize("method", [dgm.AIS(20), dgm.ImportanceSampling(500)], ids=lambda m: type(m).__name__)
 def test_weights_that_are_not_finite_count_as_zero(method, outside):
     base = dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 1.2)
-    estimate = run(HalfPlane(outside), base, method, chains=1000)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        estimate = run(HalfPlane(outside), base, method, chains=1000)
+    assert len(said) == math.isnan(outside)
     assert abs(estimate.log_z - math.log(0.5)) <= 5 * estimate.std_error
     assert estimate.std_error < 0.1
     inside = estimate.expectation(lambda x: (x.sum(-1) > 0).double())
