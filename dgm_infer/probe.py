@@ -69,8 +69,8 @@ def nan_energies(target: Target, x: Tensor) -> str | None:
     if not _NAN * lost.numel() < lost.sum() < lost.numel():
         return None
     return (
-        f"the energy is NaN at {int(lost.sum())} of {lost.numel()} points tried: these count as points without density; "
-        "return inf where that is so, and mend the energy elsewhere"
+        f"the energy is NaN at {int(lost.sum())} of {lost.numel()} points tried: these count as points without "
+        "density; return inf where that is so, and mend the energy elsewhere"
     )
 
 
