@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.func import vjp, vmap
 
 from .algebra import log_det_cholesky, mv
-from .jacobian import Evaluation, JacobianMap, push_forward
+from .jacobian import Evaluation, JacobianMap, pull_back
 from .structure import Structure
 
 __all__ = ["Dense", "DenseJacobian"]
@@ -62,17 +61,9 @@ class Dense(Structure):
     jacobian = DenseJacobian
 
     def entries(self, function: Callable[[Tensor], Tensor], u: Tensor) -> Evaluation:
-        """By N reverse-mode products, or D forward-mode ones if these are fewer."""
-        n_inputs = u.shape[-1]
-        value, pullback = vjp(function, u)[:2]
-        n_outputs = value.shape[-1]
-        if n_outputs < n_inputs:
-            basis = torch.eye(n_outputs, dtype=u.dtype, device=u.device)
-            rows = vmap(lambda e: pullback(e.expand_as(value))[0])(basis)
-            return Evaluation(value, (rows.movedim(0, -2),))
-        basis = torch.eye(n_inputs, dtype=u.dtype, device=u.device)
-        columns = push_forward(function, u, basis)[1]
-        return Evaluation(value, (columns.movedim(0, -1),))
+        """By N reverse-mode products: a constraint has fewer outputs than inputs."""
+        value, rows = pull_back(function, u)
+        return Evaluation(value, (rows.movedim(0, -2),))
 
     def row_size(self, n_outputs, n_inputs):
         return n_outputs * n_inputs

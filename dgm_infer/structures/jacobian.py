@@ -1,7 +1,6 @@
-"""Jacobian maps of batched constraint functions: their interface, and the forward-mode products they are built from.
+"""Jacobian maps of batched constraint functions: their interface, and the products they are built from.
 
-A map is built in two stages. A structure evaluates the constraint and the raw entries of J with ``torch.func``,
-differentiably; ``factorise`` turns the entries into the map. The gradient of ``log|J J^T| / 2`` then needs no
+A map is built in two stages. A structure evaluates the constraint and the raw entries of J, differentiably; ``factorise`` turns the entries into the map. The gradient of ``log|J J^T| / 2`` then needs no
 derivative of a factorisation: it is the gradient of ``sum(log_det_cotangent * entries)`` (math 3.7,
 ``grad_k = sum_ij (G^-1 J)_ij dJ_ij/du_k``).
 """
@@ -15,9 +14,13 @@ from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
-from torch.func import jvp, vmap
+from torch.func import jvp, vjp, vmap
 
-__all__ = ["Evaluation", "JacobianMap", "push_forward"]
+__all__ = ["Evaluation", "JacobianMap", "pull_back", "push_forward"]
+
+# Most numbers in the tangents of all rows for which differentiable products are made by reverse mode: up to here the time
+# goes into calls, beyond into a network's arithmetic, of which forward mode then does less.
+_FEW = 2**14
 
 
 class Evaluation(NamedTuple):
@@ -100,7 +103,7 @@ class JacobianMap(ABC):
 
 
 def push_forward(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
-    """Value and forward-mode products of a batched function.
+    """Value and products ``J t`` of a batched function, differentiable where gradients are recorded.
 
     Args:
         function: ``[..., D] -> [..., N]``, row by row.
@@ -110,15 +113,64 @@ def push_forward(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tens
     Returns:
         value ``[..., N]`` and products ``J t``, ``[K, ..., N]``, from one pass.
     """
+    # same memory layout as u: otherwise torch copies by an operation that torch.compile rejects for dynamic row counts
+    full = tangents.reshape(-1, *[1] * (u.ndim - 1), u.shape[-1]).expand(-1, *u.shape).contiguous()
+    again = torch.is_grad_enabled()
+    if _is_traced(u) or (again and full.numel() > _FEW):
+        return _by_forward_mode(function, u, full)
+    # J t is the derivative of J^T w with respect to w, in which it is linear. Against forward mode this spares the zero
+    # tangents of constants, which torch works out in Python.
+    with torch.enable_grad():
+        x = u if u.requires_grad else u.detach().requires_grad_()
+        value = function(x)
+        w = torch.zeros_like(value, requires_grad=True)
+        products = _pull(_pull(value, x, w, again=True), w, full, again=again)
+    return (value, products) if again else (value.detach(), products)
+
+
+def pull_back(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
+    """Value ``[..., N]`` and rows of J, ``[N, ..., D]``, otherwise as :func:`push_forward`."""
+    if _is_traced(u):
+        value, pull = vjp(function, u)[:2]
+        return value, vmap(lambda e: pull(e)[0])(_unit_vectors(value))
+    again = torch.is_grad_enabled()
+    with torch.enable_grad():
+        x = u if u.requires_grad else u.detach().requires_grad_()
+        value = function(x)
+        rows = _pull(value, x, _unit_vectors(value), again=again)
+    return (value, rows) if again else (value.detach(), rows)
+
+
+def _unit_vectors(value: Tensor) -> Tensor:
+    """``[N, ..., N]`` for ``value [..., N]``."""
+    basis = torch.eye(value.shape[-1], dtype=value.dtype, device=value.device)
+    return basis.reshape(-1, *[1] * (value.ndim - 1), len(basis)).expand(-1, *value.shape)
+
+
+def _pull(value: Tensor, x: Tensor, vectors: Tensor, *, again: bool) -> Tensor:
+    """``J^T v`` for one v of the value's shape or several in a row, by plain autograd, which asks less of a model."""
+    several = vectors.ndim > value.ndim
+    if not value.requires_grad:
+        # a function without a derivative has no graph
+        return x.new_zeros(vectors.shape[:several] + x.shape)
+    return torch.autograd.grad(value, x, vectors, is_grads_batched=several, create_graph=again, materialize_grads=True)[
+        0
+    ]
+
+
+def _is_traced(u: Tensor) -> bool:
+    # a traced tensor has a type of its own
+    return type(u) is not Tensor
+
+
+def _by_forward_mode(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
     _load_forward_mode()
 
     def along(t: Tensor) -> tuple[Tensor, Tensor]:
         value, product = jvp(function, (u,), (t,))[:2]
         return value, product
 
-    # same memory layout as u: otherwise torch copies by an operation that torch.compile rejects for dynamic row counts
-    full = tangents.reshape(-1, *[1] * (u.ndim - 1), u.shape[-1]).expand(-1, *u.shape).contiguous()
-    return vmap(along, out_dims=cast(Any, (None, 0)))(full)
+    return vmap(along, out_dims=cast(Any, (None, 0)))(tangents)
 
 
 @functools.cache

@@ -33,7 +33,7 @@ def solve_local_inputs(
     tolerance = tolerance.unsqueeze(-1)
 
     def units(v: Tensor) -> Tensor:
-        return constraint(torch.cat([u1, v], -1))
+        return constraint(torch.cat([u1.expand(*v.shape[:-1], -1), v], -1))
 
     smallest = units(best).abs().nan_to_num(nan=torch.inf)
 

@@ -130,9 +130,14 @@ def test_lengths_are_in_proportion_to_the_scales_however_small_or_large():
     assert relative.max() / relative.min() < 1.5
 
 
-def test_on_a_linear_fibre_the_length_is_that_of_a_standard_normal():
-    draws = sample(linear_gaussian(problems=(3,)).problem, draws=5)
-    kernel: Any = draws.kernel
+@pytest.fixture(scope="module")
+def linear():
+    """Draws of three linear fibres."""
+    return sample(linear_gaussian(problems=(3,)).problem, draws=5)
+
+
+def test_on_a_linear_fibre_the_length_is_that_of_a_standard_normal(linear):
+    kernel: Any = linear.kernel
     assert (kernel.trajectory_length / (ChEES.stretch * best_length()) - 1).abs().max() < 0.25
 
 
@@ -209,10 +214,8 @@ def test_warm_up_adds_sub_steps_on_a_strongly_bent_fibre_and_the_frozen_kernel_h
     assert failures(adapted) < 0.3 * failures(sample(problem, kernel, warmup=0, draws=40))
 
 
-def test_warm_up_leaves_the_sub_steps_of_a_gentle_fibre():
-    problem, kernel = linear_gaussian().problem, dgm.ConstrainedHMC()
-    adapted: Any = sample(problem, kernel, draws=5).kernel
-    assert adapted.n_geodesic == kernel.sub_steps(problem)
+def test_warm_up_leaves_the_sub_steps_of_a_gentle_fibre(linear):
+    assert linear.kernel.n_geodesic == dgm.ConstrainedHMC().sub_steps(linear.problem)
 
 
 KERNELS = [
@@ -238,7 +241,9 @@ def problem_for(kernel):
 @pytest.mark.parametrize("kernel", KERNELS, ids=repr)
 @pytest.mark.parametrize("warmup", [0, 20])
 def test_what_is_left_open_is_filled_in_and_what_is_given_is_kept(kernel, warmup):
-    frozen = sample(problem_for(kernel), kernel, chains=4, warmup=warmup, draws=2).kernel
+    problem = problem_for(kernel)
+    initial = problem.start(4, torch.Generator().manual_seed(123))
+    frozen = sample(problem, kernel, chains=4, warmup=warmup, draws=2, initial=initial).kernel
     for name in ("step_size", "trajectory_length", "n_steps", "n_geodesic", "split", "solver"):
         given, now = getattr(kernel, name, None), getattr(frozen, name, None)
         if given is not None:
@@ -256,6 +261,7 @@ def test_what_is_left_open_is_filled_in_and_what_is_given_is_kept(kernel, warmup
 @pytest.mark.parametrize("kernel", [dgm.HMC(), dgm.ConstrainedHMC(), dgm.HMC(n_steps=4)], ids=repr)
 def test_a_frozen_kernel_is_not_adapted_again(kernel):
     problem = problem_for(kernel)
-    frozen = sample(problem, kernel, chains=4, warmup=30, draws=2).kernel
-    again = sample(problem, frozen, chains=4, warmup=30, draws=2)
+    initial = problem.start(4, torch.Generator().manual_seed(123))
+    frozen = sample(problem, kernel, chains=4, warmup=30, draws=2, initial=initial).kernel
+    again = sample(problem, frozen, chains=4, warmup=30, draws=2, initial=initial)
     assert again.kernel is frozen
