@@ -1,7 +1,8 @@
 """Jacobian maps of batched constraint functions: their interface, and the products they are built from.
 
-A map is built in two stages. A structure evaluates the constraint and the raw entries of J, differentiably; ``factorise`` turns the entries into the map. The gradient of ``log|J J^T| / 2`` then needs no
-derivative of a factorisation: it is the gradient of ``sum(log_det_cotangent * entries)`` (math 3.7,
+A map is built in two stages. A structure evaluates the constraint and the raw entries of J, differentiably;
+``factorise`` turns the entries into the map. The gradient of ``log|J J^T| / 2`` then needs no derivative of a
+factorisation: it is the gradient of ``sum(log_det_cotangent * entries)`` (math 3.7,
 ``grad_k = sum_ij (G^-1 J)_ij dJ_ij/du_k``).
 """
 
@@ -18,8 +19,8 @@ from torch.func import jvp, vjp, vmap
 
 __all__ = ["Evaluation", "JacobianMap", "pull_back", "push_forward"]
 
-# Most numbers in the tangents of all rows for which differentiable products are made by reverse mode: up to here the time
-# goes into calls, beyond into a network's arithmetic, of which forward mode then does less.
+# Most numbers in the tangents of all rows for which differentiable products are made by reverse mode: up to here the
+# time goes into calls, beyond into a network's arithmetic, of which forward mode then does less.
 _FEW = 2**14
 
 

@@ -31,7 +31,7 @@ def test_on_the_fibre_the_branch_is_the_sign_of_the_input_that_cannot_vanish(x):
     assert set(branch.tolist()) == {-1.0, 1.0}
 
 
-@pytest.mark.parametrize("x", [1.0, -0.5])
+@pytest.mark.parametrize("x", [1.0, pytest.param(-0.5, marks=pytest.mark.slow)])
 def test_without_noise_every_chain_keeps_to_its_branch(x):
     draws = run(dgm.condition(Hyperbola(), [x]))
     branch = draws.latents["branch"]
@@ -79,6 +79,7 @@ def test_control_chains_kept_on_one_branch_are_noticed():
     assert_refuted(oracle, draws)
 
 
+@pytest.mark.slow
 def test_control_without_the_gram_term_the_noisy_hyperbola_has_another_density():
     oracle = noisy(0.7)
     wrong = WithoutGramTerm(oracle.problem.observed, oracle.problem.values)

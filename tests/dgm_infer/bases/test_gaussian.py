@@ -105,6 +105,7 @@ def test_a_diagonal_fit_is_the_mean_field_solution_and_its_bound_is_short_by_the
     torch.testing.assert_close(base.elbo, -2.0 - gap, atol=0.1, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_low_rank_fit_recovers_a_covariance_of_its_rank():
     rng = torch.Generator().manual_seed(5)
     sd, factor = 0.5 + torch.rand(6, generator=rng, dtype=FLOAT), torch.randn(6, 2, generator=rng, dtype=FLOAT)

@@ -114,7 +114,7 @@ def one_step(kernel, problem, chains=CHAINS, seed=3):
 def law(kind):
     oracle = suited(kind, correlated_gaussian, ellipse)
     # a transition on a fibre costs more, and moves farther than a random walk
-    chains, warmup, draws = (60, 20, 40) if isinstance(oracle.problem, dgm.Fibre) else (600, 60, 60)
+    chains, warmup, draws = (100, 10, 20) if isinstance(oracle.problem, dgm.Fibre) else (600, 60, 60)
     return oracle, dgm.sample(oracle.problem, kind(), chains=chains, warmup=warmup, draws=draws, seed=1, progress=False)
 
 
@@ -226,11 +226,11 @@ def test_what_does_not_fit_is_refused_in_one_line(kind):
 def test_what_a_chain_runs_into_is_a_status_and_a_rejection_of_that_chain(kind):
     near = torch.tensor([1.0, -1.0, 0.0, 1.9], dtype=FLOAT)
     problem = suited(kind, EdgeTarget, lambda: dgm.condition(Edge(), [1.0, 1.0]))
-    chains = 20
+    chains = 40
     start = near.repeat(chains, 1) if isinstance(problem, dgm.Fibre) else problem.start(chains, torch.Generator())
     draws = dgm.sample(problem, kind(), initial=start, chains=chains, warmup=0, draws=2, seed=1, progress=False)
     state, failed = draws.kernel.init(problem, start), 0
-    for seed in range(8):
+    for seed in range(4):
         before = state
         state, info = draws.kernel.step(problem, state, torch.Generator().manual_seed(seed))
         bad = info.status != Status.OK

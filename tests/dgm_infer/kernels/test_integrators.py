@@ -127,7 +127,7 @@ FLOWS = {"straight": STRAIGHT, "circular": CIRCULAR}
 
 
 def in_turn(*choices):
-    """Fibres by choices: each fibre with one choice and each choice with one fibre in the quick run, all in the long."""
+    """Fibres by choices: every fibre with one choice in the quick run, in turn, and with all in the long one."""
     return [
         pytest.param(
             (CASES[name], *(values[key] for values, key in zip(choices, keys, strict=True))),

@@ -238,7 +238,7 @@ def test_the_same_seed_gives_the_same_draws_after_adapting(case):
     problem = make((2,))
     kernel, initial = kernel.replace(step_size=None), points(problem, 3)
     first, second = (
-        dgm.sample(problem, kernel, chains=3, warmup=12, draws=4, seed=7, initial=initial, progress=False)
+        dgm.sample(problem, kernel, chains=3, warmup=5, draws=3, seed=7, initial=initial, progress=False)
         for _ in range(2)
     )
     assert torch.equal(first.inputs, second.inputs)

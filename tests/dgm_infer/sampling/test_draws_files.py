@@ -54,7 +54,8 @@ ADAPTED = {
 @pytest.mark.parametrize(("kernel", "make"), ADAPTED.values(), ids=ADAPTED.keys())
 def test_an_adapted_kernel_is_loaded_and_goes_on_as_it_was(tmp_path, kernel, make):
     problem = make()
-    draws = run(problem, kernel, warmup=30)
+    initial = problem.start(3, torch.Generator().manual_seed(5))
+    draws = run(problem, kernel, warmup=12, initial=initial)
     draws.save(tmp_path / "posterior.nc")
     loaded = dgm.Draws.load(tmp_path / "posterior.nc", problem=problem)
     assert_same(loaded, draws)

@@ -31,7 +31,7 @@ def runs():
     exact, wide = dgm.condition(model, observed), dgm.condition(model, observed, tolerance=0.5)
     start = exact.start(4, torch.Generator().manual_seed(0))
     samplers = [
-        Sampler("constrained HMC", exact, dgm.ConstrainedHMC(), 20, 20),
+        Sampler("constrained HMC", exact, dgm.ConstrainedHMC(0.1, n_steps=3), 0, 20),
         Sampler("HMC, stuck", wide, dgm.HMC(step_size=1e6, n_steps=2), 0, 20, start),
     ]
     return run_samplers(samplers, chains=4, seed=1)

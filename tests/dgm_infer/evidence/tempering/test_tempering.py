@@ -45,7 +45,15 @@ def test_temperatures_given_x_follow_the_truncated_exponential(delta):
         assert ks(1.1 * delta) > 2.2
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
+every_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
+# what the methods share is tested by one of them in the quick run
+first_method = pytest.mark.parametrize(
+    "method",
+    [pytest.param(m, marks=pytest.mark.slow if i else (), id=type(m).__name__) for i, m in enumerate(METHODS)],
+)
+
+
+@every_method
 def test_diagnostics_of_a_run_that_went_well(method):
     known = known_gaussian(10, (2, 3))
     estimate = run(known, method, chains=32)
@@ -67,7 +75,7 @@ def test_diagnostics_of_a_run_that_went_well(method):
     assert d["gradient_evaluations"] - d["pilot_evaluations"] == method.draws * method.n_steps
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
+@first_method
 def test_the_base_check_fires_when_chains_are_cut_short(method):
     known = known_gaussian(50, (10,))
     # a wrong guess of log Z: the chains have far to go
@@ -116,7 +124,7 @@ def test_the_guess_of_log_z_is_the_bases_own_a_number_importance_or_a_pilots():
     assert guess(method, own).tolist() == [0, 1, 2]
 
 
-@pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).__name__)
+@first_method
 def test_thinned_runs_keep_every_second_draw_and_use_all(method):
     known = known_gaussian(2)
     short = method.replace(draws=21, warmup=20)
@@ -126,6 +134,7 @@ def test_thinned_runs_keep_every_second_draw_and_use_all(method):
     torch.testing.assert_close(thinned.log_z, whole.log_z)
 
 
+@pytest.mark.slow
 def test_a_base_refined_by_a_pilot_makes_better_estimates():
     means = torch.tensor([[4.0] * 10], dtype=FLOAT)
     covariance = 0.05 * torch.eye(10, dtype=FLOAT)[None]
