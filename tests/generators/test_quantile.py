@@ -5,7 +5,8 @@ import math
 import pytest
 import torch
 from scipy import special, stats
-from torch.func import jacrev, vmap
+from torch.autograd.functional import jacobian
+from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dgm_infer as dgm
@@ -82,12 +83,12 @@ def quartile(exponents: torch.Tensor) -> torch.Tensor:
 
 
 def derivatives(function, exponents):
-    """Value, first derivatives in forward mode and their derivatives in reverse mode, as sampling takes them."""
+    """Value, first derivatives and their derivatives, as sampling takes them."""
 
     def first(e):
         return push_forward(function, e, torch.eye(2, dtype=FLOAT))[1].squeeze(-1)
 
-    return function(exponents).item(), first(exponents), jacrev(first)(exponents)
+    return function(exponents).item(), first(exponents), jacobian(first, exponents)
 
 
 @pytest.mark.parametrize("z", Z)
