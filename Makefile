@@ -30,7 +30,7 @@ demo: $(INSTALLED)
 	$(VENV)/bin/dgm-infer condition --config configs/condition/digits_top_half.yaml
 
 test: $(INSTALLED)
-	$(ONE_THREAD) $(PYTEST) -n 2 -m "not slow"
+	$(ONE_THREAD) $(PYTEST) -n 2 --dist loadfile -m "not slow"
 
 test-slow: $(INSTALLED)
 	$(ONE_THREAD) $(PYTEST) -n 2 -m slow

@@ -191,6 +191,7 @@ print(json.dumps({
 """
 
 
+@pytest.mark.slow
 def test_the_base_installation_samples(tmp_path):
     result = run(SAMPLE, tmp_path, beyond_the_base())
     assert result.returncode == 0, result.stderr

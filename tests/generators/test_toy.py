@@ -9,9 +9,10 @@ from tests.mistakes import WithoutGramTerm
 from tests.oracles import FLOAT, Oracle, assert_agrees, assert_refuted
 
 
-def run(problem, seed=1, **more):
+def run(problem, **more):
     kernel = dgm.ConstrainedHMC(0.4, n_steps=(2, 6), n_geodesic=2)
-    return dgm.sample(problem, kernel, chains=300, warmup=15, draws=25, seed=seed, progress=False, **more)
+    settings = {"chains": 150, "warmup": 10, "draws": 25, "seed": 1, "progress": False} | more
+    return dgm.sample(problem, kernel, **settings)
 
 
 def test_the_output_is_the_difference_of_squares():
@@ -73,7 +74,7 @@ def test_with_noise_chains_cross_and_spend_half_their_time_on_each_branch():
 def test_control_chains_kept_on_one_branch_are_noticed():
     # all from one side, without noise enough to leave it
     oracle = noisy(0.1)
-    side = torch.tensor([1.0, 0.0, 0.0], dtype=FLOAT).expand(300, 3)
+    side = torch.tensor([1.0, 0.0, 0.0], dtype=FLOAT).expand(150, 3)
     draws = run(oracle.problem, initial=side)
     assert (draws.latents["branch"] == 1).all()
     assert_refuted(oracle, draws)

@@ -9,6 +9,7 @@ import dgm_infer as dgm
 from dgm_infer.conditioning.compilation import Compiler
 from tests.models import Bent, BentPairs, Stretched, Walk
 from tests.oracles import FLOAT, Circle, Ellipse, Wave
+from tests.quick import cases
 
 ROW = torch.tensor([True, False, True, True, True])
 
@@ -66,8 +67,10 @@ def rounding(problem):
 # What is compiled depends on the problem, and an update of a solver on the structure alone, not on the flow: all
 # problems by one solver, and every structure by the other.
 OTHER = ("scalar units, a mask a problem", "walk", "strongly bent")
-CASES = [*((name, "newton", True) for name in PROBLEMS), *((name, "quasi_newton", False) for name in OTHER)]
-every_case = pytest.mark.parametrize(("name", "solver", "split"), CASES)
+CASES = {f"{name}, newton": (name, "newton", True) for name in PROBLEMS}
+CASES |= {f"{name}, quasi_newton": (name, "quasi_newton", False) for name in OTHER}
+EVERY_STRUCTURE = ("scalar units, a mask a problem, newton", "pairs, newton", "dense, newton", "walk, quasi_newton")
+every_case = pytest.mark.parametrize(("name", "solver", "split"), cases(CASES, quick=EVERY_STRUCTURE))
 
 
 @every_case

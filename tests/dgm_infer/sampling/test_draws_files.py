@@ -11,6 +11,7 @@ import dgm_infer as dgm
 from dgm_infer.errors import CheckpointError
 from tests.dgm_infer.sampling.short_runs import fibre, run
 from tests.oracles import Ellipse, correlated_gaussian
+from tests.quick import cases
 
 
 def assert_same(loaded, draws):
@@ -51,7 +52,7 @@ ADAPTED = {
 }
 
 
-@pytest.mark.parametrize(("kernel", "make"), ADAPTED.values(), ids=ADAPTED.keys())
+@pytest.mark.parametrize(("kernel", "make"), cases(ADAPTED, quick=("HMC by length", "a grid of problems")))
 def test_an_adapted_kernel_is_loaded_and_goes_on_as_it_was(tmp_path, kernel, make):
     problem = make()
     initial = problem.start(3, torch.Generator().manual_seed(5))

@@ -37,6 +37,7 @@ def bench(data, output, *options):
     return main(["bench", "evidence", *SMALL, "--data", str(data), "--output", str(output), *options])
 
 
+@pytest.mark.slow
 def test_results_and_table_are_written(data, tmp_path, capsys):
     before = torch.get_num_threads()
     assert bench(data, tmp_path / "results", "--peer", "false") == 0

@@ -11,6 +11,7 @@ from dgm_infer.evidence.tempering import ladder
 from dgm_infer.evidence.tempering.ladder import EvenLadder, ListedLadder, even_knots, interpolated, is_even
 from tests.known_evidence import known_bimodal, known_gaussian
 from tests.oracles import FLOAT
+from tests.quick import cases
 
 N = 10
 KNOTS = torch.tensor([0, 1, 4, N])
@@ -115,19 +116,18 @@ def off(estimate, known):
     return ((estimate.log_z - estimate.bias - known.log_z) / estimate.std_error).abs().max()
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        dgm.SimulatedTempering(weights="equal", log_zeta=-1.0),
-        dgm.SimulatedTempering(log_zeta=-6.0),
-        dgm.SimulatedTempering(temperatures=1, n_steps=10),
-        dgm.SimulatedTempering(temperatures=3, weights="equal"),
-        dgm.SimulatedTempering(schedule=torch.tensor([0.0, 0.1, 0.5, 1.0])),
-        dgm.SimulatedTempering(temperatures=40, schedule="sigmoid", log_zeta=-1.0),
-        dgm.SimulatedTempering(schedule=lambda n: torch.linspace(0, 1, n + 1) ** 2, temperatures=20),
-    ],
-    ids=["equal", "a guess that is off", "two", "four", "values", "sigmoid", "a function"],
-)
+SETTINGS = {
+    "equal": dgm.SimulatedTempering(weights="equal", log_zeta=-1.0),
+    "a guess that is off": dgm.SimulatedTempering(log_zeta=-6.0),
+    "two": dgm.SimulatedTempering(temperatures=1, n_steps=10),
+    "four": dgm.SimulatedTempering(temperatures=3, weights="equal"),
+    "values": dgm.SimulatedTempering(schedule=torch.tensor([0.0, 0.1, 0.5, 1.0])),
+    "sigmoid": dgm.SimulatedTempering(temperatures=40, schedule="sigmoid", log_zeta=-1.0),
+    "a function": dgm.SimulatedTempering(schedule=lambda n: torch.linspace(0, 1, n + 1) ** 2, temperatures=20),
+}
+
+
+@pytest.mark.parametrize("method", cases(SETTINGS, quick=("a guess that is off", "values")))
 def test_temperatures_weights_and_guesses_change_no_answer(method):
     known = known_gaussian(3, (3,))
     assert off(run(known, method), known) <= 5

@@ -7,6 +7,7 @@ import dgm_infer as dgm
 from dgm_infer.evidence.tempering import path_sampling
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT
+from tests.quick import cases
 
 
 def run(known, method, **settings):
@@ -24,10 +25,10 @@ TARGETS = {
 }
 
 
-CASES = [(name, 10) for name in TARGETS] + [("gaussian", 2), ("gaussian", 40)]
+CASES = {f"{name}, 10": (name, 10) for name in TARGETS} | {f"gaussian, {n}": ("gaussian", n) for n in (2, 40)}
 
 
-@pytest.mark.parametrize(("name", "parts"), CASES)
+@pytest.mark.parametrize(("name", "parts"), cases(CASES, quick=("gaussian, 10", "bimodal, 10")))
 def test_any_number_of_parts_gives_the_truth(name, parts):
     known = TARGETS[name]()
     estimate = run(known, dgm.PathSampling(parts=parts))

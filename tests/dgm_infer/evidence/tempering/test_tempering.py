@@ -11,6 +11,7 @@ from dgm_infer.evidence.tempering.tempering import draw_beta
 from dgm_infer.kernels.integrators import PhasePoint
 from tests.known_evidence import MixtureTarget, known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT
+from tests.quick import cases
 
 METHODS = (dgm.GibbsTempering(), dgm.ContinuousTempering(), dgm.SimulatedTempering())
 
@@ -49,11 +50,11 @@ every_method = pytest.mark.parametrize("method", METHODS, ids=lambda m: type(m).
 # what the methods share is tested by one of them in the quick run
 first_method = pytest.mark.parametrize(
     "method",
-    [pytest.param(m, marks=pytest.mark.slow if i else (), id=type(m).__name__) for i, m in enumerate(METHODS)],
+    cases({type(m).__name__: m for m in METHODS}, quick=(type(METHODS[0]).__name__,)),
 )
 
 
-@every_method
+@first_method
 def test_diagnostics_of_a_run_that_went_well(method):
     known = known_gaussian(10, (2, 3))
     estimate = run(known, method, chains=32)
