@@ -345,6 +345,7 @@ def test_importing_the_core_loads_nothing_heavy():
     assert not loaded & (HEAVY | {"generators", "trainers", "evaluation"})
 
 
+@pytest.mark.slow
 def test_control_a_heavy_import_is_noticed():
     assert loaded_by("import dgm_infer, pandas") & HEAVY == {"pandas"}
 

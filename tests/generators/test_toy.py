@@ -60,6 +60,7 @@ def noisy(sd: float, *, problem: dgm.Fibre | None = None) -> Oracle:
     return Oracle(problem, statistics, weights @ statistics(u))
 
 
+@pytest.mark.slow
 def test_with_noise_chains_cross_and_spend_half_their_time_on_each_branch():
     oracle = noisy(0.7)
     # by symmetry; the branch jumps between points of the grid
@@ -71,6 +72,7 @@ def test_with_noise_chains_cross_and_spend_half_their_time_on_each_branch():
     assert_agrees(oracle, draws)
 
 
+@pytest.mark.slow
 def test_control_chains_kept_on_one_branch_are_noticed():
     # all from one side, without noise enough to leave it
     oracle = noisy(0.1)

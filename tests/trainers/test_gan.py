@@ -49,6 +49,7 @@ def test_a_few_steps_move_both_networks_and_log_their_losses(options, tmp_path):
     assert run.global_step == 7 + 7 // training.critic_steps
 
 
+@pytest.mark.slow
 def test_the_critic_learns_to_tell_and_a_trained_generator_is_nearer_than_an_untrained_one(tmp_path):
     training = module()
     torch.manual_seed(1)

@@ -108,6 +108,7 @@ def log_evidence(model, weight, callback, images):
     return logged, exact[: callback.n_images].mean().item()
 
 
+@pytest.mark.slow
 def test_the_estimate_agrees_with_the_evidence_where_it_is_known_and_bounds_lie_below():
     model, weight = linear_vae()
     # an encoder that is twice as wide as the posterior

@@ -82,6 +82,7 @@ def test_two_processes_share_the_images_and_end_with_the_same_weights(kind, tmp_
 
 
 @pytest.mark.parametrize("kind", ["vae", "iwae"])
+@pytest.mark.slow
 def test_sixteen_bits_train_to_a_bound_like_that_of_thirty_two(kind, tmp_path):
     found = {}
     for precision in ("32-true", "bf16-mixed"):

@@ -94,6 +94,7 @@ def test_a_full_fit_recovers_a_gaussian_and_its_evidence():
     torch.testing.assert_close(base.elbo, torch.full((2,), -2.0, dtype=FLOAT), atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_diagonal_fit_is_the_mean_field_solution_and_its_bound_is_short_by_the_known_gap():
     target, mean, precision = precision_target()
     base = dgm.Gaussian.fit(target, dtype=FLOAT, steps=2000)

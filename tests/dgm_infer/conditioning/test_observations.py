@@ -100,6 +100,7 @@ def test_means_of_blocks_keep_the_structure(batch):
     torch.testing.assert_close(fibre.linearise(u).energy, dense.linearise(whole).energy)
 
 
+@pytest.mark.slow
 def test_an_image_can_be_completed_from_its_means_of_blocks():
     model = Pictures()
     y = means_of_blocks(model.observed(torch.zeros(2, 50, dtype=FLOAT)).reshape(2, 2, 6, 4) + 0.1)

@@ -10,6 +10,7 @@ from tests.oracles import FLOAT
 METHOD = dgm.GibbsTempering(draws=100, warmup=20, pilot_temperatures=30)
 
 
+@pytest.mark.slow
 def test_pilots_give_a_poor_base_the_moments_and_the_evidence_of_the_target():
     known = known_gaussian(4)
     mean, covariance = known.target.parts[1][0], known.target.parts[2][0]

@@ -154,6 +154,7 @@ def test_the_evidence_of_a_hierarchical_program_is_that_of_quadrature():
     assert abs(estimate - exact) < 5 * error
 
 
+@pytest.mark.slow
 def test_tempering_finds_the_evidence_of_a_hierarchical_program():
     y = torch.tensor([0.5, -1.0, 2.0], dtype=FLOAT)
     target = dgm.target_from_pyro(hierarchical, y, centred=False)

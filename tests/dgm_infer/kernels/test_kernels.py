@@ -221,6 +221,7 @@ def test_what_is_left_open_suits_the_problem():
 # --------------------------------------------------------------------------------------- determinism, immutability
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_draws_and_another_seed_others(case, batch):
     kernel, make = case
     problem = make(batch)
@@ -233,6 +234,7 @@ def test_the_same_seed_gives_the_same_draws_and_another_seed_others(case, batch)
     assert not torch.equal(first.inputs, other.inputs)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_draws_after_adapting(case):
     kernel, make = case
     problem = make((2,))

@@ -19,6 +19,7 @@ def run(oracle, *, chains=100, warmup=100, draws=40):
     return dgm.sample(oracle.problem, dgm.NUTS(), chains=chains, warmup=warmup, draws=draws, seed=1, progress=False)
 
 
+@pytest.mark.slow
 def test_gaussians_of_three_scales_at_once_have_their_means_and_covariances():
     oracle = correlated_gaussian(SCALES)
     draws = run(oracle)

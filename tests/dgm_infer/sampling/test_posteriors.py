@@ -98,6 +98,7 @@ def test_control_without_the_gram_term_the_ellipse_has_another_density():
     assert_agrees(ellipse(gram=False, problem=wrong), draws)
 
 
+@pytest.mark.slow
 def test_several_ellipses_at_once_keep_their_own_densities():
     # the eccentric angle of u1^2 + 4 u2^2 = r^2 has density exp(-|u|^2/2), whatever r
     oracle = ellipse()
@@ -176,6 +177,7 @@ def test_latents_of_a_linear_gaussian_model_have_the_exact_posterior(way, seen):
     assert_agrees(oracle, run(oracle.problem, step_size=0.5, n_geodesic=2, chains=200, **way))
 
 
+@pytest.mark.slow
 def test_control_the_posterior_under_another_mask_is_noticed():
     draws = run(linear_gaussian(masks=ROW).problem, step_size=0.5, n_geodesic=2, chains=200)
     assert_refuted(linear_gaussian(masks=ROW.roll(1)), draws)

@@ -144,6 +144,7 @@ class Guided(Still):
         return dgm.ConstrainedHMC()
 
 
+@pytest.mark.slow
 def test_a_kernel_of_a_users_own_gets_starts_on_the_fibre_and_annealed_ones_if_it_says_how():
     problem = false_mode()
     still, guided = (

@@ -87,6 +87,7 @@ def test_trajectories_of_an_adapted_length_take_steps_no_longer_than_the_adapted
     assert ((duration > 0.5) & (duration < 1.5)).all()
 
 
+@pytest.mark.slow
 def test_arcs_grow_to_a_quarter_of_a_circle_and_no_further():
     # on a linear fibre they are exact, whatever their length
     problem = linear_gaussian(problems=(3,)).problem

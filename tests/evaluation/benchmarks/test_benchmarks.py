@@ -185,6 +185,7 @@ def test_json_holds_no_numbers_that_are_none():
     assert json.dumps(plain(value), allow_nan=False) == '{"a": null, "b": [3, null], "c": true}'
 
 
+@pytest.mark.slow
 def test_every_process_is_heard_whatever_becomes_of_the_others(capfd):
     lines = []
     tasks, echo = ["run", "fail", "die", "hang"], "tests.evaluation.benchmarks.echo:echo"

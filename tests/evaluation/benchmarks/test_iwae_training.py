@@ -57,6 +57,7 @@ def test_a_wrong_posterior_separates_the_bounds():
     assert (evidence - iwae).mean().abs() < 0.01
 
 
+@pytest.mark.slow
 def test_the_ratio_of_a_known_gradient(monkeypatch):
     """A bound ``a . (signal + noise)`` has the gradient ``signal + noise``: ratio |signal| / (sd sqrt(D))."""
     model = independent_pixels()

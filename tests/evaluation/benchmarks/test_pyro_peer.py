@@ -90,7 +90,11 @@ def test_a_fitted_guide_reaches_the_best_bound_of_independent_coordinates(proble
     [
         (baselines.renyi_elbo, {"particles": 2000}),
         (baselines.importance, {"samples": 300, "repeats": 2}),
-        (baselines.annealed_importance, {"temperatures": 15, "n_steps": 4, "chains": 20, "step_size": 0.4}),
+        pytest.param(
+            baselines.annealed_importance,
+            {"temperatures": 15, "n_steps": 4, "chains": 20, "step_size": 0.4},
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_estimates_of_the_evidence_agree_with_it(problem, method, options):

@@ -38,6 +38,7 @@ def test_the_loop_by_hand_has_the_loss_and_the_gradient_of_the_module(samples, m
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.slow
 def test_a_slower_side_has_a_smaller_share(monkeypatch):
     case = training.Case("small", None, 8, None)
     ordinary = training.compared(case, 3, 3, "cpu", 0)

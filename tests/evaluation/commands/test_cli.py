@@ -66,6 +66,7 @@ def test_condition_writes_a_complete_run_folder(config, tmp_path, capsys):
     assert "R-hat" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_resolved_configuration_repeats_the_run(config, tmp_path):
     assert condition(config) == 0
     (first,) = (tmp_path / "runs" / "small").iterdir()

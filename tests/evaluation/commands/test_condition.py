@@ -169,6 +169,7 @@ def gan():
     return generators.GAN(8, (8, 8), hidden=[16], channels=None, output_range=(-0.05, 1.05)).eval()
 
 
+@pytest.mark.slow
 def test_a_generator_without_noise_is_conditioned_exactly_on_no_more_pixels_than_latents(tmp_path):
     # an untrained generator has only grey outputs, but its own images can be reached
     images = gan().observed(torch.randn(2, 8, generator=torch.Generator().manual_seed(1))).detach()
@@ -197,6 +198,7 @@ def test_noise_makes_any_number_of_pixels_observable(tmp_path):
     assert "R-hat" in report
 
 
+@pytest.mark.slow
 def test_of_binary_pixels_the_latents_are_sampled(tmp_path):
     torch.manual_seed(0)
     model = generators.IWAE(5, (8, 8), [16]).eval()

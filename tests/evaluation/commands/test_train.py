@@ -65,6 +65,7 @@ def test_generator_and_checkpoint_of_a_run_are_the_same_model(run):
         assert torch.equal(tensor, stored.state_dict()[name])
 
 
+@pytest.mark.slow
 def test_the_kept_configuration_repeats_the_run_in_a_new_folder(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     train(["--config", str(run / "config.yaml")])
@@ -88,6 +89,7 @@ def test_resuming_a_run_that_is_at_its_end_says_so_and_leaves_no_folder(run, tmp
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_the_screen_shows_what_was_trained_and_where_it_is(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     train([*SHORT, "--trainer.max_epochs", "1", "--export.path", "mine/digits"])
@@ -172,6 +174,7 @@ class Stripes(pl.LightningDataModule):
 """
 
 
+@pytest.mark.slow
 def test_data_in_the_working_directory_trains_a_model_of_ours(tmp_path, monkeypatch):
     """Two images, of alternating columns: a generator that learnt them makes nothing else."""
     monkeypatch.chdir(tmp_path)

@@ -101,6 +101,7 @@ def test_the_base_check_fires_for_moments_of_something_else():
         assert not check(wrong)["base_moments_agree"].any()
 
 
+@pytest.mark.slow
 def test_round_trips_are_few_when_a_guess_of_log_z_pins_the_chains():
     known = known_gaussian(10)
     free = run(known, dgm.GibbsTempering())
@@ -158,6 +159,7 @@ def standard_errors_off(known, method=TREES):
     return ((estimate.log_z - estimate.bias - known.log_z) / estimate.std_error).abs().max(), estimate
 
 
+@pytest.mark.slow
 def test_trajectories_that_end_where_they_turn_temper_too():
     off, estimate = standard_errors_off(known_gaussian(10, (3,)))
     assert off <= 3
