@@ -299,7 +299,7 @@ def test_schedules_can_be_values_or_a_function():
     assert by_values.diagnostics["gradient_evaluations"] == 100 * 5 + 1
 
 
-@pytest.mark.parametrize("temperatures", (1, 2, 3, 13))
+@pytest.mark.parametrize("temperatures", [1, 2, 3, 13])
 @pytest.mark.slow
 def test_short_pilots_will_do(temperatures):
     known = known_gaussian(2, (2,))
