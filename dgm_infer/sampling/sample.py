@@ -119,7 +119,7 @@ def sample(
             )
             for _ in range(warmup):
                 state, info = warm.kernel.step(problem, state, rng)
-                warm.update(info)
+                warm.update(info, state)
                 bar.update("warm-up", _without_ends(info))
             kernel = warm.frozen()
             for i in range(draws * thin):
