@@ -19,10 +19,10 @@ _ROUNDING = 1e4
 
 
 class NoiseMarginal(Target):
-    """``p(u1 | y)`` where the constraint is ``c(u1, u2) = r(u1) + D(u1) u2`` with standard normal ``u2`` (math 2.6).
+    """``p(u1 | y)`` where the constraint is ``c = r(u1) + D(u1) u2`` with standard normal ``u2`` (math 2.6).
 
-    The noise integrates out to ``energy(u1) = -log p(u1) + |R^-1 r|^2 / 2 + log|R|`` with ``R R^T = D D^T``. The fibre's
-    posterior is this density of u1, with u2 normal given ``D u2 = -r``.
+    The noise integrates out to ``energy(u1) = -log p(u1) + |R^-1 r|^2 / 2 + log|R|`` with ``R R^T = D D^T``. The
+    posterior on the fibre is this density of u1, with u2 normal given ``D u2 = -r``.
 
     Args:
         observed: the model through its observation operator.
@@ -49,7 +49,7 @@ class NoiseMarginal(Target):
         if not (model.has_local_inputs and model.local_density.is_standard_normal):
             return None
         marginal = cls(observed, values)
-        if not 0 < marginal._n_local or values.shape[-1] > marginal._n_local:
+        if not marginal._n_local > 0 or values.shape[-1] > marginal._n_local:
             return None
         rng = torch.Generator(values.device).manual_seed(0)
         with torch.no_grad():

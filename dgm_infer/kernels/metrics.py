@@ -27,7 +27,7 @@ _RANK = 10
 
 @dataclass(frozen=True, eq=False)
 class Metric(Settings, ABC):
-    """A covariance ``S = L L^T`` per problem; vectors are ``[chains, *batch, D]``, tensors of the metric ``[*batch, ...]``."""
+    """A covariance ``S = L L^T`` per problem, of tensors ``[*batch, ...]``; vectors are ``[chains, *batch, D]``."""
 
     @abstractmethod
     def velocity(self, p: Tensor) -> Tensor:
@@ -210,5 +210,6 @@ def _scale(samples: Tensor) -> Tensor:
 
 
 def _product(matrix: Tensor, x: Tensor) -> Tensor:
-    """``[*batch, N, D], [chains, *batch, D] -> [chains, *batch, N]``: chains as columns, so that no matrix is repeated."""
+    """``[*batch, N, D], [chains, *batch, D] -> [chains, *batch, N]``."""
+    # chains as columns, so that no matrix is repeated
     return (matrix @ x.movedim(0, -1)).movedim(-1, 0)

@@ -30,7 +30,11 @@ class MetricWindows:
         self._first = first
 
     def update(self, iteration: int, position: Tensor) -> Metric | None:
-        """The new metric, if a window ends after this iteration (counted from 1), with ``position [chains, *batch, D]``."""
+        """The new metric if a window ends after this iteration, counted from 1.
+
+        Args:
+            position: ``[chains, *batch, D]``.
+        """
         if not self._first < iteration <= max(self._ends, default=0):
             return None
         self._positions.append(position)
