@@ -5,6 +5,7 @@ standard normal and the kinetic energy is ``|p|^2 / 2`` for every metric: positi
 momenta under the force ``L^T grad``.
 """
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, fields
 from typing import Self
@@ -130,7 +131,7 @@ class LowRankMetric(Metric):
     """``L = diag(scale) (I + V diag(stretch - 1) V^T)`` with orthonormal V: a few directions of other widths.
 
     The directions are the eigenvectors of the samples' correlation matrix whose eigenvalues ``stretch^2`` differ most
-    from 1, in ratio.
+    from 1, in ratio, and more than those of as many samples of independent coordinates would (Marchenko and Pastur 1967).
 
     Args:
         scale: ``[*batch, D]``.
@@ -161,7 +162,10 @@ class LowRankMetric(Metric):
         white = ((x - x.mean(0)) / scale).movedim(0, -1)
         # of the correlation matrix without forming it, if there are fewer samples than coordinates
         directions, values, _ = torch.linalg.svd(white, full_matrices=False)
-        values = (values.square() / (n - 1) * n + _PRIOR_SAMPLES) / (n + _PRIOR_SAMPLES)
+        values = values.square() / (n - 1)
+        spread = math.sqrt(white.shape[-2] / n)
+        meant = (values > (1 + spread) ** 2) | (values < max(1 - spread, 0) ** 2)
+        values = torch.where(meant, (n * values + _PRIOR_SAMPLES * _PRIOR_VARIANCE) / (n + _PRIOR_SAMPLES), 1.0)
         chosen = values.log().abs().topk(min(_RANK, values.shape[-1]), -1).indices
         directions = directions.gather(-1, chosen.unsqueeze(-2).expand(*directions.shape[:-1], -1))
         stretch = values.gather(-1, chosen).sqrt()
