@@ -89,6 +89,7 @@ ORDER = {
         "metric",
         "warmup",
         "starts",
+        "pilot",
         "sample",
     ],
     "dgm_infer.evidence": [
