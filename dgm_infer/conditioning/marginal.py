@@ -1,7 +1,7 @@
 """The posterior of the global inputs where local ones are additive normal noise, which then integrates out."""
 
 import math
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -34,9 +34,10 @@ class NoiseMarginal(Target):
     def __init__(self, observed: ObservedModel, values: Tensor, blocks: Tensor | None = None):
         self.observed = observed
         self.values = values
-        self._n_local = observed.dim - observed.model.global_density.dim
+        self.model: Any = observed.model
+        super().__init__(None, self.model.global_density.dim, tuple(values.shape[:-1]))
+        self._n_local = observed.dim - self.dim
         self._blocks = blocks
-        super().__init__(None, observed.model.global_density.dim, tuple(values.shape[:-1]))
 
     @classmethod
     def of(cls, observed: ObservedModel, values: Tensor) -> Self | None:
@@ -45,7 +46,7 @@ class NoiseMarginal(Target):
         That is tested at prior draws, with random numbers of its own. What holds there might fail elsewhere: a
         position from :meth:`lift` satisfies the constraint only if ``r`` and ``D`` hold at it.
         """
-        model = observed.model
+        model: Any = observed.model
         if not (model.has_local_inputs and model.local_density.is_standard_normal):
             return None
         marginal = cls(observed, values)
@@ -74,10 +75,6 @@ class NoiseMarginal(Target):
             one = blocks.gather(0, first)[0]
             differs = (blocks - one).abs().flatten(-3).amax(-1) > allowed
         return cls(observed, values, None if (usable & differs).any() else one)
-
-    @property
-    def model(self):
-        return self.observed.model
 
     @property
     def _units(self) -> Units:
@@ -192,6 +189,7 @@ def _unwhitened(white: Tensor, blocks: Tensor) -> Tensor:
 
 def _has_full_rank(blocks: Tensor) -> Tensor:
     """Whether every unit of D has full row rank up to rounding, ``[...]``."""
-    values = torch.linalg.svdvals(blocks)
+    finite = blocks.isfinite().flatten(-3).all(-1)
+    values = torch.linalg.svdvals(blocks.nan_to_num(0, 0, 0))
     least = math.sqrt(torch.finfo(blocks.dtype).eps) * values.amax(-1)
-    return ((values.amin(-1) > least) & values.isfinite().all(-1)).all(-1)
+    return finite & (values.amin(-1) > least).all(-1)

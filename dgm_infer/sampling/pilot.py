@@ -120,8 +120,8 @@ def _measured(kernel, problem: Fibre, position: Tensor, rng: torch.Generator, ta
 def _effective(u1: Tensor) -> float:
     """Effective draws per transition of inputs ``[chains, draws, *batch, L]``.
 
-    ``(1 - r)/(1 + r)`` of the correlation r of successive draws, pooled over chains, of the worst input of every problem;
-    the harmonic mean over problems, which all wait for the worst.
+    ``(1 - r)/(1 + r)`` of the correlation r of successive draws, pooled over chains, of the worst input of every
+    problem; the harmonic mean over problems, which all wait for the worst.
     """
     variance = u1.flatten(0, 1).var(0)
     step = (u1[:, 1:] - u1[:, :-1]).square().flatten(0, 1).mean(0)

@@ -67,7 +67,7 @@ def sample(
     if not isinstance(problem, Fibre | Target):
         problem = as_target(problem)
     # without a warm-up, or with given starts, there is nothing for a pilot to go by
-    undecided = kernel is None and isinstance(problem, Fibre) and warmup != 0 and initial is None
+    undecided = problem if kernel is None and warmup != 0 and initial is None and isinstance(problem, Fibre) else None
     kernel = default_kernel(problem) if kernel is None else kernel
     if isinstance(kernel, type) or not isinstance(kernel, Kernel):
         name = kernel.__name__ if isinstance(kernel, type) else repr(kernel)
@@ -95,8 +95,8 @@ def sample(
     count = 0
     interrupted = False
     with Progress(progress, _diagnostics, warmup + draws * thin) as bar:
-        if undecided and problem.marginal is not None:
-            picked = pick_kernel(problem, chains, target_acceptance=target_acceptance, report=bar.say)
+        if undecided is not None and undecided.marginal is not None:
+            picked = pick_kernel(undecided, chains, target_acceptance=target_acceptance, report=bar.say)
             kernel = picked.kernel
             bar.note(picked.reason)
         start = starting_points(
