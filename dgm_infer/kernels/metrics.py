@@ -101,7 +101,7 @@ class DiagonalMetric(Metric):
 
 @dataclass(frozen=True, eq=False)
 class DenseMetric(Metric):
-    """``S = L L^T`` with L lower triangular, ``[*batch, D, D]``."""
+    """``S = L L^T`` with L lower triangular, ``[*batch, D, D]``; diagonal if fitted to fewer than 2 D samples."""
 
     factor: Tensor
 
@@ -116,13 +116,13 @@ class DenseMetric(Metric):
 
     @classmethod
     def fit(cls, samples):
-        x = samples.double().movedim(0, -1)
-        covariance = torch.nan_to_num(
-            torch.func.vmap(torch.cov)(x.reshape(-1, *x.shape[-2:])).reshape(*x.shape[:-1], -1)
-        )
-        n, least = _prior(x.var(-1), x.shape[-1])
-        covariance = n * covariance
-        covariance.diagonal(dim1=-2, dim2=-1).add_(least)
+        x = (samples - samples.mean(0)).double().movedim(0, -1)
+        dim, n = x.shape[-2:]
+        variance = x.var(-1)
+        weight, least = _prior(variance, n)
+        # the narrowest directions of few samples are so by chance, and chains would then hardly move along them
+        covariance = x @ x.mT / (n - 1) if n >= 2 * dim else torch.diag_embed(variance)
+        covariance = weight * covariance + torch.diag_embed(least.expand_as(variance))
         return cls(torch.linalg.cholesky(covariance).to(samples.dtype))
 
 
@@ -203,7 +203,10 @@ def _prior(variance: Tensor, n: int) -> tuple[float, Tensor]:
     That is 1e-3 times the weight of five more samples, as in Stan, where it is absolute; here in units of the geometric
     mean of the variances, so that the scale of a target does not matter.
     """
-    typical = variance.clamp_min(torch.finfo(variance.dtype).tiny).log().mean(-1, keepdim=True).exp()
+    # coordinates that have not moved count as a hundred thousand times narrower than the widest
+    widest = variance.amax(-1, keepdim=True)
+    typical = variance.clamp_min(1e-10 * widest).log().mean(-1, keepdim=True).exp()
+    typical = torch.where(widest > 0, typical, 1.0)
     return n / (n + _PRIOR_SAMPLES), _PRIOR_VARIANCE * _PRIOR_SAMPLES / (n + _PRIOR_SAMPLES) * typical
 
 
