@@ -131,7 +131,7 @@ class LowRankMetric(Metric):
     """``L = diag(scale) (I + V diag(stretch - 1) V^T)`` with orthonormal V: a few directions of other widths.
 
     The directions are the eigenvectors of the samples' correlation matrix whose eigenvalues ``stretch^2`` differ most
-    from 1, in ratio, and more than those of so many samples of independent coordinates (Marchenko and Pastur 1967).
+    from 1, in ratio, and more than those of so many samples of independent coordinates would (math 8.7).
 
     Args:
         scale: ``[*batch, D]``.
