@@ -87,6 +87,12 @@ class NoiseMarginal(Target):
         return 0.5 * white.square().sum(-1) + log_root - self._log_prior(x)
 
     def energy_and_gradient(self, x):
+        # distributions that check their parameters would raise for the whole batch where one trajectory has diverged
+        finite = x.isfinite().all(-1)
+        energy, gradient = self._energy_and_gradient(torch.where(finite.unsqueeze(-1), x, 0.0))
+        return torch.where(finite, energy, torch.nan), gradient
+
+    def _energy_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self._blocks is None:
             return super().energy_and_gradient(x)
         # with D fixed only the residual is differentiated

@@ -159,6 +159,24 @@ def test_other_noise_does_not_integrate_out(model):
         dgm.LiftedHMC().check(fibre)
 
 
+class Validated(dgm.WithNoise):
+    """Raises where its mean is not a number, as distributions that validate their parameters do."""
+
+    def simulate(self, z, u2):
+        x = super().simulate(z, u2)
+        if x.isnan().any():
+            raise ValueError("not a number")
+        return x
+
+
+def test_a_trajectory_that_diverged_is_not_an_exception():
+    marginal = dgm.condition(Validated(Ellipse(), 0.5), [2.0]).marginal
+    assert marginal is not None
+    energy, gradient = marginal.energy_and_gradient(torch.tensor([[0.5, 0.2], [math.nan, 1.0]], dtype=FLOAT))
+    assert energy.isnan().tolist() == [False, True]
+    assert gradient[0].isfinite().all()
+
+
 def test_a_nonlinear_observation_of_noise_does_not_integrate_out():
     fibre = dgm.condition(linear_gaussian_model(), [2.0], observe=lambda x: x.square().sum(-1, keepdim=True))
     assert fibre.marginal is None

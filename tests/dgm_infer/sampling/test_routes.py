@@ -32,7 +32,11 @@ class Decoder(nn.Module):
 
     def forward(self, z):
         mean = torch.tanh(z @ self.weight) + 0.2 * z[..., :1]
-        return Independent(Normal(mean, (0.3 * torch.exp(0.4 * z[..., :1])).expand_as(mean)), 1)
+        return Independent(
+            Normal(mean, (0.3 * torch.exp(0.4 * z[..., :1])).expand_as(mean), validate_args=False),
+            1,
+            validate_args=False,
+        )
 
 
 class Curved(nn.Module):
