@@ -32,11 +32,8 @@ class Decoder(nn.Module):
 
     def forward(self, z):
         mean = torch.tanh(z @ self.weight) + 0.2 * z[..., :1]
-        return Independent(
-            Normal(mean, (0.3 * torch.exp(0.4 * z[..., :1])).expand_as(mean), validate_args=False),
-            1,
-            validate_args=False,
-        )
+        sd = (0.3 * torch.exp(0.4 * z[..., :1])).expand_as(mean)
+        return Independent(Normal(mean, sd, validate_args=False), 1, validate_args=False)
 
 
 class Curved(nn.Module):
