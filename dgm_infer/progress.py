@@ -48,6 +48,11 @@ class Progress:
             self.bar.set_description(text)
             self._said = time.monotonic()
 
+    def note(self, text: str) -> None:
+        """Write a line that stays, above the bar."""
+        if not self.bar.disable:
+            self.bar.write(text, file=sys.stderr)
+
     def update(self, phase: str, news: Any = None) -> None:
         """Count one transition, with its news unless None."""
         if self.bar.disable:

@@ -51,6 +51,7 @@ ORDER = {
         "operators",
         "observations",
         "reduced",
+        "marginal",
         "projection",
         "solve",
         "trees",
@@ -68,6 +69,7 @@ ORDER = {
     "dgm_infer.kernels": [
         "kernel",
         "tuning",
+        "metrics",
         "stored",
         "hamiltonian",
         "integrators",
@@ -75,6 +77,7 @@ ORDER = {
         "constrained",
         "hmc",
         "nuts",
+        "lifted",
     ],
     "dgm_infer.bases": ["scales", "moments", "density", "laplace", "variational", "gaussian"],
     "dgm_infer.sampling": [
@@ -83,8 +86,10 @@ ORDER = {
         "step_size",
         "trajectory_length",
         "sub_steps",
+        "metric",
         "warmup",
         "starts",
+        "pilot",
         "sample",
     ],
     "dgm_infer.evidence": [

@@ -1,12 +1,14 @@
 """The fibre ``{u : A(g_x(u)) = y}`` of a batch of observations, and the posterior density on it (J 6, T 4.7)."""
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..structures import Dense, Evaluation, JacobianMap, Units
+from .marginal import NoiseMarginal
 from .reduced import ObservedModel
 from .solve import find_starts
 from .trees import tree_map
@@ -64,6 +66,11 @@ class Fibre:
     def units(self) -> Units | None:
         """Sizes of the units that the Jacobian splits into; None if it is dense."""
         return self.structure.units
+
+    @cached_property
+    def marginal(self) -> NoiseMarginal | None:
+        """The posterior of the global inputs, if the local ones are additive normal noise, else None."""
+        return NoiseMarginal.of(self.observed, self.values)
 
     @property
     def scale(self) -> Tensor:

@@ -1,5 +1,6 @@
 """Hamiltonian Monte Carlo on R^D (math 8.1, T Algorithm 6)."""
 
+import dataclasses
 import math
 from dataclasses import dataclass
 from typing import Self
@@ -21,6 +22,7 @@ from .hamiltonian import (
 )
 from .integrators import PhasePoint, energy_of, leapfrog
 from .kernel import Info, TrajectoryEnd, Trial
+from .metrics import Metric, check_metric, metric_in_use, open_metric
 from .tuning import Tuning
 
 __all__ = ["HMC"]
@@ -28,7 +30,7 @@ __all__ = ["HMC"]
 
 @dataclass(frozen=True, eq=False)
 class HMC(Settings):
-    """Hamiltonian Monte Carlo with unit mass and leapfrog trajectories of random length.
+    """Hamiltonian Monte Carlo with leapfrog trajectories of random length.
 
     Args:
         step_size: positive number or tensor ``[*batch]``, fixed; None adapts it per problem in warm-up.
@@ -36,21 +38,27 @@ class HMC(Settings):
             trajectory length.
         trajectory_length: mean duration of a trajectory, a number or ``[*batch]``; None adapts it per problem in
             warm-up. Durations are uniform between 0.5 and 1.5 times this.
+        metric: covariance that the target is taken to have, whose inverse is the mass: ``"identity"``, or
+            ``"diagonal"``, ``"dense"`` or ``"low_rank"`` (plus diagonal), which warm-up adapts per problem to the
+            positions of all chains, or an adapted metric of another run. Lengths are in units of the metric.
     """
 
     step_size: float | Tensor | None = None
     n_steps: int | tuple[int, int] | None = None
     trajectory_length: float | Tensor | None = None
+    metric: str | Metric = "identity"
 
     def __post_init__(self):
         check_schedule(self)
+        check_metric("HMC", self.metric)
 
     def check(self, problem) -> None:
         check_target("HMC", problem)
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
+        metric_in_use(self.metric).check("HMC", problem.batch_shape, problem.dim)
 
     def tuning(self, problem: Target) -> Tuning:
-        return schedule_tuning(self)
+        return dataclasses.replace(schedule_tuning(self), metric=open_metric(self.metric))
 
     def probe(self, step_size: Tensor, n_steps: int) -> Self:
         return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)
@@ -59,10 +67,11 @@ class HMC(Settings):
         return HMCState(position, *problem.energy_and_gradient(position))
 
     def step(self, problem: Target, state: HMCState, rng: torch.Generator) -> tuple[HMCState, Info]:
+        metric = metric_in_use(self.metric)
         momentum = draw_momentum(state.position, rng)
         n_steps, step_size, fraction = draw_schedule(self, math.inf, state.energy, rng)
         start = PhasePoint(state.position, momentum, state.energy, state.gradient)
-        end = leapfrog(energy_of(problem), start, step_size, n_steps)
+        end = leapfrog(energy_of(problem), start, step_size, n_steps, metric)
         h_old, h_new = start.hamiltonian, end.hamiltonian
         status = torch.full_like(h_old, int(Status.OK), dtype=torch.int8)
         accepted, probability, status = accept(h_old, h_new, status, rng)
@@ -72,6 +81,10 @@ class HMC(Settings):
             status=status,
             energy=torch.where(accepted, h_new, h_old),
             stats={"n_steps": n_steps.to(torch.int32), "step_size": step_size},
-            tuning=Trial(step_size, TrajectoryEnd(start.position, end.position, end.momentum, fraction)),
+            tuning=Trial(
+                step_size,
+                TrajectoryEnd(metric.whiten(start.position), metric.whiten(end.position), end.momentum, fraction),
+                position=there.position,
+            ),
         )
         return HMCState(there.position, there.energy, there.gradient), info

@@ -11,6 +11,7 @@ from ..conditioning.projection import Projection
 from ..errors import Status
 from ..structures.jacobian import JacobianMap
 from ..target import Target
+from .metrics import IDENTITY, Metric
 
 __all__ = ["Evaluate", "PhasePoint", "energy_of", "geodesic", "leapfrog"]
 
@@ -57,23 +58,26 @@ def energy_of(target: Target) -> Evaluate:
     return lambda x: (*target.energy_and_gradient(x), ())
 
 
-def leapfrog(evaluate: Evaluate, start: PhasePoint, step_size: Tensor, n_steps: int | Tensor) -> PhasePoint:
-    """``n_steps`` steps of kick-drift-kick with adjacent half kicks merged, unit mass.
+def leapfrog(
+    evaluate: Evaluate, start: PhasePoint, step_size: Tensor, n_steps: int | Tensor, metric: Metric = IDENTITY
+) -> PhasePoint:
+    """``n_steps`` steps of kick-drift-kick with adjacent half kicks merged.
 
     Args:
         evaluate: the energy and its gradient.
         start: initial point, with the gradient at its position.
         step_size: ``[...]``; negative to go backwards.
         n_steps: one number, or one per row, ``[...]``.
+        metric: the inverse of the mass; momenta are those in which the kinetic energy is ``|p|^2 / 2``.
     """
     step = step_size.unsqueeze(-1)
     position, energy, gradient, extra = start.position, start.energy, start.gradient, start.extra
     # a new tensor: it is updated in place
-    momentum = start.momentum - 0.5 * step * gradient
+    momentum = start.momentum - 0.5 * step * metric.force(gradient)
     for i in range(_longest(n_steps)):
-        position = position + _drift(step, i, n_steps) * momentum
+        position = position + _drift(step, i, n_steps) * metric.velocity(momentum)
         energy, gradient, extra = evaluate(position)
-        momentum.sub_(_kick(step, i, n_steps) * gradient)
+        momentum.sub_(_kick(step, i, n_steps) * metric.force(gradient))
     return PhasePoint(position, momentum, energy, gradient, extra)
 
 

@@ -30,6 +30,8 @@ class Trial(NamedTuple):
     """Ends of the trajectories, accepted or not."""
     retried: Tensor | None = None
     """Whether the first solver failed a projection, ``[chains, *batch]``."""
+    position: Tensor | None = None
+    """New positions in the coordinates of the metric, ``[chains, *batch, D]``."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,6 +12,7 @@ from ..target import Target
 from .hamiltonian import HMCState, check_target, draw_momentum, given_step_size
 from .integrators import PhasePoint, energy_of
 from .kernel import Info, Trial
+from .metrics import Metric, check_metric, metric_in_use, open_metric
 from .trees import deepest, grow
 from .tuning import Tuning
 
@@ -20,7 +21,7 @@ __all__ = ["NUTS"]
 
 @dataclass(frozen=True, eq=False)
 class NUTS(Settings):
-    """Hamiltonian Monte Carlo with unit mass whose trajectories end at a U-turn.
+    """Hamiltonian Monte Carlo whose trajectories end at a U-turn.
 
     The next state is drawn from all states of the trajectory by their densities; a divergence ends a trajectory, whose
     earlier states still count. Chains step together, so a transition takes as long as its longest trajectory.
@@ -29,21 +30,25 @@ class NUTS(Settings):
         step_size: positive number or tensor ``[*batch]``, fixed; None adapts it per problem in warm-up.
         n_steps: maximum leapfrog steps per transition: trees have at most ``2^depth - 1`` of them. Only the upper end
             of a range counts.
+        metric: as in :class:`HMC`.
     """
 
     step_size: float | Tensor | None = None
     n_steps: int | tuple[int, int] = 1023
+    metric: str | Metric = "identity"
 
     def __post_init__(self):
+        check_metric("NUTS", self.metric)
         optional_positive("NUTS", "step_size", self.step_size)
         counts("NUTS", "n_steps", self.n_steps)
 
     def check(self, problem) -> None:
         check_target("NUTS", problem)
         self.check_batch(problem.batch_shape, "step_size")
+        metric_in_use(self.metric).check("NUTS", problem.batch_shape, problem.dim)
 
     def tuning(self, problem: Target) -> Tuning:
-        return Tuning(step_size=self.step_size is None)
+        return Tuning(step_size=self.step_size is None, metric=open_metric(self.metric))
 
     def probe(self, step_size: Tensor, n_steps: int) -> Self:
         return self.replace(step_size=step_size, n_steps=n_steps)
@@ -55,13 +60,13 @@ class NUTS(Settings):
         step_size = given_step_size(self.step_size, state.energy)
         _, most = counts("NUTS", "n_steps", self.n_steps)
         start = PhasePoint(state.position, draw_momentum(state.position, rng), state.energy, state.gradient)
-        tree = grow(start, energy_of(problem), step_size, deepest(most), rng)
+        tree = grow(start, energy_of(problem), step_size, deepest(most), rng, metric_in_use(self.metric))
         draw = tree.draw
         info = Info(
             acceptance_rate=tree.acceptance,
             status=tree.status,
             energy=draw.hamiltonian,
             stats={"n_steps": tree.n_steps, "step_size": step_size},
-            tuning=Trial(step_size),
+            tuning=Trial(step_size, position=draw.position),
         )
         return HMCState(draw.position, draw.energy, draw.gradient), info

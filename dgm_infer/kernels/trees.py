@@ -14,6 +14,7 @@ from torch import Tensor
 from ..errors import Status
 from .hamiltonian import DIVERGENCE
 from .integrators import Evaluate, PhasePoint, leapfrog
+from .metrics import IDENTITY, Metric
 
 __all__ = ["Tree", "deepest", "grow"]
 
@@ -41,7 +42,14 @@ def turns(first: Tensor, last: Tensor, total: Tensor) -> Tensor:
     return ((first * total).sum(-1) <= 0) | ((last * total).sum(-1) <= 0)
 
 
-def grow(start: PhasePoint, evaluate: Evaluate, step: Tensor, depth: int, rng: torch.Generator) -> Tree:
+def grow(
+    start: PhasePoint,
+    evaluate: Evaluate,
+    step: Tensor,
+    depth: int,
+    rng: torch.Generator,
+    metric: Metric = IDENTITY,
+) -> Tree:
     """Grow a tree from every start by at most ``depth`` doublings, and draw one of its leaves.
 
     Doubling stops if the tree, either half with the first step of the other half, or any sub-tree of the last doubling
@@ -50,6 +58,7 @@ def grow(start: PhasePoint, evaluate: Evaluate, step: Tensor, depth: int, rng: t
     Args:
         start: initial point and momentum, finite.
         step: size of leapfrog steps, ``[...]``.
+        metric: that of the leapfrog steps, in whose coordinates of the momentum a U-turn is one under any metric.
     """
     h0, shape = start.hamiltonian, step.shape
     left = right = draw = start
@@ -60,7 +69,7 @@ def grow(start: PhasePoint, evaluate: Evaluate, step: Tensor, depth: int, rng: t
     for level in range(depth):
         choices = torch.rand((2, *shape), generator=rng, dtype=step.dtype, device=step.device)
         forward = choices[0] < 0.5
-        sub = _SubTree(right.where(forward, left), h0, going, level)
+        sub = _SubTree(right.where(forward, left), h0, going, level, metric)
         for i in range(2**level):
             sub.extend(evaluate, torch.where(forward, step, -step), i, rng)
             if not sub.growing.any():
@@ -91,8 +100,8 @@ def grow(start: PhasePoint, evaluate: Evaluate, step: Tensor, depth: int, rng: t
 class _SubTree:
     """The leaves of one doubling, beyond the end of a tree."""
 
-    def __init__(self, end: PhasePoint, h0: Tensor, growing: Tensor, level: int):
-        self.end, self.h0, self.growing = end, h0, growing
+    def __init__(self, end: PhasePoint, h0: Tensor, growing: Tensor, level: int, metric: Metric = IDENTITY):
+        self.end, self.h0, self.growing, self.metric = end, h0, growing, metric
         self.draw = end
         self.total = torch.zeros_like(end.momentum)
         self.first = end.momentum
@@ -106,7 +115,7 @@ class _SubTree:
     def extend(self, evaluate: Evaluate, step: Tensor, i: int, rng: torch.Generator) -> None:
         """Add leaf i for the chains that still grow; the others stay at their last leaf."""
         growing, before = self.growing, self.end
-        leaf = leapfrog(evaluate, before, torch.where(growing, step, 0.0), 1)
+        leaf = leapfrog(evaluate, before, torch.where(growing, step, 0.0), 1, self.metric)
         h = leaf.hamiltonian
         error = h - self.h0
         fine = h.isfinite() & (error < DIVERGENCE)

@@ -26,6 +26,8 @@ class Tuning:
     """Initial trajectory length, a number or ``[*batch]``; None for the step size."""
     n_geodesic: int | None = None
     """Initial geodesic sub-steps, to which warm-up may add according to ``Trial.retried``; None if it may not."""
+    metric: str | None = None
+    """Name of the metric that warm-up adapts, one per problem, to ``Trial.position``; None if it is fixed."""
 
 
 @runtime_checkable

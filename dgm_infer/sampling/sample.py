@@ -14,6 +14,7 @@ from ..kernels import HMC, ConstrainedHMC, Info, Kernel
 from ..progress import Progress
 from ..target import Target, as_target
 from .draws import Draws
+from .pilot import pick_kernel
 from .preflight import check_energy, check_latents, check_size
 from .starts import starting_points
 from .warmup import WarmUp
@@ -39,7 +40,10 @@ def sample(
 
     Args:
         problem: a :class:`Fibre`, a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``.
-        kernel: None for :class:`ConstrainedHMC` on a fibre and :class:`HMC` on a target.
+        kernel: None for :class:`HMC` on a target, and on a fibre :class:`ConstrainedHMC`, or :class:`LiftedHMC` if the
+            model's noise is additive and normal and a short pilot finds it cheaper per effective draw
+            (:func:`~dgm_infer.sampling.pilot.pick_kernel`); the pilot has its own random numbers, so that the draws are
+            those of the kernel that it picks, which is in ``Draws.kernel``.
         chains: chains per problem of the batch.
         warmup: iterations that adapt the kernel and are not kept. With 0, an open step size is only searched for at the
             starting points.
@@ -62,6 +66,8 @@ def sample(
     """
     if not isinstance(problem, Fibre | Target):
         problem = as_target(problem)
+    # without a warm-up, or with given starts, there is nothing for a pilot to go by
+    undecided = problem if kernel is None and warmup != 0 and initial is None and isinstance(problem, Fibre) else None
     kernel = default_kernel(problem) if kernel is None else kernel
     if isinstance(kernel, type) or not isinstance(kernel, Kernel):
         name = kernel.__name__ if isinstance(kernel, type) else repr(kernel)
@@ -89,6 +95,10 @@ def sample(
     count = 0
     interrupted = False
     with Progress(progress, _diagnostics, warmup + draws * thin) as bar:
+        if undecided is not None and undecided.marginal is not None:
+            picked = pick_kernel(undecided, chains, target_acceptance=target_acceptance, report=bar.say)
+            kernel = picked.kernel
+            bar.note(picked.reason)
         start = starting_points(
             problem,
             kernel,
@@ -119,7 +129,7 @@ def sample(
             )
             for _ in range(warmup):
                 state, info = warm.kernel.step(problem, state, rng)
-                warm.update(info)
+                warm.update(info, state)
                 bar.update("warm-up", _without_ends(info))
             kernel = warm.frozen()
             for i in range(draws * thin):

@@ -1,13 +1,17 @@
 """Warm-up: a start-up phase, then step size, trajectory length and sub-steps; frozen afterwards."""
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..kernels import Info, Kernel
+from ..kernels.hamiltonian import DEFAULT_LENGTH
 from ..kernels.kernel import State, Trial
+from ..kernels.metrics import Metric
 from ..kernels.tuning import Tunable, Tuning
+from .metric import MetricWindows
 from .step_size import DualAveraging, bounded, reasonable_step_size
 from .sub_steps import SubSteps
 from .trajectory_length import ChEES
@@ -22,8 +26,9 @@ class WarmUp:
     iterations, unless the start is already ``typical`` of the posterior) exists because prior draws projected onto a
     fibre have atypically high energy and every chain its own stiffness: each chain has its own step size, quickly
     adapted, and takes one or two steps per transition (math 5.3). After it, warm-up adapts per problem, over its
-    chains, the step size by dual averaging of the mean acceptance and the trajectory length by :class:`ChEES`; and for
-    all problems :class:`SubSteps`, up to the last quarter.
+    chains, the step size by dual averaging of the mean acceptance and the trajectory length by :class:`ChEES`; for all
+    problems :class:`SubSteps`, up to the last quarter; and per problem the metric, in :class:`MetricWindows` up to the
+    last third, after each of which the step size and the trajectory length start again in its units.
     """
 
     def __init__(
@@ -39,7 +44,7 @@ class WarmUp:
     ):
         # a kernel that is not Tunable leaves nothing open
         self._kernel: Any = kernel
-        self._problem = problem
+        self._problem, self._rng = problem, rng
         self._tuning = kernel.tuning(problem) if isinstance(kernel, Tunable) else Tuning()
         self._target = target_acceptance
         self._iterations, self._done = iterations, 0
@@ -48,6 +53,9 @@ class WarmUp:
         self._sub_steps: SubSteps | None = None
         if self._tuning.n_geodesic is not None:
             self._sub_steps = SubSteps(self._tuning.n_geodesic, iterations // 10)
+        self._windows: MetricWindows | None = None
+        if self._tuning.metric is not None:
+            self._windows = MetricWindows(self._tuning.metric, self._startup, iterations * 2 // 3)
         self._like = state.position[0, ..., 0]
         self._chees: ChEES | None = None
         if self._tuning.step_size:
@@ -65,8 +73,8 @@ class WarmUp:
             kernel = kernel.replace(trajectory_length=self._lengths().current)
         return kernel
 
-    def update(self, info: Info) -> None:
-        """Learn from the iteration that ``kernel`` just made."""
+    def update(self, info: Info, state: State) -> None:
+        """Learn from the iteration that ``kernel`` just made, and the state it led to."""
         self._done += 1
         acceptance, trial = info.acceptance_rate, info.tuning or Trial()
         if self._done <= self._startup:
@@ -84,6 +92,21 @@ class WarmUp:
         # not before the step size has settled, and early enough for it to settle again
         if self._sub_steps is not None and 0.4 < self._done / self._iterations <= 0.8:
             self._sub_steps.update(info, settled)
+        if self._windows is not None and trial.position is not None:
+            metric = self._windows.update(self._done, trial.position)
+            if metric is not None:
+                self._change(metric, state)
+
+    def _change(self, metric: Metric, state: State) -> None:
+        """Take a new metric, in whose units the step size and the trajectory length are found again."""
+        self._kernel = self._kernel.replace(metric=metric)
+        if self._tuning.step_size:
+            kernel = self._with_sub_steps(self._kernel)
+            self._chain_step_size = reasonable_step_size(kernel, self._problem, state, self._rng)
+            self._averaging = None
+        if self._tuning.trajectory_length:
+            self._tuning = replace(self._tuning, initial_length=DEFAULT_LENGTH)
+            self._chees = None
 
     def frozen(self) -> Kernel:
         """The adapted kernel: step size and trajectory length are tensors ``[*batch]``."""

@@ -49,8 +49,8 @@ def condition_images(
     n_images: int = 8,
     noise: float | None = None,
     binarise: float | None = None,
-    kernel: AnyKernel = ConstrainedHMC(),  # noqa: B008 (immutable)
-    latent_kernel: AnyKernel = HMC(),  # noqa: B008
+    kernel: ConstrainedHMC | AnyKernel | None = None,
+    latent_kernel: AnyKernel = HMC(),  # noqa: B008 (immutable)
     chains: int = 16,
     warmup: int = 300,
     draws: int = 500,
@@ -78,7 +78,7 @@ def condition_images(
         binarise: threshold above which a pixel is 1, below it 0; null leaves the values as they are. Generators of
             binary images need it if the images are grey.
         kernel: kernel of the chains: fields of ConstrainedHMC, or any kernel by class path; a step size of null is
-            adapted.
+            adapted. Null picks one: LiftedHMC or ConstrainedHMC.
         latent_kernel: kernel of the chains if the pixels are binary: fields of HMC, or any kernel by class path.
         chains: chains per image.
         warmup: iterations that adapt the step sizes.
@@ -105,13 +105,14 @@ def condition_images(
     problem = dgm.condition(model, originals, observe=dgm.pixels(mask), device=device)
     chosen = kernel
     if not isinstance(problem, dgm.Fibre):
-        if not isinstance(kernel, ConstrainedHMC):
+        if not isinstance(kernel, ConstrainedHMC | None):
             raise ConfigError(
                 f"kernel: {type(kernel).__name__} would not be used: a {type(model).__name__} has binary pixels; give "
                 "it as latent_kernel"
             )
         chosen = latent_kernel
-    chosen.check(problem)
+    if chosen is not None:
+        chosen.check(problem)
     # made before hours of sampling, and gone again if these fail
     with complete_run(name, output) as folder, warnings.catch_warnings():
         # the report says it

@@ -46,7 +46,8 @@ def describe(draws: Draws, summary: pd.DataFrame, seconds: float) -> str:
         )
         for i in range(failed.shape[-1])
     ]
-    heading = f"{chains} chains x {n_draws} draws per image in {seconds:.1f} s, seed {draws.seed}"
+    by = type(draws.kernel).__name__
+    heading = f"{chains} chains x {n_draws} draws per image by {by} in {seconds:.1f} s, seed {draws.seed}"
     heading += " (interrupted)" if draws.interrupted else ""
     unmixed = [f"{label} ({value:.3f})" for label, value in zip(labels, r_hat, strict=True) if not value <= R_HAT]
     verdict = f"{len(labels) - len(unmixed)} of {len(labels)} (image, latent) pairs have R-hat at most {R_HAT}"

@@ -22,6 +22,7 @@ from tests.oracles import (
     assert_refuted,
     correlated_gaussian,
     ellipse,
+    linear_gaussian,
 )
 from tests.states import tensors
 
@@ -45,6 +46,10 @@ def ellipses(batch):
     return dgm.condition(Ellipse(), torch.full((*batch, 1), 2.0, dtype=FLOAT))
 
 
+def noisy_ellipses(batch):
+    return dgm.condition(dgm.WithNoise(Ellipse(), 0.3), torch.full((*batch, 1), 2.0, dtype=FLOAT))
+
+
 class EdgeTarget(dgm.Target):
     """A standard normal that is not a number beyond the plane x1 = 2."""
 
@@ -66,6 +71,11 @@ class Edge(dgm.GenerativeModel):
         return torch.where(u[..., 3:] > 2, math.nan, u[..., :2].square() + 0.5 * u[..., 2:3])
 
 
+def noisy_edge():
+    # the inputs of Edge first, then a noise for either output
+    return dgm.condition(dgm.WithNoise(Edge(), 0.5), [1.0, 1.0])
+
+
 @functools.cache
 def suited(kind, *problems) -> Any:
     for make in problems:
@@ -80,7 +90,7 @@ def suited(kind, *problems) -> Any:
 
 @functools.cache
 def problem_for(kind, batch) -> Any:
-    return suited(kind, functools.partial(gaussians, batch), functools.partial(ellipses, batch))
+    return suited(kind, *(functools.partial(make, batch) for make in (gaussians, ellipses, noisy_ellipses)))
 
 
 def run(kind, batch, seed=1, **changes):
@@ -112,7 +122,7 @@ def one_step(kernel, problem, chains=CHAINS, seed=3):
 
 
 def law(kind):
-    oracle = suited(kind, correlated_gaussian, ellipse)
+    oracle = suited(kind, correlated_gaussian, ellipse, linear_gaussian)
     # a transition on a fibre costs more, and moves farther than a random walk
     chains, warmup, draws = (100, 10, 20) if isinstance(oracle.problem, dgm.Fibre) else (600, 60, 60)
     return oracle, dgm.sample(oracle.problem, kind(), chains=chains, warmup=warmup, draws=draws, seed=1, progress=False)
@@ -224,10 +234,10 @@ def test_what_does_not_fit_is_refused_in_one_line(kind):
 
 
 def test_what_a_chain_runs_into_is_a_status_and_a_rejection_of_that_chain(kind):
-    near = torch.tensor([1.0, -1.0, 0.0, 1.9], dtype=FLOAT)
-    problem = suited(kind, EdgeTarget, lambda: dgm.condition(Edge(), [1.0, 1.0]))
-    chains = 40
-    start = near.repeat(chains, 1) if isinstance(problem, dgm.Fibre) else problem.start(chains, torch.Generator())
+    near = torch.tensor([1.0, -1.0, 0.0, 1.9, 0.0, 0.0], dtype=FLOAT)
+    problem = suited(kind, EdgeTarget, lambda: dgm.condition(Edge(), [1.0, 1.0]), noisy_edge)
+    chains, fibre = 40, isinstance(problem, dgm.Fibre)
+    start = near[: problem.dim].repeat(chains, 1) if fibre else problem.start(chains, torch.Generator())
     draws = dgm.sample(problem, kind(), initial=start, chains=chains, warmup=0, draws=2, seed=1, progress=False)
     state, failed = draws.kernel.init(problem, start), 0
     for seed in range(4):

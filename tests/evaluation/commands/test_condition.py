@@ -228,9 +228,8 @@ def demo():
     model = generators.load(settings["generator"])
     images = DigitsData().held_out(settings["n_images"])
     fibre = dgm.condition(model, images, observe=dgm.pixels(read_mask(settings["observe"], model.output_shape)))
-    kernel = dgm.ConstrainedHMC(**{k: tuple(v) if isinstance(v, list) else v for k, v in settings["kernel"].items()})
     sizes = {name: settings[name] for name in ("chains", "warmup", "draws", "seed")}
-    return dgm.sample(fibre, kernel, progress=False, **sizes)
+    return dgm.sample(fibre, progress=False, **sizes)
 
 
 @pytest.mark.slow

@@ -1,0 +1,201 @@
+"""The posterior of the global inputs where local ones are additive normal noise, which then integrates out."""
+
+import math
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from ..structures import Dense, Units, push_forward
+from ..target import Target
+from .reduced import ObservedModel
+
+__all__ = ["NoiseMarginal"]
+
+# Prior draws at which the constraint must be linear in the noise.
+_DRAWS = 4
+# Rounding errors, in units of the dtype's spacing, that a linear constraint may show.
+_ROUNDING = 1e4
+
+
+class NoiseMarginal(Target):
+    """``p(u1 | y)`` where the constraint is ``c = r(u1) + D(u1) u2`` with standard normal ``u2`` (math 2.6).
+
+    The noise integrates out to ``energy(u1) = -log p(u1) + |R^-1 r|^2 / 2 + log|R|`` with ``R R^T = D D^T``. The
+    posterior on the fibre is this density of u1, with u2 normal given ``D u2 = -r``.
+
+    Args:
+        observed: the model through its observation operator.
+        values: ``[*batch, Dy]`` observed values.
+        blocks: D if it does not depend on u1, ``[*batch, U, m, k]``, one block per independent unit; None to compute it
+            at every position.
+    """
+
+    def __init__(self, observed: ObservedModel, values: Tensor, blocks: Tensor | None = None):
+        self.observed = observed
+        self.values = values
+        self.model: Any = observed.model
+        super().__init__(None, self.model.global_density.dim, tuple(values.shape[:-1]))
+        self._n_local = observed.dim - self.dim
+        self._blocks = blocks
+
+    @classmethod
+    def of(cls, observed: ObservedModel, values: Tensor) -> Self | None:
+        """The marginal of a constraint; None unless it is linear in standard normal local inputs, with full row rank.
+
+        That is tested at prior draws, with random numbers of its own. What holds there might fail elsewhere: a
+        position from :meth:`lift` satisfies the constraint only if ``r`` and ``D`` hold at it.
+        """
+        model: Any = observed.model
+        if not (model.has_local_inputs and model.local_density.is_standard_normal):
+            return None
+        marginal = cls(observed, values)
+        if not marginal._n_local > 0 or values.shape[-1] > marginal._n_local:
+            return None
+        rng = torch.Generator(values.device).manual_seed(0)
+        with torch.no_grad():
+            u = observed.sample_inputs((_DRAWS, *marginal.batch_shape), rng, values)
+            u1, u2 = u[..., : marginal.dim], u[..., marginal.dim :]
+            residual, blocks = marginal._linear(u1)
+            constraint = observed.residual(u, values)
+            size = torch.stack(
+                [constraint.abs().amax(-1), residual.abs().amax(-1), values.abs().amax(-1).expand(u1.shape[:-1])]
+            )
+            # a simulator may overflow at some prior draws
+            usable = size.amax(0).isfinite()
+            allowed = _ROUNDING * torch.finfo(u.dtype).eps * size.amax(0)
+            error = (residual + _times(blocks, u2) - constraint).abs().amax(-1)
+            depends = usable & ~((error <= allowed) & _has_full_rank(blocks))
+            if model.has_log_factor:
+                moved = model.log_factor(observed.inputs(u)) - model.log_factor(observed.inputs(marginal._full(u1)))
+                depends |= usable & (moved != 0)
+            if not usable.any(0).all() or depends.any():
+                return None
+            first = usable.to(torch.int8).argmax(0)[None, ..., None, None, None].expand(1, *blocks.shape[1:])
+            one = blocks.gather(0, first)[0]
+            differs = (blocks - one).abs().flatten(-3).amax(-1) > allowed
+        return cls(observed, values, None if (usable & differs).any() else one)
+
+    @property
+    def _units(self) -> Units:
+        """Sizes of the units that the noise splits into; one unit of everything if there are none."""
+        return self.observed.structure.units or Units(self.dim, self._n_local, self.values.shape[-1])
+
+    def energy(self, x):
+        residual, blocks = self._linear(x)
+        white, log_root = _whitened(residual, blocks)
+        return 0.5 * white.square().sum(-1) + log_root - self._log_prior(x)
+
+    def energy_and_gradient(self, x):
+        # distributions that check their parameters would raise for the whole batch where one trajectory has diverged
+        finite = x.isfinite().all(-1)
+        energy, gradient = self._energy_and_gradient(torch.where(finite.unsqueeze(-1), x, 0.0))
+        return torch.where(finite, energy, torch.nan), gradient
+
+    def _energy_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if self._blocks is None:
+            return super().energy_and_gradient(x)
+        # with D fixed only the residual is differentiated
+        with torch.enable_grad():
+            u1 = x.detach().requires_grad_()
+            residual = self._residual(u1)
+            prior = -self._log_prior(u1)
+            with torch.no_grad():
+                white, log_root = _whitened(residual, self._blocks)
+                weight = _unwhitened(white, self._blocks)
+            (gradient,) = torch.autograd.grad((residual, prior), u1, (weight, torch.ones_like(prior)))
+        return 0.5 * white.square().sum(-1) + log_root + prior.detach(), gradient
+
+    def lift(self, u1: Tensor, rng: torch.Generator) -> Tensor:
+        """Positions on the fibre at these global inputs: ``u2 = n - D^+ (r + D n)`` with n standard normal.
+
+        That is a draw of u2 given ``D u2 = -r``, and ``u2 = -r / d`` if every output has one noise.
+        """
+        with torch.no_grad():
+            residual, blocks = self._linear(u1)
+            shape = (*u1.shape[:-1], self._n_local)
+            noise = u1.new_zeros(shape)
+            if self._n_local > self.values.shape[-1]:
+                noise = torch.randn(shape, generator=rng, dtype=u1.dtype, device=u1.device)
+                residual = residual + _times(blocks, noise)
+            white, _ = _whitened(residual, blocks)
+            weight = _unwhitened(white, blocks).unflatten(-1, blocks.shape[-3:-1])
+            return torch.cat([u1, noise - (blocks.mT @ weight.unsqueeze(-1)).flatten(-3)], -1)
+
+    def initial_draws(self, n, rng):
+        """Draws from the prior, ``[n, *batch, D]``."""
+        return self.observed.sample_inputs((n, *self.batch_shape), rng, self.values)[..., : self.dim]
+
+    def latents(self, x):
+        with torch.no_grad():
+            return self.observed.latents(self._full(x))
+
+    def _full(self, u1: Tensor) -> Tensor:
+        return torch.cat([u1, u1.new_zeros(*u1.shape[:-1], self._n_local)], -1)
+
+    def _residual(self, u1: Tensor) -> Tensor:
+        """``r(u1)``, ``[..., Dy]``."""
+        return self.observed.residual(self._full(u1), self.values)
+
+    def _log_prior(self, u1: Tensor) -> Tensor:
+        log_prob = self.model.global_density.log_prob(u1)
+        if self.model.has_log_factor:
+            log_prob = log_prob + self.model.log_factor(self.observed.inputs(self._full(u1)))
+        return log_prob
+
+    def _linear(self, u1: Tensor) -> tuple[Tensor, Tensor]:
+        """``r`` and ``D`` at ``u1``, ``[..., Dy]`` and ``[..., U, m, k]``, differentiably."""
+        if self._blocks is not None:
+            return self._residual(u1), self._blocks
+        _, inputs, outputs = self._units
+        n_units = self._n_local // inputs
+
+        def constraint(u2: Tensor) -> Tensor:
+            return self.observed.residual(torch.cat([u1, u2], -1), self.values)
+
+        # only the noise is a dual number: whatever u1 alone goes through is evaluated once
+        origin = u1.new_zeros(*u1.shape[:-1], self._n_local)
+        if n_units == 1 and outputs < inputs:
+            value, (matrix,) = Dense().entries(constraint, origin)
+            return value, matrix.unsqueeze(-3)
+        tangents = torch.eye(inputs, dtype=u1.dtype, device=u1.device).repeat(1, n_units)
+        value, products = push_forward(constraint, origin, tangents)
+        return value, products.unflatten(-1, (n_units, outputs)).movedim(0, -1)
+
+
+def _times(blocks: Tensor, u2: Tensor) -> Tensor:
+    """``D u2``: ``[..., U, m, k], [..., U k] -> [..., U m]``."""
+    return (blocks @ u2.unflatten(-1, (blocks.shape[-3], -1)).unsqueeze(-1)).flatten(-3)
+
+
+def _root(blocks: Tensor) -> Tensor:
+    """R, ``[..., U, m, m]``; not finite where ``D D^T`` is singular."""
+    factor, info = torch.linalg.cholesky_ex(blocks @ blocks.mT)
+    return torch.where((info == 0)[..., None, None], factor, torch.nan)
+
+
+def _whitened(residual: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """``R^-1 r [..., U m]`` and ``log|R| [...]``."""
+    if blocks.shape[-2] == 1:
+        root = blocks.square().sum(-1).sqrt().squeeze(-1)
+        return residual / root, root.log().sum(-1)
+    root = _root(blocks)
+    white = torch.linalg.solve_triangular(root, residual.unflatten(-1, root.shape[-3:-1]).unsqueeze(-1), upper=False)
+    return white.flatten(-3), root.diagonal(dim1=-2, dim2=-1).log().sum((-2, -1))
+
+
+def _unwhitened(white: Tensor, blocks: Tensor) -> Tensor:
+    """``R^-T w [..., U m]``."""
+    if blocks.shape[-2] == 1:
+        return white / blocks.square().sum(-1).sqrt().squeeze(-1)
+    root = _root(blocks)
+    weight = torch.linalg.solve_triangular(root.mT, white.unflatten(-1, root.shape[-3:-1]).unsqueeze(-1), upper=True)
+    return weight.flatten(-3)
+
+
+def _has_full_rank(blocks: Tensor) -> Tensor:
+    """Whether every unit of D has full row rank up to rounding, ``[...]``."""
+    finite = blocks.isfinite().flatten(-3).all(-1)
+    values = torch.linalg.svdvals(blocks.nan_to_num(0, 0, 0))
+    least = math.sqrt(torch.finfo(blocks.dtype).eps) * values.amax(-1)
+    return finite & (values.amin(-1) > least).all(-1)

@@ -1,0 +1,153 @@
+"""Hamiltonian Monte Carlo on the global inputs of a fibre whose local inputs are additive normal noise."""
+
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from ..arguments import choice, positive
+from ..conditioning.fibre import Fibre
+from ..conditioning.marginal import NoiseMarginal
+from ..errors import ArgumentError, Status
+from ..settings import Settings
+from .hamiltonian import HMCState, check_schedule
+from .hmc import HMC
+from .kernel import Info
+from .metrics import Metric, check_metric, metric_in_use
+from .nuts import NUTS
+from .tuning import Tuning
+
+__all__ = ["LiftedHMC", "LiftedState"]
+
+
+class LiftedState(NamedTuple):
+    position: Tensor
+    """``[chains, *batch, D]``, on the fibre."""
+    marginal: HMCState
+    """The global inputs, with the energy of their marginal density."""
+    constraint_error: Tensor
+    """``max|c|``, ``[chains, *batch]``."""
+
+    @property
+    def energy(self) -> Tensor:
+        """That of the global inputs, ``[chains, *batch]``."""
+        return self.marginal.energy
+
+    def where(self, condition: Tensor, other: "LiftedState") -> "LiftedState":
+        """This state where the condition ``[chains, *batch]`` holds, else the other."""
+        wide, mine, theirs = condition.unsqueeze(-1), self.marginal, other.marginal
+        return LiftedState(
+            torch.where(wide, self.position, other.position),
+            HMCState(
+                torch.where(wide, mine.position, theirs.position),
+                torch.where(condition, mine.energy, theirs.energy),
+                torch.where(wide, mine.gradient, theirs.gradient),
+            ),
+            torch.where(condition, self.constraint_error, other.constraint_error),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class LiftedHMC(Settings):
+    """HMC or NUTS on a fibre with the noise integrated out (math 8.8).
+
+    For models ``y = f(u1) + d(u1) u2`` with standard normal ``u2``: the transition is one of the global inputs ``u1``
+    under ``p(u1) N(y | f(u1), d d^T)``, whose draws are lifted to the fibre by the noise that gives the observation,
+    ``u2 = (y - f(u1)) / d``. Where several noises act on one value, they are drawn from their conditional distribution.
+    A gradient of the network replaces a Jacobian and its projections; the density has the scale of the noise, though,
+    and where that is small and the observation leaves u1 free in part, :class:`ConstrainedHMC` is faster.
+
+    Args:
+        step_size: as in :class:`HMC`; steps are those of the global inputs.
+        n_steps: as in :class:`HMC`; for ``"nuts"`` the maximum, None for 1023.
+        trajectory_length: as in :class:`HMC`; not for ``"nuts"``.
+        trajectory: ``"hmc"`` for trajectories of random length, ``"nuts"`` for such that end at a U-turn.
+        metric: as in :class:`HMC`.
+        tolerance: a position whose constraint differs from 0 by more than ``tolerance * max(1, |y|_max)``, because the
+            model is not of this form there, is rejected; None for 1e-8 in float64 and 1e-4 in float32.
+    """
+
+    step_size: float | Tensor | None = None
+    n_steps: int | tuple[int, int] | None = None
+    trajectory_length: float | Tensor | None = None
+    trajectory: str = "hmc"
+    metric: str | Metric = "dense"
+    tolerance: float | None = None
+
+    def __post_init__(self):
+        choice("LiftedHMC", "trajectory", self.trajectory, ("hmc", "nuts"))
+        if self.trajectory == "nuts" and self.trajectory_length is not None:
+            raise ArgumentError(
+                "LiftedHMC(trajectory='nuts', trajectory_length=...): U-turns end trajectories, omit it"
+            )
+        check_schedule(self)
+        check_metric("LiftedHMC", self.metric)
+        if self.tolerance is not None:
+            positive("LiftedHMC", "tolerance", self.tolerance)
+
+    @property
+    def unlifted(self) -> HMC | NUTS:
+        """The kernel of the global inputs."""
+        if self.trajectory == "nuts":
+            return NUTS(self.step_size, 1023 if self.n_steps is None else self.n_steps, self.metric)
+        return HMC(self.step_size, self.n_steps, self.trajectory_length, self.metric)
+
+    def check(self, problem) -> None:
+        if not isinstance(problem, Fibre):
+            raise ArgumentError(f"LiftedHMC samples a Fibre, not a {type(problem).__name__}: use HMC or NUTS")
+        if problem.marginal is None:
+            raise ArgumentError(
+                f"LiftedHMC samples a Fibre with additive normal noise, which this one of a "
+                f"{type(problem.model).__name__} does not have: use ConstrainedHMC, or give the model noise, "
+                "WithNoise(model, sd=...)"
+            )
+        self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
+        metric_in_use(self.metric).check("LiftedHMC", problem.batch_shape, problem.marginal.dim)
+
+    def relative_tolerance(self, dtype: torch.dtype) -> float:
+        """The tolerance for this dtype."""
+        if self.tolerance is not None:
+            return self.tolerance
+        return 1e-8 if dtype == torch.float64 else 1e-4
+
+    def annealing(self) -> Self:
+        return self
+
+    def tuning(self, problem: Fibre) -> Tuning:
+        return self.unlifted.tuning(_marginal(problem))
+
+    def probe(self, step_size: Tensor, n_steps: int) -> Self:
+        return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)
+
+    def init(self, problem: Fibre, position: Tensor) -> LiftedState:
+        marginal = _marginal(problem)
+        state = self.unlifted.init(marginal, position[..., : marginal.dim])
+        return LiftedState(position, state, problem.constraint_error(position))
+
+    def step(self, problem: Fibre, state: LiftedState, rng: torch.Generator) -> tuple[LiftedState, Info]:
+        marginal, before = _marginal(problem), state.marginal
+        after, info = self.unlifted.step(marginal, before, rng)
+        there = LiftedState(position := marginal.lift(after.position, rng), after, problem.constraint_error(position))
+        on_fibre = there.constraint_error < self.relative_tolerance(position.dtype) * problem.scale
+        status = torch.where((info.status == Status.OK) & ~on_fibre, int(Status.PROJECTION_FAILED), info.status)
+        # a transition that failed leaves everything as it was, noise that the observation does not determine included
+        stayed = (after.position == before.position).all(-1)
+        here = there.where(on_fibre & ~((status != Status.OK) & stayed), state)
+        return here, Info(
+            acceptance_rate=torch.where(on_fibre, info.acceptance_rate, 0.0),
+            status=status,
+            energy=torch.where(on_fibre, info.energy, before.energy),
+            stats={
+                **info.stats,
+                "constraint_error": here.constraint_error,
+                "projection_failed": status == Status.PROJECTION_FAILED,
+                "reversal_failed": status == Status.REVERSAL_FAILED,
+            },
+            tuning=info.tuning,
+        )
+
+
+def _marginal(problem: Fibre) -> NoiseMarginal:
+    assert problem.marginal is not None, "LiftedHMC.check() refuses this problem"
+    return problem.marginal

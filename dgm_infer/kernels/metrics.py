@@ -1,0 +1,222 @@
+"""Metrics of Hamiltonian kernels on R^D: the covariance that a kernel takes its target to have (math 8.7).
+
+The mass is the inverse of a covariance ``S = L L^T``. Momenta are kept in the coordinates ``L^T p``, in which they are
+standard normal and the kinetic energy is ``|p|^2 / 2`` for every metric: positions then move with velocity ``L p`` and
+momenta under the force ``L^T grad``.
+"""
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ..arguments import choice
+from ..errors import ArgumentError
+from ..settings import Settings
+
+__all__ = ["IDENTITY", "METRICS", "DenseMetric", "DiagonalMetric", "IdentityMetric", "LowRankMetric", "Metric"]
+
+# Stan's regularisation: the weight of prior samples, and their variance in units of the typical one.
+_PRIOR_SAMPLES = 5
+_PRIOR_VARIANCE = 1e-3
+# Directions of a low-rank metric.
+_RANK = 10
+
+
+@dataclass(frozen=True, eq=False)
+class Metric(Settings, ABC):
+    """A covariance ``S = L L^T`` per problem, of tensors ``[*batch, ...]``; vectors are ``[chains, *batch, D]``."""
+
+    @abstractmethod
+    def velocity(self, p: Tensor) -> Tensor:
+        """``L p``."""
+
+    @abstractmethod
+    def force(self, gradient: Tensor) -> Tensor:
+        """``L^T g``."""
+
+    @abstractmethod
+    def whiten(self, x: Tensor) -> Tensor:
+        """``L^-1 x``, coordinates in which S is the identity."""
+
+    @classmethod
+    @abstractmethod
+    def fit(cls, samples: Tensor) -> Self:
+        """The regularised covariance of samples ``[n, *batch, D]``, n >= 2."""
+
+    def check(self, name: str, batch_shape: torch.Size, dim: int) -> None:
+        """Raise ArgumentError unless the metric is one of such problems."""
+        for field in fields(self):
+            shape = tuple(getattr(self, field.name).shape)
+            if shape[: len(batch_shape) + 1] != (*batch_shape, dim) and field.name != "stretch":
+                raise ArgumentError(
+                    f"{name}(metric={type(self).__name__}({field.name} of shape {shape})): the problem has "
+                    f"{tuple(batch_shape)} problems of {dim} coordinates: give the metric's name to have it adapted"
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class IdentityMetric(Metric):
+    """``S = I``."""
+
+    def velocity(self, p):
+        return p
+
+    def force(self, gradient):
+        return gradient
+
+    def whiten(self, x):
+        return x
+
+    @classmethod
+    def fit(cls, samples):
+        return cls()
+
+
+IDENTITY = IdentityMetric()
+
+
+@dataclass(frozen=True, eq=False)
+class DiagonalMetric(Metric):
+    """``S = diag(scale^2)``, scale ``[*batch, D]``."""
+
+    scale: Tensor
+
+    def velocity(self, p):
+        return self.scale * p
+
+    def force(self, gradient):
+        return self.scale * gradient
+
+    def whiten(self, x):
+        return x / self.scale
+
+    @classmethod
+    def fit(cls, samples):
+        return cls(_scale(samples.double()).to(samples.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class DenseMetric(Metric):
+    """``S = L L^T`` with L lower triangular, ``[*batch, D, D]``; diagonal if fitted to fewer than 2 D samples."""
+
+    factor: Tensor
+
+    def velocity(self, p):
+        return _product(self.factor, p)
+
+    def force(self, gradient):
+        return _product(self.factor.mT, gradient)
+
+    def whiten(self, x):
+        return torch.linalg.solve_triangular(self.factor, x.movedim(0, -1), upper=False).movedim(-1, 0)
+
+    @classmethod
+    def fit(cls, samples):
+        x = (samples - samples.mean(0)).double().movedim(0, -1)
+        dim, n = x.shape[-2:]
+        variance = x.var(-1)
+        weight, least = _prior(variance, n)
+        # the narrowest directions of few samples are so by chance, and chains would then hardly move along them
+        covariance = x @ x.mT / (n - 1) if n >= 2 * dim else torch.diag_embed(variance)
+        covariance = weight * covariance + torch.diag_embed(least.expand_as(variance))
+        return cls(torch.linalg.cholesky(covariance).to(samples.dtype))
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankMetric(Metric):
+    """``L = diag(scale) (I + V diag(stretch - 1) V^T)`` with orthonormal V: a few directions of other widths.
+
+    The directions are the eigenvectors of the samples' correlation matrix whose eigenvalues ``stretch^2`` differ most
+    from 1, in ratio, and more than those of so many samples of independent coordinates would (math 8.7).
+
+    Args:
+        scale: ``[*batch, D]``.
+        directions: V, ``[*batch, D, r]``.
+        stretch: ``[*batch, r]``.
+    """
+
+    scale: Tensor
+    directions: Tensor
+    stretch: Tensor
+
+    def velocity(self, p):
+        return self.scale * self._stretched(p, self.stretch)
+
+    def force(self, gradient):
+        return self._stretched(self.scale * gradient, self.stretch)
+
+    def whiten(self, x):
+        return self._stretched(x / self.scale, self.stretch.reciprocal())
+
+    def _stretched(self, x: Tensor, by: Tensor) -> Tensor:
+        return x + _product(self.directions, (by - 1) * _product(self.directions.mT, x))
+
+    @classmethod
+    def fit(cls, samples):
+        x = samples.double()
+        n, scale = len(x), _scale(x)
+        white = ((x - x.mean(0)) / scale).movedim(0, -1)
+        # of the correlation matrix without forming it, if there are fewer samples than coordinates
+        directions, values, _ = torch.linalg.svd(white, full_matrices=False)
+        values = values.square() / (n - 1)
+        spread = math.sqrt(white.shape[-2] / n)
+        meant = (values > (1 + spread) ** 2) | (values < max(1 - spread, 0) ** 2)
+        values = torch.where(meant, (n * values + _PRIOR_SAMPLES * _PRIOR_VARIANCE) / (n + _PRIOR_SAMPLES), 1.0)
+        chosen = values.log().abs().topk(min(_RANK, values.shape[-1]), -1).indices
+        directions = directions.gather(-1, chosen.unsqueeze(-2).expand(*directions.shape[:-1], -1))
+        stretch = values.gather(-1, chosen).sqrt()
+        return cls(*(tensor.to(samples.dtype) for tensor in (scale, directions, stretch)))
+
+
+METRICS: dict[str, type[Metric]] = {
+    "identity": IdentityMetric,
+    "diagonal": DiagonalMetric,
+    "dense": DenseMetric,
+    "low_rank": LowRankMetric,
+}
+"""The metrics that warm-up can adapt, by the names that kernels take."""
+
+
+def check_metric(name: str, metric: object) -> None:
+    """Raise ArgumentError unless a kernel's field is a metric or the name of one."""
+    if not isinstance(metric, Metric):
+        choice(name, "metric", metric, tuple(METRICS))
+
+
+def metric_in_use(metric: str | Metric) -> Metric:
+    """The metric of a transition: the identity as long as warm-up has not adapted one."""
+    return IDENTITY if isinstance(metric, str) else metric
+
+
+def open_metric(metric: str | Metric) -> str | None:
+    """The name of a metric for warm-up to adapt; None if there is none."""
+    return metric if isinstance(metric, str) and metric != "identity" else None
+
+
+def _prior(variance: Tensor, n: int) -> tuple[float, Tensor]:
+    """The weight of n samples, and the variance ``[*batch, 1]`` to add.
+
+    That is 1e-3 times the weight of five more samples, as in Stan, where it is absolute; here in units of the geometric
+    mean of the variances, so that the scale of a target does not matter.
+    """
+    # coordinates that have not moved count as a hundred thousand times narrower than the widest
+    widest = variance.amax(-1, keepdim=True)
+    typical = variance.clamp_min(1e-10 * widest).log().mean(-1, keepdim=True).exp()
+    typical = torch.where(widest > 0, typical, 1.0)
+    return n / (n + _PRIOR_SAMPLES), _PRIOR_VARIANCE * _PRIOR_SAMPLES / (n + _PRIOR_SAMPLES) * typical
+
+
+def _scale(samples: Tensor) -> Tensor:
+    variance = samples.var(0)
+    weight, least = _prior(variance, len(samples))
+    return (weight * variance + least).sqrt()
+
+
+def _product(matrix: Tensor, x: Tensor) -> Tensor:
+    """``[*batch, N, D], [chains, *batch, D] -> [chains, *batch, N]``."""
+    # chains as columns, so that no matrix is repeated
+    return (matrix @ x.movedim(0, -1)).movedim(-1, 0)

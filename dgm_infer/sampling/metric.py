@@ -1,0 +1,56 @@
+"""Metrics adapted in windows of the warm-up."""
+
+import torch
+from torch import Tensor
+
+from ..kernels.metrics import METRICS, Metric
+
+__all__ = ["MetricWindows"]
+
+
+class MetricWindows:
+    """The covariance of the positions of a window, of all chains of a problem, at the end of each (as in Stan).
+
+    Windows double in length, the last one up to ``last``: early ones are typical of the posterior's scale only, and
+    every metric is estimated from positions that the one before let chains reach. (Stan Reference Manual, HMC algorithm
+    parameters, automatic parameter tuning; there windows are of one chain.)
+
+    Args:
+        name: one of :data:`METRICS`.
+        first: iteration at which the first window begins.
+        last: iteration at which the last one ends.
+    """
+
+    shortest = 10
+
+    def __init__(self, name: str, first: int, last: int):
+        self._kind = METRICS[name]
+        self._positions: list[Tensor] = []
+        self._ends = _ends(first, last, self.shortest)
+        self._first = first
+
+    def update(self, iteration: int, position: Tensor) -> Metric | None:
+        """The new metric if a window ends after this iteration, counted from 1.
+
+        Args:
+            position: ``[chains, *batch, D]``.
+        """
+        if not self._first < iteration <= max(self._ends, default=0):
+            return None
+        self._positions.append(position)
+        if iteration not in self._ends:
+            return None
+        samples = torch.cat(self._positions)
+        self._positions.clear()
+        return self._kind.fit(samples)
+
+
+def _ends(first: int, last: int, shortest: int) -> set[int]:
+    """Iterations after which windows of doubling length end; none if there is not room for one."""
+    ends, length = set(), shortest
+    while last - first >= shortest:
+        # a rest that would not hold the next window belongs to this one
+        end = first + length if last - first >= 3 * length else last
+        ends.add(end)
+        first, length = end, 2 * length
+    return ends

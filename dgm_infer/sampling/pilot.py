@@ -1,0 +1,147 @@
+"""The kernel of a fibre that more than one kernel can sample, picked by a short pilot."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..conditioning.fibre import Fibre
+from ..kernels import ConstrainedHMC, Kernel, LiftedHMC
+from ..kernels.hamiltonian import DEFAULT_LENGTH
+from .starts import starting_points
+from .step_size import reasonable_step_size
+from .warmup import WarmUp
+
+__all__ = ["Choice", "pick_kernel"]
+
+# Problems and chains of the pilot, at most, and its transitions.
+_PROBLEMS, _CHAINS = 4, 8
+_WARMUP, _DRAWS = 45, 30
+# How many times cheaper the constrained kernel must look: the pilot is short, and its costs are a model.
+_MARGIN = 1.25
+# Evaluations of the model that a gradient costs, backward pass included.
+_GRADIENT = 3
+# Solver iterations of a geodesic sub-step and its reversal.
+_ITERATIONS = 8
+
+
+class Choice(NamedTuple):
+    """A kernel and, in one line, why it was picked."""
+
+    kernel: Kernel
+    reason: str
+
+
+class _Measured(NamedTuple):
+    cost: float
+    """Evaluations of the model per effective draw."""
+    position: Tensor
+    """Where the chains are, ``[chains, *batch, D]``."""
+
+
+def pick_kernel(fibre: Fibre, chains: int, *, target_acceptance: float, report: Callable[[str], None]) -> Choice:
+    """:class:`LiftedHMC` or :class:`ConstrainedHMC`, whichever takes fewer evaluations of the model per effective draw.
+
+    A few problems and chains are warmed up by the lifted kernel and draw. From where they are, the constrained kernel
+    is tried only as far as it may win: its step size first, as if every trajectory of length pi/2 gave an independent
+    draw, and then its draws. Costs are counted, in evaluations of the model, not timed, and the pilot has random
+    numbers of its own, always the same: what is picked depends on the problem and the number of chains alone, not on
+    the seed or on how busy the machine is. Near a tie it is the lifted kernel.
+
+    Args:
+        fibre: a fibre with a :attr:`~Fibre.marginal`.
+        chains: chains of the run; the pilot has at most that many.
+        target_acceptance: acceptance probability that step sizes are adapted to.
+        report: called with a line of progress.
+
+    Raises:
+        StartError: no starting points were found.
+    """
+    lifted, constrained = LiftedHMC(), ConstrainedHMC()
+    rng = torch.Generator(fibre.values.device).manual_seed(0)
+    size = fibre.batch_shape.numel()
+    n = min(size, _PROBLEMS)
+    problem = fibre.take(torch.arange(n, device=fibre.values.device) * size // n)
+    report("pilot of LiftedHMC")
+    start = starting_points(
+        problem,
+        lifted,
+        min(chains, _CHAINS),
+        rng,
+        None,
+        anneal=True,
+        target_acceptance=target_acceptance,
+        report=report,
+    )
+    mine = _measured(lifted, problem, start.position, rng, target_acceptance, lambda info: _GRADIENT * _longest(info))
+    step_cost = _constrained_step(constrained, problem)
+    least = step_cost * math.ceil(DEFAULT_LENGTH / constrained.longest_step(problem))
+    if _MARGIN * least < mine.cost:
+        report("pilot of ConstrainedHMC")
+        state = constrained.init(problem, mine.position)
+        step_size = reasonable_step_size(constrained, problem, state, rng).clamp_max(constrained.longest_step(problem))
+        least = step_cost * (DEFAULT_LENGTH / step_size.quantile(0.25, dim=0)).ceil().max().item()
+    if _MARGIN * least >= mine.cost:
+        return _choice(lifted, "LiftedHMC", mine.cost, "ConstrainedHMC", f"at least {least:.3g}")
+    other = _measured(
+        constrained, problem, mine.position, rng, target_acceptance, lambda info: step_cost * _longest(info)
+    )
+    if _MARGIN * other.cost >= mine.cost:
+        return _choice(lifted, "LiftedHMC", mine.cost, "ConstrainedHMC", f"{other.cost:.3g}")
+    return _choice(constrained, "ConstrainedHMC", other.cost, "LiftedHMC", f"{mine.cost:.3g}")
+
+
+def _choice(kernel: Kernel, name: str, cost: float, other: str, its_cost: str) -> Choice:
+    return Choice(
+        kernel,
+        f"{name} picked: {cost:.3g} evaluations of the model per effective draw in a pilot, {its_cost} by {other} "
+        "(kernel= chooses)",
+    )
+
+
+def _measured(kernel, problem: Fibre, position: Tensor, rng: torch.Generator, target: float, cost) -> _Measured:
+    """Draws of a warmed-up kernel, with ``cost(info)`` of a transition in evaluations of the model."""
+    state = kernel.init(problem, position)
+    warm = WarmUp(kernel, problem, state, rng, iterations=_WARMUP, target_acceptance=target, typical=True)
+    for _ in range(_WARMUP):
+        state, info = warm.kernel.step(problem, state, rng)
+        warm.update(info, state)
+    frozen = warm.frozen()
+    u1, costs = [], []
+    for _ in range(_DRAWS):
+        state, info = frozen.step(problem, state, rng)
+        u1.append(problem.model.split(state.position)[0])
+        costs.append(cost(info))
+    return _Measured(sum(costs) / len(costs) / _effective(torch.stack(u1, 1)), state.position)
+
+
+def _effective(u1: Tensor) -> float:
+    """Effective draws per transition of inputs ``[chains, draws, *batch, L]``.
+
+    ``(1 - r)/(1 + r)`` of the correlation r of successive draws, pooled over chains, of the worst input of every
+    problem; the harmonic mean over problems, which all wait for the worst.
+    """
+    variance = u1.flatten(0, 1).var(0)
+    step = (u1[:, 1:] - u1[:, :-1]).square().flatten(0, 1).mean(0)
+    # antithetic draws count as independent ones
+    rate = (step / (4 * variance - step).clamp_min(1e-300)).nan_to_num(0.0).clamp(1e-6, 1)
+    return 1 / rate.amin(-1).reciprocal().mean().item()
+
+
+def _longest(info) -> float:
+    """Steps of a transition that all chains wait for."""
+    return float(info.stats["n_steps"].max())
+
+
+def _constrained_step(kernel: ConstrainedHMC, problem: Fibre) -> float:
+    """Evaluations of the model by a step of the constrained kernel.
+
+    The Jacobian has as many rows as there are global inputs and inputs per unit, or values, and is differentiated again
+    once per step.
+    """
+    units = problem.units
+    rows = min(problem.values.shape[-1], problem.dim) if units is None else units.n_global + units.inputs
+    iterations = _ITERATIONS * (1 if kernel.solvers(problem)[0] == "quasi_newton" else 1 + rows)
+    return kernel.sub_steps(problem) * (rows + iterations) + 2 * rows

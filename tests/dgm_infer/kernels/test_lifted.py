@@ -1,0 +1,168 @@
+"""LiftedHMC: posteriors that are known, on the fibre, as the other routes draw them."""
+
+from typing import Any
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+import generators
+from dgm_infer.errors import Status
+from tests.models import Bent, linear_vae
+from tests.oracles import (
+    FLOAT,
+    LinearPairs,
+    LinearWalk,
+    Oracle,
+    assert_agrees,
+    assert_refuted,
+    linear,
+    linear_gaussian,
+    linear_gaussian_model,
+)
+
+MASKS = torch.tensor([[True, True, False, True, False, False], [False, True, True, True, False, False]])
+
+
+def run(problem, kernel=None, *, chains=100, warmup=80, draws=40, seed=1):
+    kernel = kernel or dgm.LiftedHMC()
+    return dgm.sample(problem, kernel, chains=chains, warmup=warmup, draws=draws, seed=seed, progress=False)
+
+
+def outputs(n):
+    return torch.randn(n, generator=torch.Generator().manual_seed(3), dtype=FLOAT)
+
+
+def overlapping_sums():
+    matrix = torch.tensor([[1.0, 1, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0.5]], dtype=FLOAT)
+    oracle = linear(linear_gaussian_model(), outputs(6), operator=matrix)
+    return oracle, dgm.condition(linear_gaussian_model(), matrix @ outputs(6), observe=dgm.linear(matrix))
+
+
+def every_case():
+    yield "masks", (oracle := linear_gaussian(masks=MASKS, problems=(2,))), oracle.problem
+    yield "sums that overlap", *overlapping_sums()
+    yield "pairs", (oracle := linear(LinearPairs(), outputs(8))), oracle.problem
+    yield "a walk", (oracle := linear(LinearWalk(), outputs(8))), oracle.problem
+
+
+@pytest.mark.parametrize(("oracle", "problem"), [pytest.param(*case, id=name) for name, *case in every_case()])
+def test_draws_have_the_exact_posterior_on_the_fibre(oracle, problem):
+    draws = run(problem)
+    assert_agrees(oracle, draws)
+    assert draws.stats["constraint_error"].max() < 1e-12
+    assert problem.constraint_error(draws.inputs.movedim(1, 0)).max() < 1e-12
+    assert draws.inputs.shape == (100, 40, *problem.batch_shape, problem.dim)
+
+
+@pytest.mark.parametrize("trajectory", ["hmc", "nuts"])
+def test_either_trajectory_has_it_and_other_data_have_another(trajectory):
+    oracle = linear_gaussian()
+    draws = run(oracle.problem, dgm.LiftedHMC(trajectory=trajectory, metric="identity"))
+    assert_agrees(oracle, draws)
+    assert_refuted(linear_gaussian(model=linear_gaussian_model(sd=0.7)), draws)
+
+
+def bent(y, mask) -> Oracle:
+    """All inputs of :class:`Bent`, noise of a width that depends on u1, by a sum over a grid of u1."""
+    model, seen = Bent(), mask.nonzero()[:, 0]
+    side = torch.linspace(-6, 6, 600, dtype=FLOAT)
+    u1 = torch.cartesian_prod(side, side)
+    mean, sd = torch.tanh(u1 @ model.weight.mT)[:, seen], 0.3 * torch.exp(0.2 * u1[:, :1])
+    u2 = (y[seen] - mean) / sd
+    weight = (-0.5 * (u1.square().sum(-1) + u2.square().sum(-1)) - len(seen) * sd[:, 0].log()).softmax(0)
+
+    def statistics(u):
+        return torch.cat([u, u.square(), u[..., :2] * u[..., -2:]], -1)
+
+    fibre = dgm.condition(model, y, observe=dgm.pixels(mask))
+    return Oracle(fibre, statistics, weight @ statistics(torch.cat([u1, u2], -1)))
+
+
+def test_noise_of_a_varying_width_has_its_exact_posterior():
+    y = torch.tensor([0.5, -0.3, 0.8, 0.0, -0.6], dtype=FLOAT)
+    mask = torch.tensor([True, True, True, False, False])
+    oracle = bent(y, mask)
+    draws = run(oracle.problem, chains=200)
+    assert_agrees(oracle, draws)
+    assert_refuted(bent(y + 0.2, mask), draws)
+
+
+def test_hidden_outputs_and_completions_are_generated():
+    model = linear_gaussian_model()
+    y, mask = outputs(6), torch.arange(6) < 3
+    fibre = dgm.condition(model, y, observe=dgm.pixels(mask))
+    draws = run(fibre, chains=50, draws=20)
+    assert draws.latents.keys() == {"z"}
+    x = draws.generate(seed=2)
+    assert torch.equal(x[..., :3], y[:3].expand(50, 20, 3))
+    noise = x[..., 3:] - draws.latents["z"] @ model.weight[3:].mT - model.bias[3:]
+    assert (noise.std() - 0.5).abs() < 0.05
+
+
+def test_on_an_auto_encoder_it_is_the_posterior_of_the_latents():
+    vae, _weight = linear_vae()
+    x = outputs(4)
+    fibre = dgm.condition(vae, x)
+    z = torch.randn(6, 2, generator=torch.Generator().manual_seed(4), dtype=FLOAT)
+    latent = generators.LatentPosterior(vae.decoder.double(), x, dgm.StandardNormal(2))
+    assert fibre.marginal is not None
+    difference = fibre.marginal.energy(z) - latent.energy(z)
+    torch.testing.assert_close(difference, difference[:1].expand(6))
+
+
+class Cliff(dgm.WithNoise):
+    """Has the declared noise only below 1.5, beyond which it is cubed: no prior draw of the test goes there."""
+
+    def simulate(self, z, u2):
+        return self.model.observed(z["u"]) + self.sd * torch.where(z["u"][..., :1] > 4.5, u2**3, u2)
+
+
+class Line(dgm.GenerativeModel):
+    input_density = dgm.StandardNormal(2)
+
+    def observed(self, u):
+        return u[..., :1] + u[..., 1:]
+
+
+def test_where_the_noise_is_not_what_it_seemed_positions_are_rejected():
+    fibre = dgm.condition(Cliff(Line(), 0.5), [9.0])
+    kernel = dgm.LiftedHMC(0.4, n_steps=5)
+    rng = torch.Generator().manual_seed(1)
+    assert fibre.marginal is not None
+    state = kernel.init(fibre, fibre.marginal.lift(torch.full((200, 2), 4.4, dtype=FLOAT), rng))
+    failed = 0
+    for _ in range(20):
+        state, info = kernel.step(fibre, state, rng)
+        failed += int((info.status == Status.PROJECTION_FAILED).sum())
+        assert (state.position[..., 0] <= 4.5).all()
+        assert (fibre.constraint_error(state.position) < 1e-12).all()
+    assert failed > 0
+
+
+def test_warm_up_tunes_step_length_and_metric_per_problem():
+    oracle = linear_gaussian(masks=MASKS, problems=(2,))
+    kernel: Any = run(oracle.problem, chains=8, draws=2).kernel
+    assert kernel.step_size.shape == kernel.trajectory_length.shape == (2,)
+    assert kernel.metric.factor.shape == (2, 3, 3)
+    assert dgm.LiftedHMC(trajectory="nuts").tuning(oracle.problem).trajectory_length is False
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: dgm.LiftedHMC(trajectory="line"), r"LiftedHMC\(trajectory='line'\)"),
+        (lambda: dgm.LiftedHMC(trajectory="nuts", trajectory_length=1.0), "trajectory_length.*omit it"),
+        (lambda: dgm.LiftedHMC(step_size=-1.0), r"LiftedHMC\(step_size=-1\)"),
+        (lambda: dgm.LiftedHMC(tolerance=0.0), r"LiftedHMC\(tolerance=0"),
+        (lambda: run(dgm.Target(lambda x: x.square().sum(-1), 2)), "not a Target: use HMC or NUTS"),
+        (
+            lambda: run(dgm.condition(Line(), [1.0])),
+            "a Line does not have: use ConstrainedHMC, or give the model noise",
+        ),
+        (lambda: run(linear_gaussian().problem, dgm.LiftedHMC(torch.ones(3))), r"LiftedHMC\(step_size of shape \(3,\)"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(dgm.ArgumentError, match=message):
+        make()

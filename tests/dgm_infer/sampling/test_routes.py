@@ -1,0 +1,158 @@
+"""Three routes to the posterior of latents under normal noise: on the fibre, lifted to it, and on the latents alone.
+
+Noise of a width that depends on the latents makes each of them need its own correction: the Gram term, the determinant
+of the noise, the normaliser of the likelihood.
+"""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.distributions import Independent, Normal
+
+import dgm_infer as dgm
+import generators
+from dgm_infer.conditioning import marginal
+from dgm_infer.conditioning.marginal import NoiseMarginal
+from tests.generators.test_calibration import uniformity
+from tests.mistakes import WithoutGramTerm
+from tests.oracles import FLOAT, compare
+
+PROBLEMS, CHAINS = 200, 9
+
+
+class Decoder(nn.Module):
+    """Four bent outputs of two latents, with noise of a width that the first latent determines."""
+
+    def __init__(self):
+        super().__init__()
+        rng = torch.Generator().manual_seed(30)
+        self.register_buffer("weight", torch.randn(2, 4, generator=rng, dtype=FLOAT))
+
+    def forward(self, z):
+        mean = torch.tanh(z @ self.weight) + 0.2 * z[..., :1]
+        sd = (0.3 * torch.exp(0.4 * z[..., :1])).expand_as(mean)
+        return Independent(Normal(mean, sd, validate_args=False), 1, validate_args=False)
+
+
+class Curved(nn.Module):
+    """The decoder with its prior, as a latent variable model."""
+
+    def __init__(self):
+        super().__init__()
+        self.prior, self.decoder = dgm.StandardNormal(2), Decoder()
+
+
+class WithoutNormaliser(generators.LatentPosterior):
+    """The mistake: noise is weighed by its size in standard deviations alone."""
+
+    def energy(self, x):
+        base: Any = self.decoder(x)
+        return super().energy(x) - base.base_dist.scale.log().sum(-1)
+
+
+def fibre(x, kind=dgm.Fibre):
+    problem = dgm.condition(Curved(), x)
+    return kind(problem.observed, problem.values)
+
+
+def latent(x, kind=generators.LatentPosterior):
+    return kind(Decoder(), x, dgm.StandardNormal(2))
+
+
+def without_determinant(monkeypatch):
+    whitened = marginal._whitened
+
+    def mistaken(residual, blocks):
+        white, log_root = whitened(residual, blocks)
+        return white, torch.zeros_like(log_root)
+
+    monkeypatch.setattr(marginal, "_whitened", mistaken)
+
+
+CONSTRAINED = dgm.ConstrainedHMC(n_steps=(1, 4), n_geodesic=1)
+ROUTES = {
+    "constrained": (fibre, CONSTRAINED),
+    "lifted": (fibre, dgm.LiftedHMC()),
+    "lifted, U-turns": (fibre, dgm.LiftedHMC(trajectory="nuts")),
+    "latent": (latent, dgm.HMC(metric="diagonal")),
+}
+MISTAKEN = {
+    "constrained": (lambda x: fibre(x, WithoutGramTerm), CONSTRAINED),
+    "lifted": (fibre, dgm.LiftedHMC()),
+    "latent": (lambda x: latent(x, WithoutNormaliser), dgm.HMC(metric="diagonal")),
+}
+
+
+def simulated(n):
+    rng = torch.Generator().manual_seed(50)
+    z = torch.randn(n, 2, generator=rng, dtype=FLOAT)
+    normal = Decoder()(z).base_dist
+    return z, normal.mean + normal.stddev * torch.randn(n, 4, generator=rng, dtype=FLOAT)
+
+
+def sample(route, x, **changes):
+    make, kernel = route
+    arguments = {"chains": CHAINS, "warmup": 80, "draws": 1, "thin": 5, "seed": 1, "progress": False} | changes
+    return dgm.sample(make(x), kernel, **arguments).inputs[..., :2]
+
+
+def p_values(route):
+    """Of uniform ranks of the two latents, their sum and their product."""
+    z, x = simulated(PROBLEMS)
+    # the last draw of every chain: independent of the others, and of the start if the chain has forgotten it
+    draws = sample(route, x)[:, -1]
+
+    def functions(z):
+        return torch.stack([z[..., 0], z[..., 1], z.sum(-1), z.prod(-1)])
+
+    return [uniformity(truth, drawn) for truth, drawn in zip(functions(z), functions(draws), strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", ROUTES)
+def test_every_route_is_calibrated_over_simulated_observations(route):
+    assert min(p_values(ROUTES[route])) > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("route", MISTAKEN)
+def test_control_a_route_without_its_correction_is_not_calibrated(route, monkeypatch):
+    if route == "lifted":
+        without_determinant(monkeypatch)
+    assert min(p_values(MISTAKEN[route])) < 1e-6
+
+
+def means(route, x):
+    z = sample(route, x, chains=64, draws=60, thin=1)
+    return torch.cat([z, z.square(), z.prod(-1, keepdim=True)], -1).flatten(2)
+
+
+@pytest.mark.slow
+def test_the_routes_agree_to_four_combined_standard_errors():
+    _, x = simulated(3)
+    exact = means(ROUTES["latent"], x)
+    for route in ("constrained", "lifted", "lifted, U-turns"):
+        values = means(ROUTES[route], x)
+        z, ess = compare(values, exact.mean((0, 1)))
+        other = compare(exact, exact.mean((0, 1))).ess
+        assert ess.min() > 500
+        # z is in standard errors of these draws alone
+        combined = (1 + ess / other * exact.var((0, 1)) / values.var((0, 1))).sqrt()
+        assert (z / combined).abs().max() < 4
+
+
+def test_the_marginal_of_the_fibre_is_the_posterior_of_the_latents():
+    z, x = simulated(5)
+    problem = fibre(x)
+    assert isinstance(problem.marginal, NoiseMarginal)
+    points = z + torch.randn(3, 1, 2, generator=torch.Generator().manual_seed(1), dtype=FLOAT)
+    mine, theirs = problem.marginal.energy(points), latent(x).energy(points)
+    torch.testing.assert_close(mine - mine[:1], theirs - theirs[:1])
+
+
+def test_control_without_its_determinant_it_is_not(monkeypatch):
+    without_determinant(monkeypatch)
+    with pytest.raises(AssertionError):
+        test_the_marginal_of_the_fibre_is_the_posterior_of_the_latents()
