@@ -50,6 +50,7 @@ ORDER = {
     "dgm_infer.conditioning": [
         "operators",
         "observations",
+        "linear",
         "reduced",
         "projection",
         "solve",
@@ -61,6 +62,7 @@ ORDER = {
         "partial",
         "latent",
         "faults",
+        "magnitude",
         "condition",
         "derivatives",
         "check",
