@@ -156,7 +156,7 @@ ORDER = {
     ],
     "evaluation": ["problems", "reports", "figures", "experiments", "benchmarks", "commands"],
     "evaluation.problems": ["repeated", "boltzmann", "radon"],
-    "evaluation.reports": ["tables", "records", "documents", "estimates", "mixing", "samplers"],
+    "evaluation.reports": ["tables", "records", "scorecard", "documents", "estimates", "mixing", "samplers"],
     "evaluation.figures": ["colours", "completions", "traces", "posteriors", "series", "poses", "log_evidence"],
     "evaluation.experiments": [
         "reference",
@@ -188,6 +188,9 @@ ORDER = {
         "methods",
         "training",
         "iwae_training",
+        "classifier",
+        "scores",
+        "completions",
     ],
     "evaluation.commands": [
         "messages",

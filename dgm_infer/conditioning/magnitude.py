@@ -42,8 +42,8 @@ def far_data(model: GenerativeModel, operator: Operator, values: Tensor, x: Tens
         where = f"its output_range is ({low:g}, {high:g})"
     else:
         declared = None
-        # of a selection that differs between problems all outputs are compared
-        made = x if operator.keeps_range else operator(x)
+        # an operator may have data of each problem, with which draws broadcast
+        made = x if operator.keeps_range else operator(x.reshape(len(x), *[1] * (values.ndim - 1), -1))
         made = made[made.isfinite()]
         if not len(made):
             return None

@@ -105,7 +105,7 @@ def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...]) -> 
             f"images: {source} has {height} x {width} pixels, the generator's images the shape {tuple(shape)}: resize "
             "it"
         )
-    if len(shape) == 2 and _is_coloured(path):
+    if (len(shape) == 2 or shape[0] == 1) and _is_coloured(path):
         warnings.warn(f"images: {source} is in colour and read as grey, as the generator's images are", stacklevel=2)
     return pixels.reshape(1, *shape) / 255
 
