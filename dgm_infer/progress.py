@@ -87,7 +87,7 @@ class _Bar(tqdm):
 
     @property
     def format_dict(self) -> dict[str, Any]:
-        shown = super().format_dict
+        shown: dict[str, Any] = dict(super().format_dict)
         if self._phase_start is not None:
             start, before = self._phase_start
             seconds = time.monotonic() - start

@@ -8,6 +8,7 @@ Coverage and the continuous ranked probability score are those of hidden pixels.
 of a convolutional classifier trained on real images, its probabilities averaged over completions.
 """
 
+import json
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -64,6 +65,8 @@ def bench(
 ) -> Path:
     """Complete held-out images from their top half, and score the completions.
 
+    What an earlier run with the same settings has measured is kept: give the generators that are new.
+
     Args:
         generators: names or paths of generators, separated by commas; a path is ``digits=PATH``, ``mnist=PATH`` or
             ``fashion=PATH``, which says the data.
@@ -86,10 +89,10 @@ def bench(
     with reported_as(ConfigError):
         positive("bench", "noise", noise)
     cores = checked_cores(cores)
-    chosen = [_named(entry.strip()) for entry in generators.split(",")]
+    chosen = {entry.strip(): _named(entry.strip()) for entry in generators.split(",")}
     folder = writable_folder(output)
+    path = folder / "completions.json"
     settings = {
-        "generators": generators,
         "images": images,
         "chains": chains,
         "warmup": warmup,
@@ -99,16 +102,16 @@ def bench(
         "cores": cores,
         "seed": seed,
     }
-    record = new_record("completions", settings, ["dgm-infer", "torch", "numpy"])
-    record["data"], record["generators"] = {}, {}
-    path = folder / "completions.json"
+    measured = _measured(path, settings)
+    named = ",".join(dict.fromkeys([*measured["generators"], *chosen]))
+    record = new_record("completions", {"generators": named, **settings}, ["dgm-infer", "torch", "numpy"]) | measured
     with torch_threads(cores):
-        for kind in dict.fromkeys(kind for _, kind, _ in chosen):
+        for kind in dict.fromkeys(kind for kind, _ in chosen.values()):
             data = DATA[kind]()
             held_out = Pictures(data.held_out(images), data.held_out_labels(images))
             classifier = train_classifier(data.training, seed)
             record["data"][kind] = _without_generator(data, held_out, classifier, seed)
-            for name, _, model in (entry for entry in chosen if entry[1] == kind):
+            for name, model in ((name, model) for name, (of, model) in chosen.items() if of == kind):
                 print(f"{name}: {images} images x {chains} chains", flush=True)
                 row = {"data": kind, "held_out": _completed(model, held_out, classifier, settings)}
                 if own:
@@ -120,15 +123,23 @@ def bench(
     return path
 
 
-def _named(entry: str) -> tuple[str, str, nn.Module]:
-    """Name, kind of data and model of one of ``bench(generators=...)``."""
+def _measured(path: Path, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a record at ``path`` holds, if its settings but for the generators are these."""
+    record = json.loads(path.read_text()) if path.exists() else {"settings": None}
+    if record["settings"] != {"generators": (record["settings"] or {}).get("generators"), **settings}:
+        return {"data": {}, "generators": {}}
+    return {"data": record["data"], "generators": record["generators"]}
+
+
+def _named(entry: str) -> tuple[str, nn.Module]:
+    """Kind of data and model of one of ``bench(generators=...)``."""
     kind, _, path = entry.partition("=") if "=" in entry else (entry.split("_")[0], "", entry)
     if kind not in DATA:
         raise ConfigError(f"generators: {entry!r} names no data: give one of {', '.join(DATA)}, as in mnist=PATH")
     model = generators.load(path)
     if tuple(model.output_shape) != DATA[kind].output_shape:
         raise ConfigError(f"generators: {path} makes images {tuple(model.output_shape)}, not those of {kind}")
-    return Path(path).stem, kind, model
+    return kind, model
 
 
 class NoisyDecoder(nn.Module):
@@ -209,7 +220,7 @@ def _completed(
     return scored(completions, pictures.images, mask, pictures.labels, classifier, seed) | {
         "seconds": seconds,
         "mixed": float((summary["r_hat"].to_numpy(float) <= R_HAT).mean()),
-        "min_ess": float(summary["ess_bulk"].min()),
+        "min_ess": float(summary["ess_bulk"].to_numpy(float).min()),
     }
 
 

@@ -123,14 +123,22 @@ def test_a_classifier_of_real_images_knows_them_and_is_repeatable():
     assert torch.equal(again.probabilities(images), p[0])
 
 
+OPTIONS = {"images": 6, "chains": 2, "warmup": 10, "draws": 4, "cores": 1}
+
+
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
     folder = tmp_path_factory.mktemp("completions")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("evaluation.benchmarks.classifier._STEPS", 30)
-        path = completions.bench(
-            "digits_vae,digits_gan", images=6, chains=2, warmup=10, draws=4, cores=1, output=str(folder)
-        )
+        # the second run keeps what the first has measured
+        completions.bench("digits_gan", **OPTIONS, output=str(folder))
+        first = json.loads((folder / "completions.json").read_text())
+        path = completions.bench("digits_vae", **OPTIONS, output=str(folder))
+        again = json.loads(path.read_text())
+        assert again["generators"]["digits_gan"] == first["generators"]["digits_gan"]
+        # of other settings it keeps nothing
+        assert completions._measured(path, again["settings"] | {"seed": 1})["generators"] == {}
     assert path == folder / "completions.json"
     return json.loads(path.read_text())
 
@@ -143,7 +151,7 @@ def test_the_benchmark_scores_every_generator_beside_the_nearest_images(record, 
         assert row["held_out"]["class_log_score"]["mean"] < 0
         assert "accuracy" not in row["own"]
     assert record["data"]["digits"]["complete"]["accuracy"] <= 1
-    assert record["command"].startswith("dgm-infer bench completions --generators digits_vae,digits_gan --images 6")
+    assert record["command"].startswith("dgm-infer bench completions --generators digits_gan,digits_vae --images 6")
     lines = scorecard(record).splitlines()
     assert len(lines) == 8
     assert all(line.count("|") == lines[0].count("|") for line in lines)
