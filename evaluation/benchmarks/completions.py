@@ -90,6 +90,9 @@ def bench(
         positive("bench", "noise", noise)
     cores = checked_cores(cores)
     chosen = {entry.strip(): _named(entry.strip()) for entry in generators.split(",")}
+    for _, model in chosen.values():
+        # before anything is measured
+        _parts(model, noise)
     folder = writable_folder(output)
     path = folder / "completions.json"
     settings = {

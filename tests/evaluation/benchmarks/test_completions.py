@@ -1,5 +1,6 @@
 """The scorecard of completions: scores with known values, planted mistakes that they show, and the whole benchmark."""
 
+import functools
 import json
 import math
 
@@ -123,14 +124,14 @@ def test_a_classifier_of_real_images_knows_them_and_is_repeatable():
     assert torch.equal(again.probabilities(images), p[0])
 
 
-OPTIONS = {"images": 6, "chains": 2, "warmup": 10, "draws": 4, "cores": 1}
+OPTIONS = {"images": 6, "chains": 2, "warmup": 20, "draws": 20, "cores": 1}
 
 
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
     folder = tmp_path_factory.mktemp("completions")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("evaluation.benchmarks.classifier._STEPS", 30)
+        patch.setattr(completions, "train_classifier", functools.partial(train_classifier, steps=30))
         # the second run keeps what the first has measured
         completions.bench("digits_gan", **OPTIONS, output=str(folder))
         first = json.loads((folder / "completions.json").read_text())
