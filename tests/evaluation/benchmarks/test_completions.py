@@ -62,7 +62,7 @@ def test_the_transform_of_calibrated_draws_is_uniform():
 
 
 def gaussian_crps(x, sd):
-    """``sd (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi))`` with ``z = x / sd`` (Gneiting and Raftery 2007, (21))."""
+    """``sd (z (2 Phi(z) - 1) + 2 phi(z) - 1 / sqrt(pi))`` with ``z = x / sd`` (Gneiting and Raftery 2007)."""
     normal, z = torch.distributions.Normal(0.0, 1.0), x / sd
     return sd * (z * (2 * normal.cdf(z) - 1) + 2 * normal.log_prob(z).exp() - 1 / math.pi**0.5)
 
