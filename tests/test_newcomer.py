@@ -23,7 +23,7 @@ class Photograph(dgm.GenerativeModel):
     """Grey pictures of 4 x 4 pixels near (0, 1), without a declared range."""
 
     input_density = dgm.StandardNormal(16)
-    output_shape = (4, 4)
+    output_shape = (4, 4)  # type: ignore[assignment]
 
     def observed(self, u):
         return torch.sigmoid(u)

@@ -128,8 +128,8 @@ def bench(
 
 def _measured(path: Path, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
     """What a record at ``path`` holds, if its settings but for the generators are these."""
-    record = json.loads(path.read_text()) if path.exists() else {"settings": None}
-    if record["settings"] != {"generators": (record["settings"] or {}).get("generators"), **settings}:
+    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"settings": {}}
+    if {**record["settings"], **settings} != record["settings"]:
         return {"data": {}, "generators": {}}
     return {"data": record["data"], "generators": record["generators"]}
 

@@ -3,6 +3,7 @@
 import functools
 import json
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -124,7 +125,7 @@ def test_a_classifier_of_real_images_knows_them_and_is_repeatable():
     assert torch.equal(again.probabilities(images), p[0])
 
 
-OPTIONS = {"images": 6, "chains": 2, "warmup": 20, "draws": 20, "cores": 1}
+OPTIONS: dict[str, Any] = {"images": 6, "chains": 2, "warmup": 20, "draws": 20, "cores": 1}
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +171,7 @@ def test_the_benchmark_scores_every_generator_beside_the_nearest_images(record, 
     ],
 )
 def test_options_that_make_no_scorecard(arguments, words, tmp_path):
-    options = {"generators": "digits_vae", "images": 2, "cores": 1, "output": str(tmp_path)} | arguments
+    options: dict[str, Any] = {"generators": "digits_vae", "images": 2, "cores": 1, "output": str(tmp_path)} | arguments
     with pytest.raises(ConfigError, match=words):
         completions.bench(**options)
     assert not list(tmp_path.iterdir())
@@ -185,6 +186,7 @@ def test_exact_draws_cover_the_images_of_their_own_generator_and_those_of_anothe
     assert abs(coverage["mean"] - 0.9) < 3 * coverage["std_error"] + 0.01
     # planted: a decoder whose noise is half as wide as it was
     narrow = generators.load("digits_vae")
+    assert isinstance(narrow, generators.GaussianVAE)
     narrow.decoder.log_sd -= math.log(2)
     coverage = completions._completed(narrow, own, None, settings)["coverage"]
     assert coverage["mean"] < 0.9 - 5 * coverage["std_error"]
