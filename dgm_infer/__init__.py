@@ -8,7 +8,8 @@ from .bases import Gaussian
 from .conditioning.check import check
 from .conditioning.condition import condition
 from .conditioning.fibre import Fibre
-from .conditioning.observations import blur, downsample, linear, pixels
+from .conditioning.linear import blur, downsample, linear
+from .conditioning.observations import pixels
 from .errors import *
 from .evidence import *
 from .kernels import *

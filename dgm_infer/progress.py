@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import Any, Self
 
+from tqdm import tqdm
+
 __all__ = ["Progress"]
 
 
@@ -18,11 +20,9 @@ class Progress:
     """
 
     def __init__(self, shown: bool, describe: Callable[[list[Any]], str] = str, total: int = 0):
-        from tqdm import tqdm
-
         # in a log file every update is a separate line
         interval = 0.2 if sys.stderr.isatty() else 10
-        self.bar = tqdm(total=total, disable=not shown, mininterval=interval, dynamic_ncols=True)
+        self.bar = _Bar(total=total, disable=not shown, mininterval=interval, dynamic_ncols=True)
         self.prefix = ""
         self._describe = describe
         self._phase = ""
@@ -57,7 +57,10 @@ class Progress:
         """Count one transition, with its news unless None."""
         if self.bar.disable:
             return
-        self._phase = phase
+        if phase != self._phase:
+            self._phase = phase
+            # what came before, and the first transition with its preparations, say nothing about those to come
+            self.bar.restart_clock(1)
         if news is not None:
             self._news.append(news)
         if self.bar.update():
@@ -76,3 +79,25 @@ class Progress:
 
     def close(self) -> None:
         self.bar.close()
+
+
+class _Bar(tqdm):
+    """A bar whose rate, and so the time left, is that of the running phase; the elapsed time is that of the run."""
+
+    _phase_start: tuple[float, int] | None = None
+
+    def restart_clock(self, counted: int) -> None:
+        """A phase begins now, after this many transitions more than the bar has counted."""
+        self._phase_start = (time.monotonic(), self.n + counted)
+
+    @property
+    def format_dict(self) -> dict[str, Any]:
+        shown: dict[str, Any] = dict(super().format_dict)
+        if self._phase_start is not None:
+            start, before = self._phase_start
+            seconds = time.monotonic() - start
+            # 0 is shown as unknown
+            shown["rate"] = max(0, self.n - before) / seconds if seconds > 0 else 0
+        else:
+            shown["rate"] = 0
+        return shown

@@ -117,6 +117,11 @@ def load(name: str | os.PathLike, *, trust: bool = False) -> GenerativeModel:
         beside = path.with_name(f"{path.name}.safetensors")
         if beside.is_file() and not shipped.is_file():
             shipped = beside
+        if not shipped.is_file() and path.is_file():
+            raise CheckpointError(
+                f"{path} does not say what network its weights belong to: build the network and wrap it, "
+                f"generators.from_module(net.eval(), latent=D, weights={str(path)!r})"
+            )
         if not shipped.is_file():
             names = sorted(p.stem for p in PRETRAINED.glob("*.safetensors"))
             raise CheckpointError(

@@ -40,6 +40,13 @@ def write_mnist(root: Path, n_train: int, n_test: int, size: int = 28) -> Path:
     return raw
 
 
+def write_fashion(folder: Path) -> None:
+    """200 images for training, 500 for validation and two held out, all of grey level 0.2."""
+    for name, n in (("train", 700), ("t10k", 2)):
+        write_idx(folder / f"{name}-images-idx3-ubyte", torch.full((n, 28, 28), 51))
+        write_idx(folder / f"{name}-labels-idx1-ubyte", torch.arange(n) % 10)
+
+
 def write_iwae(folder: Path, *, sizes=(3, 7, 6, 16), seed=0) -> dict[str, dict[str, np.ndarray]]:
     """Files of the published layout for a small network, which act from the right."""
     rng = np.random.default_rng(seed)

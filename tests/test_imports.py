@@ -50,6 +50,7 @@ ORDER = {
     "dgm_infer.conditioning": [
         "operators",
         "observations",
+        "linear",
         "reduced",
         "marginal",
         "projection",
@@ -62,6 +63,7 @@ ORDER = {
         "partial",
         "latent",
         "faults",
+        "magnitude",
         "condition",
         "derivatives",
         "check",
@@ -159,7 +161,7 @@ ORDER = {
     ],
     "evaluation": ["problems", "reports", "figures", "experiments", "benchmarks", "commands"],
     "evaluation.problems": ["repeated", "boltzmann", "radon"],
-    "evaluation.reports": ["tables", "records", "documents", "estimates", "mixing", "samplers"],
+    "evaluation.reports": ["tables", "records", "scorecard", "documents", "estimates", "mixing", "samplers"],
     "evaluation.figures": ["colours", "completions", "traces", "posteriors", "series", "poses", "log_evidence"],
     "evaluation.experiments": [
         "reference",
@@ -191,6 +193,9 @@ ORDER = {
         "methods",
         "training",
         "iwae_training",
+        "classifier",
+        "scores",
+        "completions",
     ],
     "evaluation.commands": [
         "messages",

@@ -46,6 +46,8 @@ class TorchvisionData(ImageData):
     folder: ClassVar[str]
     """Folder of the files, within the root."""
     download_size: ClassVar[str]
+    package: ClassVar[str | None] = None
+    """Debian's package of the files."""
     shuffled: ClassVar[bool] = True
     """Whether the images are already in random order; otherwise a fixed permutation is applied."""
 
@@ -98,9 +100,10 @@ class TorchvisionData(ImageData):
             if self.download:
                 raise ConfigError(f"{name} could not be downloaded to {folder}: {reason}") from error
             if "not found" in reason:
+                package = f"install Debian's package {self.package}, " if self.package else ""
                 raise ConfigError(
-                    f"no {name} files in {folder}: put them there in torchvision's layout, name another root, or set "
-                    f"download=true if there is a network ({self.download_size})"
+                    f"no {name} files in {folder}: {package}put them there in torchvision's layout, name another root, "
+                    f"or set download=true if there is a network ({self.download_size})"
                 ) from error
             raise ConfigError(f"the {name} files in {folder} are damaged: {reason}") from error
 

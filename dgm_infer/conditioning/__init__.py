@@ -4,7 +4,8 @@ from .check import Finding, Report, check
 from .condition import condition
 from .fibre import Fibre, Linearisation
 from .latent import LatentPosterior
-from .observations import Bound, Observation, blur, downsample, linear, pixels
+from .linear import blur, downsample, linear
+from .observations import Bound, Observation, pixels
 from .operators import DisjointSums, Everything, Function, Operator, Reduction, Selection
 from .reduced import ObservedModel
 from .soft import InputPosterior

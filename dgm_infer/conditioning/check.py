@@ -32,6 +32,7 @@ from .faults import (
     frozen_copy,
     prior_draws,
 )
+from .magnitude import far_data
 from .observations import Bound
 from .operators import Everything
 from .reduced import ObservedModel, observed_model
@@ -201,6 +202,12 @@ def _check_data(search: _Search, frozen: GenerativeModel, observed, observe) -> 
     with search.error("observations"):
         bound = bind(frozen, observed, observe, torch.float64, device_of(frozen))
     if bound is not None:
+        u = prior_draws(frozen, STRUCTURE_DRAWS, torch.float64, device_of(frozen))
+        with torch.no_grad():
+            far = far_data(frozen, bound.operator, bound.values, frozen.observed(u))
+        if far is not None:
+            search.add("observations_range", "error" if far.certain else "warning", far.words)
+    if bound is not None and not search.found("observations_range"):
         with search.error("observations_range"):
             check_values(frozen, bound.operator, bound.values)
         # the first problem represents all, though each may have its own mask

@@ -1,5 +1,6 @@
 """``condition()``: a generative model and an observation become a problem to sample."""
 
+import warnings
 from typing import TypeVar, overload
 
 import torch
@@ -32,6 +33,7 @@ from .faults import (
 )
 from .fibre import Fibre
 from .latent import LatentPosterior
+from .magnitude import far_data
 from .observations import Bound, Pixels
 from .observations import observe as as_observation
 from .operators import Everything, Selection, as_operator
@@ -119,7 +121,14 @@ def condition(
     operator, values = bind(frozen, observed, observe, dtype, device)
     reduced = observed_model(frozen, operator)
     n_outputs = values.shape[-1]
-    reduced.check_declaration(prior_draws(frozen, STRUCTURE_DRAWS, dtype, device))
+    u = prior_draws(frozen, STRUCTURE_DRAWS, dtype, device)
+    reduced.check_declaration(u)
+    with torch.no_grad():
+        far = far_data(frozen, operator, values, frozen.observed(u))
+    if far is not None and far.certain:
+        raise ObservationError(far.words)
+    if far is not None:
+        warnings.warn(far.words, stacklevel=2)
     if tolerance is not None:
         return InputPosterior(reduced, values, tolerance)
     check_values(frozen, operator, values)

@@ -184,11 +184,6 @@ def check_values(model: GenerativeModel, operator: Operator, values: Tensor) -> 
     if not beyond.any():
         return
     least, largest = values.min().item(), values.max().item()
-    if high <= 1 and least >= 0 and 2 < largest <= 255:
-        raise ObservationError(
-            f"observed values from {least:.3g} to {largest:.3g} are those of 8-bit pixels, the model's output_range is "
-            f"{_interval(low, high)}: divide by 255"
-        )
     inside = 0.01 * (high - low)
     remedy = f"move the data inside (values.clamp({low + inside:.3g}, {high - inside:.3g})), or "
     remedy = remedy if inside < math.inf else ""

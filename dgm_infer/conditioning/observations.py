@@ -1,38 +1,25 @@
 """Observations: which function of the output is observed, as the user specifies it."""
 
-import functools
-import math
 import reprlib
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from ..arguments import boolean_mask, numbers, whole_number
+from ..arguments import boolean_mask
 from ..errors import ObservationError, cause, reported_as
 from ..models import GenerativeModel
-from .operators import DisjointSums, Function, Operator, select
+from .operators import Function, Operator, select
 
-__all__ = [
-    "Blur",
-    "Downsample",
-    "Linear",
-    "Observation",
-    "Pixels",
-    "Transform",
-    "blur",
-    "downsample",
-    "linear",
-    "observe",
-    "pixels",
-]
+__all__ = ["Bound", "Observation", "Pixels", "Transform", "batch_shape", "finite", "observe", "pixels"]
 
-
-# Standard deviation of a blur, in pixels, beyond which no image is.
-_WIDEST = 1000
+# Numbers of colours of a picture, the last of four its transparency.
+_COLOURS = ((3,), (4,))
+# Correlation between images from which they may be the colours of one.
+_ALIKE = 0.8
 
 
 class Observation(ABC):
@@ -67,7 +54,9 @@ class Pixels(Observation):
         shape, size = model.output_shape, torch.Size(model.output_shape).numel()
         # a flat output, as the model's forward returns it, is reshaped to an image
         flat_given = y.ndim > 0 and y.shape[-1] == size and tuple(y.shape[-len(shape) :]) != shape
-        batch = tuple(y.shape[:-1]) if flat_given else _batch_shape(y, shape)
+        batch = tuple(y.shape[:-1]) if flat_given else batch_shape(y, shape)
+        if len(shape) == 2 and batch in _COLOURS:
+            _warn_of_colours(y)
         flat = y.reshape(*batch, size)
         index = self._index(shape, batch).to(y.device)
         selection = select(index, size)
@@ -112,13 +101,13 @@ class Transform(Observation):
 
     def bind(self, y, model):
         shape, function = model.output_shape, self.function
-        batch = _batch_shape(y, self._checked(y, shape))
+        batch = batch_shape(y, self._checked(y, shape))
 
         def operator(x: Tensor) -> Tensor:
             lead = x.shape[:-1]
             return function(x.reshape(*lead, *shape)).reshape(*lead, -1)
 
-        return Bound(Function(operator), _finite(y).reshape(*batch, -1))
+        return Bound(Function(operator), finite(y).reshape(*batch, -1))
 
     def _checked(self, y: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of what is observed of one output.
@@ -154,110 +143,16 @@ class Flat(Observation):
     def bind(self, y, model):
         with torch.no_grad():
             n_values = self.operator(y.new_zeros(torch.Size(model.output_shape).numel())).shape[-1]
-        _batch_shape(y, (n_values,))
-        return Bound(self.operator, _finite(y))
+        batch_shape(y, (n_values,))
+        return Bound(self.operator, finite(y))
 
 
-class Downsample(Observation):
-    """Means over ``factor x factor`` blocks of an image: ``[..., H, W] -> [..., H / factor, W / factor]``."""
+def finite(y: Tensor) -> Tensor:
+    """The values.
 
-    def __init__(self, factor: int):
-        with reported_as(ObservationError):
-            self.factor = whole_number("downsample", "factor", factor)
-
-    def bind(self, y, model):
-        shape, k = model.output_shape, self.factor
-        if len(shape) < 2 or shape[-2] % k or shape[-1] % k:
-            raise ObservationError(f"downsample({k}): the model's output {shape} does not divide into whole blocks")
-        batch = _batch_shape(y, (*shape[:-2], shape[-2] // k, shape[-1] // k))
-        size = torch.Size(shape).numel()
-        blocks = torch.arange(size, device=y.device).reshape(shape).unfold(-2, k, k).unfold(-2, k, k)
-        index = blocks.reshape(-1, k * k)
-        operator = DisjointSums(index, torch.full_like(index, 1 / k**2, dtype=y.dtype), size)
-        return Bound(operator, _finite(y).reshape(*batch, -1))
-
-
-class Linear(Observation):
-    """Linear functions of the flat output: ``y = M x``, ``[..., *output_shape] -> [..., Dy]``.
-
-    Rows of M with disjoint entries of x, equally many per row, keep the model's structure; others make it dense.
+    Raises:
+        ObservationError: some are infinite or NaN.
     """
-
-    def __init__(self, matrix):
-        with reported_as(ObservationError):
-            numbers("linear", "matrix", matrix)
-        matrix = torch.as_tensor(matrix).detach()
-        if matrix.ndim != 2 or not matrix.is_floating_point():
-            raise ObservationError(
-                f"linear(matrix of shape {tuple(matrix.shape)}, {_name(matrix.dtype)}): expected [Dy, Dx] of floats"
-            )
-        if not (matrix != 0).any(1).all():
-            raise ObservationError("linear(matrix): a row of zeros observes nothing, omit it")
-        self.matrix = matrix
-
-    def bind(self, y, model):
-        matrix, size = self.matrix.to(y), torch.Size(model.output_shape).numel()
-        if matrix.shape[1] != size:
-            raise ObservationError(
-                f"linear(matrix of shape {tuple(matrix.shape)}): the model has {size} outputs, {model.output_shape}"
-            )
-        batch = _batch_shape(y, (len(matrix),))
-        support = matrix != 0
-        counts = support.sum(1)
-        if (support.sum(0) <= 1).all() and (counts == counts[0]).all():
-            index = support.nonzero()[:, 1].reshape(len(matrix), -1)
-            operator = DisjointSums(index, matrix.gather(1, index), size)
-        else:
-            operator = Function(functools.partial(_times, matrix))
-        return Bound(operator, _finite(y).reshape(*batch, -1))
-
-
-def _times(matrix: Tensor, x: Tensor) -> Tensor:
-    return x @ matrix.mT
-
-
-class Blur(Observation):
-    """Convolution of an image with a kernel, preserving its size: the image is reflected beyond its edges."""
-
-    def __init__(self, kernel):
-        with reported_as(ObservationError):
-            numbers("blur", "kernel", kernel)
-        kernel = torch.as_tensor(kernel).detach()
-        if kernel.ndim == 0:
-            sd = float(kernel)
-            if not 0 < sd <= _WIDEST:
-                raise ObservationError(
-                    f"blur(kernel={sd:g}): must be a positive standard deviation in pixels, at most {_WIDEST}"
-                )
-            reach = math.ceil(3 * sd)
-            profile = torch.exp(-0.5 * (torch.arange(-reach, reach + 1, dtype=torch.float64) / sd).square())
-            kernel = profile[:, None] * profile
-            kernel = kernel / kernel.sum()
-        if kernel.ndim != 2 or not all(side % 2 for side in kernel.shape) or not kernel.is_floating_point():
-            raise ObservationError(
-                f"blur(kernel of shape {tuple(kernel.shape)}): expected a standard deviation, or a kernel of floating "
-                "point with odd height and width"
-            )
-        self.kernel = kernel
-
-    def bind(self, y, model):
-        shape, kernel = model.output_shape, self.kernel.to(y)
-        up, left = kernel.shape[0] // 2, kernel.shape[1] // 2
-        if len(shape) < 2 or shape[-2] <= up or shape[-1] <= left:
-            raise ObservationError(
-                f"blur: the kernel {tuple(kernel.shape)} is too large for the model's output {shape}"
-            )
-        batch = _batch_shape(y, shape)
-
-        def operator(x: Tensor) -> Tensor:
-            images = x.reshape(-1, 1, *shape[-2:])
-            padded = functional.pad(images, (left, left, up, up), mode="reflect")
-            return functional.conv2d(padded, kernel.flip(0, 1)[None, None]).reshape(x.shape)
-
-        return Bound(Function(operator), _finite(y).reshape(*batch, -1))
-
-
-def _finite(y: Tensor) -> Tensor:
     if not y.isfinite().all():
         raise ObservationError(f"{int((~y.isfinite()).sum())} observed value(s) are not finite: repair the data")
     return y
@@ -266,21 +161,6 @@ def _finite(y: Tensor) -> Tensor:
 def pixels(mask) -> Pixels:
     """Observe the entries of the output where ``mask`` is True (a boolean array or tensor of the image's shape)."""
     return Pixels(mask)
-
-
-def downsample(factor: int) -> Downsample:
-    """Observe the means over ``factor x factor`` blocks of an image: super-resolution."""
-    return Downsample(factor)
-
-
-def linear(matrix) -> Linear:
-    """Observe ``M x``, with a matrix ``[Dy, Dx]`` on the flat output."""
-    return Linear(matrix)
-
-
-def blur(kernel) -> Blur:
-    """Observe an image convolved with a kernel ``[h, w]`` of odd sides, or a Gaussian of this sd in pixels."""
-    return Blur(kernel)
 
 
 def observe(observation) -> Observation:
@@ -302,15 +182,34 @@ def observe(observation) -> Observation:
     )
 
 
-def _batch_shape(y: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+def batch_shape(y: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The dimensions of data before those of one observation, ``shape``.
+
+    Raises:
+        ObservationError: the data do not end in that shape.
+    """
     lead = y.ndim - len(shape)
     if lead >= 0 and tuple(y.shape[lead:]) == tuple(shape):
         return tuple(y.shape[:lead])
+    colour = len(shape) == 2 and y.shape[-1:] in _COLOURS and tuple(y.shape[-3:-1]) == tuple(shape)
+    remedy = "a colour image for grey outputs, take image[..., :3].mean(-1)" if colour else "reshape the data"
     raise ObservationError(
         f"observed has shape {tuple(y.shape)}; the model's output has shape {tuple(shape)}, after any batch "
-        "dimensions: reshape the data"
+        f"dimensions: {remedy}"
     )
 
 
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def _warn_of_colours(images: Tensor) -> None:
+    """Name the colours of one picture, ``[3, H, W]`` or ``[4, H, W]``, that would be as many grey images.
+
+    Different images are less alike than the colours of one.
+    """
+    colours = images[:3].flatten(1).nan_to_num()
+    centred = colours - colours.mean(-1, keepdim=True)
+    size = centred.norm(dim=-1, keepdim=True)
+    if (size > 0).all() and ((centred / size) @ (centred / size).mT).min() > _ALIKE:
+        warnings.warn(
+            f"observed of shape {tuple(images.shape)} is taken as {len(images)} grey images that are nearly equal; if "
+            "they are the colours of one image, give their mean, image[:3].mean(0)",
+            stacklevel=5,
+        )

@@ -50,10 +50,13 @@ def find_starts(fibre: Problems, chains: int, rng: torch.Generator, *, tolerance
     position = fibre.values.new_empty(len(tol), fibre.dim)
     best = torch.full_like(tol, torch.inf)
     deficient = torch.zeros_like(tol, dtype=torch.bool)
+    # smallest residual of points where the Jacobian is singular
+    closest = torch.full_like(tol, torch.inf)
     rows = torch.arange(len(tol), device=tol.device)
     for _ in range(attempts):
         point, residual, singular, possible = _attempt(flat.take(rows), rng, tol[rows])
         deficient[rows] |= singular & (residual < tol[rows])
+        closest[rows] = closest[rows].minimum(residual.masked_fill(~(singular & possible), torch.inf))
         residual = residual.masked_fill(singular | ~possible, torch.inf)
         better = residual < best[rows]
         position[rows[better]], best[rows[better]] = point[better], residual[better]
@@ -64,7 +67,8 @@ def find_starts(fibre: Problems, chains: int, rng: torch.Generator, *, tolerance
     if not found.any(0).all():
         problem = int((~found.any(0)).nonzero()[0])
         own = slice(problem, None, found.shape[1])
-        raise StartError(_no_start(fibre, problem, best[own].min().item(), bool(deficient[own].any()), attempts))
+        least = best[own].min().item(), closest[own].min().item()
+        raise StartError(_no_start(fibre, problem, *least, bool(deficient[own].any()), attempts))
     position = position.reshape(chains, -1, fibre.dim)
     if not found.all():
         warnings.warn(f"{int((~found).sum())} chains found no start of their own and share another's", stacklevel=4)
@@ -84,12 +88,18 @@ def _attempt(fibre: Problems, rng: torch.Generator, tolerance: Tensor) -> tuple[
     return point, residual.nan_to_num(nan=torch.inf, posinf=torch.inf), fibre.jacobian(point).is_deficient(), possible
 
 
-def _no_start(fibre: Problems, problem: int, residual: float, deficient: bool, attempts: int) -> str:
+def _no_start(fibre: Problems, problem: int, residual: float, closest: float, deficient: bool, attempts: int) -> str:
     where = f" of problem {problem}" if fibre.batch_shape else ""
     if deficient:
         return (
             f"the observed outputs{where} do not vary independently (the Jacobian is rank-deficient where the "
             "model generates the observation): observe fewer, or give the model noise, WithNoise(model, sd=...)"
+        )
+    if residual == float("inf") > closest:
+        return (
+            f"the observed outputs{where} do not vary independently and their values contradict each other: the "
+            f"Jacobian is rank-deficient and the smallest residual {closest:.3g}; omit outputs that others determine, "
+            "or give the model noise, WithNoise(model, sd=...)"
         )
     if residual == float("inf"):
         return (

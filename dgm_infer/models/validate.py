@@ -1,5 +1,7 @@
 """Checks of what a model must declare before it can be conditioned."""
 
+from torch import nn
+
 from ..errors import ModelError
 from ..structures import validate_structure
 from .densities import InputDensity
@@ -12,9 +14,15 @@ __all__ = ["validate"]
 def validate(model: object) -> None:
     """Raise :class:`ModelError` if a model lacks what conditioning needs."""
     if not isinstance(model, GenerativeModel):
+        name = type(model).__name__
+        if isinstance(model, nn.Module):
+            raise ModelError(
+                f"expected a GenerativeModel, got {name}, a network that does not say what its inputs are: wrap it, "
+                "generators.from_module(net.eval(), latent=D), or subclass dgm_infer.GenerativeModel"
+            )
         raise ModelError(
-            f"expected a GenerativeModel, got {type(model).__name__}: subclass dgm_infer.GenerativeModel and define "
-            "input_density and observed(u)"
+            f"expected a GenerativeModel, got {name}: subclass dgm_infer.GenerativeModel and define input_density and "
+            "observed(u)"
         )
     if isinstance(model, DirectedModel):
         for name in ("global_density", "local_density"):

@@ -15,6 +15,7 @@ BENCHMARKS = {
     "methods": "evaluation.benchmarks.methods",
     "training": "evaluation.benchmarks.training",
     "iwae_training": "evaluation.benchmarks.iwae_training",
+    "completions": "evaluation.benchmarks.completions",
 }
 
 

@@ -3,6 +3,7 @@
 import importlib
 import os
 import sys
+import warnings
 from argparse import ArgumentError as ParseError
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -51,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if name not in COMMANDS:
             raise ConfigError(f"no command {name!r}{suggest(name, COMMANDS)} (there are {', '.join(COMMANDS)})")
-        with _working_directory_importable():
+        with _working_directory_importable(), _warnings_in_one_line(name):
             with extra(COMMANDS[name]):
                 command = importlib.import_module(f".{name}", __package__)
             command.run(arguments[1:])
@@ -77,6 +78,22 @@ def _working_directory_importable() -> Iterator[None]:
     finally:
         if added and here in sys.path:
             sys.path.remove(here)
+
+
+@contextmanager
+def _warnings_in_one_line(name: str) -> Iterator[None]:
+    """Print the project's warnings as its errors are, without a line of source code."""
+    with warnings.catch_warnings():
+        shown = warnings.showwarning
+
+        def show(message, category, filename, lineno, file=None, line=None):
+            if category is UserWarning:
+                print(f"dgm-infer {name}: warning: {one_line(str(message))}", file=sys.stderr)
+            else:
+                shown(message, category, filename, lineno, file, line)
+
+        warnings.showwarning = show
+        yield
 
 
 if __name__ == "__main__":

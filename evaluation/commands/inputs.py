@@ -1,6 +1,7 @@
 """What commands are given: generators, images and masks, by name, by class path or in files."""
 
 import re
+import warnings
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -38,7 +39,8 @@ def read_generator(generator: nn.Module | str) -> nn.Module:
         if not isinstance(generator, GenerativeModel) and LatentVariableModel.find(generator) is None:
             name = type(generator).__name__
             raise ModelError(
-                f"generator: a {name} is neither a GenerativeModel nor a module with a prior and a decoder"
+                f"generator: a {name} is neither a GenerativeModel nor a module with a prior and a decoder: name a "
+                "class of your own that wraps it, as generators.from_module(net, latent) does in Python"
             )
         return generator.eval()
     try:
@@ -103,7 +105,14 @@ def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...]) -> 
             f"images: {source} has {height} x {width} pixels, the generator's images the shape {tuple(shape)}: resize "
             "it"
         )
+    if (len(shape) == 2 or shape[0] == 1) and _is_coloured(path):
+        warnings.warn(f"images: {source} is in colour and read as grey, as the generator's images are", stacklevel=2)
     return pixels.reshape(1, *shape) / 255
+
+
+def _is_coloured(path: Path) -> bool:
+    red, green, blue = read_picture(path, colour=True)
+    return not (torch.equal(red, green) and torch.equal(red, blue))
 
 
 def binarised(x: Tensor, threshold: float | None) -> Tensor:

@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import jsonargparse  # noqa: F401
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ProgressBar
+from lightning.pytorch.callbacks import ProgressBar, Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins.io import CheckpointIO
@@ -193,6 +194,19 @@ class TrainCLI(LightningCLI):
             signal.signal(signal.SIGINT, on_interrupt)
 
     def after_fit(self) -> None:
+        limit = next((c for c in self.trainer.callbacks if isinstance(c, Timer)), None)  # type: ignore[attr-defined]
+        # a run that ended by itself has no epochs left
+        epochs = self.trainer.max_epochs or 0
+        if limit is not None and (limit.time_remaining() or 0) <= 0 and not 0 <= epochs <= self.trainer.current_epoch:
+            elapsed = timedelta(seconds=round(limit.time_elapsed()))
+            of = f" of {epochs}" if epochs > 0 else ""
+            checkpoint = self._checkpoint()
+            more = "" if checkpoint is None else f"; continue with --ckpt_path {checkpoint} and a larger limit"
+            _say(
+                self.trainer,
+                f"stopped by its time limit (trainer.max_time) after {elapsed}, {self.trainer.global_step} steps, in "
+                f"epoch {self.trainer.current_epoch + 1}{of}{more}",
+            )
         metrics = {name: float(value) for name, value in self.trainer.callback_metrics.items()}
         if metrics:
             figures = ", ".join(f"{name} {value:.2f}" for name, value in metrics.items())

@@ -60,8 +60,17 @@ def completions(
     for axis, heading in zip(axes[0], headings, strict=True):
         axis.set_title(heading, fontsize=8)
     middle = axes[0, 2 + len(shown) // 2]
-    middle.set_title("completions, each from another chain" if len(shown) > 1 else "completion", fontsize=8)
+    middle.set_title(_heading(len(shown), outputs.shape[0]), fontsize=8)
     figure.savefig(path, dpi=160, bbox_inches="tight", facecolor="white")
+
+
+def _heading(n_shown: int, n_chains: int) -> str:
+    """The heading of the completions, which says how many chains they come from."""
+    if n_shown == 1:
+        return "completion"
+    if n_shown <= n_chains:
+        return "completions, each from another chain"
+    return f"completions from {n_chains} chains" if n_chains > 1 else "completions from one chain"
 
 
 def _image(x: Tensor) -> np.ndarray:

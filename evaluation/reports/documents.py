@@ -9,12 +9,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+from .scorecard import scorecard
 from .tables import markdown
 
 __all__ = ["GOAL", "boltzmann_table", "methods_table", "radon_table", "read_record", "renewed", "seconds_to"]
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/evidence.md",)
+PAGES = ("docs/evidence.md", "docs/completions.md")
 # The error in log Z that times are given to.
 GOAL = 0.1
 
@@ -97,7 +98,7 @@ def radon_table(record: dict[str, Any]) -> str:
     return markdown(["method", "log Z", "standard error", "seconds"], rows)
 
 
-_TABLES = {"methods": methods_table, "boltzmann": boltzmann_table, "radon": radon_table}
+_TABLES = {"methods": methods_table, "boltzmann": boltzmann_table, "radon": radon_table, "completions": scorecard}
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """The progress bar: what it is told, and when it says so."""
 
+import pytest
+
 from dgm_infer.progress import Progress
 
 
@@ -41,3 +43,39 @@ def test_a_hidden_bar_computes_and_writes_nothing(capfd):
         bar.update("counting", 1)
         bar.finish()
     assert capfd.readouterr() == ("", "")
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that only moves when told."""
+
+    class Clock:
+        now = 100.0
+
+        def monotonic(self):
+            return self.now
+
+    clock = Clock()
+    monkeypatch.setattr("dgm_infer.progress.time", clock)
+    return clock
+
+
+def test_the_time_left_is_that_of_the_running_phase_not_of_the_start_up(clock, capfd):
+    with Progress(True, total=204) as bar:
+        assert bar.bar.format_dict["rate"] == 0
+        clock.now += 3600
+        bar.update("warm-up")
+        # after one transition nothing is known
+        assert "<?" in str(bar.bar)
+        for _ in range(10):
+            clock.now += 2
+            bar.update("warm-up")
+        assert bar.bar.format_dict["rate"] == pytest.approx(0.5)
+        # 193 transitions of 2 seconds
+        assert "<06:26" in str(bar.bar)
+        clock.now += 1000
+        for _ in range(11):
+            bar.update("sampling")
+            clock.now += 0.5
+        assert bar.bar.format_dict["rate"] == pytest.approx(10 / 5.5)
+    capfd.readouterr()

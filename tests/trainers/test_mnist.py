@@ -109,6 +109,15 @@ def test_the_shipped_generator_is_the_published_one_and_small():
     assert model.decoder.sd.item() == pytest.approx(0.05)
 
 
+@pytest.mark.parametrize("name", ["mnist_conv_vae", "fashion_vae"])
+def test_the_shipped_convolutional_generators_have_a_learned_noise_and_few_latents(name):
+    model = generators.load(name)
+    assert isinstance(model, generators.GaussianVAE)
+    assert model.config["channels"] == [32, 16]
+    assert model.global_density.dim == 16
+    assert 0.05 < model.decoder.sd.item() < 0.2
+
+
 def test_the_shipped_adversarial_generator_is_nearer_to_held_out_digits_than_noise_of_their_means_and_sds():
     held_out = MNISTData(reference_folder("mnist_10k") / "mnist_10k").held_out().flatten(1)
     rng = torch.Generator().manual_seed(0)

@@ -1,5 +1,8 @@
 """Data sets of torchvision and folders of pictures: the parts, the pixels, and what is said where files are missing."""
 
+import gzip
+from pathlib import Path
+
 import pytest
 import torch
 from lightning.pytorch import LightningDataModule
@@ -8,7 +11,7 @@ from torchvision import datasets
 
 from dgm_infer.errors import ArgumentError, ConfigError
 from evaluation.commands.inputs import HeldOutImages
-from tests.files import write_idx
+from tests.files import write_fashion
 from trainers import CelebAData, FashionMNISTData, FolderData, MNISTData, OmniglotData
 
 SETS = [MNISTData, FashionMNISTData, OmniglotData, CelebAData]
@@ -51,12 +54,30 @@ def test_a_value_outside_its_range_names_the_class(kind):
 def test_fashion_is_read_as_digits_are(tmp_path):
     raw = tmp_path / "FashionMNIST" / "raw"
     raw.mkdir(parents=True)
-    for name, n in (("train", 503), ("t10k", 2)):
-        write_idx(raw / f"{name}-images-idx3-ubyte", torch.full((n, 28, 28), 51))
-        write_idx(raw / f"{name}-labels-idx1-ubyte", torch.arange(n) % 10)
+    write_fashion(raw)
     data = FashionMNISTData(tmp_path)
-    assert [len(part.images) for part in data.split] == [3, 500, 2]
+    assert [len(part.images) for part in data.split] == [200, 500, 2]
     torch.testing.assert_close(data.held_out(), torch.full((2, 28, 28), 0.2))
+
+
+def test_fashion_is_read_from_debians_package(tmp_path, monkeypatch):
+    monkeypatch.setattr("trainers.mnist.DEBIAN", tmp_path / "package")
+    assert FashionMNISTData().root == Path("data")
+    package = tmp_path / "package"
+    package.mkdir()
+    write_fashion(package)
+    for file in [*package.iterdir()]:
+        file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+    data = FashionMNISTData()
+    assert data.root == package
+    data.prepare_data()
+    assert [len(part.images) for part in data.split] == [200, 500, 2]
+    torch.testing.assert_close(data.held_out(), torch.full((2, 28, 28), 0.2))
+    assert all(file.suffix == ".gz" for file in package.iterdir())
+    (package / "t10k-labels-idx1-ubyte.gz").write_bytes(b"no labels")
+    with pytest.raises(ConfigError, match="damaged"):
+        FashionMNISTData().held_out(1)
 
 
 @pytest.fixture

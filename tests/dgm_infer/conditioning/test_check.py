@@ -175,6 +175,7 @@ SOUND = {
     "linear": linear_gaussian_model,
     "digits_vae": lambda: generators.load("digits_vae"),
     "mnist_vae": lambda: generators.load("mnist_vae"),
+    "mnist_conv_vae": lambda: generators.load("mnist_conv_vae"),
     "digits_gan": lambda: generators.load("digits_gan"),
     "mnist_gan": lambda: generators.load("mnist_gan"),
     "generalised lambda": lambda: generators.GeneralisedLambda(50),

@@ -90,7 +90,8 @@ def test_a_picture_in_colour_becomes_grey_for_a_grey_generator_and_another_size_
     Image.fromarray(pixels).save(tmp_path / "colour.png")
     grey = np.asarray(Image.fromarray(pixels).convert("L"))
     for shape in ((8, 6), (1, 8, 6)):
-        images = read_images(str(tmp_path / "colour.png"), 1, shape)
+        with pytest.warns(UserWarning, match=r"colour\.png is in colour and read as grey"):
+            images = read_images(str(tmp_path / "colour.png"), 1, shape)
         assert torch.equal(images, torch.tensor(grey).reshape(1, *shape) / 255)
     with pytest.raises(ConfigError, match=r"has 8 x 6 pixels, the generator's images the shape \(8, 8\): resize"):
         read_images(str(tmp_path / "colour.png"), 1, (8, 8))

@@ -1,5 +1,6 @@
 """The train command, run in the process."""
 
+import gzip
 import json
 import logging
 import sys
@@ -15,7 +16,7 @@ import generators
 from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
 from evaluation.commands.cli import main
 from evaluation.commands.train import train
-from tests.files import reference_folder
+from tests.files import reference_folder, write_fashion
 from trainers import DigitsData, VAETraining
 
 pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
@@ -103,6 +104,14 @@ def test_the_screen_shows_what_was_trained_and_where_it_is(tmp_path, monkeypatch
     assert generators.load("mine/digits.safetensors").output_shape == (8, 8)
 
 
+def test_a_run_that_its_time_limit_ends_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    train([*SHORT, "--trainer.max_epochs", "100000", "--trainer.max_time", "00:00:00:01"])
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if "time limit" in line)
+    assert line.startswith("stopped by its time limit (trainer.max_time) after 0:00:0")
+    assert "of 100000; continue with --ckpt_path" in line
+
+
 def test_the_process_is_left_as_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
@@ -146,6 +155,11 @@ def test_every_shipped_configuration_takes_a_step_and_exports_its_generator(conf
     )
     Path("short.yaml").write_text(yaml.safe_dump({"trainer": short | {"callbacks": [checkpoints]}}))
     quiet = ["--trainer.enable_progress_bar", "false", "--export.path", "made"]
+    if "fashion" in config.stem:
+        write_fashion(tmp_path)
+        for file in tmp_path.glob("*-ubyte"):
+            file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+        quiet += ["--data.root", str(tmp_path)]
     train(["--config", str(config), "--config", "short.yaml", *quiet])
     made, best = generators.load("made.safetensors"), generators.load(next(tmp_path.rglob("best.ckpt")))
     assert type(made) is type(best)

@@ -1,0 +1,291 @@
+"""``dgm-infer bench completions``: how good half-observed images are completed, generator by generator.
+
+A sampler can be exact and its generator poor. Two rows per generator tell which: for images that the generator made
+itself, intervals of exact draws cover 90 % whatever the generator; for held-out images they do only if the generator
+describes them. Beside them, the same scores of the nearest training images as completions.
+
+Coverage and the continuous ranked probability score are those of hidden pixels. The class of completed images is that
+of a convolutional classifier trained on real images, its probabilities averaged over completions.
+"""
+
+import json
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.distributions import Independent, Normal
+
+import dgm_infer as dgm
+import generators
+from dgm_infer.arguments import positive
+from dgm_infer.errors import ConfigError, reported_as
+from dgm_infer.models import as_generative_model, base_distribution, reference_tensor
+from generators import LatentPosterior
+from trainers import DigitsData, FashionMNISTData, MNISTData
+from trainers.data import ImageData
+
+from ..reports.mixing import R_HAT
+from ..reports.records import write_record
+from ..reports.scorecard import page
+from .classifier import Classifier, train_classifier
+from .machine import checked_cores
+from .publishing import new_record, publish
+from .scores import class_scores, covered, crps
+from .settings import check_counts, check_seed, writable_folder
+from .workers import torch_threads
+
+__all__ = ["bench", "nearest_completions", "posterior", "scored"]
+
+# The data of shipped generators, by the beginning of their names.
+DATA: dict[str, type[ImageData]] = {"digits": DigitsData, "mnist": MNISTData, "fashion": FashionMNISTData}
+# Nearest training images that serve as completions.
+_NEIGHBOURS = 19
+
+
+class Pictures(NamedTuple):
+    """Images to complete; labels None where they are unknown."""
+
+    images: Tensor
+    labels: Tensor | None
+
+
+def bench(
+    generators: str = "digits_vae,digits_gan,mnist_vae,mnist_gan",
+    images: int = 100,
+    chains: int = 4,
+    warmup: int = 150,
+    draws: int = 100,
+    noise: float = 0.1,
+    own: bool = True,
+    cores: int | None = None,
+    seed: int = 0,
+    output: str = "evaluation/results",
+) -> Path:
+    """Complete held-out images from their top half, and score the completions.
+
+    What an earlier run with the same settings has measured is kept: give the generators that are new.
+
+    Args:
+        generators: names or paths of generators, separated by commas; a path is ``digits=PATH``, ``mnist=PATH`` or
+            ``fashion=PATH``, which says the data.
+        images: the first so many held-out images.
+        chains: chains per image.
+        warmup: iterations that adapt the kernel, HMC on the latents.
+        draws: completions per chain.
+        noise: standard deviation of the output noise that generators without noise of their own are given.
+        own: also complete as many images that the generator made, which tells its faults from the sampler's.
+        cores: processor cores; null for all of them.
+        seed: seed of all randomness.
+        output: folder for ``completions.json`` and ``completions.md``.
+
+    Returns:
+        path of the JSON file.
+    """
+    check_counts(images=images, warmup=warmup)
+    check_counts(2, chains=chains, draws=draws)
+    check_seed(seed)
+    with reported_as(ConfigError):
+        positive("bench", "noise", noise)
+    cores = checked_cores(cores)
+    chosen = {entry.strip(): _named(entry.strip()) for entry in generators.split(",")}
+    for _, model in chosen.values():
+        # before anything is measured
+        _parts(model, noise)
+    folder = writable_folder(output)
+    path = folder / "completions.json"
+    settings = {
+        "images": images,
+        "chains": chains,
+        "warmup": warmup,
+        "draws": draws,
+        "noise": noise,
+        "own": own,
+        "cores": cores,
+        "seed": seed,
+    }
+    measured = _measured(path, settings)
+    named = ",".join(dict.fromkeys([*measured["generators"], *chosen]))
+    record = new_record("completions", {"generators": named, **settings}, ["dgm-infer", "torch", "numpy"]) | measured
+    with torch_threads(cores):
+        for kind in dict.fromkeys(kind for kind, _ in chosen.values()):
+            data = DATA[kind]()
+            held_out = Pictures(data.held_out(images), data.held_out_labels(images))
+            classifier = train_classifier(data.training, seed)
+            record["data"][kind] = _without_generator(data, held_out, classifier, seed)
+            for name, model in ((name, model) for name, (of, model) in chosen.items() if of == kind):
+                print(f"{name}: {images} images x {chains} chains", flush=True)
+                row = {"data": kind, "held_out": _completed(model, held_out, classifier, settings)}
+                if own:
+                    row["own"] = _completed(model, Pictures(_made(model, images, noise, seed), None), None, settings)
+                record["generators"][name] = row
+                # after every generator: what was measured survives whatever happens to the next
+                write_record(path, record)
+    publish(path, "completions", page(record))
+    return path
+
+
+def _measured(path: Path, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a record at ``path`` holds, if its settings but for the generators are these."""
+    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"settings": {}}
+    if {**record["settings"], **settings} != record["settings"]:
+        return {"data": {}, "generators": {}}
+    return {"data": record["data"], "generators": record["generators"]}
+
+
+def _named(entry: str) -> tuple[str, nn.Module]:
+    """Kind of data and model of one of ``bench(generators=...)``."""
+    kind, _, path = entry.partition("=") if "=" in entry else (entry.split("_")[0], "", entry)
+    if kind not in DATA:
+        raise ConfigError(f"generators: {entry!r} names no data: give one of {', '.join(DATA)}, as in mnist=PATH")
+    model = generators.load(path)
+    if tuple(model.output_shape) != DATA[kind].output_shape:
+        raise ConfigError(f"generators: {path} makes images {tuple(model.output_shape)}, not those of {kind}")
+    return kind, model
+
+
+class NoisyDecoder(nn.Module):
+    """``N(g(z), sd^2)`` about the outputs of a generator without noise."""
+
+    def __init__(self, model: dgm.GenerativeModel, sd: float):
+        super().__init__()
+        self.model = model
+        self.sd = sd
+
+    def forward(self, z: Tensor) -> Independent:
+        mean = self.model.observed(z)
+        return Independent(Normal(mean, torch.full_like(mean, self.sd), validate_args=False), 1, validate_args=False)
+
+
+def _parts(model: nn.Module, noise: float) -> tuple[nn.Module, dgm.InputDensity]:
+    """A decoder of normal pixels, and the density of its latents.
+
+    Raises:
+        ConfigError: the pixels are discrete.
+    """
+    found = dgm.LatentVariableModel.find(model)
+    if found is None:
+        generator = as_generative_model(model)
+        return NoisyDecoder(generator, noise), generator.input_density
+    if not isinstance(base_distribution(found.outputs), Normal):
+        raise ConfigError(f"generators: a {type(model).__name__} has discrete pixels, which intervals do not describe")
+    return found.decoder, found.prior
+
+
+def _made(model: nn.Module, n: int, noise: float, seed: int) -> Tensor:
+    """Images of the generator, with its noise: ``[n, *output_shape]``."""
+    decoder, prior = _parts(model, noise)
+    like = reference_tensor(decoder)
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        z = prior.sample((n,), generator=torch.Generator().manual_seed(seed), dtype=like.dtype)
+        return decoder(z).sample().reshape(n, *model.output_shape)  # type: ignore[arg-type]
+
+
+def top_half(shape: tuple[int, ...]) -> Tensor:
+    mask = torch.zeros(shape, dtype=torch.bool)
+    mask[..., : shape[-2] // 2, :] = True
+    return mask
+
+
+def posterior(model: nn.Module, images: Tensor, mask: Tensor, noise: float) -> LatentPosterior:
+    """The posterior of the latents given the observed pixels of every image.
+
+    Args:
+        model: a generator with normal outputs, or one without noise.
+        images: ``[n, *output_shape]``.
+        mask: ``[*output_shape]``, True = observed.
+        noise: standard deviation of the noise that a generator without noise is given.
+    """
+    decoder, prior = _parts(model, noise)
+    return LatentPosterior(decoder, images, prior, mask)
+
+
+def _completed(
+    model: nn.Module, pictures: Pictures, classifier: Classifier | None, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """Sample the completions of some images; their scores, and how well the chains mixed."""
+    mask, seed = top_half(tuple(pictures.images.shape[1:])), settings["seed"]
+    problem = posterior(model, pictures.images, mask, settings["noise"])
+    started = time.perf_counter()
+    result = dgm.sample(
+        problem,
+        dgm.HMC(),
+        chains=settings["chains"],
+        warmup=settings["warmup"],
+        draws=settings["draws"],
+        seed=seed,
+    )
+    seconds = time.perf_counter() - started
+    summary = result.summary()
+    completions = result.generate(seed=seed).flatten(0, 1)
+    return scored(completions, pictures.images, mask, pictures.labels, classifier, seed) | {
+        "seconds": seconds,
+        "mixed": float((summary["r_hat"].to_numpy(float) <= R_HAT).mean()),
+        "min_ess": float(summary["ess_bulk"].to_numpy(float).min()),
+    }
+
+
+def scored(
+    completions: Tensor,
+    images: Tensor,
+    mask: Tensor,
+    labels: Tensor | None,
+    classifier: Classifier | None,
+    seed: int,
+) -> dict[str, Any]:
+    """Means over images of the scores of completions, with standard errors.
+
+    Args:
+        completions: ``[S, n, *shape]``, S at least 2.
+        images: the true ones, ``[n, *shape]``.
+        mask: ``[*shape]``, True = observed.
+        labels: ``[n]``; None without a class.
+        classifier: judge of the class; None without a class.
+        seed: seed of the randomised ends of intervals.
+    """
+    hidden, truth = completions[..., ~mask], images[..., ~mask]
+    rng = torch.Generator().manual_seed(seed)
+    scores = {
+        "coverage": _estimate(covered(hidden, truth, rng).double().mean(-1)),
+        "crps": _estimate(crps(hidden, truth).double().mean(-1)),
+    }
+    if labels is None or classifier is None:
+        return scores
+    probabilities = classifier.probabilities(completions).double().mean(0)
+    judged = class_scores(probabilities, labels)
+    return scores | {
+        "class_log_score": _estimate(judged.log_score),
+        "accuracy": judged.accuracy,
+        "calibration_error": judged.calibration_error,
+    }
+
+
+def _estimate(values: Tensor) -> dict[str, float]:
+    """Mean over images and its standard error."""
+    error = values.std().item() / len(values) ** 0.5 if len(values) > 1 else float("nan")
+    return {"mean": values.mean().item(), "std_error": error}
+
+
+def nearest_completions(images: Tensor, mask: Tensor, training: Tensor, n: int = _NEIGHBOURS) -> Tensor:
+    """The training images whose observed pixels are nearest, the observed ones replaced: ``[n, images, *shape]``."""
+    nearest = torch.cdist(images[..., mask], training[..., mask]).topk(n, largest=False).indices
+    return torch.where(mask, images, training[nearest.T])
+
+
+def _without_generator(data: ImageData, held_out: Pictures, classifier: Classifier, seed: int) -> dict[str, Any]:
+    """Scores of the nearest training images, and of the classifier on the whole images."""
+    images, labels = held_out
+    assert labels is not None
+    mask = top_half(tuple(images.shape[1:]))
+    nearest = nearest_completions(images, mask, data.training.images)
+    judged = class_scores(classifier.probabilities(images).double(), labels)
+    return {
+        "neighbours": scored(nearest, images, mask, labels, classifier, seed),
+        "complete": {
+            "class_log_score": _estimate(judged.log_score),
+            "accuracy": judged.accuracy,
+            "calibration_error": judged.calibration_error,
+        },
+    }

@@ -1,0 +1,213 @@
+"""What a newcomer trips over first: each mistake is answered by one line that names it and what to do instead."""
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+import dgm_infer as dgm
+import generators
+from dgm_infer.errors import DgmInferError
+from evaluation.commands.cli import main
+from evaluation.commands.inputs import read_generator, read_images
+from evaluation.figures import completions as figures
+
+LONGEST = 320
+
+
+class Photograph(dgm.GenerativeModel):
+    """Grey pictures of 4 x 4 pixels near (0, 1), without a declared range."""
+
+    input_density = dgm.StandardNormal(16)
+    output_shape = (4, 4)  # type: ignore[assignment]
+
+    def observed(self, u):
+        return torch.sigmoid(u)
+
+
+class Dependent(dgm.GenerativeModel):
+    """Three outputs of four inputs, of which the last is the sum of the others."""
+
+    input_density = dgm.StandardNormal(4)
+
+    def observed(self, u):
+        return torch.stack([u[..., 0], u[..., 1], u[..., 0] + u[..., 1]], -1)
+
+
+@pytest.fixture(scope="module")
+def photograph():
+    return Photograph().eval()
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("newcomer")
+    torch.save(network().state_dict(), folder / "net.pt")
+    np.save(folder / "grey.npy", 255 * np.random.default_rng(0).random((8, 8)))
+    colours = np.zeros((8, 8, 3), dtype=np.uint8)
+    colours[..., 0] = 200
+    Image.fromarray(colours).save(folder / "red.png")
+    return folder
+
+
+def assert_names(message, words):
+    assert "\n" not in message
+    assert len(message) <= LONGEST
+    for word in words:
+        assert word in message
+
+
+def network():
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Unflatten(-1, (4, 4)))
+
+
+def grey(top):
+    """A picture of values from 0 to ``top``."""
+    return torch.linspace(0, top, 16).reshape(4, 4)
+
+
+def colours(image):
+    """The three nearly equal colours of one picture."""
+    return torch.stack([image, 0.9 * image, 0.8 * image + 0.01])
+
+
+def start(problem):
+    """Points from one round of prior draws, as the chains of ``sample`` find them."""
+    return problem.start(2, torch.Generator().manual_seed(0), attempts=1)
+
+
+def line():
+    """Three independent values with noise, each near zero."""
+    return generators.LinearGaussian(torch.eye(3), torch.zeros(3), 1.0).eval()
+
+
+def twice(rows, values):
+    """Single outputs observed, perhaps one of them twice."""
+    return dgm.condition(Dependent().eval(), torch.tensor(values), observe=dgm.linear(torch.eye(3)[rows]))
+
+
+MISTAKES = {
+    "8-bit pixels": (lambda p, f: dgm.condition(p, grey(255)), ["0 to 255", "Photograph", "divide by 255"]),
+    "8-bit integers": (lambda p, f: dgm.condition(p, grey(240).to(torch.uint8)), ["0 to 240", "divide by 255"]),
+    "digits of scikit-learn": (lambda p, f: dgm.condition(p, grey(16)), ["0 to 16", "divide by 16"]),
+    "8-bit pixels for (-1, 1)": (
+        lambda p, f: dgm.condition(generators.GAN(16, (4, 4), channels=None, output_range=(-1, 1)).eval(), grey(255)),
+        ["output_range is (-1, 1)", "values / 127.5 - 1"],
+    ),
+    "8-bit means": (
+        lambda p, f: dgm.condition(p, torch.full((2, 2), 128.0), observe=dgm.downsample(2)),
+        ["128", "divide by 255"],
+    ),
+    "a plain network": (
+        lambda p, f: dgm.condition(network(), grey(1)),
+        ["Sequential", "generators.from_module(net.eval(), latent=D)"],
+    ),
+    "noise for a plain network": (lambda p, f: dgm.WithNoise(network(), 0.1), ["Sequential", "from_module"]),  # type: ignore[arg-type]
+    "a plain network on the command line": (lambda p, f: read_generator(network()), ["Sequential", "from_module"]),
+    "weights without their network": (
+        lambda p, f: generators.load(f / "net.pt"),
+        ["net.pt", "generators.from_module(net.eval(), latent=D, weights="],
+    ),
+    "a complete image as its thumbnail": (
+        lambda p, f: dgm.condition(p, grey(1), observe=dgm.downsample(2)),
+        ["downsample(2)", "(4, 4)", "(2, 2)", "op(image)"],
+    ),
+    "values that contradict each other": (
+        lambda p, f: start(dgm.condition(Dependent().eval(), torch.tensor([1.0, 2.0, 4.0]))),
+        ["rank-deficient", "contradict", "WithNoise"],
+    ),
+    "one value observed twice, differently": (
+        lambda p, f: start(twice([0, 0], [1.0, 2.0])),
+        ["rank-deficient", "contradict", "0.5", "omit"],
+    ),
+    "colours last": (
+        lambda p, f: dgm.condition(p, torch.rand(4, 4, 3)),
+        ["(4, 4, 3)", "colour", "image[..., :3].mean(-1)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_newcomers_mistake_is_answered_in_one_line(mistake, photograph, folder):
+    make, words = MISTAKES[mistake]
+    with pytest.raises(DgmInferError) as caught:
+        make(photograph, folder)
+    assert_names(str(caught.value), words)
+
+
+WARNINGS = {
+    "other units": (
+        lambda p: dgm.condition(line(), torch.full((3,), 1e4)),
+        ["1e+04", "LinearGaussian", "units"],
+    ),
+    "colours first": (
+        lambda p: dgm.condition(p, colours(0.1 + 0.8 * grey(1))),
+        ["(3, 4, 4)", "3 grey images", "image[:3].mean(0)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WARNINGS)
+def test_what_may_be_meant_is_warned_of(mistake, photograph):
+    make, words = WARNINGS[mistake]
+    with pytest.warns(UserWarning, match=re.escape(words[0])) as caught:
+        make(photograph)
+    assert_names(str(caught[0].message), words)
+
+
+@pytest.mark.parametrize(
+    "meant",
+    [
+        lambda p: dgm.condition(p, 0.01 + 0.98 * grey(1)),
+        lambda p: dgm.condition(p, 0.1 + 0.8 * torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(0))),
+        lambda p: dgm.condition(line(), torch.full((3,), 9.0)),
+        lambda p: start(
+            dgm.condition(Dependent().eval(), torch.tensor([1.0, 2.0]), observe=dgm.linear(torch.eye(3)[:2]))
+        ),
+    ],
+    ids=["pixels", "three images", "the tail of the prior", "values observed once"],
+)
+def test_control_what_is_meant_is_not_remarked_on(meant, photograph):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        meant(photograph)
+
+
+def test_operators_compute_what_they_observe():
+    image = torch.rand(2, 3, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    means = dgm.downsample(2)(image)
+    torch.testing.assert_close(means, nn.functional.avg_pool2d(image, 2))
+    matrix = torch.rand(5, 24, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    torch.testing.assert_close(dgm.linear(matrix)(image), image.flatten(-2) @ matrix.mT)
+    flat = torch.full((4, 6), 0.5, dtype=torch.float64)
+    torch.testing.assert_close(dgm.blur(1.0)(torch.nn.functional.pad(flat, (4, 4, 4, 4), value=0.5)).mean(), flat[0, 0])
+    with pytest.raises(DgmInferError, match=r"downsample\(4\): \(2, 3, 4, 6\)"):
+        dgm.downsample(4)(image)
+    with pytest.raises(DgmInferError, match="24 entries"):
+        dgm.linear(matrix)(image[..., :5])
+
+
+def test_the_command_line_says_it_in_one_line(folder, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    options = ["--name", "n", "--generator", "digits_vae", "--images", str(folder / "grey.npy"), "--n_images", "1"]
+    assert main(["condition", *options]) == 2
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert_names(message.strip(), ["dgm-infer condition: error:", "GaussianVAE", "divide by 255"])
+
+
+def test_a_colour_picture_for_a_grey_generator_is_remarked_on(folder):
+    with pytest.warns(UserWarning, match=re.escape("red.png is in colour and read as grey")):
+        images = read_images(str(folder / "red.png"), 1, (8, 8))
+    assert images.shape == (1, 8, 8)
+
+
+def test_columns_say_from_how_many_chains_they_come():
+    assert figures._heading(1, 1) == "completion"
+    assert figures._heading(12, 16) == "completions, each from another chain"
+    assert figures._heading(12, 8) == "completions from 8 chains"
+    assert figures._heading(12, 1) == "completions from one chain"
