@@ -3,19 +3,13 @@ among draws of their posteriors."""
 
 import pytest
 import torch
-from scipy import stats
 
 import dgm_infer as dgm
 from generators import GeneralisedLambda
+from tests.calibration import uniformity
 from tests.oracles import FLOAT
 
 PROBLEMS, CHAINS = 250, 9
-
-
-def uniformity(truth: torch.Tensor, draws: torch.Tensor) -> float:
-    """Chi-square p-value of the ranks of ``truth [B]`` among independent ``draws [n, B]`` being uniform."""
-    ranks = (draws < truth).sum(0)
-    return float(stats.chisquare(torch.bincount(ranks, minlength=len(draws) + 1).numpy()).pvalue)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import itertools
 import math
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
@@ -12,34 +11,15 @@ import dgm_infer as dgm
 from dgm_infer.conditioning.projection import project
 from dgm_infer.conditioning.solve import damped_gauss_newton
 from dgm_infer.errors import Status
-from dgm_infer.kernels.integrators import CIRCULAR, STRAIGHT, Flow, PhasePoint, energy_of, geodesic, leapfrog
+from dgm_infer.kernels.integrators import CIRCULAR, STRAIGHT, Flow, PhasePoint, geodesic, leapfrog
+from tests.dgm_infer.kernels.quartic import CHAINS, QUARTIC, leapfrog_start, slope
 from tests.models import Bent, BentPairs, Stretched
 from tests.oracles import FLOAT, Ellipse, Wave, linear_gaussian_model, trusted, without_reverse_check
 
 TOLERANCE = 1e-12
-CHAINS = 30
-
-
-class Quartic(dgm.Target):
-    """``|x|^2 / 2 + |x|^4 / 4`` with a coupling: no step of it is exact."""
-
-    def __init__(self):
-        super().__init__(None, 4)
-
-    def energy(self, x):
-        return 0.5 * x.square().sum(-1) + 0.25 * x.square().sum(-1).square() + x[..., 0] * x[..., 1].sin()
 
 
 # ------------------------------------------------------------------------------------------------------------ leapfrog
-
-
-QUARTIC = energy_of(Quartic())
-
-
-def leapfrog_start():
-    rng = torch.Generator().manual_seed(40)
-    x, p = torch.randn(CHAINS, 4, generator=rng, dtype=FLOAT), torch.randn(CHAINS, 4, generator=rng, dtype=FLOAT)
-    return PhasePoint(x, p, *QUARTIC(x))
 
 
 def euler(evaluate, start, step_size, n_steps):
@@ -73,10 +53,6 @@ def energy_slope_on_r_d(integrate):
         end = integrate(QUARTIC, start, torch.full((CHAINS,), 1.0 / n, dtype=FLOAT), n)
         errors.append((end.hamiltonian - start.hamiltonian).square().mean().sqrt().item())
     return slope(counts, errors)
-
-
-def slope(counts, errors):
-    return np.polyfit(-np.log(counts), np.log(errors), 1)[0]
 
 
 def test_the_energy_error_of_leapfrog_scales_as_the_step_squared():

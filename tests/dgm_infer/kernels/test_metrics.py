@@ -10,7 +10,7 @@ import dgm_infer as dgm
 from dgm_infer.kernels import metrics
 from dgm_infer.kernels.integrators import PhasePoint, leapfrog
 from dgm_infer.kernels.metrics import METRICS, DenseMetric, DiagonalMetric, IdentityMetric, LowRankMetric
-from tests.dgm_infer.kernels.test_integrators import QUARTIC, leapfrog_start, slope
+from tests.dgm_infer.kernels.quartic import QUARTIC, leapfrog_start, slope
 from tests.oracles import FLOAT, assert_agrees, assert_refuted, gaussian_oracle
 
 ADAPTED = [name for name in METRICS if name != "identity"]
@@ -50,7 +50,8 @@ def test_samples_give_their_covariance(name):
 
 
 def test_the_diagonal_metric_has_the_variances_of_the_samples():
-    scale = fitted("diagonal").scale
+    diagonal: Any = fitted("diagonal")
+    scale = diagonal.scale
     torch.testing.assert_close(scale, MIX.square().sum(-1).sqrt().expand_as(scale), rtol=0.1, atol=0)
 
 
@@ -124,7 +125,8 @@ def test_the_energy_error_under_a_metric_scales_as_the_step_squared(name):
 
 
 def test_control_a_force_that_is_not_the_transpose_does_not_conserve_energy():
-    assert energy_slope(Mistaken(fitted("dense", batch=()).factor)) < 0.5
+    dense: Any = fitted("dense", batch=())
+    assert energy_slope(Mistaken(dense.factor)) < 0.5
 
 
 # ------------------------------------------------------------------------------------------------ what adaptation gains

@@ -15,7 +15,7 @@ import dgm_infer as dgm
 import generators
 from dgm_infer.conditioning import marginal
 from dgm_infer.conditioning.marginal import NoiseMarginal
-from tests.generators.test_calibration import uniformity
+from tests.calibration import uniformity
 from tests.mistakes import WithoutGramTerm
 from tests.oracles import FLOAT, compare
 

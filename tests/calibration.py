@@ -1,0 +1,10 @@
+"""The law of simulation-based calibration."""
+
+import torch
+from scipy import stats
+
+
+def uniformity(truth: torch.Tensor, draws: torch.Tensor) -> float:
+    """Chi-square p-value of the ranks of ``truth [B]`` among independent ``draws [n, B]`` being uniform."""
+    ranks = (draws < truth).sum(0)
+    return float(stats.chisquare(torch.bincount(ranks, minlength=len(draws) + 1).numpy()).pvalue)
