@@ -3,6 +3,7 @@
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -41,6 +42,15 @@ class AnyKernel(Protocol):
     def step(self, problem, state, rng, /) -> Any: ...
 
 
+@dataclass(frozen=True, eq=False)
+class PilotOrConstrainedHMC(ConstrainedHMC):
+    """ConstrainedHMC with the given fields, or what :func:`dgm_infer.sample` picks where none is given."""
+
+    def chosen(self) -> ConstrainedHMC | None:
+        given = ConstrainedHMC(**{field.name: getattr(self, field.name) for field in fields(self)})
+        return None if given == ConstrainedHMC() else given
+
+
 def condition_images(
     name: str,
     generator: nn.Module | str,
@@ -49,8 +59,8 @@ def condition_images(
     n_images: int = 8,
     noise: float | None = None,
     binarise: float | None = None,
-    kernel: ConstrainedHMC | AnyKernel | None = None,
-    latent_kernel: AnyKernel = HMC(),  # noqa: B008 (immutable)
+    kernel: AnyKernel = PilotOrConstrainedHMC(),
+    latent_kernel: AnyKernel = HMC(),  # noqa: B008
     chains: int = 16,
     warmup: int = 300,
     draws: int = 500,
@@ -78,7 +88,7 @@ def condition_images(
         binarise: threshold above which a pixel is 1, below it 0; null leaves the values as they are. Generators of
             binary images need it if the images are grey.
         kernel: kernel of the chains: fields of ConstrainedHMC, or any kernel by class path; a step size of null is
-            adapted. Null picks one: LiftedHMC or ConstrainedHMC.
+            adapted. Without any, a pilot picks LiftedHMC or ConstrainedHMC.
         latent_kernel: kernel of the chains if the pixels are binary: fields of HMC, or any kernel by class path.
         chains: chains per image.
         warmup: iterations that adapt the step sizes.
@@ -103,9 +113,9 @@ def condition_images(
             raise ConfigError(f"noise: a {type(model).__name__} has binary pixels, which take no Gaussian noise")
         model = dgm.WithNoise(as_generative_model(model), noise)
     problem = dgm.condition(model, originals, observe=dgm.pixels(mask), device=device)
-    chosen = kernel
+    chosen = kernel.chosen() if isinstance(kernel, PilotOrConstrainedHMC) else kernel
     if not isinstance(problem, dgm.Fibre):
-        if not isinstance(kernel, ConstrainedHMC | None):
+        if not isinstance(kernel, ConstrainedHMC):
             raise ConfigError(
                 f"kernel: {type(kernel).__name__} would not be used: a {type(model).__name__} has binary pixels; give "
                 "it as latent_kernel"

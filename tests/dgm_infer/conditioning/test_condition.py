@@ -359,6 +359,6 @@ def test_outputs_of_32_bits_keep_well_conditioned_chains_moving():
             return torch.tanh(u @ self.weight)
 
     fibre = dgm.condition(dgm.WithNoise(Narrow(), sd=0.03), torch.zeros(20), dtype=torch.float32)
-    draws = dgm.sample(fibre, chains=8, warmup=40, draws=20, seed=0, progress=False)
+    draws = dgm.sample(fibre, dgm.ConstrainedHMC(), chains=8, warmup=40, draws=20, seed=0, progress=False)
     assert draws.stats["diverging"].double().mean() < 0.02
     assert draws.stats["acceptance_rate"].mean() > 0.5

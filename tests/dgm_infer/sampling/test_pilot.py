@@ -22,8 +22,12 @@ def pick(problem, chains=8):
     return pilot.pick_kernel(problem, chains, target_acceptance=0.8, report=lambda text: None)
 
 
-def test_wide_noise_is_integrated_out_and_narrow_noise_on_a_curve_is_not():
+def test_wide_noise_is_integrated_out():
     assert pick(linear_gaussian().problem).kernel == dgm.LiftedHMC()
+
+
+@pytest.mark.slow
+def test_narrow_noise_on_a_curve_is_not():
     assert pick(narrow()).kernel == dgm.ConstrainedHMC()
 
 

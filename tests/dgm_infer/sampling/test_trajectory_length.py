@@ -134,7 +134,7 @@ def test_lengths_are_in_proportion_to_the_scales_however_small_or_large():
 @pytest.fixture(scope="module")
 def linear():
     """Draws of three linear fibres."""
-    return sample(linear_gaussian(problems=(3,)).problem, draws=5)
+    return sample(linear_gaussian(problems=(3,)).problem, dgm.ConstrainedHMC(), draws=5)
 
 
 def test_on_a_linear_fibre_the_length_is_that_of_a_standard_normal(linear):
