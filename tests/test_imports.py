@@ -360,6 +360,7 @@ def test_control_a_heavy_import_is_noticed():
     assert loaded_by("import dgm_infer, pandas") & HEAVY == {"pandas"}
 
 
+@pytest.mark.slow
 def test_importing_the_core_changes_no_global_state_of_torch():
     state = "(torch.get_default_dtype(), torch.get_num_threads(), torch.are_deterministic_algorithms_enabled(), "
     state += "torch.is_grad_enabled(), torch.initial_seed() == seed, torch.distributions.Distribution._validate_args)"

@@ -262,6 +262,7 @@ def answers(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", NAMED)
+@pytest.mark.slow
 def test_a_command_of_the_base_installation_names_its_extra(command, answers):
     code, words, errors = answers[command]
     assert code == 2

@@ -15,6 +15,7 @@ import yaml
 
 import generators
 from evaluation.commands.train import train
+from tests.quick import some
 from trainers.resuming import RandomState, WholeFiles
 
 pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
@@ -71,7 +72,7 @@ def rows(folder: Path, epoch: int) -> list[str]:
     return [line for line in lines if int(line.split(",")[column]) >= epoch]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", some(MODELS, quick=("VAE",)))
 def test_a_resumed_run_is_the_uninterrupted_one(name, tmp_path):
     whole = run(tmp_path / "whole", configuration(name, 4))
     first = next((whole / "checkpoints").glob("epoch=1*.ckpt"))

@@ -233,6 +233,7 @@ def test_mixtures_of_every_problem_are_matched_on_their_own():
         torch.testing.assert_close(base.log_zeta[i], log_weights[:, i].logsumexp(0))
 
 
+@pytest.mark.slow
 def test_the_trace_of_a_fit_rises_to_its_bound():
     target, _, _ = precision_target()
     base = dgm.Gaussian.fit(target, "full", dtype=FLOAT, steps=800)

@@ -81,6 +81,7 @@ def test_traced_functions_make_the_chains_of_eager_ones(name, solver, split, com
     assert 4 <= len(compiled) <= 5
 
 
+@pytest.mark.slow
 def test_a_traced_linearisation_by_structure_can_be_compiled_for_any_number_of_rows(monkeypatch):
     # all of torch.compile but the code generator, which takes half a minute
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
@@ -99,6 +100,7 @@ def test_compiled_functions_make_the_chains_of_eager_ones(name, solver, split):
     assert largest_difference(problem, solver=solver, split=split, chains=(5, 2, 1, 7)) < rounding(problem)
 
 
+@pytest.mark.slow
 def test_a_fibre_keeps_what_it_compiled(compiled):
     problem = PROBLEMS["pairs"]()
     kernel = dgm.ConstrainedHMC(0.3, n_steps=2, solver="newton", compile=True)

@@ -12,6 +12,7 @@ from dgm_infer.evidence.schedules import equalised, linear, sigmoid
 from dgm_infer.progress import Progress
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT, compare
+from tests.quick import some
 
 
 def full_base(known):
@@ -38,7 +39,7 @@ def test_annealed_energy_and_gradient_are_those_of_the_mixture_of_energies(beta)
     torch.testing.assert_close(path.differences(v.detach()), path.difference(point))
 
 
-@pytest.mark.parametrize("step", [0.3, 0.9])
+@pytest.mark.parametrize("step", some((0.3, 0.9), quick=(0.3,)))
 def test_moves_leave_every_density_of_the_path_as_it_is(step):
     dim = 3
     known = known_gaussian(dim)
@@ -180,6 +181,7 @@ def test_a_pilot_finds_step_sizes_that_are_accepted_as_asked_at_every_temperatur
         assert ((acceptance - 0.8).abs() < 0.12).all(), acceptance.tolist()
 
 
+@pytest.mark.slow
 def test_a_pilot_keeps_points_from_all_along_the_path():
     known = known_gaussian(10)
     path = AnnealedPath(known.target, known.base)

@@ -27,6 +27,7 @@ def test_pilots_give_a_poor_base_the_moments_and_the_evidence_of_the_target():
     assert errors[1] < 0.5 * errors[0]
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_base():
     known = known_gaussian(3)
     base = dgm.Gaussian(torch.zeros(3, dtype=FLOAT), 2.0)

@@ -309,6 +309,7 @@ def test_short_pilots_will_do(temperatures):
         assert ((estimate.log_z - known.log_z).abs() <= 5 * estimate.std_error).all()
 
 
+@pytest.mark.slow
 def test_the_defaults_take_as_many_gradients_as_their_docstring_says():
     known = known_gaussian(2)
     diagnostics = run(known.target, known.base, dgm.AIS()).diagnostics

@@ -318,6 +318,7 @@ def test_the_callers_random_numbers_and_validation_are_left_alone():
     assert torch.distributions.Distribution._validate_args == before[1]
 
 
+@pytest.mark.slow
 def test_the_core_loads_pyro_only_when_it_is_used():
     code = (
         "import sys, dgm_infer; a = 'pyro' in sys.modules; dgm_infer.target_from_pyro; print(a, 'pyro' in sys.modules)"

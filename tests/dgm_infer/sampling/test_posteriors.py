@@ -81,6 +81,7 @@ def test_the_ellipse_has_the_density_with_the_gram_term(way):
 
 
 @circular_first
+@pytest.mark.slow
 def test_inputs_need_not_be_normal(way):
     # large enough for the tails of the density to tell
     oracle = ellipse(12.0, model=LogisticEllipse)
@@ -221,6 +222,7 @@ class Mean(dgm.GenerativeModel):
         return u @ self.inner.weight.mT + self.inner.bias
 
 
+@pytest.mark.slow
 def test_added_noise_gives_the_posterior_of_the_noisy_model():
     oracle = linear_gaussian(masks=ROW, wrap=lambda model: WithNoise(Mean(model), sd=model.sd))
     assert oracle.problem.units is not None
@@ -249,6 +251,7 @@ def mixed_outputs(swap: bool = False):
     return gaussian_oracle(problem, means, covariances, lambda u: u[..., :3])
 
 
+@pytest.mark.slow
 def test_any_function_of_the_output_can_be_observed():
     oracle = mixed_outputs()
     draws = run(oracle.problem, step_size=0.5, n_geodesic=2, chains=200)
@@ -305,6 +308,7 @@ def sums(y):
     return dataclasses.replace(oracle, problem=dgm.condition(model, y, observe=dgm.linear(SUMS)))
 
 
+@pytest.mark.slow
 def test_latents_given_sums_of_the_outputs_have_the_exact_posterior():
     oracle = sums([1.0, -2.0])
     assert oracle.problem.units == Units(2, 2, 1)

@@ -217,6 +217,7 @@ def test_a_step_is_measured(path):
     assert row["acceptance"] > 0.1
 
 
+@pytest.mark.slow
 def test_scaling_writes_results(tmp_path, capsys, monkeypatch):
     def here(function, tasks, **_):
         """What processes of their own would do, without the seconds that one takes to start."""

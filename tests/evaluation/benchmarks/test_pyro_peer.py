@@ -75,6 +75,7 @@ def test_the_encoders_bound_is_that_of_its_divergence(problem):
     assert z_scores(estimates, exact(problem)).abs().min() > 5
 
 
+@pytest.mark.slow
 def test_a_fitted_guide_reaches_the_best_bound_of_independent_coordinates(problem):
     estimates = baselines.svi_autoguide(problem, steps=600, rate=0.02, seed=1)
     precision = posterior(problem.decoder.weight, problem.images)[2]

@@ -75,6 +75,7 @@ def test_a_run_folder_has_estimates_table_and_picture(config, tmp_path, capsys):
     assert (folder / "log.txt").read_text() in text
 
 
+@pytest.mark.slow
 def test_the_resolved_configuration_repeats_the_run(config, tmp_path):
     assert run(config, "--n_simulated", "0") == 0
     (first,) = (tmp_path / "runs" / "small").iterdir()

@@ -112,6 +112,7 @@ def test_a_run_that_its_time_limit_ends_says_so(tmp_path, monkeypatch, capsys):
     assert "of 100000; continue with --ckpt_path" in line
 
 
+@pytest.mark.slow
 def test_the_process_is_left_as_it_was(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")

@@ -159,6 +159,7 @@ def test_a_mode_that_only_hot_chains_reach_is_weighted_right():
     assert left.std_error < 0.03
 
 
+@pytest.mark.slow
 def test_control_temperatures_that_are_drawn_one_off_are_noticed(monkeypatch):
     known = known_gaussian(10, (3,))
     method = dgm.SimulatedTempering(temperatures=10, n_steps=3)

@@ -59,6 +59,7 @@ def test_one_part_is_the_estimate_of_tempering():
     torch.testing.assert_close(parts.draws, tempered.draws)
 
 
+@pytest.mark.slow
 def test_the_mean_difference_falls_along_the_path_and_integrates_to_log_z():
     known = known_gaussian(10)
     estimate = run(known, dgm.PathSampling(parts=20))

@@ -172,11 +172,13 @@ def test_trajectories_that_end_where_they_turn_temper_too():
     assert 3 * 100 < d["gradient_evaluations"] - d["pilot_evaluations"] <= 15 * 100
 
 
+@pytest.mark.slow
 def test_control_trees_weighed_without_the_kinetic_energy_are_noticed(monkeypatch):
     monkeypatch.setattr(PhasePoint, "hamiltonian", property(lambda self: self.energy))
     assert standard_errors_off(known_gaussian(10, (3,)), TREES.replace(draws=50, warmup=30))[0] > 5
 
 
+@pytest.mark.slow
 def test_two_modes_are_both_visited():
     known = known_bimodal()
     estimate = run(known, dgm.GibbsTempering(), chains=64)
