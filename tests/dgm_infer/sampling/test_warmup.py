@@ -91,7 +91,7 @@ def test_trajectories_of_an_adapted_length_take_steps_no_longer_than_the_adapted
 def test_arcs_grow_to_a_quarter_of_a_circle_and_no_further():
     # on a linear fibre they are exact, whatever their length
     problem = linear_gaussian(problems=(3,)).problem
-    draws = dgm.sample(problem, chains=8, warmup=60, draws=20, seed=1, progress=False)
+    draws = dgm.sample(problem, dgm.ConstrainedHMC(), chains=8, warmup=60, draws=20, seed=1, progress=False)
     kernel: Any = draws.kernel
     torch.testing.assert_close(kernel.step_size, torch.full((3,), math.pi / 2, dtype=FLOAT))
     assert draws.stats["acceptance_rate"].min() > 1 - 1e-6
