@@ -122,7 +122,7 @@ def _error(joints: Tensor, truth: Tensor) -> Tensor:
 def _monocular(model: HumanPose, scenes: int, n_draws: int, chains: int, seed: int) -> tuple[dict, Tensor]:
     u, picture = _scenes(model, scenes, seed + 1)
     fibre = dgm.condition(dgm.WithNoise(model, sd=NOISE), picture)
-    draws = dgm.sample(fibre, chains=chains, warmup=WARMUP, draws=n_draws, seed=seed)
+    draws = dgm.sample(fibre, dgm.ConstrainedHMC(), chains=chains, warmup=WARMUP, draws=n_draws, seed=seed)
     assert draws.inputs is not None
     last = draws.inputs[:, -1, :, : model.input_density.dim]
     error = _error(draws.latents["joints"][:, -1], model.latents(u)["joints"])
