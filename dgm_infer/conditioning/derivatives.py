@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.func import vjp, vmap
 
 from ..errors import ModelError, cause
-from ..structures import push_forward
+from ..structures.jacobian import forward_mode
 from .reduced import ObservedModel
 
 __all__ = ["check_derivatives", "largest_rank", "tame_draws"]
@@ -60,7 +60,7 @@ def check_derivatives(reduced: ObservedModel, u: Tensor, data: Tensor | None) ->
     with _differentiating(name, "reverse"):
         reverse = vjp(function, u)[1](w.expand_as(difference))[0] @ v
     with _differentiating(name, "forward"):
-        forward = push_forward(function, u, v.unsqueeze(0))[1][0] @ w
+        forward = forward_mode(function, u, v.unsqueeze(0))[1][0] @ w
     # size of the terms in the products
     size = torch.linalg.vector_norm(difference, dim=-1) * torch.linalg.vector_norm(w)
     apart = ((reverse - forward).abs() / size.maximum(reverse.abs()).clamp_min(1e-12)).nanmedian().item()

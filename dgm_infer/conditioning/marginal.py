@@ -153,7 +153,7 @@ class NoiseMarginal(Target):
         def constraint(u2: Tensor) -> Tensor:
             return self.observed.residual(torch.cat([u1, u2], -1), self.values)
 
-        # only the noise is a dual number: whatever u1 alone goes through is evaluated once
+        # only the noise is differentiated: whatever u1 alone goes through is evaluated once
         origin = u1.new_zeros(*u1.shape[:-1], self._n_local)
         if n_units == 1 and outputs < inputs:
             value, (matrix,) = Dense().entries(constraint, origin)

@@ -98,7 +98,7 @@ class Blocks(UnitStructure):
     jacobian = LowRankPlusBlocks
 
     def entries(self, function: Callable[[Tensor], Tensor], u: Tensor) -> Evaluation:
-        """By L forward-mode products for A and k for the blocks."""
+        """By L products ``J t`` for A and k for the blocks."""
         n_columns, n_inputs = self.sizes.n_global, self.sizes.inputs
         n_units = (u.shape[-1] - n_columns) // n_inputs
         one = torch.eye(n_columns + n_inputs, dtype=u.dtype, device=u.device)

@@ -89,7 +89,7 @@ class Diagonal(UnitStructure):
     jacobian = LowRankPlusDiagonal
 
     def entries(self, function: Callable[[Tensor], Tensor], u: Tensor) -> Evaluation:
-        """By L forward-mode products for A and one for d."""
+        """By L products ``J t`` for A and one for d."""
         n_columns = self.sizes.n_global
         n_local = u.shape[-1] - n_columns
         tangents = torch.zeros(n_columns + 1, u.shape[-1], dtype=u.dtype, device=u.device)

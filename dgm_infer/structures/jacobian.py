@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
-__all__ = ["Evaluation", "JacobianMap", "pull_back", "push_forward"]
+__all__ = ["Evaluation", "JacobianMap", "forward_mode", "pull_back", "push_forward"]
 
 # Most numbers in the tangents of all rows for which differentiable products are made by reverse mode: up to here the
 # time goes into calls, beyond into a network's arithmetic, of which forward mode then does less.
@@ -114,19 +114,34 @@ def push_forward(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tens
     Returns:
         value ``[..., N]`` and products ``J t``, ``[K, ..., N]``, from one pass.
     """
-    # same memory layout as u: otherwise torch copies by an operation that torch.compile rejects for dynamic row counts
-    full = tangents.reshape(-1, *[1] * (u.ndim - 1), u.shape[-1]).expand(-1, *u.shape).contiguous()
     again = torch.is_grad_enabled()
-    if _is_traced(u) or (again and full.numel() > _FEW):
-        return _by_forward_mode(function, u, full)
+    if _is_traced(u) or (again and len(tangents) * u.numel() > _FEW):
+        return forward_mode(function, u, tangents)
     # J t is the derivative of J^T w with respect to w, in which it is linear. Against forward mode this spares the zero
     # tangents of constants, which torch works out in Python.
     with torch.enable_grad():
         x = u if u.requires_grad else u.detach().requires_grad_()
         value = function(x)
         w = torch.zeros_like(value, requires_grad=True)
-        products = _pull(_pull(value, x, w, again=True), w, full, again=again)
+        products = _pull(_pull(value, x, w, again=True), w, _of_all_rows(tangents, u), again=again)
     return (value, products) if again else (value.detach(), products)
+
+
+def forward_mode(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
+    """What :func:`push_forward` returns, by forward mode whatever the size."""
+    _load_forward_mode()
+
+    def along(t: Tensor) -> tuple[Tensor, Tensor]:
+        value, product = jvp(function, (u,), (t,))[:2]
+        return value, product
+
+    return vmap(along, out_dims=cast(Any, (None, 0)))(_of_all_rows(tangents, u))
+
+
+def _of_all_rows(tangents: Tensor, u: Tensor) -> Tensor:
+    """``[K, D] -> [K, ..., D]``."""
+    # same memory layout as u: otherwise torch copies by an operation that torch.compile rejects for dynamic row counts
+    return tangents.reshape(-1, *[1] * (u.ndim - 1), u.shape[-1]).expand(-1, *u.shape).contiguous()
 
 
 def pull_back(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
@@ -154,24 +169,15 @@ def _pull(value: Tensor, x: Tensor, vectors: Tensor, *, again: bool) -> Tensor:
     if not value.requires_grad:
         # a function without a derivative has no graph
         return x.new_zeros(vectors.shape[:several] + x.shape)
-    return torch.autograd.grad(value, x, vectors, is_grads_batched=several, create_graph=again, materialize_grads=True)[
-        0
-    ]
+    (products,) = torch.autograd.grad(
+        value, x, vectors, is_grads_batched=several, create_graph=again, materialize_grads=True
+    )
+    return products
 
 
 def _is_traced(u: Tensor) -> bool:
     # a traced tensor has a type of its own
     return type(u) is not Tensor
-
-
-def _by_forward_mode(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
-    _load_forward_mode()
-
-    def along(t: Tensor) -> tuple[Tensor, Tensor]:
-        value, product = jvp(function, (u,), (t,))[:2]
-        return value, product
-
-    return vmap(along, out_dims=cast(Any, (None, 0)))(tangents)
 
 
 @functools.cache

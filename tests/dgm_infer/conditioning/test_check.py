@@ -88,6 +88,29 @@ class OneSided(Network):
         return Halved.apply(x)
 
 
+class Doubled(torch.autograd.Function):
+    """The identity, with twice its derivative in forward mode."""
+
+    forward, setup_context, vmap = (
+        Halved.forward,
+        Halved.setup_context,
+        staticmethod(lambda info, in_dims, x: (Doubled.apply(x), in_dims[0])),
+    )
+
+    @staticmethod
+    def backward(ctx, g):  # type: ignore[override]
+        return g.clone()
+
+    @staticmethod
+    def jvp(ctx, t):  # type: ignore[override]
+        return 2 * t
+
+
+class OtherTangent(Network):
+    def finish(self, x):
+        return Doubled.apply(x)
+
+
 class Numpy(Network):
     def finish(self, x):
         return torch.from_numpy(x.detach().numpy())
@@ -103,6 +126,12 @@ class BatchNorm(nn.BatchNorm1d):
 
     def __init__(self):
         super().__init__(6, track_running_stats=False)
+
+
+def test_a_derivative_that_forward_mode_alone_has_wrong_is_named():
+    # which mode a run takes depends on its size
+    report = dgm.check(OtherTangent().eval())
+    assert any("reverse- and forward-mode derivatives" in finding.words for finding in report.findings)
 
 
 MODELS = {
