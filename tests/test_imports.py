@@ -130,7 +130,9 @@ ORDER = {
         "bernoulli_vae",
         "iwae",
         "gan",
+        "smoothing",
         "modules",
+        "faces",
         "checkpoints",
     ],
     "trainers": [
