@@ -5,7 +5,7 @@ from dgm_infer.conditioning.latent import LatentPosterior
 
 from .bernoulli_vae import BernoulliDecoder, BernoulliVAE
 from .checkpoints import load, save
-from .faces import FaceGAN
+from .faces import FaceGAN, FaceImages
 from .gan import GAN, Critic
 from .iwae import IWAE
 from .linear import LinearGaussian
@@ -24,6 +24,7 @@ __all__ = [
     "BernoulliVAE",
     "Critic",
     "FaceGAN",
+    "FaceImages",
     "GAndK",
     "GaussianDecoder",
     "GaussianEncoder",

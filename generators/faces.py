@@ -3,7 +3,8 @@
 from importlib.util import find_spec
 from pathlib import Path
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from dgm_infer.errors import CheckpointError
 
@@ -11,7 +12,7 @@ from .modules import NetworkGenerator
 from .smoothing import smooth_copy
 from .weights import load_weights
 
-__all__ = ["FaceGAN"]
+__all__ = ["FaceGAN", "FaceImages"]
 
 PACKAGE = "gan_face_generate"
 LATENTS = 100
@@ -40,6 +41,31 @@ class FaceGAN(NetworkGenerator):
             images = self.prior_images(16)
             self.net, smoothing = smooth_copy(net, smooth)
             self.smoothing = smoothing.measured(images, self.prior_images(16))
+
+
+class FaceImages:
+    """Images to condition :class:`FaceGAN` on: faces that it generates, each followed by one that it does not.
+
+    The others are double exposures, the mean of two of its faces: no latent gives them, but faces with the same block
+    means exist.
+
+    Args:
+        smooth: as for :class:`FaceGAN`.
+        seed: seed of the latents.
+    """
+
+    def __init__(self, smooth: float | None = 10.0, seed: int = 5):
+        self.generator, self.seed = FaceGAN(smooth), seed
+
+    def held_out(self, n: int | None = None) -> Tensor:
+        """The first ``n`` images, ``[n, 3, 64, 64]``; None for two."""
+        n = 2 if n is None else n
+        rng = torch.Generator().manual_seed(self.seed)
+        u = torch.randn((n + 1) // 2, 3, LATENTS, generator=rng)
+        with torch.no_grad():
+            faces = self.generator(u).unflatten(-1, self.generator.output_shape)
+        pairs = torch.stack([faces[:, 0], faces[:, 1:].mean(1)], 1)
+        return pairs.flatten(0, 1)[:n]
 
 
 def weights_file() -> Path:
