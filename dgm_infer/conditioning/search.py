@@ -20,6 +20,8 @@ _SHRINK_FREELY = 0.25
 _NEAR = 0.1
 # Ratios of actual and predicted improvement: below the first a step is poor, above the second damping shrinks.
 _POOR, _GOOD = 0.25, 0.7
+# Promised reduction of the objective, per output, that is not worth another step.
+_LITTLE = 0.05
 # Poor steps after which a Jacobian is computed anew.
 _PATIENCE = 2
 # Damping below this is none.
@@ -123,11 +125,15 @@ def _step(fibre: Constraint, rows: _Rows) -> _Rows:
     jacobian = torch.where(usable, jacobian + change.unsqueeze(-1) * step.unsqueeze(-2), jacobian)
     u, c = torch.where(accepted.unsqueeze(-1), proposal, u), torch.where(accepted.unsqueeze(-1), c_new, c)
     free = damping == 0
-    damping = torch.where(gain < _POOR, 4 * damping + 1, torch.where(gain > _GOOD, damping / 4, damping))
+    # nothing is left to gain at this width, if the Jacobian is right
+    least = (promised < _LITTLE * c.shape[-1]) & (damping < 1)
+    worse = (gain < _POOR) & ~least
+    damping = torch.where(worse, 4 * damping + 1, torch.where(gain > _GOOD, damping / 4, damping))
     damping = torch.where(damping < _NEGLIGIBLE, 0, damping)
-    poor, moved = torch.where(gain < _POOR, poor + 1, poor), moved | accepted
     # the misfit is as small as the width, or no smaller one is to be had at it
-    settled = (c.square().mean(-1) < width.square()) | (free & ~moved & (promised < 0.05 * c.shape[-1]))
+    settled = (c.square().mean(-1) < width.square()) | (least & ~moved)
+    poor = torch.where(least & ~settled, _PATIENCE, torch.where(worse, poor + 1, poor))
+    moved = moved | accepted
     shrink = torch.where(free & accepted, _SHRINK_FREELY, _SHRINK)
     # misfits below the tolerance end the search
     width = torch.where(settled, shrink * width, width).clamp_min(1e-3 * rows.tolerance)

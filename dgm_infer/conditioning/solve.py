@@ -16,7 +16,7 @@ from .search import annealed_search
 __all__ = ["damped_gauss_newton", "find_starts"]
 
 # Rounds of prior draws for searches that anneal the misfit, which fail less often and cost more.
-_SEARCHES = 4
+_SEARCHES = 6
 
 
 class Problems(Constraint, Protocol):
@@ -55,7 +55,7 @@ def find_starts(
         chains: points per problem.
         rng: generator of the prior draws.
         tolerance: relative to the scale of each problem.
-        attempts: rounds of prior draws, at most 4 where the misfit is annealed.
+        attempts: rounds of prior draws, at most 6 where the misfit is annealed.
         report: called with lines of progress.
 
     Raises:
