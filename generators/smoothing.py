@@ -3,6 +3,7 @@
 import copy
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 from torch import Tensor, fx, nn
 from torch.nn import functional
@@ -92,7 +93,7 @@ class SmoothHardtanh(nn.Module):
         return f"beta={self.beta:g}, low={self.low:g}, high={self.high:g}"
 
 
-def smooth_copy(net: nn.Module, beta: float) -> tuple[nn.Module, Smoothing]:
+def smooth_copy(net: Any, beta: float) -> tuple[nn.Module, Smoothing]:
     """A copy in evaluation mode without kinks, and what was changed.
 
     ReLU, LeakyReLU, PReLU, RReLU, ReLU6 and Hardtanh modules become combinations of ``softplus_beta(x) = log(1 +

@@ -97,7 +97,7 @@ def test_completions_have_the_block_means_that_were_observed(tmp_path):
     images = model(torch.randn(2, 6)).detach().reshape(2, 8, 8)
     np.save(tmp_path / "images.npy", images.numpy())
     folder = condition_images(
-        "blocks", model, str(tmp_path / "images.npy"), "downsample_4", 2, chains=3, warmup=2, draws=2, seed=0,
+        "blocks", model, str(tmp_path / "images.npy"), "downsample_4", 2, chains=3, warmup=2, draws=4, seed=0,
         output=str(tmp_path),
     )  # fmt: skip
     draws = dgm.Draws.load(folder / "posterior.nc")
