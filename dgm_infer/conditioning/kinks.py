@@ -14,10 +14,10 @@ __all__ = ["Kinks", "find_kinks"]
 
 # Duration of the lines, that of a short trajectory: they move by this times a standard normal momentum.
 DURATION = 0.3
-LINES = 6
-INTERVALS = 8
+LINES = 5
+INTERVALS = 6
 # Combinations of outputs whose volume is followed.
-MOST_ROWS = 48
+MOST_ROWS = 16
 # Rows times derivatives of each evaluated at once.
 CHUNK = 256
 # Acceptance that jumps must leave attainable for them to matter.
@@ -44,8 +44,8 @@ class Kinks(NamedTuple):
     def words(self) -> str:
         cause = self.activations or "a function such as relu, abs, clamp or max in its code"
         return (
-            f"kinks ({cause}): log|J J^T| / 2 jumps where its slope does not show it, by about {self.unseen:.2g} over "
-            f"a trajectory of length {DURATION:g}; about {100 * self.acceptance:.0f} % of these can be accepted, "
+            f"kinks ({cause}): log|J J^T| / 2 jumps where its slope does not show it, by about {self.unseen:.2g} over a "
+            f"trajectory of length {DURATION:g}; at most about {100 * self.acceptance:.0f} % of these can be accepted, "
             "however small the steps: use from_module(net, ..., smooth=10), or activations such as SiLU"
         )
 
@@ -54,7 +54,7 @@ def find_kinks(reduced: ObservedModel, u: Tensor, rank: int) -> Kinks | None:
     """What kinks cost at lines ``u + t p``, with ``p`` standard normal and t up to :data:`DURATION`; None if little.
 
     The change of ``f = log|J J^T| / 2`` along a line is compared with the trapezoidal integral of its slope by
-    autograd, in 8 and in 16 intervals. For a smooth model the difference falls by 4, that of jumps stays. The energy
+    autograd, in 6 and in 12 intervals. For a smooth model the difference falls by 4, that of jumps stays. The energy
     of a trajectory errs by as much. If this error is normal with standard deviation ``s``, the mean
     acceptance is ``2 Phi(-s / 2)``.
 

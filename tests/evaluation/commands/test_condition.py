@@ -104,7 +104,8 @@ def test_completions_have_the_block_means_that_were_observed(tmp_path):
     with torch.no_grad():
         means = block_means(model(draws.inputs.float()).unflatten(-1, (8, 8)), 4)
     torch.testing.assert_close(means, block_means(images, 4).expand_as(means), atol=1e-5, rtol=0)
-    assert Image.open(folder / "completions.png").size[0] > 200
+    with Image.open(folder / "completions.png") as picture:
+        assert picture.size[0] > 200
 
 
 def test_pictures_and_arrays_are_read(tmp_path):
