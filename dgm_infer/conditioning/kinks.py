@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.func import vjp, vmap
 
 from .reduced import ObservedModel
 
@@ -44,7 +43,7 @@ class Kinks(NamedTuple):
     def words(self) -> str:
         cause = self.activations or "a function such as relu, abs, clamp or max in its code"
         return (
-            f"kinks ({cause}): log|J J^T| / 2 jumps where its slope does not show it, by about {self.unseen:.2g} over a "
+            f"kinks ({cause}): log|J J^T| / 2 jumps where its slope does not show it, by {self.unseen:.2g} over a "
             f"trajectory of length {DURATION:g}; at most about {100 * self.acceptance:.0f} % of these can be accepted, "
             "however small the steps: use from_module(net, ..., smooth=10), or activations such as SiLU"
         )
@@ -100,8 +99,10 @@ def _volumes(reduced: ObservedModel, u: Tensor, n_rows: int, rng: torch.Generato
 @torch.enable_grad()
 def _volume(reduced: ObservedModel, u: Tensor, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     u = u.detach().requires_grad_()
-    value, pull = vjp(lambda v: reduced.residual(v, values), u)[:2]
-    jacobian = vmap(lambda row: pull(row.expand_as(value))[0])(rows).movedim(0, -2)
+    value = reduced.residual(u, values)
+    # plain reverse mode, one row after the other: it makes the fewest demands on a model
+    products = [torch.autograd.grad((value @ row).sum(), u, create_graph=True)[0] for row in rows]
+    jacobian = torch.stack(products, -2)
     volume = 0.5 * torch.linalg.slogdet(jacobian @ jacobian.mT)[1]
     # that of a linear model does not depend on u
     (gradient,) = torch.autograd.grad(volume.sum() + 0 * u.sum(), u)
