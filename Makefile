@@ -6,10 +6,13 @@ PYTEST := $(VENV)/bin/python -m pytest
 # One BLAS thread a worker: the tests run in parallel processes.
 ONE_THREAD := OMP_NUM_THREADS=1 MKL_NUM_THREADS=1
 
-.PHONY: help demo test test-slow lint docs format clean $(VENV)
+FACES := gan-face-generate==1.1.1
+
+.PHONY: help demo faces test test-slow lint docs format clean $(VENV)
 
 help:
 	@echo "make demo       install, then condition the shipped digits generator on half images"
+	@echo "make faces      install, then fetch a pretrained generator of faces (13 MB, PyPI: $(FACES))"
 	@echo "make test       install, then run the tests (minutes)"
 	@echo "make test-slow  install, then run the long statistical tests"
 	@echo "make lint       install, then ruff and pyright"
@@ -28,6 +31,10 @@ $(VENV): $(INSTALLED)
 
 demo: $(INSTALLED)
 	$(VENV)/bin/dgm-infer condition --config configs/condition/digits_top_half.yaml
+
+# The package for its weights alone: what it needs to run, Python's version included, does not matter.
+faces: $(INSTALLED)
+	$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --ignore-requires-python $(FACES)
 
 test: $(INSTALLED)
 	$(ONE_THREAD) $(PYTEST) -n 2 --dist loadfile -m "not slow"

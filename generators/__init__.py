@@ -5,6 +5,7 @@ from dgm_infer.conditioning.latent import LatentPosterior
 
 from .bernoulli_vae import BernoulliDecoder, BernoulliVAE
 from .checkpoints import load, save
+from .faces import FaceGAN, FaceImages
 from .gan import GAN, Critic
 from .iwae import IWAE
 from .linear import LinearGaussian
@@ -22,6 +23,8 @@ __all__ = [
     "BernoulliDecoder",
     "BernoulliVAE",
     "Critic",
+    "FaceGAN",
+    "FaceImages",
     "GAndK",
     "GaussianDecoder",
     "GaussianEncoder",

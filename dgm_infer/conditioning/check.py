@@ -18,7 +18,7 @@ from ..models import (
     is_discrete,
 )
 from .condition import bind, pixels_only
-from .derivatives import check_derivatives, largest_rank, tame_draws
+from .derivatives import Spectrum, check_derivatives, spectrum, tame_draws
 from .faults import (
     STRUCTURE_DRAWS,
     check_declared,
@@ -32,12 +32,16 @@ from .faults import (
     frozen_copy,
     prior_draws,
 )
+from .kinks import find_kinks
 from .magnitude import far_data
 from .observations import Bound
 from .operators import Everything
 from .reduced import ObservedModel, observed_model
 
 __all__ = ["Finding", "Report", "check"]
+
+# Ratio of singular values from which a report mentions it.
+BADLY_CONDITIONED = 300.0
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ class Finding:
 
     code: str
     """The check that found it: model, observed, hidden_randomness, training_mode, batch_statistics, output_range,
-    structure, observations, observations_range, rank, too_many_observations, derivatives, discrete."""
+    structure, observations, observations_range, rank, too_many_observations, conditioning, kinks, derivatives,
+    discrete."""
     severity: str
     """``error``: conditioning fails or is wrong; ``warning``: it may be; ``note``: good to know."""
     words: str
@@ -121,8 +126,9 @@ def check(model: GenerativeModel, observed=None, observe=None, *, draws: int = 4
 
     The checks run at prior draws, in float64 on the model's own device: training mode and batch statistics, hidden
     randomness, outputs outside the declared range, a structure that does not hold, the rank of the Jacobian, and
-    whether reverse mode, forward mode and finite differences agree. With data also: whether they fit the model, reach
-    the edge of its range, or outnumber the rank. For a model of discrete outputs, the mean of its decoder is checked.
+    whether reverse mode, forward mode and finite differences agree, and kinks that limit acceptance. With data also:
+    whether they fit the model, reach the edge of its range, outnumber the rank, or vary by amounts of very different
+    size. For a model of discrete outputs, the mean of its decoder is checked.
 
     Args:
         model: the generator; it is not changed.
@@ -175,10 +181,12 @@ def check(model: GenerativeModel, observed=None, observe=None, *, draws: int = 4
             check_derivatives(reduced, u, data)
     if not len(u) or search.found("structure", "derivatives"):
         return report(reduced.dim, n_outputs)
-    rank = largest_rank(reduced, u, data)
+    sizes = spectrum(reduced, u, data)
     if not discrete:
-        _check_rank(search, reduced, u, rank, n_outputs, with_data)
-    return report(reduced.dim, n_outputs, rank)
+        _check_rank(search, reduced, u, sizes.rank, n_outputs, with_data)
+        if not search.failed:
+            _check_geometry(search, reduced, u, sizes, with_data)
+    return report(reduced.dim, n_outputs, sizes.rank)
 
 
 def _check_function(search: _Search, model: GenerativeModel, frozen: GenerativeModel, u: Tensor) -> None:
@@ -266,3 +274,20 @@ def _check_rank(search: _Search, reduced: ObservedModel, u: Tensor, rank: int, n
             f"the Jacobian of the {n_outputs} outputs has rank {rank} at prior draws, of {reduced.dim} inputs "
             f"(normalised latents lose one): at most {rank} values can be observed exactly, more with {noise}",
         )
+
+
+def _check_geometry(search: _Search, reduced: ObservedModel, u: Tensor, sizes: Spectrum, with_data: bool) -> None:
+    """What makes constrained chains slow: outputs that hardly vary beside others, and kinks."""
+    if with_data and sizes.condition > BADLY_CONDITIONED:
+        search.add(
+            "conditioning",
+            "note",
+            f"some combinations of the observed values hardly vary: the singular values of their Jacobian range from "
+            f"{sizes.largest:.2g} to {sizes.smallest:.2g}, so that an error of 1e-8 in the data moves inputs by "
+            f"{1e-8 / sizes.smallest:.1g}; data that the model did not generate are hard to reach exactly: observe "
+            "fewer values, or give the model output noise with WithNoise(model, sd=...)",
+        )
+    # on a fibre, or as many outputs as could define one
+    n_rows = sizes.rank if with_data else max(1, sizes.rank // 2)
+    if (kinks := find_kinks(reduced, u, n_rows)) is not None:
+        search.add("kinks", "warning", kinks.words)

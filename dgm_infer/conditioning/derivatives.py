@@ -1,7 +1,9 @@
 """Derivatives of a model at prior draws: whether they match its outputs, and their rank."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from ..errors import ModelError, cause
 from ..structures.jacobian import forward_mode
 from .reduced import ObservedModel
 
-__all__ = ["check_derivatives", "largest_rank", "tame_draws"]
+__all__ = ["Spectrum", "check_derivatives", "spectrum", "tame_draws"]
 
 # Singular values below this, relative to the largest, count as zero: normalisation adds a small number to a norm, which
 # leaves the direction it removes with a derivative of about that size.
@@ -83,14 +85,37 @@ def _differentiating(name: str, mode: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise ModelError(
-            f"{name} has no {mode}-mode derivative ({cause(error)}): compute with torch's differentiable "
-            "functions; an autograd.Function needs setup_context and its own jvp"
-        ) from error
+        raise ModelError(f"{name} has no {mode}-mode derivative ({cause(error)}): {_remedy(str(error))}") from error
 
 
-def largest_rank(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> int:
-    """Largest rank of the constraint's Jacobian at points ``u [n, D]``.
+def _remedy(error: str) -> str:
+    """What to change where torch.func refuses a model, by its message."""
+    if "in-place" in error.lower() or "inplace" in error.lower():
+        return "replace operations in place (x += y, x[...] = y, copy_) by ones that return new tensors"
+    if "setup_context" in error:
+        return "its autograd.Function needs setup_context, with forward(x) in place of forward(ctx, x), and a jvp"
+    if "generate_vmap_rule" in error:
+        return "its autograd.Function needs generate_vmap_rule = True, or a vmap of its own"
+    return "compute with torch's differentiable functions; an autograd.Function needs setup_context and its own jvp"
+
+
+class Spectrum(NamedTuple):
+    """Singular values of a Jacobian at several points."""
+
+    rank: int
+    """The largest rank."""
+    largest: float
+    """The median over the points; NaN if a structure's rank is known without them."""
+    smallest: float
+    """The median over the points, of those that count for the rank."""
+
+    @property
+    def condition(self) -> float:
+        return self.largest / self.smallest
+
+
+def spectrum(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> Spectrum:
+    """Rank and singular values of the constraint's Jacobian at points ``u [n, D]``.
 
     Args:
         reduced: the model through its observation operator.
@@ -99,7 +124,7 @@ def largest_rank(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> int:
     """
     function = _constraint(reduced, u, data)
     if reduced.structure.has_full_rank(function, u, RANK_TOLERANCE):
-        return function(u).shape[-1]
+        return Spectrum(function(u).shape[-1], math.nan, math.nan)
     value, pull = vjp(function, u)[:2]
     n_outputs, n_inputs = value.shape[-1], u.shape[-1]
     if n_outputs <= n_inputs + 8:
@@ -111,4 +136,5 @@ def largest_rank(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> int:
     chunk = max(1, ENTRIES // (value.numel() + u.numel()))
     jacobian = vmap(lambda row: pull(row.expand_as(value))[0], chunk_size=chunk)(rows).movedim(0, -2)
     values = torch.linalg.svdvals(jacobian.nan_to_num(0, 0, 0))
-    return int((values > RANK_TOLERANCE * values[..., :1]).sum(-1).max())
+    rank = int((values > RANK_TOLERANCE * values[..., :1]).sum(-1).max())
+    return Spectrum(rank, values[..., 0].median().item(), values[..., max(rank, 1) - 1].median().item())

@@ -5,6 +5,7 @@ Each test raises an error that names its fault; :func:`dgm_infer.check` collects
 
 import copy
 import math
+import re
 from typing import TypeVar
 
 import torch
@@ -108,7 +109,7 @@ def check_outputs(model: GenerativeModel, u: Tensor) -> Tensor:
     except Exception as error:
         raise ModelError(
             f"{name}.observed fails for inputs of shape {tuple(u.shape)} and type {u.dtype}: {cause(error)} "
-            "(tensors used by the model must be its parameters or buffers)"
+            f"({_type_remedy(model, str(error))})"
         ) from error
     if tuple(x.shape) != (len(u), size):
         raise ModelError(
@@ -119,6 +120,26 @@ def check_outputs(model: GenerativeModel, u: Tensor) -> Tensor:
     if x.dtype != u.dtype:
         raise ModelError(f"{name}.observed gives {x.dtype} for inputs of {u.dtype}: compute in the dtype of the inputs")
     return x
+
+
+def _type_remedy(model: nn.Module, error: str) -> str:
+    """What to change where tensors of different types meet: a copy converts parameters and buffers alone."""
+    if not re.search(r"dtype|scalar type|same type", error):
+        return "tensors used by the model must be its parameters or buffers"
+    plain = [
+        f"{type(module).__name__}.{name}"
+        for module in model.modules()
+        for holder in (module, *type(module).__mro__)
+        for name, value in vars(holder).items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    ]
+    if plain:
+        return f"weights of another type than the inputs: register {', '.join(plain[:3])} as parameters or buffers"
+    if not any(True for _ in model.parameters()):
+        return "weights of another type than the inputs: a function hides its network's weights, pass the module itself"
+    return (
+        "weights of another type than the inputs: let its code follow the type of its inputs, without float() or half()"
+    )
 
 
 def check_randomness(model: GenerativeModel, u: Tensor) -> None:

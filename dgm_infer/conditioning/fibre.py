@@ -190,10 +190,18 @@ class Fibre:
         """Complete outputs ``[..., *batch, *output_shape]``: the observed part as observed, the rest generated."""
         return self.observed.complete(u, self.values, rng)
 
-    def start(self, chains: int, rng: torch.Generator, *, tolerance: float = 1e-8, attempts: int = 20) -> Tensor:
+    def start(
+        self,
+        chains: int,
+        rng: torch.Generator,
+        *,
+        tolerance: float = 1e-8,
+        attempts: int = 20,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> Tensor:
         """Points on the fibre near prior draws, ``[chains, *batch, D]`` (math 5, J 8.4): see :func:`find_starts`.
 
         Raises:
             StartError: after ``attempts`` rounds a problem has no point; the message names the best residual.
         """
-        return find_starts(self, chains, rng, tolerance=tolerance, attempts=attempts)
+        return find_starts(self, chains, rng, tolerance=tolerance, attempts=attempts, report=report)

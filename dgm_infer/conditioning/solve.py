@@ -1,17 +1,22 @@
 """Starting points: prior draws moved onto the fibre (math 5, J 8.4)."""
 
 import warnings
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ..errors import StartError
-from ..structures import JacobianMap
+from ..structures import Dense, JacobianMap, Structure
 from .projection import Constraint, evaluate_constraint, store
 from .reduced import ObservedModel
+from .search import annealed_search
 
 __all__ = ["damped_gauss_newton", "find_starts"]
+
+# Rounds of prior draws for searches that anneal the misfit, which fail less often and cost more.
+_SEARCHES = 6
 
 
 class Problems(Constraint, Protocol):
@@ -21,6 +26,7 @@ class Problems(Constraint, Protocol):
     values: Tensor
     batch_shape: torch.Size
     dim: int
+    structure: Structure
 
     @property
     def scale(self) -> Tensor: ...
@@ -28,19 +34,29 @@ class Problems(Constraint, Protocol):
     def take(self, problems: Tensor) -> "Problems": ...
 
 
-def find_starts(fibre: Problems, chains: int, rng: torch.Generator, *, tolerance: float, attempts: int) -> Tensor:
+def find_starts(
+    fibre: Problems,
+    chains: int,
+    rng: torch.Generator,
+    *,
+    tolerance: float,
+    attempts: int,
+    report: Callable[[str], None] = lambda text: None,
+) -> Tensor:
     """Points on the fibre near prior draws, ``[chains, *batch, D]``.
 
     In scalar units ``u1`` is a prior draw and every ``u2_i`` solves its own scalar equation (math 5.1). Otherwise, and
-    if that fails, a damped Gauss-Newton solve starts from a prior draw (math 5.2). Chains without a solution redraw;
-    one that never finds any shares the start of another chain of its problem, with a warning.
+    if that fails, a damped Gauss-Newton solve starts from a prior draw (math 5.2); in models without local inputs the
+    misfit is annealed first (math 5.5). Chains without a solution redraw; one that never finds any shares the start of
+    another chain of its problem, with a warning.
 
     Args:
         fibre: fibre of a batch of problems.
         chains: points per problem.
         rng: generator of the prior draws.
         tolerance: relative to the scale of each problem.
-        attempts: rounds of prior draws.
+        attempts: rounds of prior draws, at most 6 where the misfit is annealed.
+        report: called with lines of progress.
 
     Raises:
         StartError: after all rounds a problem has no point; the message names the best residual.
@@ -53,8 +69,14 @@ def find_starts(fibre: Problems, chains: int, rng: torch.Generator, *, tolerance
     # smallest residual of points where the Jacobian is singular
     closest = torch.full_like(tol, torch.inf)
     rows = torch.arange(len(tol), device=tol.device)
+    anneal = isinstance(fibre.structure, Dense) and not fibre.observed.model.has_local_inputs
+    attempts = min(attempts, _SEARCHES) if anneal else attempts
     for _ in range(attempts):
-        point, residual, singular, possible = _attempt(flat.take(rows), rng, tol[rows])
+
+        def say(found: int, misfit: Tensor, n_before: int = len(tol) - len(rows)) -> None:
+            report(f"start-up, {n_before + found} of {len(tol)} chains found, misfit {misfit.median():.1g}")
+
+        point, residual, singular, possible = _attempt(flat.take(rows), rng, tol[rows], say if anneal else None)
         deficient[rows] |= singular & (residual < tol[rows])
         closest[rows] = closest[rows].minimum(residual.masked_fill(~(singular & possible), torch.inf))
         residual = residual.masked_fill(singular | ~possible, torch.inf)
@@ -77,12 +99,16 @@ def find_starts(fibre: Problems, chains: int, rng: torch.Generator, *, tolerance
 
 
 @torch.no_grad()
-def _attempt(fibre: Problems, rng: torch.Generator, tolerance: Tensor) -> tuple[Tensor, ...]:
+def _attempt(
+    fibre: Problems, rng: torch.Generator, tolerance: Tensor, report: Callable[[int, Tensor], None] | None
+) -> tuple[Tensor, ...]:
     """A point per row from a new prior draw, its residual, and whether J is rank-deficient and the density positive
-    at it."""
+    at it; by annealing of the misfit if there is a ``report`` to make."""
     draw = fibre.observed.sample_inputs((len(tolerance),), rng, fibre.values)
     # by the model's structure, even if it does not pay for this many outputs
     draw = fibre.observed.structure.solve_local(fibre.constraint, draw, tolerance)
+    if report is not None:
+        draw = annealed_search(fibre, draw, tolerance=tolerance, report=report)[0]
     point, residual = damped_gauss_newton(fibre, draw, tolerance=tolerance)
     possible = fibre.observed.log_density(point).isfinite()
     return point, residual.nan_to_num(nan=torch.inf, posinf=torch.inf), fibre.jacobian(point).is_deficient(), possible
@@ -110,8 +136,8 @@ def _no_start(fibre: Problems, problem: int, residual: float, closest: float, de
     if not fibre.observed.model.has_local_inputs:
         remedy += ", or let it: WithNoise(model, sd=...)"
     return (
-        f"no inputs were found that generate the observation{where}: the smallest residual of {attempts} attempts "
-        f"per chain is {residual:.3g}; {remedy}"
+        f"no inputs were found that generate the observation{where}: the nearest outputs of {attempts} attempts per "
+        f"chain miss it by {residual:.3g} (largest residual); {remedy}"
     )
 
 
@@ -129,9 +155,9 @@ def damped_gauss_newton(
 ) -> tuple[Tensor, Tensor]:
     """Nearby points on the fibre by Levenberg-Marquardt: ``u' = u - J^T (J J^T + mu I)^-1 c(u)``.
 
-    Damping is divided by 10 after a step that reduces ``|c|`` and multiplied by 10 otherwise. Unlike in
-    :func:`project`, moves may leave the row space of one Jacobian: this finds starting points, not proposals. Rows that
-    have converged leave the batch.
+    Damping is divided by 10 after a step that reduces ``|c|``, after which the Jacobian is computed anew, and
+    multiplied by 10 otherwise. Unlike in :func:`project`, moves may leave the row space of one Jacobian: this finds
+    starting points, not proposals. Rows that have converged leave the batch.
 
     Returns:
         points ``[R, D]`` and the max-norm of their constraint ``[R]``.
@@ -139,7 +165,8 @@ def damped_gauss_newton(
     position, c = u, fibre.evaluate(evaluate_constraint, u)
     residual = c.abs().amax(-1)
     rows = torch.arange(len(u), device=u.device)
-    damping = floor = None
+    moved = torch.ones_like(residual, dtype=torch.bool)
+    jacobian = damping = floor = None
     for _ in range(max_iterations):
         running = ~(c.abs().amax(-1) < tolerance)
         if not running.all():
@@ -148,9 +175,15 @@ def damped_gauss_newton(
             if len(keep) == 0:
                 break
             rows, u, c, tolerance, fibre = rows[keep], u[keep], c[keep], tolerance[keep], fibre.take(keep)
-            if damping is not None and floor is not None:
-                damping, floor = damping[keep], floor[keep]
-        jacobian = fibre.evaluate(_jacobian, u)
+            moved = moved[keep]
+            if jacobian is not None and damping is not None and floor is not None:
+                jacobian, damping, floor = jacobian[keep], damping[keep], floor[keep]
+        if jacobian is None or moved.all():
+            jacobian = fibre.evaluate(_jacobian, u)
+        elif moved.any():
+            changed = moved.nonzero().squeeze(-1)
+            news = fibre.take(changed).evaluate(_jacobian, u[changed])
+            jacobian = jacobian.map(lambda mine, new, at=changed: mine.index_copy(0, at, new), news)
         if damping is None or floor is None:
             # relative to the stiffness of J J^T along c
             stiffness = jacobian.transpose(c).square().sum(-1) / c.square().sum(-1).clamp_min(1e-30)
@@ -161,4 +194,5 @@ def damped_gauss_newton(
         u = torch.where(better.unsqueeze(-1), proposal, u)
         c = torch.where(better.unsqueeze(-1), c_new, c)
         damping = torch.where(better, torch.maximum(0.1 * damping, floor), 10 * damping)
+        moved = better
     return store(rows, (position, residual), (u, c.abs().amax(-1)))  # type: ignore[return-value]

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ..conditioning.fibre import Fibre
 from ..conditioning.soft import InputPosterior
+from ..conditioning.solve import damped_gauss_newton
 from ..errors import ArgumentError
 from ..kernels import Kernel
 from ..kernels.tuning import FibreKernel, Tunable
@@ -29,6 +30,8 @@ _LOST = 50.0
 _MOST = 300
 # Tolerance of starting points on a fibre, relative to its scale, for a kernel that states none.
 _TOLERANCE = 1e-8
+# Distance, root mean square over the inputs, up to which given points are moved onto the fibre.
+_NEARBY = 0.1
 
 
 class Start(NamedTuple):
@@ -52,10 +55,10 @@ def starting_points(
     target_acceptance: float,
     report: Callable[[str], None],
 ) -> Start:
-    """The given points, checked, or points near prior draws, annealed if requested and possible.
+    """The given points, moved onto the fibre, or points near prior draws, annealed if requested and possible.
 
     Raises:
-        ArgumentError: the given points have another shape, or are off the fibre.
+        ArgumentError: the given points have another shape, or are far from the fibre.
         StartError: no points were found.
     """
     if not isinstance(problem, Fibre):
@@ -69,7 +72,7 @@ def starting_points(
         return anneal_noise(
             problem, annealing, chains, rng, tolerance=tolerance, target_acceptance=target_acceptance, report=report
         )
-    return Start(problem.start(chains, rng, tolerance=tolerance))
+    return Start(problem.start(chains, rng, tolerance=tolerance, report=report))
 
 
 def _given(problem: Fibre | Target, chains: int, initial: Tensor) -> Tensor:
@@ -85,13 +88,19 @@ def _given(problem: Fibre | Target, chains: int, initial: Tensor) -> Tensor:
 
 
 def _on_fibre(problem: Fibre, initial: Tensor, tolerance: float) -> Tensor:
-    excess = (problem.constraint_error(initial) / (tolerance * problem.scale)).max().item()
-    if not excess < 1:
+    """The given points, those off the fibre moved to points on it nearby."""
+    error = problem.constraint_error(initial) / (tolerance * problem.scale)
+    if (error < 1).all():
+        return initial
+    fibre, flat = problem.rows(len(initial)), initial.reshape(-1, problem.dim)
+    point, residual = damped_gauss_newton(fibre, flat, tolerance=tolerance * fibre.scale)
+    far = ~(residual < tolerance * fibre.scale) | ((point - flat).square().mean(-1).sqrt() > _NEARBY)
+    if far.any():
         raise ArgumentError(
-            f"initial violates the constraint: max abs c is {excess:.3g} times the tolerance; chains start on the "
-            "fibre, omit initial to have such points found"
+            f"initial violates the constraint at {int(far.sum())} of {len(far)} points, by up to {error.max():.3g} "
+            "times the tolerance, and no point of the fibre is near: omit initial to have points found"
         )
-    return initial
+    return point.reshape(initial.shape)
 
 
 def anneal_noise(
@@ -127,7 +136,7 @@ def anneal_noise(
     """
     model = problem.model
     assert isinstance(model, DirectedModel)
-    u = problem.start(max(chains, _POPULATION), rng, tolerance=tolerance)
+    u = problem.start(max(chains, _POPULATION), rng, tolerance=tolerance, report=report)
     shape = u.shape[:-1]
     beta = u.new_zeros(problem.batch_shape)
     log_weight = u.new_zeros(shape)

@@ -29,6 +29,8 @@ class DualAveraging:
         self.log_average = torch.zeros_like(step_size)
         self.error = torch.zeros_like(step_size)
         self.count = 0
+        self.floor = torch.zeros_like(step_size)
+        """Step sizes below which none is used, ``[*batch]``."""
 
     def update(self, acceptance: Tensor, weight: Tensor | float = 1.0) -> None:
         """Learn from the acceptance probabilities ``[*batch]`` of the current step sizes.
@@ -39,6 +41,7 @@ class DualAveraging:
         eta = 1 / (self.count + self.t0)
         self.error = (1 - eta) * self.error + eta * weight * (self.target - acceptance)
         log_step = bounded(self.mu - math.sqrt(self.count) / self.gamma * self.error)
+        log_step = log_step.maximum(self.floor.log())
         share = self.count**-self.kappa
         self.log_average = share * log_step + (1 - share) * self.log_average
         self.current = log_step.exp()

@@ -12,6 +12,7 @@ from ..kernels.kernel import State, Trial
 from ..kernels.metrics import Metric
 from ..kernels.tuning import Tunable, Tuning
 from .metric import MetricWindows
+from .response import Response
 from .step_size import DualAveraging, bounded, reasonable_step_size
 from .sub_steps import SubSteps
 from .trajectory_length import ChEES
@@ -28,7 +29,8 @@ class WarmUp:
     adapted, and takes one or two steps per transition (math 5.3). After it, warm-up adapts per problem, over its
     chains, the step size by dual averaging of the mean acceptance and the trajectory length by :class:`ChEES`; for all
     problems :class:`SubSteps`, up to the last quarter; and per problem the metric, in :class:`MetricWindows` up to the
-    last third, after each of which the step size and the trajectory length start again in its units.
+    last third, after each of which the step size and the trajectory length start again in its units. Step sizes stop
+    shrinking where acceptance does not respond (:class:`Response`).
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class WarmUp:
         self._iterations, self._done = iterations, 0
         self._startup = min(iterations // 5, 60) if self._tuning.step_size and not typical else 0
         self._averaging: DualAveraging | None = None
+        self._response: Response | None = None
         self._sub_steps: SubSteps | None = None
         if self._tuning.n_geodesic is not None:
             self._sub_steps = SubSteps(self._tuning.n_geodesic, iterations // 10)
@@ -86,6 +89,7 @@ class WarmUp:
             averaging = self._dual_averaging()
             # failures at trial steps say nothing about the final ones
             settled = averaging.current <= 1.2 * averaging.final
+            averaging.floor = self._responding(acceptance, averaging.current)
             averaging.update(acceptance.mean(0), _told(trial, averaging.current))
         if self._tuning.trajectory_length and trial.end is not None:
             self._lengths().update(trial.end, acceptance)
@@ -103,7 +107,7 @@ class WarmUp:
         if self._tuning.step_size:
             kernel = self._with_sub_steps(self._kernel)
             self._chain_step_size = reasonable_step_size(kernel, self._problem, state, self._rng)
-            self._averaging = None
+            self._averaging = self._response = None
         if self._tuning.trajectory_length:
             self._tuning = replace(self._tuning, initial_length=DEFAULT_LENGTH)
             self._chees = None
@@ -114,10 +118,19 @@ class WarmUp:
         if self._tuning.step_size:
             # added sub-steps allow longer steps
             longest = kernel.tuning(self._problem).longest_step
+            if self._response is not None:
+                self._response.say()
             kernel = kernel.replace(step_size=self._dual_averaging().final.clamp_max(longest))
         if self._tuning.trajectory_length:
             kernel = kernel.replace(trajectory_length=self._lengths().final)
         return kernel
+
+    def _responding(self, acceptance: Tensor, step_size: Tensor) -> Tensor:
+        """The step sizes not to go below, given what was accepted of this one."""
+        if self._response is None:
+            self._response = Response(step_size, self._target)
+        self._response.update(step_size, acceptance)
+        return self._response.floor
 
     def _with_sub_steps(self, kernel: Any) -> Any:
         return kernel if self._sub_steps is None else kernel.replace(n_geodesic=self._sub_steps.n)

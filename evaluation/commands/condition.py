@@ -16,10 +16,11 @@ from dgm_infer.files import complete_run
 from dgm_infer.models import as_generative_model, is_discrete
 
 from ..figures.completions import completions
+from ..figures.thumbnails import block_means, thumbnails
 from ..figures.traces import traces
 from ..reports.mixing import describe, worst_and_typical
 from ..reports.records import announce
-from .inputs import HeldOutImages, binarised, image_shape, read_generator, read_images, read_mask
+from .inputs import HeldOutImages, binarised, image_shape, read_factor, read_generator, read_images, read_mask
 from .options import run_configured
 
 __all__ = ["condition_images", "run"]
@@ -82,7 +83,8 @@ def condition_images(
         images: a data set with held-out images by class path, or a file: a picture, or ``.npy`` of ``[n, *shape]``
             (8-bit values are divided by 255, others taken as they are).
         observe: the observed part: top_half, bottom_half, left_half, right_half, likewise top_quarter and so on, grid_K
-            for every K-th pixel of every K-th row, or a ``.npy`` file with a boolean mask of the image's shape.
+            for every K-th pixel of every K-th row, downsample_K for the means over blocks of K x K pixels, or a
+            ``.npy`` file with a boolean mask of the image's shape.
         n_images: the first so many images.
         noise: standard deviation of Gaussian output noise that the generator is given; null for none.
         binarise: threshold above which a pixel is 1, below it 0; null leaves the values as they are. Generators of
@@ -107,12 +109,16 @@ def condition_images(
     shape = image_shape(model)
     originals = read_images(images, n_images, shape)
     originals = binarised(originals, binarise)
-    mask = read_mask(observe, shape)
+    factor = read_factor(observe)
+    mask = None if factor is not None else read_mask(observe, shape)
     if noise is not None:
         if is_discrete(model):
             raise ConfigError(f"noise: a {type(model).__name__} has binary pixels, which take no Gaussian noise")
         model = dgm.WithNoise(as_generative_model(model), noise)
-    problem = dgm.condition(model, originals, observe=dgm.pixels(mask), device=device)
+    if factor is None:
+        problem = dgm.condition(model, originals, observe=dgm.pixels(mask), device=device)
+    else:
+        problem = dgm.condition(model, block_means(originals, factor), observe=dgm.downsample(factor), device=device)
     chosen = kernel.chosen() if isinstance(kernel, PilotOrConstrainedHMC) else kernel
     if not isinstance(problem, dgm.Fibre):
         if not isinstance(kernel, ConstrainedHMC):
@@ -145,7 +151,11 @@ def condition_images(
         (folder / "log.txt").write_text(report)
         result.save(folder / "posterior.nc")
         summary.to_csv(folder / "summary.csv", index_label="latent")
-        completions(folder / "completions.png", originals, mask, result.generate())
+        if mask is None:
+            assert factor is not None
+            thumbnails(folder / "completions.png", originals, factor, result.generate())
+        else:
+            completions(folder / "completions.png", originals, mask, result.generate())
         traces(folder / "traces.png", result, worst_and_typical(summary))
     announce(report, folder)
     return folder

@@ -14,7 +14,16 @@ from dgm_infer import GenerativeModel, LatentVariableModel
 from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError, ModelError, cause
 from generators.pictures import read_picture
 
-__all__ = ["HeldOutImages", "binarised", "image_shape", "moved", "read_generator", "read_images", "read_mask"]
+__all__ = [
+    "HeldOutImages",
+    "binarised",
+    "image_shape",
+    "moved",
+    "read_factor",
+    "read_generator",
+    "read_images",
+    "read_mask",
+]
 
 MASKS = tuple(f"{side}_{share}" for share in ("half", "quarter") for side in ("top", "bottom", "left", "right"))
 
@@ -132,7 +141,9 @@ def read_mask(observe: str, shape: tuple[int, ...]) -> Tensor:
         return torch.from_numpy(_load_array(Path(observe)))
     spacing = re.fullmatch(r"grid_([1-9]\d*)", observe)
     if observe not in MASKS and spacing is None:
-        raise ConfigError(f"observe: {observe!r} is not one of {', '.join(MASKS)}, grid_K, nor a .npy file")
+        raise ConfigError(
+            f"observe: {observe!r} is not one of {', '.join(MASKS)}, grid_K, downsample_K, nor a .npy file"
+        )
     if len(shape) < 2:
         raise ConfigError(f"observe: {observe} needs an image of two dimensions, the generator's output is {shape}")
     height, width = shape[-2:]
@@ -154,6 +165,12 @@ def read_mask(observe: str, shape: tuple[int, ...]) -> Tensor:
     }[side]
     mask[(..., *part)] = True
     return mask
+
+
+def read_factor(observe: str) -> int | None:
+    """K of the observation ``downsample_K``, the means over blocks of K x K pixels; None for a mask."""
+    found = re.fullmatch(r"downsample_([1-9]\d*)", observe)
+    return None if found is None else int(found[1])
 
 
 def _load_array(path: Path) -> np.ndarray:

@@ -10,7 +10,7 @@ from dgm_infer.extras import extra
 with extra("train"):
     from matplotlib.figure import Figure
 
-__all__ = ["completions"]
+__all__ = ["completions", "image", "rgb"]
 
 _HIDDEN = (0.82, 0.87, 0.95)
 
@@ -38,13 +38,13 @@ def completions(
     sd_scale = max(float(sd.max()), 1e-6)
     for i in range(n_images):
         own_mask = mask[i] if mask.ndim == originals.ndim else mask
-        hidden = ~_image(own_mask.expand(originals.shape[1:])).astype(bool)
-        observed = _rgb(_image(originals[i]))
+        hidden = ~image(own_mask.expand(originals.shape[1:])).astype(bool)
+        observed = rgb(image(originals[i]))
         observed[hidden.any(-1) if hidden.ndim == 3 else hidden] = _HIDDEN
-        pictures = [_rgb(_image(originals[i])), observed, *(_rgb(_image(s[i])) for s in shown), _rgb(_image(mean[i]))]
+        pictures = [rgb(image(originals[i])), observed, *(rgb(image(s[i])) for s in shown), rgb(image(mean[i]))]
         for axis, picture in zip(axes[i], pictures, strict=False):
             axis.imshow(picture, interpolation="nearest")
-        spread = _image(sd[i])
+        spread = image(sd[i])
         axes[i, -1].imshow(
             spread.mean(-1) if spread.ndim == 3 else spread,
             cmap="magma",
@@ -73,7 +73,7 @@ def _heading(n_shown: int, n_chains: int) -> str:
     return f"completions from {n_chains} chains" if n_chains > 1 else "completions from one chain"
 
 
-def _image(x: Tensor) -> np.ndarray:
+def image(x: Tensor) -> np.ndarray:
     """``(H, W)``, ``(1, H, W)`` or ``(C, H, W)`` as an array ``[H, W]`` or ``[H, W, C]``."""
     x = x.detach().cpu()
     if x.ndim == 3:
@@ -81,6 +81,7 @@ def _image(x: Tensor) -> np.ndarray:
     return x.numpy()
 
 
-def _rgb(image: np.ndarray) -> np.ndarray:
-    image = np.clip(np.nan_to_num(image, nan=0.0), 0, 1)
-    return np.repeat(image[..., None], 3, -1) if image.ndim == 2 else image.copy()
+def rgb(picture: np.ndarray) -> np.ndarray:
+    """An array ``[H, W]`` or ``[H, W, 3]`` as colours ``[H, W, 3]`` in [0, 1]."""
+    picture = np.clip(np.nan_to_num(picture, nan=0.0), 0, 1)
+    return np.repeat(picture[..., None], 3, -1) if picture.ndim == 2 else picture.copy()

@@ -309,9 +309,9 @@ CASES = {
         lambda: sample(initial=torch.zeros(3, 2)), ArgumentError, ["(3, 2)", "(2, 2)"]
     ),
     "starts off the fibre": (
-        lambda: sample(circle(), initial=torch.tensor([[1.0, 0.0], [1.0, 1e-3]], dtype=FLOAT)),
+        lambda: sample(circle(), initial=torch.tensor([[1.0, 0.0], [3.0, 0.0]], dtype=FLOAT)),
         ArgumentError,
-        ["initial", "100 times"],
+        ["initial", "1 of 2 points"],
     ),
     "starts that are NaN": (
         lambda: sample(circle(), initial=torch.full((2, 2), math.nan, dtype=FLOAT)), ArgumentError, ["initial"]

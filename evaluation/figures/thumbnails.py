@@ -1,0 +1,60 @@
+"""Images that share their block means: the images, their thumbnails, and the difference from the observed ones."""
+
+import os
+
+from torch import Tensor
+from torch.nn.functional import avg_pool2d
+
+from dgm_infer.extras import extra
+
+from .completions import image, rgb
+
+with extra("train"):
+    from matplotlib.figure import Figure
+
+__all__ = ["block_means", "thumbnails"]
+
+
+def block_means(images: Tensor, factor: int) -> Tensor:
+    """Means over ``factor x factor`` blocks: ``[..., H, W] -> [..., H // factor, W // factor]``."""
+    flat = images.reshape(-1, 1, *images.shape[-2:])
+    return avg_pool2d(flat, factor).reshape(*images.shape[:-2], images.shape[-2] // factor, images.shape[-1] // factor)
+
+
+def thumbnails(path: str | os.PathLike, originals: Tensor, factor: int, outputs: Tensor, *, n_shown: int = 12) -> None:
+    """Three rows per problem: the original and completions, their thumbnails, and how these differ from the observed.
+
+    Args:
+        path: path of the PNG.
+        originals: ``[images, *shape]``, shape ``(H, W)``, ``(1, H, W)`` or ``(3, H, W)``, values in [0, 1].
+        factor: side of the blocks whose means are observed.
+        outputs: ``[chains, draws, images, *shape]``; shown are the last draws of different chains.
+        n_shown: completions per row, at most one per chain.
+    """
+    shown = outputs[:n_shown, -1]
+    observed = block_means(originals.to(shown), factor)
+    figure = Figure(figsize=(0.9 * (len(shown) + 1) + 0.6, 2.75 * len(originals)))
+    axes = figure.subplots(
+        3 * len(originals), len(shown) + 1, squeeze=False, gridspec_kw={"wspace": 0.06, "hspace": 0.06}
+    )
+    for i, original in enumerate(originals):
+        own = block_means(shown[:, i], factor)
+        difference = (own - observed[i]).abs()
+        # one unit for all of a problem, so that the eye compares chains
+        unit = max(difference.max().item(), 1e-300)
+        rows = [
+            [original, *shown[:, i]],
+            [observed[i], *own],
+            [difference[0] * 0, *(difference / unit)],
+        ]
+        labels = ["image", "thumbnail", f"difference\n/ {unit:.0e}"]
+        for row, (pictures, label) in enumerate(zip(rows, labels, strict=True)):
+            for axis, picture in zip(axes[3 * i + row], pictures, strict=True):
+                axis.imshow(rgb(image(picture)), interpolation="nearest")
+            axes[3 * i + row, 0].set_ylabel(label, fontsize=7)
+    for axis in axes.flat:
+        axis.set_xticks([])
+        axis.set_yticks([])
+    axes[0, 0].set_title("observed", fontsize=8)
+    axes[0, 1 + len(shown) // 2].set_title("completions, each from another chain", fontsize=8)
+    figure.savefig(path, dpi=160, bbox_inches="tight", facecolor="white")

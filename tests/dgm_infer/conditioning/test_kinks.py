@@ -1,0 +1,157 @@
+"""``check()`` says in words what a pretrained network trips on: kinks, weights, bad conditioning, what vmap refuses."""
+
+import pytest
+import torch
+from torch import nn
+
+import dgm_infer as dgm
+import generators
+from dgm_infer.conditioning import kinks
+from tests.dgm_infer.conditioning.test_check import Network
+from tests.oracles import FLOAT
+
+
+def mlp(activation, width=64):
+    torch.manual_seed(0)
+    layers = nn.Linear(10, width), activation(), nn.Linear(width, width), activation(), nn.Linear(width, 20), nn.Tanh()
+    return nn.Sequential(*layers).eval()
+
+
+class Absolute(nn.Module):
+    def forward(self, x):
+        return x.abs()
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU, nn.LeakyReLU, Absolute, lambda: nn.Hardtanh(-0.3, 0.3)])
+def test_kinks_are_found_with_what_they_cost_and_cure(activation):
+    report = dgm.check(generators.from_module(mlp(activation), 10))
+    assert report.codes == ("kinks",)
+    assert report.ok
+    (finding,) = report.findings
+    named = type(activation()).__name__
+    assert (f"2 {named}" if named != "Absolute" else "abs") in finding.words
+    assert "smooth=10" in finding.words
+    assert "% of these can be accepted" in finding.words
+
+
+@pytest.mark.parametrize("activation", [nn.SiLU, nn.Softplus, nn.Tanh, nn.ELU])
+def test_control_smooth_activations_have_none(activation):
+    assert dgm.check(generators.from_module(mlp(activation), 10)).findings == ()
+
+
+def test_smoothing_removes_them():
+    smooth = generators.from_module(mlp(nn.ReLU), 10, smooth=10)
+    assert dgm.check(smooth).findings == ()
+
+
+@pytest.mark.slow
+def test_the_acceptance_that_kinks_allow_is_that_of_trajectories_with_small_steps():
+    # the error of the energy over a trajectory of fine steps is what the line misses, up to the curve of the fibre
+    model = generators.from_module(mlp(nn.ReLU, 256), 10)
+    with torch.no_grad():
+        y = model(torch.randn(10, generator=torch.Generator().manual_seed(1)))[:4]
+    mask = torch.arange(20) < 4
+    fibre = dgm.condition(model, torch.cat([y, torch.zeros(16)]), observe=dgm.pixels(mask))
+    found = kinks.find_kinks(
+        fibre.observed, torch.randn(4, 10, generator=torch.Generator().manual_seed(2), dtype=FLOAT), 4
+    )
+    assert found is not None
+    rates = []
+    for step_size in (0.03, 0.0075):
+        kernel = dgm.ConstrainedHMC(step_size=step_size, trajectory_length=kinks.DURATION, n_geodesic=1)
+        draws = dgm.sample(fibre, kernel, chains=32, warmup=0, draws=4, seed=0, progress=False)
+        rates.append(draws.stats["acceptance_rate"].mean().item())
+    assert abs(rates[1] - rates[0]) < 0.15
+    assert abs(rates[1] - found.acceptance) < 0.3
+    assert rates[1] < 0.9
+
+
+def test_badly_conditioned_observations_are_noted():
+    class Squeezed(Network):
+        def finish(self, x):
+            return x * torch.tensor([1, 1, 1e-4, 1, 1], dtype=x.dtype)
+
+    seen = torch.tensor([True, False, True, False, False])
+    report = dgm.check(Squeezed().eval(), torch.zeros(5), dgm.pixels(seen))
+    (finding,) = report.findings
+    assert (finding.code, finding.severity) == ("conditioning", "note")
+    assert "hardly vary" in finding.words
+    assert dgm.check(Network().eval(), torch.zeros(5), dgm.pixels(seen)).findings == ()
+
+
+class Plain(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.ones(3, 5)
+
+    def forward(self, z):
+        return z @ self.weight
+
+
+class Cast(nn.Linear):
+    def forward(self, input):
+        return super().forward(input.float())
+
+
+def hidden():
+    net = nn.Linear(3, 5)
+    return lambda z: net(z)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (Plain, "Plain.weight as parameters or buffers"),
+        (lambda: Cast(3, 5), "float"),
+        (hidden, "pass the module itself"),
+    ],
+    ids=["attribute", "cast", "function"],
+)
+def test_weights_of_another_type_are_named(make, words):
+    (finding,) = dgm.check(generators.from_module(make(), 3)).findings
+    assert finding.code == "observed"
+    assert "weights of another type" in finding.words
+    assert words in finding.words
+
+
+def test_batch_statistics_of_a_network_in_training_mode_are_named():
+    net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Tanh()).train()
+    (finding,) = dgm.check(generators.from_module(net, 3)).findings
+    assert finding.code == "training_mode"
+    assert "eval()" in finding.words
+
+
+class Old(torch.autograd.Function):
+    """Without ``setup_context``."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):  # type: ignore[override]
+        return g
+
+
+def test_custom_functions_that_torch_func_refuses_are_named():
+    class Custom(Network):
+        def finish(self, x):
+            return Old.apply(x)
+
+    (finding,) = dgm.check(Custom().eval()).findings
+    assert finding.code == "derivatives"
+    assert "setup_context" in finding.words.split("): ")[-1]
+
+
+def test_operations_in_place_that_vmap_refuses_are_named():
+    words = "vmap: inplace arithmetic(self, *extra_args) is not possible because there exists a Tensor `other`"
+
+    class InPlace(Network):
+        def finish(self, x):
+            if torch._C._functorch.is_functorch_wrapped_tensor(x):
+                raise RuntimeError(words)
+            return x
+
+    (finding,) = dgm.check(InPlace().eval()).findings
+    assert finding.code == "derivatives"
+    assert "in place" in finding.words
