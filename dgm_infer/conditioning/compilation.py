@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 
@@ -72,12 +73,11 @@ class Compiler:
         return compiled, result
 
 
-# Sizes of the traced batch: primes, so that a multiple of one in the graph is a number of rows.
-_SIZES = (211, 97, 53, 31)
-# Another size, at which the traced graph is checked.
-_OTHER_SIZE = 6
-# Maximum elements of the arguments of a traced batch.
-_BUDGET = 10**8
+# Sizes of the traced batch: primes, so that a multiple of one in the graph is a number of rows; that many rows are never
+# computed.
+_SIZES = (10007, 20011, 30011)
+# Another size, of real rows, at which the traced graph is checked.
+_OTHER_SIZE = 3
 
 
 def _of_size(tensors: list[Tensor], rows: int) -> list[Tensor]:
@@ -87,17 +87,17 @@ def _of_size(tensors: list[Tensor], rows: int) -> list[Tensor]:
 def _trace(function: Callable[..., list[Tensor]], tensors: list[Tensor]) -> torch.fx.GraphModule:
     """The graph of a function, for any number of rows.
 
-    Forward-mode differentiation cannot be traced with symbolic sizes (it allocates the tangents of constants with
-    the sizes it sees), so the graph is traced at one size, with multiples of that size replaced; it must agree with
-    the function at another size.
+    Forward-mode differentiation and ``vmap`` cannot be traced with symbolic sizes (they record the sizes they see), so
+    the graph is traced at one size, with multiples of that size replaced; it must agree with the function at another
+    size. The traced rows are fake tensors, which have a size but no values: tracing takes the memory of the few rows
+    that are compared.
     """
-    elements = sum(t[0].numel() for t in tensors)
     other = _of_size(tensors, _OTHER_SIZE)
     expected = function(*other)
     for rows in _SIZES:
-        if rows * elements > _BUDGET and rows != _SIZES[-1]:
-            continue
-        graph = make_fx(function)(*_of_size(tensors, rows))
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            fake = [torch.empty(rows, *t.shape[1:], dtype=t.dtype, device=t.device) for t in tensors]
+            graph = make_fx(function)(*fake)
         _make_dynamic(graph, rows)
         try:
             with torch.no_grad():
