@@ -1,18 +1,19 @@
-"""A double of a device: tensors that are said to be elsewhere, refuse those of the host, and count what the host waits for.
+"""A double of a device: tensors that are said to be elsewhere, refuse those of the host, and count the host's waits.
 
-Values are computed on the host; only what a device allows is allowed. That makes mistakes of devices, and needless waits,
+Values are computed on the host; only what a device allows is allowed. Mistakes of devices, and needless waits, then
 fail on machines that have no device.
 """
 
 from collections import Counter
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only
 
-__all__ = ["DEVICE", "Device", "on_device"]
+__all__ = ["DEVICE", "Device", "Generator", "from_device", "to_device"]
 
 # a device that PyTorch knows without having it, on which every library function runs
 DEVICE = torch.device("meta")
@@ -53,18 +54,41 @@ class _Double(Tensor):
         raise RuntimeError(f"{func} of tensors of the device, without the device")
 
 
+class _Constants(TorchFunctionMode):
+    """Tensors made of Python's numbers, which no dispatch sees."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func in (torch.tensor, torch.as_tensor) and kwargs.get("device") == DEVICE:
+            made = func(*args, **{k: v for k, v in kwargs.items() if k != "device"})
+            return made if isinstance(made, _Double) else _Double(made)
+        return func(*args, **kwargs)
+
+
 class Device(TorchDispatchMode):
     """The device; ``waits`` counts, by operation, how often the host waited for it."""
 
     def __init__(self):
         super().__init__()
+        self._constants = _Constants()
         self.waits: Counter[str] = Counter()
+
+    def __enter__(self):
+        self._constants.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error):
+        super().__exit__(*error)
+        self._constants.__exit__(*error)
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
         given = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         doubles = [x for x in given if isinstance(x, _Double)]
         packet = func.overloadpacket
+        # a tensor of zeros without memory is one of the host's kernels only
+        if packet is aten._efficientzerotensor:
+            func, packet = aten.zeros.default, aten.zeros
         destination = kwargs.get("device")
         to_device = bool(doubles) if destination is None else torch.device(destination) == DEVICE
         if destination is not None and to_device:
@@ -81,7 +105,7 @@ class Device(TorchDispatchMode):
             return result
         # in place: the argument itself
         own = {id(x.values): x for x in doubles}
-        return tree_map_only(Tensor, lambda x: own.get(id(x)) or _Double(x), result)
+        return tree_map_only(Tensor, lambda x: own[id(x)] if id(x) in own else _Double(x), result)
 
     @staticmethod
     def _check(func, given: list[Tensor]) -> None:
@@ -103,18 +127,34 @@ def _selects(packet: Any, args: tuple) -> bool:
     return packet is aten.index and bool(masks)
 
 
-class Generator(torch.Generator):
-    """A generator of the host's numbers, which says that it is one of the device."""
+_OF_HOST = torch.Generator
 
+
+class _OfDevice(_OF_HOST):
     device = DEVICE  # type: ignore[assignment]
 
-    def __new__(cls, device=None):
-        return super().__new__(cls, _HOST)
+
+class Generator(_OF_HOST):
+    """What ``torch.Generator`` is, for the double too: its numbers are the host's."""
+
+    def __new__(cls, device: torch.device | str = "cpu"):
+        return _OfDevice() if torch.device(device) == DEVICE else _OF_HOST(device)
 
 
-def on_device(module: nn.Module) -> nn.Module:
-    """The module itself, with its parameters and buffers on the device."""
-    for part in module.modules():
+Moved = TypeVar("Moved", Tensor, nn.Module)
+
+
+def to_device(what: Moved) -> Moved:
+    """A tensor on the device, or the module itself with its parameters and buffers there."""
+    if isinstance(what, Tensor):
+        return _Double(what.detach().clone())
+    for part in what.modules():
         for own in (part._parameters, part._buffers):
             own.update({name: _Double(x.detach().clone()) for name, x in own.items() if x is not None})  # type: ignore[misc]
-    return module
+    return what
+
+
+def from_device(x: Tensor) -> Tensor:
+    """The values of a tensor on the device."""
+    assert isinstance(x, _Double)
+    return x.values

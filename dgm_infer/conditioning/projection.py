@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..structures import Evaluation, JacobianMap
 
-__all__ = ["SOLVERS", "Constraint", "Projection", "evaluate_constraint", "project", "store"]
+__all__ = ["SOLVERS", "Constraint", "Projection", "Stop", "Update", "evaluate_constraint", "masked", "project", "store"]
 
 
 class Constraint(Protocol):
@@ -63,7 +63,7 @@ def broyden(fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap, steps: l
 
     With ``H_0 = J^T (J J^T)^-1`` and ``y`` the change of the constraint over a step s,
     ``H' = H + (s - H y) s^T H / (s^T H y)``. Only the steps are kept: ``-H c`` is a product of their rank-one factors
-    with ``-H_0 c`` (Kelley 1995, *Iterative Methods for Linear and Nonlinear Equations*, section 7.3). All steps lie in
+    with ``-H_0 c`` (Kelley 1995, section 7.3). All steps lie in
     the row space of J.
     """
     step = -fibre.evaluate(_pseudo_inverse, base, c)
@@ -152,7 +152,7 @@ def project(
     """
     stop = Stop(tolerance, expected, within)
     if v.device.type != "cpu":
-        return _masked(SOLVERS[solvers[0]], fibre, v, base, stop, active, min(max_iterations, _DEVICE_ITERATIONS))
+        return masked(SOLVERS[solvers[0]], fibre, v, base, stop, active, min(max_iterations, _DEVICE_ITERATIONS))
     none = torch.zeros_like(active)
     result = Projection(v, none, none.to(torch.int32), none)
     rows = None if bool(active.all()) else active.nonzero().squeeze(-1)
@@ -226,7 +226,7 @@ class _Loop(NamedTuple):
         return _Loop(*(t[rows] for t in tuple(self)))
 
 
-def _masked(
+def masked(
     update: Update, fibre: Constraint, v: Tensor, base: JacobianMap, stop: Stop, active: Tensor, iterations: int
 ) -> Projection:
     """:func:`project` by one solver in a fixed number of updates."""

@@ -201,8 +201,8 @@ def geodesic(
                 linearisation = fibre.evaluate(type(fibre).linearise, u_new)
                 jacobian = linearisation.jacobian
             p_new = jacobian.tangent(flow.arrival(u, u_new, drift))
-            # until it converges, or contracts towards u from nearby: a truncated solve would accept moves whose reversal
-            # fails, and bias the draws
+            # until it converges, or contracts towards u from nearby: a truncated solve would accept moves whose
+            # reversal fails, and bias the draws
             back = solver(
                 fibre,
                 flow.move(u_new, -p_new, drift),

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.conditioning.projection import SOLVERS, project
+from dgm_infer.conditioning.projection import SOLVERS, Stop, masked, project
 from dgm_infer.conditioning.solve import damped_gauss_newton
 from dgm_infer.structures import DenseJacobian
 from dgm_infer.structures.scalar import solve_local_inputs
@@ -185,6 +185,21 @@ def test_every_row_has_its_own_tolerance():
     assert (error < tolerance).all()
     # quasi-Newton stops as soon as it may
     assert error[-5:].min() > 1e-6
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_masked_updates_of_a_device_are_those_of_a_compacted_batch(solver):
+    fibre, v, base = off_the_fibre(distance=torch.logspace(-5, -1, 40, dtype=FLOAT).unsqueeze(-1))
+    given = settings(fibre, v, active=torch.arange(len(v)) % 3 > 0)
+    compacted = project(fibre, v, base, solvers=(solver,), **given)
+    stop = Stop(given["tolerance"], None, 0.0)
+    found = masked(SOLVERS[solver], fibre, v, base, stop, given["active"], 16)
+    assert compacted.converged.sum() == given["active"].sum()
+    assert torch.equal(found.converged, compacted.converged)
+    assert torch.equal(found.iterations, compacted.iterations)
+    torch.testing.assert_close(found.position, compacted.position, rtol=0, atol=1e-12)
+    # the control: too few updates
+    assert masked(SOLVERS[solver], fibre, v, base, stop, given["active"], 1).retried.any()
 
 
 def far_off_the_wave():

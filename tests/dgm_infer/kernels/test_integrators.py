@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.conditioning.projection import project
+from dgm_infer.conditioning.projection import SOLVERS, project
 from dgm_infer.conditioning.solve import damped_gauss_newton
 from dgm_infer.errors import Status
 from dgm_infer.kernels.integrators import CIRCULAR, STRAIGHT, Flow, PhasePoint, energy_of, geodesic, leapfrog
@@ -178,7 +178,7 @@ def solver_named(name, flat):
     return partial(project, tolerance=TOLERANCE * flat.scale, solvers=(name,))
 
 
-def nearest_point(flat, v, base, *, active):
+def nearest_point(flat, v, base, *, active, **_):
     """Projects along the rows of J at the root instead of at the start: not reversible, the control."""
     point, residual = damped_gauss_newton(flat, v, tolerance=TOLERANCE * flat.scale)
     return trusted(point, active & (residual < 1e-9))
