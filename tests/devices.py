@@ -28,7 +28,7 @@ _COPIES = {aten._to_copy, aten.copy_, aten.copy}
 class _Double(Tensor):
     """A tensor on :data:`DEVICE`, with its values on the host."""
 
-    values: Tensor
+    held: Tensor
 
     @staticmethod
     def __new__(cls, values: Tensor):
@@ -40,14 +40,14 @@ class _Double(Tensor):
             dtype=values.dtype,
             device=DEVICE,
         )
-        double.values = values
+        double.held = values
         return double
 
     def __deepcopy__(self, memo):
-        return _Double(self.values.clone())
+        return _Double(self.held.clone())
 
     def __repr__(self, **_):  # type: ignore[override]
-        return f"_Double({self.values})"
+        return f"_Double({self.held})"
 
     @classmethod
     def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
@@ -100,11 +100,11 @@ class Device(TorchDispatchMode):
         if packet in {aten.copy_, aten.copy} and not isinstance(args[0], _Double) and doubles:
             to_device = False
             self.waits[str(packet)] += 1
-        result = func(*tree_map_only(_Double, lambda x: x.values, args), **tree_map_only(_Double, _values, kwargs))
+        result = func(*tree_map_only(_Double, lambda x: x.held, args), **tree_map_only(_Double, _values, kwargs))
         if not to_device:
             return result
         # in place: the argument itself
-        own = {id(x.values): x for x in doubles}
+        own = {id(x.held): x for x in doubles}
         return tree_map_only(Tensor, lambda x: own[id(x)] if id(x) in own else _Double(x), result)
 
     @staticmethod
@@ -116,7 +116,7 @@ class Device(TorchDispatchMode):
 
 
 def _values(x: _Double) -> Tensor:
-    return x.values
+    return x.held
 
 
 def _selects(packet: Any, args: tuple) -> bool:
@@ -157,4 +157,4 @@ def to_device(what: Moved) -> Moved:
 def from_device(x: Tensor) -> Tensor:
     """The values of a tensor on the device."""
     assert isinstance(x, _Double)
-    return x.values
+    return x.held

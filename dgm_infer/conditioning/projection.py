@@ -199,7 +199,7 @@ class _Loop(NamedTuple):
     residual: Tensor
     converged: Tensor
     running: Tensor
-    count: Tensor
+    updates: Tensor
 
     @classmethod
     def start(cls, fibre: Constraint, v: Tensor, stop: Stop, active: Tensor | None = None) -> "_Loop":
@@ -220,7 +220,7 @@ class _Loop(NamedTuple):
         # a NaN residual is neither below its limit nor converged
         limit = self.first * (_DIVERGENCE if iteration < _PATIENCE else 1.0)
         running = self.running & ~converged & (residual <= limit)
-        return _Loop(u, c, self.first, residual, converged, running, self.count + self.running)
+        return _Loop(u, c, self.first, residual, converged, running, self.updates + self.running)
 
     def take(self, rows: Tensor) -> "_Loop":
         return _Loop(*(t[rows] for t in tuple(self)))
@@ -233,7 +233,7 @@ def masked(
     loop, steps = _Loop.start(fibre, v, stop, active), []
     for iteration in range(1, iterations + 1):
         loop = loop.next(iteration, *update(fibre, loop.u, loop.c, base, steps), stop)
-    return Projection(loop.u, loop.converged, loop.count, active & ~loop.converged)
+    return Projection(loop.u, loop.converged, loop.updates, active & ~loop.converged)
 
 
 def _solve(
@@ -241,7 +241,7 @@ def _solve(
 ) -> tuple[Tensor, ...]:
     """:func:`project` by one solver, with all rows active: position, converged and iterations."""
     loop, steps = _Loop.start(fibre, v, stop), []
-    whole = loop.u, loop.converged, loop.count
+    whole = loop.u, loop.converged, loop.updates
     # the rows still in the loop: all of them until the batch is first compacted
     rows: Tensor | None = None
     for iteration in range(1, max_iterations + 1):
@@ -249,13 +249,13 @@ def _solve(
         if n_running == 0:
             break
         if n_running < _COMPACTION * len(loop.running):
-            whole = store(rows, whole, (loop.u, loop.converged, loop.count))
+            whole = store(rows, whole, (loop.u, loop.converged, loop.updates))
             keep = loop.running.nonzero().squeeze(-1)
             rows = keep if rows is None else rows[keep]
             loop, stop, fibre, base = loop.take(keep), stop.take(keep), fibre.take(keep), base[keep]
             steps = [step[keep] for step in steps]
         loop = loop.next(iteration, *update(fibre, loop.u, loop.c, base, steps), stop)
-    return store(rows, whole, (loop.u, loop.converged, loop.count))
+    return store(rows, whole, (loop.u, loop.converged, loop.updates))
 
 
 def evaluate_constraint(fibre: Constraint, u: Tensor) -> Tensor:
