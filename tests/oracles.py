@@ -84,7 +84,7 @@ def without_reverse_check(solver: Callable) -> Callable:
     """
     forwards = itertools.cycle([True, False])
 
-    def trusting(fibre, v, base, *, active):
+    def trusting(fibre, v, base, *, active, **_):
         if next(forwards):
             return solver(fibre, v, base, active=active)
         return trusted(v, active)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
 
@@ -72,12 +73,11 @@ class Compiler:
         return compiled, result
 
 
-# Sizes of the traced batch: primes, so that a multiple of one in the graph is a number of rows.
-_SIZES = (211, 97, 53, 31)
-# Another size, at which the traced graph is checked.
-_OTHER_SIZE = 6
-# Maximum elements of the arguments of a traced batch.
-_BUDGET = 10**8
+# Sizes of the traced batch, and whether its rows are fake: primes, so that a multiple of one in the graph is a number
+# of rows. Real rows, which take memory, are for operations that mix fake tensors with the model's own.
+_SIZES = ((10007, True), (20011, True), (53, False), (31, False))
+# Another size, of real rows, at which the traced graph is checked.
+_OTHER_SIZE = 3
 
 
 def _of_size(tensors: list[Tensor], rows: int) -> list[Tensor]:
@@ -87,28 +87,34 @@ def _of_size(tensors: list[Tensor], rows: int) -> list[Tensor]:
 def _trace(function: Callable[..., list[Tensor]], tensors: list[Tensor]) -> torch.fx.GraphModule:
     """The graph of a function, for any number of rows.
 
-    Forward-mode differentiation cannot be traced with symbolic sizes (it allocates the tangents of constants with
-    the sizes it sees), so the graph is traced at one size, with multiples of that size replaced; it must agree with
-    the function at another size.
+    Forward-mode differentiation and ``vmap`` cannot be traced with symbolic sizes (they record the sizes they see), so
+    the graph is traced at one size, with multiples of that size replaced; it must agree with the function at another
+    size. The traced rows are fake tensors where that works, which have a size but no values: tracing then takes the
+    memory of the few rows that are compared.
     """
-    elements = sum(t[0].numel() for t in tensors)
     other = _of_size(tensors, _OTHER_SIZE)
     expected = function(*other)
-    for rows in _SIZES:
-        if rows * elements > _BUDGET and rows != _SIZES[-1]:
-            continue
-        graph = make_fx(function)(*_of_size(tensors, rows))
-        _make_dynamic(graph, rows)
+    for rows, fake in _SIZES:
         try:
+            graph = _trace_fake(function, tensors, rows) if fake else make_fx(function)(*_of_size(tensors, rows))
+            _make_dynamic(graph, rows)
             with torch.no_grad():
                 found = graph(*other)
-        except RuntimeError:
+        except Exception:
+            # the last size has the last word
+            if rows == _SIZES[-1][0]:
+                raise
             continue
         if all(
             torch.allclose(f, e, rtol=1e-6, atol=1e-8, equal_nan=True) for f, e in zip(found, expected, strict=True)
         ):
             return graph
     raise RuntimeError("its graph depends on the number of rows")
+
+
+def _trace_fake(function: Callable[..., list[Tensor]], tensors: list[Tensor], rows: int) -> torch.fx.GraphModule:
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        return make_fx(function)(*(torch.empty(rows, *t.shape[1:], dtype=t.dtype, device=t.device) for t in tensors))
 
 
 def _make_dynamic(graph: torch.fx.GraphModule, rows: int) -> None:

@@ -49,9 +49,10 @@ class ConstrainedHMC(Settings):
         n_geodesic: geodesic sub-steps per step (Ng); None adds sub-steps in warm-up while solvers fail too often.
         trajectory_length: mean duration of a trajectory, a number or ``[*batch]``; None adapts it per problem in
             warm-up. Durations are uniform between 0.5 and 1.5 times this.
-        solver: solver that a projection tries first: ``"quasi_newton"`` (one factorisation per projection) or
-            ``"newton"`` (one per iteration); chains on which it fails fall back to the other. None chooses Newton if
-            its Jacobian is cheap: structured, with at most 8 global inputs.
+        solver: solver that a projection tries first: ``"quasi_newton"`` (one factorisation per projection),
+            ``"broyden"`` (corrected by the steps made) or ``"newton"`` (one factorisation per iteration); chains on
+            which it fails fall back to Newton, or from Newton to Broyden. None chooses Newton if its Jacobian is cheap
+            (structured, with at most 8 global inputs), else Broyden.
         split: whether drifts follow the exact motion of a standard normal density (Gaussian split) instead of straight
             lines; None if the input density is standard normal.
         tolerance: a projection has converged when ``max|c| < tolerance * max(1, |y|_max)``; None for 1e-8 in
@@ -104,8 +105,8 @@ class ConstrainedHMC(Settings):
 
     def solvers(self, problem: Fibre) -> tuple[str, ...]:
         """The solvers, in the order in which a projection tries them."""
-        first = self.solver or ("newton" if problem.structure.is_cheap else "quasi_newton")
-        return first, *(name for name in SOLVERS if name != first)
+        first = self.solver or ("newton" if problem.structure.is_cheap else "broyden")
+        return first, "broyden" if first == "newton" else "newton"
 
     def sub_steps(self, problem: Fibre) -> int:
         """Geodesic sub-steps per step, before any adaptation."""

@@ -141,7 +141,16 @@ class GeodesicEndpoint(NamedTuple):
 class Solver(Protocol):
     """:func:`projection.project` with its settings filled in."""
 
-    def __call__(self, fibre: Fibre, v: Tensor, base: JacobianMap, *, active: Tensor) -> Projection: ...
+    def __call__(
+        self,
+        fibre: Fibre,
+        v: Tensor,
+        base: JacobianMap,
+        *,
+        active: Tensor,
+        expected: Tensor | None = None,
+        within: float = 0.0,
+    ) -> Projection: ...
 
 
 def geodesic(
@@ -180,7 +189,8 @@ def geodesic(
     u, p = position, momentum - 0.5 * step * jacobian.tangent(flow.force(position, linearisation.gradient))
     status = torch.full(u.shape[:1], int(Status.OK), dtype=torch.int8, device=u.device)
     iterations, retried = torch.zeros_like(status, dtype=torch.int32), torch.zeros_like(status, dtype=torch.bool)
-    for i in range(int(n_steps.max())):
+    longest = int(n_steps.max())
+    for i in range(longest):
         moving = i < n_steps
         for j in range(n_geodesic):
             alive = moving & (status == Status.OK)
@@ -195,8 +205,16 @@ def geodesic(
                 linearisation = fibre.evaluate(type(fibre).linearise, u_new)
                 jacobian = linearisation.jacobian
             p_new = jacobian.tangent(flow.arrival(u, u_new, drift))
-            # to full tolerance: a truncated solve would accept moves whose reversal fails, and bias the draws
-            back = solver(fibre, flow.move(u_new, -p_new, drift), jacobian, active=moved)
+            # until it converges, or contracts towards u from nearby: a truncated solve would accept moves whose
+            # reversal fails, and bias the draws
+            back = solver(
+                fibre,
+                flow.move(u_new, -p_new, drift),
+                jacobian,
+                active=moved,
+                expected=u,
+                within=reversal_tolerance,
+            )
             returned = back.converged & ((back.position - u).abs().amax(-1) < reversal_tolerance)
             status = torch.where(moved & ~returned, int(Status.REVERSAL_FAILED), status)
             iterations += forward.iterations + back.iterations
@@ -205,6 +223,7 @@ def geodesic(
         p = p - _kick(step, i, n_steps) * jacobian.tangent(flow.force(u, linearisation.gradient))
         if trace is not None:
             trace(u)
-        if i + 1 < int(n_steps.max()) and not (status == Status.OK).any():
+        # a device would make the host wait for the answer
+        if u.device.type == "cpu" and i + 1 < longest and not (status == Status.OK).any():
             break
     return GeodesicEndpoint(u, p, linearisation, status, iterations, retried)

@@ -4,6 +4,7 @@ import functools
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 
 import dgm_infer as dgm
 from dgm_infer.conditioning.compilation import Compiler
@@ -121,16 +122,42 @@ def test_without_compile_nothing_is_compiled(compiled):
     assert compiled == []
 
 
-@pytest.mark.parametrize("constant", [31, 53, 97, 211, 422])
+@pytest.mark.parametrize("constant", [3, 31, 53, 10007, 20014])
 def test_numbers_of_the_model_are_not_taken_for_numbers_of_rows(constant, compiled):
     def function(x):
         wide = x @ torch.ones(x.shape[-1], constant, dtype=FLOAT)
         return (wide + torch.zeros(len(x), constant, dtype=FLOAT)).sum(-1) * constant
 
     compiler = Compiler()
-    for rows in (3, 1, constant, 100):
+    for rows in (3, 1, 53, 100):
         x = torch.randn(rows, 2, generator=torch.Generator().manual_seed(rows), dtype=FLOAT)
         torch.testing.assert_close(compiler("key", function, x), function(x))
+    assert len(compiled) == 1
+
+
+class Counted(Circle):
+    """It remembers the most rows that it computed; fake rows have no values to compute."""
+
+    most = 0
+
+    def observed(self, u):
+        inner = u
+        while torch._C._functorch.is_functorch_wrapped_tensor(inner):
+            inner = torch._C._functorch.get_unwrapped(inner)
+        if not isinstance(inner, FakeTensor):
+            self.most = max(self.most, u.shape[:-1].numel())
+        return super().observed(u)
+
+
+def test_tracing_computes_a_few_rows_only(compiled):
+    problem = dgm.condition(Counted(), [1.0])
+    for rows in (3, 500):
+        u = torch.randn(rows, 2, generator=torch.Generator().manual_seed(rows), dtype=FLOAT)
+        fibre = problem.compiled().rows(rows)
+        problem.model.most = 0
+        fibre.evaluate(dgm.Fibre.linearise, u)
+        # once traced, the graph computes, not the model
+        assert problem.model.most == (3 if rows == 3 else 0)
     assert len(compiled) == 1
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.conditioning.projection import SOLVERS, project
+from dgm_infer.conditioning.projection import SOLVERS, Stop, masked, project
 from dgm_infer.conditioning.solve import damped_gauss_newton
+from dgm_infer.structures import DenseJacobian
 from dgm_infer.structures.scalar import solve_local_inputs
 from tests.models import Bent
 from tests.oracles import FLOAT, Circle, Ellipse, Wave
@@ -56,6 +57,66 @@ def test_newton_needs_fewer_iterations():
     quasi, newton = (project(fibre, v, base, solvers=(s,), **settings(fibre, v)) for s in ("quasi_newton", "newton"))
     assert (newton.iterations <= quasi.iterations).all()
     assert newton.iterations.max() < quasi.iterations.max()
+
+
+class Mixed(dgm.GenerativeModel):
+    """Linear outputs, so that a wrong Jacobian is wrong by a constant matrix."""
+
+    input_density = dgm.StandardNormal(5)
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("weight", torch.linspace(-1, 1, 15).reshape(5, 3).cos() + torch.eye(5, 3))
+
+    def observed(self, u):
+        return u @ self.weight
+
+
+def iterations_with_a_wrong_jacobian(solver):
+    fibre = dgm.condition(Mixed(), [0.1, 0.2, 0.3]).rows(4)
+    rng = torch.Generator().manual_seed(39)
+    u = torch.randn(4, 5, generator=rng, dtype=FLOAT)
+    (matrix,) = fibre.entries(u).entries
+    wrong = DenseJacobian.factorise(matrix + 0.3 * torch.randn(4, 3, 5, generator=rng, dtype=FLOAT))
+    result = project(fibre, u, wrong, solvers=(solver,), **settings(fibre, u))
+    # along the rows of the Jacobian that was given
+    assert wrong.tangent(result.position - u).abs().max() < 1e-10
+    return result.iterations[result.converged]
+
+
+def test_broydens_method_solves_linear_equations_in_twice_their_number_of_steps():
+    # Gay 1979: at most 2 N steps, from any matrix that is not singular
+    found = iterations_with_a_wrong_jacobian("broyden")
+    assert len(found) == 4
+    assert found.max() <= 6
+    # the control: a fixed matrix needs more, or diverges
+    fixed = iterations_with_a_wrong_jacobian("quasi_newton")
+    assert len(fixed) < 4 or fixed.min() > 6
+
+
+def test_broydens_method_needs_fewer_iterations_than_a_fixed_factorisation():
+    fibre, v, base = off_the_fibre(distance=0.6)
+    fixed, broyden = (project(fibre, v, base, solvers=(s,), **settings(fibre, v)) for s in ("quasi_newton", "broyden"))
+    both = fixed.converged & broyden.converged
+    assert both.sum() > 30
+    assert broyden.iterations[both].sum() < 0.9 * fixed.iterations[both].sum()
+    torch.testing.assert_close(fixed.position[both], broyden.position[both], rtol=0, atol=1e-8)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_a_solve_stops_early_where_it_contracts_towards_the_expected_root(solver):
+    fibre, v, base = off_the_fibre()
+    whole = project(fibre, v, base, solvers=(solver,), **settings(fibre, v))
+    near = {"expected": whole.position, "within": 1e-4}
+    early = project(fibre, v, base, solvers=(solver,), **settings(fibre, v, **near))
+    assert torch.equal(early.converged, whole.converged)
+    assert (early.iterations <= whole.iterations).all()
+    assert early.iterations.sum() < whole.iterations.sum()
+    assert (early.position - whole.position).abs().amax(-1)[early.converged].max() < 1e-4
+    # the control: near a point that is not its root, it goes on
+    near["expected"] = whole.position + 0.01
+    other = project(fibre, v, base, solvers=(solver,), **settings(fibre, v, **near))
+    assert torch.equal(other.position, whole.position)
 
 
 @pytest.mark.parametrize("solver", SOLVERS)
@@ -124,6 +185,21 @@ def test_every_row_has_its_own_tolerance():
     assert (error < tolerance).all()
     # quasi-Newton stops as soon as it may
     assert error[-5:].min() > 1e-6
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_masked_updates_of_a_device_are_those_of_a_compacted_batch(solver):
+    fibre, v, base = off_the_fibre(distance=torch.logspace(-5, -1, 40, dtype=FLOAT).unsqueeze(-1))
+    given = settings(fibre, v, active=torch.arange(len(v)) % 3 > 0)
+    compacted = project(fibre, v, base, solvers=(solver,), **given)
+    stop = Stop(given["tolerance"], None, 0.0, 0)
+    found = masked(SOLVERS[solver], fibre, v, base, stop, given["active"], 16)
+    assert compacted.converged.sum() == given["active"].sum()
+    assert torch.equal(found.converged, compacted.converged)
+    assert torch.equal(found.iterations, compacted.iterations)
+    torch.testing.assert_close(found.position, compacted.position, rtol=0, atol=1e-12)
+    # the control: too few updates
+    assert masked(SOLVERS[solver], fibre, v, base, stop, given["active"], 1).retried.any()
 
 
 def far_off_the_wave():
