@@ -125,7 +125,7 @@ def law(kind):
     oracle = suited(kind, correlated_gaussian, ellipse, linear_gaussian)
     # a transition with projections costs more, and moves farther than a random walk
     projects = isinstance(oracle.problem, dgm.Fibre) and oracle.problem.marginal is None
-    chains, warmup, draws = (80, 10, 15) if projects else (600, 60, 60)
+    chains, warmup, draws = (80, 20, 25) if projects else (600, 60, 60)
     return oracle, dgm.sample(oracle.problem, kind(), chains=chains, warmup=warmup, draws=draws, seed=1, progress=False)
 
 
