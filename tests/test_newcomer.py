@@ -165,11 +165,12 @@ def test_what_may_be_meant_is_warned_of(mistake, photograph):
         lambda p: dgm.condition(p, 0.01 + 0.98 * grey(1)),
         lambda p: dgm.condition(p, 0.1 + 0.8 * torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(0))),
         lambda p: dgm.condition(line(), torch.full((3,), 9.0)),
+        lambda p: dgm.condition(line(), torch.tensor([[1.0, 2.0, 3.0]] * 4 + [[1.0, 2.0, 1e4]])),
         lambda p: start(
             dgm.condition(Dependent().eval(), torch.tensor([1.0, 2.0]), observe=dgm.linear(torch.eye(3)[:2]))
         ),
     ],
-    ids=["pixels", "three images", "the tail of the prior", "values observed once"],
+    ids=["pixels", "three images", "the tail of the prior", "one value of many", "values observed once"],
 )
 def test_control_what_is_meant_is_not_remarked_on(meant, photograph):
     with warnings.catch_warnings():
