@@ -48,6 +48,7 @@ ORDER = {
     ],
     "dgm_infer.models": ["densities", "model", "directed", "validate", "noise", "decoder", "decoded"],
     "dgm_infer.conditioning": [
+        "trees",
         "operators",
         "observations",
         "linear",
@@ -56,7 +57,6 @@ ORDER = {
         "projection",
         "search",
         "solve",
-        "trees",
         "compilation",
         "fibre",
         "soft",

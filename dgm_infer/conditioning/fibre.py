@@ -43,13 +43,21 @@ class Fibre:
     Args:
         observed: the model through its observation operator.
         values: ``[*batch, Dy]`` observed values.
+        coarse: the observed model in float32, which Jacobians are computed with; None for ``observed`` itself.
     """
 
     can_complete = True
     """Whether :meth:`complete` can generate outputs, which not every target can."""
 
-    def __init__(self, observed: ObservedModel, values: Tensor, compiler: "Compiler | None" = None):
+    def __init__(
+        self,
+        observed: ObservedModel,
+        values: Tensor,
+        compiler: "Compiler | None" = None,
+        coarse: ObservedModel | None = None,
+    ):
         self.observed = observed
+        self._coarse = coarse
         self.values = values
         self.batch_shape = values.shape[:-1]
         self.dim = observed.dim
@@ -57,6 +65,7 @@ class Fibre:
         self._compiler = compiler
         self._rows: tuple[int, Fibre] | None = None
         self._compiled: Fibre | None = None
+        self._with_coarse: Fibre | None = None
 
     @property
     def model(self):
@@ -98,8 +107,20 @@ class Fibre:
         if self._compiled is None:
             from .compilation import Compiler
 
-            self._compiled = type(self)(self.observed, self.values, Compiler())
+            self._compiled = type(self)(self.observed, self.values, Compiler(), self._coarse)
         return self._compiled
+
+    def with_float32_jacobians(self) -> "Fibre":
+        """The same fibre with Jacobians and their determinants from the model in float32 (math 3.8).
+
+        The constraint itself keeps its type.
+        """
+        if self._coarse is not None or self.values.dtype == torch.float32:
+            return self
+        if self._with_coarse is None:
+            coarse = self.observed.to(torch.float32)
+            self._with_coarse = type(self)(self.observed, self.values, self._compiler, coarse)
+        return self._with_coarse
 
     def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """``function(fibre, *arguments)`` without gradients, compiled if this fibre is.
@@ -136,11 +157,13 @@ class Fibre:
         return self.values, self.observed.data
 
     def _with(self, values: Tensor, data: tuple[Any, ...]) -> "Fibre":
-        return type(self)(self.observed.with_data(data), values, self._compiler)
+        coarse = self._coarse and self._coarse.with_data(tree_map(_to_float32, data))
+        return type(self)(self.observed.with_data(data), values, self._compiler, coarse)
 
     def heated(self, heat: Tensor | None) -> "Fibre":
         """The fibre of the same observations with local inputs that spread ``heat`` times as wide, ``[*batch]``."""
-        return type(self)(self.observed.heated(heat), self.values, self._compiler)
+        coarse = self._coarse and self._coarse.heated(heat if heat is None else heat.float())
+        return type(self)(self.observed.heated(heat), self.values, self._compiler, coarse)
 
     def constraint(self, u: Tensor) -> Tensor:
         """``c(u)``: ``[..., *batch, D] -> [..., *batch, Dy]``."""
@@ -172,7 +195,11 @@ class Fibre:
 
     def entries(self, u: Tensor) -> Evaluation:
         """The constraint and the raw entries of its Jacobian at ``u``, differentiably."""
-        return self.structure.entries(self.constraint, u)
+        if self._coarse is None:
+            return self.structure.entries(self.constraint, u)
+        coarse, values = self._coarse, self.values.float()
+        entries = self.structure.entries(lambda u: coarse.residual(u, values), u.float()).entries
+        return Evaluation(self.constraint(u.detach()), tuple(entry.to(u) for entry in entries))
 
     # The Gram term and its cotangent, which must agree.
     def _gram_energy(self, jacobian: JacobianMap) -> Tensor:
@@ -205,3 +232,7 @@ class Fibre:
             StartError: after ``attempts`` rounds a problem has no point; the message names the best residual.
         """
         return find_starts(self, chains, rng, tolerance=tolerance, attempts=attempts, report=report)
+
+
+def _to_float32(data: Tensor) -> Tensor:
+    return data.float() if data.is_floating_point() else data

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..models import GenerativeModel
 from ..structures import Dense, Structure
 from .operators import Operator, Selection
+from .trees import tree_map
 
 __all__ = ["ObservedModel", "ObservedUnits", "observed_model"]
 
@@ -42,6 +43,16 @@ class ObservedModel:
         """The same model with the data of other problems."""
         other = copy.copy(self)
         other.operator, other.heat = self.operator.with_data(*data[0]), (*data[1], None)[0]
+        return other
+
+    def to(self, dtype: torch.dtype) -> Self:
+        """A copy that computes in another type."""
+
+        def cast(data: Tensor) -> Tensor:
+            return data.to(dtype) if data.is_floating_point() else data
+
+        other = self.with_data(tree_map(cast, self.data))
+        other.model = copy.deepcopy(self.model).to(dtype)
         return other
 
     def heated(self, heat: Tensor | None) -> Self:

@@ -1,6 +1,7 @@
 """Compiled fibres give the results of eager ones, for any number of rows, each function compiled once."""
 
 import functools
+from typing import Any
 
 import pytest
 import torch
@@ -142,8 +143,9 @@ class Counted(Circle):
 
     def observed(self, u):
         inner = u
-        while torch._C._functorch.is_functorch_wrapped_tensor(inner):
-            inner = torch._C._functorch.get_unwrapped(inner)
+        functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+        while functorch.is_functorch_wrapped_tensor(inner):
+            inner = functorch.get_unwrapped(inner)
         if not isinstance(inner, FakeTensor):
             self.most = max(self.most, u.shape[:-1].numel())
         return super().observed(u)

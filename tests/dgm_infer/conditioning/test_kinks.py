@@ -148,7 +148,7 @@ def test_operations_in_place_that_vmap_refuses_are_named():
 
     class InPlace(Network):
         def finish(self, x):
-            if torch._C._functorch.is_functorch_wrapped_tensor(x):
+            if torch._C._functorch.is_functorch_wrapped_tensor(x):  # type: ignore[attr-defined]
                 raise RuntimeError(words)
             return x
 

@@ -1,0 +1,70 @@
+"""Fibres with Jacobians in float32: the same points to the constraint's own tolerance, the same density to rounding."""
+
+import pytest
+import torch
+from torch import nn
+
+import dgm_infer as dgm
+import generators
+from tests.oracles import FLOAT
+
+
+def fibre(dtype=FLOAT):
+    net = nn.Sequential(nn.Linear(8, 16), nn.Softplus(), nn.Linear(16, 5), nn.Sigmoid())
+    rng = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=rng) * 0.7)
+    model = generators.from_module(net.eval(), 8)
+    x = model(torch.randn(2, 8, generator=rng)).detach()
+    return dgm.condition(model, x, dtype=dtype)
+
+
+@pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
+def test_float32_jacobians_are_those_of_the_model_to_rounding_and_nothing_else_is(compiled):
+    exact = fibre()
+    coarse = exact.with_float32_jacobians()
+    coarse = coarse.compiled() if compiled else coarse
+    u = exact.start(6, torch.Generator().manual_seed(1)).reshape(-1, 8)
+    rows, coarse_rows = exact.rows(6), coarse.rows(6)
+    assert torch.equal(coarse_rows.constraint(u), rows.constraint(u))
+    mine, theirs = (f.evaluate(type(f).linearise, u) for f in (coarse_rows, rows))
+    for name in ("energy", "gradient"):
+        a, b = getattr(mine, name), getattr(theirs, name)
+        assert a.dtype == FLOAT
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+        # the control: it is not the model in float64
+        assert not torch.equal(a, b)
+    # part of the rows keeps its Jacobians
+    taken = coarse_rows.take(torch.tensor([3, 1]))
+    torch.testing.assert_close(taken.jacobian(u[[3, 1]]).log_det, mine.jacobian.log_det[[3, 1]])
+    assert not torch.equal(taken.jacobian(u[[3, 1]]).log_det, rows.jacobian(u).log_det[[3, 1]])
+
+
+def test_the_fibre_of_float32_positions_is_its_own():
+    single = fibre(torch.float32)
+    assert single.with_float32_jacobians() is single
+
+
+def test_chains_with_float32_jacobians_keep_the_constraint_in_float64_and_go_as_those_without():
+    problem = fibre()
+    start = problem.start(16, torch.Generator().manual_seed(1))
+    coarse, exact = (
+        dgm.sample(
+            problem,
+            dgm.ConstrainedHMC(0.3, n_steps=3, float32_jacobians=single),
+            chains=16,
+            warmup=0,
+            draws=20,
+            seed=1,
+            initial=start,
+            progress=False,
+        )
+        for single in (True, False)
+    )
+    assert coarse.stats["constraint_error"].max() < 1e-8
+    assert not coarse.stats["reversal_failed"].any()
+    # the same trajectories until rounding decides an acceptance: nearly never in so few
+    same = (coarse.inputs - exact.inputs).abs().amax(-1) < 1e-2
+    assert same.double().mean() > 0.9
+    assert not torch.equal(coarse.inputs, exact.inputs)
