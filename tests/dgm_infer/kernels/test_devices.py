@@ -48,7 +48,7 @@ def test_control_the_double_refuses_tensors_of_the_host_and_counts_waits():
     with Device() as device:
         x = to_device(torch.arange(3.0))
         with pytest.raises(RuntimeError, match="on the host"):
-            x + torch.ones(3)
+            _ = x + torch.ones(3)
         # as on a device, a number of the host may be used
         assert (x + torch.tensor(1.0)).device == x.device
         assert device.waits.total() == 0
