@@ -5,6 +5,7 @@ import textwrap
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
+from typing import Protocol, TypeVar
 
 __all__ = [
     "ArgumentError",
@@ -19,6 +20,7 @@ __all__ = [
     "Status",
     "cause",
     "reported_as",
+    "uninterrupted",
 ]
 
 
@@ -76,6 +78,26 @@ def reported_as(kind: type[DgmInferError]) -> Iterator[None]:
         yield
     except ArgumentError as error:
         raise kind(str(error)) from error.__cause__
+
+
+class Result(Protocol):
+    """Draws, or evidence."""
+
+    interrupted: bool
+
+
+Whole = TypeVar("Whole", bound=Result)
+
+
+def uninterrupted(result: Whole) -> Whole:
+    """The result of a run that was not stopped, for those who can use no part of one.
+
+    Raises:
+        KeyboardInterrupt: it was, as by Ctrl-C.
+    """
+    if result.interrupted:
+        raise KeyboardInterrupt
+    return result
 
 
 class Status(IntEnum):

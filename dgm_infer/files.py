@@ -1,5 +1,6 @@
 """Results on disk: run folders ``runs/<name>/<time>/``, and files that are written atomically."""
 
+import io
 import os
 import secrets
 import shutil
@@ -9,16 +10,20 @@ from datetime import datetime
 from pathlib import Path
 
 from .arguments import file_path
-from .errors import ArgumentError, ConfigError, cause
+from .errors import ArgumentError, ConfigError, cause, reported_as
 
 __all__ = [
+    "CONFIGURATION",
     "REFERENCE_DATA",
     "complete_file",
     "complete_run",
+    "held",
     "make_folder",
+    "new_folder",
     "remove_folders",
-    "unused_folder",
+    "remove_unfinished",
     "writable_folder",
+    "write_file",
 ]
 
 
@@ -26,21 +31,36 @@ REFERENCE_DATA = "DGM_INFER_REFERENCE_DATA"
 """Environment variable that names the folder of reference data."""
 
 
-def unused_folder(name: str, root: str | os.PathLike = "runs") -> Path:
-    """``root/name/<time>``, a path that does not exist yet."""
-    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    folder, n = Path(root) / name / stamp, 1
-    while folder.exists():
-        n += 1
-        folder = folder.with_name(f"{stamp}_{n}")
-    return folder
+CONFIGURATION = "config.yaml"
+"""The file of a run folder that is written before there are results."""
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Make a missing folder; returns it and the parents made with it, for :func:`remove_folders`."""
+    """Make a missing folder; returns it and the parents made with it, for :func:`remove_unfinished`."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return made
+
+
+def new_folder(name: str, root: str | os.PathLike = "runs") -> list[Path]:
+    """Make ``root/name/<time>``, of which only one of several processes gets each; returns it and the parents made.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    parent, n = Path(root) / name, 1
+    while True:
+        folder = parent / (stamp if n == 1 else f"{stamp}_{n}")
+        made = make_folder(parent)
+        try:
+            folder.mkdir()
+            return [folder, *made]
+        except FileExistsError:
+            n += 1
+        except FileNotFoundError:
+            # another process, whose run failed, has just removed the parent that it had made
+            continue
 
 
 def writable_folder(folder: Path) -> Path:
@@ -65,6 +85,20 @@ def remove_folders(made: list[Path]) -> None:
     for path in made[1:]:
         with suppress(OSError):
             path.rmdir()
+
+
+def remove_unfinished(made: list[Path]) -> bool:
+    """Undo :func:`new_folder` unless the folder holds more than a configuration; whether it is gone."""
+    folder = made[0]
+    with suppress(OSError):
+        if any(path.name != CONFIGURATION for path in folder.iterdir()):
+            return False
+        (folder / CONFIGURATION).unlink(missing_ok=True)
+    for path in made:
+        # refused where another run is in it
+        with suppress(OSError):
+            path.rmdir()
+    return not folder.exists()
 
 
 @contextmanager
@@ -92,22 +126,48 @@ def complete_file(path: str | os.PathLike) -> Iterator[Path]:
             part.unlink()
 
 
-@contextmanager
-def complete_run(name: str, root: str | os.PathLike = "runs") -> Iterator[Path]:
-    """A new folder to write results to; removed if the block fails, so that none is half-written.
+def write_file(path: str | os.PathLike, content: str | bytes | io.BytesIO) -> None:
+    """Write a whole file atomically, from memory: a disk that is full leaves neither a part of it nor a damaged one.
 
     Raises:
-        ConfigError: the name is not a plain name, or the folder cannot be made.
+        ArgumentError: the folder does not exist, the path is a folder, or the file cannot be written.
+    """
+    if isinstance(content, io.BytesIO):
+        data: bytes | memoryview = content.getbuffer()
+    else:
+        data = content.encode() if isinstance(content, str) else content
+    with complete_file(path) as part:
+        part.write_bytes(data)
+
+
+@contextmanager
+def complete_run(name: str, root: str | os.PathLike = "runs", configuration: str | None = None) -> Iterator[Path]:
+    """A new folder to write results to, with the configuration of the run in it.
+
+    If the block fails, the folder stays with the results that it holds, which a note of the exception names; without
+    any it is removed.
+
+    Raises:
+        ConfigError: the name is not a plain name, or the folder cannot be made or written to.
     """
     if not name or name in (".", "..") or Path(name).name != name:
         raise ConfigError(f"name: {name!r} must be a plain name, for a folder in {root}")
-    folder = unused_folder(name, root)
     try:
-        made = make_folder(folder)
+        made = new_folder(name, root)
     except OSError as error:
         raise ConfigError(f"output: cannot make a folder in {root}: {error.strerror}") from error
+    folder = made[0]
     try:
+        if configuration is not None:
+            with reported_as(ConfigError):
+                write_file(folder / CONFIGURATION, configuration)
         yield folder
-    except BaseException:
-        remove_folders(made)
+    except BaseException as error:
+        if not remove_unfinished(made):
+            error.add_note(f"{folder} keeps what was finished: {held(folder)}")
         raise
+
+
+def held(folder: Path) -> str:
+    """The names of the files in a folder, in words."""
+    return ", ".join(sorted(path.name for path in folder.iterdir()))

@@ -103,6 +103,7 @@ ORDER = {
         "schedules",
         "pilot",
         "method",
+        "chunks",
         "result",
         "plan",
         "resampling",
@@ -169,6 +170,7 @@ ORDER = {
     "evaluation.reports": ["tables", "records", "scorecard", "documents", "estimates", "mixing", "samplers"],
     "evaluation.figures": [
         "colours",
+        "saving",
         "completions",
         "thumbnails",
         "traces",
@@ -213,6 +215,7 @@ ORDER = {
     ],
     "evaluation.commands": [
         "messages",
+        "keeping",
         "options",
         "inputs",
         "train",

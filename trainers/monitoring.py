@@ -13,7 +13,7 @@ from torchvision.utils import make_grid, save_image
 import dgm_infer as dgm
 from dgm_infer import GenerativeModel, LatentVariableModel
 from dgm_infer.arguments import whole_number
-from dgm_infer.errors import ConfigError
+from dgm_infer.errors import ConfigError, uninterrupted
 from dgm_infer.evidence import Method
 from generators import LatentPosterior
 
@@ -150,9 +150,8 @@ class HeldOutEvidence(_Look):
         # flat: a separate channel dimension would look like a batch of one
         target = LatentPosterior(parts.decoder, images.flatten(1), parts.prior)
         base = dgm.Gaussian.from_encoder(parts.encode, target.images.flatten(1))
-        found = dgm.log_evidence(
-            target, base, self.method, chains=self.chains, seed=_SEED, keep_draws=False, progress=False
-        )
+        options: dict[str, Any] = {"chains": self.chains, "seed": _SEED, "keep_draws": False, "progress": False}
+        found = uninterrupted(dgm.log_evidence(target, base, self.method, **options))
         weights = log_weights(model, images, self.samples)
         error = found.std_error.double().square().sum().sqrt() / len(images)
         metrics = {

@@ -1,5 +1,6 @@
 """Resuming of interrupted runs as if they had not been interrupted."""
 
+import io
 import os
 import random
 from pathlib import Path
@@ -63,7 +64,10 @@ class WholeFiles(TorchCheckpointIO):
             return
         target = Path(path)
         writable_folder(target.parent)
+        # in memory first: of a full disk torch says no more than that a write failed
+        content = io.BytesIO()
+        torch.save(checkpoint, content)
         with complete_file(target) as part, part.open("wb") as file:
-            torch.save(checkpoint, file)
+            file.write(content.getbuffer())
             file.flush()
             os.fsync(file.fileno())

@@ -40,7 +40,7 @@ class ImportanceSampling(Settings):
         whole_number("ImportanceSampling", "samples", self.samples)
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
-        draws, log_weights = _weighted(path, chains, self.samples, rng, progress)
+        draws, log_weights, interrupted = _weighted(path, chains, self.samples, rng, progress)
         each = log_mean(log_weights.movedim(1, 0))
         pooled = log_weights.flatten(0, 1)
         estimate = mean_of_chains(each.log_z)._replace(bias=each.bias.mean(0))
@@ -49,7 +49,7 @@ class ImportanceSampling(Settings):
             "max_weight_share": largest_share(pooled),
             "log_z_pooled": log_mean(pooled).log_z,
         }
-        return Outcome(estimate, draws, log_weights, diagnostics)
+        return Outcome(estimate, draws, log_weights, diagnostics, interrupted=interrupted)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,10 +70,10 @@ class Elbo(Settings):
         whole_number("Elbo", "samples", self.samples)
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
-        draws, log_weights = _weighted(path, chains, self.samples, rng, progress)
+        draws, log_weights, interrupted = _weighted(path, chains, self.samples, rng, progress)
         pooled = log_weights.flatten(0, 1)
         diagnostics = {"ess": weight_ess(pooled), "max_weight_share": largest_share(pooled)}
-        return Outcome(_mean(log_weights.mean(1)), draws, log_weights, diagnostics)
+        return Outcome(_mean(log_weights.mean(1)), draws, log_weights, diagnostics, interrupted=interrupted)
 
 
 def importance_log_z(path: AnnealedPath, samples: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -96,18 +96,24 @@ def _mean(values: Tensor) -> Estimate:
 @torch.no_grad()
 def _weighted(
     path: AnnealedPath, chains: int, samples: int, rng: torch.Generator, progress: Progress
-) -> tuple[Tensor, Tensor]:
-    """Draws of the base ``[chains, samples, *batch, D]`` and their log weights."""
+) -> tuple[Tensor, Tensor, bool]:
+    """Draws of the base ``[chains, samples, *batch, D]``, their log weights, and whether an interrupt left fewer."""
     at_once = max(1, _POINTS // (chains * path.batch_shape.numel()))
     progress.expect(-(-samples // at_once))
     mean = path.base.mean
     draws = mean.new_empty(chains, samples, *mean.shape)
     log_weights = torch.empty(draws.shape[:-1], dtype=torch.float64, device=mean.device)
-    for start in range(0, samples, at_once):
-        n = min(at_once, samples - start)
-        v = path.normal(chains * n, rng)
-        draws[:, start : start + n] = path.base.unwhiten(v).unflatten(0, (chains, n))
-        log_weights[:, start : start + n] = -path.differences(v).unflatten(0, (chains, n))
-        done = log_weights[:, : start + n]
-        progress.update("importance", lambda done=done: log_mean(done.flatten(0, 1)).log_z)
-    return draws, finite_or_zero(log_weights)
+    made = 0
+    try:
+        while made < samples:
+            n = min(at_once, samples - made)
+            v = path.normal(chains * n, rng)
+            draws[:, made : made + n] = path.base.unwhiten(v).unflatten(0, (chains, n))
+            log_weights[:, made : made + n] = -path.differences(v).unflatten(0, (chains, n))
+            made += n
+            done = log_weights[:, :made]
+            progress.update("importance", lambda done=done: log_mean(done.flatten(0, 1)).log_z)
+    except KeyboardInterrupt:
+        if made == 0:
+            raise
+    return draws[:, :made], finite_or_zero(log_weights[:, :made]), made < samples

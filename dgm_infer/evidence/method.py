@@ -27,6 +27,8 @@ class Outcome(NamedTuple):
     """By name, each ``[..., *batch]``."""
     pilot_evaluations: int = 0
     """Gradient evaluations per chain and problem spent on tuning."""
+    interrupted: bool = False
+    """Whether the chains were stopped before their end, and the estimate is of what they had."""
 
 
 class Method(Protocol):

@@ -6,7 +6,7 @@ import torch
 
 from ..arguments import random_seed, whole_number
 from ..bases import Gaussian
-from ..errors import ArgumentError
+from ..errors import ArgumentError, uninterrupted
 from .method import Method, check_method
 from .result import Evidence
 from .run import log_evidence
@@ -71,7 +71,7 @@ def refine_base(
     pilots = []
     for _ in range(rounds):
         own = int(torch.randint(2**31, (), generator=seeds))
-        pilot = log_evidence(target, base, method, chains=chains, seed=own, progress=progress)
+        pilot = uninterrupted(log_evidence(target, base, method, chains=chains, seed=own, progress=progress))
         assert pilot.draws is not None
         base = base.refined(pilot.draws, pilot.log_weights, pilot.log_z, kind=kind)
         pilots.append(pilot)

@@ -1,5 +1,6 @@
 """``Evidence``: estimates of log Z with their errors, status and diagnostics, weighted draws, and their file."""
 
+import io
 import json
 import math
 import os
@@ -12,7 +13,7 @@ from torch import Tensor
 
 from ..arguments import file_path, fraction, function
 from ..errors import ArgumentError, CheckpointError, cause
-from ..files import complete_file
+from ..files import write_file
 from .method import EstimateStatus
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class Evidence:
         draws: weighted draws of the target ``[chains, draws, *batch, D]``; None if not kept.
         log_weights: ``[chains, draws, *batch]``.
         seed: seed of the run.
+        interrupted: whether Ctrl-C ended the run: chains may be shorter, and problems without an estimate are NaN.
     """
 
     def __init__(
@@ -72,10 +74,11 @@ class Evidence:
         draws: Tensor | None,
         log_weights: Tensor,
         seed: int,
+        interrupted: bool = False,
     ):
         self.log_z, self.std_error, self.bias, self.dof = log_z, std_error, bias, dof
         self.status, self.method, self.diagnostics = status, method, diagnostics
-        self.draws, self.log_weights, self.seed = draws, log_weights, seed
+        self.draws, self.log_weights, self.seed, self.interrupted = draws, log_weights, seed, interrupted
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Ends of ``log_z +- t std_error``, Student's t of ``dof`` degrees of freedom: each ``[*batch]``."""
@@ -152,11 +155,13 @@ class Evidence:
             "status": self.status,
             "method": self.method,
             "seed": self.seed,
+            "interrupted": self.interrupted,
             "diagnostics": plain,
         }
         arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-        with complete_file(path) as part, part.open("wb") as file:
-            np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
+        file = io.BytesIO()
+        np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
+        write_file(path, file)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Evidence":
@@ -187,6 +192,7 @@ class Evidence:
                 draws=tensors.get("draws"),
                 log_weights=tensors["log_weights"],
                 seed=header["seed"],
+                interrupted=header.get("interrupted", False),
             )
         except CheckpointError:
             raise

@@ -16,6 +16,7 @@ from ..probe import energy_fault, nan_energies, probe_points
 from ..progress import Progress
 from ..target import as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
+from .chunks import joined
 from .estimators import Estimate, bennett, log_mean
 from .method import EstimateStatus, Method, Outcome, check_method
 from .path import AnnealedPath
@@ -57,9 +58,15 @@ def log_evidence(
             memory; ``thin`` saves memory too.
         progress: show a bar with the running estimate on the standard error stream.
 
+    Returns:
+        :class:`Evidence`. An interrupt (Ctrl-C) returns what there is, with ``interrupted`` set and a warning: the
+        estimates of finished chunks, NaN for the problems of others, and from shorter chains those of tempering,
+        ``ImportanceSampling`` and ``Elbo``.
+
     Raises:
         ArgumentError: an argument is outside its range, or base and target do not fit.
         EvidenceError: all weights of a problem are zero, or the method has no weights for this target.
+        KeyboardInterrupt: interrupted before there was any estimate.
     """
     method = _default() if method is None else method
     check_method(method)
@@ -226,6 +233,7 @@ class _Run:
         self.bar: Progress
         self.evaluations = 0
         self.seconds = 0.0
+        self.estimated, self.interrupted = n, False
 
     def _probe(self, name: str) -> None:
         """Name an energy that is faulty at draws of the base; the run's random numbers are left."""
@@ -257,13 +265,25 @@ class _Run:
                 self.bar.finish()
                 # the number of adaptive temperatures differs between chunks
                 self.evaluations = max(self.evaluations, path.evaluations)
+                if any(part.interrupted for part in parts):
+                    break
+        except KeyboardInterrupt:
+            if not done:
+                raise
         finally:
             self.bar.close()
         self.seconds = time.perf_counter() - started
-        joined = [_joined(list(chunks), len(self.target.batch_shape)) for chunks in zip(*done, strict=True)]
-        if len(self.chunks) > 1:
-            joined = [_shaped(part, self.target.batch_shape) for part in joined]
-        return joined
+        self._say_interrupted(done)
+        columns = [list(chunks) for chunks in zip(*done, strict=True)]
+        return [parts[0] if len(self.chunks) == 1 else joined(parts, self.target.batch_shape) for parts in columns]
+
+    def _say_interrupted(self, done: list[list[Outcome]]) -> None:
+        n = self.target.batch_shape.numel()
+        last = self.chunks[len(done) - 1]
+        self.estimated = n if last is None else last.stop
+        self.interrupted = self.estimated < n or any(part.interrupted for part in done[-1])
+        if self.interrupted:
+            warnings.warn(f"interrupted: estimates of {self.estimated} of {n} problems are kept", stacklevel=4)
 
     def _path(self, problems: slice | None) -> AnnealedPath:
         if problems is None:
@@ -281,6 +301,7 @@ class _Run:
         """The result, from an outcome over all problems."""
         log_z, std_error, bias = outcome.estimate
         lost = ~log_z.isfinite()
+        lost.view(-1)[self.estimated :] = False
         if lost.any():
             first = int(lost.reshape(-1).nonzero()[0])
             raise EvidenceError(
@@ -304,37 +325,10 @@ class _Run:
             draws=outcome.draws if self.keep_draws else None,
             log_weights=outcome.log_weights,
             seed=self.seed,
+            interrupted=self.interrupted,
         )
 
 
 def _mean_log_z(news: list[Callable[[], Tensor]]) -> str:
     """The latest running estimate, for the progress bar."""
     return f"mean log Z {news[-1]().mean().item():.3f}"
-
-
-def _joined(parts: list[Outcome], n_batch: int) -> Outcome:
-    """Join the outcomes of chunks into one with a flat batch ``[N]``."""
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
-    estimate = Estimate(*(torch.cat(values) for values in zip(*(p.estimate for p in parts), strict=True)))
-    diagnostics = {name: torch.cat([p.diagnostics[name] for p in parts], -1) for name in first.diagnostics}
-    draws = torch.cat([p.draws for p in parts], -2)
-    log_weights = torch.cat([p.log_weights for p in parts], -1)
-    return Outcome(estimate, draws, log_weights, diagnostics, first.pilot_evaluations)
-
-
-def _shaped(outcome: Outcome, shape: torch.Size) -> Outcome:
-    """Reshape the flat batch ``[N]`` of an outcome to ``shape``."""
-
-    def last(value: Tensor, after: int = 0) -> Tensor:
-        end = value.ndim - after
-        return value.reshape(*value.shape[: end - 1], *shape, *value.shape[end:])
-
-    return Outcome(
-        Estimate(*(last(value) for value in outcome.estimate)),
-        last(outcome.draws, after=1),
-        last(outcome.log_weights),
-        {name: last(value) for name, value in outcome.diagnostics.items()},
-        outcome.pilot_evaluations,
-    )

@@ -1,6 +1,7 @@
 """``Draws``: positions and statistics of a sampling run, its diagnostics and its file. The only user of ArviZ."""
 
 import hashlib
+import io
 import json
 import os
 import warnings
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from ..arguments import allocatable, file_path, random_seed, whole_number
 from ..errors import ArgumentError, CheckpointError, cause
-from ..files import complete_file
+from ..files import write_file
 from ..kernels import Kernel
 from ..kernels.stored import UnknownKernel, from_json, to_json
 
@@ -37,7 +38,7 @@ class Draws:
             ``reversal_failed``, ``solver_iterations``.
         kernel: the frozen, adapted kernel.
         seed: seed of the run.
-        interrupted: whether the run was stopped before its last draw.
+        interrupted: whether the run was stopped before its last draw, by Ctrl-C or by an exception of the model.
         problem: the problem that was sampled; None after :meth:`load` without it.
         ancestors: ``[chains, *batch]``, if starts were annealed: the index of the prior draw that each chain descends
             from. Chains with the same index share their start, so that R-hat compares fewer starts.
@@ -171,9 +172,17 @@ class Draws:
         return data
 
     def save(self, path: str | os.PathLike) -> None:
-        """Write a netCDF file (ArviZ's groups) atomically."""
-        with complete_file(path) as part:
-            self.to_arviz().to_netcdf(str(part), engine="h5netcdf")
+        """Write a netCDF file (ArviZ's groups) atomically.
+
+        Raises:
+            ArgumentError: the file cannot be written; an older one stays as it was.
+        """
+        tree = self.to_arviz().to_datatree()
+        compressed = {node.path: {name: {"zlib": True} for name in node.variables} for node in tree.subtree}
+        # in memory first: HDF5 ends the process when its disk is full
+        file = io.BytesIO()
+        tree.to_netcdf(file, engine="h5netcdf", encoding={path: by for path, by in compressed.items() if by})
+        write_file(path, file)
 
     @classmethod
     def load(cls, path: str | os.PathLike, problem: Any = None) -> "Draws":

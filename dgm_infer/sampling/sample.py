@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..arguments import choice, flag, fraction, numbers, random_seed, whole_number
 from ..conditioning.fibre import Fibre
-from ..errors import ArgumentError, StartError
+from ..errors import ArgumentError, StartError, cause
 from ..kernels import HMC, ConstrainedHMC, Info, Kernel
 from ..progress import Progress
 from ..target import Target, as_target
@@ -58,7 +58,8 @@ def sample(
         progress: show a bar with acceptance, failures and constraint error on the standard error stream.
 
     Returns:
-        :class:`Draws`. An interrupt (Ctrl-C) after warm-up returns the draws made so far, with ``interrupted`` set.
+        :class:`Draws`. An interrupt (Ctrl-C), or an exception of the model, after the first draw returns the draws made
+        so far, with ``interrupted`` set and a warning that names the cause.
 
     Raises:
         ArgumentError: an argument is outside its range.
@@ -93,7 +94,7 @@ def sample(
     rng = torch.Generator(_device(problem, initial)).manual_seed(seed)
     kept: dict[str, Tensor] = {}
     count = 0
-    interrupted = False
+    stopped_by: str | None = None
     with Progress(progress, _diagnostics, warmup + draws * thin) as bar:
         if undecided is not None and undecided.marginal is not None:
             picked = pick_kernel(undecided, chains, target_acceptance=target_acceptance, report=bar.say)
@@ -142,12 +143,12 @@ def sample(
                         kept[name][:, count] = value
                     count += 1
                 bar.update("sampling", _without_ends(info))
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, Exception) as error:
             if count == 0:
                 raise
-            interrupted = True
-    if interrupted:
-        warnings.warn(f"interrupted: {count} of {draws} draws were made and are kept", stacklevel=2)
+            stopped_by = "interrupted" if isinstance(error, KeyboardInterrupt) else _named(error)
+    if stopped_by is not None:
+        warnings.warn(f"{stopped_by}: {count} of {draws} draws were made and are kept", stacklevel=2)
     kept = {name: value[:, :count] for name, value in kept.items()}
     return Draws(
         inputs=kept.get("inputs"),
@@ -156,7 +157,7 @@ def sample(
         kernel=kernel,
         seed=seed,
         problem=problem,
-        interrupted=interrupted,
+        interrupted=stopped_by is not None,
         ancestors=start.ancestors,
     )
 
@@ -164,6 +165,11 @@ def sample(
 def default_kernel(problem: Fibre | Target) -> Kernel:
     """The default kernel for this kind of problem."""
     return ConstrainedHMC() if isinstance(problem, Fibre) else HMC()
+
+
+def _named(error: Exception) -> str:
+    """An exception of the model in a line."""
+    return f"stopped by {type(error).__name__} ({cause(error)})"
 
 
 def _device(problem, initial) -> torch.device:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import dgm_infer as dgm
 from dgm_infer import Gaussian
-from dgm_infer.errors import ConfigError
+from dgm_infer.errors import ConfigError, uninterrupted
 from dgm_infer.extras import extra
 from dgm_infer.files import REFERENCE_DATA
 from generators import IWAE, LatentPosterior
@@ -132,7 +132,8 @@ def bench(
         rows = _compared(*posterior(compared_images), compared_chains, compared_temperatures, seed)
         print(f"annealing {images} images at once, {compared_temperatures} temperatures", flush=True)
         method = dgm.AIS(temperatures=compared_temperatures)
-        wide = dgm.log_evidence(*posterior(images), method, chains=compared_chains, seed=seed, progress=False)
+        options = {"chains": compared_chains, "seed": seed, "progress": False}
+        wide = uninterrupted(dgm.log_evidence(*posterior(images), method, **options))
         together = Estimates.of(f"AIS, {images} images", wide)
         theirs = _peer(model, posterior(compared_images), compared_chains, compared_temperatures, seed) if peer else []
     by_label = {row.label: row for row in [*rows, *theirs]}
@@ -155,7 +156,8 @@ def _compared(target: LatentPosterior, base: Gaussian, chains: int, temperatures
     for method, own_chains in methods:
         name = type(method).__name__
         print(f"{name}: {len(target.images)} images x {own_chains} chains", flush=True)
-        evidence = dgm.log_evidence(target, base, method, chains=own_chains, seed=seed, progress=False)
+        options = {"chains": own_chains, "seed": seed, "progress": False}
+        evidence = uninterrupted(dgm.log_evidence(target, base, method, **options))
         rows.append(Estimates.of(name, evidence))
     return rows
 

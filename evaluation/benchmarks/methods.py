@@ -16,7 +16,7 @@ from torch import Tensor
 import dgm_infer as dgm
 import generators
 from dgm_infer import Gaussian, LatentVariableModel, Target
-from dgm_infer.errors import ConfigError, EvidenceError
+from dgm_infer.errors import ConfigError, EvidenceError, uninterrupted
 from dgm_infer.evidence import Method
 from trainers import DigitsData
 
@@ -148,7 +148,8 @@ def _experiments(data: Path | None, images: int, runs: int, chains: int, seed: i
 
 def _row(experiment: Experiment, label: str, method: Method, chains: int, seed: int) -> dict[str, Any]:
     try:
-        evidence = dgm.log_evidence(experiment.target, experiment.base, method, chains=chains, seed=seed)
+        target, base = experiment.target, experiment.base
+        evidence = uninterrupted(dgm.log_evidence(target, base, method, chains=chains, seed=seed))
     except EvidenceError as error:
         return {"error": str(error)}
     own = Estimates.of(label, evidence)

@@ -1,5 +1,6 @@
 """The command line ``dgm-infer``: one module of this folder per command, each with ``run(arguments)``."""
 
+import errno
 import importlib
 import os
 import sys
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from dgm_infer.errors import ConfigError, DgmInferError
 from dgm_infer.extras import extra
 
+from .keeping import stopped_alike
 from .messages import one_line, suggest
 
 __all__ = ["COMMANDS", "main"]
@@ -23,6 +25,9 @@ COMMANDS = {
     "bench": "bench",
 }
 """The commands, and the extra of the installation that brings what each imports."""
+
+# What a disk says that takes nothing more.
+_REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
 
 USAGE = """usage: dgm-infer COMMAND [--OPTION VALUE ...]
 
@@ -38,7 +43,10 @@ dgm-infer COMMAND --help lists a command's options; dgm-infer --version prints t
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code: 0, 2 after a line on bad input, 130 if interrupted with nothing kept."""
+    """Run one command; returns the exit code: 0, 2 after a line on bad input, 130 if interrupted.
+
+    SIGTERM interrupts as Ctrl-C does; the last line says what was finished, which stays.
+    """
     arguments = list(sys.argv[1:] if argv is None else argv)
     name = arguments[0] if arguments else "--help"
     if name in ("-h", "--help"):
@@ -52,18 +60,33 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if name not in COMMANDS:
             raise ConfigError(f"no command {name!r}{suggest(name, COMMANDS)} (there are {', '.join(COMMANDS)})")
-        with _working_directory_importable(), _warnings_in_one_line(name):
+        with _working_directory_importable(), _warnings_in_one_line(name), stopped_alike():
             with extra(COMMANDS[name]):
                 command = importlib.import_module(f".{name}", __package__)
             command.run(arguments[1:])
     except (DgmInferError, ParseError) as error:
-        prefix = f"dgm-infer {name}" if name in COMMANDS else "dgm-infer"
-        print(f"{prefix}: error: {one_line(str(error))}", file=sys.stderr)
+        _say(name, f"error: {one_line(str(error))}", error)
         return 2
-    except KeyboardInterrupt:
-        print(f"dgm-infer {name}: interrupted before anything could be kept", file=sys.stderr)
+    except OSError as error:
+        if error.errno not in _REFUSED:
+            raise
+        _say(name, f"error: cannot write {error.filename or 'a file'}: {error.strerror}", error)
+        return 2
+    except KeyboardInterrupt as error:
+        _say(name, "interrupted" if _notes(error) else "interrupted before anything could be kept", error)
         return 130
     return 0
+
+
+def _notes(error: BaseException) -> list[str]:
+    """What was added to an exception on its way: where finished results are."""
+    return list(getattr(error, "__notes__", []))
+
+
+def _say(name: str, line: str, error: BaseException) -> None:
+    """One line on the standard error stream."""
+    prefix = f"dgm-infer {name}" if name in COMMANDS else "dgm-infer"
+    print(f"{prefix}: " + "; ".join([line, *_notes(error)]), file=sys.stderr)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import nn
 import dgm_infer as dgm
 from dgm_infer import HMC, ConstrainedHMC
 from dgm_infer.errors import ConfigError
-from dgm_infer.files import complete_run
+from dgm_infer.files import complete_run, write_file
 from dgm_infer.models import as_generative_model, is_discrete
 
 from ..figures.completions import completions
@@ -21,6 +21,7 @@ from ..figures.traces import traces
 from ..reports.mixing import describe, worst_and_typical
 from ..reports.records import announce
 from .inputs import HeldOutImages, binarised, image_shape, read_factor, read_generator, read_images, read_mask
+from .keeping import keep
 from .options import run_configured
 
 __all__ = ["condition_images", "run"]
@@ -104,6 +105,10 @@ def condition_images(
 
     Returns:
         the run folder.
+
+    Raises:
+        DgmInferError: an option, a file or the generator does not serve.
+        KeyboardInterrupt: interrupted; the run folder keeps the draws made so far, and the results of those.
     """
     model = read_generator(generator)
     shape = image_shape(model)
@@ -129,8 +134,8 @@ def condition_images(
         chosen = latent_kernel
     if chosen is not None:
         chosen.check(problem)
-    # made before hours of sampling, and gone again if these fail
-    with complete_run(name, output) as folder, warnings.catch_warnings():
+    # made before hours of sampling, and gone again if these leave nothing
+    with complete_run(name, output, resolved) as folder, warnings.catch_warnings():
         # the report says it
         warnings.filterwarnings("ignore", message="interrupted", category=UserWarning)
         started = time.perf_counter()
@@ -145,17 +150,18 @@ def condition_images(
             target_acceptance=target_acceptance,
         )
         seconds = time.perf_counter() - started
+        keep(result.save, folder / "posterior.nc")
         summary = result.summary()
         report = describe(result, summary, seconds)
-        (folder / "config.yaml").write_text(resolved)
-        (folder / "log.txt").write_text(report)
-        result.save(folder / "posterior.nc")
-        summary.to_csv(folder / "summary.csv", index_label="latent")
+        write_file(folder / "log.txt", report)
+        write_file(folder / "summary.csv", summary.to_csv(index_label="latent"))
         if mask is None:
             assert factor is not None
             thumbnails(folder / "completions.png", originals, factor, result.generate())
         else:
             completions(folder / "completions.png", originals, mask, result.generate())
         traces(folder / "traces.png", result, worst_and_typical(summary))
-    announce(report, folder)
+        announce(report, folder)
+        if result.interrupted:
+            raise KeyboardInterrupt
     return folder

@@ -1,5 +1,6 @@
 """The ``evidence`` command: log p(x) of images under a generator, by several methods, between two bounds."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -11,15 +12,16 @@ from torch import Tensor, nn
 import dgm_infer as dgm
 from dgm_infer import AIS, Evidence, Gaussian, LatentVariableModel
 from dgm_infer.arguments import random_seed
-from dgm_infer.errors import ConfigError, ModelError
+from dgm_infer.errors import ConfigError, ModelError, uninterrupted
 from dgm_infer.evidence import Bounds, Method
-from dgm_infer.files import complete_run
+from dgm_infer.files import complete_run, write_file
 from generators import LatentPosterior
 
 from ..figures.log_evidence import by_image
 from ..reports.estimates import Estimates, caveats, table
 from ..reports.records import announce
 from .inputs import HeldOutImages, binarised, moved, read_generator, read_images
+from .keeping import keep
 from .options import run_configured
 
 __all__ = ["DEFAULT_METHODS", "estimate_evidence", "fitted_base", "run"]
@@ -87,6 +89,7 @@ def estimate_evidence(
 
     Raises:
         DgmInferError: an option, a file or the generator does not serve.
+        KeyboardInterrupt: interrupted; the run folder keeps the estimates of all methods until then.
     """
     model = _parts(moved(read_generator(generator), device))
     x = binarised(read_images(images, n_images, model.output_shape), binarise)
@@ -100,26 +103,39 @@ def estimate_evidence(
     seed = random_seed("evidence", seed)
     target, q = _problem(model, x, base, seed)
     options = {"chains": chains, "seed": seed, "chunk": chunk}
-    with complete_run(name, output) as folder:
+    with complete_run(name, output, resolved) as folder, warnings.catch_warnings():
+        # the last line says it
+        warnings.filterwarnings("ignore", message="interrupted", category=UserWarning)
         results: dict[str, Evidence] = {}
         for method, label in zip(methods, _labels(methods), strict=True):
             print(f"{label}: {n_images} images x {chains} chains", flush=True)
-            results[label] = dgm.log_evidence(target, q, method=method, **options)
+            _add(results, folder, {label: dgm.log_evidence(target, q, method=method, **options)})
         simulated = None
         if bounds is not None:
-            results |= _heuristic_bounds(target, q, bounds, results, options)
+            _add(results, folder, _heuristic_bounds(target, q, bounds, results, options))
             if n_simulated:
                 simulated = _simulated_bounds(model, n_simulated, base, bounds, options)
         rows = [Estimates.of(label, evidence) for label, evidence in results.items()]
         report = _report(rows, results, simulated, chains, seed)
-        (folder / "config.yaml").write_text(resolved)
-        (folder / "log.txt").write_text(report)
-        for label, evidence in results.items():
-            evidence.save(folder / f"{label.replace(' ', '_')}.npz")
-        _frame(results).to_csv(folder / "evidence.csv", index=False)
+        write_file(folder / "log.txt", report)
         by_image(folder / "evidence.png", rows, _reference(rows))
-    announce(report, folder)
+        announce(report, folder)
     return folder
+
+
+def _add(results: dict[str, Evidence], folder: Path, found: dict[str, Evidence]) -> None:
+    """Keep the estimates of a method, in the folder too, before the next method begins.
+
+    Raises:
+        KeyboardInterrupt: they are of an interrupted run.
+    """
+    results |= found
+    for label, evidence in found.items():
+        keep(evidence.save, folder / f"{label.replace(' ', '_')}.npz")
+    table = _frame(results).to_csv(index=False)
+    keep(lambda path: write_file(path, table), folder / "evidence.csv")
+    for evidence in found.values():
+        uninterrupted(evidence)
 
 
 def _parts(model: nn.Module) -> LatentVariableModel:
@@ -189,7 +205,9 @@ def _simulated_bounds(model: LatentVariableModel, n: int, base: str, method: AIS
     print(f"bounds on {n} simulated images, whose latents are known", flush=True)
     images, latents = model.generate(n, options["seed"])
     target, q = _problem(model, images, base, options["seed"])
-    return dgm.bidirectional(target, q, latents, method=method, **options)
+    bounds = dgm.bidirectional(target, q, latents, method=method, **options)
+    uninterrupted(bounds.combined)
+    return bounds
 
 
 def _reference(rows: Sequence[Estimates]) -> Estimates:

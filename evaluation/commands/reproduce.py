@@ -13,11 +13,12 @@ from dgm_infer import __version__
 from dgm_infer.arguments import random_seed
 from dgm_infer.errors import ConfigError
 from dgm_infer.extras import extra
-from dgm_infer.files import REFERENCE_DATA, complete_run
+from dgm_infer.files import REFERENCE_DATA, complete_run, write_file
 
 from .. import experiments
 from ..experiments.reference import reference_folder
 from ..reports.records import announce, write_record
+from .keeping import keep
 from .messages import suggest
 from .options import make_parser, parse
 
@@ -72,6 +73,7 @@ def reproduce(
 
     Raises:
         ConfigError: no such experiment, or no such folder.
+        KeyboardInterrupt: interrupted; the run folder keeps what the experiment had written.
     """
     if name not in experiments.EXPERIMENTS:
         raise ConfigError(f"no experiment {name!r} (there are {', '.join(experiments.EXPERIMENTS)})")
@@ -98,7 +100,9 @@ def reproduce(
             "results": results,
         }
         text = "\n".join([summary.rstrip("\n"), f"{seconds:.0f} s in all, seed {seed}"]).lstrip("\n") + "\n"
-        (folder / "log.txt").write_text(text)
-        write_record(folder / "results.json", record, indent=1)
-    announce(text, folder)
+        keep(lambda path: write_record(path, record, indent=1), folder / "results.json")
+        write_file(folder / "log.txt", text)
+        announce(text, folder)
+        if results.get("interrupted"):
+            raise KeyboardInterrupt
     return folder

@@ -15,11 +15,12 @@ from lightning.pytorch.callbacks import ProgressBar, Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins.io import CheckpointIO
+from lightning.pytorch.utilities import rank_zero_only
 
 from dgm_infer.arguments import whole_number
 from dgm_infer.errors import ConfigError, DgmInferError, cause, reported_as
 from dgm_infer.extras import extra
-from dgm_infer.files import make_folder, remove_folders, unused_folder
+from dgm_infer.files import make_folder, new_folder, remove_folders
 from generators.weights import read_checkpoint
 from trainers.export import SaveGenerator
 from trainers.progress import TrainingProgress
@@ -45,7 +46,7 @@ def train(args: list[str]) -> None:
     Raises:
         ConfigError, argparse.ArgumentError: a mistake in the options or the configuration file.
         CheckpointError: the checkpoint to resume from is missing, damaged or of another generator.
-        KeyboardInterrupt: interrupted before the first checkpoint; nothing is left behind.
+        KeyboardInterrupt: interrupted before the first epoch or checkpoint was done; nothing is left behind.
         SystemExit: with code 130, interrupted later; a line says where the last checkpoint is.
     """
     threads = torch.get_num_threads()
@@ -130,7 +131,7 @@ class TrainCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Trainer:
         # given here and not as defaults, so that the configuration kept with a run starts a new run in a new folder
         settings = self._get(self.config_init, "trainer")
-        self.folder = Path(settings["default_root_dir"] or unused_folder(self.name))
+        self.folder = self._make_folder(settings["default_root_dir"])
         kwargs["default_root_dir"] = self.folder
         if settings["logger"] in (None, True):
             with extra("train"):
@@ -148,7 +149,23 @@ class TrainCLI(LightningCLI):
         if settings["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(TrainingProgress())
         callbacks.append(RandomState())
-        return super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
+        try:
+            return super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
+        except BaseException:
+            remove_folders(self.made)
+            raise
+
+    def _make_folder(self, named: str | None) -> Path:
+        """The folder of the run, made by the first of its processes."""
+        self.made: list[Path] = []
+        if rank_zero_only.rank != 0:  # type: ignore[attr-defined]
+            return Path(named or self.name)
+        try:
+            self.made = new_folder(self.name) if named is None else make_folder(Path(named))
+        except OSError as error:
+            where = f"trainer.default_root_dir={named}" if named else f"a folder in runs/{self.name}"
+            raise ConfigError(f"{where} cannot be made: {error.strerror}") from error
+        return Path(named) if named else self.made[0]
 
     def before_fit(self) -> None:
         self.export: SaveGenerator = self._get(self.config_init, "export")
@@ -160,11 +177,7 @@ class TrainCLI(LightningCLI):
         _say(self.trainer, f"training {type(self.model).__name__}{data}: {n_parameters} parameters{folder}")
 
     def fit(self, **kwargs: Any) -> None:
-        """``Trainer.fit``; leaves no folder behind when it is refused or interrupted before its first checkpoint."""
-        try:
-            made = make_folder(self.folder)
-        except OSError as error:
-            raise ConfigError(f"trainer.default_root_dir={self.folder} cannot be made: {error.strerror}") from error
+        """``Trainer.fit``; leaves no folder behind when it is refused or interrupted before it has trained an epoch."""
         on_interrupt = signal.getsignal(signal.SIGINT)
         try:
             self.trainer.fit(**kwargs)
@@ -173,22 +186,23 @@ class TrainCLI(LightningCLI):
                     f"ckpt_path={kwargs['ckpt_path']} has {self.trainer.current_epoch} epochs and {self.resumed_step} "
                     "steps: nothing is left to train; raise trainer.max_epochs"
                 )
-        except (DgmInferError, MisconfigurationException, SystemExit) as error:
+        except (DgmInferError, MisconfigurationException, OSError, SystemExit, KeyboardInterrupt) as error:
             checkpoint = self._checkpoint()
-            if checkpoint is None and self.trainer.is_global_zero:
-                remove_folders(made)
-            if isinstance(error, DgmInferError):
-                raise
-            if isinstance(error, MisconfigurationException):
-                raise ConfigError(cause(error, 300)) from error
-            # Lightning ends the process on an interrupt
-            if checkpoint is None:
-                raise KeyboardInterrupt from error
-            _say(
-                self.trainer,
-                f"interrupted in epoch {self.trainer.current_epoch + 1}: continue with --ckpt_path {checkpoint}",
-            )
-            raise SystemExit(130) from error
+            # metrics of finished epochs are results too
+            unfinished = checkpoint is None and not self.trainer.fit_loop.epoch_progress.current.completed
+            if unfinished or self.trainer.global_step == self.resumed_step:
+                remove_folders(self.made)
+            go_on = f"continue with --ckpt_path {checkpoint}" if checkpoint else "there is no checkpoint"
+            if isinstance(error, SystemExit | KeyboardInterrupt):
+                # Lightning ends the process on an interrupt
+                if unfinished:
+                    raise KeyboardInterrupt from error
+                _say(self.trainer, f"interrupted in epoch {self.trainer.current_epoch + 1}: {go_on}")
+                raise SystemExit(130) from error
+            refused = error if isinstance(error, DgmInferError) else ConfigError(cause(error, 300))
+            if self.folder.exists() and self.made:
+                refused.add_note(f"{self.folder} keeps what was finished; {go_on}")
+            raise refused from error.__cause__
         finally:
             # which Lightning has switched off if there was an interrupt
             signal.signal(signal.SIGINT, on_interrupt)

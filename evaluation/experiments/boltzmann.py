@@ -19,6 +19,7 @@ from torch import Tensor
 import dgm_infer as dgm
 from dgm_infer import Gaussian
 from dgm_infer.bases.moments import weighted_moments
+from dgm_infer.errors import uninterrupted
 from dgm_infer.evidence import Method
 
 from ..figures import log_evidence
@@ -145,7 +146,7 @@ def _errors(
     target, own = repeated(relaxation, base.to(torch.float32), sizes.runs)
     # the particles of one run are its chains
     chains = 1 if isinstance(method, dgm.SMC) else sizes.chains
-    evidence = dgm.log_evidence(target, own, method, chains=chains, seed=seed)
+    evidence = uninterrupted(dgm.log_evidence(target, own, method, chains=chains, seed=seed))
     assert evidence.draws is not None
     moments = weighted_moments(evidence.draws.flatten(0, 1).double(), evidence.log_weights.flatten(0, 1))
     return Errors.of(
@@ -173,6 +174,7 @@ def _plain_hmc(
             relaxation, dgm.HMC(n_steps=_STEPS), chains=sizes.runs, warmup=100, draws=draws, seed=seed, initial=start
         )
     seconds = time.perf_counter() - started
+    uninterrupted(result)
     assert result.inputs is not None
     x = result.inputs.double().movedim(0, 1)
     moments = weighted_moments(x, torch.zeros(x.shape[:-1]))

@@ -70,4 +70,5 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         "min_ess_per_second": float(ess.min() / seconds),
         "failed": float(failed.double().mean()),
         "constraint_error": float(draws.stats["constraint_error"].max()),
+        "interrupted": draws.interrupted,
     }

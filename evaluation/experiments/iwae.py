@@ -11,6 +11,7 @@ a comparison on 20 images; and there are 100 images instead of 1000.
 from pathlib import Path
 
 import dgm_infer as dgm
+from dgm_infer.errors import uninterrupted
 from dgm_infer.evidence import Method
 from generators import IWAE, LatentPosterior
 
@@ -51,7 +52,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
 
     def estimate(label: str, method: Method) -> Estimates:
         print(f"{label}: {n_images} images x {chains} chains", flush=True)
-        evidence = dgm.log_evidence(target, base, method, **options)
+        evidence = uninterrupted(dgm.log_evidence(target, base, method, **options))
         notes.extend(caveats(label, evidence))
         return Estimates.of(label, evidence)
 
@@ -68,6 +69,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     longest = dgm.AIS(temperatures=lengths[-1])
     print(f"bidirectional bounds: {longest.temperatures} temperatures", flush=True)
     both = dgm.bidirectional(target, base, latents[:n_images], longest, **options)
+    uninterrupted(both.combined)
     sandwich = [
         Estimates.of(label, evidence)
         for label, evidence in (("lower", both.lower), ("upper", both.upper), ("Bennett", both.combined))

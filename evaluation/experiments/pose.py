@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 import dgm_infer as dgm
+from dgm_infer.errors import uninterrupted
 from dgm_infer.kernels import Kernel
 from generators import HumanPose
 
@@ -106,6 +107,7 @@ def _chunks(
         draws = dgm.sample(
             problem, kernel, chains=chains, warmup=warmup, draws=2, seed=seed + chunk, initial=initial, progress=False
         )
+        uninterrupted(draws)
         assert draws.inputs is not None
         kernel, initial, warmup = draws.kernel, draws.inputs[:, -1], 0
         elapsed = time.perf_counter() - started
@@ -123,6 +125,7 @@ def _monocular(model: HumanPose, scenes: int, n_draws: int, chains: int, seed: i
     u, picture = _scenes(model, scenes, seed + 1)
     fibre = dgm.condition(dgm.WithNoise(model, sd=NOISE), picture)
     draws = dgm.sample(fibre, dgm.ConstrainedHMC(), chains=chains, warmup=WARMUP, draws=n_draws, seed=seed)
+    uninterrupted(draws)
     assert draws.inputs is not None
     last = draws.inputs[:, -1, :, : model.input_density.dim]
     error = _error(draws.latents["joints"][:, -1], model.latents(u)["joints"])

@@ -14,6 +14,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer import Evidence, Gaussian, Target
+from dgm_infer.errors import uninterrupted
 from dgm_infer.evidence import Method
 
 from ..figures import log_evidence
@@ -55,7 +56,8 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
 
     def estimate(label: str, base: Gaussian, method: Method, chains: int) -> Estimates:
         print(label, flush=True)
-        evidence = dgm.log_evidence(target, base, method, chains=chains, seed=seed, keep_draws=False)
+        options = {"chains": chains, "seed": seed, "keep_draws": False}
+        evidence = uninterrupted(dgm.log_evidence(target, base, method, **options))
         notes.extend(caveats(label, evidence))
         return Estimates.of(label, evidence)
 
@@ -153,7 +155,8 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
 
 
 def _runs(target: Target, base: Gaussian, method: Method, runs: int, chains: int, seed: int) -> Evidence:
-    return dgm.log_evidence(*repeated(target, base, runs), method, chains=chains, seed=seed, keep_draws=False)
+    options = {"chains": chains, "seed": seed, "keep_draws": False}
+    return uninterrupted(dgm.log_evidence(*repeated(target, base, runs), method, **options))
 
 
 def _disagreement(rows: list[Estimates]) -> float:

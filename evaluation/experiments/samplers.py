@@ -11,6 +11,7 @@ from torch import Tensor
 
 import dgm_infer as dgm
 from dgm_infer import Fibre
+from dgm_infer.errors import uninterrupted
 from dgm_infer.kernels import Kernel
 
 from ..figures.posteriors import efficiency, posteriors
@@ -63,8 +64,7 @@ def run_samplers(samplers: Sequence[Sampler], *, chains: int, seed: int) -> list
                 initial=sampler.initial,
             )
         seconds = time.perf_counter() - started
-        if draws.interrupted:
-            raise KeyboardInterrupt
+        uninterrupted(draws)
         summary = draws.summary()
         summary["ess_per_second"] = summary["ess_bulk"] / seconds
         table = {str(name): row.to_dict() for name, row in summary.iterrows()}

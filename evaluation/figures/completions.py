@@ -7,6 +7,8 @@ from torch import Tensor
 
 from dgm_infer.extras import extra
 
+from .saving import save_picture
+
 with extra("train"):
     from matplotlib.figure import Figure
 
@@ -61,7 +63,7 @@ def completions(
         axis.set_title(heading, fontsize=8)
     middle = axes[0, 2 + len(shown) // 2]
     middle.set_title(_heading(len(shown), outputs.shape[0]), fontsize=8)
-    figure.savefig(path, dpi=160, bbox_inches="tight", facecolor="white")
+    save_picture(path, figure, 160, tight=True)
 
 
 def _heading(n_shown: int, n_chains: int) -> str:

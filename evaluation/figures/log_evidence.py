@@ -9,6 +9,7 @@ from dgm_infer.extras import extra
 
 from ..reports.estimates import Estimates
 from .colours import COLOURS
+from .saving import save_picture
 
 with extra("train"):
     from matplotlib.figure import Figure
@@ -66,7 +67,7 @@ def by_image(path: str | os.PathLike, rows: Sequence[Estimates], reference: Esti
     for axis in (means, images):
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
-    figure.savefig(path, dpi=140, facecolor="white")
+    save_picture(path, figure, 140)
 
 
 def against_time(
@@ -198,7 +199,7 @@ def _finish(figure: Figure, labelled, path: str | os.PathLike, title: str) -> No
     figure.suptitle(title, fontsize=10)
     handles, labels = labelled.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
-    figure.savefig(path, dpi=150, facecolor="white")
+    save_picture(path, figure, 150)
 
 
 def _finite(error):

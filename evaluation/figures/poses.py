@@ -7,6 +7,8 @@ import numpy as np
 
 from dgm_infer.extras import extra
 
+from .saving import save_picture
+
 with extra("train"):
     from matplotlib.figure import Figure
 
@@ -40,7 +42,7 @@ def joint_errors(
     axis.set(yscale="log", xlabel="wall clock (s)", ylabel="RMSE of the posterior-mean joints (m)")
     axis.set_title(title, fontsize=10)
     axis.legend(frameon=False, fontsize=9)
-    figure.savefig(path, dpi=140, facecolor="white")
+    save_picture(path, figure, 140)
 
 
 def poses(path: str | os.PathLike, nodes: np.ndarray, bones: Sequence[tuple[int, int]]) -> None:
@@ -59,7 +61,7 @@ def poses(path: str | os.PathLike, nodes: np.ndarray, bones: Sequence[tuple[int,
             _draw_figure(axis, nodes[column, scene], bones, "0.2" if column == 0 else _COLOURS[0])
             if scene == 0:
                 axis.set_title("generated the picture" if column == 0 else f"chain {column}", fontsize=9)
-    figure.savefig(path, dpi=140, facecolor="white")
+    save_picture(path, figure, 140)
 
 
 def _draw_figure(axis, nodes: np.ndarray, bones: Sequence[tuple[int, int]], colour: str) -> None:

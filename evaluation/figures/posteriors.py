@@ -8,6 +8,7 @@ import numpy as np
 from dgm_infer.extras import extra
 
 from .colours import COLOURS, TRUTH
+from .saving import save_picture
 
 with extra("train"):
     from matplotlib.figure import Figure
@@ -61,7 +62,7 @@ def posteriors(
     for row, method in enumerate(methods):
         axes[row, 0].set_ylabel(method.replace(", ", ",\n"), fontsize=9)
     figure.suptitle("posterior density by method; dashed: the value that generated the data", fontsize=9)
-    figure.savefig(path, dpi=160, facecolor="white")
+    save_picture(path, figure, 160)
 
 
 def efficiency(
@@ -96,7 +97,7 @@ def efficiency(
     axis.set_ylabel("bulk ESS per second")
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, frameon=False, ncols=len(methods), loc="upper center", bbox_to_anchor=(0.5, -0.1))
-    figure.savefig(path, dpi=160, facecolor="white")
+    save_picture(path, figure, 160)
 
 
 def _shared_range(samples: Sequence[np.ndarray], truth: float) -> tuple[float, float]:

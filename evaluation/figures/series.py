@@ -8,6 +8,7 @@ import numpy as np
 from dgm_infer.extras import extra
 
 from .colours import COLOURS, TRUTH
+from .saving import save_picture
 
 with extra("train"):
     from matplotlib.figure import Figure
@@ -68,4 +69,4 @@ def series(
         axes[-1, column].set_xlabel("time")
     handles, labels = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
-    figure.savefig(path, dpi=160, facecolor="white")
+    save_picture(path, figure, 160)

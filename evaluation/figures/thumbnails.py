@@ -8,6 +8,7 @@ from torch.nn.functional import avg_pool2d
 from dgm_infer.extras import extra
 
 from .completions import image, rgb
+from .saving import save_picture
 
 with extra("train"):
     from matplotlib.figure import Figure
@@ -57,4 +58,4 @@ def thumbnails(path: str | os.PathLike, originals: Tensor, factor: int, outputs:
         axis.set_yticks([])
     axes[0, 0].set_title("observed", fontsize=8)
     axes[0, 1 + len(shown) // 2].set_title("completions, each from another chain", fontsize=8)
-    figure.savefig(path, dpi=160, bbox_inches="tight", facecolor="white")
+    save_picture(path, figure, 160, tight=True)

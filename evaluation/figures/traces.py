@@ -8,6 +8,8 @@ import numpy as np
 from dgm_infer import Draws
 from dgm_infer.extras import extra
 
+from .saving import save_picture
+
 with extra("train"):
     from matplotlib.figure import Figure
 
@@ -47,4 +49,4 @@ def traces(
     axes[-1, 1].set_xlabel("rank among the draws of all chains, low to high")
     axes[0, 0].set_title("trace, one colour per chain", fontsize=9)
     axes[0, 1].set_title("visits of each chain to each range of ranks: even when mixed", fontsize=9)
-    figure.savefig(path, dpi=110, facecolor="white")
+    save_picture(path, figure, 110)

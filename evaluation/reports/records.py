@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dgm_infer.files import held, write_file
+
 __all__ = ["announce", "plain", "write_record"]
 
 
@@ -22,10 +24,10 @@ def plain(value: Any) -> Any:
 
 def write_record(path: Path, record: Mapping[str, Any], indent: int = 2) -> None:
     """Write a record as strict JSON."""
-    path.write_text(json.dumps(plain(record), indent=indent, allow_nan=False) + "\n")
+    write_file(path, json.dumps(plain(record), indent=indent, allow_nan=False) + "\n")
 
 
 def announce(report: str, folder: Path) -> None:
     """Print a report, and what is in the folder of its run."""
     print(report, end="")
-    print(f"results in {folder}: " + ", ".join(sorted(path.name for path in folder.iterdir())))
+    print(f"results in {folder}: {held(folder)}")

@@ -43,16 +43,16 @@ class Record:
         self.last_end = torch.full(self.acceptance.shape, -1, dtype=torch.int8, device=mean.device)
         self.crossings = torch.zeros_like(self.last_end, dtype=torch.int32)
         self.count = 0
+        self.interrupted = False
 
     def add(self, state: TemperedState) -> None:
         i = self.count
-        self.count += 1
         ends = state.log_ends
         if ends is None:
             ends = log_weights_at_ends(self.path.difference(state.point) + self.log_zeta)
         (self.log_w1[:, i], self.log_w0[:, i]), self.beta[:, i] = ends, state.beta
-        if self.count % self.thin == 0:
-            self.kept[:, self.count // self.thin - 1] = self.path.base.unwhiten(state.point.v)
+        if (i + 1) % self.thin == 0:
+            self.kept[:, i // self.thin] = self.path.base.unwhiten(state.point.v)
         self.acceptance += state.acceptance
         weight, v = ends[1].exp().unsqueeze(-1), state.point.v.double()
         self.first += weight * v
@@ -60,6 +60,14 @@ class Record:
         cold, hot = state.beta > 0.9, state.beta < 0.1
         self.crossings += (cold & (self.last_end == 0)) | (hot & (self.last_end == 1))
         self.last_end[cold], self.last_end[hot] = 1, 0
+        # last, so that what is counted is there whenever an interrupt comes
+        self.count = i + 1
+
+    def end_early(self) -> None:
+        """Drop the room for states that were not made: the estimates are consistent at every length."""
+        n, self.interrupted = self.count, True
+        self.log_w1, self.log_w0, self.beta = self.log_w1[:, :n], self.log_w0[:, :n], self.beta[:, :n]
+        self.kept = self.kept[:, : n // self.thin]
 
     def estimate(self) -> Estimate:
         w1, w0 = self.log_w1[:, : self.count], self.log_w0[:, : self.count]
@@ -80,7 +88,8 @@ class Record:
             "log_zeta": self.log_zeta,
             **base_check(self.first, self.second, w0.exp().sum(1)),
         }
-        return Outcome(self.estimate(), self.kept, w1[:, self.thin - 1 :: self.thin], diagnostics, pilot_evaluations)
+        log_weights = w1[:, self.thin - 1 :: self.thin]
+        return Outcome(self.estimate(), self.kept, log_weights, diagnostics, pilot_evaluations, self.interrupted)
 
 
 def base_check(first: Tensor, second: Tensor, weight: Tensor) -> dict[str, Tensor]:

@@ -89,9 +89,14 @@ class Tempering(Settings):
         chain.freeze()
         spent = path.evaluations
         record = Record(path, log_zeta, chains, self.draws, self.thin)
-        for _ in range(self.draws):
-            record.add(chain.step())
-            progress.update("tempering", lambda: record.estimate().log_z)
+        try:
+            for _ in range(self.draws):
+                record.add(chain.step())
+                progress.update("tempering", lambda: record.estimate().log_z)
+        except KeyboardInterrupt:
+            if record.count < self.thin:
+                raise
+            record.end_early()
         return record, spent
 
     def _log_zeta(self, path: AnnealedPath, pilot: Pilot, rng: torch.Generator) -> Tensor:

@@ -7,6 +7,9 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.evidence import importance
+from dgm_infer.evidence.path import AnnealedPath
+from dgm_infer.evidence.tempering.gibbs import _GibbsChain
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT
 from tests.quick import cases, some
@@ -90,6 +93,109 @@ def test_bounds_in_chunks_keep_draws_and_problems_together():
     # draws of other problems are not exact draws of these
     mixed = dgm.bidirectional(known.target, known.base, exact.roll(1, 1), dgm.AIS(1), **settings)
     assert (mixed.upper.log_z < known.log_z - 1).any()
+
+
+# ---------------------------------------------------------------------------------------------------------- interrupts
+
+
+def stop_after(monkeypatch, owner, name, calls):
+    """Ctrl-C once a function has been called so often; returns how to let it be called on."""
+    function, count = getattr(owner, name), 0
+
+    def interrupted(*args, **kwargs):
+        nonlocal count
+        if count == calls:
+            raise KeyboardInterrupt
+        count += 1
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, interrupted)
+
+
+def assert_same(one, other, ends, draws):
+    """The first problems' estimates and draws of one are the other's; the rest is not there."""
+    for name in ("log_z", "std_error", "bias"):
+        torch.testing.assert_close(getattr(one, name)[:ends], getattr(other, name)[:ends], equal_nan=True)
+        assert getattr(one, name)[ends:].isnan().all()
+    torch.testing.assert_close(one.draws[:, :draws, :ends], other.draws[:, :draws, :ends])
+    torch.testing.assert_close(one.log_weights[:, :draws, :ends], other.log_weights[:, :draws, :ends])
+    assert one.draws[:, :, ends:].isnan().all()
+
+
+@pytest.mark.parametrize("method", cases(QUICK, ("AIS", "Gibbs tempering")))
+def test_an_interrupt_between_chunks_keeps_the_estimates_of_those_before(method, monkeypatch, tmp_path):
+    known = known_linear_gaussian((3,))
+    whole = run(known.target, known.base, method, chunk=1)
+    stop_after(monkeypatch, type(method), "run", 2)
+    with pytest.warns(UserWarning, match="interrupted: estimates of 2 of 3 problems are kept"):
+        part = run(known.target, known.base, method, chunk=1)
+    assert part.interrupted
+    assert not whole.interrupted
+    assert_same(part, whole, 2, whole.draws.shape[1])
+    part.save(tmp_path / "part.npz")
+    assert dgm.Evidence.load(tmp_path / "part.npz").interrupted
+    assert len(part.to_dataframe()) == 3
+
+
+def test_an_interrupt_of_tempering_keeps_the_estimate_of_shorter_chains(monkeypatch):
+    known = known_linear_gaussian((3,))
+    short, long = (dgm.GibbsTempering(draws=n, warmup=5, pilot_temperatures=10, thin=2) for n in (14, 40))
+    expected = run(known.target, known.base, short)
+    # five of the warm-up
+    stop_after(monkeypatch, _GibbsChain, "step", 5 + 14)
+    with pytest.warns(UserWarning, match="interrupted: estimates of 3 of 3"):
+        part = run(known.target, known.base, long)
+    assert part.interrupted
+    assert part.draws.shape == expected.draws.shape
+    assert_same(part, expected, 3, 7)
+    for name, value in expected.diagnostics.items():
+        if name not in ("seconds", "gradient_evaluations"):
+            torch.testing.assert_close(part.diagnostics[name], value)
+
+
+def test_an_interrupt_of_a_later_chunk_keeps_its_shorter_chains(monkeypatch):
+    known = known_linear_gaussian((3,))
+    method = dgm.GibbsTempering(draws=10, warmup=0, pilot_temperatures=10)
+    whole = run(known.target, known.base, method, chunk=1)
+    stop_after(monkeypatch, _GibbsChain, "step", 10 + 4)
+    with pytest.warns(UserWarning, match="interrupted: estimates of 2 of 3"):
+        part = run(known.target, known.base, method, chunk=1)
+    assert part.log_z[0] == whole.log_z[0]
+    assert part.log_z.isnan().tolist() == [False, False, True]
+    torch.testing.assert_close(part.draws[:, :, 0], whole.draws[:, :, 0])
+    torch.testing.assert_close(part.draws[:, :4, 1], whole.draws[:, :4, 1])
+    assert part.log_weights[:, 4:, 1].isneginf().all()
+    assert part.expectation(lambda x: x.nan_to_num(0)).value[:2].isfinite().all()
+
+
+def test_an_interrupt_of_importance_sampling_keeps_the_draws_made(monkeypatch):
+    known = known_gaussian(2)
+    monkeypatch.setattr(importance, "_POINTS", 40)
+    stop_after(monkeypatch, AnnealedPath, "normal", 3)
+    with pytest.warns(UserWarning, match="interrupted"):
+        part = run(known.target, known.base, dgm.ImportanceSampling(50))
+    assert part.draws.shape[1] == 30
+    assert part.log_z.isfinite()
+
+
+@pytest.mark.parametrize(
+    "method", [QUICK["AIS"], QUICK["Gibbs tempering"], QUICK["ELBO"]], ids=lambda m: type(m).__name__
+)
+def test_an_interrupt_before_any_estimate_is_an_interrupt(method, monkeypatch):
+    known = known_gaussian(2)
+    stop_after(monkeypatch, AnnealedPath, "normal", 0)
+    with pytest.raises(KeyboardInterrupt):
+        run(known.target, known.base, method)
+
+
+def test_who_needs_a_whole_estimate_is_interrupted_too(monkeypatch):
+    known = known_gaussian(2)
+    stop_after(monkeypatch, _GibbsChain, "step", 15)
+    with pytest.warns(UserWarning, match="interrupted"), pytest.raises(KeyboardInterrupt):
+        dgm.refine_base(known.target, known.base, QUICK["Gibbs tempering"], chains=4, progress=False)
+
+
+# --------------------------------------------------------------------------------------------------------------- types
 
 
 def test_a_foreign_target_with_an_energy_will_do():

@@ -195,14 +195,14 @@ def test_a_dense_model_generates_from_all_of_its_inputs():
 # ---------------------------------------------------------------------------------------------------------- interrupts
 
 
-def interrupt_after(monkeypatch, calls):
-    """Ctrl-C in the middle of a transition, after so many have been made, those of the start-up not counted."""
+def interrupt_after(monkeypatch, calls, error=KeyboardInterrupt):
+    """Ctrl-C, or an error, in the middle of a transition, after so many, those of the start-up not counted."""
     step, count = dgm.ConstrainedHMC.step, [0]
 
     def interrupted(self, problem, *args):
         if problem.observed.heat is None:
             if count[0] == calls:
-                raise KeyboardInterrupt
+                raise error
             count[0] += 1
         return step(self, problem, *args)
 
@@ -233,10 +233,19 @@ def test_an_interrupt_between_thinned_draws_keeps_whole_draws(monkeypatch):
     assert part.shape == (CHAINS, 2, 3)
 
 
+def test_an_exception_of_the_model_keeps_the_draws_that_were_made(monkeypatch, draws):
+    interrupt_after(monkeypatch, 7, RuntimeError("out of memory"))
+    with pytest.warns(UserWarning, match=rf"stopped by RuntimeError \(out of memory\): 5 of {DRAWS} draws"):
+        part = run()
+    assert part.interrupted
+    assert torch.equal(part.inputs, draws.inputs[:, :5])
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
 @pytest.mark.parametrize("calls", [0, 1, 2])
-def test_an_interrupt_before_the_first_draw_is_an_interrupt(monkeypatch, calls):
-    interrupt_after(monkeypatch, calls)
-    with pytest.raises(KeyboardInterrupt):
+def test_an_interrupt_before_the_first_draw_is_an_interrupt(monkeypatch, calls, error):
+    interrupt_after(monkeypatch, calls, error)
+    with pytest.raises(error):
         run()
 
 

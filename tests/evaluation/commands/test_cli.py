@@ -209,12 +209,14 @@ def test_an_interrupt_while_sampling_keeps_the_draws(config, tmp_path, capsys, m
         return step(self, *arguments)
 
     monkeypatch.setattr(ConstrainedHMC, "step", interrupted)
-    assert condition(config, "--draws", "200") == 0
+    assert condition(config, "--draws", "200") == 130
     (folder,) = (tmp_path / "runs" / "small").iterdir()
     draws = Draws.load(folder / "posterior.nc")
     assert draws.interrupted
     assert draws.shape[1] == 19
-    assert "(interrupted)" in capsys.readouterr().out
+    said = capsys.readouterr()
+    assert "(interrupted)" in said.out
+    assert f"dgm-infer condition: interrupted; {folder.relative_to(tmp_path)} keeps what was finished" in said.err
 
 
 def test_an_interrupt_during_warmup_leaves_nothing(config, tmp_path, capsys, monkeypatch):
@@ -228,7 +230,8 @@ def test_an_interrupt_during_warmup_leaves_nothing(config, tmp_path, capsys, mon
 
 
 @pytest.mark.slow
-def test_ctrl_c_reaches_a_running_command(config, tmp_path):
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_a_running_command(stop, config, tmp_path):
     command = [
         sys.executable,
         "-m",
@@ -253,11 +256,11 @@ def test_ctrl_c_reaches_a_running_command(config, tmp_path):
             assert time.monotonic() < deadline
             assert process.poll() is None
             time.sleep(0.5)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(stop)
         output, _ = process.communicate(timeout=120)
     finally:
         process.kill()
-    assert process.returncode == 0
+    assert process.returncode == 130
     assert b"(interrupted)" in output
     (folder,) = (tmp_path / "runs" / "small").iterdir()
     assert Draws.load(folder / "posterior.nc").shape[1] < 100000

@@ -3,14 +3,18 @@
 import gzip
 import json
 import logging
+import resource
+import signal
 import sys
 import warnings
 from argparse import ArgumentError as ParseError
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
+from lightning.pytorch import Callback
 
 import generators
 from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
@@ -291,3 +295,69 @@ def test_the_configuration_reproduces_the_shipped_generator(tmp_path, monkeypatc
     # the same weights on the machine that made them; elsewhere rounding sends training down another path
     assert difference.mean().abs() < 1.5
     assert again.decoder.sd.item() == pytest.approx(shipped.decoder.sd.item(), abs=0.005)
+
+
+# ------------------------------------------------------------------------------------------------ what stops a training
+
+
+class _Stops(Callback):
+    """Acts at the first batch of an epoch."""
+
+    act: Callable[[], object] = staticmethod(lambda: None)
+    epoch = 0
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if trainer.current_epoch == self.epoch:
+            type(self).act()
+
+
+STOPS = ["--trainer.callbacks+", f"{__name__}._Stops", "--trainer.max_epochs", "3"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_the_last_checkpoint_and_says_where_it_is(number, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_Stops, "act", lambda: signal.raise_signal(number))
+    monkeypatch.setattr(_Stops, "epoch", 1)
+    with pytest.raises(SystemExit) as caught:
+        main(["train", *SHORT, *STOPS])
+    assert caught.value.code == 130
+    (checkpoint,) = tmp_path.glob("runs/digits_vae/*/checkpoints/last.ckpt")
+    assert f"--ckpt_path {checkpoint.relative_to(tmp_path)}" in capsys.readouterr().out
+
+
+def test_a_signal_in_the_first_epoch_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_Stops, "act", lambda: signal.raise_signal(signal.SIGTERM))
+    assert main(["train", *SHORT, *STOPS]) == 130
+    assert "interrupted before anything could be kept" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_signal_leaves_the_metrics_of_a_run_without_checkpoints(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(_Stops, "act", lambda: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(_Stops, "epoch", 2)
+    alone = ["--trainer.callbacks", f"[{{class_path: {__name__}._Stops}}]", "--trainer.enable_checkpointing", "false"]
+    with pytest.raises(SystemExit):
+        main(["train", *SHORT, *alone, "--trainer.max_epochs", "3"])
+    (metrics,) = tmp_path.glob("runs/digits_vae/*/metrics.csv")
+    assert len(metrics.read_text().splitlines()) > 1
+
+
+def test_a_disk_that_is_full_is_one_line_and_leaves_the_last_checkpoint(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    monkeypatch.setattr(_Stops, "act", lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limit[1])))
+    monkeypatch.setattr(_Stops, "epoch", 1)
+    try:
+        assert main(["train", *SHORT, *STOPS]) == 2
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith("dgm-infer train: error:")
+    assert "File too large" in error
+    (checkpoint,) = tmp_path.glob("runs/digits_vae/*/checkpoints/last.ckpt")
+    assert error.endswith(f"continue with --ckpt_path {checkpoint.relative_to(tmp_path)}")
+    assert torch.load(checkpoint, weights_only=True)["epoch"] == 0
+    assert not list(tmp_path.rglob("*.part"))

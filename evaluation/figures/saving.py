@@ -1,0 +1,23 @@
+"""Pictures as whole files."""
+
+import io
+import os
+from typing import TYPE_CHECKING
+
+from dgm_infer.files import write_file
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+__all__ = ["save_picture"]
+
+
+def save_picture(path: str | os.PathLike, figure: "Figure", dpi: int, *, tight: bool = False) -> None:
+    """Write a figure on white as PNG; ``tight`` cuts the margins off.
+
+    Raises:
+        ArgumentError: the file cannot be written.
+    """
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=dpi, facecolor="white", bbox_inches="tight" if tight else None)
+    write_file(path, picture)

@@ -1,0 +1,210 @@
+"""What a command has finished stays, wherever it is stopped."""
+
+import functools
+import shutil
+import signal
+import tempfile
+
+import pandas as pd
+import pytest
+
+import dgm_infer as dgm
+from dgm_infer import Draws, Evidence
+from evaluation.commands import condition as condition_module
+from evaluation.commands import evidence as evidence_module
+from evaluation.commands.cli import main
+from evaluation.commands.keeping import without_stops
+from tests.disks import fill
+
+CONDITION = """\
+name: small
+generator: digits_vae
+images: trainers.DigitsData
+n_images: 1
+kernel: {n_steps: 1, n_geodesic: 1, step_size: 0.1}
+chains: 2
+warmup: 0
+draws: 6
+seed: 1
+"""
+EVIDENCE = """\
+name: small
+generator: digits_vae
+images: trainers.DigitsData
+n_images: 3
+methods:
+  - {class_path: dgm_infer.Elbo, init_args: {samples: 20}}
+  - {class_path: dgm_infer.ImportanceSampling, init_args: {samples: 20}}
+  - {class_path: dgm_infer.AIS, init_args: {temperatures: 5, pilot_temperatures: 5, n_steps: 2}}
+bounds: null
+chains: 4
+seed: 1
+"""
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    """Runs a command on a small configuration; returns its exit code and its run folder, or None if there is none."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+
+    def go(name, *options):
+        (tmp_path / "config.yaml").write_text({"condition": CONDITION, "evidence": EVIDENCE}[name])
+        code = main([name, "--config", "config.yaml", *options])
+        folders = list((tmp_path / "runs" / "small").iterdir()) if (tmp_path / "runs" / "small").exists() else []
+        assert len(folders) <= 1
+        return code, folders[0] if folders else None
+
+    return go
+
+
+def names(folder):
+    return {path.name for path in folder.iterdir()}
+
+
+def during(monkeypatch, owner, name, act, call=1):
+    """Act before a function's call of this number."""
+    function, calls = getattr(owner, name), 0
+
+    # with its signature, by which the parser knows a kernel
+    @functools.wraps(function)
+    def acting(*args, **kwargs):
+        nonlocal calls
+        calls += 1
+        if calls == call:
+            act()
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, acting)
+
+
+def stop():
+    signal.raise_signal(signal.SIGINT)
+
+
+def terminate():
+    signal.raise_signal(signal.SIGTERM)
+
+
+def break_down():
+    raise RuntimeError("a fault of the model")
+
+
+@pytest.mark.parametrize("act", [stop, terminate])
+def test_a_signal_while_sampling_keeps_the_draws(run, monkeypatch, act):
+    before = signal.getsignal(signal.SIGTERM)
+    during(monkeypatch, dgm.ConstrainedHMC, "step", act, call=4)
+    code, folder = run("condition")
+    assert code == 130
+    assert Draws.load(folder / "posterior.nc").shape[1] == 3
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize("act", [stop, terminate])
+def test_a_signal_while_the_draws_are_saved_waits_until_they_are(run, monkeypatch, capsys, act):
+    during(monkeypatch, Draws, "to_arviz", act)
+    code, folder = run("condition")
+    assert code == 130
+    assert names(folder) == {"config.yaml", "posterior.nc"}
+    assert Draws.load(folder / "posterior.nc").shape[1] == 6
+    assert "interrupted; runs/small/" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("owner", "name"), [(Draws, "summary"), (condition_module, "completions")])
+def test_a_signal_after_the_draws_are_saved_leaves_them(run, monkeypatch, owner, name):
+    during(monkeypatch, owner, name, stop)
+    code, folder = run("condition")
+    assert code == 130
+    assert Draws.load(folder / "posterior.nc").shape[1] == 6
+
+
+def test_an_error_after_sampling_leaves_the_draws(run, monkeypatch, tmp_path):
+    during(monkeypatch, condition_module, "completions", break_down)
+    with pytest.raises(RuntimeError, match="a fault"):
+        run("condition")
+    (folder,) = (tmp_path / "runs" / "small").iterdir()
+    assert names(folder) == {"config.yaml", "posterior.nc", "log.txt", "summary.csv"}
+
+
+@pytest.mark.filterwarnings("default:stopped by")
+def test_a_model_that_fails_while_sampling_leaves_the_draws_and_is_named(run, monkeypatch, capsys):
+    during(monkeypatch, dgm.ConstrainedHMC, "step", break_down, call=4)
+    code, folder = run("condition")
+    assert code == 130
+    assert Draws.load(folder / "posterior.nc").shape[1] == 3
+    error = capsys.readouterr().err
+    assert "warning: stopped by RuntimeError (a fault of the model): 3 of 6 draws were made and are kept" in error
+
+
+@pytest.mark.parametrize("command", ["condition", "evidence"])
+def test_results_that_the_disk_refuses_are_in_the_temporary_folder(run, monkeypatch, capsys, tmp_path, command):
+    owner, name = (dgm.ConstrainedHMC, "step") if command == "condition" else (dgm.Elbo, "run")
+    during(monkeypatch, owner, name, lambda: fill(monkeypatch, tmp_path / "runs"))
+    code, folder = run(command)
+    assert code == 2
+    assert folder is None
+    (saved,) = (tmp_path / "temporary").glob("*/*")
+    error = capsys.readouterr().err.strip().splitlines()[-1]
+    assert error.startswith(f"dgm-infer {command}: error: cannot save runs/small/")
+    assert error.endswith(f"No space left on device; it is in {saved}")
+    if command == "condition":
+        assert Draws.load(saved).shape[1] == 6
+    else:
+        assert Evidence.load(saved).log_z.shape == (3,)
+
+
+def test_a_run_folder_that_vanishes_while_sampling_is_made_again(run, monkeypatch, tmp_path):
+    during(monkeypatch, dgm.ConstrainedHMC, "step", lambda: shutil.rmtree(tmp_path / "runs"), call=4)
+    code, folder = run("condition")
+    assert code == 0
+    assert Draws.load(folder / "posterior.nc").shape[1] == 6
+
+
+@pytest.mark.parametrize("act", [stop, terminate])
+def test_evidence_keeps_every_method_that_was_finished(run, monkeypatch, act):
+    during(monkeypatch, dgm.AIS, "run", act)
+    code, folder = run("evidence")
+    assert code == 130
+    assert names(folder) == {"config.yaml", "Elbo.npz", "ImportanceSampling.npz", "evidence.csv"}
+    assert set(pd.read_csv(folder / "evidence.csv")["method"]) == {"Elbo", "ImportanceSampling"}
+
+
+def test_evidence_of_the_images_before_an_interrupt_is_kept(run, monkeypatch):
+    during(monkeypatch, dgm.AIS, "run", stop, call=3)
+    code, folder = run("evidence", "--chunk", "1")
+    assert code == 130
+    found = Evidence.load(folder / "AIS.npz")
+    assert found.interrupted
+    assert found.log_z.isfinite().tolist() == [True, True, False]
+
+
+def test_a_picture_that_fails_leaves_the_estimates(run, monkeypatch, tmp_path):
+    during(monkeypatch, evidence_module, "by_image", break_down)
+    with pytest.raises(RuntimeError, match="a fault"):
+        run("evidence")
+    (folder,) = (tmp_path / "runs" / "small").iterdir()
+    assert "AIS.npz" in names(folder)
+    assert "AIS" in (folder / "log.txt").read_text()
+
+
+def test_a_signal_before_anything_is_finished_leaves_nothing(run, monkeypatch, capsys):
+    during(monkeypatch, dgm.Elbo, "run", terminate)
+    assert run("evidence") == (130, None)
+    assert "interrupted before anything could be kept" in capsys.readouterr().err
+
+
+def test_signals_wait_for_the_end_of_a_block():
+    done = []
+
+    def work():
+        with without_stops():
+            stop()
+            done.append("all of it")
+        done.append("more")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["all of it"]
+    with pytest.raises(KeyboardInterrupt):
+        stop()
