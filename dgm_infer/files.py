@@ -94,11 +94,14 @@ def remove_unfinished(made: list[Path]) -> bool:
         if any(path.name != CONFIGURATION for path in folder.iterdir()):
             return False
         (folder / CONFIGURATION).unlink(missing_ok=True)
+    gone = False
     for path in made:
         # refused where another run is in it
         with suppress(OSError):
             path.rmdir()
-    return not folder.exists()
+            gone = gone or path == folder
+    # whatever is at the path by now may be another run's
+    return gone
 
 
 @contextmanager
