@@ -57,7 +57,9 @@ class _Images(nn.Module):
 
     def __init__(self, network: nn.Module, finish: Callable[[Tensor], Tensor], shape: tuple[int, ...]):
         super().__init__()
-        self.network, self.finish, self.shape = network, finish, shape
+        # one that reshapes to any leading dimensions does more than its layers
+        self.network = nn.Sequential(*network) if isinstance(network, nn.Sequential) else network
+        self.finish, self.shape = finish, shape
 
     def forward(self, z: Tensor) -> Tensor:
         return self.finish(self.network(z)).reshape(-1, *self.shape)

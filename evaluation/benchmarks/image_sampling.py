@@ -7,6 +7,7 @@ as a script with an earlier checkout first on the path, it measures that one.
 """
 
 import json
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -25,7 +26,7 @@ __all__ = ["Conditioned", "ImageTask", "run"]
 
 # Iterations that show how long a transition takes.
 _FIRST = 10
-# Share of the seconds after which warm-up is cut short.
+# Share of the seconds after start-up that warm-up may take.
 _WARMUP_SHARE = 0.5
 # Draws per chain that are made even if they are late, and how late at most.
 _FEWEST, _LATE = 20, 1.3
@@ -98,7 +99,7 @@ class ImageTask:
         kernel: constrained, lifted, default or nuts.
         seconds: wall-clock seconds, start-up and warm-up included.
         chains: chains per image.
-        warmup: iterations that adapt the kernel, fewer where they would take more than half of the seconds.
+        warmup: iterations that adapt the kernel, fewer where they would take more than half of the time after start-up.
         cores: threads.
         seed: seed of all randomness.
         noise: sd that the observations of a noiseless model are given for NUTS; None for the model's own.
@@ -133,35 +134,29 @@ def run(task: ImageTask, report: Callable[[str], None]) -> dict[str, Any]:
 
     torch.set_num_threads(task.cores)
     given = Conditioned.load(task.path)
-    problem = given.latent_posterior(task.noise) if task.kernel == "nuts" else given.fibre()
-    options: dict[str, Any] = {"chains": task.chains, "progress": False}
-    draws = dgm.sample(problem, _kernel(task.kernel), warmup=_FIRST, draws=1, seed=task.seed, **options)
+    problem: Any = given.latent_posterior(task.noise) if task.kernel == "nuts" else given.fibre()
+    chains = _Chains(problem, task)
+    chains.sample(_kernel(task.kernel), _FIRST, 1)
     report(f"started after {elapsed():.1f} s")
     started = elapsed()
-    draws = dgm.sample(
-        problem, draws.kernel, warmup=0, draws=1, seed=task.seed + 1, initial=draws.inputs[:, -1], **options
-    )
+    chains.sample(chains.kernel, 0, 1)
     per_draw = elapsed() - started
-    warmup = int(min(task.warmup, max(0.0, _WARMUP_SHARE * task.seconds - elapsed()) / per_draw))
-    if warmup > _FIRST:
+    warmup = int(min(task.warmup, max(0.0, _WARMUP_SHARE * (task.seconds - elapsed())) / per_draw))
+    # fewer are not worth their own start-up
+    warmup = warmup if warmup > _FIRST else 0
+    if warmup:
+        started = elapsed()
         # open again: the first iterations only led here
-        kernel = type(draws.kernel)()
-        draws = dgm.sample(
-            problem, kernel, warmup=warmup, draws=1, seed=task.seed + 2, initial=draws.inputs[:, -1], **options
-        )
-        per_draw = min(per_draw, (elapsed() - started) / warmup)
+        chains.sample(type(chains.kernel)(), warmup, 1)
+        per_draw = (elapsed() - started) / warmup
     warm = elapsed()
     report(f"{_FIRST} + {warmup} warm-up iterations of {task.chains} chains in {warm:.1f} s")
-    position = draws.inputs[:, -1]
     latents: list[np.ndarray] = []
     errors, steps, count = [], [], 0
-    largest = max(1, _CHUNK_BYTES // (8 * position.numel()))
+    largest = max(1, _CHUNK_BYTES // (8 * chains.position.numel()))
     while (left := task.seconds - elapsed()) > per_draw or (count < _FEWEST and left > (1 - _LATE) * task.seconds):
         started, n = elapsed(), min(largest, max(1, int(0.9 * left / per_draw)) if latents else 2)
-        draws = dgm.sample(
-            problem, draws.kernel, warmup=0, draws=n, seed=task.seed + 3 + count, initial=position, **options
-        )
-        position = draws.inputs[:, -1]
+        draws = chains.sample(chains.kernel, 0, n)
         latents.append(draws.latents["z"].reshape(task.chains, n, -1).numpy())
         steps.append(draws.stats["n_steps"].double().mean().item())
         if "constraint_error" in draws.stats:
@@ -176,8 +171,25 @@ def run(task: ImageTask, report: Callable[[str], None]) -> dict[str, Any]:
         "seconds": elapsed(),
         "warmup_seconds": warm,
         "warmup_iterations": _FIRST + warmup,
-        "kernel": type(draws.kernel).__name__,
+        "kernel": type(chains.kernel).__name__,
     }
+
+
+class _Chains:
+    """Chains that go on from call to call."""
+
+    position: Any = None
+    kernel: Any = None
+
+    def __init__(self, problem: Any, task: ImageTask):
+        self.problem, self.chains, self.seed = problem, task.chains, task.seed
+
+    def sample(self, kernel: Any, warmup: int, n: int) -> Any:
+        options: dict[str, Any] = {"chains": self.chains, "initial": self.position, "progress": False}
+        draws: Any = dgm.sample(self.problem, kernel, warmup=warmup, draws=n, seed=self.seed, **options)
+        self.position, self.kernel = draws.inputs[:, -1], draws.kernel
+        self.seed += 1
+        return draws
 
 
 def _kernel(name: str) -> Any:
@@ -187,6 +199,8 @@ def _kernel(name: str) -> Any:
 
 
 def main(task_file: str, result_file: str) -> None:
+    # the process that started this one may ignore interrupts, and hands that on
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     task = ImageTask(**json.loads(Path(task_file).read_text()))
     home = Path(dgm.__file__).resolve()
     if task.checkout is not None and not home.is_relative_to(Path(task.checkout).resolve()):

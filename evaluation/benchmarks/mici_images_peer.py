@@ -55,12 +55,16 @@ def run(task: ImageTask, report: Report) -> dict[str, Any]:
     the latents' posterior, found by descent from a prior draw: prior draws are further from the typical set.
     """
     given = Conditioned.load(task.path)
-    assert given.mask is not None and given.sd is not None
+    assert given.mask is not None
+    assert given.sd is not None
     index = given.mask.flatten().nonzero().squeeze(-1)
     y = given.images.flatten(1)[:, index].double()
     rng = torch.Generator().manual_seed(task.seed + task.index)
     g, sd, where, dim = network(given.net), given.sd, index.numpy(), int(np.prod(given.latent))
     net = given.net.double()
+    origin = torch.zeros(1, dim, dtype=torch.float64)
+    if not np.allclose(g(jnp.zeros(dim)), net(origin).flatten().numpy()):
+        raise ModelError("the decoder is more than its layers, one after the other")
     whole, chains, relative = Clock(task.seconds), [], []
     for observed in y:
         clock = Clock(task.seconds / len(y))

@@ -28,15 +28,17 @@ _FEWEST = 20
 
 def program(given: Conditioned):
     """``z ~ N(0, I)``, ``y ~ N(g(z)[observed], sd^2)`` with a plate over the images, as a Pyro user writes it."""
-    assert given.mask is not None and given.sd is not None
-    index = given.mask.flatten().nonzero().squeeze(-1)
+    mask, sd = given.mask, given.sd
+    assert mask is not None
+    assert sd is not None
+    index = mask.flatten().nonzero().squeeze(-1)
     y = given.images.flatten(1)[:, index]
 
     def model() -> None:
         with pyro.plate("images", len(y)):
-            z: Tensor = pyro.sample("z", dist.Normal(0.0, 1.0).expand([*given.latent]).to_event(1))
+            z: Tensor = pyro.sample("z", dist.Normal(torch.zeros(given.latent), 1.0).to_event(1))
             mean = given.net(z).flatten(1)[:, index]
-            pyro.sample("y", dist.Normal(mean, given.sd).to_event(1), obs=y)
+            pyro.sample("y", dist.Normal(mean, sd).to_event(1), obs=y)
 
     return model
 
