@@ -224,6 +224,7 @@ ORDER = {
         "image_sampling",
         "image_problems",
         "image_summary",
+        "image_methods",
         "earlier_peer",
         "pyro_images_peer",
         "mici_images_peer",

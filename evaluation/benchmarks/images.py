@@ -10,8 +10,7 @@ either is meant to be used. Every method is given the generator as the same plai
 import json
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib.util import find_spec
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from dgm_infer.errors import CheckpointError, ConfigError, reported_as
 from ..reports.images import page
 from ..reports.records import plain, write_record
 from .earlier_peer import LATE, revision
+from .image_methods import METHODS, SMALL_NOISE, Method
 from .image_problems import PROBLEMS, SWEPT, ImageProblem
 from .image_sampling import Conditioned, ImageTask
 from .image_summary import agreement, summarise
@@ -29,75 +29,21 @@ from .publishing import new_record, publish
 from .settings import check_counts, check_seed, writable_folder
 from .workers import one_thread, run_workers, threads
 
-__all__ = ["METHODS", "Method", "bench"]
+__all__ = ["bench"]
 
-_OURS = "evaluation.benchmarks.image_sampling:run"
-# Standard deviation of the noise that a user of NUTS would give observations without any; images are in [0, 1].
-_SMALL_NOISE = 0.01
 # Seconds that importing and answering may take beside the sampling.
 _IMPORTS = 40
 
 
-@dataclass(frozen=True)
-class Method:
-    """How a problem is sampled.
-
-    Args:
-        label: as tables have it.
-        function: of the worker, ``"module:name"``.
-        kernel: of :class:`ImageTask`.
-        noise: whether it is for models with output noise (True) or without (False); None for both.
-        packages: that it needs.
-        problems: names of the problems it is for; None for all.
-        exact: whether it samples the posterior that the others do.
-    """
-
-    label: str
-    function: str = _OURS
-    kernel: str = "constrained"
-    noise: bool | None = None
-    packages: tuple[str, ...] = ()
-    problems: tuple[str, ...] | None = None
-    exact: bool = True
-
-    @property
-    def is_ours(self) -> bool:
-        return not self.packages
-
-    def applies(self, name: str, given: Conditioned) -> bool:
-        has_noise = given.sd is not None
-        return self.noise in (None, has_noise) and (self.problems is None or name in self.problems)
-
-
-METHODS = {
-    "constrained": Method("constrained"),
-    "baseline": Method("constrained", "evaluation.benchmarks.earlier_peer:run"),
-    "lifted": Method("lifted", kernel="lifted", noise=True),
-    "default": Method("default", kernel="default", noise=True),
-    "nuts": Method("NUTS on latents", kernel="nuts", noise=True),
-    "nuts_noise": Method("NUTS, noise 0.01", kernel="nuts", noise=False, exact=False),
-    "pyro": Method("Pyro NUTS", "evaluation.benchmarks.pyro_images_peer:run", noise=True, packages=("pyro",)),
-    "mici": Method(
-        "Mici with JAX",
-        "evaluation.benchmarks.mici_images_peer:run",
-        noise=True,
-        packages=("mici", "jax"),
-        problems=("digits",),
-    ),
-}
-"""By the names that ``methods=`` has."""
-
-
 def bench(
     seconds: float = 60,
-    problems: str = ",".join(PROBLEMS),
+    problems: str = "digits,mnist,fashion,gan=180,faces=180",
     methods: str = ",".join(METHODS),
     baseline: str | None = None,
     images: int = 2,
-    chains: int = 8,
+    chains: int = 4,
     warmup: int = 150,
     peer_warmup: int = 100,
-    faces_seconds: float = 180,
     sweep: bool = True,
     sweep_noise: str = "0.3,0.1,0.03,0.01,0.003",
     sweep_seconds: float = 15,
@@ -108,12 +54,13 @@ def bench(
 ) -> Path:
     """Sample completions of images by every method that applies, side by side.
 
-    What an earlier run with the same settings has measured is kept.
+    What an earlier run with the same settings and seconds has measured is kept.
 
     Args:
-        seconds: wall-clock seconds per method and problem, including compilation, start-up and warm-up.
-        problems: names, separated by commas: digits, mnist, fashion, gan, faces; empty for the sweep alone. What is not
-            installed is left out, and the record says why.
+        seconds: wall-clock seconds per method and problem, including compilation, start-up and warm-up. One that is
+            late is heard until it has taken half as much again, and its rate counted over the time it took.
+        problems: names, separated by commas, with other seconds as in faces=300: digits, mnist, fashion, gan, faces;
+            empty for the sweep alone. What is not installed is left out, and the record says why.
         methods: names, separated by commas: constrained, baseline, lifted, default, nuts, nuts_noise, pyro, mici.
         baseline: folder of a git worktree of an earlier revision, whose constrained HMC is measured beside today's;
             null to leave it out.
@@ -122,7 +69,6 @@ def bench(
         warmup: iterations of this project that adapt a kernel, fewer where they would take more than half of the time
             after start-up.
         peer_warmup: iterations that Pyro and Mici adapt in.
-        faces_seconds: seconds per method for the faces.
         sweep: also sample digits by constrained and lifted HMC for several widths of output noise.
         sweep_noise: these widths, standard deviations separated by commas.
         sweep_seconds: seconds per method and width.
@@ -134,41 +80,40 @@ def bench(
     Returns:
         path of the JSON file.
     """
-    for name, value in (("seconds", seconds), ("faces_seconds", faces_seconds), ("sweep_seconds", sweep_seconds)):
+    for name, value in (("seconds", seconds), ("sweep_seconds", sweep_seconds)):
         with reported_as(ConfigError):
             positive("bench", name, value)
     check_counts(images=images, warmup=warmup, peer_warmup=peer_warmup)
     check_counts(2, chains=chains)
     check_seed(seed)
-    chosen, using = _names("problems", problems, PROBLEMS), _names("methods", methods, METHODS)
+    budgets = _budgets(problems, seconds)
+    using = _names("methods", methods, METHODS)
     widths = _widths(sweep_noise) if sweep else []
     cores = checked_cores(cores)
     earlier = None if baseline is None else revision(baseline)
     folder = writable_folder(output)
     path = folder / "images_cpu.json"
     settings = {
-        "seconds": seconds,
         "images": images,
         "chains": chains,
         "warmup": warmup,
         "peer_warmup": peer_warmup,
-        "faces_seconds": faces_seconds,
-        "sweep_seconds": sweep_seconds,
         "cores": cores,
         "seed": seed,
     }
     measured = _measured(path, settings)
     ran = {
-        "problems": ",".join(dict.fromkeys([*measured["problems"], *chosen])),
-        **({} if earlier is None else {"baseline": f"worktree-of-{earlier}"}),
-        **({"sweep_noise": sweep_noise} if sweep else {"sweep": False}),
+        "seconds": seconds,
+        "problems": problems,
+        "methods": None if using == [*METHODS] else methods,
+        "baseline": None if earlier is None else f"worktree-of-{earlier}",
+        **({"sweep_noise": sweep_noise, "sweep_seconds": sweep_seconds} if sweep else {"sweep": False}),
     }
     packages = ["dgm-infer", "torch", "numpy", "arviz", "pyro-ppl", "mici", "jax"]
     record = new_record("images", {**ran, **settings}, packages) | measured
     task = ImageTask("", "", seconds, chains, warmup, cores, seed)
     runner = _Runner(record, path, task, peer_warmup, again)
-    for name in chosen:
-        budget = faces_seconds if name == "faces" else seconds
+    for name, budget in budgets.items():
         runner.problem(PROBLEMS[name], images, budget, [_at(METHODS[m], earlier) for m in using], baseline)
     for name, problem in SWEPT.items() if sweep else ():
         for sd in widths:
@@ -209,7 +154,12 @@ class _Runner:
         entry |= {"title": problem.title, "sd": given.sd, "latents": given.latent[0]}
         rows, others = entry["methods"], {m.label for m in METHODS.values() if not m.exact}
         for method in methods:
-            if method is not None and method.applies(problem.name, given) and not self._has(rows, method.label):
+            if method is None or not method.applies(problem.name, given):
+                continue
+            if method.missing is not None:
+                print(f"  {method.label}, left out: {method.missing}", flush=True)
+                rows.setdefault(method.label, {"left_out": method.missing, "errors": []})
+            elif not self._has(rows, method.label, seconds):
                 rows[method.label] = self._measure(method, given, seconds, checkout)
                 exact = {label: row for label, row in rows.items() if label not in others}
                 entry["agreement"] = agreement(exact)
@@ -222,7 +172,7 @@ class _Runner:
         given = problem.conditioned(n, sd)
         for method in (METHODS["constrained"], METHODS["lifted"]):
             rows = entry["methods"].setdefault(method.label, {})
-            if not self._has(rows, f"{sd:g}"):
+            if not self._has(rows, f"{sd:g}", seconds):
                 print(f"{problem.title}, noise {sd:g}", flush=True)
                 row = self._measure(method, given, seconds, None)
                 rows[f"{sd:g}"] = {key: value for key, value in row.items() if not isinstance(value, list)} | {
@@ -230,15 +180,11 @@ class _Runner:
                 }
                 write_record(self.path, self.record)
 
-    def _has(self, rows: Mapping[str, Any], label: str) -> bool:
-        return not self.again and label in rows and not rows[label].get("left_out")
+    def _has(self, rows: Mapping[str, Any], label: str, seconds: float) -> bool:
+        return not self.again and rows.get(label, {}).get("budget") == seconds
 
     def _measure(self, method: Method, given: Conditioned, seconds: float, checkout: str | None) -> dict[str, Any]:
         print(f"  {method.label}, {seconds:g} s", flush=True)
-        if missing := [name for name in method.packages if find_spec(name) is None]:
-            reason = f"{' and '.join(missing)} not installed: pip install 'dgm-infer[bench]'"
-            print(f"    left out: {reason}", flush=True)
-            return {"left_out": reason, "errors": []}
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "conditioned.pt")
             given.save(file)
@@ -249,10 +195,10 @@ class _Runner:
                 patience=LATE * seconds + _IMPORTS,
                 report=lambda line: print(f"    {line}", flush=True),
             )
-        return _reported(summarise(outcomes, seconds))
+        return {"budget": seconds, **_reported(summarise(outcomes, seconds))}
 
     def _tasks(self, method: Method, path: str, seconds: float, checkout: str | None) -> list[ImageTask]:
-        noise = None if method.exact else _SMALL_NOISE
+        noise = None if method.exact else SMALL_NOISE
         task = replace(self.task, path=path, kernel=method.kernel, seconds=seconds, noise=noise)
         if method.function == METHODS["baseline"].function:
             return [replace(task, checkout=checkout)]
@@ -289,12 +235,22 @@ def _names(option: str, given: str, known: Mapping[str, Any]) -> list[str]:
     return names
 
 
-def _widths(given: str) -> list[float]:
+def _budgets(given: str, seconds: float) -> dict[str, float]:
+    """Seconds of every problem in ``bench(problems=...)``."""
+    parts = [part.partition("=") for part in given.split(",") if part.strip()]
+    names = _names("problems", ",".join(name for name, _, _ in parts), PROBLEMS)
+    return dict(zip(names, (_number("problems", own, seconds) for _, _, own in parts), strict=True))
+
+
+def _number(option: str, given: str, otherwise: float) -> float:
+    """A positive number, or what stands for nothing given."""
     try:
-        widths = [float(part) for part in given.split(",")]
+        value = float(given) if given else otherwise
     except ValueError:
-        raise ConfigError(f"sweep_noise: {given!r} is not a list of numbers such as 0.3,0.1") from None
-    for width in widths:
-        with reported_as(ConfigError):
-            positive("bench", "sweep_noise", width)
-    return widths
+        raise ConfigError(f"{option}: {given!r} is not a number") from None
+    with reported_as(ConfigError):
+        return positive("bench", option, value)
+
+
+def _widths(given: str) -> list[float]:
+    return [_number("sweep_noise", part, 0.0) for part in given.split(",")]

@@ -51,7 +51,7 @@ def details(entry: Record) -> str:
     if "left_out" in entry and not entry["methods"]:
         return f"Not measured: {entry['left_out']}.\n"
     header = ["method", "ESS/s, smallest", "ESS/s, median", "R-hat, worst", f"R-hat <= {R_HAT}", "constraint error"]
-    header += ["chains x draws", "steps per draw", "warm-up, s"]
+    header += ["chains x draws", "steps per draw", "warm-up, s", "all, s"]
     rows, notes = [], []
     for label, row in entry["methods"].items():
         notes += [f"- {label}: {reason}\n" for reason in _reasons(row)]
@@ -78,6 +78,7 @@ def _cells(row: Record) -> list[str]:
         f"{row['chains']} x {row['draws']}",
         "-" if row["steps"] is None else f"{row['steps']:.1f}",
         f"{row['warmup_seconds']:.1f}",
+        f"{row['seconds']:.1f}",
     ]
 
 
@@ -103,8 +104,7 @@ def page(record: Record) -> str:
     return f"""# Completions of images, sampler beside sampler
 
 {settings["images"]} images per problem; bulk ESS of the generator's latents, over (image, latent) pairs, per second of
-the whole budget of {settings["seconds"]:g} s (faces {settings["faces_seconds"]:g} s), start-up, compilation and warm-up
-included. Constraint errors are relative to the scale of the data.
+the whole budget, start-up, compilation and warm-up included. Constraint errors are relative to the scale of the data.
 
 {tables(record)}
 `{record["command"]}`, {record["date"]}, {machine} {record["load_average_at_start"]}; {named}.
