@@ -37,7 +37,7 @@ _IMPORTS = 40
 
 def bench(
     seconds: float = 60,
-    problems: str = "digits,mnist,fashion,gan=180,faces=180",
+    problems: str = "digits,mnist,fashion,gan=120,faces=180",
     methods: str = ",".join(METHODS),
     baseline: str | None = None,
     images: int = 2,
@@ -46,7 +46,7 @@ def bench(
     peer_warmup: int = 100,
     sweep: bool = True,
     sweep_noise: str = "0.3,0.1,0.03,0.01,0.003",
-    sweep_seconds: float = 15,
+    sweep_seconds: float = 20,
     again: bool = False,
     cores: int | None = None,
     seed: int = 0,
@@ -163,8 +163,8 @@ class _Runner:
                 rows[method.label] = self._measure(method, given, seconds, checkout)
                 exact = {label: row for label, row in rows.items() if label not in others}
                 entry["agreement"] = agreement(exact)
-                # after every method: what was measured survives whatever happens to the next
-                write_record(self.path, self.record)
+            # after every method: what was measured survives whatever happens to the next
+            write_record(self.path, self.record)
 
     def width(self, name: str, problem: ImageProblem, n: int, seconds: float, sd: float) -> None:
         """Constrained and lifted HMC for one width of the noise."""

@@ -100,7 +100,8 @@ def page(record: Record) -> str:
     """The page of ``dgm-infer bench images``."""
     settings, versions = record["settings"], record["versions"]
     named = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
-    machine = f"on {settings['cores']} cores of {record['processor']}, load at the start"
+    cores = "1 core" if settings["cores"] == 1 else f"{settings['cores']} cores"
+    machine = f"on {cores} of {record['processor']}, load at the start"
     return f"""# Completions of images, sampler beside sampler
 
 {settings["images"]} images per problem; bulk ESS of the generator's latents, over (image, latent) pairs, per second of
