@@ -45,7 +45,8 @@ def run(task: ImageTask, report: Report) -> dict[str, Any]:
         RuntimeError: it failed, or was not done after :data:`LATE` times its seconds.
     """
     assert task.checkout is not None
-    environment = {**os.environ, "PYTHONPATH": str(Path(task.checkout).resolve())}
+    path = [str(Path(task.checkout).resolve()), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, path))}
     with tempfile.TemporaryDirectory() as folder:
         given, made = Path(folder, "task.json"), Path(folder, "result.npz")
         given.write_text(json.dumps(asdict(task)))
