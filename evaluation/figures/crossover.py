@@ -11,7 +11,7 @@ from .colours import COLOURS
 
 with extra("train"):
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter
 
 __all__ = ["crossover"]
 
@@ -32,7 +32,8 @@ def crossover(path: str | os.PathLike, record: Mapping[str, Any]) -> None:
     figure = Figure(figsize=(4.2 * len(sweep) + 0.6, 3.6), layout="constrained")
     axes = figure.subplots(1, len(sweep), sharey=True, squeeze=False)[0]
     for axis, entry in zip(axes, sweep, strict=True):
-        for colour, marker, (label, by_width) in zip(COLOURS, "os", entry["methods"].items(), strict=False):
+        for i, (label, by_width) in enumerate(entry["methods"].items()):
+            colour, marker = COLOURS[i % len(COLOURS)], "os^D"[i % 4]
             widths = sorted(map(float, by_width))
             rows = [by_width[f"{width:g}"] for width in widths]
             drawn = [(width, row) for width, row in zip(widths, rows, strict=True) if row.get("min_ess_per_second")]
@@ -45,13 +46,17 @@ def crossover(path: str | os.PathLike, record: Mapping[str, Any]) -> None:
             for width in widths:
                 if width not in [at for at, _ in drawn]:
                     # at the edge of the panel, whatever its scale
-                    axis.plot(width, 0.02, "x", color=colour, transform=axis.get_xaxis_transform(), clip_on=False)
+                    axis.plot(
+                        width, 0.02 + 0.04 * i, "x", color=colour, transform=axis.get_xaxis_transform(), clip_on=False
+                    )
         axis.set(xscale="log", yscale="log", xlabel="output noise (standard deviation)")
         axis.set_title(f"{entry['title']} observed", fontsize=9)
         axis.xaxis.set_major_locator(FixedLocator(sorted({float(sd) for by in entry["methods"].values() for sd in by})))
         axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.xaxis.set_minor_formatter(NullFormatter())
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axis.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.yaxis.set_minor_formatter(NullFormatter())
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)
     axes[0].set_ylabel("smallest bulk ESS per second")
