@@ -137,7 +137,7 @@ def test_every_number_of_the_measurements_is_tested():
 STALE = {
     EVIDENCE: ("-1081.40", "-1081.41"),
     COMPLETIONS: (": nearest training images |", ": nearest images |"),
-    IMAGES: ("| lifted |", "| lifting |"),
+    IMAGES: ("largest difference of means |", "largest difference |"),
 }
 
 
