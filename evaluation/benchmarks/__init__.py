@@ -16,6 +16,7 @@ BENCHMARKS = {
     "training": "evaluation.benchmarks.training",
     "iwae_training": "evaluation.benchmarks.iwae_training",
     "completions": "evaluation.benchmarks.completions",
+    "images": "evaluation.benchmarks.images",
 }
 
 

@@ -13,10 +13,10 @@ from ..reports.tables import markdown
 from .publishing import DEVICES, by_device, versions
 from .workers import WorkerResult
 
-__all__ = ["compare", "summarise", "table"]
+__all__ = ["FEWEST", "compare", "diagnose", "summarise", "table"]
 
 # Draws per chain below which an ESS is uninformative: ArviZ then only reports its upper limit.
-_FEWEST = 20
+FEWEST = 20
 
 # Chains from which the spread of their means is known to some ten per cent.
 _MANY = 32
@@ -34,7 +34,7 @@ def summarise(workers: Sequence[WorkerResult], seconds: float, cores: int) -> di
     errors = [worker.error for worker in workers if worker.error is not None]
     results = [worker.value for worker in workers if worker.value is not None]
     lengths = [_length(result) for result in results]
-    enough = max(_FEWEST, 0.5 * max(lengths, default=0))
+    enough = max(FEWEST, 0.5 * max(lengths, default=0))
     errors += [f"a process made only {n} draws per chain in the time" for n in lengths if n < enough]
     results = [result for result, n in zip(results, lengths, strict=True) if n >= enough]
     if not results:
@@ -45,7 +45,7 @@ def summarise(workers: Sequence[WorkerResult], seconds: float, cores: int) -> di
     latents = {}
     for name in results[0]["latents"]:
         values = np.concatenate([result["latents"][name][:, :shortest] for result in results])
-        latents[name] = _diagnose(values, scale)
+        latents[name] = diagnose(values, scale)
     min_ess, min_tail_ess = (float(np.min([z[f"ess_{kind}"] for z in latents.values()])) for kind in ("bulk", "tail"))
     max_r_hat = float(np.max([latent["r_hat"] for latent in latents.values()]))
     return {
@@ -69,7 +69,7 @@ def summarise(workers: Sequence[WorkerResult], seconds: float, cores: int) -> di
     }
 
 
-def _diagnose(values: np.ndarray, scale: float) -> dict[str, float | None]:
+def diagnose(values: np.ndarray, scale: float) -> dict[str, float | None]:
     """Moments of ``[chains, draws]`` and their reliability, as ArviZ computes it; NaN where nothing moved."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=FutureWarning)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Independent, Normal
+from torch.distributions import Normal
 
 import dgm_infer as dgm
 import generators
@@ -31,6 +31,7 @@ from ..reports.records import write_record
 from ..reports.scorecard import page
 from .classifier import Classifier, train_classifier
 from .machine import checked_cores
+from .noisy_decoder import NoisyDecoder
 from .publishing import new_record, publish
 from .scores import class_scores, covered, crps
 from .settings import check_counts, check_seed, writable_folder
@@ -143,19 +144,6 @@ def _named(entry: str) -> tuple[str, nn.Module]:
     if tuple(model.output_shape) != DATA[kind].output_shape:
         raise ConfigError(f"generators: {path} makes images {tuple(model.output_shape)}, not those of {kind}")
     return kind, model
-
-
-class NoisyDecoder(nn.Module):
-    """``N(g(z), sd^2)`` about the outputs of a generator without noise."""
-
-    def __init__(self, model: dgm.GenerativeModel, sd: float):
-        super().__init__()
-        self.model = model
-        self.sd = sd
-
-    def forward(self, z: Tensor) -> Independent:
-        mean = self.model.observed(z)
-        return Independent(Normal(mean, torch.full_like(mean, self.sd), validate_args=False), 1, validate_args=False)
 
 
 def _parts(model: nn.Module, noise: float) -> tuple[nn.Module, dgm.InputDensity]:

@@ -13,7 +13,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +24,16 @@ from .problems import Problem
 from .tasks import MiciTask
 from .workers import Clock, Report
 
-__all__ = ["constraint", "generator", "negative_log_density", "run", "system"]
+__all__ = [
+    "Chain",
+    "constrained_system",
+    "constraint",
+    "generator",
+    "negative_log_density",
+    "run",
+    "sample_chain",
+    "system",
+]
 
 # without a declared type: type checks do not depend on whether the extra ``bench`` is installed
 jax: Any = importlib.import_module("jax")
@@ -105,8 +114,12 @@ def _lotka_volterra_residual(u, observed):
 
 
 def system(problem: Problem, form: Literal["generator", "residual"] = "generator") -> Any:
-    """The constrained Hamiltonian system, its derivatives compiled by JAX."""
-    c = constraint(problem, form)
+    """The constrained Hamiltonian system of a problem."""
+    return constrained_system(negative_log_density(problem), constraint(problem, form))
+
+
+def constrained_system(energy: Function, c: Function) -> Any:
+    """The system of a density ``exp(-energy(u))`` on the ambient space and ``c(u) = 0``, its derivatives compiled."""
     jacobian = mici.autodiff.jax_wrapper.jacobian_and_value(c)
     # with respect to J alone: sum_ij m_ij J_ij(u), differentiated
     product = jax.jit(jax.grad(lambda u, m: (jacobian(u)[0] * m).sum()))
@@ -116,12 +129,65 @@ def system(problem: Problem, form: Literal["generator", "residual"] = "generator
         return (lambda m: np.asarray(product(u, m)), *evaluate(u))
 
     return mici.systems.DenseConstrainedEuclideanMetricSystem(
-        negative_log_density(problem),
+        energy,
         c,
         dens_wrt_hausdorff=False,
         mhp_constr=matrix_hessian_product,
         backend="jax",
     )
+
+
+class Chain(NamedTuple):
+    """A chain that was stopped on time."""
+
+    inputs: np.ndarray
+    """The first inputs of every draw, ``[draws, n_kept]``."""
+    statistics: dict[str, np.ndarray]
+    """Mici's, each ``[draws]``."""
+    warmup_seconds: float
+    warmup_iterations: int
+    step_size: float
+
+    @property
+    def failed(self) -> np.ndarray:
+        return self.statistics["convergence_error"] | self.statistics["non_reversible_step"]
+
+
+def sample_chain(
+    hamiltonian: Any, start: np.ndarray, n_kept: int, clock: Clock, warmup: int, warmup_share: float, seed: list[int]
+) -> Chain:
+    """A chain from ``start`` until the clock's budget is used.
+
+    Args:
+        hamiltonian: a :func:`constrained_system`.
+        start: on its manifold.
+        n_kept: number of inputs that are recorded, the first.
+        clock: counts from before the system was made.
+        warmup: iterations that adapt the step size, at most.
+        warmup_share: share of the budget after which warm-up ends in any case.
+        seed: of all randomness.
+    """
+    logging.getLogger("mici").setLevel(logging.CRITICAL)
+    # overflow in rejected proposals
+    warnings.filterwarnings("ignore", category=RuntimeWarning)
+    integrator = mici.integrators.ConstrainedLeapfrogIntegrator(hamiltonian)
+    sampler = mici.samplers.DynamicMultinomialHMC(hamiltonian, integrator, np.random.default_rng(seed))
+    trace = _Trace(n_kept)
+    trace.end_after(warmup_share * clock.budget - clock.elapsed)
+    states, _, statistics = sampler.sample_chains(
+        warmup, 0, [start], display_progress=False, trace_funcs=[trace], trace_warm_up=True
+    )
+    warm = clock.elapsed
+    done = int(np.isfinite(statistics["accept_stat"][0]).sum())
+    trace.end_after(clock.left)
+    # more than fit in the time: a transition takes a millisecond or more
+    _, traces, statistics = sampler.sample_chains(
+        0, max(1, int(2000 * clock.budget)), states, display_progress=False, trace_funcs=[trace]
+    )
+    inputs = traces["globals"][0]
+    n = int(np.isfinite(inputs).all(-1).sum())
+    statistics = {name: values[0][:n] for name, values in statistics.items()}
+    return Chain(inputs[:n], statistics, warm, done, integrator.step_size)
 
 
 def run(task: MiciTask, report: Report) -> dict[str, Any]:
@@ -131,45 +197,32 @@ def run(task: MiciTask, report: Report) -> dict[str, Any]:
     draws, where this project's chains start, Mici often overflows or keeps a tiny step size.
     """
     clock = Clock(task.seconds)
-    logging.getLogger("mici").setLevel(logging.CRITICAL)
-    # overflow in rejected proposals
-    warnings.filterwarnings("ignore", category=RuntimeWarning)
     model = task.problem.model()
-    hamiltonian = system(task.problem, task.form)
-    integrator = mici.integrators.ConstrainedLeapfrogIntegrator(hamiltonian)
-    sampler = mici.samplers.DynamicMultinomialHMC(
-        hamiltonian, integrator, np.random.default_rng([task.seed, task.index])
+    chain = sample_chain(
+        system(task.problem, task.form),
+        task.problem.generating_inputs().numpy(),
+        model.global_density.dim,
+        clock,
+        task.warmup,
+        task.warmup_share,
+        [task.seed, task.index],
     )
-    trace = _Trace(model.global_density.dim)
-    start = task.problem.generating_inputs().numpy()
-    trace.end_after(task.warmup_share * task.seconds - clock.elapsed)
-    states, _, statistics = sampler.sample_chains(
-        task.warmup, 0, [start], display_progress=False, trace_funcs=[trace], trace_warm_up=True
+    report(
+        f"process {task.index}: {chain.warmup_iterations} warm-up iterations in {chain.warmup_seconds:.1f} s, "
+        f"step size {chain.step_size:.3g}"
     )
-    warm = clock.elapsed
-    done = int(np.isfinite(statistics["accept_stat"][0]).sum())
-    report(f"process {task.index}: {done} warm-up iterations in {warm:.1f} s, step size {integrator.step_size:.3g}")
-    trace.end_after(clock.left)
-    # more than fit in the time: a transition takes a millisecond or more
-    _, traces, statistics = sampler.sample_chains(
-        0, max(1, int(2000 * task.seconds)), states, display_progress=False, trace_funcs=[trace]
-    )
-    inputs = traces["globals"][0]
-    n = int(np.isfinite(inputs).all(-1).sum())
-    statistics = {name: values[0][:n] for name, values in statistics.items()}
-    failed = statistics["convergence_error"] | statistics["non_reversible_step"]
     with torch.no_grad():
-        latents = model.global_latents(torch.from_numpy(inputs[:n]))
+        latents = model.global_latents(torch.from_numpy(chain.inputs))
     return {
         "latents": {name: value.numpy()[None] for name, value in latents.items()},
         "seconds": clock.elapsed,
         "cpu_seconds": clock.cpu,
-        "warmup_seconds": warm,
-        "warmup_iterations": done,
-        "acceptance": statistics["accept_stat"],
-        "failed": failed,
-        "n_steps": statistics["n_step"],
-        "step_size": integrator.step_size,
+        "warmup_seconds": chain.warmup_seconds,
+        "warmup_iterations": chain.warmup_iterations,
+        "acceptance": chain.statistics["accept_stat"],
+        "failed": chain.failed,
+        "n_steps": chain.statistics["n_step"],
+        "step_size": chain.step_size,
     }
 
 

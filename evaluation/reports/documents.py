@@ -9,13 +9,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+from . import images
 from .scorecard import scorecard
 from .tables import markdown
 
 __all__ = ["GOAL", "boltzmann_table", "methods_table", "radon_table", "read_record", "renewed", "seconds_to"]
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/evidence.md", "docs/completions.md")
+PAGES = ("docs/evidence.md", "docs/completions.md", "docs/images.md")
 # The error in log Z that times are given to.
 GOAL = 0.1
 
@@ -98,7 +99,13 @@ def radon_table(record: dict[str, Any]) -> str:
     return markdown(["method", "log Z", "standard error", "seconds"], rows)
 
 
-_TABLES = {"methods": methods_table, "boltzmann": boltzmann_table, "radon": radon_table, "completions": scorecard}
+_TABLES = {
+    "methods": methods_table,
+    "boltzmann": boltzmann_table,
+    "radon": radon_table,
+    "completions": scorecard,
+    "images_cpu": images.tables,
+}
 
 
 if __name__ == "__main__":

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
 from evaluation.benchmarks import methods, scaling
+from evaluation.reports import images
 from evaluation.reports.documents import PAGES, read_record, renewed, seconds_to
 
 ROOT = Path(__file__).parents[2]
-EVIDENCE, COMPLETIONS, README = "docs/evidence.md", "docs/completions.md", "README.md"
+EVIDENCE, COMPLETIONS, IMAGES, README = "docs/evidence.md", "docs/completions.md", "docs/images.md", "README.md"
 COUNTS = {1.5: "one and a half", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 18: "eighteen"}
 SHARES = {4: "a quarter", 5: "a fifth", 7: "a seventh", 8: "an eighth"}
 # a setting that no record holds
@@ -132,7 +134,11 @@ def test_every_number_of_the_measurements_is_tested():
     assert re.findall(r"[^.]*\d[^.]*", left) == []
 
 
-STALE = {EVIDENCE: ("-1081.40", "-1081.41"), COMPLETIONS: (": nearest training images |", ": nearest images |")}
+STALE = {
+    EVIDENCE: ("-1081.40", "-1081.41"),
+    COMPLETIONS: (": nearest training images |", ": nearest images |"),
+    IMAGES: ("largest difference of means |", "largest difference |"),
+}
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -145,9 +151,22 @@ def test_tables_are_up_to_date(page):
     assert renewed(stale) == printed
 
 
-@pytest.mark.parametrize(("name", "table"), [("methods", methods.table), ("scaling", scaling.table)])
-def test_published_tables_are_those_of_their_records(name, table):
-    assert table(read_record(name)) == (ROOT / "evaluation" / "results" / f"{name}.md").read_text()
+@pytest.mark.parametrize(
+    ("record", "name", "table"),
+    [
+        ("methods", "methods", methods.table),
+        ("scaling", "scaling", scaling.table),
+        ("images_cpu", "images", images.page),
+    ],
+)
+def test_published_tables_are_those_of_their_records(record, name, table):
+    assert table(read_record(record)) == (ROOT / "evaluation" / "results" / f"{name}.md").read_text()
+
+
+def test_the_crossover_is_drawn_from_the_record():
+    # if not: python -m evaluation.figures.crossover
+    with Image.open(ROOT / "docs" / "crossover.png") as picture:
+        assert picture.info["Source"] == read_record("images_cpu")["date"]
 
 
 def test_the_readme_s_log_likelihood_is_the_one_tested():

@@ -1,0 +1,213 @@
+"""What is sampled in ``dgm-infer bench images``, and how: with this project as it is, or as it was.
+
+This module imports nothing of its own package, and of the others only what they have had since revision b1b3d75: run
+as a script with an earlier checkout first on the path, it measures that one.
+
+    python -P image_sampling.py TASK.json RESULT.npz
+"""
+
+import json
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+import dgm_infer as dgm
+import generators
+
+__all__ = ["Conditioned", "ImageTask", "run"]
+
+# Iterations that show how long a transition takes.
+_FIRST = 10
+# Share of the seconds after start-up that warm-up may take.
+_WARMUP_SHARE = 0.5
+# Draws per chain that are made even if they are late, and how late at most.
+_FEWEST, _LATE = 20, 1.3
+# Bytes of inputs that a chunk of draws may hold at once.
+_CHUNK_BYTES = 2**27
+
+
+@dataclass(frozen=True)
+class Conditioned:
+    """A generator and observed images, in terms of torch alone.
+
+    Args:
+        net: ``[n, *latent] -> [n, *shape]``, noiseless, of plain layers: it says nothing of any revision's classes.
+        latent: shape of one latent, standard normal.
+        sd: standard deviation of normal output noise; None without.
+        images: ``[n, *shape]``.
+        mask: pixels observed, ``[*shape]``; None for block means.
+        factor: side of the blocks whose means are observed; None for pixels.
+    """
+
+    net: nn.Module
+    latent: tuple[int, ...]
+    sd: float | None
+    images: Tensor
+    mask: Tensor | None = None
+    factor: int | None = None
+
+    def save(self, path: Path) -> None:
+        torch.save(vars(self), path)
+
+    @classmethod
+    def load(cls, path: str) -> "Conditioned":
+        # written by this benchmark: a network is not a table of tensors
+        return cls(**torch.load(path, weights_only=False))
+
+    def operator(self) -> Any:
+        """``condition(observe=...)``."""
+        return dgm.pixels(self.mask) if self.factor is None else dgm.downsample(self.factor)
+
+    def observed(self) -> Tensor:
+        """``condition(observed=...)``."""
+        if self.factor is None:
+            return self.images
+        return nn.functional.avg_pool2d(self.images, self.factor)
+
+    def model(self, noise: float | None) -> Any:
+        return generators.from_module(self.net, self.latent, noise=noise)
+
+    def fibre(self) -> Any:
+        """Given exactly, output noise among the inputs."""
+        return dgm.condition(self.model(self.sd), self.observed(), observe=self.operator())
+
+    def latent_posterior(self, noise: float | None) -> Any:
+        """Of the latents alone: with the model's own noise, or of a noiseless model given some."""
+        if self.mask is None or noise is not None:
+            return dgm.condition(self.model(None), self.observed(), observe=self.operator(), tolerance=noise)
+        from .noisy_decoder import NoisyDecoder
+
+        dim = int(np.prod(self.latent))
+        decoder = NoisyDecoder(self.model(None), self.sd)  # type: ignore[arg-type]
+        return generators.LatentPosterior(decoder, self.images, dgm.StandardNormal(dim), self.mask)
+
+
+@dataclass(frozen=True)
+class ImageTask:
+    """What one process samples.
+
+    Args:
+        path: file of the :class:`Conditioned`.
+        kernel: constrained, lifted, default or nuts.
+        seconds: wall-clock seconds, start-up and warm-up included.
+        chains: chains per image.
+        warmup: iterations that adapt the kernel, fewer where they would take more than half of the time after start-up.
+        cores: threads.
+        seed: seed of all randomness.
+        noise: sd that the observations of a noiseless model are given for NUTS; None for the model's own.
+        index: index among the processes of a method.
+        checkout: folder of the revision to measure; None for this one.
+    """
+
+    path: str
+    kernel: str
+    seconds: float
+    chains: int
+    warmup: int
+    cores: int
+    seed: int
+    noise: float | None = None
+    index: int = 0
+    checkout: str | None = None
+
+
+def run(task: ImageTask, report: Callable[[str], None]) -> dict[str, Any]:
+    """Warm up and draw until the time is used, in chunks of draws.
+
+    Returns:
+        ``z`` ``[chains, draws, pairs]``, the latents of all images; ``constraint_error``, the largest relative to the
+        scale of the data, or NaN; ``steps`` per transition; ``seconds``, ``warmup_seconds``, ``warmup_iterations``;
+        ``kernel``, its class.
+    """
+    began = time.perf_counter()
+
+    def elapsed() -> float:
+        return time.perf_counter() - began
+
+    torch.set_num_threads(task.cores)
+    given = Conditioned.load(task.path)
+    problem: Any = given.latent_posterior(task.noise) if task.kernel == "nuts" else given.fibre()
+    chains = _Chains(problem, task)
+    chains.sample(_kernel(task.kernel), _FIRST, 1)
+    report(f"started after {elapsed():.1f} s")
+    started = elapsed()
+    chains.sample(chains.kernel, 0, 1)
+    per_draw = elapsed() - started
+    warmup = int(min(task.warmup, max(0.0, _WARMUP_SHARE * (task.seconds - elapsed())) / per_draw))
+    # fewer are not worth their own start-up
+    warmup = warmup if warmup > _FIRST else 0
+    if warmup:
+        started = elapsed()
+        # open again: the first iterations only led here
+        chains.sample(type(chains.kernel)(), warmup, 1)
+        per_draw = (elapsed() - started) / warmup
+    warm = elapsed()
+    report(f"{_FIRST} + {warmup} warm-up iterations of {task.chains} chains in {warm:.1f} s")
+    latents: list[np.ndarray] = []
+    errors, steps, count = [], [], 0
+    largest = max(1, _CHUNK_BYTES // (8 * chains.position.numel()))
+    while (left := task.seconds - elapsed()) > per_draw or (count < _FEWEST and left > (1 - _LATE) * task.seconds):
+        started, n = elapsed(), min(largest, max(1, int(0.9 * left / per_draw)) if latents else 2)
+        draws = chains.sample(chains.kernel, 0, n)
+        latents.append(draws.latents["z"].reshape(task.chains, n, -1).numpy())
+        steps.append(draws.stats["n_steps"].double().mean().item())
+        if "constraint_error" in draws.stats:
+            scale = problem.values.abs().amax(-1).clamp_min(1)
+            errors.append((draws.stats["constraint_error"] / scale).max().item())
+        count += n
+        per_draw = (elapsed() - started) / n
+    return {
+        "z": np.concatenate(latents, 1) if latents else np.empty((task.chains, 0, 1)),
+        "constraint_error": max(errors, default=float("nan")),
+        "steps": float(np.average(steps, weights=[part.shape[1] for part in latents])) if latents else float("nan"),
+        "seconds": elapsed(),
+        "warmup_seconds": warm,
+        "warmup_iterations": _FIRST + warmup,
+        "kernel": type(chains.kernel).__name__,
+    }
+
+
+class _Chains:
+    """Chains that go on from call to call."""
+
+    position: Any = None
+    kernel: Any = None
+
+    def __init__(self, problem: Any, task: ImageTask):
+        self.problem, self.chains, self.seed = problem, task.chains, task.seed
+
+    def sample(self, kernel: Any, warmup: int, n: int) -> Any:
+        options: dict[str, Any] = {"chains": self.chains, "initial": self.position, "progress": False}
+        draws: Any = dgm.sample(self.problem, kernel, warmup=warmup, draws=n, seed=self.seed, **options)
+        self.position, self.kernel = draws.inputs[:, -1], draws.kernel
+        self.seed += 1
+        return draws
+
+
+def _kernel(name: str) -> Any:
+    """A kernel of its default settings; None for ``sample()`` to choose."""
+    names = {"constrained": "ConstrainedHMC", "lifted": "LiftedHMC", "nuts": "NUTS"}
+    return None if name == "default" else getattr(dgm, names[name])()
+
+
+def main(task_file: str, result_file: str) -> None:
+    # the process that started this one may ignore interrupts, and hands that on
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    task = ImageTask(**json.loads(Path(task_file).read_text()))
+    home = Path(dgm.__file__).resolve()
+    if task.checkout is not None and not home.is_relative_to(Path(task.checkout).resolve()):
+        raise SystemExit(f"{task.checkout} is not the dgm_infer that is found first, {home.parent}")
+    result = run(replace(task, checkout=None), lambda line: print(line, flush=True))
+    np.savez(result_file, **result)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

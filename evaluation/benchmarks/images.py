@@ -1,0 +1,256 @@
+"""``dgm-infer bench images``: completions of images per second, sampler beside sampler.
+
+What is timed, for all alike: wall-clock seconds from the first statement after the imports to the last draw, so
+compilation, the search for starting points, the pilot of the default and warm-up are included; process start and
+imports are not. Methods run one after the other on the same machine with the same number of cores: this project in one
+process with that many threads, Pyro and Mici in that many processes with one thread and one chain each, which is how
+either is meant to be used. Every method is given the generator as the same plain network.
+"""
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from dgm_infer.arguments import positive
+from dgm_infer.errors import CheckpointError, ConfigError, reported_as
+
+from ..reports.images import page
+from ..reports.records import plain, write_record
+from .earlier_peer import LATE, revision
+from .image_methods import METHODS, SMALL_NOISE, Method
+from .image_problems import PROBLEMS, SWEPT, ImageProblem
+from .image_sampling import Conditioned, ImageTask
+from .image_summary import agreement, summarise
+from .machine import checked_cores
+from .publishing import new_record, publish
+from .settings import check_counts, check_seed, writable_folder
+from .workers import one_thread, run_workers, threads
+
+__all__ = ["bench"]
+
+# Seconds that importing and answering may take beside the sampling.
+_IMPORTS = 40
+
+
+def bench(
+    seconds: float = 60,
+    problems: str = "digits,mnist,fashion,gan=120,faces=180",
+    methods: str = ",".join(METHODS),
+    baseline: str | None = None,
+    images: int = 2,
+    chains: int = 4,
+    warmup: int = 150,
+    peer_warmup: int = 100,
+    sweep: bool = True,
+    sweep_noise: str = "0.3,0.1,0.03,0.01,0.003",
+    sweep_seconds: float = 20,
+    again: bool = False,
+    cores: int | None = None,
+    seed: int = 0,
+    output: str = "evaluation/results",
+) -> Path:
+    """Sample completions of images by every method that applies, side by side.
+
+    What an earlier run with the same settings and seconds has measured is kept.
+
+    Args:
+        seconds: wall-clock seconds per method and problem, including compilation, start-up and warm-up. One that is
+            late is heard until it has taken half as much again, and its rate counted over the time it took.
+        problems: names, separated by commas, with other seconds as in faces=300: digits, mnist, fashion, gan, faces;
+            empty for the sweep alone. What is not installed is left out, and the record says why.
+        methods: names, separated by commas: constrained, baseline, lifted, default, nuts, nuts_noise, pyro, mici.
+        baseline: folder of a git worktree of an earlier revision, whose constrained HMC is measured beside today's;
+            null to leave it out.
+        images: the first so many held-out images, sampled together.
+        chains: chains per image of this project; Pyro and Mici have one per core.
+        warmup: iterations of this project that adapt a kernel, fewer where they would take more than half of the time
+            after start-up.
+        peer_warmup: iterations that Pyro and Mici adapt in.
+        sweep: also sample digits by constrained and lifted HMC for several widths of output noise.
+        sweep_noise: these widths, standard deviations separated by commas.
+        sweep_seconds: seconds per method and width.
+        again: measure again what was measured with these settings.
+        cores: processor cores; null for all of them.
+        seed: seed of all randomness.
+        output: folder for ``images_cpu.json`` and ``images.md``.
+
+    Returns:
+        path of the JSON file.
+    """
+    for name, value in (("seconds", seconds), ("sweep_seconds", sweep_seconds)):
+        with reported_as(ConfigError):
+            positive("bench", name, value)
+    check_counts(images=images, warmup=warmup, peer_warmup=peer_warmup)
+    check_counts(2, chains=chains)
+    check_seed(seed)
+    budgets = _budgets(problems, seconds)
+    using = _names("methods", methods, METHODS)
+    widths = _widths(sweep_noise) if sweep else []
+    cores = checked_cores(cores)
+    earlier = None if baseline is None else revision(baseline)
+    folder = writable_folder(output)
+    path = folder / "images_cpu.json"
+    settings = {
+        "images": images,
+        "chains": chains,
+        "warmup": warmup,
+        "peer_warmup": peer_warmup,
+        "cores": cores,
+        "seed": seed,
+    }
+    measured = _measured(path, settings)
+    ran = {
+        "seconds": seconds,
+        "problems": problems,
+        "methods": None if using == [*METHODS] else methods,
+        "baseline": None if earlier is None else f"worktree-of-{earlier}",
+        **({"sweep_noise": sweep_noise, "sweep_seconds": sweep_seconds} if sweep else {"sweep": False}),
+    }
+    packages = ["dgm-infer", "torch", "numpy", "arviz", "pyro-ppl", "mici", "jax"]
+    record = new_record("images", {**ran, **settings}, packages) | measured
+    task = ImageTask("", "", seconds, chains, warmup, cores, seed)
+    runner = _Runner(record, path, task, peer_warmup, again)
+    for name, budget in budgets.items():
+        runner.problem(PROBLEMS[name], images, budget, [_at(METHODS[m], earlier) for m in using], baseline)
+    for name, problem in SWEPT.items() if sweep else ():
+        for sd in widths:
+            runner.width(name, problem, images, sweep_seconds, sd)
+    publish(path, "images", page(plain(record)))
+    return path
+
+
+def _at(method: Method, earlier: str | None) -> Method | None:
+    """A method with the revision in its label; None for the baseline without one."""
+    if method is not METHODS["baseline"]:
+        return method
+    return None if earlier is None else replace(method, label=f"{method.label} {earlier}")
+
+
+class _Runner:
+    """Measures what a record does not hold yet, and writes it after every method."""
+
+    def __init__(self, record: dict[str, Any], path: Path, task: ImageTask, peer_warmup: int, again: bool):
+        self.record, self.path, self.task = record, path, task
+        self.peer_warmup, self.again = peer_warmup, again
+
+    def problem(
+        self, problem: ImageProblem, n: int, seconds: float, methods: Sequence[Method | None], checkout: str | None
+    ) -> None:
+        """All methods on one problem; one line in the record if it is not here."""
+        print(problem.title, flush=True)
+        entry = self.record["problems"].get(problem.name, {"methods": {}})
+        try:
+            given = problem.conditioned(n)
+        except (CheckpointError, ConfigError) as error:
+            print(f"  left out: {error}", flush=True)
+            self.record["problems"][problem.name] = {**entry, "title": problem.title, "left_out": str(error)}
+            write_record(self.path, self.record)
+            return
+        entry.pop("left_out", None)
+        self.record["problems"][problem.name] = entry
+        entry |= {"title": problem.title, "sd": given.sd, "latents": given.latent[0]}
+        rows, others = entry["methods"], {m.label for m in METHODS.values() if not m.exact}
+        for method in methods:
+            if method is None or not method.applies(problem.name, given):
+                continue
+            if method.missing is not None:
+                print(f"  {method.label}, left out: {method.missing}", flush=True)
+                rows.setdefault(method.label, {"left_out": method.missing, "errors": []})
+            elif not self._has(rows, method.label, seconds):
+                rows[method.label] = self._measure(method, given, seconds, checkout)
+                exact = {label: row for label, row in rows.items() if label not in others}
+                entry["agreement"] = agreement(exact)
+            # after every method: what was measured survives whatever happens to the next
+            write_record(self.path, self.record)
+
+    def width(self, name: str, problem: ImageProblem, n: int, seconds: float, sd: float) -> None:
+        """Constrained and lifted HMC for one width of the noise."""
+        entry = self.record["sweep"].setdefault(name, {"title": problem.title, "methods": {}})
+        given = problem.conditioned(n, sd)
+        for method in (METHODS["constrained"], METHODS["lifted"]):
+            rows = entry["methods"].setdefault(method.label, {})
+            if not self._has(rows, f"{sd:g}", seconds):
+                print(f"{problem.title}, noise {sd:g}", flush=True)
+                row = self._measure(method, given, seconds, None)
+                rows[f"{sd:g}"] = {key: value for key, value in row.items() if not isinstance(value, list)} | {
+                    "errors": row["errors"]
+                }
+                write_record(self.path, self.record)
+
+    def _has(self, rows: Mapping[str, Any], label: str, seconds: float) -> bool:
+        return not self.again and rows.get(label, {}).get("budget") == seconds
+
+    def _measure(self, method: Method, given: Conditioned, seconds: float, checkout: str | None) -> dict[str, Any]:
+        print(f"  {method.label}, {seconds:g} s", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "conditioned.pt")
+            given.save(file)
+            outcomes = run_workers(
+                method.function,
+                self._tasks(method, str(file), seconds, checkout),
+                environment=threads(self.task.cores) if method.is_ours else one_thread(),
+                patience=LATE * seconds + _IMPORTS,
+                report=lambda line: print(f"    {line}", flush=True),
+            )
+        return {"budget": seconds, **_reported(summarise(outcomes, seconds))}
+
+    def _tasks(self, method: Method, path: str, seconds: float, checkout: str | None) -> list[ImageTask]:
+        noise = None if method.exact else SMALL_NOISE
+        task = replace(self.task, path=path, kernel=method.kernel, seconds=seconds, noise=noise)
+        if method.function == METHODS["baseline"].function:
+            return [replace(task, checkout=checkout)]
+        if method.is_ours:
+            return [task]
+        return [replace(task, chains=1, warmup=self.peer_warmup, index=i) for i in range(self.task.cores)]
+
+
+def _reported(row: dict[str, Any]) -> dict[str, Any]:
+    if "mean" in row:
+        print(
+            f"    {row['chains']} chains x {row['draws']} draws: bulk ESS per second {row['min_ess_per_second']:.3g} "
+            f"(smallest), {row['median_ess_per_second']:.3g} (median), max R-hat {row['max_r_hat']:.3f}",
+            flush=True,
+        )
+    for error in row["errors"]:
+        print(f"    failed: {error}", flush=True)
+    return row
+
+
+def _measured(path: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """What a record at ``path`` holds, if its settings are these."""
+    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"settings": {}}
+    if {**record["settings"], **settings} != record["settings"]:
+        return {"problems": {}, "sweep": {}}
+    return {"problems": record["problems"], "sweep": record["sweep"]}
+
+
+def _names(option: str, given: str, known: Mapping[str, Any]) -> list[str]:
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{option}: {name!r} is not one of {', '.join(known)}")
+    return names
+
+
+def _budgets(given: str, seconds: float) -> dict[str, float]:
+    """Seconds of every problem in ``bench(problems=...)``."""
+    parts = [part.partition("=") for part in given.split(",") if part.strip()]
+    names = _names("problems", ",".join(name for name, _, _ in parts), PROBLEMS)
+    return dict(zip(names, (_number("problems", own, seconds) for _, _, own in parts), strict=True))
+
+
+def _number(option: str, given: str, otherwise: float) -> float:
+    """A positive number, or what stands for nothing given."""
+    try:
+        value = float(given) if given else otherwise
+    except ValueError:
+        raise ConfigError(f"{option}: {given!r} is not a number") from None
+    with reported_as(ConfigError):
+        return positive("bench", option, value)
+
+
+def _widths(given: str) -> list[float]:
+    return [_number("sweep_noise", part, 0.0) for part in given.split(",")]
