@@ -69,10 +69,7 @@ def test_a_model_without_a_network_is_not_handed_over():
 
 
 def test_problems_observe_what_they_say():
-    counts = {
-        name: int(grid(spacing)(shape).sum()) for name, spacing, shape in (("gan", 7, (28, 28)), ("s", 3, (8, 8)))
-    }
-    assert counts == {"gan": 16, "sweep": 9}
+    assert int(grid(7)((28, 28)).sum()) == 16
     given = SWEPT["grid_3"].conditioned(2, sd=0.03)
     assert given.sd == 0.03
     assert given.mask is not None
