@@ -8,7 +8,6 @@ import signal
 import sys
 import warnings
 from argparse import ArgumentError as ParseError
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -303,12 +302,14 @@ def test_the_configuration_reproduces_the_shipped_generator(tmp_path, monkeypatc
 class _Stops(Callback):
     """Acts at the first batch of an epoch."""
 
-    act: Callable[[], object] = staticmethod(lambda: None)
     epoch = 0
+
+    def act(self):
+        pass
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if trainer.current_epoch == self.epoch:
-            type(self).act()
+            self.act()
 
 
 STOPS = ["--trainer.callbacks+", f"{__name__}._Stops", "--trainer.max_epochs", "3"]
@@ -317,7 +318,7 @@ STOPS = ["--trainer.callbacks+", f"{__name__}._Stops", "--trainer.max_epochs", "
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_the_last_checkpoint_and_says_where_it_is(number, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_Stops, "act", lambda: signal.raise_signal(number))
+    monkeypatch.setattr(_Stops, "act", lambda self: signal.raise_signal(number))
     monkeypatch.setattr(_Stops, "epoch", 1)
     with pytest.raises(SystemExit) as caught:
         main(["train", *SHORT, *STOPS])
@@ -328,7 +329,7 @@ def test_a_signal_leaves_the_last_checkpoint_and_says_where_it_is(number, tmp_pa
 
 def test_a_signal_in_the_first_epoch_leaves_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_Stops, "act", lambda: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr(_Stops, "act", lambda self: signal.raise_signal(signal.SIGTERM))
     assert main(["train", *SHORT, *STOPS]) == 130
     assert "interrupted before anything could be kept" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
@@ -336,7 +337,7 @@ def test_a_signal_in_the_first_epoch_leaves_nothing(tmp_path, monkeypatch, capsy
 
 def test_a_signal_leaves_the_metrics_of_a_run_without_checkpoints(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(_Stops, "act", lambda: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(_Stops, "act", lambda self: signal.raise_signal(signal.SIGINT))
     monkeypatch.setattr(_Stops, "epoch", 2)
     alone = ["--trainer.callbacks", f"[{{class_path: {__name__}._Stops}}]", "--trainer.enable_checkpointing", "false"]
     with pytest.raises(SystemExit):
@@ -348,7 +349,7 @@ def test_a_signal_leaves_the_metrics_of_a_run_without_checkpoints(tmp_path, monk
 def test_a_disk_that_is_full_is_one_line_and_leaves_the_last_checkpoint(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    monkeypatch.setattr(_Stops, "act", lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limit[1])))
+    monkeypatch.setattr(_Stops, "act", lambda self: resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limit[1])))
     monkeypatch.setattr(_Stops, "epoch", 1)
     try:
         assert main(["train", *SHORT, *STOPS]) == 2
