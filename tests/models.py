@@ -149,3 +149,30 @@ def linear_vae(sd: float = 0.5) -> tuple[generators.GaussianVAE, torch.Tensor]:
         layer(vae.encoder.network, 0).weight.copy_(torch.cat([weight.T / precision[:, None], torch.zeros(2, 4)]))
         layer(vae.encoder.network, 0).bias.copy_(torch.cat([torch.zeros(2), (sd**2 / precision).sqrt().log()]))
     return vae, weight
+
+
+class Network(dgm.GenerativeModel):
+    """Five tanh outputs of three inputs, with layers of the caller's after the first."""
+
+    output_range = (-1.0, 1.0)
+
+    def __init__(self, *layers: nn.Module, n_inputs: int = 3, n_outputs: int = 5):
+        super().__init__()
+        self.input_density = dgm.StandardNormal(n_inputs)
+        self.output_shape = (n_outputs,)
+        self.first, self.last = nn.Linear(n_inputs, 6), nn.Linear(6, n_outputs)
+        self.layers = nn.Sequential(*layers)
+        with torch.no_grad():
+            for i, parameter in enumerate((*self.first.parameters(), *self.last.parameters())):
+                parameter.copy_(fixed(*parameter.shape, seed=90 + i))
+
+    def observed(self, u):
+        flat = u.reshape(-1, u.shape[-1])
+        hidden = self.layers(torch.tanh(self.first(self.prepare(flat))))
+        return self.finish(torch.tanh(self.last(hidden))).reshape(*u.shape[:-1], -1)
+
+    def prepare(self, u):
+        return u
+
+    def finish(self, x):
+        return x

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..arguments import allocatable, file_path, random_seed, whole_number
 from ..errors import ArgumentError, CheckpointError, cause
-from ..files import write_file
+from ..files import complete_file
 from ..kernels import Kernel
 from ..kernels.stored import UnknownKernel, from_json, to_json
 
@@ -177,12 +177,13 @@ class Draws:
         Raises:
             ArgumentError: the file cannot be written; an older one stays as it was.
         """
-        tree = self.to_arviz().to_datatree()
-        compressed = {node.path: {name: {"zlib": True} for name in node.variables} for node in tree.subtree}
-        # in memory first: HDF5 ends the process when its disk is full
-        file = io.BytesIO()
-        tree.to_netcdf(file, engine="h5netcdf", encoding={path: by for path, by in compressed.items() if by})
-        write_file(path, file)
+        with complete_file(path) as part:
+            tree = self.to_arviz().to_datatree()
+            compressed = {node.path: {name: {"zlib": True} for name in node.variables} for node in tree.subtree}
+            # in memory first: HDF5 ends the process when its disk is full
+            file = io.BytesIO()
+            tree.to_netcdf(file, engine="h5netcdf", encoding={path: by for path, by in compressed.items() if by})
+            part.write_bytes(file.getbuffer())
 
     @classmethod
     def load(cls, path: str | os.PathLike, problem: Any = None) -> "Draws":

@@ -7,7 +7,7 @@ from torch import nn
 import dgm_infer as dgm
 import generators
 from dgm_infer.conditioning import kinks
-from tests.dgm_infer.conditioning.test_check import Network
+from tests.models import Network
 from tests.oracles import FLOAT
 
 

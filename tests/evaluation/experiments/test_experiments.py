@@ -103,10 +103,10 @@ def experiment(monkeypatch):
     module = SimpleNamespace(calls=[], results={"summary": "a line\n", "r_hat": float("nan")})
 
     def run(folder, *, fast, data, seed):
-        (folder / "picture.png").write_bytes(b"")
         module.calls.append((fast, data, seed))
         if module.results is None:
             raise ConfigError("data: none")
+        (folder / "picture.png").write_bytes(b"")
         return module.results
 
     module.run = run
