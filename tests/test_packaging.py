@@ -272,6 +272,7 @@ def test_a_command_of_the_base_installation_names_its_extra(command, answers):
     assert re.fullmatch(rf"dgm-infer {name}: error: \w+ is not installed: {re.escape(remedy)}\n", errors)
 
 
+@pytest.mark.slow
 def test_the_base_installation_has_help_and_version(answers):
     assert answers["--version"] == [0, f"dgm-infer {dgm_infer.__version__}\n", ""]
     assert answers["--help"][0] == 0

@@ -45,6 +45,7 @@ def bound(model, k: int) -> float:
         return importance_weighted(log_weights(model, DigitsData(binarise=binarise).held_out(), k)).mean().item()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["plain", "doubly_reparameterised"])
 @pytest.mark.parametrize("name", MODELS)
 def test_training_raises_the_bound(name, gradient, tmp_path):

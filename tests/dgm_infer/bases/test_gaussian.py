@@ -86,6 +86,7 @@ def precision_target(dim=4, batch=(2,)):
     return dgm.Target(lambda x: 2.0 - normal.log_prob(x), dim, batch), normal.mean, precision
 
 
+@pytest.mark.slow
 def test_a_full_fit_recovers_a_gaussian_and_its_evidence():
     target, mean, precision = precision_target()
     base = dgm.Gaussian.fit(target, "full", dtype=FLOAT, steps=2000)

@@ -102,6 +102,7 @@ def test_bounds_are_on_their_side_and_in_order(make):
 BOTH_WAYS = {"AIS": dgm.AIS(), "Hamiltonian AIS": dgm.HamiltonianAIS(400)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "name"),
     cases([*((t, "AIS") for t in TARGETS), ("gaussian 10", "Hamiltonian AIS"), ("bimodal", "Hamiltonian AIS")]),

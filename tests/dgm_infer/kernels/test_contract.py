@@ -24,6 +24,7 @@ from tests.oracles import (
     ellipse,
     linear_gaussian,
 )
+from tests.quick import marks
 from tests.states import tensors
 
 CHAINS, DRAWS = 6, 8
@@ -129,6 +130,12 @@ def law(kind):
     return oracle, dgm.sample(oracle.problem, kind(), chains=chains, warmup=warmup, draws=draws, seed=1, progress=False)
 
 
+# the ellipse of constrained HMC is that of test_posteriors
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, id=kind.__name__, marks=marks(kind is not dgm.ConstrainedHMC)) for kind in KINDS],
+    indirect=True,
+)
 def test_draws_have_the_expectations_of_the_target(kind):
     assert_agrees(*law(kind))
 

@@ -7,6 +7,7 @@ import dgm_infer as dgm
 from tests.devices import DEVICE, Device, Generator, from_device, to_device
 from tests.models import Bent
 from tests.oracles import FLOAT
+from tests.quick import some
 
 PROBLEMS = {
     "units": (Bent, torch.linspace(-0.8, 0.8, 5, dtype=FLOAT)),
@@ -26,7 +27,7 @@ def transition(problem, u, rng):
     return state.position, info
 
 
-@pytest.mark.parametrize("name", PROBLEMS)
+@pytest.mark.parametrize("name", some(PROBLEMS, ["dense"]))
 def test_a_transition_on_a_device_makes_the_host_wait_less_than_ten_times(name):
     model, y = PROBLEMS[name]
     here = dgm.condition(model(), y)

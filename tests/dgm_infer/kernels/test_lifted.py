@@ -79,6 +79,7 @@ def bent(y, mask) -> Oracle:
     return Oracle(fibre, statistics, weight @ statistics(torch.cat([u1, u2], -1)))
 
 
+@pytest.mark.slow
 def test_noise_of_a_varying_width_has_its_exact_posterior():
     y = torch.tensor([0.5, -0.3, 0.8, 0.0, -0.6], dtype=FLOAT)
     mask = torch.tensor([True, True, True, False, False])

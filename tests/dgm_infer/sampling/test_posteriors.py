@@ -281,6 +281,7 @@ def a_walk(correlation=0.8):
     return linear(LinearWalk(correlation), series(8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make_oracle",
     [pytest.param(pairs, marks=pytest.mark.slow), pairs_under_a_mask, a_walk],

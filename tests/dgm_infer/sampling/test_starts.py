@@ -91,6 +91,7 @@ def test_annealed_chains_leave_false_modes_and_others_stay_in_them():
     assert cold.ancestors is None
 
 
+@pytest.mark.slow
 def test_annealed_points_lie_on_the_fibre_where_its_bulk_is():
     problem = false_mode()
     kernel = dgm.ConstrainedHMC()
@@ -108,6 +109,7 @@ def annealed():
     return dgm.sample(false_mode(), chains=4, warmup=1, draws=4, seed=0, progress=False)
 
 
+@pytest.mark.slow
 def test_few_chains_are_annealed_among_more(annealed):
     assert annealed.shape == (4, 4)
     assert annealed.ancestors.shape == (4,)

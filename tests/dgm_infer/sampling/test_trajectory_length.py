@@ -137,6 +137,7 @@ def linear():
     return sample(linear_gaussian(problems=(3,)).problem, dgm.ConstrainedHMC(), draws=5)
 
 
+@pytest.mark.slow
 def test_on_a_linear_fibre_the_length_is_that_of_a_standard_normal(linear):
     kernel: Any = linear.kernel
     assert (kernel.trajectory_length / (ChEES.stretch * best_length()) - 1).abs().max() < 0.25

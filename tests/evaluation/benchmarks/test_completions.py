@@ -145,6 +145,7 @@ def record(tmp_path_factory):
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_the_benchmark_scores_every_generator_beside_the_nearest_images(record, tmp_path):
     assert set(record["generators"]) == {"digits_vae", "digits_gan"}
     for row in record["generators"].values():

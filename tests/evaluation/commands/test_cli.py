@@ -198,6 +198,7 @@ def test_bad_input_gets_one_line_and_exit_code_2(case, config, tmp_path, capsys)
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_sampling_keeps_the_draws(config, tmp_path, capsys, monkeypatch):
     step, calls = ConstrainedHMC.step, 0
 

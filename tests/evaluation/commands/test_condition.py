@@ -225,6 +225,7 @@ def test_binary_images_may_have_a_channel(tmp_path):
     assert dgm.Draws.load(folder / "posterior.nc").inputs.shape == (2, 6, 2, 3)
 
 
+@pytest.mark.slow
 def test_noise_makes_any_number_of_pixels_observable(tmp_path):
     draws, report = completed(tmp_path, gan(), observe="top_half", noise=0.3)
     assert draws.inputs.shape == (2, 6, 2, 8 + 32)

@@ -77,6 +77,7 @@ def test_the_kept_configuration_repeats_the_run_in_a_new_folder(run, tmp_path, m
     assert (folder / "generator.safetensors").read_bytes() == (run / "generator.safetensors").read_bytes()
 
 
+@pytest.mark.slow
 def test_resuming_goes_on_after_the_checkpoint(run, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     train([*SHORT, "--trainer.max_epochs", "3", "--ckpt_path", str(run / "checkpoints" / "last.ckpt")])

@@ -76,6 +76,7 @@ def test_diagnostics_of_a_run_that_went_well(method):
     assert d["gradient_evaluations"] - d["pilot_evaluations"] == method.draws * method.n_steps
 
 
+@pytest.mark.slow
 @first_method
 def test_the_base_check_fires_when_chains_are_cut_short(method):
     known = known_gaussian(50, (10,))
