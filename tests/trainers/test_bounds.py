@@ -80,6 +80,7 @@ def difference_quotients(vae: generators.GaussianVAE, images: torch.Tensor) -> t
     return torch.stack(means), torch.stack(errors)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("gradient", ["plain", "doubly_reparameterised"])
 def test_both_gradients_are_those_of_the_bound(gradient):
     vae, images, _ = shifted()

@@ -344,6 +344,7 @@ def test_a_list_as_output_shape_is_a_shape():
     assert dgm.condition(model, image(), observe=dgm.pixels(MASK)).model.output_shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_outputs_of_32_bits_keep_well_conditioned_chains_moving():
     rng = torch.Generator().manual_seed(0)
     weight = torch.randn(100, 5, generator=rng) @ torch.randn(5, 20, generator=rng) / 10

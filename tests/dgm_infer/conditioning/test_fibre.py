@@ -46,6 +46,7 @@ def test_the_fibre_of_float32_positions_is_its_own():
     assert single.with_float32_jacobians() is single
 
 
+@pytest.mark.slow
 def test_chains_with_float32_jacobians_keep_the_constraint_in_float64_and_go_as_those_without():
     problem = fibre()
     start = problem.start(16, torch.Generator().manual_seed(1))

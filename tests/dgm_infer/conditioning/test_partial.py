@@ -85,6 +85,7 @@ def test_the_evidence_of_a_part_is_its_marginal_density():
     assert ((other.log_z - exact).abs() > 5 * other.std_error + 1e-6).all()
 
 
+@pytest.mark.slow
 def test_draws_and_completions_follow_the_posterior():
     """The posterior of one latent is known on a grid: its mean, and the probability of every hidden pixel."""
     decoder, x = bernoulli(), image()

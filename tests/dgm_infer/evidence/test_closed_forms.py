@@ -144,6 +144,7 @@ def test_draws_that_are_not_exact_make_heuristic_bounds():
     assert bounds.upper.diagnostics["shared_exact_draw"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", cases([(name,) for name in METHODS], {("Gibbs tempering",)}))
 def test_weighted_draws_have_the_targets_moments(name):
     method = METHODS[name]

@@ -55,6 +55,7 @@ def test_draws_have_the_exact_posterior_on_the_fibre(oracle, problem):
     assert draws.inputs.shape == (100, 40, *problem.batch_shape, problem.dim)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("trajectory", ["hmc", "nuts"])
 def test_either_trajectory_has_it_and_other_data_have_another(trajectory):
     oracle = linear_gaussian()

@@ -216,6 +216,7 @@ def test_warm_up_adds_sub_steps_on_a_strongly_bent_fibre_and_the_frozen_kernel_h
     assert failures(adapted) < 0.3 * failures(sample(problem, kernel, warmup=0, draws=40))
 
 
+@pytest.mark.slow
 def test_warm_up_leaves_the_sub_steps_of_a_gentle_fibre(linear):
     assert linear.kernel.n_geodesic == dgm.ConstrainedHMC().sub_steps(linear.problem)
 

@@ -86,6 +86,7 @@ class Careful(dgm.ConstrainedHMC):
 """
 
 
+@pytest.mark.slow
 def test_a_kernel_is_named_by_class_path_in_the_working_directory_too(config, tmp_path, capsys):
     (tmp_path / "own_kernel.py").write_text(OWN_KERNEL)
     kernel = "kernel: {class_path: own_kernel.Careful, init_args: {n_steps: [2, 3], n_geodesic: 2, step_size: 0.1}}\n"

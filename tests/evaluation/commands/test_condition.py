@@ -217,6 +217,7 @@ def test_a_generator_without_noise_is_conditioned_exactly_on_no_more_pixels_than
         completed(tmp_path, gan(), observe="top_half")
 
 
+@pytest.mark.slow
 def test_binary_images_may_have_a_channel(tmp_path):
     model = generators.BernoulliVAE(3, (1, 8, 8), hidden=[8])
     np.save(tmp_path / "binary.npy", (np.random.default_rng(0).random((2, 1, 8, 8)) < 0.5).astype(np.float32))

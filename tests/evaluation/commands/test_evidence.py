@@ -107,6 +107,7 @@ class WithoutEncoder(generators.GaussianVAE):
         del self.encoder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", some(("diagonal", "low_rank", "full", "laplace"), quick=("diagonal",)))
 def test_a_generator_without_an_encoder_has_other_bases(kind):
     torch.manual_seed(0)

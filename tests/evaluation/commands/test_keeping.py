@@ -154,6 +154,7 @@ def test_results_that_the_disk_refuses_are_in_the_temporary_folder(run, monkeypa
         assert Evidence.load(saved).log_z.shape == (3,)
 
 
+@pytest.mark.slow
 def test_a_run_folder_that_vanishes_while_sampling_is_made_again(run, monkeypatch, tmp_path):
     during(monkeypatch, dgm.ConstrainedHMC, "step", lambda: shutil.rmtree(tmp_path / "runs"), call=4)
     code, folder = run("condition")

@@ -37,6 +37,7 @@ def runs():
     return run_samplers(samplers, chains=4, seed=1)
 
 
+@pytest.mark.slow
 def test_effective_sample_sizes_are_per_second_of_the_whole_run(runs):
     exact = runs[0]
     assert exact.seconds > 0

@@ -127,6 +127,7 @@ SETTINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", cases(SETTINGS, quick=("values",)))
 def test_temperatures_weights_and_guesses_change_no_answer(method):
     known = known_gaussian(3, (3,))

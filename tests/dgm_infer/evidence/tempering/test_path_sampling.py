@@ -48,6 +48,7 @@ def test_chains_in_the_joint_space_will_do():
 SHORT = {"draws": 100, "warmup": 50, "pilot_temperatures": 50}
 
 
+@pytest.mark.slow
 def test_one_part_is_the_estimate_of_tempering():
     known, method = known_gaussian(10, (3,)), dgm.GibbsTempering(**SHORT)
     whole, tempered = run(known, dgm.PathSampling(method, parts=1)), run(known, method)
