@@ -132,7 +132,13 @@ class TrainCLI(LightningCLI):
         # given here and not as defaults, so that the configuration kept with a run starts a new run in a new folder
         settings = self._get(self.config_init, "trainer")
         self.folder = self._make_folder(settings["default_root_dir"])
-        kwargs["default_root_dir"] = self.folder
+        try:
+            return self._trainer_in_folder(settings, kwargs | {"default_root_dir": self.folder})
+        except BaseException:
+            remove_folders(self.made)
+            raise
+
+    def _trainer_in_folder(self, settings: Any, kwargs: dict[str, Any]) -> Trainer:
         if settings["logger"] in (None, True):
             with extra("train"):
                 # Lightning's own error would name two packages and no extra
@@ -149,11 +155,7 @@ class TrainCLI(LightningCLI):
         if settings["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(TrainingProgress())
         callbacks.append(RandomState())
-        try:
-            return super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
-        except BaseException:
-            remove_folders(self.made)
-            raise
+        return super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
 
     def _make_folder(self, named: str | None) -> Path:
         """The folder of the run, made by the first of its processes."""

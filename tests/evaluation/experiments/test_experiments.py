@@ -180,6 +180,6 @@ def test_a_smoke_run_brackets_the_parameters_that_generated_the_data(name, pictu
     assert len(methods) == 3
     exact = next(iter(methods.values()))
     assert exact["stuck_chains"] == 0
-    assert exact["failed"] < 0.01
+    # how often projections fail is seen in more transitions: generators/test_defaults
     for latent in exact["latents"].values():
         assert abs(latent["mean"] - latent["true"]) < 4 * latent["sd"]
