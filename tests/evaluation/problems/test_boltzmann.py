@@ -127,7 +127,7 @@ def test_published_systems_have_the_known_ranks_and_evidence():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [0, 2])
+@pytest.mark.parametrize("index", [2])
 def test_tempering_finds_the_modes_of_a_published_system_and_a_plain_chain_does_not(index):
     relaxation, truth = published_system(reference_folder("boltzmann"), index)
     runs = 4
