@@ -36,7 +36,7 @@ CONFIGURATION = "config.yaml"
 
 
 def make_folder(folder: Path) -> list[Path]:
-    """Make a missing folder; returns it and the parents made with it, for :func:`remove_unfinished`."""
+    """Make a missing folder; returns it and the parents made with it, for :func:`remove_folders`."""
     made = [path for path in (folder, *folder.parents) if not path.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     return made

@@ -8,7 +8,6 @@ Coverage and the continuous ranked probability score are those of hidden pixels.
 of a convolutional classifier trained on real images, its probabilities averaged over completions.
 """
 
-import json
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,7 +31,7 @@ from ..reports.scorecard import page
 from .classifier import Classifier, train_classifier
 from .machine import checked_cores
 from .noisy_decoder import NoisyDecoder
-from .publishing import new_record, publish
+from .publishing import measured_before, new_record, publish
 from .scores import class_scores, covered, crps
 from .settings import check_counts, check_seed, writable_folder
 from .workers import torch_threads
@@ -106,7 +105,7 @@ def bench(
         "cores": cores,
         "seed": seed,
     }
-    measured = _measured(path, settings)
+    measured = measured_before(path, settings, "data", "generators")
     named = ",".join(dict.fromkeys([*measured["generators"], *chosen]))
     record = new_record("completions", {"generators": named, **settings}, ["dgm-infer", "torch", "numpy"]) | measured
     with torch_threads(cores):
@@ -125,14 +124,6 @@ def bench(
                 write_record(path, record)
     publish(path, "completions", page(record))
     return path
-
-
-def _measured(path: Path, settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a record at ``path`` holds, if its settings but for the generators are these."""
-    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"settings": {}}
-    if {**record["settings"], **settings} != record["settings"]:
-        return {"data": {}, "generators": {}}
-    return {"data": record["data"], "generators": record["generators"]}
 
 
 def _named(entry: str) -> tuple[str, nn.Module]:

@@ -7,7 +7,6 @@ process with that many threads, Pyro and Mici in that many processes with one th
 either is meant to be used. Every method is given the generator as the same plain network.
 """
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,7 +24,7 @@ from .image_problems import PROBLEMS, SWEPT, ImageProblem
 from .image_sampling import Conditioned, ImageTask
 from .image_summary import agreement, summarise
 from .machine import checked_cores
-from .publishing import new_record, publish
+from .publishing import measured_before, new_record, publish
 from .settings import check_counts, check_seed, writable_folder
 from .workers import one_thread, run_workers, threads
 
@@ -101,7 +100,7 @@ def bench(
         "cores": cores,
         "seed": seed,
     }
-    measured = _measured(path, settings)
+    measured = measured_before(path, settings, "problems", "sweep")
     ran = {
         "seconds": seconds,
         "problems": problems,
@@ -217,14 +216,6 @@ def _reported(row: dict[str, Any]) -> dict[str, Any]:
     for error in row["errors"]:
         print(f"    failed: {error}", flush=True)
     return row
-
-
-def _measured(path: Path, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """What a record at ``path`` holds, if its settings are these."""
-    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"settings": {}}
-    if {**record["settings"], **settings} != record["settings"]:
-        return {"problems": {}, "sweep": {}}
-    return {"problems": record["problems"], "sweep": record["sweep"]}
 
 
 def _names(option: str, given: str, known: Mapping[str, Any]) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Any
 from .machine import machine
 from .settings import options
 
-__all__ = ["DEVICES", "by_device", "cores_of", "new_record", "publish", "versions"]
+__all__ = ["DEVICES", "by_device", "cores_of", "measured_before", "new_record", "publish", "versions"]
 
 DEVICES = {"cpu": "CPU", "cuda": "GPU"}
 """The devices that pages compare, and how they call them."""
@@ -18,6 +18,13 @@ def new_record(benchmark: str, settings: Mapping[str, Any], packages: Sequence[s
     """What a record begins with: the command that repeats it, the machine, further facts and the settings."""
     command = f"dgm-infer bench {benchmark} {options(settings)}"
     return {"command": command, **machine(packages), **facts, "settings": dict(settings)}
+
+
+def measured_before(path: Path, settings: Mapping[str, Any], *parts: str) -> dict[str, dict[str, Any]]:
+    """The named parts of the record at ``path`` if its settings are these, else empty ones."""
+    record: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"settings": {}}
+    same = {**record["settings"], **settings} == record["settings"]
+    return {part: record[part] if same else {} for part in parts}
 
 
 def publish(path: Path, benchmark: str, page: str) -> None:

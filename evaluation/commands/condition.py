@@ -16,7 +16,7 @@ from dgm_infer.files import complete_run, write_file
 from dgm_infer.models import as_generative_model, is_discrete
 
 from ..figures.completions import completions
-from ..figures.thumbnails import block_means, thumbnails
+from ..figures.thumbnails import thumbnails
 from ..figures.traces import traces
 from ..reports.mixing import describe, worst_and_typical
 from ..reports.records import announce
@@ -123,7 +123,8 @@ def condition_images(
     if factor is None:
         problem = dgm.condition(model, originals, observe=dgm.pixels(mask), device=device)
     else:
-        problem = dgm.condition(model, block_means(originals, factor), observe=dgm.downsample(factor), device=device)
+        block_means = dgm.downsample(factor)
+        problem = dgm.condition(model, block_means(originals), observe=block_means, device=device)
     chosen = kernel.chosen() if isinstance(kernel, PilotOrConstrainedHMC) else kernel
     if not isinstance(problem, dgm.Fibre):
         if not isinstance(kernel, ConstrainedHMC):

@@ -3,8 +3,8 @@
 import os
 
 from torch import Tensor
-from torch.nn.functional import avg_pool2d
 
+from dgm_infer import downsample
 from dgm_infer.extras import extra
 
 from .completions import image, rgb
@@ -13,13 +13,7 @@ from .saving import save_picture
 with extra("train"):
     from matplotlib.figure import Figure
 
-__all__ = ["block_means", "thumbnails"]
-
-
-def block_means(images: Tensor, factor: int) -> Tensor:
-    """Means over ``factor x factor`` blocks: ``[..., H, W] -> [..., H // factor, W // factor]``."""
-    flat = images.reshape(-1, 1, *images.shape[-2:])
-    return avg_pool2d(flat, factor).reshape(*images.shape[:-2], images.shape[-2] // factor, images.shape[-1] // factor)
+__all__ = ["thumbnails"]
 
 
 def thumbnails(path: str | os.PathLike, originals: Tensor, factor: int, outputs: Tensor, *, n_shown: int = 12) -> None:
@@ -33,13 +27,14 @@ def thumbnails(path: str | os.PathLike, originals: Tensor, factor: int, outputs:
         n_shown: completions per row, at most one per chain.
     """
     shown = outputs[:n_shown, -1]
-    observed = block_means(originals.to(shown), factor)
+    block_means = downsample(factor)
+    observed = block_means(originals.to(shown))
     figure = Figure(figsize=(0.9 * (len(shown) + 1) + 0.6, 2.75 * len(originals)))
     axes = figure.subplots(
         3 * len(originals), len(shown) + 1, squeeze=False, gridspec_kw={"wspace": 0.06, "hspace": 0.06}
     )
     for i, original in enumerate(originals):
-        own = block_means(shown[:, i], factor)
+        own = block_means(shown[:, i])
         difference = (own - observed[i]).abs()
         # one unit for all of a problem, so that the eye compares chains
         unit = max(difference.max().item(), 1e-300)

@@ -12,6 +12,7 @@ import generators
 from dgm_infer.errors import ConfigError
 from evaluation.benchmarks import completions
 from evaluation.benchmarks.classifier import train_classifier
+from evaluation.benchmarks.publishing import measured_before
 from evaluation.benchmarks.scores import class_scores, covered, crps, probability_integral_transform
 from evaluation.reports.scorecard import scorecard
 from trainers.data import Labelled
@@ -140,7 +141,7 @@ def record(tmp_path_factory):
         again = json.loads(path.read_text())
         assert again["generators"]["digits_gan"] == first["generators"]["digits_gan"]
         # of other settings it keeps nothing
-        assert completions._measured(path, again["settings"] | {"seed": 1})["generators"] == {}
+        assert measured_before(path, again["settings"] | {"seed": 1}, "generators") == {"generators": {}}
     assert path == folder / "completions.json"
     return json.loads(path.read_text())
 

@@ -17,6 +17,7 @@ from evaluation.benchmarks.image_methods import METHODS
 from evaluation.benchmarks.image_problems import PROBLEMS, SWEPT, ImageProblem, grid, plain_network
 from evaluation.benchmarks.image_sampling import Conditioned
 from evaluation.benchmarks.image_summary import agreement, summarise
+from evaluation.benchmarks.publishing import measured_before
 from evaluation.benchmarks.workers import WorkerResult
 from evaluation.figures.crossover import crossover
 from evaluation.reports.images import page, ratios
@@ -260,7 +261,7 @@ def test_methods_are_measured_and_kept(tmp_path, monkeypatch):
     assert again["problems"] == first["problems"]
     assert again["sweep"] == first["sweep"]
     # of other settings nothing is kept
-    assert images._measured(path, again["settings"] | {"seed": 1}) == {"problems": {}, "sweep": {}}
+    assert measured_before(path, again["settings"] | {"seed": 1}, "problems", "sweep") == {"problems": {}, "sweep": {}}
 
 
 @pytest.mark.slow

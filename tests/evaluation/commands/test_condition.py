@@ -16,7 +16,6 @@ import generators
 from dgm_infer.errors import ConfigError, ObservationError
 from evaluation.commands.condition import condition_images
 from evaluation.commands.inputs import read_factor, read_images, read_mask
-from evaluation.figures.thumbnails import block_means
 from evaluation.reports.mixing import describe, parse_label
 from generators.checkpoints import PRETRAINED
 from tests.kernels import Wanderer
@@ -102,8 +101,8 @@ def test_completions_have_the_block_means_that_were_observed(tmp_path):
     )  # fmt: skip
     draws = dgm.Draws.load(folder / "posterior.nc")
     with torch.no_grad():
-        means = block_means(model(draws.inputs.float()).unflatten(-1, (8, 8)), 4)
-    torch.testing.assert_close(means, block_means(images, 4).expand_as(means), atol=1e-5, rtol=0)
+        means = dgm.downsample(4)(model(draws.inputs.float()).unflatten(-1, (8, 8)))
+    torch.testing.assert_close(means, dgm.downsample(4)(images).expand_as(means), atol=1e-5, rtol=0)
     with Image.open(folder / "completions.png") as picture:
         assert picture.size[0] > 200
 
