@@ -2,17 +2,17 @@
 
 import io
 import os
-from typing import TYPE_CHECKING
 
+from dgm_infer.extras import extra
 from dgm_infer.files import write_file
 
-if TYPE_CHECKING:
+with extra("train"):
     from matplotlib.figure import Figure
 
 __all__ = ["save_picture"]
 
 
-def save_picture(path: str | os.PathLike, figure: "Figure", dpi: int, *, tight: bool = False) -> None:
+def save_picture(path: str | os.PathLike, figure: Figure, dpi: int, *, tight: bool = False) -> None:
     """Write a figure on white as PNG; ``tight`` cuts the margins off.
 
     Raises:
