@@ -105,6 +105,7 @@ ORDER = {
         "pilot",
         "method",
         "chunks",
+        "doubts",
         "result",
         "plan",
         "resampling",
