@@ -121,6 +121,8 @@ def sample(
                 f"the energy is not finite at {lost} of {state.energy.numel()} starting points: check the density "
                 "there, or pass initial="
             )
+        adapted = isinstance(kernel, Tunable) and kernel.tuning(problem).step_size
+        stayed = torch.ones_like(state.energy, dtype=torch.bool)
         try:
             warm = WarmUp(
                 kernel,
@@ -135,10 +137,7 @@ def sample(
                 state, info = warm.kernel.step(problem, state, rng)
                 warm.update(info, state)
                 bar.update("warm-up", _without_ends(info))
-            adapted = isinstance(kernel, Tunable) and kernel.tuning(problem).step_size
-            kernel = warm.frozen()
-            first = state.position
-            stayed = torch.ones_like(first[..., 0], dtype=torch.bool)
+            kernel, first = warm.frozen(), state.position
             for i in range(draws * thin):
                 state, info = kernel.step(problem, state, rng)
                 if (i + 1) % thin == 0:

@@ -23,9 +23,8 @@ def said(target, base, method, chains=8):
     return [str(warning.message) for warning in caught]
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-def test_an_estimate_whose_chains_never_move_is_named(method):
-    lines = said(dgm.Target(lambda x: 1e12 * x.square().sum(-1), 1), BASE, method)
+def test_an_estimate_whose_chains_never_move_is_named():
+    lines = said(dgm.Target(lambda x: 1e12 * x.square().sum(-1), 1), BASE, METHODS["AIS"])
     assert any("no chain moved" in line for line in lines)
 
 
