@@ -166,15 +166,21 @@ def check_rows(model: GenerativeModel, u: Tensor) -> None:
         )
 
 
-def check_operator(model: GenerativeModel, operator: Operator, u: Tensor) -> None:
-    """Raise :class:`ObservationError` if an operator on outputs at ``u`` is random, or mixes the rows of its batch."""
+def check_operator(model: GenerativeModel, operator: Operator, n_batch: int, u: Tensor) -> None:
+    """Raise :class:`ObservationError` if an operator on outputs at ``u`` is random, or mixes the rows of its batch.
+
+    Args:
+        model: a frozen copy.
+        operator: A, for data with ``n_batch`` batch dimensions.
+        u: prior draws ``[n, Du]``.
+    """
     with torch.no_grad():
         x = model.observed(u)
-    single = operator.first()
 
     def values(*outputs: Tensor) -> list[Tensor]:
         with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
-            return [single(output) for output in outputs]
+            # it may have data of each problem, with which the outputs broadcast
+            return [operator(output.reshape(len(output), *[1] * n_batch, -1)) for output in outputs]
 
     difference = _difference(*values(x, x))
     if difference > 0:
