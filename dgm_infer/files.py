@@ -31,6 +31,9 @@ REFERENCE_DATA = "DGM_INFER_REFERENCE_DATA"
 """Environment variable that names the folder of reference data."""
 
 
+# How often a folder is tried to be made whose parent has vanished meanwhile.
+_RETRIES = 100
+
 CONFIGURATION = "config.yaml"
 """The file of a run folder that is written before there are results."""
 
@@ -49,18 +52,22 @@ def new_folder(name: str, root: str | os.PathLike = "runs") -> list[Path]:
         OSError: it cannot be made.
     """
     stamp = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    parent, n = Path(root) / name, 1
+    parent, n, vanished = Path(root) / name, 1, 0
     while True:
         folder = parent / (stamp if n == 1 else f"{stamp}_{n}")
-        made = make_folder(parent)
         try:
+            made = make_folder(parent)
             folder.mkdir()
             return [folder, *made]
         except FileExistsError:
+            if folder.is_file() or parent.is_file():
+                raise
             n += 1
         except FileNotFoundError:
-            # another process, whose run failed, has just removed the parent that it had made
-            continue
+            # another process, whose run failed, may have removed the parent that it had made
+            vanished += 1
+            if vanished == _RETRIES:
+                raise
 
 
 def writable_folder(folder: Path) -> Path:

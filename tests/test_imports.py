@@ -86,6 +86,7 @@ ORDER = {
     "dgm_infer.bases": ["scales", "moments", "density", "laplace", "variational", "gaussian"],
     "dgm_infer.sampling": [
         "draws",
+        "verdict",
         "preflight",
         "step_size",
         "response",
@@ -104,6 +105,7 @@ ORDER = {
         "pilot",
         "method",
         "chunks",
+        "doubts",
         "result",
         "plan",
         "resampling",

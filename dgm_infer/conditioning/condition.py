@@ -22,6 +22,7 @@ from .faults import (
     check_declared,
     check_gradient,
     check_mode,
+    check_operator,
     check_outputs,
     check_randomness,
     check_range,
@@ -119,6 +120,7 @@ def condition(
     # the mean of discrete outputs may have none: what is differentiated there is the likelihood
     check_gradient(frozen, prior_draws(frozen, 2, dtype, device))
     operator, values = bind(frozen, observed, observe, dtype, device)
+    check_operator(frozen, operator, values.ndim - 1, prior_draws(frozen, 2, dtype, device))
     reduced = observed_model(frozen, operator)
     n_outputs = values.shape[-1]
     u = prior_draws(frozen, STRUCTURE_DRAWS, dtype, device)

@@ -6,6 +6,8 @@ Each test raises an error that names its fault; :func:`dgm_infer.check` collects
 import copy
 import math
 import re
+from collections.abc import Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import torch
@@ -21,6 +23,7 @@ __all__ = [
     "check_declared",
     "check_gradient",
     "check_mode",
+    "check_operator",
     "check_outputs",
     "check_randomness",
     "check_range",
@@ -154,15 +157,57 @@ def check_randomness(model: GenerativeModel, u: Tensor) -> None:
 
 def check_rows(model: GenerativeModel, u: Tensor) -> None:
     """Raise :class:`ModelError` if the output of a row depends on the other rows of its batch."""
-    # equally many rows in both: rounding depends on their number
-    first, second = _outputs(model, torch.cat([u, u + 1]), torch.cat([u[:1], u[1:] - 1, 1 - 2 * u]))
-    difference = _difference(first[0], second[0])
-    if difference > torch.finfo(u.dtype).eps ** 0.5 * max(1e-3, _size(first[0])):
+    difference = _mixing(lambda *inputs: _outputs(model, *inputs), u)
+    if difference > 0:
         raise ModelError(
             f"{type(model).__name__}.observed changes the output of a row when the other rows of its batch change (by "
             f"{difference:.3g}): its layers compute batch statistics; use running statistics "
-            "(track_running_stats=True), or normalise every row separately"
+            "(track_running_stats=True), or normalise every row separately, and do not branch on the whole batch"
         )
+
+
+def check_operator(model: GenerativeModel, operator: Operator, n_batch: int, u: Tensor) -> None:
+    """Raise :class:`ObservationError` if an operator on outputs at ``u`` is random, or mixes the rows of its batch.
+
+    Args:
+        model: a frozen copy.
+        operator: A, for data with ``n_batch`` batch dimensions.
+        u: prior draws ``[n, Du]``.
+    """
+    with torch.no_grad():
+        x = model.observed(u)
+
+    def values(*outputs: Tensor) -> list[Tensor]:
+        with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+            # it may have data of each problem, with which the outputs broadcast
+            return [operator(output.reshape(len(output), *[1] * n_batch, -1)) for output in outputs]
+
+    difference = _difference(*values(x, x))
+    if difference > 0:
+        raise ObservationError(
+            f"observe returns different values for the same output (by {difference:.3g}): it must not draw random "
+            "numbers"
+        )
+    difference = _mixing(values, x)
+    if difference > 0:
+        raise ObservationError(
+            f"observe changes the values of an output when the others of its batch change (by {difference:.3g}): "
+            "compute every output by itself, with dimensions counted from the right, as in x.mean(-1)"
+        )
+
+
+def _mixing(function: Callable[..., list[Tensor]], u: Tensor) -> float:
+    """By how much the first row's result depends on the other rows; 0 up to rounding."""
+    # equally many rows in all: rounding depends on their number
+    near, other = torch.cat([u[1:], u + 1]), torch.cat([u[1:] - 1, 1 - 2 * u])
+    first, second = (result[0] for result in function(torch.cat([u[:1], near]), torch.cat([u[:1], other])))
+    differences = [_difference(first, second)]
+    # a branch on the whole batch shows far out, where a simulator may refuse to go
+    with suppress(Exception):
+        (far,) = function(torch.cat([u[:1], 8 * other]))
+        differences.append(_difference(first, far[0]))
+    difference = max(differences)
+    return difference if difference > torch.finfo(u.dtype).eps ** 0.5 * max(1e-3, _size(first)) else 0.0
 
 
 def check_mode(model: GenerativeModel, frozen: GenerativeModel, u: Tensor) -> None:

@@ -17,6 +17,7 @@ from ..progress import Progress
 from ..target import as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
 from .chunks import joined
+from .doubts import doubts
 from .estimators import Estimate, bennett, log_mean
 from .method import EstimateStatus, Method, Outcome, check_method
 from .path import AnnealedPath
@@ -308,6 +309,8 @@ class _Run:
                 f"all weights are zero for {int(lost.sum())} of {lost.numel()} problems, the first of them {first}: "
                 "the target's density is zero or not finite at all draws of the base; choose a base that covers it"
             )
+        for doubt in doubts(outcome.diagnostics, status, self.chains):
+            warnings.warn(f"{name}: {doubt}", stacklevel=4)
         diagnostics: dict[str, Any] = {
             **outcome.diagnostics,
             "gradient_evaluations": self.evaluations,

@@ -9,7 +9,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ..arguments import choice, flag, positive, whole_number
+from ..arguments import choice, flag, fraction, whole_number
 from ..conditioning.fibre import Fibre, Linearisation
 from ..conditioning.projection import SOLVERS, project
 from ..errors import ArgumentError, Status
@@ -87,7 +87,7 @@ class ConstrainedHMC(Settings):
         flag(name, "compile", self.compile)
         flag(name, "float32_jacobians", self.float32_jacobians)
         if self.tolerance is not None:
-            positive(name, "tolerance", self.tolerance)
+            fraction(name, "tolerance", self.tolerance)
 
     def check(self, problem) -> None:
         if not isinstance(problem, Fibre):

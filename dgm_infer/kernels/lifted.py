@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ..arguments import choice, positive
+from ..arguments import choice, fraction
 from ..conditioning.fibre import Fibre
 from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError, Status
@@ -84,7 +84,7 @@ class LiftedHMC(Settings):
         check_schedule(self)
         check_metric("LiftedHMC", self.metric)
         if self.tolerance is not None:
-            positive("LiftedHMC", "tolerance", self.tolerance)
+            fraction("LiftedHMC", "tolerance", self.tolerance)
 
     @property
     def unlifted(self) -> HMC | NUTS:

@@ -47,6 +47,11 @@ class NUTS(Settings):
         self.check_batch(problem.batch_shape, "step_size")
         metric_in_use(self.metric).check("NUTS", problem.batch_shape, problem.dim)
 
+    @property
+    def max_steps(self) -> int:
+        """The leapfrog steps of the largest tree."""
+        return 2 ** deepest(counts("NUTS", "n_steps", self.n_steps)[1]) - 1
+
     def tuning(self, problem: Target) -> Tuning:
         return Tuning(step_size=self.step_size is None, metric=open_metric(self.metric))
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import allocatable, file_path, random_seed, whole_number
+from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, CheckpointError, cause
 from ..files import complete_file
 from ..kernels import Kernel
@@ -20,10 +21,13 @@ from ..kernels.stored import UnknownKernel, from_json, to_json
 
 if TYPE_CHECKING:
     import arviz
+    import h5py
     import pandas
 
 __all__ = ["Draws"]
 
+# Constraint error over the scale of the data below which draws are those of a fibre, unless its tolerance was larger.
+_NEAR = 1e-3
 _FORMAT = "dgm-infer draws 1"
 _UNKNOWN = "its kernel {} is not available here; import the module that defines it before loading"
 
@@ -191,16 +195,19 @@ class Draws:
 
         Raises:
             CheckpointError: the file is missing, damaged, or was not written by :meth:`save`.
-            ArgumentError: the problem has inputs of another shape.
+            ArgumentError: the problem has inputs of another shape, or another observation.
 
         A kernel whose class is not imported loads as a :class:`dgm_infer.kernels.stored.UnknownKernel`, with a warning.
         """
-        az = _arviz()
+        import h5py
 
+        az = _arviz()
         path = file_path("Draws.load", "path", path)
         if not path.is_file():
             raise CheckpointError(f"no draws at {path}: Draws.save(path) writes them")
         try:
+            with h5py.File(path, "r") as file:
+                _refuse_other_files(path, file)
             data = az.from_netcdf(os.fspath(path), engine="h5netcdf")
             attributes = dict(data.attrs)
             if attributes.get("format") != _FORMAT:
@@ -225,7 +232,7 @@ class Draws:
         if isinstance(draws.kernel, UnknownKernel):
             warnings.warn(f"{path}: {_UNKNOWN.format(draws.kernel.class_path)}", stacklevel=2)
         if problem is not None and draws.inputs is not None:
-            _check_problem(path, problem, draws.inputs)
+            _check_problem(path, problem, draws.kernel, draws.inputs)
         return draws
 
     def __repr__(self):
@@ -242,17 +249,38 @@ def _arviz():
     return arviz
 
 
+def _refuse_other_files(path: os.PathLike, group: "h5py.Group") -> None:
+    """Raise CheckpointError where HDF5 would read from other files, whose bytes would pass for draws."""
+    import h5py
+
+    for name in group:
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            raise CheckpointError(f"{path} links to elsewhere at {name!r}: Draws.save writes no such file")
+        item = group[name]
+        if isinstance(item, h5py.Group):
+            _refuse_other_files(path, item)
+        elif isinstance(item, h5py.Dataset) and (item.external or item.is_virtual):
+            raise CheckpointError(f"{path} takes {name!r} from another file: Draws.save writes no such file")
+
+
 def _generation_seed(seed: int) -> int:
     """Seed of a stream separate from that of ``sample(seed=seed)``, whose numbers would not be fresh noise."""
     digest = hashlib.sha256(f"generate {seed}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
 
-def _check_problem(path: str | os.PathLike, problem: Any, inputs: Tensor) -> None:
-    """Raise ArgumentError unless inputs ``[chains, draws, *batch, D]`` are those of the problem."""
+def _check_problem(path: str | os.PathLike, problem: Any, kernel: Kernel, inputs: Tensor) -> None:
+    """Raise ArgumentError unless inputs ``[chains, draws, *batch, D]`` are draws of the problem."""
     expected = (*problem.batch_shape, problem.dim)
     if tuple(inputs.shape[2:]) != expected:
         raise ArgumentError(
             f"Draws.load(problem=...): {path} holds inputs of shape {tuple(inputs.shape[2:])}, the problem has "
             f"{expected}: give the problem that was sampled"
         )
+    if isinstance(problem, Fibre):
+        error = problem.constraint_error(inputs[:, -1].to(problem.values))
+        if not (error < max(_NEAR, 10 * (getattr(kernel, "tolerance", None) or 0)) * problem.scale).all():
+            raise ArgumentError(
+                f"Draws.load(problem=...): the draws in {path} miss its observation by {error.max():.2g}: give the "
+                "problem that was sampled"
+            )

@@ -11,12 +11,14 @@ from ..arguments import choice, flag, fraction, numbers, random_seed, whole_numb
 from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, StartError, cause
 from ..kernels import HMC, ConstrainedHMC, Info, Kernel
+from ..kernels.tuning import Tunable
 from ..progress import Progress
 from ..target import Target, as_target
 from .draws import Draws
 from .pilot import pick_kernel
 from .preflight import check_energy, check_latents, check_size
 from .starts import starting_points
+from .verdict import verdict
 from .warmup import WarmUp
 
 __all__ = ["sample"]
@@ -59,7 +61,8 @@ def sample(
 
     Returns:
         :class:`Draws`. An interrupt (Ctrl-C), or an exception of the model, after the first draw returns the draws made
-        so far, with ``interrupted`` set and a warning that names the cause.
+        so far, with ``interrupted`` set and a warning that names the cause. A run whose draws are of no use says so
+        in warnings (:func:`~dgm_infer.sampling.verdict.verdict`).
 
     Raises:
         ArgumentError: an argument is outside its range.
@@ -118,6 +121,8 @@ def sample(
                 f"the energy is not finite at {lost} of {state.energy.numel()} starting points: check the density "
                 "there, or pass initial="
             )
+        adapted = isinstance(kernel, Tunable) and kernel.tuning(problem).step_size
+        stayed = torch.ones_like(state.energy, dtype=torch.bool)
         try:
             warm = WarmUp(
                 kernel,
@@ -132,7 +137,7 @@ def sample(
                 state, info = warm.kernel.step(problem, state, rng)
                 warm.update(info, state)
                 bar.update("warm-up", _without_ends(info))
-            kernel = warm.frozen()
+            kernel, first = warm.frozen(), state.position
             for i in range(draws * thin):
                 state, info = kernel.step(problem, state, rng)
                 if (i + 1) % thin == 0:
@@ -142,6 +147,7 @@ def sample(
                     for name, value in record.items():
                         kept[name][:, count] = value
                     count += 1
+                    stayed &= (state.position == first).all(-1)
                 bar.update("sampling", _without_ends(info))
         except (KeyboardInterrupt, Exception) as error:
             if count == 0:
@@ -150,7 +156,7 @@ def sample(
     if stopped_by is not None:
         warnings.warn(f"{stopped_by}: {count} of {draws} draws were made and are kept", stacklevel=2)
     kept = {name: value[:, :count] for name, value in kept.items()}
-    return Draws(
+    result = Draws(
         inputs=kept.get("inputs"),
         latents=_strip("latents.", kept) or None,
         stats=_strip("stats.", kept),
@@ -160,6 +166,9 @@ def sample(
         interrupted=stopped_by is not None,
         ancestors=start.ancestors,
     )
+    for line in verdict(result, problem, stayed, count * thin, adapted):
+        warnings.warn(f"sample(): {line}", stacklevel=2)
+    return result
 
 
 def default_kernel(problem: Fibre | Target) -> Kernel:

@@ -29,9 +29,6 @@ from trainers.resuming import RandomState, WholeFiles
 
 __all__ = ["run", "train"]
 
-# What Lightning accepts for --ckpt_path besides a file.
-CHECKPOINT_WORDS = ("best", "last", "hpc")
-
 
 def run(arguments: Sequence[str]) -> None:
     """``dgm-infer train --config FILE``: see :func:`train`."""
@@ -105,7 +102,12 @@ class TrainCLI(LightningCLI):
         files = settings.get("config") or []
         self.name = Path(str(files[-1])).stem if files else "train"
         checkpoint, self.resumed_step = settings["ckpt_path"], None
-        if checkpoint is not None and checkpoint not in CHECKPOINT_WORDS and "://" not in str(checkpoint):
+        if checkpoint in ("best", "last"):
+            raise ConfigError(
+                f"ckpt_path={checkpoint}: every run has a folder of its own, without a checkpoint yet: name the file, "
+                f"runs/{self.name}/<time>/checkpoints/{checkpoint}.ckpt"
+            )
+        if checkpoint not in (None, "hpc") and "://" not in str(checkpoint):
             stored = read_checkpoint(Path(checkpoint))
             self.resumed_step = stored.get("global_step") if isinstance(stored, dict) else None
         folder = settings["trainer"]["default_root_dir"]

@@ -32,6 +32,17 @@ def test_runs_that_begin_together_have_a_folder_each(tmp_path):
         assert all(folder.is_dir() for folder in folders)
 
 
+def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
+    (tmp_path / "file").touch()
+    for root in (tmp_path / "file", "/proc/nothing"):
+        with pytest.raises(ConfigError, match="output: cannot make a folder in"), complete_run("run", root):
+            pytest.fail("it was made")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "run").touch()
+    with pytest.raises(ConfigError, match="File exists"), complete_run("run", tmp_path / "runs"):
+        pytest.fail("it was made")
+
+
 def test_a_run_that_fails_leaves_the_folders_of_those_beside_it(tmp_path):
     def run(i):
         try:

@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -11,6 +12,7 @@ import dgm_infer as dgm
 from dgm_infer.errors import CheckpointError
 from tests.dgm_infer.sampling.short_runs import fibre, run
 from tests.disks import largest_file
+from tests.models import MASK, image
 from tests.oracles import Ellipse, correlated_gaussian
 from tests.quick import cases
 
@@ -161,3 +163,43 @@ def test_what_is_no_file_of_draws_is_refused_in_one_line(tmp_path, draws, kind):
         dgm.Draws.load(path)
     assert "\n" not in str(caught.value)
     assert "posterior.nc" in str(caught.value)
+
+
+# ----------------------------------------------------------------------------------------------------- files of others
+
+
+def of_another_file(path, group, name):
+    """The values come from a file beside it."""
+    (path.parent / "other").write_bytes(bytes(8 * group[name].size))
+    shape = group[name].shape
+    del group[name]
+    group.create_dataset(name, shape, "f8", external=[(path.parent / "other", 0, h5py.h5f.UNLIMITED)])
+
+
+def virtual(path, group, name):
+    layout = h5py.VirtualLayout(group[name].shape, "f8")
+    layout[:] = h5py.VirtualSource(path.parent / "other", "z", shape=group[name].shape)
+    del group[name]
+    group.create_virtual_dataset(name, layout)
+
+
+def linked(path, group, name):
+    del group[name]
+    group[name] = h5py.ExternalLink(path.parent / "other", "/z")
+
+
+@pytest.mark.parametrize("point", [of_another_file, virtual, linked])
+def test_a_file_that_points_to_another_is_refused(tmp_path, draws, point):
+    path = tmp_path / "posterior.nc"
+    draws.save(path)
+    with h5py.File(path, "a") as file:
+        point(path, file["unconstrained_posterior"], "inputs")
+    with pytest.raises(CheckpointError, match=r"Draws\.save writes no such file"):
+        dgm.Draws.load(path)
+
+
+def test_draws_of_another_observation_are_refused(tmp_path, draws):
+    draws.save(tmp_path / "posterior.nc")
+    other = dgm.condition(draws.problem.model, image(3) + 0.2, observe=dgm.pixels(MASK))
+    with pytest.raises(dgm.ArgumentError, match=r"miss its observation by 0\.2: give the problem that was sampled"):
+        dgm.Draws.load(tmp_path / "posterior.nc", problem=other)

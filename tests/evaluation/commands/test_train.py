@@ -87,6 +87,14 @@ def test_resuming_goes_on_after_the_checkpoint(run, tmp_path, monkeypatch, capsy
     assert {row.split(",")[0] for row in rows[1:]} == {"2"}
 
 
+@pytest.mark.parametrize("word", ["best", "last"])
+def test_a_checkpoint_of_a_run_that_is_not_named_is_refused(word, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=rf"ckpt_path={word}: .*name the file, .*/checkpoints/{word}\.ckpt"):
+        train([*SHORT, "--ckpt_path", word])
+    assert not list(tmp_path.iterdir())
+
+
 def test_resuming_a_run_that_is_at_its_end_says_so_and_leaves_no_folder(run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"last\.ckpt has 2 epochs and 22 steps: nothing is left.*max_epochs"):

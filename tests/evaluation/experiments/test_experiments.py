@@ -108,6 +108,8 @@ def experiment(monkeypatch):
         if module.results is None:
             raise ConfigError("data: none")
         (folder / "picture.png").write_bytes(b"")
+        if module.results == "interrupted":
+            raise KeyboardInterrupt
         return module.results
 
     module.run = run
@@ -145,6 +147,17 @@ def test_a_failed_experiment_leaves_no_folder(experiment, tmp_path):
     with pytest.raises(ConfigError, match="data"):
         reproduce("fake", output=str(tmp_path / "runs"))
     assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("results", ["interrupted", {"interrupted": True}], ids=["before its end", "with results"])
+def test_an_interrupted_experiment_keeps_what_it_has_and_is_interrupted(results, experiment, tmp_path):
+    experiment.results = results
+    with pytest.raises(KeyboardInterrupt) as caught:
+        reproduce("fake", output=str(tmp_path / "runs"))
+    (folder,) = (tmp_path / "runs" / "reproduce_fake").iterdir()
+    names = {path.name for path in folder.iterdir()}
+    assert names == {"picture.png"} | (set() if results == "interrupted" else {"results.json", "log.txt"})
+    assert caught.value.__notes__[0].startswith(f"{folder} keeps what was finished")
 
 
 def test_bad_arguments_are_named(tmp_path):

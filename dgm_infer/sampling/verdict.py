@@ -1,0 +1,115 @@
+"""What a run says at its end if its draws are of no use: one line per fault."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..conditioning.fibre import Fibre
+from ..kernels.hamiltonian import MAX_STEPS
+from .draws import Draws
+
+__all__ = ["verdict"]
+
+# Transitions per chain below which a run is too short to judge: a chain that has not moved may be unlucky.
+_TRANSITIONS = 50
+# Share of the transitions at their longest from which trajectories are too short.
+_LONGEST = 0.5
+# Steps below this share of the widest spread of the draws have collapsed.
+_COLLAPSED = 1e-6
+# Constraint error of chains that are evaluated alone, in tolerances: rounding depends on the number of rows.
+_ALONE = 100
+_FAILURES = {
+    "diverging": ("the energy is not finite, or its error exceeds 1000", "check the density there, or start elsewhere"),
+    "projection_failed": ("projections fail", "raise tolerance=, or give the model more noise"),
+    "reversal_failed": ("reversals fail", "use smaller steps (step_size=) or more sub-steps (n_geodesic=)"),
+}
+
+
+@torch.no_grad()
+def verdict(draws: Draws, problem: Any, stayed: Tensor, transitions: int, adapted: bool) -> Iterator[str]:
+    """Lines that name what makes draws useless, and for which problems.
+
+    Args:
+        draws: a finished run.
+        problem: what was sampled.
+        stayed: whether a chain was where it started at every draw, ``[chains, *batch]``.
+        transitions: transitions per chain.
+        adapted: whether warm-up chose the step size.
+    """
+    stats = draws.stats
+    if transitions >= _TRANSITIONS and stayed.any():
+        yield from _stuck(stats, stayed)
+    if transitions >= _TRANSITIONS and "n_steps" in stats and (most := _most_steps(draws.kernel)) is not None:
+        # of chains that are stuck that is all there is to say
+        share = (stats["n_steps"] >= most).double().mean((0, 1)) * ~stayed.all(0)
+        if (share > _LONGEST).any():
+            yield (
+                f"trajectories are at their longest, {most} steps, in {_percent(share.max())} of the transitions"
+                f"{_where(share > _LONGEST)}: steps are far smaller than the posterior: see metric=, or rescale"
+            )
+    if adapted and draws.inputs is not None:
+        spread = draws.inputs.flatten(0, 1).std(0, correction=0).amax(-1)
+        collapsed = stats["step_size"].amax((0, 1)) < _COLLAPSED * spread
+        if collapsed.any():
+            smallest = stats["step_size"].min().item()
+            yield f"the step size collapsed to {smallest:.1g}{_where(collapsed)}: no step is accepted, however small"
+    tolerance = getattr(draws.kernel, "relative_tolerance", None)
+    if isinstance(problem, Fibre) and tolerance is not None and "constraint_error" in stats:
+        error = stats["constraint_error"]
+        yield from _off_fibre(error, draws.inputs, problem, tolerance(error.dtype) * problem.scale)
+
+
+def _most_steps(kernel: Any) -> int | None:
+    """The steps at which a kernel ends a trajectory that would go on; None if it is as long as was asked for."""
+    return MAX_STEPS if getattr(kernel, "n_steps", 0) is None else getattr(kernel, "max_steps", None)
+
+
+def _stuck(stats: dict[str, Tensor], stayed: Tensor) -> Iterator[str]:
+    failures = {name: stats[name].double().mean(1)[stayed].mean().item() for name in _FAILURES if name in stats}
+    line = f"{int(stayed.sum())} of {stayed.numel()} chains never moved{_where(stayed.any(0))}"
+    worst = max(failures, key=lambda name: failures[name], default=None)
+    if worst is not None and failures[worst] > 0.5:
+        what, remedy = _FAILURES[worst]
+        yield f"{line}: in {_percent(failures[worst])} of their transitions {what}: {remedy}"
+    else:
+        yield f"{line}: all their proposals are rejected: use smaller steps, or start elsewhere (initial=)"
+
+
+def _off_fibre(error: Tensor, inputs: Tensor | None, problem: Fibre, tolerance: Tensor) -> Iterator[str]:
+    worst = error.amax((0, 1))
+    off = ~(worst <= tolerance)
+    if off.any():
+        yield (
+            f"draws miss the observation by {worst[off].max().item():.2g}, more than the tolerance "
+            f"{tolerance[off].max().item():.2g}{_where(off)}: the starting points were not on the fibre, or the model "
+            "computes a row from the other rows of its batch"
+        )
+        return
+    if inputs is None:
+        return
+    # the last draw of one chain after the other, in a batch of its own
+    alone = torch.stack([problem.constraint_error(chain[-1:])[0] for chain in inputs[:2]]).amax(0)
+    if (lost := alone.isnan()).any():
+        yield f"the model's outputs are NaN at draws, where they were not before{_where(lost)}: check the model"
+        return
+    off = alone > _ALONE * tolerance
+    if off.any():
+        yield (
+            f"draws that are evaluated without the other chains miss the observation by {alone[off].max().item():.2g}"
+            f"{_where(off)}: the model or the operator computes a row from the other rows of its batch, or draws "
+            "random numbers"
+        )
+
+
+def _where(problems: Tensor) -> str:
+    """`` of problem 2 and 5 others``; nothing for a run of one problem."""
+    if problems.ndim == 0:
+        return ""
+    numbers = problems.reshape(-1).nonzero().flatten().tolist()
+    return f" of problem {numbers[0]}" + (f" and {len(numbers) - 1} others" if len(numbers) > 1 else "")
+
+
+def _percent(share: Tensor | float) -> str:
+    return f"{100 * float(share):.0f} %"

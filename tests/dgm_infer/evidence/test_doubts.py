@@ -1,0 +1,44 @@
+"""Estimates of no use say so."""
+
+import warnings
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from tests.known_evidence import known_gaussian
+from tests.oracles import FLOAT
+
+BASE = dgm.Gaussian(torch.zeros(1, dtype=FLOAT), 1.0)
+METHODS = {
+    "AIS": dgm.AIS(20, pilot_temperatures=10),
+    "Gibbs tempering": dgm.GibbsTempering(draws=30, warmup=5, pilot_temperatures=10),
+}
+
+
+def said(target, base, method, chains=8):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dgm.log_evidence(target, base, method, chains=chains, seed=1, progress=False)
+    return [str(warning.message) for warning in caught]
+
+
+def test_an_estimate_whose_chains_never_move_is_named():
+    lines = said(dgm.Target(lambda x: 1e12 * x.square().sum(-1), 1), BASE, METHODS["AIS"])
+    assert any("no chain moved" in line for line in lines)
+
+
+def test_an_estimate_on_one_weight_is_named_with_its_problem():
+    precision = torch.tensor([1.0, 1e12])
+    target = dgm.Target(lambda x: precision * x.square().sum(-1), 1, (2,))
+    base = dgm.Gaussian(torch.zeros(2, 1, dtype=FLOAT), 1.0)
+    first, *_ = said(target, base, METHODS["AIS"])
+    assert first.startswith("AIS: all weight is on one draw of problem 1: the estimate is far too low")
+    # of one chain there is one weight
+    assert not any("all weight" in line for line in said(target, base, METHODS["AIS"], chains=1))
+
+
+@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+def test_an_estimate_that_is_fine_says_nothing(method):
+    known = known_gaussian(2)
+    assert said(known.target, known.base, method) == []

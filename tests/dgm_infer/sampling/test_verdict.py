@@ -1,0 +1,160 @@
+"""A run whose draws are of no use says so; one whose draws are fine says nothing."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.errors import ModelError, ObservationError
+from dgm_infer.kernels.hamiltonian import MAX_STEPS
+from dgm_infer.sampling.verdict import verdict
+from tests.oracles import FLOAT
+
+CHAINS, DRAWS = 3, 50
+KERNEL = dgm.ConstrainedHMC(step_size=0.3, n_steps=1, n_geodesic=1)
+
+
+class Sphere(dgm.GenerativeModel):
+    input_density = dgm.StandardNormal(3)
+    output_shape = (1,)
+
+    def observed(self, u):
+        return u.square().sum(-1, keepdim=True)
+
+    def latents(self, u):
+        return {"u": u}
+
+
+class Spoiled(Sphere):
+    """A sphere until its chains have started."""
+
+    def __init__(self, spoil):
+        super().__init__()
+        self.spoil, self.started = spoil, False
+
+    def observed(self, u):
+        x = super().observed(u)
+        return self.spoil(x) if self.started else x
+
+
+class Spoils(dgm.ConstrainedHMC):
+    def init(self, problem, position):
+        state = super().init(problem, position)
+        problem.model.started = True
+        return state
+
+
+def said(problem, kernel, **changes):
+    """What a run warns of."""
+    on_sphere = torch.tensor([math.sqrt(2), 0, 0], dtype=FLOAT).expand(CHAINS, 3)
+    settings = {"chains": CHAINS, "warmup": 0, "draws": DRAWS, "seed": 1, "progress": False, "initial": on_sphere}
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dgm.sample(problem, kernel, **settings | changes)
+    return [str(warning.message) for warning in caught]
+
+
+def said_of_spoiled(spoil):
+    return said(dgm.condition(Spoiled(spoil), [2.0]), Spoils(step_size=0.3, n_steps=1, n_geodesic=1, max_iterations=5))
+
+
+def test_a_run_that_is_fine_says_nothing():
+    assert said(dgm.condition(Sphere(), [2.0]), KERNEL) == []
+
+
+def test_a_model_that_turns_nan_is_named():
+    stuck, lost = said_of_spoiled(lambda x: x * math.nan)
+    assert "3 of 3 chains never moved: in 100 % of their transitions projections fail" in stuck
+    assert "outputs are NaN at draws" in lost
+
+
+def test_a_model_that_computes_a_row_from_its_batch_is_named():
+    lines = said_of_spoiled(lambda x: x + 1e-3 * len(x))
+    assert any("miss the observation" in line and "a row from the other rows of its batch" in line for line in lines)
+
+
+def test_a_model_that_changes_after_the_start_is_named():
+    lines = said_of_spoiled(lambda x: x + torch.rand_like(x))
+    assert any("3 of 3 chains never moved" in line for line in lines)
+    assert any("or draws random numbers" in line for line in lines)
+
+
+def test_draws_that_miss_the_observation_are_named():
+    fibre = dgm.condition(Sphere(), [2.0])
+    draws = dgm.sample(fibre, KERNEL, chains=2, warmup=0, draws=2, seed=1, progress=False)
+    draws.stats["constraint_error"][0, 1] = 0.55
+    (line,) = verdict(draws, fibre, torch.zeros(2, dtype=torch.bool), 2, adapted=False)
+    assert line.startswith("draws miss the observation by 0.55, more than the tolerance 2e-08")
+
+
+def test_a_target_whose_proposals_all_fail_is_named():
+    target = dgm.Target(lambda x: 0.5 * x.square().sum(-1), 2)
+    initial = torch.zeros(CHAINS, 2)
+    assert said(target, dgm.HMC(step_size=0.5, n_steps=3), initial=initial) == []
+    (line,) = said(target, dgm.HMC(step_size=1e4, n_steps=3), initial=initial)
+    assert line == (
+        "sample(): 3 of 3 chains never moved: in 100 % of their transitions the energy is not finite, or its error "
+        "exceeds 1000: check the density there, or start elsewhere"
+    )
+    # a few transitions may be bad luck
+    assert said(target, dgm.HMC(step_size=1e4, n_steps=3), initial=initial, draws=20) == []
+
+
+SHORT_STEPS = {"HMC": dgm.HMC(step_size=1e-3, trajectory_length=1.5), "NUTS": dgm.NUTS(step_size=1e-3, n_steps=7)}
+
+
+@pytest.mark.parametrize("kernel", SHORT_STEPS.values(), ids=SHORT_STEPS)
+def test_trajectories_at_their_longest_are_named(kernel):
+    target = dgm.Target(lambda x: 0.5 * x.square().sum(-1), 1)
+    (line,) = said(target, kernel, initial=torch.ones(CHAINS, 1), draws=5)
+    assert "trajectories are at their longest" in line
+    assert f" {MAX_STEPS if isinstance(kernel, dgm.HMC) else 7} steps, in 100 % of the transitions" in line
+
+
+def test_a_step_that_collapsed_is_named_with_its_problems():
+    target = dgm.Target(lambda x: 0.5 * x.square().sum(-1), 2, (3,))
+    kernel = dgm.HMC(step_size=torch.tensor([0.3, 1e-9, 1e-9]), n_steps=2)
+    initial = torch.randn(CHAINS, 3, 2, generator=torch.Generator().manual_seed(0))
+    draws = dgm.sample(target, kernel, chains=CHAINS, warmup=0, draws=10, seed=1, initial=initial, progress=False)
+    stayed = torch.zeros(CHAINS, 3, dtype=torch.bool)
+    (line,) = verdict(draws, target, stayed, 10, adapted=True)
+    assert line.startswith("the step size collapsed to 1e-09 of problem 1 and 1 others")
+    # a step that was asked for is taken
+    assert list(verdict(draws, target, stayed, 10, adapted=False)) == []
+
+
+# ----------------------------------------------------------------------------------------------------- before the run
+
+
+@pytest.mark.parametrize(
+    ("observe", "message"),
+    [
+        (lambda x: x - 0.3 * x.mean(0, keepdim=True), "changes the values of an output when the others"),
+        (lambda x: x * (1 + (x.abs().max() > 40)), "changes the values of an output when the others"),
+        (lambda x: x + 1e-3 * torch.randn_like(x), "returns different values for the same output"),
+    ],
+    ids=["a mean of the batch", "a branch on the batch", "random numbers"],
+)
+def test_operators_pass_the_same_checks_as_models(observe, message):
+    with pytest.raises(ObservationError, match=message):
+        dgm.condition(Sphere(), [2.0], observe=observe)
+
+
+def test_a_model_that_branches_on_its_whole_batch_is_refused():
+    class Branches(Sphere):
+        def observed(self, u):
+            return super().observed(u) * (1.5 if u.abs().max() > 5 else 1.0)
+
+    with pytest.raises(ModelError, match="do not branch on the whole batch"):
+        dgm.condition(Branches(), [2.0])
+
+
+def test_a_model_that_refuses_inputs_far_out_is_not():
+    class Refuses(Sphere):
+        def observed(self, u):
+            assert u.abs().max() < 8
+            return super().observed(u)
+
+    assert dgm.condition(Refuses(), [2.0]).dim == 3
