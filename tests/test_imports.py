@@ -3,7 +3,6 @@
 import ast
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -248,8 +247,6 @@ ORDER = {
     ],
 }
 
-HEAVY = {"lightning", "pytorch_lightning", "pyro", "arviz", "matplotlib", "pandas", "sklearn", "jsonargparse"}
-
 
 def all_modules() -> Iterator[tuple[Path, str, bool]]:
     """Path, dotted name and whether it is a package, of every module of the four packages."""
@@ -387,15 +384,14 @@ def loaded_by(code: str) -> set[str]:
     return {name.split(".")[0] for name in names}
 
 
-def test_importing_the_core_loads_nothing_heavy():
-    loaded = loaded_by("import dgm_infer")
-    assert "dgm_infer" in loaded
-    assert not loaded & (HEAVY | {"generators", "trainers", "evaluation"})
+def test_importing_the_core_loads_nothing_but_torch_and_itself():
+    # what makes it fast, said without a clock
+    assert loaded_by("import dgm_infer") - sys.stdlib_module_names == {"dgm_infer"}
 
 
 @pytest.mark.slow
 def test_control_a_heavy_import_is_noticed():
-    assert loaded_by("import dgm_infer, pandas") & HEAVY == {"pandas"}
+    assert {"dgm_infer", "pandas"} < loaded_by("import dgm_infer, pandas") - sys.stdlib_module_names
 
 
 @pytest.mark.slow
@@ -404,14 +400,3 @@ def test_importing_the_core_changes_no_global_state_of_torch():
     state += "torch.is_grad_enabled(), torch.initial_seed() == seed, torch.distributions.Distribution._validate_args)"
     code = f"import torch; seed = torch.initial_seed(); a = {state}; import dgm_infer; b = {state}; print(a == b)"
     assert python(code) == "True"
-
-
-@pytest.mark.slow
-def test_importing_the_core_adds_less_than_a_third_of_a_second_to_torch():
-    def seconds(code):
-        started = time.perf_counter()
-        python(code)
-        return time.perf_counter() - started
-
-    pairs = [(seconds("import torch"), seconds("import torch, dgm_infer")) for _ in range(5)]
-    assert min(both for _, both in pairs) - min(torch for torch, _ in pairs) < 0.3
