@@ -87,6 +87,7 @@ def test_a_style_network_hides_its_noise_until_it_is_an_input_or_fixed(style):
     assert (report.n_inputs, report.rank) == (6, 5)
 
 
+@pytest.mark.slow
 def test_a_style_network_is_conditioned_exactly_on_fewer_pixels_than_its_rank(style):
     model = from_module(style, 6, inputs=NOISE, output_range=(-1, 1))
     truth = model.observed(model.input_density.sample((2,), generator=torch.Generator().manual_seed(1)))

@@ -245,6 +245,7 @@ def test_bones_form_a_tree_over_the_figure(binocular):
         assert (lengths - (figure[parent] - figure[node]).norm()).abs().min() < 1e-12
 
 
+@pytest.mark.slow
 def test_conditioning_keeps_to_the_observed_picture(pose):
     model = dgm.WithNoise(pose, sd=0.01)
     u = inputs(2, seed=3)

@@ -173,6 +173,7 @@ def test_any_leading_dimensions_are_taken_and_independent(model, leading):
     torch.testing.assert_close(x, rows.reshape(*leading, 7))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
 def test_transforms_and_tracing_give_the_same_outputs(model):
     generator = model(7)

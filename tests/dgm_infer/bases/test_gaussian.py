@@ -183,6 +183,7 @@ def two_modes(dim=2, apart=6.0):
     return dgm.Target(energy, dim), 0.5 * a, apart
 
 
+@pytest.mark.slow
 def test_a_base_of_local_fits_covers_all_modes_and_counts_each_once():
     target, mean, apart = two_modes()
     wide = dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 4.0)

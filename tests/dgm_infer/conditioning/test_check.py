@@ -210,6 +210,7 @@ def test_masks_of_their_own_for_every_problem():
     assert dgm.check(Network().eval(), y, dgm.pixels(masks)).codes == ("observations_range",)
 
 
+@pytest.mark.slow
 def test_the_published_models_pass():
     pose = generators.HumanPose.from_folder(reference_folder("pose"))
     report = dgm.check(pose)

@@ -314,7 +314,13 @@ def test_an_override_of_observed_is_what_is_conditioned():
     model = Sinh(torch.ones(3, 2, dtype=FLOAT))
     observe = dgm.pixels(torch.tensor([True, True, False]))
     draws = dgm.sample(
-        dgm.condition(model, [5.0, 3.0, 0.0], observe=observe), chains=2, warmup=5, draws=5, seed=0, progress=False
+        dgm.condition(model, [5.0, 3.0, 0.0], observe=observe),
+        dgm.ConstrainedHMC(0.3, n_steps=2),
+        chains=2,
+        warmup=0,
+        draws=5,
+        seed=0,
+        progress=False,
     )
     z, n = draws.inputs[..., :2], draws.inputs[..., 2:]
     reached = torch.sinh(z.sum(-1, keepdim=True) + n)

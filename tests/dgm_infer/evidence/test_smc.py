@@ -13,6 +13,7 @@ from dgm_infer.evidence.smc import _Adaptive
 from tests.known_evidence import known_bimodal, known_gaussian
 from tests.mistakes import systematic_without_chance
 from tests.oracles import FLOAT
+from tests.quick import cases
 
 
 def rng(seed=0):
@@ -113,16 +114,15 @@ def test_a_schedule_says_what_the_estimate_is():
     assert run(known, dgm.SMC(8, "linear", 4, step_size=0.8), chains=2).status == "unbiased"
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        dgm.SMC(schedule="equalised", temperatures=20),
-        dgm.SMC(32, "sigmoid", 20, threshold=1.0),
-        dgm.SMC(conditional_ess=0.9, waste_free=16),
-        dgm.SMC(schedule="linear", temperatures=20, waste_free=8),
-    ],
-    ids=["equalised", "resampled every time", "waste-free", "waste-free and frozen"],
-)
+KINDS = {
+    "equalised": dgm.SMC(schedule="equalised", temperatures=20),
+    "resampled every time": dgm.SMC(32, "sigmoid", 20, threshold=1.0),
+    "waste-free": dgm.SMC(conditional_ess=0.9, waste_free=16),
+    "waste-free and frozen": dgm.SMC(schedule="linear", temperatures=20, waste_free=8),
+}
+
+
+@pytest.mark.parametrize("method", cases(KINDS, quick=("resampled every time",)))
 def test_every_kind_gives_the_truth(method):
     known = known_gaussian(10, (3,))
     estimate = run(known, method, chains=48)
@@ -173,11 +173,13 @@ def own_error_over_spread():
     return own / runs.var(0).mean().sqrt()
 
 
+@pytest.mark.slow
 def test_a_waste_free_run_knows_its_error_from_its_own_chains():
     # 600 degrees of freedom leave 3 % of error to the spread
     assert 0.85 < own_error_over_spread() < 1.15
 
 
+@pytest.mark.slow
 def test_control_an_error_as_of_independent_states_is_noticed(monkeypatch):
     def of_independent_states(self):
         return (self.log_weights + self.log_n).exp().var(1) / self.method.particles

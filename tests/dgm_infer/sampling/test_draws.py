@@ -12,6 +12,7 @@ from generators import LinearGaussian
 from tests.dgm_infer.sampling.short_runs import CHAINS, DRAWS, KERNEL, MASKS, fibre, run
 from tests.models import MASK, Images, image
 from tests.oracles import FLOAT, Circle, Ellipse, linear_gaussian_model
+from tests.quick import some
 
 # --------------------------------------------------------------------------------------------------- shapes and names
 
@@ -53,13 +54,13 @@ def test_seed_kernel_and_problem_are_kept(draws):
 
 
 def test_without_a_seed_one_is_drawn_and_recorded():
-    first = run(seed=None)
-    assert torch.equal(run(seed=first.seed).inputs, first.inputs)
-    assert run(seed=None).seed != first.seed
+    first = run(seed=None, draws=2)
+    assert torch.equal(run(seed=first.seed, draws=2).inputs, first.inputs)
+    assert run(seed=None, draws=1).seed != first.seed
 
 
 def test_thinning_keeps_every_third_iteration():
-    every, third = run(draws=12), run(draws=4, thin=3)
+    every, third = run(draws=6), run(draws=2, thin=3)
     assert torch.equal(third.inputs, every.inputs[:, 2::3])
     for name, value in third.stats.items():
         assert torch.equal(value, every.stats[name][:, 2::3])
@@ -209,7 +210,7 @@ def interrupt_after(monkeypatch, calls, error=KeyboardInterrupt):
     monkeypatch.setattr(dgm.ConstrainedHMC, "step", interrupted)
 
 
-@pytest.mark.parametrize("keep", ["inputs", "latents"])
+@pytest.mark.parametrize("keep", some(("inputs", "latents"), quick=("inputs",)))
 def test_an_interrupt_keeps_the_draws_that_were_made(monkeypatch, tmp_path, draws, keep):
     whole = run(keep=keep)
     # two warm-up iterations, then five draws

@@ -123,6 +123,7 @@ def test_shorter_and_longer_trajectories_are_worth_less(gaussians):
         assert (worth(other) < 0.8 * found).all()
 
 
+@pytest.mark.slow
 def test_lengths_are_in_proportion_to_the_scales_however_small_or_large():
     scales = (1e-3, 0.1, 1.0, 10.0, 1e3)
     draws = sample(correlated_gaussian(scales).problem, draws=5)
@@ -242,7 +243,7 @@ def problem_for(kernel):
 
 
 # nothing is adapted without a warm-up, and what depends on the problem is tested by fewer
-QUICK = [k for k in KERNELS if isinstance(k, dgm.HMC)] + [dgm.ConstrainedHMC(), dgm.ConstrainedHMC(n_steps=(2, 5))]
+QUICK = [k for k in KERNELS if isinstance(k, dgm.HMC)] + [dgm.ConstrainedHMC()]
 
 
 @pytest.mark.parametrize("kernel", some(KERNELS, QUICK))
