@@ -1,4 +1,4 @@
-"""Long runs: annealing is unbiased to a tenth of a percent, and intervals cover as often as they say."""
+"""Long runs: annealing is unbiased to a few thousandths, and intervals cover as often as they say."""
 
 import math
 
@@ -22,15 +22,21 @@ def mean_and_error(log_weights, log_z):
     return ratio.mean(), ratio.std() / len(ratio) ** 0.5
 
 
-# every problem tunes its plan on a pilot of its own; as many of them as an error of a tenth of a percent takes
+# every problem tunes its plan on a pilot of its own; as many of them as an error of one or two thousandths takes
 FROZEN = {
-    "AIS": (dgm.AIS(100, n_steps=3, pilot_temperatures=25), 8, known_bimodal((60_000,))),
-    "Hamiltonian AIS": (dgm.HamiltonianAIS(200, pilot_temperatures=25), 8, known_bimodal((28_000,))),
-    "SMC": (dgm.SMC(8, "equalised", 15, n_steps=2, threshold=0.8, pilot_temperatures=25), 6, known_bimodal((37_000,))),
+    "AIS": (dgm.AIS(100, n_steps=3, pilot_temperatures=25), 8, known_bimodal((60_000,)), 0.001),
+    "Hamiltonian AIS": (dgm.HamiltonianAIS(200, pilot_temperatures=25), 8, known_bimodal((7_000,)), 0.002),
+    "SMC": (
+        dgm.SMC(8, "equalised", 15, n_steps=2, threshold=0.8, pilot_temperatures=25),
+        6,
+        known_bimodal((10_000,)),
+        0.002,
+    ),
     "SMC, waste-free": (
         dgm.SMC(12, "equalised", 10, n_steps=2, waste_free=3, pilot_temperatures=25),
         6,
         known_gaussian(3, (5_000,)),
+        0.001,
     ),
 }
 
@@ -43,18 +49,18 @@ def frozen(method, chains, known):
     return mean_and_error(log_z, known.log_z)
 
 
-@pytest.mark.parametrize(("method", "chains", "known"), FROZEN.values(), ids=FROZEN)
-def test_frozen_methods_are_unbiased_to_a_tenth_of_a_percent(method, chains, known):
+@pytest.mark.parametrize(("method", "chains", "known", "largest_error"), FROZEN.values(), ids=FROZEN)
+def test_frozen_methods_are_unbiased_to_a_few_thousandths(method, chains, known, largest_error):
     mean, error = frozen(method, chains, known)
-    assert error <= 0.001
+    assert error <= largest_error
     assert (mean - 1).abs() <= 3 * error, f"{mean:.5f} +- {error:.5f}"
 
 
 @pytest.mark.parametrize("name", ["SMC", "SMC, waste-free"])
 def test_control_resampling_with_a_planted_bias_is_noticed(monkeypatch, name):
     monkeypatch.setattr(smc, "systematic", systematic_without_chance)
-    method, chains, known = FROZEN[name]
-    mean, error = frozen(method, chains, known_bimodal((12_000,)) if name == "SMC" else known)
+    method, chains, known, _ = FROZEN[name]
+    mean, error = frozen(method, chains, known)
     assert (mean - 1).abs() > 3 * error, f"{mean:.5f} +- {error:.5f}"
 
 

@@ -323,17 +323,21 @@ def test_latents_given_sums_of_the_outputs_have_the_exact_posterior():
 # ------------------------------------------------------------------------------------------------ with all the defaults
 
 
+# a transition costs as much as its longest trajectory: many chains, few transitions
+DEFAULTS = {"chains": 200, "warmup": 120, "draws": 80, "seed": 3, "progress": False}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [circle, ellipse, wave, linear_gaussian, pairs, a_walk], ids=lambda make: make.__name__
 )
 def test_the_default_kernel_with_its_warm_up_draws_from_the_posterior(make):
     oracle = make()
-    assert_agrees(oracle, dgm.sample(oracle.problem, chains=100, warmup=300, draws=200, seed=3, progress=False))
+    assert_agrees(oracle, dgm.sample(oracle.problem, **DEFAULTS))
 
 
 @pytest.mark.slow
 def test_control_the_default_kernel_on_the_fibre_without_the_gram_term():
     fibre = ellipse().problem
     wrong = WithoutGramTerm(fibre.observed, fibre.values)
-    assert_refuted(ellipse(), dgm.sample(wrong, chains=100, warmup=300, draws=200, seed=3, progress=False))
+    assert_refuted(ellipse(), dgm.sample(wrong, **DEFAULTS))
