@@ -1,9 +1,18 @@
 """What all tests share: which are skipped, and how that is reported."""
 
+import signal
 from collections import Counter
 
 import pytest
 import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _interrupts_are_heard():
+    """Ctrl-C raises KeyboardInterrupt, which a job in the background ignores."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_runtest_setup(item):

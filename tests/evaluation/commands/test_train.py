@@ -330,14 +330,6 @@ class _Stops(Callback):
 STOPS = ["--trainer.callbacks+", f"{__name__}._Stops", "--trainer.max_epochs", "3"]
 
 
-@pytest.fixture(autouse=True)
-def _heard():
-    """Ctrl-C is heard, which a job in the background ignores."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_the_last_checkpoint_and_says_where_it_is(number, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
