@@ -113,12 +113,17 @@ def coverage(estimate, log_z, *, widen=1.0):
     return ((middle - half < log_z) & (log_z < middle + half)).double().mean().item()
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
-@pytest.mark.parametrize("make", TARGETS.values(), ids=TARGETS)
-def test_intervals_cover_the_truth_as_often_as_they_say(make, method):
+# on the easy target, one method of every way of making an error
+COVERED = [("bimodal", name) for name in METHODS] + [
+    ("Gaussian", name) for name in ("AIS", "simulated tempering", "SMC")
+]
+
+
+@pytest.mark.parametrize(("target", "name"), COVERED, ids="-".join)
+def test_intervals_cover_the_truth_as_often_as_they_say(target, name):
     # 200 replicates in one batch, each with random numbers of its own
-    known = make(200)
-    estimate = dgm.log_evidence(known.target, known.base, method, chains=16, seed=0, progress=False)
+    known = TARGETS[target](200)
+    estimate = dgm.log_evidence(known.target, known.base, METHODS[name], chains=16, seed=0, progress=False)
     assert 0.90 <= coverage(estimate, known.log_z) <= 0.99
     # intervals half as wide cover too little, intervals twice as wide too much
     assert coverage(estimate, known.log_z, widen=0.5) < 0.90

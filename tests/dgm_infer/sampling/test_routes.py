@@ -83,7 +83,8 @@ def without_determinant(monkeypatch):
     monkeypatch.setattr(marginal, "_whitened", mistaken)
 
 
-CONSTRAINED = dgm.ConstrainedHMC(n_steps=(1, 4), n_geodesic=1)
+# of thousands of rows some take all iterations that they are given
+CONSTRAINED = dgm.ConstrainedHMC(n_steps=(1, 4), n_geodesic=1, max_iterations=20)
 ROUTES = {
     "constrained": (fibre, CONSTRAINED),
     "lifted": (fibre, dgm.LiftedHMC()),
@@ -110,9 +111,9 @@ def sample(route, x, **changes):
     return dgm.sample(make(x), kernel, **arguments).inputs[..., :2]
 
 
-def p_values(route):
+def p_values(route, problems=PROBLEMS):
     """Of uniform ranks of the two latents, their sum and their product."""
-    z, x = simulated(PROBLEMS)
+    z, x = simulated(problems)
     # the last draw of every chain: independent of the others, and of the start if the chain has forgotten it
     draws = sample(route, x)[:, -1]
 
@@ -133,7 +134,8 @@ def test_every_route_is_calibrated_over_simulated_observations(route):
 def test_control_a_route_without_its_correction_is_not_calibrated(route, monkeypatch):
     if route == "lifted":
         without_determinant(monkeypatch)
-    assert min(p_values(MISTAKEN[route])) < 1e-6
+    # a mistake shows in half as many
+    assert min(p_values(MISTAKEN[route], PROBLEMS // 2)) < 1e-6
 
 
 def means(route, x):
