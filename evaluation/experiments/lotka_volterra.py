@@ -35,7 +35,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     truth = {f"z{i + 1}": float(value) for i, value in enumerate(z)}
     chains = 8 if fast else 64
     # warm-up and draws of each method
-    sizes = [(50, 50), (20, 20), (50, 50)] if fast else [(300, 300), (200, 200), (500, 700)]
+    sizes = [(40, 40), (8, 8), (30, 30)] if fast else [(300, 300), (200, 200), (500, 700)]
 
     full = dgm.condition(model, observed)
     reduced = dgm.condition(model, summaries(observed), observe=summaries)

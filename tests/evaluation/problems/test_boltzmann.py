@@ -127,13 +127,13 @@ def test_published_systems_have_the_known_ranks_and_evidence():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("index", [2])
-def test_tempering_finds_the_modes_of_a_published_system_and_a_plain_chain_does_not(index):
-    relaxation, truth = published_system(reference_folder("boltzmann"), index)
+def test_tempering_finds_the_modes_of_a_published_system_and_a_plain_chain_does_not():
+    relaxation, truth = published_system(reference_folder("boltzmann"), 2)
     runs = 4
     target, base = repeated(relaxation, relaxation.mean_field().to(torch.float32), runs)
     worst = 0.0
-    for method in (dgm.GibbsTempering, dgm.ContinuousTempering, dgm.SimulatedTempering):
+    # simulated tempering has more systems, in tests of the experiment
+    for method in (dgm.GibbsTempering, dgm.ContinuousTempering):
         evidence = dgm.log_evidence(
             target, base, method(draws=1500, n_steps=20, thin=5), chains=64, seed=1, progress=False
         )
