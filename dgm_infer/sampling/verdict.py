@@ -50,7 +50,9 @@ def verdict(draws: Draws, problem: Any, stayed: Tensor, transitions: int, adapte
                 f"{_where(share > _LONGEST)}: steps are far smaller than the posterior: see metric=, or rescale"
             )
     if adapted and draws.inputs is not None:
-        spread = draws.inputs.flatten(0, 1).std(0, correction=0).amax(-1)
+        inputs = draws.inputs.flatten(0, 1)
+        # of medians: standard deviations of inputs with heavy tails say nothing of their scale
+        spread = (inputs - inputs.median(0).values).abs().median(0).values.amax(-1)
         collapsed = stats["step_size"].amax((0, 1)) < _COLLAPSED * spread
         if collapsed.any():
             smallest = stats["step_size"].min().item()

@@ -9,7 +9,7 @@ from generators import GeneralisedLambda
 from tests.calibration import uniformity
 from tests.oracles import FLOAT
 
-PROBLEMS, CHAINS = 250, 9
+PROBLEMS, CHAINS = 120, 9
 
 
 @pytest.mark.slow
@@ -23,7 +23,7 @@ def test_posteriors_of_ten_observations_are_calibrated_and_under_another_prior_t
     # the last draw of every chain: independent of the others, and of the start if the chain has forgotten it
     draws = dgm.sample(
         problem,
-        dgm.ConstrainedHMC(n_steps=(1, 4), n_geodesic=2),
+        dgm.ConstrainedHMC(n_steps=(1, 4), n_geodesic=2, max_iterations=20),
         chains=CHAINS,
         warmup=60,
         draws=1,

@@ -58,14 +58,14 @@ def test_methods_agree_on_the_evidence_of_the_published_data():
     assert target.dim == 92
     fitted = dgm.Gaussian.fit(target, steps=2000, dtype=FLOAT)
     assert fitted.elbo == pytest.approx(-1087, abs=1)
-    pilot = dgm.GibbsTempering(draws=400)
+    pilot = dgm.GibbsTempering(draws=250)
     base = dgm.refine_base(target, fitted, pilot, kind="full", seed=1, progress=False).base
     found = [
         dgm.log_evidence(target, base, method, chains=chains, seed=1, progress=False)
         for method, chains in (
-            (dgm.GibbsTempering(draws=400), 64),
-            (dgm.AIS(temperatures=400), 64),
-            (dgm.SMC(particles=64, schedule="equalised", temperatures=200), 16),
+            (dgm.GibbsTempering(draws=250), 48),
+            (dgm.AIS(temperatures=250), 48),
+            (dgm.SMC(particles=32, schedule="equalised", temperatures=150), 12),
         )
     ]
     for evidence in found:
