@@ -1,6 +1,7 @@
 """Exact conditioning and honest log-likelihoods for deep generative models."""
 # ruff: noqa: F403 (rooms define what they export)
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import errors, evidence, kernels
@@ -28,7 +29,9 @@ from .sampling.sample import sample
 from .target import Target
 
 if TYPE_CHECKING:
+    from .interop.programs import from_pyro
     from .interop.pyro import target_from_pyro
+    from .interop.simulators import from_simulator
 
 __version__ = "0.1.0"
 
@@ -50,6 +53,8 @@ __all__ = [
     "condition",
     "downsample",
     "errors",
+    "from_pyro",
+    "from_simulator",
     "linear",
     "pixels",
     "sample",
@@ -61,10 +66,11 @@ __all__ += evidence.__all__
 __all__ += kernels.__all__
 
 
-def __getattr__(name: str) -> Any:
-    # imported on demand: Pyro takes longer to load than everything else here
-    if name == "target_from_pyro":
-        from .interop.pyro import target_from_pyro
+# imported on demand: Pyro takes longer to load than everything else here
+_ON_DEMAND = {"from_pyro": "programs", "from_simulator": "simulators", "target_from_pyro": "pyro"}
 
-        return target_from_pyro
+
+def __getattr__(name: str) -> Any:
+    if name in _ON_DEMAND:
+        return getattr(import_module(f".interop.{_ON_DEMAND[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,229 @@
+"""Random variables as functions of unit-variance inputs (math 1.3), or of inputs with a density of their own."""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch import distributions as td
+from torch.nn import functional as F
+
+from ..errors import ModelError
+from ..models import InputDensity, Logistic, Product, StandardNormal
+from ..models.densities import STANDARD_LOGISTIC
+
+__all__ = ["Form", "Kind", "form_of", "form_of_density", "gamma", "location_scale", "uniform"]
+
+Kind = Literal["normal", "logistic"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A random variable as a function of independent inputs v of one kind.
+
+    Attributes:
+        kind: the inputs are N(0, 1), or logistic of unit variance.
+        shape: shape of v.
+        value: the variable, ``value(v)``.
+        inverse: v of a value, where simulators need it.
+        log_factor: log density of v less that of its kind, from v and the value, summed; None for 0.
+    """
+
+    kind: Kind
+    shape: torch.Size
+    value: Callable[[Tensor], Tensor]
+    inverse: Callable[[Tensor], Tensor] | None = None
+    log_factor: Callable[[Tensor, Tensor], Tensor] | None = None
+
+
+def location_scale(loc: Any, scale: Any, shape: torch.Size) -> Form:
+    """``loc + scale v``, v normal."""
+    return Form("normal", shape, lambda v: loc + scale * v, lambda x: (x - loc) / scale)
+
+
+def uniform(low: Any, high: Any, shape: torch.Size) -> Form:
+    """``low + (high - low) sigmoid(pi v/sqrt 3)``, v logistic."""
+
+    def inverse(x: Tensor) -> Tensor:
+        p = (x - low) / (high - low)
+        # draws can be exactly 0, which represents any number below their spacing
+        eps = torch.finfo(p.dtype).eps / 2
+        return torch.logit(p.clamp(eps, 1 - eps)) / STANDARD_LOGISTIC
+
+    return Form("logistic", shape, lambda v: low + (high - low) * torch.sigmoid(STANDARD_LOGISTIC * v), inverse)
+
+
+def exponential(rate: Any, shape: torch.Size) -> Form:
+    """``softplus(pi v/sqrt 3) / rate``, v logistic."""
+    return Form(
+        "logistic",
+        shape,
+        lambda v: F.softplus(STANDARD_LOGISTIC * v, threshold=40) / rate,
+        # log(exp(a) - 1) without overflow
+        lambda x: (rate * x + torch.log(-torch.expm1(-rate * x))) / STANDARD_LOGISTIC,
+    )
+
+
+def cauchy(loc: Any, scale: Any, shape: torch.Size) -> Form:
+    """``loc + scale tan(pi (p - 1/2))`` with ``p = sigmoid(pi v/sqrt 3)``, v logistic."""
+
+    def value(v: Tensor) -> Tensor:
+        near = v.abs() < 1
+        middle = torch.tan(0.5 * math.pi * torch.tanh(0.5 * STANDARD_LOGISTIC * torch.where(near, v, 0.0)))
+        far = torch.where(near, 1.0, v)
+        # tan(pi (p - 1/2)) = 1/tan(pi (1 - p)), which does not cancel in the tail
+        tail = far.sign() / torch.tan(math.pi * torch.sigmoid(-STANDARD_LOGISTIC * far.abs()))
+        return loc + scale * torch.where(near, middle, tail)
+
+    def inverse(x: Tensor) -> Tensor:
+        return torch.logit(0.5 + torch.atan((x - loc) / scale) / math.pi) / STANDARD_LOGISTIC
+
+    return Form("logistic", shape, value, inverse)
+
+
+def gamma(concentration: Tensor) -> Form:
+    """``exp(digamma(a) + sqrt(trigamma(a)) v)`` of unit rate, with the density that makes it Gamma(a, 1).
+
+    v then has mean 0 and variance 1: digamma and trigamma are the mean and variance of the log.
+    """
+    centre, width = torch.digamma(concentration), torch.polygamma(1, concentration).sqrt()
+
+    def log_factor(v: Tensor, x: Tensor) -> Tensor:
+        own = concentration * (centre + width * v) - x - torch.lgamma(concentration) + width.log()
+        return (own - _log_normal(v)).sum()
+
+    return Form(
+        "normal",
+        concentration.shape,
+        lambda v: torch.exp(centre + width * v),
+        lambda x: (x.log() - centre) / width,
+        log_factor,
+    )
+
+
+def form_of(distribution: td.Distribution) -> Form:
+    """The form of one draw of a distribution of torch, or of Pyro, which derives its own from them.
+
+    Unit-variance inputs where there is such a form (math 1.3), else the standard bijection of the support with the
+    distribution's own density.
+
+    Raises:
+        ModelError: it is discrete, or has no standard bijection.
+    """
+    for kind in type(distribution).__mro__:
+        if kind in _FORMS:
+            form = _FORMS[kind](distribution)
+            if form is not None:
+                return form
+    return _own_density(distribution)
+
+
+def form_of_density(density: InputDensity) -> list[Form]:
+    """The forms whose values concatenate to a draw of an input density."""
+    if isinstance(density, Product):
+        return [form for factor in density.factors for form in form_of_density(factor)]
+    shape = torch.Size([density.dim])
+    if isinstance(density, StandardNormal | Logistic):
+        return [Form("normal" if isinstance(density, StandardNormal) else "logistic", shape, lambda v: v)]
+    return [Form("normal", shape, lambda v: v, None, lambda v, x: density.log_prob(x) - _log_normal(v).sum())]
+
+
+def _own_density(d: td.Distribution) -> Form:
+    try:
+        discrete = d.support is None or d.support.is_discrete
+        transform = None if discrete else td.biject_to(d.support)
+    except NotImplementedError:
+        transform = None
+    if transform is None:
+        raise ModelError(f"{type(d).__name__} is discrete, or has no bijection from the real numbers")
+    bijection = transform
+
+    def log_factor(v: Tensor, x: Tensor) -> Tensor:
+        jacobian = bijection.log_abs_det_jacobian(v, x).sum()
+        return d.log_prob(x).sum() + jacobian - _log_normal(v).sum()
+
+    return Form("normal", torch.Size(bijection.inverse_shape(_shape(d))), bijection, None, log_factor)
+
+
+def _transformed(d: td.TransformedDistribution) -> Form | None:
+    if not all(transform.bijective for transform in d.transforms):
+        return None
+    base = form_of(d.base_dist)
+
+    def value(v: Tensor) -> Tensor:
+        x = base.value(v)
+        for transform in d.transforms:
+            x = transform(x)
+        return x
+
+    factor = base.log_factor
+    return replace(
+        base, value=value, inverse=None, log_factor=None if factor is None else lambda v, x: factor(v, base.value(v))
+    )
+
+
+def _laplace(d: td.Laplace) -> Form:
+    def value(v: Tensor) -> Tensor:
+        # log p and log(1 - p) of p = sigmoid(pi v/sqrt 3), on their own sides of the median
+        magnitude = F.softplus(STANDARD_LOGISTIC * v.abs(), threshold=40) - math.log(2)
+        return d.loc + d.scale * torch.where(v < 0, -magnitude, magnitude)
+
+    return Form("logistic", _shape(d), value)
+
+
+def _half_cauchy(d: td.HalfCauchy) -> Form:
+    def value(v: Tensor) -> Tensor:
+        # tan(pi p/2) for p < 1/2, and 1/tan(pi (1 - p)/2) beyond
+        low = v < 0
+        small = torch.tan(0.5 * math.pi * torch.sigmoid(-STANDARD_LOGISTIC * torch.where(low, -v, v)))
+        return d.scale * torch.where(low, small, 1 / small)
+
+    return Form("logistic", _shape(d), value)
+
+
+def _multivariate_normal(d: td.MultivariateNormal) -> Form:
+    return Form("normal", _shape(d), lambda v: d.loc + (d.scale_tril @ v.unsqueeze(-1)).squeeze(-1))
+
+
+def _gamma(d: td.Gamma) -> Form:
+    form = gamma(d.concentration.expand(_shape(d)))
+    factor = form.log_factor
+    assert factor is not None
+    return replace(
+        form, value=lambda v: form.value(v) / d.rate, inverse=None, log_factor=lambda v, x: factor(v, x * d.rate)
+    )
+
+
+def _student_t(d: td.StudentT) -> Form:
+    standard = td.StudentT(d.df, validate_args=False)
+
+    def log_factor(v: Tensor, x: Tensor) -> Tensor:
+        return (standard.log_prob(v) - _log_normal(v)).sum()
+
+    return replace(location_scale(d.loc, d.scale, _shape(d)), log_factor=log_factor)
+
+
+# by the most derived class first: half-Cauchy is a transformed distribution
+_FORMS: dict[type, Callable[[Any], Form | None]] = {
+    td.Normal: lambda d: location_scale(d.loc, d.scale, _shape(d)),
+    td.Uniform: lambda d: uniform(d.low, d.high, _shape(d)),
+    td.Exponential: lambda d: exponential(d.rate, _shape(d)),
+    td.Cauchy: lambda d: cauchy(d.loc, d.scale, _shape(d)),
+    td.HalfCauchy: _half_cauchy,
+    td.Laplace: _laplace,
+    td.MultivariateNormal: _multivariate_normal,
+    td.Gamma: _gamma,
+    td.StudentT: _student_t,
+    td.Independent: lambda d: form_of(d.base_dist),
+    td.TransformedDistribution: _transformed,
+}
+
+
+def _shape(d: td.Distribution) -> torch.Size:
+    return torch.Size(d.batch_shape + d.event_shape)
+
+
+def _log_normal(v: Tensor) -> Tensor:
+    return -0.5 * v.square() - 0.5 * math.log(2 * math.pi)

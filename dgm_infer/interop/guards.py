@@ -1,0 +1,231 @@
+"""What would make a program another function of its inputs than it seems: checked when it is converted."""
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from ..conditioning.faults import device_of, frozen_copy
+from ..errors import DgmInferError, ModelError, cause
+from ..structures.jacobian import forward_mode, pull_back
+from .sources import line_of_error
+from .sparsity import find_units
+from .tape import check_same
+from .traced import Outcome, TracedModel
+
+__all__ = ["prepared"]
+
+Model = TypeVar("Model", bound=TracedModel)
+
+# Runs that are compared.
+_RUNS = 3
+# Entries of a Jacobian up to which its structure is searched.
+_ENTRIES = 2**21
+_STEP = 1e-6
+_TOLERANCE = 1e-3
+
+
+def prepared(model: Model, structure: str | None, line: str) -> Model:
+    """The model with its draws recorded, its structure found, and the program checked at random inputs.
+
+    Args:
+        model: is changed and returned.
+        structure: None to find units, "dense" to leave them, "independent" to insist on them.
+        line: where the program is defined.
+
+    Raises:
+        ModelError: the program fails; or it does not make the same draws in each run, has hidden randomness, branches
+            on random values, or has no derivatives or wrong ones.
+    """
+    name, device = model.name, device_of(model)
+    frozen = frozen_copy(model, torch.float64, device)
+    with _random_state():
+        runs = []
+        for seed in range(_RUNS):
+            with _named(name, "fails"):
+                runs.append(frozen.record(torch.float64, device, seed))
+        for tape, outcome in runs:
+            check_same(name, runs[0][0].draws, tape.draws)
+            _check_output(name, outcome, line)
+        draws, factors = tuple(runs[0][0].draws), bool(runs[0][0].factors)
+        if not sum(draw.size for draw in draws):
+            raise ModelError(f"{name} draws no random numbers with torch: nothing to condition ({line})")
+        for each in (model, frozen):
+            each.has_factor = factors
+            each.arrange(draws, None)
+            each.output_shape = tuple(runs[0][1].output.shape)
+        u = torch.stack([tape.inputs for tape, _ in runs])
+        _check_replay(frozen, u, torch.stack([outcome.output.flatten() for _, outcome in runs]), line)
+        _check_derivatives(frozen, u, line)
+        _find_structure(model, frozen, u, structure, line)
+    return model
+
+
+def _check_output(name: str, outcome: Outcome, line: str) -> None:
+    output = outcome.output
+    if not isinstance(output, Tensor) or not output.is_floating_point():
+        what = f"a tensor of {output.dtype}" if isinstance(output, Tensor) else f"a {type(output).__name__}"
+        raise ModelError(f"{name} returns {what}: expected one tensor of real numbers ({line})")
+
+
+def _check_replay(frozen: TracedModel, u: Tensor, outputs: Tensor, line: str) -> None:
+    """A run with the recorded numbers must give the recorded outputs: alone, again, and many at once."""
+    name = frozen.name
+    with torch.no_grad():
+        with _named(name, "fails"):
+            alone = torch.stack([frozen.observed(row) for row in u])
+            again = torch.stack([frozen.observed(row) for row in u])
+        if _differ(alone, again) or _differ(alone, outputs):
+            raise ModelError(
+                f"{name} gives different outputs for the same random numbers of torch: draw all of them with torch, "
+                f"not with NumPy, random or compiled code, and change nothing outside ({line})"
+            )
+        with _named(name, "cannot be vectorised over chains"):
+            together = frozen.observed(u)
+        if _differ(alone, together):
+            raise ModelError(f"{name} gives different outputs for several chains at once than for each alone ({line})")
+
+
+def _check_derivatives(frozen: TracedModel, u: Tensor, line: str) -> None:
+    name, rng = frozen.name, torch.Generator(u.device).manual_seed(1)
+    v = torch.randn(u.shape[-1], generator=rng, dtype=u.dtype, device=u.device)
+    functions: list[Callable[[Tensor], Tensor]] = [frozen.observed]
+    if frozen.has_factor:
+        functions.append(lambda x: frozen.log_factor(x).unsqueeze(-1))
+    for function in functions:
+        with torch.no_grad():
+            difference = (function(u + _STEP * v) - function(u - _STEP * v)) / (2 * _STEP)
+        w = torch.randn(difference.shape, generator=rng, dtype=u.dtype, device=u.device)
+        with _named(name, "has no derivative"):
+            reverse = pull_back(lambda x, f=function: (f(x) * w).sum(-1, keepdim=True), u)[1][0] @ v
+            forward = (_pushed(function, u, v) * w).sum(-1)
+        size = difference.norm(dim=-1) * w.norm(dim=-1)
+        # the median over runs: at a kink finite differences mean little
+        apart = [
+            ((each - (difference * w).sum(-1)).abs() / size.maximum(each.abs()).clamp_min(1e-9)).nanmedian().item()
+            for each in (reverse, forward)
+        ]
+        if max(apart) > _TOLERANCE:
+            cuts = frozen.replay(u[0])[2]
+            suspect = cuts[0] if cuts else line
+            modes = "reverse" if apart[0] > _TOLERANCE else "forward"
+            raise ModelError(
+                f"the derivatives of {name} do not match its outputs ({modes} mode differs from finite differences by "
+                f"{max(apart):.2g} of their size): look for no_grad(), detach() or rounding, at {suspect}"
+            )
+
+
+def _find_structure(model: TracedModel, frozen: TracedModel, u: Tensor, structure: str | None, line: str) -> None:
+    n_outputs, dim = torch.Size(model.output_shape).numel(), u.shape[-1]
+    if structure == "dense":
+        model.found = "dense, as asked for"
+        return
+    if n_outputs * dim > _ENTRIES and structure is None:
+        model.found = f"dense (a Jacobian of {n_outputs} x {dim} was not searched for units)"
+        return
+    pattern = _depends(frozen.observed, u)
+    is_noise = torch.cat([torch.full((draw.size,), not draw.is_prior) for draw in model.draws])
+    split = find_units(pattern, is_noise)
+    if split is None:
+        if structure == "independent":
+            raise ModelError(f"structure='independent', but the outputs of {model.name} share their noise ({line})")
+        model.found = "dense (the outputs share their noise)"
+        return
+
+    def latents(x: Tensor) -> Tensor:
+        flat = [value.to(x.dtype).reshape(len(x), -1) for value in frozen.latents(x).values()]
+        return torch.cat([x.new_zeros(len(x), 1), *flat], -1)
+
+    uses = _depends(latents, u).any(0)
+    model.latents_are_global = not bool(uses[split.order[split.n_global :]].any())
+    model.arrange(model.draws, split)
+    n_units = n_outputs // split.outputs
+    model.found = (
+        f"{n_units} independent units of {_number(split.outputs, 'output')} and "
+        f"{_number(split.inputs, 'local input')} each, {_number(split.n_global, 'global input')}"
+    )
+
+
+def _depends(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
+    """Whether each output has a non-zero derivative with respect to each input at one of the points, ``[N, D]``."""
+    with torch.no_grad():
+        jacobian = pull_back(function, u)[1]
+    # a derivative that overflows is one
+    return (jacobian != 0).any(1).cpu()
+
+
+def _pushed(function: Callable[[Tensor], Tensor], u: Tensor, v: Tensor) -> Tensor:
+    """``J v`` in forward mode, row by row: with vmap torch would load its compiler."""
+    # loads the rules of forward mode without torch's deprecation warning
+    forward_mode(torch.sin, v[:1], v[:1].unsqueeze(0))
+    products = []
+    with forward_ad.dual_level():
+        for row in u:
+            value, product = forward_ad.unpack_dual(function(forward_ad.make_dual(row, v)))
+            products.append(torch.zeros_like(value) if product is None else product)
+    return torch.stack(products)
+
+
+def _number(n: int, what: str) -> str:
+    return f"{n} {what}" + ("" if n == 1 else "s")
+
+
+def _differ(a: Tensor, b: Tensor) -> bool:
+    difference = (a - b).nan_to_num(0, 0, 0).abs().max().item() if a.numel() else 0.0
+    return difference > 1e-6 * max(1e-3, a.nan_to_num(0, 0, 0).abs().max().item() if a.numel() else 0.0)
+
+
+@contextmanager
+def _named(name: str, what: str) -> Iterator[None]:
+    """Errors of the program become one of ours, with the line that raised it and what to do."""
+    try:
+        yield
+    except DgmInferError:
+        raise
+    except Exception as error:
+        line = line_of_error(error)
+        where = f" at {line}" if line else ""
+        raise ModelError(f"{name} {what}{where}: {_remedy(str(error)) or cause(error)}") from error
+
+
+def _remedy(error: str) -> str | None:
+    """What to change, by the message of torch."""
+    low = error.lower()
+    if "data-dependent control flow" in low:
+        return "it branches on a random value: compute both branches and choose with torch.where"
+    if ".item()" in low:
+        return "it makes a Python number of a random value, which cuts the graph: keep it a tensor"
+    if "numpy" in low or "storage" in low or "data pointer" in low or ".tolist()" in low:
+        return "it makes a NumPy array or a list of random values, which cuts the graph: keep them tensors"
+    if "in-place" in low or "inplace" in low:
+        return (
+            "it changes a tensor in place that does not depend on the random numbers: make it in the simulator with "
+            "torch.zeros, or write x = x + y, torch.stack"
+        )
+    if "setup_context" in low or "generate_vmap_rule" in low or "jvp" in low:
+        return (
+            "its autograd.Function needs setup_context, with forward(x) in place of forward(ctx, x), "
+            "generate_vmap_rule = True, and a jvp"
+        )
+    if "random" in low and "vmap" in low:
+        return "it draws random numbers in a function that hides them: write it with torch.rand or torch.randn"
+    return None
+
+
+@contextmanager
+def _random_state() -> Iterator[None]:
+    """The random states of Python and NumPy stay as they were; torch's are kept by each recorded run."""
+    numpy: Any = sys.modules.get("numpy")
+    before = random.getstate(), numpy.random.get_state() if numpy else None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            yield
+    finally:
+        random.setstate(before[0])
+        if numpy:
+            numpy.random.set_state(before[1])

@@ -1,0 +1,260 @@
+"""Random calls of plain torch code become draws from a tape; nothing is patched, and nothing remains after the run."""
+
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from ..errors import ModelError
+from .forms import Form, cauchy, exponential, gamma, location_scale, uniform
+from .sources import present_line, within
+from .tape import Tape
+
+__all__ = ["Interception"]
+
+
+class Interception(TorchFunctionMode):
+    """While active, ``torch.randn`` and the like take their numbers from a tape.
+
+    Code computes in the tape's dtype and device: new tensors follow it, and what meets in two floating-point types is
+    promoted to the wider one. ``.sample()`` of torch's distributions keeps its gradient.
+
+    Attributes:
+        cuts: lines that cut the graph by ``detach()`` or ``no_grad()``.
+    """
+
+    def __init__(self, tape: Tape):
+        super().__init__()
+        self.tape = tape
+        self.cuts: list[str] = []
+        # under vmap a tensor that does not depend on the inputs cannot be written to: zeros of theirs make it do so
+        self._anchor = None if tape.u is None else tape.u.new_zeros(())
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        special = _SPECIAL.get(func)
+        if special is not None:
+            return special(self, func, args, kwargs)
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            promoted = _promoted(args, kwargs)
+            if promoted is None:
+                raise
+            return func(*promoted[0], **promoted[1])
+
+    def anchored(self, made: Any) -> Any:
+        if self._anchor is None or not isinstance(made, Tensor) or not made.is_floating_point():
+            return made
+        return made + self._anchor
+
+    def draw(self, func: Callable[..., Any], args: tuple, kwargs: dict, form: Form) -> Tensor:
+        if kwargs.get("out") is not None or (kwargs.get("dtype") or torch.float).is_complex:
+            raise ModelError(f"{self.tape.name} draws in a way that is not supported (out=, complex), {present_line()}")
+        if self.tape.u is not None:
+            return self.tape.draw(form)
+        return self.tape.record(form, func(*args, **kwargs).detach().to(self.tape.dtype))
+
+
+Special = Callable[[Interception, Callable[..., Any], tuple, dict], Any]
+
+
+def _size(args: tuple, kwargs: dict) -> torch.Size:
+    size = kwargs.get("size", args)
+    if len(size) == 1 and isinstance(size[0], tuple | list):
+        size = size[0]
+    return torch.Size([int(n) for n in size])
+
+
+def _randn(mode, func, args, kwargs):
+    return mode.draw(func, args, kwargs, location_scale(0.0, 1.0, _size(args, kwargs)))
+
+
+def _rand(mode, func, args, kwargs):
+    return mode.draw(func, args, kwargs, uniform(0.0, 1.0, _size(args, kwargs)))
+
+
+def _randn_like(mode, func, args, kwargs):
+    return mode.draw(func, args, kwargs, location_scale(0.0, 1.0, (args[0] if args else kwargs["input"]).shape))
+
+
+def _rand_like(mode, func, args, kwargs):
+    return mode.draw(func, args, kwargs, uniform(0.0, 1.0, (args[0] if args else kwargs["input"]).shape))
+
+
+def _normal(mode, func, args, kwargs):
+    mean, std = _parameters(args, kwargs, ("mean", 0.0), ("std", 1.0))
+    size = args[2] if len(args) > 2 else kwargs.get("size")
+    # torch.broadcast_shapes would load the compiler
+    shape = torch.Size(size) if size is not None else (mean + std).shape
+    return mode.draw(func, args, kwargs, location_scale(mean, std, shape))
+
+
+def _standard_gamma(mode, func, args, kwargs):
+    concentration = args[0]
+    return mode.draw(func, args, kwargs, gamma(concentration.to(mode.tape.dtype)))
+
+
+def _in_place(form: Callable[..., Form], *names: tuple[str, float]) -> Special:
+    """A method that fills a tensor with draws."""
+
+    def fill(mode: Interception, func: Callable[..., Any], args: tuple, kwargs: dict) -> Tensor:
+        tensor = args[0]
+        made = form(*_parameters(args[1:], kwargs, *names), tensor.shape)
+        if mode.tape.u is None:
+            mode.draw(func, args, kwargs, made)
+            return tensor
+        return tensor.copy_(mode.draw(func, args, kwargs, made))
+
+    return fill
+
+
+def _log_normal(mean: Any, std: Any, shape: torch.Size) -> Form:
+    normal = location_scale(mean, std, shape)
+    return Form("normal", shape, lambda v: normal.value(v).exp(), lambda x: (x.log() - mean) / std)
+
+
+def _parameters(args: tuple, kwargs: dict, *names: tuple[str, float]) -> list[Any]:
+    return [args[i] if i < len(args) else kwargs.get(name, default) for i, (name, default) in enumerate(names)]
+
+
+def _factory(mode, func, args, kwargs):
+    """New tensors are of the tape's type and device."""
+    made = func(*args, **kwargs)
+    if made.is_floating_point() and made.dtype != mode.tape.dtype and not (args and isinstance(args[0], Tensor)):
+        made = func(*args, **{**kwargs, "dtype": mode.tape.dtype})
+    if kwargs.get("device") is None and made.device != mode.tape.device:
+        made = made.to(mode.tape.device)
+    return made if func in _CONSTANTS else mode.anchored(made)
+
+
+def _copy(mode, func, args, kwargs):
+    return mode.anchored(func(*args, **kwargs))
+
+
+def _new(mode, func, args, kwargs):
+    made = func(*args, **kwargs)
+    return mode.anchored(made.to(mode.tape.dtype) if made.is_floating_point() else made)
+
+
+def _float(mode, func, args, kwargs):
+    return args[0].to(mode.tape.dtype)
+
+
+def _cut(mode, func, args, kwargs):
+    # distributions detach what their own checks use
+    if args[0].is_floating_point() and not within("distributions", 2):
+        mode.cuts.append(present_line())
+    return func(*args, **kwargs)
+
+
+def _set_grad_enabled(mode, func, args, kwargs):
+    if not args[0]:
+        # sample() of a distribution is rsample() without gradient
+        if within("distributions", 5):
+            return None
+        mode.cuts.append(present_line())
+    return func(*args, **kwargs)
+
+
+def _is_all_true(mode, func, args, kwargs):
+    # the distributions' checks of their arguments, which are of many chains at once: a fault is that of one chain
+    return func(*args, **kwargs) if mode.tape.u is None else torch.ones((), dtype=torch.bool)
+
+
+def _clamp_in_place(mode, func, args, kwargs):
+    # of draws that distributions round away from 0, where a smooth function of inputs never is
+    if mode.tape.u is not None and within("distributions", 2):
+        return args[0]
+    return func(*args, **kwargs)
+
+
+def _refused(what: str) -> Special:
+    def refuse(mode: Interception, func: Callable[..., Any], args: tuple, kwargs: dict) -> NoReturn:
+        raise ModelError(f"{mode.tape.name} {what} (torch.{func.__name__}), {present_line()}")
+
+    return refuse
+
+
+def _dropout(mode, func, args, kwargs):
+    if (kwargs.get("training", True) and (args[1:2] or (kwargs.get("p", 0.5),))[0]) and args[2:3] != (False,):
+        return _DISCRETE(mode, func, args, kwargs)
+    return func(*args, **kwargs)
+
+
+def _promoted(args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
+    """Arguments with floating-point tensors of one type; None if they are of one already."""
+    leaves, tree = pytree.tree_flatten((args, kwargs))
+    types = {leaf.dtype for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()}
+    if len(types) < 2:
+        return None
+    widest = max(types, key=lambda dtype: torch.finfo(dtype).bits)
+    return pytree.tree_unflatten(
+        [leaf.to(widest) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf for leaf in leaves], tree
+    )
+
+
+_DISCRETE = _refused(
+    "draws discrete numbers, which conditioning cannot move continuously: take their mean, a continuous relaxation, "
+    "or sum over them"
+)
+_REJECTION = _refused(
+    "draws by rejection, without a function of its random numbers: for Beta and Dirichlet, divide Gamma variables by "
+    "their sum"
+)
+_COMPOSITE = _refused("draws in a function that hides its random numbers: write it with torch.rand or torch.randn")
+
+# what is built once and not written to
+_CONSTANTS = {torch.eye, torch.arange, torch.linspace, torch.logspace}
+_SPECIAL: dict[Any, Special] = {
+    torch.randn: _randn,
+    torch.rand: _rand,
+    torch.randn_like: _randn_like,
+    torch.rand_like: _rand_like,
+    torch.normal: _normal,
+    torch._standard_gamma: _standard_gamma,
+    Tensor.normal_: _in_place(location_scale, ("mean", 0.0), ("std", 1.0)),
+    Tensor.uniform_: _in_place(uniform, ("from", 0.0), ("to", 1.0)),
+    Tensor.exponential_: _in_place(exponential, ("lambd", 1.0)),
+    Tensor.log_normal_: _in_place(_log_normal, ("mean", 1.0), ("std", 2.0)),
+    Tensor.cauchy_: _in_place(cauchy, ("median", 0.0), ("sigma", 1.0)),
+    Tensor.new: _new,
+    Tensor.clone: _copy,
+    Tensor.float: _float,
+    Tensor.detach: _cut,
+    Tensor.clamp_: _clamp_in_place,
+    Tensor.data.__get__: _cut,  # type: ignore[attr-defined]
+    torch._C._set_grad_enabled: _set_grad_enabled,
+    torch._is_all_true: _is_all_true,
+    torch._sample_dirichlet: _REJECTION,
+    F.gumbel_softmax: _COMPOSITE,
+    F.rrelu: _COMPOSITE,
+}
+_SPECIAL |= dict.fromkeys(
+    [torch.empty, torch.zeros, torch.ones, torch.full, torch.tensor, torch.scalar_tensor, *_CONSTANTS], _factory
+)
+_SPECIAL |= dict.fromkeys([torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like], _copy)
+_SPECIAL |= dict.fromkeys(
+    [
+        torch.bernoulli,
+        torch.poisson,
+        torch.binomial,
+        torch.multinomial,
+        torch.randint,
+        torch.randint_like,
+        torch.randperm,
+        Tensor.bernoulli,
+        Tensor.bernoulli_,
+        Tensor.multinomial,
+        Tensor.random_,
+        Tensor.geometric_,
+    ],
+    _DISCRETE,
+)
+_SPECIAL |= dict.fromkeys(
+    [F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout], _dropout
+)

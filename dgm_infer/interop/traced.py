@@ -1,0 +1,164 @@
+"""Programs that draw random numbers, as functions of one input vector (math 1.1)."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..models import DirectedModel, InputDensity, Logistic, StandardNormal
+from .intercept import Interception
+from .sparsity import UnitSplit
+from .tape import Draw, Tape
+
+__all__ = ["Outcome", "TracedModel"]
+
+
+class Outcome(NamedTuple):
+    """Result of one run."""
+
+    output: Tensor
+    """The observed output, ``[*output_shape]``."""
+    latents: dict[str, Tensor]
+
+
+class Mixed(InputDensity):
+    """Independent coordinates, each N(0, 1) or logistic of unit variance.
+
+    Args:
+        is_logistic: one flag per coordinate.
+    """
+
+    def __init__(self, is_logistic: Tensor):
+        self._flags = is_logistic
+        self.dim = len(is_logistic)
+
+    def coordinate_log_prob(self, u):
+        normal, logistic = StandardNormal(self.dim), Logistic(self.dim)
+        return torch.where(self._flags.to(u.device), logistic.coordinate_log_prob(u), normal.coordinate_log_prob(u))
+
+    def sample(self, shape=(), *, generator=None, dtype=None, device=None):
+        normal, logistic = (
+            density.sample(shape, generator=generator, dtype=dtype, device=device)
+            for density in (StandardNormal(self.dim), Logistic(self.dim))
+        )
+        return torch.where(self._flags.to(normal.device), logistic, normal)
+
+    def __repr__(self):
+        n_logistic = int(self._flags.sum())
+        return f"{self.dim - n_logistic} normal and {n_logistic} logistic inputs"
+
+
+class TracedModel(DirectedModel):
+    """A program as a generative model: its draws are the inputs, in the order of :attr:`order`.
+
+    A subclass defines :meth:`run`; :func:`~dgm_infer.interop.guards.prepared` records and checks it. The program runs
+    once per row, vectorised with ``torch.func.vmap``.
+
+    Attributes:
+        draws: its draws, in the order of the program.
+        found: the structure that was found, in words.
+    """
+
+    order: Tensor
+
+    def __init__(self, name: str):
+        super().__init__()
+        self.name = name
+        self.draws: tuple[Draw, ...] = ()
+        self.has_factor = False
+        self.found = "not searched"
+        self.latents_are_global = False
+        self.register_buffer("order", torch.empty(0, dtype=torch.long), persistent=False)
+        self.register_buffer("_place", torch.empty(0, dtype=torch.long), persistent=False)
+        self._place: Tensor
+
+    def run(self, tape: Tape) -> Outcome:
+        """One run of the program that takes its draws from the tape."""
+        raise NotImplementedError
+
+    def record(self, dtype: torch.dtype, device: torch.device, seed: int) -> tuple[Tape, Outcome]:
+        """A run with random numbers, which the tape holds afterwards; torch's global generators stay as they were."""
+        cuda = [device] if device.type == "cuda" else []
+        with torch.random.fork_rng(devices=cuda), torch.no_grad():
+            torch.manual_seed(seed)
+            tape = Tape(self.name, dtype, device, rng=torch.Generator().manual_seed(seed))
+            with Interception(tape):
+                outcome = self.run(tape)
+        return tape, outcome
+
+    def arrange(self, draws: tuple[Draw, ...], split: UnitSplit | None) -> None:
+        """Set the draws, and the order of inputs that shows their units."""
+        self.draws = draws
+        flags = [torch.full((draw.size,), draw.kind == "logistic") for draw in draws]
+        is_logistic = torch.cat(flags) if flags else torch.empty(0, dtype=torch.bool)
+        dim = len(is_logistic)
+        order = torch.arange(dim) if split is None else split.order
+        n_global = dim if split is None else split.n_global
+        self.structure = "dense" if split is None else "independent"
+        self.has_local_inputs = split is not None
+        self.unit_inputs, self.unit_outputs = (1, 1) if split is None else (split.inputs, split.outputs)
+        self.global_density = _density(is_logistic[order[:n_global]])
+        self.local_density = _density(is_logistic[order[n_global:]])
+        vars(self).pop("input_density", None)
+        self.order, self._place = order.to(self.order.device), torch.argsort(order).to(self.order.device)
+
+    def replay(self, u: Tensor) -> tuple[Tape, Outcome, list[str]]:
+        """The run at inputs ``u [D]``, and the lines that cut its graph."""
+        tape = Tape(self.name, u.dtype, u.device, u[self._place], self.draws)
+        with Interception(tape) as interception:
+            outcome = self.run(tape)
+        tape.finish()
+        return tape, outcome, interception.cuts
+
+    def observed(self, u):
+        return self._each(lambda row: self.replay(row)[1].output.reshape(-1).to(row.dtype), u)
+
+    def latents(self, u):
+        names = list(self.replay(u.new_zeros(u.shape[-1]))[1].latents)
+        values = self._each(lambda row: tuple(self.replay(row)[1].latents[name] for name in names), u)
+        return dict(zip(names, values, strict=True))
+
+    def log_factor(self, u):
+        return self._each(self._factor, u) if self.has_factor else u.new_zeros(u.shape[:-1])
+
+    def _factor(self, row: Tensor) -> Tensor:
+        return torch.stack([factor.reshape(()) for factor in self.replay(row)[0].factors]).sum()
+
+    def _each(self, function: Callable, u: Tensor):
+        if u.ndim == 1:
+            return function(u)
+        values = torch.func.vmap(function)(u.reshape(-1, u.shape[-1]))
+        lead = u.shape[:-1]
+        if isinstance(values, tuple):
+            return tuple(value.reshape(*lead, *value.shape[1:]) for value in values)
+        return values.reshape(*lead, *values.shape[1:])
+
+    @property
+    def has_log_factor(self):
+        return self.has_factor
+
+    @property
+    def can_be_heated(self):
+        # a factor corrects the density of the inputs as they are
+        return super().can_be_heated and not self.has_factor
+
+    @property
+    def can_omit_local_inputs(self):
+        return self.latents_are_global and not self.has_factor
+
+    def global_latents(self, u1):
+        return {"u": u1}
+
+    def simulate(self, z, u2):
+        return self.observed(torch.cat([z["u"], u2], -1))
+
+    def __repr__(self):
+        dim, size = self.input_density.dim, torch.Size(self.output_shape).numel()
+        return f"{type(self).__name__}({self.name}: {dim} inputs, {size} outputs; structure: {self.found})"
+
+
+def _density(is_logistic: Tensor) -> InputDensity:
+    if is_logistic.all() and len(is_logistic):
+        return Logistic(len(is_logistic))
+    return Mixed(is_logistic) if is_logistic.any() else StandardNormal(len(is_logistic))

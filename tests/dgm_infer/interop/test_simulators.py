@@ -1,0 +1,368 @@
+"""Plain torch simulators as models: the same numbers, right posteriors, and each fault named with its line."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import distributions as td
+from torch import nn
+from torch.nn import functional as F
+
+import dgm_infer as dgm
+from dgm_infer.errors import ArgumentError, ModelError
+from dgm_infer.interop.forms import form_of
+from dgm_infer.models.densities import STANDARD_LOGISTIC
+
+FLOAT = torch.float64
+NORMAL = td.Normal(0.0, 1.0)
+NETWORK = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
+
+
+def with_loop_and_in_place_writes(z):
+    path = torch.zeros(5)
+    x = torch.tensor(0.0)
+    for t in range(5):
+        x = x + z + 0.3 * torch.randn(())
+        path[t] = x
+    return path
+
+
+def with_network(z, net):
+    return net(torch.stack([z, z.square()])) + 0.1 * torch.randn(3)
+
+
+def filled(z):
+    return z + torch.empty(2).normal_(1.0, 0.5) + torch.empty(2).uniform_(-1, 2) + torch.empty(2).exponential_(3.0)
+
+
+def prior_in_torch():
+    scale = td.HalfCauchy(1.0).rsample()
+    return {"scale": scale, "mean": scale * torch.randn(())}
+
+
+SCALES = {"scale": td.Exponential(1.0), "mean": td.Normal(1.0, 2.0)}
+# each in the style of somebody's code; 20 of them
+CLEAN = {
+    "randn": (lambda z: z + torch.randn(3), NORMAL),
+    "rand": (lambda z: z * torch.rand(2, 2), NORMAL),
+    "randn_like": (lambda z: z + torch.randn_like(torch.ones(3)), NORMAL),
+    "rand_like": (lambda z: z + torch.rand_like(z), td.Normal(torch.zeros(2), 1.0)),
+    "normal": (lambda z: torch.normal(z, 0.5 * torch.ones(3)), NORMAL),
+    "normal of numbers": (lambda z: z + torch.normal(0.0, 0.5, (3,)), NORMAL),
+    "sample": (lambda z: td.Normal(z, 0.1).sample((3,)), NORMAL),
+    "sample of a uniform": (lambda z: td.Uniform(z, z + 1).sample((3,)), NORMAL),
+    "rsample": (lambda z: td.Laplace(z["mean"], z["scale"]).rsample((3,)), SCALES),
+    "multivariate": (lambda z: td.MultivariateNormal(z * torch.ones(2), torch.eye(2)).rsample(), NORMAL),
+    "log-normal": (lambda z: td.LogNormal(z, 0.3).sample((2,)), NORMAL),
+    "gumbel": (lambda z: td.Gumbel(z, 0.5).rsample((2,)), NORMAL),
+    "gamma": (lambda z: td.Gamma(z.exp() + 1, 2.0).rsample((2,)), NORMAL),
+    "Student": (lambda z: td.StudentT(4.0, z).rsample((2,)), NORMAL),
+    "in place": (filled, NORMAL),
+    "loop": (with_loop_and_in_place_writes, NORMAL),
+    "a prior of torch code": (lambda z: z["mean"] + z["scale"] * torch.randn(3), prior_in_torch),
+    "a density as prior": (lambda z: z[0] + z[1] * torch.randn(3), dgm.Product(dgm.StandardNormal(1), dgm.Logistic(1))),
+    "no prior": (lambda: torch.randn(2).cumsum(0), None),
+    "a network outside": (lambda z: NETWORK(z.repeat(2)) + torch.randn(3), NORMAL),
+}
+
+
+@pytest.mark.parametrize("name", CLEAN)
+@pytest.mark.filterwarnings("error")
+def test_a_replayed_run_gives_the_numbers_of_the_plain_run(name):
+    simulate, prior = CLEAN[name]
+    model = dgm.from_simulator(simulate, prior)
+    # in the type of the plain run: torch draws other numbers in another
+    tape, _ = model.record(torch.float32, torch.device("cpu"), seed=7)
+    u = tape.inputs.double()[model.order]
+    with torch.no_grad():
+        z = model.latents(u)
+        z = {key: value.float() for key, value in z.items()}
+        z = {"z": z} if isinstance(prior, dict) or prior is prior_in_torch else z
+        state = torch.get_rng_state()
+        torch.manual_seed(7)
+        if prior is prior_in_torch:
+            prior()
+        plain = simulate(*z.values()) if prior is not None else simulate()
+        torch.set_rng_state(state)
+        replayed = model.observed(u)
+    torch.testing.assert_close(replayed.float(), plain.flatten(), rtol=1e-4, atol=1e-5)
+    # the control: other numbers give another output
+    other = model.observed(u + 0.1)
+    assert (other - replayed).abs().max() > 1e-3
+
+
+def independent_units(z, n):
+    p = torch.rand(n)
+    return z["mean"] + z["scale"] * (torch.log(p) - torch.log1p(-p)) + 0.1 * td.Normal(0.0, 1.0).sample((n,))
+
+
+def test_it_is_the_model_written_by_hand():
+    model = dgm.from_simulator(independent_units, SCALES, 4)
+    assert repr(model) == (
+        "SimulatorModel(independent_units: 10 inputs, 4 outputs; structure: 4 independent units of 1 output and 2 local "
+        "inputs each, 2 global inputs)"
+    )
+    u = model.input_density.sample((2, 3), generator=torch.Generator().manual_seed(1), dtype=FLOAT)
+    latents = model.latents(u)
+    scale, mean = F.softplus(STANDARD_LOGISTIC * u[..., 0]), 1 + 2 * u[..., 1]
+    torch.testing.assert_close(latents["scale"], scale)
+    torch.testing.assert_close(latents["mean"], mean)
+    by_unit = u[..., 2:].unflatten(-1, (4, 2))
+    # the draws of a unit: one of rand, one of Normal; log p - log(1 - p) is the logistic input itself
+    expected = mean[..., None] + scale[..., None] * STANDARD_LOGISTIC * by_unit[..., 0] + 0.1 * by_unit[..., 1]
+    torch.testing.assert_close(model.observed(u), expected)
+    normal = -0.5 * torch.cat([u[..., 1:2], by_unit[..., 1]], -1).square() - 0.5 * torch.log(torch.tensor(2 * torch.pi))
+    logistic = dgm.Logistic(5).log_prob(torch.cat([u[..., :1], by_unit[..., 0]], -1))
+    torch.testing.assert_close(model.input_density.log_prob(u), normal.sum(-1) + logistic)
+
+
+def test_structure_is_found_stated_and_can_be_overridden():
+    assert "dense (the outputs share" in repr(dgm.from_simulator(with_loop_and_in_place_writes, NORMAL))
+    dense = dgm.from_simulator(independent_units, SCALES, 4, structure="dense")
+    assert "dense, as asked for" in repr(dense)
+    assert dense.structure == "dense"
+    with pytest.raises(ModelError, match="share their noise"):
+        dgm.from_simulator(with_loop_and_in_place_writes, NORMAL, structure="independent")
+    with pytest.raises(ArgumentError, match="'dense' or 'independent'"):
+        dgm.from_simulator(independent_units, SCALES, 4, structure="markov")
+
+
+def groups(z):
+    # the means of three groups come from the prior, and belong to single units
+    return (z["all"] + z["group"].repeat_interleave(4)) + 0.5 * torch.randn(12)
+
+
+def test_many_inputs_of_the_prior_that_belong_to_units_are_local():
+    prior = {"all": NORMAL, "group": td.Normal(torch.zeros(3), 1.0)}
+    few = dgm.from_simulator(groups, prior)
+    assert few.jacobian_structure.units == (4, 1, 1)
+    assert few.can_omit_local_inputs
+    prior["group"] = td.Normal(torch.zeros(30), 1.0)
+    many = dgm.from_simulator(lambda z: z["all"] + z["group"].repeat_interleave(2) + torch.randn(60), prior)
+    assert many.jacobian_structure.units == (1, 3, 2)
+    assert not many.can_omit_local_inputs
+    many.jacobian_structure.check(many.double(), many.input_density.sample((4,), dtype=FLOAT))
+
+
+def test_networks_and_tensors_among_the_arguments_are_parts_of_the_model():
+    model = dgm.from_simulator(with_network, NORMAL, NETWORK)
+    assert dict(model.named_parameters())
+    assert dgm.check(model)
+    assert NETWORK[0].weight.dtype == torch.float32
+    assert NETWORK[0].weight.requires_grad
+    scaled = dgm.from_simulator(lambda z, s: z * s + torch.randn(2), NORMAL, s=torch.ones(2))
+    assert [name for name, _ in scaled.named_buffers() if name.startswith("argument")] == ["argument_s"]
+
+
+def test_the_dtype_of_the_inputs_is_that_of_the_run():
+    model = dgm.from_simulator(with_loop_and_in_place_writes, NORMAL)
+    for dtype in (torch.float32, FLOAT):
+        assert model.observed(torch.zeros(2, 6, dtype=dtype)).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        td.Normal(1.0, 2.0),
+        td.Uniform(-1.0, 3.0),
+        td.Exponential(2.0),
+        td.LogNormal(0.2, 0.5),
+        td.Cauchy(1.0, 2.0),
+        td.HalfCauchy(2.0),
+        td.Laplace(1.0, 0.5),
+        td.Gumbel(0.5, 2.0),
+        td.Weibull(2.0, 1.5),
+        td.Gamma(2.5, 3.0),
+        td.Chi2(3.0),
+        td.InverseGamma(3.0, 2.0),
+        td.StudentT(5.0, 1.0, 2.0),
+        td.HalfNormal(1.5),
+        td.Beta(2.0, 3.0),
+    ],
+    ids=lambda d: type(d).__name__,
+)
+def test_the_density_of_the_inputs_is_that_of_the_variable(distribution):
+    # p(v) dv = p(x) dx at any v
+    form = form_of(distribution)
+    v = torch.tensor([-2.5, -0.4, 0.3, 1.9], dtype=FLOAT)
+    for point in v:
+        v1 = point.clone().requires_grad_()
+        x = form.value(v1)
+        (slope,) = torch.autograd.grad(x, v1, retain_graph=True)
+        kind = dgm.StandardNormal(1) if form.kind == "normal" else dgm.Logistic(1)
+        log_p = kind.log_prob(v1.reshape(1))
+        if form.log_factor is not None:
+            log_p = log_p + form.log_factor(v1, x)
+        expected = distribution.log_prob(x) + slope.abs().log()
+        torch.testing.assert_close(log_p.detach(), expected.detach(), rtol=1e-5, atol=1e-5)
+        if form.inverse is not None:
+            torch.testing.assert_close(form.inverse(x), v1, rtol=1e-6, atol=1e-6)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+
+def other_counts(z):
+    total = torch.randn(())
+    if torch.rand(()).item() > 0.5:
+        total = total + torch.randn(())
+    return z + total
+
+
+def branch(z):
+    noise = torch.randn(2)
+    if noise[0] > 0:
+        noise = noise * 2
+    return z + noise
+
+
+def rejection_loop(z):
+    x = torch.randn(())
+    while x.abs() > 1:
+        x = torch.randn(())
+    return z + x
+
+
+def discrete(z):
+    return z + torch.randn(2) + td.Bernoulli(0.5).sample()
+
+
+def counted(z):
+    return torch.poisson(z.exp()) + torch.randn(2)
+
+
+def dropped(z):
+    return F.dropout(z + torch.randn(4), 0.5)
+
+
+def by_rejection(z):
+    return td.Beta(z.exp(), 1.0).rsample((2,))
+
+
+def under_no_grad(z):
+    with torch.no_grad():
+        mean = z.sin()
+    return mean + torch.randn(2)
+
+
+def detached(z):
+    return z.detach().sin() + torch.randn(2)
+
+
+def item(z):
+    return torch.randn(2) + torch.tensor(z.item())
+
+
+def round_trip(z):
+    return torch.randn(2) + torch.from_numpy(np.sin(z.numpy()))
+
+
+OUTSIDE = torch.zeros(2)
+
+
+def outside_in_place(z):
+    OUTSIDE[0] = z
+    return OUTSIDE + torch.randn(2)
+
+
+def custom_function(z):
+    return Doubled.apply(z) + torch.randn(2)
+
+
+def numpy_noise(z):
+    return z + torch.randn(2) + float(np.random.normal())
+
+
+def python_noise(z):
+    return z + torch.randn(2) + random.gauss(0, 1)
+
+
+def several_results(z):
+    return z + torch.randn(2), z
+
+
+def no_noise(x):
+    return torch.ones(2)
+
+
+def fails(z):
+    return torch.randn(2) @ torch.randn(3)
+
+
+FAULTS = {
+    other_counts: (r"other random numbers from run to run.*|branches on|Python number", "torch.randn|torch.rand"),
+    branch: ("branches on a random value", r"if noise\[0\] > 0:"),
+    rejection_loop: (r"other random numbers from run to run", r"x = torch.randn|return z"),
+    discrete: ("discrete numbers", r"td.Bernoulli\(0.5\)"),
+    counted: ("discrete numbers", "torch.poisson"),
+    dropped: ("discrete numbers", "F.dropout"),
+    by_rejection: ("by rejection", "td.Beta"),
+    under_no_grad: ("do not match its outputs", r"with torch.no_grad\(\):"),
+    detached: ("do not match its outputs", r"z.detach\(\)"),
+    item: ("Python number", r"z.item\(\)"),
+    round_trip: ("NumPy array", r"z.numpy\(\)"),
+    outside_in_place: ("in place", r"OUTSIDE\[0\] = z"),
+    custom_function: ("setup_context", "Doubled.apply"),
+    numpy_noise: ("different outputs for the same", "def numpy_noise"),
+    python_noise: ("different outputs for the same", "def python_noise"),
+    several_results: ("returns a tuple", "def several_results"),
+    no_noise: ("no random numbers", "def no_noise"),
+    fails: ("fails", r"torch.randn\(2\) @ torch.randn\(3\)"),
+}
+
+
+@pytest.mark.parametrize("simulate", FAULTS, ids=lambda f: f.__name__)
+def test_each_fault_is_named_and_its_line_quoted(simulate):
+    message, line = FAULTS[simulate]
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    prior = None if simulate is no_noise else NORMAL
+    args = (torch.ones(1),) if simulate is no_noise else ()
+    with pytest.raises(ModelError, match=message) as caught:
+        dgm.from_simulator(simulate, prior, *args)
+    assert caught.match(rf"line \d+ of test_simulators.py, `.*({line})")
+    assert simulate.__name__ in str(caught.value)
+    # the global generators stay as they were, and torch is as it was
+    assert torch.equal(before[0], torch.get_rng_state())
+    assert (before[1] == np.random.get_state()[1]).all()
+    assert before[2] == random.getstate()
+    assert torch.is_grad_enabled()
+    assert torch.overrides._get_current_function_mode_stack() == []
+
+
+def test_a_conversion_leaves_the_random_state_as_it_was():
+    before = torch.get_rng_state()
+    model = dgm.from_simulator(independent_units, SCALES, 4)
+    model.observed(torch.zeros(3, 10))
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.overrides._get_current_function_mode_stack() == []
+    # the control: a plain run moves it
+    independent_units({"mean": 0.0, "scale": 1.0}, 4)
+    assert not torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("prior", [3, [NORMAL], {"z": 3}, nn.Linear(1, 1), td.Normal], ids=str)
+def test_another_kind_of_prior_is_refused(prior):
+    with pytest.raises(ArgumentError, match="from_simulator\\(prior"):
+        dgm.from_simulator(lambda z: z + torch.randn(2), prior)
+
+
+def test_the_posterior_of_a_normal_mean_is_exact():
+    # x_i = z + sqrt(0.5) n_i, z ~ N(0, 1): mean sum(x)/(N + 0.5), variance 0.5/(N + 0.5)
+    model = dgm.from_simulator(lambda z: td.Normal(z, 0.5**0.5).sample((3,)), NORMAL)
+    x = torch.tensor([1.0, 2.0, 1.5])
+    draws = dgm.sample(dgm.condition(model, x), dgm.LiftedHMC(), chains=16, warmup=20, draws=50, seed=1, progress=False)
+    z, row = draws.latents["z"], draws.summary().loc["z"]
+    assert row.ess_bulk > 200
+    assert abs(z.mean() - 4.5 / 3.5) < 5 * row.mcse_mean
+    assert abs(z.std() - (0.5 / 3.5) ** 0.5) < 5 * row.mcse_sd
+    # the control: the prior's mean is another
+    assert abs(z.mean()) > 5 * row.mcse_mean
+    assert (draws.stats["constraint_error"] < 1e-7).all()
