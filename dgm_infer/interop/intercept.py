@@ -31,6 +31,8 @@ class Interception(TorchFunctionMode):
         super().__init__()
         self.tape = tape
         self.cuts: list[str] = []
+        bits = torch.finfo(tape.dtype).bits
+        self._narrower = {dtype for dtype in _FLOATS if torch.finfo(dtype).bits < bits}
         # under vmap a tensor that does not depend on the inputs cannot be written to: zeros of theirs make it do so
         self._anchor = None if tape.u is None else tape.u.new_zeros(())
 
@@ -40,12 +42,24 @@ class Interception(TorchFunctionMode):
         if special is not None:
             return special(self, func, args, kwargs)
         try:
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
         except RuntimeError:
-            promoted = _promoted(args, kwargs)
-            if promoted is None:
+            args, kwargs, changed = self._promoted(args, kwargs)
+            if not changed:
                 raise
-            return func(*promoted[0], **promoted[1])
+            return func(*args, **kwargs)
+        # a vector of 32 bits makes the product with a number of 64 bits one of 32
+        if isinstance(result, Tensor) and result.dtype in self._narrower and not _is_in_place(func):
+            args, kwargs, _ = self._promoted(args, kwargs)
+            return func(*args, **kwargs)
+        return result
+
+    def _promoted(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, bool]:
+        """Arguments with narrower floating-point tensors in the tape's type, and whether there were any."""
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        narrow = [isinstance(leaf, Tensor) and leaf.dtype in self._narrower for leaf in leaves]
+        leaves = [leaf.to(self.tape.dtype) if cast else leaf for leaf, cast in zip(leaves, narrow, strict=True)]
+        return *pytree.tree_unflatten(leaves, tree), any(narrow)
 
     def anchored(self, made: Any) -> Any:
         if self._anchor is None or not isinstance(made, Tensor) or not made.is_floating_point():
@@ -186,16 +200,9 @@ def _dropout(mode, func, args, kwargs):
     return func(*args, **kwargs)
 
 
-def _promoted(args: tuple, kwargs: dict) -> tuple[tuple, dict] | None:
-    """Arguments with floating-point tensors of one type; None if they are of one already."""
-    leaves, tree = pytree.tree_flatten((args, kwargs))
-    types = {leaf.dtype for leaf in leaves if isinstance(leaf, Tensor) and leaf.is_floating_point()}
-    if len(types) < 2:
-        return None
-    widest = max(types, key=lambda dtype: torch.finfo(dtype).bits)
-    return pytree.tree_unflatten(
-        [leaf.to(widest) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf for leaf in leaves], tree
-    )
+def _is_in_place(func: Callable[..., Any]) -> bool:
+    name = func.__name__
+    return name.endswith("_") and (not name.startswith("__") or name.startswith("__i")) or name == "__get__"
 
 
 _DISCRETE = _refused(
@@ -208,6 +215,7 @@ _REJECTION = _refused(
 )
 _COMPOSITE = _refused("draws in a function that hides its random numbers: write it with torch.rand or torch.randn")
 
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # what is built once and not written to
 _CONSTANTS = {torch.eye, torch.arange, torch.linspace, torch.logspace}
 _SPECIAL: dict[Any, Special] = {

@@ -148,7 +148,7 @@ def test_many_inputs_of_the_prior_that_belong_to_units_are_local():
 def test_networks_and_tensors_among_the_arguments_are_parts_of_the_model():
     model = dgm.from_simulator(with_network, NORMAL, NETWORK)
     assert dict(model.named_parameters())
-    assert dgm.check(model)
+    assert dgm.condition(model, torch.zeros(3)).values.dtype == FLOAT
     assert NETWORK[0].weight.dtype == torch.float32
     assert NETWORK[0].weight.requires_grad
     scaled = dgm.from_simulator(lambda z, s: z * s + torch.randn(2), NORMAL, s=torch.ones(2))
@@ -208,6 +208,26 @@ class Doubled(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return 2 * grad
+
+
+class WrongForward(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return 3 * tangent
 
 
 def other_counts(z):
@@ -277,6 +297,10 @@ def custom_function(z):
     return Doubled.apply(z) + torch.randn(2)
 
 
+def wrong_forward(z):
+    return WrongForward.apply(z) + torch.randn(2)
+
+
 def numpy_noise(z):
     return z + torch.randn(2) + float(np.random.normal())
 
@@ -311,6 +335,7 @@ FAULTS = {
     round_trip: ("NumPy array", r"z.numpy\(\)"),
     outside_in_place: ("in place", r"OUTSIDE\[0\] = z"),
     custom_function: ("setup_context", "Doubled.apply"),
+    wrong_forward: ("forward mode differs", "def wrong_forward"),
     numpy_noise: ("different outputs for the same", "def numpy_noise"),
     python_noise: ("different outputs for the same", "def python_noise"),
     several_results: ("returns a tuple", "def several_results"),
@@ -358,7 +383,7 @@ def test_the_posterior_of_a_normal_mean_is_exact():
     # x_i = z + sqrt(0.5) n_i, z ~ N(0, 1): mean sum(x)/(N + 0.5), variance 0.5/(N + 0.5)
     model = dgm.from_simulator(lambda z: td.Normal(z, 0.5**0.5).sample((3,)), NORMAL)
     x = torch.tensor([1.0, 2.0, 1.5])
-    draws = dgm.sample(dgm.condition(model, x), dgm.LiftedHMC(), chains=16, warmup=20, draws=50, seed=1, progress=False)
+    draws = dgm.sample(dgm.condition(model, x), dgm.LiftedHMC(), chains=16, warmup=8, draws=25, seed=1, progress=False)
     z, row = draws.latents["z"], draws.summary().loc["z"]
     assert row.ess_bulk > 200
     assert abs(z.mean() - 4.5 / 3.5) < 5 * row.mcse_mean

@@ -1,0 +1,219 @@
+"""Pyro programs as generative models: latent variables become inputs, hard observations the constraint."""
+
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import choice, instance
+from ..errors import ArgumentError, ModelError
+from ..extras import extra
+from .forms import form_of
+from .guards import prepared
+from .sources import first_line
+from .tape import Tape
+from .traced import Outcome, TracedModel
+
+with extra("pyro"), warnings.catch_warnings():
+    # torch.jit warns about this Python version; only parts of Pyro that are unused here need it
+    warnings.filterwarnings("ignore", message=r".*torch\.jit")
+    import pyro
+    from pyro import poutine
+    from pyro.poutine.messenger import Messenger
+    from pyro.poutine.subsample_messenger import _Subsample
+
+__all__ = ["ProgramModel", "from_pyro"]
+
+
+def from_pyro(
+    program: Callable[..., Any],
+    *args: Any,
+    observed: Mapping[str, Any] | None = None,
+    soft: Mapping[str, Any] | None = None,
+    functions: Mapping[str, Callable[[dict[str, Tensor]], Tensor]] | None = None,
+    structure: str | None = None,
+    **kwargs: Any,
+) -> "ProgramModel":
+    """A Pyro program as a generative model, to be conditioned exactly: ``condition(model, model.data)``.
+
+    The outputs are the hard observations: sample statements through their pathwise form (``loc + scale v`` of a normal
+    v), ``pyro.deterministic`` statements, or functions of both. So a *deterministic* function of random variables can
+    be observed. Soft observations multiply the density instead: those of ``soft``, discrete ones, and the program's own
+    ``obs=``. Latent variables become inputs of unit variance where there is such a form (math 1.3), else by the
+    bijection of their support, with their own density.
+
+    Args:
+        program: a callable with ``pyro.sample`` statements, called as ``program(*args, **kwargs)``. It runs vectorised
+            over chains; random numbers that it draws with torch become inputs too.
+        observed: data by name of a statement, or of a function. None if the program's own ``obs=`` of continuous
+            variables are the hard observations.
+        soft: data by name of statements whose likelihood multiplies the density.
+        functions: further outputs by name, of the dict of all values by name.
+        structure: as for :func:`dgm_infer.from_simulator`.
+
+    Returns:
+        a model with the program's latent and deterministic values as latents, and with ``data``, the hard observations:
+        of the statement's shape if there is one, flat in the order of ``observed`` if there are several.
+
+    Raises:
+        ArgumentError: a name is not a statement of the program, or data have another shape.
+        ModelError: the program fails or nothing in it is observed hard; a latent variable is discrete; a plate takes
+            mini-batches; or as for :func:`dgm_infer.from_simulator`.
+    """
+    if not callable(program):
+        raise ArgumentError(f"from_pyro({type(program).__name__}): expected a Pyro program, a callable")
+    if structure is not None:
+        choice("from_pyro", "structure", structure, ("dense", "independent"))
+    given = {
+        field: dict(instance("from_pyro", field, value or {}, Mapping, "{'y': data}"))
+        for field, value in (("observed", observed), ("soft", soft), ("functions", functions))
+    }
+    model = ProgramModel(program, args, kwargs, **given)
+    return prepared(model, structure, first_line(program))
+
+
+class ProgramModel(TracedModel):
+    """A Pyro program as a model: see :func:`from_pyro`, which makes it.
+
+    Attributes:
+        data: the hard observations, for :func:`dgm_infer.condition`.
+        hard: their names.
+    """
+
+    data: Tensor
+
+    def __init__(
+        self,
+        program: Callable[..., Any],
+        args: tuple,
+        kwargs: dict[str, Any],
+        observed: dict[str, Any],
+        soft: dict[str, Any],
+        functions: dict[str, Callable],
+    ):
+        super().__init__(getattr(program, "__name__", type(program).__name__))
+        self.program = program
+        self._args, self._kwargs, self._functions = args, kwargs, functions
+        self._soft = {name: torch.as_tensor(value) for name, value in soft.items()}
+        nodes = self._first_run()
+        values = {name: torch.as_tensor(value) for name, value in observed.items()}
+        for name in (*observed, *soft):
+            if name not in nodes and name not in functions:
+                known = [name for name, node in nodes.items() if not isinstance(node["fn"], _Subsample)]
+                raise ArgumentError(f"observed: {name!r} is not a statement of {self.name} (it has {known})")
+        for name in list(values):
+            if name in nodes and _is_discrete(nodes[name]):
+                self._soft[name] = values.pop(name)
+        if not observed:
+            own = {name: node for name, node in nodes.items() if _is_own_observation(node) and name not in soft}
+            values = {name: node["value"] for name, node in own.items() if not _is_discrete(node)}
+        if not values:
+            raise ModelError(
+                f"nothing in {self.name} is observed exactly: name a continuous or deterministic statement in observed, "
+                "or use target_from_pyro for likelihoods alone"
+            )
+        self.hard = tuple(values)
+        self._check(nodes)
+        for name, value in values.items():
+            if name in nodes and value.shape != nodes[name]["value"].shape:
+                raise ArgumentError(
+                    f"observed[{name!r}] has shape {tuple(value.shape)}: {self.name} gives "
+                    f"{tuple(nodes[name]['value'].shape)}"
+                )
+        one = next(iter(values.values()))
+        flat = torch.cat([value.detach().reshape(-1).to(torch.float64) for value in values.values()])
+        self.register_buffer("data", flat.reshape(one.shape) if len(values) == 1 else flat, persistent=False)
+
+    def run(self, tape: Tape) -> Outcome:
+        sites = _Sites(tape, self.hard)
+        program = poutine.condition(self.program, data=self._soft) if self._soft else self.program
+        with pyro.validation_enabled(False), sites:
+            trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
+            nodes = {name: node for name, node in trace.nodes.items() if _is_variable(node)}
+            soft = [name for name, node in nodes.items() if _is_own_observation(node) and name not in self.hard]
+            if soft:
+                trace.compute_log_prob(lambda name, node: name in soft)
+                tape.factors += [trace.nodes[name]["log_prob_sum"].to(tape.dtype) for name in soft]
+        values = {name: node["value"] for name, node in nodes.items()}
+        made = {name: function(values) for name, function in self._functions.items()}
+        outputs = [made[name] if name in made else values[name] for name in self.hard]
+        hidden = {*soft, *(name for name in self.hard if name in nodes and not _is_deterministic(nodes[name]))}
+        latents = {name: value for name, value in values.items() if name not in hidden}
+        output = outputs[0] if len(outputs) == 1 else torch.cat([value.reshape(-1) for value in outputs])
+        return Outcome(output, {**latents, **made})
+
+    def _first_run(self) -> dict[str, Any]:
+        """The statements of one run as Pyro itself makes it."""
+        program = poutine.condition(self.program, data=self._soft) if self._soft else self.program
+        # Pyro draws from the global generators
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=UserWarning, module="pyro")
+            torch.manual_seed(0)
+            try:
+                trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
+            except Exception as error:
+                raise ModelError(f"{self.name} fails: {error}") from error
+        return {name: node for name, node in trace.nodes.items() if node["type"] == "sample"}
+
+    def _check(self, nodes: Mapping[str, Any]) -> None:
+        for name, node in nodes.items():
+            fn = node["fn"]
+            if isinstance(fn, _Subsample):
+                if fn.subsample_size is not None and fn.subsample_size < fn.size:
+                    raise ModelError(
+                        f"plate {name!r} of {self.name} takes {fn.subsample_size} of {fn.size} data at a time: "
+                        "conditioning needs them all, omit subsample_size"
+                    )
+                continue
+            if node["is_observed"] and name not in self.hard:
+                continue
+            if _is_discrete(node):
+                raise ModelError(
+                    f"site {name!r} of {self.name} is discrete ({type(fn).__name__}): give it in soft, sum over it by "
+                    "hand, or use target_from_pyro, which does"
+                )
+            if not _is_deterministic(node) and (node["scale"] != 1.0 or node["mask"] is not None):
+                raise ModelError(
+                    f"site {name!r} of {self.name} is scaled or masked: only soft observations can be, give it in soft"
+                )
+
+
+class _Sites(Messenger):
+    """Gives latent variables, and those observed exactly, their values from a tape."""
+
+    def __init__(self, tape: Tape, hard: tuple[str, ...]):
+        super().__init__()
+        self.tape, self.hard = tape, hard
+
+    def _pyro_sample(self, msg):
+        name, fn = msg["name"], msg["fn"]
+        is_hard = name in self.hard
+        if isinstance(fn, _Subsample) or _is_deterministic(msg) or (msg["is_observed"] and not is_hard):
+            return
+        self.tape.in_prior = not is_hard
+        msg["value"], msg["done"] = self.tape.draw(form_of(fn), f"site {name!r}"), True
+        self.tape.in_prior = False
+
+
+def _is_variable(node: Mapping[str, Any]) -> bool:
+    return node["type"] == "sample" and not isinstance(node["fn"], _Subsample)
+
+
+def _is_deterministic(node: Mapping[str, Any]) -> bool:
+    return bool(node["infer"] and node["infer"].get("_deterministic"))
+
+
+def _is_own_observation(node: Mapping[str, Any]) -> bool:
+    return _is_variable(node) and node["is_observed"] and not _is_deterministic(node)
+
+
+def _is_discrete(node: Mapping[str, Any]) -> bool:
+    if _is_deterministic(node):
+        return False
+    try:
+        return bool(node["fn"].has_enumerate_support or node["fn"].support.is_discrete)
+    except (AttributeError, NotImplementedError):
+        # a factor has no support
+        return False
