@@ -153,7 +153,7 @@ def _transformed(d: td.TransformedDistribution) -> Form | None:
     base = form_of(d.base_dist)
 
     def value(v: Tensor) -> Tensor:
-        x = base.value(v)
+        x: Any = base.value(v)
         for transform in d.transforms:
             x = transform(x)
         return x

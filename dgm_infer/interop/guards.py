@@ -103,7 +103,7 @@ def _check_derivatives(frozen: TracedModel, u: Tensor, line: str) -> None:
         w = torch.randn(difference.shape, generator=rng, dtype=u.dtype, device=u.device)
         exact = (difference * w).sum(-1)
         with _named(name, "has no derivative"):
-            found = {"reverse": pull_back(lambda x, f=function: (f(x) * w).sum(-1, keepdim=True), u)[1][0] @ v}
+            found = {"reverse": _pulled(function, u, w) @ v}
             if _has_own_derivative(function, u[0]):
                 found["forward"] = (_pushed(function, u, v) * w).sum(-1)
         size = difference.norm(dim=-1) * w.norm(dim=-1)
@@ -170,6 +170,11 @@ def _has_own_derivative(function: Callable[[Tensor], Tensor], u: Tensor) -> bool
             seen.add(node)
             waiting += [parent for parent, _ in node.next_functions]
     return False
+
+
+def _pulled(function: Callable[[Tensor], Tensor], u: Tensor, w: Tensor) -> Tensor:
+    """``J^T w`` in reverse mode, ``[n, D]``."""
+    return pull_back(lambda x: (function(x) * w).sum(-1, keepdim=True), u)[1][0]
 
 
 def _pushed(function: Callable[[Tensor], Tensor], u: Tensor, v: Tensor) -> Tensor:

@@ -202,7 +202,7 @@ def _dropout(mode, func, args, kwargs):
 
 def _is_in_place(func: Callable[..., Any]) -> bool:
     name = func.__name__
-    return name.endswith("_") and (not name.startswith("__") or name.startswith("__i")) or name == "__get__"
+    return (name.endswith("_") and (not name.startswith("__") or name.startswith("__i"))) or name == "__get__"
 
 
 _DISCRETE = _refused(
@@ -224,7 +224,7 @@ _SPECIAL: dict[Any, Special] = {
     torch.randn_like: _randn_like,
     torch.rand_like: _rand_like,
     torch.normal: _normal,
-    torch._standard_gamma: _standard_gamma,
+    torch._standard_gamma: _standard_gamma,  # type: ignore[attr-defined]
     Tensor.normal_: _in_place(location_scale, ("mean", 0.0), ("std", 1.0)),
     Tensor.uniform_: _in_place(uniform, ("from", 0.0), ("to", 1.0)),
     Tensor.exponential_: _in_place(exponential, ("lambd", 1.0)),
@@ -237,8 +237,8 @@ _SPECIAL: dict[Any, Special] = {
     Tensor.clamp_: _clamp_in_place,
     Tensor.data.__get__: _cut,  # type: ignore[attr-defined]
     torch._C._set_grad_enabled: _set_grad_enabled,
-    torch._is_all_true: _is_all_true,
-    torch._sample_dirichlet: _REJECTION,
+    torch._is_all_true: _is_all_true,  # type: ignore[attr-defined]
+    torch._sample_dirichlet: _REJECTION,  # type: ignore[attr-defined]
     F.gumbel_softmax: _COMPOSITE,
     F.rrelu: _COMPOSITE,
 }

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import choice, instance
-from ..errors import ArgumentError, ModelError
+from ..errors import ArgumentError, ModelError, cause
 from ..extras import extra
 from .forms import form_of
 from .guards import prepared
@@ -111,8 +111,8 @@ class ProgramModel(TracedModel):
             values = {name: node["value"] for name, node in own.items() if not _is_discrete(node)}
         if not values:
             raise ModelError(
-                f"nothing in {self.name} is observed exactly: name a continuous or deterministic statement in observed, "
-                "or use target_from_pyro for likelihoods alone"
+                f"nothing in {self.name} is observed exactly: name a continuous or deterministic statement in "
+                "observed, or use target_from_pyro for likelihoods alone"
             )
         self.hard = tuple(values)
         self._check(nodes)
@@ -131,11 +131,11 @@ class ProgramModel(TracedModel):
         program = poutine.condition(self.program, data=self._soft) if self._soft else self.program
         with pyro.validation_enabled(False), sites:
             trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
-            nodes = {name: node for name, node in trace.nodes.items() if _is_variable(node)}
+            nodes: dict[str, Any] = {name: node for name, node in trace.nodes.items() if _is_variable(node)}
             soft = [name for name, node in nodes.items() if _is_own_observation(node) and name not in self.hard]
             if soft:
                 trace.compute_log_prob(lambda name, node: name in soft)
-                tape.factors += [trace.nodes[name]["log_prob_sum"].to(tape.dtype) for name in soft]
+                tape.factors += [nodes[name]["log_prob_sum"].to(tape.dtype) for name in soft]
         values = {name: node["value"] for name, node in nodes.items()}
         made = {name: function(values) for name, function in self._functions.items()}
         outputs = [made[name] if name in made else values[name] for name in self.hard]
@@ -147,15 +147,16 @@ class ProgramModel(TracedModel):
     def _first_run(self) -> dict[str, Any]:
         """The statements of one run as Pyro itself makes it."""
         program = poutine.condition(self.program, data=self._soft) if self._soft else self.program
-        # Pyro draws from the global generators
+        # this run draws from torch's global generator
         with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=UserWarning, module="pyro")
             torch.manual_seed(0)
             try:
                 trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
             except Exception as error:
-                raise ModelError(f"{self.name} fails: {error}") from error
-        return {name: node for name, node in trace.nodes.items() if node["type"] == "sample"}
+                raise ModelError(f"{self.name} fails: {cause(error)}") from error
+        nodes: dict[str, Any] = dict(trace.nodes)
+        return {name: node for name, node in nodes.items() if node["type"] == "sample"}
 
     def _check(self, nodes: Mapping[str, Any]) -> None:
         for name, node in nodes.items():

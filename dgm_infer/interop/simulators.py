@@ -26,9 +26,9 @@ def from_simulator(
 ) -> "SimulatorModel":
     """A simulator written in plain torch as a generative model: ``x = simulate(z, *args)``, ``z`` drawn by ``prior``.
 
-    What it draws with ``torch.randn``, ``rand``, ``normal``, their ``_like`` and in-place forms, and with ``rsample`` or
-    ``sample`` of ``torch.distributions`` becomes the model's input vector, of unit-variance coordinates where there is
-    such a form (math 1.3). The simulator is written for one z, without batch dimensions, and runs vectorised over
+    What it draws with ``torch.randn``, ``rand``, ``normal``, their ``_like`` and in-place forms, and with ``rsample``
+    or ``sample`` of ``torch.distributions`` becomes the model's input vector, of unit-variance coordinates where there
+    is such a form (math 1.3). The simulator is written for one z, without batch dimensions, and runs vectorised over
     chains, in the dtype and on the device of its inputs. It is run a few times to be checked; torch itself is not
     changed, and its random state stays as it was.
 

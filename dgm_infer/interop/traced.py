@@ -1,7 +1,7 @@
 """Programs that draw random numbers, as functions of one input vector (math 1.1)."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -125,7 +125,7 @@ class TracedModel(DirectedModel):
     def _factor(self, row: Tensor) -> Tensor:
         return torch.stack([factor.reshape(()) for factor in self.replay(row)[0].factors]).sum()
 
-    def _each(self, function: Callable, u: Tensor):
+    def _each(self, function: Callable[[Tensor], Any], u: Tensor) -> Any:
         if u.ndim == 1:
             return function(u)
         values = torch.func.vmap(function)(u.reshape(-1, u.shape[-1]))
