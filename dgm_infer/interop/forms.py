@@ -1,4 +1,4 @@
-"""Random variables as functions of unit-variance inputs (math 1.3), or of inputs with a density of their own."""
+"""Random variables as functions of unit-variance inputs (math 1.3, 1.5), or of inputs with their own density."""
 
 import math
 from collections.abc import Callable
@@ -86,7 +86,7 @@ def cauchy(loc: Any, scale: Any, shape: torch.Size) -> Form:
 def gamma(concentration: Tensor) -> Form:
     """``exp(digamma(a) + sqrt(trigamma(a)) v)`` of unit rate, with the density that makes it Gamma(a, 1).
 
-    v then has mean 0 and variance 1: digamma and trigamma are the mean and variance of the log.
+    v then has mean 0 and variance 1 (math 1.5): digamma and trigamma are the mean and variance of the log.
     """
     centre, width = torch.digamma(concentration), torch.polygamma(1, concentration).sqrt()
 

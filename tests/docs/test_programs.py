@@ -1,0 +1,46 @@
+"""Every example of docs/programs.md runs and prints what the page says."""
+
+import re
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+
+PAGE = (Path(__file__).parents[2] / "docs" / "programs.md").read_text()
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+def in_few_iterations(block: str) -> str:
+    block = re.sub(r"\bchains=\d+", "chains=2", block)
+    return re.sub(r"\b(warmup|draws)=\d+", lambda found: f"{found[1]}={'0' if found[1] == 'warmup' else '4'}", block)
+
+
+def as_printed(block: str) -> str:
+    return block
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("edit", [in_few_iterations, pytest.param(as_printed, marks=pytest.mark.slow)])
+def test_the_examples_run(edit, capsys):
+    names: dict = {"__name__": "programs"}
+    with torch.random.fork_rng():
+        torch.manual_seed(1)
+        for block in BLOCKS:
+            exec(compile(edit(block), "docs/programs.md", "exec"), names)
+    draws, fitted = names["draws"], names["fitted"]
+    torch.testing.assert_close(draws.latents["total"], torch.full_like(draws.latents["total"], 3.0))
+    assert set(fitted.latents) == {"rate"}
+    assert set(names["posterior"].latents) == {"slope", "scale", "effect", "mean effect"}
+    printed = capsys.readouterr().out
+    assert "21 inputs, 20 outputs; structure: dense (the outputs share their noise)" in printed
+    assert "50 independent units of 1 output and 2 local inputs each, 1 global input" in printed
+    assert "it branches on a random value: compute both branches and choose with torch.where" in printed
+    if edit is as_printed:
+        table = draws.summary()
+        assert abs(table.loc["first", "mean"] - 1.5) < 5 * table.loc["first", "mcse_mean"]
+
+
+def test_control_an_example_that_fails_is_noticed():
+    with pytest.raises(NameError), warnings.catch_warnings():
+        exec(compile(BLOCKS[1], "docs/programs.md", "exec"), {"__name__": "programs"})
