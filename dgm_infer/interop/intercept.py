@@ -55,11 +55,17 @@ class Interception(TorchFunctionMode):
         return result
 
     def _promoted(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, bool]:
-        """Arguments with narrower floating-point tensors in the tape's type, and whether there were any."""
+        """Arguments with tensors of narrower types, or of other devices, moved to the tape's; whether any were."""
         leaves, tree = pytree.tree_flatten((args, kwargs))
-        narrow = [isinstance(leaf, Tensor) and leaf.dtype in self._narrower for leaf in leaves]
-        leaves = [leaf.to(self.tape.dtype) if cast else leaf for leaf, cast in zip(leaves, narrow, strict=True)]
-        return *pytree.tree_unflatten(leaves, tree), any(narrow)
+        moved = [isinstance(leaf, Tensor) and self._is_elsewhere(leaf) for leaf in leaves]
+        leaves = [self._moved(leaf) if move else leaf for leaf, move in zip(leaves, moved, strict=True)]
+        return *pytree.tree_unflatten(leaves, tree), any(moved)
+
+    def _is_elsewhere(self, tensor: Tensor) -> bool:
+        return tensor.dtype in self._narrower or tensor.device != self.tape.device
+
+    def _moved(self, tensor: Tensor) -> Tensor:
+        return tensor.to(self.tape.device, self.tape.dtype if tensor.dtype in self._narrower else tensor.dtype)
 
     def anchored(self, made: Any) -> Any:
         if self._anchor is None or not isinstance(made, Tensor) or not made.is_floating_point():

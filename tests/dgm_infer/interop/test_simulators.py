@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import dgm_infer as dgm
+import generators
 from dgm_infer.errors import ArgumentError, ModelError
 from dgm_infer.interop.forms import form_of
 from dgm_infer.models.densities import STANDARD_LOGISTIC
@@ -126,6 +127,35 @@ def test_structure_is_found_stated_and_can_be_overridden():
         dgm.from_simulator(with_loop_and_in_place_writes, NORMAL, structure="independent")
     with pytest.raises(ArgumentError, match="'dense' or 'independent'"):
         dgm.from_simulator(independent_units, SCALES, 4, structure="markov")
+
+
+def test_the_published_simulator_as_its_author_would_write_it_is_the_one_by_hand():
+    def generalised_lambda(z, n):
+        p = torch.rand(n)
+        return z["z1"] + ((p ** z["z3"] - 1) / z["z3"] - ((1 - p) ** z["z4"] - 1) / z["z4"]) / z["z2"]
+
+    # in the order of the inputs of the class
+    prior = {"z1": NORMAL, "z3": NORMAL, "z4": NORMAL, "z2": td.Exponential(1.0)}
+    model, by_hand = dgm.from_simulator(generalised_lambda, prior, 5), generators.GeneralisedLambda(5)
+    assert model.jacobian_structure == by_hand.jacobian_structure
+    u = by_hand.input_density.sample((6,), generator=torch.Generator().manual_seed(3), dtype=FLOAT)
+    torch.testing.assert_close(model.observed(u), by_hand.observed(u), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(model.input_density.log_prob(u), by_hand.input_density.log_prob(u))
+    assert model.latents(u).keys() == by_hand.latents(u).keys()
+    torch.testing.assert_close(model.latents(u), by_hand.latents(u), check_stride=False)
+
+
+def test_hidden_outputs_are_left_out_and_completed():
+    model = dgm.from_simulator(independent_units, SCALES, 4)
+    mask = torch.tensor([True, False, True, True])
+    data = torch.tensor([0.3, float("nan"), 1.0, 0.7])
+    fibre = dgm.condition(model, data, observe=dgm.pixels(mask))
+    # two global inputs, and two for each of three units
+    assert fibre.dim == 8
+    u = fibre.start(2, torch.Generator().manual_seed(1))
+    outputs = fibre.complete(u, torch.Generator().manual_seed(2))
+    assert (outputs[:, mask] == data[mask]).all()
+    assert outputs.isfinite().all()
 
 
 def groups(z):
