@@ -1,6 +1,7 @@
 """Unconstrained targets: anything with an energy on R^D."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -8,7 +9,32 @@ from torch import Tensor
 from .arguments import function, sizes, whole_number
 from .errors import ArgumentError
 
-__all__ = ["Target", "as_target"]
+__all__ = ["Block", "Density", "Target", "as_target"]
+
+
+@runtime_checkable
+class Density(Protocol):
+    """A normalised density that can be drawn from: an ``InputDensity`` on R^D, or a ``Gaussian`` per problem."""
+
+    @property
+    def dim(self) -> int: ...
+
+    def log_prob(self, u: Tensor, /) -> Tensor:
+        """``[..., D] -> [...]``."""
+        ...
+
+    def sample(self, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        """Independent draws: ``[*shape, D]``, of a Gaussian per problem ``[*shape, *batch, D]``."""
+        ...
+
+
+class Block(NamedTuple):
+    """Neighbouring coordinates ``start, ..., stop - 1`` of a position."""
+
+    start: int
+    stop: int
+    prior: Density | None = None
+    """Their density a priori, if it is known and independent of the others."""
 
 
 class Target:
@@ -23,6 +49,8 @@ class Target:
     """
 
     dim: int
+    prior: Density | None = None
+    """The prior of x, if the density is one times a likelihood."""
 
     _energy: Callable[[Tensor], Tensor] | None = None
     batch_shape = torch.Size()
@@ -69,6 +97,11 @@ class Target:
         return {"x": x}
 
     @property
+    def blocks(self) -> Mapping[str, Block]:
+        """Named parts of x, which :class:`~dgm_infer.Alternating` can update in turn."""
+        return {}
+
+    @property
     def can_take(self) -> bool:
         """Whether :meth:`take` is defined, so that a large batch can be evaluated in chunks."""
         return type(self).take is not Target.take
@@ -94,7 +127,8 @@ class Target:
         """:meth:`initial_draws`, made again up to ``attempts`` times where the energy is not finite."""
         x = self.initial_draws(chains, rng)
         for _ in range(attempts):
-            finite = self.energy_and_gradient(x)[0].isfinite()
+            with torch.no_grad():
+                finite = self.energy(x).isfinite()
             if finite.all():
                 break
             x = torch.where(finite.unsqueeze(-1), x, self.initial_draws(chains, rng))
@@ -120,13 +154,17 @@ class _Adapted(Target):
                 "energy(x), dim and batch_shape"
             )
         super().__init__(target.energy, target.dim, target.batch_shape)
-        self._target = target
+        self._target, self.prior = target, getattr(target, "prior", None)
 
     def energy_and_gradient(self, x):
         return self._own("energy_and_gradient")(x)
 
     def latents(self, x):
         return self._own("latents")(x)
+
+    @property
+    def blocks(self):
+        return getattr(self._target, "blocks", {})
 
     def initial_draws(self, n, rng):
         # of a start of its own the points themselves: nothing else says where the density is

@@ -262,6 +262,31 @@ def linear_gaussian(
     )
 
 
+class LinearMap(dgm.GenerativeModel):
+    """``x = W u + b``, without noise."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(self, weight: Tensor, bias: Tensor):
+        super().__init__()
+        self.input_density = dgm.StandardNormal(weight.shape[1])
+        self.register_buffer("weight", weight)
+        self.register_buffer("bias", bias)
+
+    def observed(self, u):
+        return u @ self.weight.mT + self.bias
+
+
+def soft_gaussian(tolerance: float = 2.0, **options) -> Oracle:
+    """u under a tolerance: the posterior is that of the same model with noise of this standard deviation."""
+    noisy = linear_gaussian_model(sd=tolerance)
+    y = 2 * torch.randn(len(noisy.bias), generator=torch.Generator().manual_seed(21), dtype=FLOAT)
+    mean, covariance = linear_gaussian_posterior(noisy, y, torch.eye(len(y), dtype=FLOAT))
+    problem = dgm.condition(LinearMap(noisy.weight, noisy.bias), y, tolerance=tolerance, **options)
+    return gaussian_oracle(problem, mean[None], covariance[None], lambda u: u.unsqueeze(-2))
+
+
 class LinearPairs(dgm.DirectedModel):
     """``x = W z + blockdiag(L, ..., L) n``: pairs of outputs share two noises, which L correlates."""
 

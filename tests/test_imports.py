@@ -81,6 +81,10 @@ ORDER = {
         "hmc",
         "nuts",
         "lifted",
+        "points",
+        "metropolis",
+        "slice",
+        "alternating",
     ],
     "dgm_infer.bases": ["scales", "moments", "density", "laplace", "variational", "gaussian"],
     "dgm_infer.sampling": [

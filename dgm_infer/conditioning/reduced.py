@@ -93,12 +93,16 @@ class ObservedModel:
         """The constraint ``c(u)``, zero if and only if ``outputs(u) = values``: ``[..., *batch, Dy]``."""
         return self.operator(self.structure.outputs(self.model, self.inputs(u), values)) - values
 
+    def log_prior(self, u: Tensor) -> Tensor:
+        """``log p_u(u)``, the density of :meth:`sample_inputs`: ``[..., Du] -> [...]``."""
+        return self.model.input_density.log_prob(u)
+
     def log_density(self, u: Tensor) -> Tensor:
         """``log p_u(u)`` plus the model's log factor: ``[..., Du] -> [...]``."""
-        log_prob = self.model.input_density.log_prob(u)
+        log_prob = self.log_prior(u)
         return log_prob + self.model.log_factor(self.inputs(u)) if self.model.has_log_factor else log_prob
 
-    def sample_inputs(self, shape: tuple[int, ...], rng: torch.Generator, like: Tensor) -> Tensor:
+    def sample_inputs(self, shape: tuple[int, ...], rng: torch.Generator | None, like: Tensor) -> Tensor:
         """Draws from ``p_u``: ``[*shape, Du]``; ``shape`` ends in the batch shape."""
         return self.model.input_density.sample(shape, generator=rng, dtype=like.dtype, device=like.device)
 
@@ -157,11 +161,10 @@ class ObservedUnits(ObservedModel):
         """Select, from one value per local input, those of the inputs that are kept."""
         return v if self._local is None else self._local(v)
 
-    def log_density(self, u):
+    def log_prior(self, u):
         u1, u2 = self.model.split(self._full(u))
         local = self._shown(self.model.local_density.coordinate_log_prob(u2)).sum(-1)
-        log_prob = self.model.global_density.log_prob(u1) + local
-        return log_prob + self.model.log_factor(self.inputs(u)) if self.model.has_log_factor else log_prob
+        return self.model.global_density.log_prob(u1) + local
 
     def sample_inputs(self, shape, rng, like):
         u1, u2 = self.model.split(super().sample_inputs(shape, rng, like))

@@ -4,10 +4,23 @@ import torch
 from torch import Tensor
 
 from ..arguments import positive
-from ..target import Target
+from ..target import Block, Target
 from .reduced import ObservedModel
 
 __all__ = ["InputPosterior"]
+
+
+class InputPrior:
+    """``p_u`` of the inputs that an observation leaves: a :class:`~dgm_infer.target.Density`."""
+
+    def __init__(self, observed: ObservedModel, like: Tensor):
+        self.observed, self.dim, self._like = observed, observed.dim, like
+
+    def log_prob(self, u: Tensor) -> Tensor:
+        return self.observed.log_prior(u)
+
+    def sample(self, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
+        return self.observed.sample_inputs(shape, generator, self._like)
 
 
 class InputPosterior(Target):
@@ -27,10 +40,19 @@ class InputPosterior(Target):
         self.observed = observed
         self.values = values
         self.tolerance = tolerance
+        self.prior = InputPrior(observed, values)
 
     @property
     def model(self):
         return self.observed.model
+
+    @property
+    def blocks(self):
+        """``"global"`` and ``"local"`` inputs, of models that have both."""
+        if not self.model.has_local_inputs:
+            return {}
+        n_global = self.model.split(self.values.new_empty(0, self.dim))[0].shape[-1]
+        return {"global": Block(0, n_global), "local": Block(n_global, self.dim)}
 
     def energy(self, x):
         misfit = (self.observed.outputs(x) - self.values).square().sum(-1)

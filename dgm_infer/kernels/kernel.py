@@ -32,6 +32,8 @@ class Trial(NamedTuple):
     """Whether the first solver failed a projection, ``[chains, *batch]``."""
     position: Tensor | None = None
     """New positions in the coordinates of the metric, ``[chains, *batch, D]``."""
+    acceptance: Tensor | None = None
+    """Acceptance probability that the step size determines, ``[chains, *batch]``, if it is not that of the Info."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,6 +53,12 @@ class Info:
     energy: Tensor
     stats: dict[str, Tensor] = field(default_factory=dict)
     tuning: Trial | None = None
+
+    @property
+    def tuned_acceptance(self) -> Tensor:
+        """The acceptance probability that a step size is adapted to, ``[chains, *batch]``."""
+        own = None if self.tuning is None else self.tuning.acceptance
+        return self.acceptance_rate if own is None else own
 
     def all_stats(self) -> dict[str, Tensor]:
         """The statistics that :class:`Draws` keeps: those of every kernel, and ``stats``."""

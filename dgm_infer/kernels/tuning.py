@@ -28,6 +28,8 @@ class Tuning:
     """Initial geodesic sub-steps, to which warm-up may add according to ``Trial.retried``; None if it may not."""
     metric: str | None = None
     """Name of the metric that warm-up adapts, one per problem, to ``Trial.position``; None if it is fixed."""
+    target_acceptance: float | None = None
+    """Mean acceptance probability that the step size is adapted to; None for that of the run."""
 
 
 @runtime_checkable

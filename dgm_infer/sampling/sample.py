@@ -56,7 +56,7 @@ def sample(
         initial: starting positions ``[chains, *batch, D]``; None finds them near prior draws and, on the fibre of a
             model with normal noise and with a warm-up, anneals the noise until they are typical of the posterior.
             Stranded chains restart from surviving ones: ``Draws.ancestors`` records which.
-        target_acceptance: mean acceptance probability that step sizes are adapted to.
+        target_acceptance: mean acceptance probability that step sizes are adapted to, unless the kernel names its own.
         progress: show a bar with acceptance, failures and constraint error on the standard error stream.
 
     Returns:

@@ -71,7 +71,7 @@ def reasonable_step_size(
     direction = None
     for _ in range(doublings):
         _, info = kernel.probe(step_size, 1).step(problem, state, rng)
-        wanted = torch.where(info.acceptance_rate > 0.5, 1.0, -1.0)
+        wanted = torch.where(info.tuned_acceptance > 0.5, 1.0, -1.0)
         if direction is None:
             direction = wanted
         # a chain that grew past its limit returns to the last accepted step

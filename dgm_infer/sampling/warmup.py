@@ -48,7 +48,7 @@ class WarmUp:
         self._kernel: Any = kernel
         self._problem, self._rng = problem, rng
         self._tuning = kernel.tuning(problem) if isinstance(kernel, Tunable) else Tuning()
-        self._target = target_acceptance
+        self._target = self._tuning.target_acceptance or target_acceptance
         self._iterations, self._done = iterations, 0
         self._startup = min(iterations // 5, 60) if self._tuning.step_size and not typical else 0
         self._averaging: DualAveraging | None = None
@@ -79,7 +79,7 @@ class WarmUp:
     def update(self, info: Info, state: State) -> None:
         """Learn from the iteration that ``kernel`` just made, and the state it led to."""
         self._done += 1
-        acceptance, trial = info.acceptance_rate, info.tuning or Trial()
+        acceptance, trial = info.tuned_acceptance, info.tuning or Trial()
         if self._done <= self._startup:
             log_step = self._chain_step_size.log() + 0.5 * (acceptance - self._target)
             self._chain_step_size = bounded(log_step).exp()

@@ -1,0 +1,129 @@
+"""Metropolis-Hastings kernels: random walks and independent proposals (math 8.9)."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ..arguments import fraction, optional_positive
+from ..arguments.shown import shown
+from ..errors import ArgumentError
+from ..settings import Settings
+from ..target import Density, Target
+from .hamiltonian import check_target, draw_momentum, given_step_size
+from .kernel import Info, Trial
+from .metrics import Metric, check_metric, metric_in_use, open_metric
+from .points import Point, metropolis, point_at
+from .tuning import Tuning
+
+__all__ = ["Independence", "RandomWalk"]
+
+
+@dataclass(frozen=True, eq=False)
+class RandomWalk(Settings):
+    """Random-walk Metropolis: ``x' = x + d L n``, ``n ~ N(0, I)`` (math 8.9); the energy needs no gradient.
+
+    Args:
+        step_size: d, a positive number or tensor ``[*batch]``, fixed; None adapts it per problem in warm-up.
+        metric: ``S = L L^T``: ``"identity"``, or ``"diagonal"``, ``"dense"`` or ``"low_rank"`` (plus diagonal), which
+            warm-up adapts per problem to the positions of all chains, or an adapted metric of another run.
+        target_acceptance: mean acceptance probability that the step size is adapted to, whatever ``sample()`` is
+            given; 0.234 is best for many inputs, about 0.44 for one.
+    """
+
+    step_size: float | Tensor | None = None
+    metric: str | Metric = "low_rank"
+    target_acceptance: float = 0.234
+
+    def __post_init__(self):
+        optional_positive("RandomWalk", "step_size", self.step_size)
+        check_metric("RandomWalk", self.metric)
+        fraction("RandomWalk", "target_acceptance", self.target_acceptance)
+
+    def check(self, problem) -> None:
+        check_target("RandomWalk", problem)
+        self.check_batch(problem.batch_shape, "step_size")
+        metric_in_use(self.metric).check("RandomWalk", problem.batch_shape, problem.dim)
+
+    def tuning(self, problem: Target) -> Tuning:
+        return Tuning(
+            step_size=self.step_size is None,
+            metric=open_metric(self.metric),
+            target_acceptance=self.target_acceptance,
+        )
+
+    def probe(self, step_size: Tensor, n_steps: int) -> Self:
+        return self.replace(step_size=step_size)
+
+    def init(self, problem: Target, position: Tensor) -> Point:
+        return point_at(problem, position)
+
+    def step(self, problem: Target, state: Point, rng: torch.Generator) -> tuple[Point, Info]:
+        step_size = given_step_size(self.step_size, state.energy)
+        noise = metric_in_use(self.metric).velocity(draw_momentum(state.position, rng))
+        there = point_at(problem, state.position + step_size.unsqueeze(-1) * noise)
+        point, probability, status = metropolis(state, there, 0.0, rng)
+        tuning = Trial(step_size, position=point.position)
+        return point, Info(probability, status, point.energy, stats={"step_size": step_size}, tuning=tuning)
+
+
+@dataclass(frozen=True, eq=False)
+class Independence(Settings):
+    """Metropolis-Hastings with proposals ``x' ~ q`` that do not depend on x (math 8.9).
+
+    Chains mix well only if the weights ``exp(-phi(x))/q(x)`` are bounded, and not by much more than their mean.
+
+    Args:
+        proposal: q, a density with ``sample`` and ``log_prob``: an input density, or ``dgm.Gaussian`` for one per
+            problem. None for the prior of the problem, for example that of the inputs under a tolerance.
+    """
+
+    proposal: Density | None = None
+
+    def __post_init__(self):
+        if self.proposal is not None and (isinstance(self.proposal, type) or not isinstance(self.proposal, Density)):
+            raise ArgumentError(
+                f"Independence(proposal={shown(self.proposal)}): must be a density with dim, sample and log_prob, such "
+                "as dgm.StandardNormal(2)"
+            )
+
+    def check(self, problem) -> None:
+        check_target("Independence", problem)
+        if self.proposal is None and problem.prior is None:
+            raise ArgumentError(
+                f"Independence(proposal=None): a {type(problem).__name__} does not know its prior: give a density, "
+                "such as proposal=dgm.Gaussian.laplace(target)"
+            )
+        proposal = self._proposal(problem)
+        batch = getattr(proposal, "batch_shape", problem.batch_shape)
+        if (proposal.dim, *batch) != (problem.dim, *problem.batch_shape):
+            raise ArgumentError(
+                f"Independence(proposal of {tuple(batch)} problems of {proposal.dim} coordinates): the target has "
+                f"{tuple(problem.batch_shape)} of {problem.dim}"
+            )
+
+    def init(self, problem: Target, position: Tensor) -> Point:
+        return point_at(problem, position)
+
+    def step(self, problem: Target, state: Point, rng: torch.Generator) -> tuple[Point, Info]:
+        there = point_at(problem, self._draw(problem, state.position, rng))
+        point, probability, status = metropolis(state, there, self.log_hastings(problem, state, there), rng)
+        return point, Info(probability, status, point.energy)
+
+    def log_hastings(self, problem: Target, here: Point, there: Point) -> Tensor:
+        """``log q(x) - log q(x')``, ``[chains, *batch]``."""
+        proposal = self._proposal(problem)
+        with torch.no_grad():
+            return proposal.log_prob(here.position) - proposal.log_prob(there.position)
+
+    def _proposal(self, problem: Target) -> Density:
+        proposal = problem.prior if self.proposal is None else self.proposal
+        assert proposal is not None
+        return proposal
+
+    def _draw(self, problem: Target, like: Tensor, rng: torch.Generator) -> Tensor:
+        proposal = self._proposal(problem)
+        # a density per problem draws for all of them
+        lead = tuple(like.shape[:1] if hasattr(proposal, "batch_shape") else like.shape[:-1])
+        return proposal.sample(lead, generator=rng).to(like)
