@@ -411,3 +411,71 @@ def funnel(*, jacobian: bool = True) -> Oracle:
 
     expected = torch.tensor([0, 9, 0, 9 + math.pi**2 / 2, 9], dtype=FLOAT)
     return Oracle(problem, statistics, expected)
+
+
+# ------------------------------------------------------------------------------------------- without a useful gradient
+
+
+def powers(x: Tensor) -> Tensor:
+    """``x, x^2`` of every coordinate: ``[c, d, D] -> [c, d, 2 D]``."""
+    return torch.cat([x, x.square()], -1)
+
+
+class TwoModes(dgm.Target):
+    """``x1`` in an even mixture of ``N(-2, 1)`` and ``N(2, 1)``, ``x2 ~ N(0, 1)``."""
+
+    dim = 2
+
+    def energy(self, x):
+        apart = torch.stack([(x[..., 0] - 2).square(), (x[..., 0] + 2).square()])
+        return 0.5 * x[..., 1].square() - torch.logsumexp(-0.5 * apart, 0)
+
+
+def two_modes() -> Oracle:
+    return Oracle(TwoModes(), powers, torch.tensor([0, 0, 5, 1], dtype=FLOAT))
+
+
+class Cube(dgm.Target):
+    """Independent ``Beta(2, 1)`` variables on the unit cube: the density is highest at a corner."""
+
+    dim = 3
+
+    def energy(self, x):
+        inside = ((x >= 0) & (x <= 1)).all(-1)
+        return torch.where(inside, -x.clamp_min(1e-300).log().sum(-1), math.inf)
+
+    def initial_draws(self, n, rng):
+        return torch.rand(n, self.dim, generator=rng, dtype=FLOAT)
+
+
+def cube() -> Oracle:
+    return Oracle(Cube(), powers, torch.tensor([2 / 3] * 3 + [1 / 2] * 3, dtype=FLOAT))
+
+
+class Coin(dgm.Target):
+    """``z ~ N(0, 1)`` and ``y = z + s``, the sign s of the second input, under a tolerance: the energy has a jump."""
+
+    dim = 2
+
+    def __init__(self, y: float = 0.5, tolerance: float = 0.7):
+        super().__init__()
+        self.y, self.tolerance = y, tolerance
+
+    def energy(self, x):
+        misfit = self.y - x[..., 0] - x[..., 1].sign()
+        return 0.5 * x.square().sum(-1) + 0.5 * (misfit / self.tolerance).square()
+
+
+def coin() -> Oracle:
+    """z given either side of the coin is normal."""
+    problem, sides = Coin(), torch.tensor([-1.0, 1.0], dtype=FLOAT)
+    total = 1 + problem.tolerance**2
+    weights = (-0.5 * (problem.y - sides).square() / total).softmax(0)
+    means, variance = (problem.y - sides) / total, problem.tolerance**2 / total
+    expected = torch.stack([means, means.square() + variance, sides, sides * means], -1)
+
+    def statistics(x):
+        z, side = x[..., 0], x[..., 1].sign()
+        return torch.stack([z, z.square(), side, side * z], -1)
+
+    return Oracle(problem, statistics, weights @ expected)

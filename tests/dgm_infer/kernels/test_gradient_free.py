@@ -1,0 +1,217 @@
+"""Kernels without gradients: moments on every oracle, the joint law of inputs and data, and planted errors."""
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.errors import ArgumentError
+from dgm_infer.kernels import slice as slices
+from dgm_infer.kernels.points import Point
+from dgm_infer.target import Block
+from tests import oracles
+from tests.oracles import FLOAT, Ellipse, correlated_gaussian, funnel
+from tests.quick import marks
+
+
+def deviations(values, expected):
+    """Differences of means ``[independent chains, K]`` from their expectations, in standard errors."""
+    return (values.mean(0) - expected) * len(values) ** 0.5 / values.std(0)
+
+
+def assert_agree(z):
+    assert z.abs().max() <= 5, z.tolist()
+
+
+# --------------------------------------------------------------------------------------------------------- the table
+
+WIDE = dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 3.0)
+ORACLES: dict[str, Any] = {
+    "gaussian": correlated_gaussian,
+    "funnel": funnel,
+    "two modes": oracles.two_modes,
+    "cube": oracles.cube,
+    "coin": oracles.coin,
+}
+PAIRS = {
+    ("gaussian", "RandomWalk"): dgm.RandomWalk(),
+    ("gaussian", "EllipticalSlice"): dgm.EllipticalSlice(scale=2.0),
+    ("gaussian", "LinearSlice"): dgm.LinearSlice(),
+    ("gaussian", "Alternating"): dgm.Alternating(dgm.RandomWalk(), dgm.LinearSlice(), blocks=((0, 2), (1, 3))),
+    ("funnel", "RandomWalk"): dgm.RandomWalk(),
+    ("funnel", "EllipticalSlice"): dgm.EllipticalSlice(),
+    ("funnel", "LinearSlice"): dgm.LinearSlice(),
+    ("two modes", "RandomWalk"): dgm.RandomWalk(step_size=2.5, metric="identity"),
+    ("two modes", "Independence"): dgm.Independence(WIDE),
+    ("two modes", "EllipticalSlice"): dgm.EllipticalSlice(scale=2.0),
+    ("two modes", "LinearSlice"): dgm.LinearSlice(width=torch.tensor(4.0)),
+    ("cube", "RandomWalk"): dgm.RandomWalk(step_size=0.4, metric="identity"),
+    ("cube", "LinearSlice"): dgm.LinearSlice(width=1.0, max_steps=1, reflect=True),
+    ("coin", "RandomWalk"): dgm.RandomWalk(),
+    ("coin", "Independence"): dgm.Independence(dgm.StandardNormal(2)),
+    ("coin", "EllipticalSlice"): dgm.EllipticalSlice(),
+    ("coin", "LinearSlice"): dgm.LinearSlice(),
+    ("coin", "Alternating"): dgm.Alternating(dgm.RandomWalk(), dgm.EllipticalSlice(), blocks=((0, 1), (1, 2))),
+}
+QUICK = [
+    ("gaussian", "RandomWalk"),
+    ("two modes", "Independence"),
+    ("cube", "LinearSlice"),
+    ("coin", "EllipticalSlice"),
+]
+
+
+def dispersed(problem, chains):
+    """Starts three times as wide as the target's own, but on the cube, where they are uniform."""
+    draws = problem.start(chains, torch.Generator().manual_seed(4)).to(FLOAT)
+    return draws if isinstance(problem, oracles.Cube) else 3 * draws
+
+
+@pytest.mark.parametrize("pair", [pytest.param(p, id=" ".join(p), marks=marks(p in QUICK)) for p in PAIRS])
+def test_moments_are_right_from_over_dispersed_starts(pair):
+    oracle, chains = ORACLES[pair[0]](), 400
+    start = dispersed(oracle.problem, chains)
+    settings = {"chains": chains, "warmup": 100, "draws": 60, "seed": 1, "progress": False}
+    draws = dgm.sample(oracle.problem, PAIRS[pair], initial=start, **settings)
+    assert draws.inputs is not None
+    assert_agree(deviations(oracle.statistics(draws.inputs).mean(1), oracle.expected))
+
+
+# ------------------------------------------------------------------------------------------- the joint law (Geweke)
+
+EPS = 0.5
+KERNELS = {
+    "RandomWalk": dgm.RandomWalk(step_size=0.8),
+    "Independence": dgm.Independence(),
+    "EllipticalSlice": dgm.EllipticalSlice(mean=0.3, scale=1.5),
+    "LinearSlice": dgm.LinearSlice(width=3.0, max_steps=3),
+    "Alternating": dgm.Alternating(dgm.RandomWalk(0.8), dgm.LinearSlice(), blocks=((0, 1), (1, 2))),
+}
+
+
+def joint(kernel, steps=4, n=20_000):
+    """Statistics of inputs and data after transitions from exact draws of both: ``[n, K]`` before and after."""
+    rng = torch.Generator().manual_seed(7)
+    u = torch.randn(n, 2, generator=rng, dtype=FLOAT)
+    y = Ellipse().observed(u) + EPS * torch.randn(n, 1, generator=rng, dtype=FLOAT)
+    target = dgm.condition(Ellipse(), y, tolerance=EPS)
+    state = kernel.init(target, u.unsqueeze(0))
+    for _ in range(steps):
+        state, _ = kernel.step(target, state, rng)
+
+    def statistics(u):
+        x = Ellipse().observed(u)
+        return torch.cat([u, u.square(), x.clamp_max(10) * y.clamp_max(10), (x - y).square().clamp_max(4)], -1)
+
+    return statistics(u), statistics(state.position[0])
+
+
+def drift(kernel):
+    before, after = joint(kernel)
+    return deviations(after - before, 0.0)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_transitions_leave_the_joint_law_of_inputs_and_data_as_it_is(name):
+    assert_agree(drift(KERNELS[name]))
+
+
+class WithoutHastings(dgm.Independence):
+    """The mistake: asymmetric proposals are accepted as if they were symmetric."""
+
+    def log_hastings(self, problem, here, there):
+        return torch.zeros_like(here.energy)
+
+
+def test_control_a_missing_hastings_ratio_is_noticed():
+    assert drift(WithoutHastings()).abs().max() > 5
+
+
+def test_control_a_slice_that_does_not_shrink_to_the_present_point_is_noticed(monkeypatch):
+    def away(low, high, t):
+        return torch.where(t < 0, low, t), torch.where(t < 0, t, high)
+
+    monkeypatch.setattr(slices, "narrowed", away)
+    monkeypatch.setattr(slices, "_MOST_SHRINKS", 30)
+    assert drift(KERNELS["EllipticalSlice"]).abs().max() > 5
+
+
+# ------------------------------------------------------------------------------------------------------------ details
+
+
+def test_warm_up_brings_a_walk_to_its_own_acceptance_and_the_covariance():
+    oracle = correlated_gaussian((0.1, 10.0))
+    draws = dgm.sample(oracle.problem, dgm.RandomWalk(), chains=32, warmup=150, draws=40, seed=1, progress=False)
+    assert (draws.stats["acceptance_rate"].mean((0, 1)) - 0.234).abs().max() < 0.08
+    metric: Any = draws.kernel
+    assert metric.metric.scale.shape == (2, 3)
+
+
+def test_evaluations_of_slices_are_counted():
+    calls = []
+
+    def energy(x):
+        calls.append(len(x))
+        return 0.5 * x.square().sum(-1)
+
+    target = dgm.Target(energy, 2)
+    for kernel in (dgm.EllipticalSlice(scale=3.0), dgm.LinearSlice(width=0.5, max_steps=1)):
+        rng = torch.Generator().manual_seed(2)
+        state = kernel.init(target, torch.zeros(1, 2, dtype=FLOAT))
+        calls.clear()
+        _, info = kernel.step(target, state, rng)
+        assert info.stats["slice_evaluations"].tolist() == [len(calls)]
+    # two ends of a bracket are stepped out at once
+    state = kernel.init(target, torch.zeros(500, 2, dtype=FLOAT))
+    _, narrow = dgm.LinearSlice(width=0.1, max_steps=50).step(target, state, rng)
+    _, wide = dgm.LinearSlice(width=5.0).step(target, state, rng)
+    counts = [info.stats["slice_evaluations"].double().mean() for info in (narrow, wide)]
+    assert counts[0] > 3 * counts[1]
+
+
+def test_a_block_leaves_the_other_coordinates_and_reports_under_its_name():
+    class Named(oracles.TwoModes):
+        @property
+        def blocks(self):
+            return {"place": Block(0, 1), "noise": Block(1, 2)}
+
+    kernel = dgm.Alternating(dgm.RandomWalk(1.0), dgm.EllipticalSlice(), blocks=("noise", (1, 2)))
+    state = kernel.init(Named(), torch.zeros(9, 2, dtype=FLOAT))
+    after, info = kernel.step(Named(), state, torch.Generator().manual_seed(1))
+    assert (after.position[:, 0] == 0).all()
+    assert (after.position[:, 1] != 0).any()
+    assert set(info.stats) == {
+        "noise_acceptance_rate", "noise_step_size", "second_acceptance_rate", "second_slice_evaluations", "step_size"
+    }  # fmt: skip
+    torch.testing.assert_close(after.energy, Named().energy(after.position))
+
+
+def test_points_that_nothing_accepts_keep_a_slice_where_it_is():
+    target = dgm.Target(lambda x: torch.where((x == 0).all(-1), 0.0, math.inf), 2)
+    state = Point(torch.zeros(3, 2, dtype=FLOAT), torch.zeros(3, dtype=FLOAT))
+    after, info = dgm.LinearSlice().step(target, state, torch.Generator().manual_seed(1))
+    assert torch.equal(after.position, state.position)
+    assert (info.acceptance_rate == 0).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "named"),
+    [
+        (lambda: dgm.RandomWalk(target_acceptance=1.0), "target_acceptance=1.0"),
+        (lambda: dgm.LinearSlice(width=None), "width=None"),  # type: ignore[arg-type]
+        (lambda: dgm.LinearSlice(max_steps=0), "max_steps=0"),
+        (lambda: dgm.EllipticalSlice(scale=-1.0), "scale=-1"),
+        (lambda: dgm.Independence(2.0), "proposal=2.0"),  # type: ignore[arg-type]
+        (lambda: dgm.Independence().check(oracles.Coin()), "does not know its prior"),
+        (lambda: dgm.Independence(WIDE).check(oracles.Cube()), "of 2 coordinates"),
+        (lambda: dgm.Alternating(dgm.RandomWalk), "first="),  # type: ignore[arg-type]
+        (lambda: dgm.Alternating(blocks=("noise", "target")).check(oracles.Coin()), "'noise'"),
+        (lambda: dgm.Alternating(blocks=((0, 1), (1, 3))).check(oracles.Coin()), r"\(1, 3\)"),
+        (lambda: dgm.Alternating(dgm.RandomWalk(), dgm.RandomWalk()).check(oracles.Coin()), "one step size"),
+    ],
+)
+def test_what_does_not_fit_is_named(make, named):
+    with pytest.raises(ArgumentError, match=named):
+        make()
