@@ -1,7 +1,7 @@
 """Unconstrained targets: anything with an energy on R^D."""
 
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -49,8 +49,8 @@ class Target:
     """
 
     dim: int
-    prior: Density | None = None
-    """The prior of x, if the density is one times a likelihood."""
+    prior: Any = None
+    """The prior of x, a :class:`Density`, if the density is one times a likelihood."""
 
     _energy: Callable[[Tensor], Tensor] | None = None
     batch_shape = torch.Size()

@@ -479,3 +479,36 @@ def coin() -> Oracle:
         return torch.stack([z, z.square(), side, side * z], -1)
 
     return Oracle(problem, statistics, weights @ expected)
+
+
+def gaussian_latent(dim: int = 2, n_data: int = 2, samples: int = 2, *, uniform: bool = False) -> Oracle:
+    """``x ~ N(0, I)``, ``z_m ~ N(x, I)``, ``y_m ~ N(z_m, 4 I)``, with the z integrated out by an importance estimate.
+
+    The exact posterior of x is ``N(sum_m y_m/(M + s), s/(M + s) I)`` with ``s = 1 + 4``.
+    """
+    y = torch.randn(n_data, dim, generator=torch.Generator().manual_seed(30), dtype=FLOAT)
+
+    def log_joint(x, z):
+        z, x = z.unflatten(-1, (n_data, dim)), x.unsqueeze(-2)
+        return -0.5 * (z - x).square().sum((-1, -2)) - (y - z).square().sum((-1, -2)) / 8
+
+    def prior(x):
+        mean = x.repeat(*[1] * (x.ndim - 1), n_data)
+        return mean, torch.ones_like(mean)
+
+    estimate = dgm.ImportanceEstimate(log_joint, prior, n_data * dim, samples)
+    noise = dgm.Uniform(estimate.noise_dim) if uniform else dgm.StandardNormal(estimate.noise_dim)
+
+    def log_estimate(x, u):
+        # torch.rand can return exactly 0
+        return estimate(x, torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12)) if uniform else u)
+
+    class Start(dgm.PseudoMarginal):
+        def initial_draws(self, n, rng):
+            return super().initial_draws(n, rng).to(FLOAT)
+
+    problem = Start(log_estimate, dgm.StandardNormal(dim), noise)
+    total = 5.0
+    means = y.sum(0, keepdim=True) / (n_data + total)
+    covariances = total / (n_data + total) * torch.eye(dim, dtype=FLOAT).unsqueeze(0)
+    return gaussian_oracle(problem, means, covariances, lambda u: u[..., :dim].unsqueeze(-2))

@@ -85,6 +85,8 @@ ORDER = {
         "metropolis",
         "slice",
         "alternating",
+        "pseudo_marginal",
+        "density_estimates",
     ],
     "dgm_infer.bases": ["scales", "moments", "density", "laplace", "variational", "gaussian"],
     "dgm_infer.sampling": [

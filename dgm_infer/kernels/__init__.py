@@ -2,11 +2,13 @@
 
 from .alternating import Alternating
 from .constrained import ConstrainedHMC
+from .density_estimates import ImportanceEstimate, LaplaceEstimate, ParticleFilter
 from .hmc import HMC
 from .kernel import Info, Kernel
 from .lifted import LiftedHMC
 from .metropolis import Independence, RandomWalk
 from .nuts import NUTS
+from .pseudo_marginal import PseudoMarginal, PseudoMarginalMH, Uniform
 from .slice import EllipticalSlice, LinearSlice
 
 __all__ = [
@@ -15,10 +17,16 @@ __all__ = [
     "Alternating",
     "ConstrainedHMC",
     "EllipticalSlice",
+    "ImportanceEstimate",
     "Independence",
     "Info",
     "Kernel",
+    "LaplaceEstimate",
     "LiftedHMC",
     "LinearSlice",
+    "ParticleFilter",
+    "PseudoMarginal",
+    "PseudoMarginalMH",
     "RandomWalk",
+    "Uniform",
 ]

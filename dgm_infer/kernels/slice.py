@@ -207,6 +207,6 @@ class LinearSlice(Settings):
 
 
 def reflected(x: Tensor) -> Tensor:
-    """Points reflected into the unit cube: ``r = x mod 2``, then r or ``2 - r`` (T 3.5)."""
+    """Points reflected into the unit cube: ``r = x mod 2``, then r or ``2 - r`` (math 8.11)."""
     r = x.remainder(2)
     return torch.where(r > 1, 2 - r, r)

@@ -10,6 +10,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer import kernels
+from dgm_infer.conditioning.soft import InputPosterior
 from dgm_infer.errors import ArgumentError, Status
 from dgm_infer.kernels import Kernel
 from dgm_infer.kernels.tuning import Tunable
@@ -23,6 +24,7 @@ from tests.oracles import (
     assert_refuted,
     correlated_gaussian,
     ellipse,
+    gaussian_latent,
     linear_gaussian,
     soft_gaussian,
 )
@@ -87,7 +89,26 @@ def soft_edge():
     return dgm.condition(Edge(), [1.0, 1.0], tolerance=0.5)
 
 
-PROBLEMS = (gaussians, ellipses, noisy_ellipses, soft_ellipses)
+def estimated(batch, edge=False):
+    """A normal density times an estimate of 1, that is not a number beyond the plane x1 = 2."""
+
+    def log_estimate(x, u):
+        return torch.where(x[..., 0] > 2, math.nan, 0.5 * u[..., 0] - 0.125)
+
+    class Estimated(dgm.PseudoMarginal):
+        def initial_draws(self, n, rng):
+            return super().initial_draws(n, rng).to(FLOAT)
+
+        def _check_estimates(self): ...
+
+    class Edged(Estimated):
+        def initial_draws(self, n, rng):
+            return torch.tensor([1.9, 0.0, 0.0], dtype=FLOAT).expand(n, 3)
+
+    return (Edged if edge else Estimated)(log_estimate, dgm.StandardNormal(1), dgm.StandardNormal(2), batch)
+
+
+PROBLEMS = (gaussians, ellipses, noisy_ellipses, soft_ellipses, estimated)
 
 
 @functools.cache
@@ -136,7 +157,7 @@ def one_step(kernel, problem, chains=CHAINS, seed=3):
 
 
 def law(kind):
-    oracle = suited(kind, correlated_gaussian, ellipse, linear_gaussian, soft_gaussian)
+    oracle = suited(kind, correlated_gaussian, ellipse, linear_gaussian, soft_gaussian, gaussian_latent)
     # a transition with projections costs more, and moves farther than a random walk
     projects = isinstance(oracle.problem, dgm.Fibre) and oracle.problem.marginal is None
     chains, warmup, draws = (80, 20, 25) if projects else (600, 60, 60)
@@ -257,10 +278,17 @@ def test_what_does_not_fit_is_refused_in_one_line(kind):
 
 def test_what_a_chain_runs_into_is_a_status_and_a_rejection_of_that_chain(kind):
     near = torch.tensor([1.0, -1.0, 0.0, 1.9, 0.0, 0.0], dtype=FLOAT)
-    problem = suited(kind, EdgeTarget, lambda: dgm.condition(Edge(), [1.0, 1.0]), noisy_edge, soft_edge)
+    problem = suited(
+        kind,
+        EdgeTarget,
+        lambda: dgm.condition(Edge(), [1.0, 1.0]),
+        noisy_edge,
+        soft_edge,
+        lambda: estimated((), edge=True),
+    )
     chains, fibre = 40, isinstance(problem, dgm.Fibre)
     near = near[: problem.dim].repeat(chains, 1)
-    start = near if fibre or problem.dim > 2 else problem.start(chains, torch.Generator())
+    start = near if fibre or isinstance(problem, InputPosterior) else problem.start(chains, torch.Generator())
     draws = dgm.sample(problem, kind(), initial=start, chains=chains, warmup=0, draws=2, seed=1, progress=False)
     state, failed = draws.kernel.init(problem, start), 0
     for seed in range(4):
