@@ -52,6 +52,9 @@ class Target:
     prior: Any = None
     """The prior of x, a :class:`Density`, if the density is one times a likelihood."""
 
+    has_gradient: bool = True
+    """Whether the energy has a useful gradient; kernels that need none sample the target otherwise."""
+
     _energy: Callable[[Tensor], Tensor] | None = None
     batch_shape = torch.Size()
 

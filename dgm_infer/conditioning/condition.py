@@ -1,10 +1,11 @@
 """``condition()``: a generative model and an observation become a problem to sample."""
 
 import warnings
+from collections.abc import Callable
 from typing import TypeVar, overload
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..arguments import available_device, floating_type, numbers
 from ..errors import ArgumentError, ObservationError, reported_as
@@ -73,6 +74,9 @@ def condition(
     *,
     observe=...,
     tolerance: float,
+    kernel: str = ...,
+    distance: Callable[[Tensor, Tensor], Tensor] | None = ...,
+    summaries: Callable[[Tensor], Tensor] | None = ...,
     dtype: torch.dtype | None = ...,
     device: torch.device | str | None = ...,
 ) -> InputPosterior: ...
@@ -82,6 +86,9 @@ def condition(
     *,
     observe=None,
     tolerance: float | None = None,
+    kernel: str = "gaussian",
+    distance: Callable[[Tensor, Tensor], Tensor] | None = None,
+    summaries: Callable[[Tensor], Tensor] | None = None,
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
 ) -> Fibre | InputPosterior | LatentPosterior:
@@ -97,8 +104,14 @@ def condition(
             whose hidden entries are ignored (NaN allowed); with a callable operator ``[*batch, *y_shape]``.
         observe: the observation operator A: ``pixels(mask)``, a callable on ``[..., *output_shape]``, or None for
             the complete output.
-        tolerance: None for the exact posterior; a number eps for the ABC posterior with a Gaussian kernel of that
-            standard deviation.
+        tolerance: None for the exact posterior; a number eps for the ABC posterior with a kernel of that width. The
+            model then needs no derivative.
+        kernel: with a tolerance, ``"gaussian"`` of that standard deviation, or ``"uniform"`` or ``"epanechnikov"``,
+            which are 0 beyond it.
+        distance: with a tolerance, the distance of outputs from the data, ``[..., K], [*batch, K] -> [...]``; None for
+            the Euclidean one.
+        summaries: with a tolerance, a function of the flat values of A whose results are compared,
+            ``[..., Dy] -> [..., K]``; None for the values themselves.
         dtype: floating-point type of the computation. None for float64, which exact conditioning needs, or the
             decoder's own if outputs are discrete.
         device: None for the model's own.
@@ -112,13 +125,15 @@ def condition(
         ObservationError: the data or the mask do not fit the model.
         ArgumentError: an unsuitable dtype or device, or a tolerance although outputs are discrete.
     """
+    if tolerance is None and (kernel != "gaussian" or distance is not None or summaries is not None):
+        raise ArgumentError("condition(kernel=, distance=, summaries=) describe an ABC posterior: give tolerance= too")
     if is_discrete(model):
         return _latent_posterior(LatentVariableModel.of(model), observed, observe, tolerance, dtype, device)
     model = as_generative_model(model)
     dtype, device = _computed_in(model, torch.float64 if dtype is None else dtype, device)
     frozen = _checked_copy(model, dtype, device)
     # the mean of discrete outputs may have none: what is differentiated there is the likelihood
-    check_gradient(frozen, prior_draws(frozen, 2, dtype, device))
+    has_gradient = check_gradient(frozen, prior_draws(frozen, 2, dtype, device), needed=tolerance is None)
     operator, values = bind(frozen, observed, observe, dtype, device)
     check_operator(frozen, operator, values.ndim - 1, prior_draws(frozen, 2, dtype, device))
     reduced = observed_model(frozen, operator)
@@ -132,7 +147,15 @@ def condition(
     if far is not None:
         warnings.warn(far.words, stacklevel=2)
     if tolerance is not None:
-        return InputPosterior(reduced, values, tolerance)
+        return InputPosterior(
+            reduced,
+            values,
+            tolerance,
+            kernel=kernel,
+            distance=distance,
+            summaries=summaries,
+            has_gradient=has_gradient,
+        )
     check_values(frozen, operator, values)
     if n_outputs > reduced.dim:
         raise ObservationError(

@@ -76,14 +76,22 @@ def check_declared(model: GenerativeModel) -> None:
             model.output_range = interval(name, "output_range", model.output_range)
 
 
-def check_gradient(model: GenerativeModel, u: Tensor) -> None:
-    """Raises :class:`ModelError` where outputs have no derivative, or the log factor is not a number per input."""
+def check_gradient(model: GenerativeModel, u: Tensor, *, needed: bool = True) -> bool:
+    """Whether outputs have derivatives.
+
+    Raises:
+        ModelError: they have none although they are needed, or the log factor is not a number per input.
+    """
     name, inputs = type(model).__name__, u.detach().clone().requires_grad_()
     with torch.enable_grad():
-        if not model.observed(inputs).requires_grad:
-            raise ModelError(f"{name}.observed has no derivative: compute with torch's functions, without detach()")
+        has_gradient = _has_gradient(model, inputs)
+        if needed and not has_gradient:
+            raise ModelError(
+                f"{name}.observed has no derivative: compute with torch's functions, without detach(), or pass "
+                "tolerance= and a kernel that needs none"
+            )
         if not model.has_log_factor:
-            return
+            return has_gradient
         try:
             factor = model.log_factor(inputs)
         except Exception as error:
@@ -94,6 +102,15 @@ def check_gradient(model: GenerativeModel, u: Tensor) -> None:
             f"{name}.log_factor gives {what} for inputs of shape {tuple(u.shape)}: must be one number per input, "
             f"{tuple(u.shape[:-1])}"
         )
+    return has_gradient
+
+
+def _has_gradient(model: GenerativeModel, inputs: Tensor) -> bool:
+    try:
+        return model.observed(inputs).requires_grad
+    except RuntimeError:
+        # as of a simulator in NumPy, which takes no tensor that records derivatives
+        return False
 
 
 def check_outputs(model: GenerativeModel, u: Tensor) -> Tensor:

@@ -1,13 +1,19 @@
 """The ABC posterior in input space (J 5)."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from ..arguments import positive
+from ..arguments import choice, function, positive
+from ..errors import ArgumentError, StartError, cause
 from ..target import Block, Target
 from .reduced import ObservedModel
 
-__all__ = ["InputPosterior"]
+__all__ = ["KERNELS", "InputPosterior"]
+
+_DISTANCE = "lambda a, b: (a - b).abs().amax(-1)"
+_SUMMARIES = "lambda y: y.mean(-1, keepdim=True)"
 
 
 class InputPrior:
@@ -23,24 +29,57 @@ class InputPrior:
         return self.observed.sample_inputs(shape, generator, self._like)
 
 
-class InputPosterior(Target):
-    """ABC posterior in input space with a Gaussian kernel (math 2.4, J (34), J (79)).
+KERNELS: dict[str, Callable[[Tensor], Tensor]] = {
+    "gaussian": lambda r2: 0.5 * r2,
+    "uniform": lambda r2: torch.where(r2 <= 1, 0.0, torch.inf).to(r2),
+    "epanechnikov": lambda r2: torch.where(r2 < 1, -torch.log1p(-r2.clamp_max(1)), torch.inf).to(r2),
+}
+"""Minus the logs of ABC kernels, of the square of the distance in units of the tolerance (math 2.7)."""
 
-    ``energy(u) = -log p_u(u) + |A(g_x(u)) - y|^2 / (2 tolerance^2)``
+
+class InputPosterior(Target):
+    """ABC posterior in input space (math 2.4, math 2.7, J (34), J (79)).
+
+    ``energy(u) = -log p_u(u) - log K(d(s(A(g_x(u))), s(y))/tolerance)``; of the default kernel and distance
+    ``-log p_u(u) + |A(g_x(u)) - y|^2 / (2 tolerance^2)``
 
     Args:
         observed: the model through its observation operator.
         values: ``[*batch, Dy]`` observed values.
-        tolerance: standard deviation of the kernel, in units of the output.
+        tolerance: width of the kernel, in units of the distance; of a Gaussian one its standard deviation.
+        kernel: K, one of :data:`KERNELS`.
+        distance: d, ``[..., *batch, K], [*batch, K] -> [..., *batch]``; None for the Euclidean one.
+        summaries: s, ``[..., Dy] -> [..., K]``; None for the values themselves.
+        has_gradient: whether the model's outputs have derivatives.
+
+    Raises:
+        ArgumentError: an argument is outside its range, or the distances are not non-negative numbers, one per point.
     """
 
-    def __init__(self, observed: ObservedModel, values: Tensor, tolerance: float):
+    def __init__(
+        self,
+        observed: ObservedModel,
+        values: Tensor,
+        tolerance: float,
+        *,
+        kernel: str = "gaussian",
+        distance: Callable[[Tensor, Tensor], Tensor] | None = None,
+        summaries: Callable[[Tensor], Tensor] | None = None,
+        has_gradient: bool = True,
+    ):
         tolerance = positive("condition", "tolerance", tolerance)
+        choice("condition", "kernel", kernel, tuple(KERNELS))
         super().__init__(None, observed.dim, tuple(values.shape[:-1]))
         self.observed = observed
         self.values = values
         self.tolerance = tolerance
+        self.kernel = kernel
+        self.distance = None if distance is None else function("condition", "distance", distance, _DISTANCE)
+        self.summaries = None if summaries is None else function("condition", "summaries", summaries, _SUMMARIES)
+        self.has_gradient = has_gradient and kernel != "uniform"
         self.prior = InputPrior(observed, values)
+        self._summary = values
+        self._compare_summaries()
 
     @property
     def model(self):
@@ -54,9 +93,68 @@ class InputPosterior(Target):
         n_global = self.model.split(self.values.new_empty(0, self.dim))[0].shape[-1]
         return {"global": Block(0, n_global), "local": Block(n_global, self.dim)}
 
+    def square_distance(self, u: Tensor) -> Tensor:
+        """Squared distance of the outputs at ``u`` from the observed values: ``[..., *batch, D] -> [..., *batch]``."""
+        found = self._summarised(self.observed.outputs(u))
+        if self.distance is None:
+            return (found - self._summary).square().sum(-1)
+        return self.distance(found, self._summary).square()
+
     def energy(self, x):
-        misfit = (self.observed.outputs(x) - self.values).square().sum(-1)
-        return misfit / (2 * self.tolerance**2) - self.observed.log_density(x)
+        return KERNELS[self.kernel](self.square_distance(x) / self.tolerance**2) - self.observed.log_density(x)
+
+    def energy_and_gradient(self, x):
+        if not self.has_gradient:
+            why = "a uniform kernel" if self.kernel == "uniform" else f"the outputs of {type(self.model).__name__}"
+            raise ArgumentError(
+                f"{why} have no derivative, which this method needs: use EllipticalSlice, LinearSlice or RandomWalk"
+            )
+        return super().energy_and_gradient(x)
+
+    def _summarised(self, y: Tensor) -> Tensor:
+        return y if self.summaries is None else self.summaries(y)
+
+    def _compare_summaries(self) -> None:
+        """Take the data's own summaries, and check the distances of prior draws from them."""
+        if self.distance is None and self.summaries is None:
+            return
+        u = self.initial_draws(2, torch.Generator(self.values.device).manual_seed(0))
+        try:
+            with torch.no_grad():
+                self._summary = self._summarised(self.values)
+                square = self.square_distance(u)
+                found = square if self.distance is None else self.distance(self._summary, self._summary)
+        except Exception as error:
+            raise ArgumentError(f"condition(distance=, summaries=): fails at prior draws: {cause(error)}") from error
+        if square.shape != u.shape[:-1] or not found.isfinite().all():
+            raise ArgumentError(
+                f"condition(distance=, summaries=): gives shape {tuple(square.shape)} for {tuple(u.shape[:-1])} "
+                "points: must be one finite number per point; compute with dimensions counted from the right"
+            )
+
+    def start(self, chains: int, rng: torch.Generator, attempts: int = 200):
+        """Prior draws with a density, drawn again where they have none.
+
+        Raises:
+            StartError: a kernel of bounded width holds none of the draws of a problem.
+        """
+        x = super().start(chains, rng, attempts)
+        if self.kernel == "gaussian":
+            return x
+        with torch.no_grad():
+            finite = self.energy(x).isfinite()
+            if not finite.any(0).all():
+                square = self.square_distance(self.initial_draws(max(chains, 1000), rng)).amin(0)
+                nearest = square.sqrt()[~finite.any(0)].max().item()
+                raise StartError(
+                    f"none of {chains * (attempts + 1)} prior draws is within tolerance={self.tolerance:g}: the "
+                    f"nearest of {max(chains, 1000)} more is {nearest:.3g} away, and fewer than 1 in "
+                    f"{chains * (attempts + 1)} are accepted: raise the tolerance, use kernel='gaussian', or pass "
+                    "initial="
+                )
+        # chains without a draw of their own share that of another
+        source = (finite.to(x) * torch.rand(finite.shape, generator=rng, device=x.device).to(x)).argmax(0)
+        return torch.where(finite.unsqueeze(-1), x, x.gather(0, source[None, ..., None].expand(1, *x.shape[1:])))
 
     def latents(self, x):
         with torch.no_grad():

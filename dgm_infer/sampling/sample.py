@@ -10,7 +10,7 @@ from torch import Tensor
 from ..arguments import choice, flag, fraction, numbers, random_seed, whole_number
 from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, StartError, cause
-from ..kernels import HMC, ConstrainedHMC, Info, Kernel
+from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Info, Kernel
 from ..kernels.tuning import Tunable
 from ..progress import Progress
 from ..target import Target, as_target
@@ -42,7 +42,7 @@ def sample(
 
     Args:
         problem: a :class:`Fibre`, a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``.
-        kernel: None for :class:`HMC` on a target, and on a fibre :class:`ConstrainedHMC`, or :class:`LiftedHMC` if the
+        kernel: None for :class:`HMC` on a target (:class:`EllipticalSlice` if it has no gradient), and on a fibre :class:`ConstrainedHMC`, or :class:`LiftedHMC` if the
             model's noise is additive and normal and a short pilot finds it cheaper per effective draw
             (:func:`~dgm_infer.sampling.pilot.pick_kernel`); the pilot has its own random numbers, so that the draws are
             those of the kernel that it picks, which is in ``Draws.kernel``.
@@ -173,7 +173,9 @@ def sample(
 
 def default_kernel(problem: Fibre | Target) -> Kernel:
     """The default kernel for this kind of problem."""
-    return ConstrainedHMC() if isinstance(problem, Fibre) else HMC()
+    if isinstance(problem, Fibre):
+        return ConstrainedHMC()
+    return HMC() if problem.has_gradient else EllipticalSlice()
 
 
 def _named(error: Exception) -> str:
