@@ -4,7 +4,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import errors, evidence, kernels
+from . import errors, evidence, kernels, likelihood_free
 from .bases import Gaussian
 from .conditioning.check import check
 from .conditioning.condition import condition
@@ -14,6 +14,7 @@ from .conditioning.observations import pixels
 from .errors import *
 from .evidence import *
 from .kernels import *
+from .likelihood_free import *
 from .models import (
     DirectedModel,
     GenerativeModel,
@@ -64,6 +65,7 @@ __all__ = [
 __all__ += errors.__all__
 __all__ += evidence.__all__
 __all__ += kernels.__all__
+__all__ += likelihood_free.__all__
 
 
 # imported on demand: Pyro takes longer to load than everything else here

@@ -29,6 +29,7 @@ ORDER = {
         "kernels",
         "bases",
         "sampling",
+        "likelihood_free",
         "evidence",
         "interop",
     ],
@@ -103,6 +104,7 @@ ORDER = {
         "pilot",
         "sample",
     ],
+    "dgm_infer.likelihood_free": ["simulation", "result", "rejection", "mcmc", "smc", "run"],
     "dgm_infer.evidence": [
         "estimators",
         "path",

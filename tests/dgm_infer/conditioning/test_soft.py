@@ -72,7 +72,7 @@ class Counts(dgm.GenerativeModel):
 
 
 def test_a_simulator_in_numpy_needs_a_tolerance_and_is_sampled_without_gradients():
-    with pytest.raises(ModelError, match="has no derivative.*tolerance="):
+    with pytest.raises(ModelError, match=r"has no derivative.*tolerance="):
         dgm.condition(Counts(), [2.0])
     target = dgm.condition(Counts(), [2.0], tolerance=0.5, kernel="uniform")
     draws = dgm.sample(target, chains=200, warmup=10, draws=40, seed=1, progress=False)
@@ -84,7 +84,7 @@ def test_a_simulator_in_numpy_needs_a_tolerance_and_is_sampled_without_gradients
     grid = torch.linspace(1.5, 2.5, 10_001, dtype=FLOAT)
     mean = grid @ (-0.25 * grid.square()).softmax(0)
     assert abs(total.mean(1).mean() - mean) < 5 * total.mean(1).std() / math.sqrt(200)
-    with pytest.raises(ArgumentError, match="no derivative.*EllipticalSlice"):
+    with pytest.raises(ArgumentError, match=r"no derivative.*EllipticalSlice"):
         dgm.sample(target, dgm.HMC(), chains=2, warmup=2, draws=2, progress=False)
 
 
