@@ -82,6 +82,18 @@ class Draws:
         """``(chains, draws, *batch)``."""
         return self.stats["acceptance_rate"].shape
 
+    @property
+    def longest_stay(self) -> Tensor:
+        """Longest run of draws over which no latent of a chain changed, ``[chains, *batch]``: how long it stuck."""
+        same = torch.ones_like(self.stats["acceptance_rate"][:, 1:], dtype=torch.bool)
+        for value in (self.latents or {"inputs": self.inputs}).values():
+            same &= (value[:, 1:] == value[:, :-1]).reshape(*same.shape, -1).all(-1)
+        run = longest = torch.zeros_like(self.stats["acceptance_rate"][:, 0], dtype=torch.int64)
+        for stayed in same.unbind(1):
+            run = torch.where(stayed, run + 1, 0)
+            longest = torch.maximum(longest, run)
+        return longest
+
     def generate(self, n: int | None = None, *, seed: int | None = None) -> Tensor:
         """Complete outputs ``[chains, draws or n, *batch, *output_shape]``.
 

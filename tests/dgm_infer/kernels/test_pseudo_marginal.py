@@ -62,6 +62,14 @@ def test_control_an_estimate_that_is_drawn_afresh_at_every_step_is_noticed():
     assert deviations(oracle, run(oracle, Forgetful())).abs().max() > 5
 
 
+def test_the_longest_stay_of_a_chain_counts_the_draws_that_repeat():
+    x = torch.tensor([[0.0, 1.0, 1.0, 1.0, 2.0, 2.0], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]).unsqueeze(-1)
+    draws = dgm.Draws(
+        inputs=None, latents={"x": x}, stats={"acceptance_rate": x[..., 0]}, kernel=dgm.PseudoMarginalMH(), seed=0
+    )
+    assert draws.longest_stay.tolist() == [2, 0]
+
+
 # --------------------------------------------------------------------------------------------------------- estimators
 
 
