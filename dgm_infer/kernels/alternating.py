@@ -1,7 +1,7 @@
 """Two kernels in turn, each on a block of the coordinates given the others (math 8.12)."""
 
 import dataclasses
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
@@ -58,17 +58,22 @@ class Alternating(Settings):
     of each transition are kept under the name of its block, as ``noise_acceptance_rate``.
 
     Args:
-        first: kernel of the first block.
-        second: kernel of the second one. Warm-up can adapt one step size: that of the other is a number.
+        first: kernel of the first block; None for ``RandomWalk()``.
+        second: kernel of the second one; None for ``EllipticalSlice()``. Warm-up can adapt one step size: that of the other is a number.
         blocks: for each kernel the name of a block of the target, or a range (start, stop) of coordinates; None for
             the target's own two blocks, in their order, or all coordinates for both if it has none.
     """
 
-    first: Kernel = field(default_factory=RandomWalk)
-    second: Kernel = field(default_factory=EllipticalSlice)
+    # not Kernel: configurations name kernels by class path, which a protocol with types does not take
+    first: Any = None
+    second: Any = None
     blocks: tuple[str | tuple[int, int], str | tuple[int, int]] | None = None
 
     def __post_init__(self):
+        # the class is frozen
+        for name, default in (("first", RandomWalk), ("second", EllipticalSlice)):
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, default())
         for name, kernel in (("first", self.first), ("second", self.second)):
             if isinstance(kernel, type) or not isinstance(kernel, Kernel):
                 raise ArgumentError(f"Alternating({name}={shown(kernel)}): must be a kernel, such as RandomWalk()")

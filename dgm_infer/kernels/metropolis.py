@@ -1,7 +1,7 @@
 """Metropolis-Hastings kernels: random walks and independent proposals (math 8.9)."""
 
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -79,7 +79,8 @@ class Independence(Settings):
             problem. None for the prior of the problem, for example that of the inputs under a tolerance.
     """
 
-    proposal: Density | None = None
+    # not Density: configurations name densities by class path, which a protocol with types does not take
+    proposal: Any = None
 
     def __post_init__(self):
         if self.proposal is not None and (isinstance(self.proposal, type) or not isinstance(self.proposal, Density)):
