@@ -59,7 +59,8 @@ class Alternating(Settings):
 
     Args:
         first: kernel of the first block; None for ``RandomWalk()``.
-        second: kernel of the second one; None for ``EllipticalSlice()``. Warm-up can adapt one step size: that of the other is a number.
+        second: kernel of the second one; None for ``EllipticalSlice()``. Warm-up can adapt one step size: that of the
+            other is a number.
         blocks: for each kernel the name of a block of the target, or a range (start, stop) of coordinates; None for
             the target's own two blocks, in their order, or all coordinates for both if it has none.
     """
