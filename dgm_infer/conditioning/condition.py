@@ -35,7 +35,7 @@ from .faults import (
 )
 from .fibre import Fibre
 from .latent import LatentPosterior
-from .magnitude import far_data
+from .magnitude import constraint_units, far_data
 from .observations import Bound, Pixels
 from .observations import observe as as_observation
 from .operators import Everything, Selection, as_operator
@@ -141,7 +141,8 @@ def condition(
     u = prior_draws(frozen, STRUCTURE_DRAWS, dtype, device)
     reduced.check_declaration(u)
     with torch.no_grad():
-        far = far_data(frozen, operator, values, frozen.observed(u))
+        x = frozen.observed(u)
+        far = far_data(frozen, operator, values, x)
     if far is not None and far.certain:
         raise ObservationError(far.words)
     if far is not None:
@@ -162,7 +163,7 @@ def condition(
             f"{n_outputs} observed values but only {reduced.dim} inputs: no exact posterior exists; observe fewer, "
             "give the model output noise with WithNoise(model, sd=...), or pass tolerance="
         )
-    return Fibre(reduced, values)
+    return Fibre(reduced.measured_in(constraint_units(operator, values, x)), values)
 
 
 def _latent_posterior(

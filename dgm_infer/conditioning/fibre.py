@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..structures import Dense, Evaluation, JacobianMap, Units
+from .magnitude import magnitude
 from .marginal import NoiseMarginal
 from .reduced import ObservedModel
 from .solve import find_starts
@@ -31,14 +32,15 @@ class Linearisation(NamedTuple):
     gradient: Tensor
     """``grad phi``, ``[..., D]``."""
     constraint_error: Tensor
-    """``max|c|``, ``[...]``."""
+    """``max|c|``, ``[...]``, each constraint in its unit."""
 
 
 class Fibre:
     """Posterior of a generative model given exact observations, in its input space.
 
-    Constraint ``c(u) = A(g_x(u)) - y``; density with respect to the Hausdorff measure on ``{c = 0}``
-    ``pi(u) ~ p_u(u) |J J^T|^(-1/2)`` (J 6). Positions are ``[..., *batch_shape, dim]``.
+    Constraint ``c(u) = A(g_x(u)) - y``, outputs that hardly vary in units of their variation (math 3.3); density with
+    respect to the Hausdorff measure on ``{c = 0}`` ``pi(u) ~ p_u(u) |J J^T|^(-1/2)`` (J 6). Positions are
+    ``[..., *batch_shape, dim]``.
 
     Args:
         observed: the model through its observation operator.
@@ -84,7 +86,7 @@ class Fibre:
     @property
     def scale(self) -> Tensor:
         """``max(1, |y|_max)`` per problem, ``[*batch]``: tolerances are relative to it."""
-        return self.values.abs().amax(-1).clamp_min(1)
+        return magnitude(self.values)
 
     def rows(self, chains: int) -> "Fibre":
         """The fibre of ``chains`` copies of every problem in one flat batch of ``chains * prod(batch)`` rows."""
@@ -170,7 +172,7 @@ class Fibre:
         return self.observed.residual(u, self.values)
 
     def constraint_error(self, u: Tensor) -> Tensor:
-        """``max|c(u)|``: ``[..., *batch]``."""
+        """``max|c(u)|``, each constraint in its unit: ``[..., *batch]``."""
         with torch.no_grad():
             return self.constraint(u).abs().amax(-1)
 

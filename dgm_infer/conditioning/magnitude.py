@@ -1,4 +1,4 @@
-"""Data of another unit than the generator's outputs: 8-bit pixels for a generator of pixels in (0, 1)."""
+"""How large data are beside a generator's outputs: data of another unit, outputs that vary in small units."""
 
 import math
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from torch import Tensor
 from ..models import GenerativeModel
 from .operators import Operator
 
-__all__ = ["FarData", "far_data"]
+__all__ = ["FarData", "constraint_units", "far_data", "magnitude"]
 
 # Widths of what the model generates, beyond which data are far outside. Prior draws of a few images reach several
 # standard deviations, so that a posterior far in the tail of the prior is still within.
@@ -18,6 +18,47 @@ _WIDTHS = 3.0
 _SHARE = 0.1
 # Largest output of a generator of pixels in (0, 1) or (-1, 1).
 _PIXEL_OUTPUT = 2.0
+# Variation, in scales of the data, below which an output is measured in units of it: the tolerance 1e-8 is then at most
+# 1e-5 of what an output varies by.
+_HARDLY = 1e-3
+# The least unit, in rounding errors of the output per default tolerance of a kernel: solvers get no nearer.
+_ROUNDING, _TOLERANCE = 64, 1e-8
+
+
+def magnitude(values: Tensor) -> Tensor:
+    """``max(1, |y|_max)`` per problem: ``[*batch, Dy] -> [*batch]``."""
+    return values.abs().amax(-1).clamp_min(1)
+
+
+@torch.no_grad()
+def constraint_units(operator: Operator, values: Tensor, x: Tensor) -> Tensor | None:
+    """What the constraints are measured in, ``[*batch, Dy]``, so that one tolerance suits all; None if all by 1.
+
+    An output whose range r over prior draws is small beside the scale ``s = max(1, |y|_max)`` has the unit ``r / s``
+    (math 3.3), others have 1.
+
+    Args:
+        operator: A.
+        values: ``[*batch, Dy]``.
+        x: outputs at prior draws, ``[n, Dx]``.
+    """
+    made = _made(operator, values, x)
+    # a simulator may overflow at some prior draws
+    lost = ~made.isfinite()
+    high, low = made.masked_fill(lost, -torch.inf).amax(0), made.masked_fill(lost, torch.inf).amin(0)
+    scale = magnitude(values).unsqueeze(-1)
+    size = torch.maximum(values.abs(), torch.maximum(high.abs(), low.abs()))
+    least = _ROUNDING * torch.finfo(values.dtype).eps / _TOLERANCE * size / scale
+    ratio = torch.maximum((high - low) / scale, least)
+    # an output that does not vary at all is named where the search for a start fails
+    hardly = (high > low) & (ratio < _HARDLY)
+    return torch.where(hardly, ratio, 1.0).expand_as(values).clone() if hardly.any() else None
+
+
+def _made(operator: Operator, values: Tensor, x: Tensor) -> Tensor:
+    """What is observed of outputs ``x [n, Dx]``: ``[n, *batch, Dy]``, or with dimensions of 1 for the batch."""
+    # an operator may have data of each problem, with which draws broadcast
+    return operator(x.reshape(len(x), *[1] * (values.ndim - 1), -1))
 
 
 class FarData(NamedTuple):
@@ -46,8 +87,7 @@ def far_data(model: GenerativeModel, operator: Operator, values: Tensor, x: Tens
         where = f"its output_range is ({low:g}, {high:g})"
     else:
         declared = None
-        # an operator may have data of each problem, with which draws broadcast
-        made = x if operator.keeps_range else operator(x.reshape(len(x), *[1] * (values.ndim - 1), -1))
+        made = x if operator.keeps_range else _made(operator, values, x)
         made = made[made.isfinite()]
         if not len(made):
             return None

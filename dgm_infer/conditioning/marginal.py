@@ -58,9 +58,8 @@ class NoiseMarginal(Target):
             u1, u2 = u[..., : marginal.dim], u[..., marginal.dim :]
             residual, blocks = marginal._linear(u1)
             constraint = observed.residual(u, values)
-            size = torch.stack(
-                [constraint.abs().amax(-1), residual.abs().amax(-1), values.abs().amax(-1).expand(u1.shape[:-1])]
-            )
+            data = observed.in_units(values).abs().amax(-1).expand(u1.shape[:-1])
+            size = torch.stack([constraint.abs().amax(-1), residual.abs().amax(-1), data])
             # a simulator may overflow at some prior draws
             usable = size.amax(0).isfinite()
             allowed = _ROUNDING * torch.finfo(u.dtype).eps * size.amax(0)

@@ -26,6 +26,8 @@ class ObservedModel:
     heat: Tensor | None = None
     """``[*batch]``: local inputs are this many times their coordinates, None for 1. The density stays that of the
     coordinates, so heat h turns output noise of standard deviation s into noise of h s."""
+    unit: Tensor | None = None
+    """``[*batch, Dy]``: what each constraint is measured in (math 3.3), None for 1."""
 
     def __init__(self, model: GenerativeModel, operator: Operator, structure: Structure | None = None):
         self.model = model
@@ -37,12 +39,14 @@ class ObservedModel:
     @property
     def data(self) -> tuple[Any, ...]:
         """The data of each problem: a tree of tensors ``[*batch, ...]``."""
-        return self.operator.data, () if self.heat is None else (self.heat,)
+        own = (() if tensor is None else (tensor,) for tensor in (self.heat, self.unit))
+        return self.operator.data, *own
 
     def with_data(self, data: tuple[Any, ...]) -> Self:
         """The same model with the data of other problems."""
         other = copy.copy(self)
-        other.operator, other.heat = self.operator.with_data(*data[0]), (*data[1], None)[0]
+        other.operator = self.operator.with_data(*data[0])
+        other.heat, other.unit = ((*own, None)[0] for own in data[1:3])
         return other
 
     def to(self, dtype: torch.dtype) -> Self:
@@ -60,6 +64,16 @@ class ObservedModel:
         other = copy.copy(self)
         other.heat = heat
         return other
+
+    def measured_in(self, unit: Tensor | None) -> Self:
+        """The same model with constraints in these units, ``[*batch, Dy]``: the same fibre, up to the tolerance."""
+        other = copy.copy(self)
+        other.unit = unit
+        return other
+
+    def in_units(self, c: Tensor) -> Tensor:
+        """Differences of observed values ``[..., *batch, Dy]`` in their units."""
+        return c if self.unit is None else c / self.unit
 
     @property
     def can_be_heated(self) -> bool:
@@ -91,7 +105,7 @@ class ObservedModel:
 
     def residual(self, u: Tensor, values: Tensor) -> Tensor:
         """The constraint ``c(u)``, zero if and only if ``outputs(u) = values``: ``[..., *batch, Dy]``."""
-        return self.operator(self.structure.outputs(self.model, self.inputs(u), values)) - values
+        return self.in_units(self.operator(self.structure.outputs(self.model, self.inputs(u), values)) - values)
 
     def log_prior(self, u: Tensor) -> Tensor:
         """``log p_u(u)``, the density of :meth:`sample_inputs`: ``[..., Du] -> [...]``."""
@@ -144,7 +158,7 @@ class ObservedUnits(ObservedModel):
 
     def with_data(self, data):
         other = super().with_data(data)
-        other._local = self._local and self._local.with_data(*data[2])
+        other._local = self._local and self._local.with_data(*data[3])
         return other
 
     def inputs(self, u):

@@ -135,9 +135,10 @@ def _no_start(fibre: Problems, problem: int, residual: float, closest: float, de
     remedy = "check that the model can produce it"
     if not fibre.observed.model.has_local_inputs:
         remedy += ", or let it: WithNoise(model, sd=...)"
+    what = "largest residual" + ("" if fibre.observed.unit is None else ", outputs that hardly vary in units of that")
     return (
         f"no inputs were found that generate the observation{where}: the nearest outputs of {attempts} attempts per "
-        f"chain miss it by {residual:.3g} (largest residual); {remedy}"
+        f"chain miss it by {residual:.3g} ({what}); {remedy}"
     )
 
 

@@ -69,3 +69,51 @@ def test_chains_with_float32_jacobians_keep_the_constraint_in_float64_and_go_as_
     same = (coarse.inputs - exact.inputs).abs().amax(-1) < 1e-2
     assert same.double().mean() > 0.9
     assert not torch.equal(coarse.inputs, exact.inputs)
+
+
+class Mixed(dgm.GenerativeModel):
+    """``|u|^2`` in any unit beside a sum."""
+
+    input_density = dgm.StandardNormal(3)
+    output_shape = (2,)
+
+    def __init__(self, unit):
+        super().__init__()
+        self.unit = unit
+
+    def observed(self, u):
+        return torch.stack([self.unit * u.square().sum(-1), u.sum(-1)], -1)
+
+
+def misses(fibre):
+    """By how much draws miss ``|u|^2 = 2``."""
+    kernel = dgm.ConstrainedHMC(step_size=0.3, n_steps=3)
+    draws = dgm.sample(fibre, kernel, chains=2, warmup=0, draws=10, seed=1, progress=False)
+    return (draws.inputs[..., 0, :].square().sum(-1) - 2).abs().max()
+
+
+@pytest.mark.parametrize("unit", [1.0, 1e-8, 1e8])
+def test_the_tolerance_is_that_of_every_output_in_any_unit(unit):
+    fibre = dgm.condition(Mixed(unit), [[2 * unit, 0.5], [3 * unit, 0.1]])
+    assert misses(fibre) < 1e-7
+    # outputs of order one are measured as they are
+    assert (fibre.observed.unit is None) == (unit == 1)
+    if unit < 1:
+        # the control: one tolerance for all
+        control = type(fibre)(fibre.observed.measured_in(None), fibre.values)
+        assert misses(control) > 1e-2
+
+
+def test_units_leave_the_noise_marginal_and_chains_of_their_own_as_they_are():
+    weight = torch.tensor([[1.0, -0.5], [2e4, 1e4]], dtype=FLOAT)
+    values = torch.tensor([[0.5, 3e4], [0.2, -1e4]], dtype=FLOAT)
+    fibre = dgm.condition(generators.LinearGaussian(weight, sd=0.1), values)
+    plain = type(fibre)(fibre.observed.measured_in(None), fibre.values)
+    assert fibre.observed.unit is not None
+    assert fibre.marginal is not None
+    x = torch.randn(3, 2, 2, generator=torch.Generator().manual_seed(1), dtype=FLOAT)
+    offset = fibre.marginal.energy(x) - plain.marginal.energy(x)
+    assert (offset - offset[:1]).abs().max() < 1e-3
+    u = fibre.marginal.lift(x, torch.Generator().manual_seed(1))
+    assert (fibre.constraint_error(u) < 1e-8 * fibre.scale).all()
+    torch.testing.assert_close(fibre.take(torch.tensor([1])).constraint(u[:, 1:] + 1), fibre.constraint(u + 1)[:, 1:])
