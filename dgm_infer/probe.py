@@ -1,5 +1,6 @@
 """Faults of a target's energy, found at a few points before a run spends time on it."""
 
+import math
 import warnings
 
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor
 from .errors import DgmInferError, cause
 from .target import Target
 
-__all__ = ["energy_fault", "nan_energies", "probe_points"]
+__all__ = ["energy_doubt", "energy_fault", "probe_points"]
 
 # Energies computed at once, and the fewest and most points per problem.
 _ENERGIES, _FEWEST, _MOST = 1024, 2, 32
@@ -31,7 +32,7 @@ def energy_fault(target: Target, x: Tensor, remedy: str = "") -> str | None:
 
     It must be one real number per point, the same at every call, and must not fall without end, as ``exp(-energy)``
     would have no integral. An energy that is NaN or infinite at all points is left to the search for a start or a base,
-    which reports more about it; one that is NaN at some, to :func:`nan_energies`.
+    which reports more about it; one that is NaN at some, or levels off, to :func:`energy_doubt`.
 
     Args:
         remedy: added where the energy fails, such as how to have other points.
@@ -53,25 +54,36 @@ def energy_fault(target: Target, x: Tensor, remedy: str = "") -> str | None:
         return (
             f"the energy differs from call to call at the same points, by {apart:.3g}: it must not draw random numbers"
         )
-    if _falls(target, x):
+    if _falls(_far_energies(target, x)):
         return "the energy falls without end far from the origin, so that exp(-energy) has no integral: check its sign"
     return None
 
 
 @torch.no_grad()
-def nan_energies(target: Target, x: Tensor) -> str | None:
-    """Describe an energy that is NaN at more than a tenth of the points ``x [n, *batch, D]``, though not at all.
+def energy_doubt(target: Target, x: Tensor) -> str | None:
+    """Describe what is dubious in an energy without faults; None if nothing is.
 
-    Chains never move to such a point and its weight counts as zero, as with an infinite energy: right where the density
-    is zero, and otherwise a part of the density that is lost.
+    It may be NaN at more than a tenth of the points ``x [n, *batch, D]``, though not at all: chains never move to such
+    a point and its weight counts as zero, as with an infinite energy, which is right where the density is zero, and
+    otherwise loses a part of the density. Or it levels off along a line from these points, so that most of
+    ``exp(-energy)`` is infinitely far away.
     """
-    lost = target.energy(x).isnan()
-    if not _NAN * lost.numel() < lost.sum() < lost.numel():
-        return None
-    return (
-        f"the energy is NaN at {int(lost.sum())} of {lost.numel()} points tried: these count as points without "
-        "density; return inf where that is so, and mend the energy elsewhere"
-    )
+    energy = target.energy(x)
+    lost = energy.isnan()
+    if _NAN * lost.numel() < lost.sum() < lost.numel():
+        return (
+            f"the energy is NaN at {int(lost.sum())} of {lost.numel()} points tried: these count as points without "
+            "density; return inf where that is so, and mend the energy elsewhere"
+        )
+    level = _level(_far_energies(target, x), energy, target.dim)
+    if level.any():
+        problems = level.reshape(-1, target.batch_shape.numel()).any(0)
+        of = f" of problem {int(problems.nonzero()[0])}" if target.batch_shape else ""
+        return (
+            f"the energy{of} levels off far from the origin, so that exp(-energy) has no integral: chains drift away "
+            "and log Z is infinite; give every variable a prior"
+        )
+    return None
 
 
 def _difference(energy: Tensor, again: Tensor) -> float:
@@ -84,20 +96,35 @@ def _difference(energy: Tensor, again: Tensor) -> float:
     return difference[difference > rounding].max().item() if (difference > rounding).any() else 0.0
 
 
-def _falls(target: Target, x: Tensor) -> bool:
-    """Whether the energy still falls at distances where that of any density rises."""
+def _far_energies(target: Target, x: Tensor) -> list[Tensor]:
+    """Energies at four distances along lines from the center of the points, ``[8, *batch]``."""
     center = x.mean(0)
     directions = (x - center)[:8]
     try:
         with warnings.catch_warnings():
             # overflows are expected out there
             warnings.simplefilter("ignore")
-            inner, outer, near, far = (
-                target.energy(center + distance * directions) for distance in (*_SLOPE, _NEAR, _FAR)
-            )
+            return [target.energy(center + distance * directions) for distance in (*_SLOPE, _NEAR, _FAR)]
     except Exception:
         # a model may refuse such points
-        return False
+        return [x.new_full(directions.shape[:-1], torch.inf)] * 4
+
+
+def _level(energies: list[Tensor], here: Tensor, dim: int) -> Tensor:
+    """Whether the mass in shells far away grows with their radius, ``[*batch]``.
+
+    A shell at distance r has a volume of order ``r^D``: the energy of a density rises by more than ``D log r``, and is
+    by more than that above where it is least.
+    """
+    _, _, near, far = energies
+    least = here.masked_fill(~here.isfinite(), torch.inf).amin(0)
+    level = (far - near < dim * math.log(_FAR / _NEAR)) & (far - least < dim * math.log(_FAR))
+    return (near.isfinite() & far.isfinite() & level).any(0)
+
+
+def _falls(energies: list[Tensor]) -> bool:
+    """Whether the energy still falls at distances where that of any density rises."""
+    inner, outer, near, far = energies
     falling = near.isfinite() & (far < near - near.abs().mul(0.1).clamp_min(1))
     # minus infinity beyond an edge is not a fall: no chain moves there
     overflown = near.isneginf() & outer.isfinite() & (outer < inner - 1)

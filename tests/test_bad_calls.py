@@ -56,6 +56,13 @@ def model(f=None, **replaced):
     return type("M", (Summed,), replaced)().eval()
 
 
+def weighing(value):
+    """A network all of whose weights are this number."""
+    net = nn.Linear(3, 2, dtype=torch.tensor(value).dtype)
+    nn.init.constant_(net.weight, value)  # type: ignore[arg-type]
+    return generators.from_module(net.eval(), 3)
+
+
 def bowl(x):
     return 0.5 * x.square().sum(-1)
 
@@ -77,6 +84,8 @@ def vocabulary(folder):
     """What the calls name: S and L sample and estimate in no time, the lower-case ones are small valid objects."""
     circle = dgm.condition(Circle().eval(), torch.tensor([2.0]))
     vae = generators.GaussianVAE(3, (8, 8), hidden=(4,)).eval()
+    lost = generators.GaussianVAE(3, (8, 8), hidden=(4,)).eval()
+    nn.init.constant_(next(lost.decoder.parameters()), math.nan)
     drawn = sample(circle)
     drawn.save(folder / "c.nc")
     evidence = log_evidence()
@@ -108,6 +117,8 @@ def vocabulary(folder):
         "post": lambda: posterior,
         "digits": lambda: digits,
         "f": bowl,
+        "weights": weighing,
+        "lost": lambda: lost,
         "eight_bit": torch.arange(64.0).reshape(8, 8) * 4,
     }
 
@@ -167,6 +178,9 @@ CALLS = {
     "dgm.condition(Circle(),tensor([2.]),device='meta')": "device='meta'",
     "dgm.condition(Circle(),tensor([2.]),device=1.5)": "device=1.5",
     "dgm.condition(Circle(),tensor([2.]),tolerance='0.1')": "tolerance='0.1'",
+    "dgm.condition(Circle(),tensor([2.]),tolerance=inf)": "tolerance=inf",
+    "dgm.condition(Circle(),tensor([2.]),tolerance=True)": "tolerance=True",
+    "dgm.condition(Circle(),tensor([2.]),tolerance=1e10)": "the data would count for nothing",
     "dgm.condition(Circle(),tensor([2.]),tolerance=tensor([.1,.2]))": "tolerance=tensor([0.1000, 0.2000])",
     "dgm.condition(Lin(),tensor([.1]),observe=lambda x: 1/0)": "division by zero",
     "dgm.condition(Lin(),tensor([.1]),observe=lambda x: None)": "NoneType",
@@ -177,6 +191,11 @@ CALLS = {
     "S(dgm.condition(Lin(),tensor([.1]),observe=lambda x: x.mean().reshape(1)))": "observe",
     "S(dgm.condition(Lin(),tensor([.1]),observe=lambda x: x.reshape(-1)[:1]))": "observe",
     "dgm.condition(generators.GAN(2,(8,8),channels=None).eval(),eight_bit)": "divide by 255",
+    "dgm.condition(weights(nan),zeros(2))": "net.weight are NaN, 6 of 6",
+    "dgm.condition(weights(1j),zeros(2))": "net.weight are of torch.complex64",
+    "dgm.check(weights(nan))": "net.weight are NaN",
+    "dgm.condition(Circle(),tensor([1j]))": "observed of torch.complex64",
+    "dgm.condition(Circle(),tensor([nan]))": "not finite",
     "dgm.linear('M')": "linear(matrix='M')",
     "dgm.linear(None)": "linear(matrix=None)",
     "dgm.blur('1')": "blur(kernel='1')",
@@ -197,6 +216,8 @@ CALLS = {
     "dgm.ConstrainedHMC(split='yes')": "split='yes'",
     "dgm.ConstrainedHMC(step_size=True)": "step_size=True",
     "dgm.ConstrainedHMC(tolerance=inf)": "tolerance=inf",
+    "dgm.ConstrainedHMC(tolerance=True)": "tolerance=True",
+    "dgm.LiftedHMC(tolerance=1e10)": "tolerance=10000000000.0",
     # ----------------------------------------------------------------------------------------------------------- draws
     "draws().generate(10**12)": "n=1000000000000",
     "draws().save('/proc/x.nc')": "/proc/x.nc",
@@ -264,6 +285,8 @@ CALLS = {
     "post().energy(zeros(2))": "(2,)",
     "post().take(torch.tensor([5]))": "problems=tensor([5])",
     "generators.LatentPosterior(vae().decoder,zeros(8,8),N(3),mask='x')": "mask='x'",
+    "generators.LatentPosterior(vae().decoder,eight_bit,N(3))": "scale 8-bit pixels",
+    "generators.LatentPosterior(lost().decoder,zeros(8,8),N(3))": "are NaN",
     "generators.LinearGaussian('a')": "weight='a'",
     "generators.LinearGaussian(zeros(3,2),sd='a')": "sd='a'",
     "generators.LotkaVolterra(initial='ab')": "initial='ab'",

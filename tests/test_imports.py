@@ -50,6 +50,8 @@ ORDER = {
     "dgm_infer.conditioning": [
         "trees",
         "operators",
+        "faults",
+        "magnitude",
         "observations",
         "linear",
         "reduced",
@@ -63,8 +65,6 @@ ORDER = {
         "likelihood",
         "partial",
         "latent",
-        "faults",
-        "magnitude",
         "condition",
         "derivatives",
         "kinks",

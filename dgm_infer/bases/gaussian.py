@@ -22,7 +22,7 @@ from ..arguments import (
     within,
 )
 from ..errors import ArgumentError, EvidenceError, cause
-from ..probe import energy_fault, nan_energies, probe_points
+from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import Target, as_target
 from .density import GaussianDensity
 from .laplace import find_mode
@@ -212,7 +212,7 @@ class Gaussian(GaussianDensity):
             found = start if isinstance(start, Gaussian) else f"a {type(start).__name__}"
             raise ArgumentError(f"{call}(start={found}): expected a Gaussian over {shape}, like the target")
         points = start.sample(probe_points(target), torch.Generator(start.mean.device).manual_seed(0))
-        if fault := energy_fault(target, points) or nan_energies(target, points):
+        if fault := energy_fault(target, points) or energy_doubt(target, points):
             raise EvidenceError(f"{call}(): {fault}")
         rng = torch.Generator(start.mean.device).manual_seed(seed)
         mean, scale, trace = maximise_elbo(

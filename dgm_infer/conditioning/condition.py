@@ -7,7 +7,7 @@ from typing import TypeVar, overload
 import torch
 from torch import Tensor, nn
 
-from ..arguments import available_device, floating_type, numbers
+from ..arguments import available_device, floating_type, numbers, positive
 from ..errors import ArgumentError, ObservationError, reported_as
 from ..models import (
     DiscreteModel,
@@ -35,7 +35,7 @@ from .faults import (
 )
 from .fibre import Fibre
 from .latent import LatentPosterior
-from .magnitude import constraint_units, far_data
+from .magnitude import check_tolerance, constraint_units, far_data
 from .observations import Bound, Pixels
 from .observations import observe as as_observation
 from .operators import Everything, Selection, as_operator
@@ -148,6 +148,9 @@ def condition(
     if far is not None:
         warnings.warn(far.words, stacklevel=2)
     if tolerance is not None:
+        if distance is None and summaries is None:
+            # with either, the tolerance is in other units than the outputs
+            check_tolerance(operator, values, x, positive("condition", "tolerance", tolerance))
         return InputPosterior(
             reduced,
             values,

@@ -29,6 +29,7 @@ __all__ = [
     "check_range",
     "check_rows",
     "check_values",
+    "check_weights",
     "device_of",
     "frozen_copy",
     "prior_draws",
@@ -41,7 +42,12 @@ Module = TypeVar("Module", bound=nn.Module)
 
 
 def frozen_copy(module: Module, dtype: torch.dtype, device: torch.device) -> Module:
-    """A copy in evaluation mode, with this dtype and device, whose parameters need no gradients."""
+    """A copy in evaluation mode, with this dtype and device, whose parameters need no gradients.
+
+    Raises:
+        ModelError: it cannot be copied, or its weights are NaN or complex.
+    """
+    check_weights(module)
     try:
         return copy.deepcopy(module).to(device=device, dtype=dtype).eval().requires_grad_(False)
     except RuntimeError as error:
@@ -49,6 +55,17 @@ def frozen_copy(module: Module, dtype: torch.dtype, device: torch.device) -> Mod
             f"{type(module).__name__} cannot be copied ({cause(error)}): do not store tensors computed from "
             "others as attributes"
         ) from error
+
+
+def check_weights(model: nn.Module) -> None:
+    """Raises :class:`ModelError` if weights are complex, which a copy in a real type would halve, or NaN."""
+    for name, weight in model.named_parameters():
+        where = f"{type(model).__name__}: its weights {name}"
+        if weight.is_complex():
+            raise ModelError(f"{where} are of {weight.dtype}: must be real")
+        lost = int(weight.isnan().sum())
+        if lost:
+            raise ModelError(f"{where} are NaN, {lost} of {weight.numel()}: its training diverged; load or train others")
 
 
 def device_of(model: GenerativeModel) -> torch.device:

@@ -6,13 +6,15 @@ from typing import Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli
+from torch.distributions import Bernoulli, Normal
 
 from ..arguments import indices, instance, numbers
 from ..errors import ArgumentError, ModelError, ObservationError
 from ..models import InputDensity, base_distribution, output_distribution, reference_tensor
 from ..target import Target
+from .faults import check_weights
 from .likelihood import bernoulli_log_prob, known_slope
+from .magnitude import far_values
 from .partial import ObservedPixels, mask_index
 
 __all__ = ["LatentPosterior"]
@@ -49,6 +51,8 @@ class LatentPosterior(Target):
         shape = _image_shape(images, output_distribution(frozen, prior).event_shape)
         values = images.reshape(*images.shape[: images.ndim - len(shape)], shape.numel())
         index = None if mask is None else mask_index(mask, shape).to(images.device)
+        check_weights(frozen)
+        _check_unit(frozen, prior, shape, values if index is None else values[..., index])
         self._observe(frozen, prior, shape, values if index is None else values[..., index], index)
 
     @classmethod
@@ -173,6 +177,19 @@ class LatentPosterior(Target):
         like = self.images
         z = self.prior.sample((n, *self.batch_shape), generator=rng, dtype=like.dtype, device=rng.device)
         return z.to(like.device)
+
+
+@torch.no_grad()
+def _check_unit(decoder: nn.Module, prior: InputDensity, shape: torch.Size, values: Tensor) -> None:
+    """Raise ObservationError for 8-bit pixels beside a decoder of pixels in (0, 1); Bernoulli pixels are 0 or 1."""
+    like = reference_tensor(decoder)
+    rng = torch.Generator(like.device).manual_seed(0)
+    likelihood = decoder(prior.sample((16,), generator=rng, dtype=like.dtype, device=like.device))
+    if not isinstance(base_distribution(likelihood), Normal) or not values.isfinite().all():
+        return
+    far = far_values(type(decoder).__name__, shape, values, likelihood.mean)
+    if far is not None and far.certain:
+        raise ObservationError(far.words)
 
 
 def _image_shape(images: Tensor, event_shape: torch.Size) -> torch.Size:

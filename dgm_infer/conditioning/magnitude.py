@@ -1,15 +1,17 @@
 """How large data are beside a generator's outputs: data of another unit, outputs that vary in small units."""
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..errors import ArgumentError
 from ..models import GenerativeModel
 from .operators import Operator
 
-__all__ = ["FarData", "constraint_units", "far_data", "magnitude"]
+__all__ = ["FarData", "check_tolerance", "constraint_units", "far_data", "far_values", "magnitude"]
 
 # Widths of what the model generates, beyond which data are far outside. Prior draws of a few images reach several
 # standard deviations, so that a posterior far in the tail of the prior is still within.
@@ -23,6 +25,8 @@ _PIXEL_OUTPUT = 2.0
 _HARDLY = 1e-3
 # The least unit, in rounding errors of the output per default tolerance of a kernel: solvers get no nearer.
 _ROUNDING, _TOLERANCE = 64, 1e-8
+# Largest misfits at prior draws, beyond which a kernel tells no inputs apart.
+_BLIND = 1e3
 
 
 def magnitude(values: Tensor) -> Tensor:
@@ -55,6 +59,18 @@ def constraint_units(operator: Operator, values: Tensor, x: Tensor) -> Tensor | 
     return torch.where(hardly, ratio, 1.0).expand_as(values).clone() if hardly.any() else None
 
 
+@torch.no_grad()
+def check_tolerance(operator: Operator, values: Tensor, x: Tensor, tolerance: float) -> None:
+    """Raise :class:`ArgumentError` for the tolerance of an ABC kernel that is as good as infinite at outputs x."""
+    misfit = (_made(operator, values, x) - values).norm(dim=-1)
+    misfit = misfit[misfit.isfinite()]
+    if len(misfit) and tolerance > _BLIND * misfit.max():
+        raise ArgumentError(
+            f"condition(tolerance={tolerance:g}): outputs at prior draws miss the data by {misfit.max().item():.3g} at "
+            "most, so that the data would count for nothing; use a tolerance well below that"
+        )
+
+
 def _made(operator: Operator, values: Tensor, x: Tensor) -> Tensor:
     """What is observed of outputs ``x [n, Dx]``: ``[n, *batch, Dy]``, or with dimensions of 1 for the batch."""
     # an operator may have data of each problem, with which draws broadcast
@@ -81,24 +97,45 @@ def far_data(model: GenerativeModel, operator: Operator, values: Tensor, x: Tens
         values: ``[*batch, Dy]``.
         x: outputs at prior draws, ``[n, Dx]``.
     """
-    name, declared = type(model).__name__, model.output_range if operator.keeps_range else None
-    if declared is not None and math.isfinite(declared[1] - declared[0]):
+    declared = model.output_range if operator.keeps_range else None
+    if declared is not None and not math.isfinite(declared[1] - declared[0]):
+        declared = None
+    made = x if operator.keeps_range else _made(operator, values, x)
+    return far_values(
+        type(model).__name__, model.output_shape if operator.keeps_range else (), values, made, declared=declared
+    )
+
+
+def far_values(
+    name: str,
+    image_shape: Sequence[int],
+    values: Tensor,
+    made: Tensor,
+    *,
+    declared: tuple[float, float] | None = None,
+) -> FarData | None:
+    """:func:`far_data` of values ``[*batch, n]`` and what a model made in their place, ``[k, ...]``.
+
+    Args:
+        name: of the model.
+        image_shape: shape of the outputs, if the values are some of them.
+        declared: the finite range that the model declares.
+    """
+    if declared is not None:
         low, high = declared
         where = f"its output_range is ({low:g}, {high:g})"
     else:
-        declared = None
-        made = x if operator.keeps_range else _made(operator, values, x)
-        made = made[made.isfinite()]
+        n, made = len(made), made[made.isfinite()]
         if not len(made):
             return None
         low, high = made.min().item(), made.max().item()
-        where = f"its outputs lie between {low:.3g} and {high:.3g} at {len(x)} prior draws"
+        where = f"its outputs lie between {low:.3g} and {high:.3g} at {n} prior draws"
     least, largest = values.min().item(), values.max().item()
     beyond = torch.maximum(low - values, values - high) > _WIDTHS * (high - low)
     if not beyond.any() or high == low:
         return None
     what = f"observed values from {least:.3g} to {largest:.3g} are far outside what {name} generates: {where}"
-    images = len(model.output_shape) >= 2 and operator.keeps_range and max(-low, high) <= _PIXEL_OUTPUT
+    images = len(image_shape) >= 2 and max(-low, high) <= _PIXEL_OUTPUT
     if not images and declared is None and beyond.double().mean() < _SHARE:
         return None
     if not images or least < 0 or largest > 255:

@@ -9,15 +9,19 @@ from .method import EstimateStatus
 
 __all__ = ["doubts"]
 
-# Share of the weights that one draw may have, and the acceptance of moves below which none are made.
-_SHARE, _MOVES = 0.999, 1e-3
+# Share of the weights that one draw may have, the acceptance of moves below which none are made, and a standard error
+# of log Z, in nats, that says nothing.
+_SHARE, _MOVES, _NATS = 0.999, 1e-3, 10.0
 
 
-def doubts(diagnostics: Mapping[str, Tensor], status: EstimateStatus, chains: int) -> Iterator[str]:
+def doubts(
+    diagnostics: Mapping[str, Tensor], std_error: Tensor, status: EstimateStatus, chains: int
+) -> Iterator[str]:
     """Lines that name problems whose estimate and standard error mean nothing, whatever their status promises.
 
     Args:
         diagnostics: of an outcome, each ``[..., *batch]``.
+        std_error: of log Z, ``[*batch]``.
         status: that of the method; bounds may rest on few draws and are bounds still.
         chains: chains per problem; of one alone nothing is said.
     """
@@ -34,6 +38,12 @@ def doubts(diagnostics: Mapping[str, Tensor], status: EstimateStatus, chains: in
         yield (
             f"no chain moved{_where(acceptance < _MOVES)}: use a base near the target, more temperatures, or a smaller "
             "step_size"
+        )
+    wide = std_error > _NATS
+    if wide.any():
+        yield (
+            f"the standard error of log Z is {std_error[wide].max().item():.2g}{_where(wide)}: the estimate says "
+            "nothing: use a base near the target, more temperatures, or more draws"
         )
 
 

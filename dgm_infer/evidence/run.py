@@ -12,7 +12,7 @@ from torch import Tensor
 from ..arguments import allocatable, finite, flag, random_seed, whole_number
 from ..bases import Gaussian
 from ..errors import ArgumentError, EvidenceError
-from ..probe import energy_fault, nan_energies, probe_points
+from ..probe import energy_doubt, energy_fault, probe_points
 from ..progress import Progress
 from ..target import as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
@@ -245,8 +245,8 @@ class _Run:
         fault = energy_fault(path.target, x, "; base.to(...) changes these")
         if fault:
             raise ArgumentError(f"{name}(): {fault}")
-        if lost := nan_energies(path.target, x):
-            warnings.warn(f"{name}(): {lost}", stacklevel=4)
+        if doubt := energy_doubt(path.target, x):
+            warnings.warn(f"{name}(): {doubt}", stacklevel=4)
 
     def outcomes(self, work: Callable[[AnnealedPath, slice | None], list[Outcome]]) -> list[Outcome]:
         """Run ``work`` on every chunk and join each of its outcomes over the chunks."""
@@ -309,7 +309,7 @@ class _Run:
                 f"all weights are zero for {int(lost.sum())} of {lost.numel()} problems, the first of them {first}: "
                 "the target's density is zero or not finite at all draws of the base; choose a base that covers it"
             )
-        for doubt in doubts(outcome.diagnostics, status, self.chains):
+        for doubt in doubts(outcome.diagnostics, std_error, status, self.chains):
             warnings.warn(f"{name}: {doubt}", stacklevel=4)
         diagnostics: dict[str, Any] = {
             **outcome.diagnostics,

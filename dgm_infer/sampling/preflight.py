@@ -11,7 +11,7 @@ from torch import Tensor
 from ..arguments import allocatable
 from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, ModelError
-from ..probe import energy_fault, nan_energies, probe_points
+from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import Target
 
 __all__ = ["check_energy", "check_latents", "check_size"]
@@ -48,8 +48,8 @@ def check_energy(problem: Target, device: torch.device) -> None:
     fault = energy_fault(problem, points)
     if fault:
         raise ArgumentError(f"sample(): {fault}")
-    if lost := nan_energies(problem, points):
-        warnings.warn(f"sample(): {lost}", stacklevel=3)
+    if doubt := energy_doubt(problem, points):
+        warnings.warn(f"sample(): {doubt}", stacklevel=3)
 
 
 def check_latents(problem: Any, position: Tensor) -> None:

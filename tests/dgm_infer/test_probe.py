@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.probe import energy_fault, nan_energies, probe_points
+from dgm_infer.probe import energy_doubt, energy_fault, probe_points
 from tests.oracles import FLOAT
 
 
@@ -64,12 +64,49 @@ def test_an_energy_that_is_often_nan_is_described_though_runs_go_on():
     target = dgm.Target(lambda x: bowl(x).where(x[..., 0] > 0, math.nan), 2)
     x = torch.randn(32, 2, generator=torch.Generator().manual_seed(0))
     assert energy_fault(target, x) is None
-    assert f"NaN at {int((x[:, 0] <= 0).sum())} of 32 points" in (nan_energies(target, x) or "")
-    assert nan_energies(dgm.Target(lambda x: bowl(x).where(x[..., 0] > x[..., 0].min(), math.nan), 2), x) is None
-    assert nan_energies(dgm.Target(lambda x: bowl(x) * math.nan, 2), x) is None
+    assert f"NaN at {int((x[:, 0] <= 0).sum())} of 32 points" in (energy_doubt(target, x) or "")
+    assert energy_doubt(dgm.Target(lambda x: bowl(x).where(x[..., 0] > x[..., 0].min(), math.nan), 2), x) is None
+    assert energy_doubt(dgm.Target(lambda x: bowl(x) * math.nan, 2), x) is None
     with pytest.warns(UserWarning, match="NaN at"):
         draws = dgm.sample(target, chains=8, warmup=5, draws=5, seed=0, progress=False)
     assert (draws.inputs[..., 0] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("energy", "doubtful"),
+    [
+        (lambda x: 0 * x.sum(-1), True),
+        (lambda x: x.clamp_min(0).square().sum(-1), True),
+        (lambda x: 0.5 * (1 + x.square().sum(-1)).log(), True),
+        (lambda x: 1 - (-bowl(x)).exp(), True),
+        # densities with the heaviest of tails
+        (lambda x: (1 + x.square()).log().sum(-1), False),
+        (lambda x: 1.1 * (1 + x.square().sum(-1)).log(), False),
+        (bowl, False),
+        # far above where it is least, that it levels off matters little
+        (lambda x: bowl(x).clamp_max(1e6), False),
+        # a funnel, and a density with an edge
+        (lambda x: x[..., 0].square() / 18 + 0.5 * x[..., 0] + 0.5 * x[..., 1].square() * (-x[..., 0]).exp(), False),
+        (lambda x: (0 * x.sum(-1)).where(x.abs().amax(-1) < 3, math.inf), False),
+    ],
+)
+def test_an_energy_that_levels_off_has_no_integral(energy, doubtful):
+    x = torch.randn(32, 2, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    assert energy_fault(dgm.Target(energy, 2), x) is None
+    doubt = energy_doubt(dgm.Target(energy, 2), x)
+    assert (doubt is not None and "levels off" in doubt) == doubtful
+
+
+def test_the_problem_whose_energy_levels_off_is_named():
+    rises = torch.tensor([1.0, 0.0])
+    target = dgm.Target(lambda x: rises * bowl(x), 2, (2,))
+    with pytest.warns(UserWarning, match="the energy of problem 1 levels off"):
+        dgm.sample(target, dgm.HMC(0.1, n_steps=1), chains=2, warmup=0, draws=2, seed=0, progress=False)
+    with pytest.warns(UserWarning, match="the energy of problem 1 levels off"):
+        base = dgm.Gaussian(torch.zeros(2, 2), 1.0)
+        dgm.log_evidence(target, base, dgm.Elbo(4), chains=2, seed=0, progress=False)
+    with pytest.raises(dgm.EvidenceError, match="the energy of problem 1 levels off"):
+        dgm.Gaussian.fit(target, steps=5)
 
 
 def test_an_error_of_the_project_is_left_as_it_is():
@@ -103,7 +140,7 @@ def test_a_run_draws_the_same_numbers_without_the_look(monkeypatch, run):
     with_it = run(target)
     state = torch.get_rng_state()
     for module in ("sampling.preflight", "evidence.run", "bases.gaussian"):
-        for look in ("energy_fault", "nan_energies"):
+        for look in ("energy_fault", "energy_doubt"):
             monkeypatch.setattr(f"dgm_infer.{module}.{look}", lambda *arguments: None)
     assert torch.equal(run(target), with_it)
     assert torch.equal(torch.get_rng_state(), state)

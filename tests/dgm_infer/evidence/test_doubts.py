@@ -38,6 +38,12 @@ def test_an_estimate_on_one_weight_is_named_with_its_problem():
     assert not any("all weight" in line for line in said(target, base, METHODS["AIS"], chains=1))
 
 
+def test_an_estimate_whose_error_is_wide_is_named():
+    joint = dgm.ContinuousTempering(draws=20, warmup=20, pilot_temperatures=10)
+    lines = said(dgm.Target(lambda x: 1e12 * x.square().sum(-1), 1), BASE, joint)
+    assert any("the standard error of log Z is" in line and "says nothing" in line for line in lines)
+
+
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_an_estimate_that_is_fine_says_nothing(method):
     known = known_gaussian(2)
