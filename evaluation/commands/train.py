@@ -99,6 +99,7 @@ class TrainCLI(LightningCLI):
         if precision.endswith("16-true"):
             mixed = precision.replace("-true", "-mixed")
             raise ConfigError(f"trainer.precision={precision}: bounds of 16 bits mean little; choose {mixed}")
+        _save_between_epochs(settings["trainer"])
         files = settings.get("config") or []
         self.name = Path(str(files[-1])).stem if files else "train"
         checkpoint, self.resumed_step = settings["ckpt_path"], None
@@ -237,6 +238,22 @@ class TrainCLI(LightningCLI):
         callback = self.trainer.checkpoint_callback
         paths = [getattr(callback, name, "") for name in ("last_model_path", "best_model_path")]
         return next((Path(path) for path in paths if path and Path(path).exists()), None)
+
+
+def _save_between_epochs(trainer: Any) -> None:
+    """Let checkpoints that a validation decides on be written when its epoch has ended.
+
+    Lightning would write them from within the epoch, which a run that resumes from one ends another time.
+    """
+    every = trainer["check_val_every_n_epoch"]
+    if every is None or trainer["val_check_interval"] not in (None, 1.0) or not isinstance(trainer["callbacks"], list):
+        return
+    for callback in trainer["callbacks"]:
+        given = callback.get("init_args") or {}
+        own = ("every_n_epochs", "every_n_train_steps", "train_time_interval", "save_on_train_epoch_end")
+        monitors = callback["class_path"].endswith(".ModelCheckpoint") and given.get("monitor") is not None
+        if monitors and all(given.get(option) is None for option in own):
+            given["every_n_epochs"], given["save_on_train_epoch_end"] = every, True
 
 
 def _innermost(error: BaseException) -> str:

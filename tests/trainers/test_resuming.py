@@ -15,7 +15,7 @@ import yaml
 
 import generators
 from evaluation.commands.train import train
-from tests.quick import some
+from tests.quick import cases
 from trainers.resuming import RandomState, WholeFiles
 
 pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
@@ -35,13 +35,20 @@ MODELS = {
 }  # fmt: skip
 
 
-def configuration(name: str, epochs: int, **trainer) -> dict:
+# of every epoch, and of those with a validation, as the shipped configurations have it
+SAVING = {
+    "every epoch": {"every_n_epochs": 1},
+    "by validation": {"monitor": "val/elbo", "mode": "max"},
+}
+
+
+def configuration(name: str, epochs: int, saving: str = "every epoch", **trainer) -> dict:
     data: dict = {"batch_size": 350, "augmentation": {"probability": 0.5}}
     if name == "IWAE":
         data["binarise"] = "dynamic"
-    # every epoch's checkpoint is kept
-    saving = {"filename": "{epoch}", "save_top_k": -1, "every_n_epochs": 1, "save_last": True}
-    callbacks = [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": saving}]
+    # every checkpoint is kept
+    keeping = {"filename": "{epoch}", "save_top_k": -1, "save_last": True, **SAVING[saving]}
+    callbacks = [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": keeping}]
     return {
         "seed_everything": 3,
         "model": MODELS[name],
@@ -72,11 +79,15 @@ def rows(folder: Path, epoch: int) -> list[str]:
     return [line for line in lines if int(line.split(",")[column]) >= epoch]
 
 
-@pytest.mark.parametrize("name", some(MODELS, quick=("VAE",)))
-def test_a_resumed_run_is_the_uninterrupted_one(name, tmp_path):
-    whole = run(tmp_path / "whole", configuration(name, 4))
+RUNS = {name: (name, "every epoch") for name in MODELS} | {"VAE by validation": ("VAE", "by validation")}
+
+
+@pytest.mark.parametrize(("name", "saving"), cases(RUNS, quick=("VAE by validation",)))
+def test_a_resumed_run_is_the_uninterrupted_one(name, saving, tmp_path):
+    config = configuration(name, 4, saving, check_val_every_n_epoch=1 if saving == "every epoch" else 2)
+    whole = run(tmp_path / "whole", config)
     first = next((whole / "checkpoints").glob("epoch=1*.ckpt"))
-    resumed = run(tmp_path / "resumed", configuration(name, 4), "--ckpt_path", str(first))
+    resumed = run(tmp_path / "resumed", config, "--ckpt_path", str(first))
     expected = weights(whole)
     assert all(torch.equal(tensor, expected[key]) for key, tensor in weights(resumed).items())
     assert rows(resumed, 2) == rows(whole, 2)
