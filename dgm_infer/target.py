@@ -9,7 +9,7 @@ from torch import Tensor
 from .arguments import function, sizes, whole_number
 from .errors import ArgumentError
 
-__all__ = ["Block", "Density", "Target", "as_target"]
+__all__ = ["Block", "Density", "Target", "as_target", "reference"]
 
 
 @runtime_checkable
@@ -145,6 +145,16 @@ def as_target(target) -> Target:
         ArgumentError: one of them is missing.
     """
     return target if isinstance(target, Target) else _Adapted(target)
+
+
+def reference(target) -> Tensor | None:
+    """A tensor of the type and on the device that a target computes with, as its ``values`` are; None if unknown."""
+    own = getattr(target, "_target", target)
+    values = getattr(own, "values", None)
+    if isinstance(values, Tensor) and values.is_floating_point():
+        return values
+    dtype, device = getattr(own, "dtype", None), getattr(own, "device", None)
+    return torch.empty(0, dtype=dtype, device=device) if isinstance(dtype, torch.dtype) else None
 
 
 class _Adapted(Target):

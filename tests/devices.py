@@ -54,14 +54,23 @@ class _Double(Tensor):
         raise RuntimeError(f"{func} of tensors of the device, without the device")
 
 
+# functions that change the shape of a tensor of their own in place, of which the double would not know
+_RESHAPE = {torch.quantile, Tensor.quantile, torch.nanquantile, Tensor.nanquantile}
+
+
 class _Constants(TorchFunctionMode):
-    """Tensors made of Python's numbers, which no dispatch sees."""
+    """What no dispatch sees: tensors made of Python's numbers, tensors that are reshaped in place."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if func in (torch.tensor, torch.as_tensor) and kwargs.get("device") == DEVICE:
             made = func(*args, **{k: v for k, v in kwargs.items() if k != "device"})
             return made if isinstance(made, _Double) else _Double(made)
+        if func is Tensor.new_tensor and isinstance(args[0], _Double):
+            return _Double(torch.tensor(*args[1:], **{"dtype": args[0].dtype} | kwargs))
+        if func in _RESHAPE and isinstance(args[0], _Double):
+            args, kwargs = tree_map_only(_Double, _values, (args, kwargs))
+            return _Double(func(*args, **kwargs))
         return func(*args, **kwargs)
 
 

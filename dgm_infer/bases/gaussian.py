@@ -23,7 +23,7 @@ from ..arguments import (
 )
 from ..errors import ArgumentError, EvidenceError, cause
 from ..probe import energy_doubt, energy_fault, probe_points
-from ..target import Target, as_target
+from ..target import Target, as_target, reference
 from .density import GaussianDensity
 from .laplace import find_mode
 from .moments import check_mixture, distinct, mixture_moments, weighted_moments
@@ -192,7 +192,7 @@ class Gaussian(GaussianDensity):
             samples: draws per step.
             rate: initial learning rate.
             seed: seed of all randomness; None draws one.
-            dtype, device: used only when ``start`` is None.
+            dtype, device: used only when ``start`` is None; None for those of the target's ``values``, if it has any.
 
         Raises:
             ArgumentError: an argument is outside its range.
@@ -297,7 +297,7 @@ class Gaussian(GaussianDensity):
                 Their initial sds are a tenth of its sds.
             tolerance: as in :meth:`of_mixture`.
             seed: seed of all randomness; None draws one.
-            dtype, device: used only when ``start`` is None.
+            dtype, device: as in :meth:`fit`.
             fit: ``steps``, ``samples`` and ``rate`` of :meth:`fit`.
 
         Raises:
@@ -339,7 +339,7 @@ class Gaussian(GaussianDensity):
             target: anything with ``energy``, twice differentiable, ``dim`` and ``batch_shape``.
             start: ``[*batch, D]``; None for zero.
             max_iterations: damped Newton steps.
-            dtype, device: used only when ``start`` is None; the default dtype is float64.
+            dtype, device: as in :meth:`fit`; float64 for a target without ``values``.
 
         Raises:
             ArgumentError: an argument is outside its range.
@@ -348,7 +348,7 @@ class Gaussian(GaussianDensity):
         call = "Gaussian.laplace"
         target = as_target(target)
         if start is None:
-            start = _standard(call, target, dtype or torch.float64, device).mean
+            start = _standard(call, target, dtype, device, torch.float64).mean
         start = finite(call, "start", start)
         shape = (*target.batch_shape, target.dim)
         if tuple(start.shape) != shape:
@@ -359,7 +359,21 @@ class Gaussian(GaussianDensity):
         return cls._of(mode.position, scale, log_evidence=log_evidence)
 
 
-def _standard(call: str, target: Target, dtype: torch.dtype | None, device: torch.device | str | None) -> Gaussian:
-    dtype = None if dtype is None else floating_type(call, "dtype", dtype)
-    device = None if device is None else available_device(call, "device", device)
+def _standard(
+    call: str,
+    target: Target,
+    dtype: torch.dtype | None,
+    device: torch.device | str | None,
+    unknown: torch.dtype | None = None,
+) -> Gaussian:
+    """Standard normals of the type and on the device that are given, or else those of the target."""
+    like = reference(target)
+    if dtype is not None:
+        dtype = floating_type(call, "dtype", dtype)
+    else:
+        dtype = unknown if like is None else like.dtype
+    if device is not None:
+        device = available_device(call, "device", device)
+    elif like is not None:
+        device = like.device
     return Gaussian(torch.zeros(*target.batch_shape, target.dim, dtype=dtype, device=device), 1.0)

@@ -14,7 +14,7 @@ from ..conditioning.fibre import Fibre, Linearisation
 from ..conditioning.projection import SOLVERS, project
 from ..errors import ArgumentError, Status
 from ..settings import Settings
-from .hamiltonian import accept, check_schedule, draw_momentum, draw_schedule, schedule_tuning
+from .hamiltonian import accept, check_schedule, constant_steps, draw_momentum, draw_schedule, schedule_tuning
 from .integrators import CIRCULAR, STRAIGHT, geodesic
 from .kernel import Info, TrajectoryEnd, Trial
 from .tuning import Tuning
@@ -157,7 +157,7 @@ class ConstrainedHMC(Settings):
             momentum,
             here,
             step_size.reshape(-1),
-            n_steps.reshape(-1),
+            constant_steps(self) or n_steps.reshape(-1),
             self.sub_steps(problem),
             partial(
                 project,

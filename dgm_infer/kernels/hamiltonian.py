@@ -11,7 +11,16 @@ from ..errors import ArgumentError, Status
 from ..target import Target
 from .tuning import Tuning
 
-__all__ = ["DEFAULT_LENGTH", "DIVERGENCE", "MAX_STEPS", "HMCState", "Schedule", "accept", "draw_schedule"]
+__all__ = [
+    "DEFAULT_LENGTH",
+    "DIVERGENCE",
+    "MAX_STEPS",
+    "HMCState",
+    "Schedule",
+    "accept",
+    "constant_steps",
+    "draw_schedule",
+]
 
 # Initial trajectory length: on a standard normal density it makes the next position independent of this one.
 DEFAULT_LENGTH = math.pi / 2
@@ -115,6 +124,14 @@ def draw_schedule(kernel: Scheduled, longest_step: float, like: Tensor, rng: tor
     time = (fraction * length).expand_as(like)
     steps = (time / step_size).ceil().clamp(1, MAX_STEPS)
     return Schedule(steps.to(torch.int64), torch.minimum(time / steps, step_size), fraction)
+
+
+def constant_steps(kernel: Scheduled) -> int | None:
+    """The steps of every transition, which no host need ask its device for; None if they vary."""
+    if kernel.n_steps is None:
+        return None
+    low, high = counts(type(kernel).__name__, "n_steps", kernel.n_steps)
+    return low if low == high else None
 
 
 def check_schedule(kernel: Scheduled) -> None:

@@ -15,6 +15,7 @@ from .hamiltonian import (
     HMCState,
     accept,
     check_schedule,
+    constant_steps,
     check_target,
     draw_momentum,
     draw_schedule,
@@ -71,7 +72,8 @@ class HMC(Settings):
         momentum = draw_momentum(state.position, rng)
         n_steps, step_size, fraction = draw_schedule(self, math.inf, state.energy, rng)
         start = PhasePoint(state.position, momentum, state.energy, state.gradient)
-        end = leapfrog(energy_of(problem), start, step_size, n_steps, metric)
+        steps = constant_steps(self) or n_steps
+        end = leapfrog(energy_of(problem), start, step_size, steps, metric)
         h_old, h_new = start.hamiltonian, end.hamiltonian
         status = torch.full_like(h_old, int(Status.OK), dtype=torch.int8)
         accepted, probability, status = accept(h_old, h_new, status, rng)

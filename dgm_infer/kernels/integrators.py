@@ -182,6 +182,7 @@ def geodesic(
         flow: the free motion that drifts follow, :data:`STRAIGHT` or :data:`CIRCULAR`.
         trace: called with the position after every step.
     """
+    longest = _longest(n_steps)
     n_steps = torch.as_tensor(n_steps, device=position.device).expand_as(step_size)
     step = step_size.unsqueeze(-1)
     drift = step / n_geodesic
@@ -189,7 +190,6 @@ def geodesic(
     u, p = position, momentum - 0.5 * step * jacobian.tangent(flow.force(position, linearisation.gradient))
     status = torch.full(u.shape[:1], int(Status.OK), dtype=torch.int8, device=u.device)
     iterations, retried = torch.zeros_like(status, dtype=torch.int32), torch.zeros_like(status, dtype=torch.bool)
-    longest = int(n_steps.max())
     for i in range(longest):
         moving = i < n_steps
         for j in range(n_geodesic):

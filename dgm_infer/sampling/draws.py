@@ -18,6 +18,7 @@ from ..errors import ArgumentError, CheckpointError, cause
 from ..files import complete_file
 from ..kernels import Kernel
 from ..kernels.stored import UnknownKernel, from_json, to_json
+from ..target import reference
 
 if TYPE_CHECKING:
     import arviz
@@ -245,7 +246,18 @@ class Draws:
             warnings.warn(f"{path}: {_UNKNOWN.format(draws.kernel.class_path)}", stacklevel=2)
         if problem is not None and draws.inputs is not None:
             _check_problem(path, problem, draws.kernel, draws.inputs)
+            draws._follow(problem)
         return draws
+
+    def _follow(self, problem: Any) -> None:
+        """Move to the device of a problem."""
+        like = reference(problem)
+        if like is None or self.inputs is None:
+            return
+        self.inputs = self.inputs.to(like)
+        self.stats = {name: value.to(like.device) for name, value in self.stats.items()}
+        self._latents = self._latents and {name: value.to(like.device) for name, value in self._latents.items()}
+        self.ancestors = None if self.ancestors is None else self.ancestors.to(like.device)
 
     def __repr__(self):
         names = ", ".join(self.latents) if self._latents or self.problem else "?"

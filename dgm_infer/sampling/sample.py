@@ -13,7 +13,7 @@ from ..errors import ArgumentError, StartError, cause
 from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Info, Kernel
 from ..kernels.tuning import Tunable
 from ..progress import Progress
-from ..target import Target, as_target
+from ..target import Target, as_target, reference
 from .draws import Draws
 from .pilot import pick_kernel
 from .preflight import check_energy, check_latents, check_size
@@ -185,8 +185,8 @@ def _named(error: Exception) -> str:
 
 
 def _device(problem, initial) -> torch.device:
-    values = getattr(problem, "values", None)
-    like = values if isinstance(values, Tensor) else initial
+    values = reference(problem)
+    like = initial if values is None else values
     return like.device if isinstance(like, Tensor) else torch.device("cpu")
 
 
