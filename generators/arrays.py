@@ -14,9 +14,12 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
 
     Raises:
         FileNotFoundError: the file does not exist.
-        ValueError, OSError, EOFError, zipfile.BadZipFile: it is damaged.
+        ValueError, OSError, EOFError, zipfile.BadZipFile: it is damaged, or its arrays need more memory than there is.
     """
     # opened here: NumPy leaves a damaged file open
     with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-        values = {key: arrays[key] for key in arrays}
+        try:
+            values = {key: arrays[key] for key in arrays}
+        except MemoryError as error:
+            raise ValueError(str(error)) from error
     return {key: torch.from_numpy(value) for key, value in values.items() if value.dtype.kind in "biuf"}

@@ -4,7 +4,9 @@ import os
 import pickle
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,20 @@ from torch import Tensor, nn
 
 from dgm_infer.errors import CheckpointError
 
-__all__ = ["load_weights", "read_checkpoint", "read_safetensors"]
+__all__ = ["load_weights", "read_checkpoint", "read_safetensors", "without_trust"]
+
+# Whether a caller may let a file run code.
+_may_trust: ContextVar[bool] = ContextVar("may_trust", default=True)
+
+
+@contextmanager
+def without_trust() -> Iterator[None]:
+    """Within the block no file runs code, whatever ``trust=`` says: a configuration may be a stranger's too."""
+    token = _may_trust.set(False)
+    try:
+        yield
+    finally:
+        _may_trust.reset(token)
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -41,8 +56,13 @@ def read_checkpoint(path: Path, trust: bool = False) -> Any:
         trust: load any content, by a pickle that may run any code.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or holds anything else.
+        CheckpointError: the file is missing, damaged, or holds anything else, or no file may be trusted here.
     """
+    if trust and not _may_trust.get():
+        raise CheckpointError(
+            f"trust=True: no command lets {path} run its code: load it in Python, and keep its weights with "
+            "generators.save"
+        )
     if not path.is_file():
         raise CheckpointError(f"{path} does not exist: dgm-infer train writes checkpoints to its run folder")
     try:

@@ -29,6 +29,8 @@ __all__ = ["Draws"]
 
 # Constraint error over the scale of the data below which draws are those of a fibre, unless its tolerance was larger.
 _NEAR = 1e-3
+# Bytes that a stored byte may stand for, more than compression reaches, where there are more than a few.
+_DENSEST, _SMALL = 2000, 2**12
 _FORMAT = "dgm-infer draws 1"
 _UNKNOWN = "its kernel {} is not available here; import the module that defines it before loading"
 
@@ -220,7 +222,7 @@ class Draws:
             raise CheckpointError(f"no draws at {path}: Draws.save(path) writes them")
         try:
             with h5py.File(path, "r") as file:
-                _refuse_other_files(path, file)
+                _refuse_what_is_not_there(path, file)
             data = az.from_netcdf(os.fspath(path), engine="h5netcdf")
             attributes = dict(data.attrs)
             if attributes.get("format") != _FORMAT:
@@ -240,7 +242,7 @@ class Draws:
                 problem=problem,
                 ancestors=None if ancestors is None else torch.tensor(ancestors),
             )
-        except (OSError, LookupError, ValueError, TypeError, AttributeError) as error:
+        except (OSError, LookupError, ValueError, TypeError, AttributeError, MemoryError) as error:
             raise CheckpointError(f"{path} is damaged, or not a file of draws: {cause(error)}") from error
         if isinstance(draws.kernel, UnknownKernel):
             warnings.warn(f"{path}: {_UNKNOWN.format(draws.kernel.class_path)}", stacklevel=2)
@@ -273,8 +275,8 @@ def _arviz():
     return arviz
 
 
-def _refuse_other_files(path: os.PathLike, group: "h5py.Group") -> None:
-    """Raise CheckpointError where HDF5 would read from other files, whose bytes would pass for draws."""
+def _refuse_what_is_not_there(path: os.PathLike, group: "h5py.Group") -> None:
+    """Raise CheckpointError where HDF5 would read what the file does not hold: from other files, or out of nothing."""
     import h5py
 
     for name in group:
@@ -282,9 +284,13 @@ def _refuse_other_files(path: os.PathLike, group: "h5py.Group") -> None:
             raise CheckpointError(f"{path} links to elsewhere at {name!r}: Draws.save writes no such file")
         item = group[name]
         if isinstance(item, h5py.Group):
-            _refuse_other_files(path, item)
+            _refuse_what_is_not_there(path, item)
         elif isinstance(item, h5py.Dataset) and (item.external or item.is_virtual):
             raise CheckpointError(f"{path} takes {name!r} from another file: Draws.save writes no such file")
+        elif isinstance(item, h5py.Dataset) and item.nbytes > _DENSEST * max(item.id.get_storage_size(), _SMALL):
+            raise CheckpointError(
+                f"{path} promises {item.nbytes / 2**30:.3g} GiB of {name!r}, far more than it holds: it is damaged"
+            )
 
 
 def _generation_seed(seed: int) -> int:

@@ -63,7 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _working_directory_importable(), _warnings_in_one_line(name), stopped_alike():
             with extra(COMMANDS[name]):
                 command = importlib.import_module(f".{name}", __package__)
-            command.run(arguments[1:])
+                weights = importlib.import_module("generators.weights")
+            with weights.without_trust():
+                command.run(arguments[1:])
     except (DgmInferError, ParseError) as error:
         _say(name, f"error: {one_line(str(error))}", error)
         return 2

@@ -179,5 +179,5 @@ def _load_array(path: Path) -> np.ndarray:
         if array.dtype.kind not in "biuf":
             raise ValueError(f"its values are {array.dtype}, not numbers")
         return array.astype(array.dtype.newbyteorder("="), copy=False)
-    except (ValueError, OSError, EOFError, AttributeError) as error:
-        raise ConfigError(f"{path} is not a readable .npy array: {error}") from error
+    except (ValueError, OSError, EOFError, AttributeError, MemoryError) as error:
+        raise ConfigError(f"{path} is not a readable .npy array: {cause(error)}") from error

@@ -9,7 +9,6 @@ import torch
 import dgm_infer as dgm
 import generators
 from tests.devices import DEVICE, Device, Generator, from_device, to_device
-from tests.models import Bent
 from tests.oracles import FLOAT
 from tests.quick import cases
 
@@ -25,7 +24,7 @@ METHODS = {
     "GibbsTempering": dgm.GibbsTempering(draws=4, warmup=2, **PILOT),
     "ContinuousTempering": dgm.ContinuousTempering(draws=4, warmup=2, step_size=0.2, **PILOT),
     "SimulatedTempering": dgm.SimulatedTempering(draws=4, warmup=2, **PILOT),
-    "PathSampling": dgm.PathSampling(dgm.GibbsTempering(draws=4, warmup=2, **PILOT)),
+    "PathSampling": dgm.PathSampling(dgm.GibbsTempering(draws=8, warmup=2, **PILOT), parts=2),
 }
 
 
@@ -125,30 +124,20 @@ def test_for_a_constant_number_of_steps_the_host_waits_for_nothing():
 
 
 @pytest.mark.slow
-def test_draws_from_a_file_follow_their_problem(tmp_path):
-    y = torch.linspace(-0.8, 0.8, 5, dtype=FLOAT)
-    path = tmp_path / "draws.nc"
-    with Device():
-        problem = dgm.condition(to_device(Bent()), to_device(y))
-        kernel = dgm.ConstrainedHMC(0.2, n_steps=2, n_geodesic=1)
-        draws = dgm.sample(problem, kernel, **QUICK | {"warmup": 0})
-        assert len(draws.summary())
-        draws.save(path)
-        loaded = dgm.Draws.load(path, problem=problem)
-        for tensor in (loaded.inputs, *loaded.latents.values(), *loaded.stats.values(), loaded.generate(1)):
-            assert tensor.device == DEVICE
-    assert dgm.Draws.load(path).inputs.device.type == "cpu"
-
-
-@pytest.mark.slow
-def test_the_walk_of_the_readme_is_sampled_on_a_device():
+def test_the_walk_of_the_readme_is_sampled_on_a_device_and_its_draws_from_a_file_follow_it(tmp_path):
     source = re.search(r"class Walk\(.*?\n\n\n", (ROOT / "README.md").read_text(), re.DOTALL)
     assert source
     names = {"dgm": dgm, "torch": torch}
-    exec(source[0].replace("100", "6"), names)
+    exec(source[0].replace("100", "3"), names)
+    path = tmp_path / "draws.nc"
     with Device():
         walk = names["Walk"]()
         walk.register_buffer("at", to_device(torch.zeros(1)))
-        fibre = dgm.condition(walk, to_device(0.5 * torch.arange(1, 7, dtype=FLOAT)))
+        fibre = dgm.condition(walk, to_device(torch.tensor([0.5, 1.0, 1.5], dtype=FLOAT)))
         draws = dgm.sample(fibre, dgm.ConstrainedHMC(0.2, n_steps=1, n_geodesic=1), **QUICK | {"warmup": 0})
-        assert draws.latents["drift"].device == DEVICE
+        assert len(draws.summary()) == 1
+        draws.save(path)
+        loaded = dgm.Draws.load(path, problem=fibre)
+        for tensor in (loaded.inputs, *loaded.latents.values(), *loaded.stats.values(), loaded.generate(1)):
+            assert tensor.device == DEVICE
+    assert dgm.Draws.load(path).inputs.device.type == "cpu"

@@ -1,5 +1,8 @@
 """The binary auto-encoder: its parts, the published files, and why it cannot be conditioned."""
 
+import io
+import zipfile
+
 import numpy as np
 import pytest
 import torch
@@ -54,7 +57,16 @@ def test_a_missing_file_is_named_with_where_to_find_it(tmp_path, missing):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 no archive"])
+def of_more_than_any_memory():
+    """An archive of a few bytes that promises an array of 8 petabytes."""
+    content, header = io.BytesIO(), io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (2**50,)})
+    with zipfile.ZipFile(content, "w") as archive:
+        archive.writestr("W0.npy", header.getvalue())
+    return content.getvalue()
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"PK\x03\x04 no archive", of_more_than_any_memory()])
 def test_a_damaged_file_is_named(tmp_path, content):
     write_iwae(tmp_path)
     (tmp_path / "encoder_h.npz").write_bytes(content)

@@ -141,6 +141,14 @@ def damage(path, draws, kind):
         data = draws.to_arviz()
         del data.sample_stats
         data.to_netcdf(str(path), engine="h5netcdf")
+    elif kind == "more than any memory":
+        draws.save(path)
+        with h5py.File(path, "a") as file:
+            group = file["posterior"]
+            name = next(key for key in group if group[key].ndim > 2)
+            del group[name]
+            # chunks that were never written take no room in the file
+            group.create_dataset(name, (2, 4, 2**50), "f8", chunks=(2, 4, 1024))
 
 
 @pytest.mark.parametrize(
@@ -154,6 +162,7 @@ def damage(path, draws, kind):
         "cut in half",
         "cut by a byte",
         "without its statistics",
+        "more than any memory",
     ],
 )
 def test_what_is_no_file_of_draws_is_refused_in_one_line(tmp_path, draws, kind):

@@ -126,6 +126,11 @@ BAD = {
     "unknown generator": lambda c: (["condition", "--config", c, "--generator", "digit_vae"], "digits_vae"),
     "missing checkpoint": lambda c: (["condition", "--config", c, "--generator", "absent.ckpt"], "absent.ckpt"),
     "foreign checkpoint": lambda c: (["condition", "--config", c, "--generator", _foreign()], "foreign.ckpt"),
+    "trusted file": lambda c: (["condition", "--config", _append(c, f"generator: {_trusting()}")], "trust=True: no command lets foreign.ckpt run its code"),
+    "trusted file to train": lambda c: (
+        ["train", "--config", str(TRAIN), "--model.generator", _trusting()],
+        "trust=True: no command lets foreign.ckpt run its code",
+    ),
     "class path of another kind": lambda c: (
         ["condition", "--config", _append(c, "generator: {class_path: torch.nn.ReLU}")],
         "GenerativeModel",
@@ -180,6 +185,10 @@ def _append(config, line):
 def _foreign():
     torch.save({"state_dict": {}}, "foreign.ckpt")
     return "foreign.ckpt"
+
+
+def _trusting():
+    return f"{{class_path: generators.load, init_args: {{name: {_foreign()}, trust: true}}}}"
 
 
 def _images(value):

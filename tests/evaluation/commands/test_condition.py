@@ -159,6 +159,13 @@ def test_a_pickled_array_is_refused(tmp_path):
         read_images(str(tmp_path / "objects.npy"), 1, (8, 8))
 
 
+def test_an_array_of_more_than_any_memory_is_named(tmp_path):
+    with open(tmp_path / "large.npy", "wb") as file:
+        np.lib.format.write_array_header_1_0(file, {"descr": "<f8", "fortran_order": False, "shape": (2**50, 8, 8)})
+    with pytest.raises(ConfigError, match=r"large\.npy is not a readable"):
+        read_images(str(tmp_path / "large.npy"), 1, (8, 8))
+
+
 def test_labels_of_the_summary_are_parsed():
     assert parse_label("z[3, 0]") == ("z", (3, 0))
     assert parse_label("angle") == ("angle", ())
