@@ -207,6 +207,8 @@ CALLS = {
     "S(circ(),draws=10**13)": "draws=10000000000000",
     "S(circ(),draws=2**70)": "draws=1180591620717411303424",
     "S(circ(),thin=10**30)": "thin=1000000000000000000000000000000",
+    "S(dgm.condition(mk(latents=lambda s,u:{'a':u[...,None].expand(*u.shape,10**9)}),tensor([1.])),keep='latents',"
+    "warmup=10**7,draws=10**5)": "draws=100000): needs",
     "S(circ(),initial='x')": "initial='x'",
     "S(circ(),chains=True)": "chains=True",
     "S(circ(),warmup=True)": "warmup=True",

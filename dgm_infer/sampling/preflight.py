@@ -52,8 +52,12 @@ def check_energy(problem: Target, device: torch.device) -> None:
         warnings.warn(f"sample(): {doubt}", stacklevel=3)
 
 
-def check_latents(problem: Any, position: Tensor) -> None:
-    """Raise ModelError unless ``latents`` are tensors ``[chains, *batch, *shape]`` by names that a file can hold."""
+def check_latents(problem: Any, position: Tensor, kept_draws: int = 0) -> None:
+    """Raise ModelError unless ``latents`` are tensors ``[chains, *batch, *shape]`` by names that a file can hold.
+
+    Raises:
+        ArgumentError: no memory holds ``kept_draws`` of them.
+    """
     name = f"{type(getattr(problem, 'model', problem)).__name__}.latents"
     latents = problem.latents(position)
     if not isinstance(latents, Mapping):
@@ -68,3 +72,5 @@ def check_latents(problem: Any, position: Tensor) -> None:
                 f"{name} gives {key!r} of {what} for inputs of shape {tuple(position.shape)}: must be a tensor of "
                 f"shape ({lead}, ...)"
             )
+    each = sum(value.numel() for value in latents.values())
+    allocatable("sample", "draws", kept_draws, kept_draws * each, "make fewer draws, or thin=", like=position)

@@ -114,7 +114,7 @@ def sample(
             target_acceptance=target_acceptance,
             report=bar.say,
         )
-        check_latents(problem, start.position)
+        check_latents(problem, start.position, draws if keep == "latents" else 0)
         state = kernel.init(problem, start.position)
         lost = int((~state.energy.isfinite()).sum())
         if lost:
@@ -124,6 +124,8 @@ def sample(
             )
         adapted = isinstance(kernel, Tunable) and kernel.tuning(problem).step_size
         stayed = torch.ones_like(state.energy, dtype=torch.bool)
+        # a machine without room for the draws says so before the warm-up, not after it
+        kept = {name: _buffer(value, draws) for name, value in _positions(problem, state.position, keep).items()}
         try:
             warm = WarmUp(
                 kernel,
@@ -143,8 +145,8 @@ def sample(
                 state, info = kernel.step(problem, state, rng)
                 if (i + 1) % thin == 0:
                     record = {**_positions(problem, state.position, keep), **_prefix("stats.", info.all_stats())}
-                    if not kept:
-                        kept = {name: _buffer(value, draws) for name, value in record.items()}
+                    if count == 0:
+                        kept |= {name: _buffer(value, draws) for name, value in record.items() if name not in kept}
                     for name, value in record.items():
                         kept[name][:, count] = value
                     count += 1
