@@ -368,10 +368,8 @@ def _standard(
 ) -> Gaussian:
     """Standard normals of the type and on the device that are given, or else those of the target."""
     like = reference(target)
-    if dtype is not None:
-        dtype = floating_type(call, "dtype", dtype)
-    else:
-        dtype = unknown if like is None else like.dtype
+    known = unknown if like is None else like.dtype
+    dtype = known if dtype is None else floating_type(call, "dtype", dtype)
     if device is not None:
         device = available_device(call, "device", device)
     elif like is not None:

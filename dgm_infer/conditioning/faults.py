@@ -65,7 +65,9 @@ def check_weights(model: nn.Module) -> None:
             raise ModelError(f"{where} are of {weight.dtype}: must be real")
         lost = int(weight.isnan().sum())
         if lost:
-            raise ModelError(f"{where} are NaN, {lost} of {weight.numel()}: its training diverged; load or train others")
+            raise ModelError(
+                f"{where} are NaN, {lost} of {weight.numel()}: its training diverged; load or train others"
+            )
 
 
 def device_of(model: GenerativeModel) -> torch.device:

@@ -14,9 +14,7 @@ __all__ = ["doubts"]
 _SHARE, _MOVES, _NATS = 0.999, 1e-3, 10.0
 
 
-def doubts(
-    diagnostics: Mapping[str, Tensor], std_error: Tensor, status: EstimateStatus, chains: int
-) -> Iterator[str]:
+def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: EstimateStatus, chains: int) -> Iterator[str]:
     """Lines that name problems whose estimate and standard error mean nothing, whatever their status promises.
 
     Args:

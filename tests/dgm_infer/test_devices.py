@@ -1,4 +1,4 @@
-"""Conditioning, sampling, draws and evidence on a device, where nothing is mixed with the host. The device is a double."""
+"""Sampling, draws and evidence on a device, where nothing is mixed with the host. The device is a double."""
 
 import re
 from pathlib import Path

@@ -102,8 +102,8 @@ def test_the_problem_whose_energy_levels_off_is_named():
     target = dgm.Target(lambda x: rises * bowl(x), 2, (2,))
     with pytest.warns(UserWarning, match="the energy of problem 1 levels off"):
         dgm.sample(target, dgm.HMC(0.1, n_steps=1), chains=2, warmup=0, draws=2, seed=0, progress=False)
+    base = dgm.Gaussian(torch.zeros(2, 2), 1.0)
     with pytest.warns(UserWarning, match="the energy of problem 1 levels off"):
-        base = dgm.Gaussian(torch.zeros(2, 2), 1.0)
         dgm.log_evidence(target, base, dgm.Elbo(4), chains=2, seed=0, progress=False)
     with pytest.raises(dgm.EvidenceError, match="the energy of problem 1 levels off"):
         dgm.Gaussian.fit(target, steps=5)

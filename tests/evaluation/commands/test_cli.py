@@ -126,7 +126,10 @@ BAD = {
     "unknown generator": lambda c: (["condition", "--config", c, "--generator", "digit_vae"], "digits_vae"),
     "missing checkpoint": lambda c: (["condition", "--config", c, "--generator", "absent.ckpt"], "absent.ckpt"),
     "foreign checkpoint": lambda c: (["condition", "--config", c, "--generator", _foreign()], "foreign.ckpt"),
-    "trusted file": lambda c: (["condition", "--config", _append(c, f"generator: {_trusting()}")], "trust=True: no command lets foreign.ckpt run its code"),
+    "trusted file": lambda c: (
+        ["condition", "--config", _append(c, f"generator: {_trusting()}")],
+        "trust=True: no command lets foreign.ckpt run its code",
+    ),
     "trusted file to train": lambda c: (
         ["train", "--config", str(TRAIN), "--model.generator", _trusting()],
         "trust=True: no command lets foreign.ckpt run its code",
