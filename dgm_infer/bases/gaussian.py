@@ -26,6 +26,7 @@ from ..probe import energy_fault, nan_energies, probe_points
 from ..target import Target, as_target
 from .density import GaussianDensity
 from .laplace import find_mode
+from .modes import search
 from .moments import check_mixture, distinct, mixture_moments, weighted_moments
 from .scales import KINDS, Full, Kind, LowRank, factorised, remade, scale_of
 from .variational import check_divergence, lower_bound, maximise_elbo
@@ -320,6 +321,51 @@ class Gaussian(GaussianDensity):
         local = cls.fit(target, start=Gaussian(first, sds), seed=seed, **fit)
         assert local.elbo is not None
         return cls.of_mixture(local.mean, local.covariance, local.elbo, kind=kind, rank=rank, tolerance=tolerance)
+
+    @classmethod
+    def broad(
+        cls,
+        target,
+        starts: int = 64,
+        *,
+        inflate: float = 1.0,
+        like: "Gaussian | None" = None,
+        iterations: int = 200,
+        seed: int | None = 0,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Self:
+        """A Gaussian that covers all modes that many searches find: the second reference of ``ParallelTempering``.
+
+        Where the coordinates have a standardised prior, as latents and random inputs do, it is a standard normal.
+        Elsewhere it is moment-matched to Laplace's approximations at the :func:`modes` of the target, all those of
+        some mass counting alike.
+
+        Args:
+            target: anything with ``energy``, twice differentiable, ``dim`` and ``batch_shape``.
+            starts: minimisations per round of the search.
+            inflate: factor of the standard deviations.
+            like: Gaussian whose draws the search starts from; None for standard normals.
+            iterations: gradients per minimisation, at most.
+            seed: seed of all randomness; None draws one.
+            dtype, device: used only when ``like`` is None; the default dtype is float64.
+
+        Raises:
+            ArgumentError: an argument is outside its range.
+            EvidenceError: no mode of some problem was found.
+        """
+        call = "Gaussian.broad"
+        starts, iterations = whole_number(call, "starts", starts), whole_number(call, "iterations", iterations)
+        inflate, target = positive(call, "inflate", inflate), as_target(target)
+        if like is None:
+            like = _standard(call, target, dtype or torch.float64, device)
+        instance(call, "like", like, Gaussian, "Gaussian(mean, sd)")
+        if target.standardised:
+            return cls(torch.zeros_like(like.mean), inflate)
+        rng = torch.Generator(like.mean.device).manual_seed(random_seed(call, seed))
+        found = search(target, like, starts, iterations, rng)
+        covariance = inflate**2 * found.covariance
+        return cls._of(found.mean, Full(factorised(covariance)), log_zeta=found.modes.log_z)
 
     @classmethod
     def laplace(
