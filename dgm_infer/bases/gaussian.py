@@ -26,7 +26,7 @@ from ..probe import energy_fault, nan_energies, probe_points
 from ..target import Target, as_target
 from .density import GaussianDensity
 from .laplace import find_mode
-from .modes import search
+from .modes import Modes, cover, search
 from .moments import check_mixture, distinct, mixture_moments, weighted_moments
 from .scales import KINDS, Full, Kind, LowRank, factorised, remade, scale_of
 from .variational import check_divergence, lower_bound, maximise_elbo
@@ -328,7 +328,6 @@ class Gaussian(GaussianDensity):
         target,
         starts: int = 64,
         *,
-        inflate: float = 1.0,
         like: "Gaussian | None" = None,
         iterations: int = 200,
         seed: int | None = 0,
@@ -338,13 +337,11 @@ class Gaussian(GaussianDensity):
         """A Gaussian that covers all modes that many searches find: the second reference of ``ParallelTempering``.
 
         Where the coordinates have a standardised prior, as latents and random inputs do, it is a standard normal.
-        Elsewhere it is moment-matched to Laplace's approximations at the :func:`modes` of the target, all those of
-        some mass counting alike.
+        Elsewhere it is :meth:`covering` the :func:`modes` of the target.
 
         Args:
             target: anything with ``energy``, twice differentiable, ``dim`` and ``batch_shape``.
             starts: minimisations per round of the search.
-            inflate: factor of the standard deviations.
             like: Gaussian whose draws the search starts from; None for standard normals.
             iterations: gradients per minimisation, at most.
             seed: seed of all randomness; None draws one.
@@ -356,16 +353,24 @@ class Gaussian(GaussianDensity):
         """
         call = "Gaussian.broad"
         starts, iterations = whole_number(call, "starts", starts), whole_number(call, "iterations", iterations)
-        inflate, target = positive(call, "inflate", inflate), as_target(target)
+        target = as_target(target)
         if like is None:
             like = _standard(call, target, dtype or torch.float64, device)
         instance(call, "like", like, Gaussian, "Gaussian(mean, sd)")
         if target.standardised:
-            return cls(torch.zeros_like(like.mean), inflate)
+            return cls(torch.zeros_like(like.mean), 1.0)
         rng = torch.Generator(like.mean.device).manual_seed(random_seed(call, seed))
-        found = search(target, like, starts, iterations, rng)
-        covariance = inflate**2 * found.covariance
-        return cls._of(found.mean, Full(factorised(covariance)), log_zeta=found.modes.log_z)
+        return cls.covering(search(target, like, starts, iterations, rng))
+
+    @classmethod
+    def covering(cls, modes: Modes) -> Self:
+        """A Gaussian moment-matched to Laplace's approximations at modes, all those of some mass counting alike.
+
+        Raises:
+            EvidenceError: a covariance is not positive definite.
+        """
+        mean, covariance = cover(instance("Gaussian.covering", "modes", modes, Modes, "dgm.modes(target)"))
+        return cls._of(mean, Full(factorised(covariance)), log_zeta=modes.log_z)
 
     @classmethod
     def laplace(

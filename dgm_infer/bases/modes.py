@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from .descent import minimise
 from .laplace import curvature
 from .moments import mixture_moments
 
-__all__ = ["Modes", "Search", "laplace_masses", "modes", "same_minimum", "search"]
+__all__ = ["Modes", "cover", "laplace_masses", "modes", "same_minimum", "search"]
 
 # Distance of minima, in sds of the coordinates, and difference of energies below which they are the same.
 _NEAR, _LEVEL = 1e-2, 1e-2
@@ -23,7 +22,9 @@ _NEAR, _LEVEL = 1e-2, 1e-2
 _FACTORS = (1.0, 2.0, 4.0, 8.0)
 # Share of the mass above which a mode counts, for a search to go on or a Gaussian to cover it.
 _SHARE = 1e-3
-_ROUNDS = 6
+_ROUNDS = 4
+# Modes that are kept, those of the lowest energies, and rows of Hessians that are computed at once.
+_MOST, _ROWS = 64, 8192
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,20 +59,20 @@ class Modes:
         """Log of the sum of the masses, ``[*batch]``: Laplace's approximation of the log evidence, mode by mode."""
         return self.log_masses.logsumexp(0)
 
+    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
+        """Draws ``[n, *batch, D]`` of the mixture of normals at the modes, weighted by their masses."""
+        x, masses = self.positions, self.log_masses
+        uniform = torch.rand(n, *masses.shape, generator=generator, dtype=masses.dtype, device=masses.device)
+        # the largest of masses times exponential variables: a categorical draw
+        chosen = (masses - (-uniform.log()).clamp_min(1e-300).log()).argmax(1)
+        factor, _ = torch.linalg.cholesky_ex(self.covariances.nan_to_num(0.0))
+        noise = torch.randn(n, *x.shape[1:], generator=generator, dtype=x.dtype, device=x.device)
+        return _taken(x, chosen) + (_taken(factor, chosen) @ noise.unsqueeze(-1)).squeeze(-1)
+
     def __repr__(self):
         counts = self.counts
         number = f"{int(counts)} found" if counts.numel() == 1 else f"{counts.double().mean():.1f} found on average"
         return f"Modes(*batch, D = {tuple(self.positions.shape[1:])}; {number}, log masses sum to {self.log_z.mean():.2f})"
-
-
-class Search(NamedTuple):
-    """Result of :func:`search`."""
-
-    modes: Modes
-    mean: Tensor
-    """Of the Gaussian that covers the modes, ``[*batch, D]``."""
-    covariance: Tensor
-    """``[*batch, D, D]``."""
 
 
 def modes(
@@ -110,17 +111,17 @@ def modes(
         start = GaussianDensity(torch.zeros(*target.batch_shape, target.dim, dtype=dtype, device=device), 1.0)
     instance(call, "start", start, GaussianDensity, "Gaussian(mean, sd)")
     rng = torch.Generator(start.mean.device).manual_seed(random_seed(call, seed))
-    return search(target, start, starts, iterations, rng).modes
+    return search(target, start, starts, iterations, rng)
 
 
-def search(target: Target, start: GaussianDensity, starts: int, iterations: int, rng: torch.Generator) -> Search:
+def search(target: Target, start: GaussianDensity, starts: int, iterations: int, rng: torch.Generator) -> Modes:
     """Rounds of minimisations: see :func:`modes`.
 
     Raises:
         EvidenceError: no mode of some problem was found.
     """
     found: Modes | None = None
-    cover = start
+    reach = start
     factors = torch.tensor(_FACTORS, dtype=start.mean.dtype, device=start.mean.device)
     factors = factors.repeat(-(-starts // len(factors)))[:starts].reshape(-1, *[1] * start.mean.ndim)
     for _ in range(_ROUNDS):
@@ -128,51 +129,55 @@ def search(target: Target, start: GaussianDensity, starts: int, iterations: int,
             starts, *start.mean.shape, generator=rng, dtype=start.mean.dtype, device=start.mean.device
         )
         before = found
-        found = _merged(target, cover, factors * noise, iterations, found)
+        found = _merged(target, reach, factors * noise, iterations, found)
         if found.log_z.isneginf().any():
             lost = found.log_z.isneginf()
             raise EvidenceError(
                 f"no mode was found for {int(lost.sum())} of {lost.numel()} problems: start nearer to one, or the "
                 "energy has no minimum with a positive definite Hessian"
             )
-        mean, covariance = _cover(found)
         if before is not None and not _adds(found, before):
             break
-        sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
-        cover = GaussianDensity(mean, sd)
-    return Search(found, mean, covariance)  # type: ignore[reportPossiblyUnbound]
+        mean, covariance = cover(found)
+        reach = GaussianDensity(mean, covariance.diagonal(dim1=-2, dim2=-1).sqrt())
+    assert found is not None
+    return found
 
 
-def _merged(target: Target, cover: GaussianDensity, v: Tensor, iterations: int, known: Modes | None) -> Modes:
-    """The modes known, and those that minimisations from ``v [starts, *batch, D]``, whitened by the cover, reach."""
+def _merged(target: Target, reach: GaussianDensity, v: Tensor, iterations: int, known: Modes | None) -> Modes:
+    """The modes known, and those that minimisations from ``v [starts, *batch, D]``, whitened by the Gaussian, lead to."""
 
     def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:
-        energy, gradient = target.energy_and_gradient(cover.unwhiten(v))
-        return energy, cover.scale.transpose(gradient)
+        energy, gradient = target.energy_and_gradient(reach.unwhiten(v))
+        return energy, reach.scale.transpose(gradient)
 
     minima = minimise(evaluate, v, iterations=iterations)
-    x, energy, hits = cover.unwhiten(minima.position), minima.energy, minima.converged.long()
-    energy = torch.where(minima.converged, energy, math.inf)
+    energy = torch.where(minima.converged, minima.energy, math.inf)
+    order = energy.argsort(0)
+    x, energy = _taken(reach.unwhiten(minima.position), order), energy.gather(0, order)
+    hits, masses = energy.isfinite().long(), torch.full_like(energy, math.nan, dtype=torch.float64)
+    covariances = x.new_full((*x.shape, x.shape[-1]), math.nan)
     evaluations = len(v) * minima.evaluations
     if known is not None:
-        x, energy, hits = (
-            torch.cat(pair)
-            for pair in ((known.positions, x), (known.energies.to(energy), energy), (known.hits, hits))
-        )
+        # first, so that what is found again is counted there
+        x, energy = torch.cat([known.positions, x]), torch.cat([known.energies, energy])
+        hits, masses = torch.cat([known.hits, hits]), torch.cat([known.log_masses, masses])
+        covariances = torch.cat([known.covariances, covariances])
         evaluations += known.evaluations
-    order = energy.argsort(0)
-    x, energy, hits = (_taken(part, order) for part in (x, energy, hits))
-    first = same_minimum(cover.whiten(x), energy)
+    first = same_minimum(reach.whiten(x), energy)
     hits = torch.zeros_like(hits).scatter_add(0, first, hits)
     hits = torch.where(energy.isfinite(), hits, 0)
-    most = max(1, int((hits > 0).sum(0).max()))
-    order = (hits > 0).long().argsort(dim=0, descending=True, stable=True)[:most]
-    x, energy, hits = (_taken(part, order) for part in (x, energy, hits))
-    masses, covariances = laplace_masses(target, x, energy)
-    masses = torch.where(hits > 0, masses, -math.inf)
+    order = torch.where(hits > 0, energy, math.inf).argsort(0)[: int((hits > 0).sum(0).max().clamp(1, _MOST))]
+    x, energy, hits, masses, covariances = (_taken(part, order) for part in (x, energy, hits, masses, covariances))
+    new = masses.isnan() & (hits > 0)
+    rows = new.flatten(1).any(1) if new.ndim > 1 else new
+    own = laplace_masses(target, x[rows], energy[rows])
+    masses, covariances = masses.masked_fill(hits == 0, -math.inf), covariances.clone()
+    masses[rows] = torch.where(new[rows], own[0], masses[rows])
+    covariances[rows] = torch.where(new[rows][..., None, None], own[1], covariances[rows])
     order = masses.argsort(0, descending=True)
     parts = (_taken(part, order) for part in (x, energy, masses, hits, covariances))
-    return Modes(*parts, evaluations=evaluations + 2 * most * target.dim)
+    return Modes(*parts, evaluations=evaluations + int(rows.sum()) * target.dim)
 
 
 def same_minimum(v: Tensor, energy: Tensor) -> Tensor:
@@ -197,18 +202,17 @@ def laplace_masses(target: Target, x: Tensor, energy: Tensor) -> tuple[Tensor, T
 
     ``-inf`` and a matrix of NaN where the Hessian is not positive definite.
     """
-    masses, covariances = [], []
     constant = 0.5 * x.shape[-1] * math.log(2 * math.pi)
-    for row, level in zip(x, energy, strict=True):
-        hessian = curvature(target, row)[2]
-        factor, failed = torch.linalg.cholesky_ex(hessian.nan_to_num(0.0, 0.0, 0.0))
-        definite = (failed == 0) & level.isfinite()
-        wide = definite[..., None, None]
-        safe = torch.where(wide, factor, torch.eye(x.shape[-1], dtype=x.dtype, device=x.device))
-        log_det = safe.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        masses.append(torch.where(definite, constant - level - log_det, -math.inf).double())
-        covariances.append(torch.where(wide, torch.cholesky_inverse(safe), math.nan))
-    return torch.stack(masses), torch.stack(covariances)
+    at_once = max(1, _ROWS // max(1, energy[:1].numel() * x.shape[-1]))
+    hessians = [curvature(target, part)[2] for part in x.split(at_once)] if len(x) else []
+    hessian = torch.cat(hessians) if hessians else x.new_empty(*x.shape, x.shape[-1])
+    factor, failed = torch.linalg.cholesky_ex(hessian.nan_to_num(0.0, 0.0, 0.0))
+    definite = (failed == 0) & energy.isfinite()
+    wide = definite[..., None, None]
+    safe = torch.where(wide, factor, torch.eye(x.shape[-1], dtype=x.dtype, device=x.device))
+    log_det = safe.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    masses = torch.where(definite, constant - energy - log_det, -math.inf).double()
+    return masses, torch.where(wide, torch.cholesky_inverse(safe), math.nan)
 
 
 def _taken(values: Tensor, order: Tensor) -> Tensor:
@@ -222,8 +226,8 @@ def _adds(found: Modes, before: Modes) -> bool:
     return bool((before.log_z < found.log_z + math.log1p(-_SHARE)).any())
 
 
-def _cover(found: Modes) -> tuple[Tensor, Tensor]:
-    """Moments of a mixture in which every mode of some mass counts alike."""
+def cover(found: Modes) -> tuple[Tensor, Tensor]:
+    """Mean ``[*batch, D]`` and covariance of a mixture of modes in which all those of some mass count alike."""
     counts = found.log_masses >= found.log_masses[0] + math.log(_SHARE)
     covariances = torch.where(counts[..., None, None], found.covariances, 0.0)
     log_weights = torch.where(counts, 0.0, -math.inf).to(found.positions)

@@ -6,7 +6,8 @@ import torch
 from torch import Tensor
 
 from ...arguments import fraction, optional_positive, whole_number
-from ...bases import Gaussian
+from ...bases import Gaussian, Modes
+from ...bases.modes import search
 from ...errors import ArgumentError
 from ...progress import Progress
 from ...settings import Settings
@@ -22,6 +23,8 @@ __all__ = ["ParallelTempering"]
 
 # Sweeps of the first round of tuning.
 _FIRST = 4
+# Of the search for modes: minimisations per round, and gradients of each.
+_STARTS, _ITERATIONS = 64, 200
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,17 +90,18 @@ class ParallelTempering(Settings):
         return (self.temperatures + 1) * (1 if self.broad is False else 2)
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
-        legs = Legs(path, self._broad(path))
+        found = self._search(path, rng)
+        legs = Legs(path, self._broad(path, found))
         rounds = self._rounds()
         progress.expect(self.pilot_temperatures + sum(rounds) + self.draws)
-        replicas = self._replicas(legs, chains, rng, progress)
+        replicas = self._replicas(legs, found, chains, rng, progress)
         powers = torch.ones(legs.batch_shape, dtype=torch.float64, device=replicas.betas.device) / legs.count
         for sweeps in rounds:
             tuned = Round(replicas)
             for _ in range(sweeps):
                 tuned.add(replicas.sweep(self.target_acceptance if self.step_size is None else None))
                 progress.update("tuning")
-            powers = _leg_powers(tuned.rejections)
+            powers = _leg_powers(tuned)
             self._retune(replicas, tuned)
         spent = legs.evaluations
         final = Round(replicas, keep=self.draws // self.thin, thin=self.thin)
@@ -113,9 +117,19 @@ class ParallelTempering(Settings):
         path.evaluations += legs.evaluations
         return final.outcome(powers, spent, interrupted)
 
-    def _broad(self, path: AnnealedPath) -> Gaussian | None:
+    def _search(self, path: AnnealedPath, rng: torch.Generator) -> Modes | None:
+        """The target's modes, where a second reference is wanted that neither is given nor a prior."""
+        if self.broad is not True or path.target.standardised:
+            return None
+        found = search(path.target, path.base, _STARTS, _ITERATIONS, rng)
+        path.evaluations += -(-found.evaluations // _STARTS)
+        return found
+
+    def _broad(self, path: AnnealedPath, found: Modes | None) -> Gaussian | None:
         if isinstance(self.broad, Gaussian):
             return self.broad
+        if found is not None:
+            return Gaussian.covering(found)
         return Gaussian.broad(path.target, like=path.base) if self.broad else None
 
     def _rounds(self) -> list[int]:
@@ -126,8 +140,13 @@ class ParallelTempering(Settings):
             sweeps //= 2
         return rounds
 
-    def _replicas(self, legs: Legs, chains: int, rng: torch.Generator, progress: Progress) -> Replicas:
-        """Replicas at independent draws of the references, with the pilot's schedule and step sizes."""
+    def _replicas(
+        self, legs: Legs, found: Modes | None, chains: int, rng: torch.Generator, progress: Progress
+    ) -> Replicas:
+        """Replicas with the pilot's schedule and step sizes, at draws of the modes found, else of the last reference.
+
+        So they start in all modes that are known: what is too much leaves sooner than what is missing comes.
+        """
         pilot = anneal_pilot(
             legs,
             max(chains, 4),
@@ -141,7 +160,9 @@ class ParallelTempering(Settings):
         betas = schedules.equalised(self.temperatures, pilot.betas, pilot.variances)
         known = pilot.betas.reshape(-1, *[1] * len(legs.batch_shape)).expand_as(pilot.log_z_path).contiguous()
         curve = interpolated_rows(betas, known, pilot.log_z_path.nan_to_num(0.0, 0.0, 0.0))
-        return Replicas(legs, betas, pilot.step_sizes.at(betas), curve.diff(dim=0), chains, self.n_steps, rng)
+        n = len(betas) * chains
+        start = legs.base.unwhiten(legs.normal(n, rng))[:, -1] if found is None else found.sample(n, rng)
+        return Replicas(legs, betas, pilot.step_sizes.at(betas), curve.diff(dim=0), start, self.n_steps, rng)
 
     def _retune(self, replicas: Replicas, tuned: Round) -> None:
         """Move the temperatures, and what belongs to them, by the rejections of a round."""
@@ -154,14 +175,16 @@ class ParallelTempering(Settings):
         replicas.step_sizes = log_steps.exp().to(replicas.step_sizes)
 
 
-def _leg_powers(rejections: Tensor) -> Tensor:
-    """Shares of the legs in the estimate, ``[legs, *batch]``, from their rejections ``[K, legs, *batch]``.
+def _leg_powers(tuned: Round) -> Tensor:
+    """Shares of the legs in the estimate, ``[legs, *batch]``, by the last round of tuning.
 
-    Bennett's estimate of one pair errs as ``r/(1 - r)``, so a leg counts in inverse proportion to the sum of the
-    squares; below a thousandth it is left out.
+    A leg's error grows with its barrier, but the barrier of a base that misses modes is small until they are found,
+    whereas its divergence from the target is not (math 6.14): the larger of the squared odds of rejection and the
+    divergence counts, inversely squared. A leg below a thousandth is left out.
     """
-    odds = (rejections / (1 - rejections).clamp_min(1e-9)).square().sum(0)
-    share = (1 / (odds + 1e-6)).double()
+    rejections = tuned.rejections
+    odds = (rejections / (1 - rejections).clamp_min(1e-9)).sum(0).square()
+    share = 1 / (torch.maximum(odds, tuned.missed.nan_to_num(1e9)).square() + 1e-6)
     share = share / share.sum(0)
     share = torch.where(share > 1e-3, share, 0.0)
     return share / share.sum(0)

@@ -35,6 +35,11 @@ class Legs(AnnealedPath):
         self.evaluations += replicas - 1
         return point
 
+    def coordinates(self, x: Tensor) -> Tensor:
+        """Whitened coordinates on every leg of points ``[..., *batch, D]``: ``[..., legs, *batch, D]``."""
+        x = x.unsqueeze(x.ndim - self.base.mean.ndim + 1)
+        return self.base.whiten(x.expand(*x.shape[: x.ndim - self.base.mean.ndim], *self.base.mean.shape))
+
     def crossed(self, v: Tensor) -> Tensor:
         """The coordinates on the other leg of points ``[..., legs, *batch, D]``."""
         dim = v.ndim - self.base.mean.ndim

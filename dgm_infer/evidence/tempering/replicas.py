@@ -38,7 +38,7 @@ class Replicas:
         betas: ``[K + 1, legs, *batch]``, float64.
         step_sizes: ``[K + 1, legs, *batch]``.
         centre: guesses of ``log Z(beta_{k+1}) - log Z(beta_k)``, ``[K, legs, *batch]``.
-        chains: independent groups of replicas.
+        start: first positions of the replicas of one leg, ``[(K + 1) chains, *batch, D]``, which serve all legs.
         n_steps: leapfrog steps per sweep.
         rng: source of all randomness.
     """
@@ -49,14 +49,14 @@ class Replicas:
         betas: Tensor,
         step_sizes: Tensor,
         centre: Tensor,
-        chains: int,
+        start: Tensor,
         n_steps: int,
         rng: torch.Generator,
     ):
         self.legs, self.betas, self.step_sizes, self.centre = legs, betas, step_sizes, centre
+        chains = len(start) // len(betas)
         self.chains, self.n_steps, self.rng = chains, n_steps, rng
-        v = legs.normal(len(betas) * chains, rng).unflatten(0, (len(betas), chains))
-        self.point = legs.at(v)
+        self.point = legs.at(legs.coordinates(start).unflatten(0, (len(betas), chains)))
         self.trips = Trips(self.point.energy)
         self._sweeps = 0
 
@@ -111,6 +111,7 @@ class Round:
         self._trips, self._before = replicas.trips, (replicas.trips.restarts, replicas.trips.round_trips)
         self._swaps = torch.zeros_like(betas[1:])
         self._acceptance = torch.zeros_like(betas[1:])
+        self._at_target = torch.zeros_like(betas[0])
         self._draws = legs.base.mean.new_empty(chains, keep, *legs.base.mean.shape)
         self.kept = 0
 
@@ -118,6 +119,7 @@ class Round:
         self.stones.add(sweep.differences)
         self._swaps += sweep.swap_probabilities.mean(1)
         self._acceptance += sweep.acceptance.mean(1)
+        self._at_target += sweep.differences[-1].mean(0)
         self.sweeps += 1
         if self.sweeps % self.thin == 0 and self.kept < self._draws.shape[1]:
             self._draws[:, self.kept] = self.legs.base.unwhiten(sweep.targets)
@@ -127,6 +129,11 @@ class Round:
     def rejections(self) -> Tensor:
         """Mean rejection probability of every pair, ``[K, legs, *batch]``."""
         return 1 - self._swaps / self.sweeps
+
+    @property
+    def missed(self) -> Tensor:
+        """``KL(target | reference) = -E[phi - psi] - log Z`` of every leg: large for one that misses modes."""
+        return (-self._at_target / self.sweeps - self.stones.bennett.sum(0)).clamp_min(0)
 
     def outcome(self, powers: Tensor, pilot_evaluations: int, interrupted: bool) -> Outcome:
         """Estimates and diagnostics; ``powers [legs, *batch]`` are the shares of the legs."""
