@@ -59,16 +59,6 @@ class Modes:
         """Log of the sum of the masses, ``[*batch]``: Laplace's approximation of the log evidence, mode by mode."""
         return self.log_masses.logsumexp(0)
 
-    def sample(self, n: int, generator: torch.Generator | None = None) -> Tensor:
-        """Draws ``[n, *batch, D]`` of the mixture of normals at the modes, weighted by their masses."""
-        x, masses = self.positions, self.log_masses
-        uniform = torch.rand(n, *masses.shape, generator=generator, dtype=masses.dtype, device=masses.device)
-        # the largest of masses times exponential variables: a categorical draw
-        chosen = (masses - (-uniform.log()).clamp_min(1e-300).log()).argmax(1)
-        factor, _ = torch.linalg.cholesky_ex(self.covariances.nan_to_num(0.0))
-        noise = torch.randn(n, *x.shape[1:], generator=generator, dtype=x.dtype, device=x.device)
-        return _taken(x, chosen) + (_taken(factor, chosen) @ noise.unsqueeze(-1)).squeeze(-1)
-
     def __repr__(self):
         counts = self.counts
         number = f"{int(counts)} found" if counts.numel() == 1 else f"{counts.double().mean():.1f} found on average"

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import fraction, optional_positive, whole_number
-from ...bases import Gaussian, Modes
+from ...bases import Gaussian
 from ...bases.modes import search
 from ...errors import ArgumentError
 from ...progress import Progress
@@ -25,6 +25,8 @@ __all__ = ["ParallelTempering"]
 _FIRST = 4
 # Of the search for modes: minimisations per round, and gradients of each.
 _STARTS, _ITERATIONS = 64, 200
+# Share of the estimate below which the base is cut off.
+_LEAST_SHARE = 0.05
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +41,8 @@ class ParallelTempering(Settings):
     (math 6.13), a mean of the legs' estimates whose weights come from tuning: consistent. Chains are independent
     groups of replicas, and the standard error is that between them.
 
-    A mode that the base misses enters along the broad leg, and a leg that is hard to pass counts little: a bad base
-    costs time, not correctness.
+    A mode that the base misses enters along the broad leg, and a base that is far worse than the broad reference is
+    cut off (math 6.14): a bad base costs time, not correctness.
 
     Diagnostics beside those of all methods: ``barrier [legs, *batch]``, ``round_trips`` between references and target
     (all chains), ``round_trip_rate`` (per chain and sweep), ``restarts`` (independent arrivals at the target, per
@@ -90,18 +92,17 @@ class ParallelTempering(Settings):
         return (self.temperatures + 1) * (1 if self.broad is False else 2)
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
-        found = self._search(path, rng)
-        legs = Legs(path, self._broad(path, found))
+        legs = Legs(path, self._broad(path, rng))
         rounds = self._rounds()
         progress.expect(self.pilot_temperatures + sum(rounds) + self.draws)
-        replicas = self._replicas(legs, found, chains, rng, progress)
+        replicas = self._replicas(legs, chains, rng, progress)
         powers = torch.ones(legs.batch_shape, dtype=torch.float64, device=replicas.betas.device) / legs.count
         for sweeps in rounds:
             tuned = Round(replicas)
             for _ in range(sweeps):
                 tuned.add(replicas.sweep(self.target_acceptance if self.step_size is None else None))
                 progress.update("tuning")
-            powers = _leg_powers(tuned)
+            powers, replicas.coupled = _leg_powers(tuned)
             self._retune(replicas, tuned)
         spent = legs.evaluations
         final = Round(replicas, keep=self.draws // self.thin, thin=self.thin)
@@ -117,20 +118,14 @@ class ParallelTempering(Settings):
         path.evaluations += legs.evaluations
         return final.outcome(powers, spent, interrupted)
 
-    def _search(self, path: AnnealedPath, rng: torch.Generator) -> Modes | None:
-        """The target's modes, where a second reference is wanted that neither is given nor a prior."""
-        if self.broad is not True or path.target.standardised:
-            return None
+    def _broad(self, path: AnnealedPath, rng: torch.Generator) -> Gaussian | None:
+        if isinstance(self.broad, Gaussian) or not self.broad:
+            return self.broad or None
+        if path.target.standardised:
+            return Gaussian.broad(path.target, like=path.base)
         found = search(path.target, path.base, _STARTS, _ITERATIONS, rng)
-        path.evaluations += -(-found.evaluations // _STARTS)
-        return found
-
-    def _broad(self, path: AnnealedPath, found: Modes | None) -> Gaussian | None:
-        if isinstance(self.broad, Gaussian):
-            return self.broad
-        if found is not None:
-            return Gaussian.covering(found)
-        return Gaussian.broad(path.target, like=path.base) if self.broad else None
+        path.evaluations += found.evaluations // _STARTS
+        return Gaussian.covering(found)
 
     def _rounds(self) -> list[int]:
         """Sweeps of every round of tuning: each twice the one before, the last half of the draws."""
@@ -140,12 +135,10 @@ class ParallelTempering(Settings):
             sweeps //= 2
         return rounds
 
-    def _replicas(
-        self, legs: Legs, found: Modes | None, chains: int, rng: torch.Generator, progress: Progress
-    ) -> Replicas:
-        """Replicas with the pilot's schedule and step sizes, at draws of the modes found, else of the last reference.
+    def _replicas(self, legs: Legs, chains: int, rng: torch.Generator, progress: Progress) -> Replicas:
+        """Replicas with the pilot's schedule and step sizes, all at draws of the last reference.
 
-        So they start in all modes that are known: what is too much leaves sooner than what is missing comes.
+        So they start where the broad reference is: what is too wide narrows sooner than what is missing comes.
         """
         pilot = anneal_pilot(
             legs,
@@ -160,8 +153,7 @@ class ParallelTempering(Settings):
         betas = schedules.equalised(self.temperatures, pilot.betas, pilot.variances)
         known = pilot.betas.reshape(-1, *[1] * len(legs.batch_shape)).expand_as(pilot.log_z_path).contiguous()
         curve = interpolated_rows(betas, known, pilot.log_z_path.nan_to_num(0.0, 0.0, 0.0))
-        n = len(betas) * chains
-        start = legs.base.unwhiten(legs.normal(n, rng))[:, -1] if found is None else found.sample(n, rng)
+        start = legs.base.unwhiten(legs.normal(len(betas) * chains, rng))[:, -1]
         return Replicas(legs, betas, pilot.step_sizes.at(betas), curve.diff(dim=0), start, self.n_steps, rng)
 
     def _retune(self, replicas: Replicas, tuned: Round) -> None:
@@ -175,16 +167,15 @@ class ParallelTempering(Settings):
         replicas.step_sizes = log_steps.exp().to(replicas.step_sizes)
 
 
-def _leg_powers(tuned: Round) -> Tensor:
-    """Shares of the legs in the estimate, ``[legs, *batch]``, by the last round of tuning.
+def _leg_powers(tuned: Round) -> tuple[Tensor, Tensor]:
+    """Shares of the legs in the estimate ``[legs, *batch]`` (math 6.14), and whether the base takes part ``[*batch]``.
 
-    A leg's error grows with its barrier, but the barrier of a base that misses modes is small until they are found,
-    whereas its divergence from the target is not (math 6.14): the larger of the squared odds of rejection and the
-    divergence counts, inversely squared. A leg below a thousandth is left out.
+    A base far worse than the broad reference would fill the targets with the modes that it knows: it is cut off.
     """
     rejections = tuned.rejections
     odds = (rejections / (1 - rejections).clamp_min(1e-9)).sum(0).square()
     share = 1 / (torch.maximum(odds, tuned.missed.nan_to_num(1e9)).square() + 1e-6)
     share = share / share.sum(0)
-    share = torch.where(share > 1e-3, share, 0.0)
-    return share / share.sum(0)
+    coupled = share[0] >= _LEAST_SHARE
+    share[0] = torch.where(coupled, share[0], 0.0)
+    return share / share.sum(0), coupled

@@ -46,6 +46,13 @@ class Legs(AnnealedPath):
         return self.base.whiten(self.base.unwhiten(v).flip(dim))
 
 
+    def at_last(self, targets: Point) -> Tensor:
+        """``phi - psi`` of every leg at the last leg's targets ``[chains, legs, *batch]``, in float64."""
+        x = self.base.unwhiten(targets.v)[:, -1]
+        energy = targets.energy[:, -1:].expand_as(targets.energy)
+        return self._difference(energy, 0.5 * self.coordinates(x).square().sum(-1))
+
+
 def _side_by_side(base: Gaussian, broad: Gaussian | None) -> Gaussian:
     """One Gaussian over ``[legs, *batch, D]``, whose kind is the more general of theirs."""
     references = [base] if broad is None else [base, _fitting(broad, base)]

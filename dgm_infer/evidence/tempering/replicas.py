@@ -28,6 +28,8 @@ class Sweep(NamedTuple):
     """Of the moves above the reference, ``[K, chains, legs, *batch]``."""
     targets: Tensor
     """Whitened positions at the target, ``[chains, legs, *batch, D]``."""
+    at_target: Tensor
+    """``phi - psi`` of every leg at the last leg's targets, ``[chains, legs, *batch]``."""
 
 
 class Replicas:
@@ -58,6 +60,8 @@ class Replicas:
         self.chains, self.n_steps, self.rng = chains, n_steps, rng
         self.point = legs.at(legs.coordinates(start).unflatten(0, (len(betas), chains)))
         self.trips = Trips(self.point.energy)
+        # whether the legs' targets change places, per problem
+        self.coupled = torch.ones(betas.shape[2:], dtype=torch.bool, device=betas.device)
         self._sweeps = 0
 
     def sweep(self, target_acceptance: float | None) -> Sweep:
@@ -73,11 +77,12 @@ class Replicas:
         differences = self.legs.difference(point)
         probabilities = swap_log_ratios(self.betas, differences).clamp_max(0).exp()
         source = swaps(probabilities, parity, self.rng)
-        targets = point.v[-1]
+        targets = Point(*(part[-1] for part in point))
         crosses = self.legs.count == 2 and (len(self.betas) - 1) % 2 == parity
         self.point = self._renewed(Point(*(exchanged(part, source) for part in point)), crosses)
-        self.trips.follow(source, crosses)
-        return Sweep(differences, probabilities, move.acceptance, targets)
+        self.trips.follow(source, self.coupled if crosses else None)
+        at_target = self.legs.at_last(targets)
+        return Sweep(differences, probabilities, move.acceptance, targets.v, at_target)
 
     def _renewed(self, point: Point, crosses: bool) -> Point:
         """The references drawn anew and, if the targets change places, each evaluated on the other's leg."""
@@ -85,14 +90,14 @@ class Replicas:
         if crosses:
             v.append(self.legs.crossed(point.v[-1]))
         fresh = self.legs.at(torch.stack(v))
-        parts = []
+        # exchanged() made copies
         for old, new in zip(point, fresh, strict=True):
-            # exchanged() made copies
             old[0] = new[0]
-            if crosses:
-                old[-1] = new[1]
-            parts.append(old)
-        return Point(*parts)
+        if crosses:
+            there, here = (Point(*(part[-1] for part in whole)) for whole in (fresh, point))
+            for old, new in zip(point, there.where(self.coupled.expand(here.energy.shape), here), strict=True):
+                old[-1] = new
+        return point
 
 
 class Round:
@@ -119,7 +124,7 @@ class Round:
         self.stones.add(sweep.differences)
         self._swaps += sweep.swap_probabilities.mean(1)
         self._acceptance += sweep.acceptance.mean(1)
-        self._at_target += sweep.differences[-1].mean(0)
+        self._at_target += sweep.at_target.mean(0)
         self.sweeps += 1
         if self.sweeps % self.thin == 0 and self.kept < self._draws.shape[1]:
             self._draws[:, self.kept] = self.legs.base.unwhiten(sweep.targets)
@@ -132,8 +137,11 @@ class Round:
 
     @property
     def missed(self) -> Tensor:
-        """``KL(target | reference) = -E[phi - psi] - log Z`` of every leg: large for one that misses modes."""
-        return (-self._at_target / self.sweeps - self.stones.bennett.sum(0)).clamp_min(0)
+        """``KL(target | reference) = -E[phi - psi] - log Z`` of every leg: large for one that misses modes.
+
+        Targets and log Z are those of the last leg, which is the broad one.
+        """
+        return (-self._at_target / self.sweeps - self.stones.bennett.sum(0)[-1]).clamp_min(0)
 
     def outcome(self, powers: Tensor, pilot_evaluations: int, interrupted: bool) -> Outcome:
         """Estimates and diagnostics; ``powers [legs, *batch]`` are the shares of the legs."""

@@ -60,11 +60,11 @@ class Trips:
         self.restarts = torch.zeros(like.shape[1:], dtype=torch.int64, device=like.device)
         self.round_trips = torch.zeros_like(self.restarts)
 
-    def follow(self, source: Tensor, crossed: bool) -> None:
-        """Move the replicas' marks with their states; ``crossed`` if the legs' targets have swapped too."""
+    def follow(self, source: Tensor, crossed: Tensor | None) -> None:
+        """Move the replicas' marks with their states, and those at the targets where these ``[*batch]`` have crossed."""
         past = exchanged(self._past, source)
-        if crossed:
-            past[-1] = past[-1].flip(1)
+        if crossed is not None:
+            past[-1] = torch.where(crossed, past[-1].flip(1), past[-1])
         # not in place: who counts a part of a run keeps the earlier counts
         self.restarts = self.restarts + (past[-1] == 1)
         past[-1] = torch.where(past[-1] == 1, 2, past[-1])
