@@ -62,7 +62,9 @@ class Modes:
     def __repr__(self):
         counts = self.counts
         number = f"{int(counts)} found" if counts.numel() == 1 else f"{counts.double().mean():.1f} found on average"
-        return f"Modes(*batch, D = {tuple(self.positions.shape[1:])}; {number}, log masses sum to {self.log_z.mean():.2f})"
+        return (
+            f"Modes(*batch, D = {tuple(self.positions.shape[1:])}; {number}, log masses sum to {self.log_z.mean():.2f})"
+        )
 
 
 def modes(
@@ -115,9 +117,7 @@ def search(target: Target, start: GaussianDensity, starts: int, iterations: int,
     factors = torch.tensor(_FACTORS, dtype=start.mean.dtype, device=start.mean.device)
     factors = factors.repeat(-(-starts // len(factors)))[:starts].reshape(-1, *[1] * start.mean.ndim)
     for _ in range(_ROUNDS):
-        noise = torch.randn(
-            starts, *start.mean.shape, generator=rng, dtype=start.mean.dtype, device=start.mean.device
-        )
+        noise = torch.randn(starts, *start.mean.shape, generator=rng, dtype=start.mean.dtype, device=start.mean.device)
         before = found
         found = _merged(target, reach, factors * noise, iterations, found)
         if found.log_z.isneginf().any():

@@ -59,11 +59,10 @@ def log_evidence(
             few thousand chains, whose activations stay in its caches, can run 1.5 times faster.
         keep_draws: whether the result holds the weighted draws, which for many chains and problems take most of the
             memory; ``thin`` saves memory too.
-        coverage: whether to look for modes that no draw has visited, by minimisations from the draws and from widely
-            spread starts, for at most a tenth of the run's gradients (bounds are not checked). A mode whose Laplace
-            mass would move log Z by more than a standard error is a warning, and is added to ``std_error`` in squares:
-            diagnostics ``unseen_modes`` and ``unseen_shift``. That nothing was found does not prove that nothing is
-            missing.
+        coverage: whether to look for modes that no draw has visited, by minimisations from widely spread starts for at
+            most a tenth of the run's gradients (math 6.15); bounds are not checked. A mode whose Laplace mass would
+            move log Z by more than a standard error is a warning, and its shift is added to ``std_error`` in squares:
+            diagnostics ``unseen_modes`` and ``unseen_shift``. A search that finds nothing proves nothing.
         progress: show a bar with the running estimate on the standard error stream.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Non-reversible parallel tempering between two references and the target (Syed et al. 2021, Surjanovic et al. 2022)."""
+"""Non-reversible parallel tempering from two references (Syed et al. 2021, Surjanovic et al. 2022)."""
 
 from dataclasses import dataclass
 

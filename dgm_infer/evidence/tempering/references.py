@@ -45,7 +45,6 @@ class Legs(AnnealedPath):
         dim = v.ndim - self.base.mean.ndim
         return self.base.whiten(self.base.unwhiten(v).flip(dim))
 
-
     def at_last(self, targets: Point) -> Tensor:
         """``phi - psi`` of every leg at the last leg's targets ``[chains, legs, *batch]``, in float64."""
         x = self.base.unwhiten(targets.v)[:, -1]

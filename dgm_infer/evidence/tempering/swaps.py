@@ -61,7 +61,7 @@ class Trips:
         self.round_trips = torch.zeros_like(self.restarts)
 
     def follow(self, source: Tensor, crossed: Tensor | None) -> None:
-        """Move the replicas' marks with their states, and those at the targets where these ``[*batch]`` have crossed."""
+        """Move the replicas' marks with their states; ``crossed [*batch]``, if any, is where the targets did."""
         past = exchanged(self._past, source)
         if crossed is not None:
             past[-1] = torch.where(crossed, past[-1].flip(1), past[-1])
