@@ -244,6 +244,7 @@ ORDER = {
         "scaling",
         "evidence",
         "methods",
+        "modes",
         "training",
         "iwae_training",
         "classifier",

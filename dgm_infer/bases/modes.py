@@ -135,7 +135,7 @@ def search(target: Target, start: GaussianDensity, starts: int, iterations: int,
 
 
 def _merged(target: Target, reach: GaussianDensity, v: Tensor, iterations: int, known: Modes | None) -> Modes:
-    """The modes known, and those that minimisations from ``v [starts, *batch, D]``, whitened by the Gaussian, lead to."""
+    """The modes known, and those that minimisations from ``v [starts, *batch, D]`` in whitened coordinates reach."""
 
     def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:
         energy, gradient = target.energy_and_gradient(reach.unwhiten(v))

@@ -27,7 +27,7 @@ _WITHIN = 5.0
 class Unseen(NamedTuple):
     """Modes that searches found and no draw has visited, each ``[*batch]``."""
 
-    count: Tensor
+    modes: Tensor
     shift: Tensor
     """``log(1 + mass/Z)``, by their Laplace masses: what they would add to log Z."""
 
@@ -40,8 +40,8 @@ def look_for_unseen(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) 
     """Minimise the energy from widely spread starts, and see whether any draw is near where they end.
 
     A mode is unseen if no draw of positive weight lies where a normal with its inverse Hessian has its draws. The
-    searches take at most a tenth of the run's gradients, and none where that is too few, or Hessians too large. An energy
-    that fails far from the base, or is not twice differentiable, leaves the question open: none is reported.
+    searches take at most a tenth of the run's gradients, and none where that is too few, or Hessians too large. An
+    energy that fails far from the base, or is not twice differentiable, leaves the question open: none is reported.
     """
     log_z, base = outcome.estimate.log_z, path.base
     chains = len(outcome.draws)
@@ -59,7 +59,7 @@ def look_for_unseen(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) 
 def widened(std_error: Tensor, unseen: Unseen) -> tuple[Tensor, Unseen]:
     """The standard error with a shift that exceeds it added in squares, and what is unseen beyond the error."""
     large = unseen.shift > std_error
-    kept = Unseen(torch.where(large, unseen.count, 0), torch.where(large, unseen.shift, 0.0))
+    kept = Unseen(torch.where(large, unseen.modes, 0), torch.where(large, unseen.shift, 0.0))
     return torch.where(large, (std_error.square() + unseen.shift.square()).sqrt(), std_error), kept
 
 

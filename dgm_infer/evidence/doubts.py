@@ -38,15 +38,15 @@ def doubts(diagnostics: Mapping[str, Tensor], status: EstimateStatus, chains: in
         if few.any():
             yield (
                 f"the estimate rests on one or two of {chains} chains{_where(few)} (effectively "
-                f"{effective[few].min().item():.2g}): its standard error is too small; use more chains, or a base nearer "
-                "the target"
+                f"{effective[few].min().item():.2g}): its standard error is too small; use more chains, or a base "
+                "nearer the target"
             )
     shift = diagnostics.get("unseen_shift")
     if shift is not None and (shift > 0).any():
         yield (
             f"a search found modes that no draw has visited{_where(shift > 0)}: log Z may be too low by about "
-            f"{shift.max().item():.2g}, which std_error now includes; use ParallelTempering, or a base that covers them, "
-            "such as Gaussian.broad(target)"
+            f"{shift.max().item():.2g}, which std_error now includes; use ParallelTempering, or a base that covers "
+            "them, such as Gaussian.broad(target)"
         )
     acceptance = diagnostics.get("acceptance")
     if acceptance is not None and (acceptance < _MOVES).any():

@@ -201,7 +201,7 @@ def _covered(path: AnnealedPath, outcome: Outcome, seed: int) -> Outcome:
     # a generator of its own: the check leaves the numbers of a run as they are without it
     rng = torch.Generator(path.base.mean.device).manual_seed(seed + 1)
     error, unseen = widened(outcome.estimate.std_error, look_for_unseen(path, outcome, rng))
-    diagnostics = outcome.diagnostics | {"unseen_modes": unseen.count, "unseen_shift": unseen.shift}
+    diagnostics = outcome.diagnostics | {"unseen_modes": unseen.modes, "unseen_shift": unseen.shift}
     return outcome._replace(estimate=outcome.estimate._replace(std_error=error), diagnostics=diagnostics)
 
 

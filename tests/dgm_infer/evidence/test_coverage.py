@@ -86,7 +86,7 @@ def test_a_shift_within_the_error_is_not_counted():
     wider, kept = widened(error, unseen)
     assert wider[0] == 0.1
     torch.testing.assert_close(wider[1], torch.tensor(0.1**0.5, dtype=FLOAT))
-    assert kept.count.tolist() == [0, 2, 0]
+    assert kept.modes.tolist() == [0, 2, 0]
 
 
 def test_the_searches_take_a_small_share_of_the_gradients():
