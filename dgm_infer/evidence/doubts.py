@@ -19,7 +19,7 @@ def doubts(diagnostics: Mapping[str, Tensor], status: EstimateStatus, chains: in
     """Lines that name problems whose estimate or standard error misleads, whatever their status promises.
 
     Args:
-        diagnostics: of an outcome, each ``[..., *batch]``, and ``effective_chains``.
+        diagnostics: of an outcome, each ``[..., *batch]``.
         status: that of the method; bounds may rest on few draws and are bounds still.
         chains: chains per problem; of one alone nothing is said.
     """

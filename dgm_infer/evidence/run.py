@@ -82,6 +82,8 @@ def log_evidence(
 
     def work(path: AnnealedPath, problems: slice | None) -> list[Outcome]:
         outcome = run.method.run(path, run.chains, run.rng, run.bar)
+        effective = weight_ess(outcome.log_weights.logsumexp(1))
+        outcome = outcome._replace(diagnostics=outcome.diagnostics | {"effective_chains": effective})
         return [_covered(path, outcome, run.seed) if looks else outcome]
 
     (outcome,) = run.outcomes(work)
@@ -326,8 +328,7 @@ class _Run:
                 f"all weights are zero for {int(lost.sum())} of {lost.numel()} problems, the first of them {first}: "
                 "the target's density is zero or not finite at all draws of the base; choose a base that covers it"
             )
-        effective = weight_ess(outcome.log_weights.logsumexp(1))
-        for doubt in doubts(outcome.diagnostics | {"effective_chains": effective}, status, self.chains):
+        for doubt in doubts(outcome.diagnostics, status, self.chains):
             warnings.warn(f"{name}: {doubt}", stacklevel=4)
         diagnostics: dict[str, Any] = {
             **outcome.diagnostics,

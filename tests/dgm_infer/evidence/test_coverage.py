@@ -10,6 +10,7 @@ import dgm_infer as dgm
 from dgm_infer.evidence.coverage import Unseen, widened
 from tests.known_evidence import MixtureTarget, known_bimodal, known_gaussian
 from tests.oracles import FLOAT
+from tests.quick import cases
 
 BIMODAL = known_bimodal()
 # at one of its modes, and blind to the other
@@ -29,7 +30,7 @@ def said(target, base, method, **options):
     return estimate, [str(warning.message) for warning in caught]
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize("method", cases(METHODS, quick=("AIS",)))
 def test_a_mode_that_no_chain_has_seen_is_named_and_widens_the_interval(method):
     estimate, lines = said(BIMODAL.target, BLIND, method)
     assert any("modes that no draw has visited" in line for line in lines)
@@ -45,7 +46,7 @@ def test_a_mode_that_no_chain_has_seen_is_named_and_widens_the_interval(method):
     assert (BIMODAL.log_z - unchecked.log_z).abs() > 5 * unchecked.std_error
 
 
-@pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
+@pytest.mark.parametrize("method", cases(METHODS, quick=("AIS",)))
 def test_nothing_is_said_where_all_modes_are_seen(method):
     known = known_gaussian(6, (3,))
     estimate, lines = said(known.target, known.base, method)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.evidence.doubts import doubts
 from tests.known_evidence import known_gaussian
 from tests.oracles import FLOAT
 
@@ -36,6 +37,17 @@ def test_an_estimate_on_one_weight_is_named_with_its_problem():
     assert first.startswith("AIS: all weight is on one draw of problem 1: the estimate is far too low")
     # of one chain there is one weight
     assert not any("all weight" in line for line in said(target, base, METHODS["AIS"], chains=1))
+
+
+def test_an_estimate_that_rests_on_one_chain_of_many_is_named():
+    diagnostics = {"effective_chains": torch.tensor([9.0, 1.2]), "max_weight_share": torch.tensor([0.1, 0.8])}
+    (line,) = doubts(diagnostics, "unbiased", 16)
+    assert line.startswith("the estimate rests on one or two of 16 chains of problem 1 (effectively 1.2)")
+    # bounds may, few chains say little, and one draw of all the weight is named as such
+    assert list(doubts(diagnostics, "lower", 16)) == []
+    assert list(doubts(diagnostics, "unbiased", 4)) == []
+    (line,) = doubts(diagnostics | {"max_weight_share": torch.tensor([0.1, 0.9995])}, "unbiased", 16)
+    assert line.startswith("all weight is on one draw of problem 1")
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

@@ -60,6 +60,7 @@ def travelled(sweeps=300, temperatures=12, chains=32):
     return final
 
 
+@pytest.mark.slow
 def test_the_barrier_and_the_rate_of_round_trips_are_those_of_the_theory(monkeypatch):
     final = travelled()
     diagnostics = final.outcome(torch.ones(1, dtype=FLOAT), 0, False).diagnostics
@@ -140,6 +141,7 @@ def test_a_mode_that_the_base_misses_comes_from_the_broad_reference():
     assert alone.std_error < 0.05
 
 
+@pytest.mark.slow
 def test_control_a_wrong_swap_ratio_is_noticed(monkeypatch):
     def wrong(betas, differences):
         return swap_log_ratios(0.5 * betas, differences)
@@ -153,7 +155,7 @@ def test_many_problems_any_kind_of_base_and_given_references():
     broad = dgm.Gaussian(torch.zeros(3, dtype=FLOAT), 3.0)
     full = dgm.Gaussian(known.base.mean, cholesky=torch.linalg.cholesky(known.base.covariance))
     low = dgm.Gaussian(known.base.mean, 1.0, factor=0.3 * torch.ones(2, 2, 3, 1, dtype=FLOAT))
-    method = dgm.ParallelTempering(draws=32, temperatures=4, broad=broad, pilot_temperatures=20, thin=2)
+    method = dgm.ParallelTempering(draws=16, temperatures=3, broad=broad, pilot_temperatures=10)
     for base in (known.base, full, low):
         estimate, z = error(method, base, known, chains=8)
         assert z < 5
