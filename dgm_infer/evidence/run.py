@@ -17,7 +17,7 @@ from ..progress import Progress
 from ..target import as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
 from .chunks import joined
-from .coverage import look_for_unseen, widened
+from .coverage import Unseen, look_for_unseen, widened
 from .doubts import doubts
 from .estimators import Estimate, bennett, log_mean, weight_ess
 from .method import EstimateStatus, Method, Outcome, check_method
@@ -202,7 +202,12 @@ def _covered(path: AnnealedPath, outcome: Outcome, seed: int) -> Outcome:
     """The outcome with what its draws have not seen in its error and diagnostics."""
     # a generator of its own: the check leaves the numbers of a run as they are without it
     rng = torch.Generator(path.base.mean.device).manual_seed(seed + 1)
-    error, unseen = widened(outcome.estimate.std_error, look_for_unseen(path, outcome, rng))
+    try:
+        unseen = look_for_unseen(path, outcome, rng)
+    except KeyboardInterrupt:
+        # the estimates are whole, and are kept; further chunks are not begun
+        outcome, unseen = outcome._replace(interrupted=True), Unseen.none(outcome.estimate.log_z)
+    error, unseen = widened(outcome.estimate.std_error, unseen)
     diagnostics = outcome.diagnostics | {"unseen_modes": unseen.modes, "unseen_shift": unseen.shift}
     return outcome._replace(estimate=outcome.estimate._replace(std_error=error), diagnostics=diagnostics)
 
