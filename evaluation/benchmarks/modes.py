@@ -67,10 +67,7 @@ def bench(systems: int = 10, units: int = 16, seed: int = 0, output: str = "eval
 
 
 def _bases(machine: BoltzmannRelaxation) -> dict[str, Gaussian]:
-    return {
-        "local fits": Gaussian.from_local_fits(machine, dtype=torch.float64),
-        "full fit": Gaussian.fit(machine, kind="full", dtype=torch.float64),
-    }
+    return {"local fits": Gaussian.from_local_fits(machine, dtype=torch.float64)}
 
 
 def _run(
@@ -105,7 +102,7 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def page(record: dict[str, Any]) -> str:
-    """Markdown: errors of every method from every base."""
+    """Markdown: errors of every method."""
     settings = record["settings"]
     return "\n".join(
         [
