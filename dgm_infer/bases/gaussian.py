@@ -26,7 +26,7 @@ from ..probe import energy_fault, nan_energies, probe_points
 from ..target import Target, as_target
 from .density import GaussianDensity
 from .laplace import find_mode
-from .modes import Modes, cover, search
+from .modes import Modes, cover, modes
 from .moments import check_mixture, distinct, mixture_moments, weighted_moments
 from .scales import KINDS, Full, Kind, LowRank, factorised, remade, scale_of
 from .variational import check_divergence, lower_bound, maximise_elbo
@@ -324,15 +324,7 @@ class Gaussian(GaussianDensity):
 
     @classmethod
     def broad(
-        cls,
-        target,
-        starts: int = 64,
-        *,
-        like: "Gaussian | None" = None,
-        iterations: int = 200,
-        seed: int | None = 0,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
+        cls, target, starts: int = 64, *, like: "Gaussian | None" = None, iterations: int = 200, seed: int | None = 0
     ) -> Self:
         """A Gaussian that covers all modes that many searches find: the second reference of ``ParallelTempering``.
 
@@ -340,37 +332,22 @@ class Gaussian(GaussianDensity):
         Elsewhere it is :meth:`covering` the :func:`modes` of the target.
 
         Args:
-            target: anything with ``energy``, twice differentiable, ``dim`` and ``batch_shape``.
-            starts: minimisations per round of the search.
-            like: Gaussian whose draws the search starts from; None for standard normals.
-            iterations: gradients per minimisation, at most.
-            seed: seed of all randomness; None draws one.
-            dtype, device: used only when ``like`` is None; the default dtype is float64.
+            target, starts, iterations, seed: as in :func:`modes`.
+            like: Gaussian whose draws the search starts from; None for standard normals in float64.
 
         Raises:
-            ArgumentError: an argument is outside its range.
-            EvidenceError: no mode of some problem was found.
+            ArgumentError, EvidenceError: as :func:`modes`.
         """
-        call = "Gaussian.broad"
-        starts, iterations = whole_number(call, "starts", starts), whole_number(call, "iterations", iterations)
-        target = as_target(target)
-        if like is None:
-            like = _standard(call, target, dtype or torch.float64, device)
-        instance(call, "like", like, Gaussian, "Gaussian(mean, sd)")
-        if target.standardised:
+        if as_target(target).standardised:
+            like = _standard("Gaussian.broad", target, torch.float64, None) if like is None else like
             return cls(torch.zeros_like(like.mean), 1.0)
-        rng = torch.Generator(like.mean.device).manual_seed(random_seed(call, seed))
-        return cls.covering(search(target, like, starts, iterations, rng))
+        return cls.covering(modes(target, starts, start=like, iterations=iterations, seed=seed))
 
     @classmethod
-    def covering(cls, modes: Modes) -> Self:
-        """A Gaussian moment-matched to Laplace's approximations at modes, all those of some mass counting alike.
-
-        Raises:
-            EvidenceError: a covariance is not positive definite.
-        """
-        mean, covariance = cover(instance("Gaussian.covering", "modes", modes, Modes, "dgm.modes(target)"))
-        return cls._of(mean, Full(factorised(covariance)), log_zeta=modes.log_z)
+    def covering(cls, found: Modes) -> Self:
+        """A Gaussian moment-matched to Laplace's approximations at modes, all those of some mass counting alike."""
+        mean, covariance = cover(instance("Gaussian.covering", "found", found, Modes, "dgm.modes(target)"))
+        return cls._of(mean, Full(factorised(covariance)), log_zeta=found.log_z)
 
     @classmethod
     def laplace(
