@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import errors, evidence, kernels, likelihood_free
-from .bases import Gaussian
+from .bases import Gaussian, Modes, modes
 from .conditioning.check import check
 from .conditioning.condition import condition
 from .conditioning.fibre import Fibre
@@ -45,6 +45,7 @@ __all__ = [
     "InputDensity",
     "LatentVariableModel",
     "Logistic",
+    "Modes",
     "Product",
     "StandardNormal",
     "Target",
@@ -57,6 +58,7 @@ __all__ = [
     "from_pyro",
     "from_simulator",
     "linear",
+    "modes",
     "pixels",
     "sample",
     "target_from_pyro",

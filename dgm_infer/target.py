@@ -57,6 +57,8 @@ class Target:
 
     _energy: Callable[[Tensor], Tensor] | None = None
     batch_shape = torch.Size()
+    standardised: bool = False
+    """Whether the coordinates have a prior of mean zero and unit variance, of which ``initial_draws`` are draws."""
 
     def __init__(
         self,
@@ -168,6 +170,7 @@ class _Adapted(Target):
             )
         super().__init__(target.energy, target.dim, target.batch_shape)
         self._target, self.prior = target, getattr(target, "prior", None)
+        self.standardised = getattr(target, "standardised", False)
 
     def energy_and_gradient(self, x):
         return self._own("energy_and_gradient")(x)

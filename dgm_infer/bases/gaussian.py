@@ -26,6 +26,7 @@ from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import Target, as_target, reference
 from .density import GaussianDensity
 from .laplace import find_mode
+from .modes import Modes, cover, modes
 from .moments import check_mixture, distinct, mixture_moments, weighted_moments
 from .scales import KINDS, Full, Kind, LowRank, factorised, remade, scale_of
 from .variational import check_divergence, lower_bound, maximise_elbo
@@ -320,6 +321,33 @@ class Gaussian(GaussianDensity):
         local = cls.fit(target, start=Gaussian(first, sds), seed=seed, **fit)
         assert local.elbo is not None
         return cls.of_mixture(local.mean, local.covariance, local.elbo, kind=kind, rank=rank, tolerance=tolerance)
+
+    @classmethod
+    def broad(
+        cls, target, starts: int = 64, *, like: "Gaussian | None" = None, iterations: int = 200, seed: int | None = 0
+    ) -> Self:
+        """A Gaussian that covers all modes that many searches find: the second reference of ``ParallelTempering``.
+
+        Where the coordinates have a standardised prior, as latents and random inputs do, it is a standard normal.
+        Elsewhere it is :meth:`covering` the :func:`modes` of the target.
+
+        Args:
+            target, starts, iterations, seed: as in :func:`modes`.
+            like: Gaussian whose draws the search starts from; None for standard normals in float64.
+
+        Raises:
+            ArgumentError, EvidenceError: as :func:`modes`.
+        """
+        if as_target(target).standardised:
+            like = _standard("Gaussian.broad", target, torch.float64, None) if like is None else like
+            return cls(torch.zeros_like(like.mean), 1.0)
+        return cls.covering(modes(target, starts, start=like, iterations=iterations, seed=seed))
+
+    @classmethod
+    def covering(cls, found: Modes) -> Self:
+        """A Gaussian moment-matched to Laplace's approximations at modes, all those of some mass counting alike."""
+        mean, covariance = cover(instance("Gaussian.covering", "found", found, Modes, "dgm.modes(target)"))
+        return cls._of(mean, Full(factorised(covariance)), log_zeta=found.log_z)
 
     @classmethod
     def laplace(

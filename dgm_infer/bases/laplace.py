@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import EvidenceError
 
-__all__ = ["Mode", "find_mode"]
+__all__ = ["Mode", "curvature", "find_mode"]
 
 
 class Mode(NamedTuple):
@@ -33,7 +33,7 @@ def find_mode(target, start: Tensor, *, max_iterations: int = 200, tolerance: fl
     if tolerance is None:
         tolerance = 1e-10 if start.dtype == torch.float64 else 1e-5
     x = start
-    energy, gradient, hessian = _curvature(target, x)
+    energy, gradient, hessian = curvature(target, x)
     identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     damping = torch.zeros_like(energy)
     converged = torch.zeros_like(energy, dtype=torch.bool)
@@ -53,11 +53,11 @@ def find_mode(target, start: Tensor, *, max_iterations: int = 200, tolerance: fl
         scale = hessian.diagonal(dim1=-2, dim2=-1).abs().amax(-1).clamp_min(1e-6)
         smaller = torch.where(damping > 1e-6 * scale, damping / 10, torch.zeros_like(damping))
         damping = torch.where(better, smaller, (damping * 4).clamp_min(1e-4 * scale))
-        energy, gradient, hessian = _curvature(target, x)
+        energy, gradient, hessian = curvature(target, x)
     # near a mode a Newton step squares the remaining distance
     definite, step = _newton_step(hessian, gradient, identity)
     x = torch.where((definite & converged).unsqueeze(-1), x - step, x)
-    energy, gradient, hessian = _curvature(target, x)
+    energy, gradient, hessian = curvature(target, x)
     factor, failed = torch.linalg.cholesky_ex(hessian)
     for bad, what in (
         (failed != 0, "the Hessian at the mode is not positive definite"),
@@ -79,7 +79,7 @@ def _newton_step(hessian: Tensor, gradient: Tensor, identity: Tensor) -> tuple[T
     return definite, torch.cholesky_solve(gradient.unsqueeze(-1), factor).squeeze(-1)
 
 
-def _curvature(target, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def curvature(target, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Energy ``[*batch]``, gradient ``[*batch, D]`` and Hessian ``[*batch, D, D]``."""
     dim = x.shape[-1]
     with torch.enable_grad():

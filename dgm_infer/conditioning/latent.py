@@ -42,6 +42,8 @@ class LatentPosterior(Target):
         ObservationError: the images or the mask do not fit the decoder.
     """
 
+    standardised = True
+
     def __init__(self, decoder: nn.Module, images, prior: InputDensity, mask=None):
         instance("LatentPosterior", "prior", prior, InputDensity, "StandardNormal(50)")
         if not isinstance(decoder, nn.Module):

@@ -31,6 +31,8 @@ class NoiseMarginal(Target):
             at every position.
     """
 
+    standardised = True
+
     def __init__(self, observed: ObservedModel, values: Tensor, blocks: Tensor | None = None):
         self.observed = observed
         self.values = values

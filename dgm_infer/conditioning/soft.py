@@ -56,6 +56,8 @@ class InputPosterior(Target):
         ArgumentError: an argument is outside its range, or the distances are not non-negative numbers, one per point.
     """
 
+    standardised = True
+
     def __init__(
         self,
         observed: ObservedModel,

@@ -13,6 +13,7 @@ from .run import Bounds, bidirectional, log_evidence
 from .smc import SMC
 from .tempering.continuous import ContinuousTempering
 from .tempering.gibbs import GibbsTempering
+from .tempering.parallel import ParallelTempering
 from .tempering.path_sampling import PathSampling
 from .tempering.simulated import SimulatedTempering
 
@@ -28,6 +29,7 @@ __all__ = [
     "HamiltonianAIS",
     "ImportanceSampling",
     "Method",
+    "ParallelTempering",
     "PathSampling",
     "Refined",
     "SimulatedTempering",

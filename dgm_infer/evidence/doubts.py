@@ -12,10 +12,12 @@ __all__ = ["doubts"]
 # Share of the weights that one draw may have, the acceptance of moves below which none are made, and a standard error
 # of log Z, in nats, that says nothing.
 _SHARE, _MOVES, _NATS = 0.999, 1e-3, 10.0
+# An error from the spread over chains needs more of them than this, by their shares of the weight, of at least so many.
+_EFFECTIVE, _CHAINS = 1.5, 8
 
 
 def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: EstimateStatus, chains: int) -> Iterator[str]:
-    """Lines that name problems whose estimate and standard error mean nothing, whatever their status promises.
+    """Lines that name problems whose estimate or standard error misleads, whatever their status promises.
 
     Args:
         diagnostics: of an outcome, each ``[..., *batch]``.
@@ -30,6 +32,23 @@ def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: Estimat
         yield (
             f"all weight is on one draw{_where(share > _SHARE)}: the estimate is far too low, and its standard error "
             "means nothing: use a base near the target, or more temperatures"
+        )
+    effective = diagnostics.get("effective_chains")
+    if effective is not None and chains >= _CHAINS:
+        # what rests on one draw has been said
+        few = effective < _EFFECTIVE if share is None else (effective < _EFFECTIVE) & (share <= _SHARE)
+        if few.any():
+            yield (
+                f"the estimate rests on one or two of {chains} chains{_where(few)} (effectively "
+                f"{effective[few].min().item():.2g}): its standard error is too small; use more chains, or a base "
+                "nearer the target"
+            )
+    shift = diagnostics.get("unseen_shift")
+    if shift is not None and (shift > 0).any():
+        yield (
+            f"a search found modes that no draw has visited{_where(shift > 0)}: log Z may be too low by about "
+            f"{shift.max().item():.2g}, which std_error now includes; use ParallelTempering, or a base that covers "
+            "them, such as Gaussian.broad(target)"
         )
     acceptance = diagnostics.get("acceptance")
     if acceptance is not None and (acceptance < _MOVES).any():

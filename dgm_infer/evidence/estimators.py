@@ -68,14 +68,23 @@ def log_ratio(log_numerators: Tensor, log_denominators: Tensor) -> Estimate:
     return log_ratios(log_numerators.unsqueeze(1), log_denominators.unsqueeze(1))
 
 
-def log_ratios(log_numerators: Tensor, log_denominators: Tensor) -> Estimate:
-    """Log of a product of ratios of sums over chains, both ``[chains, ratios, *batch]``, as :func:`log_ratio`."""
+def log_ratios(log_numerators: Tensor, log_denominators: Tensor, powers: Tensor | None = None) -> Estimate:
+    """Log of a product of ratios of sums over chains, both ``[chains, ratios, *batch]``, as :func:`log_ratio`.
+
+    Args:
+        log_numerators, log_denominators: logs of the sums of every chain.
+        powers: of the ratios in the product, ``[ratios, *batch]``; None for ones. A ratio of power zero is left out.
+    """
     n = log_numerators.shape[0]
-    whole = (log_numerators.logsumexp(0) - log_denominators.logsumexp(0)).sum(0)
+
+    def product(log_ratios: Tensor, dim: int) -> Tensor:
+        return (log_ratios if powers is None else torch.where(powers > 0, powers * log_ratios, 0.0)).sum(dim)
+
+    whole = product(log_numerators.logsumexp(0) - log_denominators.logsumexp(0), 0)
     if n == 1:
         unknown = torch.full_like(whole, math.nan)
         return Estimate(whole, unknown, unknown)
-    left_out = (_log_sum_of_others(log_numerators) - _log_sum_of_others(log_denominators)).sum(1)
+    left_out = product(_log_sum_of_others(log_numerators) - _log_sum_of_others(log_denominators), 1)
     mean = left_out.mean(0)
     error = ((left_out - mean).square().sum(0) * (n - 1) / n).sqrt()
     # if one chain holds all the weight, leaving it out leaves no estimate

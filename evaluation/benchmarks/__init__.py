@@ -13,6 +13,7 @@ BENCHMARKS = {
     "scaling": "evaluation.benchmarks.scaling",
     "evidence": "evaluation.benchmarks.evidence",
     "methods": "evaluation.benchmarks.methods",
+    "modes": "evaluation.benchmarks.modes",
     "training": "evaluation.benchmarks.training",
     "iwae_training": "evaluation.benchmarks.iwae_training",
     "completions": "evaluation.benchmarks.completions",

@@ -41,6 +41,7 @@ METHODS: dict[str, Method] = {
     "SMC, adaptive": dgm.SMC(),
     "SMC, frozen": dgm.SMC(schedule="equalised"),
     "SMC, waste-free": dgm.SMC(waste_free=4),
+    "parallel tempering": dgm.ParallelTempering(),
     "simulated tempering": dgm.SimulatedTempering(),
     "Gibbs tempering": dgm.GibbsTempering(),
     "joint tempering": dgm.ContinuousTempering(),

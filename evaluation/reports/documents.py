@@ -13,7 +13,16 @@ from . import images
 from .scorecard import scorecard
 from .tables import markdown
 
-__all__ = ["GOAL", "boltzmann_table", "methods_table", "radon_table", "read_record", "renewed", "seconds_to"]
+__all__ = [
+    "GOAL",
+    "boltzmann_table",
+    "methods_table",
+    "modes_table",
+    "radon_table",
+    "read_record",
+    "renewed",
+    "seconds_to",
+]
 
 ROOT = Path(__file__).parents[2]
 PAGES = ("docs/evidence.md", "docs/completions.md", "docs/images.md")
@@ -61,6 +70,18 @@ def _effort(row: dict[str, Any]) -> str:
     return f"{row['to_error'] / 1000:.3g}" + ("*" if row["caveats"] else "")
 
 
+def modes_table(record: dict[str, Any]) -> str:
+    """Errors of every method from every base, over the systems of the benchmark."""
+    rows = []
+    for name, row in record["rows"].items():
+        method, base = name.split("; ")
+        errors = (f"{row[key]:.2f}" for key in ("rmse", "largest", "std_error"))
+        shares = (f"{100 * row[key]:.0f} %" for key in ("covered", "warned"))
+        rows.append([method, base, str(row["chains"]), f"{row['seconds']:.1f}", *errors, *shares])
+    errors = ["rms error", "largest error", "claimed error", "in 95 % interval", "warned"]
+    return markdown(["method", "base", "chains", "seconds", *errors], rows)
+
+
 def boltzmann_table(record: dict[str, Any]) -> str:
     """Errors of every method at every length of its runs; the smallest of a column in bold."""
     methods, plain = record["results"]["methods"], record["results"]["plain_hmc"]
@@ -103,6 +124,7 @@ _TABLES = {
     "methods": methods_table,
     "boltzmann": boltzmann_table,
     "radon": radon_table,
+    "modes": modes_table,
     "completions": scorecard,
     "images_cpu": images.tables,
 }

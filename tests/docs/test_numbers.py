@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from evaluation.benchmarks import methods, scaling
+from evaluation.benchmarks import methods, modes, scaling
 from evaluation.reports import images
 from evaluation.reports.documents import PAGES, read_record, renewed, seconds_to
 
@@ -155,6 +155,7 @@ def test_tables_are_up_to_date(page):
     ("record", "name", "table"),
     [
         ("methods", "methods", methods.table),
+        ("modes", "modes", modes.page),
         ("scaling", "scaling", scaling.table),
         ("images_cpu", "images", images.page),
     ],

@@ -57,9 +57,14 @@ class Inflated(Weighted):
         return outcome._replace(estimate=estimate)
 
 
+# where a temperature is a chain
+FEWER = {dgm.ParallelTempering: {"temperatures": 5, "draws": 32}}
+
+
 def small(method: type, sizes=SMALL):
     """The method with small sizes."""
     names = {field.name for field in dataclasses.fields(method)}
+    sizes = sizes | FEWER.get(method, {})
     return method(**{name: value for name, value in sizes.items() if name in names})
 
 

@@ -6,10 +6,12 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.evidence.doubts import doubts
 from tests.known_evidence import known_gaussian
 from tests.oracles import FLOAT
 
 BASE = dgm.Gaussian(torch.zeros(1, dtype=FLOAT), 1.0)
+ERROR = torch.full((2,), 0.1, dtype=FLOAT)
 METHODS = {
     "AIS": dgm.AIS(20, pilot_temperatures=10),
     "Gibbs tempering": dgm.GibbsTempering(draws=30, warmup=5, pilot_temperatures=10),
@@ -42,6 +44,17 @@ def test_an_estimate_whose_error_is_wide_is_named():
     joint = dgm.ContinuousTempering(draws=20, warmup=20, pilot_temperatures=10)
     lines = said(dgm.Target(lambda x: 1e12 * x.square().sum(-1), 1), BASE, joint)
     assert any("the standard error of log Z is" in line and "says nothing" in line for line in lines)
+
+
+def test_an_estimate_that_rests_on_one_chain_of_many_is_named():
+    diagnostics = {"effective_chains": torch.tensor([9.0, 1.2]), "max_weight_share": torch.tensor([0.1, 0.8])}
+    (line,) = doubts(diagnostics, ERROR, "unbiased", 16)
+    assert line.startswith("the estimate rests on one or two of 16 chains of problem 1 (effectively 1.2)")
+    # bounds may, few chains say little, and one draw of all the weight is named as such
+    assert list(doubts(diagnostics, ERROR, "lower", 16)) == []
+    assert list(doubts(diagnostics, ERROR, "unbiased", 4)) == []
+    (line,) = doubts(diagnostics | {"max_weight_share": torch.tensor([0.1, 0.9995])}, ERROR, "unbiased", 16)
+    assert line.startswith("all weight is on one draw of problem 1")
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)

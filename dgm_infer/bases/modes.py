@@ -1,0 +1,225 @@
+"""Modes of a target by minimisation from many starts, and a Gaussian that covers them (math 11.8)."""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ..arguments import available_device, floating_type, instance, random_seed, whole_number
+from ..errors import EvidenceError
+from ..target import Target, as_target
+from .density import GaussianDensity
+from .descent import minimise
+from .laplace import curvature
+from .moments import mixture_moments
+
+__all__ = ["Modes", "cover", "laplace_masses", "modes", "same_minimum", "search"]
+
+# Distance of minima, in sds of the coordinates, and difference of energies below which they are the same.
+_NEAR, _LEVEL = 1e-2, 1e-2
+# Factors by which the starts of a search are spread out.
+_FACTORS = (1.0, 2.0, 4.0, 8.0)
+# Share of the mass above which a mode counts, for a search to go on or a Gaussian to cover it.
+_SHARE = 1e-3
+_ROUNDS = 4
+# Modes that are kept, those of the lowest energies, and rows of Hessians that are computed at once.
+_MOST, _ROWS = 64, 8192
+
+
+@dataclass(frozen=True, eq=False)
+class Modes:
+    """Local minima of an energy, the largest Laplace mass first, for every problem of a batch.
+
+    Problems have different numbers of modes: missing ones have mass ``-inf`` and no hits.
+
+    Attributes:
+        positions: ``[M, *batch, D]``.
+        energies: ``[M, *batch]``.
+        log_masses: ``-energy + D/2 log 2 pi - 1/2 log|H|``, ``[M, *batch]``.
+        hits: minimisations that ended there, ``[M, *batch]``.
+        covariances: inverse Hessians, ``[M, *batch, D, D]``.
+        evaluations: gradients per problem that the search took.
+    """
+
+    positions: Tensor
+    energies: Tensor
+    log_masses: Tensor
+    hits: Tensor
+    covariances: Tensor
+    evaluations: int
+
+    @property
+    def counts(self) -> Tensor:
+        """Number of modes found, ``[*batch]``."""
+        return (self.hits > 0).sum(0)
+
+    @property
+    def log_z(self) -> Tensor:
+        """Log of the sum of the masses, ``[*batch]``: Laplace's approximation of the log evidence, mode by mode."""
+        return self.log_masses.logsumexp(0)
+
+    def __repr__(self):
+        counts = self.counts
+        number = f"{int(counts)} found" if counts.numel() == 1 else f"{counts.double().mean():.1f} found on average"
+        return (
+            f"Modes(*batch, D = {tuple(self.positions.shape[1:])}; {number}, log masses sum to {self.log_z.mean():.2f})"
+        )
+
+
+def modes(
+    target,
+    starts: int = 64,
+    *,
+    start: GaussianDensity | None = None,
+    iterations: int = 200,
+    seed: int | None = 0,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+) -> Modes:
+    """The modes of a target that minimisations from widely spread starts reach, with their Laplace masses.
+
+    In rounds of ``starts`` minimisations by L-BFGS, drawn from a Gaussian that covers what was found, spread out up to
+    eightfold, until a round finds no new mode of a thousandth of the mass. What no start leads to is not found.
+
+    Args:
+        target: anything with ``energy``, twice differentiable, ``dim`` and ``batch_shape``.
+        starts: minimisations per round and problem.
+        start: Gaussian over ``[*batch, D]`` for the first round; None for standard normals.
+        iterations: gradients per minimisation, at most.
+        seed: seed of all randomness; None draws one.
+        dtype, device: used only when ``start`` is None; the default dtype is float64.
+
+    Raises:
+        ArgumentError: an argument is outside its range.
+        EvidenceError: no minimisation of some problem reached a mode with a positive definite Hessian.
+    """
+    call = "modes"
+    target = as_target(target)
+    starts, iterations = whole_number(call, "starts", starts), whole_number(call, "iterations", iterations)
+    if start is None:
+        dtype = torch.float64 if dtype is None else floating_type(call, "dtype", dtype)
+        device = None if device is None else available_device(call, "device", device)
+        start = GaussianDensity(torch.zeros(*target.batch_shape, target.dim, dtype=dtype, device=device), 1.0)
+    instance(call, "start", start, GaussianDensity, "Gaussian(mean, sd)")
+    rng = torch.Generator(start.mean.device).manual_seed(random_seed(call, seed))
+    return search(target, start, starts, iterations, rng)
+
+
+def search(target: Target, start: GaussianDensity, starts: int, iterations: int, rng: torch.Generator) -> Modes:
+    """Rounds of minimisations: see :func:`modes`.
+
+    Raises:
+        EvidenceError: no mode of some problem was found.
+    """
+    found: Modes | None = None
+    reach = start
+    factors = torch.tensor(_FACTORS, dtype=start.mean.dtype, device=start.mean.device)
+    factors = factors.repeat(-(-starts // len(factors)))[:starts].reshape(-1, *[1] * start.mean.ndim)
+    for _ in range(_ROUNDS):
+        noise = torch.randn(starts, *start.mean.shape, generator=rng, dtype=start.mean.dtype, device=start.mean.device)
+        before = found
+        found = _merged(target, reach, factors * noise, iterations, found)
+        if found.log_z.isneginf().any():
+            lost = found.log_z.isneginf()
+            raise EvidenceError(
+                f"no mode was found for {int(lost.sum())} of {lost.numel()} problems: start nearer to one, or the "
+                "energy has no minimum with a positive definite Hessian"
+            )
+        if before is not None and not _adds(found, before):
+            break
+        mean, covariance = cover(found)
+        reach = GaussianDensity(mean, covariance.diagonal(dim1=-2, dim2=-1).sqrt())
+    assert found is not None
+    return found
+
+
+def _merged(target: Target, reach: GaussianDensity, v: Tensor, iterations: int, known: Modes | None) -> Modes:
+    """The modes known, and those that minimisations from ``v [starts, *batch, D]`` in whitened coordinates reach."""
+
+    def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:
+        energy, gradient = target.energy_and_gradient(reach.unwhiten(v))
+        return energy, reach.scale.transpose(gradient)
+
+    minima = minimise(evaluate, v, iterations=iterations)
+    energy = torch.where(minima.converged, minima.energy, math.inf)
+    order = energy.argsort(0)
+    x, energy = _taken(reach.unwhiten(minima.position), order), energy.gather(0, order)
+    hits, masses = energy.isfinite().long(), torch.full_like(energy, math.nan, dtype=torch.float64)
+    covariances = x.new_full((*x.shape, x.shape[-1]), math.nan)
+    evaluations = len(v) * minima.evaluations
+    if known is not None:
+        # first, so that what is found again is counted there
+        x, energy = torch.cat([known.positions, x]), torch.cat([known.energies, energy])
+        hits, masses = torch.cat([known.hits, hits]), torch.cat([known.log_masses, masses])
+        covariances = torch.cat([known.covariances, covariances])
+        evaluations += known.evaluations
+    first = same_minimum(reach.whiten(x), energy)
+    hits = torch.zeros_like(hits).scatter_add(0, first, hits)
+    hits = torch.where(energy.isfinite(), hits, 0)
+    order = torch.where(hits > 0, energy, math.inf).argsort(0)[: int((hits > 0).sum(0).max().clamp(1, _MOST))]
+    x, energy, hits, masses, covariances = (_taken(part, order) for part in (x, energy, hits, masses, covariances))
+    new = masses.isnan() & (hits > 0)
+    rows = new.flatten(1).any(1) if new.ndim > 1 else new
+    own = laplace_masses(target, x[rows], energy[rows])
+    masses, covariances = masses.masked_fill(hits == 0, -math.inf), covariances.clone()
+    masses[rows] = torch.where(new[rows], own[0], masses[rows])
+    covariances[rows] = torch.where(new[rows][..., None, None], own[1], covariances[rows])
+    order = masses.argsort(0, descending=True)
+    parts = (_taken(part, order) for part in (x, energy, masses, hits, covariances))
+    return Modes(*parts, evaluations=evaluations + int(rows.sum()) * target.dim)
+
+
+def same_minimum(v: Tensor, energy: Tensor) -> Tensor:
+    """The first of the minima that are the same as each, ``[N, *batch]`` indices.
+
+    The same are those whose whitened positions ``v [N, *batch, D]`` are less than a hundredth apart in root mean square
+    and whose energies ``[N, *batch]`` are as near.
+    """
+    n = len(v)
+    first = torch.arange(n, device=v.device).reshape(-1, *[1] * (energy.ndim - 1)).expand_as(energy).clone()
+    for i in range(1, n):
+        near = (v[i] - v[:i]).square().mean(-1) < _NEAR**2
+        level = (energy[i] - energy[:i]).abs() < _LEVEL * energy[i].abs().clamp_min(1).log1p()
+        own = first[:i] == torch.arange(i, device=v.device).reshape(-1, *[1] * (energy.ndim - 1))
+        same = near & level & own
+        first[i] = torch.where(same.any(0), same.long().argmax(0), i)
+    return first
+
+
+def laplace_masses(target: Target, x: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
+    """Laplace's log masses of minima ``x [N, *batch, D]`` of these energies, and inverse Hessians.
+
+    ``-inf`` and a matrix of NaN where the Hessian is not positive definite.
+    """
+    constant = 0.5 * x.shape[-1] * math.log(2 * math.pi)
+    at_once = max(1, _ROWS // max(1, energy[:1].numel() * x.shape[-1]))
+    hessians = [curvature(target, part)[2] for part in x.split(at_once)] if len(x) else []
+    hessian = torch.cat(hessians) if hessians else x.new_empty(*x.shape, x.shape[-1])
+    factor, failed = torch.linalg.cholesky_ex(hessian.nan_to_num(0.0, 0.0, 0.0))
+    definite = (failed == 0) & energy.isfinite()
+    wide = definite[..., None, None]
+    safe = torch.where(wide, factor, torch.eye(x.shape[-1], dtype=x.dtype, device=x.device))
+    log_det = safe.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    masses = torch.where(definite, constant - energy - log_det, -math.inf).double()
+    return masses, torch.where(wide, torch.cholesky_inverse(safe), math.nan)
+
+
+def _taken(values: Tensor, order: Tensor) -> Tensor:
+    """Rows ``[N, *batch, ...]`` in an order ``[M, *batch]``."""
+    index = order.reshape(*order.shape, *[1] * (values.ndim - order.ndim))
+    return values.gather(0, index.expand(len(order), *values.shape[1:]))
+
+
+def _adds(found: Modes, before: Modes) -> bool:
+    """Whether modes beyond those known before have more than a thousandth of the mass in some problem."""
+    return bool((before.log_z < found.log_z + math.log1p(-_SHARE)).any())
+
+
+def cover(found: Modes) -> tuple[Tensor, Tensor]:
+    """Mean ``[*batch, D]`` and covariance of a mixture of modes in which all those of some mass count alike."""
+    counts = found.log_masses >= found.log_masses[0] + math.log(_SHARE)
+    covariances = torch.where(counts[..., None, None], found.covariances, 0.0)
+    log_weights = torch.where(counts, 0.0, -math.inf).to(found.positions)
+    moments = mixture_moments(found.positions, covariances, log_weights)
+    return moments.mean, moments.covariance

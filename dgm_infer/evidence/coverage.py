@@ -1,0 +1,105 @@
+"""A check of what a run has not seen: searches for modes that none of its draws has visited (math 6.15)."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..bases.descent import minimise
+from ..bases.modes import laplace_masses, same_minimum
+from .method import Outcome
+from .path import AnnealedPath
+
+__all__ = ["Unseen", "look_for_unseen", "widened"]
+
+# Share of the run's gradients that the searches may take, in all and one after the other; and bounds of their size.
+_SHARE, _SEQUENTIAL = 0.1, 0.05
+_STARTS, _ITERATIONS, _FEWEST = 32, 100, 8
+# Factors by which starts from the base are spread out.
+_FACTORS = (1.0, 2.0, 4.0, 8.0)
+# Modes whose Hessians are computed, those of the lowest energies; and rows of them, over all problems.
+_CANDIDATES, _ROWS = 4, 2**14
+# Standard deviations of the squared distance within which a draw has visited a mode.
+_WITHIN = 5.0
+
+
+class Unseen(NamedTuple):
+    """Modes that searches found and no draw has visited, each ``[*batch]``."""
+
+    modes: Tensor
+    shift: Tensor
+    """``log(1 + mass/Z)``, by their Laplace masses: what they would add to log Z."""
+
+    @classmethod
+    def none(cls, like: Tensor) -> "Unseen":
+        return cls(torch.zeros(like.shape, dtype=torch.int64, device=like.device), torch.zeros_like(like))
+
+
+def look_for_unseen(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> Unseen:
+    """Minimise the energy from widely spread starts, and see whether any draw is near where they end.
+
+    A mode is unseen if no draw of positive weight lies where a normal with its inverse Hessian has its draws. The
+    searches take at most a tenth of the run's gradients, and none where that is too few, or Hessians too large. An
+    energy that fails far from the base, or is not twice differentiable, leaves the question open: none is reported.
+    """
+    log_z, base = outcome.estimate.log_z, path.base
+    chains = len(outcome.draws)
+    iterations = min(_ITERATIONS, int(_SEQUENTIAL * path.evaluations))
+    starts = min(_STARTS, int(_SHARE * path.evaluations * chains / max(iterations, 1)))
+    usable = log_z.isfinite().all() and outcome.draws.shape[1] > 0 and not outcome.interrupted
+    if iterations < _FEWEST or starts < 1 or base.mean.numel() > _ROWS or not usable:
+        return Unseen.none(log_z)
+    try:
+        return _searched(path, outcome, starts, iterations, rng)
+    except (RuntimeError, ValueError, ArithmeticError):
+        return Unseen.none(log_z)
+
+
+def widened(std_error: Tensor, unseen: Unseen) -> tuple[Tensor, Unseen]:
+    """The standard error with a shift that exceeds it added in squares, and what is unseen beyond the error."""
+    large = unseen.shift > std_error
+    kept = Unseen(torch.where(large, unseen.modes, 0), torch.where(large, unseen.shift, 0.0))
+    return torch.where(large, (std_error.square() + unseen.shift.square()).sqrt(), std_error), kept
+
+
+def _searched(path: AnnealedPath, outcome: Outcome, starts: int, iterations: int, rng: torch.Generator) -> Unseen:
+    base, log_z = path.base, outcome.estimate.log_z
+
+    def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:
+        energy, gradient = path.target.energy_and_gradient(base.unwhiten(v))
+        return energy, base.scale.transpose(gradient)
+
+    minima = minimise(evaluate, _spread(path, starts, rng), iterations=iterations)
+    energy = torch.where(minima.converged, minima.energy, math.inf)
+    index = torch.arange(starts, device=energy.device).reshape(-1, *[1] * (energy.ndim - 1))
+    energy = torch.where(same_minimum(minima.position, energy) == index, energy, math.inf)
+    most = min(_CANDIDATES, int(energy.isfinite().sum(0).max()))
+    order = energy.argsort(0)[:most]
+    x = base.unwhiten(minima.position).gather(0, order.unsqueeze(-1).expand(most, *minima.position.shape[1:]))
+    masses, covariances = laplace_masses(path.target, x, energy.gather(0, order))
+    draws, log_weights = outcome.draws.flatten(0, 1), outcome.log_weights.flatten(0, 1)
+    for i in range(most):
+        masses[i] = torch.where(_visited(draws, log_weights, x[i], covariances[i]), -math.inf, masses[i])
+    return Unseen((masses > -math.inf).sum(0), (masses.logsumexp(0) - log_z).exp().log1p().to(log_z))
+
+
+def _spread(path: AnnealedPath, n: int, rng: torch.Generator) -> Tensor:
+    """Whitened starts ``[n, *batch, D]``: the base spread out, and draws of the prior in turn where there is one."""
+    v = path.normal(n, rng)
+    factors = torch.tensor(_FACTORS, dtype=v.dtype, device=v.device).repeat(-(-n // len(_FACTORS)))[:n]
+    v = v * factors.reshape(-1, *[1] * (v.ndim - 1))
+    if path.target.standardised:
+        v[1::2] = path.base.whiten(path.target.initial_draws(n, rng).to(v))[1::2]
+    return v
+
+
+def _visited(draws: Tensor, log_weights: Tensor, mode: Tensor, covariance: Tensor) -> Tensor:
+    """Whether a draw of positive weight is within reach of a mode ``[*batch, D]`` of this covariance, ``[*batch]``."""
+    dim = mode.shape[-1]
+    factor, failed = torch.linalg.cholesky_ex(covariance.nan_to_num(0.0))
+    factor = torch.where((failed == 0)[..., None, None], factor, torch.eye(dim, dtype=mode.dtype, device=mode.device))
+    apart = (draws - mode).movedim(0, -1)
+    squares = torch.linalg.solve_triangular(factor, apart, upper=False).square().sum(-2).movedim(-1, 0)
+    near = squares < dim + _WITHIN * math.sqrt(2 * dim)
+    return (near & (log_weights > -math.inf)).any(0) | (failed != 0)

@@ -1,0 +1,181 @@
+"""Non-reversible parallel tempering from two references (Syed et al. 2021, Surjanovic et al. 2022)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...arguments import fraction, optional_positive, whole_number
+from ...bases import Gaussian
+from ...bases.modes import search
+from ...errors import ArgumentError
+from ...progress import Progress
+from ...settings import Settings
+from .. import schedules
+from ..method import EstimateStatus, Outcome
+from ..path import AnnealedPath
+from ..pilot import anneal_pilot
+from .barrier import equalised, interpolated_rows
+from .references import Legs
+from .replicas import Replicas, Round
+
+__all__ = ["ParallelTempering"]
+
+# Sweeps of the first round of tuning.
+_FIRST = 4
+# Of the search for modes: minimisations per round, and gradients of each.
+_STARTS, _ITERATIONS = 64, 200
+# Share of the estimate below which the base is cut off.
+_LEAST_SHARE = 0.05
+
+
+@dataclass(frozen=True, eq=False)
+class ParallelTempering(Settings):
+    """Parallel tempering: every chain is a line of replicas, from the base up to the target and down to a broad base.
+
+    A replica at ``beta_k`` of a leg has the density ``~ exp(-beta_k phi - (1 - beta_k) psi)``, psi the energy of the
+    leg's reference. A sweep makes one Hamiltonian move of every replica above the references, draws the references
+    anew, and swaps neighbours, even and odd pairs in turn (math 6.11); the targets of the two legs change places every
+    other sweep. Tuning takes rounds of sweeps that double: each moves the temperatures to equal distances along the
+    communication barrier (math 6.12). The last round, frozen, gives ``log Z`` by Bennett's ratio of neighbours
+    (math 6.13), a mean of the legs' estimates whose weights come from tuning: consistent. Chains are independent
+    groups of replicas, and the standard error is that between them.
+
+    A mode that the base misses enters along the broad leg, and a base that is far worse than the broad reference is
+    cut off (math 6.14): a bad base costs time, not correctness.
+
+    Diagnostics beside those of all methods: ``barrier [legs, *batch]``, ``round_trips`` between references and target
+    (all chains), ``round_trip_rate`` (per chain and sweep), ``restarts`` (independent arrivals at the target, per
+    chain), ``swap_acceptance`` and ``least_swap_acceptance``, ``log_z_forward`` and ``log_z_backward`` (plain stepping
+    stones), ``leg_log_z [legs, *batch]`` and ``betas``; the base's leg is the first.
+
+    Args:
+        draws: sweeps of the last round; tuning takes about as many before it.
+        temperatures: K, replicas per leg besides that at the reference; about twice the barrier, or more.
+        n_steps: leapfrog steps per sweep.
+        step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per temperature and
+            problem until the last round.
+        broad: the second reference: True for :meth:`Gaussian.broad` of the target, a Gaussian ``[*batch, D]`` or
+            ``[D]``, or False for none.
+        thin: sweeps per draw of x in the result, which are two with two legs.
+        target_acceptance: mean acceptance probability that step sizes are adapted to.
+        pilot_temperatures: temperatures of the annealing run that makes the first schedule and step sizes.
+    """
+
+    draws: int = 128
+    temperatures: int = 12
+    n_steps: int = 3
+    step_size: float | Tensor | None = None
+    broad: bool | Gaussian = True
+    thin: int = 1
+    target_acceptance: float = 0.8
+    pilot_temperatures: int = 50
+
+    def __post_init__(self):
+        name = "ParallelTempering"
+        for field in ("draws", "temperatures", "n_steps", "thin", "pilot_temperatures"):
+            whole_number(name, field, getattr(self, field))
+        if self.thin > self.draws:
+            raise ArgumentError(f"{name}(thin={self.thin}): must be at most draws={self.draws}")
+        optional_positive(name, "step_size", self.step_size)
+        fraction(name, "target_acceptance", self.target_acceptance)
+        if not isinstance(self.broad, bool | Gaussian):
+            raise ArgumentError(f"{name}(broad={self.broad!r}): must be a Gaussian, True or False")
+
+    @property
+    def status(self) -> EstimateStatus:
+        return "consistent"
+
+    @property
+    def particles(self) -> int:
+        """Points per chain that are evaluated together, by which a run is cut into chunks."""
+        return (self.temperatures + 1) * (1 if self.broad is False else 2)
+
+    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        legs = Legs(path, self._broad(path, rng))
+        rounds = self._rounds()
+        progress.expect(self.pilot_temperatures + sum(rounds) + self.draws)
+        replicas = self._replicas(legs, chains, rng, progress)
+        powers = torch.ones(legs.batch_shape, dtype=torch.float64, device=replicas.betas.device) / legs.count
+        for sweeps in rounds:
+            tuned = Round(replicas)
+            for _ in range(sweeps):
+                tuned.add(replicas.sweep(self.target_acceptance if self.step_size is None else None))
+                progress.update("tuning")
+            powers, replicas.coupled = _leg_powers(tuned)
+            self._retune(replicas, tuned)
+        spent = legs.evaluations
+        final = Round(replicas, keep=self.draws // self.thin, thin=self.thin)
+        interrupted = False
+        try:
+            for _ in range(self.draws):
+                final.add(replicas.sweep(None))
+                progress.update("parallel tempering", lambda: final.stones.estimates(powers)["bennett"].log_z)
+        except KeyboardInterrupt:
+            if final.kept == 0:
+                raise
+            interrupted = True
+        path.evaluations += legs.evaluations
+        return final.outcome(powers, spent, interrupted)
+
+    def _broad(self, path: AnnealedPath, rng: torch.Generator) -> Gaussian | None:
+        if isinstance(self.broad, Gaussian) or not self.broad:
+            return self.broad or None
+        if path.target.standardised:
+            return Gaussian.broad(path.target, like=path.base)
+        found = search(path.target, path.base, _STARTS, _ITERATIONS, rng)
+        path.evaluations += found.evaluations // _STARTS
+        return Gaussian.covering(found)
+
+    def _rounds(self) -> list[int]:
+        """Sweeps of every round of tuning: each twice the one before, the last half of the draws."""
+        sweeps, rounds = self.draws // 2, []
+        while sweeps >= _FIRST or not rounds:
+            rounds.insert(0, max(sweeps, 1))
+            sweeps //= 2
+        return rounds
+
+    def _replicas(self, legs: Legs, chains: int, rng: torch.Generator, progress: Progress) -> Replicas:
+        """Replicas with the pilot's schedule and step sizes, all at draws of the last reference.
+
+        So they start where the broad reference is: what is too wide narrows sooner than what is missing comes.
+        """
+        pilot = anneal_pilot(
+            legs,
+            max(chains, 4),
+            rng,
+            temperatures=self.pilot_temperatures,
+            n_steps=self.n_steps,
+            target_acceptance=self.target_acceptance,
+            step_size=self.step_size,
+            progress=progress,
+        )
+        betas = schedules.equalised(self.temperatures, pilot.betas, pilot.variances)
+        known = pilot.betas.reshape(-1, *[1] * len(legs.batch_shape)).expand_as(pilot.log_z_path).contiguous()
+        curve = interpolated_rows(betas, known, pilot.log_z_path.nan_to_num(0.0, 0.0, 0.0))
+        start = legs.base.unwhiten(legs.normal(len(betas) * chains, rng))[:, -1]
+        return Replicas(legs, betas, pilot.step_sizes.at(betas), curve.diff(dim=0), start, self.n_steps, rng)
+
+    def _retune(self, replicas: Replicas, tuned: Round) -> None:
+        """Move the temperatures, and what belongs to them, by the rejections of a round."""
+        old = replicas.betas
+        new = equalised(old, tuned.rejections)
+        steps = tuned.stones.bennett.nan_to_num(0.0, 0.0, 0.0)
+        curve = torch.cat([torch.zeros_like(steps[:1]), steps.cumsum(0)])
+        log_steps = interpolated_rows(new, old, replicas.step_sizes.log().to(old))
+        replicas.betas, replicas.centre = new, interpolated_rows(new, old, curve).diff(dim=0)
+        replicas.step_sizes = log_steps.exp().to(replicas.step_sizes)
+
+
+def _leg_powers(tuned: Round) -> tuple[Tensor, Tensor]:
+    """Shares of the legs in the estimate ``[legs, *batch]`` (math 6.14), and whether the base takes part ``[*batch]``.
+
+    A base far worse than the broad reference would fill the targets with the modes that it knows: it is cut off.
+    """
+    rejections = tuned.rejections
+    odds = (rejections / (1 - rejections).clamp_min(1e-9)).sum(0).square()
+    share = 1 / (torch.maximum(odds, tuned.missed.nan_to_num(1e9)).square() + 1e-6)
+    share = share / share.sum(0)
+    coupled = share[0] >= _LEAST_SHARE
+    share[0] = torch.where(coupled, share[0], 0.0)
+    return share / share.sum(0), coupled

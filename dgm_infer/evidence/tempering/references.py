@@ -1,0 +1,91 @@
+"""The references of parallel tempering, side by side, and the paths from them to the target."""
+
+import torch
+from torch import Tensor
+
+from ...bases import Gaussian
+from ...bases.scales import Diagonal, Full, LowRank, Scale, remade
+from ...errors import ArgumentError
+from ..path import AnnealedPath, Point
+
+__all__ = ["Legs"]
+
+
+class Legs(AnnealedPath):
+    """Paths from one or two references to the same target; the first batch dimension is that of the legs.
+
+    ``evaluations`` counts the gradients of all replicas of a chain.
+
+    Args:
+        path: path from the base, whose target and problems these are.
+        broad: second reference, of the same batch shape or none; None for one leg.
+
+    Raises:
+        ArgumentError: the second reference does not fit the problems.
+    """
+
+    def __init__(self, path: AnnealedPath, broad: Gaussian | None):
+        super().__init__(path.target, _side_by_side(path.base, broad))
+        self.count = 1 if broad is None else 2
+
+    def at(self, v: Tensor) -> Point:
+        """Evaluate at ``[..., chains, legs, *batch, D]``."""
+        point = super().at(v)
+        replicas = v.shape[: v.ndim - self.base.mean.ndim - 1].numel() * self.count
+        self.evaluations += replicas - 1
+        return point
+
+    def coordinates(self, x: Tensor) -> Tensor:
+        """Whitened coordinates on every leg of points ``[..., *batch, D]``: ``[..., legs, *batch, D]``."""
+        x = x.unsqueeze(x.ndim - self.base.mean.ndim + 1)
+        return self.base.whiten(x.expand(*x.shape[: x.ndim - self.base.mean.ndim], *self.base.mean.shape))
+
+    def crossed(self, v: Tensor) -> Tensor:
+        """The coordinates on the other leg of points ``[..., legs, *batch, D]``."""
+        dim = v.ndim - self.base.mean.ndim
+        return self.base.whiten(self.base.unwhiten(v).flip(dim))
+
+    def at_last(self, targets: Point) -> Tensor:
+        """``phi - psi`` of every leg at the last leg's targets ``[chains, legs, *batch]``, in float64."""
+        x = self.base.unwhiten(targets.v)[:, -1]
+        energy = targets.energy[:, -1:].expand_as(targets.energy)
+        return self._difference(energy, 0.5 * self.coordinates(x).square().sum(-1))
+
+
+def _side_by_side(base: Gaussian, broad: Gaussian | None) -> Gaussian:
+    """One Gaussian over ``[legs, *batch, D]``, whose kind is the more general of theirs."""
+    references = [base] if broad is None else [base, _fitting(broad, base)]
+    scales = [reference.scale for reference in references]
+    means = torch.stack([reference.mean for reference in references])
+    if all(isinstance(scale, Diagonal) for scale in scales):
+        return Gaussian(means, torch.stack([scale.sd for scale in scales if isinstance(scale, Diagonal)]))
+    if any(isinstance(scale, Full) for scale in scales):
+        return Gaussian(means, cholesky=torch.stack([_triangular(scale) for scale in scales]))
+    rank = max(scale.factor.shape[-1] for scale in scales if isinstance(scale, LowRank))
+    sds, factors = zip(*(_low_rank(scale, rank) for scale in scales), strict=True)
+    return Gaussian(means, torch.stack(sds), factor=torch.stack(factors))
+
+
+def _fitting(broad: Gaussian, base: Gaussian) -> Gaussian:
+    broad = broad.to(base.mean)
+    if broad.dim != base.dim or broad.batch_shape not in (base.batch_shape, torch.Size()):
+        raise ArgumentError(
+            f"ParallelTempering(broad of shape {tuple(broad.mean.shape)}): expected {tuple(base.mean.shape)}, or "
+            f"{(base.dim,)} for all problems"
+        )
+    parts = [part.expand(*base.batch_shape, *part.shape[len(broad.batch_shape) :]) for part in broad.scale.tensors]
+    return Gaussian._of(broad.mean.expand_as(base.mean), remade(broad.scale, parts))
+
+
+def _triangular(scale: Scale) -> Tensor:
+    if isinstance(scale, Full):
+        return scale.cholesky
+    covariance = scale.covariance()
+    return torch.linalg.cholesky(covariance.double()).to(covariance)
+
+
+def _low_rank(scale: Scale, rank: int) -> tuple[Tensor, Tensor]:
+    """Standard deviations, and a factor of this rank, padded with zeros."""
+    sd = scale.tensors[0]
+    factor = scale.factor if isinstance(scale, LowRank) else sd.new_zeros(*sd.shape, 0)
+    return sd, torch.cat([factor, factor.new_zeros(*sd.shape, rank - factor.shape[-1])], -1)

@@ -1,0 +1,171 @@
+"""Replicas of parallel tempering: their sweeps, and the record of a round of them."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..method import Outcome
+from ..path import Point
+from .references import Legs
+from .stepping import SteppingStones
+from .swaps import Trips, exchanged, swap_log_ratios, swaps
+
+__all__ = ["Replicas", "Round", "Sweep"]
+
+# Change of the log step size per unit of error in the mean acceptance.
+_GAIN = 0.4
+
+
+class Sweep(NamedTuple):
+    """What one sweep showed, before its swaps; legs are the first batch dimension."""
+
+    differences: Tensor
+    """``phi - psi`` of all replicas, ``[K + 1, chains, legs, *batch]``, float64."""
+    swap_probabilities: Tensor
+    """``[K, chains, legs, *batch]``."""
+    acceptance: Tensor
+    """Of the moves above the reference, ``[K, chains, legs, *batch]``."""
+    targets: Tensor
+    """Whitened positions at the target, ``[chains, legs, *batch, D]``."""
+    at_target: Tensor
+    """``phi - psi`` of every leg at the last leg's targets, ``[chains, legs, *batch]``."""
+
+
+class Replicas:
+    """States at all temperatures of all legs and chains, moved together.
+
+    Args:
+        legs: the paths.
+        betas: ``[K + 1, legs, *batch]``, float64.
+        step_sizes: ``[K + 1, legs, *batch]``.
+        centre: guesses of ``log Z(beta_{k+1}) - log Z(beta_k)``, ``[K, legs, *batch]``.
+        start: first positions of the replicas of one leg, ``[(K + 1) chains, *batch, D]``, which serve all legs.
+        n_steps: leapfrog steps per sweep.
+        rng: source of all randomness.
+    """
+
+    def __init__(
+        self,
+        legs: Legs,
+        betas: Tensor,
+        step_sizes: Tensor,
+        centre: Tensor,
+        start: Tensor,
+        n_steps: int,
+        rng: torch.Generator,
+    ):
+        self.legs, self.betas, self.step_sizes, self.centre = legs, betas, step_sizes, centre
+        chains = len(start) // len(betas)
+        self.chains, self.n_steps, self.rng = chains, n_steps, rng
+        self.point = legs.at(legs.coordinates(start).unflatten(0, (len(betas), chains)))
+        self.trips = Trips(self.point.energy)
+        # whether the legs' targets change places, per problem
+        self.coupled = torch.ones(betas.shape[2:], dtype=torch.bool, device=betas.device)
+        self._sweeps = 0
+
+    def sweep(self, target_acceptance: float | None) -> Sweep:
+        """A move of every replica above the references, then swaps of one parity; adapts the step sizes if asked."""
+        upper = Point(*(part[1:] for part in self.point))
+        move = self.legs.move(upper, self.betas[1:, None], self.step_sizes[1:, None], self.n_steps, self.rng)
+        point = Point(*(torch.cat([old[:1], new]) for old, new in zip(self.point, move.point, strict=True)))
+        if target_acceptance is not None:
+            error = move.acceptance.mean(1) - target_acceptance
+            self.step_sizes[1:] *= (_GAIN * error).exp()
+        parity = self._sweeps % 2
+        self._sweeps += 1
+        differences = self.legs.difference(point)
+        probabilities = swap_log_ratios(self.betas, differences).clamp_max(0).exp()
+        source = swaps(probabilities, parity, self.rng)
+        targets = Point(*(part[-1] for part in point))
+        crosses = self.legs.count == 2 and (len(self.betas) - 1) % 2 == parity
+        self.point = self._renewed(Point(*(exchanged(part, source) for part in point)), crosses)
+        self.trips.follow(source, self.coupled if crosses else None)
+        at_target = self.legs.at_last(targets)
+        return Sweep(differences, probabilities, move.acceptance, targets.v, at_target)
+
+    def _renewed(self, point: Point, crosses: bool) -> Point:
+        """The references drawn anew and, if the targets change places, each evaluated on the other's leg."""
+        v = [self.legs.normal(self.chains, self.rng)]
+        if crosses:
+            v.append(self.legs.crossed(point.v[-1]))
+        fresh = self.legs.at(torch.stack(v))
+        # exchanged() made copies
+        for old, new in zip(point, fresh, strict=True):
+            old[0] = new[0]
+        if crosses:
+            there, here = (Point(*(part[-1] for part in whole)) for whole in (fresh, point))
+            for old, new in zip(point, there.where(self.coupled.expand(here.energy.shape), here), strict=True):
+                old[-1] = new
+        return point
+
+
+class Round:
+    """Sums over a round of sweeps at fixed temperatures, and every so many of its states at the target.
+
+    Args:
+        replicas: what is swept.
+        keep: draws of x per chain and leg.
+        thin: sweeps per draw.
+    """
+
+    def __init__(self, replicas: Replicas, keep: int = 0, thin: int = 1):
+        legs, betas, chains = replicas.legs, replicas.betas, replicas.chains
+        self.legs, self.betas, self.chains, self.thin, self.sweeps = legs, betas, chains, thin, 0
+        self.stones = SteppingStones(betas, replicas.centre, chains)
+        self._trips, self._before = replicas.trips, (replicas.trips.restarts, replicas.trips.round_trips)
+        self._swaps = torch.zeros_like(betas[1:])
+        self._acceptance = torch.zeros_like(betas[1:])
+        self._at_target = torch.zeros_like(betas[0])
+        self._draws = legs.base.mean.new_empty(chains, keep, *legs.base.mean.shape)
+        self.kept = 0
+
+    def add(self, sweep: Sweep) -> None:
+        self.stones.add(sweep.differences)
+        self._swaps += sweep.swap_probabilities.mean(1)
+        self._acceptance += sweep.acceptance.mean(1)
+        self._at_target += sweep.at_target.mean(0)
+        self.sweeps += 1
+        if self.sweeps % self.thin == 0 and self.kept < self._draws.shape[1]:
+            self._draws[:, self.kept] = self.legs.base.unwhiten(sweep.targets)
+            self.kept += 1
+
+    @property
+    def rejections(self) -> Tensor:
+        """Mean rejection probability of every pair, ``[K, legs, *batch]``."""
+        return 1 - self._swaps / self.sweeps
+
+    @property
+    def missed(self) -> Tensor:
+        """``KL(target | reference) = -E[phi - psi] - log Z`` of every leg: large for one that misses modes.
+
+        Targets and log Z are those of the last leg, which is the broad one.
+        """
+        return (-self._at_target / self.sweeps - self.stones.bennett.sum(0)[-1]).clamp_min(0)
+
+    def outcome(self, powers: Tensor, pilot_evaluations: int, interrupted: bool) -> Outcome:
+        """Estimates and diagnostics; ``powers [legs, *batch]`` are the shares of the legs."""
+        estimates = self.stones.estimates(powers)
+        # [chains, draws, legs, *batch, D]: those of both legs in turn
+        draws = self._draws[:, : self.kept].flatten(1, 2)
+        rejections = self.rejections
+        restarts, round_trips = (
+            (now - before).sum(1)
+            for now, before in zip((self._trips.restarts, self._trips.round_trips), self._before, strict=True)
+        )
+        diagnostics = {
+            "acceptance": (self._acceptance / self.sweeps).mean((0, 1)),
+            "barrier": rejections.sum(0),
+            "round_trips": round_trips.sum(0),
+            "round_trip_rate": round_trips.double().mean(0) / self.sweeps,
+            "restarts": restarts.double().mean(0),
+            "swap_acceptance": (1 - rejections).mean((0, 1)),
+            "least_swap_acceptance": (1 - rejections).amin((0, 1)),
+            "log_z_forward": estimates["forward"].log_z,
+            "log_z_backward": estimates["backward"].log_z,
+            "leg_log_z": self.stones.bennett.sum(0),
+            "leg_shares": powers,
+            "betas": self.betas,
+        }
+        log_weights = torch.zeros(draws.shape[:-1], dtype=torch.float64, device=draws.device)
+        return Outcome(estimates["bennett"], draws, log_weights, diagnostics, pilot_evaluations, interrupted)

@@ -1,0 +1,116 @@
+"""``dgm-infer bench modes``: log evidence of targets with many modes, from generic tools alone.
+
+Random frustrated Boltzmann machines, relaxed (math 12.6), whose log Z is known by enumeration. Bases are fitted to the
+target without any knowledge of the problem, and every method has its default settings; chains are chosen such that the
+methods take about the same time.
+"""
+
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dgm_infer as dgm
+from dgm_infer import Gaussian
+from dgm_infer.errors import uninterrupted
+from dgm_infer.evidence import Method
+
+from ..problems.boltzmann import BoltzmannRelaxation, random_system
+from ..reports.documents import modes_table
+from ..reports.records import write_record
+from .publishing import new_record, publish, versions
+from .settings import check_counts, check_seed, writable_folder
+
+__all__ = ["bench", "page"]
+
+# Methods with the chains that make their times alike.
+_METHODS: dict[str, tuple[Method, int]] = {
+    "simulated tempering": (dgm.SimulatedTempering(), 64),
+    "parallel tempering": (dgm.ParallelTempering(), 16),
+}
+
+
+def bench(systems: int = 10, units: int = 16, seed: int = 0, output: str = "evaluation/results") -> Path:
+    """Estimate the evidence of random Boltzmann machines by tempering from generic bases.
+
+    Args:
+        systems: random machines.
+        units: units of each, at most 20.
+        seed: of the first machine, and of the runs.
+        output: folder for ``modes.json`` and ``modes.md``.
+
+    Returns:
+        path of the JSON file.
+    """
+    check_counts(least=2, systems=systems, units=units)
+    check_seed(seed)
+    folder = writable_folder(output)
+    settings = {"systems": systems, "units": units, "seed": seed}
+    record = new_record("modes", settings, ["dgm-infer", "torch"], threads=torch.get_num_threads())
+    runs: dict[str, list[dict[str, Any]]] = {}
+    for i in range(seed, seed + systems):
+        print(f"system {i}", flush=True)
+        machine = BoltzmannRelaxation(*random_system(units, i))
+        truth = float(machine.exact().log_z)
+        for base_name, base in _bases(machine).items():
+            for name, (method, chains) in _METHODS.items():
+                runs.setdefault(f"{name}; {base_name}", []).append(_run(machine, base, method, chains, i, truth))
+    record["rows"] = {
+        name: {"chains": _METHODS[name.split(";")[0]][1], **_summary(rows), "runs": rows} for name, rows in runs.items()
+    }
+    path = folder / "modes.json"
+    write_record(path, record)
+    publish(path, "modes", page(record))
+    return path
+
+
+def _bases(machine: BoltzmannRelaxation) -> dict[str, Gaussian]:
+    return {"local fits": Gaussian.from_local_fits(machine, dtype=torch.float64)}
+
+
+def _run(
+    machine: BoltzmannRelaxation, base: Gaussian, method: Method, chains: int, seed: int, truth: float
+) -> dict[str, Any]:
+    started = time.process_time()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        evidence = uninterrupted(
+            dgm.log_evidence(machine, base, method, chains=chains, seed=seed, keep_draws=False, progress=False)
+        )
+    low, high = evidence.interval()
+    return {
+        "error": float(evidence.log_z) - truth,
+        "std_error": float(evidence.std_error),
+        "covered": bool(low <= truth <= high),
+        "warned": bool(caught),
+        "seconds": time.process_time() - started,
+    }
+
+
+def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
+    errors = torch.tensor([row["error"] for row in rows], dtype=torch.float64)
+    return {
+        "rmse": float(errors.square().mean().sqrt()),
+        "largest": float(errors.abs().max()),
+        "std_error": sum(row["std_error"] for row in rows) / len(rows),
+        "covered": sum(row["covered"] for row in rows) / len(rows),
+        "warned": sum(row["warned"] for row in rows) / len(rows),
+        "seconds": sum(row["seconds"] for row in rows) / len(rows),
+    }
+
+
+def page(record: dict[str, Any]) -> str:
+    """Markdown: errors of every method."""
+    settings = record["settings"]
+    return "\n".join(
+        [
+            "# Log evidence of targets with many modes\n",
+            f"`{record['command']}`: {settings['systems']} random frustrated Boltzmann machines of {settings['units']} "
+            "units, against the truth by enumeration. Default settings; seconds of processor time per run, the base's "
+            "fit not counted.\n",
+            modes_table(record),
+            f"On {record['processor']}, {record['threads']} threads; {versions(record)}.\n",
+        ]
+    )

@@ -1,0 +1,92 @@
+"""Minimisations from many starts, the modes they find, and Gaussians that cover them."""
+
+import math
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.bases.descent import minimise
+from dgm_infer.bases.modes import same_minimum
+from tests.known_evidence import MixtureTarget, known_bimodal
+from tests.oracles import FLOAT
+
+
+def rosenbrock(x):
+    return 100 * (x[..., 1] - x[..., 0].square()).square() + (1 - x[..., 0]).square()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_every_row_reaches_its_minimum(dtype):
+    target = dgm.Target(rosenbrock, 2)
+    start = 2 * torch.randn(20, 3, 2, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    minima = minimise(target.energy_and_gradient, start, iterations=200)
+    assert minima.converged.all()
+    assert (minima.position - 1).abs().max() < (1e-3 if dtype == torch.float64 else 0.1)
+    # control: cut short, they say that they have not
+    assert not minimise(target.energy_and_gradient, start, iterations=5).converged.any()
+
+
+def test_rows_outside_the_support_and_without_a_minimum_do_not_converge():
+    def energy(x):
+        return torch.where(x[..., 0] > 0, x[..., 0] - x[..., 0].log(), math.inf)
+
+    start = torch.tensor([[0.2], [3.0], [-1.0]], dtype=FLOAT)
+    minima = minimise(dgm.Target(energy, 1).energy_and_gradient, start)
+    assert minima.converged.tolist() == [True, True, False]
+    assert (minima.position[:2] - 1).abs().max() < 1e-4
+    assert not minimise(dgm.Target(lambda x: x.sum(-1), 1).energy_and_gradient, start).converged.any()
+
+
+def test_minima_are_the_same_if_near_in_place_and_energy():
+    v = torch.tensor([[0.0], [0.001], [1.0], [1.001], [1.0]], dtype=FLOAT)
+    assert same_minimum(v, torch.zeros(5, dtype=FLOAT)).tolist() == [0, 0, 2, 2, 2]
+    assert same_minimum(v, torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0], dtype=FLOAT)).tolist() == [0, 0, 2, 2, 4]
+
+
+def test_the_modes_of_a_mixture_have_its_masses_for_every_problem():
+    """Five normals far apart, of different widths, twice."""
+    rng = torch.Generator().manual_seed(5)
+    means = 12 * torch.randn(5, 3, generator=rng, dtype=FLOAT)
+    covariances = torch.diag_embed(0.2 + torch.rand(5, 3, generator=rng, dtype=FLOAT))
+    weights = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05], dtype=FLOAT)
+    found = dgm.modes(MixtureTarget(weights, means, covariances, 2.0, (2,)))
+    assert found.counts.tolist() == [5, 5]
+    for problem in range(2):
+        torch.testing.assert_close(found.positions[:5, problem], means, atol=1e-3, rtol=0)
+        torch.testing.assert_close(found.log_masses[:5, problem], weights.log() + 2.0, atol=1e-3, rtol=0)
+    torch.testing.assert_close(found.log_z, torch.full((2,), 2.0, dtype=FLOAT), atol=1e-3, rtol=0)
+    base = dgm.Gaussian.covering(found)
+    assert (base.whiten(means.unsqueeze(1)).square().mean(-1) < 3).all()
+    # control: few steps find nothing
+    with pytest.raises(dgm.EvidenceError, match="no mode was found"):
+        dgm.modes(MixtureTarget(weights, means, covariances, 2.0), iterations=2)
+
+
+def test_a_broad_gaussian_covers_what_a_fit_misses():
+    known = known_bimodal()
+    broad = dgm.Gaussian.broad(known.target)
+    means = known.target.parts[1]
+    assert broad.whiten(means).norm(dim=-1).max() < 1.5
+    assert abs(broad.log_zeta - known.log_z) < 0.05
+    narrow = dgm.Gaussian.laplace(known.target, start=means[1])
+    assert narrow.whiten(means).norm(dim=-1).max() > 5
+
+
+def test_where_there_is_a_prior_it_is_the_broad_gaussian():
+    class Posterior(dgm.Target):
+        standardised = True
+
+    broad = dgm.Gaussian.broad(Posterior(lambda x: (x - 3).square().sum(-1), 2))
+    assert broad.mean.tolist() == [0, 0]
+    assert broad.covariance_diagonal.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("call", [dgm.modes, dgm.Gaussian.broad])
+def test_bad_settings_are_named(call):
+    target = dgm.Target(lambda x: x.square().sum(-1), 2)
+    for wrong in ({"starts": 0}, {"iterations": 0.5}, {"seed": "x"}):
+        with pytest.raises(dgm.ArgumentError, match=next(iter(wrong))):
+            call(target, **wrong)
+    with pytest.raises(dgm.ArgumentError, match="expected a Target"):
+        call(3)

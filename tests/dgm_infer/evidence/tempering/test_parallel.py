@@ -1,0 +1,198 @@
+"""Parallel tempering: barrier, swaps, trips, and evidence of targets with modes that a base misses."""
+
+import math
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.evidence.path import AnnealedPath, Move
+from dgm_infer.evidence.tempering import replicas as replicas_module
+from dgm_infer.evidence.tempering.barrier import equalised, interpolated_rows
+from dgm_infer.evidence.tempering.references import Legs
+from dgm_infer.evidence.tempering.replicas import Replicas, Round
+from dgm_infer.evidence.tempering.stepping import SteppingStones
+from dgm_infer.evidence.tempering.swaps import swap_log_ratios, swaps
+from evaluation.problems.boltzmann import BoltzmannRelaxation, random_system
+from tests.known_evidence import known_bimodal, known_gaussian
+from tests.oracles import FLOAT
+
+DIM, SD = 5, 0.1
+
+
+def narrow() -> dgm.Target:
+    """``N(0, SD^2 I)``, normalised."""
+    constant = DIM * math.log(SD) + 0.5 * DIM * math.log(2 * math.pi)
+    return dgm.Target(lambda x: 0.5 * (x / SD).square().sum(-1) + constant, DIM)
+
+
+def exact_barrier() -> float:
+    """Of the path from a standard normal to :func:`narrow` (math 6.12)."""
+    shape = DIM / 2
+    difference = 4 * shape * math.exp(math.lgamma(shape + 0.5) - math.lgamma(shape + 1)) / math.sqrt(math.pi)
+    return 0.5 * math.log(1 / SD) * difference
+
+
+class ExactMoves(Legs):
+    """Legs to :func:`narrow` whose every move is an independent draw."""
+
+    def move(self, point, beta, step_size, n_steps, rng):
+        noise = torch.randn(point.v.shape, generator=rng, dtype=FLOAT)
+        v = noise / (1 - beta + beta / SD**2).sqrt().unsqueeze(-1)
+        return Move(self.at(v), torch.ones_like(point.energy))
+
+
+def travelled(sweeps=300, temperatures=12, chains=32):
+    """A round of sweeps with exact moves after the schedule has been equalised."""
+    rng = torch.Generator().manual_seed(1)
+    legs = ExactMoves(AnnealedPath(narrow(), dgm.Gaussian(torch.zeros(DIM, dtype=FLOAT), 1.0)), None)
+    betas = torch.linspace(0, 1, temperatures + 1, dtype=FLOAT).pow(4).unsqueeze(-1)
+    start = torch.randn((temperatures + 1) * chains, DIM, generator=rng, dtype=FLOAT)
+    replicas = Replicas(legs, betas, torch.ones_like(betas), torch.zeros_like(betas[1:]), start, 1, rng)
+    for n in (40, 80, 160):
+        tuned = Round(replicas)
+        for _ in range(n):
+            tuned.add(replicas.sweep(None))
+        replicas.betas = equalised(replicas.betas, tuned.rejections)
+    final = Round(replicas, keep=1, thin=sweeps)
+    for _ in range(sweeps):
+        final.add(replicas.sweep(None))
+    return final
+
+
+@pytest.mark.slow
+def test_the_barrier_and_the_rate_of_round_trips_are_those_of_the_theory(monkeypatch):
+    final = travelled()
+    diagnostics = final.outcome(torch.ones(1, dtype=FLOAT), 0, False).diagnostics
+    r = final.rejections
+    assert abs(r.sum().item() / exact_barrier() - 1) < 0.05
+    assert r.max() < 1.3 * r.mean()
+    expected = 1 / (2 + 2 * (r / (1 - r)).sum())
+    assert abs(diagnostics["round_trip_rate"] / expected - 1) < 0.1
+    # control: pairs of a random parity let replicas turn back
+    coin = torch.Generator().manual_seed(2)
+
+    def reversible(probabilities, parity, rng):
+        return swaps(probabilities, int(torch.randint(2, (), generator=coin)), rng)
+
+    monkeypatch.setattr(replicas_module, "swaps", reversible)
+    slower = travelled(sweeps=100).outcome(torch.ones(1, dtype=FLOAT), 0, False).diagnostics
+    assert slower["round_trip_rate"] < 0.7 * expected
+
+
+def test_swaps_are_of_neighbours_of_one_parity():
+    rng = torch.Generator().manual_seed(0)
+    always = torch.ones(5, 3, dtype=FLOAT)
+    assert swaps(always, 0, rng)[:, 0].tolist() == [1, 0, 3, 2, 5, 4]
+    assert swaps(always, 1, rng)[:, 0].tolist() == [0, 2, 1, 4, 3, 5]
+    assert swaps(0 * always, 0, rng)[:, 0].tolist() == [0, 1, 2, 3, 4, 5]
+    # states of zero density go down, and never up
+    d = torch.tensor([[math.inf, 0.0, math.inf], [0.0, math.inf, math.inf]], dtype=FLOAT)
+    ratios = swap_log_ratios(torch.tensor([0.0, 1.0], dtype=FLOAT), d)
+    assert ratios.tolist() == [[-math.inf, math.inf, -math.inf]]
+
+
+def test_temperatures_go_to_equal_distances_along_the_barrier():
+    betas = torch.tensor([[0.0, 0.0], [0.5, 0.1], [1.0, 1.0]], dtype=FLOAT)
+    new = equalised(betas, torch.tensor([[0.3, 0.2], [0.3, 0.2]], dtype=FLOAT))
+    torch.testing.assert_close(new, betas)
+    skewed = equalised(betas, torch.tensor([[0.9, 0.0], [0.1, 0.0]], dtype=FLOAT))
+    assert 0.25 < skewed[1, 0] < 0.3
+    at = torch.tensor([[0.25, 0.05]], dtype=FLOAT)
+    torch.testing.assert_close(interpolated_rows(at, betas, 2 * betas), 2 * at)
+
+
+def test_stepping_stones_agree_from_below_above_and_between():
+    """Normals of variance 1 and 1/4: ``log Z`` is ``-log 2`` per dimension."""
+    rng = torch.Generator().manual_seed(3)
+    betas = torch.linspace(0, 1, 5, dtype=FLOAT).reshape(-1, 1)
+    stones = SteppingStones(betas, torch.zeros(4, 1, dtype=FLOAT), chains=16)
+    for _ in range(200):
+        x = torch.randn(5, 16, 1, generator=rng, dtype=FLOAT) / (1 + 3 * betas.unsqueeze(1)).sqrt()
+        stones.add(1.5 * x.square())
+    estimates = stones.estimates(torch.ones(1, dtype=FLOAT))
+    for name, estimate in estimates.items():
+        assert abs(estimate.log_z + math.log(2)) < 5 * estimate.std_error, name
+        assert estimate.std_error < 0.03
+    torch.testing.assert_close(estimates["bennett"].log_z, stones.bennett.sum())
+
+
+BIMODAL = known_bimodal()
+# at one of its modes, and blind to the other
+BAD = dgm.Gaussian(torch.tensor([1.5, 1.0], dtype=FLOAT), 0.5)
+SHORT = dgm.ParallelTempering(draws=64, temperatures=8, pilot_temperatures=20)
+
+
+def error(method, base=BAD, known=BIMODAL, **options):
+    estimate = dgm.log_evidence(known.target, base, method, seed=4, progress=False, **options)
+    return estimate, ((estimate.log_z - known.log_z) / estimate.std_error).abs().max().item()
+
+
+def test_a_mode_that_the_base_misses_comes_from_the_broad_reference():
+    found, z = error(SHORT)
+    assert z < 4
+    assert found.std_error < 0.1
+    assert found.diagnostics["restarts"] > 10
+    left = found.draws[..., 0] < -0.5
+    assert abs(left.double().mean() - 0.35) < 0.1
+    # control: without it the estimate is wrong, and sure of itself
+    alone, z = error(SHORT.replace(broad=False), coverage=False)
+    assert z > 10
+    assert alone.std_error < 0.05
+
+
+@pytest.mark.slow
+def test_control_a_wrong_swap_ratio_is_noticed(monkeypatch):
+    def wrong(betas, differences):
+        return swap_log_ratios(0.5 * betas, differences)
+
+    monkeypatch.setattr(replicas_module, "swap_log_ratios", wrong)
+    assert error(SHORT.replace(draws=128))[1] > 5
+
+
+def test_many_problems_any_kind_of_base_and_given_references():
+    known = known_gaussian(3, (2, 2))
+    broad = dgm.Gaussian(torch.zeros(3, dtype=FLOAT), 3.0)
+    full = dgm.Gaussian(known.base.mean, cholesky=torch.linalg.cholesky(known.base.covariance))
+    low = dgm.Gaussian(known.base.mean, 1.0, factor=0.3 * torch.ones(2, 2, 3, 1, dtype=FLOAT))
+    method = dgm.ParallelTempering(draws=16, temperatures=3, broad=broad, pilot_temperatures=10)
+    for base in (known.base, full, low):
+        estimate, z = error(method, base, known, chains=8)
+        assert z < 5
+        assert estimate.diagnostics["barrier"].shape == (2, 2, 2)
+        assert estimate.draws.shape == (8, 32, 2, 2, 3)
+    with pytest.raises(dgm.ArgumentError, match="broad of shape"):
+        error(method.replace(broad=dgm.Gaussian(torch.zeros(2), 1.0)), full, known)
+    with pytest.raises(dgm.ArgumentError, match="must be a Gaussian"):
+        method.replace(broad=3.0)
+
+
+def test_a_base_that_reaches_beyond_the_support_is_no_obstacle():
+    def energy(x):
+        return torch.where(x.squeeze(-1) > 0, 0.5 * x.square().sum(-1), math.inf)
+
+    base = dgm.Gaussian(torch.zeros(1, dtype=FLOAT), 1.5)
+    method = SHORT.replace(broad=False)
+    estimate = dgm.log_evidence(dgm.Target(energy, 1), base, method, seed=1, progress=False)
+    assert abs(estimate.log_z - 0.5 * math.log(math.pi / 2)) < 5 * estimate.std_error
+
+
+def test_gradients_are_counted_for_all_replicas():
+    known = known_gaussian(2)
+    method = dgm.ParallelTempering(draws=8, temperatures=4, n_steps=2, broad=False, pilot_temperatures=10)
+    estimate = dgm.log_evidence(known.target, known.base, method, chains=4, progress=False)
+    # a sweep moves four replicas by two steps, and draws one anew
+    assert estimate.diagnostics["gradient_evaluations"] - estimate.diagnostics["pilot_evaluations"] == 8 * (4 * 2 + 1)
+
+
+@pytest.mark.slow
+def test_a_frustrated_machine_from_generic_tools():
+    machine = BoltzmannRelaxation(*random_system(12, 1))
+    truth = machine.exact()
+    base = dgm.Gaussian.laplace(machine, start=dgm.modes(machine).positions[0])
+    estimate = dgm.log_evidence(machine, base, dgm.ParallelTempering(draws=512), chains=16, seed=1, progress=False)
+    assert abs(estimate.log_z - truth.log_z) < 0.15
+    assert abs(estimate.log_z - truth.log_z) < 4 * estimate.std_error
+    options = {"chains": 16, "seed": 1, "coverage": False, "progress": False}
+    alone = dgm.log_evidence(machine, base, dgm.ParallelTempering(broad=False), **options)
+    assert abs(alone.log_z - truth.log_z) > 4 * alone.std_error

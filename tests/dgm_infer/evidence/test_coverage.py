@@ -1,0 +1,128 @@
+"""What a run has not seen is looked for, named, and part of its error."""
+
+import math
+import warnings
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.evidence.coverage import Unseen, widened
+from tests.known_evidence import MixtureTarget, known_bimodal, known_gaussian
+from tests.oracles import FLOAT
+from tests.quick import cases
+
+BIMODAL = known_bimodal()
+# at one of its modes, and blind to the other
+BLIND = dgm.Gaussian(torch.tensor([1.5, 1.0], dtype=FLOAT), 0.5)
+SIMULATED = dgm.SimulatedTempering(draws=100, warmup=20, pilot_temperatures=30)
+METHODS = {
+    "simulated": SIMULATED,
+    "Gibbs": dgm.GibbsTempering(draws=100, warmup=20, pilot_temperatures=30),
+    "AIS": dgm.AIS(100, pilot_temperatures=30),
+}
+
+
+def said(target, base, method, **options):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        estimate = dgm.log_evidence(target, base, method, chains=8, seed=1, progress=False, **options)
+    return estimate, [str(warning.message) for warning in caught]
+
+
+@pytest.mark.parametrize("method", cases(METHODS, quick=("AIS",)))
+def test_a_mode_that_no_chain_has_seen_is_named_and_widens_the_interval(method):
+    estimate, lines = said(BIMODAL.target, BLIND, method)
+    assert any("modes that no draw has visited" in line for line in lines)
+    assert estimate.diagnostics["unseen_modes"] == 1
+    # 0.35 of the mass is missing
+    assert abs(estimate.diagnostics["unseen_shift"] + math.log(0.65)) < 0.1
+    low, high = estimate.interval()
+    assert low < BIMODAL.log_z < high
+    # control: without the check the estimate is as wrong, and sure of itself
+    unchecked, lines = said(BIMODAL.target, BLIND, method, coverage=False)
+    assert lines == []
+    assert torch.equal(unchecked.log_z, estimate.log_z)
+    assert (BIMODAL.log_z - unchecked.log_z).abs() > 5 * unchecked.std_error
+
+
+@pytest.mark.parametrize("method", cases(METHODS, quick=("AIS",)))
+def test_nothing_is_said_where_all_modes_are_seen(method):
+    known = known_gaussian(6, (3,))
+    estimate, lines = said(known.target, known.base, method)
+    assert lines == []
+    assert (estimate.diagnostics["unseen_modes"] == 0).all()
+    if method is not METHODS["AIS"]:
+        assert said(BIMODAL.target, BIMODAL.base, method)[1] == []
+
+
+def test_nothing_is_said_of_one_mode_that_is_far_from_normal():
+    """A curved ridge, and the tails of a Student's t, whose draws are not where a normal at the mode has them."""
+    curved = dgm.Target(
+        lambda x: 0.5 * (x[..., 0] / 2).square() + 2 * (x[..., 1] - 0.5 * x[..., 0].square()).square(), 2
+    )
+    heavy = dgm.Target(lambda x: 12.5 * (x.square().sum(-1) / 5).log1p(), 20)
+    for target in (curved, heavy):
+        base = dgm.Gaussian(torch.zeros(target.dim, dtype=FLOAT), 2.0)
+        assert [line for line in said(target, base, SIMULATED)[1] if "visited" in line] == []
+
+
+def test_the_limit_of_tempering_a_narrow_deep_mode_inside_a_wide_one_is_named():
+    """A first-order transition: half of the mass in a hundred-millionth of the volume, in 10 dimensions."""
+    weights, means = torch.tensor([0.5, 0.5], dtype=FLOAT), torch.zeros(2, 10, dtype=FLOAT)
+    covariances = torch.stack([torch.eye(10, dtype=FLOAT), 0.15**2 * torch.eye(10, dtype=FLOAT)])
+    target = MixtureTarget(weights, means, covariances, 0.0)
+    base = dgm.Gaussian(torch.zeros(10, dtype=FLOAT), 1.1)
+    for method in (SIMULATED, dgm.ParallelTempering(draws=32, temperatures=6, broad=False, pilot_temperatures=20)):
+        estimate, lines = said(target, base, method)
+        assert any("modes that no draw has visited" in line for line in lines)
+        assert abs(estimate.log_z) > 0.4
+        low, high = estimate.interval()
+        assert low < 0 < high
+
+
+def test_a_shift_within_the_error_is_not_counted():
+    error = torch.tensor([0.1, 0.1, math.nan], dtype=FLOAT)
+    unseen = Unseen(torch.tensor([1, 2, 1]), torch.tensor([0.05, 0.3, 0.3], dtype=FLOAT))
+    wider, kept = widened(error, unseen)
+    assert wider[0] == 0.1
+    torch.testing.assert_close(wider[1], torch.tensor(0.1**0.5, dtype=FLOAT))
+    assert kept.modes.tolist() == [0, 2, 0]
+
+
+def test_the_searches_take_a_small_share_of_the_gradients():
+    known = known_gaussian(3)
+    calls = []
+
+    class Counted(dgm.Target):
+        def energy_and_gradient(self, x):
+            calls.append(x.shape[:-1].numel())
+            return known.target.energy_and_gradient(x)
+
+    target = Counted(known.target.energy, 3)
+    for method in (SIMULATED, dgm.AIS(20, pilot_temperatures=10)):
+        rows = []
+        for coverage in (False, True):
+            calls.clear()
+            said(target, known.base, method, coverage=coverage)
+            rows.append(sum(calls))
+        assert rows[1] <= 1.1 * rows[0]
+    assert rows[0] < 8 * 300
+
+
+def test_an_energy_that_is_not_twice_differentiable_is_left_alone():
+    class Custom(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.save_for_backward(x)
+            return 0.5 * x.square().sum(-1)
+
+        @staticmethod
+        @torch.autograd.function.once_differentiable
+        def backward(ctx, gradient):
+            return gradient.unsqueeze(-1) * ctx.saved_tensors[0]
+
+    base = dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 1.2)
+    estimate, lines = said(dgm.Target(Custom.apply, 2), base, SIMULATED)
+    assert lines == []
+    assert estimate.diagnostics["unseen_modes"] == 0
