@@ -89,7 +89,17 @@ ORDER = {
         "pseudo_marginal",
         "density_estimates",
     ],
-    "dgm_infer.bases": ["scales", "moments", "density", "laplace", "descent", "modes", "variational", "gaussian"],
+    "dgm_infer.bases": [
+        "scales",
+        "moments",
+        "density",
+        "origin",
+        "laplace",
+        "descent",
+        "modes",
+        "variational",
+        "gaussian",
+    ],
     "dgm_infer.sampling": [
         "draws",
         "verdict",

@@ -8,10 +8,8 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
 from ..arguments import (
-    available_device,
     choice,
     finite,
-    floating_type,
     function,
     indices,
     instance,
@@ -23,11 +21,12 @@ from ..arguments import (
 )
 from ..errors import ArgumentError, EvidenceError, cause
 from ..probe import energy_doubt, energy_fault, probe_points
-from ..target import Target, as_target, reference
+from ..target import as_target
 from .density import GaussianDensity
 from .laplace import find_mode
 from .modes import Modes, cover, modes
 from .moments import check_mixture, distinct, mixture_moments, weighted_moments
+from .origin import origin
 from .scales import KINDS, Full, Kind, LowRank, factorised, remade, scale_of
 from .variational import check_divergence, lower_bound, maximise_elbo
 
@@ -206,7 +205,7 @@ class Gaussian(GaussianDensity):
         seed = random_seed(call, seed)
         target = as_target(target)
         if start is None:
-            start = _standard(call, target, dtype, device)
+            start = cls(origin(call, target, dtype, device), 1.0)
         shape = (*target.batch_shape, target.dim)
         # further leading dimensions are separate fits
         if not isinstance(start, Gaussian) or tuple(start.mean.shape)[-len(shape) :] != shape:
@@ -312,7 +311,7 @@ class Gaussian(GaussianDensity):
         seed = random_seed(call, seed)
         target = as_target(target)
         wide = (
-            _standard(call, target, dtype, device)
+            cls(origin(call, target, dtype, device), 1.0)
             if start is None
             else instance(call, "start", start, Gaussian, "Gaussian(mean, sd)")
         )
@@ -339,8 +338,10 @@ class Gaussian(GaussianDensity):
             ArgumentError, EvidenceError: as :func:`modes`.
         """
         if as_target(target).standardised:
-            like = _standard("Gaussian.broad", target, torch.float64, None) if like is None else like
-            return cls(torch.zeros_like(like.mean), 1.0)
+            mean = (
+                origin("Gaussian.broad", target, torch.float64, None) if like is None else torch.zeros_like(like.mean)
+            )
+            return cls(mean, 1.0)
         return cls.covering(modes(target, starts, start=like, iterations=iterations, seed=seed))
 
     @classmethod
@@ -376,7 +377,7 @@ class Gaussian(GaussianDensity):
         call = "Gaussian.laplace"
         target = as_target(target)
         if start is None:
-            start = _standard(call, target, dtype, device, torch.float64).mean
+            start = origin(call, target, dtype, device, torch.float64)
         start = finite(call, "start", start)
         shape = (*target.batch_shape, target.dim)
         if tuple(start.shape) != shape:
@@ -385,21 +386,3 @@ class Gaussian(GaussianDensity):
         scale = Full(factorised(torch.cholesky_inverse(mode.cholesky)))
         log_evidence = -mode.energy + 0.5 * target.dim * math.log(2 * math.pi) + scale.log_det()
         return cls._of(mode.position, scale, log_evidence=log_evidence)
-
-
-def _standard(
-    call: str,
-    target: Target,
-    dtype: torch.dtype | None,
-    device: torch.device | str | None,
-    unknown: torch.dtype | None = None,
-) -> Gaussian:
-    """Standard normals of the type and on the device that are given, or else those of the target."""
-    like = reference(target)
-    known = unknown if like is None else like.dtype
-    dtype = known if dtype is None else floating_type(call, "dtype", dtype)
-    if device is not None:
-        device = available_device(call, "device", device)
-    elif like is not None:
-        device = like.device
-    return Gaussian(torch.zeros(*target.batch_shape, target.dim, dtype=dtype, device=device), 1.0)

@@ -25,7 +25,6 @@ from .reference import required_data
 __all__ = ["run"]
 
 NOISE = 0.01
-WARMUP = 30
 # The published baseline.
 PLAIN = dgm.HMC(step_size=2e-4, n_steps=(100, 200))
 
@@ -39,14 +38,14 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     data = required_data(
         data, "pose", "its authors published the files on GitHub, matt-graham/differentiable-generative-models"
     )
-    scenes, chains, seconds, draws = (1, 4, 5.0, 2) if fast else (4, 16, 300.0, 20)
-    binocular = _binocular(HumanPose.from_folder(data), scenes, chains, seconds, seed)
+    scenes, chains, seconds, draws, warmup = (1, 4, 5.0, 2, 8) if fast else (4, 16, 300.0, 20, 30)
+    binocular = _binocular(HumanPose.from_folder(data), scenes, chains, seconds, warmup, seed)
     methods = {label: found for label, found in binocular.items() if label != "start"}
     curves = {label: (found["seconds"], np.array(found["rmse"])) for label, found in methods.items()}
     title = f"{scenes} scenes (thin) and their mean, {chains} chains each"
     joint_errors(folder / "error.png", curves, float(np.mean(binocular["start"])), title=title)
     model = HumanPose.from_folder(data, views=1)
-    monocular, inputs = _monocular(model, 1 if fast else 3, draws, chains, seed)
+    monocular, inputs = _monocular(model, 1 if fast else 3, draws, chains, warmup, seed)
     poses(folder / "monocular.png", model.figure(inputs).numpy(), model.bones)
     return {"summary": _summary(binocular), "binocular": binocular, "monocular": monocular}
 
@@ -61,7 +60,7 @@ def _scenes(model: HumanPose, n: int, seed: int) -> tuple[Tensor, Tensor]:
     return u, picture.reshape(n, *model.output_shape)
 
 
-def _binocular(model: HumanPose, scenes: int, chains: int, seconds: float, seed: int) -> dict:
+def _binocular(model: HumanPose, scenes: int, chains: int, seconds: float, warmup: int, seed: int) -> dict:
     u, picture = _scenes(model, scenes, seed)
     truth = model.latents(u)["joints"]
     fibre = dgm.condition(dgm.WithNoise(model, sd=NOISE), picture)
@@ -77,7 +76,7 @@ def _binocular(model: HumanPose, scenes: int, chains: int, seconds: float, seed:
     for label, problem, kernel, initial in methods:
         times, errors, failed = [0.0], [first], 0.0
         joints: list[Tensor] = []
-        for elapsed, draws in _chunks(problem, kernel, chains, initial, seconds, seed):
+        for elapsed, draws in _chunks(problem, kernel, chains, initial, seconds, warmup, seed):
             joints.append(draws.latents["joints"].transpose(0, 1))
             kept = torch.cat(joints)
             times.append(elapsed)
@@ -98,11 +97,11 @@ def _binocular(model: HumanPose, scenes: int, chains: int, seconds: float, seed:
 
 
 def _chunks(
-    problem, kernel: Kernel, chains: int, initial: Tensor | None, seconds: float, seed: int
+    problem, kernel: Kernel, chains: int, initial: Tensor | None, seconds: float, warmup: int, seed: int
 ) -> Iterator[tuple[float, dgm.Draws]]:
     """Draws, a few at a time, until the time is over: without ``initial`` from prior draws and after a warm-up."""
     started = time.perf_counter()
-    warmup = WARMUP if initial is None else 0
+    warmup = warmup if initial is None else 0
     for chunk in range(10**6):
         draws = dgm.sample(
             problem, kernel, chains=chains, warmup=warmup, draws=2, seed=seed + chunk, initial=initial, progress=False
@@ -121,10 +120,10 @@ def _error(joints: Tensor, truth: Tensor) -> Tensor:
     return (joints - truth).square().sum(-1).mean(-1).sqrt()
 
 
-def _monocular(model: HumanPose, scenes: int, n_draws: int, chains: int, seed: int) -> tuple[dict, Tensor]:
+def _monocular(model: HumanPose, scenes: int, n_draws: int, chains: int, warmup: int, seed: int) -> tuple[dict, Tensor]:
     u, picture = _scenes(model, scenes, seed + 1)
     fibre = dgm.condition(dgm.WithNoise(model, sd=NOISE), picture)
-    draws = dgm.sample(fibre, dgm.ConstrainedHMC(), chains=chains, warmup=WARMUP, draws=n_draws, seed=seed)
+    draws = dgm.sample(fibre, dgm.ConstrainedHMC(), chains=chains, warmup=warmup, draws=n_draws, seed=seed)
     uninterrupted(draws)
     assert draws.inputs is not None
     last = draws.inputs[:, -1, :, : model.input_density.dim]
