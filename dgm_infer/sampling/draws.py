@@ -87,9 +87,10 @@ class Draws:
 
     @property
     def longest_stay(self) -> Tensor:
-        """Longest run of draws over which no latent of a chain changed, ``[chains, *batch]``: how long it stuck."""
+        """Longest run of draws over which a chain did not move, ``[chains, *batch]``: how long it stuck."""
         same = torch.ones_like(self.stats["acceptance_rate"][:, 1:], dtype=torch.bool)
-        for value in (self.latents or {"inputs": self.inputs}).values():
+        kept = self.latents if self.inputs is None else {"inputs": self.inputs}
+        for value in kept.values():
             same &= (value[:, 1:] == value[:, :-1]).reshape(*same.shape, -1).all(-1)
         run = longest = torch.zeros_like(self.stats["acceptance_rate"][:, 0], dtype=torch.int64)
         for stayed in same.unbind(1):

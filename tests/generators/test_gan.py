@@ -6,7 +6,6 @@ import torch
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, ModelError
-from tests.quick import some
 
 
 @pytest.mark.parametrize("channels", [None, (8, 4)])
@@ -41,7 +40,8 @@ def test_what_it_declares():
     assert generators.BernoulliVAE(2, (4, 4), (3,)).output_range == (0, 1)
 
 
-@pytest.mark.parametrize("normalisation", some(("none", "batch", "group"), quick=("batch",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("normalisation", ["none", "batch", "group"])
 def test_it_is_conditioned_exactly_on_fewer_pixels_than_latents(normalisation):
     torch.manual_seed(1)
     gan = generators.GAN(4, (4, 4), channels=(8,), normalisation=normalisation)

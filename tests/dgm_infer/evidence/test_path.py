@@ -39,6 +39,7 @@ def test_annealed_energy_and_gradient_are_those_of_the_mixture_of_energies(beta)
     torch.testing.assert_close(path.differences(v.detach()), path.difference(point))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", some((0.3, 0.9), quick=(0.3,)))
 def test_moves_leave_every_density_of_the_path_as_it_is(step):
     dim = 3

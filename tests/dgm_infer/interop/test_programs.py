@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -14,8 +15,12 @@ from dgm_infer.models.densities import STANDARD_LOGISTIC
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=r".*torch\.jit")
     import pyro
-    from pyro import distributions as dist
+    import pyro.distributions
+    import pyro.infer
     from pyro import poutine
+
+# Pyro's distributions are torch's with more methods, which their types do not have
+dist: Any = pyro.distributions
 
 FLOAT = torch.float64
 Y = torch.tensor([0.3, 1.2, 0.7, -0.4])
@@ -137,7 +142,8 @@ def densities(model, program, args, u):
             trace = poutine.trace(poutine.condition(free, data=given)).get_trace(*args)
             x, log_jacobian = [], 0.0
             for name, value in given.items():
-                transform = biject_to(trace.nodes[name]["fn"].support)
+                site: Any = trace.nodes[name]
+                transform = biject_to(site["fn"].support)
                 x.append(transform.inv(value))
                 log_jacobian = log_jacobian + transform.log_abs_det_jacobian(x[-1], value).sum()
             x = torch.cat([each.reshape(-1) for each in x])

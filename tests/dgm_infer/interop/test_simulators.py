@@ -83,7 +83,7 @@ def test_a_replayed_run_gives_the_numbers_of_the_plain_run(name):
         state = torch.get_rng_state()
         torch.manual_seed(7)
         if prior is prior_in_torch:
-            prior()
+            prior_in_torch()
         plain = simulate(*z.values()) if prior is not None else simulate()
         torch.set_rng_state(state)
         replayed = model.observed(u)

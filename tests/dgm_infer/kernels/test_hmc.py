@@ -34,6 +34,7 @@ def test_control_gaussians_that_are_a_tenth_too_wide_are_noticed():
     assert_refuted(correlated_gaussian(SCALES, wrong=1.1), run(oracle))
 
 
+@pytest.mark.slow
 def test_the_non_centred_funnel_has_its_moments():
     oracle = funnel()
     assert_agrees(oracle, run(oracle))

@@ -20,6 +20,7 @@ from tests.oracles import (
     linear_gaussian,
     linear_gaussian_model,
 )
+from tests.quick import marks
 
 MASKS = torch.tensor([[True, True, False, True, False, False], [False, True, True, True, False, False]])
 
@@ -46,7 +47,10 @@ def every_case():
     yield "a walk", (oracle := linear(LinearWalk(), outputs(8))), oracle.problem
 
 
-@pytest.mark.parametrize(("oracle", "problem"), [pytest.param(*case, id=name) for name, *case in every_case()])
+@pytest.mark.parametrize(
+    ("oracle", "problem"),
+    [pytest.param(*case, id=name, marks=marks(name == "pairs")) for name, *case in every_case()],
+)
 def test_draws_have_the_exact_posterior_on_the_fibre(oracle, problem):
     draws = run(problem)
     assert_agrees(oracle, draws)

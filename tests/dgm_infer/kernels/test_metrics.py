@@ -12,6 +12,7 @@ from dgm_infer.kernels.integrators import PhasePoint, leapfrog
 from dgm_infer.kernels.metrics import METRICS, DenseMetric, DiagonalMetric, IdentityMetric, LowRankMetric
 from tests.dgm_infer.kernels.quartic import QUARTIC, leapfrog_start, slope
 from tests.oracles import FLOAT, assert_agrees, assert_refuted, gaussian_oracle
+from tests.quick import marks
 
 ADAPTED = [name for name in METRICS if name != "identity"]
 
@@ -200,7 +201,9 @@ def baseline(make, kernel):
     return ess_per_gradient(make(), run(make(), kernel(), warmup=60, n=20))
 
 
-@pytest.mark.parametrize(("make", "name"), CASES)
+@pytest.mark.parametrize(
+    ("make", "name"), [pytest.param(*case, marks=marks(case[1] == "dense"), id=case[1]) for case in CASES]
+)
 def test_an_adapted_metric_takes_far_fewer_gradients(make, name):
     assert gain(make, name) > 4
 

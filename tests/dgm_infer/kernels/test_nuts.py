@@ -11,6 +11,7 @@ from dgm_infer.kernels import trees
 from dgm_infer.kernels.integrators import PhasePoint
 from dgm_infer.kernels.trees import deepest, grow
 from tests.oracles import FLOAT, assert_agrees, assert_refuted, correlated_gaussian, funnel
+from tests.quick import some
 
 SCALES = (0.1, 1.0, 10.0)
 
@@ -38,6 +39,7 @@ def test_the_non_centred_funnel_has_its_moments():
     assert_agrees(oracle, run(oracle))
 
 
+@pytest.mark.slow
 def test_control_the_funnel_without_its_change_of_variables_is_noticed():
     oracle = funnel(jacobian=False)
     assert_refuted(oracle, run(oracle, draws=20))
@@ -65,12 +67,12 @@ def variance_in_standard_errors(step_size, *, chains=3000, transitions=15):
     return ((total.mean(0) - 1) / (total.std(0) / chains**0.5)).abs().max()
 
 
-@pytest.mark.parametrize("step_size", [0.5, 1.2, 1.9])
+@pytest.mark.parametrize("step_size", some((0.5, 1.2, 1.9), quick=(1.2,)))
 def test_exact_draws_stay_exact(step_size):
     assert variance_in_standard_errors(step_size) <= 5
 
 
-@pytest.mark.parametrize("step_size", [0.5, 1.2])
+@pytest.mark.parametrize("step_size", some((0.5, 1.2), quick=(1.2,)))
 def test_control_sub_trees_that_are_not_checked_are_noticed(monkeypatch, step_size):
     monkeypatch.setattr(trees._SubTree, "_turned", lambda *_: None)
     assert variance_in_standard_errors(step_size) > 5

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
@@ -35,8 +36,15 @@ def assert_same(loaded, draws):
     assert type(loaded.kernel) is type(draws.kernel)
 
 
-@pytest.mark.parametrize("keep", ["inputs", "latents"])
-@pytest.mark.parametrize("batch", [(), (3,), (2, 2)], ids=str)
+SHAPES = {
+    "one problem": ((), "inputs"),
+    "a batch": ((3,), "inputs"),
+    "a batch, latents": ((3,), "latents"),
+    "a grid": ((2, 2), "inputs"),
+}
+
+
+@pytest.mark.parametrize(("batch", "keep"), cases(SHAPES, quick=("one problem", "a batch, latents")))
 def test_what_is_saved_is_loaded(tmp_path, batch, keep):
     draws = run(fibre(batch), keep=keep)
     draws.save(tmp_path / "posterior.nc")
@@ -144,7 +152,7 @@ def damage(path, draws, kind):
     elif kind == "more than any memory":
         draws.save(path)
         with h5py.File(path, "a") as file:
-            group = file["posterior"]
+            group: Any = file["posterior"]
             name = next(key for key in group if group[key].ndim > 2)
             del group[name]
             # chunks that were never written take no room in the file

@@ -90,7 +90,7 @@ def test_a_fitted_guide_reaches_the_best_bound_of_independent_coordinates(proble
     ("method", "options"),
     [
         (baselines.renyi_elbo, {"particles": 2000}),
-        (baselines.importance, {"samples": 300, "repeats": 2}),
+        pytest.param(baselines.importance, {"samples": 300, "repeats": 2}, marks=pytest.mark.slow),
         pytest.param(
             baselines.annealed_importance,
             {"temperatures": 15, "n_steps": 4, "chains": 20, "step_size": 0.4},
