@@ -40,6 +40,7 @@ def _registered(monkeypatch):
     CLASSES.pop("PoissonVAE", None)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_registered")
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_the_examples_run_as_printed(capsys):

@@ -66,6 +66,7 @@ def test_structured_and_dense_paths_give_the_same_chains(name, solver):
     torch.testing.assert_close(structured.inputs, dense.inputs, rtol=0, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_control_another_seed_gives_other_chains():
     make = MODELS["generalised lambda"]
     assert (chains(make).inputs - chains(make, seed=4).inputs).abs().max() > 0.1

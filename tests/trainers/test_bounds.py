@@ -93,6 +93,7 @@ def test_both_gradients_are_those_of_the_bound(gradient):
     assert (expected.abs() > 10 * expected_error).sum() >= 6
 
 
+@pytest.mark.slow
 def test_control_leaving_out_the_second_factor_or_the_density_of_q_is_noticed(monkeypatch):
     """Weights v in place of v^2 for the encoder: what detaching q alone would give."""
     vae, images, _ = shifted()

@@ -263,6 +263,7 @@ def test_noise_may_differ_between_outputs():
     assert dgm.condition(model, np.zeros(5)).dim == 12
 
 
+@pytest.mark.slow
 def test_noise_makes_an_impossible_observation_possible():
     with pytest.raises(dgm.StartError):
         dgm.condition(Circle(), [-1.0]).start(2, torch.Generator().manual_seed(0))

@@ -192,6 +192,7 @@ def test_control_a_momentum_that_is_not_turned_round_is_noticed(monkeypatch, mis
     assert off <= 5 if mistake == "none" else off > 5
 
 
+@pytest.mark.slow
 def test_control_weights_of_the_state_after_the_move_are_noticed(monkeypatch):
     known = known_gaussian(10, (3,))
     method = dgm.AIS(20)
@@ -209,6 +210,7 @@ def test_control_weights_of_the_two_ends_swapped_are_noticed(monkeypatch):
         assert_wrong(run(known, method), known)
 
 
+@pytest.mark.slow
 def test_control_a_sum_of_ratios_is_noticed(monkeypatch):
     right = record.log_weights_at_ends
 
@@ -221,6 +223,7 @@ def test_control_a_sum_of_ratios_is_noticed(monkeypatch):
     assert_wrong(run(known, dgm.GibbsTempering(**SHORT)), known)
 
 
+@pytest.mark.slow
 def test_control_temperatures_of_the_wrong_law_are_noticed(monkeypatch):
     def uniform(delta, rng):
         return torch.rand(delta.shape, generator=rng, dtype=FLOAT)
@@ -233,6 +236,7 @@ def test_control_temperatures_of_the_wrong_law_are_noticed(monkeypatch):
     assert_wrong(run(known, method), known)
 
 
+@pytest.mark.slow
 def test_control_a_trajectory_without_the_control_variables_jacobian_is_noticed(monkeypatch):
     def without(self, point, t):
         return torch.lerp(point.square, point.energy + self.offset, t.sigmoid())

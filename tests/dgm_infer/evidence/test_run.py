@@ -29,7 +29,7 @@ QUICK = {
 }
 every_method = pytest.mark.parametrize("method", QUICK.values(), ids=QUICK)
 # what chunks do to draws is the work of the run, not of the method
-every_kind = pytest.mark.parametrize("method", cases(QUICK, ("AIS",)))
+every_kind = pytest.mark.parametrize("method", cases(QUICK, ("importance sampling",)))
 
 
 def run(target, base, method, **settings):

@@ -28,7 +28,7 @@ from tests.oracles import (
     linear_gaussian,
     soft_gaussian,
 )
-from tests.quick import marks
+from tests.quick import marks, some
 from tests.states import tensors
 
 CHAINS, DRAWS = 6, 8
@@ -143,7 +143,7 @@ def kind(request):
     return request.param
 
 
-@pytest.fixture(params=BATCHES, ids=str)
+@pytest.fixture(params=some(BATCHES, quick=[(2,)]))
 def batch(request):
     return request.param
 

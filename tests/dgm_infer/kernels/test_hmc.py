@@ -40,6 +40,7 @@ def test_the_non_centred_funnel_has_its_moments():
     assert_agrees(oracle, run(oracle))
 
 
+@pytest.mark.slow
 def test_control_the_funnel_without_its_change_of_variables_is_noticed():
     oracle = funnel(jacobian=False)
     assert_refuted(oracle, run(oracle))

@@ -63,7 +63,7 @@ ADAPTED = {
 }
 
 
-@pytest.mark.parametrize(("kernel", "make"), cases(ADAPTED, quick=("HMC by length", "one problem")))
+@pytest.mark.parametrize(("kernel", "make"), cases(ADAPTED, quick=("HMC by length",)))
 def test_an_adapted_kernel_is_loaded_and_goes_on_as_it_was(tmp_path, kernel, make):
     problem = make()
     initial = problem.start(3, torch.Generator().manual_seed(5))

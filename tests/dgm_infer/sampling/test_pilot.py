@@ -31,6 +31,7 @@ def test_narrow_noise_on_a_curve_is_not():
     assert pick(narrow()).kernel == dgm.ConstrainedHMC()
 
 
+@pytest.mark.slow
 def test_the_draws_are_those_of_the_picked_kernel():
     fibre = linear_gaussian(problems=(6,)).problem
     default, given = run(fibre), run(fibre, dgm.LiftedHMC())

@@ -91,6 +91,7 @@ def test_inputs_need_not_be_normal(way):
     assert_refuted(ellipse(12.0), draws)
 
 
+@pytest.mark.slow
 def test_control_without_the_gram_term_the_ellipse_has_another_density():
     fibre = ellipse().problem
     wrong = WithoutGramTerm(fibre.observed, fibre.values)

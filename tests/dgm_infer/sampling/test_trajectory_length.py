@@ -243,7 +243,7 @@ def problem_for(kernel):
 
 
 # nothing is adapted without a warm-up, and what depends on the problem is tested by fewer
-QUICK = [k for k in KERNELS if isinstance(k, dgm.HMC)] + [dgm.ConstrainedHMC()]
+QUICK = [k for k in KERNELS if isinstance(k, dgm.HMC)] + [dgm.ConstrainedHMC(step_size=0.3)]
 
 
 @pytest.mark.parametrize("kernel", some(KERNELS, QUICK))

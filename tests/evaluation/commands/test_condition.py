@@ -90,6 +90,7 @@ def test_means_over_blocks_are_observed_by_name():
     assert read_factor("downsample_0") is None
 
 
+@pytest.mark.slow
 def test_completions_have_the_block_means_that_were_observed(tmp_path):
     torch.manual_seed(0)
     model = generators.GAN(6, (8, 8), hidden=(16,), channels=None).eval()

@@ -91,7 +91,7 @@ def break_down():
     raise RuntimeError("a fault of the model")
 
 
-@pytest.mark.parametrize("act", [stop, terminate])
+@pytest.mark.parametrize("act", [stop, pytest.param(terminate, marks=pytest.mark.slow)])
 def test_a_signal_while_sampling_keeps_the_draws(run, monkeypatch, act):
     before = signal.getsignal(signal.SIGTERM)
     during(monkeypatch, dgm.ConstrainedHMC, "step", act, call=4)

@@ -46,6 +46,7 @@ def test_effective_sample_sizes_are_per_second_of_the_whole_run(runs):
         assert exact.table[name]["ess_per_second"] == pytest.approx(table.loc[name, "ess_bulk"] / exact.seconds)
 
 
+@pytest.mark.slow
 def test_chains_that_never_move_are_counted(runs):
     exact, stuck = runs
     assert exact.stuck == 0

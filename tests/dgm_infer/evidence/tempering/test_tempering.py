@@ -54,7 +54,8 @@ first_method = pytest.mark.parametrize(
 )
 
 
-@first_method
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS, ids=lambda method: type(method).__name__)
 def test_diagnostics_of_a_run_that_went_well(method):
     known = known_gaussian(10, (2, 3))
     estimate = run(known, method, chains=32)
