@@ -1,4 +1,7 @@
-"""From prior draws, the published simulators mix without any tuning by hand, in half of the default iterations."""
+"""With default settings, from prior draws, the published predator-prey series mixes without any tuning by hand.
+
+Of the quantile models, test_posteriors has the same at fewer iterations.
+"""
 
 import pytest
 import torch
@@ -9,11 +12,10 @@ import generators
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("make", [generators.GeneralisedLambda, generators.LotkaVolterra])
-def test_default_settings_mix_on_the_published_data(make):
-    model = make()
+def test_default_settings_mix_on_the_published_data():
+    model = generators.LotkaVolterra()
     observed, truth = model.published_observations()
-    draws = dgm.sample(dgm.condition(model, observed), chains=64, warmup=150, draws=250, seed=3, progress=False)
+    draws = dgm.sample(dgm.condition(model, observed), chains=64, seed=3, progress=False)
     summary = draws.summary()
     assert bool((summary["r_hat"] <= 1.01).all()), summary
     failed = draws.stats["projection_failed"] | draws.stats["reversal_failed"]

@@ -97,7 +97,7 @@ def test_a_traced_linearisation_by_structure_can_be_compiled_for_any_number_of_r
 
 
 # compilers see what was traced: one problem of every structure, and the other solver
-COMPILED = [f"{name}, newton" for name in ("scalar units, a mask a problem", "pairs", "walk", "dense")]
+COMPILED = [f"{name}, newton" for name in ("scalar units, a mask a problem", "pairs", "dense")]
 
 
 @pytest.mark.slow

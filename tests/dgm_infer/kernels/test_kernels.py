@@ -221,17 +221,7 @@ def test_what_is_left_open_suits_the_problem():
 # --------------------------------------------------------------------------------------- determinism, immutability
 
 
-@pytest.mark.slow
-def test_the_same_seed_gives_the_same_draws_and_another_seed_others(case, batch):
-    kernel, make = case
-    problem = make(batch)
-    first, second, other = (
-        dgm.sample(problem, kernel, chains=3, warmup=0, draws=4, seed=seed, progress=False) for seed in (1, 1, 2)
-    )
-    assert torch.equal(first.inputs, second.inputs)
-    for name, value in first.stats.items():
-        assert torch.equal(value, second.stats[name])
-    assert not torch.equal(first.inputs, other.inputs)
+# the same seed without a warm-up: the contract of kernels
 
 
 @pytest.mark.slow
