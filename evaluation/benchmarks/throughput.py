@@ -36,7 +36,9 @@ def throughput(
     def annealing() -> float:
         _synchronise(points)
         started = time.perf_counter()
-        evidence = dgm.log_evidence(target, base, method, chains=chains, seed=seed, keep_draws=False, progress=False)
+        evidence = dgm.log_evidence(
+            target, base, method, chains=chains, seed=seed, keep_draws=False, coverage=False, progress=False
+        )
         _synchronise(points)
         return n * evidence.diagnostics["gradient_evaluations"] / (time.perf_counter() - started)
 
@@ -86,7 +88,9 @@ def one_large_run(posterior: Callable[[int], tuple[LatentPosterior, Gaussian]], 
     target, base = posterior(images)
     _synchronise(base.mean)
     started = time.perf_counter()
-    evidence = dgm.log_evidence(target, base, method, chains=chains, seed=seed, keep_draws=False, progress=False)
+    evidence = dgm.log_evidence(
+        target, base, method, chains=chains, seed=seed, keep_draws=False, coverage=False, progress=False
+    )
     _synchronise(base.mean)
     seconds = time.perf_counter() - started
     gradients = images * chains * evidence.diagnostics["gradient_evaluations"]

@@ -22,6 +22,10 @@ SMALL = [
 ]
 
 
+# that so few chains and temperatures estimate nothing is said
+tiny = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
 @pytest.fixture
 def data(tmp_path):
     folder = tmp_path / "data" / "iwae_mnist"
@@ -38,6 +42,7 @@ def bench(data, output, *options):
 
 
 @pytest.mark.slow
+@tiny
 def test_results_and_table_are_written(data, tmp_path, capsys):
     before = torch.get_num_threads()
     assert bench(data, tmp_path / "results", "--peer", "false") == 0
@@ -59,6 +64,7 @@ def test_results_and_table_are_written(data, tmp_path, capsys):
 
 
 @pytest.mark.slow
+@tiny
 def test_pyro_stands_beside_ours(data, tmp_path):
     assert bench(data, tmp_path / "results") == 0
     record = json.loads((tmp_path / "results" / "evidence_cpu.json").read_text())
