@@ -120,7 +120,7 @@ COVERED = [("bimodal", name) for name in METHODS] + [
 ]
 
 
-@pytest.mark.parametrize(("target", "name"), COVERED, ids="-".join)
+@pytest.mark.parametrize(("target", "name"), COVERED, ids=[", ".join(names) for names in COVERED])
 def test_intervals_cover_the_truth_as_often_as_they_say(target, name):
     # 200 replicates in one batch, each with random numbers of its own
     known = TARGETS[target](200)
