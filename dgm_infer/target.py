@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from .arguments import function, sizes, whole_number
+from .arguments.shown import shown
 from .errors import ArgumentError
 
-__all__ = ["Block", "Density", "Target", "as_target", "reference"]
+__all__ = ["Block", "Density", "Target", "as_target", "check_density", "reference"]
 
 
 @runtime_checkable
@@ -26,6 +27,15 @@ class Density(Protocol):
     def sample(self, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Independent draws: ``[*shape, D]``, of a Gaussian per problem ``[*shape, *batch, D]``."""
         ...
+
+
+def check_density(call: str, name: str, value: Any) -> None:
+    """Raise :class:`ArgumentError` unless an argument is a density."""
+    if isinstance(value, type) or not isinstance(value, Density):
+        raise ArgumentError(
+            f"{call}({name}={shown(value)}): must be a density with dim, sample and log_prob, such as "
+            "dgm.StandardNormal(2)"
+        )
 
 
 class Block(NamedTuple):

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-__all__ = ["is_sequence", "real_number", "shown"]
+__all__ = ["is_sequence", "of_problems", "real_number", "shown"]
 
 
 def shown(value: Any) -> str:
@@ -30,6 +30,14 @@ def real_number(value: Any) -> float | None:
         return float(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
         return None
+
+
+def of_problems(which: Tensor) -> str:
+    """`` of problem 2 and 5 others`` for a mask ``[*batch]``; nothing for a run of one problem."""
+    if which.ndim == 0:
+        return ""
+    numbers = which.reshape(-1).nonzero().flatten().tolist()
+    return f" of problem {numbers[0]}" + (f" and {len(numbers) - 1} others" if len(numbers) > 1 else "")
 
 
 def is_sequence(value: Any) -> bool:

@@ -1,20 +1,22 @@
 """Modes of a target by minimisation from many starts, and a Gaussian that covers them (math 11.8)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ..arguments import available_device, floating_type, instance, random_seed, whole_number
+from ..arguments import instance, random_seed, whole_number
 from ..errors import EvidenceError
 from ..target import Target, as_target
 from .density import GaussianDensity
 from .descent import minimise
 from .laplace import curvature
 from .moments import mixture_moments
+from .origin import origin
 
-__all__ = ["Modes", "cover", "laplace_masses", "modes", "same_minimum", "search"]
+__all__ = ["Modes", "cover", "in_units_of", "laplace_masses", "modes", "same_minimum", "search", "spread_out"]
 
 # Distance of minima, in sds of the coordinates, and difference of energies below which they are the same.
 _NEAR, _LEVEL = 1e-2, 1e-2
@@ -88,7 +90,7 @@ def modes(
         start: Gaussian over ``[*batch, D]`` for the first round; None for standard normals.
         iterations: gradients per minimisation, at most.
         seed: seed of all randomness; None draws one.
-        dtype, device: used only when ``start`` is None; the default dtype is float64.
+        dtype, device: used only when ``start`` is None; None for those of the target's ``values``, or float64.
 
     Raises:
         ArgumentError: an argument is outside its range.
@@ -98,9 +100,7 @@ def modes(
     target = as_target(target)
     starts, iterations = whole_number(call, "starts", starts), whole_number(call, "iterations", iterations)
     if start is None:
-        dtype = torch.float64 if dtype is None else floating_type(call, "dtype", dtype)
-        device = None if device is None else available_device(call, "device", device)
-        start = GaussianDensity(torch.zeros(*target.batch_shape, target.dim, dtype=dtype, device=device), 1.0)
+        start = GaussianDensity(origin(call, target, dtype, device, torch.float64), 1.0)
     instance(call, "start", start, GaussianDensity, "Gaussian(mean, sd)")
     rng = torch.Generator(start.mean.device).manual_seed(random_seed(call, seed))
     return search(target, start, starts, iterations, rng)
@@ -114,12 +114,10 @@ def search(target: Target, start: GaussianDensity, starts: int, iterations: int,
     """
     found: Modes | None = None
     reach = start
-    factors = torch.tensor(_FACTORS, dtype=start.mean.dtype, device=start.mean.device)
-    factors = factors.repeat(-(-starts // len(factors)))[:starts].reshape(-1, *[1] * start.mean.ndim)
     for _ in range(_ROUNDS):
         noise = torch.randn(starts, *start.mean.shape, generator=rng, dtype=start.mean.dtype, device=start.mean.device)
         before = found
-        found = _merged(target, reach, factors * noise, iterations, found)
+        found = _merged(target, reach, spread_out(noise), iterations, found)
         if found.log_z.isneginf().any():
             lost = found.log_z.isneginf()
             raise EvidenceError(
@@ -136,12 +134,7 @@ def search(target: Target, start: GaussianDensity, starts: int, iterations: int,
 
 def _merged(target: Target, reach: GaussianDensity, v: Tensor, iterations: int, known: Modes | None) -> Modes:
     """The modes known, and those that minimisations from ``v [starts, *batch, D]`` in whitened coordinates reach."""
-
-    def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:
-        energy, gradient = target.energy_and_gradient(reach.unwhiten(v))
-        return energy, reach.scale.transpose(gradient)
-
-    minima = minimise(evaluate, v, iterations=iterations)
+    minima = minimise(in_units_of(reach, target), v, iterations=iterations)
     energy = torch.where(minima.converged, minima.energy, math.inf)
     order = energy.argsort(0)
     x, energy = _taken(reach.unwhiten(minima.position), order), energy.gather(0, order)
@@ -168,6 +161,22 @@ def _merged(target: Target, reach: GaussianDensity, v: Tensor, iterations: int, 
     order = masses.argsort(0, descending=True)
     parts = (_taken(part, order) for part in (x, energy, masses, hits, covariances))
     return Modes(*parts, evaluations=evaluations + int(rows.sum()) * target.dim)
+
+
+def spread_out(v: Tensor) -> Tensor:
+    """Starts of a search from draws ``[N, *batch, D]`` of standard normals: 1, 2, 4 and 8 times as far, in turn."""
+    factors = torch.tensor(_FACTORS, dtype=v.dtype, device=v.device).repeat(-(-len(v) // len(_FACTORS)))[: len(v)]
+    return v * factors.reshape(-1, *[1] * (v.ndim - 1))
+
+
+def in_units_of(base: GaussianDensity, target: Target) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Energy and gradient of a target in the whitened coordinates of a base."""
+
+    def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:
+        energy, gradient = target.energy_and_gradient(base.unwhiten(v))
+        return energy, base.scale.transpose(gradient)
+
+    return evaluate
 
 
 def same_minimum(v: Tensor, energy: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..bases.descent import minimise
-from ..bases.modes import laplace_masses, same_minimum
+from ..bases.modes import in_units_of, laplace_masses, same_minimum, spread_out
 from .method import Outcome
 from .path import AnnealedPath
 
@@ -16,8 +16,6 @@ __all__ = ["Unseen", "look_for_unseen", "widened"]
 # Share of the run's gradients that the searches may take, in all and one after the other; and bounds of their size.
 _SHARE, _SEQUENTIAL = 0.1, 0.05
 _STARTS, _ITERATIONS, _FEWEST = 32, 100, 8
-# Factors by which starts from the base are spread out.
-_FACTORS = (1.0, 2.0, 4.0, 8.0)
 # Modes whose Hessians are computed, those of the lowest energies; and rows of them, over all problems.
 _CANDIDATES, _ROWS = 4, 2**14
 # Standard deviations of the squared distance within which a draw has visited a mode.
@@ -65,12 +63,7 @@ def widened(std_error: Tensor, unseen: Unseen) -> tuple[Tensor, Unseen]:
 
 def _searched(path: AnnealedPath, outcome: Outcome, starts: int, iterations: int, rng: torch.Generator) -> Unseen:
     base, log_z = path.base, outcome.estimate.log_z
-
-    def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:
-        energy, gradient = path.target.energy_and_gradient(base.unwhiten(v))
-        return energy, base.scale.transpose(gradient)
-
-    minima = minimise(evaluate, _spread(path, starts, rng), iterations=iterations)
+    minima = minimise(in_units_of(base, path.target), _starts(path, starts, rng), iterations=iterations)
     energy = torch.where(minima.converged, minima.energy, math.inf)
     index = torch.arange(starts, device=energy.device).reshape(-1, *[1] * (energy.ndim - 1))
     energy = torch.where(same_minimum(minima.position, energy) == index, energy, math.inf)
@@ -84,11 +77,9 @@ def _searched(path: AnnealedPath, outcome: Outcome, starts: int, iterations: int
     return Unseen((masses > -math.inf).sum(0), (masses.logsumexp(0) - log_z).exp().log1p().to(log_z))
 
 
-def _spread(path: AnnealedPath, n: int, rng: torch.Generator) -> Tensor:
+def _starts(path: AnnealedPath, n: int, rng: torch.Generator) -> Tensor:
     """Whitened starts ``[n, *batch, D]``: the base spread out, and draws of the prior in turn where there is one."""
-    v = path.normal(n, rng)
-    factors = torch.tensor(_FACTORS, dtype=v.dtype, device=v.device).repeat(-(-n // len(_FACTORS)))[:n]
-    v = v * factors.reshape(-1, *[1] * (v.ndim - 1))
+    v = spread_out(path.normal(n, rng))
     if path.target.standardised:
         v[1::2] = path.base.whiten(path.target.initial_draws(n, rng).to(v))[1::2]
     return v

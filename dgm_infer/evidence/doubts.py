@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 
-import torch
 from torch import Tensor
 
+from ..arguments.shown import of_problems
 from .method import EstimateStatus
 
 __all__ = ["doubts"]
@@ -30,8 +30,8 @@ def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: Estimat
     share = diagnostics.get("max_weight_share")
     if share is not None and (share > _SHARE).any():
         yield (
-            f"all weight is on one draw{_where(share > _SHARE)}: the estimate is far too low, and its standard error "
-            "means nothing: use a base near the target, or more temperatures"
+            f"all weight is on one draw{of_problems(share > _SHARE)}: the estimate is far too low, and its standard "
+            "error means nothing: use a base near the target, or more temperatures"
         )
     effective = diagnostics.get("effective_chains")
     if effective is not None and chains >= _CHAINS:
@@ -39,34 +39,26 @@ def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: Estimat
         few = effective < _EFFECTIVE if share is None else (effective < _EFFECTIVE) & (share <= _SHARE)
         if few.any():
             yield (
-                f"the estimate rests on one or two of {chains} chains{_where(few)} (effectively "
+                f"the estimate rests on one or two of {chains} chains{of_problems(few)} (effectively "
                 f"{effective[few].min().item():.2g}): its standard error is too small; use more chains, or a base "
                 "nearer the target"
             )
     shift = diagnostics.get("unseen_shift")
     if shift is not None and (shift > 0).any():
         yield (
-            f"a search found modes that no draw has visited{_where(shift > 0)}: log Z may be too low by about "
+            f"a search found modes that no draw has visited{of_problems(shift > 0)}: log Z may be too low by about "
             f"{shift.max().item():.2g}, which std_error now includes; use ParallelTempering, or a base that covers "
             "them, such as Gaussian.broad(target)"
         )
     acceptance = diagnostics.get("acceptance")
     if acceptance is not None and (acceptance < _MOVES).any():
         yield (
-            f"no chain moved{_where(acceptance < _MOVES)}: use a base near the target, more temperatures, or a smaller "
-            "step_size"
+            f"no chain moved{of_problems(acceptance < _MOVES)}: use a base near the target, more temperatures, or a "
+            "smaller step_size"
         )
     wide = std_error > _NATS
     if wide.any():
         yield (
-            f"the standard error of log Z is {std_error[wide].max().item():.2g}{_where(wide)}: the estimate says "
+            f"the standard error of log Z is {std_error[wide].max().item():.2g}{of_problems(wide)}: the estimate says "
             "nothing: use a base near the target, more temperatures, or more draws"
         )
-
-
-def _where(problems: Tensor) -> str:
-    """`` of problem 2 and 5 others``; nothing for a single problem."""
-    if problems.numel() == 1:
-        return ""
-    numbers = torch.nonzero(problems.reshape(-1)).flatten().tolist()
-    return f" of problem {numbers[0]}" + (f" and {len(numbers) - 1} others" if len(numbers) > 1 else "")

@@ -7,17 +7,16 @@ import torch
 from torch import Tensor
 
 from ..arguments import fraction, optional_positive
-from ..arguments.shown import shown
 from ..errors import ArgumentError
 from ..settings import Settings
-from ..target import Density, Target
+from ..target import Density, Target, check_density
 from .hamiltonian import check_target, draw_momentum, given_step_size
 from .kernel import Info, Trial
 from .metrics import Metric, check_metric, metric_in_use, open_metric
 from .points import Point, metropolis, point_at
 from .tuning import Tuning
 
-__all__ = ["Independence", "RandomWalk"]
+__all__ = ["Independence", "RandomWalk", "drawn"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,14 +36,19 @@ class RandomWalk(Settings):
     target_acceptance: float = 0.234
 
     def __post_init__(self):
-        optional_positive("RandomWalk", "step_size", self.step_size)
-        check_metric("RandomWalk", self.metric)
-        fraction("RandomWalk", "target_acceptance", self.target_acceptance)
+        name = type(self).__name__
+        optional_positive(name, "step_size", self.step_size)
+        check_metric(name, self.metric)
+        fraction(name, "target_acceptance", self.target_acceptance)
 
     def check(self, problem) -> None:
         check_target("RandomWalk", problem)
+        self._check_walk(problem, problem.dim)
+
+    def _check_walk(self, problem: Target, dim: int) -> None:
+        """Raise :class:`ArgumentError` unless step sizes and metric suit a walk of ``dim`` coordinates."""
         self.check_batch(problem.batch_shape, "step_size")
-        metric_in_use(self.metric).check("RandomWalk", problem.batch_shape, problem.dim)
+        metric_in_use(self.metric).check(type(self).__name__, problem.batch_shape, dim)
 
     def tuning(self, problem: Target) -> Tuning:
         return Tuning(
@@ -61,11 +65,20 @@ class RandomWalk(Settings):
 
     def step(self, problem: Target, state: Point, rng: torch.Generator) -> tuple[Point, Info]:
         step_size = given_step_size(self.step_size, state.energy)
-        noise = metric_in_use(self.metric).velocity(draw_momentum(state.position, rng))
-        there = point_at(problem, state.position + step_size.unsqueeze(-1) * noise)
-        point, probability, status = metropolis(state, there, 0.0, rng)
-        tuning = Trial(step_size, position=point.position)
+        there, log_hastings = self._propose(problem, state.position, step_size, rng)
+        point, probability, status = metropolis(state, point_at(problem, there), log_hastings, rng)
+        tuning = Trial(step_size, position=self._walking(problem, point.position))
         return point, Info(probability, status, point.energy, stats={"step_size": step_size}, tuning=tuning)
+
+    def _propose(
+        self, problem: Any, x: Tensor, step_size: Tensor, rng: torch.Generator
+    ) -> tuple[Tensor, Tensor | float]:
+        """Proposals for positions, and ``log q(x | x') - log q(x' | x)``."""
+        return x + step_size.unsqueeze(-1) * metric_in_use(self.metric).velocity(draw_momentum(x, rng)), 0.0
+
+    def _walking(self, problem: Any, x: Tensor) -> Tensor:
+        """The coordinates of positions that walk."""
+        return x
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +96,8 @@ class Independence(Settings):
     proposal: Any = None
 
     def __post_init__(self):
-        if self.proposal is not None and (isinstance(self.proposal, type) or not isinstance(self.proposal, Density)):
-            raise ArgumentError(
-                f"Independence(proposal={shown(self.proposal)}): must be a density with dim, sample and log_prob, such "
-                "as dgm.StandardNormal(2)"
-            )
+        if self.proposal is not None:
+            check_density("Independence", "proposal", self.proposal)
 
     def check(self, problem) -> None:
         check_target("Independence", problem)
@@ -108,7 +118,8 @@ class Independence(Settings):
         return point_at(problem, position)
 
     def step(self, problem: Target, state: Point, rng: torch.Generator) -> tuple[Point, Info]:
-        there = point_at(problem, self._draw(problem, state.position, rng))
+        x = state.position
+        there = point_at(problem, drawn(self._proposal(problem), tuple(x.shape[:-1]), rng).to(x))
         point, probability, status = metropolis(state, there, self.log_hastings(problem, state, there), rng)
         return point, Info(probability, status, point.energy)
 
@@ -123,8 +134,8 @@ class Independence(Settings):
         assert proposal is not None
         return proposal
 
-    def _draw(self, problem: Target, like: Tensor, rng: torch.Generator) -> Tensor:
-        proposal = self._proposal(problem)
-        # a density per problem draws for all of them
-        lead = tuple(like.shape[:1] if hasattr(proposal, "batch_shape") else like.shape[:-1])
-        return proposal.sample(lead, generator=rng).to(like)
+
+def drawn(density: Density, lead: tuple[int, ...], rng: torch.Generator) -> Tensor:
+    """Draws ``[*lead, D]``, with ``lead`` that of chains and problems; a density per problem draws for all of them."""
+    own = getattr(density, "batch_shape", ())
+    return density.sample(lead[: len(lead) - len(own)], generator=rng)

@@ -2,21 +2,15 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..arguments import fraction, function, optional_positive, whole_number
-from ..arguments.shown import shown
+from ..arguments import function, whole_number
 from ..errors import ArgumentError, cause
-from ..settings import Settings
-from ..target import Block, Density, Target
-from .hamiltonian import draw_momentum, given_step_size
-from .kernel import Info, Trial
-from .metrics import Metric, check_metric, metric_in_use, open_metric
-from .points import Point, metropolis, point_at
-from .tuning import Tuning
+from ..target import Block, Density, Target, check_density
+from .metropolis import RandomWalk, drawn
 
 __all__ = ["PseudoMarginal", "PseudoMarginalMH", "Uniform"]
 
@@ -70,9 +64,7 @@ class PseudoMarginal(Target):
     ):
         function("PseudoMarginal", "log_estimate", log_estimate, "lambda x, u: log_likelihood(x, u)")
         for name, density in (("prior", prior), ("noise", noise)):
-            if isinstance(density, type) or not isinstance(density, Density):
-                example = "StandardNormal(2)"
-                raise ArgumentError(f"PseudoMarginal({name}={shown(density)}): must be a density, such as {example}")
+            check_density("PseudoMarginal", name, density)
         super().__init__(None, prior.dim + noise.dim, batch_shape)
         self.log_estimate, self.x_prior, self.noise = log_estimate, prior, noise
         self._check_estimates()
@@ -99,7 +91,7 @@ class PseudoMarginal(Target):
 
     def initial_draws(self, n, rng):
         """Draws of the prior and of the noise."""
-        return torch.cat([_draw(d, (n, *self.batch_shape), rng) for d in (self.x_prior, self.noise)], -1)
+        return torch.cat([drawn(d, (n, *self.batch_shape), rng) for d in (self.x_prior, self.noise)], -1)
 
     def _check_estimates(self) -> None:
         points = self.initial_draws(_PROBES, torch.Generator().manual_seed(0))
@@ -120,14 +112,8 @@ class PseudoMarginal(Target):
                 )
 
 
-def _draw(density: Density, lead: tuple[int, ...], rng: torch.Generator) -> Tensor:
-    # a density per problem draws for all of them
-    own = getattr(density, "batch_shape", ())
-    return density.sample(lead[: len(lead) - len(own)], generator=rng)
-
-
 @dataclass(frozen=True, eq=False)
-class PseudoMarginalMH(Settings):
+class PseudoMarginalMH(RandomWalk):
     """Pseudo-marginal Metropolis-Hastings: a random walk of x with fresh noise for every proposal (math 8.13).
 
     The estimate at the present point is kept. Chains stick where it is by chance far too large: an estimate whose log
@@ -140,43 +126,20 @@ class PseudoMarginalMH(Settings):
             less than a random walk's, since noise alone rejects proposals too.
     """
 
-    step_size: float | Tensor | None = None
-    metric: str | Metric = "low_rank"
     target_acceptance: float = 0.15
-
-    def __post_init__(self):
-        optional_positive("PseudoMarginalMH", "step_size", self.step_size)
-        check_metric("PseudoMarginalMH", self.metric)
-        fraction("PseudoMarginalMH", "target_acceptance", self.target_acceptance)
 
     def check(self, problem) -> None:
         if not isinstance(problem, PseudoMarginal):
             raise ArgumentError(
                 f"PseudoMarginalMH samples a PseudoMarginal, not a {type(problem).__name__}: use RandomWalk"
             )
-        self.check_batch(problem.batch_shape, "step_size")
-        metric_in_use(self.metric).check("PseudoMarginalMH", problem.batch_shape, problem.x_prior.dim)
+        self._check_walk(problem, problem.x_prior.dim)
 
-    def tuning(self, problem: PseudoMarginal) -> Tuning:
-        return Tuning(
-            step_size=self.step_size is None,
-            metric=open_metric(self.metric),
-            target_acceptance=self.target_acceptance,
-        )
+    def _propose(self, problem: Any, x, step_size, rng):
+        x, u = problem.split(x)
+        moved, _ = super()._propose(problem, x, step_size, rng)
+        fresh = drawn(problem.noise, tuple(x.shape[:-1]), rng).to(x)
+        return torch.cat([moved, fresh], -1), problem.noise.log_prob(u) - problem.noise.log_prob(fresh)
 
-    def probe(self, step_size: Tensor, n_steps: int) -> Self:
-        return self.replace(step_size=step_size)
-
-    def init(self, problem: PseudoMarginal, position: Tensor) -> Point:
-        return point_at(problem, position)
-
-    def step(self, problem: PseudoMarginal, state: Point, rng: torch.Generator) -> tuple[Point, Info]:
-        x, u = problem.split(state.position)
-        step_size = given_step_size(self.step_size, state.energy)
-        moved = x + step_size.unsqueeze(-1) * metric_in_use(self.metric).velocity(draw_momentum(x, rng))
-        fresh = _draw(problem.noise, tuple(x.shape[:-1]), rng).to(x)
-        there = point_at(problem, torch.cat([moved, fresh], -1))
-        log_hastings = problem.noise.log_prob(u) - problem.noise.log_prob(fresh)
-        point, probability, status = metropolis(state, there, log_hastings, rng)
-        tuning = Trial(step_size, position=problem.split(point.position)[0])
-        return point, Info(probability, status, point.energy, stats={"step_size": step_size}, tuning=tuning)
+    def _walking(self, problem: Any, x):
+        return problem.split(x)[0]

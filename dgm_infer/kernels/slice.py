@@ -49,8 +49,8 @@ def narrowed(low: Tensor, high: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
 
 def _shrink(line: Slice, here: Point, low: Tensor, high: Tensor, evaluations: Tensor, rng: torch.Generator):
     """Uniform draws from the bracket, narrowed after each that is outside the slice; the new points and Info."""
-    point, active, failed = here, torch.ones_like(here.energy, dtype=torch.bool), torch.zeros_like(here.energy)
-    failed = failed.bool()
+    point, active = here, torch.ones_like(here.energy, dtype=torch.bool)
+    failed = ~active
     for _ in range(_MOST_SHRINKS):
         uniform = torch.rand(low.shape, generator=rng, dtype=low.dtype, device=low.device)
         t = low + (high - low) * uniform

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import choice, optional_positive, positive, whole_number
+from ..arguments import choice, positive, whole_number
 from ..conditioning.soft import KERNELS
 from ..settings import Settings
 from .rejection import ABCRejection
@@ -79,7 +79,7 @@ class ABCMCMC(Settings):
         choice("ABCMCMC", "kernel", self.kernel, tuple(KERNELS))
         whole_number("ABCMCMC", "chains", self.chains, 2)
         whole_number("ABCMCMC", "warmup", self.warmup, 0)
-        optional_positive("ABCMCMC", "scale", self.scale)
+        positive("ABCMCMC", "scale", self.scale)
         whole_number("ABCMCMC", "max_simulations", self.max_simulations)
 
     def run(self, simulation: Simulation, draws: int, rng: torch.Generator) -> Found:

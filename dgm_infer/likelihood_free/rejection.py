@@ -6,11 +6,10 @@ from dataclasses import dataclass
 import torch
 
 from ..arguments import choice, positive, whole_number
-from ..arguments.shown import shown
 from ..conditioning.soft import KERNELS
 from ..errors import ArgumentError
 from ..settings import Settings
-from ..target import Density
+from ..target import Density, check_density
 from .result import Found, equal_weights, nothing_accepted
 from .simulation import Simulation
 
@@ -73,10 +72,8 @@ class ABCImportance(Settings):
     def __post_init__(self):
         positive("ABCImportance", "tolerance", self.tolerance)
         choice("ABCImportance", "kernel", self.kernel, tuple(KERNELS))
-        if self.proposal is not None and (isinstance(self.proposal, type) or not isinstance(self.proposal, Density)):
-            raise ArgumentError(
-                f"ABCImportance(proposal={shown(self.proposal)}): must be a density, such as StandardNormal(2)"
-            )
+        if self.proposal is not None:
+            check_density("ABCImportance", "proposal", self.proposal)
 
     def run(self, simulation: Simulation, draws: int, rng: torch.Generator) -> Found:
         proposal = simulation.prior if self.proposal is None else self.proposal

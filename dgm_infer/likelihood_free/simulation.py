@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 
 from ..arguments import choice, finite, function, whole_number
-from ..arguments.shown import shown
 from ..errors import ArgumentError, ModelError, cause
-from ..target import Density
+from ..target import Density, check_density
 
 __all__ = ["Simulation"]
 
@@ -51,8 +50,7 @@ class Simulation:
         memory: int = 2**28,
     ):
         self._simulate = function("Simulation", "simulate", simulate, "lambda z, rng: z + torch.randn(...)")
-        if isinstance(prior, type) or not isinstance(prior, Density):
-            raise ArgumentError(f"Simulation(prior={shown(prior)}): must be a density, such as StandardNormal(2)")
+        check_density("Simulation", "prior", prior)
         self.prior, self.dim = prior, prior.dim
         self._library = choice("Simulation", "library", library, ("torch", "numpy"))
         y = finite("Simulation", "observed", observed, torch.float64)

@@ -6,6 +6,8 @@ import warnings
 import torch
 from torch import Tensor
 
+from ..arguments.shown import of_problems
+
 __all__ = ["Response"]
 
 
@@ -87,8 +89,7 @@ class Response:
         if not self._plateau.any():
             return
         first = int(self._plateau.reshape(-1).nonzero()[0])
-        others = int(self._plateau.sum()) - 1
-        where = f" of problem {first}" + (f" and {others} others" if others else "") if self._plateau.ndim else ""
+        where = of_problems(self._plateau)
         acceptance, floor = self._acceptance.reshape(-1)[first], self.floor.reshape(-1)[first]
         warnings.warn(
             f"warm-up stopped shrinking steps at {floor:.2g}: acceptance{where} stays at about {acceptance:.2f}, "

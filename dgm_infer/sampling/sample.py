@@ -43,10 +43,9 @@ def sample(
     Args:
         problem: a :class:`Fibre`, a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``.
         kernel: None for :class:`HMC` on a target (:class:`EllipticalSlice` if it has no gradient), and on a fibre
-            :class:`ConstrainedHMC`, or :class:`LiftedHMC` if the
-            model's noise is additive and normal and a short pilot finds it cheaper per effective draw
-            (:func:`~dgm_infer.sampling.pilot.pick_kernel`); the pilot has its own random numbers, so that the draws are
-            those of the kernel that it picks, which is in ``Draws.kernel``.
+            :class:`ConstrainedHMC`, or :class:`LiftedHMC` if the model's noise is additive and normal and a short pilot
+            finds it cheaper per effective draw (:func:`~dgm_infer.sampling.pilot.pick_kernel`); the pilot has its own
+            random numbers, so that the draws are those of the kernel that it picks, which is in ``Draws.kernel``.
         chains: chains per problem of the batch.
         warmup: iterations that adapt the kernel and are not kept. With 0, an open step size is only searched for at the
             starting points.

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments.shown import of_problems
 from ..conditioning.fibre import Fibre
 from ..kernels.hamiltonian import MAX_STEPS
 from .draws import Draws
@@ -47,7 +48,7 @@ def verdict(draws: Draws, problem: Any, stayed: Tensor, transitions: int, adapte
         if (share > _LONGEST).any():
             yield (
                 f"trajectories are at their longest, {most} steps, in {_percent(share.max())} of the transitions"
-                f"{_where(share > _LONGEST)}: steps are far smaller than the posterior: see metric=, or rescale"
+                f"{of_problems(share > _LONGEST)}: steps are far smaller than the posterior: see metric=, or rescale"
             )
     if adapted and draws.inputs is not None:
         inputs = draws.inputs.flatten(0, 1)
@@ -56,7 +57,8 @@ def verdict(draws: Draws, problem: Any, stayed: Tensor, transitions: int, adapte
         collapsed = stats["step_size"].amax((0, 1)) < _COLLAPSED * spread
         if collapsed.any():
             smallest = stats["step_size"].min().item()
-            yield f"the step size collapsed to {smallest:.1g}{_where(collapsed)}: no step is accepted, however small"
+            where = of_problems(collapsed)
+            yield f"the step size collapsed to {smallest:.1g}{where}: no step is accepted, however small"
     tolerance = getattr(draws.kernel, "relative_tolerance", None)
     if isinstance(problem, Fibre) and tolerance is not None and "constraint_error" in stats:
         error = stats["constraint_error"]
@@ -70,7 +72,7 @@ def _most_steps(kernel: Any) -> int | None:
 
 def _stuck(stats: dict[str, Tensor], stayed: Tensor) -> Iterator[str]:
     failures = {name: stats[name].double().mean(1)[stayed].mean().item() for name in _FAILURES if name in stats}
-    line = f"{int(stayed.sum())} of {stayed.numel()} chains never moved{_where(stayed.any(0))}"
+    line = f"{int(stayed.sum())} of {stayed.numel()} chains never moved{of_problems(stayed.any(0))}"
     worst = max(failures, key=lambda name: failures[name], default=None)
     if worst is not None and failures[worst] > 0.5:
         what, remedy = _FAILURES[worst]
@@ -85,8 +87,8 @@ def _off_fibre(error: Tensor, inputs: Tensor | None, problem: Fibre, tolerance: 
     if off.any():
         yield (
             f"draws miss the observation by {worst[off].max().item():.2g}, more than the tolerance "
-            f"{tolerance[off].max().item():.2g}{_where(off)}: the starting points were not on the fibre, or the model "
-            "computes a row from the other rows of its batch"
+            f"{tolerance[off].max().item():.2g}{of_problems(off)}: the starting points were not on the fibre, or the "
+            "model computes a row from the other rows of its batch"
         )
         return
     if inputs is None:
@@ -94,23 +96,15 @@ def _off_fibre(error: Tensor, inputs: Tensor | None, problem: Fibre, tolerance: 
     # the last draw of one chain after the other, in a batch of its own
     alone = torch.stack([problem.constraint_error(chain[-1:])[0] for chain in inputs[:2]]).amax(0)
     if (lost := alone.isnan()).any():
-        yield f"the model's outputs are NaN at draws, where they were not before{_where(lost)}: check the model"
+        yield f"the model's outputs are NaN at draws, where they were not before{of_problems(lost)}: check the model"
         return
     off = alone > _ALONE * tolerance
     if off.any():
         yield (
             f"draws that are evaluated without the other chains miss the observation by {alone[off].max().item():.2g}"
-            f"{_where(off)}: the model or the operator computes a row from the other rows of its batch, or draws "
+            f"{of_problems(off)}: the model or the operator computes a row from the other rows of its batch, or draws "
             "random numbers"
         )
-
-
-def _where(problems: Tensor) -> str:
-    """`` of problem 2 and 5 others``; nothing for a run of one problem."""
-    if problems.ndim == 0:
-        return ""
-    numbers = problems.reshape(-1).nonzero().flatten().tolist()
-    return f" of problem {numbers[0]}" + (f" and {len(numbers) - 1} others" if len(numbers) > 1 else "")
 
 
 def _percent(share: Tensor | float) -> str:
