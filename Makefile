@@ -45,7 +45,7 @@ test-slow: $(INSTALLED)
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/pyright & packages=$$!; $(VENV)/bin/pyright --project pyright-tests.json && wait $$packages
+	$(VENV)/bin/pyright & packages=$$!; $(VENV)/bin/pyright --project pyright-tests.json; tests=$$?; wait $$packages && exit $$tests
 
 docs: $(INSTALLED)
 	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --editable ".[docs]"

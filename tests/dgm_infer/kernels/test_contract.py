@@ -14,6 +14,7 @@ from dgm_infer.conditioning.soft import InputPosterior
 from dgm_infer.errors import ArgumentError, Status
 from dgm_infer.kernels import Kernel
 from dgm_infer.kernels.tuning import Tunable
+from tests.gradient_free_oracles import gaussian_latent
 from tests.kernels import CarelessWalk, RandomWalk, Wanderer
 from tests.oracles import (
     FLOAT,
@@ -24,7 +25,6 @@ from tests.oracles import (
     assert_refuted,
     correlated_gaussian,
     ellipse,
-    gaussian_latent,
     linear_gaussian,
     soft_gaussian,
 )

@@ -11,7 +11,7 @@ from dgm_infer.errors import ArgumentError
 from dgm_infer.kernels import slice as slices
 from dgm_infer.kernels.points import Point
 from dgm_infer.target import Block
-from tests import oracles
+from tests.gradient_free_oracles import Coin, Cube, TwoModes, coin, cube, two_modes
 from tests.oracles import FLOAT, Ellipse, correlated_gaussian, funnel
 from tests.quick import marks
 
@@ -31,9 +31,9 @@ WIDE = dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 3.0)
 ORACLES: dict[str, Any] = {
     "gaussian": correlated_gaussian,
     "funnel": funnel,
-    "two modes": oracles.two_modes,
-    "cube": oracles.cube,
-    "coin": oracles.coin,
+    "two modes": two_modes,
+    "cube": cube,
+    "coin": coin,
 }
 PAIRS = {
     ("gaussian", "RandomWalk"): dgm.RandomWalk(),
@@ -66,7 +66,7 @@ QUICK = [
 def dispersed(problem, chains):
     """Starts three times as wide as the target's own, but on the cube, where they are uniform."""
     draws = problem.start(chains, torch.Generator().manual_seed(4)).to(FLOAT)
-    return draws if isinstance(problem, oracles.Cube) else 3 * draws
+    return draws if isinstance(problem, Cube) else 3 * draws
 
 
 @pytest.mark.parametrize("pair", [pytest.param(p, id=" ".join(p), marks=marks(p in QUICK)) for p in PAIRS])
@@ -172,7 +172,7 @@ def test_evaluations_of_slices_are_counted():
 
 
 def test_a_block_leaves_the_other_coordinates_and_reports_under_its_name():
-    class Named(oracles.TwoModes):
+    class Named(TwoModes):
         @property
         def blocks(self):
             return {"place": Block(0, 1), "noise": Block(1, 2)}
@@ -204,12 +204,15 @@ def test_points_that_nothing_accepts_keep_a_slice_where_it_is():
         (lambda: dgm.LinearSlice(max_steps=0), "max_steps=0"),
         (lambda: dgm.EllipticalSlice(scale=-1.0), "scale=-1"),
         (lambda: dgm.Independence(2.0), "proposal=2.0"),  # type: ignore[arg-type]
-        (lambda: dgm.Independence().check(oracles.Coin()), "does not know its prior"),
-        (lambda: dgm.Independence(WIDE).check(oracles.Cube()), "of 2 coordinates"),
+        (lambda: dgm.Independence().check(Coin()), "does not know its prior"),
+        (lambda: dgm.Independence(WIDE).check(Cube()), "of 2 coordinates"),
         (lambda: dgm.Alternating(dgm.RandomWalk), "first="),  # type: ignore[arg-type]
-        (lambda: dgm.Alternating(blocks=("noise", "target")).check(oracles.Coin()), "'noise'"),
-        (lambda: dgm.Alternating(blocks=((0, 1), (1, 3))).check(oracles.Coin()), r"\(1, 3\)"),
-        (lambda: dgm.Alternating(dgm.RandomWalk(), dgm.RandomWalk()).check(oracles.Coin()), "one step size"),
+        (lambda: dgm.Alternating(blocks=("noise", "target")).check(Coin()), "'noise'"),
+        (lambda: dgm.Alternating(blocks=((0, 1), (1, 3))).check(Coin()), r"\(1, 3\)"),
+        (
+            lambda: dgm.Alternating(dgm.RandomWalk(), dgm.RandomWalk()).check(Coin()),
+            "one step size",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(make, named):

@@ -15,7 +15,6 @@ from dgm_infer.kernels.integrators import CIRCULAR, STRAIGHT, Flow, PhasePoint, 
 from tests.dgm_infer.kernels.quartic import CHAINS, QUARTIC, leapfrog_start, slope
 from tests.models import Bent, BentPairs, Stretched
 from tests.oracles import FLOAT, Ellipse, Wave, linear_gaussian_model, trusted, without_reverse_check
-from tests.quick import cases, some
 
 TOLERANCE = 1e-12
 
@@ -402,53 +401,3 @@ def test_a_step_preserves_the_area_of_phase_space(curve, flow):
 @pytest.mark.parametrize("curve", CURVES, ids=["ellipse", "wave"])
 def test_control_without_the_multiplier_in_the_momentum_a_step_does_not(curve):
     assert (area_factors(curve, without_multiplier()) - 1).abs().max() > 1e-2
-
-
-# ------------------------------------------------------------------------------------------- the shorter reverse check
-
-
-def statuses(fibre, solvers, step_size, reversal_tolerance=1e-4, whole=False, n=2000):
-    """The outcome of one step per row, with reverse solves that stop where they contract, or run to the tolerance."""
-    flat, rng = fibre.rows(n), torch.Generator().manual_seed(41)
-    u = fibre.start(n, rng, tolerance=1e-8)
-    here = flat.linearise(u)
-    p = here.jacobian.tangent(torch.randn(u.shape, generator=rng, dtype=FLOAT))
-    solve = partial(project, tolerance=torch.full((n,), 1e-8, dtype=FLOAT), solvers=solvers)
-
-    def to_the_end(fibre, v, base, *, active, **_):
-        return solve(fibre, v, base, active=active)
-
-    step = torch.full((n,), step_size, dtype=FLOAT)
-    return geodesic(flat, u, p, here, step, 1, 1, to_the_end if whole else solve, reversal_tolerance).status
-
-
-HARD = {
-    "wave": (Wave, [0.0], 0.7),
-    "steep wave": (lambda: Wave(1.0, 4.0), [0.0], 0.5),
-    "dense": (lambda: Bent("dense"), [0.8] * 5, 2.5),
-}
-
-
-EARLY = {
-    "quasi_newton": (("quasi_newton", "newton"),),
-    "broyden": (("broyden", "newton"),),
-    "newton": (("newton", "broyden"),),
-}
-
-
-@pytest.mark.parametrize("name", some(HARD, ["wave"]))
-@pytest.mark.parametrize("solvers", cases(EARLY, quick=("quasi_newton",)))
-def test_a_reverse_solve_that_stops_early_decides_as_one_that_does_not(name, solvers):
-    model, y, step_size = HARD[name]
-    fibre = dgm.condition(model(), y)
-    whole = statuses(fibre, solvers, step_size, whole=True)
-    # all outcomes, in numbers that mean something
-    assert (whole == Status.OK).sum() > 200
-    assert (whole == Status.REVERSAL_FAILED).sum() > 20
-    assert torch.equal(statuses(fibre, solvers, step_size), whole)
-
-
-def test_control_contraction_far_from_a_root_says_little_about_the_one_that_is_reached():
-    fibre, solvers = dgm.condition(Wave(), [0.0]), ("broyden", "newton")
-    whole = statuses(fibre, solvers, 0.7, reversal_tolerance=0.5, whole=True)
-    assert not torch.equal(statuses(fibre, solvers, 0.7, reversal_tolerance=0.5), whole)

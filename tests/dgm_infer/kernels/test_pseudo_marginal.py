@@ -1,13 +1,15 @@
 """Pseudo-marginal kernels on posteriors that are known, by every estimator; and what a wrong estimator does."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
 import dgm_infer as dgm
 from dgm_infer.errors import ArgumentError
-from tests.oracles import FLOAT, gaussian_latent
+from tests.gradient_free_oracles import gaussian_latent
+from tests.oracles import FLOAT
 from tests.quick import marks
 
 METHODS = {
@@ -53,7 +55,7 @@ def test_control_an_estimate_that_is_drawn_afresh_at_every_step_is_noticed():
     """The mistake: the estimate at the present point is not the one that it was accepted with."""
 
     class Forgetful(dgm.PseudoMarginalMH):
-        def step(self, problem, state, rng):
+        def step(self, problem: Any, state, rng):
             x, u = problem.split(state.position)
             fresh = torch.randn(u.shape, generator=rng, dtype=u.dtype)
             return super().step(problem, self.init(problem, torch.cat([x, fresh], -1)), rng)
