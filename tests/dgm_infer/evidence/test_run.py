@@ -12,7 +12,7 @@ from dgm_infer.evidence.path import AnnealedPath
 from dgm_infer.evidence.tempering.gibbs import _GibbsChain
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT
-from tests.quick import cases
+from tests.quick import cases, some
 
 QUICK = {
     "AIS": dgm.AIS(30, pilot_temperatures=20),
@@ -38,7 +38,7 @@ def run(target, base, method, **settings):
 
 @every_method
 def test_results_have_the_batchs_shape_whatever_it_is(method):
-    for batch in ((), (1,), (2, 3)):
+    for batch in ((), (2, 3)):
         known = known_gaussian(3, batch)
         estimate = run(known.target, known.base, method)
         for value in (estimate.log_z, estimate.std_error, estimate.bias, estimate.diagnostics["ess"]):
@@ -264,7 +264,7 @@ class HalfPlane(dgm.Target):
         return energy + torch.where(x.sum(-1) > 0, 0.0, self.outside)
 
 
-@pytest.mark.parametrize("outside", [math.inf, math.nan, -math.inf])
+@pytest.mark.parametrize("outside", some((math.inf, math.nan, -math.inf), quick=(math.nan,)))
 @pytest.mark.parametrize("method", [dgm.AIS(20), dgm.ImportanceSampling(500)], ids=lambda m: type(m).__name__)
 def test_weights_that_are_not_finite_count_as_zero(method, outside):
     base = dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 1.2)
@@ -427,13 +427,13 @@ def test_the_defaults_take_as_many_gradients_as_their_docstring_says():
         assert all(str(n) in (method.__doc__ or "").replace(" ", "") for n in (2537, 536))
 
 
-def test_one_chain_has_an_estimate_and_no_standard_error():
+@pytest.mark.parametrize("method", cases(QUICK, ("AIS", "Gibbs tempering", "SMC", "ELBO")))
+def test_one_chain_has_an_estimate_and_no_standard_error(method):
     known = known_gaussian(2)
-    for method in QUICK.values():
-        estimate = run(known.target, known.base, method, chains=1)
-        assert estimate.log_z.isfinite()
-        assert estimate.std_error.isnan()
-        assert all(end.isnan() for end in estimate.interval())
+    estimate = run(known.target, known.base, method, chains=1)
+    assert estimate.log_z.isfinite()
+    assert estimate.std_error.isnan()
+    assert all(end.isnan() for end in estimate.interval())
 
 
 def test_a_progress_bar_shows_the_running_estimate(capsys):

@@ -185,7 +185,7 @@ def test_control_projecting_to_the_nearest_point_does_not_return():
 
 def energy_slope_on_a_fibre(fibre, flow):
     flat, u, p, here = geodesic_start(fibre)
-    counts, ends = (8, 16, 32), []
+    counts, ends = (6, 12, 24), []
     for n in counts:
         step = torch.full((CHAINS,), 0.6 / n, dtype=FLOAT)
         ends.append(geodesic(flat, u, p, here, step, n, 2, solver_named("quasi_newton", flat), 1e-5, flow=flow))
@@ -275,7 +275,7 @@ def test_rows_of_different_numbers_of_steps_go_along_the_fibre_as_each_does_alon
     p[7] *= 1e6
     together = geodesic(flat, u, p, here, step, n_steps, 2, solver_named("newton", flat), 1e-6, flow=flow)
     assert together.status[7] != Status.OK
-    for row in (0, 5, 7, 11, 22, 29):
+    for row in (0, 7, 29):
         only = torch.tensor([row])
         one = flat.take(only)
         there = type(here)(here.jacobian[only], *(tensor[only] for tensor in here[1:]))

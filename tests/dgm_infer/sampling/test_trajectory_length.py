@@ -247,7 +247,7 @@ QUICK = [k for k in KERNELS if isinstance(k, dgm.HMC)] + [dgm.ConstrainedHMC(ste
 
 
 @pytest.mark.parametrize("kernel", some(KERNELS, QUICK))
-@pytest.mark.parametrize("warmup", [0, 20])
+@pytest.mark.parametrize("warmup", [0, 8])
 def test_what_is_left_open_is_filled_in_and_what_is_given_is_kept(kernel, warmup):
     problem = problem_for(kernel)
     initial = problem.start(4, torch.Generator().manual_seed(123))
