@@ -30,7 +30,7 @@ class Linearisation(NamedTuple):
     energy: Tensor
     """``phi(u) = -log p_u(u) + log|J J^T| / 2``, ``[...]``."""
     gradient: Tensor
-    """``grad phi``, ``[..., D]``."""
+    """``grad phi``, ``[..., D]``; of a fibre without Gram force ``-grad log p_u``."""
     constraint_error: Tensor
     """``max|c|``, ``[...]``, each constraint in its unit."""
 
@@ -45,7 +45,8 @@ class Fibre:
     Args:
         observed: the model through its observation operator.
         values: ``[*batch, Dy]`` observed values.
-        coarse: the observed model in float32, which Jacobians are computed with; None for ``observed`` itself.
+        coarse: the observed model in float32, which derivatives are computed with; None for ``observed`` itself.
+        gram_force: whether the gradient of the energy has its Gram term.
     """
 
     can_complete = True
@@ -57,17 +58,18 @@ class Fibre:
         values: Tensor,
         compiler: "Compiler | None" = None,
         coarse: ObservedModel | None = None,
+        gram_force: bool = True,
     ):
         self.observed = observed
         self._coarse = coarse
+        self._gram_force = gram_force
         self.values = values
         self.batch_shape = values.shape[:-1]
         self.dim = observed.dim
         self.structure = observed.structure if observed.structure.pays(values.shape[-1]) else Dense()
         self._compiler = compiler
         self._rows: tuple[int, Fibre] | None = None
-        self._compiled: Fibre | None = None
-        self._with_coarse: Fibre | None = None
+        self._variants: dict[str, Fibre] = {}
 
     @property
     def model(self):
@@ -81,7 +83,7 @@ class Fibre:
     @cached_property
     def marginal(self) -> NoiseMarginal | None:
         """The posterior of the global inputs, if the local ones are additive normal noise, else None."""
-        return NoiseMarginal.of(self.observed, self.values)
+        return NoiseMarginal.of(self.observed, self.values, self._coarse)
 
     @property
     def scale(self) -> Tensor:
@@ -106,23 +108,32 @@ class Fibre:
 
     def compiled(self) -> "Fibre":
         """The same fibre with its inner functions compiled by ``torch.compile``, each on first use."""
-        if self._compiled is None:
-            from .compilation import Compiler
+        from .compilation import Compiler
 
-            self._compiled = type(self)(self.observed, self.values, Compiler(), self._coarse)
-        return self._compiled
+        return self._variant("compiled", lambda: {"compiler": Compiler()})
 
-    def with_float32_jacobians(self) -> "Fibre":
-        """The same fibre with Jacobians and their determinants from the model in float32 (math 3.8).
+    def with_float32_derivatives(self) -> "Fibre":
+        """The same fibre with Jacobians, their determinants and gradients from the model in float32 (math 3.8).
 
-        The constraint itself keeps its type.
+        The constraint itself, and energies without a Jacobian, keep their type.
         """
         if self._coarse is not None or self.values.dtype == torch.float32:
             return self
-        if self._with_coarse is None:
-            coarse = self.observed.to(torch.float32)
-            self._with_coarse = type(self)(self.observed, self.values, self._compiler, coarse)
-        return self._with_coarse
+        return self._variant("float32 derivatives", lambda: {"coarse": self.observed.to(torch.float32)})
+
+    def without_gram_force(self) -> "Fibre":
+        """The same fibre with the gradient of ``-log p_u`` alone in the place of that of the energy."""
+        return self._variant("no Gram force", lambda: {"gram_force": False}) if self._gram_force else self
+
+    def _variant(self, name: str, changes: Callable[[], dict[str, Any]]) -> "Fibre":
+        """The same problem in another way, made on first use."""
+        if name not in self._variants:
+            self._variants[name] = self._remade(self.observed, self.values, **changes())
+        return self._variants[name]
+
+    def _remade(self, observed: ObservedModel, values: Tensor, **changes: Any) -> "Fibre":
+        own = {"compiler": self._compiler, "coarse": self._coarse, "gram_force": self._gram_force}
+        return type(self)(observed, values, **own | changes)
 
     def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """``function(fibre, *arguments)`` without gradients, compiled if this fibre is.
@@ -160,12 +171,12 @@ class Fibre:
 
     def _with(self, values: Tensor, data: tuple[Any, ...]) -> "Fibre":
         coarse = self._coarse and self._coarse.with_data(tree_map(_to_float32, data))
-        return type(self)(self.observed.with_data(data), values, self._compiler, coarse)
+        return self._remade(self.observed.with_data(data), values, coarse=coarse)
 
     def heated(self, heat: Tensor | None) -> "Fibre":
         """The fibre of the same observations with local inputs that spread ``heat`` times as wide, ``[*batch]``."""
         coarse = self._coarse and self._coarse.heated(heat if heat is None else heat.float())
-        return type(self)(self.observed.heated(heat), self.values, self._compiler, coarse)
+        return self._remade(self.observed.heated(heat), self.values, coarse=coarse)
 
     def constraint(self, u: Tensor) -> Tensor:
         """``c(u)``: ``[..., *batch, D] -> [..., *batch, Dy]``."""
@@ -184,13 +195,15 @@ class Fibre:
         """Jacobian, energy and gradient at ``u``, from one evaluation of the Jacobian."""
         with torch.enable_grad():
             u = u.detach().requires_grad_()
-            value, entries = self.entries(u)
+            with torch.set_grad_enabled(self._gram_force):
+                value, entries = self.entries(u)
             jacobian = self.structure.factorise(tuple(e.detach() for e in entries))
             log_density = self.observed.log_density(u)
             # the gradient of this scalar is grad phi; its value is not phi
             scalar = -log_density.sum()
-            for weight, entry in zip(self._gram_cotangent(jacobian), entries, strict=True):
-                scalar = scalar + (weight * entry).sum()
+            if self._gram_force:
+                for weight, entry in zip(self._gram_cotangent(jacobian), entries, strict=True):
+                    scalar = scalar + (weight * entry).sum()
             (gradient,) = torch.autograd.grad(scalar, u)
         energy = self._gram_energy(jacobian) - log_density.detach()
         return Linearisation(jacobian, energy, gradient, value.detach().abs().amax(-1))

@@ -29,20 +29,28 @@ class NoiseMarginal(Target):
         values: ``[*batch, Dy]`` observed values.
         blocks: D if it does not depend on u1, ``[*batch, U, m, k]``, one block per independent unit; None to compute it
             at every position.
+        coarse: the observed model in float32, which gradients are computed with; None for ``observed`` itself.
     """
 
     standardised = True
 
-    def __init__(self, observed: ObservedModel, values: Tensor, blocks: Tensor | None = None):
+    def __init__(
+        self,
+        observed: ObservedModel,
+        values: Tensor,
+        blocks: Tensor | None = None,
+        coarse: ObservedModel | None = None,
+    ):
         self.observed = observed
         self.values = values
         self.model: Any = observed.model
         super().__init__(None, self.model.global_density.dim, tuple(values.shape[:-1]))
         self._n_local = observed.dim - self.dim
         self._blocks = blocks
+        self._coarse = coarse and type(self)(coarse, values.float(), blocks if blocks is None else blocks.float())
 
     @classmethod
-    def of(cls, observed: ObservedModel, values: Tensor) -> Self | None:
+    def of(cls, observed: ObservedModel, values: Tensor, coarse: ObservedModel | None = None) -> Self | None:
         """The marginal of a constraint; None unless it is linear in standard normal local inputs, with full row rank.
 
         That is tested at prior draws, with random numbers of its own. What holds there might fail elsewhere: a
@@ -75,7 +83,7 @@ class NoiseMarginal(Target):
             first = usable.to(torch.int8).argmax(0)[None, ..., None, None, None].expand(1, *blocks.shape[1:])
             one = blocks.gather(0, first)[0]
             differs = (blocks - one).abs().flatten(-3).amax(-1) > allowed
-        return cls(observed, values, None if (usable & differs).any() else one)
+        return cls(observed, values, None if (usable & differs).any() else one, coarse)
 
     @property
     def _units(self) -> Units:
@@ -90,8 +98,16 @@ class NoiseMarginal(Target):
     def energy_and_gradient(self, x):
         # distributions that check their parameters would raise for the whole batch where one trajectory has diverged
         finite = x.isfinite().all(-1)
-        energy, gradient = self._energy_and_gradient(torch.where(finite.unsqueeze(-1), x, 0.0))
+        x = torch.where(finite.unsqueeze(-1), x, 0.0)
+        if self._coarse is None:
+            energy, gradient = self._energy_and_gradient(x)
+        else:
+            with torch.no_grad():
+                energy, gradient = self.energy(x), self._coarse.gradient(x.float()).to(x)
         return torch.where(finite, energy, torch.nan), gradient
+
+    def gradient(self, x):
+        return super().gradient(x) if self._coarse is None else self._coarse.gradient(x.float()).to(x)
 
     def _energy_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self._blocks is None:

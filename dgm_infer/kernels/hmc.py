@@ -73,7 +73,7 @@ class HMC(Settings):
         n_steps, step_size, fraction = draw_schedule(self, math.inf, state.energy, rng)
         start = PhasePoint(state.position, momentum, state.energy, state.gradient)
         steps = constant_steps(self) or n_steps
-        end = leapfrog(energy_of(problem), start, step_size, steps, metric)
+        end = leapfrog(energy_of(problem), start, step_size, steps, metric, problem.gradient)
         h_old, h_new = start.hamiltonian, end.hamiltonian
         status = torch.full_like(h_old, int(Status.OK), dtype=torch.int8)
         accepted, probability, status = accept(h_old, h_new, status, rng)

@@ -59,7 +59,12 @@ def energy_of(target: Target) -> Evaluate:
 
 
 def leapfrog(
-    evaluate: Evaluate, start: PhasePoint, step_size: Tensor, n_steps: int | Tensor, metric: Metric = IDENTITY
+    evaluate: Evaluate,
+    start: PhasePoint,
+    step_size: Tensor,
+    n_steps: int | Tensor,
+    metric: Metric = IDENTITY,
+    gradient_alone: Callable[[Tensor], Tensor] | None = None,
 ) -> PhasePoint:
     """``n_steps`` steps of kick-drift-kick with adjacent half kicks merged.
 
@@ -69,14 +74,19 @@ def leapfrog(
         step_size: ``[...]``; negative to go backwards.
         n_steps: one number, or one per row, ``[...]``.
         metric: the inverse of the mass; momenta are those in which the kinetic energy is ``|p|^2 / 2``.
+        gradient_alone: the gradient at the points before the last; None to ``evaluate`` all.
     """
     step = step_size.unsqueeze(-1)
     position, energy, gradient, extra = start.position, start.energy, start.gradient, start.extra
     # a new tensor: it is updated in place
     momentum = start.momentum - 0.5 * step * metric.force(gradient)
-    for i in range(_longest(n_steps)):
+    longest = _longest(n_steps)
+    for i in range(longest):
         position = position + _drift(step, i, n_steps) * metric.velocity(momentum)
-        energy, gradient, extra = evaluate(position)
+        if gradient_alone is None or i == longest - 1:
+            energy, gradient, extra = evaluate(position)
+        else:
+            gradient = gradient_alone(position)
         momentum.sub_(_kick(step, i, n_steps) * metric.force(gradient))
     return PhasePoint(position, momentum, energy, gradient, extra)
 

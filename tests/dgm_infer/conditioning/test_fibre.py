@@ -23,7 +23,7 @@ def fibre(dtype=FLOAT):
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
 def test_float32_jacobians_are_those_of_the_model_to_rounding_and_nothing_else_is(compiled):
     exact = fibre()
-    coarse = exact.with_float32_jacobians()
+    coarse = exact.with_float32_derivatives()
     coarse = coarse.compiled() if compiled else coarse
     u = exact.start(6, torch.Generator().manual_seed(1)).reshape(-1, 8)
     rows, coarse_rows = exact.rows(6), coarse.rows(6)
@@ -41,13 +41,26 @@ def test_float32_jacobians_are_those_of_the_model_to_rounding_and_nothing_else_i
     assert not torch.equal(taken.jacobian(u[[3, 1]]).log_det, rows.jacobian(u).log_det[[3, 1]])
 
 
+def test_without_gram_force_the_gradient_is_that_of_the_density_and_nothing_else_changes():
+    exact = fibre()
+    u = exact.start(6, torch.Generator().manual_seed(1)).reshape(-1, 8)
+    rows = exact.without_gram_force().rows(6)
+    mine, theirs = (f.evaluate(type(f).linearise, u) for f in (rows, exact.rows(6)))
+    assert torch.equal(mine.energy, theirs.energy)
+    # of a standard normal density
+    torch.testing.assert_close(mine.gradient, u)
+    assert (theirs.gradient - u).abs().max() > 0.1
+    for other in (rows.take(torch.tensor([3, 1])), rows.with_float32_derivatives(), rows.heated(None)):
+        assert other.without_gram_force() is other
+
+
 def test_the_fibre_of_float32_positions_is_its_own():
     single = fibre(torch.float32)
-    assert single.with_float32_jacobians() is single
+    assert single.with_float32_derivatives() is single
 
 
 @pytest.mark.slow
-def test_chains_with_float32_jacobians_keep_the_constraint_in_float64_and_go_as_those_without():
+def test_chains_with_float32_derivatives_keep_the_constraint_in_float64_and_go_as_those_without():
     problem = fibre()
     start = problem.start(16, torch.Generator().manual_seed(1))
     coarse, exact = (

@@ -62,6 +62,36 @@ def test_draws_have_the_exact_posterior_on_the_fibre(make):
     assert draws.inputs.shape == (100, 40, *problem.batch_shape, problem.dim)
 
 
+def test_the_law_is_that_of_the_energies_whatever_the_gradients_are():
+    model = linear_gaussian_model()
+    oracle, other = linear_gaussian(model=model), linear_gaussian(model=generators.LinearGaussian(1.2 * model.weight))
+    kernel = dgm.LiftedHMC(float32_gradients=True)
+    draws = run(oracle.problem, kernel)
+    assert_agrees(oracle, draws)
+    # the control: gradients of another model were used, and moved the chains elsewhere
+    coarse = oracle.problem.with_float32_derivatives()
+    coarse._coarse = other.problem.observed.to(torch.float32)
+    wrong = run(coarse, kernel)
+    assert_agrees(oracle, wrong)
+    assert not torch.allclose(wrong.inputs, draws.inputs)
+
+
+def test_float32_gradients_are_those_of_the_model_to_rounding_and_energies_exactly_its_own():
+    fibre = linear_gaussian(masks=MASKS, problems=(2,)).problem
+    exact, coarse = fibre.marginal, fibre.with_float32_derivatives().marginal
+    x = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(3), dtype=FLOAT)
+    energy, gradient = exact.energy_and_gradient(x)
+    mine, rounded = coarse.energy_and_gradient(x)
+    torch.testing.assert_close(mine, energy, rtol=1e-14, atol=0)
+    torch.testing.assert_close(rounded, gradient, rtol=1e-4, atol=1e-5)
+    assert not torch.equal(rounded, gradient)
+    assert torch.equal(coarse.gradient(x), rounded)
+    x[1, 0, 0] = torch.nan
+    mine, _ = coarse.energy_and_gradient(x)
+    assert mine[1, 0].isnan()
+    assert mine.isnan().sum() == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trajectory", ["hmc", "nuts"])
 def test_either_trajectory_has_it_and_other_data_have_another(trajectory):
@@ -164,6 +194,8 @@ def test_warm_up_tunes_step_length_and_metric_per_problem():
         (lambda: dgm.LiftedHMC(trajectory="nuts", trajectory_length=1.0), "trajectory_length.*omit it"),
         (lambda: dgm.LiftedHMC(step_size=-1.0), r"LiftedHMC\(step_size=-1\)"),
         (lambda: dgm.LiftedHMC(tolerance=0.0), r"LiftedHMC\(tolerance=0"),
+        (lambda: dgm.LiftedHMC(trajectory="nuts", float32_gradients=True), "trees need the energy of every point"),
+        (lambda: dgm.LiftedHMC(float32_gradients=1), "float32_gradients=1"),
         (lambda: run(dgm.Target(lambda x: x.square().sum(-1), 2)), "not a Target: use HMC or NUTS"),
         (
             lambda: run(dgm.condition(Line(), [1.0])),

@@ -80,6 +80,14 @@ def test_the_ellipse_has_the_density_with_the_gram_term(way):
     assert_agrees(oracle, run(oracle.problem, step_size=0.3, **way))
 
 
+@pytest.mark.slow
+def test_without_gram_force_the_ellipse_has_the_same_density_at_a_lower_acceptance():
+    oracle = ellipse()
+    draws, other = (run(oracle.problem, step_size=0.3, gram_force=force) for force in (False, True))
+    assert_agrees(oracle, draws)
+    assert draws.stats["acceptance_rate"].mean() < other.stats["acceptance_rate"].mean() - 0.02
+
+
 @circular_first
 @pytest.mark.slow
 def test_inputs_need_not_be_normal(way):
