@@ -40,7 +40,7 @@ test: $(INSTALLED)
 	$(ONE_THREAD) $(PYTEST) -n 2 --dist loadfile -m "not slow"
 
 test-slow: $(INSTALLED)
-	$(ONE_THREAD) $(PYTEST) -n 2 --dist worksteal -m slow
+	$(ONE_THREAD) $(PYTEST) -n 2 --dist worksteal -m slow --durations=40
 
 lint: $(INSTALLED)
 	$(VENV)/bin/ruff check .

@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 
 from .reduced import ObservedModel
 
-__all__ = ["Kinks", "find_kinks"]
+__all__ = ["Kinks", "find_jump", "find_kinks", "named_kinks"]
 
 # Duration of the lines, that of a short trajectory: they move by this times a standard normal momentum.
 DURATION = 0.3
@@ -21,6 +22,10 @@ MOST_ROWS = 16
 CHUNK = 256
 # Acceptance that jumps must leave attainable for them to matter.
 HARMLESS = 0.9
+# Points of a line whose slopes are compared first, and times that the interval of the largest change is halved.
+NODES, HALVINGS = 9, 20
+# Share of a gradient by which it jumps from which a jump is said.
+LARGE = 0.3
 
 _WITH_KINKS = (
     nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Hardshrink, nn.Softshrink,
@@ -82,7 +87,47 @@ def find_kinks(reduced: ObservedModel, u: Tensor, rank: int) -> Kinks | None:
     acceptance = math.erfc(unseen / math.sqrt(8))
     if acceptance > HARMLESS or fine.median() < 0.5 * coarse.median():
         return None
-    return Kinks(unseen, acceptance, _named(reduced.model))
+    return Kinks(unseen, acceptance, named_kinks(reduced.model))
+
+
+@torch.enable_grad()
+def find_jump(outputs: Callable[[Tensor], Tensor], start: Tensor, end: Tensor) -> float | None:
+    """The largest jump of the Jacobian on lines between points, as a share of its size there; None if it is small.
+
+    Of one random combination of the outputs, the interval of 8 over which the gradient changes most is halved 20 times,
+    each time to the half of the larger change. The gradient of a smooth model then changes by next to nothing, that of
+    a model with ``abs``, ``max`` or a branch on its inputs by as much as at first.
+
+    Args:
+        outputs: the outputs, or the constraint: ``[n, D] -> [n, Dy]``.
+        start, end: ``[lines, D]``, points where they are finite.
+    """
+    rng = torch.Generator(start.device).manual_seed(7)
+    with torch.no_grad():
+        size = outputs(start[:1]).shape[-1]
+    weight = torch.randn(size, generator=rng, dtype=start.dtype, device=start.device)
+
+    def gradient(share: Tensor) -> Tensor:
+        """At shares ``[..., lines]`` of the lines: ``[..., lines, D]``."""
+        u = (start + share.unsqueeze(-1) * (end - start)).flatten(0, -2).requires_grad_()
+        (slope,) = torch.autograd.grad((outputs(u) @ weight).sum(), u)
+        return slope.reshape(*share.shape, -1)
+
+    nodes = torch.linspace(0, 1, NODES, dtype=start.dtype, device=start.device)
+    slopes = gradient(nodes[:, None].expand(-1, len(start)))
+    first = (slopes[1:] - slopes[:-1]).norm(dim=-1).nan_to_num(0, 0, 0).argmax(0)
+    low, high = nodes[first], nodes[first + 1]
+    at_low, at_high = (slopes.gather(0, at[None, :, None].expand(1, *start.shape))[0] for at in (first, first + 1))
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        between = gradient(middle)
+        left = (between - at_low).norm(dim=-1) > (at_high - between).norm(dim=-1)
+        low, high = torch.where(left, low, middle), torch.where(left, middle, high)
+        at_low = torch.where(left.unsqueeze(-1), at_low, between)
+        at_high = torch.where(left.unsqueeze(-1), between, at_high)
+    size = torch.maximum(at_low.norm(dim=-1), at_high.norm(dim=-1))
+    jump = ((at_high - at_low).norm(dim=-1) / size).nan_to_num(0, 0, 0).max().item()
+    return jump if jump > LARGE else None
 
 
 def _volumes(reduced: ObservedModel, u: Tensor, n_rows: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -109,6 +154,7 @@ def _volume(reduced: ObservedModel, u: Tensor, values: Tensor, rows: Tensor) -> 
     return volume.detach(), gradient
 
 
-def _named(model: nn.Module) -> str:
+def named_kinks(model: nn.Module) -> str:
+    """The model's modules that have kinks, with their numbers; empty if there are none."""
     found = Counter(type(module).__name__ for module in model.modules() if isinstance(module, _WITH_KINKS))
     return ", ".join(f"{n} {name}" for name, n in found.most_common())

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ..arguments.shown import of_problems
 from ..conditioning.fibre import Fibre
+from ..conditioning.kinks import find_jump
 from ..kernels.hamiltonian import MAX_STEPS
 from .draws import Draws
 
@@ -21,6 +22,9 @@ _LONGEST = 0.5
 _COLLAPSED = 1e-6
 # Constraint error of chains that are evaluated alone, in tolerances: rounding depends on the number of rows.
 _ALONE = 100
+# Share of failing transitions from which jumps of the Jacobian are looked for, and draws between which.
+_FAILING = 0.1
+_LINES = 8
 _FAILURES = {
     "diverging": ("the energy is not finite, or its error exceeds 1000", "check the density there, or start elsewhere"),
     "projection_failed": ("projections fail", "raise tolerance=, or give the model more noise"),
@@ -63,6 +67,8 @@ def verdict(draws: Draws, problem: Any, stayed: Tensor, transitions: int, adapte
     if isinstance(problem, Fibre) and tolerance is not None and "constraint_error" in stats:
         error = stats["constraint_error"]
         yield from _off_fibre(error, draws.inputs, problem, tolerance(error.dtype) * problem.scale)
+        if transitions >= _TRANSITIONS and draws.inputs is not None and len(draws.inputs) > 1:
+            yield from _jumps(stats, draws.inputs, problem)
 
 
 def _most_steps(kernel: Any) -> int | None:
@@ -104,6 +110,25 @@ def _off_fibre(error: Tensor, inputs: Tensor | None, problem: Fibre, tolerance: 
             f"draws that are evaluated without the other chains miss the observation by {alone[off].max().item():.2g}"
             f"{of_problems(off)}: the model or the operator computes a row from the other rows of its batch, or draws "
             "random numbers"
+        )
+
+
+def _jumps(stats: dict[str, Tensor], inputs: Tensor, problem: Fibre) -> Iterator[str]:
+    failed = (stats["projection_failed"] | stats["reversal_failed"]).double().mean((0, 1)).flatten()
+    worst = int(failed.argmax())
+    if failed[worst] < _FAILING:
+        return
+
+    def constraint(u: Tensor) -> Tensor:
+        return problem.take(torch.full(u.shape[:1], worst, device=u.device)).constraint(u)
+
+    last = inputs[:_LINES, -1].reshape(min(len(inputs), _LINES), -1, problem.dim)[:, worst]
+    if (jump := find_jump(constraint, last, last.roll(1, 0))) is not None:
+        yield (
+            f"projections or reversals fail in {_percent(failed[worst])} of the transitions"
+            f"{of_problems(failed.reshape(problem.batch_shape) >= _FAILING)}, and the model's Jacobian jumps, by "
+            f"{_percent(jump)} of its size between neighbouring points (abs, max, where, or a branch): chains may "
+            "never cross there: use smooth functions, such as softplus or logsumexp"
         )
 
 

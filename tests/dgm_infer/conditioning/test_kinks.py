@@ -39,6 +39,38 @@ def test_control_smooth_activations_have_none(activation):
     assert dgm.check(generators.from_module(mlp(activation), 10)).findings == ()
 
 
+JUMPS = {
+    "a largest value": lambda u: u.abs().amax(-1, keepdim=True),
+    "a branch": lambda u: torch.where(u[..., :1] > 0.3, 1.0, 2.0) * u.square().sum(-1, keepdim=True),
+    "a bend": lambda u: torch.where(u[..., :1] > 0, u.sum(-1, keepdim=True), u[..., 1:] - 3 * u[..., :1]),
+}
+SMOOTH = {
+    "a sum": lambda u: u.square().sum(-1, keepdim=True),
+    "a steep wall": lambda u: torch.tanh(1000 * u[..., :1]) + u[..., 1:],
+}
+
+
+class Written(dgm.GenerativeModel):
+    input_density = dgm.StandardNormal(2)
+    output_shape = (1,)
+
+    def __init__(self, code):
+        super().__init__()
+        self.observed = code
+
+
+@pytest.mark.parametrize("code", JUMPS.values(), ids=JUMPS)
+def test_jumps_of_the_jacobian_are_named(code):
+    (finding,) = dgm.check(Written(code)).findings
+    assert finding.code == "kinks"
+    assert "the Jacobian jumps, by" in finding.words
+
+
+@pytest.mark.parametrize("code", SMOOTH.values(), ids=SMOOTH)
+def test_control_smooth_code_has_no_jumps(code):
+    assert dgm.check(Written(code)).findings == ()
+
+
 def test_smoothing_removes_them():
     smooth = generators.from_module(mlp(nn.ReLU), 10, smooth=10)
     assert dgm.check(smooth).findings == ()

@@ -81,6 +81,38 @@ def test_a_model_that_changes_after_the_start_is_named():
     assert any("or draws random numbers" in line for line in lines)
 
 
+class Bent(dgm.GenerativeModel):
+    """Outputs that are linear on either side of a line, or bend along it sharply or smoothly."""
+
+    input_density = dgm.StandardNormal(2)
+    output_shape = (1,)
+
+    def __init__(self, bend):
+        super().__init__()
+        self.bend = bend
+
+    def observed(self, u):
+        return u[..., 1:] - 3 * self.bend(u[..., :1])
+
+    def latents(self, u):
+        return {"u": u}
+
+
+def test_transitions_that_fail_at_jumps_of_the_jacobian_are_named():
+    kernel = dgm.ConstrainedHMC(step_size=0.8, n_steps=2, n_geodesic=1, max_iterations=8)
+    start = torch.tensor([[0.3, 1.9], [-0.3, 1.9], [0.5, 2.5]], dtype=FLOAT)
+    bent = dgm.condition(Bent(torch.abs), [1.0])
+    lines = said(bent, kernel, initial=start)
+    assert any("the model's Jacobian jumps, by" in line and "softplus" in line for line in lines), lines
+    # the control: transitions of a smooth model that fail as often
+    smooth = dgm.condition(Bent(lambda x: (x**2 + 1e-4).sqrt()), [1.0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        draws = dgm.sample(smooth, kernel, chains=8, warmup=0, draws=60, seed=1, progress=False)
+    assert draws.stats["projection_failed"].double().mean() > 0.1
+    assert not list(verdict(draws, smooth, torch.zeros(8, dtype=torch.bool), 60, adapted=False))
+
+
 def test_draws_that_miss_the_observation_are_named():
     fibre = dgm.condition(Sphere(), [2.0])
     draws = dgm.sample(fibre, KERNEL, chains=2, warmup=0, draws=2, seed=1, progress=False)
