@@ -124,7 +124,7 @@ def sample(
         adapted = isinstance(kernel, Tunable) and kernel.tuning(problem).step_size
         stayed = torch.ones_like(state.energy, dtype=torch.bool)
         # a machine without room for the draws says so before the warm-up, not after it
-        kept = {name: _buffer(value, draws) for name, value in _positions(problem, state.position, keep).items()}
+        _make_room(kept, _positions(problem, state.position, keep), draws)
         try:
             warm = WarmUp(
                 kernel,
@@ -137,15 +137,15 @@ def sample(
             )
             for _ in range(warmup):
                 state, info = warm.kernel.step(problem, state, rng)
+                _make_room(kept, _statistics(info), draws)
                 warm.update(info, state)
                 bar.update("warm-up", _without_ends(info))
             kernel, first = warm.frozen(), state.position
             for i in range(draws * thin):
                 state, info = kernel.step(problem, state, rng)
                 if (i + 1) % thin == 0:
-                    record = {**_positions(problem, state.position, keep), **_prefix("stats.", info.all_stats())}
-                    if count == 0:
-                        kept |= {name: _buffer(value, draws) for name, value in record.items() if name not in kept}
+                    record = {**_positions(problem, state.position, keep), **_statistics(info)}
+                    _make_room(kept, record, draws)
                     for name, value in record.items():
                         kept[name][:, count] = value
                     count += 1
@@ -197,9 +197,15 @@ def _positions(problem, position: Tensor, keep: str) -> dict[str, Tensor]:
     return _prefix("latents.", problem.latents(position))
 
 
-def _buffer(value: Tensor, draws: int) -> Tensor:
-    """Room for ``draws`` of a per-iteration value ``[chains, ...]``: ``[chains, draws, ...]``."""
-    return value.new_empty(value.shape[0], draws, *value.shape[1:])
+def _statistics(info: Info) -> dict[str, Tensor]:
+    return _prefix("stats.", info.all_stats())
+
+
+def _make_room(kept: dict[str, Tensor], record: dict[str, Tensor], draws: int) -> None:
+    """Add ``[chains, draws, ...]`` for every per-iteration value ``[chains, ...]`` that has none yet."""
+    for name, value in record.items():
+        if name not in kept:
+            kept[name] = value.new_empty(value.shape[0], draws, *value.shape[1:])
 
 
 def _prefix(prefix: str, values: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -1,5 +1,6 @@
 """Draws: what the contract promises about shapes, statistics, and completed outputs."""
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -248,6 +249,23 @@ def test_an_interrupt_before_the_first_draw_is_an_interrupt(monkeypatch, calls, 
     interrupt_after(monkeypatch, calls, error)
     with pytest.raises(error):
         run()
+
+
+class Verbose(dgm.ConstrainedHMC):
+    """Reports a statistic of a size for which no machine has room, in as many transitions as it makes."""
+
+    made = 0
+
+    def step(self, problem, state, rng):
+        Verbose.made += 1
+        state, info = super().step(problem, state, rng)
+        return state, dataclasses.replace(info, stats={**info.stats, "wide": torch.zeros(CHAINS, 1).expand(-1, 2**40)})
+
+
+def test_room_for_statistics_is_made_before_the_warm_up_has_passed():
+    with pytest.raises(RuntimeError, match="allocate"):
+        run(kernel=Verbose(step_size=0.3, n_steps=2, n_geodesic=1), warmup=6)
+    assert Verbose.made < 6
 
 
 # ------------------------------------------------------------------------------------------------------------ progress
