@@ -172,15 +172,18 @@ class Draws:
         def arrays(variables: dict[str, Tensor]) -> dict:
             return {name: value.detach().cpu().numpy() for name, value in variables.items()}
 
-        data = az.from_dict(
-            posterior=arrays(self.latents),
-            sample_stats=arrays(self.stats),
-            dims=dims({**self.latents, **self.stats}),
-            save_warmup=False,
-        )
-        if self.inputs is not None:
-            inputs = {"inputs": self.inputs}
-            data.add_groups({"unconstrained_posterior": arrays(inputs)}, dims=dims(inputs))
+        with warnings.catch_warnings():
+            # it suspects exchanged axes
+            warnings.filterwarnings("ignore", message="More chains .* than draws", category=UserWarning)
+            data = az.from_dict(
+                posterior=arrays(self.latents),
+                sample_stats=arrays(self.stats),
+                dims=dims({**self.latents, **self.stats}),
+                save_warmup=False,
+            )
+            if self.inputs is not None:
+                inputs = {"inputs": self.inputs}
+                data.add_groups({"unconstrained_posterior": arrays(inputs)}, dims=dims(inputs))
         data.attrs.update(
             format=_FORMAT,
             kernel=json.dumps(to_json(self.kernel)),

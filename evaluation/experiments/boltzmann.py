@@ -54,7 +54,7 @@ class Sizes:
 
 
 _FULL = Sizes(systems=5, runs=6, chains=64, lengths=(300, 1200, 4800))
-_FAST = Sizes(systems=1, runs=4, chains=16, lengths=(50, 200))
+_FAST = Sizes(systems=1, runs=2, chains=16, lengths=(50, 150))
 
 
 @dataclass(frozen=True)

@@ -35,12 +35,12 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     truth = {f"z{i + 1}": float(value) for i, value in enumerate(z)}
     chains = 8 if fast else 64
     # warm-up and draws of each method
-    sizes = [(40, 40), (8, 8), (30, 30)] if fast else [(300, 300), (200, 200), (500, 700)]
+    sizes = [(20, 25), (8, 8), (15, 15)] if fast else [(300, 300), (200, 200), (500, 700)]
 
     full = dgm.condition(model, observed)
     reduced = dgm.condition(model, summaries(observed), observe=summaries)
     approximate = dgm.condition(model, observed, tolerance=10.0)
-    starts = typical_inputs(full, chains=chains, warmup=50 if fast else 100, seed=seed)
+    starts = typical_inputs(full, chains=chains, warmup=25 if fast else 100, seed=seed)
     samplers = [
         Sampler("constrained HMC, full series", full, dgm.ConstrainedHMC(), *sizes[0]),
         Sampler("constrained HMC, 9 summaries", reduced, dgm.ConstrainedHMC(), *sizes[1], starts),

@@ -24,11 +24,11 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     truth = {f"z{i + 1}": float(value) for i, value in enumerate(z)}
     chains = 8 if fast else 64
     # warm-up and draws of each method
-    sizes = [(50, 50), (50, 50), (50, 50)] if fast else [(300, 300), (500, 1500), (500, 500)]
+    sizes = [(25, 25), (25, 25), (25, 25)] if fast else [(300, 300), (500, 1500), (500, 500)]
 
     exact = dgm.condition(model, observed)
     wide, narrow = (dgm.condition(model, observed, tolerance=eps) for eps in (0.25, 0.05))
-    starts = typical_inputs(exact, chains=chains, warmup=50 if fast else 100, seed=seed)
+    starts = typical_inputs(exact, chains=chains, warmup=25 if fast else 100, seed=seed)
     samplers = [
         Sampler("constrained HMC", exact, dgm.ConstrainedHMC(), *sizes[0]),
         Sampler("ABC-HMC, ε = 0.25", wide, dgm.HMC(n_steps=(20, 40)), *sizes[1], starts),

@@ -56,7 +56,7 @@ BOTH_KINDS = ("generalised lambda", "Lotka-Volterra")
 @pytest.mark.parametrize("case", BOTH_KINDS)
 def test_chains_from_prior_draws_reach_the_posterior_with_all_the_defaults(case):
     reference = CASES[case][0]()
-    draws = dgm.sample(reference.problem, chains=100, warmup=200, draws=100, seed=2, progress=False)
+    draws = dgm.sample(reference.problem, chains=100, warmup=100, draws=80, seed=2, progress=False)
     assert float(draws.summary()["r_hat"].max()) <= 1.05
     assert_agrees(reference, draws)
 
@@ -65,4 +65,4 @@ def test_chains_from_prior_draws_reach_the_posterior_with_all_the_defaults(case)
 def test_control_other_data_are_noticed_with_all_the_defaults():
     reference = CASES["generalised lambda"][0]()
     shifted = dgm.condition(reference.problem.model, reference.problem.values + 0.3)
-    assert_refuted(reference, dgm.sample(shifted, chains=100, warmup=100, draws=50, seed=2, progress=False))
+    assert_refuted(reference, dgm.sample(shifted, chains=60, warmup=40, draws=20, seed=2, progress=False))

@@ -41,6 +41,11 @@ def test_statistics_are_of_the_draw_they_stand_beside(draws):
     assert (draws.stats["acceptance_rate"][:, 1:][stayed] < 1).all()
 
 
+def test_more_chains_than_draws_are_summarised_without_a_word():
+    draws = run(fibre(()), chains=12, draws=3)
+    assert len(draws.summary()) == 2
+
+
 def test_a_latent_without_dimensions_is_one_number_a_draw():
     draws = run(dgm.condition(Circle(), [[1.0], [2.0]]))
     assert draws.latents["angle"].shape == (CHAINS, DRAWS, 2)

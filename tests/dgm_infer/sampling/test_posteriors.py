@@ -333,7 +333,7 @@ def test_latents_given_sums_of_the_outputs_have_the_exact_posterior():
 
 
 # a transition costs as much as its longest trajectory: many chains, few transitions
-DEFAULTS = {"chains": 200, "warmup": 120, "draws": 80, "seed": 3, "progress": False}
+DEFAULTS = {"chains": 300, "warmup": 70, "draws": 30, "seed": 3, "progress": False}
 
 
 @pytest.mark.slow

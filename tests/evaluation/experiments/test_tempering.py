@@ -48,7 +48,7 @@ def test_a_fast_run_of_the_relaxations_ranks_tempering_before_a_plain_chain(tmp_
 @pytest.mark.slow
 def test_simulated_tempering_improves_on_the_base_of_the_published_systems_where_annealing_does_not():
     folder = reference_folder("boltzmann")
-    sizes = boltzmann.Sizes(systems=2, runs=2, chains=64, lengths=(1200,))
+    sizes = boltzmann.Sizes(systems=2, runs=1, chains=64, lengths=(1200,))
     bases, found = [], {"AIS": [], "ST": []}
     for i in range(sizes.systems):
         relaxation, truth = published_system(folder, i)

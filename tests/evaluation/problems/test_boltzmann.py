@@ -129,7 +129,7 @@ def test_published_systems_have_the_known_ranks_and_evidence():
 @pytest.mark.slow
 def test_tempering_finds_the_modes_of_a_published_system_and_a_plain_chain_does_not():
     relaxation, truth = published_system(reference_folder("boltzmann"), 2)
-    runs = 4
+    runs = 2
     target, base = repeated(relaxation, relaxation.mean_field().to(torch.float32), runs)
     worst = 0.0
     # simulated tempering has more systems, in tests of the experiment
