@@ -14,6 +14,8 @@ __all__ = ["NoiseMarginal"]
 
 # Prior draws at which the constraint must be linear in the noise.
 _DRAWS = 4
+# Forward derivatives taken at once.
+_COLUMNS = 20
 # Rounding errors, in units of the dtype's spacing, that a linear constraint may show.
 _ROUNDING = 1e4
 
@@ -122,6 +124,22 @@ class NoiseMarginal(Target):
                 weight = _unwhitened(white, self._blocks)
             (gradient,) = torch.autograd.grad((residual, prior), u1, (weight, torch.ones_like(prior)))
         return 0.5 * white.square().sum(-1) + log_root + prior.detach(), gradient
+
+    def precision(self, u1: Tensor) -> Tensor:
+        """``I + K^T K`` with K the Jacobian of ``R^-1 r``, that of the posterior about u1 if r is linear there.
+
+        Takes as many forward derivatives of the model as there are global inputs: ``[..., D] -> [..., D, D]``.
+        """
+        own = self._coarse or self
+        u = u1.to(own.values.dtype)
+        with torch.no_grad():
+            _, blocks = own._linear(u)
+            columns = [
+                _whitened(push_forward(own._residual, u, part)[1], blocks)[0]
+                for part in torch.eye(self.dim, dtype=u.dtype, device=u.device).split(_COLUMNS)
+            ]
+            jacobian = torch.cat(columns).movedim(0, -1).to(u1)
+            return torch.eye(self.dim, dtype=u1.dtype, device=u1.device) + jacobian.mT @ jacobian
 
     def lift(self, u1: Tensor, rng: torch.Generator) -> Tensor:
         """Positions on the fibre at these global inputs: ``u2 = n - D^+ (r + D n)`` with n standard normal.

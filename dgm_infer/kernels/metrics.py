@@ -115,6 +115,14 @@ class DenseMetric(Metric):
         return torch.linalg.solve_triangular(self.factor, x.movedim(0, -1), upper=False).movedim(-1, 0)
 
     @classmethod
+    def of_precision(cls, precision: Tensor) -> Self:
+        """The inverse of a positive definite matrix ``[*batch, D, D]``."""
+        # S = U^-1 U^-T with the factor of the reversed matrix: its inverse is lower triangular
+        reverse = torch.linalg.cholesky(precision.double().flip(-1, -2)).flip(-1, -2)
+        eye = torch.eye(precision.shape[-1], dtype=reverse.dtype, device=reverse.device)
+        return cls(torch.linalg.solve_triangular(reverse.mT, eye, upper=False).to(precision.dtype))
+
+    @classmethod
     def fit(cls, samples):
         x = (samples - samples.mean(0)).double().movedim(0, -1)
         dim, n = x.shape[-2:]
@@ -181,10 +189,10 @@ METRICS: dict[str, type[Metric]] = {
 """The metrics that warm-up can adapt, by the names that kernels take."""
 
 
-def check_metric(name: str, metric: object) -> None:
-    """Raise ArgumentError unless a kernel's field is a metric or the name of one."""
+def check_metric(name: str, metric: object, others: tuple[str, ...] = ()) -> None:
+    """Raise ArgumentError unless a kernel's field is a metric or the name of one, or of one of its own."""
     if not isinstance(metric, Metric):
-        choice(name, "metric", metric, tuple(METRICS))
+        choice(name, "metric", metric, (*METRICS, *others))
 
 
 def metric_in_use(metric: str | Metric) -> Metric:

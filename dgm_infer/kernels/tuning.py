@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from .kernel import Kernel
+from .metrics import Metric
 
-__all__ = ["FibreKernel", "Tunable", "Tuning"]
+__all__ = ["FibreKernel", "Preconditioned", "Tunable", "Tuning"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,15 @@ class Tunable(Kernel, Protocol):
 
     def probe(self, step_size: Tensor, n_steps: int, /) -> Self:
         """A kernel of short transitions: at most ``n_steps`` steps of these sizes, ``[chains, *batch]``."""
+        ...
+
+
+@runtime_checkable
+class Preconditioned(Tunable, Protocol):
+    """A tunable kernel that can find a metric where its chains are, before they have moved."""
+
+    def metric_at(self, problem: Any, position: Tensor, /) -> Metric | None:
+        """A metric for the posterior about positions ``[chains, *batch, D]``; None to go on without."""
         ...
 
 

@@ -10,7 +10,7 @@ from ..kernels import Info, Kernel
 from ..kernels.hamiltonian import DEFAULT_LENGTH
 from ..kernels.kernel import State, Trial
 from ..kernels.metrics import Metric
-from ..kernels.tuning import Tunable, Tuning
+from ..kernels.tuning import Preconditioned, Tunable, Tuning
 from .metric import MetricWindows
 from .response import Response
 from .step_size import DualAveraging, bounded, reasonable_step_size
@@ -63,6 +63,8 @@ class WarmUp:
         self._chees: ChEES | None = None
         if self._tuning.step_size:
             self._chain_step_size = reasonable_step_size(self._with_sub_steps(self._kernel), problem, state, rng)
+        if not self._startup:
+            self._precondition(state)
 
     @property
     def kernel(self) -> Kernel:
@@ -83,6 +85,8 @@ class WarmUp:
         if self._done <= self._startup:
             log_step = self._chain_step_size.log() + 0.5 * (acceptance - self._target)
             self._chain_step_size = bounded(log_step).exp()
+            if self._done == self._startup:
+                self._precondition(state)
             return
         settled = torch.ones_like(acceptance[0], dtype=torch.bool)
         if self._tuning.step_size:
@@ -98,6 +102,13 @@ class WarmUp:
             self._sub_steps.update(info, settled)
         if self._windows is not None and trial.position is not None:
             metric = self._windows.update(self._done, trial.position)
+            if metric is not None:
+                self._change(metric, state)
+
+    def _precondition(self, state: State) -> None:
+        """Take the metric that the kernel finds where the chains are, if it does."""
+        if isinstance(self._kernel, Preconditioned):
+            metric = self._kernel.metric_at(self._problem, state.position)
             if metric is not None:
                 self._change(metric, state)
 

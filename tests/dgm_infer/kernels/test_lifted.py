@@ -52,6 +52,13 @@ CASES = {
 }
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("make", cases(CASES, quick=()))
+def test_draws_have_it_under_the_metric_of_their_curvature(make):
+    oracle, problem = make()
+    assert_agrees(oracle, run(problem, dgm.LiftedHMC(metric="curvature")))
+
+
 @pytest.mark.parametrize("make", cases(CASES, quick=("pairs",)))
 def test_draws_have_the_exact_posterior_on_the_fibre(make):
     oracle, problem = make()
@@ -74,6 +81,45 @@ def test_the_law_is_that_of_the_energies_whatever_the_gradients_are():
     wrong = run(coarse, kernel)
     assert_agrees(oracle, wrong)
     assert not torch.allclose(wrong.inputs, draws.inputs)
+
+
+class Narrow(dgm.GenerativeModel):
+    """Twelve linear outputs of four latents, one of which they hardly show."""
+
+    input_density = dgm.StandardNormal(4)
+    output_shape = (12,)
+
+    def observed(self, u):
+        weight = torch.randn(4, 12, generator=torch.Generator().manual_seed(9), dtype=FLOAT)
+        return (u * torch.tensor([1.0, 0.3, 0.1, 0.01]).to(u)) @ weight.to(u)
+
+
+def narrow():
+    y = Narrow().observed(torch.tensor([0.5, -1.0, 0.3, 1.0], dtype=FLOAT))
+    return dgm.condition(dgm.WithNoise(Narrow(), 0.01), torch.stack([y, 0.5 * y]))
+
+
+@pytest.mark.parametrize("float32", [False, True])
+def test_curvature_is_the_covariance_of_a_linear_model(float32):
+    fibre = narrow()
+    kernel = dgm.LiftedHMC(metric="curvature", float32_gradients=float32)
+    position = fibre.start(3, torch.Generator().manual_seed(1))
+    factor = kernel.metric_at(fibre, position).factor
+    hessian = torch.autograd.functional.hessian(lambda x: fibre.marginal.energy(x).sum(), position[0, :, :4])
+    covariance = torch.stack([hessian[i, :, i, :].inverse() for i in range(2)])
+    torch.testing.assert_close(factor @ factor.mT, covariance, rtol=1e-3 if float32 else 1e-9, atol=0)
+    assert torch.equal(factor, factor.tril())
+
+
+def test_with_it_chains_cross_a_narrow_posterior_in_a_few_steps():
+    with_it, without = (
+        run(narrow(), dgm.LiftedHMC(metric=metric), chains=8, warmup=40, draws=20)
+        for metric in ("curvature", "identity")
+    )
+    assert with_it.stats["n_steps"].double().mean() < 5
+    # along its widest direction
+    moved, other = (draws.inputs[..., 3].diff(dim=1).abs().mean() for draws in (with_it, without))
+    assert moved > 5 * other
 
 
 def test_float32_gradients_are_those_of_the_model_to_rounding_and_energies_exactly_its_own():
@@ -196,6 +242,7 @@ def test_warm_up_tunes_step_length_and_metric_per_problem():
         (lambda: dgm.LiftedHMC(tolerance=0.0), r"LiftedHMC\(tolerance=0"),
         (lambda: dgm.LiftedHMC(trajectory="nuts", float32_gradients=True), "trees need the energy of every point"),
         (lambda: dgm.LiftedHMC(float32_gradients=1), "float32_gradients=1"),
+        (lambda: dgm.LiftedHMC(metric="bent"), "'low_rank' or 'curvature'"),
         (lambda: run(dgm.Target(lambda x: x.square().sum(-1), 2)), "not a Target: use HMC or NUTS"),
         (
             lambda: run(dgm.condition(Line(), [1.0])),
