@@ -104,8 +104,9 @@ def test_curvature_is_the_covariance_of_a_linear_model(float32):
     fibre = narrow()
     kernel = dgm.LiftedHMC(metric="curvature", float32_gradients=float32)
     position = fibre.start(3, torch.Generator().manual_seed(1))
-    factor = kernel.metric_at(fibre, position).factor
-    hessian = torch.autograd.functional.hessian(lambda x: fibre.marginal.energy(x).sum(), position[0, :, :4])
+    metric: Any = kernel.metric_at(fibre, position)
+    factor = metric.factor
+    hessian: Any = torch.autograd.functional.hessian(lambda x: fibre.marginal.energy(x).sum(), position[0, :, :4])
     covariance = torch.stack([hessian[i, :, i, :].inverse() for i in range(2)])
     torch.testing.assert_close(factor @ factor.mT, covariance, rtol=1e-3 if float32 else 1e-9, atol=0)
     assert torch.equal(factor, factor.tril())
