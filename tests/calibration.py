@@ -1,4 +1,4 @@
-"""The law of simulation-based calibration."""
+"""The law of simulation-based calibration (Talts et al. 2018)."""
 
 import torch
 from scipy import stats

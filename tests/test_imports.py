@@ -72,8 +72,8 @@ ORDER = {
     ],
     "dgm_infer.kernels": [
         "kernel",
-        "tuning",
         "metrics",
+        "tuning",
         "stored",
         "hamiltonian",
         "integrators",

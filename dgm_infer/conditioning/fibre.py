@@ -132,8 +132,8 @@ class Fibre:
         return self._variants[name]
 
     def _remade(self, observed: ObservedModel, values: Tensor, **changes: Any) -> "Fibre":
-        own = {"compiler": self._compiler, "coarse": self._coarse, "gram_force": self._gram_force}
-        return type(self)(observed, values, **own | changes)
+        own = {"compiler": self._compiler, "coarse": self._coarse, "gram_force": self._gram_force} | changes
+        return type(self)(observed, values, *own.values())
 
     def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """``function(fibre, *arguments)`` without gradients, compiled if this fibre is.
