@@ -32,7 +32,7 @@ from .faults import (
     frozen_copy,
     prior_draws,
 )
-from .kinks import find_jump, find_kinks, named_kinks
+from .kinks import JUMP, find_jump, find_kinks, named_kinks
 from .magnitude import far_data
 from .observations import Bound
 from .operators import Everything
@@ -292,10 +292,4 @@ def _check_geometry(search: _Search, reduced: ObservedModel, u: Tensor, sizes: S
     if (kinks := find_kinks(reduced, u, n_rows)) is not None:
         search.add("kinks", "warning", kinks.words)
     elif not named_kinks(reduced.model) and (jump := find_jump(reduced.outputs, u, u.roll(1, 0))) is not None:
-        search.add(
-            "kinks",
-            "warning",
-            f"the Jacobian jumps, by {100 * jump:.0f} % of its size between neighbouring points (abs, max, where or a "
-            "branch in the model's code): trajectories are rejected there, and chains may never cross: use smooth "
-            "functions, such as softplus or logsumexp",
-        )
+        search.add("kinks", "warning", f"the Jacobian jumps, by {100 * jump:.0f} % {JUMP}")

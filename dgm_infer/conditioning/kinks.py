@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .reduced import ObservedModel
 
-__all__ = ["Kinks", "find_jump", "find_kinks", "named_kinks"]
+__all__ = ["JUMP", "Kinks", "find_jump", "find_kinks", "named_kinks"]
 
 # Duration of the lines, that of a short trajectory: they move by this times a standard normal momentum.
 DURATION = 0.3
@@ -26,6 +26,11 @@ HARMLESS = 0.9
 NODES, HALVINGS = 9, 20
 # Share of a gradient by which it jumps from which a jump is said.
 LARGE = 0.3
+JUMP = (
+    "of its size between neighbouring points (abs, max, where or a branch in the model's code): trajectories are "
+    "rejected there, and chains may never cross: use smooth functions, such as softplus or logsumexp"
+)
+"""What follows the size of a jump in a report."""
 
 _WITH_KINKS = (
     nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Hardshrink, nn.Softshrink,

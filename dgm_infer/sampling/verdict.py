@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..arguments.shown import of_problems
 from ..conditioning.fibre import Fibre
-from ..conditioning.kinks import find_jump
+from ..conditioning.kinks import JUMP, find_jump
 from ..kernels.hamiltonian import MAX_STEPS
 from .draws import Draws
 
@@ -114,7 +114,11 @@ def _off_fibre(error: Tensor, inputs: Tensor | None, problem: Fibre, tolerance: 
 
 
 def _jumps(stats: dict[str, Tensor], inputs: Tensor, problem: Fibre) -> Iterator[str]:
-    failed = (stats["projection_failed"] | stats["reversal_failed"]).double().mean((0, 1)).flatten()
+    # a kernel of one's own may report neither
+    kinds = [stats[name] for name in ("projection_failed", "reversal_failed") if name in stats]
+    if not kinds:
+        return
+    failed = torch.stack(kinds).any(0).double().mean((0, 1)).flatten()
     worst = int(failed.argmax())
     if failed[worst] < _FAILING:
         return
@@ -127,8 +131,7 @@ def _jumps(stats: dict[str, Tensor], inputs: Tensor, problem: Fibre) -> Iterator
         yield (
             f"projections or reversals fail in {_percent(failed[worst])} of the transitions"
             f"{of_problems(failed.reshape(problem.batch_shape) >= _FAILING)}, and the model's Jacobian jumps, by "
-            f"{_percent(jump)} of its size between neighbouring points (abs, max, where, or a branch): chains may "
-            "never cross there: use smooth functions, such as softplus or logsumexp"
+            f"{_percent(jump)} {JUMP}"
         )
 
 
