@@ -42,7 +42,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     data = required_data(
         data, "radon", "its authors published the file on GitHub, matt-graham/continuously-tempered-hmc"
     )
-    runs, chains, lengths = (2, 4, (5, 20)) if fast else (8, 8, (50, 200, 800))
+    runs, chains, lengths = (2, 4, (5, 10)) if fast else (8, 8, (50, 200, 800))
     steps, pooled, temperatures = (200, 8, 20) if fast else (2000, 64, 1000)
     warmup, pilot = (20, 20) if fast else (50, 100)
     target = radon_target(read_radon(data))

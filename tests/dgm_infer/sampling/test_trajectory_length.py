@@ -210,11 +210,11 @@ def failures(draws):
 @pytest.mark.slow
 def test_warm_up_adds_sub_steps_on_a_strongly_bent_fibre_and_the_frozen_kernel_has_them():
     problem, kernel = wave().problem, dgm.ConstrainedHMC(step_size=0.8, n_steps=(1, 4), solver="quasi_newton")
-    adapted = sample(problem, kernel, warmup=40, draws=20)
+    adapted = sample(problem, kernel, warmup=40, draws=8)
     stiff: Any = adapted.kernel
     assert stiff.n_geodesic > kernel.sub_steps(problem)
     # the control: without them
-    assert failures(adapted) < 0.3 * failures(sample(problem, kernel, warmup=0, draws=20))
+    assert failures(adapted) < 0.3 * failures(sample(problem, kernel, warmup=0, draws=8))
 
 
 @pytest.mark.slow

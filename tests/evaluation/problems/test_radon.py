@@ -64,8 +64,8 @@ def test_methods_agree_on_the_evidence_of_the_published_data():
         dgm.log_evidence(target, base, method, chains=chains, seed=1, progress=False)
         for method, chains in (
             (dgm.GibbsTempering(draws=250), 48),
-            (dgm.AIS(temperatures=250), 48),
-            (dgm.SMC(particles=32, schedule="equalised", temperatures=150), 12),
+            (dgm.AIS(temperatures=150), 48),
+            (dgm.SMC(particles=32, schedule="equalised", temperatures=80), 12),
         )
     ]
     for evidence in found:
