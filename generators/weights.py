@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dgm_infer.errors import CheckpointError
 
-__all__ = ["load_weights", "read_checkpoint", "read_safetensors", "without_trust"]
+__all__ = ["check_weights", "load_weights", "read_checkpoint", "read_safetensors", "without_trust"]
 
 # Whether a caller may let a file run code.
 _may_trust: ContextVar[bool] = ContextVar("may_trust", default=True)
@@ -29,6 +29,16 @@ def without_trust() -> Iterator[None]:
         yield
     finally:
         _may_trust.reset(token)
+
+
+def check_weights(source: object, weights: Mapping[str, Tensor]) -> None:
+    """Raise CheckpointError if weights by name hold NaN; infinite values are those of a mask."""
+    for name, tensor in weights.items():
+        if bad := int(tensor.isnan().sum()):
+            raise CheckpointError(
+                f"{source}: {bad} of the {tensor.numel()} values of {name!r} are NaN, as after a training that "
+                "diverged: take an earlier checkpoint"
+            )
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -102,6 +112,7 @@ def load_weights(net: nn.Module, path: str | os.PathLike, key: str | None = None
     state = _state(path, stored, key)
     expected = net.state_dict()
     state = _without_prefix(state, expected)
+    check_weights(path, state)
     wrong = _difference(state, expected)
     if wrong:
         raise CheckpointError(f"{path} holds the weights of another network than this {type(net).__name__}: {wrong}")

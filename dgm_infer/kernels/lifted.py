@@ -22,6 +22,8 @@ __all__ = ["LiftedHMC", "LiftedState"]
 
 
 _CURVATURE = "curvature"
+# A metric that is adapted begins with the curvature of at most so many global inputs, at so many chains.
+_DIM, _CHAINS = 512, 16
 
 
 class LiftedState(NamedTuple):
@@ -67,9 +69,9 @@ class LiftedHMC(Settings):
         trajectory_length: as in :class:`HMC`; not for ``"nuts"``.
         trajectory: ``"hmc"`` for trajectories of random length, ``"nuts"`` for such that end at a U-turn.
         metric: as in :class:`HMC`, or ``"curvature"``: after the start-up phase of the warm-up, or at once if the start
-            was annealed, the inverse of ``I + K^T K``, averaged over chains, with K the Jacobian of the noise that
-            explains the observation (math 8.8). For many observed values with little noise, where other metrics need
-            long trajectories to be found; it takes one forward derivative of the model per global input and chain.
+            was annealed, the inverse of ``I + K^T K``, averaged over at most 16 chains, with K the Jacobian of the
+            noise that explains the observation (math 8.8). It takes one forward derivative of the model per global
+            input and chain. ``"dense"`` begins with it, for up to 512 global inputs, and refines it once.
         tolerance: a position whose constraint differs from 0 by more than ``tolerance * max(1, |y|_max)``, because the
             model is not of this form there, is rejected; None for 1e-8 in float64 and 1e-4 in float32.
         float32_gradients: whether gradients are computed in float32 and energies, which decide on acceptance, in the
@@ -134,10 +136,11 @@ class LiftedHMC(Settings):
         return self.unlifted.tuning(self._marginal(problem))
 
     def metric_at(self, problem: Fibre, position: Tensor) -> Metric | None:
-        if self.metric != _CURVATURE:
-            return None
         marginal = self._marginal(problem)
-        return DenseMetric.of_precision(marginal.precision(position[..., : marginal.dim]).mean(0))
+        if self.metric != _CURVATURE and (self.metric != "dense" or marginal.dim > _DIM):
+            return None
+        precision = marginal.precision(position[:_CHAINS, ..., : marginal.dim]).mean(0)
+        return DenseMetric.of_precision(precision) if precision.isfinite().all() else None
 
     def probe(self, step_size: Tensor, n_steps: int) -> Self:
         return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)

@@ -47,6 +47,10 @@ class Metric(Settings, ABC):
     def fit(cls, samples: Tensor) -> Self:
         """The regularised covariance of samples ``[n, *batch, D]``, n >= 2."""
 
+    def refined(self, positions: Tensor) -> Self:
+        """The metric of more positions ``[n, chains, *batch, D]``, of chains that moved under this one."""
+        return self.fit(positions.flatten(0, 1))
+
     def check(self, name: str, batch_shape: torch.Size, dim: int) -> None:
         """Raise ArgumentError unless the metric is one of such problems."""
         for field in fields(self):
@@ -118,20 +122,43 @@ class DenseMetric(Metric):
     def of_precision(cls, precision: Tensor) -> Self:
         """The inverse of a positive definite matrix ``[*batch, D, D]``."""
         # S = U^-1 U^-T with the factor of the reversed matrix: its inverse is lower triangular
-        reverse = torch.linalg.cholesky(precision.double().flip(-1, -2)).flip(-1, -2)
-        eye = torch.eye(precision.shape[-1], dtype=reverse.dtype, device=reverse.device)
+        eye = torch.eye(precision.shape[-1], dtype=torch.float64, device=precision.device)
+        # as much of the identity as the rounding of a large matrix may take away
+        regular = precision.double() + 1e-13 * precision.diagonal(0, -2, -1).amax(-1)[..., None, None] * eye
+        reverse = torch.linalg.cholesky(regular.flip(-1, -2)).flip(-1, -2)
         return cls(torch.linalg.solve_triangular(reverse.mT, eye, upper=False).to(precision.dtype))
 
     @classmethod
     def fit(cls, samples):
-        x = (samples - samples.mean(0)).double().movedim(0, -1)
+        return cls(torch.linalg.cholesky(cls._covariance(samples.double())).to(samples.dtype))
+
+    def refined(self, positions):
+        """This metric, corrected by the covariance that the positions have in its own coordinates.
+
+        Eigenvalues that differ from 1 no more than those of as many independent samples of a standard normal count as
+        1: a good metric is not replaced by the noise of few samples, which the positions of a window are.
+        """
+        mine = type(self)(self.factor.double())
+        white = positions.double()
+        white = mine.whiten((white - white.mean((0, 1))).flatten(0, 1)).unflatten(0, positions.shape[:2])
+        dim, n = white.shape[-1], positions.shape[:2].numel()
+        values, vectors = torch.linalg.eigh(self._covariance(white.flatten(0, 1)))
+        # the largest of D variances differs from 1 as the largest eigenvalue of log D coordinates does
+        least, most = _edges(dim if n >= 2 * dim else 1 + math.log(dim), _independent(white).unsqueeze(-1))
+        values = torch.where((values > most) | (values < least), values, 1.0)
+        correction = torch.linalg.cholesky(vectors @ torch.diag_embed(values) @ vectors.mT)
+        return type(self)((mine.factor @ correction).to(positions.dtype))
+
+    @staticmethod
+    def _covariance(samples: Tensor) -> Tensor:
+        """Regularised, of ``[n, *batch, D]``; diagonal for fewer than 2 D samples."""
+        x = (samples - samples.mean(0)).movedim(0, -1)
         dim, n = x.shape[-2:]
         variance = x.var(-1)
         weight, least = _prior(variance, n)
         # the narrowest directions of few samples are so by chance, and chains would then hardly move along them
         covariance = x @ x.mT / (n - 1) if n >= 2 * dim else torch.diag_embed(variance)
-        covariance = weight * covariance + torch.diag_embed(least.expand_as(variance))
-        return cls(torch.linalg.cholesky(covariance).to(samples.dtype))
+        return weight * covariance + torch.diag_embed(least.expand_as(variance))
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,8 +198,8 @@ class LowRankMetric(Metric):
         # of the correlation matrix without forming it, if there are fewer samples than coordinates
         directions, values, _ = torch.linalg.svd(white, full_matrices=False)
         values = values.square() / (n - 1)
-        spread = math.sqrt(white.shape[-2] / n)
-        meant = (values > (1 + spread) ** 2) | (values < max(1 - spread, 0) ** 2)
+        least, most = _edges(white.shape[-2], torch.tensor(n))
+        meant = (values > most) | (values < least)
         values = torch.where(meant, (n * values + _PRIOR_SAMPLES * _PRIOR_VARIANCE) / (n + _PRIOR_SAMPLES), 1.0)
         chosen = values.log().abs().topk(min(_RANK, values.shape[-1]), -1).indices
         directions = directions.gather(-1, chosen.unsqueeze(-2).expand(*directions.shape[:-1], -1))
@@ -216,6 +243,18 @@ def _prior(variance: Tensor, n: int) -> tuple[float, Tensor]:
     typical = variance.clamp_min(1e-10 * widest).log().mean(-1, keepdim=True).exp()
     typical = torch.where(widest > 0, typical, 1.0)
     return n / (n + _PRIOR_SAMPLES), _PRIOR_VARIANCE * _PRIOR_SAMPLES / (n + _PRIOR_SAMPLES) * typical
+
+
+def _edges(dim: float, n: Tensor) -> tuple[Tensor, Tensor]:
+    """The eigenvalues between which those of the covariance of n samples of a standard normal lie."""
+    spread = (dim / n).sqrt()
+    return (1 - spread).clamp_min(0).square(), (1 + spread).square()
+
+
+def _independent(x: Tensor) -> Tensor:
+    """How many independent samples centred positions ``[n, chains, *batch, D]`` are worth: ``[*batch]``."""
+    r = ((x[1:] * x[:-1]).sum((0, 1, -1)) / x[1:].square().sum((0, 1, -1))).clamp(0, 0.99)
+    return x.shape[:2].numel() * (1 - r) / (1 + r)
 
 
 def _scale(samples: Tensor) -> Tensor:

@@ -12,37 +12,40 @@ class MetricWindows:
     """The covariance of the positions of a window, of all chains of a problem, at the end of each (as in Stan).
 
     Windows double in length, the last one up to ``last``: early ones are typical of the posterior's scale only, and
-    every metric is estimated from positions that the one before let chains reach. (Stan Reference Manual, HMC algorithm
-    parameters, automatic parameter tuning; there windows are of one chain.)
+    every metric is estimated from positions that the one before let chains reach, and refines it. (Stan Reference
+    Manual, HMC algorithm parameters, automatic parameter tuning; there windows are of one chain.)
 
     Args:
         name: one of :data:`METRICS`.
         first: iteration at which the first window begins.
         last: iteration at which the last one ends.
+        single: one window instead, if there is room for one, to refine a metric that chains have from elsewhere: the
+            way to the posterior, which early windows see, would make it worse.
     """
 
     shortest = 10
 
-    def __init__(self, name: str, first: int, last: int):
+    def __init__(self, name: str, first: int, last: int, *, single: bool = False):
         self._kind = METRICS[name]
         self._positions: list[Tensor] = []
-        self._ends = _ends(first, last, self.shortest)
+        self._ends = _ends(first, last, max(last - first, self.shortest) if single else self.shortest)
         self._first = first
 
-    def update(self, iteration: int, position: Tensor) -> Metric | None:
+    def update(self, iteration: int, position: Tensor, metric: Metric | None) -> Metric | None:
         """The new metric if a window ends after this iteration, counted from 1.
 
         Args:
             position: ``[chains, *batch, D]``.
+            metric: the adapted one in use, if there is one.
         """
         if not self._first < iteration <= max(self._ends, default=0):
             return None
         self._positions.append(position)
         if iteration not in self._ends:
             return None
-        samples = torch.cat(self._positions)
+        positions = torch.stack(self._positions)
         self._positions.clear()
-        return self._kind.fit(samples)
+        return metric.refined(positions) if isinstance(metric, self._kind) else self._kind.fit(positions.flatten(0, 1))
 
 
 def _ends(first: int, last: int, shortest: int) -> set[int]:

@@ -29,7 +29,8 @@ class WarmUp:
     adapted, and takes one or two steps per transition (math 5.3). After it, warm-up adapts per problem, over its
     chains, the step size by dual averaging of the mean acceptance and the trajectory length by :class:`ChEES`; for all
     problems :class:`SubSteps`, up to the last quarter; and per problem the metric, in :class:`MetricWindows` up to the
-    last third, after each of which the step size and the trajectory length start again in its units. Step sizes stop
+    last third, after each of which the step size and the trajectory length start again in its units; a metric that the
+    kernel finds by itself is refined once, by the positions of the second third. Step sizes stop
     shrinking where acceptance does not respond (:class:`Response`).
     """
 
@@ -56,6 +57,7 @@ class WarmUp:
         self._sub_steps: SubSteps | None = None
         if self._tuning.n_geodesic is not None:
             self._sub_steps = SubSteps(self._tuning.n_geodesic, iterations // 10)
+        self._metric: Metric | None = None
         self._windows: MetricWindows | None = None
         if self._tuning.metric is not None:
             self._windows = MetricWindows(self._tuning.metric, self._startup, iterations * 2 // 3)
@@ -63,7 +65,7 @@ class WarmUp:
         self._chees: ChEES | None = None
         if self._tuning.step_size:
             self._chain_step_size = reasonable_step_size(self._with_sub_steps(self._kernel), problem, state, rng)
-        if not self._startup:
+        if iterations and not self._startup:
             self._precondition(state)
 
     @property
@@ -101,7 +103,7 @@ class WarmUp:
         if self._sub_steps is not None and 0.4 < self._done / self._iterations <= 0.8:
             self._sub_steps.update(info, settled)
         if self._windows is not None and trial.position is not None:
-            metric = self._windows.update(self._done, trial.position)
+            metric = self._windows.update(self._done, trial.position, self._metric)
             if metric is not None:
                 self._change(metric, state)
 
@@ -111,10 +113,13 @@ class WarmUp:
             metric = self._kernel.metric_at(self._problem, state.position)
             if metric is not None:
                 self._change(metric, state)
+                if self._tuning.metric is not None:
+                    third = self._iterations // 3
+                    self._windows = MetricWindows(self._tuning.metric, max(third, self._done), 2 * third, single=True)
 
     def _change(self, metric: Metric, state: State) -> None:
         """Take a new metric, in whose units the step size and the trajectory length are found again."""
-        self._kernel = self._kernel.replace(metric=metric)
+        self._metric, self._kernel = metric, self._kernel.replace(metric=metric)
         if self._tuning.step_size:
             kernel = self._with_sub_steps(self._kernel)
             self._chain_step_size = reasonable_step_size(kernel, self._problem, state, self._rng)

@@ -7,11 +7,13 @@ import stat
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import generators
 from dgm_infer import GenerativeModel, StandardNormal
 from dgm_infer.errors import ArgumentError, CheckpointError
-from generators.checkpoints import CHECKPOINT_KEY, PRETRAINED, describe
+from generators.checkpoints import CHECKPOINT_KEY, CHECKPOINT_PREFIX, PRETRAINED, describe
+from generators.weights import load_weights
 
 
 @pytest.fixture
@@ -110,6 +112,25 @@ def test_a_class_that_cannot_be_rebuilt_is_not_saved(tmp_path):
     with pytest.raises(CheckpointError, match="Own cannot be stored"):
         generators.save(Own(), tmp_path / "own")
     assert not list(tmp_path.iterdir())
+
+
+def test_weights_that_are_nan_are_neither_saved_nor_loaded(vae, tmp_path):
+    whole = generators.save(vae, tmp_path / "mine").read_bytes()
+    name = next(name for name, _ in vae.named_parameters())
+    state = vae.state_dict() | {name: torch.full_like(vae.state_dict()[name], torch.nan)}
+    save_file(state, tmp_path / "mine.safetensors")
+    refuses(tmp_path / "mine.safetensors", f"'{name}' are NaN")
+    stored = {CHECKPOINT_PREFIX + key: value for key, value in state.items()}
+    torch.save({CHECKPOINT_KEY: describe(vae), "state_dict": stored}, tmp_path / "a.ckpt")
+    refuses(tmp_path / "a.ckpt", f"'{name}' are NaN")
+    with pytest.raises(CheckpointError, match="are NaN"):
+        load_weights(vae, tmp_path / "mine.safetensors")
+    (tmp_path / "mine.safetensors").write_bytes(whole)
+    with torch.no_grad():
+        vae.get_parameter(name)[0] = torch.nan
+    with pytest.raises(CheckpointError, match="are NaN"):
+        generators.save(vae, tmp_path / "mine")
+    assert (tmp_path / "mine.safetensors").read_bytes() == whole
 
 
 def test_missing(vae, tmp_path):

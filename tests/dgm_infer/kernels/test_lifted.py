@@ -112,6 +112,32 @@ def test_curvature_is_the_covariance_of_a_linear_model(float32):
     assert torch.equal(factor, factor.tril())
 
 
+class Wide(dgm.GenerativeModel):
+    """Sixty linear outputs of forty latents, of widths from 1 to 0.01."""
+
+    input_density = dgm.StandardNormal(40)
+    output_shape = (60,)
+
+    def observed(self, u):
+        weight = torch.randn(40, 60, generator=torch.Generator().manual_seed(9), dtype=FLOAT)
+        return (u * torch.logspace(0, -2, 40, dtype=FLOAT).to(u)) @ weight.to(u)
+
+
+def test_a_dense_metric_begins_with_it_and_few_draws_hardly_change_it(monkeypatch):
+    fibre = dgm.condition(dgm.WithNoise(Wide(), 0.05), Wide().observed(torch.ones(1, 40, dtype=FLOAT))[0])
+    exact: Any = dgm.LiftedHMC(metric="curvature").metric_at(fibre, fibre.start(1, torch.Generator().manual_seed(1)))
+
+    def condition_number():
+        kernel: Any = run(fibre, dgm.LiftedHMC(), chains=4, warmup=40, draws=1).kernel
+        white = torch.linalg.solve_triangular(exact.factor, kernel.metric.factor, upper=False)
+        return torch.linalg.cond(white) ** 2
+
+    assert condition_number() < 10
+    # the control: a metric of the draws alone
+    monkeypatch.setattr(dgm.LiftedHMC, "metric_at", lambda *arguments: None)
+    assert condition_number() > 100
+
+
 def test_with_it_chains_cross_a_narrow_posterior_in_a_few_steps():
     with_it, without = (
         run(narrow(), dgm.LiftedHMC(metric=metric), chains=8, warmup=40, draws=20)

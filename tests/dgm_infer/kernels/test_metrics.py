@@ -50,6 +50,32 @@ def test_samples_give_their_covariance(name):
     torch.testing.assert_close(whitened @ whitened.mT, torch.eye(4, dtype=FLOAT).expand_as(factor), rtol=0, atol=0.2)
 
 
+@pytest.mark.parametrize("n", [60, 250, 1000])
+def test_few_samples_refine_a_dense_metric_where_they_differ_from_it(n):
+    dim = 100
+    widths = torch.logspace(-2, 1, dim, dtype=FLOAT)
+    truth = torch.linalg.qr(draws(dim, dim))[0] * widths
+    mine = DenseMetric(torch.linalg.cholesky(truth @ truth.mT))
+    narrower = truth[:, [40]] @ truth[:, [40]].mT * (1 / 50**2 - 1)
+    changed = torch.linalg.cholesky(truth @ truth.mT + narrower)
+
+    def ratios(metric, factor):
+        """Eigenvalues, in increasing order, of the covariance in the metric's coordinates."""
+        white = metric.whiten(factor.mT)
+        return torch.linalg.eigvalsh(white.mT @ white)
+
+    samples = draws(n, dim)
+    kept = ratios(mine.refined((samples @ mine.factor.mT).unflatten(0, (-1, 10))), mine.factor)
+    assert kept[-1] / kept[0] < 4
+    # the control: from these samples alone
+    alone = ratios(DenseMetric.fit(samples @ mine.factor.mT), mine.factor)
+    assert alone[-1] / alone[0] > 1.3 * kept[-1] / kept[0]
+    if n > 4 * dim:
+        assert ratios(mine, changed)[0] < 1e-3
+        found = ratios(mine.refined((samples @ changed.mT).unflatten(0, (-1, 10))), changed)
+        assert found[-1] / found[0] < 4
+
+
 def test_the_diagonal_metric_has_the_variances_of_the_samples():
     diagonal: Any = fitted("diagonal")
     scale = diagonal.scale
