@@ -15,6 +15,7 @@ from .errors import ArgumentError, ConfigError, cause, reported_as
 __all__ = [
     "CONFIGURATION",
     "REFERENCE_DATA",
+    "check_room",
     "complete_file",
     "complete_run",
     "held",
@@ -30,6 +31,9 @@ __all__ = [
 REFERENCE_DATA = "DGM_INFER_REFERENCE_DATA"
 """Environment variable that names the folder of reference data."""
 
+
+# Bytes that a disk must take before a run begins.
+_ROOM = 2**16
 
 # How often a folder is tried to be made whose parent has vanished meanwhile.
 _RETRIES = 100
@@ -85,6 +89,16 @@ def writable_folder(folder: Path) -> Path:
     return folder
 
 
+def check_room(folder: Path) -> None:
+    """Raise OSError if the disk of a folder does not take a small file: before the work, not after it."""
+    probe = folder / f"{secrets.token_hex(4)}.part"
+    try:
+        probe.write_bytes(bytes(_ROOM))
+    finally:
+        with suppress(OSError):
+            probe.unlink()
+
+
 def remove_folders(made: list[Path]) -> None:
     """Undo :func:`make_folder`: remove the folder with its contents, and its parents unless another run uses them."""
     if made:
@@ -97,6 +111,8 @@ def remove_folders(made: list[Path]) -> None:
 def remove_unfinished(made: list[Path]) -> bool:
     """Undo :func:`new_folder` unless the folder holds more than a configuration; whether it is gone."""
     folder = made[0]
+    if not folder.exists():
+        return True
     with suppress(OSError):
         if any(path.name != CONFIGURATION for path in folder.iterdir()):
             return False
@@ -171,6 +187,10 @@ def complete_run(name: str, root: str | os.PathLike = "runs", configuration: str
         if configuration is not None:
             with reported_as(ConfigError):
                 write_file(folder / CONFIGURATION, configuration)
+        try:
+            check_room(folder)
+        except OSError as error:
+            raise ConfigError(f"output: cannot write to {folder}: {error.strerror}") from error
         yield folder
     except BaseException as error:
         if not remove_unfinished(made):

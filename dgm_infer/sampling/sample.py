@@ -168,7 +168,14 @@ def sample(
         interrupted=stopped_by is not None,
         ancestors=start.ancestors,
     )
-    for line in verdict(result, problem, stayed, count * thin, adapted):
+    try:
+        lines = list(verdict(result, problem, stayed, count * thin, adapted))
+    except KeyboardInterrupt:
+        result.interrupted, lines = True, ["interrupted after the last draw: all of them are kept"]
+    except Exception as error:
+        # the draws are there, whatever becomes of the look at them
+        lines = [f"the draws could not be checked: {_named(error)}"]
+    for line in lines:
         warnings.warn(f"sample(): {line}", stacklevel=2)
     return result
 

@@ -126,12 +126,16 @@ def estimate_evidence(
 def _add(results: dict[str, Evidence], folder: Path, found: dict[str, Evidence]) -> None:
     """Keep the estimates of a method, in the folder too, before the next method begins.
 
+    Those of earlier methods are written again if the folder has vanished.
+
     Raises:
         KeyboardInterrupt: they are of an interrupted run.
     """
     results |= found
-    for label, evidence in found.items():
-        keep(evidence.save, folder / f"{label.replace(' ', '_')}.npz")
+    for label, evidence in results.items():
+        path = folder / f"{label.replace(' ', '_')}.npz"
+        if label in found or not path.exists():
+            keep(evidence.save, path)
     table = _frame(results).to_csv(index=False)
     keep(lambda path: write_file(path, table), folder / "evidence.csv")
     for evidence in found.values():
@@ -163,8 +167,8 @@ def fitted_base(model: LatentVariableModel, target: LatentPosterior, kind: str, 
 
 
 def _problem(model: LatentVariableModel, x: Tensor, base: str, seed: int) -> tuple[LatentPosterior, Gaussian]:
-    # flat: a channel of its own would look like a batch of one
-    target = LatentPosterior(model.decoder, x.flatten(1), model.prior)
+    # a channel of its own would look like a batch of one
+    target = LatentPosterior(model.decoder, x.reshape(len(x), *(n for n in x.shape[1:] if n > 1)), model.prior)
     return target, fitted_base(model, target, base, seed)
 
 

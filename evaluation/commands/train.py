@@ -1,5 +1,6 @@
 """The ``train`` command: LightningCLI's ``fit`` with a run folder, a tidy screen and a generator at the end."""
 
+import math
 import signal
 from collections.abc import Sequence
 from datetime import timedelta
@@ -11,7 +12,7 @@ import jsonargparse  # noqa: F401
 import torch
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch import Trainer
-from lightning.pytorch.callbacks import ProgressBar, Timer
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint, ProgressBar, Timer
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from lightning.pytorch.plugins.io import CheckpointIO
@@ -20,7 +21,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from dgm_infer.arguments import whole_number
 from dgm_infer.errors import ConfigError, DgmInferError, cause, reported_as
 from dgm_infer.extras import extra
-from dgm_infer.files import make_folder, new_folder, remove_folders
+from dgm_infer.files import check_room, make_folder, new_folder, remove_folders
 from generators.weights import read_checkpoint
 from trainers.export import SaveGenerator
 from trainers.progress import TrainingProgress
@@ -158,6 +159,9 @@ class TrainCLI(LightningCLI):
         if settings["enable_progress_bar"] is not False and not any(isinstance(c, ProgressBar) for c in callbacks):
             callbacks.append(TrainingProgress())
         callbacks.append(RandomState())
+        if settings["enable_checkpointing"] is not False and not any(isinstance(c, Checkpoint) for c in callbacks):
+            # as Lightning's own, but between epochs
+            callbacks.append(ModelCheckpoint(save_on_train_epoch_end=True))
         return super().instantiate_trainer(callbacks=callbacks, plugins=plugins, **kwargs)
 
     def _make_folder(self, named: str | None) -> Path:
@@ -167,10 +171,13 @@ class TrainCLI(LightningCLI):
             return Path(named or self.name)
         try:
             self.made = new_folder(self.name) if named is None else make_folder(Path(named))
+            folder = Path(named) if named else self.made[0]
+            check_room(folder)
         except OSError as error:
+            remove_folders(self.made)
             where = f"trainer.default_root_dir={named}" if named else f"a folder in runs/{self.name}"
-            raise ConfigError(f"{where} cannot be made: {error.strerror}") from error
-        return Path(named) if named else self.made[0]
+            raise ConfigError(f"{where} cannot be made or written to: {error.strerror}") from error
+        return folder
 
     def before_fit(self) -> None:
         self.export: SaveGenerator = self._get(self.config_init, "export")
@@ -235,25 +242,30 @@ class TrainCLI(LightningCLI):
                 _say(self.trainer, f"{what}: {path}")
 
     def _checkpoint(self) -> Path | None:
-        callback = self.trainer.checkpoint_callback
-        paths = [getattr(callback, name, "") for name in ("last_model_path", "best_model_path")]
+        callbacks = self.trainer.checkpoint_callbacks
+        paths = [getattr(c, name, "") for name in ("last_model_path", "best_model_path") for c in callbacks]
         return next((Path(path) for path in paths if path and Path(path).exists()), None)
 
 
 def _save_between_epochs(trainer: Any) -> None:
-    """Let checkpoints that a validation decides on be written when its epoch has ended.
+    """Let checkpoints of epochs be written when their epoch has ended.
 
-    Lightning would write them from within the epoch, which a run that resumes from one ends another time.
+    After a validation Lightning would write them from within the epoch, which a run that resumes from one ends another
+    time.
     """
     every = trainer["check_val_every_n_epoch"]
     if every is None or trainer["val_check_interval"] not in (None, 1.0) or not isinstance(trainer["callbacks"], list):
         return
     for callback in trainer["callbacks"]:
         given = callback.get("init_args") or {}
-        own = ("every_n_epochs", "every_n_train_steps", "train_time_interval", "save_on_train_epoch_end")
-        monitors = callback["class_path"].endswith(".ModelCheckpoint") and given.get("monitor") is not None
-        if monitors and all(given.get(option) is None for option in own):
-            given["every_n_epochs"], given["save_on_train_epoch_end"] = every, True
+        own = ("every_n_train_steps", "train_time_interval", "save_on_train_epoch_end")
+        if callback["class_path"].endswith(".ModelCheckpoint") and all(given.get(option) is None for option in own):
+            if given.get("monitor") is not None:
+                # where there is a validation, as Lightning would
+                own_epochs = given.get("every_n_epochs")
+                given["every_n_epochs"] = math.lcm(every if own_epochs is None else own_epochs, every)
+            given["save_on_train_epoch_end"] = True
+            callback["init_args"] = given
 
 
 def _innermost(error: BaseException) -> str:

@@ -2,9 +2,10 @@
 
 import io
 import os
+from pathlib import Path
 
 from dgm_infer.extras import extra
-from dgm_infer.files import write_file
+from dgm_infer.files import writable_folder, write_file
 
 with extra("train"):
     from matplotlib.figure import Figure
@@ -13,11 +14,12 @@ __all__ = ["save_picture"]
 
 
 def save_picture(path: str | os.PathLike, figure: Figure, dpi: int, *, tight: bool = False) -> None:
-    """Write a figure on white as PNG; ``tight`` cuts the margins off.
+    """Write a figure on white as PNG, into a folder that is made if need be; ``tight`` cuts the margins off.
 
     Raises:
         ArgumentError: the file cannot be written.
     """
     picture = io.BytesIO()
     figure.savefig(picture, format="png", dpi=dpi, facecolor="white", bbox_inches="tight" if tight else None)
+    writable_folder(Path(path).parent)
     write_file(path, picture)

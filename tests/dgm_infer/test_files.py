@@ -7,7 +7,7 @@ import pytest
 
 import generators
 from dgm_infer.errors import ArgumentError, ConfigError
-from dgm_infer.files import CONFIGURATION, complete_run, new_folder, write_file
+from dgm_infer.files import CONFIGURATION, complete_run, new_folder, remove_folders, write_file
 from tests.disks import fill, largest_file
 
 WORKERS = 8
@@ -103,14 +103,28 @@ def test_a_file_that_the_disk_refuses_is_one_line_and_the_old_one_stays(tmp_path
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-def test_a_run_on_a_full_disk_is_refused_before_it_begins(tmp_path, monkeypatch):
+@pytest.mark.parametrize("configuration", [None, "seed: 1\n"])
+def test_a_run_on_a_full_disk_is_refused_before_it_begins(tmp_path, monkeypatch, configuration):
     fill(monkeypatch, tmp_path)
     with (
-        pytest.raises(ConfigError, match=r"config\.yaml: No space left on device"),
-        complete_run("run", tmp_path / "runs", "seed: 1\n"),
+        pytest.raises(ConfigError, match=r"run.*: No space left on device"),
+        complete_run("run", tmp_path / "runs", configuration),
     ):
         pytest.fail("it began")
     assert not (tmp_path / "runs").exists()
+
+
+def test_an_error_in_a_folder_that_has_vanished_is_that_error(tmp_path):
+    failure = ArgumentError("a failure")
+
+    def run():
+        with complete_run("run", tmp_path, "seed: 1\n") as folder:
+            remove_folders([folder])
+            raise failure
+
+    with pytest.raises(ArgumentError, match="a failure"):
+        run()
+    assert not hasattr(failure, "__notes__")
 
 
 def test_generators_that_are_saved_together_are_each_whole(tmp_path):

@@ -35,10 +35,12 @@ MODELS = {
 }  # fmt: skip
 
 
-# of every epoch, and of those with a validation, as the shipped configurations have it
+# of every epoch; of those with a validation, as the shipped configurations have it; in other ways
 SAVING = {
     "every epoch": {"every_n_epochs": 1},
     "by validation": {"monitor": "val/elbo", "mode": "max"},
+    "by the last validation": {"monitor": "val/elbo", "mode": "max", "every_n_epochs": 1},
+    "without a choice": {},
 }
 
 
@@ -79,7 +81,9 @@ def rows(folder: Path, epoch: int) -> list[str]:
     return [line for line in lines if int(line.split(",")[column]) >= epoch]
 
 
-RUNS = {name: (name, "every epoch") for name in MODELS} | {"VAE by validation": ("VAE", "by validation")}
+RUNS = {name: (name, "every epoch") for name in MODELS} | {
+    f"VAE {saving}": ("VAE", saving) for saving in SAVING if saving != "every epoch"
+}
 
 
 @pytest.mark.parametrize(("name", "saving"), cases(RUNS, quick=("VAE by validation",)))

@@ -9,6 +9,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.errors import ModelError, ObservationError
 from dgm_infer.kernels.hamiltonian import MAX_STEPS
+from dgm_infer.sampling import sample as sampling
 from dgm_infer.sampling.verdict import verdict
 from tests.oracles import FLOAT
 
@@ -68,6 +69,41 @@ def test_a_model_that_turns_nan_is_named():
     stuck, lost = said_of_spoiled(lambda x: x * math.nan)
     assert "3 of 3 chains never moved: in 100 % of their transitions projections fail" in stuck
     assert "outputs are NaN at draws" in lost
+
+
+@pytest.mark.filterwarnings("default:stopped by")
+def test_draws_are_kept_of_a_model_that_fails_for_good():
+    def fail(x):
+        raise RuntimeError("a fault for good")
+
+    class SpoilsLater(Spoils):
+        def step(self, problem, state, rng):
+            problem.model.started = (made := len(calls)) >= 3
+            calls.append(made)
+            return super().step(problem, state, rng)
+
+        def init(self, problem, position):
+            return dgm.ConstrainedHMC.init(self, problem, position)
+
+    calls: list[int] = []
+    problem = dgm.condition(Spoiled(fail), [2.0])
+    lines = said(problem, SpoilsLater(step_size=0.3, n_steps=1, n_geodesic=1))
+    assert lines[0] == f"stopped by RuntimeError (a fault for good): 3 of {DRAWS} draws were made and are kept"
+    assert lines[1] == "sample(): the draws could not be checked: stopped by RuntimeError (a fault for good)"
+
+
+def test_an_interrupt_while_draws_are_checked_keeps_them(monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sampling, "verdict", interrupted)
+    start = torch.tensor([math.sqrt(2), 0, 0], dtype=FLOAT).expand(CHAINS, 3)
+    with pytest.warns(UserWarning, match="all of them are kept"):
+        draws = dgm.sample(
+            dgm.condition(Sphere(), [2.0]), KERNEL, chains=CHAINS, warmup=0, draws=5, initial=start, progress=False
+        )
+    assert draws.interrupted
+    assert draws.shape[1] == 5
 
 
 def test_a_model_that_computes_a_row_from_its_batch_is_named():

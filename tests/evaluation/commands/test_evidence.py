@@ -175,9 +175,13 @@ def test_bad_input_gets_one_line_and_exit_code_2(case, config, tmp_path, capsys)
     assert not (tmp_path / "runs").exists()
 
 
-def test_nan_pixels_are_refused(config, capsys):
-    assert run(config, "--images", _npy(np.full((3, 8, 8), np.nan))) == 2
-    assert "not finite" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("images", "words"),
+    [(np.full((3, 8, 8), np.nan), "not finite"), (np.mgrid[:3, :8, 0:256:32][2] + 0.0, "divide by")],
+)
+def test_pixels_of_no_use_are_refused(config, capsys, images, words):
+    assert run(config, "--images", _npy(images)) == 2
+    assert words in capsys.readouterr().err
 
 
 def estimates(log_z, error, **changes):

@@ -7,6 +7,7 @@ import tempfile
 
 import pandas as pd
 import pytest
+from matplotlib.figure import Figure
 
 import dgm_infer as dgm
 from dgm_infer import Draws, Evidence
@@ -14,6 +15,7 @@ from evaluation.commands import condition as condition_module
 from evaluation.commands import evidence as evidence_module
 from evaluation.commands.cli import main
 from evaluation.commands.keeping import without_stops
+from evaluation.figures.saving import save_picture
 from tests.disks import fill
 
 CONDITION = """\
@@ -162,6 +164,11 @@ def test_a_run_folder_that_vanishes_while_sampling_is_made_again(run, monkeypatc
     assert Draws.load(folder / "posterior.nc").shape[1] == 6
 
 
+def test_a_picture_makes_a_folder_that_has_vanished_again(tmp_path):
+    save_picture(tmp_path / "runs" / "picture.png", Figure(), 50)
+    assert names(tmp_path / "runs") == {"picture.png"}
+
+
 @pytest.mark.parametrize("act", [stop, terminate])
 def test_evidence_keeps_every_method_that_was_finished(run, monkeypatch, act):
     during(monkeypatch, dgm.AIS, "run", act)
@@ -169,6 +176,13 @@ def test_evidence_keeps_every_method_that_was_finished(run, monkeypatch, act):
     assert code == 130
     assert names(folder) == {"config.yaml", "Elbo.npz", "ImportanceSampling.npz", "evidence.csv"}
     assert set(pd.read_csv(folder / "evidence.csv")["method"]) == {"Elbo", "ImportanceSampling"}
+
+
+def test_estimates_are_written_again_into_a_folder_that_has_vanished(run, monkeypatch, tmp_path):
+    during(monkeypatch, dgm.AIS, "run", lambda: shutil.rmtree(tmp_path / "runs"))
+    code, folder = run("evidence")
+    assert code == 0
+    assert {"Elbo.npz", "ImportanceSampling.npz", "AIS.npz", "evidence.csv"} <= names(folder)
 
 
 def test_evidence_of_the_images_before_an_interrupt_is_kept(run, monkeypatch):

@@ -19,6 +19,7 @@ import generators
 from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
 from evaluation.commands.cli import main
 from evaluation.commands.train import train
+from tests.disks import fill
 from tests.files import reference_folder, write_fashion
 from tests.quick import cases
 from trainers import DigitsData, VAETraining
@@ -359,6 +360,33 @@ def test_a_signal_leaves_the_metrics_of_a_run_without_checkpoints(tmp_path, monk
         main(["train", *SHORT, *alone, "--trainer.max_epochs", "3"])
     (metrics,) = tmp_path.glob("runs/digits_vae/*/metrics.csv")
     assert len(metrics.read_text().splitlines()) > 1
+
+
+def test_a_checkpoint_within_the_first_epoch_outlives_an_interrupt(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    batches = iter(range(100))
+    monkeypatch.setattr(_Stops, "act", lambda self: next(batches) == 4 and signal.raise_signal(signal.SIGINT))
+    checkpoint = "lightning.pytorch.callbacks.ModelCheckpoint"
+    best, step = {"monitor": "val/elbo", "filename": "best"}, {"every_n_train_steps": 2, "filename": "step"}
+    # the configuration's own way is overridden
+    callbacks = [{"class_path": checkpoint, "init_args": way} for way in (best, step | {"every_n_epochs": None})]
+    callbacks.append({"class_path": f"{__name__}._Stops"})
+    Path("own.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks}}))
+    with pytest.raises(SystemExit) as caught:
+        main(["train", *SHORT, "--config", "own.yaml"])
+    assert caught.value.code == 130
+    (kept,) = tmp_path.glob("runs/*/*/checkpoints/*.ckpt")
+    assert str(kept.relative_to(tmp_path)) in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("named", [[], ["--trainer.default_root_dir", "mine"]])
+def test_a_disk_that_is_full_from_the_start_is_one_line_before_the_work(named, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    fill(monkeypatch, tmp_path)
+    assert main(["train", *SHORT, *named]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.endswith("cannot be made or written to: No space left on device")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_disk_that_is_full_is_one_line_and_leaves_the_last_checkpoint(tmp_path, monkeypatch, capsys):
