@@ -1,9 +1,13 @@
 """What a command has finished stays, wherever it is stopped."""
 
 import functools
+import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -15,6 +19,7 @@ from evaluation.commands import condition as condition_module
 from evaluation.commands import evidence as evidence_module
 from evaluation.commands.cli import main
 from evaluation.commands.keeping import without_stops
+from evaluation.experiments import quantile
 from evaluation.figures.saving import save_picture
 from tests.disks import fill
 
@@ -207,6 +212,91 @@ def test_a_signal_before_anything_is_finished_leaves_nothing(run, monkeypatch, c
     during(monkeypatch, dgm.Elbo, "run", terminate)
     assert run("evidence") == (130, None)
     assert "interrupted before anything could be kept" in capsys.readouterr().err
+
+
+KILLED = """\
+import functools, os, signal, sys
+import dgm_infer as dgm
+from evaluation.commands.cli import main
+
+command, owner, name = sys.argv[1], getattr(dgm, sys.argv[2]), sys.argv[3]
+calls = iter(range(2 if name == "step" else 0))
+
+@functools.wraps(getattr(owner, name))
+def killed(*arguments, function=getattr(owner, name), **options):
+    if next(calls, None) is None:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return function(*arguments, **options)
+
+setattr(owner, name, killed)
+sys.exit(main([command, "--config", "config.yaml"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("command", "place", "left"),
+    [
+        ("condition", ("ConstrainedHMC", "step"), {"config.yaml"}),
+        ("evidence", ("AIS", "run"), {"config.yaml", "Elbo.npz", "ImportanceSampling.npz", "evidence.csv"}),
+    ],
+)
+def test_a_kill_leaves_what_was_finished(tmp_path, command, place, left):
+    (tmp_path / "config.yaml").write_text({"condition": CONDITION, "evidence": EVIDENCE}[command])
+    paths = os.environ | {"PYTHONPATH": str(Path(dgm.__file__).parents[1])}
+    process = subprocess.run([sys.executable, "-c", KILLED, command, *place], cwd=tmp_path, env=paths, check=False)
+    assert process.returncode == -signal.SIGKILL
+    (folder,) = (tmp_path / "runs" / "small").iterdir()
+    assert names(folder) == left
+    if command == "evidence":
+        assert Evidence.load(folder / "Elbo.npz").log_z.shape == (3,)
+
+
+@pytest.fixture
+def experiment(tmp_path, monkeypatch):
+    """Runs an experiment that makes a picture, acts, and makes another; returns the exit code and its run folders."""
+    monkeypatch.chdir(tmp_path)
+
+    def go(act):
+        def pictures(folder, **options):
+            save_picture(folder / "first.png", Figure(), 50)
+            act()
+            save_picture(folder / "second.png", Figure(), 50)
+            return {}
+
+        monkeypatch.setattr(quantile, "run", pictures)
+        code = main(["reproduce", "quantile", "--fast"])
+        return code, list((tmp_path / "runs" / "reproduce_quantile").glob("*"))
+
+    return go
+
+
+def test_a_signal_leaves_what_an_experiment_had_written(experiment, capsys):
+    code, (folder,) = experiment(terminate)
+    assert code == 130
+    assert names(folder) == {"first.png"}
+    assert "keeps what was finished: first.png" in capsys.readouterr().err
+
+
+def test_an_experiment_whose_folder_vanishes_has_its_results(experiment, tmp_path):
+    code, (folder,) = experiment(lambda: shutil.rmtree(tmp_path / "runs"))
+    assert code == 0
+    assert names(folder) == {"second.png", "results.json", "log.txt"}
+
+
+def test_an_experiment_on_a_full_disk_is_refused_before_it_begins(experiment, monkeypatch, capsys, tmp_path):
+    fill(monkeypatch, tmp_path / "runs")
+    assert experiment(lambda: pytest.fail("it began")) == (2, [])
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert line.endswith("No space left on device")
+
+
+def test_an_experiment_whose_disk_is_full_later_keeps_what_it_had_written(experiment, monkeypatch, capsys, tmp_path):
+    code, (folder,) = experiment(lambda: fill(monkeypatch, tmp_path / "runs"))
+    assert code == 2
+    assert names(folder) == {"first.png"}
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "second.png: No space left on device" in line
 
 
 def test_signals_wait_for_the_end_of_a_block():
