@@ -10,6 +10,7 @@ import torch
 import dgm_infer as dgm
 import generators
 from tests.devices import DEVICE, Device, Generator, from_device, to_device
+from tests.models import Bent, Images, image
 from tests.oracles import FLOAT
 from tests.quick import cases
 
@@ -25,6 +26,7 @@ METHODS = {
     "GibbsTempering": dgm.GibbsTempering(draws=4, warmup=2, **PILOT),
     "ContinuousTempering": dgm.ContinuousTempering(draws=4, warmup=2, step_size=0.2, **PILOT),
     "SimulatedTempering": dgm.SimulatedTempering(draws=4, warmup=2, **PILOT),
+    "ParallelTempering": dgm.ParallelTempering(draws=8, temperatures=3, **PILOT),
     "PathSampling": dgm.PathSampling(dgm.GibbsTempering(draws=8, warmup=2, **PILOT), parts=2),
 }
 
@@ -108,6 +110,47 @@ KERNELS = {"HMC": dgm.HMC(0.5, n_steps=2), "NUTS": dgm.NUTS(0.5, n_steps=3), "de
 def test_targets_are_sampled_on_their_device(kernel):
     with Device():
         assert dgm.sample(there(), kernel, **QUICK).inputs.device == DEVICE
+
+
+# the double takes a thousand times as long as a device: few transitions
+FIBRE_KERNELS = {
+    "ConstrainedHMC": dgm.ConstrainedHMC(n_geodesic=1, max_iterations=5),
+    "LiftedHMC": dgm.LiftedHMC(),
+}
+
+
+@pytest.mark.parametrize("kernel", cases(FIBRE_KERNELS, quick=()))
+def test_fibres_are_sampled_on_their_device_with_a_warm_up(kernel):
+    y = torch.linspace(-0.8, 0.8, 5, dtype=FLOAT)
+    start = dgm.condition(Bent(), y).start(2, torch._C.Generator().manual_seed(1))
+    with Device():
+        fibre = dgm.condition(to_device(Bent()), to_device(y))
+        draws = dgm.sample(fibre, kernel, **QUICK | {"warmup": 2, "draws": 1, "initial": to_device(start)})
+        assert draws.inputs.device == DEVICE
+
+
+OPERATORS = {
+    "downsample": (dgm.downsample(1), image(2)),
+    "linear": (dgm.linear(torch.eye(2, 6, dtype=FLOAT)), torch.zeros(2, 2)),
+}
+
+
+@pytest.mark.parametrize(("observe", "values"), cases(OPERATORS, quick=()))
+def test_operators_follow_the_device(observe, values):
+    with Device():
+        fibre = dgm.condition(to_device(Images().double().eval()), to_device(values.double()), observe=observe)
+        draws = dgm.sample(fibre, dgm.ConstrainedHMC(0.1, n_steps=1, n_geodesic=1), **QUICK | {"warmup": 0})
+        assert draws.generate(1).device == DEVICE
+
+
+GRADIENT_FREE = {"EllipticalSlice": dgm.EllipticalSlice(), "HMC": dgm.HMC()}
+
+
+@pytest.mark.parametrize("kernel", cases(GRADIENT_FREE, quick=()))
+def test_soft_observations_are_sampled_on_their_device(kernel):
+    with Device():
+        target = dgm.condition(to_device(Images().double().eval()), to_device(image(2).double()), tolerance=0.3)
+        assert dgm.sample(target, kernel, **QUICK).inputs.device == DEVICE
 
 
 def test_for_a_constant_number_of_steps_the_host_waits_for_nothing():
