@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgm_infer.errors import ConfigError
+from dgm_infer.errors import ConfigError, cause
 from dgm_infer.extras import extra
 
 with extra("train"):
@@ -24,14 +24,15 @@ def read_picture(path: str | os.PathLike, *, colour: bool) -> Tensor:
     Transparency is dropped.
 
     Raises:
-        ConfigError: the file is not a readable picture, or has more than 8 bits per channel.
+        ConfigError: the file is not a readable picture, is too large to unpack, or has more than 8 bits per channel.
     """
     try:
         with Image.open(path) as opened:
             mode = opened.mode
             picture = ImageOps.exif_transpose(opened).convert("RGB" if colour else "L")
-    except OSError as error:
-        raise ConfigError(f"{path} is not a readable picture: {error}") from error
+    # Pillow refuses huge pictures by an error of its own, and on damaged ones raises whatever its decoders run into
+    except Exception as error:
+        raise ConfigError(f"{path} is not a readable picture: {cause(error)}") from error
     if mode not in _MODES:
         raise ConfigError(f"{path} has pixels of more than 8 bits (mode {mode}): convert it to 8 bits")
     pixels = torch.from_numpy(np.array(picture))

@@ -10,7 +10,7 @@ from ..arguments import whole_number
 from ..progress import Progress
 from ..settings import Settings
 from .estimators import Estimate, finite_or_zero, log_mean, mean_of_chains, weight_ess
-from .method import EstimateStatus, Outcome
+from .method import EstimateStatus, Outcome, check_held
 from .path import AnnealedPath
 
 __all__ = ["Elbo", "ImportanceSampling", "importance_log_z", "largest_share"]
@@ -40,7 +40,7 @@ class ImportanceSampling(Settings):
         whole_number("ImportanceSampling", "samples", self.samples)
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
-        draws, log_weights, interrupted = _weighted(path, chains, self.samples, rng, progress)
+        draws, log_weights, interrupted = _weighted(self, path, chains, rng, progress)
         each = log_mean(log_weights.movedim(1, 0))
         pooled = log_weights.flatten(0, 1)
         estimate = mean_of_chains(each.log_z)._replace(bias=each.bias.mean(0))
@@ -70,7 +70,7 @@ class Elbo(Settings):
         whole_number("Elbo", "samples", self.samples)
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
-        draws, log_weights, interrupted = _weighted(path, chains, self.samples, rng, progress)
+        draws, log_weights, interrupted = _weighted(self, path, chains, rng, progress)
         pooled = log_weights.flatten(0, 1)
         diagnostics = {"ess": weight_ess(pooled), "max_weight_share": largest_share(pooled)}
         return Outcome(_mean(log_weights.mean(1)), draws, log_weights, diagnostics, interrupted=interrupted)
@@ -95,9 +95,11 @@ def _mean(values: Tensor) -> Estimate:
 
 @torch.no_grad()
 def _weighted(
-    path: AnnealedPath, chains: int, samples: int, rng: torch.Generator, progress: Progress
+    method: ImportanceSampling | Elbo, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress
 ) -> tuple[Tensor, Tensor, bool]:
     """Draws of the base ``[chains, samples, *batch, D]``, their log weights, and whether an interrupt left fewer."""
+    samples = method.samples
+    check_held(method, path, samples=chains * samples * path.base.mean.numel())
     at_once = max(1, _POINTS // (chains * path.batch_shape.numel()))
     progress.expect(-(-samples // at_once))
     mean = path.base.mean

@@ -5,12 +5,13 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..arguments import allocatable
 from ..errors import ArgumentError
 from ..progress import Progress
 from .estimators import Estimate
 from .path import AnnealedPath
 
-__all__ = ["EstimateStatus", "Method", "Outcome", "check_method"]
+__all__ = ["EstimateStatus", "Method", "Outcome", "check_held", "check_method"]
 
 EstimateStatus = Literal["unbiased", "consistent", "lower", "upper", "heuristic"]
 
@@ -49,3 +50,14 @@ def check_method(method: object) -> None:
     if isinstance(method, type) or not hasattr(method, "run"):
         name = method.__name__ if isinstance(method, type) else repr(method)
         raise ArgumentError(f"method={name}: expected an instance, for example GibbsTempering()")
+
+
+def check_held(method: object, path: AnnealedPath, **held: int) -> None:
+    """Raise ArgumentError if no memory holds what a method's settings ask for: called before a run begins.
+
+    Args:
+        held: by setting, the numbers that a run holds at once because of it.
+    """
+    for field, elements in held.items():
+        name, value, remedy = type(method).__name__, getattr(method, field), f"use fewer {field.replace('_', ' ')}"
+        allocatable(name, field, value, elements, remedy, like=path.base.mean)

@@ -8,6 +8,7 @@ from torch import Tensor
 from ..arguments import fraction, optional_positive, whole_number
 from ..progress import Progress
 from . import schedules
+from .method import check_held
 from .path import AnnealedPath
 from .pilot import Pilot, StepSizes, anneal_pilot
 
@@ -57,8 +58,13 @@ def tuned_steps(
     progress: Progress,
 ) -> tuple[StepSizes, Pilot | None]:
     """Step sizes, and the pilot if one was needed."""
+    problems = path.batch_shape.numel()
+    # of other schedules the number of temperatures is a limit, or not used
+    if isinstance(method.schedule, str) and method.schedule in (*schedules.SCHEDULES, "equalised"):
+        check_held(method, path, temperatures=method.temperatures * problems)
     if method.step_size is not None and not _equalised(method):
         return StepSizes.constant(method.step_size, path.batch_shape, path.base.mean), None
+    check_held(method, path, pilot_temperatures=method.pilot_temperatures * problems)
     progress.expect(method.pilot_temperatures)
     pilot = anneal_pilot(
         path,

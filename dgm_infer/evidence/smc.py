@@ -14,7 +14,7 @@ from ..progress import Progress
 from ..settings import Settings
 from .estimators import log_mean, weight_ess
 from .importance import largest_share
-from .method import EstimateStatus, Outcome
+from .method import EstimateStatus, Outcome, check_held
 from .path import AnnealedPath, Point
 from .pilot import StepSizes
 from .plan import check_settings, temperatures_of, tuned_steps
@@ -87,6 +87,7 @@ class SMC(Settings):
         return isinstance(self.schedule, str) and self.schedule == "adaptive"
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        check_held(self, path, particles=chains * self.particles * path.base.mean.numel())
         pilot_chains = min(_PILOT, chains * self.particles)
         sizes, pilot = tuned_steps(self, path, pilot_chains, self.n_steps, rng, progress)
         if self._adapts:

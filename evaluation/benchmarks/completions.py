@@ -19,7 +19,7 @@ from torch.distributions import Normal
 import dgm_infer as dgm
 import generators
 from dgm_infer.arguments import positive
-from dgm_infer.errors import ConfigError, reported_as
+from dgm_infer.errors import ConfigError, reported_as, uninterrupted
 from dgm_infer.models import as_generative_model, base_distribution, reference_tensor
 from generators import LatentPosterior
 from trainers import DigitsData, FashionMNISTData, MNISTData
@@ -188,14 +188,8 @@ def _completed(
     mask, seed = top_half(tuple(pictures.images.shape[1:])), settings["seed"]
     problem = posterior(model, pictures.images, mask, settings["noise"])
     started = time.perf_counter()
-    result = dgm.sample(
-        problem,
-        dgm.HMC(),
-        chains=settings["chains"],
-        warmup=settings["warmup"],
-        draws=settings["draws"],
-        seed=seed,
-    )
+    sizes = {name: settings[name] for name in ("chains", "warmup", "draws")}
+    result = uninterrupted(dgm.sample(problem, dgm.HMC(), **sizes, seed=seed))
     seconds = time.perf_counter() - started
     summary = result.summary()
     completions = result.generate(seed=seed).flatten(0, 1)

@@ -9,6 +9,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer import Gaussian
+from dgm_infer.errors import uninterrupted
 from generators import LatentPosterior
 
 __all__ = ["STEPS", "one_large_run", "throughput"]
@@ -18,6 +19,8 @@ STEPS = 10
 _STEP_SIZE = 0.2
 # The large run on a GPU: images, chains, temperatures.
 _LARGE = (1000, 16, 1000)
+# Annealing and nothing else.
+_BARE = {"keep_draws": False, "coverage": False, "progress": False}
 
 
 def throughput(
@@ -36,9 +39,7 @@ def throughput(
     def annealing() -> float:
         _synchronise(points)
         started = time.perf_counter()
-        evidence = dgm.log_evidence(
-            target, base, method, chains=chains, seed=seed, keep_draws=False, coverage=False, progress=False
-        )
+        evidence = uninterrupted(dgm.log_evidence(target, base, method, chains=chains, seed=seed, **_BARE))
         _synchronise(points)
         return n * evidence.diagnostics["gradient_evaluations"] / (time.perf_counter() - started)
 
@@ -88,9 +89,7 @@ def one_large_run(posterior: Callable[[int], tuple[LatentPosterior, Gaussian]], 
     target, base = posterior(images)
     _synchronise(base.mean)
     started = time.perf_counter()
-    evidence = dgm.log_evidence(
-        target, base, method, chains=chains, seed=seed, keep_draws=False, coverage=False, progress=False
-    )
+    evidence = uninterrupted(dgm.log_evidence(target, base, method, chains=chains, seed=seed, **_BARE))
     _synchronise(base.mean)
     seconds = time.perf_counter() - started
     gradients = images * chains * evidence.diagnostics["gradient_evaluations"]

@@ -12,7 +12,7 @@ from ...errors import ArgumentError
 from ...progress import Progress
 from ...settings import Settings
 from .. import schedules
-from ..method import EstimateStatus, Outcome
+from ..method import EstimateStatus, Outcome, check_held
 from ..path import AnnealedPath
 from ..pilot import anneal_pilot
 from .barrier import equalised, interpolated_rows
@@ -92,6 +92,14 @@ class ParallelTempering(Settings):
         return (self.temperatures + 1) * (1 if self.broad is False else 2)
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        position = chains * path.base.mean.numel() * (1 if self.broad is False else 2)
+        check_held(
+            self,
+            path,
+            draws=self.draws // self.thin * position,
+            temperatures=(self.temperatures + 1) * position,
+            pilot_temperatures=self.pilot_temperatures * path.batch_shape.numel(),
+        )
         legs = Legs(path, self._broad(path, rng))
         rounds = self._rounds()
         progress.expect(self.pilot_temperatures + sum(rounds) + self.draws)

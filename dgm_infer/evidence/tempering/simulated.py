@@ -61,6 +61,11 @@ class SimulatedTempering(Tempering):
     def _chain(self, path, pilot, log_zeta, point, rng):
         return _SimulatedChain(path, pilot.step_sizes, self._ladder(pilot, log_zeta), point, rng, self.n_steps)
 
+    def _held(self, path, chains):
+        held = super()._held(path, chains)
+        # values that are listed set K
+        return held | {"temperatures": self.temperatures} if isinstance(self.schedule, str) else held
+
     def _ladder(self, pilot: Pilot, log_zeta: Tensor) -> Ladder:
         """``h_k = log g_k - beta_k log zeta``, which is ``-log Z(beta_k)`` for the pilot's weights."""
         own = schedules.values_of("SimulatedTempering", self.schedule, self.temperatures).to(log_zeta.device)

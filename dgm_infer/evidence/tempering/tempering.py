@@ -11,7 +11,7 @@ from ...errors import ArgumentError, EvidenceError
 from ...progress import Progress
 from ...settings import Settings
 from ..importance import importance_log_z
-from ..method import EstimateStatus, Outcome
+from ..method import EstimateStatus, Outcome, check_held
 from ..path import AnnealedPath, Point
 from ..pilot import Pilot, anneal_pilot
 from .record import Record, TemperedState
@@ -65,6 +65,7 @@ class Tempering(Settings):
 
     def recorded(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> tuple[Record, int]:
         """All states of the chains, and the gradient evaluations spent on tuning."""
+        check_held(self, path, **self._held(path, chains))
         progress.expect(self.pilot_temperatures + self.warmup + self.draws)
         pilot = anneal_pilot(
             path,
@@ -98,6 +99,13 @@ class Tempering(Settings):
                 raise
             record.end_early()
         return record, spent
+
+    def _held(self, path: AnnealedPath, chains: int) -> dict[str, int]:
+        """By setting, the numbers that a run holds at once because of it."""
+        problems = path.batch_shape.numel()
+        # two log weights per state, and the draws
+        states = 2 * self.draws * problems + self.draws // self.thin * path.base.mean.numel()
+        return {"draws": chains * states, "pilot_temperatures": self.pilot_temperatures * problems}
 
     def _log_zeta(self, path: AnnealedPath, pilot: Pilot, rng: torch.Generator) -> Tensor:
         """Guess of log Z, ``[*batch]``, float64.

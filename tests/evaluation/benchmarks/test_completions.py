@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ConfigError
 from evaluation.benchmarks import completions
@@ -176,6 +177,23 @@ def test_options_that_make_no_scorecard(arguments, words, tmp_path):
     options: dict[str, Any] = {"generators": "digits_vae", "images": 2, "cores": 1, "output": str(tmp_path)} | arguments
     with pytest.raises(ConfigError, match=words):
         completions.bench(**options)
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_interrupted_run_records_no_part_of_the_draws(monkeypatch, tmp_path):
+    made, step = [], dgm.HMC.step
+
+    def interrupted(*arguments):
+        made.append(1)
+        if len(made) == 8:
+            raise KeyboardInterrupt
+        return step(*arguments)
+
+    monkeypatch.setattr(dgm.HMC, "step", interrupted)
+    monkeypatch.setattr(completions, "train_classifier", functools.partial(train_classifier, steps=1))
+    options: dict[str, Any] = {"images": 2, "chains": 2, "warmup": 2, "draws": 20, "own": False, "cores": 1}
+    with pytest.warns(UserWarning, match="interrupted"), pytest.raises(KeyboardInterrupt):
+        completions.bench("digits_vae", **options, output=str(tmp_path))
     assert not list(tmp_path.iterdir())
 
 

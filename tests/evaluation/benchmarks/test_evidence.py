@@ -80,11 +80,28 @@ def test_published_results_are_valid():
     assert (folder / "evidence.md").read_text() == evidence.table(folder)
 
 
-def test_a_slower_gradient_has_a_smaller_rate(monkeypatch):
+@pytest.fixture
+def small():
+    """A posterior of four images, and a base."""
     torch.manual_seed(0)
     model = generators.IWAE(3, (4, 4), (8,))
     target = generators.LatentPosterior(model.decoder, torch.zeros(4, 16), dgm.StandardNormal(3))
-    base = dgm.Gaussian(torch.zeros(4, 3), torch.ones(4, 3))
+    return target, dgm.Gaussian(torch.zeros(4, 3), torch.ones(4, 3))
+
+
+def test_an_interrupted_annealing_has_no_rate(small, monkeypatch):
+    def interrupted(*arguments, whole=dgm.log_evidence, **options):
+        result = whole(*arguments, **options)
+        result.interrupted = True
+        return result
+
+    monkeypatch.setattr(dgm, "log_evidence", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        evidence.throughput(*small, 2, 2, 2, 0)
+
+
+def test_a_slower_gradient_has_a_smaller_rate(small, monkeypatch):
+    target, base = small
     fast = evidence.throughput(target, base, 2, 2, 2, 0)
     quick = target.energy_and_gradient
 
