@@ -27,7 +27,7 @@ def probe_points(target: Target) -> int:
 
 
 @torch.no_grad()
-def energy_fault(target: Target, x: Tensor, remedy: str = "") -> str | None:
+def energy_fault(target: Target, x: Tensor, remedy: str = "", around: Tensor | None = None) -> str | None:
     """Describe a fault of the energy at points ``x [n, *batch, D]`` or far from them; None if there is none.
 
     It must be one real number per point, the same at every call, and must not fall without end, as ``exp(-energy)``
@@ -36,6 +36,7 @@ def energy_fault(target: Target, x: Tensor, remedy: str = "") -> str | None:
 
     Args:
         remedy: added where the energy fails, such as how to have other points.
+        around: points ``[n, *batch, D]`` whose spread sets the distances from their center; None for ``x``.
     """
     try:
         energy, again = target.energy(x), target.energy(x)
@@ -54,13 +55,13 @@ def energy_fault(target: Target, x: Tensor, remedy: str = "") -> str | None:
         return (
             f"the energy differs from call to call at the same points, by {apart:.3g}: it must not draw random numbers"
         )
-    if _falls(_far_energies(target, x)):
+    if _falls(_far_energies(target, x if around is None else around)):
         return "the energy falls without end far from the origin, so that exp(-energy) has no integral: check its sign"
     return None
 
 
 @torch.no_grad()
-def energy_doubt(target: Target, x: Tensor) -> str | None:
+def energy_doubt(target: Target, x: Tensor, around: Tensor | None = None) -> str | None:
     """Describe what is dubious in an energy without faults; None if nothing is.
 
     It may be NaN at more than a tenth of the points ``x [n, *batch, D]``, though not at all: chains never move to such
@@ -75,7 +76,7 @@ def energy_doubt(target: Target, x: Tensor) -> str | None:
             f"the energy is NaN at {int(lost.sum())} of {lost.numel()} points tried: these count as points without "
             "density; return inf where that is so, and mend the energy elsewhere"
         )
-    level = _level(_far_energies(target, x), energy, target.dim)
+    level = _level(_far_energies(target, x if around is None else around), energy, target.dim)
     if level.any():
         problems = level.reshape(-1, target.batch_shape.numel()).any(0)
         of = f" of problem {int(problems.nonzero()[0])}" if target.batch_shape else ""

@@ -22,6 +22,7 @@ from .derivatives import Spectrum, check_derivatives, spectrum, tame_draws
 from .faults import (
     STRUCTURE_DRAWS,
     check_declared,
+    check_log_factor,
     check_mode,
     check_outputs,
     check_randomness,
@@ -190,9 +191,10 @@ def check(model: GenerativeModel, observed=None, observe=None, *, draws: int = 4
 
 
 def _check_function(search: _Search, model: GenerativeModel, frozen: GenerativeModel, u: Tensor) -> None:
-    """Whether ``observed`` is a deterministic function of each row, of the declared shape and range."""
+    """Whether ``observed`` and the log factor are deterministic functions of each row, of the right shapes."""
     with search.error("observed"):
         x = check_outputs(frozen, u)
+        check_log_factor(frozen, u)
         with search.error("output_range"):
             check_range(frozen, x)
         with search.error("hidden_randomness"):

@@ -22,6 +22,7 @@ from .faults import (
     STRUCTURE_DRAWS,
     check_declared,
     check_gradient,
+    check_log_factor,
     check_mode,
     check_operator,
     check_outputs,
@@ -214,6 +215,7 @@ def _checked_copy(model: Model, dtype: torch.dtype, device: torch.device) -> Mod
     check_declared(frozen)
     u = prior_draws(frozen, 2, dtype, device)
     x = check_outputs(frozen, u)
+    check_log_factor(frozen, u)
     check_randomness(frozen, u)
     check_mode(model, frozen, u)
     check_rows(frozen, u)

@@ -7,7 +7,8 @@ import copy
 import math
 import re
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -22,6 +23,7 @@ __all__ = [
     "STRUCTURE_DRAWS",
     "check_declared",
     "check_gradient",
+    "check_log_factor",
     "check_mode",
     "check_operator",
     "check_outputs",
@@ -45,7 +47,7 @@ def frozen_copy(module: Module, dtype: torch.dtype, device: torch.device) -> Mod
     """A copy in evaluation mode, with this dtype and device, whose parameters need no gradients.
 
     Raises:
-        ModelError: it cannot be copied, or its weights are NaN or complex.
+        ModelError: it cannot be copied, or its weights are NaN or complex, or its buffers are complex.
     """
     check_weights(module)
     try:
@@ -58,7 +60,13 @@ def frozen_copy(module: Module, dtype: torch.dtype, device: torch.device) -> Mod
 
 
 def check_weights(model: nn.Module) -> None:
-    """Raises :class:`ModelError` if weights are complex, which a copy in a real type would halve, or NaN."""
+    """Raises :class:`ModelError` if weights are NaN, or they or buffers complex, which a copy in a real type halves."""
+    for name, buffer in model.named_buffers():
+        if buffer.is_complex():
+            raise ModelError(
+                f"{type(model).__name__}: its buffer {name} is of {buffer.dtype}: must be real, such as "
+                "torch.view_as_real(...)"
+            )
     for name, weight in model.named_parameters():
         where = f"{type(model).__name__}: its weights {name}"
         if weight.is_complex():
@@ -99,37 +107,41 @@ def check_gradient(model: GenerativeModel, u: Tensor, *, needed: bool = True) ->
     """Whether outputs have derivatives.
 
     Raises:
-        ModelError: they have none although they are needed, or the log factor is not a number per input.
+        ModelError: they have none although they are needed.
     """
-    name, inputs = type(model).__name__, u.detach().clone().requires_grad_()
-    with torch.enable_grad():
-        has_gradient = _has_gradient(model, inputs)
-        if needed and not has_gradient:
-            raise ModelError(
-                f"{name}.observed has no derivative: compute with torch's functions, without detach(), or pass "
-                "tolerance= and a kernel that needs none"
-            )
-        if not model.has_log_factor:
-            return has_gradient
-        try:
-            factor = model.log_factor(inputs)
-        except Exception as error:
-            raise ModelError(f"{name}.log_factor fails for inputs of shape {tuple(u.shape)}: {cause(error)}") from error
-    if not isinstance(factor, Tensor) or factor.shape != u.shape[:-1]:
-        what = f"shape {tuple(factor.shape)}" if isinstance(factor, Tensor) else f"type {type(factor).__name__}"
+    try:
+        with torch.enable_grad():
+            has_gradient = model.observed(u.detach().clone().requires_grad_()).requires_grad
+    except RuntimeError:
+        # as of a simulator in NumPy, which takes no tensor that records derivatives
+        has_gradient = False
+    if needed and not has_gradient:
         raise ModelError(
-            f"{name}.log_factor gives {what} for inputs of shape {tuple(u.shape)}: must be one number per input, "
-            f"{tuple(u.shape[:-1])}"
+            f"{type(model).__name__}.observed has no derivative: compute with torch's functions, without detach(), or "
+            "pass tolerance= and a kernel that needs none"
         )
     return has_gradient
 
 
-def _has_gradient(model: GenerativeModel, inputs: Tensor) -> bool:
+def check_log_factor(model: GenerativeModel, u: Tensor) -> None:
+    """Raise :class:`ModelError` unless the log factor, if there is one, is a real number per input."""
+    if not model.has_log_factor:
+        return
+    name = f"{type(model).__name__}.log_factor"
     try:
-        return model.observed(inputs).requires_grad
-    except RuntimeError:
-        # as of a simulator in NumPy, which takes no tensor that records derivatives
-        return False
+        with torch.enable_grad(), _own_random_numbers(u):
+            factor = model.log_factor(u.detach().clone().requires_grad_())
+    except Exception as error:
+        raise ModelError(f"{name} fails for inputs of shape {tuple(u.shape)}: {cause(error)}") from error
+    if isinstance(factor, Tensor) and factor.shape == u.shape[:-1] and not factor.is_complex():
+        return
+    what = f"type {type(factor).__name__}"
+    if isinstance(factor, Tensor):
+        what = str(factor.dtype) if factor.is_complex() else f"shape {tuple(factor.shape)}"
+    raise ModelError(
+        f"{name} gives {what} for inputs of shape {tuple(u.shape)}: must be one real number per input, "
+        f"{tuple(u.shape[:-1])}"
+    )
 
 
 def check_outputs(model: GenerativeModel, u: Tensor) -> Tensor:
@@ -141,7 +153,7 @@ def check_outputs(model: GenerativeModel, u: Tensor) -> Tensor:
     size = torch.Size(model.output_shape).numel()
     name = type(model).__name__
     try:
-        (x,) = _outputs(model, u)
+        (x,) = _values(model.observed, u)
     except ModelError:
         # the model itself explains why it cannot be conditioned
         raise
@@ -183,23 +195,25 @@ def _type_remedy(model: nn.Module, error: str) -> str:
 
 def check_randomness(model: GenerativeModel, u: Tensor) -> None:
     """Raise :class:`ModelError` if two evaluations at ``u`` differ."""
-    difference = _difference(*_outputs(model, u, u))
-    if difference > 0:
-        raise ModelError(
-            f"{type(model).__name__}.observed returns different outputs for the same inputs (by {difference:.3g}): "
-            "make its hidden randomness an input"
-        )
+    for name, function in _functions(model).items():
+        difference = _difference(*_values(function, u, u))
+        if difference > 0:
+            raise ModelError(
+                f"{type(model).__name__}.{name} returns different outputs for the same inputs (by "
+                f"{difference:.3g}): make its hidden randomness an input"
+            )
 
 
 def check_rows(model: GenerativeModel, u: Tensor) -> None:
     """Raise :class:`ModelError` if the output of a row depends on the other rows of its batch."""
-    difference = _mixing(lambda *inputs: _outputs(model, *inputs), u)
-    if difference > 0:
-        raise ModelError(
-            f"{type(model).__name__}.observed changes the output of a row when the other rows of its batch change (by "
-            f"{difference:.3g}): its layers compute batch statistics; use running statistics "
-            "(track_running_stats=True), or normalise every row separately, and do not branch on the whole batch"
-        )
+    for name, function in _functions(model).items():
+        difference = _mixing(partial(_values, function), u)
+        if difference > 0:
+            raise ModelError(
+                f"{type(model).__name__}.{name} changes the output of a row when the other rows of its "
+                f"batch change (by {difference:.3g}): its layers compute batch statistics; use running statistics "
+                "(track_running_stats=True), or normalise every row separately, and do not branch on the whole batch"
+            )
 
 
 def check_operator(model: GenerativeModel, operator: Operator, n_batch: int, u: Tensor) -> None:
@@ -214,7 +228,7 @@ def check_operator(model: GenerativeModel, operator: Operator, n_batch: int, u: 
         x = model.observed(u)
 
     def values(*outputs: Tensor) -> list[Tensor]:
-        with torch.no_grad(), torch.random.fork_rng(devices=[x.device] if x.is_cuda else []):
+        with torch.no_grad(), _own_random_numbers(x):
             # it may have data of each problem, with which the outputs broadcast
             return [operator(output.reshape(len(output), *[1] * n_batch, -1)) for output in outputs]
 
@@ -252,7 +266,7 @@ def check_mode(model: GenerativeModel, frozen: GenerativeModel, u: Tensor) -> No
         return
     # on a copy: training mode may update running statistics
     training = copy.deepcopy(model).to(device=u.device, dtype=u.dtype)
-    difference = _difference(*_outputs(training, u), *_outputs(frozen, u))
+    difference = _difference(*_values(training.observed, u), *_values(frozen.observed, u))
     if difference > 0:
         raise ModelError(
             f"the generator is in training mode and its outputs differ from evaluation mode by up to {difference:.3g} "
@@ -296,12 +310,21 @@ def check_values(model: GenerativeModel, operator: Operator, values: Tensor) -> 
     )
 
 
-def _outputs(model: GenerativeModel, *inputs: Tensor) -> list[Tensor]:
-    """Outputs at several inputs, evaluated one after the other."""
-    devices = [u.device for u in inputs[:1] if u.is_cuda]
-    # a model that draws random numbers must not disturb the caller's
-    with torch.no_grad(), torch.random.fork_rng(devices=devices):
-        return [model.observed(u) for u in inputs]
+def _functions(model: GenerativeModel) -> dict[str, Callable[[Tensor], Tensor]]:
+    """What conditioning evaluates, by name."""
+    functions = {"observed": model.observed}
+    return functions | {"log_factor": model.log_factor} if model.has_log_factor else functions
+
+
+def _values(function: Callable[[Tensor], Tensor], *inputs: Tensor) -> list[Tensor]:
+    """Values at several inputs, evaluated one after the other."""
+    with torch.no_grad(), _own_random_numbers(inputs[0]):
+        return [function(u) for u in inputs]
+
+
+def _own_random_numbers(like: Tensor) -> AbstractContextManager[None]:
+    """A model that draws random numbers must not disturb the caller's."""
+    return torch.random.fork_rng(devices=[like.device] if like.is_cuda else [])
 
 
 def _difference(a: Tensor, b: Tensor) -> float:

@@ -18,7 +18,7 @@ from ..errors import ArgumentError, CheckpointError, cause
 from ..files import complete_file
 from ..kernels import Kernel
 from ..kernels.stored import UnknownKernel, from_json, to_json
-from ..target import reference
+from ..target import Target, as_target, reference
 
 if TYPE_CHECKING:
     import arviz
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Draws"]
 
-# Constraint error over the scale of the data below which draws are those of a fibre, unless its tolerance was larger.
+# Constraint error over the scale of the data, or difference of energies over their size, below which draws are those of
+# a problem, unless the tolerance of a fibre was larger.
 _NEAR = 1e-3
 # Bytes that a stored byte may stand for, more than compression reaches, where there are more than a few.
 _DENSEST, _SMALL = 2000, 2**12
@@ -71,6 +72,7 @@ class Draws:
         self.interrupted = interrupted
         self.ancestors = ancestors
         self._latents = latents
+        self._last_energy: Tensor | None = None
 
     @cached_property
     def latents(self) -> dict[str, Tensor]:
@@ -201,7 +203,12 @@ class Draws:
             ArgumentError: the file cannot be written; an older one stays as it was.
         """
         with complete_file(path) as part:
-            tree = self.to_arviz().to_datatree()
+            data = self.to_arviz()
+            energy = _last_energy(self.problem, self.inputs) if self._last_energy is None else self._last_energy
+            if energy is not None:
+                last = {"last_energy": energy.numpy()}
+                data.add_groups({"constant_data": _arviz().dict_to_dataset(last, default_dims=[])})
+            tree = data.to_datatree()
             compressed = {node.path: {name: {"zlib": True} for name in node.variables} for node in tree.subtree}
             # in memory first: HDF5 ends the process when its disk is full
             file = io.BytesIO()
@@ -214,7 +221,7 @@ class Draws:
 
         Raises:
             CheckpointError: the file is missing, damaged, or was not written by :meth:`save`.
-            ArgumentError: the problem has inputs of another shape, or another observation.
+            ArgumentError: the problem is not one, has inputs of another shape, or another observation or energy.
 
         A kernel whose class is not imported loads as a :class:`dgm_infer.kernels.stored.UnknownKernel`, with a warning.
         """
@@ -222,6 +229,8 @@ class Draws:
 
         az = _arviz()
         path = file_path("Draws.load", "path", path)
+        if problem is not None and not isinstance(problem, Fibre | Target):
+            problem = as_target(problem)
         if not path.is_file():
             raise CheckpointError(f"no draws at {path}: Draws.save(path) writes them")
         try:
@@ -246,12 +255,14 @@ class Draws:
                 problem=problem,
                 ancestors=None if ancestors is None else torch.tensor(ancestors),
             )
+            # files of earlier versions have none
+            draws._last_energy = groups.get("constant_data", {}).get("last_energy")
         except (OSError, LookupError, ValueError, TypeError, AttributeError, MemoryError) as error:
             raise CheckpointError(f"{path} is damaged, or not a file of draws: {cause(error)}") from error
         if isinstance(draws.kernel, UnknownKernel):
             warnings.warn(f"{path}: {_UNKNOWN.format(draws.kernel.class_path)}", stacklevel=2)
         if problem is not None and draws.inputs is not None:
-            _check_problem(path, problem, draws.kernel, draws.inputs)
+            _check_problem(path, problem, draws.kernel, draws.inputs, draws._last_energy)
             draws._follow(problem)
         return draws
 
@@ -303,7 +314,25 @@ def _generation_seed(seed: int) -> int:
     return int.from_bytes(digest[:7], "big")
 
 
-def _check_problem(path: str | os.PathLike, problem: Any, kernel: Kernel, inputs: Tensor) -> None:
+def _last_energy(problem: Any, inputs: Tensor | None) -> Tensor | None:
+    """Energy of a target at the last draws, ``[chains, *batch]``; None of others, and where it fails.
+
+    A look at the draws must not cost them.
+    """
+    if inputs is None or not isinstance(problem, Target):
+        return None
+    like = reference(problem)
+    last = inputs[:, -1]
+    try:
+        with torch.no_grad():
+            return problem.energy(last if like is None else last.to(like)).detach().cpu().double()
+    except Exception:
+        return None
+
+
+def _check_problem(
+    path: str | os.PathLike, problem: Fibre | Target, kernel: Kernel, inputs: Tensor, last_energy: Tensor | None
+) -> None:
     """Raise ArgumentError unless inputs ``[chains, draws, *batch, D]`` are draws of the problem."""
     expected = (*problem.batch_shape, problem.dim)
     if tuple(inputs.shape[2:]) != expected:
@@ -317,4 +346,12 @@ def _check_problem(path: str | os.PathLike, problem: Any, kernel: Kernel, inputs
             raise ArgumentError(
                 f"Draws.load(problem=...): the draws in {path} miss its observation by {error.max():.2g}: give the "
                 "problem that was sampled"
+            )
+    energy = _last_energy(problem, inputs)
+    if energy is not None and last_energy is not None:
+        error = (energy - last_energy).abs()
+        if (error > _NEAR * last_energy.abs().clamp_min(1)).any():
+            raise ArgumentError(
+                f"Draws.load(problem=...): the energy at the draws in {path} differs from that of the run by "
+                f"{error.max():.2g}: give the problem that was sampled"
             )

@@ -38,17 +38,25 @@ def check_size(problem: Fibre | Target, *, chains: int, warmup: int, draws: int,
         )
 
 
-def check_energy(problem: Target, device: torch.device) -> None:
-    """Name an energy that is faulty where chains would start; the run's random numbers are left."""
-    rng, kind = torch.Generator(device).manual_seed(0), type(problem)
-    # of a start of its own the points themselves: nothing else says where the density is
-    own = kind.start is not Target.start and kind.initial_draws is Target.initial_draws
-    draw = problem.start if own else problem.initial_draws
-    points = draw(probe_points(problem), rng)
-    fault = energy_fault(problem, points)
+def check_energy(problem: Target, device: torch.device, given: Tensor | None = None) -> None:
+    """Name an energy that is faulty where chains would start; the run's random numbers are left.
+
+    Args:
+        given: where they start, if the user said so, ``[chains, *batch, D]``.
+    """
+    rng, kind, n = torch.Generator(device).manual_seed(0), type(problem), probe_points(problem)
+    if given is None:
+        # of a start of its own the points themselves: nothing else says where the density is
+        own = kind.start is not Target.start and kind.initial_draws is Target.initial_draws
+        points = around = (problem.start if own else problem.initial_draws)(n, rng)
+    else:
+        # all chains may start at one point, whose spread would be no distance
+        noise = torch.randn(n, *given.shape[1:], generator=rng, dtype=given.dtype, device=given.device)
+        points, around = given[:n], given[0] + noise
+    fault = energy_fault(problem, points, "", around)
     if fault:
         raise ArgumentError(f"sample(): {fault}")
-    if doubt := energy_doubt(problem, points):
+    if doubt := energy_doubt(problem, points, around):
         warnings.warn(f"sample(): {doubt}", stacklevel=3)
 
 

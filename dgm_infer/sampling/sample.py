@@ -113,6 +113,8 @@ def sample(
             target_acceptance=target_acceptance,
             report=bar.say,
         )
+        if isinstance(problem, Target) and initial is not None:
+            check_energy(problem, start.position.device, start.position)
         check_latents(problem, start.position, draws if keep == "latents" else 0)
         state = kernel.init(problem, start.position)
         lost = int((~state.energy.isfinite()).sum())

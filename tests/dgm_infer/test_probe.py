@@ -144,3 +144,24 @@ def test_a_run_draws_the_same_numbers_without_the_look(monkeypatch, run):
             monkeypatch.setattr(f"dgm_infer.{module}.{look}", lambda *arguments: None)
     assert torch.equal(run(target), with_it)
     assert torch.equal(torch.get_rng_state(), state)
+
+
+FAULTY = {
+    "random": (lambda x: bowl(x) + torch.randn(x.shape[:-1]), "differs from call to call"),
+    "improper": (lambda x: -bowl(x), "falls without end"),
+}
+
+
+@pytest.mark.parametrize("chains", [1, 4])
+@pytest.mark.parametrize(("energy", "words"), FAULTY.values(), ids=FAULTY)
+def test_energies_are_looked_at_where_chains_are_told_to_start(energy, words, chains):
+    target, kernel = dgm.Target(energy, 2), dgm.HMC(step_size=0.1, n_steps=1)
+    with pytest.raises(dgm.ArgumentError, match=words):
+        dgm.sample(target, kernel, chains=chains, warmup=0, draws=3, initial=torch.zeros(chains, 2), progress=False)
+
+
+@pytest.mark.parametrize("chains", [1, 4])
+def test_a_density_passes_where_chains_start_at_one_point(chains):
+    # warnings are errors
+    target, kernel = dgm.Target(lambda x: bowl(1e3 * x), 2), dgm.HMC(step_size=1e-4, n_steps=1)
+    dgm.sample(target, kernel, chains=chains, warmup=0, draws=3, initial=torch.zeros(chains, 2), progress=False)

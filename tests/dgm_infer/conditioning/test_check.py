@@ -304,6 +304,56 @@ def test_conditioning_refuses_what_is_cheap_to_find():
         dgm.condition(Widened().eval(), torch.zeros(5))
 
 
+def log_factor(function):
+    """A sound model of two inputs with this log factor."""
+    return type("Weighted", (Ellipse,), {"log_factor": lambda self, u: function(u)})().eval()
+
+
+LOG_FACTORS = {
+    "hidden_randomness": (lambda u: torch.randn(u.shape[:-1]).to(u), "returns different outputs for the same inputs"),
+    "batch_statistics": (lambda u: (u - u.mean(0)).square().sum(-1), "changes the output of a row when the other rows"),
+    "observed": (lambda u: u.sum(-1) + 1j, r"gives torch\.complex128 .* must be one real number per input"),
+}
+
+
+@pytest.mark.parametrize(("code", "function", "words"), [(k, *v) for k, v in LOG_FACTORS.items()], ids=LOG_FACTORS)
+def test_a_log_factor_is_held_to_what_outputs_are(code, function, words):
+    model, state = log_factor(function), torch.get_rng_state()
+    with pytest.raises(ModelError, match=rf"^Weighted\.log_factor {words}"):
+        dgm.condition(model, [2.0])
+    report = dgm.check(model)
+    assert report.codes == (code,)
+    assert report.findings[0].words.startswith("Weighted.log_factor")
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_sound_log_factor_passes():
+    model = log_factor(lambda u: -u.square().sum(-1))
+    assert dgm.check(model)
+    dgm.condition(model, [2.0])
+    dgm.condition(model, [2.0], tolerance=0.1)
+
+
+class Spectral(Network):
+    """A network that multiplies the spectrum of its outputs by a complex buffer."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("filter", torch.full((3,), 1j), persistent=False)
+
+    def finish(self, x):
+        return torch.fft.irfft(torch.fft.rfft(x) * self.filter, x.shape[-1])
+
+
+def test_complex_buffers_are_refused():
+    # a copy in a real type would lose their imaginary part
+    words = r"^Spectral: its buffer filter is of torch\.complex64: must be real"
+    with pytest.raises(ModelError, match=words):
+        dgm.condition(Spectral().eval(), torch.zeros(5))
+    with pytest.raises(ModelError, match=words):
+        dgm.condition(Network().eval(), torch.zeros(5), observe=Spectral().eval())
+
+
 def test_nothing_about_the_model_or_the_random_numbers_changes():
     model = Network(nn.BatchNorm1d(6), nn.Dropout(0.3))
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -8,9 +8,12 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from torch.distributions import Independent, Normal
 
 import dgm_infer as dgm
 from dgm_infer.errors import CheckpointError
+from generators import LatentPosterior
 from tests.dgm_infer.sampling.short_runs import fibre, run
 from tests.disks import largest_file
 from tests.models import MASK, image
@@ -220,3 +223,72 @@ def test_draws_of_another_observation_are_refused(tmp_path, draws):
     other = dgm.condition(draws.problem.model, image(3) + 0.2, observe=dgm.pixels(MASK))
     with pytest.raises(dgm.ArgumentError, match=r"miss its observation by 0\.2: give the problem that was sampled"):
         dgm.Draws.load(tmp_path / "posterior.nc", problem=other)
+
+
+def decoded(pixel):
+    """Posteriors of two images, of which the second has one pixel of this value."""
+    torch.manual_seed(0)
+    images = torch.zeros(2, 6)
+    images[1, 0] = pixel
+    decoder = nn.Sequential(nn.Linear(2, 6), nn.Tanh())
+    return LatentPosterior(Normals(decoder), images, dgm.StandardNormal(2))
+
+
+class Normals(nn.Module):
+    """Independent normal pixels with means from a network."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, z):
+        return Independent(Normal(self.network(z), 0.1), 1)
+
+
+OTHERS = {
+    "an image": (lambda: decoded(0.2), lambda: decoded(0.3)),
+    "data of an ABC posterior": (
+        lambda: dgm.condition(Ellipse(), [2.0], tolerance=0.1),
+        lambda: dgm.condition(Ellipse(), [2.5], tolerance=0.1),
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "other"), OTHERS.values(), ids=OTHERS)
+def test_draws_of_another_target_are_refused(tmp_path, make, other):
+    path = tmp_path / "posterior.nc"
+    draws = run(make(), dgm.HMC(step_size=0.1, n_steps=1), draws=3)
+    draws.save(path)
+    assert_same(dgm.Draws.load(path, problem=make()), draws)
+    with pytest.raises(dgm.ArgumentError, match=r"energy at the draws in .* differs .* give the problem"):
+        dgm.Draws.load(path, problem=other())
+
+
+def test_draws_loaded_without_their_target_still_know_it(tmp_path):
+    run(decoded(0.2), dgm.HMC(step_size=0.1, n_steps=1), draws=3).save(tmp_path / "first.nc")
+    dgm.Draws.load(tmp_path / "first.nc").save(tmp_path / "second.nc")
+    with pytest.raises(dgm.ArgumentError, match=r"energy at the draws in .* differs"):
+        dgm.Draws.load(tmp_path / "second.nc", problem=decoded(0.3))
+
+
+def test_draws_of_targets_saved_by_earlier_versions_are_loaded(tmp_path):
+    path = tmp_path / "posterior.nc"
+    draws = run(decoded(0.2), dgm.HMC(step_size=0.1, n_steps=1), draws=3)
+    draws.save(path)
+    with h5py.File(path, "a") as file:
+        del file["constant_data"]
+    assert_same(dgm.Draws.load(path, problem=draws.problem), draws)
+
+
+def test_draws_are_saved_though_their_energy_fails(tmp_path, monkeypatch):
+    draws = run(decoded(0.2), dgm.HMC(step_size=0.1, n_steps=1), draws=3)
+    monkeypatch.setattr(LatentPosterior, "energy", lambda self, x: 1 / 0)
+    draws.save(tmp_path / "posterior.nc")
+    assert_same(dgm.Draws.load(tmp_path / "posterior.nc", problem=draws.problem), draws)
+
+
+@pytest.mark.parametrize("problem", [5, nn.Linear(2, 3), Ellipse()], ids=["a number", "a network", "a model"])
+def test_what_is_no_problem_is_named(tmp_path, draws, problem):
+    draws.save(tmp_path / "posterior.nc")
+    with pytest.raises(dgm.ArgumentError, match=f"^expected a Target, not a {type(problem).__name__}: "):
+        dgm.Draws.load(tmp_path / "posterior.nc", problem=problem)

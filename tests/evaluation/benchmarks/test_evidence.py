@@ -96,8 +96,9 @@ def test_an_interrupted_annealing_has_no_rate(small, monkeypatch):
         return result
 
     monkeypatch.setattr(dgm, "log_evidence", interrupted)
+    target, base = small
     with pytest.raises(KeyboardInterrupt):
-        evidence.throughput(*small, 2, 2, 2, 0)
+        evidence.throughput(target, base, 2, 2, 2, 0)
 
 
 def test_a_slower_gradient_has_a_smaller_rate(small, monkeypatch):
