@@ -61,7 +61,7 @@ def check_energy(problem: Target, device: torch.device, given: Tensor | None = N
 
 
 def check_latents(problem: Any, position: Tensor, kept_draws: int = 0) -> None:
-    """Raise ModelError unless ``latents`` are tensors ``[chains, *batch, *shape]`` by names that a file can hold.
+    """Raise ModelError unless ``latents`` are tensors ``[chains, *batch, *shape]`` that a file can hold, by name.
 
     Raises:
         ArgumentError: no memory holds ``kept_draws`` of them.
@@ -73,6 +73,10 @@ def check_latents(problem: Any, position: Tensor, kept_draws: int = 0) -> None:
     for key, value in latents.items():
         if not isinstance(key, str) or not key or "/" in key:
             raise ModelError(f"{name} names a latent {key!r}: must be a name without '/', such as 'z'")
+        if key in ("chain", "draw", ".") or key.startswith("problem") or "\0" in key:
+            raise ModelError(
+                f"{name} names a latent {key!r}, like a dimension of the draws or no name at all: rename it"
+            )
         if not isinstance(value, Tensor) or value.shape[: position.ndim - 1] != position.shape[:-1]:
             what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"type {type(value).__name__}"
             lead = ", ".join(map(str, position.shape[:-1]))
@@ -80,5 +84,8 @@ def check_latents(problem: Any, position: Tensor, kept_draws: int = 0) -> None:
                 f"{name} gives {key!r} of {what} for inputs of shape {tuple(position.shape)}: must be a tensor of "
                 f"shape ({lead}, ...)"
             )
+        if value.is_complex() or value.dtype == torch.bfloat16:
+            remedy = "torch.view_as_real(...)" if value.is_complex() else "float()"
+            raise ModelError(f"{name} gives {key!r} of {value.dtype}, which no file of draws holds: use {remedy}")
     each = sum(value.numel() for value in latents.values())
     allocatable("sample", "draws", kept_draws, kept_draws * each, "make fewer draws, or thin=", like=position)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.errors import ModelError
 from dgm_infer.progress import Progress
 from generators import LinearGaussian
 from tests.dgm_infer.sampling.short_runs import CHAINS, DRAWS, KERNEL, MASKS, fibre, run
@@ -130,6 +131,26 @@ def test_a_latent_may_be_called_like_a_statistic():
     np.testing.assert_array_equal(data.posterior["energy"].values, draws.inputs.numpy())
     np.testing.assert_array_equal(data.sample_stats["energy"].values, draws.stats["energy"].numpy())
     assert len(draws.summary()) == 3
+
+
+@pytest.mark.parametrize(
+    ("latents", "words"),
+    [
+        (lambda u: {"draw": u}, "'draw', like a dimension"),
+        (lambda u: {"problem_0": u}, "'problem_0', like a dimension"),
+        (lambda u: {"a\0b": u}, "rename it"),
+        (lambda u: {"z": u.to(torch.complex128)}, "view_as_real"),
+        (lambda u: {"z": u.bfloat16()}, "bfloat16.*float"),
+    ],
+)
+def test_latents_that_no_file_holds_are_refused_before_the_work(latents, words, monkeypatch):
+    class Odd(Ellipse):
+        def latents(self, u):
+            return latents(u)
+
+    monkeypatch.setattr(dgm.ConstrainedHMC, "step", lambda *arguments: pytest.fail("it sampled"))
+    with pytest.raises(ModelError, match=words):
+        run(dgm.condition(Odd(), [2.0]))
 
 
 # ---------------------------------------------------------------------------------------------------------- completion
