@@ -128,7 +128,8 @@ class NoiseMarginal(Target):
     def precision(self, u1: Tensor) -> Tensor:
         """``I + K^T K`` with K the Jacobian of ``R^-1 r``, that of the posterior about u1 if r is linear there.
 
-        Takes as many forward derivatives of the model as there are global inputs: ``[..., D] -> [..., D, D]``.
+        Takes as many forward derivatives of the model as there are global inputs: ``[..., D] -> [..., D, D]``, in
+        float64, without which rounding may leave it indefinite.
         """
         own = self._coarse or self
         u = u1.to(own.values.dtype)
@@ -138,8 +139,8 @@ class NoiseMarginal(Target):
                 _whitened(push_forward(own._residual, u, part)[1], blocks)[0]
                 for part in torch.eye(self.dim, dtype=u.dtype, device=u.device).split(_COLUMNS)
             ]
-            jacobian = torch.cat(columns).movedim(0, -1).to(u1)
-            return torch.eye(self.dim, dtype=u1.dtype, device=u1.device) + jacobian.mT @ jacobian
+            jacobian = torch.cat(columns).movedim(0, -1).double()
+            return torch.eye(self.dim, dtype=torch.float64, device=u1.device) + jacobian.mT @ jacobian
 
     def lift(self, u1: Tensor, rng: torch.Generator) -> Tensor:
         """Positions on the fibre at these global inputs: ``u2 = n - D^+ (r + D n)`` with n standard normal.

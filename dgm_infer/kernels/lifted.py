@@ -140,7 +140,11 @@ class LiftedHMC(Settings):
         if self.metric != _CURVATURE and (self.metric != "dense" or marginal.dim > _DIM):
             return None
         precision = marginal.precision(position[:_CHAINS, ..., : marginal.dim]).mean(0)
-        return DenseMetric.of_precision(precision) if precision.isfinite().all() else None
+        try:
+            return DenseMetric.of_precision(precision, position.dtype)
+        except torch.linalg.LinAlgError:
+            # not finite, or of noise so small that rounding hides the prior beside it
+            return None
 
     def probe(self, step_size: Tensor, n_steps: int) -> Self:
         return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)

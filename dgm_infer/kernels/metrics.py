@@ -119,14 +119,14 @@ class DenseMetric(Metric):
         return torch.linalg.solve_triangular(self.factor, x.movedim(0, -1), upper=False).movedim(-1, 0)
 
     @classmethod
-    def of_precision(cls, precision: Tensor) -> Self:
-        """The inverse of a positive definite matrix ``[*batch, D, D]``."""
+    def of_precision(cls, precision: Tensor, dtype: torch.dtype) -> Self:
+        """The inverse of a positive definite matrix ``[*batch, D, D]`` of float64."""
         # S = U^-1 U^-T with the factor of the reversed matrix: its inverse is lower triangular
         eye = torch.eye(precision.shape[-1], dtype=torch.float64, device=precision.device)
         # as much of the identity as the rounding of a large matrix may take away
-        regular = precision.double() + 1e-13 * precision.diagonal(0, -2, -1).amax(-1)[..., None, None] * eye
+        regular = precision + 1e-14 * precision.diagonal(0, -2, -1).amax(-1)[..., None, None] * eye
         reverse = torch.linalg.cholesky(regular.flip(-1, -2)).flip(-1, -2)
-        return cls(torch.linalg.solve_triangular(reverse.mT, eye, upper=False).to(precision.dtype))
+        return cls(torch.linalg.solve_triangular(reverse.mT, eye, upper=False).to(dtype))
 
     @classmethod
     def fit(cls, samples):

@@ -138,6 +138,19 @@ def test_a_dense_metric_begins_with_it_and_few_draws_hardly_change_it(monkeypatc
     assert condition_number() > 100
 
 
+def test_of_few_precise_values_it_is_a_metric_in_float32_too():
+    y = Wide().observed(torch.ones(1, 40, dtype=FLOAT))[0].float()
+    few = dgm.pixels(torch.arange(60) < 10)
+    fibre = dgm.condition(dgm.WithNoise(Wide(), 1e-4), y, observe=few, dtype=torch.float32)
+    position = fibre.start(2, torch.Generator().manual_seed(1))
+    metric: Any = dgm.LiftedHMC().metric_at(fibre, position)
+    assert metric.factor.dtype == torch.float32
+    # thirty directions in which the prior is left as it is, ten of the width of the noise
+    widths = torch.linalg.svdvals(metric.factor.double())
+    assert ((widths > 0.99) & (widths < 1.01)).sum() == 30
+    assert (widths < 1e-2).sum() == 10
+
+
 def test_with_it_chains_cross_a_narrow_posterior_in_a_few_steps():
     with_it, without = (
         run(narrow(), dgm.LiftedHMC(metric=metric), chains=8, warmup=40, draws=20)
