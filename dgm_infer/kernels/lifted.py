@@ -145,8 +145,8 @@ class LiftedHMC(Settings):
         precision = marginal.precision(position[:_CHAINS, ..., : marginal.dim]).mean(0)
         try:
             return DenseMetric.of_precision(precision, position.dtype)
-        except torch.linalg.LinAlgError:
-            # not finite, or of noise so small that rounding hides the prior beside it
+        except RuntimeError:
+            # not positive definite: not finite, or of noise so small that rounding hides the prior beside it
             return None
 
     def probe(self, step_size: Tensor, n_steps: int) -> Self:
