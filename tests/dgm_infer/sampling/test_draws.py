@@ -356,11 +356,9 @@ def test_outputs_can_be_written_to():
 
 
 def test_a_latent_named_as_a_dimension_is_refused():
-    class Named(LinearGaussian):
-        def global_latents(self, u1):
-            return {"z": u1, "draw": u1}
-
-    model = Named(torch.ones(3, 2, dtype=FLOAT))
-    draws = dgm.sample(dgm.condition(model, torch.zeros(3)), chains=2, warmup=2, draws=2, seed=0, progress=False)
+    made = run()
+    draws = dgm.Draws(
+        inputs=made.inputs, latents={"draw": made.inputs}, stats=made.stats, kernel=KERNEL, seed=1, problem=made.problem
+    )
     with pytest.raises(dgm.ArgumentError, match="'draw'"):
         draws.to_arviz()
