@@ -20,7 +20,7 @@ from dgm_infer.files import complete_file, writable_folder
 from .iwae import IWAE
 from .pose import HumanPose
 from .registry import CLASSES
-from .weights import check_weights, read_checkpoint, read_safetensors
+from .weights import read_checkpoint, read_safetensors, refuse_nan
 
 __all__ = ["describe", "load", "save"]
 
@@ -74,7 +74,7 @@ def save(model: nn.Module, path: str | os.PathLike, notes: dict[str, Any] | None
         text = json.dumps(description_of | {"notes": notes or {}}, indent=2) + "\n"
     except TypeError as error:
         raise ArgumentError(f"generators.save(notes=...): must be JSON values: {cause(error)}") from error
-    check_weights(f"generators.save({type(model).__name__})", model.state_dict())
+    refuse_nan(f"generators.save({type(model).__name__})", model.state_dict())
     state = serialise({name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()})
     writable_folder(weights.parent)
     # neither is replaced before both are complete
@@ -163,7 +163,7 @@ def _build(path: Path, what: Any, state: dict[str, torch.Tensor]) -> GenerativeM
             f"{path} describes {name!r}, not one of {', '.join(CLASSES)} (format {FORMAT!r}); import the module that "
             "registers your own class first"
         )
-    check_weights(path, state)
+    refuse_nan(path, state)
     try:
         model = CLASSES[name](**what["config"])
         model.load_state_dict(state)

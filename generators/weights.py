@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dgm_infer.errors import CheckpointError
 
-__all__ = ["check_weights", "load_weights", "read_checkpoint", "read_safetensors", "without_trust"]
+__all__ = ["load_weights", "read_checkpoint", "read_safetensors", "refuse_nan", "without_trust"]
 
 # Whether a caller may let a file run code.
 _may_trust: ContextVar[bool] = ContextVar("may_trust", default=True)
@@ -31,7 +31,7 @@ def without_trust() -> Iterator[None]:
         _may_trust.reset(token)
 
 
-def check_weights(source: object, weights: Mapping[str, Tensor]) -> None:
+def refuse_nan(source: object, weights: Mapping[str, Tensor]) -> None:
     """Raise CheckpointError if weights by name hold NaN; infinite values are those of a mask."""
     for name, tensor in weights.items():
         if bad := int(tensor.isnan().sum()):
@@ -112,7 +112,7 @@ def load_weights(net: nn.Module, path: str | os.PathLike, key: str | None = None
     state = _state(path, stored, key)
     expected = net.state_dict()
     state = _without_prefix(state, expected)
-    check_weights(path, state)
+    refuse_nan(path, state)
     wrong = _difference(state, expected)
     if wrong:
         raise CheckpointError(f"{path} holds the weights of another network than this {type(net).__name__}: {wrong}")

@@ -140,7 +140,7 @@ class LiftedHMC(Settings):
     def metric_at(self, problem: Fibre, position: Tensor) -> Metric | None:
         marginal = self._marginal(problem)
         few = _WINDOW * len(position) < 2 * marginal.dim <= 2 * _DIM
-        if self.metric != _CURVATURE and not (self.metric == "dense" and few):
+        if not (self.metric == _CURVATURE or (self.metric == "dense" and few)):
             return None
         precision = marginal.precision(position[:_CHAINS, ..., : marginal.dim]).mean(0)
         try:

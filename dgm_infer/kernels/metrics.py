@@ -198,7 +198,7 @@ class LowRankMetric(Metric):
         # of the correlation matrix without forming it, if there are fewer samples than coordinates
         directions, values, _ = torch.linalg.svd(white, full_matrices=False)
         values = values.square() / (n - 1)
-        least, most = _edges(white.shape[-2], torch.tensor(n))
+        least, most = _edges(white.shape[-2], white.new_tensor(n))
         meant = (values > most) | (values < least)
         values = torch.where(meant, (n * values + _PRIOR_SAMPLES * _PRIOR_VARIANCE) / (n + _PRIOR_SAMPLES), 1.0)
         chosen = values.log().abs().topk(min(_RANK, values.shape[-1]), -1).indices

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import h5py
     import pandas
 
-__all__ = ["Draws"]
+__all__ = ["Draws", "names_dimension"]
 
 # Constraint error over the scale of the data, or difference of energies over their size, below which draws are those of
 # a problem, unless the tolerance of a fibre was larger.
@@ -160,7 +160,7 @@ class Draws:
         az = _arviz()
 
         batch = self.shape[2:]
-        taken = [name for name in self.latents if name in ("chain", "draw") or name.startswith("problem")]
+        taken = [name for name in self.latents if names_dimension(name)]
         if taken:
             raise ArgumentError(f"a latent is named {taken[0]!r}, like a dimension of the draws: rename it")
         names = ["problem"] if len(batch) == 1 else [f"problem_{i}" for i in range(len(batch))]
@@ -306,6 +306,11 @@ def _refuse_what_is_not_there(path: os.PathLike, group: "h5py.Group") -> None:
             raise CheckpointError(
                 f"{path} promises {item.nbytes / 2**30:.3g} GiB of {name!r}, far more than it holds: it is damaged"
             )
+
+
+def names_dimension(name: str) -> bool:
+    """Whether a latent's name is that of a dimension of :meth:`Draws.to_arviz`."""
+    return name in ("chain", "draw") or name.startswith("problem")
 
 
 def _generation_seed(seed: int) -> int:

@@ -13,6 +13,7 @@ from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, ModelError
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import Target
+from .draws import names_dimension
 
 __all__ = ["check_energy", "check_latents", "check_size"]
 
@@ -73,7 +74,7 @@ def check_latents(problem: Any, position: Tensor, kept_draws: int = 0) -> None:
     for key, value in latents.items():
         if not isinstance(key, str) or not key or "/" in key:
             raise ModelError(f"{name} names a latent {key!r}: must be a name without '/', such as 'z'")
-        if key in ("chain", "draw", ".") or key.startswith("problem") or "\0" in key:
+        if names_dimension(key) or key == "." or "\0" in key:
             raise ModelError(
                 f"{name} names a latent {key!r}, like a dimension of the draws or no name at all: rename it"
             )

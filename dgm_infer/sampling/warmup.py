@@ -30,8 +30,8 @@ class WarmUp:
     chains, the step size by dual averaging of the mean acceptance and the trajectory length by :class:`ChEES`; for all
     problems :class:`SubSteps`, up to the last quarter; and per problem the metric, in :class:`MetricWindows` up to the
     last third, after each of which the step size and the trajectory length start again in its units; a metric that the
-    kernel finds by itself is refined once, by the positions of the second third. Step sizes stop
-    shrinking where acceptance does not respond (:class:`Response`).
+    kernel finds by itself is refined once, by the positions of the second third. Step sizes stop shrinking where
+    acceptance does not respond (:class:`Response`).
     """
 
     def __init__(

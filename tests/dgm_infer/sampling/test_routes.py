@@ -151,9 +151,7 @@ def test_the_routes_agree_to_four_combined_standard_errors():
         values = means(ROUTES[route], x)
         z, ess = compare(values, exact.mean((0, 1)))
         other = compare(exact, exact.mean((0, 1))).ess
-        # of the squares and products alone it varies tenfold between seeds
-        assert ess.median() > 1000
-        assert ess.min() > 100
+        assert ess.min() > 500
         # z is in standard errors of these draws alone
         combined = (1 + ess / other * exact.var((0, 1)) / values.var((0, 1))).sqrt()
         assert (z / combined).abs().max() < 4
