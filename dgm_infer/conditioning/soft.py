@@ -1,6 +1,7 @@
 """The ABC posterior in input space (J 5)."""
 
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -8,6 +9,7 @@ from torch import Tensor
 from ..arguments import choice, function, positive
 from ..errors import ArgumentError, StartError, cause
 from ..target import Block, Target
+from .graph import NoiseGraph
 from .reduced import ObservedModel
 
 __all__ = ["KERNELS", "InputPosterior"]
@@ -94,6 +96,13 @@ class InputPosterior(Target):
             return {}
         n_global = self.model.split(self.values.new_empty(0, self.dim))[0].shape[-1]
         return {"global": Block(0, n_global), "local": Block(n_global, self.dim)}
+
+    @cached_property
+    def graph(self) -> NoiseGraph | None:
+        """The fibre of inputs and noise whose posterior of the inputs this is; None if there is no such noise."""
+        if self.kernel != "gaussian" or self.distance is not None or not self.has_gradient:
+            return None
+        return NoiseGraph(self.observed, self._summarised, self.tolerance, self._summary)
 
     def square_distance(self, u: Tensor) -> Tensor:
         """Squared distance of the outputs at ``u`` from the observed values: ``[..., *batch, D] -> [..., *batch]``."""

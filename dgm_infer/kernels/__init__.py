@@ -9,6 +9,7 @@ from .lifted import LiftedHMC
 from .metropolis import Independence, RandomWalk
 from .nuts import NUTS
 from .pseudo_marginal import PseudoMarginal, PseudoMarginalMH, Uniform
+from .riemannian import RiemannianHMC
 from .slice import EllipticalSlice, LinearSlice
 
 __all__ = [
@@ -28,5 +29,6 @@ __all__ = [
     "PseudoMarginal",
     "PseudoMarginalMH",
     "RandomWalk",
+    "RiemannianHMC",
     "Uniform",
 ]

@@ -1,4 +1,4 @@
-"""Kernels without gradients: moments on every oracle, the joint law of inputs and data, and planted errors."""
+"""Kernels on targets, above all those without gradients: moments on every oracle, the joint law of inputs and data, and planted errors."""
 
 import math
 from typing import Any
@@ -87,6 +87,7 @@ KERNELS = {
     "Independence": dgm.Independence(),
     "EllipticalSlice": dgm.EllipticalSlice(mean=0.3, scale=1.5),
     "LinearSlice": dgm.LinearSlice(width=3.0, max_steps=3),
+    "RiemannianHMC": dgm.RiemannianHMC(0.3, n_steps=2),
     "Alternating": dgm.Alternating(dgm.RandomWalk(0.8), dgm.LinearSlice(), blocks=((0, 1), (1, 2))),
 }
 
@@ -129,13 +130,54 @@ def test_control_a_missing_hastings_ratio_is_noticed():
     assert drift(WithoutHastings()).abs().max() > 5
 
 
-def test_control_a_slice_that_does_not_shrink_to_the_present_point_is_noticed(monkeypatch):
+def shrink_away(monkeypatch):
+    """The mistake: brackets shrink to the side that does not hold the present point."""
+
     def away(low, high, t):
         return torch.where(t < 0, low, t), torch.where(t < 0, t, high)
 
     monkeypatch.setattr(slices, "narrowed", away)
     monkeypatch.setattr(slices, "_MOST_SHRINKS", 30)
+
+
+def test_control_a_slice_that_does_not_shrink_to_the_present_point_is_noticed(monkeypatch):
+    shrink_away(monkeypatch)
     assert drift(KERNELS["EllipticalSlice"]).abs().max() > 5
+
+
+# along a line brackets lie at random around the present point, so that it takes slices of unequal parts to notice
+
+
+def drift_between_unequal_modes(kernel, n=20_000, narrow=0.1):
+    """Of the mean, the square and the share of the narrow mode of an even mixture of ``N(0, narrow^2), N(3, 1)``."""
+    rng = torch.Generator().manual_seed(3)
+    z = torch.randn(n, 1, generator=rng, dtype=FLOAT)
+    start = torch.where(torch.rand(n, 1, generator=rng) < 0.5, narrow * z, 3 + z)
+
+    def energy(x):
+        first = -0.5 * (x / narrow).square() - math.log(narrow)
+        return -torch.logaddexp(first, -0.5 * (x - 3).square()).squeeze(-1)
+
+    def statistics(x):
+        return torch.cat([x, x.square(), (x < 0.5).to(x)], -1)
+
+    target = dgm.Target(energy, 1)
+    state = kernel.init(target, start)
+    for _ in range(12):
+        state, _ = kernel.step(target, state, rng)
+    return deviations(statistics(state.position) - statistics(start), 0.0)
+
+
+def test_slices_along_lines_keep_the_shares_of_unequal_modes(monkeypatch):
+    kernel = dgm.LinearSlice(width=6.0, max_steps=1)
+    assert_agree(drift_between_unequal_modes(kernel))
+    shrink_away(monkeypatch)
+    assert drift_between_unequal_modes(kernel).abs().max() > 5
+
+
+def test_control_a_metric_without_its_volume_is_noticed(monkeypatch):
+    monkeypatch.setattr(dgm.Fibre, "_gram_energy", lambda self, jacobian: torch.zeros_like(jacobian.log_det))
+    assert drift(KERNELS["RiemannianHMC"]).abs().max() > 5
 
 
 # ------------------------------------------------------------------------------------------------------------ details
