@@ -205,13 +205,14 @@ ORDER = {
         "monitoring",
     ],
     "evaluation": ["problems", "reports", "figures", "experiments", "benchmarks", "commands"],
-    "evaluation.problems": ["repeated", "boltzmann", "radon"],
+    "evaluation.problems": ["repeated", "bowl", "boltzmann", "radon"],
     "evaluation.reports": [
         "tables",
         "records",
         "mixing",
         "scorecard",
         "images",
+        "crossovers",
         "documents",
         "estimates",
         "samplers",
@@ -271,6 +272,7 @@ ORDER = {
         "pyro_images_peer",
         "mici_images_peer",
         "images",
+        "samplers",
     ],
     "evaluation.commands": [
         "messages",

@@ -25,9 +25,7 @@ class NoisyOutputs(ObservedModel):
         n_outputs: number of values that are compared.
     """
 
-    def __init__(
-        self, inner: ObservedModel, summaries: Callable[[Tensor], Tensor], tolerance: float, n_outputs: int
-    ):
+    def __init__(self, inner: ObservedModel, summaries: Callable[[Tensor], Tensor], tolerance: float, n_outputs: int):
         super().__init__(inner.model, inner.operator, of_units(Units(inner.dim, 1, 1)))
         self.inner, self.summaries, self.tolerance = inner, summaries, tolerance
         self.dim = inner.dim + n_outputs
@@ -67,8 +65,8 @@ class NoisyOutputs(ObservedModel):
 class NoiseGraph:
     """The graph ``n(u) = (y - g(u)) / tolerance`` over the inputs, as a fibre of ``g(u) + tolerance n = y``.
 
-    The Euclidean metric of ``(u, n)`` is ``G(u) = I + J^T J / tolerance^2`` on it, J the Jacobian of g, and the posterior
-    on the fibre is that under the tolerance, as a density with respect to ``|G|^(1/2) du``.
+    On it the Euclidean metric of ``(u, n)`` is ``G(u) = I + J^T J / tolerance^2``, J the Jacobian of g, and the
+    posterior of u on the fibre is that under the tolerance (math 8.14).
 
     Args:
         inner: the observed model.
@@ -77,9 +75,7 @@ class NoiseGraph:
         values: ``[*batch, K]``, those of the data.
     """
 
-    def __init__(
-        self, inner: ObservedModel, summaries: Callable[[Tensor], Tensor], tolerance: float, values: Tensor
-    ):
+    def __init__(self, inner: ObservedModel, summaries: Callable[[Tensor], Tensor], tolerance: float, values: Tensor):
         self._outputs = NoisyOutputs(inner, summaries, tolerance, values.shape[-1])
         self.fibre = Fibre(self._outputs, values)
         """The problem of all inputs, ``(u, n)``."""
@@ -87,7 +83,9 @@ class NoiseGraph:
     def lift(self, u: Tensor) -> Tensor:
         """``(u, n(u))``: ``[..., *batch, D] -> [..., *batch, D + K]``."""
         with torch.no_grad():
-            noise = (self.fibre.values - self._outputs.summaries(self._outputs.inner.outputs(u))) / self._outputs.tolerance
+            noise = (
+                self.fibre.values - self._outputs.summaries(self._outputs.inner.outputs(u))
+            ) / self._outputs.tolerance
         return torch.cat([u, noise], -1)
 
     def project(self, position: Tensor) -> Tensor:

@@ -79,8 +79,8 @@ class RiemannianHMC(Settings):
     def check(self, problem) -> None:
         if not isinstance(problem, InputPosterior):
             raise ArgumentError(
-                f"RiemannianHMC samples what condition(..., tolerance=eps) returns, not a {type(problem).__name__}: use "
-                "HMC, or ConstrainedHMC on a fibre"
+                f"RiemannianHMC samples what condition(..., tolerance=eps) returns, not a {type(problem).__name__}: "
+                "use HMC, or on a fibre ConstrainedHMC"
             )
         _graph(problem)
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")

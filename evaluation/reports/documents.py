@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from . import images
+from . import crossovers, images
 from .scorecard import scorecard
 from .tables import markdown
 
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/evidence.md", "docs/completions.md", "docs/images.md")
+PAGES = ("docs/evidence.md", "docs/completions.md", "docs/images.md", "docs/samplers.md")
 # The error in log Z that times are given to.
 GOAL = 0.1
 
@@ -125,6 +125,7 @@ _TABLES = {
     "boltzmann": boltzmann_table,
     "radon": radon_table,
     "modes": modes_table,
+    "samplers": crossovers.tables,
     "completions": scorecard,
     "images_cpu": images.tables,
 }

@@ -138,6 +138,7 @@ STALE = {
     EVIDENCE: ("-1081.40", "-1081.41"),
     COMPLETIONS: (": nearest training images |", ": nearest images |"),
     IMAGES: ("largest difference of means |", "largest difference |"),
+    "docs/samplers.md": ("| RiemannianHMC |", "| RHMC |"),
 }
 
 

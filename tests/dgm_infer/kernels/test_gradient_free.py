@@ -1,4 +1,4 @@
-"""Kernels on targets, above all those without gradients: moments on every oracle, the joint law of inputs and data, and planted errors."""
+"""Kernels on targets, above all without gradients: moments on every oracle, joint laws, and planted errors."""
 
 import math
 from typing import Any
