@@ -113,23 +113,33 @@ def _run(
     else:
         problem = dgm.condition(model, y, tolerance=tolerance, kernel=kernel)
     longer = 1 if sampler.gradient else 10
-    sizes = settings | {name: longer * settings[name] for name in ("warmup", "draws")}
+    warmup, kept = (longer * settings[name] for name in ("warmup", "draws"))
     before, started = Bowl.points, time.perf_counter()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        draws = uninterrupted(dgm.sample(problem, sampler.kernel(), progress=False, **sizes))
+        draws = uninterrupted(
+            dgm.sample(
+                problem,
+                sampler.kernel(),
+                chains=settings["chains"],
+                warmup=warmup,
+                draws=kept,
+                seed=settings["seed"],
+                progress=False,
+            )
+        )
     seconds, points = time.perf_counter() - started, Bowl.points - before
     assert draws.inputs is not None
     found = [diagnose(draws.inputs[..., i].numpy(), 1.0) for i in range(n_inputs)]
-    ess = float(np.min([row["ess_bulk"] for row in found]))
+    ess, r_hat = (np.array([row[name] for row in found], dtype=float) for name in ("ess_bulk", "r_hat"))
     return {
         "kernel_used": type(draws.kernel).__name__,
         "seconds": seconds,
         "points": points,
-        "ess": ess,
-        "ess_per_second": ess / seconds,
-        "ess_per_thousand": 1000 * ess / points,
-        "max_r_hat": float(np.max([row["r_hat"] for row in found])),
+        "ess": float(ess.min()),
+        "ess_per_second": float(ess.min()) / seconds,
+        "ess_per_thousand": 1000 * float(ess.min()) / points,
+        "max_r_hat": float(r_hat.max()),
     }
 
 
