@@ -155,6 +155,18 @@ class Draws:
         assert not isinstance(table, str)
         return table  # type: ignore[return-value]
 
+    def stats_summary(self) -> "pandas.DataFrame":
+        """One row per problem: the mean of every statistic over chains and draws, and the ``longest_stay`` of a chain.
+
+        For example ``acceptance_rate``, ``slice_evaluations`` per transition, or the ``noise_acceptance_rate`` and
+        ``target_acceptance_rate`` of :class:`Alternating`; of what is true or false, such as ``diverging``, the share.
+        """
+        import pandas
+
+        columns = {name: value.double().mean((0, 1)) for name, value in self.stats.items()}
+        columns["longest_stay"] = self.longest_stay.amax(0)
+        return pandas.DataFrame({name: value.flatten().tolist() for name, value in columns.items()})
+
     def to_arviz(self) -> "arviz.InferenceData":
         """Latents as ``posterior``, statistics as ``sample_stats``, inputs as ``unconstrained_posterior``."""
         az = _arviz()

@@ -72,6 +72,16 @@ def test_the_longest_stay_of_a_chain_counts_the_draws_that_repeat():
     assert draws.longest_stay.tolist() == [2, 0]
 
 
+def test_statistics_are_summarised_by_problem():
+    x = torch.tensor([[[0.0, 1.0], [0.0, 3.0], [2.0, 3.0], [2.0, 5.0]]]).unsqueeze(-1)
+    diverging = torch.tensor([[[True, False]] * 2 + [[False, False]] * 2])
+    stats = {"acceptance_rate": x[..., 0], "diverging": diverging}
+    draws = dgm.Draws(inputs=None, latents={"x": x}, stats=stats, kernel=dgm.PseudoMarginalMH(), seed=0)
+    assert draws.stats_summary().to_dict("list") == {
+        "acceptance_rate": [1.0, 3.0], "diverging": [0.5, 0.0], "longest_stay": [1, 1]
+    }  # fmt: skip
+
+
 # --------------------------------------------------------------------------------------------------------- estimators
 
 
