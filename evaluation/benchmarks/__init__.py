@@ -18,6 +18,7 @@ BENCHMARKS = {
     "iwae_training": "evaluation.benchmarks.iwae_training",
     "completions": "evaluation.benchmarks.completions",
     "images": "evaluation.benchmarks.images",
+    "abc": "evaluation.benchmarks.abc",
 }
 
 
