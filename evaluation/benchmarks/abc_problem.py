@@ -11,7 +11,7 @@ from torch import Tensor
 __all__ = ["ABCTask", "NormalData", "effective_draws"]
 
 # Nodes of the quadratures: of the summary within the tolerance, and of each parameter.
-_WITHIN, _GRID = 64, 401
+_WITHIN, _GRID = 32, 161
 _FLOAT = torch.float64
 
 
