@@ -4,7 +4,9 @@ Constrained HMC with its default settings, on the full series (100 outputs, a Ma
 (dense), against ABC in the input space on the full series (J fig. 10): elliptical slices of the inputs of the
 parameters and of the noise in turn, under uniform kernels of width 100 and 10 and a Gaussian one of width 10, and HMC
 under the Gaussian one with the published number of leapfrog steps and an adapted step size. As published, ABC is not
-run on the summaries: a width of 10 says nothing about an autocorrelation.
+run on the summaries: a width of 10 says nothing about an autocorrelation. The published slices made
+60 000 transitions per chain, these make hundreds, of more chains at once: where R-hat says that chains have not mixed,
+their effective draws mean little.
 
 ABC in parameter space fails on the full series: a line for each attempt says how near it came. Rejection accepts next
 to no prior draws even at a tolerance of 1000. Pseudo-marginal Markov chains, whose every proposal has new noise, get
