@@ -205,7 +205,7 @@ ORDER = {
         "monitoring",
     ],
     "evaluation": ["problems", "reports", "figures", "experiments", "benchmarks", "commands"],
-    "evaluation.problems": ["repeated", "bowl", "boltzmann", "radon"],
+    "evaluation.problems": ["repeated", "bowl", "boltzmann", "radon", "quantile_intervals"],
     "evaluation.reports": [
         "tables",
         "records",
@@ -213,6 +213,7 @@ ORDER = {
         "scorecard",
         "images",
         "crossovers",
+        "abc",
         "documents",
         "estimates",
         "samplers",
@@ -232,6 +233,7 @@ ORDER = {
     "evaluation.experiments": [
         "reference",
         "samplers",
+        "parameter_space",
         "quantile",
         "lotka_volterra",
         "pose",
@@ -273,6 +275,12 @@ ORDER = {
         "mici_images_peer",
         "images",
         "samplers",
+        "abc_problem",
+        "abc_chains",
+        "pyabc_peer",
+        "sbi_peer",
+        "abc_sequential",
+        "abc",
     ],
     "evaluation.commands": [
         "messages",

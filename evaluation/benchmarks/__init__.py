@@ -19,6 +19,7 @@ BENCHMARKS = {
     "completions": "evaluation.benchmarks.completions",
     "images": "evaluation.benchmarks.images",
     "samplers": "evaluation.benchmarks.samplers",
+    "abc": "evaluation.benchmarks.abc",
 }
 
 

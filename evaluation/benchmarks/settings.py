@@ -1,5 +1,6 @@
 """The settings of a benchmark: checks before anything is measured, and the command that repeats it."""
 
+import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,13 +9,19 @@ from typing import Any
 from dgm_infer import files
 from dgm_infer.errors import ArgumentError, ConfigError
 
-__all__ = ["check_counts", "check_seed", "options", "writable_folder"]
+__all__ = ["check_counts", "check_positive", "check_seed", "options", "writable_folder"]
 
 
 def check_counts(least: int = 1, **counts: int) -> None:
     for name, value in counts.items():
         if value < least:
             raise ConfigError(f"{name}: {value} must be {least} or more")
+
+
+def check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{name}: {value} must be positive and finite")
 
 
 def check_seed(seed: int) -> None:

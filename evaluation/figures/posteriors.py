@@ -96,7 +96,7 @@ def efficiency(
     axis.set_xticks(range(len(names)), [_symbol(name) for name in names])
     axis.set_ylabel("bulk ESS per second")
     axis.spines[["top", "right"]].set_visible(False)
-    axis.legend(fontsize=8, frameon=False, ncols=len(methods), loc="upper center", bbox_to_anchor=(0.5, -0.1))
+    axis.legend(fontsize=8, frameon=False, ncols=min(3, len(methods)), loc="upper center", bbox_to_anchor=(0.5, -0.1))
     save_picture(path, figure, 160)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from . import crossovers, images
+from .abc import chains_table, sequential_table
 from .scorecard import scorecard
 from .tables import markdown
 
@@ -51,7 +52,7 @@ def renewed(page: str) -> str:
     Raises:
         KeyError: a table of an unknown name.
     """
-    return _TABLE.sub(lambda match: f"{match[1]}{match[2]}{_TABLES[match[1]](read_record(match[1]))}", page)
+    return _TABLE.sub(lambda match: f"{match[1]}{match[2]}{_table(match[1])}", page)
 
 
 def methods_table(record: dict[str, Any]) -> str:
@@ -128,7 +129,15 @@ _TABLES = {
     "samplers": crossovers.tables,
     "completions": scorecard,
     "images_cpu": images.tables,
+    "abc_chains": chains_table,
+    "abc_sequential": sequential_table,
 }
+# records that have other names than their tables
+_RECORDS = {"abc_chains": "abc", "abc_sequential": "abc"}
+
+
+def _table(name: str) -> str:
+    return _TABLES[name](read_record(_RECORDS.get(name, name)))
 
 
 if __name__ == "__main__":

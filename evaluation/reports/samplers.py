@@ -44,6 +44,18 @@ class SamplerRun:
         return float(self.draws.stats["acceptance_rate"].mean())
 
     @property
+    def step_size(self) -> float | None:
+        """Mean over the chains; None where no step is sized."""
+        sizes = self.draws.stats.get("step_size")
+        return None if sizes is None else float(sizes.mean())
+
+    @property
+    def slice_evaluations(self) -> float | None:
+        """Mean evaluations of the model per transition, of all its slices; None where there are none."""
+        counts = [v for name, v in self.draws.stats.items() if name.endswith("slice_evaluations")]
+        return sum(float(v.double().mean()) for v in counts) if counts else None
+
+    @property
     def max_r_hat(self) -> float:
         """NaN where a latent has none: its chains never moved."""
         return float(np.max([row["r_hat"] for row in self.table.values()]))
@@ -96,7 +108,8 @@ def as_results(runs: Sequence[SamplerRun], truth: Mapping[str, float]) -> dict:
             "draws": run.draws.shape[1],
             "seconds": run.seconds,
             "acceptance_rate": run.acceptance,
-            "step_size": float(run.draws.stats["step_size"].mean()),
+            "step_size": run.step_size,
+            "slice_evaluations": run.slice_evaluations,
             "failed": run.failed,
             "stuck_chains": run.stuck,
             "max_r_hat": run.max_r_hat,

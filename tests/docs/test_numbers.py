@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from evaluation.benchmarks import methods, modes, scaling
+from evaluation.benchmarks import abc, methods, modes, scaling
 from evaluation.reports import images
 from evaluation.reports.documents import PAGES, read_record, renewed, seconds_to
 
 ROOT = Path(__file__).parents[2]
-EVIDENCE, COMPLETIONS, IMAGES, README = "docs/evidence.md", "docs/completions.md", "docs/images.md", "README.md"
+EVIDENCE, COMPLETIONS, IMAGES = "docs/evidence.md", "docs/completions.md", "docs/images.md"
+SAMPLERS, README = "docs/samplers.md", "README.md"
 COUNTS = {1.5: "one and a half", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 18: "eighteen"}
 SHARES = {4: "a quarter", 5: "a fifth", 7: "a seventh", 8: "an eighth"}
 # a setting that no record holds
@@ -23,7 +24,7 @@ Records = dict[str, Any]
 
 
 def records() -> Records:
-    return {name: read_record(name) for name in ("methods", "boltzmann", "radon", "iwae_training")}
+    return {name: read_record(name) for name in ("methods", "boltzmann", "radon", "iwae_training", "abc")}
 
 
 def count(value: float, unit: float = 1) -> str:
@@ -70,6 +71,12 @@ def sentences(r: Records) -> list[tuple[str, str]]:
     bound = r["radon"]["results"]["methods"]["ELBO, diagonal"]
     trained = {name: model["iwae_5000"]["mean"] for name, model in r["iwae_training"]["models"].items()}
     draws = r["iwae_training"]["settings"]["samples"]
+    chains, smc = r["abc"]["chains"], r["abc"]["sequential"]
+    costs = {name: row["simulations"] / row["effective"] for name, row in smc.items()}
+    seconds_of, simulations_of = (
+        {name: costs_of[name] / costs_of["dgm-infer"] for name in ("pyABC", "sbi")}
+        for costs_of in ({name: row["seconds_per_1000"] for name, row in smc.items()}, costs)
+    )
     said = {
         EVIDENCE: [
             f"a given error in log Z in {share(faster['ST'])} of annealing's time",
@@ -90,6 +97,11 @@ def sentences(r: Records) -> list[tuple[str, str]]:
             f"particles here: {boltzmann['chains']} of them stay",
             f"radon --data FOLDER` ({r['radon']['seconds'] / 60:.0f} min of one core)",
             f"(ELBO {bound['mean']:.2f} +- {bound['mean_error']:.2f})",
+        ],
+        SAMPLERS: [
+            f"are {chains['ratio']:.0f} times as fast in one call of {chains['chains']} chains as chain by chain",
+            f"takes {seconds_of['pyABC']:.0f} times the seconds with pyABC and {seconds_of['sbi']:.1f} times with sbi, "
+            f"and {simulations_of['pyABC']:.2f} and {simulations_of['sbi']:.2f} times the simulations",
         ],
         README: [
             f"simulated tempering gets log Z to {best['log_z_rmse']:.2f} and the moments to {share(1 / moments)} of "
@@ -138,7 +150,7 @@ STALE = {
     EVIDENCE: ("-1081.40", "-1081.41"),
     COMPLETIONS: (": nearest training images |", ": nearest images |"),
     IMAGES: ("largest difference of means |", "largest difference |"),
-    "docs/samplers.md": ("| RiemannianHMC |", "| RHMC |"),
+    SAMPLERS: ("simulations per one |", "simulations |"),
 }
 
 
@@ -157,6 +169,7 @@ def test_tables_are_up_to_date(page):
     [
         ("methods", "methods", methods.table),
         ("modes", "modes", modes.page),
+        ("abc", "abc", abc.page),
         ("scaling", "scaling", scaling.table),
         ("images_cpu", "images", images.page),
     ],

@@ -141,6 +141,8 @@ def test_importance_by_the_laplace_approximation_is_unbiased_and_closer_than_by_
     ("log_estimate", "named"),
     [
         (lambda x, u: x[..., 0] * math.nan, "NaN at 16 of 16"),
+        # the log of what is negative
+        (lambda x, u: u[..., 0].log(), r"NaN at \d+ of 16 .* not negative"),
         (lambda x, u: torch.where(u[..., 0] > 0, math.inf, 0.0), "plus infinity at"),
         (lambda x, u: x, r"shape \(16, 2\)"),
         (lambda x, u: x.no_such_method(), "fails at prior draws"),

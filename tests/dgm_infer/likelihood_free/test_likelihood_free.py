@@ -100,7 +100,14 @@ def test_the_simulator_is_called_in_batches_of_the_memory_budget():
     assert (found.distances <= EPS).all()
 
 
-@pytest.mark.parametrize("method", [dgm.ABCRejection(1e-9, max_simulations=5000), dgm.ABCImportance(1e-9, "uniform")])
+@pytest.mark.parametrize(
+    "method",
+    [
+        dgm.ABCRejection(1e-9, max_simulations=5000),
+        dgm.ABCImportance(1e-9, "uniform"),
+        dgm.ABCMCMC(1e-9, max_simulations=5000),
+    ],
+)
 def test_a_run_without_acceptances_ends_with_the_smallest_distance(method):
     with pytest.raises(StartError, match=r"none of 5000 .* smallest distance seen is 0\.00\d+.*below 0\.0006"):
         dgm.sample_abc(simulation(), method, draws=5000, seed=1)

@@ -181,17 +181,23 @@ def test_inputs_of_the_full_series_start_the_summaries():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "pictures"),
+    ("name", "pictures", "rows"),
     [
-        ("quantile", {"posteriors.png", "efficiency.png"}),
-        ("lotka_volterra", {"posteriors.png", "efficiency.png", "series.png"}),
+        ("quantile", {"posteriors.png", "efficiency.png"}, 5),
+        ("lotka_volterra", {"posteriors.png", "efficiency.png", "series.png"}, 6),
     ],
 )
-def test_a_smoke_run_brackets_the_parameters_that_generated_the_data(name, pictures, tmp_path):
+def test_a_smoke_run_brackets_the_parameters_that_generated_the_data(name, pictures, rows, tmp_path):
     folder = reproduce(name, fast=True, output=str(tmp_path))
     assert {path.name for path in folder.iterdir()} == pictures | {"results.json", "log.txt"}
-    methods = json.loads((folder / "results.json").read_text())["results"]["methods"]
-    assert len(methods) == 3
+    results = json.loads((folder / "results.json").read_text())["results"]
+    methods = results["methods"]
+    assert len(methods) == rows
+    assert all(np.isfinite(latent["r_hat"]) for row in methods.values() for latent in row["latents"].values())
+    if name == "lotka_volterra":
+        for attempt in results["parameter_space"].values():
+            assert 0 < attempt["nearest"] < 1000
+            assert attempt["label"] in (folder / "log.txt").read_text()
     exact = next(iter(methods.values()))
     assert exact["stuck_chains"] == 0
     # how often projections fail is seen in more transitions: generators/test_defaults
