@@ -14,6 +14,9 @@ from .reduced import ObservedModel
 
 __all__ = ["NoiseGraph"]
 
+# Iterations of the power method, which say a largest singular value well enough.
+_POWERS = 10
+
 
 class NoisyOutputs(ObservedModel):
     """``y + tolerance n`` of inputs ``(u, n)``, ``n ~ N(0, I)``, with the outputs y of another observed model.
@@ -91,3 +94,18 @@ class NoiseGraph:
     def project(self, position: Tensor) -> Tensor:
         """u of ``(u, n)``."""
         return self._outputs.split(position)[0]
+
+    def stretch(self, u: Tensor) -> Tensor:
+        """The largest singular value of ``J / tolerance``: ``[n, *batch, D] -> [n, *batch]``.
+
+        How much narrower than the prior the posterior is across the ridge, and steps of HMC with it.
+        """
+        flat = self.fibre.rows(len(u))
+        jacobian = flat.evaluate(type(flat).jacobian, self.lift(u).reshape(-1, self.fibre.dim))
+        v = torch.ones_like(u.reshape(-1, u.shape[-1]))
+        for _ in range(_POWERS):
+            v = v / v.norm(dim=-1, keepdim=True)
+            # the columns of the noise are no part of J
+            product = jacobian.forward(torch.cat([v, v.new_zeros(len(v), self.fibre.values.shape[-1])], -1))
+            v = self.project(jacobian.transpose(product))
+        return v.norm(dim=-1).sqrt().reshape(u.shape[:-1]) / self._outputs.tolerance

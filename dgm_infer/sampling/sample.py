@@ -9,8 +9,9 @@ from torch import Tensor
 
 from ..arguments import choice, flag, fraction, numbers, random_seed, whole_number
 from ..conditioning.fibre import Fibre
+from ..conditioning.soft import InputPosterior
 from ..errors import ArgumentError, StartError, cause
-from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Info, Kernel
+from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Info, Kernel, RiemannianHMC
 from ..kernels.tuning import Tunable
 from ..progress import Progress
 from ..target import Target, as_target, reference
@@ -22,6 +23,10 @@ from .verdict import verdict
 from .warmup import WarmUp
 
 __all__ = ["sample"]
+
+# Prior draws that say how narrow a tolerance is, and the ratio from which the default follows the ridge: steps of HMC
+# per step of RiemannianHMC, against what that costs, which grows with the rows of its Jacobian.
+_DRAWN, _STEP, _ROW = 8, 5, 2
 
 
 def sample(
@@ -42,7 +47,8 @@ def sample(
 
     Args:
         problem: a :class:`Fibre`, a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``.
-        kernel: None for :class:`HMC` on a target (:class:`EllipticalSlice` if it has no gradient), and on a fibre
+        kernel: None for :class:`HMC` on a target (:class:`EllipticalSlice` if it has no gradient,
+            :class:`RiemannianHMC` where a Gaussian tolerance is small beside the slope of the outputs), and on a fibre
             :class:`ConstrainedHMC`, or :class:`LiftedHMC` if the model's noise is additive and normal and a short pilot
             finds it cheaper per effective draw (:func:`~dgm_infer.sampling.pilot.pick_kernel`); the pilot has its own
             random numbers, so that the draws are those of the kernel that it picks, which is in ``Draws.kernel``.
@@ -186,7 +192,19 @@ def default_kernel(problem: Fibre | Target) -> Kernel:
     """The default kernel for this kind of problem."""
     if isinstance(problem, Fibre):
         return ConstrainedHMC()
-    return HMC() if problem.has_gradient else EllipticalSlice()
+    if not problem.has_gradient:
+        return EllipticalSlice()
+    return RiemannianHMC() if isinstance(problem, InputPosterior) and _is_narrow(problem) else HMC()
+
+
+def _is_narrow(problem: InputPosterior) -> bool:
+    """Whether a tolerance is so small that its steps cost HMC more than Jacobians cost :class:`RiemannianHMC`."""
+    if problem.graph is None:
+        return False
+    u = problem.initial_draws(_DRAWN, torch.Generator(problem.values.device).manual_seed(0))
+    rows = min(problem.graph.fibre.values.shape[-1], problem.dim)
+    # a simulator may overflow at prior draws, which says nothing
+    return problem.graph.stretch(u).nanmedian().item() > _STEP + _ROW * rows
 
 
 def _named(error: Exception) -> str:

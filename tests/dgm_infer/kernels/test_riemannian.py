@@ -72,6 +72,25 @@ def test_what_is_no_gaussian_width_is_refused(options):
         dgm.sample(target, dgm.RiemannianHMC(), chains=2, warmup=1, draws=2, progress=False)
 
 
+def test_the_narrowness_of_a_tolerance_is_the_largest_singular_value_over_it():
+    target = dgm.condition(Bent(), torch.tensor([[1.0, 0.5], [0.0, 2.0]]), tolerance=EPS)
+    u = target.initial_draws(3, torch.Generator().manual_seed(1))
+    jacobian = torch.stack(
+        [cast(Tensor, torch.autograd.functional.jacobian(Bent().observed, point)) for point in u.flatten(0, 1)]
+    )
+    expected = torch.linalg.svdvals(jacobian)[:, 0].reshape(3, 2) / EPS
+    assert target.graph is not None
+    torch.testing.assert_close(target.graph.stretch(u), expected, rtol=0.02, atol=0.0)
+
+
+@pytest.mark.parametrize(("tolerance", "picked"), [(2.0, dgm.HMC), (0.1, dgm.RiemannianHMC)])
+def test_it_is_the_default_where_the_tolerance_is_small(tolerance, picked):
+    target = dgm.condition(Ellipse(), [2.0], tolerance=tolerance)
+    draws = dgm.sample(target, chains=2, warmup=5, draws=2, seed=1, progress=False)
+    assert type(draws.kernel) is picked
+    assert type(dgm.sample(target, dgm.HMC(), chains=2, warmup=5, draws=2, seed=1, progress=False).kernel) is dgm.HMC
+
+
 # every evaluation of the model counts; one with a Jacobian and the gradient of its determinant as three
 def ess_per_evaluation(target, kernel, start):
     draws = dgm.sample(target, kernel, initial=start, chains=len(start), warmup=0, draws=100, seed=1, progress=False)
