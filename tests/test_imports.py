@@ -203,7 +203,7 @@ ORDER = {
         "monitoring",
     ],
     "evaluation": ["problems", "reports", "figures", "experiments", "benchmarks", "commands"],
-    "evaluation.problems": ["repeated", "gaussian_latent", "boltzmann", "radon"],
+    "evaluation.problems": ["repeated", "gaussian_latent", "gp_probit", "boltzmann", "radon"],
     "evaluation.reports": [
         "tables",
         "records",
@@ -237,6 +237,7 @@ ORDER = {
         "inpainting",
         "pseudo_marginal",
         "gaussian_latent",
+        "gp_probit",
         "boltzmann",
         "radon",
         "iwae",

@@ -53,8 +53,8 @@ def against_scale(path: str | os.PathLike, rows: Sequence[Mapping[str, Any]]) ->
         acceptance.set_ylim(0, 1)
     for axis, words in zip(axes[-1], ("step size", "step size", "width of the bracket"), strict=True):
         axis.set_xlabel(words)
-    handles, labels = (sum(parts, []) for parts in zip(*(a.get_legend_handles_labels() for a in axes[0]), strict=True))
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), fontsize=8, frameon=False)
+    named = {label: handle for axis in axes[0] for handle, label in zip(*axis.get_legend_handles_labels(), strict=True)}
+    figure.legend(named.values(), named.keys(), loc="outside lower center", ncols=len(named), fontsize=8, frameon=False)
     save_picture(path, figure, 150)
 
 
@@ -117,8 +117,11 @@ def r_hat_against_time(path: str | os.PathLike, curves: Mapping[str, Mapping[str
     axes = figure.subplots(1, 2, sharey=True)
     for axis, key in zip(axes, ("seconds", "cubic_operations"), strict=True):
         for i, (label, curve) in enumerate(curves.items()):
-            points = [(x, r - 1) for x, r in zip(curve[key], curve["r_hat"], strict=True) if 1 < r < np.inf]
-            axis.plot(*zip(*points, strict=True), color=COLOURS[i % 6], marker="os^Dv"[i % 5], ms=4, lw=1.2, label=label)
+            excess = np.asarray(curve["r_hat"]) - 1
+            # a split R-hat can be a little below 1, and is infinite while no chain moves
+            excess = np.where(np.isfinite(excess), excess.clip(1e-4), np.nan)
+            colour, marker = COLOURS[i % 6], "os^Dv"[i % 5]
+            axis.plot(curve[key], excess, color=colour, marker=marker, ms=4, lw=1.2, label=label)
         axis.set(xscale="log", yscale="log")
         axis.spines[["top", "right"]].set_visible(False)
         axis.tick_params(labelsize=8)

@@ -50,7 +50,7 @@ def mixing(values: Tensor, mean: Tensor | None = None) -> Mixing:
 
 
 def largest_r_hat(values: Tensor) -> float:
-    """Rank-normalised split R-hat of the worst coordinate of ``[chains, draws, D]``; infinite where chains are still."""
+    """Rank-normalised split R-hat of the worst of ``[chains, draws, D]``; infinite where chains are still."""
     columns = values.double().cpu().movedim(-1, 0).numpy()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
