@@ -50,10 +50,11 @@ def narrowed(low: Tensor, high: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
 def _shrink(line: Slice, here: Point, low: Tensor, high: Tensor, evaluations: Tensor, rng: torch.Generator):
     """Uniform draws from the bracket, narrowed after each that is outside the slice; the new points and Info."""
     point, active = here, torch.ones_like(here.energy, dtype=torch.bool)
-    failed = ~active
+    failed, t = ~active, torch.zeros_like(low)
     for _ in range(_MOST_SHRINKS):
         uniform = torch.rand(low.shape, generator=rng, dtype=low.dtype, device=low.device)
-        t = low + (high - low) * uniform
+        # chains that are done stay where they are, for targets that remember the points that they were evaluated at
+        t = torch.where(active, low + (high - low) * uniform, t)
         there, inside, bad = line.at(t)
         evaluations, failed = evaluations + active, failed | (bad & active)
         point = there.where(inside & active, point)

@@ -17,6 +17,8 @@ EXPERIMENTS = {
     "lotka_volterra": "predator-prey dynamics from the full series and from nine summaries (J 10.2)",
     "pose": "human poses from binocular and monocular projections (J 10.3; needs the reference data)",
     "inpainting": "MNIST digits of which the top quarter is observed (needs the reference data)",
+    "gaussian_latent": "pseudo-marginal samplers of a known posterior against the scale of their moves (T 3.6.1)",
+    "gp_probit": "pseudo-marginal samplers of a Gaussian process classifier (T 3.6.2; needs the reference data)",
     "boltzmann": "log Z and moments of Boltzmann machine relaxations, against time (T 5.6.1)",
     "radon": "evidence of a hierarchical regression by tempering of a Pyro program (T 5.6.3; needs the reference data)",
     "iwae": "log p(x) of images under an IWAE, against time (T 5.6.2; needs the reference data)",

@@ -66,14 +66,19 @@ def posteriors(
 
 
 def efficiency(
-    path: str | os.PathLike, rates: Mapping[str, Mapping[str, float]], unmixed: Collection[str] = ()
+    path: str | os.PathLike,
+    rates: Mapping[str, Mapping[str, float]],
+    unmixed: Collection[str] = (),
+    *,
+    unit: str = "bulk ESS per second",
 ) -> None:
     """Bars of effective sample size per second, grouped by parameter, on a log scale (J fig. 7, J fig. 11).
 
     Args:
         path: path of the PNG.
-        rates: method -> parameter -> bulk ESS per second of wall clock.
+        rates: method -> parameter -> bulk ESS per second of wall clock, or what ``unit`` says.
         unmixed: methods whose chains disagree, so that their estimates mean little: hatched.
+        unit: label of the axis.
     """
     methods, names = list(rates), list(next(iter(rates.values())))
     figure = Figure(figsize=(1.9 * len(names) + 1.2, 3.4), layout="constrained")
@@ -94,7 +99,7 @@ def efficiency(
     finite = np.array([h for method in methods for h in rates[method].values() if np.isfinite(h) and h > 0] or [1.0])
     axis.set_ylim(0.5 * finite.min(), 2.5 * finite.max())
     axis.set_xticks(range(len(names)), [_symbol(name) for name in names])
-    axis.set_ylabel("bulk ESS per second")
+    axis.set_ylabel(unit)
     axis.spines[["top", "right"]].set_visible(False)
     axis.legend(fontsize=8, frameon=False, ncols=min(3, len(methods)), loc="upper center", bbox_to_anchor=(0.5, -0.1))
     save_picture(path, figure, 160)

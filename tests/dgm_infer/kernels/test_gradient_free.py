@@ -191,6 +191,22 @@ def test_warm_up_brings_a_walk_to_its_own_acceptance_and_the_covariance():
     assert metric.metric.scale.shape == (2, 3)
 
 
+def test_slices_of_chains_that_are_done_cost_no_new_points():
+    seen = set()
+
+    def energy(x):
+        seen.update(row.numpy().tobytes() for row in x.detach().reshape(-1, 3))
+        return 2 * x.square().sum(-1)
+
+    kernel = dgm.LinearSlice(20.0, max_steps=1, metric="identity")
+    start = torch.zeros(50, 3)
+    draws = dgm.sample(
+        dgm.Target(energy, 3), kernel, chains=50, warmup=0, draws=5, seed=1, initial=start, progress=False
+    )
+    # besides, some are looked at before the start
+    assert len(seen) < draws.stats["slice_evaluations"].sum() + 50
+
+
 def test_evaluations_of_slices_are_counted():
     calls = []
 

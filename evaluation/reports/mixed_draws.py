@@ -1,0 +1,74 @@
+"""What the draws of one run say about its chains: effective draws, R-hat, stays, errors against a known mean."""
+
+import warnings
+from dataclasses import dataclass
+
+import arviz
+import numpy as np
+from torch import Tensor
+
+__all__ = ["Mixing", "largest_r_hat", "longest_stay", "mixing"]
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Chains on one problem."""
+
+    ess: list[float]
+    """Effective draws of the mean of every coordinate, all chains together, NaN as 0."""
+    r_hat: float
+    """The largest of the coordinates, infinite where no chain moved."""
+    longest_stay: int
+    """Longest run of draws over which no coordinate of a chain changed."""
+    error: float | None
+    """Largest error of the mean over the coordinates in Monte Carlo standard errors, if the mean is known."""
+
+    @property
+    def worst_ess(self) -> float:
+        """That of the worst coordinate."""
+        return min(self.ess)
+
+
+def mixing(values: Tensor, mean: Tensor | None = None) -> Mixing:
+    """The numbers of one run.
+
+    Standard errors are standard deviations over the root of the effective draws, both of all chains together: chains
+    that disagree have few effective draws.
+
+    Args:
+        values: ``[chains, draws, D]``.
+        mean: the exact mean ``[D]``, if it is known.
+    """
+    x = values.double().cpu().numpy()
+    ess = np.nan_to_num([_ess(column) for column in np.moveaxis(x, -1, 0)])
+    error = None
+    if mean is not None:
+        flat = x.reshape(-1, x.shape[-1])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            error = float((np.abs(flat.mean(0) - mean.double().numpy()) * np.sqrt(ess) / flat.std(0)).max())
+    return Mixing([float(value) for value in ess], largest_r_hat(values), longest_stay(values), error)
+
+
+def largest_r_hat(values: Tensor) -> float:
+    """Rank-normalised split R-hat of the worst of ``[chains, draws, D]``; infinite where chains are still."""
+    columns = values.double().cpu().movedim(-1, 0).numpy()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found = [float(arviz.rhat(column)) for column in columns]
+    return float(np.nan_to_num(found, nan=np.inf, posinf=np.inf).max())
+
+
+def longest_stay(values: Tensor) -> int:
+    """Longest run of draws ``[chains, draws, D]`` over which a chain did not move."""
+    moved = (values.diff(dim=1) != 0).any(-1)
+    longest = 0
+    for chain in moved:
+        ends = np.flatnonzero(np.concatenate([[True], chain.cpu().numpy(), [True]]))
+        longest = max(longest, int(np.diff(ends).max()) - 1)
+    return longest
+
+
+def _ess(column: np.ndarray) -> float:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return float(arviz.ess(column, method="mean"))
