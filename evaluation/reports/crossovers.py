@@ -45,7 +45,8 @@ def _mixed(row: Mapping[str, Any]) -> bool:
 def _cell(row: Mapping[str, Any], rate: str, best: float | None) -> str:
     if row[rate] is None:
         return "-"
-    value = f"{row[rate]:.2g}"
+    # two digits, without an exponent
+    value = f"{float(f'{row[rate]:.2g}'):g}"
     if not _mixed(row):
         return f"({value})"
     return f"**{value}**" if row[rate] == best else value

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from evaluation.benchmarks import abc, methods, modes, scaling
+from evaluation.benchmarks import abc, methods, modes, samplers, scaling
 from evaluation.reports import images
 from evaluation.reports.documents import PAGES, read_record, renewed, seconds_to
 
@@ -172,6 +172,7 @@ def test_tables_are_up_to_date(page):
         ("abc", "abc", abc.page),
         ("scaling", "scaling", scaling.table),
         ("images_cpu", "images", images.page),
+        ("samplers", "samplers", samplers.page),
     ],
 )
 def test_published_tables_are_those_of_their_records(record, name, table):
