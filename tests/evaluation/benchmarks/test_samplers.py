@@ -13,15 +13,21 @@ SHORT = {name: samplers._SAMPLERS[name] for name in ("RandomWalk", "HMC")}
 
 def test_every_sampler_is_run_where_it_applies(tmp_path, monkeypatch):
     monkeypatch.setattr(samplers, "_SAMPLERS", SHORT)
+    monkeypatch.setattr(samplers, "_problems", lambda: [(2, 0.3, "gaussian"), (4, 0.3, "uniform")])
     path = samplers.bench(chains=2, warmup=2, draws=20, output=str(tmp_path))
     record = json.loads(path.read_text())
-    named = [row["sampler"] for row in record["rows"]]
-    assert named == ["RandomWalk", "HMC"] * 8 + ["RandomWalk"] * 2
+    named = [(row["sampler"], row["inputs"]) for row in record["rows"]]
+    assert named == [("RandomWalk", 2), ("HMC", 2), ("RandomWalk", 4)]
     for row in record["rows"]:
         # one evaluation for every transition of every walk, and some before
         assert row["points"] >= 2 * 22 * (10 if row["sampler"] == "RandomWalk" else 1)
         assert row["ess_per_thousand"] == pytest.approx(1000 * row["ess"] / row["points"])
     assert (tmp_path / "samplers.md").read_text() == samplers.page(record)
+
+
+def test_tolerances_inputs_and_smoothness_vary_one_at_a_time():
+    assert len(set(samplers._problems())) == 10
+    assert all((n == 2) or (tolerance, kernel) == (0.1, "gaussian") for n, tolerance, kernel in samplers._problems())
 
 
 def test_the_best_of_a_column_is_that_of_the_chains_that_mixed():
