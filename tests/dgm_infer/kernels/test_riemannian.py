@@ -93,7 +93,7 @@ def test_it_is_the_default_where_the_tolerance_is_small(tolerance, picked):
 
 # every evaluation of the model counts; one with a Jacobian and the gradient of its determinant as three
 def ess_per_evaluation(target, kernel, start):
-    draws = dgm.sample(target, kernel, initial=start, chains=len(start), warmup=0, draws=100, seed=1, progress=False)
+    draws = dgm.sample(target, kernel, initial=start, chains=len(start), warmup=0, draws=50, seed=1, progress=False)
     ess = min(float(arviz.ess(draws.inputs[..., i].numpy(), method="mean")) for i in range(2))
     steps = draws.stats["n_steps"].double()
     solver = draws.stats.get("solver_iterations")
