@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import h5py
     import pandas
 
-__all__ = ["Draws", "names_dimension"]
+__all__ = ["Draws", "longest_run", "names_dimension"]
 
 # Constraint error over the scale of the data, or difference of energies over their size, below which draws are those of
 # a problem, unless the tolerance of a fibre was larger.
@@ -94,11 +94,7 @@ class Draws:
         kept = self.latents if self.inputs is None else {"inputs": self.inputs}
         for value in kept.values():
             same &= (value[:, 1:] == value[:, :-1]).reshape(*same.shape, -1).all(-1)
-        run = longest = torch.zeros_like(self.stats["acceptance_rate"][:, 0], dtype=torch.int64)
-        for stayed in same.unbind(1):
-            run = torch.where(stayed, run + 1, 0)
-            longest = torch.maximum(longest, run)
-        return longest
+        return longest_run(same)
 
     def generate(self, n: int | None = None, *, seed: int | None = None) -> Tensor:
         """Complete outputs ``[chains, draws or n, *batch, *output_shape]``.
@@ -318,6 +314,15 @@ def _refuse_what_is_not_there(path: os.PathLike, group: "h5py.Group") -> None:
             raise CheckpointError(
                 f"{path} promises {item.nbytes / 2**30:.3g} GiB of {name!r}, far more than it holds: it is damaged"
             )
+
+
+def longest_run(held: Tensor) -> Tensor:
+    """Longest run of True along the second dimension, ``[chains, n, *batch] -> [chains, *batch]``."""
+    run = longest = held.new_zeros((held.shape[0], *held.shape[2:]), dtype=torch.int64)
+    for stayed in held.unbind(1):
+        run = torch.where(stayed, run + 1, 0)
+        longest = torch.maximum(longest, run)
+    return longest
 
 
 def names_dimension(name: str) -> bool:

@@ -1,6 +1,7 @@
 """The problem of the ABC benchmark: normal data by two summaries, with its exact ABC posterior by quadrature."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-__all__ = ["ABCTask", "NormalData", "effective_draws"]
+from .workers import Report
+
+__all__ = ["ABCTask", "NormalData", "effective_draws", "repeated"]
 
 # Nodes of the quadratures: of the summary within the tolerance, and of each parameter.
 _WITHIN, _GRID = 32, 161
@@ -92,6 +95,23 @@ class ABCTask:
     particles: int
     repetitions: int
     seed: int
+
+
+def repeated(run: Callable[[ABCTask, int, int], dict[str, Any]], task: ABCTask, report: Report) -> list[dict[str, Any]]:
+    """Independent runs: means ``[2]``, ESS of the weights, tolerance reached, simulations and processor seconds.
+
+    Args:
+        run: of a task, its particles and seed.
+        task: what is run.
+        report: called with a line after every run.
+    """
+    # what the first run alone takes is not measured
+    run(task, 20, task.seed)
+    rows = []
+    for i in range(task.repetitions):
+        rows.append(run(task, task.particles, task.seed + i))
+        report(f"run {i + 1} of {task.repetitions}: {rows[-1]['seconds']:.1f} s")
+    return rows
 
 
 def effective_draws(means: Any, mean: Tensor, sd: Tensor) -> float:

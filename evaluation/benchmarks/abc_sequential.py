@@ -10,7 +10,7 @@ import torch
 
 import dgm_infer as dgm
 
-from .abc_problem import ABCTask, effective_draws
+from .abc_problem import ABCTask, effective_draws, repeated
 from .workers import Report, WorkerResult, one_thread, run_workers
 
 __all__ = ["MANY", "PEERS", "compare", "left_out", "ours"]
@@ -23,10 +23,8 @@ MANY = 50
 
 
 def ours(task: ABCTask, report: Report) -> list[dict[str, Any]]:
-    """Independent runs: means ``[2]``, ESS of the weights, tolerance reached, simulations and processor seconds."""
-    # what the first run alone takes is not measured
-    _run(task, 20, task.seed)
-    return [_run(task, task.particles, task.seed + i) for i in range(task.repetitions)]
+    """Independent runs, as :func:`repeated` has them."""
+    return repeated(_run, task, report)
 
 
 def _run(task: ABCTask, particles: int, seed: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from .image_sampling import Conditioned, ImageTask
 from .image_summary import agreement, summarise
 from .machine import checked_cores
 from .publishing import measured_before, new_record, publish
-from .settings import check_counts, check_seed, writable_folder
+from .settings import check_counts, check_positive, check_seed, writable_folder
 from .workers import one_thread, run_workers, threads
 
 __all__ = ["bench"]
@@ -79,9 +79,7 @@ def bench(
     Returns:
         path of the JSON file.
     """
-    for name, value in (("seconds", seconds), ("sweep_seconds", sweep_seconds)):
-        with reported_as(ConfigError):
-            positive("bench", name, value)
+    check_positive(seconds=seconds, sweep_seconds=sweep_seconds)
     check_counts(images=images, warmup=warmup, peer_warmup=peer_warmup)
     check_counts(2, chains=chains)
     check_seed(seed)

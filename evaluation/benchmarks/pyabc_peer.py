@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from .abc_problem import ABCTask
+from .abc_problem import ABCTask, repeated
 from .workers import Report
 
 __all__ = ["run"]
@@ -30,15 +30,9 @@ class _Quantile(pyabc.QuantileEpsilon):
 
 
 def run(task: ABCTask, report: Report) -> list[dict[str, Any]]:
-    """Independent runs, each as :func:`evaluation.benchmarks.abc_sequential.ours` returns it."""
+    """Independent runs, as :func:`repeated` has them."""
     logging.getLogger("ABC").setLevel(logging.ERROR)
-    # what the first run alone takes is not measured
-    _run(task, 20, task.seed)
-    rows = []
-    for i in range(task.repetitions):
-        rows.append(_run(task, task.particles, task.seed + i))
-        report(f"run {i + 1} of {task.repetitions}: {rows[-1]['seconds']:.1f} s")
-    return rows
+    return repeated(_run, task, report)
 
 
 def _run(task: ABCTask, particles: int, seed: int) -> dict[str, Any]:

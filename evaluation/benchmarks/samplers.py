@@ -7,7 +7,6 @@ simulations, where it costs everything.
 """
 
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +16,8 @@ import numpy as np
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.errors import uninterrupted
 
+from ..experiments.pseudo_marginal import quietly_sampled
 from ..problems.bowl import Bowl
 from ..reports.crossovers import tables
 from ..reports.records import write_record
@@ -115,19 +114,15 @@ def _run(
     longer = 1 if sampler.gradient else 10
     warmup, kept = (longer * settings[name] for name in ("warmup", "draws"))
     before, started = Bowl.points, time.perf_counter()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        draws = uninterrupted(
-            dgm.sample(
-                problem,
-                sampler.kernel(),
-                chains=settings["chains"],
-                warmup=warmup,
-                draws=kept,
-                seed=settings["seed"],
-                progress=False,
-            )
-        )
+    draws = quietly_sampled(
+        problem,
+        sampler.kernel(),
+        chains=settings["chains"],
+        warmup=warmup,
+        draws=kept,
+        seed=settings["seed"],
+        progress=False,
+    )
     seconds, points = time.perf_counter() - started, Bowl.points - before
     assert draws.inputs is not None
     found = [diagnose(draws.inputs[..., i].numpy(), 1.0) for i in range(n_inputs)]

@@ -1,13 +1,13 @@
 """The settings of a benchmark: checks before anything is measured, and the command that repeats it."""
 
-import math
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dgm_infer import files
-from dgm_infer.errors import ArgumentError, ConfigError
+from dgm_infer.arguments import positive
+from dgm_infer.errors import ArgumentError, ConfigError, reported_as
 
 __all__ = ["check_counts", "check_positive", "check_seed", "options", "writable_folder"]
 
@@ -20,8 +20,8 @@ def check_counts(least: int = 1, **counts: int) -> None:
 
 def check_positive(**values: float) -> None:
     for name, value in values.items():
-        if not 0 < value < math.inf:
-            raise ConfigError(f"{name}: {value} must be positive and finite")
+        with reported_as(ConfigError):
+            positive("bench", name, value)
 
 
 def check_seed(seed: int) -> None:

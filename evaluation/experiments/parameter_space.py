@@ -38,18 +38,14 @@ class _Nearest:
 
 def rejection(model: DirectedModel, observed: Tensor, tolerance: float, *, simulations: int, seed: int) -> Attempt:
     """Prior draws whose simulation is within the tolerance."""
-    simulation, _ = _simulation(model, observed)
+    simulation, nearest = _simulation(model, observed)
     rng = torch.Generator().manual_seed(seed)
-    accepted, nearest, done = 0, float("inf"), 0
+    accepted = done = 0
     while done < simulations:
         n = min(simulation.rows, simulations - done)
         distance = simulation.distances(simulation.draw_prior(n, rng), rng)
-        accepted, nearest, done = (
-            accepted + int((distance <= tolerance).sum()),
-            min(nearest, float(distance.min())),
-            done + n,
-        )
-    return Attempt(f"ABC rejection, ε = {tolerance:g}", tolerance, simulations, accepted, nearest)
+        accepted, done = accepted + int((distance <= tolerance).sum()), done + n
+    return Attempt(f"ABC rejection, ε = {tolerance:g}", tolerance, simulations, accepted, nearest.value)
 
 
 def chains(

@@ -7,6 +7,8 @@ import arviz
 import numpy as np
 from torch import Tensor
 
+from dgm_infer.sampling.draws import longest_run
+
 __all__ = ["Mixing", "largest_r_hat", "longest_stay", "mixing"]
 
 
@@ -60,12 +62,7 @@ def largest_r_hat(values: Tensor) -> float:
 
 def longest_stay(values: Tensor) -> int:
     """Longest run of draws ``[chains, draws, D]`` over which a chain did not move."""
-    moved = (values.diff(dim=1) != 0).any(-1)
-    longest = 0
-    for chain in moved:
-        ends = np.flatnonzero(np.concatenate([[True], chain.cpu().numpy(), [True]]))
-        longest = max(longest, int(np.diff(ends).max()) - 1)
-    return longest
+    return int(longest_run((values.diff(dim=1) == 0).all(-1)).max())
 
 
 def _ess(column: np.ndarray) -> float:
