@@ -63,6 +63,7 @@ def prepared(model: Model, structure: str | None, line: str) -> Model:
         _check_replay(frozen, u, torch.stack([outcome.output.flatten() for _, outcome in runs]), line)
         _check_derivatives(frozen, u, line)
         _find_structure(model, frozen, u, structure, line)
+    model.probes = u.to(device)
     return model
 
 

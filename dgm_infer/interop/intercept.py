@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from ..errors import ModelError
 from .forms import Form, cauchy, exponential, gamma, location_scale, uniform
 from .sources import present_line, within
+from .straight_line import writes
 from .tape import Tape
 
 __all__ = ["Interception"]
@@ -49,7 +50,7 @@ class Interception(TorchFunctionMode):
                 raise
             return func(*args, **kwargs)
         # a vector of 32 bits makes the product with a number of 64 bits one of 32
-        if isinstance(result, Tensor) and result.dtype in self._narrower and not _is_in_place(func):
+        if isinstance(result, Tensor) and result.dtype in self._narrower and not _keeps_type(func):
             args, kwargs, _ = self._promoted(args, kwargs)
             return func(*args, **kwargs)
         return result
@@ -193,6 +194,11 @@ def _clamp_in_place(mode, func, args, kwargs):
     return func(*args, **kwargs)
 
 
+def _keeps_type(func: Callable[..., Any]) -> bool:
+    """Whether the result has the type of an argument, whatever the others are."""
+    return writes(func) or func.__name__ == "__get__"
+
+
 def _refused(what: str) -> Special:
     def refuse(mode: Interception, func: Callable[..., Any], args: tuple, kwargs: dict) -> NoReturn:
         raise ModelError(f"{mode.tape.name} {what} (torch.{func.__name__}), {present_line()}")
@@ -204,11 +210,6 @@ def _dropout(mode, func, args, kwargs):
     if (kwargs.get("training", True) and (args[1:2] or (kwargs.get("p", 0.5),))[0]) and args[2:3] != (False,):
         return _DISCRETE(mode, func, args, kwargs)
     return func(*args, **kwargs)
-
-
-def _is_in_place(func: Callable[..., Any]) -> bool:
-    name = func.__name__
-    return (name.endswith("_") and (not name.startswith("__") or name.startswith("__i"))) or name == "__get__"
 
 
 _DISCRETE = _refused(

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple
 
 import torch
@@ -59,7 +60,8 @@ class Tape:
         self.in_prior = False
         self.factors: list[Tensor] = []
         self._recorded: list[Tensor] = []
-        self._next, self._start = 0, 0
+        self._next = 0
+        self._parts = [] if u is None else _parts(u, self.draws)
 
     def draw(self, form: Form, name: str | None = None) -> Tensor:
         """The value of a form: from the next inputs, or from random ones, which are recorded."""
@@ -106,9 +108,23 @@ class Tape:
         index = self._next
         if index >= len(self.draws) or self.draws[index][:2] != (form.kind, form.shape):
             raise _changed(self.name, present_line())
-        self._next, start = index + 1, self._start
-        self._start = start + math.prod(form.shape)
-        return self.u[start : self._start].reshape(form.shape)
+        self._next = index + 1
+        return self._parts[index]
+
+
+def _parts(u: Tensor, draws: Sequence[Draw]) -> list[Tensor]:
+    """The inputs of each draw, in its shape; together, since the gradient of a slice is as large as all inputs."""
+    runs = [(is_number, list(group)) for is_number, group in groupby(draws, lambda draw: not draw.shape)]
+    # numbers one after another are one part of the vector
+    sizes = [size for is_number, group in runs for size in ([len(group)] if is_number else [d.size for d in group])]
+    vectors = iter(u.split(sizes) if len(sizes) > 1 else [u])
+    parts: list[Tensor] = []
+    for is_number, group in runs:
+        if is_number:
+            parts += next(vectors).unbind()
+        else:
+            parts += [v if len(d.shape) == 1 else v.reshape(d.shape) for d, v in zip(group, vectors, strict=False)]
+    return parts
 
 
 def check_same(name: str, first: Sequence[Draw], other: Sequence[Draw]) -> None:

@@ -1,7 +1,6 @@
 """Programs that draw random numbers, as functions of one input vector (math 1.1)."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -9,6 +8,8 @@ from torch import Tensor
 from ..models import DirectedModel, InputDensity, Logistic, StandardNormal
 from .intercept import Interception
 from .sparsity import UnitSplit
+from .straight_line import Code, Function
+from .straightened import Codes, Parts, straightened
 from .tape import Draw, Tape
 
 __all__ = ["Outcome", "TracedModel"]
@@ -53,7 +54,8 @@ class TracedModel(DirectedModel):
     """A program as a generative model: its draws are the inputs, in the order of :attr:`order`.
 
     A subclass defines :meth:`run`; :func:`~dgm_infer.interop.guards.prepared` records and checks it. The program runs
-    once per row, vectorised with ``torch.func.vmap``.
+    once per row, vectorised with ``torch.func.vmap``. In evaluation mode, as in every conditioned problem, the torch
+    calls of one run are repeated without the program around them, if that gives the same numbers.
 
     Attributes:
         draws: its draws, in the order of the program.
@@ -61,6 +63,8 @@ class TracedModel(DirectedModel):
     """
 
     order: Tensor
+    probes: Tensor
+    """Inputs in the order of the program, which the code of evaluation mode is made and checked with, ``[n, D]``."""
 
     def __init__(self, name: str):
         super().__init__()
@@ -71,7 +75,10 @@ class TracedModel(DirectedModel):
         self.latents_are_global = False
         self.register_buffer("order", torch.empty(0, dtype=torch.long), persistent=False)
         self.register_buffer("_place", torch.empty(0, dtype=torch.long), persistent=False)
+        self.register_buffer("probes", torch.empty(0, 0), persistent=False)
         self._place: Tensor
+        self._codes: Codes | None = None
+        self._latent_names: list[str] = []
 
     def run(self, tape: Tape) -> Outcome:
         """One run of the program that takes its draws from the tape."""
@@ -103,36 +110,76 @@ class TracedModel(DirectedModel):
         vars(self).pop("input_density", None)
         self.order, self._place = order.to(self.order.device), torch.argsort(order).to(self.order.device)
 
-    def replay(self, u: Tensor) -> tuple[Tape, Outcome, list[str]]:
-        """The run at inputs ``u [D]``, and the lines that cut its graph."""
-        tape = Tape(self.name, u.dtype, u.device, u[self._place], self.draws)
+    def replay(self, v: Tensor) -> tuple[Tape, Outcome, list[str]]:
+        """The run at inputs ``v [D]`` in the order of the program, and the lines that cut its graph."""
+        tape = Tape(self.name, v.dtype, v.device, v, self.draws)
         with Interception(tape) as interception:
             outcome = self.run(tape)
         tape.finish()
         return tape, outcome, interception.cuts
 
+    def _parts(self, v: Tensor) -> Parts:
+        tape, outcome, _ = self.replay(v)
+        row = outcome.output if outcome.output.ndim == 1 else outcome.output.reshape(-1)
+        return Parts(
+            [row if row.dtype == v.dtype else row.to(v.dtype)],
+            list(outcome.latents.values()),
+            [factor.reshape(()) for factor in tape.factors],
+        )
+
     def observed(self, u):
-        return self._each(lambda row: self.replay(row)[1].output.reshape(-1).to(row.dtype), u)
+        codes = self._codes_for(u)
+        if codes is not None:
+            return self._each(codes.output, u)[0]
+        return self._each(lambda v: tuple(self._parts(v).output), u)[0]
 
     def latents(self, u):
+        codes = self._codes_for(u)
+        if codes is not None:
+            return dict(zip(self._latent_names, self._each(codes.latents, u), strict=True))
         names = list(self.replay(u.new_zeros(u.shape[-1]))[1].latents)
-        values = self._each(lambda row: tuple(self.replay(row)[1].latents[name] for name in names), u)
-        return dict(zip(names, values, strict=True))
+        return dict(zip(names, self._each(lambda v: tuple(self._parts(v).latents), u), strict=True))
 
     def log_factor(self, u):
-        return self._each(self._factor, u) if self.has_factor else u.new_zeros(u.shape[:-1])
+        if not self.has_factor:
+            return u.new_zeros(u.shape[:-1])
+        codes = self._codes_for(u)
+        factors = self._each((lambda v: tuple(self._parts(v).factors)) if codes is None else codes.factors, u)
+        return torch.stack(factors).sum(0)
 
-    def _factor(self, row: Tensor) -> Tensor:
-        return torch.stack([factor.reshape(()) for factor in self.replay(row)[0].factors]).sum()
-
-    def _each(self, function: Callable[[Tensor], Any], u: Tensor) -> Any:
+    def _each(self, function: Function | Code, u: Tensor) -> tuple[Tensor, ...]:
+        """The outputs of every row ``[..., D]``, each ``[..., *shape]``."""
+        v = u if self.structure == "dense" else u[..., self._place]
+        row = function.row if isinstance(function, Code) else function
         if u.ndim == 1:
-            return function(u)
-        values = torch.func.vmap(function)(u.reshape(-1, u.shape[-1]))
-        lead = u.shape[:-1]
-        if isinstance(values, tuple):
-            return tuple(value.reshape(*lead, *value.shape[1:]) for value in values)
-        return values.reshape(*lead, *values.shape[1:])
+            return row(v)
+        lead, v = u.shape[:-1], v.reshape(-1, u.shape[-1])
+        if isinstance(function, Code) and function.rows is not None:
+            values = tuple(value.movedim(-1, 0) for value in function.rows(v.T.contiguous()))
+        else:
+            values = torch.func.vmap(row)(v)
+        return tuple(value.reshape(*lead, *value.shape[1:]) for value in values)
+
+    def train(self, mode: bool = True):
+        super().train(mode)
+        self._codes = None
+        if not mode and len(self.probes):
+            self._codes = straightened(self._parts, self.probes)
+            if self._codes is not None:
+                self._latent_names = list(self.replay(self.probes[0])[1].latents)
+        return self
+
+    def _apply(self, fn, recurse=True):
+        super()._apply(fn, recurse)
+        # the code has the weights as they were
+        return self.train(self.training)
+
+    def __getstate__(self):
+        return {**vars(self), "_codes": None}
+
+    def _codes_for(self, u: Tensor) -> Codes | None:
+        same = u.dtype == self.probes.dtype and u.device == self.probes.device
+        return self._codes if same else None
 
     @property
     def has_log_factor(self):

@@ -11,6 +11,7 @@ from torch.distributions import biject_to
 import dgm_infer as dgm
 from dgm_infer.errors import ArgumentError, ModelError
 from dgm_infer.models.densities import STANDARD_LOGISTIC
+from tests.recorded import assert_code_is_the_program
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=r".*torch\.jit")
@@ -120,7 +121,7 @@ def densities(model, program, args, u):
     """``log p(u)`` of a model at one input, and by Pyro: ``log p(x, y) + log|d(x, y)/du|``, x on the real line."""
 
     def variables(u):
-        _, outcome, _ = model.replay(u)
+        _, outcome, _ = model.replay(u[torch.argsort(model.order)])
         values = dict(outcome.latents)
         start = 0
         flat = outcome.output.reshape(-1)
@@ -168,6 +169,12 @@ def test_the_density_of_the_inputs_is_that_of_the_program(name):
     # the control: with the density of the inputs alone a program with a factor has another
     if model.has_log_factor:
         assert (model.input_density.log_prob(u) - pyros).abs() > 1e-2
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_code_of_evaluation_mode_is_the_program(name):
+    program, args, observed = PROGRAMS[name]
+    assert_code_is_the_program(dgm.from_pyro(program, *args, observed=observed))
 
 
 def test_rows_are_those_of_single_runs():

@@ -14,6 +14,7 @@ import generators
 from dgm_infer.errors import ArgumentError, ModelError
 from dgm_infer.interop.forms import form_of
 from dgm_infer.models.densities import STANDARD_LOGISTIC
+from tests.recorded import assert_code_is_the_program
 
 FLOAT = torch.float64
 NORMAL = td.Normal(0.0, 1.0)
@@ -96,6 +97,11 @@ def test_a_replayed_run_gives_the_numbers_of_the_plain_run(name):
 def independent_units(z, n):
     p = torch.rand(n)
     return z["mean"] + z["scale"] * (torch.log(p) - torch.log1p(-p)) + 0.1 * td.Normal(0.0, 1.0).sample((n,))
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_the_code_of_evaluation_mode_is_the_simulator(name):
+    assert_code_is_the_program(dgm.from_simulator(*CLEAN[name]))
 
 
 def test_it_is_the_model_written_by_hand():

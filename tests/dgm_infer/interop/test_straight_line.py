@@ -1,0 +1,169 @@
+"""Straight-line code of programs: the program's own values and derivatives, or the program itself."""
+
+import copy
+
+import pytest
+import torch
+from torch import distributions as td
+from torch import nn
+
+import dgm_infer as dgm
+from dgm_infer.interop.leading import acts_on_leading
+from dgm_infer.interop.straight_line import Recording
+from dgm_infer.interop.straightened import Parts, straightened
+from tests.recorded import assert_code_is_the_program, inputs_of
+
+FLOAT = torch.float64
+NORMAL = td.Normal(0.0, 1.0)
+
+
+def writes_through_views(z):
+    path = torch.zeros(2, 3)
+    row = path[1]
+    row[0] = z
+    path[:, 1] = torch.randn(2)
+    before = path * 1.0
+    path += 1
+    path[1, 2] = row[0] + z
+    return torch.cat([before.reshape(-1), path.reshape(-1), row])
+
+
+def lists_that_grow(z):
+    parts = [torch.tensor(1.0), z]
+    first = torch.stack(parts)
+    parts.append(z * 2)
+    second = torch.stack(parts)
+    parts[0] = torch.randn(())
+    return torch.cat([first, second, torch.stack(parts)])
+
+
+def neutral_then_written(z):
+    x = z + 0.0 * torch.zeros(3) + torch.randn(3)
+    y = x * 1
+    y[0] = 5.0
+    zero = torch.zeros(3)
+    zero[1] = z
+    return x + y + zero
+
+
+def dimensions_from_the_end(z):
+    x = z + torch.randn(3, 2)
+    sums = [x.sum(-1), x.mean(0), x.sum(), x.sum((0, -1)), x.cumsum(-1).sum(0), torch.softmax(x, -1)[0]]
+    joined = torch.stack([x[:, 0], x[:, 1]], -1), torch.cat([x, x], -1), x.flatten(), x.unsqueeze(-1), x[None]
+    return torch.cat([each.reshape(-1) for each in (*sums, *joined)])
+
+
+def extremes_and_order(z):
+    x = z + torch.randn(4)
+    top = x.max(0)
+    return torch.cat([x.sort().values, top.values.reshape(1), x.min().reshape(1), torch.diff(x), x @ torch.ones(4, 2)])
+
+
+@pytest.mark.parametrize(
+    ("simulate", "natively"),
+    [
+        (writes_through_views, False),
+        (lists_that_grow, True),
+        (neutral_then_written, True),
+        (dimensions_from_the_end, False),
+        (extremes_and_order, False),
+    ],
+)
+def test_writes_lists_and_dimensions(simulate, natively):
+    codes = assert_code_is_the_program(dgm.from_simulator(simulate, NORMAL))
+    assert not natively or codes.output.rows is not None
+
+
+def test_rows_are_pointwise_and_along_leading_dimensions():
+    x = torch.ones(2, 3)
+    for func, args, kwargs in ((torch.add, (x, x), {}), (torch.Tensor.__rsub__, (x, 2), {}), (torch.exp, (x,), {})):
+        assert acts_on_leading(func, args, kwargs)
+    for func, args in ((torch.matmul, (x, x.T)), (torch.max, (x,)), (torch.sort, (x,)), (torch.Tensor.cumsum, (x, -1))):
+        assert not acts_on_leading(func, args, {"dim": -1} if func is torch.Tensor.cumsum else {})
+    assert not acts_on_leading(torch.Tensor.__getitem__, (x, (..., 0)), {})
+
+
+class Doubled(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return 2 * t
+
+
+def test_an_autograd_function_is_a_call():
+    assert_code_is_the_program(dgm.from_simulator(lambda z: Doubled.apply(z) + torch.randn(3), NORMAL))
+
+
+def test_what_a_recording_misses_runs_as_it_is():
+    model = dgm.from_simulator(lambda z: torch.func.grad(lambda x: x.pow(3))(z) + torch.randn(3), NORMAL).double()
+    u = inputs_of(model)
+    frozen = copy.deepcopy(model).eval()
+    assert frozen._codes is None
+    torch.testing.assert_close(frozen.observed(u), model.train().observed(u))
+    assert (frozen.observed(u + 1) != frozen.observed(u)).all()
+
+
+def test_control_code_of_another_function_is_noticed():
+    probes = torch.randn(3, 4, generator=torch.Generator().manual_seed(1), dtype=FLOAT)
+    count = iter(range(100))
+
+    def changing(v):
+        return Parts([v * (1 + next(count))], [], [])
+
+    def constant(v):
+        return Parts([v + v.detach().square()], [], [])
+
+    def plain(v):
+        return Parts([v + v.square()], [v[:2]], [])
+
+    assert straightened(changing, probes) is None
+    # the derivative of the code is the program's, whatever its value suggests
+    codes = straightened(constant, probes)
+    assert codes is not None
+    torch.testing.assert_close(torch.func.jacrev(lambda v: codes.output.row(v)[0])(probes[0]), torch.eye(4).double())
+    codes = straightened(plain, probes)
+    assert codes is not None
+    assert codes.output.rows is not None
+    torch.testing.assert_close(codes.output.rows(probes.T)[0].T, probes + probes.square())
+
+
+def test_what_outputs_do_not_need_is_left_out():
+    v = torch.ones(3, dtype=FLOAT)
+    with Recording(v) as recording:
+        unused = torch.linalg.inv(v.diag())
+        output = v[0] * 2
+    zeros = torch.zeros_like(v)
+    assert torch.equal(recording.code([output]).row(zeros)[0], zeros[0])
+    with pytest.raises(RuntimeError, match="singular"):
+        recording.code([unused]).row(zeros)
+
+
+def test_the_code_follows_weights_dtype_and_copies():
+    net = nn.Linear(1, 3)
+    model = dgm.from_simulator(lambda z, net: net(z.reshape(1)) + torch.randn(3), NORMAL, net)
+    frozen = copy.deepcopy(model).double().eval()
+    u = inputs_of(model)
+    before = frozen.observed(u)
+    again = copy.deepcopy(frozen)
+    with torch.no_grad():
+        dict(again.named_parameters())["argument_0.bias"].add_(1.0)
+    torch.testing.assert_close(again.observed(u), before + 1)
+    torch.testing.assert_close(again.eval().observed(u), before + 1)
+    torch.testing.assert_close(frozen.observed(u), before)
+    assert frozen.float().observed(u.float()).dtype == torch.float32
+    torch.testing.assert_close(frozen.observed(u.float()).double(), before, rtol=1e-5, atol=1e-5)
+    # inputs of another type than the model's run through the program
+    assert frozen.observed(u).dtype == FLOAT
