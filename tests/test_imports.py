@@ -226,6 +226,7 @@ ORDER = {
         "images",
         "crossovers",
         "abc",
+        "published",
         "documents",
         "estimates",
         "samplers",

@@ -11,6 +11,7 @@ from typing import Any
 
 from . import crossovers, images
 from .abc import chains_table, sequential_table
+from .published import gp_probit_table, quantile_table
 from .scorecard import scorecard
 from .tables import markdown
 
@@ -30,7 +31,7 @@ PAGES = ("docs/evidence.md", "docs/completions.md", "docs/images.md", "docs/samp
 # The error in log Z that times are given to.
 GOAL = 0.1
 
-_TABLE = re.compile(r"(?<=<!-- table )(\w+)( -->\n\n).*?(?=\n<!-- end -->)", re.DOTALL)
+_TABLE = re.compile(r"(?<=<!-- table )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 # as the experiments name them
 _NAMES = {
     "SMC": "SMC, frozen schedule",
@@ -52,7 +53,7 @@ def renewed(page: str) -> str:
     Raises:
         KeyError: a table of an unknown name.
     """
-    return _TABLE.sub(lambda match: f"{match[1]}{match[2]}{_table(match[1])}", page)
+    return _TABLE.sub(lambda match: f"{match[1]}{match[2]}\n{_table(match[1])}\n", page)
 
 
 def methods_table(record: dict[str, Any]) -> str:
@@ -127,6 +128,8 @@ _TABLES = {
     "radon": radon_table,
     "modes": modes_table,
     "samplers": crossovers.tables,
+    "quantile": quantile_table,
+    "gp_probit": gp_probit_table,
     "completions": scorecard,
     "images_cpu": images.tables,
     "abc_chains": chains_table,

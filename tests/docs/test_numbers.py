@@ -24,7 +24,10 @@ Records = dict[str, Any]
 
 
 def records() -> Records:
-    return {name: read_record(name) for name in ("methods", "boltzmann", "radon", "iwae_training", "abc")}
+    return {
+        name: read_record(name)
+        for name in ("methods", "boltzmann", "radon", "iwae_training", "abc", "quantile", "gp_probit")
+    }
 
 
 def count(value: float, unit: float = 1) -> str:
@@ -77,6 +80,12 @@ def sentences(r: Records) -> list[tuple[str, str]]:
         {name: costs_of[name] / costs_of["dgm-infer"] for name in ("pyABC", "sbi")}
         for costs_of in ({name: row["seconds_per_1000"] for name, row in smc.items()}, costs)
     )
+    least = {
+        label: min(latent["ess_per_second"] for latent in row["latents"].values())
+        for label, row in r["quantile"]["results"]["methods"].items()
+    }
+    by_intervals = least["ABC-MCMC by intervals, ε = 0.1"] / least["constrained HMC"]
+    classifier = r["gp_probit"]["results"]
     said = {
         EVIDENCE: [
             f"a given error in log Z in {share(faster['ST'])} of annealing's time",
@@ -100,6 +109,11 @@ def sentences(r: Records) -> list[tuple[str, str]]:
         ],
         SAMPLERS: [
             f"are {chains['ratio']:.0f} times as fast in one call of {chains['chains']} chains as chain by chain",
+            f"has {by_intervals:.2f} times the effective draws of constrained HMC for the worst latent",
+            f"(J 10.1; {r['quantile']['results']['methods']['constrained HMC']['chains']} chains, "
+            f"{r['quantile']['seconds'] / 60:.0f} minutes of one core)",
+            f"gp_probit --data FOLDER`, {r['gp_probit']['seconds'] / 60:.0f} minutes of one core): scale",
+            f"R-hat is at least {min(row['r_hat'] for row in classifier['methods'].values()):.2f}, so that",
             f"takes {seconds_of['pyABC']:.0f} times the seconds with pyABC and {seconds_of['sbi']:.1f} times with sbi, "
             f"and {simulations_of['pyABC']:.2f} and {simulations_of['sbi']:.2f} times the simulations",
         ],
