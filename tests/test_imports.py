@@ -134,6 +134,7 @@ ORDER = {
         "hamiltonian",
         "smc",
         "tempering",
+        "opinion",
         "run",
         "refinement",
     ],

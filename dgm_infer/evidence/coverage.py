@@ -11,7 +11,7 @@ from ..bases.modes import in_units_of, laplace_masses, same_minimum, spread_out
 from .method import Outcome
 from .path import AnnealedPath
 
-__all__ = ["Unseen", "look_for_unseen", "widened"]
+__all__ = ["Unseen", "count_minima", "look_for_unseen", "widened"]
 
 # Share of the run's gradients that the searches may take, in all and one after the other; and bounds of their size.
 _SHARE, _SEQUENTIAL = 0.1, 0.05
@@ -28,10 +28,13 @@ class Unseen(NamedTuple):
     modes: Tensor
     shift: Tensor
     """``log(1 + mass/Z)``, by their Laplace masses: what they would add to log Z."""
+    found: Tensor
+    """Different minima that the searches ended in, visited or not."""
 
     @classmethod
     def none(cls, like: Tensor) -> "Unseen":
-        return cls(torch.zeros(like.shape, dtype=torch.int64, device=like.device), torch.zeros_like(like))
+        nothing = torch.zeros(like.shape, dtype=torch.int64, device=like.device)
+        return cls(nothing, torch.zeros_like(like), nothing)
 
 
 def look_for_unseen(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> Unseen:
@@ -54,27 +57,42 @@ def look_for_unseen(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) 
         return Unseen.none(log_z)
 
 
+def count_minima(path: AnnealedPath, rng: torch.Generator) -> Tensor:
+    """Different minima that searches from widely spread starts end in, ``[*batch]``; 0 where they cannot be made."""
+    try:
+        _, energy = _minima(path, _STARTS, _ITERATIONS, rng)
+    except (RuntimeError, ValueError, ArithmeticError):
+        return torch.zeros(path.batch_shape, dtype=torch.int64)
+    return energy.isfinite().sum(0)
+
+
 def widened(std_error: Tensor, unseen: Unseen) -> tuple[Tensor, Unseen]:
     """The standard error with a shift that exceeds it added in squares, and what is unseen beyond the error."""
     large = unseen.shift > std_error
-    kept = Unseen(torch.where(large, unseen.modes, 0), torch.where(large, unseen.shift, 0.0))
+    kept = Unseen(torch.where(large, unseen.modes, 0), torch.where(large, unseen.shift, 0.0), unseen.found)
     return torch.where(large, (std_error.square() + unseen.shift.square()).sqrt(), std_error), kept
 
 
 def _searched(path: AnnealedPath, outcome: Outcome, starts: int, iterations: int, rng: torch.Generator) -> Unseen:
     base, log_z = path.base, outcome.estimate.log_z
-    minima = minimise(in_units_of(base, path.target), _starts(path, starts, rng), iterations=iterations)
-    energy = torch.where(minima.converged, minima.energy, math.inf)
-    index = torch.arange(starts, device=energy.device).reshape(-1, *[1] * (energy.ndim - 1))
-    energy = torch.where(same_minimum(minima.position, energy) == index, energy, math.inf)
-    most = min(_CANDIDATES, int(energy.isfinite().sum(0).max()))
+    position, energy = _minima(path, starts, iterations, rng)
+    found = energy.isfinite().sum(0)
+    most = min(_CANDIDATES, int(found.max()))
     order = energy.argsort(0)[:most]
-    x = base.unwhiten(minima.position).gather(0, order.unsqueeze(-1).expand(most, *minima.position.shape[1:]))
+    x = base.unwhiten(position).gather(0, order.unsqueeze(-1).expand(most, *position.shape[1:]))
     masses, covariances = laplace_masses(path.target, x, energy.gather(0, order))
     draws, log_weights = outcome.draws.flatten(0, 1), outcome.log_weights.flatten(0, 1)
     for i in range(most):
         masses[i] = torch.where(_visited(draws, log_weights, x[i], covariances[i]), -math.inf, masses[i])
-    return Unseen((masses > -math.inf).sum(0), (masses.logsumexp(0) - log_z).exp().log1p().to(log_z))
+    return Unseen((masses > -math.inf).sum(0), (masses.logsumexp(0) - log_z).exp().log1p().to(log_z), found)
+
+
+def _minima(path: AnnealedPath, starts: int, iterations: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Whitened minima ``[starts, *batch, D]`` and their energies, infinite for what is the same as one before."""
+    minima = minimise(in_units_of(path.base, path.target), _starts(path, starts, rng), iterations=iterations)
+    energy = torch.where(minima.converged, minima.energy, math.inf)
+    index = torch.arange(starts, device=energy.device).reshape(-1, *[1] * (energy.ndim - 1))
+    return minima.position, torch.where(same_minimum(minima.position, energy) == index, energy, math.inf)
 
 
 def _starts(path: AnnealedPath, n: int, rng: torch.Generator) -> Tensor:

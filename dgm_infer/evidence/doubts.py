@@ -50,6 +50,14 @@ def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: Estimat
             f"{shift.max().item():.2g}, which std_error now includes; use ParallelTempering, or a base that covers "
             "them, such as Gaussian.broad(target)"
         )
+    rare = diagnostics.get("rare_shift")
+    # of what nobody has visited one line is enough
+    rare = None if rare is None else rare * (True if shift is None else shift == 0)
+    if rare is not None and (rare > 0).any():
+        yield (
+            f"the draws visit some modes too rarely{of_problems(rare > 0)}: a short parallel tempering finds log Z "
+            f"larger by about {rare.max().item():.2g}, which std_error now includes; use ParallelTempering"
+        )
     acceptance = diagnostics.get("acceptance")
     if acceptance is not None and (acceptance < _MOVES).any():
         yield (

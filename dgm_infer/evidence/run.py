@@ -17,13 +17,15 @@ from ..progress import Progress
 from ..target import as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
 from .chunks import joined
-from .coverage import Unseen, look_for_unseen, widened
+from .coverage import Unseen, count_minima, look_for_unseen, widened
 from .doubts import doubts
 from .estimators import Estimate, bennett, log_mean, weight_ess
 from .method import EstimateStatus, Method, Outcome, check_method
+from .opinion import second_opinion
 from .path import AnnealedPath
 from .result import Evidence
 from .tempering.gibbs import GibbsTempering
+from .tempering.parallel import ParallelTempering
 
 __all__ = ["Bounds", "bidirectional", "log_evidence"]
 
@@ -52,7 +54,8 @@ def log_evidence(
             ``take(problems)``, which returns the target of the problems with these flat indices, a large batch is
             evaluated in chunks.
         base: normalised density to start from, with the target's batch shape; its dtype is that of all positions.
-        method: an evidence method; None for :class:`GibbsTempering`.
+        method: an evidence method; None for :class:`ParallelTempering` if the target is one problem in which searches
+            from widely spread starts end in several minima, :class:`GibbsTempering` otherwise.
         chains: independent chains per problem (runs of :class:`SMC`); a single one has no standard error.
         seed: seed of all randomness; None draws one and records it in ``Evidence.seed``.
         chunk: problems at a time; None for as many as fit 1 GiB. The last chunk may be smaller. On a CPU, chunks of a
@@ -62,7 +65,9 @@ def log_evidence(
         coverage: whether to look for modes that no draw has visited, by minimisations from widely spread starts for at
             most a tenth of the run's gradients (math 6.15); bounds are not checked. A mode whose Laplace mass would
             move log Z by more than a standard error is a warning, and its shift is added to ``std_error`` in squares:
-            diagnostics ``unseen_modes`` and ``unseen_shift``. A search that finds nothing proves nothing.
+            diagnostics ``unseen_modes`` and ``unseen_shift``. Where it ends in several modes, a short parallel
+            tempering, for at most a quarter of the run's gradients, says whether they are visited too rarely:
+            diagnostic ``rare_shift``, treated alike. A search that finds nothing proves nothing.
         progress: show a bar with the running estimate on the standard error stream.
 
     Returns:
@@ -75,19 +80,18 @@ def log_evidence(
         EvidenceError: all weights of a problem are zero, or the method has no weights for this target.
         KeyboardInterrupt: interrupted before there was any estimate.
     """
-    method = _default() if method is None else method
-    check_method(method)
-    looks = flag("log_evidence", "coverage", coverage) and method.status in ("unbiased", "consistent")
+    looks = flag("log_evidence", "coverage", coverage)
     run = _Run(target, base, method, chains, seed, chunk, keep_draws, progress, "log_evidence")
+    looks &= run.method.status in ("unbiased", "consistent")
 
     def work(path: AnnealedPath, problems: slice | None) -> list[Outcome]:
         outcome = run.method.run(path, run.chains, run.rng, run.bar)
         effective = weight_ess(outcome.log_weights.logsumexp(1))
         outcome = outcome._replace(diagnostics=outcome.diagnostics | {"effective_chains": effective})
-        return [_covered(path, outcome, run.seed) if looks else outcome]
+        return [_covered(path, outcome, run) if looks else outcome]
 
     (outcome,) = run.outcomes(work)
-    return run.evidence(outcome, type(method).__name__, method.status)
+    return run.evidence(outcome, type(run.method).__name__, run.method.status)
 
 
 @dataclass(frozen=True)
@@ -198,22 +202,25 @@ def bidirectional(
     return Bounds(*results)
 
 
-def _covered(path: AnnealedPath, outcome: Outcome, seed: int) -> Outcome:
-    """The outcome with what its draws have not seen in its error and diagnostics."""
+def _covered(path: AnnealedPath, outcome: Outcome, run: "_Run") -> Outcome:
+    """The outcome with what its draws have not seen, or too rarely, in its error and diagnostics."""
     # a generator of its own: the check leaves the numbers of a run as they are without it
-    rng = torch.Generator(path.base.mean.device).manual_seed(seed + 1)
+    rng = torch.Generator(path.base.mean.device).manual_seed(run.seed + 1)
+    rare = spread = torch.zeros_like(outcome.estimate.log_z)
     try:
         unseen = look_for_unseen(path, outcome, rng)
+        if (unseen.found > 1).any() and not isinstance(run.method, ParallelTempering):
+            opinion = second_opinion(path, outcome, rng)
+            rare, spread = (torch.where(unseen.found > 1, each, 0.0) for each in opinion[:2])
     except KeyboardInterrupt:
         # the estimates are whole, and are kept; further chunks are not begun
         outcome, unseen = outcome._replace(interrupted=True), Unseen.none(outcome.estimate.log_z)
     error, unseen = widened(outcome.estimate.std_error, unseen)
-    diagnostics = outcome.diagnostics | {"unseen_modes": unseen.modes, "unseen_shift": unseen.shift}
-    return outcome._replace(estimate=outcome.estimate._replace(std_error=error), diagnostics=diagnostics)
-
-
-def _default() -> Method:
-    return GibbsTempering()
+    # the two are of the same mass: the larger counts
+    error = torch.maximum(error, (outcome.estimate.std_error.square() + spread.square()).sqrt())
+    found = {"unseen_modes": unseen.modes, "unseen_shift": unseen.shift, "rare_shift": rare}
+    estimate = outcome.estimate._replace(std_error=error)
+    return outcome._replace(estimate=estimate, diagnostics=outcome.diagnostics | found)
 
 
 class _Run:
@@ -230,7 +237,9 @@ class _Run:
                 f"the base has [*batch, D] = {tuple(base.mean.shape)}, the target "
                 f"{(*target.batch_shape, target.dim)}: they must be equal"
             )
-        self.target, self.base, self.method = target, base, method
+        if method is not None:
+            check_method(method)
+        self.target, self.base, self.method = target, base, GibbsTempering() if method is None else method
         self.chains = whole_number(name, "chains", chains, 1)
         if target.batch_shape.numel() == 0:
             raise ArgumentError(f"{name}(): the target's batch, of shape {tuple(target.batch_shape)}, is empty")
@@ -245,7 +254,7 @@ class _Run:
                 )
         elif can_take:
             row = _OWN_BYTES + 16 * base.dim * base.mean.element_size()
-            chunk = max(1, _BYTES // (row * self.chains * getattr(method, "particles", 1)))
+            chunk = max(1, _BYTES // (row * self.chains * getattr(self.method, "particles", 1)))
         self.keep_draws, self.progress = flag(name, "keep_draws", keep_draws), flag(name, "progress", progress)
         held = self.chains * base.dim * (n if keep_draws else min(chunk or n, n))
         allocatable(name, "chains", chains, held, "run fewer chains", like=base.mean)
@@ -255,6 +264,8 @@ class _Run:
             self.chunks = [slice(i, min(i + chunk, n)) for i in range(0, n, chunk)]
         self.rng = torch.Generator(base.mean.device).manual_seed(self.seed)
         self._probe(name)
+        if method is None and n == 1 and self._has_several_modes():
+            self.method = ParallelTempering()
         self.bar: Progress
         self.evaluations = 0
         self.seconds = 0.0
@@ -271,6 +282,10 @@ class _Run:
             raise ArgumentError(f"{name}(): {fault}")
         if doubt := energy_doubt(path.target, x):
             warnings.warn(f"{name}(): {doubt}", stacklevel=4)
+
+    def _has_several_modes(self) -> bool:
+        rng = torch.Generator(self.base.mean.device).manual_seed(0)
+        return bool(count_minima(self._path(None), rng) > 1)
 
     def outcomes(self, work: Callable[[AnnealedPath, slice | None], list[Outcome]]) -> list[Outcome]:
         """Run ``work`` on every chunk and join each of its outcomes over the chunks."""

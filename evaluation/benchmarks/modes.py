@@ -7,6 +7,7 @@ methods take about the same time.
 
 import time
 import warnings
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from dgm_infer import Gaussian
 from dgm_infer.errors import uninterrupted
 from dgm_infer.evidence import Method
 
-from ..problems.boltzmann import BoltzmannRelaxation, random_system
+from ..problems.boltzmann import BoltzmannRelaxation, published_system, random_system
 from ..reports.documents import modes_table
 from ..reports.records import write_record
 from .publishing import new_record, publish, versions
@@ -28,42 +29,73 @@ __all__ = ["bench", "page"]
 # Methods with the chains that make their times alike.
 _METHODS: dict[str, tuple[Method, int]] = {
     "simulated tempering": (dgm.SimulatedTempering(), 64),
+    "Gibbs tempering": (dgm.GibbsTempering(), 64),
+    "joint tempering": (dgm.ContinuousTempering(), 64),
     "parallel tempering": (dgm.ParallelTempering(), 16),
 }
 
 
-def bench(systems: int = 10, units: int = 16, seed: int = 0, output: str = "evaluation/results") -> Path:
+def bench(
+    systems: int = 10,
+    units: int = 16,
+    runs: int = 10,
+    seed: int = 0,
+    data: str | None = None,
+    output: str = "evaluation/results",
+) -> Path:
     """Estimate the evidence of random Boltzmann machines by tempering from generic bases.
 
     Args:
         systems: random machines.
         units: units of each, at most 20.
-        seed: of the first machine, and of the runs.
+        runs: of every method on each.
+        seed: of the first machine, and of the first run.
+        data: the reference folder, for the five published machines too.
         output: folder for ``modes.json`` and ``modes.md``.
 
     Returns:
         path of the JSON file.
     """
     check_counts(least=2, systems=systems, units=units)
+    check_counts(least=1, runs=runs)
     check_seed(seed)
     folder = writable_folder(output)
-    settings = {"systems": systems, "units": units, "seed": seed}
+    settings = {"systems": systems, "units": units, "runs": runs, "seed": seed}
     record = new_record("modes", settings, ["dgm-infer", "torch"], threads=torch.get_num_threads())
-    runs: dict[str, list[dict[str, Any]]] = {}
-    for i in range(seed, seed + systems):
-        print(f"system {i}", flush=True)
-        machine = BoltzmannRelaxation(*random_system(units, i))
-        truth = float(machine.exact().log_z)
-        for base_name, base in _bases(machine).items():
-            for name, (method, chains) in _METHODS.items():
-                runs.setdefault(f"{name}; {base_name}", []).append(_run(machine, base, method, chains, i, truth))
-    record["rows"] = {
-        name: {"chains": _METHODS[name.split(";")[0]][1], **_summary(rows), "runs": rows} for name, rows in runs.items()
-    }
+    record["rows"] = _rows(_random(systems, units, seed), runs, seed)
+    if data is not None:
+        record["published_rows"] = _rows(_published(Path(data)), runs, seed)
     path = folder / "modes.json"
     write_record(path, record)
     publish(path, "modes", page(record))
     return path
+
+
+def _random(systems: int, units: int, seed: int) -> Iterator[tuple[int, BoltzmannRelaxation, float]]:
+    for i in range(seed, seed + systems):
+        machine = BoltzmannRelaxation(*random_system(units, i))
+        yield i, machine, float(machine.exact().log_z)
+
+
+def _published(folder: Path) -> Iterator[tuple[int, BoltzmannRelaxation, float]]:
+    for i in range(5):
+        machine, moments = published_system(folder, i)
+        yield i, machine, float(moments.log_z)
+
+
+def _rows(machines: Iterable[tuple[int, BoltzmannRelaxation, float]], runs: int, seed: int) -> dict[str, Any]:
+    """Errors of every method from every base, over machines and runs."""
+    results: dict[str, list[dict[str, Any]]] = {}
+    for i, machine, truth in machines:
+        print(f"system {i}", flush=True)
+        for base_name, base in _bases(machine).items():
+            for name, (method, chains) in _METHODS.items():
+                rows = results.setdefault(f"{name}; {base_name}", [])
+                rows += [{"system": i, **_run(machine, base, method, chains, seed + j, truth)} for j in range(runs)]
+    return {
+        name: {"chains": _METHODS[name.split(";")[0]][1], **_summary(rows), "runs": rows}
+        for name, rows in results.items()
+    }
 
 
 def _bases(machine: BoltzmannRelaxation) -> dict[str, Gaussian]:
@@ -97,20 +129,26 @@ def _summary(rows: list[dict[str, Any]]) -> dict[str, float]:
         "std_error": sum(row["std_error"] for row in rows) / len(rows),
         "covered": sum(row["covered"] for row in rows) / len(rows),
         "warned": sum(row["warned"] for row in rows) / len(rows),
+        "covered_or_warned": sum(row["covered"] or row["warned"] for row in rows) / len(rows),
+        "largest_unwarned": max((abs(row["error"]) for row in rows if not row["warned"]), default=0.0),
         "seconds": sum(row["seconds"] for row in rows) / len(rows),
     }
 
 
 def page(record: dict[str, Any]) -> str:
     """Markdown: errors of every method."""
+    published = []
+    if "published_rows" in record:
+        published = ["The five published ones:\n", modes_table(record["published_rows"])]
     settings = record["settings"]
     return "\n".join(
         [
             "# Log evidence of targets with many modes\n",
             f"`{record['command']}`: {settings['systems']} random frustrated Boltzmann machines of {settings['units']} "
-            "units, against the truth by enumeration. Default settings; seconds of processor time per run, the base's "
-            "fit not counted.\n",
-            modes_table(record),
+            f"units, {settings['runs']} runs of each, against the truth by enumeration. Default settings; seconds of "
+            "processor time per run, the base's fit not counted.\n",
+            modes_table(record["rows"]),
+            *published,
             f"On {record['processor']}, {record['threads']} threads; {versions(record)}.\n",
         ]
     )

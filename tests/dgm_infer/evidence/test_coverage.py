@@ -83,7 +83,7 @@ def test_the_limit_of_tempering_a_narrow_deep_mode_inside_a_wide_one_is_named():
 
 def test_a_shift_within_the_error_is_not_counted():
     error = torch.tensor([0.1, 0.1, math.nan], dtype=FLOAT)
-    unseen = Unseen(torch.tensor([1, 2, 1]), torch.tensor([0.05, 0.3, 0.3], dtype=FLOAT))
+    unseen = Unseen(torch.tensor([1, 2, 1]), torch.tensor([0.05, 0.3, 0.3], dtype=FLOAT), torch.tensor([2, 3, 2]))
     wider, kept = widened(error, unseen)
     assert wider[0] == 0.1
     torch.testing.assert_close(wider[1], torch.tensor(0.1**0.5, dtype=FLOAT))

@@ -185,6 +185,38 @@ def test_gradients_are_counted_for_all_replicas():
     assert estimate.diagnostics["gradient_evaluations"] - estimate.diagnostics["pilot_evaluations"] == 8 * (4 * 2 + 1)
 
 
+class Mixtures(dgm.Target):
+    """Mixtures of unit normals, one per problem, of log Z 0: weights ``[K, B]``, means ``[K, B, D]``."""
+
+    def __init__(self, weights, means):
+        super().__init__(None, means.shape[-1], means.shape[1:2])
+        self.weights, self.means = weights, means
+
+    def energy(self, x):
+        squares = torch.stack([(x - mean).square().sum(-1) for mean in self.means])
+        log_weights = self.weights.log().reshape(len(self.means), *[1] * (x.ndim - 2), -1)
+        return 0.5 * self.dim * math.log(2 * math.pi) - (log_weights - 0.5 * squares).logsumexp(0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dim", [2, 10, 50])
+def test_modes_of_random_mixtures_that_the_base_misses(dim):
+    """Twenty mixtures of four modes of which the base is one, some ten standard deviations apart."""
+    rng = torch.Generator().manual_seed(dim)
+    means = 4 * torch.randn(4, 20, dim, generator=rng, dtype=FLOAT) / (dim / 2) ** 0.25
+    weights = torch.rand(4, 20, generator=rng, dtype=FLOAT) + 0.2
+    target, base = Mixtures(weights / weights.sum(0), means), dgm.Gaussian(means[0], 1.0)
+    options = {"chains": 16, "seed": 1, "keep_draws": False, "coverage": False, "progress": False}
+    found = dgm.log_evidence(target, base, dgm.ParallelTempering(), **options)
+    assert found.log_z.square().mean().sqrt() < 0.1
+    low, high = found.interval()
+    # fewer have a probability of 0.003 if 0.95 of the intervals cover
+    assert ((low < 0) & (high > 0)).sum() >= 16
+    # control: without the broad reference
+    alone = dgm.log_evidence(target, base, dgm.ParallelTempering(broad=False, draws=32), **options)
+    assert alone.log_z.square().mean().sqrt() > 0.5
+
+
 @pytest.mark.slow
 def test_a_frustrated_machine_from_generic_tools():
     machine = BoltzmannRelaxation(*random_system(12, 1))
