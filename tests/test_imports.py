@@ -103,6 +103,8 @@ ORDER = {
         "gaussian",
     ],
     "dgm_infer.sampling": [
+        "inference_data",
+        "predictive",
         "draws",
         "verdict",
         "preflight",
