@@ -155,6 +155,9 @@ ORDER = {
         "parallel",
     ],
     "dgm_infer.interop": [
+        "sbi",
+        "measurements",
+        "deepinv",
         "pyro",
         "sources",
         "forms",
