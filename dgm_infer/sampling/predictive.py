@@ -47,7 +47,8 @@ class Program:
 
 def program_of(problem: Any) -> Program | None:
     """The Pyro program that a problem was made of; None if it was made otherwise."""
-    return getattr(getattr(problem, "model", problem), "source", None)
+    source = getattr(getattr(problem, "model", problem), "source", None)
+    return source if isinstance(source, Program) else None
 
 
 def observed_data(problem: Any) -> dict[str, Tensor]:
