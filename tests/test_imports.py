@@ -157,6 +157,7 @@ ORDER = {
     "dgm_infer.interop": [
         "sbi",
         "measurements",
+        "measured",
         "deepinv",
         "pyro",
         "sources",

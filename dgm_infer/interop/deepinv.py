@@ -7,14 +7,14 @@ from torch import Tensor, nn
 
 from ..arguments import numbers, random_seed, sizes, whole_number
 from ..conditioning.condition import condition
-from ..conditioning.observations import pixels
 from ..errors import ArgumentError
 from ..extras import extra
 from ..kernels import Kernel
-from ..models import WithNoise, as_generative_model
+from ..models import as_generative_model
 from ..sampling.draws import Draws
 from ..sampling.sample import sample
-from .measurements import Measured, measurement, noise_sd
+from .measured import clean_images, with_noise
+from .measurements import measurement, noise_sd
 
 with extra("test"):
     from deepinv.models import Reconstructor
@@ -98,15 +98,16 @@ class DeepinvReconstructor(Reconstructor):
         problem = self.condition(y, physics)
         seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
         self.draws = sample(problem, self.kernel, seed=seed, progress=False, **self.settings)
-        is_noisy = isinstance(getattr(problem.model, "model", None), Measured)
-        images = self.draws.latents["image"] if is_noisy else self.draws.generate()
+        assert self.draws.inputs is not None
+        is_exact = noise_sd(physics) is None
+        images = self.draws.generate() if is_exact else clean_images(problem, self.draws.inputs, seed + 1)
         images = images.transpose(0, 1).flatten(0, 1)
         return images.reshape(len(images), len(y), *self.image_shape).to(y)
 
     def condition(self, y: Tensor, physics: Physics) -> Any:
         """The problem that :meth:`sample` samples: the :class:`Fibre` of the measurements, one problem each.
 
-        With noise its latent ``image`` is the image before it was measured.
+        With noise its outputs are what was measured, of which :meth:`sample` gives the image before the noise.
         Args and errors are those of :meth:`forward`.
         """
         if not isinstance(physics, Physics):
@@ -116,8 +117,10 @@ class DeepinvReconstructor(Reconstructor):
         sd = noise_sd(physics)
         how = measurement(numbers("DeepinvReconstructor", "y", y), physics, self.image_shape, is_exact=sd is None)
         if sd is not None:
-            noisy = WithNoise(Measured(self.model, how), sd)
-            return condition(noisy, how.values, observe=None if how.mask is None else pixels(how.mask))
+            noisy = with_noise(self.model, sd, how.matrix, how.function)
+            shape = tuple(noisy.output_shape)
+            values = how.values.reshape(len(y), *shape)
+            return condition(noisy, values, observe=None if how.mask is None else how.observe(shape))
         shape = tuple(self.model.output_shape)
         values = how.values.reshape(len(y), *shape) if how.is_of_pixels else how.values
         return condition(self.model, values, observe=how.observe(shape))

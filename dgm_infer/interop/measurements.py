@@ -1,5 +1,6 @@
 """deepinv's physics as observations of flat images: which pixels, which matrix or which function, and which noise."""
 
+import copy
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -10,12 +11,11 @@ from ..conditioning.linear import linear
 from ..conditioning.observations import pixels
 from ..errors import ArgumentError, ModelError, ObservationError, cause
 from ..extras import extra
-from ..models import GenerativeModel
 
 with extra("test"):
     from deepinv.physics import Denoising, GaussianNoise, Inpainting, LinearPhysics, Physics, ZeroNoise
 
-__all__ = ["Measured", "Measurement", "measurement", "noise_sd"]
+__all__ = ["Measurement", "measurement", "noise_sd"]
 
 # Entries of a matrix up to which a linear operator becomes one.
 _ENTRIES = 2**22
@@ -48,39 +48,6 @@ class Measurement(NamedTuple):
             return linear(self.matrix)
         function = self.function
         return None if function is None else lambda x: function(x.flatten(-len(shape)))
-
-
-class Measured(GenerativeModel):
-    """``A(g_x(u))``, whose latent ``image`` is ``g_x(u)``.
-
-    Args:
-        model: g, a model of images.
-        how: A, of which a mask is left to the observation.
-    """
-
-    def __init__(self, model: GenerativeModel, how: Measurement):
-        super().__init__()
-        self.model = model
-        self.input_density = model.input_density
-        self.matrix: Tensor | None
-        self.register_buffer("matrix", how.matrix, persistent=False)
-        self.function = how.function
-
-    def observed(self, u):
-        x = self.model.observed(u)
-        if self.function is not None:
-            return self.function(x)
-        return x if self.matrix is None else x @ self.matrix.to(x).mT
-
-    def latents(self, u):
-        return {"image": self.model.observed(u)}
-
-    def log_factor(self, u):
-        return self.model.log_factor(u)
-
-    @property
-    def has_log_factor(self):
-        return self.model.has_log_factor
 
 
 def noise_sd(physics: Physics) -> float | None:
@@ -176,7 +143,7 @@ def _applied(physics: Physics, image_shape: tuple[int, ...], y: Tensor) -> Calla
     def cast(tensor: Tensor) -> Tensor:
         return tensor.to(device, torch.float64 if tensor.is_floating_point() else tensor.dtype)
 
-    wide = physics.clone()._apply(cast)
+    wide = _copy(physics)._apply(cast)
     zero = torch.zeros(1, *image_shape, dtype=torch.float64, device=device)
     try:
         with torch.no_grad():
@@ -185,7 +152,7 @@ def _applied(physics: Physics, image_shape: tuple[int, ...], y: Tensor) -> Calla
     except Exception:
         # some compute in 32 bits only
         pass
-    own = physics.clone()._apply(lambda tensor: tensor.to(device))
+    own = _copy(physics)._apply(lambda tensor: tensor.to(device))
     try:
         with torch.no_grad():
             found = own.A(zero.float())
@@ -199,6 +166,14 @@ def _applied(physics: Physics, image_shape: tuple[int, ...], y: Tensor) -> Calla
     if len(found) != 1:
         raise _differs(physics)
     return lambda x: own.A(x.float()).double()
+
+
+def _copy(physics: Physics) -> Physics:
+    try:
+        return copy.deepcopy(physics)
+    except (RuntimeError, TypeError):
+        # deepinv's own way copies random generators too, and takes longer
+        return physics.clone()
 
 
 def _takes(physics: Physics, x: Tensor) -> bool:
