@@ -69,10 +69,10 @@ class NoisyPixels(DirectedModel):
         assert units is not None
         self.model, self.sd = model, sd
         self.output_shape = model.output_shape
-        self.own_inputs, self.unit_outputs = units.inputs, units.outputs
-        self.unit_inputs = units.inputs + units.outputs
+        self.unit_inputs, self.unit_outputs = units.inputs + units.outputs, units.outputs
+        self._own = units.inputs
         self.global_density = model.global_density
-        self.local_density = StandardNormal(model.local_density.dim // units.inputs * self.unit_inputs)
+        self.local_density = StandardNormal(model.local_density.dim // units.inputs * (units.inputs + units.outputs))
 
     @staticmethod
     def suits(model: GenerativeModel) -> bool:
@@ -92,15 +92,18 @@ class NoisyPixels(DirectedModel):
         return self.model.named_latents(u1)
 
     def simulate(self, z, u2):
-        units = u2.unflatten(-1, (-1, self.unit_inputs))
-        own, noise = units[..., : self.own_inputs].flatten(-2), units[..., self.own_inputs :].flatten(-2)
+        own, noise = self._parts(u2)
         return self.model.simulate(z, own) + self.sd * noise
 
     def clean(self, u: Tensor) -> Tensor:
         """The images without the noise, ``[..., Du] -> [..., Dx]``."""
         u1, u2 = self.split(u)
-        own = u2.unflatten(-1, (-1, self.unit_inputs))[..., : self.own_inputs].flatten(-2)
-        return self.model.observed(torch.cat([u1, own], -1))
+        return self.model.observed(torch.cat([u1, self._parts(u2)[0]], -1))
+
+    def _parts(self, u2: Tensor) -> tuple[Tensor, Tensor]:
+        """The local inputs of the generator, and the noise."""
+        units = u2.unflatten(-1, (-1, self._own + (self.unit_outputs or 1)))
+        return units[..., : self._own].flatten(-2), units[..., self._own :].flatten(-2)
 
 
 def with_noise(

@@ -161,6 +161,8 @@ class SBIPosterior:
     def simulate(self, n: int, seed: int | None = None) -> Simulations:
         """Latents and outputs from the model itself: ``thetas [n, d]`` and ``xs [n, *x_shape]``.
 
+        With a tolerance the outputs are those without its kernel, so that ranks show the error of the approximation.
+
         Args:
             n: number of pairs.
             seed: None for one from torch's global generator.

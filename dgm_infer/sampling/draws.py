@@ -134,10 +134,10 @@ class Draws:
     ) -> dict[str, Tensor]:
         """Posterior predictive values of a Pyro program by name, each ``[chains, draws or n, *batch, *shape]``.
 
-        The program runs once per draw, with its latent variables from the draws; every other statement is drawn again,
-        in the program's order, as by ``pyro.infer.Predictive``. So ``y`` is a new data set given the latents, whether
-        it was observed hard or softly; a deterministic observation repeats what was observed, unless the program draws
-        noise with torch, which is drawn again.
+        ``y' ~ p(y | z)``: the program runs once per draw, with its latent variables z from the draws; every other
+        statement is drawn again, in the program's order, as by ``pyro.infer.Predictive``. So ``y`` is a new data set
+        given the latents, whether it was observed hard or softly; a deterministic observation repeats what was
+        observed, unless the program draws noise with torch, which is drawn again.
 
         Args:
             program: None for that of the model, which gives what was observed; another one gives all statements that
@@ -214,6 +214,9 @@ class Draws:
 
         Args:
             predictive: what :meth:`predictive` gave, for the group ``posterior_predictive``; True to draw it here.
+
+        Raises:
+            ArgumentError: a variable is named like a dimension of the draws, or predictive values have other chains.
         """
         predictive = self.predictive() if predictive is True else predictive or {}
         data = inference_data(

@@ -40,7 +40,7 @@ def inference_data(
         observed: ``[*batch, *shape]`` by name, the group ``observed_data``.
 
     Raises:
-        ArgumentError: a variable is named like a dimension.
+        ArgumentError: a variable is named like a dimension, or predictive values have another shape.
     """
     az = import_arviz()
     predictive, observed = predictive or {}, observed or {}
@@ -49,6 +49,13 @@ def inference_data(
         if taken:
             article = "an" if kind[0] == "o" else "a"
             raise ArgumentError(f"{article} {kind} is named {taken[0]!r}, like a dimension of the draws: rename it")
+    chains, _, *problems = next(iter(sample_stats.values())).shape
+    for name, value in predictive.items():
+        if (len(value), *value.shape[2 : 2 + n_batch]) != (chains, *problems):
+            raise ArgumentError(
+                f"to_arviz(predictive[{name!r}] of shape {tuple(value.shape)}): must be [chains, n, *batch, *shape], with "
+                f"{chains} chains and batch {tuple(problems)}"
+            )
     batch = ["problem"] if n_batch == 1 else [f"problem_{i}" for i in range(n_batch)]
 
     def dims(variables: Mapping[str, Tensor], n_lead: int = 2) -> dict[str, list[str]]:

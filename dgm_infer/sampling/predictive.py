@@ -54,7 +54,7 @@ def program_of(problem: Any) -> Program | None:
 def observed_data(problem: Any) -> dict[str, Tensor]:
     """What a problem made of a Pyro program observes, by the program's names, each ``[*batch, *shape]``.
 
-    Entries that the observation hides are NaN; what only a function of several outputs was observed of is left out.
+    Entries that the observation hides are NaN; names of which only a function was observed are left out.
     """
     if program_of(problem) is None:
         return {}

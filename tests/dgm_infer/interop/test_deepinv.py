@@ -184,10 +184,8 @@ def test_images_given_noisy_measurements_have_the_exact_moments(name):
 def test_noise_joins_the_units_of_the_generator(digits, images):
     noise = physics.GaussianNoise(SIGMA)
     masks = torch.stack([TOP, TOP.flip(1), TOP])
-    for how, size in (
-        (physics.Denoising(noise), 64),
-        (physics.Inpainting((1, 8, 8), mask=masks, noise_model=noise), 32),
-    ):
+    inpainting = physics.Inpainting((1, 8, 8), mask=masks, noise_model=noise)
+    for how, size in ((physics.Denoising(noise), 64), (inpainting, 32)):
         problem = short(digits).condition(how(images), how)
         assert problem.units == (12, 2, 1)
         assert problem.dim == 12 + 2 * size

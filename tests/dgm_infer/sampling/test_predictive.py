@@ -100,6 +100,14 @@ def test_the_values_have_the_law_of_new_data():
     assert law(draws, mean, variance, new, call=(line, new), seed=7) < 5
 
 
+def test_values_of_sampled_draws_have_that_law_too():
+    _, mean, variance = exact(1, 1)
+    model = dgm.from_pyro(line, X, Y)
+    kernel = dgm.ConstrainedHMC(step_size=0.4, n_steps=(3, 5), n_geodesic=1)
+    draws = dgm.sample(conditioned(model), kernel, chains=400, warmup=15, draws=1, seed=2, progress=False)
+    assert law(draws, mean, variance, X) < 5
+
+
 def test_control_a_point_estimate_predicts_too_narrowly():
     draws, mean, variance = exact()
     assert law(held(draws.problem, {"slope": torch.full(draws.shape, float(mean))}), mean, variance, X) > 5
@@ -351,6 +359,8 @@ def test_faults_are_named():
         draws.predictive(n=0)
     with pytest.raises(ModelError, match=r"predictive\(\): line fails: .*len"):
         draws.predictive(line, 3.0)
+    with pytest.raises(ArgumentError, match=r"predictive\['y'\] of shape \(4, 3\)\): must be \[chains, n"):
+        draws.to_arviz(predictive={"y": torch.zeros(4, 3)})
     with pytest.raises(ArgumentError, match="must be a Mapping"):
         draws.to_arviz(predictive=3)  # type: ignore[arg-type]
     target = dgm.target_from_pyro(mixture, torch.tensor(0.5))
