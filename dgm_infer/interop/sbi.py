@@ -16,6 +16,7 @@ from ..kernels import Kernel
 from ..models import LatentVariableModel, as_generative_model, is_discrete
 from ..sampling.draws import Draws
 from ..sampling.sample import sample
+from ..target import reference
 
 __all__ = ["SBIPosterior", "Simulations"]
 
@@ -189,6 +190,8 @@ class SBIPosterior:
         n = shape.numel()
         problem = condition(self.model, x, observe=self.observe, tolerance=self.tolerance)  # type: ignore[arg-type]
         batch = torch.Size(problem.batch_shape)
+        # names first: sampling takes longer than a typing error is worth
+        self._chosen(problem.latents(torch.zeros(*batch, problem.dim).to(reference(problem))))
         allocatable(call, "sample_shape", tuple(shape), n * batch.numel() * problem.dim, "draw fewer at a time")
         chains = min(self.chains, n)
         self.draws = sample(

@@ -53,8 +53,8 @@ def inference_data(
     for name, value in predictive.items():
         if (len(value), *value.shape[2 : 2 + n_batch]) != (chains, *problems):
             raise ArgumentError(
-                f"to_arviz(predictive[{name!r}] of shape {tuple(value.shape)}): must be [chains, n, *batch, *shape], with "
-                f"{chains} chains and batch {tuple(problems)}"
+                f"to_arviz(predictive[{name!r}] of shape {tuple(value.shape)}): must be [chains, n, *batch, *shape], "
+                f"with {chains} chains and batch {tuple(problems)}"
             )
     batch = ["problem"] if n_batch == 1 else [f"problem_{i}" for i in range(n_batch)]
 

@@ -162,6 +162,8 @@ def test_faults_are_named():
         ours.sample_batched((0,), xs)
     with pytest.raises(ArgumentError, match="must be among the latents z"):
         dgm.SBIPosterior(linear(), "slope").simulate(2)
+    with pytest.raises(ArgumentError, match="must be among the latents z"):
+        dgm.SBIPosterior(linear(), "slope", warmup=10**6).sample((2,), xs[0])
     with pytest.raises(ArgumentError, match="reduce_fns='marginals'"):
         ours.log_prob(torch.zeros(2))
     with pytest.raises(ArgumentError, match="chains=0"):

@@ -208,6 +208,19 @@ def test_n_values_are_evenly_spaced_over_the_draws():
     assert draws.predictive(n=20)["y"].shape == (2, 20, 3)
 
 
+def walk(steps=None):
+    start = pyro.sample("start", dist.Normal(0.0, 1.0))
+    first = pyro.sample("first", dist.Normal(start, 1.0), obs=None if steps is None else steps[0])
+    pyro.sample("second", dist.Normal(first, 0.01), obs=None if steps is None else steps[1])
+
+
+def test_observed_statements_follow_the_new_values_of_others():
+    model = dgm.from_pyro(walk, torch.tensor([9.0, 9.0]))
+    values = held(conditioned(model), {"start": torch.full((4, 50), -5.0)}).predictive()
+    assert errors(values["first"].double().flatten(), -5.0, 26.0) < 5
+    assert (values["second"] - values["first"]).abs().max() < 0.1
+
+
 def total():
     first = pyro.sample("first", dist.Exponential(1.0))
     second = pyro.sample("second", dist.Exponential(1.0))
@@ -219,12 +232,16 @@ def measured():
     pyro.deterministic("reading", weight + 0.5 * torch.randn(3))
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:pyro")
 def test_a_deterministic_observation_repeats_itself_but_for_the_noise_of_torch():
     problem = conditioned(dgm.from_pyro(total, observed={"total": 3.0}))
     first = torch.linspace(0.1, 2.9, 10).reshape(2, 5)
     draws = held(problem, {"first": first, "second": 3 - first, "total": torch.full((2, 5), 3.0)})
     assert set(draws.predictive()) == {"total"}
     torch.testing.assert_close(draws.predictive()["total"], torch.full((2, 5), 3.0))
+    samples = {name: draws.latents[name].flatten() for name in ("first", "second")}
+    theirs = pyro.infer.Predictive(total, samples)()
+    torch.testing.assert_close(theirs["total"].reshape(2, 5), draws.predictive()["total"])
 
     noisy = conditioned(dgm.from_pyro(measured, observed={"reading": torch.zeros(3)}))
     reading = held(noisy, {"weight": torch.full((10, 100), 2.0)}).predictive()["reading"]
