@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from ..arguments import numbers, random_seed, sizes, whole_number
 from ..conditioning.condition import condition
+from ..conditioning.faults import device_of
 from ..errors import ArgumentError
 from ..extras import extra
 from ..kernels import Kernel
@@ -115,7 +116,8 @@ class DeepinvReconstructor(Reconstructor):
         if not isinstance(y, Tensor):
             raise ArgumentError(f"y is a {type(y).__name__}: must be one tensor [B, ...], without stacked physics")
         sd = noise_sd(physics)
-        how = measurement(numbers("DeepinvReconstructor", "y", y), physics, self.image_shape, is_exact=sd is None)
+        y = numbers("DeepinvReconstructor", "y", y).to(device_of(self.model))
+        how = measurement(y, physics, self.image_shape, is_exact=sd is None)
         if sd is not None:
             noisy = with_noise(self.model, sd, how.matrix, how.function)
             shape = tuple(noisy.output_shape)

@@ -139,10 +139,12 @@ class ProgramModel(TracedModel):
         Args:
             outputs: the hard ones, flat, ``[*batch, Dy]``.
         """
-        parts = outputs.split([shape.numel() for shape in self._shapes.values()], -1)
+        sizes = [shape.numel() for shape in self._shapes.values()]
+        # a function may give another number of values than its data had here
+        parts = outputs.split(sizes, -1) if sum(sizes) == outputs.shape[-1] else ()
         hard = {
             name: part.reshape((*outputs.shape[:-1], *shape))
-            for (name, shape), part in zip(self._shapes.items(), parts, strict=True)
+            for (name, shape), part in zip(self._shapes.items(), parts, strict=False)
             if not part.isnan().all()
         }
         soft = {name: value.expand((*outputs.shape[:-1], *value.shape)) for name, value in self._seen.items()}

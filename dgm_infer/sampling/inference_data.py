@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import cache
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, CheckpointError
@@ -13,6 +14,8 @@ from ..errors import ArgumentError, CheckpointError
 if TYPE_CHECKING:
     import arviz
     import h5py
+    import numpy
+    import xarray
 
 __all__ = ["import_arviz", "inference_data", "names_dimension", "refuse_what_is_not_there"]
 
@@ -37,18 +40,19 @@ def inference_data(
         n_batch: number of dimensions of the batch of problems.
         inputs: ``[chains, draws, *batch, Du]``, the group ``unconstrained_posterior``.
         predictive: ``[chains, n, *batch, *shape]`` by name, the group ``posterior_predictive``.
-        observed: ``[*batch, *shape]`` by name, the group ``observed_data``.
+        observed: ``[*batch, *shape]`` by name, the group ``observed_data``. Names that no file can hold are left out.
 
     Raises:
         ArgumentError: a variable is named like a dimension, or predictive values have another shape.
     """
     az = import_arviz()
     predictive, observed = predictive or {}, observed or {}
-    for kind, variables in (("latent", posterior), ("predictive value", predictive), ("observation", observed)):
+    for kind, variables in (("latent", posterior), ("predictive value", predictive)):
         taken = [name for name in variables if names_dimension(name)]
         if taken:
-            article = "an" if kind[0] == "o" else "a"
-            raise ArgumentError(f"{article} {kind} is named {taken[0]!r}, like a dimension of the draws: rename it")
+            raise ArgumentError(f"a {kind} is named {taken[0]!r}, like a dimension of the draws: rename it")
+    # draws must not be lost for the name of what is known anyway
+    observed = {name: value for name, value in observed.items() if _is_storable(name)}
     chains, _, *problems = next(iter(sample_stats.values())).shape
     for name, value in predictive.items():
         if (len(value), *value.shape[2 : 2 + n_batch]) != (chains, *problems):
@@ -65,7 +69,7 @@ def inference_data(
         return {name: batch + own(name, value) for name, value in variables.items()}
 
     def arrays(variables: Mapping[str, Tensor]) -> dict:
-        return {name: value.detach().cpu().numpy() for name, value in variables.items()}
+        return {name: _array(value) for name, value in variables.items()}
 
     with warnings.catch_warnings():
         # it suspects exchanged axes
@@ -79,11 +83,24 @@ def inference_data(
         if predictive:
             data.add_groups({"posterior_predictive": arrays(predictive)}, dims=dims(predictive))
         if observed:
-            seen = az.dict_to_dataset(arrays(observed), dims=dims(observed, 0), default_dims=[])
-            data.add_groups({"observed_data": seen})
+            data.add_groups({"observed_data": _dataset(observed, dims(observed, 0))})
         if inputs is not None:
             data.add_groups({"unconstrained_posterior": arrays({"inputs": inputs})}, dims=dims({"inputs": inputs}))
     return data
+
+
+def _array(value: Tensor) -> "numpy.ndarray":
+    # which NumPy does not know
+    return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
+
+
+def _dataset(variables: Mapping[str, Tensor], dims: Mapping[str, list[str]]) -> "xarray.Dataset":
+    """Tensors without draws; ArviZ itself makes vectors of numbers."""
+    import xarray
+
+    sizes = {dim: n for name, value in variables.items() for dim, n in zip(dims[name], value.shape, strict=True)}
+    values = {name: (dims[name], _array(value)) for name, value in variables.items()}
+    return xarray.Dataset(values, coords={dim: range(n) for dim, n in sizes.items()})
 
 
 @cache
@@ -93,6 +110,10 @@ def import_arviz():
         warnings.filterwarnings("ignore", message="\nArviZ is undergoing", category=FutureWarning)
         import arviz
     return arviz
+
+
+def _is_storable(name: str) -> bool:
+    return not (names_dimension(name) or name in ("", ".") or "/" in name or "\0" in name)
 
 
 def names_dimension(name: str) -> bool:

@@ -338,8 +338,23 @@ def test_soft_and_partly_hidden_observations_are_observed_data():
     data: Any = short(counts, (seen,)).to_arviz()
     assert set(data.observed_data.data_vars) == {"size", "n"}
     np.testing.assert_array_equal(data.observed_data["n"].values, seen)
+    assert data.observed_data["size"].shape == ()
     data = short(observe=dgm.pixels(torch.tensor([True, False, True]))).to_arviz()
     np.testing.assert_allclose(data.observed_data["y"].values, torch.tensor([Y[0], torch.nan, Y[2]]))
+
+
+@pytest.mark.parametrize("name", ["draw", "problem", "a/b", ".", ""])
+def test_draws_are_not_lost_for_the_name_of_an_observation(name, tmp_path):
+    def program():
+        a = pyro.sample("a", dist.Normal(0.0, 1.0))
+        pyro.sample(name, dist.Poisson(a.exp()), obs=torch.tensor(1.0))
+        pyro.sample("y", dist.Normal(a, 1.0), obs=torch.tensor(0.5, dtype=torch.bfloat16))
+
+    draws = short(program, ())
+    draws.save(tmp_path / "draws.nc")
+    data: Any = dgm.Draws.load(tmp_path / "draws.nc").to_arviz()
+    assert set(data.observed_data.data_vars) == {"y"}
+    assert data.observed_data["y"].shape == ()
 
 
 def test_targets_of_programs_are_predicted_too():
