@@ -30,13 +30,16 @@ from .sampling.sample import sample
 from .target import Target
 
 if TYPE_CHECKING:
+    from .interop.deepinv import DeepinvReconstructor
     from .interop.programs import from_pyro
     from .interop.pyro import target_from_pyro
+    from .interop.sbi import SBIPosterior
     from .interop.simulators import from_simulator
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "DeepinvReconstructor",
     "DirectedModel",
     "Draws",
     "Fibre",
@@ -47,6 +50,7 @@ __all__ = [
     "Logistic",
     "Modes",
     "Product",
+    "SBIPosterior",
     "StandardNormal",
     "Target",
     "WithNoise",
@@ -70,8 +74,14 @@ __all__ += kernels.__all__
 __all__ += likelihood_free.__all__
 
 
-# imported on demand: Pyro takes longer to load than everything else here
-_ON_DEMAND = {"from_pyro": "programs", "from_simulator": "simulators", "target_from_pyro": "pyro"}
+# imported on demand: Pyro and deepinv take longer to load than everything else here
+_ON_DEMAND = {
+    "DeepinvReconstructor": "deepinv",
+    "SBIPosterior": "sbi",
+    "from_pyro": "programs",
+    "from_simulator": "simulators",
+    "target_from_pyro": "pyro",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -103,6 +103,8 @@ ORDER = {
         "gaussian",
     ],
     "dgm_infer.sampling": [
+        "inference_data",
+        "predictive",
         "draws",
         "verdict",
         "preflight",
@@ -154,6 +156,10 @@ ORDER = {
         "parallel",
     ],
     "dgm_infer.interop": [
+        "sbi",
+        "measurements",
+        "measured",
+        "deepinv",
         "pyro",
         "sources",
         "forms",

@@ -1,1 +1,1 @@
-"""Adapters for models of other libraries; each module needs the library that it is named after."""
+"""Adapters for other libraries: their programs and simulators as models, our posteriors behind their interfaces."""

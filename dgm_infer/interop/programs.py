@@ -10,6 +10,7 @@ from torch import Tensor
 from ..arguments import choice, instance
 from ..errors import ArgumentError, ModelError, cause
 from ..extras import extra
+from ..sampling.predictive import Program
 from .forms import form_of
 from .guards import prepared
 from .sources import first_line
@@ -125,6 +126,29 @@ class ProgramModel(TracedModel):
         one = next(iter(values.values()))
         flat = torch.cat([value.detach().reshape(-1).to(torch.float64) for value in values.values()])
         self.register_buffer("data", flat.reshape(one.shape) if len(values) == 1 else flat, persistent=False)
+        self._shapes = {name: value.shape for name, value in values.items()}
+        own = {name: node["value"] for name, node in nodes.items() if _is_own_observation(node)}
+        # what pyro.factor observes is empty
+        self._seen = {name: v for name, v in {**own, **self._soft}.items() if name not in values and v.numel()}
+        made = {name: function for name, function in functions.items() if name in values}
+        self.source = Program(program, args, kwargs, (*values, *self._soft), made)
+
+    def observed_data(self, outputs: Tensor) -> dict[str, Tensor]:
+        """The observations by name, each ``[*batch, *shape]``; those without an entry that is a number are left out.
+
+        Args:
+            outputs: the hard ones, flat, ``[*batch, Dy]``.
+        """
+        sizes = [shape.numel() for shape in self._shapes.values()]
+        # a function may give another number of values than its data had here
+        parts = outputs.split(sizes, -1) if sum(sizes) == outputs.shape[-1] else ()
+        hard = {
+            name: part.reshape((*outputs.shape[:-1], *shape))
+            for (name, shape), part in zip(self._shapes.items(), parts, strict=False)
+            if not part.isnan().all()
+        }
+        soft = {name: value.expand((*outputs.shape[:-1], *value.shape)) for name, value in self._seen.items()}
+        return {**hard, **soft}
 
     def run(self, tape: Tape) -> Outcome:
         sites = _Sites(tape, self.hard)

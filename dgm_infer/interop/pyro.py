@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError, ModelError, cause
 from ..extras import extra
+from ..sampling.predictive import Program
 from ..target import Target
 
 with extra("pyro"), warnings.catch_warnings():
@@ -61,17 +62,25 @@ class PyroTarget(Target):
     """The unconstrained posterior of a Pyro program: see :func:`target_from_pyro`, which makes it.
 
     ``energy(x) = -log p(observed, z) - log|dz/dx|``, ``[..., D] -> [...]``; batch shape ``()``.
+
+    Attributes:
+        observed_data: the observations by name.
     """
 
     def __init__(self, program: Callable[..., Any], args: tuple, kwargs: dict[str, Any], observed: dict[str, Any]):
         name = getattr(program, "__name__", type(program).__name__)
         self._args, self._kwargs = args, kwargs
+        self.source = Program(program, args, kwargs, tuple(observed))
         if observed:
             program = poutine.condition(program, data={key: torch.as_tensor(v) for key, v in observed.items()})
         self._program = program
         plain = self._first_trace(program, name)
         _check(plain, name, observed)
         self.sites, dim = _sites(plain)
+        # what pyro.factor observes is empty
+        self.observed_data = {
+            key: node["value"] for key, node in plain.nodes.items() if _is_observed(node) and node["value"].numel()
+        }
         if not self.sites:
             raise ModelError(
                 f"the Pyro program {name} has no continuous latent variables: nothing is left to integrate"
@@ -229,6 +238,10 @@ def _sites(trace: Any) -> tuple[dict[str, Site], int]:
 
 def _is_latent(node: Mapping[str, Any]) -> bool:
     return node["type"] == "sample" and not node["is_observed"] and not isinstance(node["fn"], _Subsample)
+
+
+def _is_observed(node: Mapping[str, Any]) -> bool:
+    return node["type"] == "sample" and node["is_observed"] and not node["infer"].get("_deterministic")
 
 
 def _frames(node: Mapping[str, Any]) -> list[Any]:

@@ -1,37 +1,36 @@
-"""``Draws``: positions and statistics of a sampling run, its diagnostics and its file. The only user of ArviZ."""
+"""``Draws``: positions and statistics of a sampling run, its diagnostics and its file."""
 
 import hashlib
 import io
 import json
 import os
 import warnings
-from collections.abc import Sequence
-from functools import cache, cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from ..arguments import allocatable, file_path, random_seed, whole_number
+from ..arguments import allocatable, file_path, function, instance, random_seed, whole_number
 from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, CheckpointError, cause
 from ..files import complete_file
 from ..kernels import Kernel
 from ..kernels.stored import UnknownKernel, from_json, to_json
 from ..target import Target, as_target, reference
+from .inference_data import import_arviz, inference_data, refuse_what_is_not_there
+from .predictive import Program, observed_data, predicted, program_of
 
 if TYPE_CHECKING:
     import arviz
-    import h5py
     import pandas
 
-__all__ = ["Draws", "longest_run", "names_dimension"]
+__all__ = ["Draws", "longest_run"]
 
 # Constraint error over the scale of the data, or difference of energies over their size, below which draws are those of
 # a problem, unless the tolerance of a fibre was larger.
 _NEAR = 1e-3
-# Bytes that a stored byte may stand for, more than compression reaches, where there are more than a few.
-_DENSEST, _SMALL = 2000, 2**12
 _FORMAT = "dgm-infer draws 1"
 _UNKNOWN = "its kernel {} is not available here; import the module that defines it before loading"
 
@@ -73,6 +72,7 @@ class Draws:
         self.ancestors = ancestors
         self._latents = latents
         self._last_energy: Tensor | None = None
+        self._observed: dict[str, Tensor] | None = None
 
     @cached_property
     def latents(self) -> dict[str, Tensor]:
@@ -81,6 +81,10 @@ class Draws:
             return self._latents
         with torch.no_grad():
             return self.problem.latents(self.inputs)
+
+    @property
+    def _observed_data(self) -> dict[str, Tensor]:
+        return observed_data(self.problem) if self._observed is None else self._observed
 
     @property
     def shape(self) -> torch.Size:
@@ -114,14 +118,54 @@ class Draws:
             raise ArgumentError("these draws hold no inputs: sample(..., keep='inputs')")
         if not self.problem.can_complete:
             raise ArgumentError(f"a {type(self.problem).__name__} has no outputs to generate")
-        inputs = self.inputs
-        if n is not None:
-            n = whole_number("generate", "n", n)
-            allocatable("generate", "n", n, n * inputs[:, 0].numel(), "generate fewer", like=inputs)
-            inputs = inputs[:, torch.arange(n, device=inputs.device) * inputs.shape[1] // n]
+        inputs = _evenly_spaced("generate", n, self.inputs)
         seed = self.seed if seed is None else random_seed("generate", seed)
-        rng = torch.Generator(inputs.device).manual_seed(_generation_seed(seed))
+        rng = torch.Generator(inputs.device).manual_seed(_other_seed("generate", seed))
         return self.problem.complete(inputs, rng)
+
+    def predictive(
+        self,
+        program: Callable[..., Any] | None = None,
+        *args: Any,
+        n: int | None = None,
+        seed: int | None = None,
+        fresh: Sequence[str] | str = (),
+        **kwargs: Any,
+    ) -> dict[str, Tensor]:
+        """Posterior predictive values of a Pyro program by name, each ``[chains, draws or n, *batch, *shape]``.
+
+        ``y' ~ p(y | z)``: the program runs once per draw, with its latent variables z from the draws; every other
+        statement is drawn again, in the program's order, as by ``pyro.infer.Predictive``. So ``y`` is a new data set
+        given the latents, whether it was observed hard or softly; a deterministic observation repeats what was
+        observed, unless the program draws noise with torch, which is drawn again.
+
+        Args:
+            program: None for that of the model, which gives what was observed; another one gives all statements that
+                the draws do not hold, and its deterministic values.
+            args: other arguments to call it with, such as new covariates. With any, ``program=None`` is the model's
+                program called with these, and gives its deterministic values too.
+            n: values per chain, evenly spaced over its draws; None for one per draw.
+            seed: seed of all that is drawn; None uses the run's.
+            fresh: latents to draw again from the program given the others, such as effects of new groups.
+            kwargs: other arguments by name; those called n, seed or fresh are given by position.
+
+        Raises:
+            ArgumentError: there is no program, or none of its statements is a latent of these draws, or one has another
+                shape in it.
+            ModelError: the program fails, or has a discrete latent variable that was summed out.
+        """
+        if program is not None:
+            source = Program(function("predictive", "program", program, "def program(x)"), args, kwargs, is_new=True)
+        else:
+            source = program_of(self.problem)
+            if source is None:
+                why = "were loaded without their problem" if self.problem is None else "are not those of a Pyro program"
+                raise ArgumentError(f"predictive(program=None): these draws {why}: give the program that has the data")
+            if args or kwargs:
+                source = Program(source.program, args, kwargs, is_new=True)
+        latents = {name: _evenly_spaced("predictive", n, value) for name, value in self.latents.items()}
+        seed = _other_seed("predictive", self.seed if seed is None else random_seed("predictive", seed))
+        return predicted(latents, len(self.shape), source, (fresh,) if isinstance(fresh, str) else tuple(fresh), seed)
 
     def summary(self, names: Sequence[str] | str | None = None) -> "pandas.DataFrame":
         """One row per latent: ``mean, sd, hdi_3%, hdi_97%, mcse_mean, mcse_sd, ess_bulk, ess_tail, r_hat`` (ArviZ).
@@ -132,7 +176,7 @@ class Draws:
         Raises:
             ArgumentError: no latent has such a name, or there are no latents.
         """
-        az = _arviz()
+        az = import_arviz()
         names = [names] if isinstance(names, str) else names
         if not self.latents:
             raise ArgumentError("summary(): there are no latents to summarise: the model's latents(u) names none")
@@ -163,37 +207,26 @@ class Draws:
         columns["longest_stay"] = self.longest_stay.amax(0)
         return pandas.DataFrame({name: value.flatten().tolist() for name, value in columns.items()})
 
-    def to_arviz(self) -> "arviz.InferenceData":
-        """Latents as ``posterior``, statistics as ``sample_stats``, inputs as ``unconstrained_posterior``."""
-        az = _arviz()
+    def to_arviz(self, predictive: Mapping[str, Tensor] | bool = False) -> "arviz.InferenceData":
+        """Latents as ``posterior``, statistics as ``sample_stats``, inputs as ``unconstrained_posterior``.
 
-        batch = self.shape[2:]
-        taken = [name for name in self.latents if names_dimension(name)]
-        if taken:
-            raise ArgumentError(f"a latent is named {taken[0]!r}, like a dimension of the draws: rename it")
-        names = ["problem"] if len(batch) == 1 else [f"problem_{i}" for i in range(len(batch))]
+        Draws of a Pyro program also have ``observed_data``, under the names of its statements.
 
-        def dims(variables: dict[str, Tensor]) -> dict[str, list[str]]:
-            def own(name: str, value: Tensor) -> list[str]:
-                return [f"{name}_dim_{i}" for i in range(value.ndim - 2 - len(batch))]
+        Args:
+            predictive: what :meth:`predictive` gave, for the group ``posterior_predictive``; True to draw it here.
 
-            return {name: names + own(name, value) for name, value in variables.items()}
-
-        def arrays(variables: dict[str, Tensor]) -> dict:
-            return {name: value.detach().cpu().numpy() for name, value in variables.items()}
-
-        with warnings.catch_warnings():
-            # it suspects exchanged axes
-            warnings.filterwarnings("ignore", message="More chains .* than draws", category=UserWarning)
-            data = az.from_dict(
-                posterior=arrays(self.latents),
-                sample_stats=arrays(self.stats),
-                dims=dims({**self.latents, **self.stats}),
-                save_warmup=False,
-            )
-            if self.inputs is not None:
-                inputs = {"inputs": self.inputs}
-                data.add_groups({"unconstrained_posterior": arrays(inputs)}, dims=dims(inputs))
+        Raises:
+            ArgumentError: a variable is named like a dimension of the draws, or predictive values have other chains.
+        """
+        predictive = self.predictive() if predictive is True else predictive or {}
+        data = inference_data(
+            self.latents,
+            self.stats,
+            len(self.shape) - 2,
+            inputs=self.inputs,
+            predictive=instance("to_arviz", "predictive", predictive, Mapping, "draws.predictive()"),
+            observed=self._observed_data,
+        )
         data.attrs.update(
             format=_FORMAT,
             kernel=json.dumps(to_json(self.kernel)),
@@ -215,7 +248,7 @@ class Draws:
             energy = _last_energy(self.problem, self.inputs) if self._last_energy is None else self._last_energy
             if energy is not None:
                 last = {"last_energy": energy.numpy()}
-                data.add_groups({"constant_data": _arviz().dict_to_dataset(last, default_dims=[])})
+                data.add_groups({"constant_data": import_arviz().dict_to_dataset(last, default_dims=[])})
             tree = data.to_datatree()
             compressed = {node.path: {name: {"zlib": True} for name in node.variables} for node in tree.subtree}
             # in memory first: HDF5 ends the process when its disk is full
@@ -235,7 +268,7 @@ class Draws:
         """
         import h5py
 
-        az = _arviz()
+        az = import_arviz()
         path = file_path("Draws.load", "path", path)
         if problem is not None and not isinstance(problem, Fibre | Target):
             problem = as_target(problem)
@@ -243,7 +276,7 @@ class Draws:
             raise CheckpointError(f"no draws at {path}: Draws.save(path) writes them")
         try:
             with h5py.File(path, "r") as file:
-                _refuse_what_is_not_there(path, file)
+                refuse_what_is_not_there(path, file)
             data = az.from_netcdf(os.fspath(path), engine="h5netcdf")
             attributes = dict(data.attrs)
             if attributes.get("format") != _FORMAT:
@@ -265,6 +298,7 @@ class Draws:
             )
             # files of earlier versions have none
             draws._last_energy = groups.get("constant_data", {}).get("last_energy")
+            draws._observed = None if problem is not None else groups.get("observed_data", {})
         except (OSError, LookupError, ValueError, TypeError, AttributeError, MemoryError) as error:
             raise CheckpointError(f"{path} is damaged, or not a file of draws: {cause(error)}") from error
         if isinstance(draws.kernel, UnknownKernel):
@@ -289,33 +323,6 @@ class Draws:
         return f"Draws(chains, draws, *batch = {tuple(self.shape)}; latents {names})"
 
 
-@cache
-def _arviz():
-    """ArviZ, imported when it is first needed and without its notice about version 1."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="\nArviZ is undergoing", category=FutureWarning)
-        import arviz
-    return arviz
-
-
-def _refuse_what_is_not_there(path: os.PathLike, group: "h5py.Group") -> None:
-    """Raise CheckpointError where HDF5 would read what the file does not hold: from other files, or out of nothing."""
-    import h5py
-
-    for name in group:
-        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
-            raise CheckpointError(f"{path} links to elsewhere at {name!r}: Draws.save writes no such file")
-        item = group[name]
-        if isinstance(item, h5py.Group):
-            _refuse_what_is_not_there(path, item)
-        elif isinstance(item, h5py.Dataset) and (item.external or item.is_virtual):
-            raise CheckpointError(f"{path} takes {name!r} from another file: Draws.save writes no such file")
-        elif isinstance(item, h5py.Dataset) and item.nbytes > _DENSEST * max(item.id.get_storage_size(), _SMALL):
-            raise CheckpointError(
-                f"{path} promises {item.nbytes / 2**30:.3g} GiB of {name!r}, far more than it holds: it is damaged"
-            )
-
-
 def longest_run(held: Tensor) -> Tensor:
     """Longest run of True along the second dimension, ``[chains, n, *batch] -> [chains, *batch]``."""
     run = longest = held.new_zeros((held.shape[0], *held.shape[2:]), dtype=torch.int64)
@@ -325,14 +332,18 @@ def longest_run(held: Tensor) -> Tensor:
     return longest
 
 
-def names_dimension(name: str) -> bool:
-    """Whether a latent's name is that of a dimension of :meth:`Draws.to_arviz`."""
-    return name in ("chain", "draw") or name.startswith("problem")
+def _evenly_spaced(call: str, n: int | None, values: Tensor) -> Tensor:
+    """``n`` of the draws of ``[chains, draws, ...]``; all for None."""
+    if n is None:
+        return values
+    n = whole_number(call, "n", n)
+    allocatable(call, "n", n, n * values[:, 0].numel(), "generate fewer", like=values)
+    return values[:, torch.arange(n, device=values.device) * values.shape[1] // n]
 
 
-def _generation_seed(seed: int) -> int:
+def _other_seed(call: str, seed: int) -> int:
     """Seed of a stream separate from that of ``sample(seed=seed)``, whose numbers would not be fresh noise."""
-    digest = hashlib.sha256(f"generate {seed}".encode()).digest()
+    digest = hashlib.sha256(f"{call} {seed}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
 
 

@@ -13,7 +13,7 @@ from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, ModelError
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import Target
-from .draws import names_dimension
+from .inference_data import names_dimension
 
 __all__ = ["check_energy", "check_latents", "check_size"]
 

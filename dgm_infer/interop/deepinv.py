@@ -1,0 +1,141 @@
+"""A reconstructor for deepinv: the exact posterior of a generative model given deepinv's measurements."""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..arguments import numbers, random_seed, sizes, whole_number
+from ..conditioning.condition import condition
+from ..conditioning.faults import device_of
+from ..errors import ArgumentError
+from ..extras import extra
+from ..kernels import Kernel
+from ..models import as_generative_model
+from ..sampling.draws import Draws
+from ..sampling.sample import sample
+from .measured import clean_images, with_noise
+from .measurements import measurement, noise_sd
+
+with extra("test"):
+    from deepinv.models import Reconstructor
+    from deepinv.physics import Physics
+
+__all__ = ["DeepinvReconstructor"]
+
+
+class DeepinvReconstructor(Reconstructor):
+    """``x_hat = E[x | y]``, the posterior mean of a generative model's images given ``y = N(A(x))``.
+
+    ``reconstructor(y, physics)`` conditions the model on measurements of deepinv and samples; :meth:`sample` gives the
+    images themselves. Without noise the observation is exact, ``A(x) = y``. What of deepinv's physics is used:
+
+    - ``Inpainting`` (a mask of 0 and 1) and ``Denoising``: a selection of pixels.
+    - any other ``LinearPhysics`` of up to 2^22 entries: its matrix. Where rows do not overlap, as in a
+      ``Downsampling`` by block means, the model keeps its structure.
+    - any other ``Physics``: its function ``A``, which torch differentiates.
+    - ``GaussianNoise`` of one sigma: ``y = A(x) + sigma n``, as by :class:`WithNoise`; ``ZeroNoise``.
+
+    Args:
+        model: a generative model of images, as for :func:`dgm_infer.condition`.
+        image_shape: ``(C, H, W)``; None for the model's output shape, with one channel if that is ``(H, W)``.
+        kernel: as for :func:`dgm_infer.sample`.
+        chains: chains per measurement.
+        warmup: iterations that adapt the kernel.
+        draws: draws per chain.
+        seed: seed of the sampling; None takes one from torch's global generator.
+
+    Attributes:
+        draws: the :class:`Draws` of the last call, to be diagnosed; None before it.
+
+    Raises:
+        MissingExtraError: deepinv is not installed.
+        ArgumentError: a number is outside its range, or the model's outputs are not images of that shape.
+        ModelError: the model cannot be conditioned.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        image_shape: tuple[int, int, int] | None = None,
+        kernel: Kernel | None = None,
+        chains: int = 16,
+        warmup: int = 150,
+        draws: int = 50,
+        seed: int | None = None,
+    ):
+        super().__init__()
+        self.model = as_generative_model(model)
+        self.image_shape = _image_shape(tuple(self.model.output_shape), image_shape)
+        self.kernel = kernel
+        self.settings: dict[str, Any] = {
+            "chains": whole_number("DeepinvReconstructor", "chains", chains),
+            "warmup": whole_number("DeepinvReconstructor", "warmup", warmup, 0),
+            "draws": whole_number("DeepinvReconstructor", "draws", draws),
+        }
+        self.seed = None if seed is None else random_seed("DeepinvReconstructor", seed)
+        self.draws: Draws | None = None
+
+    def forward(self, y: Tensor, physics: Physics) -> Tensor:  # type: ignore[override]
+        """The posterior mean, ``[B, C, H, W]``.
+
+        Args:
+            y: measurements ``[B, ...]``, as ``physics(x)`` gives them.
+            physics: how they were measured.
+
+        Raises:
+            ArgumentError: y is not a tensor of numbers, or is not of the shape that the physics gives.
+            ModelError: the noise, the sensor or the operator is not mapped.
+            ObservationError: no image of the model gives y.
+        """
+        return self.sample(y, physics).double().mean(0).to(y.dtype)
+
+    def sample(self, y: Tensor, physics: Physics) -> Tensor:
+        """Images from the posterior, ``[chains * draws, B, C, H, W]``, neighbours of different chains.
+
+        Args and errors are those of :meth:`forward`.
+        """
+        problem = self.condition(y, physics)
+        seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
+        self.draws = sample(problem, self.kernel, seed=seed, progress=False, **self.settings)
+        assert self.draws.inputs is not None
+        is_exact = noise_sd(physics) is None
+        images = self.draws.generate() if is_exact else clean_images(problem, self.draws.inputs, seed + 1)
+        images = images.transpose(0, 1).flatten(0, 1)
+        return images.reshape(len(images), len(y), *self.image_shape).to(y)
+
+    def condition(self, y: Tensor, physics: Physics) -> Any:
+        """The problem that :meth:`sample` samples: the :class:`Fibre` of the measurements, one problem each.
+
+        With noise its outputs are what was measured, of which :meth:`sample` gives the image before the noise.
+        Args and errors are those of :meth:`forward`.
+        """
+        if not isinstance(physics, Physics):
+            raise ArgumentError(f"physics={type(physics).__name__}: must be a deepinv.physics.Physics")
+        if not isinstance(y, Tensor):
+            raise ArgumentError(f"y is a {type(y).__name__}: must be one tensor [B, ...], without stacked physics")
+        sd = noise_sd(physics)
+        y = numbers("DeepinvReconstructor", "y", y).to(device_of(self.model))
+        how = measurement(y, physics, self.image_shape, is_exact=sd is None)
+        if sd is not None:
+            noisy = with_noise(self.model, sd, how.matrix, how.function)
+            shape = tuple(noisy.output_shape)
+            values = how.values.reshape(len(y), *shape)
+            return condition(noisy, values, observe=None if how.mask is None else how.observe(shape))
+        shape = tuple(self.model.output_shape)
+        values = how.values.reshape(len(y), *shape) if how.is_of_pixels else how.values
+        return condition(self.model, values, observe=how.observe(shape))
+
+
+def _image_shape(output_shape: tuple[int, ...], given: Any) -> tuple[int, ...]:
+    if given is not None:
+        given = sizes("DeepinvReconstructor", "image_shape", given)
+        if len(given) == 3 and torch.Size(given).numel() == torch.Size(output_shape).numel():
+            return given
+    elif len(output_shape) in (2, 3):
+        return output_shape if len(output_shape) == 3 else (1, *output_shape)
+    raise ArgumentError(
+        f"DeepinvReconstructor(image_shape={given}): the model's outputs have shape {output_shape}: give (C, H, W) of "
+        "as many entries"
+    )

@@ -1,0 +1,139 @@
+"""Tensors of a sampling run as ArviZ's groups, and the check of a file of them. The only user of ArviZ."""
+
+import os
+import warnings
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, CheckpointError
+
+if TYPE_CHECKING:
+    import arviz
+    import h5py
+    import numpy
+    import xarray
+
+__all__ = ["import_arviz", "inference_data", "names_dimension", "refuse_what_is_not_there"]
+
+# Bytes that a stored byte may stand for, more than compression reaches, where there are more than a few.
+_DENSEST, _SMALL = 2000, 2**12
+
+
+def inference_data(
+    posterior: Mapping[str, Tensor],
+    sample_stats: Mapping[str, Tensor],
+    n_batch: int,
+    *,
+    inputs: Tensor | None = None,
+    predictive: Mapping[str, Tensor] | None = None,
+    observed: Mapping[str, Tensor] | None = None,
+) -> "arviz.InferenceData":
+    """ArviZ's data of one run; groups without variables are left out.
+
+    Args:
+        posterior: latents by name, each ``[chains, draws, *batch, *shape]``.
+        sample_stats: statistics by name, each ``[chains, draws, *batch]``.
+        n_batch: number of dimensions of the batch of problems.
+        inputs: ``[chains, draws, *batch, Du]``, the group ``unconstrained_posterior``.
+        predictive: ``[chains, n, *batch, *shape]`` by name, the group ``posterior_predictive``.
+        observed: ``[*batch, *shape]`` by name, the group ``observed_data``. Names that no file can hold are left out.
+
+    Raises:
+        ArgumentError: a variable is named like a dimension, or predictive values have another shape.
+    """
+    az = import_arviz()
+    predictive, observed = predictive or {}, observed or {}
+    for kind, variables in (("latent", posterior), ("predictive value", predictive)):
+        taken = [name for name in variables if names_dimension(name)]
+        if taken:
+            raise ArgumentError(f"a {kind} is named {taken[0]!r}, like a dimension of the draws: rename it")
+    # draws must not be lost for the name of what is known anyway
+    observed = {name: value for name, value in observed.items() if _is_storable(name)}
+    chains, _, *problems = next(iter(sample_stats.values())).shape
+    for name, value in predictive.items():
+        if (len(value), *value.shape[2 : 2 + n_batch]) != (chains, *problems):
+            raise ArgumentError(
+                f"to_arviz(predictive[{name!r}] of shape {tuple(value.shape)}): must be [chains, n, *batch, *shape], "
+                f"with {chains} chains and batch {tuple(problems)}"
+            )
+    batch = ["problem"] if n_batch == 1 else [f"problem_{i}" for i in range(n_batch)]
+
+    def dims(variables: Mapping[str, Tensor], n_lead: int = 2) -> dict[str, list[str]]:
+        def own(name: str, value: Tensor) -> list[str]:
+            return [f"{name}_dim_{i}" for i in range(value.ndim - n_lead - n_batch)]
+
+        return {name: batch + own(name, value) for name, value in variables.items()}
+
+    def arrays(variables: Mapping[str, Tensor]) -> dict:
+        return {name: _array(value) for name, value in variables.items()}
+
+    with warnings.catch_warnings():
+        # it suspects exchanged axes
+        warnings.filterwarnings("ignore", message="More chains .* than draws", category=UserWarning)
+        data = az.from_dict(
+            posterior=arrays(posterior),
+            sample_stats=arrays(sample_stats),
+            dims=dims({**posterior, **sample_stats}),
+            save_warmup=False,
+        )
+        if predictive:
+            data.add_groups({"posterior_predictive": arrays(predictive)}, dims=dims(predictive))
+        if observed:
+            data.add_groups({"observed_data": _dataset(observed, dims(observed, 0))})
+        if inputs is not None:
+            data.add_groups({"unconstrained_posterior": arrays({"inputs": inputs})}, dims=dims({"inputs": inputs}))
+    return data
+
+
+def _array(value: Tensor) -> "numpy.ndarray":
+    # which NumPy does not know
+    return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
+
+
+def _dataset(variables: Mapping[str, Tensor], dims: Mapping[str, list[str]]) -> "xarray.Dataset":
+    """Tensors without draws; ArviZ itself makes vectors of numbers."""
+    import xarray
+
+    sizes = {dim: n for name, value in variables.items() for dim, n in zip(dims[name], value.shape, strict=True)}
+    values = {name: (dims[name], _array(value)) for name, value in variables.items()}
+    return xarray.Dataset(values, coords={dim: range(n) for dim, n in sizes.items()})
+
+
+@cache
+def import_arviz():
+    """ArviZ, imported when it is first needed and without its notice about version 1."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="\nArviZ is undergoing", category=FutureWarning)
+        import arviz
+    return arviz
+
+
+def _is_storable(name: str) -> bool:
+    return not (names_dimension(name) or name in ("", ".") or "/" in name or "\0" in name)
+
+
+def names_dimension(name: str) -> bool:
+    """Whether a latent's name is that of a dimension of :meth:`Draws.to_arviz`."""
+    return name in ("chain", "draw") or name.startswith("problem")
+
+
+def refuse_what_is_not_there(path: os.PathLike, group: "h5py.Group") -> None:
+    """Raise CheckpointError where HDF5 would read what the file does not hold: from other files, or out of nothing."""
+    import h5py
+
+    for name in group:
+        if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+            raise CheckpointError(f"{path} links to elsewhere at {name!r}: Draws.save writes no such file")
+        item = group[name]
+        if isinstance(item, h5py.Group):
+            refuse_what_is_not_there(path, item)
+        elif isinstance(item, h5py.Dataset) and (item.external or item.is_virtual):
+            raise CheckpointError(f"{path} takes {name!r} from another file: Draws.save writes no such file")
+        elif isinstance(item, h5py.Dataset) and item.nbytes > _DENSEST * max(item.id.get_storage_size(), _SMALL):
+            raise CheckpointError(
+                f"{path} promises {item.nbytes / 2**30:.3g} GiB of {name!r}, far more than it holds: it is damaged"
+            )
