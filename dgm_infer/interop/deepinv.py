@@ -17,7 +17,7 @@ from ..sampling.sample import sample
 from .measured import clean_images, with_noise
 from .measurements import measurement, noise_sd
 
-with extra("test"):
+with extra("deepinv"):
     from deepinv.models import Reconstructor
     from deepinv.physics import Physics
 

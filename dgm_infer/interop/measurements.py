@@ -12,7 +12,7 @@ from ..conditioning.observations import pixels
 from ..errors import ArgumentError, ModelError, ObservationError, cause
 from ..extras import extra
 
-with extra("test"):
+with extra("deepinv"):
     from deepinv.physics import Denoising, GaussianNoise, Inpainting, LinearPhysics, Physics, ZeroNoise
 
 __all__ = ["Measurement", "measurement", "noise_sd"]
