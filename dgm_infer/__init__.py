@@ -30,6 +30,7 @@ from .sampling.sample import sample
 from .target import Target
 
 if TYPE_CHECKING:
+    from .interop.guides import base_from_guide
     from .interop.programs import from_pyro
     from .interop.pyro import target_from_pyro
     from .interop.simulators import from_simulator
@@ -50,6 +51,7 @@ __all__ = [
     "StandardNormal",
     "Target",
     "WithNoise",
+    "base_from_guide",
     "blur",
     "check",
     "condition",
@@ -71,7 +73,12 @@ __all__ += likelihood_free.__all__
 
 
 # imported on demand: Pyro takes longer to load than everything else here
-_ON_DEMAND = {"from_pyro": "programs", "from_simulator": "simulators", "target_from_pyro": "pyro"}
+_ON_DEMAND = {
+    "base_from_guide": "guides",
+    "from_pyro": "programs",
+    "from_simulator": "simulators",
+    "target_from_pyro": "pyro",
+}
 
 
 def __getattr__(name: str) -> Any:

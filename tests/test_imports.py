@@ -154,6 +154,7 @@ ORDER = {
     ],
     "dgm_infer.interop": [
         "pyro",
+        "guides",
         "sources",
         "forms",
         "tape",
