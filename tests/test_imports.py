@@ -214,6 +214,7 @@ ORDER = {
         "boltzmann",
         "radon",
         "quantile_intervals",
+        "naive",
     ],
     "evaluation.reports": [
         "tables",
@@ -224,6 +225,7 @@ ORDER = {
         "images",
         "crossovers",
         "abc",
+        "programs",
         "documents",
         "estimates",
         "samplers",
@@ -274,6 +276,7 @@ ORDER = {
         "evidence",
         "methods",
         "modes",
+        "programs",
         "training",
         "iwae_training",
         "classifier",

@@ -11,6 +11,7 @@ from typing import Any
 
 from . import crossovers, images
 from .abc import chains_table, sequential_table
+from .programs import programs_table
 from .scorecard import scorecard
 from .tables import markdown
 
@@ -26,7 +27,7 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/evidence.md", "docs/completions.md", "docs/images.md", "docs/samplers.md")
+PAGES = ("docs/evidence.md", "docs/completions.md", "docs/images.md", "docs/samplers.md", "docs/programs.md")
 # The error in log Z that times are given to.
 GOAL = 0.1
 
@@ -126,6 +127,7 @@ _TABLES = {
     "boltzmann": boltzmann_table,
     "radon": radon_table,
     "modes": modes_table,
+    "programs": programs_table,
     "samplers": crossovers.tables,
     "completions": scorecard,
     "images_cpu": images.tables,
