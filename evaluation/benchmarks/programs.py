@@ -3,8 +3,8 @@
 In one process, in turns: the simulator as somebody would write it, made a model by ``from_simulator``; the same
 arithmetic as a function of inputs for many chains at once, with a Python loop over time where the simulator has one;
 that function for one chain, vectorised by ``torch.func.vmap`` alone, which tracing adds to; and the model of
-``generators``, with its structure declared and its arithmetic tuned. The traced model has the structure that is found
-in it, the one by hand none.
+``generators``, whose structure is declared and whose arithmetic is tuned. The model by hand has the structure that is
+found in the traced one: independent outputs for the quantile distribution, none for the series.
 """
 
 import time
@@ -88,9 +88,10 @@ def page(record: dict[str, Any]) -> str:
             "# Simulators as written, beside the same by hand\n",
             f"`{record['command']}`: milliseconds for {settings['chains']} chains, medians of {settings['repeats']} "
             f"turns in one process; a transition has {_STEPS} steps. *Traced*: the simulator as written, by "
-            "`from_simulator`. *By hand*: the same arithmetic as a function of the inputs of all chains, with a loop "
-            "over time where the simulator has one. *Vectorised*: the same for one chain under `torch.func.vmap`. "
-            "*Declared*: the model of `generators`, which states its structure.\n",
+            "`from_simulator`. *By hand*: the same arithmetic and structure as a function of the inputs of all "
+            "chains, with a loop over time where the simulator has one. *Vectorised*: the same for one chain under "
+            "`torch.func.vmap`. *Declared*: the model of `generators`; for the series it declares the structure of a "
+            "Markov chain. *Overhead of tracing*: of traced over vectorised.\n",
             programs_table(record),
             f"On {record['processor']}, {record['threads']} threads; {versions(record)}.\n",
         ]

@@ -1,15 +1,15 @@
 """Published simulators as somebody would write them for a first try, and the same by hand as functions of inputs.
 
 The first take their random numbers from torch and know nothing of conditioning: :func:`dgm_infer.from_simulator` makes
-models of them. The second have the same arithmetic, with a Python loop where the first have one, and are what tracing
-is measured beside.
+models of them. The second have the same arithmetic, with a Python loop where the first have one, and the structure that
+is found in the first; tracing is measured beside them.
 """
 
 import torch
 from torch import Tensor
 from torch import distributions as td
 
-from dgm_infer import GenerativeModel, Logistic, Product, StandardNormal
+from dgm_infer import DirectedModel, GenerativeModel, Logistic, Product, StandardNormal
 from dgm_infer.models.densities import STANDARD_LOGISTIC
 
 __all__ = [
@@ -49,22 +49,27 @@ def predator_prey(z: dict[str, Tensor], n_steps: int) -> Tensor:
     return torch.stack(series)
 
 
-class GeneralisedLambdaByHand(GenerativeModel):
-    """The simulator as a function of inputs ``[..., 4 + n]``, those of :class:`generators.GeneralisedLambda`."""
+class GeneralisedLambdaByHand(DirectedModel):
+    """The simulator as a function of inputs, without a loop; the inputs are those of ``generators.GeneralisedLambda``.
+
+    Unlike there the arithmetic is the formula's, as in :func:`generalised_lambda`.
+    """
+
+    structure = "independent"
 
     def __init__(self, n: int):
         super().__init__()
         self.output_shape = (n,)
-        self.input_density = Product(StandardNormal(3), Logistic(1 + n))
+        self.global_density = Product(StandardNormal(3), Logistic(1))
+        self.local_density = Logistic(n)
 
-    def observed(self, u):
-        z = self.latents(u)
-        z1, z2, z3, z4 = (z[f"z{i}"].unsqueeze(-1) for i in range(1, 5))
-        return _quantile(torch.sigmoid(STANDARD_LOGISTIC * u[..., 4:]), z1, z2, z3, z4)
-
-    def latents(self, u):
-        z1, z3, z4, v2 = u[..., :4].unbind(-1)
+    def global_latents(self, u1):
+        z1, z3, z4, v2 = u1.unbind(-1)
         return {"z1": z1, "z2": torch.nn.functional.softplus(STANDARD_LOGISTIC * v2, threshold=40), "z3": z3, "z4": z4}
+
+    def simulate(self, z, u2):
+        z1, z2, z3, z4 = (z[f"z{i}"].unsqueeze(-1) for i in range(1, 5))
+        return _quantile(torch.sigmoid(STANDARD_LOGISTIC * u2), z1, z2, z3, z4)
 
 
 class PredatorPreyByHand(GenerativeModel):
