@@ -144,7 +144,7 @@ class Case(NamedTuple):
 def by_quadrature(program: Callable[..., None], *args: Any, box: list[tuple[float, float]], n: int) -> Callable:
     """Moments by the trapezoidal rule on the real line of every variable, where densities are smooth."""
 
-    def moments(**wrong: float) -> Moments:
+    def moments(**wrong: Any) -> Moments:
         target = dgm.target_from_pyro(program, *args, **wrong)
         assert target.dim == len(box)
         axes = [torch.linspace(*ends, n, dtype=FLOAT) for ends in box]

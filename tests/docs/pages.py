@@ -18,7 +18,8 @@ def examples(page: str) -> list[str]:
 
 def printed(page: str) -> list[str]:
     """The lines that a page says its examples print."""
-    return "".join(re.findall(r"```text\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)).splitlines()
+    texts: list[str] = re.findall(r"```text\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    return [line for text in texts for line in text.splitlines()]
 
 
 def few_iterations(block: str) -> str:

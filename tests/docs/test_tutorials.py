@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -62,7 +63,7 @@ def test_the_stages_of_the_sum_have_the_means_of_dirichlet_shares(line, exact):
 
 
 def test_the_rate_of_the_simulator_is_that_of_its_likelihood():
-    names = {"__name__": "simulator"}
+    names: dict[str, Any] = {"__name__": "simulator"}
     with torch.random.fork_rng():
         exec(examples("tutorials/simulator.md")[0], names)
     path = torch.cat([torch.tensor([0.3]), names["seen"]]).double()

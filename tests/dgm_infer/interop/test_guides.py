@@ -167,7 +167,7 @@ def fitted_guide(make, program, *args, steps=3):
     with torch.random.fork_rng(), pyro.get_param_store().scope():
         pyro.set_rng_seed(1)
         guide = make(program)
-        svi = SVI(program, guide, pyro.optim.Adam({"lr": 0.1}), Trace_ELBO())
+        svi = SVI(program, guide, pyro.optim.ClippedAdam({"lr": 0.1}), Trace_ELBO())
         for _ in range(steps):
             svi.step(*args)
     return guide

@@ -77,7 +77,7 @@ def moments(model, data, seed, least=200):
     fibre = dgm.condition(model, data)
     draws = dgm.sample(fibre, chains=CHAINS, warmup=60, draws=40, seed=seed, progress=False)
     summary = draws.summary([f"z{i}" for i in range(1, 5)])
-    assert summary["ess_bulk"].min() > least
+    assert summary["ess_bulk"].to_numpy().min() > least
     z = torch.stack([draws.latents[f"z{i}"] for i in range(1, 5)], -1)
     means = torch.stack([z, z**2]).mean(2)
     return means.mean(1), means.std(1) / CHAINS**0.5
