@@ -31,6 +31,7 @@ from .target import Target
 
 if TYPE_CHECKING:
     from .interop.deepinv import DeepinvReconstructor
+    from .interop.guides import base_from_guide
     from .interop.programs import from_pyro
     from .interop.pyro import target_from_pyro
     from .interop.sbi import SBIPosterior
@@ -54,6 +55,7 @@ __all__ = [
     "StandardNormal",
     "Target",
     "WithNoise",
+    "base_from_guide",
     "blur",
     "check",
     "condition",
@@ -78,6 +80,7 @@ __all__ += likelihood_free.__all__
 _ON_DEMAND = {
     "DeepinvReconstructor": "deepinv",
     "SBIPosterior": "sbi",
+    "base_from_guide": "guides",
     "from_pyro": "programs",
     "from_simulator": "simulators",
     "target_from_pyro": "pyro",

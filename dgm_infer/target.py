@@ -181,6 +181,12 @@ class _Adapted(Target):
     """A target that is not a subclass: uses what it defines, and :class:`Target` for the rest."""
 
     def __init__(self, target):
+        if hasattr(target, "constraint"):
+            raise ArgumentError(
+                f"expected a Target, not a {type(target).__name__}: an exact observation leaves a surface without a "
+                "density on R^D; give condition() a tolerance, or write the observation as a likelihood "
+                "(for Pyro programs: target_from_pyro)"
+            )
         if not all(hasattr(target, name) for name in ("energy", "dim", "batch_shape")):
             raise ArgumentError(
                 f"expected a Target, not a {type(target).__name__}: what condition() returns, or anything with "

@@ -2,6 +2,7 @@
 
 import random
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from ..errors import DgmInferError, ModelError, cause
 from ..structures.jacobian import forward_mode, pull_back
 from .sources import line_of_error
 from .sparsity import find_units
-from .tape import check_same
+from .tape import Tape, check_same
 from .traced import Outcome, TracedModel
 
 __all__ = ["prepared"]
@@ -24,6 +25,8 @@ Model = TypeVar("Model", bound=TracedModel)
 
 # Runs that are compared.
 _RUNS = 3
+# Runs to find as many of finite outputs in.
+_TRIES = 30
 # Entries of a Jacobian up to which its structure is searched.
 _ENTRIES = 2**21
 _STEP = 1e-6
@@ -45,13 +48,7 @@ def prepared(model: Model, structure: str | None, line: str) -> Model:
     name, device = model.name, device_of(model)
     frozen = frozen_copy(model, torch.float64, device)
     with _random_state():
-        runs = []
-        for seed in range(_RUNS):
-            with _named(name, "fails"):
-                runs.append(frozen.record(torch.float64, device, seed))
-        for tape, outcome in runs:
-            check_same(name, runs[0][0].draws, tape.draws)
-            _check_output(name, outcome, line)
+        runs = _recorded(frozen, device, line)
         draws, factors = tuple(runs[0][0].draws), bool(runs[0][0].factors)
         if not sum(draw.size for draw in draws):
             raise ModelError(f"{name} draws no random numbers with torch: nothing to condition ({line})")
@@ -65,6 +62,35 @@ def prepared(model: Model, structure: str | None, line: str) -> Model:
         _find_structure(model, frozen, u, structure, line)
     model.probes = u.to(device)
     return model
+
+
+def _recorded(frozen: TracedModel, device: torch.device, line: str) -> list[tuple[Tape, Outcome]]:
+    """Runs at random numbers, those of finite outputs first: a prior may reach where a simulator explodes.
+
+    Raises:
+        ModelError: the program fails, or draws other numbers from run to run, or gives a distribution parameters that
+            are not valid in every run.
+    """
+    name, runs, finite = frozen.name, [], []
+    for seed in range(_TRIES):
+        with _named(name, "fails"):
+            tape, outcome = frozen.record(torch.float64, device, seed)
+        _check_output(name, outcome, line)
+        runs.append((tape, outcome))
+        check_same(name, runs[0][0].draws, tape.draws)
+        if tape.invalid is None and outcome.output.isfinite().all():
+            finite.append(runs[-1])
+        if len(finite) == _RUNS:
+            return finite
+    if not finite:
+        for tape, outcome in runs:
+            if tape.invalid and outcome.output.isfinite().all():
+                raise ModelError(f"{name} gives a distribution parameters that are not valid, at {tape.invalid}")
+        warnings.warn(
+            f"{name} gives no finite output in {_TRIES} runs at draws of its prior: nothing could be checked ({line})",
+            stacklevel=4,
+        )
+    return (finite + runs)[:_RUNS]
 
 
 def _check_output(name: str, outcome: Outcome, line: str) -> None:

@@ -183,8 +183,10 @@ def _set_grad_enabled(mode, func, args, kwargs):
 
 
 def _is_all_true(mode, func, args, kwargs):
-    # the distributions' checks of their arguments, which are of many chains at once: a fault is that of one chain
-    return func(*args, **kwargs) if mode.tape.u is None else torch.ones((), dtype=torch.bool)
+    # the distributions' checks of their arguments, which one chain of many, or one draw of the prior, may not pass
+    if mode.tape.u is None and mode.tape.invalid is None and not func(*args, **kwargs):
+        mode.tape.invalid = present_line()
+    return torch.ones((), dtype=torch.bool)
 
 
 def _clamp_in_place(mode, func, args, kwargs):

@@ -113,7 +113,7 @@ class ProgramModel(TracedModel):
         if not values:
             raise ModelError(
                 f"nothing in {self.name} is observed exactly: name a continuous or deterministic statement in "
-                "observed, or use target_from_pyro for likelihoods alone"
+                "observed; for likelihoods alone sample(target_from_pyro(program, ...)), and log_evidence of the same"
             )
         self.hard = tuple(values)
         self._check(nodes)

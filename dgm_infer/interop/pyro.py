@@ -33,14 +33,19 @@ def target_from_pyro(
     """A Pyro program with its data as a target: ``exp(-energy)`` integrates to the evidence ``p(observed)``.
 
     Continuous latent variables are mapped to R^D by the standard bijection of their support, whose log-Jacobian is
-    part of the energy; discrete ones that Pyro can enumerate are summed out.
+    part of the energy; discrete ones that Pyro can enumerate are summed out. From the program to its evidence::
+
+        target = dgm.target_from_pyro(program, y)
+        base = dgm.base_from_guide(target, AutoMultivariateNormal)
+        evidence = dgm.log_evidence(target, base)
 
     Args:
         program: a callable with ``pyro.sample`` statements, called as ``program(*args, **kwargs)``.
         observed: values by name, for sample statements without their own ``obs=``.
 
     Raises:
-        ArgumentError: a name in ``observed`` is not a sample statement of the program.
+        ArgumentError: a name in ``observed`` is not a sample statement of the program, or a deterministic one, which
+            has no likelihood.
         ModelError: the program fails, has no latent variables, draws random numbers outside ``pyro.sample``, uses
             mini-batches, or has a discrete latent variable that cannot be summed out.
     """
@@ -253,6 +258,11 @@ def _check(trace: Any, program: str, observed: Mapping[str, Any]) -> None:
     for name in observed:
         if name not in names:
             raise ArgumentError(f"observed: {name!r} is not a sample statement of the program (it has {names})")
+        if trace.nodes[name]["infer"].get("_deterministic"):
+            raise ArgumentError(
+                f"observed: {name!r} is a deterministic statement, which has no likelihood: condition(from_pyro(...)) "
+                "samples its posterior; evidence needs an error model, a sample statement around it"
+            )
     for name, node in trace.nodes.items():
         if node["type"] != "sample":
             continue

@@ -58,6 +58,7 @@ class Tape:
         self.name, self.dtype, self.device, self.u, self.rng = name, dtype, device, u, rng
         self.draws: list[Draw] = list(draws)
         self.in_prior = False
+        self.invalid: str | None = None
         self.factors: list[Tensor] = []
         self._recorded: list[Tensor] = []
         self._next = 0

@@ -11,6 +11,7 @@ from typing import Any
 
 from . import crossovers, images
 from .abc import chains_table, sequential_table
+from .programs import programs_table
 from .published import gp_probit_table, quantile_table
 from .scorecard import scorecard
 from .tables import markdown
@@ -27,7 +28,7 @@ __all__ = [
 ]
 
 ROOT = Path(__file__).parents[2]
-PAGES = ("docs/evidence.md", "docs/completions.md", "docs/images.md", "docs/samplers.md")
+PAGES = ("docs/evidence.md", "docs/completions.md", "docs/images.md", "docs/samplers.md", "docs/programs.md")
 # The error in log Z that times are given to.
 GOAL = 0.1
 
@@ -129,6 +130,7 @@ _TABLES = {
     "radon": radon_table,
     "modes": lambda record: modes_table(record["rows"]),
     "modes_published": lambda record: modes_table(record["published_rows"]),
+    "programs": programs_table,
     "samplers": crossovers.tables,
     "quantile": quantile_table,
     "gp_probit": gp_probit_table,

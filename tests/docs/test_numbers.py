@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from evaluation.benchmarks import abc, methods, modes, samplers, scaling
+from evaluation.benchmarks import abc, methods, modes, programs, samplers, scaling
 from evaluation.reports import images
 from evaluation.reports.documents import PAGES, read_record, renewed, seconds_to
 
 ROOT = Path(__file__).parents[2]
 EVIDENCE, COMPLETIONS, IMAGES = "docs/evidence.md", "docs/completions.md", "docs/images.md"
-SAMPLERS, README = "docs/samplers.md", "README.md"
+SAMPLERS, PROGRAMS, README = "docs/samplers.md", "docs/programs.md", "README.md"
 COUNTS = {1.5: "one and a half", 2: "two", 3: "three", 4: "four", 5: "five", 6: "six", 18: "eighteen"}
 SHARES = {4: "a quarter", 5: "a fifth", 7: "a seventh", 8: "an eighth"}
 # a setting that no record holds
@@ -165,6 +165,7 @@ STALE = {
     COMPLETIONS: (": nearest training images |", ": nearest images |"),
     IMAGES: ("largest difference of means |", "largest difference |"),
     SAMPLERS: ("simulations per one |", "simulations |"),
+    PROGRAMS: ("| traced / by hand |", "| ratio |"),
 }
 
 
@@ -183,6 +184,7 @@ def test_tables_are_up_to_date(page):
     [
         ("methods", "methods", methods.table),
         ("modes", "modes", modes.page),
+        ("programs", "programs", programs.page),
         ("abc", "abc", abc.page),
         ("scaling", "scaling", scaling.table),
         ("images_cpu", "images", images.page),

@@ -1,21 +1,13 @@
 """Every example of docs/programs.md runs and prints what the page says."""
 
-import re
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 
-PAGE = (Path(__file__).parents[2] / "docs" / "programs.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+from tests.docs.pages import examples, few_iterations
 
-
-def in_few_iterations(block: str) -> str:
-    # one step of a fixed kernel: adapting it takes longest
-    kernel = "dgm.ConstrainedHMC(step_size=0.1, n_steps=1, n_geodesic=1), chains=2"
-    block = re.sub(r"\bchains=\d+", kernel, block)
-    return re.sub(r"\b(warmup|draws)=\d+", lambda found: f"{found[1]}={'0' if found[1] == 'warmup' else '2'}", block)
+BLOCKS = examples("programs.md")
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -24,10 +16,11 @@ def test_the_examples_run(capsys):
     with torch.random.fork_rng():
         torch.manual_seed(1)
         for block in BLOCKS:
-            exec(compile(in_few_iterations(block), "docs/programs.md", "exec"), names)
+            exec(compile(few_iterations(block), "docs/programs.md", "exec"), names)
     draws, fitted = names["draws"], names["fitted"]
     torch.testing.assert_close(draws.latents["total"], torch.full_like(draws.latents["total"], 3.0))
     assert set(fitted.latents) == {"rate"}
+    assert names["evidence"].log_z.isfinite()
     assert set(names["posterior"].latents) == {"slope", "scale", "effect", "mean effect"}
     printed = capsys.readouterr().out
     assert "21 inputs, 20 outputs; structure: dense (the outputs share their noise)" in printed
