@@ -27,6 +27,8 @@ Model = TypeVar("Model", bound=TracedModel)
 _RUNS = 3
 # Runs to find as many of finite outputs in.
 _TRIES = 30
+# Draws of the prior among which others are looked for, and how far they are spread out.
+_SEARCHED, _FACTORS = 1000, (1.0, 2.0, 4.0)
 # Entries of a Jacobian up to which its structure is searched.
 _ENTRIES = 2**21
 _STEP = 1e-6
@@ -58,6 +60,7 @@ def prepared(model: Model, structure: str | None, line: str) -> Model:
             each.output_shape = tuple(runs[0][1].output.shape)
         u = torch.stack([tape.inputs for tape, _ in runs])
         _check_replay(frozen, u, torch.stack([outcome.output.flatten() for _, outcome in runs]), line)
+        u = _finite(frozen, u, line)
         _check_derivatives(frozen, u, line)
         _find_structure(model, frozen, u, structure, line)
     model.probes = u.to(device)
@@ -86,10 +89,6 @@ def _recorded(frozen: TracedModel, device: torch.device, line: str) -> list[tupl
         for tape, outcome in runs:
             if tape.invalid and outcome.output.isfinite().all():
                 raise ModelError(f"{name} gives a distribution parameters that are not valid, at {tape.invalid}")
-        warnings.warn(
-            f"{name} gives no finite output in {_TRIES} runs at draws of its prior: nothing could be checked ({line})",
-            stacklevel=4,
-        )
     return (finite + runs)[:_RUNS]
 
 
@@ -116,6 +115,26 @@ def _check_replay(frozen: TracedModel, u: Tensor, outputs: Tensor, line: str) ->
             together = frozen.observed(u)
         if _differ(alone, together):
             raise ModelError(f"{name} gives different outputs for several chains at once than for each alone ({line})")
+
+
+def _finite(frozen: TracedModel, u: Tensor, line: str) -> Tensor:
+    """The inputs of finite outputs, with others in their place where those are few; all of them if there are none."""
+    rng = torch.Generator(u.device).manual_seed(_RUNS)
+    with torch.no_grad(), _named(frozen.name, "fails"):
+        if frozen.observed(u).isfinite().all():
+            return u
+        more = frozen.input_density.sample((_SEARCHED,), generator=rng, dtype=u.dtype, device=u.device)
+        # wide priors of rates explode where they have their mass, and not in their tails
+        every = torch.cat([u, *(factor * more for factor in _FACTORS)])
+        finite = every[frozen.observed(every).isfinite().flatten(1).all(1)][: len(u)]
+    if len(finite) < 2:
+        warnings.warn(
+            f"{frozen.name} gives finite outputs in fewer than 2 of {len(every)} runs at random numbers: its "
+            f"derivatives are not checked, and it runs as it is written, which is slower ({line})",
+            stacklevel=5,
+        )
+        return u
+    return finite
 
 
 def _check_derivatives(frozen: TracedModel, u: Tensor, line: str) -> None:

@@ -30,7 +30,7 @@ def test_all_ways_of_writing_a_simulator_are_one_function_of_the_inputs(problems
     assert (traced.observed(u + 0.1) - expected).abs().max() > 1e-3
 
 
-@pytest.mark.filterwarnings("ignore:.* no finite output")
+@pytest.mark.filterwarnings("ignore:.* finite outputs in fewer than")
 def test_longer_data_than_were_published_are_made(problems):
     longer = programs._problems(units=260, steps=51)
     assert longer["generalised lambda"].data.shape == (260,)
