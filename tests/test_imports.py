@@ -103,6 +103,7 @@ ORDER = {
         "gaussian",
     ],
     "dgm_infer.sampling": [
+        "components",
         "draws",
         "verdict",
         "preflight",

@@ -19,6 +19,7 @@ from ..files import complete_file
 from ..kernels import Kernel
 from ..kernels.stored import UnknownKernel, from_json, to_json
 from ..target import Target, as_target, reference
+from .components import chain_groups, looks, side_by_side
 
 if TYPE_CHECKING:
     import arviz
@@ -96,6 +97,21 @@ class Draws:
             same &= (value[:, 1:] == value[:, :-1]).reshape(*same.shape, -1).all(-1)
         return longest_run(same)
 
+    @cached_property
+    def components(self) -> Tensor:
+        """Group of each chain, by its latents, ``[chains, *batch]``; -1 where it cannot be told (math 5.7).
+
+        Chains of different groups never overlap. How many chains a group has comes from the starting points, and is not
+        its posterior weight: summarise the groups apart, ``draws.latents[name][draws.components == 0]``.
+        """
+        index = looks(self.shape[1]).to(self.stats["acceptance_rate"].device)
+        kept = {} if self._latents is None else {name: value[:, index] for name, value in self._latents.items()}
+        if self.inputs is not None and not kept:
+            inputs = self.inputs[:, index]
+            kept = {} if self.problem is None else self.problem.latents(inputs)
+            kept = kept or {"inputs": inputs}
+        return chain_groups(side_by_side(kept, len(self.shape) - 2))
+
     def generate(self, n: int | None = None, *, seed: int | None = None) -> Tensor:
         """Complete outputs ``[chains, draws or n, *batch, *output_shape]``.
 
@@ -125,6 +141,8 @@ class Draws:
 
     def summary(self, names: Sequence[str] | str | None = None) -> "pandas.DataFrame":
         """One row per latent: ``mean, sd, hdi_3%, hdi_97%, mcse_mean, mcse_sd, ess_bulk, ess_tail, r_hat`` (ArviZ).
+
+        All chains count alike: where :attr:`components` has several groups, a mean over them is not the posterior's.
 
         Args:
             names: names of latents; None for all.

@@ -69,6 +69,8 @@ def verdict(draws: Draws, problem: Any, stayed: Tensor, transitions: int, adapte
         yield from _off_fibre(error, draws.inputs, problem, tolerance(error.dtype) * problem.scale)
         if transitions >= _TRANSITIONS and draws.inputs is not None and len(draws.inputs) > 1:
             yield from _jumps(stats, draws.inputs, problem)
+    if transitions >= _TRANSITIONS:
+        yield from _groups(draws.components)
 
 
 def _most_steps(kernel: Any) -> int | None:
@@ -132,6 +134,20 @@ def _jumps(stats: dict[str, Tensor], inputs: Tensor, problem: Fibre) -> Iterator
             f"projections or reversals fail in {_percent(failed[worst])} of the transitions"
             f"{of_problems(failed.reshape(problem.batch_shape) >= _FAILING)}, and the model's Jacobian jumps, by "
             f"{_percent(jump)} {JUMP}"
+        )
+
+
+def _groups(components: Tensor) -> Iterator[str]:
+    several = components.amax(0) > 0
+    if several.any():
+        # of the first such problem, which the line names
+        first = components[:, several][:, 0].tolist()
+        sizes = [str(first.count(group)) for group in range(max(first) + 1)]
+        untold = f" ({first.count(-1)} mix too slowly to tell)" if -1 in first else ""
+        yield (
+            f"chains form {len(sizes)} groups that never overlap, of {', '.join(sizes[:-1])} and {sizes[-1]} chains{untold}"
+            f"{of_problems(several)}: how many are where comes from their starting points and is not a posterior weight "
+            "(see draws.components)"
         )
 
 
