@@ -23,8 +23,8 @@ _DISTANCES = 2**23
 
 def looks(n: int) -> Tensor:
     """Indices of the draws that are looked at, of n per chain: evenly spaced, a multiple of the blocks, 64 at most."""
-    kept = min(n, _LOOKS) // _BLOCKS * _BLOCKS
-    return torch.arange(kept) * n // max(kept, 1)
+    kept = max(1, min(n, _LOOKS) // _BLOCKS * _BLOCKS)
+    return torch.arange(kept) * n // kept
 
 
 def side_by_side(latents: dict[str, Tensor], batch: int) -> Tensor:
