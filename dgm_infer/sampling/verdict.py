@@ -1,4 +1,4 @@
-"""What a run says at its end if its draws are of no use: one line per fault."""
+"""What a run says at its end if its draws are of no use, or not those of one distribution: one line per fault."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -34,7 +34,7 @@ _FAILURES = {
 
 @torch.no_grad()
 def verdict(draws: Draws, problem: Any, stayed: Tensor, transitions: int, adapted: bool) -> Iterator[str]:
-    """Lines that name what makes draws useless, and for which problems.
+    """Lines that name what makes draws useless or incomparable, and for which problems.
 
     Args:
         draws: a finished run.
@@ -143,11 +143,12 @@ def _groups(components: Tensor) -> Iterator[str]:
         # of the first such problem, which the line names
         first = components[:, several][:, 0].tolist()
         sizes = [str(first.count(group)) for group in range(max(first) + 1)]
-        untold = f" ({first.count(-1)} mix too slowly to tell)" if -1 in first else ""
+        told = f"{', '.join(sizes[:-1])} and {sizes[-1]} chains"
+        if -1 in first:
+            told += f", {first.count(-1)} mix too slowly to tell"
         yield (
-            f"chains form {len(sizes)} groups that never overlap, of {', '.join(sizes[:-1])} and {sizes[-1]} chains{untold}"
-            f"{of_problems(several)}: how many are where comes from their starting points and is not a posterior weight "
-            "(see draws.components)"
+            f"chains{of_problems(several)} form {len(sizes)} groups that never overlap ({told}): their numbers come "
+            "from the starting points and are not posterior weights (see draws.components)"
         )
 
 

@@ -70,8 +70,8 @@ def test_two_moons_are_told_apart(moons):
     assert 1 <= n_second < CHAINS / 2
     assert torch.equal(draws.components == 1, on_second[:, 0])
     assert said == [
-        f"sample(): chains form 2 groups that never overlap, of {CHAINS - n_second} and {n_second} chains: how many are "
-        "where comes from their starting points and is not a posterior weight (see draws.components)"
+        f"sample(): chains form 2 groups that never overlap ({CHAINS - n_second} and {n_second} chains): their numbers "
+        "come from the starting points and are not posterior weights (see draws.components)"
     ]
 
 
@@ -122,7 +122,7 @@ def test_nothing_is_said_of_too_few_draws_or_of_one_chain():
 
 
 def autoregressive(time: float, *, chains: int = 4, runs: int = 500, dim: int = 1) -> torch.Tensor:
-    """Stationary chains on one piece, ``[chains, 128, runs, dim]``: the first coordinate forgets over ``time`` draws."""
+    """Chains on one piece, ``[chains, 128, runs, dim]``; the first coordinate forgets over ``time`` draws."""
     generator = torch.Generator().manual_seed(round(time))
     keep = math.exp(-1 / time)
     noise = torch.randn(128, chains, runs, dim, generator=generator, dtype=FLOAT)
