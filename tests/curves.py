@@ -18,10 +18,16 @@ class Curve(NamedTuple):
     """``[n, D]``, in the order of the curve."""
     weights: np.ndarray
     """``[n]``: ``p |J J^T|^(-1/2)`` times the length that a point stands for; their sum is the piece's mass."""
+    volume: np.ndarray
+    """``[n]``: ``|J J^T|^(1/2)``."""
 
     def mean(self, statistics: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
         """Exact expectations on this piece, of ``[n, D] -> [n, K]``."""
         return self.weights @ statistics(self.points) / self.weights.sum()
+
+    def without_gram(self) -> "Curve":
+        """The same piece under the density that leaves the Gram term out, the classic silent error."""
+        return self._replace(weights=self.weights * self.volume)
 
     def distance(self, points: np.ndarray) -> np.ndarray:
         """Distance of each point ``[m, D]`` to the nearest of the curve."""
@@ -75,7 +81,7 @@ class Equations:
         own = (np.append(lengths, 0) + np.append(0, lengths)) / 2
         volume = np.array([np.linalg.svd(self.jacobian(z), compute_uv=False).prod() for z in curve])
         log_prob = self.log_prob(curve)
-        return Curve(curve, own * np.exp(log_prob - self.log_prob(start[None])) / volume)
+        return Curve(curve, own * np.exp(log_prob - self.log_prob(start[None])) / volume, volume)
 
     def _one_way(self, start: np.ndarray, ahead: np.ndarray) -> tuple[list[np.ndarray], bool]:
         points, most = [start], -np.inf

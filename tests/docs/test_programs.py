@@ -1,21 +1,13 @@
 """Every example of docs/programs.md runs and prints what the page says."""
 
-import re
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 
-PAGE = (Path(__file__).parents[2] / "docs" / "programs.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+from tests.pages import blocks, in_few_iterations
 
-
-def in_few_iterations(block: str) -> str:
-    # one step of a fixed kernel: adapting it takes longest
-    kernel = "dgm.ConstrainedHMC(step_size=0.1, n_steps=1, n_geodesic=1), chains=2"
-    block = re.sub(r"\bchains=\d+", kernel, block)
-    return re.sub(r"\b(warmup|draws)=\d+", lambda found: f"{found[1]}={'0' if found[1] == 'warmup' else '2'}", block)
+BLOCKS = blocks("programs.md")
 
 
 @pytest.mark.filterwarnings("ignore")
