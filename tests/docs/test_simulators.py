@@ -231,10 +231,10 @@ def decay(z):
     return torch.stack(path)
 
 
-def paths_of(model, seen, **changes):
+def paths_of(model, seen, step_size=0.4, **changes):
     y = torch.full((STEPS,), torch.nan)
     y[EVERY - 1 :: EVERY] = torch.tensor(seen)
-    kernel = dgm.ConstrainedHMC(step_size=0.4, n_steps=(2, 5), n_geodesic=1)
+    kernel = dgm.ConstrainedHMC(step_size=step_size, n_steps=(2, 5), n_geodesic=1)
     settings = {"chains": 256, "warmup": 10, "draws": 20, "seed": 1, "progress": False} | changes
     return dgm.sample(dgm.condition(model, y, observe=dgm.pixels(~y.isnan())), kernel, **settings)
 
@@ -318,7 +318,9 @@ def of_wells(seen: list[float]) -> torch.Tensor:
 @pytest.mark.slow
 def test_paths_between_two_wells_are_those_of_a_sum_over_states(page):
     seen = [-0.8, 0.2, 1.1]
-    z, ess = compare(path_statistics(paths_of(page["diffusion"], seen)), of_wells(seen))
+    # chains mix slowly, and some stay where they are for the whole run: the comparison is weaker than its errors say
+    draws = paths_of(page["diffusion"], seen, step_size=0.15, warmup=60, draws=60)
+    z, ess = compare(path_statistics(draws), of_wells(seen))
     assert ess.min() > 300
     assert z.abs().max() <= 5
 
