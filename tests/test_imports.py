@@ -105,6 +105,8 @@ ORDER = {
     "dgm_infer.sampling": [
         "inference_data",
         "predictive",
+        "components",
+        "reloaded",
         "draws",
         "verdict",
         "preflight",

@@ -19,8 +19,10 @@ from ..files import complete_file
 from ..kernels import Kernel
 from ..kernels.stored import UnknownKernel, from_json, to_json
 from ..target import Target, as_target, reference
+from .components import chain_groups, looks, side_by_side
 from .inference_data import import_arviz, inference_data, refuse_what_is_not_there
 from .predictive import Program, observed_data, predicted, program_of
+from .reloaded import check_problem, last_energy_of
 
 if TYPE_CHECKING:
     import arviz
@@ -28,9 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Draws", "longest_run"]
 
-# Constraint error over the scale of the data, or difference of energies over their size, below which draws are those of
-# a problem, unless the tolerance of a fibre was larger.
-_NEAR = 1e-3
 _FORMAT = "dgm-infer draws 1"
 _UNKNOWN = "its kernel {} is not available here; import the module that defines it before loading"
 
@@ -99,6 +98,21 @@ class Draws:
         for value in kept.values():
             same &= (value[:, 1:] == value[:, :-1]).reshape(*same.shape, -1).all(-1)
         return longest_run(same)
+
+    @cached_property
+    def components(self) -> Tensor:
+        """Group of each chain, by its latents, ``[chains, *batch]``; -1 where it cannot be told (math 5.7).
+
+        Chains of different groups never overlap. How many chains a group has comes from the starting points, and is not
+        its posterior weight: summarise the groups apart, ``draws.latents[name][draws.components == 0]``.
+        """
+        index = looks(self.shape[1]).to(self.stats["acceptance_rate"].device)
+        kept = {} if self._latents is None else {name: value[:, index] for name, value in self._latents.items()}
+        if self.inputs is not None and not kept:
+            inputs = self.inputs[:, index]
+            kept = {} if self.problem is None else self.problem.latents(inputs)
+            kept = kept or {"inputs": inputs}
+        return chain_groups(side_by_side(kept, len(self.shape) - 2))
 
     def generate(self, n: int | None = None, *, seed: int | None = None) -> Tensor:
         """Complete outputs ``[chains, draws or n, *batch, *output_shape]``.
@@ -169,6 +183,8 @@ class Draws:
 
     def summary(self, names: Sequence[str] | str | None = None) -> "pandas.DataFrame":
         """One row per latent: ``mean, sd, hdi_3%, hdi_97%, mcse_mean, mcse_sd, ess_bulk, ess_tail, r_hat`` (ArviZ).
+
+        All chains count alike: where :attr:`components` has several groups, a mean over them is not the posterior's.
 
         Args:
             names: names of latents; None for all.
@@ -245,7 +261,7 @@ class Draws:
         """
         with complete_file(path) as part:
             data = self.to_arviz()
-            energy = _last_energy(self.problem, self.inputs) if self._last_energy is None else self._last_energy
+            energy = last_energy_of(self.problem, self.inputs) if self._last_energy is None else self._last_energy
             if energy is not None:
                 last = {"last_energy": energy.numpy()}
                 data.add_groups({"constant_data": import_arviz().dict_to_dataset(last, default_dims=[])})
@@ -304,7 +320,7 @@ class Draws:
         if isinstance(draws.kernel, UnknownKernel):
             warnings.warn(f"{path}: {_UNKNOWN.format(draws.kernel.class_path)}", stacklevel=2)
         if problem is not None and draws.inputs is not None:
-            _check_problem(path, problem, draws.kernel, draws.inputs, draws._last_energy)
+            check_problem(path, problem, draws.kernel, draws.inputs, draws._last_energy)
             draws._follow(problem)
         return draws
 
@@ -345,46 +361,3 @@ def _other_seed(call: str, seed: int) -> int:
     """Seed of a stream separate from that of ``sample(seed=seed)``, whose numbers would not be fresh noise."""
     digest = hashlib.sha256(f"{call} {seed}".encode()).digest()
     return int.from_bytes(digest[:7], "big")
-
-
-def _last_energy(problem: Any, inputs: Tensor | None) -> Tensor | None:
-    """Energy of a target at the last draws, ``[chains, *batch]``; None of others, and where it fails.
-
-    A look at the draws must not cost them.
-    """
-    if inputs is None or not isinstance(problem, Target):
-        return None
-    like = reference(problem)
-    last = inputs[:, -1]
-    try:
-        with torch.no_grad():
-            return problem.energy(last if like is None else last.to(like)).detach().cpu().double()
-    except Exception:
-        return None
-
-
-def _check_problem(
-    path: str | os.PathLike, problem: Fibre | Target, kernel: Kernel, inputs: Tensor, last_energy: Tensor | None
-) -> None:
-    """Raise ArgumentError unless inputs ``[chains, draws, *batch, D]`` are draws of the problem."""
-    expected = (*problem.batch_shape, problem.dim)
-    if tuple(inputs.shape[2:]) != expected:
-        raise ArgumentError(
-            f"Draws.load(problem=...): {path} holds inputs of shape {tuple(inputs.shape[2:])}, the problem has "
-            f"{expected}: give the problem that was sampled"
-        )
-    if isinstance(problem, Fibre):
-        error = problem.constraint_error(inputs[:, -1].to(problem.values))
-        if not (error < max(_NEAR, 10 * (getattr(kernel, "tolerance", None) or 0)) * problem.scale).all():
-            raise ArgumentError(
-                f"Draws.load(problem=...): the draws in {path} miss its observation by {error.max():.2g}: give the "
-                "problem that was sampled"
-            )
-    energy = _last_energy(problem, inputs)
-    if energy is not None and last_energy is not None:
-        error = (energy - last_energy).abs()
-        if (error > _NEAR * last_energy.abs().clamp_min(1)).any():
-            raise ArgumentError(
-                f"Draws.load(problem=...): the energy at the draws in {path} differs from that of the run by "
-                f"{error.max():.2g}: give the problem that was sampled"
-            )

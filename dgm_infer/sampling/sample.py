@@ -68,7 +68,8 @@ def sample(
     Returns:
         :class:`Draws`. An interrupt (Ctrl-C), or an exception of the model, after the first draw returns the draws made
         so far, with ``interrupted`` set and a warning that names the cause. A run whose draws are of no use says so
-        in warnings (:func:`~dgm_infer.sampling.verdict.verdict`).
+        in warnings (:func:`~dgm_infer.sampling.verdict.verdict`), and so does one whose chains form groups that never
+        overlap, over all of which no mean is the posterior's (``Draws.components``).
 
     Raises:
         ArgumentError: an argument is outside its range.

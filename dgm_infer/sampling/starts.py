@@ -121,7 +121,8 @@ def anneal_noise(
     short transition, with its own step size, on the fibre of the model with that noise. Points whose weights
     ``prod exp(-(beta' - beta) |u2|^2 / 2)`` fall more than 50 nats behind the best of their problem have stranded in a
     negligible mode, and restart from another point. (Tempering of an ABC kernel, J 7, with the weights of annealed
-    importance sampling, math 7.1, which serve no other purpose.)
+    importance sampling, math 7.1, which serve no other purpose: points are not resampled by them, as too few would
+    remain, so that the share of points in one of several modes is not its posterior weight.)
 
     Args:
         problem: a fibre with ``observed.can_be_heated``.

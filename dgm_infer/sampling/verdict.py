@@ -1,4 +1,4 @@
-"""What a run says at its end if its draws are of no use: one line per fault."""
+"""What a run says at its end if its draws are of no use, or not those of one distribution: one line per fault."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -34,7 +34,7 @@ _FAILURES = {
 
 @torch.no_grad()
 def verdict(draws: Draws, problem: Any, stayed: Tensor, transitions: int, adapted: bool) -> Iterator[str]:
-    """Lines that name what makes draws useless, and for which problems.
+    """Lines that name what makes draws useless or incomparable, and for which problems.
 
     Args:
         draws: a finished run.
@@ -69,6 +69,8 @@ def verdict(draws: Draws, problem: Any, stayed: Tensor, transitions: int, adapte
         yield from _off_fibre(error, draws.inputs, problem, tolerance(error.dtype) * problem.scale)
         if transitions >= _TRANSITIONS and draws.inputs is not None and len(draws.inputs) > 1:
             yield from _jumps(stats, draws.inputs, problem)
+    if transitions >= _TRANSITIONS:
+        yield from _groups(draws.components)
 
 
 def _most_steps(kernel: Any) -> int | None:
@@ -132,6 +134,21 @@ def _jumps(stats: dict[str, Tensor], inputs: Tensor, problem: Fibre) -> Iterator
             f"projections or reversals fail in {_percent(failed[worst])} of the transitions"
             f"{of_problems(failed.reshape(problem.batch_shape) >= _FAILING)}, and the model's Jacobian jumps, by "
             f"{_percent(jump)} {JUMP}"
+        )
+
+
+def _groups(components: Tensor) -> Iterator[str]:
+    several = components.amax(0) > 0
+    if several.any():
+        # of the first such problem, which the line names
+        first = components[:, several][:, 0].tolist()
+        sizes = [str(first.count(group)) for group in range(max(first) + 1)]
+        told = f"{', '.join(sizes[:-1])} and {sizes[-1]} chains"
+        if -1 in first:
+            told += f", {first.count(-1)} mix too slowly to tell"
+        yield (
+            f"chains{of_problems(several)} form {len(sizes)} groups that never overlap ({told}): their numbers come "
+            "from the starting points and are not posterior weights (see draws.components)"
         )
 
 

@@ -2,14 +2,14 @@
 
 import re
 import warnings
-from pathlib import Path
 
 import pytest
 import torch
 from torch.distributions import Distribution
 
-PAGE = (Path(__file__).parents[2] / "docs" / "interop.md").read_text()
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+from tests.docs.pages import examples
+
+BLOCKS = examples("interop.md")
 FEW = {"warmup": "0", "draws": "2", "num_posterior_samples": "2"}
 
 
