@@ -100,10 +100,24 @@ class Recording(TorchFunctionMode):
         if len(self._calls) > _MOST_CALLS:
             raise ValueError(f"{len(self._calls)} calls")
         written = {_memory(call.changed) for call in self._calls if call.changed is not None}
+        written -= self._filled(written)
         writer = _Writer(self._u, written)
         for call in self._needed(outputs, written):
             writer.write(call)
         return writer.code(outputs)
+
+    def _filled(self, written: set[int]) -> set[int]:
+        """Memory that is new when a call fills it and that nothing else writes to: it only renames what it is given."""
+        calls: dict[int, list[_Call]] = {}
+        for call in self._calls:
+            for memory in {_memory(part) for part in call.parts}:
+                calls.setdefault(memory, []).append(call)
+
+        def is_filled(of_it: list[_Call]) -> bool:
+            once = sum(call.changed is not None for call in of_it) == 1
+            return once and len(of_it) > 1 and _fills(*of_it[:2]) and _memory(of_it[1].args[1]) not in written
+
+        return {memory for memory in written if is_filled(calls[memory])}
 
     def _needed(self, outputs: Sequence[Tensor], written: set[int]) -> list[_Call]:
         """The calls that the outputs depend on, in order: also writes to memory that is read later."""
@@ -206,10 +220,12 @@ class _Writer:
             before = list(call.args) if call.func is torch.broadcast_tensors else [call.args[0]]
             same = len(before) == len(call.made) and all(map(_alike, before, call.made))
             return before if same else None
+        if call.func is Tensor.copy_:
+            return [call.args[1]]
         neutral = _NEUTRAL.get(call.func)
         if neutral is None or len(call.args) != 2 or call.kwargs:
             return None
-        for x, other in (call.args, call.args[::-1]):
+        for x, other in (call.args, call.args[::-1])[: 1 if call.func in _LEFT_NEUTRAL else 2]:
             if _alike(x, call.made[0]) and self._name(x) and not self._name(other) and _is_number(other, neutral):
                 return [x]
         return None
@@ -273,6 +289,15 @@ def _shares_memory(call: _Call) -> bool:
     return _memory(call.made[0]) in map(_memory, call.tensors)
 
 
+def _fills(made: _Call, filled: _Call) -> bool:
+    """Whether the second call gives all values to the new tensor of the first."""
+    if made.fixed is None or made.changed is not None or _shares_memory(made) or filled.func is not Tensor.copy_:
+        return False
+    new, source = filled.args[:2]
+    whole = new.numel() * new.element_size() == new.untyped_storage().nbytes()
+    return whole and new is made.made[0] and _alike(source, new)
+
+
 def _is_number(value: Any, number: float) -> bool:
     if isinstance(value, Tensor):
         return not value.requires_grad and bool((value == number).all())
@@ -285,6 +310,9 @@ _RESHAPES = {torch.broadcast_tensors, Tensor.expand, Tensor.expand_as, torch.res
 _RESHAPES |= {torch.unsqueeze, Tensor.unsqueeze, torch.squeeze, Tensor.squeeze, torch.flatten, Tensor.flatten}
 _RESHAPES |= {Tensor.contiguous, Tensor.ravel, torch.ravel}
 _NEUTRAL: dict[Any, float] = dict.fromkeys([torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__], 1.0)
+_LEFT_NEUTRAL: dict[Any, float] = dict.fromkeys([torch.div, Tensor.div, Tensor.__truediv__], 1.0)
+_LEFT_NEUTRAL |= dict.fromkeys([torch.sub, Tensor.sub, Tensor.__sub__], 0.0)
+_NEUTRAL |= _LEFT_NEUTRAL
 _NEUTRAL |= dict.fromkeys([torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__], 0.0)
 
 

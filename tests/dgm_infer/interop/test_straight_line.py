@@ -46,6 +46,19 @@ def neutral_then_written(z):
     return x + y + zero
 
 
+def filled_in_place(z):
+    plain = torch.empty(3).normal_()
+    viewed = torch.empty(3)
+    part = viewed[:2]
+    viewed.normal_()
+    twice = torch.empty(3).normal_()
+    twice[0] = z
+    given = z * torch.ones(3)
+    copied = torch.zeros(3).copy_(given)
+    given[1] = 7.0
+    return torch.cat([plain * z, part, viewed, twice, copied, given, torch.zeros(2).copy_(z)])
+
+
 def dimensions_from_the_end(z):
     x = z + torch.randn(3, 2)
     sums = [x.sum(-1), x.mean(0), x.sum(), x.sum((0, -1)), x.cumsum(-1).sum(0), torch.softmax(x, -1)[0]]
@@ -65,6 +78,7 @@ def extremes_and_order(z):
         (writes_through_views, False),
         (lists_that_grow, True),
         (neutral_then_written, True),
+        (filled_in_place, True),
         (dimensions_from_the_end, False),
         (extremes_and_order, False),
     ],
