@@ -17,15 +17,17 @@ __all__ = ["Opinion", "second_opinion"]
 _SHARE = 0.25
 _SIZES = ((64, 4), (64, 2), (32, 4), (32, 2))
 _PILOT = 20
-# Standard errors of the difference above which it counts.
-_BEYOND = 2.0
+# Probability of a warning where there is nothing to warn of, over all problems.
+_FALSE = 0.05
+# Standard errors of the difference above which it widens the error.
+_BEYOND = 1.5
 
 
 class Opinion(NamedTuple):
     """What another method says, each ``[*batch]``."""
 
     shift: Tensor
-    """By how much log Z is larger, 0 where that is within two errors of the difference."""
+    """By how much log Z is larger, 0 where that can be chance."""
     spread: Tensor
     """What the standard error of the run lacks, by the difference: an error that adds to it in squares."""
     evaluations: int
@@ -35,10 +37,13 @@ class Opinion(NamedTuple):
 def second_opinion(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> Opinion:
     """By how much log Z is larger after a short parallel tempering, for at most a quarter of the run's gradients.
 
-    The difference d has an error e from both. What its square exceeds that of e by is a variance that the run does not
-    claim. Short runs give too small a log Z rather than too large, so that a smaller one says nothing. No opinion where
-    the gradients do not suffice for one.
+    The difference has an error from both. What it exceeds 1.5 of these by, in squares, is a variance that the run does
+    not claim; it counts as a shift beyond the quantile of Student's t by which one batch in twenty has one by chance.
+    Short runs give too small a log Z rather than too large, so that a smaller one says nothing. No opinion where the
+    gradients do not suffice for one.
     """
+    from scipy.stats import t
+
     estimate = outcome.estimate
     nothing = Opinion(*[torch.zeros_like(estimate.log_z)] * 2, evaluations=0)
     affordable = _SHARE * path.evaluations * len(outcome.draws)
@@ -55,7 +60,14 @@ def second_opinion(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -
             other = method.run(own, chains, rng, silent).estimate
     except (DgmInferError, RuntimeError, ValueError, ArithmeticError):
         return nothing
-    error = (other.std_error.square() + estimate.std_error.square()).sqrt().to(estimate.log_z)
-    difference = (other.log_z - estimate.log_z).to(error).clamp_min(0.0).nan_to_num(0.0)
-    spread = (difference.square() - error.square()).clamp_min(0.0).nan_to_num(0.0).sqrt()
-    return Opinion(torch.where(difference > _BEYOND * error, difference, 0.0), spread, own.evaluations * chains)
+    errors = torch.stack([other.std_error, estimate.std_error]).double().square()
+    total = errors.sum(0)
+    # Welch's degrees of freedom
+    free = total.new_tensor([chains - 1, max(len(outcome.draws) - 1, 1)]).reshape(2, *[1] * total.ndim)
+    dof = total.square() / (errors.square() / free).sum(0)
+    quantile = torch.as_tensor(t.isf(_FALSE / total.numel(), dof.clamp_min(1.0).cpu().numpy())).to(total)
+    error = total.sqrt()
+    difference = (other.log_z - estimate.log_z).double().clamp_min(0.0).nan_to_num(0.0)
+    spread = (difference.square() - _BEYOND**2 * total).clamp_min(0.0).nan_to_num(0.0).sqrt()
+    shift = torch.where(difference > quantile * error, difference, 0.0)
+    return Opinion(shift.to(estimate.log_z), spread.to(estimate.log_z), own.evaluations * chains)

@@ -150,7 +150,7 @@ def _experiments(data: Path | None, images: int, runs: int, chains: int, seed: i
 def _row(experiment: Experiment, label: str, method: Method, chains: int, seed: int) -> dict[str, Any]:
     try:
         target, base = experiment.target, experiment.base
-        evidence = uninterrupted(dgm.log_evidence(target, base, method, chains=chains, seed=seed))
+        evidence = uninterrupted(dgm.log_evidence(target, base, method, chains=chains, seed=seed, coverage=False))
     except EvidenceError as error:
         return {"error": str(error)}
     own = Estimates.of(label, evidence)

@@ -146,7 +146,7 @@ def _errors(
     target, own = repeated(relaxation, base.to(torch.float32), sizes.runs)
     # the particles of one run are its chains
     chains = 1 if isinstance(method, dgm.SMC) else sizes.chains
-    evidence = uninterrupted(dgm.log_evidence(target, own, method, chains=chains, seed=seed))
+    evidence = uninterrupted(dgm.log_evidence(target, own, method, chains=chains, seed=seed, coverage=False))
     assert evidence.draws is not None
     moments = weighted_moments(evidence.draws.flatten(0, 1).double(), evidence.log_weights.flatten(0, 1))
     return Errors.of(
