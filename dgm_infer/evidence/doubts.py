@@ -14,6 +14,9 @@ __all__ = ["doubts"]
 _SHARE, _MOVES, _NATS = 0.999, 1e-3, 10.0
 # An error from the spread over chains needs more of them than this, by their shares of the weight, of at least so many.
 _EFFECTIVE, _CHAINS = 1.5, 8
+# Independent arrivals at the target, per chain, below which parallel tempering of several modes is too short: the first
+# of them are of where its chains began. On machines of known log Z all runs with fewer are too low.
+_RESTARTS = 14
 
 
 def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: EstimateStatus, chains: int) -> Iterator[str]:
@@ -57,6 +60,12 @@ def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: Estimat
         yield (
             f"the draws visit some modes too rarely{of_problems(rare > 0)}: a short parallel tempering finds log Z "
             f"larger by about {rare.max().item():.2g}, which std_error now includes; use ParallelTempering"
+        )
+    restarts, minima = diagnostics.get("restarts"), diagnostics.get("minima")
+    if restarts is not None and minima is not None and (short := (restarts < _RESTARTS) & (minima > 1)).any():
+        yield (
+            f"the target has several modes, and chains came to it anew only {restarts[short].min().item():.2g} times"
+            f"{of_problems(short)}: log Z may be too low, by more than std_error says; use more draws"
         )
     acceptance = diagnostics.get("acceptance")
     if acceptance is not None and (acceptance < _MOVES).any():

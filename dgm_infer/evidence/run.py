@@ -218,7 +218,12 @@ def _covered(path: AnnealedPath, outcome: Outcome, run: "_Run") -> Outcome:
     error, unseen = widened(outcome.estimate.std_error, unseen)
     # the two are of the same mass: the larger counts
     error = torch.maximum(error, (outcome.estimate.std_error.square() + spread.square()).sqrt())
-    found = {"unseen_modes": unseen.modes, "unseen_shift": unseen.shift, "rare_shift": rare}
+    found = {
+        "minima": unseen.found,
+        "unseen_modes": unseen.modes,
+        "unseen_shift": unseen.shift,
+        "rare_shift": rare,
+    }
     estimate = outcome.estimate._replace(std_error=error)
     return outcome._replace(estimate=estimate, diagnostics=outcome.diagnostics | found)
 

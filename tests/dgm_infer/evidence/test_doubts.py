@@ -61,3 +61,14 @@ def test_an_estimate_that_rests_on_one_chain_of_many_is_named():
 def test_an_estimate_that_is_fine_says_nothing(method):
     known = known_gaussian(2)
     assert said(known.target, known.base, method) == []
+
+
+def test_few_arrivals_at_a_target_of_several_modes_are_named():
+    def lines(restarts, minima):
+        diagnostics = {"restarts": torch.tensor([30.0, restarts]), "minima": torch.tensor([3, minima])}
+        return list(doubts(diagnostics, ERROR, "consistent", 16))
+
+    (line,) = lines(6.5, 2)
+    assert line.startswith("the target has several modes, and chains came to it anew only 6.5 times of problem 1")
+    # control: one mode, or enough arrivals
+    assert lines(6.5, 1) == lines(20.0, 2) == []

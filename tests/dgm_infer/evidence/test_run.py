@@ -150,7 +150,8 @@ def test_an_interrupt_of_tempering_keeps_the_estimate_of_shorter_chains(monkeypa
     assert part.draws.shape == expected.draws.shape
     assert_same(part, expected, 3, 7)
     for name, value in expected.diagnostics.items():
-        if name not in ("seconds", "gradient_evaluations"):
+        # an interrupted run looks for no minima
+        if name not in ("seconds", "gradient_evaluations", "minima"):
             torch.testing.assert_close(part.diagnostics[name], value)
 
 

@@ -7,7 +7,8 @@ import pytest
 
 import dgm_infer as dgm
 from evaluation.benchmarks import modes
-from evaluation.problems.boltzmann import BoltzmannRelaxation, random_system
+from evaluation.problems.boltzmann import BoltzmannRelaxation, published_system, random_system
+from tests.files import reference_folder
 
 SHORT = {
     "simulated tempering": (dgm.SimulatedTempering(draws=10, warmup=2, pilot_temperatures=10), 4),
@@ -58,3 +59,12 @@ def test_modes_that_are_visited_too_rarely_are_named_and_widen_the_interval():
         default = dgm.log_evidence(machine, base, seed=1, progress=False)
     assert default.method == "ParallelTempering"
     assert (default.log_z - truth).abs() < 4 * default.std_error + 0.1
+
+
+@pytest.mark.slow
+def test_parallel_tempering_that_is_too_short_for_its_modes_says_so():
+    machine, moments = published_system(reference_folder("boltzmann"), 0)
+    base = dgm.Gaussian.from_local_fits(machine, dtype=moments.log_z.dtype)
+    with pytest.warns(UserWarning, match="came to it anew only .* use more draws"):
+        short = dgm.log_evidence(machine, base, dgm.ParallelTempering(), seed=0, keep_draws=False, progress=False)
+    assert moments.log_z - short.log_z > 3 * short.std_error
