@@ -1,4 +1,4 @@
-"""What the site shows besides this folder: README.md as its first page, and the measured results.
+"""What the site shows besides this folder: README.md as its first page, CONTRIBUTING.md, and the measured results.
 
 Links in these files are written for readers of the repository; here they are pointed at the same files of the site.
 """
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mkdocs.structure.files import File
 
-README, RESULTS = "README.md", "evaluation/results"
+README, CONTRIBUTING, RESULTS = "README.md", "CONTRIBUTING.md", "evaluation/results"
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 _ROLE = re.compile(r":(?:attr|class|data|func|meth):(?=<code>)")
 
@@ -17,7 +17,7 @@ _ROLE = re.compile(r":(?:attr|class|data|func|meth):(?=<code>)")
 def on_files(files, config):
     """Add the files that lie outside ``docs``."""
     root = Path(config.config_file_path).parent
-    for path in [root / README, *sorted((root / RESULTS).iterdir())]:
+    for path in [root / README, root / CONTRIBUTING, *sorted((root / RESULTS).iterdir())]:
         source = path.relative_to(root).as_posix()
         files.append(File.generated(config, _uri(source), abs_src_path=str(path)))
     return files
@@ -50,4 +50,6 @@ def _uri(source: str) -> str:
 def _source(uri: str) -> str:
     if uri == "index.md":
         return README
+    if uri == CONTRIBUTING:
+        return uri
     return uri.replace("results/", f"{RESULTS}/", 1) if uri.startswith("results/") else f"docs/{uri}"
