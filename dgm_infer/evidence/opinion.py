@@ -30,8 +30,6 @@ class Opinion(NamedTuple):
     """By how much log Z is larger, 0 where that can be chance."""
     spread: Tensor
     """What the standard error of the run lacks, by the difference: an error that adds to it in squares."""
-    evaluations: int
-    """Gradients per problem that it took."""
 
 
 def second_opinion(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> Opinion:
@@ -45,7 +43,7 @@ def second_opinion(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -
     from scipy.stats import t
 
     estimate = outcome.estimate
-    nothing = Opinion(*[torch.zeros_like(estimate.log_z)] * 2, evaluations=0)
+    nothing = Opinion(*[torch.zeros_like(estimate.log_z)] * 2)
     affordable = _SHARE * path.evaluations * len(outcome.draws)
     for draws, chains in _SIZES:
         method = ParallelTempering(draws=draws, pilot_temperatures=_PILOT)
@@ -54,6 +52,7 @@ def second_opinion(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -
             break
     else:
         return nothing
+    # a path of its own, so that the run's gradients stay its own
     own = AnnealedPath(path.target, path.base)
     try:
         with Progress(False) as silent:
@@ -70,4 +69,4 @@ def second_opinion(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -
     difference = (other.log_z - estimate.log_z).double().clamp_min(0.0).nan_to_num(0.0)
     spread = (difference.square() - _BEYOND**2 * total).clamp_min(0.0).nan_to_num(0.0).sqrt()
     shift = torch.where(difference > quantile * error, difference, 0.0)
-    return Opinion(shift.to(estimate.log_z), spread.to(estimate.log_z), own.evaluations * chains)
+    return Opinion(shift.to(estimate.log_z), spread.to(estimate.log_z))

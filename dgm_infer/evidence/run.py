@@ -211,7 +211,7 @@ def _covered(path: AnnealedPath, outcome: Outcome, run: "_Run") -> Outcome:
         unseen = look_for_unseen(path, outcome, rng)
         if (unseen.found > 1).any() and not isinstance(run.method, ParallelTempering):
             opinion = second_opinion(path, outcome, rng)
-            rare, spread = (torch.where(unseen.found > 1, each, 0.0) for each in opinion[:2])
+            rare, spread = (torch.where(unseen.found > 1, each, 0.0) for each in opinion)
     except KeyboardInterrupt:
         # the estimates are whole, and are kept; further chunks are not begun
         outcome, unseen = outcome._replace(interrupted=True), Unseen.none(outcome.estimate.log_z)

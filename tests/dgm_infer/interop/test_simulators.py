@@ -14,7 +14,7 @@ import generators
 from dgm_infer.errors import ArgumentError, ModelError
 from dgm_infer.interop.forms import form_of
 from dgm_infer.models.densities import STANDARD_LOGISTIC
-from tests.recorded import assert_code_is_the_program, inputs_of
+from tests.recorded import assert_code_is_the_program
 
 FLOAT = torch.float64
 NORMAL = td.Normal(0.0, 1.0)
@@ -434,21 +434,3 @@ def test_the_posterior_of_a_normal_mean_is_exact():
     # the control: the prior's mean is another
     assert abs(means.mean()) > 5 * error
     assert (draws.stats["constraint_error"] < 1e-7).all()
-
-
-def explodes(z):
-    """Decays for rates below zero."""
-    x = torch.tensor(100.0)
-    for _ in range(30):
-        x = td.Normal(x + 0.001 * z * x * x, 1.0).rsample()
-    return x.reshape(1)
-
-
-def test_a_prior_may_reach_where_a_simulator_explodes():
-    model = dgm.from_simulator(explodes, td.Normal(-10.0, 5.0))
-    finite = model.observed(inputs_of(model, 200)).isfinite()
-    assert 0 < finite.sum() < 200
-    with pytest.warns(UserWarning, match=r"finite outputs in fewer than 2 of 3003 runs.*explodes"):
-        dgm.from_simulator(lambda z: explodes(1 + z.exp()), NORMAL)
-    with pytest.raises(ModelError, match=r"parameters that are not valid, at line .*td.Normal\(z, -1.0\)"):
-        dgm.from_simulator(lambda z: td.Normal(z, -1.0).rsample((2,)), NORMAL)
