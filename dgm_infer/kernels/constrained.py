@@ -24,6 +24,8 @@ __all__ = ["ConstrainedHMC", "ConstrainedState"]
 
 # Longest arc of the split motion, well below the half period, after which the end does not depend on the momentum.
 _LONGEST_ARC = math.pi / 2
+# Rows of a Jacobian without structure up to which Newton's method, with one for each iteration, is worth its time.
+_FEW_ROWS = 16
 
 
 class ConstrainedState(NamedTuple):
@@ -52,7 +54,8 @@ class ConstrainedHMC(Settings):
         solver: solver that a projection tries first: ``"quasi_newton"`` (one factorisation per projection),
             ``"broyden"`` (corrected by the steps made) or ``"newton"`` (one factorisation per iteration); chains on
             which it fails fall back to Newton, or from Newton to Broyden. None chooses Newton if its Jacobian is cheap
-            (structured, with at most 8 global inputs), else Broyden.
+            (structured, with at most 8 global inputs), else Broyden, alone if the Jacobian has no structure and more
+            than 16 rows.
         split: whether drifts follow the exact motion of a standard normal density (Gaussian split) instead of straight
             lines; None if the input density is standard normal.
         tolerance: a projection has converged when ``max|c| < tolerance * max(1, |y|_max)``; None for 1e-8 in
@@ -62,7 +65,8 @@ class ConstrainedHMC(Settings):
             rounding, several times faster, after about ten seconds of compilation.
         float32_jacobians: whether Jacobians are computed in float32 and the constraint alone in the type of the
             positions: faster where a network's arithmetic takes the time, on a CPU 2 to 3 times for convolutions. The
-            energy then has rounding errors of about 1e-7 times the condition number of the Jacobian (math 3.8).
+            energy then has rounding errors of about 1e-7 times the condition number of the Jacobian (math 3.8). None
+            does so for networks with convolutions.
         gram_force: whether trajectories follow the gradient of the Gram term ``log|J J^T| / 2``. The energy that
             decides on acceptance has the term either way, so that the law is the same; without its gradient a step of a
             network takes half the time or less, and fewer trajectories are accepted, above all long ones.
@@ -77,7 +81,7 @@ class ConstrainedHMC(Settings):
     tolerance: float | None = None
     max_iterations: int = 50
     compile: bool = False
-    float32_jacobians: bool = False
+    float32_jacobians: bool | None = None
     gram_force: bool = True
 
     def __post_init__(self):
@@ -89,7 +93,7 @@ class ConstrainedHMC(Settings):
         choice(name, "solver", self.solver, (*SOLVERS, None))
         choice(name, "split", self.split, (True, False, None))
         flag(name, "compile", self.compile)
-        flag(name, "float32_jacobians", self.float32_jacobians)
+        choice(name, "float32_jacobians", self.float32_jacobians, (True, False, None))
         flag(name, "gram_force", self.gram_force)
         if self.tolerance is not None:
             fraction(name, "tolerance", self.tolerance)
@@ -116,6 +120,9 @@ class ConstrainedHMC(Settings):
     def solvers(self, problem: Fibre) -> tuple[str, ...]:
         """The solvers, in the order in which a projection tries them."""
         first = self.solver or ("newton" if problem.structure.is_cheap else "broyden")
+        if self.solver is None and problem.units is None and problem.values.shape[-1] > _FEW_ROWS:
+            # what Broyden's method cannot solve is rejected: that is cheaper than so many Jacobians
+            return (first,)
         return first, "broyden" if first == "newton" else "newton"
 
     def sub_steps(self, problem: Fibre) -> int:
@@ -142,7 +149,8 @@ class ConstrainedHMC(Settings):
         return self.replace(compile=False)
 
     def _problem(self, problem: Fibre) -> Fibre:
-        problem = problem.with_float32_derivatives() if self.float32_jacobians else problem
+        coarse = problem.prefers_float32 if self.float32_jacobians is None else self.float32_jacobians
+        problem = problem.with_float32_derivatives() if coarse else problem
         problem = problem if self.gram_force else problem.without_gram_force()
         return problem.compiled() if self.compile else problem
 

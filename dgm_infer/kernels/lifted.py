@@ -6,7 +6,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ..arguments import choice, flag, fraction
+from ..arguments import choice, fraction
 from ..conditioning.fibre import Fibre
 from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError, Status
@@ -78,7 +78,8 @@ class LiftedHMC(Settings):
             model is not of this form there, is rejected; None for 1e-8 in float64 and 1e-4 in float32.
         float32_gradients: whether gradients are computed in float32 and energies, which decide on acceptance, in the
             type of the positions: the same law, and faster where a network's arithmetic takes the time, on a CPU 2 to
-            4 times for convolutions. Not for ``"nuts"``, which needs an energy with every gradient.
+            4 times for convolutions. None does so for networks with convolutions. Not for ``"nuts"``, which needs an
+            energy with every gradient.
     """
 
     step_size: float | Tensor | None = None
@@ -87,10 +88,10 @@ class LiftedHMC(Settings):
     trajectory: str = "hmc"
     metric: str | Metric = "dense"
     tolerance: float | None = None
-    float32_gradients: bool = False
+    float32_gradients: bool | None = None
 
     def __post_init__(self):
-        flag("LiftedHMC", "float32_gradients", self.float32_gradients)
+        choice("LiftedHMC", "float32_gradients", self.float32_gradients, (True, False, None))
         if self.float32_gradients and self.trajectory == "nuts":
             raise ArgumentError(
                 "LiftedHMC(trajectory='nuts', float32_gradients=True): trees need the energy of every point, omit one"
@@ -180,6 +181,9 @@ class LiftedHMC(Settings):
         )
 
     def _marginal(self, problem: Fibre) -> NoiseMarginal:
-        marginal = (problem.with_float32_derivatives() if self.float32_gradients else problem).marginal
+        coarse = self.float32_gradients
+        if coarse is None:
+            coarse = self.trajectory == "hmc" and problem.prefers_float32
+        marginal = (problem.with_float32_derivatives() if coarse else problem).marginal
         assert marginal is not None, "LiftedHMC.check() refuses this problem"
         return marginal

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,8 @@ _PROBLEMS, _CHAINS = 4, 8
 _WARMUP, _DRAWS = 45, 30
 # How many times cheaper the constrained kernel must look: the pilot is short, and its costs are a model.
 _MARGIN = 1.25
+# What the pilot of the constrained kernel may cost, as a share of the whole run by the lifted one.
+_SHARE = 0.2
 # Evaluations of the model that a gradient costs, backward pass included.
 _GRADIENT = 3
 # Solver iterations of a geodesic sub-step and its reversal.
@@ -37,22 +39,28 @@ class Choice(NamedTuple):
 class _Measured(NamedTuple):
     cost: float
     """Evaluations of the model per effective draw."""
+    transition: float
+    """Evaluations of the model per transition."""
     position: Tensor
     """Where the chains are, ``[chains, *batch, D]``."""
 
 
-def pick_kernel(fibre: Fibre, chains: int, *, target_acceptance: float, report: Callable[[str], None]) -> Choice:
+def pick_kernel(
+    fibre: Fibre, chains: int, *, transitions: int, target_acceptance: float, report: Callable[[str], None]
+) -> Choice:
     """:class:`LiftedHMC` or :class:`ConstrainedHMC`, whichever takes fewer evaluations of the model per effective draw.
 
     A few problems and chains are warmed up by the lifted kernel and draw. From where they are, the constrained kernel
     is tried only as far as it may win: its step size first, as if every trajectory of length pi/2 gave an independent
-    draw, and then its draws. Costs are counted, in evaluations of the model, not timed, and the pilot has random
-    numbers of its own, always the same: what is picked depends on the problem and the number of chains alone, not on
-    the seed or on how busy the machine is. Near a tie it is the lifted kernel.
+    draw, and then its draws, all for at most a fifth of what the run costs by the lifted kernel: where that does not
+    suffice, as for large networks, it is the lifted kernel. Costs are counted, in evaluations of the model, not timed,
+    and the pilot has random numbers of its own, always the same: what is picked depends on the problem and the numbers
+    of chains and transitions alone, not on the seed or on how busy the machine is. Near a tie it is the lifted kernel.
 
     Args:
         fibre: a fibre with a :attr:`~Fibre.marginal`.
         chains: chains of the run; the pilot has at most that many.
+        transitions: transitions of the run.
         target_acceptance: acceptance probability that step sizes are adapted to.
         report: called with a line of progress.
 
@@ -75,19 +83,25 @@ def pick_kernel(fibre: Fibre, chains: int, *, target_acceptance: float, report: 
         target_acceptance=target_acceptance,
         report=report,
     )
-    mine = _measured(lifted, problem, start.position, rng, target_acceptance, lambda info: _GRADIENT * _longest(info))
+    mine = _measured(lifted, problem, start.position, rng, target_acceptance, _GRADIENT)
+    assert mine is not None
     step_cost = _constrained_step(constrained, problem)
     least = step_cost * math.ceil(DEFAULT_LENGTH / constrained.longest_step(problem))
-    if _MARGIN * least < mine.cost:
+    budget = _SHARE * transitions * mine.transition
+    if _MARGIN * least < mine.cost and step_cost * (_WARMUP + _DRAWS) < budget:
         report("pilot of ConstrainedHMC")
         state = constrained.init(problem, mine.position)
         step_size = reasonable_step_size(constrained, problem, state, rng).clamp_max(constrained.longest_step(problem))
         least = step_cost * (DEFAULT_LENGTH / step_size.quantile(0.25, dim=0)).ceil().max().item()
     if _MARGIN * least >= mine.cost:
         return _choice(lifted, "LiftedHMC", mine.cost, "ConstrainedHMC", f"at least {least:.3g}")
-    other = _measured(
-        constrained, problem, mine.position, rng, target_acceptance, lambda info: step_cost * _longest(info)
-    )
+    other = _measured(constrained, problem, mine.position, rng, target_acceptance, step_cost, budget)
+    if other is None:
+        return Choice(
+            lifted,
+            f"LiftedHMC picked: {mine.cost:.3g} evaluations of the model per effective draw in a pilot; one of "
+            "ConstrainedHMC would take more than a fifth of the run (kernel= chooses)",
+        )
     if _MARGIN * other.cost >= mine.cost:
         return _choice(lifted, "LiftedHMC", mine.cost, "ConstrainedHMC", f"{other.cost:.3g}")
     return _choice(constrained, "ConstrainedHMC", other.cost, "LiftedHMC", f"{mine.cost:.3g}")
@@ -101,20 +115,38 @@ def _choice(kernel: Kernel, name: str, cost: float, other: str, its_cost: str) -
     )
 
 
-def _measured(kernel, problem: Fibre, position: Tensor, rng: torch.Generator, target: float, cost) -> _Measured:
-    """Draws of a warmed-up kernel, with ``cost(info)`` of a transition in evaluations of the model."""
+def _measured(
+    kernel: Any,
+    problem: Fibre,
+    position: Tensor,
+    rng: torch.Generator,
+    target: float,
+    step: float,
+    most: float = math.inf,
+) -> _Measured | None:
+    """Draws of a warmed-up kernel whose steps cost ``step`` evaluations of the model; None if all cost more than
+    ``most``."""
+    if step * (_WARMUP + _DRAWS) > most:
+        return None
     state = kernel.init(problem, position)
     warm = WarmUp(kernel, problem, state, rng, iterations=_WARMUP, target_acceptance=target, typical=True)
+    spent = 0.0
     for _ in range(_WARMUP):
         state, info = warm.kernel.step(problem, state, rng)
         warm.update(info, state)
+        spent += step * _longest(info)
+        if spent > most:
+            return None
     frozen = warm.frozen()
     u1, costs = [], []
     for _ in range(_DRAWS):
         state, info = frozen.step(problem, state, rng)
         u1.append(problem.model.split(state.position)[0])
-        costs.append(cost(info))
-    return _Measured(sum(costs) / len(costs) / _effective(torch.stack(u1, 1)), state.position)
+        costs.append(step * _longest(info))
+        if spent + sum(costs) > most:
+            return None
+    transition = sum(costs) / len(costs)
+    return _Measured(transition / _effective(torch.stack(u1, 1)), transition, state.position)
 
 
 def _effective(u1: Tensor) -> float:

@@ -107,7 +107,13 @@ def sample(
     stopped_by: str | None = None
     with Progress(progress, _diagnostics, warmup + draws * thin) as bar:
         if undecided is not None and undecided.marginal is not None:
-            picked = pick_kernel(undecided, chains, target_acceptance=target_acceptance, report=bar.say)
+            picked = pick_kernel(
+                undecided,
+                chains,
+                transitions=warmup + draws * thin,
+                target_acceptance=target_acceptance,
+                report=bar.say,
+            )
             kernel = picked.kernel
             bar.note(picked.reason)
         start = starting_points(

@@ -17,11 +17,15 @@ import torch
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
+from .convolution import FixedConvolutions
+
 __all__ = ["Evaluation", "JacobianMap", "forward_mode", "pull_back", "push_forward"]
 
 # Most numbers in the tangents of all rows for which differentiable products are made by reverse mode: up to here the
 # time goes into calls, beyond into a network's arithmetic, of which forward mode then does less.
 _FEW = 2**14
+# Most numbers in one tensor of the rows that are computed at once.
+_MOST = 2**23
 
 
 class Evaluation(NamedTuple):
@@ -145,16 +149,85 @@ def _of_all_rows(tangents: Tensor, u: Tensor) -> Tensor:
 
 
 def pull_back(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
-    """Value ``[..., N]`` and rows of J, ``[N, ..., D]``, otherwise as :func:`push_forward`."""
+    """Value ``[..., N]`` and rows of J, ``[N, ..., D]``, otherwise as :func:`push_forward`.
+
+    Of a large network the rows are computed a few at a time, and again for their gradient: memory for a few rows.
+    """
     if _is_traced(u):
         value, pull = vjp(function, u)[:2]
         return value, vmap(lambda e: pull(e)[0])(_unit_vectors(value))
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         x = u if u.requires_grad else u.detach().requires_grad_()
-        value = function(x)
-        rows = _pull(value, x, _unit_vectors(value), again=again)
+        saved = _Largest()
+        with torch.autograd.graph.saved_tensors_hooks(saved, _as_saved):
+            value = function(x)
+        vectors = _unit_vectors(value)
+        at_once = max(1, _MOST // max(saved.size, 1))
+        if len(vectors) <= at_once:
+            rows = _pull(value, x, vectors, again=again)
+        elif again:
+            rows = cast(Tensor, _Rows.apply(x, function, at_once))
+        else:
+            rows = _pull_in_parts(value, x, vectors, at_once)
     return (value, rows) if again else (value.detach(), rows)
+
+
+class _Largest:
+    """The size of the largest tensor that a function's graph keeps of what depends on its input."""
+
+    def __init__(self):
+        self.size = 0
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        if tensor.requires_grad:
+            self.size = max(self.size, tensor.numel())
+        return tensor
+
+
+def _as_saved(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _pull_in_parts(value: Tensor, x: Tensor, vectors: Tensor, at_once: int) -> Tensor:
+    """The products of ``vectors [N, ...]`` with J, ``at_once`` in one pass."""
+    parts = []
+    for part in vectors.split(at_once):
+        (products,) = torch.autograd.grad(
+            value, x, part, is_grads_batched=True, retain_graph=True, materialize_grads=True
+        )
+        parts.append(products)
+    return torch.cat(parts)
+
+
+class _Rows(torch.autograd.Function):
+    """Rows of J in parts, each computed anew for its gradient; once differentiable."""
+
+    @staticmethod
+    def forward(ctx, x, function, at_once):
+        ctx.save_for_backward(x)
+        ctx.function, ctx.at_once = function, at_once
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            value = function(x)
+            return _pull_in_parts(value, x, _unit_vectors(value), at_once)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, weights):
+        (x,) = ctx.saved_tensors
+        gradient = torch.zeros_like(x)
+        with torch.enable_grad():
+            vectors = None
+            for first in range(0, len(weights), ctx.at_once):
+                here = slice(first, first + ctx.at_once)
+                x = x.detach().requires_grad_()
+                with FixedConvolutions():
+                    value, pull = vjp(ctx.function, x)[:2]
+                vectors = _unit_vectors(value.detach()) if vectors is None else vectors
+                rows = vmap(lambda e, pull=pull: pull(e)[0])(vectors[here])
+                gradient += torch.autograd.grad((rows * weights[here]).sum(), x)[0]
+        return gradient, None, None
 
 
 def _unit_vectors(value: Tensor) -> Tensor:

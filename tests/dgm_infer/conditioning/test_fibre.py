@@ -59,6 +59,28 @@ def test_the_fibre_of_float32_positions_is_its_own():
     assert single.with_float32_derivatives() is single
 
 
+def test_networks_with_convolutions_take_derivatives_in_float32_unless_told():
+    def of(*layers, dtype=torch.float64):
+        net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Unflatten(1, (2, 2, 2)), *layers).eval()
+        return dgm.condition(
+            generators.from_module(net, 4), torch.zeros(2, 2, 2), observe=dgm.pixels(MASK), dtype=dtype
+        )
+
+    convolves = of(torch.nn.Conv2d(2, 2, 1))
+    assert [convolves.prefers_float32, of(torch.nn.Tanh()).prefers_float32] == [True, False]
+    assert not of(torch.nn.Conv2d(2, 2, 1), dtype=torch.float32).prefers_float32
+    position = convolves.start(3, torch.Generator().manual_seed(1))
+
+    def gram(**settings):
+        return dgm.ConstrainedHMC(0.1, n_steps=1, **settings).init(convolves, position).linearisation.jacobian.log_det
+
+    assert torch.equal(gram(), gram(float32_jacobians=True))
+    assert not torch.equal(gram(), gram(float32_jacobians=False))
+
+
+MASK = torch.arange(8).reshape(2, 2, 2) < 2
+
+
 @pytest.mark.slow
 def test_chains_with_float32_derivatives_keep_the_constraint_in_float64_and_go_as_those_without():
     problem = fibre()

@@ -220,6 +220,29 @@ def test_what_is_left_open_suits_the_problem():
     assert told.replace(split=True).splits(stretched)
 
 
+def test_of_many_rows_without_structure_failures_are_rejected():
+    def of_rows(n):
+        return dgm.condition(Waves(n), torch.zeros(n))
+
+    assert ConstrainedHMC().solvers(of_rows(16)) == ("broyden", "newton")
+    assert ConstrainedHMC().solvers(of_rows(17)) == ("broyden",)
+    assert ConstrainedHMC(solver="broyden").solvers(of_rows(17)) == ("broyden", "newton")
+
+
+class Waves(dgm.GenerativeModel):
+    """Waves of twenty inputs, without structure."""
+
+    input_density = dgm.StandardNormal(20)
+
+    def __init__(self, n_outputs):
+        super().__init__()
+        self.output_shape = (n_outputs,)
+        self.weight = torch.randn(20, n_outputs, generator=rng(), dtype=FLOAT)
+
+    def observed(self, u):
+        return torch.sin(u @ self.weight.to(u))
+
+
 # --------------------------------------------------------------------------------------- determinism, immutability
 
 

@@ -18,8 +18,8 @@ def run(problem, kernel=None, *, seed=1, progress=False, chains=4, warmup=20, dr
     return dgm.sample(problem, kernel, chains=chains, warmup=warmup, draws=draws, seed=seed, progress=progress, **more)
 
 
-def pick(problem, chains=8):
-    return pilot.pick_kernel(problem, chains, target_acceptance=0.8, report=lambda text: None)
+def pick(problem, chains=8, transitions=800):
+    return pilot.pick_kernel(problem, chains, transitions=transitions, target_acceptance=0.8, report=lambda text: None)
 
 
 def test_wide_noise_is_integrated_out():
@@ -29,6 +29,25 @@ def test_wide_noise_is_integrated_out():
 @pytest.mark.slow
 def test_narrow_noise_on_a_curve_is_not():
     assert pick(narrow()).kernel == dgm.ConstrainedHMC()
+
+
+def test_the_pilot_of_the_constrained_kernel_is_a_fifth_of_the_run_at_most(monkeypatch):
+    spent = []
+    step = dgm.ConstrainedHMC.step
+
+    def counted(self, problem, state, rng):
+        state, info = step(self, problem, state, rng)
+        spent.append(float(info.stats["n_steps"].max()))
+        return state, info
+
+    monkeypatch.setattr(dgm.ConstrainedHMC, "step", counted)
+    reason = pick(narrow(), transitions=40).reason
+    assert reason.startswith("LiftedHMC picked")
+    assert "would take more than a fifth of the run" in reason
+    short = sum(spent)
+    spent.clear()
+    pick(narrow())
+    assert short < 0.5 * sum(spent)
 
 
 @pytest.mark.slow
