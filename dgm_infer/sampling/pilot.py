@@ -23,6 +23,9 @@ _WARMUP, _DRAWS = 45, 30
 _MARGIN = 1.25
 # What the pilot of the constrained kernel may cost, as a share of the whole run by the lifted one.
 _SHARE = 0.2
+_TOO_LONG = "a pilot of ConstrainedHMC would take more than a fifth of the run (kernel= chooses)"
+# Steps of a transition of the lifted kernel that are assumed at most, before it has made any.
+_LONGEST = 200
 # Evaluations of the model that a gradient costs, backward pass included.
 _GRADIENT = 3
 # Solver iterations of a geodesic sub-step and its reversal.
@@ -53,9 +56,10 @@ def pick_kernel(
     A few problems and chains are warmed up by the lifted kernel and draw. From where they are, the constrained kernel
     is tried only as far as it may win: its step size first, as if every trajectory of length pi/2 gave an independent
     draw, and then its draws, all for at most a fifth of what the run costs by the lifted kernel: where that does not
-    suffice, as for large networks, it is the lifted kernel. Costs are counted, in evaluations of the model, not timed,
-    and the pilot has random numbers of its own, always the same: what is picked depends on the problem and the numbers
-    of chains and transitions alone, not on the seed or on how busy the machine is. Near a tie it is the lifted kernel.
+    suffice it is the lifted kernel, for large networks and short runs without any pilot. Costs are counted, in
+    evaluations of the model, not timed, and the pilot has random numbers of its own, always the same: what is picked
+    depends on the problem and the numbers of chains and transitions alone, not on the seed or on how busy the machine
+    is. Near a tie it is the lifted kernel.
 
     Args:
         fibre: a fibre with a :attr:`~Fibre.marginal`.
@@ -68,6 +72,11 @@ def pick_kernel(
         StartError: no starting points were found.
     """
     lifted, constrained = LiftedHMC(), ConstrainedHMC()
+    step_cost = _constrained_step(constrained, fibre)
+    # the least that a pilot of the constrained kernel costs
+    pilot = step_cost * (_WARMUP + _DRAWS)
+    if pilot > _SHARE * transitions * _LONGEST * _GRADIENT:
+        return Choice(lifted, f"LiftedHMC picked: {_TOO_LONG}")
     rng = torch.Generator(fibre.values.device).manual_seed(0)
     size = fibre.batch_shape.numel()
     n = min(size, _PROBLEMS)
@@ -85,10 +94,9 @@ def pick_kernel(
     )
     mine = _measured(lifted, problem, start.position, rng, target_acceptance, _GRADIENT)
     assert mine is not None
-    step_cost = _constrained_step(constrained, problem)
     least = step_cost * math.ceil(DEFAULT_LENGTH / constrained.longest_step(problem))
     budget = _SHARE * transitions * mine.transition
-    if _MARGIN * least < mine.cost and step_cost * (_WARMUP + _DRAWS) < budget:
+    if _MARGIN * least < mine.cost and pilot < budget:
         report("pilot of ConstrainedHMC")
         state = constrained.init(problem, mine.position)
         step_size = reasonable_step_size(constrained, problem, state, rng).clamp_max(constrained.longest_step(problem))
@@ -99,8 +107,7 @@ def pick_kernel(
     if other is None:
         return Choice(
             lifted,
-            f"LiftedHMC picked: {mine.cost:.3g} evaluations of the model per effective draw in a pilot; one of "
-            "ConstrainedHMC would take more than a fifth of the run (kernel= chooses)",
+            f"LiftedHMC picked: {mine.cost:.3g} evaluations of the model per effective draw in a pilot; {_TOO_LONG}",
         )
     if _MARGIN * other.cost >= mine.cost:
         return _choice(lifted, "LiftedHMC", mine.cost, "ConstrainedHMC", f"{other.cost:.3g}")
