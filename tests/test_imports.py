@@ -153,6 +153,7 @@ ORDER = {
         "barrier",
         "swaps",
         "stepping",
+        "adaptation",
         "references",
         "replicas",
         "parallel",

@@ -8,6 +8,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.evidence.path import AnnealedPath, Move
 from dgm_infer.evidence.tempering import replicas as replicas_module
+from dgm_infer.evidence.tempering.adaptation import HalfMoments, improved
 from dgm_infer.evidence.tempering.barrier import equalised, interpolated_rows
 from dgm_infer.evidence.tempering.references import Legs
 from dgm_infer.evidence.tempering.replicas import Replicas, Round
@@ -148,6 +149,40 @@ def test_control_a_wrong_swap_ratio_is_noticed(monkeypatch):
 
     monkeypatch.setattr(replicas_module, "swap_log_ratios", wrong)
     assert error(SHORT.replace(draws=128))[1] > 5
+
+
+def test_the_base_is_fitted_to_what_the_broad_reference_finds():
+    """One that is blind to a mode is cut off, unless tuning fits it to the draws."""
+    fitted, z = error(SHORT)
+    assert z < 4
+    assert fitted.diagnostics["leg_shares"][0] > 0.2
+    # control
+    fixed, z = error(SHORT.replace(adapt_base=False))
+    assert z < 4
+    assert fixed.diagnostics["leg_shares"][0] == 0
+
+
+def half_moments(chains: int, dim: int, sweeps: int = 1) -> HalfMoments:
+    """Of independent draws of a standard normal."""
+    x = torch.randn(sweeps, chains, 2, dim, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    moments = HalfMoments(x[0])
+    for state in x:
+        moments.add(state)
+    return moments
+
+
+def test_a_base_changes_where_draws_that_it_is_not_fitted_to_say_so(monkeypatch):
+    mean, unit = torch.zeros(20, dtype=FLOAT), torch.eye(20, dtype=FLOAT)
+    # many draws: their moments, whatever the base
+    new, covariance, better = improved(mean + 3, 9 * unit, half_moments(16, 20, 200))
+    assert better
+    assert new.abs().max() < 0.1
+    assert (covariance - unit).abs().max() < 0.1
+    # few draws, of which the base is right: it stays
+    assert not improved(mean, unit, half_moments(16, 20))[2]
+    # control: judged by the draws that they are fitted to, it would go
+    monkeypatch.setattr(HalfMoments, "halves", lambda self: tuple(torch.stack([part] * 2) for part in self.whole()))
+    assert improved(mean, unit, half_moments(16, 20))[2]
 
 
 def test_many_problems_any_kind_of_base_and_given_references():
