@@ -241,14 +241,17 @@ def test_modes_of_random_mixtures_that_the_base_misses(dim):
     means = 4 * torch.randn(4, 20, dim, generator=rng, dtype=FLOAT) / (dim / 2) ** 0.25
     weights = torch.rand(4, 20, generator=rng, dtype=FLOAT) + 0.2
     target, base = Mixtures(weights / weights.sum(0), means), dgm.Gaussian(means[0], 1.0)
-    options = {"chains": 16, "seed": 1, "keep_draws": False, "coverage": False, "progress": False}
-    found = dgm.log_evidence(target, base, dgm.ParallelTempering(), **options)
-    assert found.log_z.square().mean().sqrt() < 0.1
-    low, high = found.interval()
+    options = {"chains": 16, "keep_draws": False, "coverage": False, "progress": False}
+    covered = 0
+    for seed in (1, 2):
+        found = dgm.log_evidence(target, base, dgm.ParallelTempering(), seed=seed, **options)
+        assert found.log_z.square().mean().sqrt() < 0.1
+        low, high = found.interval()
+        covered += ((low < 0) & (high > 0)).sum()
     # fewer have a probability of 0.003 if 0.95 of the intervals cover
-    assert ((low < 0) & (high > 0)).sum() >= 16
+    assert covered >= 34
     # control: without the broad reference
-    alone = dgm.log_evidence(target, base, dgm.ParallelTempering(broad=False, draws=32), **options)
+    alone = dgm.log_evidence(target, base, dgm.ParallelTempering(broad=False, draws=32), seed=1, **options)
     assert alone.log_z.square().mean().sqrt() > 0.5
 
 
