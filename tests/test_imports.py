@@ -292,6 +292,7 @@ ORDER = {
         "evidence",
         "methods",
         "modes",
+        "replicas",
         "programs",
         "training",
         "iwae_training",
