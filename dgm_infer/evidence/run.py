@@ -32,6 +32,9 @@ __all__ = ["Bounds", "bidirectional", "log_evidence"]
 
 # Upper bound on the memory of chains that run at once.
 _BYTES = 2**30
+# Replicas of parallel tempering that run at once on a CPU, whose caches then hold their activations: measured to be 1.5
+# times as fast as all that the memory holds.
+_ROWS = 2**12
 # Memory of a target per chain and problem, besides the position: the activations of an image decoder.
 _OWN_BYTES = 2**15
 
@@ -64,8 +67,9 @@ def log_evidence(
             share, is in ``std_error`` (math 6.18): 1, or 4 and more. They run one after the other. Diagnostic
             ``between_groups`` is the sd between groups beyond that of their chains.
         seed: seed of all randomness; None draws one and records it in ``Evidence.seed``.
-        chunk: problems at a time; None for as many as fit 1 GiB. The last chunk may be smaller. On a CPU, chunks of a
-            few thousand chains, whose activations stay in its caches, can run 1.5 times faster.
+        chunk: problems at a time; None for as many as fit 1 GiB, and for parallel tempering on a CPU a few thousand
+            replicas. The last chunk may be smaller. On a CPU, chunks of a few thousand chains, whose activations stay in
+            its caches, can run 1.5 times faster.
         keep_draws: whether the result holds the weighted draws, which for many chains and problems take most of the
             memory; ``thin`` saves memory too.
         coverage: whether to look for modes that no draw has visited, by minimisations from widely spread starts for at
@@ -258,7 +262,10 @@ class _Run:
                 )
         elif can_take:
             row = _OWN_BYTES + 16 * base.dim * base.mean.element_size()
-            chunk = max(1, _BYTES // (row * self.chains * getattr(self.method, "particles", 1)))
+            rows = self.chains * getattr(self.method, "particles", 1)
+            chunk = max(1, _BYTES // (row * rows))
+            if isinstance(self.method, ParallelTempering) and base.mean.device.type == "cpu":
+                chunk = max(1, min(chunk, _ROWS // rows))
         self.keep_draws, self.progress = flag(name, "keep_draws", keep_draws), flag(name, "progress", progress)
         held = self.chains * base.dim * (n if keep_draws else min(chunk or n, n))
         allocatable(name, "chains", chains, held, "run fewer chains", like=base.mean)
