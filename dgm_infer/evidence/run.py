@@ -32,8 +32,7 @@ __all__ = ["Bounds", "bidirectional", "log_evidence"]
 
 # Upper bound on the memory of chains that run at once.
 _BYTES = 2**30
-# Replicas of parallel tempering that run at once on a CPU, whose caches then hold their activations: measured to be 1.5
-# times as fast as all that the memory holds.
+# Replicas of parallel tempering that run at once on a CPU, whose caches then hold their activations.
 _ROWS = 2**12
 # Memory of a target per chain and problem, besides the position: the activations of an image decoder.
 _OWN_BYTES = 2**15
@@ -68,8 +67,8 @@ def log_evidence(
             ``between_groups`` is the sd between groups beyond that of their chains.
         seed: seed of all randomness; None draws one and records it in ``Evidence.seed``.
         chunk: problems at a time; None for as many as fit 1 GiB, and for parallel tempering on a CPU a few thousand
-            replicas. The last chunk may be smaller. On a CPU, chunks of a few thousand chains, whose activations stay in
-            its caches, can run 1.5 times faster.
+            replicas. The last chunk may be smaller. On a CPU, chunks of a few thousand chains, whose activations stay
+            in its caches, can run 1.5 times faster.
         keep_draws: whether the result holds the weighted draws, which for many chains and problems take most of the
             memory; ``thin`` saves memory too.
         coverage: whether to look for modes that no draw has visited, by minimisations from widely spread starts for at
