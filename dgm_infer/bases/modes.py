@@ -22,11 +22,12 @@ __all__ = ["Modes", "cover", "in_units_of", "laplace_masses", "modes", "same_min
 _NEAR, _LEVEL = 1e-2, 1e-2
 # Factors by which the starts of a search are spread out.
 _FACTORS = (1.0, 2.0, 4.0, 8.0)
-# Share of the mass above which a mode counts, for a search to go on or a Gaussian to cover it.
-_SHARE = 1e-3
+# Share of the mass above which new modes let a search go on, and the power of the masses by which a Gaussian covers.
+_SHARE, _POWER = 1e-3, 0.25
 _ROUNDS = 4
-# Modes that are kept, those of the lowest energies, and rows of Hessians that are computed at once.
-_MOST, _ROWS = 64, 8192
+# Modes that are kept, those of the lowest energies, as many as have this many numbers in their covariances; and rows of
+# Hessians that are computed at once.
+_FEWEST, _MOST, _NUMBERS, _ROWS = 64, 256, 2**24, 8192
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +151,8 @@ def _merged(target: Target, reach: GaussianDensity, v: Tensor, iterations: int, 
     first = same_minimum(reach.whiten(x), energy)
     hits = torch.zeros_like(hits).scatter_add(0, first, hits)
     hits = torch.where(energy.isfinite(), hits, 0)
-    order = torch.where(hits > 0, energy, math.inf).argsort(0)[: int((hits > 0).sum(0).max().clamp(1, _MOST))]
+    most = min(_MOST, max(_FEWEST, _NUMBERS // max(1, covariances[:1].numel())))
+    order = torch.where(hits > 0, energy, math.inf).argsort(0)[: int((hits > 0).sum(0).max().clamp(1, most))]
     x, energy, hits, masses, covariances = (_taken(part, order) for part in (x, energy, hits, masses, covariances))
     new = masses.isnan() & (hits > 0)
     rows = new.flatten(1).any(1) if new.ndim > 1 else new
@@ -226,9 +228,12 @@ def _adds(found: Modes, before: Modes) -> bool:
 
 
 def cover(found: Modes) -> tuple[Tensor, Tensor]:
-    """Mean ``[*batch, D]`` and covariance of a mixture of modes in which all those of some mass count alike."""
-    counts = found.log_masses >= found.log_masses[0] + math.log(_SHARE)
-    covariances = torch.where(counts[..., None, None], found.covariances, 0.0)
-    log_weights = torch.where(counts, 0.0, -math.inf).to(found.positions)
+    """Mean ``[*batch, D]`` and covariance of a mixture of modes whose weights are fourth roots of their masses.
+
+    Weights equal to the masses would rest on the few deepest modes, and modes that are found are not all there are.
+    """
+    there = found.log_masses > -math.inf
+    covariances = torch.where(there[..., None, None], found.covariances, 0.0)
+    log_weights = torch.where(there, _POWER * found.log_masses, -math.inf).to(found.positions)
     moments = mixture_moments(found.positions, covariances, log_weights)
     return moments.mean, moments.covariance

@@ -79,7 +79,8 @@ class AIS(Annealing):
     Args:
         temperatures: K, transitions from the base to the target.
         schedule: ``"sigmoid"``, ``"linear"``, ``"equalised"`` (every step adds the same variance, as estimated by the
-            pilot), a function of K, or the K + 1 values themselves, which then set K.
+            pilot), ``"barrier"`` (neighbours overlap equally, by its estimate of the communication barrier,
+            math 6.12), a function of K, or the K + 1 values themselves, which then set K.
         n_steps: leapfrog steps per temperature.
         step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per temperature and
             problem on a pilot.

@@ -11,7 +11,7 @@ from ..bases.modes import in_units_of, laplace_masses, same_minimum, spread_out
 from .method import Outcome
 from .path import AnnealedPath
 
-__all__ = ["Unseen", "count_minima", "look_for_unseen", "widened"]
+__all__ = ["Components", "Unseen", "count_minima", "look_for_unseen", "widened"]
 
 # Share of the run's gradients that the searches may take, in all and one after the other; and bounds of their size.
 _SHARE, _SEQUENTIAL = 0.1, 0.05
@@ -22,6 +22,17 @@ _CANDIDATES, _ROWS = 4, 2**14
 _WITHIN = 5.0
 
 
+class Components(NamedTuple):
+    """Laplace's approximations at modes."""
+
+    means: Tensor
+    """``[M, *batch, D]``."""
+    covariances: Tensor
+    """``[M, *batch, D, D]``; of any value where there is no mass."""
+    log_masses: Tensor
+    """``[M, *batch]``, float64, ``-inf`` for what is no unseen mode."""
+
+
 class Unseen(NamedTuple):
     """Modes that searches found and no draw has visited, each ``[*batch]``."""
 
@@ -30,6 +41,8 @@ class Unseen(NamedTuple):
     """``log(1 + mass/Z)``, by their Laplace masses: what they would add to log Z."""
     found: Tensor
     """Different minima that the searches ended in, visited or not."""
+    components: Components | None = None
+    """The unseen modes themselves."""
 
     @classmethod
     def none(cls, like: Tensor) -> "Unseen":
@@ -69,7 +82,10 @@ def count_minima(path: AnnealedPath, rng: torch.Generator) -> Tensor:
 def widened(std_error: Tensor, unseen: Unseen) -> tuple[Tensor, Unseen]:
     """The standard error with a shift that exceeds it added in squares, and what is unseen beyond the error."""
     large = unseen.shift > std_error
-    kept = Unseen(torch.where(large, unseen.modes, 0), torch.where(large, unseen.shift, 0.0), unseen.found)
+    components = unseen.components
+    if components is not None:
+        components = components._replace(log_masses=torch.where(large, components.log_masses, -math.inf))
+    kept = Unseen(torch.where(large, unseen.modes, 0), torch.where(large, unseen.shift, 0.0), unseen.found, components)
     return torch.where(large, (std_error.square() + unseen.shift.square()).sqrt(), std_error), kept
 
 
@@ -84,7 +100,8 @@ def _searched(path: AnnealedPath, outcome: Outcome, starts: int, iterations: int
     draws, log_weights = outcome.draws.flatten(0, 1), outcome.log_weights.flatten(0, 1)
     for i in range(most):
         masses[i] = torch.where(_visited(draws, log_weights, x[i], covariances[i]), -math.inf, masses[i])
-    return Unseen((masses > -math.inf).sum(0), (masses.logsumexp(0) - log_z).exp().log1p().to(log_z), found)
+    shift = (masses.logsumexp(0) - log_z).exp().log1p().to(log_z)
+    return Unseen((masses > -math.inf).sum(0), shift, found, Components(x, covariances, masses))
 
 
 def _minima(path: AnnealedPath, starts: int, iterations: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:

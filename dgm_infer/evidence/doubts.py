@@ -50,8 +50,8 @@ def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: Estimat
     if shift is not None and (shift > 0).any():
         yield (
             f"a search found modes that no draw has visited{of_problems(shift > 0)}: log Z may be too low by about "
-            f"{shift.max().item():.2g}, which std_error now includes; use ParallelTempering, or a base that covers "
-            "them, such as Gaussian.broad(target)"
+            f"{shift.max().item():.2g}, which std_error now includes; use refine=True, ParallelTempering, or a "
+            "base that covers them, such as Gaussian.broad(target)"
         )
     rare = diagnostics.get("rare_shift")
     # of what nobody has visited one line is enough

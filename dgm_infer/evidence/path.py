@@ -53,10 +53,13 @@ class AnnealedPath:
     """
 
     def __init__(self, target: Target, base: Gaussian):
-        self.target, self.base = target, base
+        self.target, self.evaluations = target, 0
+        self._start_from(base)
+
+    def _start_from(self, base: Gaussian) -> None:
+        self.base = base
         # psi(x) = |v|^2/2 + this
         self.base_constant = base.log_det.double() + 0.5 * base.dim * math.log(2 * math.pi)
-        self.evaluations = 0
 
     @property
     def batch_shape(self) -> torch.Size:

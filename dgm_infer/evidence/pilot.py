@@ -64,6 +64,9 @@ class Pilot(NamedTuple):
     """``[J + 1]``."""
     variances: Tensor
     """Variance of Delta over chains at every temperature, ``[J + 1, *batch]``."""
+    rates: Tensor
+    """Half the mean difference of Delta between two chains at every temperature, the speed of the communication barrier
+    (math 6.12), ``[J + 1, *batch]``."""
     log_weights: Tensor
     """Log weights of the pilot itself, ``[chains, *batch]``; biased, since the steps were adapted on the way."""
     point: Point
@@ -97,7 +100,7 @@ def anneal_pilot(
     log_step = StepSizes.constant(start, path.batch_shape, like).log_step[0].clone()
     log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=like.device)
     kept, keep_at = point, _spread(point.energy, rng)
-    variances, log_steps = [_variance(path.difference(point))], [log_step]
+    differences, log_steps = [path.difference(point)], [log_step]
     log_z_path = [torch.zeros_like(log_weights[0])]
     for k in range(temperatures):
         log_weights -= (betas[k + 1] - betas[k]) * path.difference(point)
@@ -112,13 +115,14 @@ def anneal_pilot(
         if k == 0:
             log_steps[0] = log_step
         log_steps.append(log_step)
-        variances.append(_variance(path.difference(point)))
+        differences.append(path.difference(point))
         kept = point.where((keep_at > betas[k]) & (keep_at <= betas[k + 1]), kept)
         progress.update("pilot")
     return Pilot(
         _smooth(betas.to(like.dtype), torch.stack(log_steps), regions),
         betas,
-        _smooth_rows(torch.stack(variances)),
+        _smooth_rows(torch.stack([_variance(each) for each in differences])),
+        _smooth_rows(torch.stack([_mean_gap(each) for each in differences])),
         finite_or_zero(log_weights),
         kept,
         torch.stack(log_z_path),
@@ -138,6 +142,20 @@ def _variance(difference: Tensor) -> Tensor:
     n = finite.sum(0)
     mean = torch.where(finite, difference, 0).sum(0) / n.clamp_min(1)
     return torch.where(finite, (difference - mean).square(), 0).sum(0) / (n - 1).clamp_min(1)
+
+
+def _mean_gap(difference: Tensor) -> Tensor:
+    """``E|d - d'|/2`` over pairs of chains of non-zero weight, ``[*batch]``.
+
+    With ``d_1 <= ... <= d_n`` it is ``sum_i (2 i - n - 1) d_i/(n (n - 1))``.
+    """
+    finite = difference.isfinite()
+    n = finite.sum(0)
+    # what is not finite comes last
+    ordered = torch.where(finite, difference, math.inf).sort(0).values
+    rank = torch.arange(1, len(difference) + 1, device=difference.device).reshape(-1, *[1] * (difference.ndim - 1))
+    terms = torch.where(rank <= n, (2 * rank - n - 1) * ordered, 0.0)
+    return terms.sum(0) / (n * (n - 1)).clamp_min(1)
 
 
 def _smooth_rows(values: Tensor, half: int = 3) -> Tensor:

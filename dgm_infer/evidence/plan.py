@@ -12,7 +12,7 @@ from .method import check_held
 from .path import AnnealedPath
 from .pilot import Pilot, StepSizes, anneal_pilot
 
-__all__ = ["Plan", "check_settings", "frozen_plan", "temperatures_of", "tuned_steps"]
+__all__ = ["Plan", "check_settings", "frozen_plan", "temperatures_of", "tuned_betas", "tuned_steps"]
 
 
 class Plan(NamedTuple):
@@ -46,7 +46,7 @@ def check_settings(method: Planned, *also: str) -> None:
         whole_number(name, field, getattr(method, field))
     optional_positive(name, "step_size", method.step_size)
     fraction(name, "target_acceptance", method.target_acceptance)
-    schedules.check(name, method.schedule, method.temperatures, ("equalised", *also))
+    schedules.check(name, method.schedule, method.temperatures, (*schedules.TUNED, *also))
 
 
 def tuned_steps(
@@ -60,9 +60,9 @@ def tuned_steps(
     """Step sizes, and the pilot if one was needed."""
     problems = path.batch_shape.numel()
     # of other schedules the number of temperatures is a limit, or not used
-    if isinstance(method.schedule, str) and method.schedule in (*schedules.SCHEDULES, "equalised"):
+    if isinstance(method.schedule, str) and method.schedule in (*schedules.SCHEDULES, *schedules.TUNED):
         check_held(method, path, temperatures=method.temperatures * problems)
-    if method.step_size is not None and not _equalised(method):
+    if method.step_size is not None and not schedules.is_tuned(method.schedule):
         return StepSizes.constant(method.step_size, path.batch_shape, path.base.mean), None
     check_held(method, path, pilot_temperatures=method.pilot_temperatures * problems)
     progress.expect(method.pilot_temperatures)
@@ -82,10 +82,10 @@ def tuned_steps(
 
 
 def temperatures_of(method: Planned, path: AnnealedPath, pilot: Pilot | None) -> Tensor:
-    """Inverse temperatures ``[K + 1, *batch]``, float64, from the pilot if the schedule is equalised."""
-    if _equalised(method):
+    """Inverse temperatures ``[K + 1, *batch]``, float64, from the pilot if that determines the schedule."""
+    if schedules.is_tuned(method.schedule):
         assert pilot is not None
-        betas = schedules.equalised(method.temperatures, pilot.betas, pilot.variances)
+        betas = tuned_betas(method.schedule, method.temperatures, pilot)
     else:
         betas = schedules.values_of(type(method).__name__, method.schedule, method.temperatures)
     betas = betas.to(path.base.mean.device)
@@ -103,5 +103,8 @@ def frozen_plan(
     return Plan(betas, sizes.at(betas))
 
 
-def _equalised(method: Planned) -> bool:
-    return isinstance(method.schedule, str) and method.schedule == "equalised"
+def tuned_betas(schedule: schedules.Schedule, n: int, pilot: Pilot) -> Tensor:
+    """The temperatures ``[n + 1, *batch]`` of a schedule in :data:`schedules.TUNED`."""
+    if schedule == "barrier":
+        return schedules.barrier(n, pilot.betas, pilot.rates)
+    return schedules.equalised(n, pilot.betas, pilot.variances)

@@ -17,12 +17,13 @@ from ..progress import Progress
 from ..target import as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
 from .chunks import joined
-from .coverage import Unseen, count_minima, look_for_unseen, widened
+from .coverage import Unseen, count_minima
 from .doubts import doubts
 from .estimators import Estimate, bennett, log_mean, weight_ess
+from .groups import run_in_groups
 from .method import EstimateStatus, Method, Outcome, check_method
-from .opinion import second_opinion
 from .path import AnnealedPath
+from .remedy import covered, until_seen
 from .result import Evidence
 from .tempering.gibbs import GibbsTempering
 from .tempering.parallel import ParallelTempering
@@ -31,6 +32,8 @@ __all__ = ["Bounds", "bidirectional", "log_evidence"]
 
 # Upper bound on the memory of chains that run at once.
 _BYTES = 2**30
+# Replicas of parallel tempering that run at once on a CPU, whose caches then hold their activations.
+_ROWS = 2**12
 # Memory of a target per chain and problem, besides the position: the activations of an image decoder.
 _OWN_BYTES = 2**15
 
@@ -41,10 +44,12 @@ def log_evidence(
     method: Method | None = None,
     *,
     chains: int = 16,
+    groups: int = 1,
     seed: int | None = None,
     chunk: int | None = None,
     keep_draws: bool = True,
     coverage: bool = True,
+    refine: bool = False,
     progress: bool = True,
 ) -> Evidence:
     """Estimate ``log Z``, with ``Z`` the integral of ``exp(-energy(x))``, for every problem of a batch.
@@ -57,9 +62,13 @@ def log_evidence(
         method: an evidence method; None for :class:`ParallelTempering` if the target is one problem in which searches
             from widely spread starts end in several minima, :class:`GibbsTempering` otherwise.
         chains: independent chains per problem (runs of :class:`SMC`); a single one has no standard error.
+        groups: groups of chains, each tuned on a pilot of its own, so that the luck of a pilot, which all of its chains
+            share, is in ``std_error`` (math 6.18): 1, or 4 and more. They run one after the other. Diagnostic
+            ``between_groups`` is the sd between groups beyond that of their chains.
         seed: seed of all randomness; None draws one and records it in ``Evidence.seed``.
-        chunk: problems at a time; None for as many as fit 1 GiB. The last chunk may be smaller. On a CPU, chunks of a
-            few thousand chains, whose activations stay in its caches, can run 1.5 times faster.
+        chunk: problems at a time; None for as many as fit 1 GiB, and for parallel tempering on a CPU a few thousand
+            replicas. The last chunk may be smaller. On a CPU, chunks of a few thousand chains, whose activations stay
+            in its caches, can run 1.5 times faster.
         keep_draws: whether the result holds the weighted draws, which for many chains and problems take most of the
             memory; ``thin`` saves memory too.
         coverage: whether to look for modes that no draw has visited, by minimisations from widely spread starts for at
@@ -68,6 +77,9 @@ def log_evidence(
             diagnostics ``unseen_modes`` and ``unseen_shift``. Where it ends in several modes, a short parallel
             tempering, for at most a quarter of the run's gradients, says whether they are visited too rarely:
             diagnostic ``rare_shift``, treated alike. A search that finds nothing proves nothing.
+        refine: whether modes that the check finds unseen are added to the base, whose share in the new one is a half,
+            and the run is repeated from there, up to three times (math 6.17): diagnostics ``refinements`` (how often,
+            per problem) and ``added_modes``. Of the earlier runs only their gradients are left.
         progress: show a bar with the running estimate on the standard error stream.
 
     Returns:
@@ -80,15 +92,31 @@ def log_evidence(
         EvidenceError: all weights of a problem are zero, or the method has no weights for this target.
         KeyboardInterrupt: interrupted before there was any estimate.
     """
-    looks = flag("log_evidence", "coverage", coverage)
+    looks, refine = flag("log_evidence", "coverage", coverage), flag("log_evidence", "refine", refine)
     run = _Run(target, base, method, chains, seed, chunk, keep_draws, progress, "log_evidence")
+    groups = whole_number("log_evidence", "groups", groups, 1)
+    if groups > 1 and (run.chains % groups or run.chains < 2 * groups):
+        raise ArgumentError(
+            f"log_evidence(groups={groups}): must divide chains={run.chains} into groups of two or more chains"
+        )
     looks &= run.method.status in ("unbiased", "consistent")
+    if refine and not looks:
+        raise ArgumentError(
+            "log_evidence(refine=True): modes are looked for by coverage=True, of a method that is not a bound"
+        )
 
-    def work(path: AnnealedPath, problems: slice | None) -> list[Outcome]:
-        outcome = run.method.run(path, run.chains, run.rng, run.bar)
+    def once(path: AnnealedPath) -> tuple[Outcome, Unseen]:
+        outcome = run_in_groups(run.method, path, run.chains, groups, run.rng, run.bar)
         effective = weight_ess(outcome.log_weights.logsumexp(1))
         outcome = outcome._replace(diagnostics=outcome.diagnostics | {"effective_chains": effective})
-        return [_covered(path, outcome, run) if looks else outcome]
+        if not looks:
+            return outcome, Unseen.none(outcome.estimate.log_z)
+        # a generator of its own: the check leaves the numbers of a run as they are without it
+        rng = torch.Generator(path.base.mean.device).manual_seed(run.seed + 1)
+        return covered(path, outcome, rng, opinion=not isinstance(run.method, ParallelTempering))
+
+    def work(path: AnnealedPath, problems: slice | None) -> list[Outcome]:
+        return [until_seen(path, once) if refine else once(path)[0]]
 
     (outcome,) = run.outcomes(work)
     return run.evidence(outcome, type(run.method).__name__, run.method.status)
@@ -202,32 +230,6 @@ def bidirectional(
     return Bounds(*results)
 
 
-def _covered(path: AnnealedPath, outcome: Outcome, run: "_Run") -> Outcome:
-    """The outcome with what its draws have not seen, or too rarely, in its error and diagnostics."""
-    # a generator of its own: the check leaves the numbers of a run as they are without it
-    rng = torch.Generator(path.base.mean.device).manual_seed(run.seed + 1)
-    rare = spread = torch.zeros_like(outcome.estimate.log_z)
-    try:
-        unseen = look_for_unseen(path, outcome, rng)
-        if (unseen.found > 1).any() and not isinstance(run.method, ParallelTempering):
-            opinion = second_opinion(path, outcome, rng)
-            rare, spread = (torch.where(unseen.found > 1, each, 0.0) for each in opinion)
-    except KeyboardInterrupt:
-        # the estimates are whole, and are kept; further chunks are not begun
-        outcome, unseen = outcome._replace(interrupted=True), Unseen.none(outcome.estimate.log_z)
-    error, unseen = widened(outcome.estimate.std_error, unseen)
-    # the two are of the same mass: the larger counts
-    error = torch.maximum(error, (outcome.estimate.std_error.square() + spread.square()).sqrt())
-    found = {
-        "minima": unseen.found,
-        "unseen_modes": unseen.modes,
-        "unseen_shift": unseen.shift,
-        "rare_shift": rare,
-    }
-    estimate = outcome.estimate._replace(std_error=error)
-    return outcome._replace(estimate=estimate, diagnostics=outcome.diagnostics | found)
-
-
 class _Run:
     """One call: its checked arguments and its chunks."""
 
@@ -259,7 +261,10 @@ class _Run:
                 )
         elif can_take:
             row = _OWN_BYTES + 16 * base.dim * base.mean.element_size()
-            chunk = max(1, _BYTES // (row * self.chains * getattr(self.method, "particles", 1)))
+            rows = self.chains * getattr(self.method, "particles", 1)
+            chunk = max(1, _BYTES // (row * rows))
+            if isinstance(self.method, ParallelTempering) and base.mean.device.type == "cpu":
+                chunk = max(1, min(chunk, _ROWS // rows))
         self.keep_draws, self.progress = flag(name, "keep_draws", keep_draws), flag(name, "progress", progress)
         held = self.chains * base.dim * (n if keep_draws else min(chunk or n, n))
         allocatable(name, "chains", chains, held, "run fewer chains", like=base.mean)

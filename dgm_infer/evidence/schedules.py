@@ -9,7 +9,19 @@ from torch import Tensor
 from ..arguments import numbers
 from ..errors import ArgumentError
 
-__all__ = ["SCHEDULES", "Schedule", "check", "checked", "equalised", "linear", "sigmoid", "values_of"]
+__all__ = [
+    "SCHEDULES",
+    "TUNED",
+    "Schedule",
+    "barrier",
+    "check",
+    "checked",
+    "equalised",
+    "is_tuned",
+    "linear",
+    "sigmoid",
+    "values_of",
+]
 
 
 def linear(n: int) -> Tensor:
@@ -35,15 +47,32 @@ def equalised(n: int, betas: Tensor, variances: Tensor) -> Tensor:
         betas: temperatures of the pilot, ``[J + 1]``, from 0 to 1.
         variances: variance of Delta over its chains, ``[J + 1, *batch]``.
     """
-    sd = variances.clamp_min(0).sqrt()
-    lengths = 0.5 * (sd[1:] + sd[:-1]) * _column(betas[1:] - betas[:-1], sd)
+    return _spaced(n, betas, variances.clamp_min(0).sqrt())
+
+
+def barrier(n: int, betas: Tensor, rates: Tensor) -> Tensor:
+    """Temperatures at equal distances along the communication barrier, by a pilot's estimate: ``[K + 1, *batch]``.
+
+    Swaps between neighbours would be rejected equally often: their density is proportional to ``E|d - d'|/2`` over
+    pairs of states at a temperature (math 6.12), a fifth of it to the sigmoid's, as in :func:`equalised`.
+
+    Args:
+        n, betas: as in :func:`equalised`.
+        rates: ``E|d - d'|/2``, ``[J + 1, *batch]``.
+    """
+    return _spaced(n, betas, rates.clamp_min(0))
+
+
+def _spaced(n: int, betas: Tensor, rates: Tensor) -> Tensor:
+    """Temperatures whose density is proportional to ``rates [J + 1, *batch]``, all but a fifth of it."""
+    lengths = 0.5 * (rates[1:] + rates[:-1]) * _column(betas[1:] - betas[:-1], rates)
     total = lengths.sum(0, keepdim=True)
-    even = _column(betas[1:] - betas[:-1], sd).expand_as(lengths)
+    even = _column(betas[1:] - betas[:-1], rates).expand_as(lengths)
     # if Delta does not vary, any schedule will do
     share = torch.where(total > 0, lengths / total.clamp_min(1e-300), even)
     travelled = torch.cat([torch.zeros_like(share[:1]), share.cumsum(0)])
     # the sigmoid schedule of the pilot is even in its index
-    own = _column(torch.linspace(0, 1, len(betas), dtype=sd.dtype, device=sd.device), sd)
+    own = _column(torch.linspace(0, 1, len(betas), dtype=rates.dtype, device=rates.device), rates)
     travelled = 0.8 * travelled + 0.2 * own
     return _inverse(travelled, betas, n)
 
@@ -65,6 +94,9 @@ def _column(values: Tensor, like: Tensor) -> Tensor:
     return values.reshape(-1, *[1] * (like.ndim - 1))
 
 
+TUNED = ("equalised", "barrier")
+"""Names of the schedules that a pilot's estimates determine."""
+
 SCHEDULES: dict[str, Callable[[int], Tensor]] = {"linear": linear, "sigmoid": sigmoid}
 
 Schedule = str | Tensor | Callable[[int], Tensor]
@@ -80,6 +112,11 @@ def check(name: str, schedule: Schedule, n: int, also: tuple[str, ...] = ()) -> 
             raise ArgumentError(f"{name}(schedule={schedule!r}): must be one of {names}, a function or values")
     else:
         values_of(name, schedule, n)
+
+
+def is_tuned(schedule: Schedule) -> bool:
+    """Whether a schedule takes a pilot."""
+    return isinstance(schedule, str) and schedule in TUNED
 
 
 def values_of(name: str, schedule: Schedule, n: int) -> Tensor:

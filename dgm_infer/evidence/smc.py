@@ -39,7 +39,7 @@ class SMC(Settings):
     Args:
         particles: particles per run.
         schedule: ``"adaptive"``, temperatures as far apart as ``conditional_ess`` allows, or a schedule of
-            :class:`AIS`: ``"equalised"``, ``"sigmoid"``, ``"linear"``, a function of K, or values.
+            :class:`AIS`: ``"equalised"``, ``"barrier"``, ``"sigmoid"``, ``"linear"``, a function of K, or values.
         temperatures: K; for the adaptive schedule the maximum, and the last step then goes to 1.
         conditional_ess: share of the particles that an adaptive step leaves effective (Zhou, Johansen and Aston 2016).
         threshold: share of effective particles below which a run resamples.

@@ -31,7 +31,7 @@ _METHODS: dict[str, tuple[Method, int]] = {
     "simulated tempering": (dgm.SimulatedTempering(), 64),
     "Gibbs tempering": (dgm.GibbsTempering(), 64),
     "joint tempering": (dgm.ContinuousTempering(), 64),
-    "parallel tempering": (dgm.ParallelTempering(), 16),
+    "parallel tempering": (dgm.ParallelTempering(), 12),
 }
 
 

@@ -84,12 +84,14 @@ class ListedLadder:
     They are computed in chunks of about a million, to bound the memory.
 
     Args:
-        betas: ``[K + 1]``, float64.
+        betas: ``[K + 1]``, or ``[K + 1, *batch]`` for temperatures of every problem's own, float64.
         h: ``[K + 1, *batch]``, float64.
     """
 
     def __init__(self, betas: Tensor, h: Tensor):
-        self.betas, self.batch = betas, h.shape[1:]
+        self.batch = h.shape[1:]
+        # [problems or 1, K + 1]
+        self.betas = betas.flatten(1).mT.contiguous() if betas.ndim > 1 else betas[None]
         # [problems, K + 1]: a cumulative sum runs along contiguous memory
         self.h = h.flatten(1).mT.contiguous() if h.ndim > 1 else h[None]
 
@@ -97,25 +99,26 @@ class ListedLadder:
         d = difference.reshape(len(difference), -1)
         uniform = torch.rand(d.shape, generator=rng, dtype=d.dtype, device=d.device)
         chosen, log_total = torch.empty_like(d, dtype=torch.int64), torch.empty_like(d)
-        problems = max(1, _AT_ONCE // len(self.betas))
+        betas = self.betas.expand(d.shape[1], -1)
+        problems = max(1, _AT_ONCE // betas.shape[1])
         chains = max(1, problems // d.shape[1])
         for i in range(0, d.shape[0], chains):
             for j in range(0, d.shape[1], problems):
                 part = slice(i, i + chains), slice(j, j + problems)
-                chosen[part], log_total[part] = self._part(d[part], self.h[part[1]], uniform[part])
+                chosen[part], log_total[part] = self._part(d[part], betas[part[1]], self.h[part[1]], uniform[part])
         shape = difference.shape
         log_total = log_total.reshape(shape)
         last = self.h[:, -1].reshape(self.batch)
-        return Rung(self.betas[chosen].reshape(shape), last - difference - log_total, -log_total)
+        return Rung(betas.gather(1, chosen.mT).mT.reshape(shape), last - difference - log_total, -log_total)
 
-    def _part(self, d: Tensor, h: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        logits = torch.addcmul(h, d.unsqueeze(-1), self.betas, value=-1.0)
+    def _part(self, d: Tensor, betas: Tensor, h: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        logits = torch.addcmul(h, d.unsqueeze(-1), betas, value=-1.0)
         largest = logits.amax(-1, keepdim=True)
         below = logits.sub_(largest).exp_().cumsum_(-1)
         total = below[..., -1:]
         # right=True: a temperature of zero weight is never drawn
         chosen = torch.searchsorted(below, uniform.unsqueeze(-1) * total, right=True)
-        return chosen.squeeze(-1).clamp_max(len(self.betas) - 1), (largest + total.log()).squeeze(-1)
+        return chosen.squeeze(-1).clamp_max(betas.shape[1] - 1), (largest + total.log()).squeeze(-1)
 
 
 def even_knots(n: int, betas: Tensor, most: int) -> Tensor:

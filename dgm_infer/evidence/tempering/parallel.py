@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...arguments import fraction, optional_positive, whole_number
+from ...arguments import flag, fraction, optional_positive, whole_number
 from ...bases import Gaussian
 from ...bases.modes import search
 from ...errors import ArgumentError
@@ -15,6 +15,7 @@ from .. import schedules
 from ..method import EstimateStatus, Outcome, check_held
 from ..path import AnnealedPath
 from ..pilot import anneal_pilot
+from .adaptation import improved
 from .barrier import equalised, interpolated_rows
 from .references import Legs
 from .replicas import Replicas, Round
@@ -23,6 +24,8 @@ __all__ = ["ParallelTempering"]
 
 # Sweeps of the first round of tuning.
 _FIRST = 4
+# Sweeps of the shortest round whose draws the base is fitted to.
+_FITTED = 8
 # Of the search for modes: minimisations per round, and gradients of each.
 _STARTS, _ITERATIONS = 64, 200
 # Share of the estimate below which the base is cut off.
@@ -42,7 +45,8 @@ class ParallelTempering(Settings):
     groups of replicas, and the standard error is that between them.
 
     A mode that the base misses enters along the broad leg, and a base that is far worse than the broad reference is
-    cut off (math 6.14): a bad base costs time, not correctness.
+    cut off (math 6.14): a bad base costs time, not correctness. Between the rounds of tuning the base is fitted to the
+    draws of the target so far (math 6.16), as in stabilised variational parallel tempering.
 
     Diagnostics beside those of all methods: ``barrier [legs, *batch]``, ``round_trips`` between references and target
     (all chains), ``round_trip_rate`` (per chain and sweep), ``restarts`` (independent arrivals at the target, per
@@ -57,19 +61,22 @@ class ParallelTempering(Settings):
             problem until the last round.
         broad: the second reference: True for :meth:`Gaussian.broad` of the target, a Gaussian ``[*batch, D]`` or
             ``[D]``, or False for none.
+        adapt_base: whether rounds of tuning fit the base anew to their draws of the target, where that is better and
+            the references have full covariances (math 6.16); the broad reference stays, so that it cannot hurt.
         thin: sweeps per draw of x in the result, which are two with two legs.
         target_acceptance: mean acceptance probability that step sizes are adapted to.
         pilot_temperatures: temperatures of the annealing run that makes the first schedule and step sizes.
     """
 
-    draws: int = 128
+    draws: int = 192
     temperatures: int = 12
     n_steps: int = 3
     step_size: float | Tensor | None = None
     broad: bool | Gaussian = True
+    adapt_base: bool = True
     thin: int = 1
     target_acceptance: float = 0.8
-    pilot_temperatures: int = 50
+    pilot_temperatures: int = 30
 
     def __post_init__(self):
         name = "ParallelTempering"
@@ -77,6 +84,7 @@ class ParallelTempering(Settings):
             whole_number(name, field, getattr(self, field))
         if self.thin > self.draws:
             raise ArgumentError(f"{name}(thin={self.thin}): must be at most draws={self.draws}")
+        flag(name, "adapt_base", self.adapt_base)
         optional_positive(name, "step_size", self.step_size)
         fraction(name, "target_acceptance", self.target_acceptance)
         if not isinstance(self.broad, bool | Gaussian):
@@ -105,13 +113,16 @@ class ParallelTempering(Settings):
         progress.expect(self.pilot_temperatures + sum(rounds) + self.draws)
         replicas = self._replicas(legs, chains, rng, progress)
         powers = torch.ones(legs.batch_shape, dtype=torch.float64, device=replicas.betas.device) / legs.count
-        for sweeps in rounds:
-            tuned = Round(replicas)
+        for i, sweeps in enumerate(rounds):
+            tuned = Round(replicas, tunes=True, moments=self._fits(legs, chains) and i + 1 < len(rounds))
             for _ in range(sweeps):
                 tuned.add(replicas.sweep(self.target_acceptance if self.step_size is None else None))
                 progress.update("tuning")
             powers, replicas.coupled = _leg_powers(tuned)
             self._retune(replicas, tuned)
+            if tuned.moments is not None and sweeps >= _FITTED:
+                old = legs.base
+                replicas.rebase(*improved(old.mean[0].double(), old.covariance[0].double(), tuned.moments))
         spent = legs.evaluations
         final = Round(replicas, keep=self.draws // self.thin, thin=self.thin)
         interrupted = False
@@ -125,6 +136,10 @@ class ParallelTempering(Settings):
             interrupted = True
         path.evaluations += legs.evaluations
         return final.outcome(powers, spent, interrupted)
+
+    def _fits(self, legs: Legs, chains: int) -> bool:
+        """Whether the base is fitted to draws: a covariance, of half of the chains, beside a reference that stays."""
+        return self.adapt_base and legs.count == 2 and legs.base.kind == "full" and chains > 1
 
     def _broad(self, path: AnnealedPath, rng: torch.Generator) -> Gaussian | None:
         if isinstance(self.broad, Gaussian) or not self.broad:

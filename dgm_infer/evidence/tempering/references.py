@@ -28,6 +28,19 @@ class Legs(AnnealedPath):
         super().__init__(path.target, _side_by_side(path.base, broad))
         self.count = 1 if broad is None else 2
 
+    def rebase(self, mean: Tensor, covariance: Tensor, which: Tensor) -> None:
+        """Give the first leg of the problems ``which [*batch]`` a reference of these moments.
+
+        Args:
+            mean, covariance: ``[*batch, D]`` and ``[*batch, D, D]``.
+        """
+        means, factors = self.base.mean.clone(), _triangular(self.base.scale).clone()
+        factor, failed = torch.linalg.cholesky_ex(covariance)
+        which = which & (failed == 0)
+        means[0] = torch.where(which.unsqueeze(-1), mean.to(means), means[0])
+        factors[0] = torch.where(which[..., None, None], factor.to(factors), factors[0])
+        self._start_from(Gaussian(means, cholesky=factors))
+
     def at(self, v: Tensor) -> Point:
         """Evaluate at ``[..., chains, legs, *batch, D]``."""
         point = super().at(v)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..method import Outcome
 from ..path import Point
+from .adaptation import HalfMoments
 from .references import Legs
 from .stepping import SteppingStones
 from .swaps import Trips, exchanged, swap_log_ratios, swaps
@@ -26,10 +27,8 @@ class Sweep(NamedTuple):
     """``[K, chains, legs, *batch]``."""
     acceptance: Tensor
     """Of the moves above the reference, ``[K, chains, legs, *batch]``."""
-    targets: Tensor
-    """Whitened positions at the target, ``[chains, legs, *batch, D]``."""
-    at_target: Tensor
-    """``phi - psi`` of every leg at the last leg's targets, ``[chains, legs, *batch]``."""
+    targets: Point
+    """States at the target, ``[chains, legs, *batch]``."""
 
 
 class Replicas:
@@ -64,6 +63,12 @@ class Replicas:
         self.coupled = torch.ones(betas.shape[2:], dtype=torch.bool, device=betas.device)
         self._sweeps = 0
 
+    def rebase(self, mean: Tensor, covariance: Tensor, which: Tensor) -> None:
+        """Another base, as :meth:`Legs.rebase`, with the replicas where they are."""
+        x = self.legs.base.unwhiten(self.point.v)
+        self.legs.rebase(mean, covariance, which)
+        self.point = self.legs.at(self.legs.base.whiten(x))
+
     def sweep(self, target_acceptance: float | None) -> Sweep:
         """A move of every replica above the references, then swaps of one parity; adapts the step sizes if asked."""
         upper = Point(*(part[1:] for part in self.point))
@@ -81,8 +86,7 @@ class Replicas:
         crosses = self.legs.count == 2 and (len(self.betas) - 1) % 2 == parity
         self.point = self._renewed(Point(*(exchanged(part, source) for part in point)), crosses)
         self.trips.follow(source, self.coupled if crosses else None)
-        at_target = self.legs.at_last(targets)
-        return Sweep(differences, probabilities, move.acceptance, targets.v, at_target)
+        return Sweep(differences, probabilities, move.acceptance, targets)
 
     def _renewed(self, point: Point, crosses: bool) -> Point:
         """The references drawn anew and, if the targets change places, each evaluated on the other's leg."""
@@ -107,16 +111,19 @@ class Round:
         replicas: what is swept.
         keep: draws of x per chain and leg.
         thin: sweeps per draw.
+        tunes: whether to sum up how far the references are from the target.
+        moments: whether to sum up the moments of the states at the target, for a new base.
     """
 
-    def __init__(self, replicas: Replicas, keep: int = 0, thin: int = 1):
+    def __init__(self, replicas: Replicas, keep: int = 0, thin: int = 1, *, tunes: bool = False, moments: bool = False):
         legs, betas, chains = replicas.legs, replicas.betas, replicas.chains
         self.legs, self.betas, self.chains, self.thin, self.sweeps = legs, betas, chains, thin, 0
         self.stones = SteppingStones(betas, replicas.centre, chains)
         self._trips, self._before = replicas.trips, (replicas.trips.restarts, replicas.trips.round_trips)
         self._swaps = torch.zeros_like(betas[1:])
         self._acceptance = torch.zeros_like(betas[1:])
-        self._at_target = torch.zeros_like(betas[0])
+        self._tunes, self._at_target = tunes, torch.zeros_like(betas[0])
+        self.moments = HalfMoments(replicas.point.v[-1]) if moments else None
         self._draws = legs.base.mean.new_empty(chains, keep, *legs.base.mean.shape)
         self.kept = 0
 
@@ -124,10 +131,13 @@ class Round:
         self.stones.add(sweep.differences)
         self._swaps += sweep.swap_probabilities.mean(1)
         self._acceptance += sweep.acceptance.mean(1)
-        self._at_target += sweep.at_target.mean(0)
+        if self._tunes:
+            self._at_target += self.legs.at_last(sweep.targets).mean(0)
         self.sweeps += 1
+        if self.moments is not None:
+            self.moments.add(self.legs.base.unwhiten(sweep.targets.v))
         if self.sweeps % self.thin == 0 and self.kept < self._draws.shape[1]:
-            self._draws[:, self.kept] = self.legs.base.unwhiten(sweep.targets)
+            self._draws[:, self.kept] = self.legs.base.unwhiten(sweep.targets.v)
             self.kept += 1
 
     @property

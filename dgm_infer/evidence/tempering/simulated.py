@@ -11,6 +11,8 @@ from ...arguments import choice, whole_number
 from .. import schedules
 from ..path import AnnealedPath, Point
 from ..pilot import Pilot, StepSizes
+from ..plan import tuned_betas
+from .barrier import interpolated_rows
 from .ladder import EvenLadder, Ladder, ListedLadder, even_knots, interpolated, is_even
 from .record import TemperedState
 from .tempering import Tempering
@@ -42,8 +44,9 @@ class SimulatedTempering(Tempering):
             chains.
         temperatures: K. With even temperatures it affects neither time nor memory: k given x is a mixture of a few
             geometric distributions.
-        schedule: ``"linear"`` (even), ``"sigmoid"``, a function of K, or the K + 1 values themselves, which then set K.
-            With uneven temperatures a draw of k takes time proportional to K.
+        schedule: ``"linear"`` (even), ``"sigmoid"``, ``"equalised"`` and ``"barrier"`` as in :class:`AIS`, a function
+            of K, or the K + 1 values themselves, which then set K. With uneven temperatures a draw of k takes time
+            proportional to K.
         weights: ``"pilot"``, g such that all temperatures are visited equally often, by the pilot's estimates of
             ``log Z(beta_k)``; ``"equal"``, all of them 1. They are frozen, and affect speed, not correctness.
     """
@@ -55,7 +58,7 @@ class SimulatedTempering(Tempering):
     def __post_init__(self):
         super().__post_init__()
         whole_number("SimulatedTempering", "temperatures", self.temperatures)
-        schedules.check("SimulatedTempering", self.schedule, self.temperatures)
+        schedules.check("SimulatedTempering", self.schedule, self.temperatures, schedules.TUNED)
         choice("SimulatedTempering", "weights", self.weights, ("pilot", "equal"))
 
     def _chain(self, path, pilot, log_zeta, point, rng):
@@ -68,12 +71,16 @@ class SimulatedTempering(Tempering):
 
     def _ladder(self, pilot: Pilot, log_zeta: Tensor) -> Ladder:
         """``h_k = log g_k - beta_k log zeta``, which is ``-log Z(beta_k)`` for the pilot's weights."""
-        own = schedules.values_of("SimulatedTempering", self.schedule, self.temperatures).to(log_zeta.device)
         known = pilot.betas.reshape(-1, *[1] * log_zeta.ndim) * log_zeta
         if self.weights == "pilot":
             # the pilot's curve, tilted to end at the guess; flat where all its weights were zero
             curve = pilot.log_z_path.nan_to_num(0.0, 0.0, 0.0)
             known = curve + known - pilot.betas.reshape(-1, *[1] * log_zeta.ndim) * curve[-1]
+        if schedules.is_tuned(self.schedule):
+            own = tuned_betas(self.schedule, self.temperatures, pilot)
+            at = pilot.betas.reshape(-1, *[1] * log_zeta.ndim).expand_as(known).contiguous()
+            return ListedLadder(own, -interpolated_rows(own, at, known.expand_as(at).contiguous()))
+        own = schedules.values_of("SimulatedTempering", self.schedule, self.temperatures).to(log_zeta.device)
         if not is_even(own):
             return ListedLadder(own, -interpolated(own, pilot.betas, known))
         n = len(own) - 1

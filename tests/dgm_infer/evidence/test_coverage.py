@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.evidence.coverage import Unseen, widened
+from dgm_infer.evidence.coverage import Components, Unseen, widened
+from dgm_infer.evidence.remedy import base_with
 from tests.known_evidence import MixtureTarget, known_bimodal, known_gaussian
 from tests.oracles import FLOAT
 from tests.quick import cases
@@ -79,6 +80,49 @@ def test_the_limit_of_tempering_a_narrow_deep_mode_inside_a_wide_one_is_named():
         assert abs(estimate.log_z) > 0.4
         low, high = estimate.interval()
         assert low < 0 < high
+
+
+@pytest.mark.parametrize("method", cases(METHODS, quick=("simulated",)))
+def test_modes_that_were_missed_are_added_to_the_base(method):
+    estimate, lines = said(BIMODAL.target, BLIND, method, refine=True)
+    assert lines == []
+    assert estimate.diagnostics["refinements"] == 1
+    assert estimate.diagnostics["added_modes"] == 1
+    assert estimate.diagnostics["unseen_modes"] == 0
+    assert (estimate.log_z - BIMODAL.log_z).abs() < 4 * estimate.std_error
+    # control: the base as it was is wrong by more
+    once, lines = said(BIMODAL.target, BLIND, method)
+    assert estimate.std_error < once.std_error
+    assert any("no draw has visited" in line for line in lines)
+    assert (once.log_z - BIMODAL.log_z).abs() > 0.35
+    # both runs count, the first as tuning
+    assert estimate.diagnostics["gradient_evaluations"] > 1.9 * once.diagnostics["gradient_evaluations"]
+    assert estimate.diagnostics["pilot_evaluations"] > once.diagnostics["gradient_evaluations"]
+
+
+def test_a_base_without_unseen_modes_is_left_as_it_is():
+    method = METHODS["Gibbs"]
+    estimate, lines = said(BIMODAL.target, BIMODAL.base, method, refine=True)
+    assert lines == []
+    assert estimate.diagnostics["refinements"] == 0
+    assert torch.equal(estimate.log_z, said(BIMODAL.target, BIMODAL.base, method)[0].log_z)
+    for wrong in ({"coverage": False}, {"method": dgm.Elbo(10)}):
+        with pytest.raises(dgm.ArgumentError, match="refine=True"):
+            said(BIMODAL.target, BIMODAL.base, **{"method": method, "refine": True, **wrong})
+
+
+def test_a_base_with_modes_covers_each_problem_by_its_own():
+    base = dgm.Gaussian(torch.zeros(2, 3, dtype=FLOAT), 2.0)
+    means = torch.stack([torch.full((2, 3), 4.0, dtype=FLOAT), torch.full((2, 3), -8.0, dtype=FLOAT)])
+    covariances = 1e-4 * torch.eye(3, dtype=FLOAT).repeat(2, 2, 1, 1)
+    covariances[1, 1] = math.nan
+    masses = torch.tensor([[0.0, -math.inf], [-math.inf, -math.inf]], dtype=FLOAT)
+    new = base_with(base, Components(means, covariances, masses), torch.zeros(2, dtype=FLOAT))
+    assert new.mean[0].tolist() == [2.0, 2.0, 2.0]
+    assert (new.covariance_diagonal[0] > 2.0).all()
+    torch.testing.assert_close(new.mean[1], base.mean[1])
+    torch.testing.assert_close(new.covariance[1], base.covariance[1])
+    torch.testing.assert_close(new.log_zeta, torch.tensor([math.log(2.0), 0.0], dtype=FLOAT))
 
 
 def test_a_shift_within_the_error_is_not_counted():

@@ -363,7 +363,7 @@ def test_a_target_that_computes_in_another_type_is_named():
         (lambda: dgm.HamiltonianAIS(0), r"HamiltonianAIS\(temperatures=0\)"),
         (lambda: dgm.HamiltonianAIS(half_life=0), r"HamiltonianAIS\(half_life=0\): must be a positive number"),
         (lambda: dgm.HamiltonianAIS(half_life=math.inf), "half_life=inf"),
-        (lambda: dgm.HamiltonianAIS(schedule="adaptive"), "one of linear, sigmoid, equalised, a function"),
+        (lambda: dgm.HamiltonianAIS(schedule="adaptive"), "one of linear, sigmoid, equalised, barrier, a function"),
         (lambda: dgm.ImportanceSampling(0), "samples=0"),
         (lambda: dgm.Elbo(-3), "samples=-3"),
     ],

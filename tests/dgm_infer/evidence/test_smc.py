@@ -201,7 +201,7 @@ def test_two_modes_keep_their_weights():
     [
         ({"particles": 1}, r"SMC\(particles=1\): must be an integer >= 2"),
         ({"particles": 2.5}, "particles=2.5"),
-        ({"schedule": "cubic"}, "one of linear, sigmoid, equalised, adaptive"),
+        ({"schedule": "cubic"}, "one of linear, sigmoid, equalised, barrier, adaptive"),
         ({"conditional_ess": 1}, "conditional_ess=1"),
         ({"conditional_ess": 0.0}, "conditional_ess=0.0"),
         ({"threshold": 1.5}, "threshold=1.5"),

@@ -191,7 +191,10 @@ def test_control_a_law_without_the_prior_weights_is_noticed(make):
     ("settings", "message"),
     [
         ({"temperatures": 0}, r"SimulatedTempering\(temperatures=0\): must be an integer >= 1"),
-        ({"schedule": "cubic"}, r"schedule='cubic'\): must be one of linear, sigmoid, a function or values"),
+        (
+            {"schedule": "cubic"},
+            r"schedule='cubic'\): must be one of linear, sigmoid, equalised, barrier, a function",
+        ),
         ({"schedule": torch.tensor([0.0, 0.5])}, "must rise from 0 to 1"),
         ({"weights": "none"}, "weights='none'"),
         ({"draws": 0}, "draws=0"),
