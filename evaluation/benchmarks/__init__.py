@@ -14,6 +14,7 @@ BENCHMARKS = {
     "evidence": "evaluation.benchmarks.evidence",
     "methods": "evaluation.benchmarks.methods",
     "modes": "evaluation.benchmarks.modes",
+    "targets": "evaluation.benchmarks.targets",
     "programs": "evaluation.benchmarks.programs",
     "training": "evaluation.benchmarks.training",
     "iwae_training": "evaluation.benchmarks.iwae_training",
