@@ -137,7 +137,7 @@ ORDER = {
         "annealing",
         "hamiltonian",
         "curve",
-        "rate_distortion",
+        "rates",
         "smc",
         "tempering",
         "opinion",
@@ -251,6 +251,7 @@ ORDER = {
         "published",
         "programs",
         "targets",
+        "rates",
         "documents",
         "estimates",
         "samplers",
@@ -267,6 +268,7 @@ ORDER = {
         "log_evidence",
         "crossover",
         "pseudo_marginal",
+        "rates",
     ],
     "evaluation.experiments": [
         "reference",
@@ -282,6 +284,7 @@ ORDER = {
         "boltzmann",
         "radon",
         "iwae",
+        "rate_distortion",
     ],
     "evaluation.benchmarks": [
         "workers",

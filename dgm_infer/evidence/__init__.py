@@ -8,7 +8,7 @@ from .curve import RateDistortion
 from .hamiltonian import HamiltonianAIS
 from .importance import Elbo, ImportanceSampling
 from .method import Method
-from .rate_distortion import rate_distortion
+from .rates import rate_distortion
 from .refinement import Refined, refine_base
 from .result import Evidence, Expectation
 from .run import Bounds, bidirectional, log_evidence

@@ -33,7 +33,7 @@ class CurvePoints(NamedTuple):
 
 
 def curve_points(beta: Tensor | float, log_weights: Tensor, distortions: Tensor) -> CurvePoints:
-    """Rate ``-log Z - beta D`` and distortion D of weighted draws (math 6.40), both ``[chains, *batch]``.
+    """Rate ``-log Z - beta D`` and distortion D of weighted draws (math 7.9), both ``[chains, *batch]``.
 
     The errors are those of the delta method: with shares w of the weights, which sum to 1 over C chains, the mean of
     squares over ``C - 1`` of ``C w_c (d_c - D)``, and of ``-(C w_c - 1) - beta C w_c (d_c - D)``.

@@ -23,7 +23,7 @@ _PRIOR_SD = 2.0
 class Brownian(Target):
     """``log s, log e ~ N(0, 4)``, ``x_t ~ N(x_{t-1}, s^2)``, ``y_t ~ N(x_t, e^2)`` for 20 of 30 steps, ``x_0 = 0``.
 
-    Coordinates: ``log s, log e, x_1, ..., x_30`` (Sountsov, Radul and contributors 2020). Given the scales all is
+    Coordinates: ``log s, log e, x_1, ..., x_30`` (Sountsov et al. 2020). Given the scales all is
     Gaussian, so that log Z is an integral over the two of them, a sum on an even grid.
     """
 

@@ -1,4 +1,4 @@
-"""Rate against distortion of a decoder, the whole curve from one annealing run (Huang et al. 2020; math 6.40)."""
+"""Rate against distortion of a decoder, the whole curve from one annealing run (Huang et al. 2020; math 7.9)."""
 
 import copy
 import math
@@ -80,7 +80,7 @@ def rate_distortion(
     ``R_beta = KL(q_beta | p) = -beta D_beta - log Z_beta`` is the least rate (nats) at distortion ``D_beta`` of codes
     for x whose codewords are the decoder's outputs at prior draws. Annealing from the prior visits all beta in turn;
     its weights at each give a point that lies, in expectation, on or above that curve, for any number of chains and
-    temperatures, and comes to it as either grows (Huang et al. 2020; math 6.40).
+    temperatures, and comes to it as either grows (Huang et al. 2020; math 7.9).
 
     Args:
         model: a module with ``decoder`` and ``prior`` (the mean of its distribution is f), a
