@@ -24,7 +24,7 @@ from ..arguments import (
 )
 from ..bases import Gaussian
 from ..errors import ArgumentError, ModelError, cause
-from ..models import GenerativeModel, InputDensity, LatentVariableModel, base_distribution, reference_tensor
+from ..models import GenerativeModel, InputDensity, LatentVariableModel, reference_tensor
 from ..probe import energy_fault, probe_points
 from ..progress import Progress
 from ..target import Target
@@ -210,18 +210,19 @@ def _decoder(model: nn.Module, prior: InputDensity | None) -> _Decoder:
             "as a function of these"
         )
 
-    def distribution(z: Tensor) -> Tensor:
+    def outputs(z: Tensor) -> Tensor:
         made = function(z)
         return (made.mean if isinstance(made, Distribution) else made).flatten(z.ndim - 1)
 
     def log_prob(z: Tensor, x: Tensor) -> Tensor:
         made = function(z)
-        return base_distribution(made).log_prob(x.reshape(*x.shape[:-1], *made.event_shape)).flatten(z.ndim - 1).sum(-1)
+        assert isinstance(made, Distribution)
+        return made.log_prob(x.reshape(*x.shape[:-1], *made.event_shape))
 
     with torch.no_grad():
         like = reference_tensor(frozen)
         is_density = isinstance(function(torch.zeros(prior.dim, dtype=like.dtype, device=like.device)), Distribution)
-    return _Decoder(frozen, distribution, log_prob if is_density else None, prior)
+    return _Decoder(frozen, outputs, log_prob if is_density else None, prior)
 
 
 def _flat_images(decoder: _Decoder, images: Tensor) -> tuple[Tensor, torch.Size]:

@@ -5,6 +5,7 @@ Where log Z is known the error is measured against it: the table shows which err
 and whether it warns. Targets with exact draws are bounded from both sides as well.
 """
 
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -27,7 +28,7 @@ from .methods import METHODS
 from .publishing import measured_before, new_record, publish, versions
 from .settings import check_counts, check_seed, writable_folder
 
-__all__ = ["bench"]
+__all__ = ["bench", "table"]
 
 # None is what log_evidence picks by itself
 _METHODS: dict[str, Method | None] = {"default": None, **METHODS}
@@ -41,6 +42,7 @@ _FAST_TARGETS = ("funnel-10", "seeds")
 def bench(
     targets: str | None = None,
     chains: int = 16,
+    runs: int = 3,
     data: str | None = None,
     fast: bool = False,
     seed: int = 0,
@@ -53,6 +55,7 @@ def bench(
     Args:
         targets: names, separated by commas; null for all.
         chains: chains per problem, fewer where a gradient is expensive.
+        runs: independent ones of every method on each target, fewer where a gradient is expensive.
         data: the reference folder, with ``known_targets`` in it, which ``python -m evaluation.problems.debian_data
             FOLDER/known_targets`` fills; null for the environment variable DGM_INFER_REFERENCE_DATA. What is not there
             is simulated, and named so.
@@ -64,33 +67,43 @@ def bench(
         path of the JSON file.
     """
     check_counts(least=2, chains=chains)
+    check_counts(runs=runs)
     check_seed(seed)
     names = (_FAST_TARGETS if fast else NAMES) if targets is None else tuple(targets.split(","))
     if unknown := [name for name in names if name not in NAMES]:
         raise ConfigError(f"targets: {unknown[0]!r} is not one of {', '.join(NAMES)}")
     reference = reference_folder(data)
     folder, files = writable_folder(output), None if reference is None else reference / FOLDER
-    settings = {"chains": chains, "fast": fast, "seed": seed}
+    settings = {"chains": chains, "runs": runs, "fast": fast, "seed": seed}
     path = folder / "targets.json"
     measured = measured_before(path, settings, "targets")["targets"]
-    record = new_record("targets", settings, ["dgm-infer", "torch"], threads=torch.get_num_threads())
+    # of the last five minutes: others may use the machine too
+    facts = {"threads": torch.get_num_threads(), "load_average": os.getloadavg()[1]}
+    record = new_record("targets", settings, ["dgm-infer", "torch"], **facts)
     record["targets"] = measured
     for name in names:
         known = known_target(name, files)
         if name not in measured or measured[name]["words"] != known.words:
             print(f"{name}: {known.words}", flush=True)
-            measured[name] = _measure(known, _FAST if fast else _METHODS, chains, seed)
+            measured[name] = _measure(known, fast, chains, runs, seed)
         record["targets"] = {each: measured[each] for each in NAMES if each in measured}
         write_record(path, record)
-    publish(path, "targets", page(record, versions(record)))
+    publish(path, "targets", table(record))
     return path
 
 
-def _measure(known: KnownTarget, methods: Mapping[str, Method | None], chains: int, seed: int) -> dict[str, Any]:
+def table(record: Mapping[str, Any]) -> str:
+    """Markdown: errors of every method, and all of its runs."""
+    return page(record, versions(record))
+
+
+def _measure(known: KnownTarget, fast: bool, chains: int, runs: int, seed: int) -> dict[str, Any]:
     """All that is recorded of one target."""
-    chains = min(chains, known.most_chains or chains)
+    methods = _FAST if fast else _METHODS
+    if known.most_chains is not None:
+        chains, runs = min(chains, known.most_chains), 1
     started = time.process_time()
-    base = known.base()
+    base = known.base(fast)
     entry: dict[str, Any] = {
         "words": known.words,
         "dim": known.target.dim,
@@ -98,17 +111,18 @@ def _measure(known: KnownTarget, methods: Mapping[str, Method | None], chains: i
         "base": known.base_kind,
         "base_seconds": time.process_time() - started,
         "chains": chains,
+        "runs": runs,
     }
     if known.can_draw:
         entry["bounds"] = _bounds(known, base, methods["AIS"], chains, seed)
     entry["methods"] = {}
     for label, method in methods.items():
         print(f"  {label}", flush=True)
-        entry["methods"][label] = _row(known, base, method, chains, seed)
+        entry["methods"][label] = [_run(known, base, method, chains, seed + i) for i in range(runs)]
     return entry
 
 
-def _row(known: KnownTarget, base: Gaussian, method: Method | None, chains: int, seed: int) -> dict[str, Any]:
+def _run(known: KnownTarget, base: Gaussian, method: Method | None, chains: int, seed: int) -> dict[str, Any]:
     def estimate() -> Evidence:
         options = {"chains": chains, "seed": seed, "keep_draws": False, "progress": False}
         return uninterrupted(dgm.log_evidence(known.target, base, method, **options))
@@ -117,7 +131,7 @@ def _row(known: KnownTarget, base: Gaussian, method: Method | None, chains: int,
         try:
             evidence = estimate()
         except (ArgumentError, EvidenceError) as error:
-            return {"error": str(error)}
+            return {"failed": str(error)}
     low, high = evidence.interval()
     truth = known.log_z
     bounds = evidence.status not in ("unbiased", "consistent")

@@ -13,6 +13,7 @@ from .saving import save_picture
 
 with extra("train"):
     from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 __all__ = ["rates"]
 
@@ -35,6 +36,9 @@ def rates(path: str | os.PathLike, panels: Mapping[str, Mapping[str, Mapping[str
             axis.plot(distortion[-1], rate[-1], color=COLOURS[i], marker="os^Dv"[i % 5], ms=5)
         axis.set(xscale="log", xlabel="mean squared error per pixel", title=title)
         axis.set_ylim(bottom=0)
+        axis.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.xaxis.set_minor_formatter(NullFormatter())
         axis.grid(which="both", lw=0.4, color="0.9")
         axis.legend(fontsize=8, frameon=False)
         axis.spines[["top", "right"]].set_visible(False)

@@ -23,10 +23,10 @@ FOLDER = "known_targets"
 
 # of the stand-ins and of the mixtures' means
 _SEED = 0
-_BASES: dict[str, Callable[[Target], Gaussian]] = {
-    "broad": lambda target: Gaussian.broad(target),
-    "full fit": lambda target: Gaussian.fit(target, kind="full", steps=1500, dtype=torch.float64),
-    "diagonal fit": lambda target: Gaussian.fit(target, steps=300, rate=0.1, dtype=torch.float32),
+_BASES: dict[str, Callable[[Target, bool], Gaussian]] = {
+    "broad": lambda target, fast: Gaussian.broad(target),
+    "full fit": lambda target, fast: Gaussian.fit(target, kind="full", steps=50 if fast else 1500, dtype=torch.float64),
+    "diagonal fit": lambda target, fast: Gaussian.fit(target, steps=50 if fast else 300, rate=0.1, dtype=torch.float32),
 }
 
 
@@ -51,8 +51,9 @@ class KnownTarget:
         """Whether exact draws are to be had, for two-sided bounds."""
         return hasattr(self.target, "draw")
 
-    def base(self) -> Gaussian:
-        return _BASES[self.base_kind](self.target)
+    def base(self, fast: bool = False) -> Gaussian:
+        """The base; a fast one is made in a few steps, and worse."""
+        return _BASES[self.base_kind](self.target, fast)
 
 
 def known_target(name: str, folder: Path | None) -> KnownTarget:

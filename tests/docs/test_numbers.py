@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from evaluation.benchmarks import abc, methods, modes, programs, samplers, scaling
+from evaluation.benchmarks import abc, methods, modes, programs, samplers, scaling, targets
 from evaluation.reports import images
 from evaluation.reports.documents import PAGES, read_record, renewed, seconds_to
 
@@ -184,6 +184,7 @@ def test_tables_are_up_to_date(page):
     [
         ("methods", "methods", methods.table),
         ("modes", "modes", modes.page),
+        ("targets", "targets", targets.table),
         ("programs", "programs", programs.page),
         ("abc", "abc", abc.page),
         ("scaling", "scaling", scaling.table),
