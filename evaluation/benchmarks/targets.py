@@ -50,7 +50,7 @@ def bench(
 ) -> Path:
     """Estimate the evidence of every target by every method.
 
-    What an earlier run with the same settings has measured is kept, target by target.
+    What the record already holds of these settings is kept, run by run: after an interruption, or for more runs.
 
     Args:
         targets: names, separated by commas; null for all.
@@ -76,18 +76,18 @@ def bench(
     folder, files = writable_folder(output), None if reference is None else reference / FOLDER
     settings = {"chains": chains, "runs": runs, "fast": fast, "seed": seed}
     path = folder / "targets.json"
-    measured = measured_before(path, settings, "targets")["targets"]
+    measured = measured_before(path, {"chains": chains, "fast": fast}, "targets")["targets"]
     # of the last five minutes: others may use the machine too
     facts = {"threads": torch.get_num_threads(), "load_average": os.getloadavg()[1]}
     record = new_record("targets", settings, ["dgm-infer", "torch"], **facts)
-    record["targets"] = measured
     for name in names:
         known = known_target(name, files)
-        if name not in measured or measured[name]["words"] != known.words:
-            print(f"{name}: {known.words}", flush=True)
-            measured[name] = _measure(known, fast, chains, runs, seed)
-        record["targets"] = {each: measured[each] for each in NAMES if each in measured}
-        write_record(path, record)
+        before = measured.get(name, {})
+        print(f"{name}: {known.words}", flush=True)
+        for entry in _entries(known, before if before.get("words") == known.words else {}, fast, chains, runs, seed):
+            measured[name] = entry
+            record["targets"] = {each: measured[each] for each in NAMES if each in measured}
+            write_record(path, record)
     publish(path, "targets", table(record))
     return path
 
@@ -97,11 +97,18 @@ def table(record: Mapping[str, Any]) -> str:
     return page(record, versions(record))
 
 
-def _measure(known: KnownTarget, fast: bool, chains: int, runs: int, seed: int) -> dict[str, Any]:
-    """All that is recorded of one target."""
+def _entries(
+    known: KnownTarget, before: Mapping[str, Any], fast: bool, chains: int, runs: int, seed: int
+) -> Iterator[dict[str, Any]]:
+    """All that is recorded of one target, once for every method that has been measured."""
     methods = _FAST if fast else _METHODS
     if known.most_chains is not None:
         chains, runs = min(chains, known.most_chains), 1
+    seeds = range(seed, seed + runs)
+    earlier = {
+        label: {run["seed"]: run for run in before.get("methods", {}).get(label, []) if run["seed"] in seeds}
+        for label in methods
+    }
     started = time.process_time()
     base = known.base(fast)
     entry: dict[str, Any] = {
@@ -114,12 +121,13 @@ def _measure(known: KnownTarget, fast: bool, chains: int, runs: int, seed: int) 
         "runs": runs,
     }
     if known.can_draw:
-        entry["bounds"] = _bounds(known, base, methods["AIS"], chains, seed)
-    entry["methods"] = {}
+        entry["bounds"] = before.get("bounds") or _bounds(known, base, methods["AIS"], chains, seed)
+    entry["methods"] = {label: list(done.values()) for label, done in earlier.items() if done}
     for label, method in methods.items():
         print(f"  {label}", flush=True)
-        entry["methods"][label] = [_run(known, base, method, chains, seed + i) for i in range(runs)]
-    return entry
+        done = earlier[label]
+        entry["methods"][label] = [done.get(s) or _run(known, base, method, chains, s) for s in seeds]
+        yield entry
 
 
 def _run(known: KnownTarget, base: Gaussian, method: Method | None, chains: int, seed: int) -> dict[str, Any]:
@@ -131,11 +139,12 @@ def _run(known: KnownTarget, base: Gaussian, method: Method | None, chains: int,
         try:
             evidence = estimate()
         except (ArgumentError, EvidenceError) as error:
-            return {"failed": str(error)}
+            return {"seed": seed, "failed": str(error)}
     low, high = evidence.interval()
     truth = known.log_z
     bounds = evidence.status not in ("unbiased", "consistent")
     return {
+        "seed": seed,
         "method": evidence.method,
         "status": evidence.status,
         "log_z": float(evidence.log_z),

@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from dgm_infer import Target
 from dgm_infer.arguments import finite, positive
+from dgm_infer.errors import ArgumentError
 
 __all__ = ["NormalMixture", "StudentMixture"]
 
@@ -81,10 +82,14 @@ class StudentMixture(Target):
         return math.log(len(means)) - self.dim * one - logs.logsumexp(-1)
 
     def draw(self, n: int, rng: torch.Generator) -> Tensor:
-        """Exact draws ``[n, D]``, float64; of even degrees of freedom, as sums of exponential variables need."""
+        """Exact draws ``[n, D]``, float64.
+
+        Raises:
+            ArgumentError: odd degrees of freedom; of even ones a chi-squared variable is a sum of exponential ones.
+        """
         half = round(self.dof / 2)
         if 2 * half != self.dof:
-            raise NotImplementedError(f"draws of {self.dof:g} degrees of freedom")
+            raise ArgumentError(f"StudentMixture(dof={self.dof:g}): draws need even degrees of freedom")
         part = torch.randint(len(self.means), (n,), generator=rng)
         shape = (n, self.dim)
         normal = torch.randn(shape, generator=rng, dtype=torch.float64)

@@ -29,17 +29,25 @@ def test_every_method_is_compared_on_every_target(tmp_path):
 
 
 def test_what_was_measured_with_the_same_settings_is_kept(tmp_path, monkeypatch):
-    def bench(seed: int) -> dict:
-        options = {"fast": True, "chains": 2, "runs": 1, "seed": seed, "output": str(tmp_path)}
-        return json.loads(targets.bench(targets="seeds", **options).read_text())["targets"]
+    def bench(runs: int, chains: int = 2) -> dict:
+        options = {"fast": True, "chains": chains, "output": str(tmp_path)}
+        return json.loads(targets.bench(targets="seeds", runs=runs, **options).read_text())["targets"]["seeds"]
 
-    first = bench(0)
-    calls = []
-    monkeypatch.setattr(targets, "_measure", lambda *arguments: calls.append(arguments) or first["seeds"])
-    assert bench(0) == first
-    assert calls == []
-    bench(1)
-    assert len(calls) == 1
+    first, whole, seeds = bench(1), targets._run, []
+
+    def counted(known, base, method, chains, seed):
+        seeds.append(seed)
+        return whole(known, base, method, chains, seed)
+
+    monkeypatch.setattr(targets, "_run", counted)
+    assert bench(1)["methods"] == first["methods"]
+    assert seeds == []
+    more = bench(2)
+    # of both methods the second run alone
+    assert seeds == [1, 1]
+    assert [runs[0] for runs in more["methods"].values()] == [runs[0] for runs in first["methods"].values()]
+    bench(1, chains=3)
+    assert seeds == [1, 1, 0, 0]
 
 
 def test_a_method_that_fails_is_a_row_of_the_table(tmp_path, monkeypatch):
@@ -49,7 +57,7 @@ def test_a_method_that_fails_is_a_row_of_the_table(tmp_path, monkeypatch):
     monkeypatch.setattr(targets.dgm, "log_evidence", fails)
     path = targets.bench(targets="seeds", fast=True, chains=2, runs=1, output=str(tmp_path))
     record = json.loads(path.read_text())
-    assert record["targets"]["seeds"]["methods"]["AIS"] == [{"failed": "no chain visited this"}]
+    assert record["targets"]["seeds"]["methods"]["AIS"] == [{"seed": 0, "failed": "no chain visited this"}]
     assert "| failed |" in targets_table(record)
     assert "- AIS: no chain visited this" in (tmp_path / "targets.md").read_text()
 
