@@ -4,9 +4,11 @@ The registry of methods: ``dgm_infer`` re-exports what is exported here, and the
 """
 
 from .annealing import AIS
+from .curve import RateDistortion
 from .hamiltonian import HamiltonianAIS
 from .importance import Elbo, ImportanceSampling
 from .method import Method
+from .rates import rate_distortion
 from .refinement import Refined, refine_base
 from .result import Evidence, Expectation
 from .run import Bounds, bidirectional, log_evidence
@@ -31,9 +33,11 @@ __all__ = [
     "Method",
     "ParallelTempering",
     "PathSampling",
+    "RateDistortion",
     "Refined",
     "SimulatedTempering",
     "bidirectional",
     "log_evidence",
+    "rate_distortion",
     "refine_base",
 ]

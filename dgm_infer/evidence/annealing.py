@@ -16,7 +16,7 @@ from .method import EstimateStatus, Outcome
 from .path import AnnealedPath, Move, Point
 from .plan import Plan, check_settings, frozen_plan
 
-__all__ = ["AIS", "Annealed", "Annealing", "Moves", "anneal", "anneal_back", "weight_diagnostics"]
+__all__ = ["AIS", "Annealed", "Annealing", "FreshMoves", "Moves", "anneal", "anneal_back", "weight_diagnostics"]
 
 
 class Annealed(NamedTuple):
@@ -103,10 +103,10 @@ class AIS(Annealing):
         return frozen_plan(self, path, chains, self.n_steps, rng, progress)
 
     def moves(self, path, chains, rng):
-        return _Fresh(path, self.n_steps, rng)
+        return FreshMoves(path, self.n_steps, rng)
 
 
-class _Fresh:
+class FreshMoves:
     """Trajectories with fresh momenta, each its own reversal."""
 
     def __init__(self, path: AnnealedPath, n_steps: int, rng: torch.Generator):
@@ -128,20 +128,32 @@ def weight_diagnostics(done: Annealed) -> dict[str, Tensor]:
     }
 
 
-def anneal(path: AnnealedPath, plan: Plan, v: Tensor, moves: Moves, progress: Progress) -> Annealed:
+def anneal(
+    path: AnnealedPath,
+    plan: Plan,
+    v: Tensor,
+    moves: Moves,
+    progress: Progress,
+    watch: Callable[[Tensor, Point], None] | None = None,
+) -> Annealed:
     """From base draws ``v``: ``log w = sum_k (beta_{k+1} - beta_k) (psi - phi)(x_k)``.
 
     ``x_k`` is the state before the move at ``beta_{k+1}``; the last move, at 1, does not change the weight.
+    ``watch`` is given the log weights and the states at every temperature, which they weigh properly, from 0 on.
     """
     betas, steps = plan
     point = path.at(v)
     log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=v.device)
     acceptance = torch.zeros_like(point.energy)
     progress.expect(len(betas) - 1)
+    if watch is not None:
+        watch(log_weights, point)
     for k in range(len(betas) - 1):
         log_weights.sub_(_increment(betas, k, path.difference(point)))
         point, accepted = moves.forward(point, betas[k + 1], steps[k + 1])
         acceptance += accepted
+        if watch is not None:
+            watch(log_weights, point)
         progress.update("annealing", lambda: log_mean(finite_or_zero(log_weights)).log_z)
     return Annealed(finite_or_zero(log_weights), point, acceptance / (len(betas) - 1))
 

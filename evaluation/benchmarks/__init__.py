@@ -15,6 +15,7 @@ BENCHMARKS = {
     "methods": "evaluation.benchmarks.methods",
     "modes": "evaluation.benchmarks.modes",
     "replicas": "evaluation.benchmarks.replicas",
+    "targets": "evaluation.benchmarks.targets",
     "programs": "evaluation.benchmarks.programs",
     "training": "evaluation.benchmarks.training",
     "iwae_training": "evaluation.benchmarks.iwae_training",

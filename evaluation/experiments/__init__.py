@@ -22,5 +22,6 @@ EXPERIMENTS = {
     "boltzmann": "log Z and moments of Boltzmann machine relaxations, against time (T 5.6.1)",
     "radon": "evidence of a hierarchical regression by tempering of a Pyro program (T 5.6.3; needs the reference data)",
     "iwae": "log p(x) of images under an IWAE, against time (T 5.6.2; needs the reference data)",
+    "rate_distortion": "rate against distortion of the shipped generators (Huang et al. 2020)",
 }
 """Names and one line each; the modules are imported when they are run."""

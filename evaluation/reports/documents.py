@@ -13,8 +13,10 @@ from . import crossovers, images
 from .abc import chains_table, sequential_table
 from .programs import programs_table
 from .published import gp_probit_table, quantile_table
+from .rates import rates_table
 from .scorecard import scorecard
 from .tables import markdown
+from .targets import targets_table
 
 __all__ = [
     "GOAL",
@@ -130,6 +132,8 @@ _TABLES = {
     "radon": radon_table,
     "modes": lambda record: modes_table(record["rows"]),
     "modes_published": lambda record: modes_table(record["published_rows"]),
+    "targets": targets_table,
+    "rate_distortion": lambda record: rates_table(record["results"]),
     "programs": programs_table,
     "samplers": crossovers.tables,
     "quantile": quantile_table,

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from evaluation.benchmarks import abc, methods, modes, programs, replicas, samplers, scaling
+from evaluation.benchmarks import abc, methods, modes, programs, replicas, samplers, scaling, targets
 from evaluation.reports import images
 from evaluation.reports.documents import PAGES, read_record, renewed, seconds_to
+from evaluation.reports.rates import LEVELS, rate_at
 
 ROOT = Path(__file__).parents[2]
 EVIDENCE, COMPLETIONS, IMAGES = "docs/evidence.md", "docs/completions.md", "docs/images.md"
@@ -26,7 +27,16 @@ Records = dict[str, Any]
 def records() -> Records:
     return {
         name: read_record(name)
-        for name in ("methods", "boltzmann", "radon", "iwae_training", "abc", "quantile", "gp_probit")
+        for name in (
+            "rate_distortion",
+            "methods",
+            "boltzmann",
+            "radon",
+            "iwae_training",
+            "abc",
+            "quantile",
+            "gp_probit",
+        )
     }
 
 
@@ -86,8 +96,12 @@ def sentences(r: Records) -> list[tuple[str, str]]:
     }
     by_intervals = least["ABC-MCMC by intervals, ε = 0.1"] / least["constrained HMC"]
     classifier = r["gp_probit"]["results"]
+    curves = r["rate_distortion"]["results"]["sets"]["mnist"]["curves"]
+    pairs = [[rate_at(curves[name], level) for name in ("mnist_gan", "mnist_conv_vae")] for level in LEVELS]
+    dearer = sorted(gan[0] / vae[0] for gan, vae in pairs if gan is not None and vae is not None)
     said = {
         EVIDENCE: [
+            f"GAN of MNIST needs {count(dearer[0])} to {count(dearer[-1])} times the nats",
             f"a given error in log Z in {share(faster['ST'])} of annealing's time",
             f"that a standard error of {aimed_at:.2g} nats takes",
             f"methods --chains {settings['chains']} --images {settings['images']} --runs {settings['runs']}`",
@@ -185,6 +199,7 @@ def test_tables_are_up_to_date(page):
         ("methods", "methods", methods.table),
         ("modes", "modes", modes.page),
         ("replicas", "replicas", replicas.page),
+        ("targets", "targets", targets.table),
         ("programs", "programs", programs.page),
         ("abc", "abc", abc.page),
         ("scaling", "scaling", scaling.table),
