@@ -17,6 +17,10 @@ _EFFECTIVE, _CHAINS = 1.5, 8
 # Independent arrivals at the target, per chain, below which parallel tempering of several modes is too short: the first
 # of them are of where its chains began. On machines of known log Z all runs with fewer are too low.
 _RESTARTS = 14
+# The same whatever the target is: fewer say nothing of it.
+_ANY_RESTARTS = 2
+# Differences of the legs of parallel tempering that are more than error, in standard errors and in nats.
+_APART, _LEAST_APART = 8.0, 1.0
 
 
 def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: EstimateStatus, chains: int) -> Iterator[str]:
@@ -66,6 +70,17 @@ def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: Estimat
         yield (
             f"the target has several modes, and chains came to it anew only {restarts[short].min().item():.2g} times"
             f"{of_problems(short)}: log Z may be too low, by more than std_error says; use more draws"
+        )
+    if restarts is not None and (seldom := (restarts < _ANY_RESTARTS) & ((minima is None) | (minima <= 1))).any():
+        yield (
+            f"chains came to the target anew only {restarts[seldom].min().item():.2g} times each{of_problems(seldom)}: "
+            "log Z and std_error say little; use more draws and temperatures"
+        )
+    trips = diagnostics.get("round_trips")
+    if restarts is None and trips is not None and (none := trips == 0).any():
+        yield (
+            f"no chain went from the base to the target and back{of_problems(none)}: log Z and std_error say little; "
+            "use a base nearer the target, or more temperatures and draws"
         )
     acceptance = diagnostics.get("acceptance")
     if acceptance is not None and (acceptance < _MOVES).any():
