@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import errors, evidence, kernels, likelihood_free
-from .bases import Gaussian, Modes, modes
+from .bases import Gaussian, Mixture, Modes, modes
 from .conditioning.check import check
 from .conditioning.condition import condition
 from .conditioning.fibre import Fibre
@@ -49,6 +49,7 @@ __all__ = [
     "InputDensity",
     "LatentVariableModel",
     "Logistic",
+    "Mixture",
     "Modes",
     "Product",
     "SBIPosterior",

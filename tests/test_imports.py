@@ -101,6 +101,7 @@ ORDER = {
         "modes",
         "variational",
         "gaussian",
+        "mixture",
     ],
     "dgm_infer.sampling": [
         "inference_data",

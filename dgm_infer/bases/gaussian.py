@@ -315,11 +315,16 @@ class Gaussian(GaussianDensity):
             if start is None
             else instance(call, "start", start, Gaussian, "Gaussian(mean, sd)")
         )
-        first = wide.sample((starts,), torch.Generator(wide.mean.device).manual_seed(seed))
-        sds = 0.1 * wide.covariance_diagonal.sqrt().expand_as(first)
-        local = cls.fit(target, start=Gaussian(first, sds), seed=seed, **fit)
+        local = cls._local_fits(target, starts, wide, seed, **fit)
         assert local.elbo is not None
         return cls.of_mixture(local.mean, local.covariance, local.elbo, kind=kind, rank=rank, tolerance=tolerance)
+
+    @classmethod
+    def _local_fits(cls, target, starts: int, wide: "Gaussian", seed: int, **fit: Any) -> Self:
+        """Diagonal fits ``[starts, *batch, D]`` from draws of a wide Gaussian, with a tenth of its sds at first."""
+        first = wide.sample((starts,), torch.Generator(wide.mean.device).manual_seed(seed))
+        sds = 0.1 * wide.covariance_diagonal.sqrt().expand_as(first)
+        return cls.fit(target, start=Gaussian(first, sds), seed=seed, **fit)
 
     @classmethod
     def broad(

@@ -137,18 +137,7 @@ def _slope(target, parameters: _Parameters, x: Tensor) -> tuple[Tensor, Tensor]:
     scale = parameters.scale()
     energy, gradient = target.energy_and_gradient(x)
     whitened = scale.solve(x - parameters.mean)
-    slope = gradient - _solve_transpose(scale, whitened)
+    slope = gradient - scale.solve_transpose(whitened)
     constant = scale.log_det() + 0.5 * x.shape[-1] * math.log(2 * math.pi)
     bounds = 0.5 * whitened.square().sum(-1) + constant - energy
     return torch.where(slope.isfinite().all(-1, keepdim=True), slope, 0), bounds
-
-
-def _solve_transpose(scale: Scale, v: Tensor) -> Tensor:
-    """``L^-T v``."""
-    if isinstance(scale, Full):
-        columns = v.movedim(0, -1)
-        return torch.linalg.solve_triangular(scale.cholesky.mT, columns, upper=True).movedim(-1, 0)
-    if isinstance(scale, LowRank):
-        # (diag(sd) B)^-T = diag(1/sd) B^-1, since the bracket B is symmetric
-        return scale.solve(scale.sd * v) / scale.sd
-    return scale.solve(v)

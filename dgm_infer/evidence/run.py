@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..arguments import allocatable, finite, flag, random_seed, whole_number
 from ..bases import Gaussian
+from ..bases.density import Whitened
 from ..errors import ArgumentError, EvidenceError
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..progress import Progress
@@ -172,7 +173,7 @@ def bidirectional(
         own = draws if problems is None else draws.reshape(run.chains, -1, base.dim)[:, problems]
         plan = method.plan(path, run.chains, run.rng, run.bar)
         spent = path.evaluations
-        start = path.normal(run.chains, run.rng)
+        start = path.draws(run.chains, run.rng)
         forward = anneal(path, plan, start, method.moves(path, run.chains, run.rng), run.bar)
         back = anneal_back(path, plan, path.base.whiten(own), method.moves(path, run.chains, run.rng), run.bar)
         reverse = log_mean(back.log_weights)
@@ -233,9 +234,10 @@ class _Run:
 
     def __init__(self, target, base, method, chains, seed, chunk, keep_draws: bool, progress: bool, name: str):
         target = as_target(target)
-        if not isinstance(base, Gaussian):
+        if not isinstance(base, Whitened):
             raise ArgumentError(
-                f"{name}(base={type(base).__name__}): expected a Gaussian, for example Gaussian.fit(target)"
+                f"{name}(base={type(base).__name__}): expected a Gaussian, a Mixture or a Flow, for example "
+                "Gaussian.fit(target)"
             )
         if base.dim != target.dim or base.batch_shape != target.batch_shape:
             raise ArgumentError(

@@ -161,7 +161,7 @@ class ParallelTempering(Settings):
         betas = schedules.equalised(self.temperatures, pilot.betas, pilot.variances)
         known = pilot.betas.reshape(-1, *[1] * len(legs.batch_shape)).expand_as(pilot.log_z_path).contiguous()
         curve = interpolated_rows(betas, known, pilot.log_z_path.nan_to_num(0.0, 0.0, 0.0))
-        start = legs.base.unwhiten(legs.normal(len(betas) * chains, rng))[:, -1]
+        start = legs.base.unwhiten(legs.draws(len(betas) * chains, rng))[:, -1]
         return Replicas(legs, betas, pilot.step_sizes.at(betas), curve.diff(dim=0), start, self.n_steps, rng)
 
     def _retune(self, replicas: Replicas, tuned: Round) -> None:

@@ -40,7 +40,7 @@ class Weighted(Settings):
         return "unbiased"
 
     def run(self, path, chains, rng, progress):
-        v = path.normal(chains * self.samples, rng)
+        v = path.draws(chains * self.samples, rng)
         log_weights = -path.differences(v).unflatten(0, (chains, self.samples))
         draws = path.base.unwhiten(v).unflatten(0, (chains, self.samples))
         each = log_mean(log_weights.movedim(1, 0)).log_z
