@@ -102,6 +102,7 @@ ORDER = {
         "variational",
         "gaussian",
         "mixture",
+        "flow",
     ],
     "dgm_infer.sampling": [
         "inference_data",

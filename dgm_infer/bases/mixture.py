@@ -221,7 +221,7 @@ class Mixture(Whitened):
     # ------------------------------------------------------------------------------------------------------ fits
 
     @classmethod
-    def from_modes(cls, target, starts: int = 64, *, widen: float = 1.0, **search: Any) -> Self:
+    def from_modes(cls, target, starts: int = 64, *, widen: float = 1.2, **search: Any) -> Self:
         """Laplace's approximations at the :func:`modes` of a target, weighted by their masses.
 
         ``log_zeta`` is the log of the sum of the masses.
@@ -229,7 +229,8 @@ class Mixture(Whitened):
         Args:
             target: as in :func:`modes`, or the :class:`Modes` themselves.
             starts: minimisations per round and problem.
-            widen: factor of the components' standard deviations: above 1 for modes with tails.
+            widen: factor of the components' standard deviations. A base narrower than its target hides what it misses
+                from the standard error: more for modes with heavy tails.
             search: ``start``, ``iterations``, ``seed``, ``dtype`` and ``device`` of :func:`modes`.
 
         Raises:

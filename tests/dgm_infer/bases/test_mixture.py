@@ -134,7 +134,7 @@ def test_a_mixture_is_frozen_and_its_arguments_are_checked():
 
 def test_modes_become_components_of_their_laplace_masses():
     known = known_bimodal((2,))
-    base = dgm.Mixture.from_modes(known.target)
+    base = dgm.Mixture.from_modes(known.target, widen=1.0)
     means, covariances = known.target.parts[1], known.target.parts[2]
     order = base.components.mean[:, 0, 0].argsort()
     torch.testing.assert_close(base.components.mean[order, 0], means, atol=1e-3, rtol=0)
