@@ -99,6 +99,7 @@ ORDER = {
         "laplace",
         "descent",
         "modes",
+        "objectives",
         "variational",
         "gaussian",
         "mixture",
