@@ -139,6 +139,7 @@ ORDER = {
         "importance",
         "annealing",
         "hamiltonian",
+        "hamiltonian_bound",
         "smc",
         "tempering",
         "opinion",

@@ -5,6 +5,7 @@ The registry of methods: ``dgm_infer`` re-exports what is exported here, and the
 
 from .annealing import AIS
 from .hamiltonian import HamiltonianAIS
+from .hamiltonian_bound import HamiltonianElbo
 from .importance import Elbo, ImportanceSampling
 from .method import Method
 from .refinement import Refined, refine_base
@@ -27,6 +28,7 @@ __all__ = [
     "Expectation",
     "GibbsTempering",
     "HamiltonianAIS",
+    "HamiltonianElbo",
     "ImportanceSampling",
     "Method",
     "ParallelTempering",

@@ -5,7 +5,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence.path import AnnealedPath
-from tests.dgm_infer.evidence.test_contract import KINDS, small, within
+from tests.dgm_infer.evidence.test_contract import KINDS, SMALL, small, within
 from tests.known_evidence import known_bimodal, known_gaussian
 from tests.oracles import FLOAT
 from tests.quick import cases
@@ -52,6 +52,19 @@ QUICK = ("AIS", "SMC", "GibbsTempering", "ParallelTempering", "Elbo")
 @pytest.mark.parametrize("method", cases(NAMED, quick=QUICK))
 def test_an_estimate_from_a_mixture_is_where_its_status_says(method):
     known, estimate = estimated(small(method), mixture_for)
+    assert estimate.std_error.max() < 0.3
+    assert within(known, estimate)
+
+
+def flow_for(known):
+    pytest.importorskip("zuko")
+    x = known.base.sample((4, 100), torch.Generator().manual_seed(7))
+    return dgm.Flow.from_draws(x, steps=30, layers=2, width=8, bins=4)
+
+
+@pytest.mark.parametrize("method", cases(NAMED, quick=("AIS",)))
+def test_an_estimate_from_a_flow_is_where_its_status_says(method):
+    known, estimate = estimated(small(method, {**SMALL, "temperatures": 20, "draws": 40}), flow_for)
     assert estimate.std_error.max() < 0.3
     assert within(known, estimate)
 
