@@ -17,8 +17,8 @@ __all__ = ["GaussianDensity", "Whitened"]
 class Whitened:
     """A normalised density per problem, of these moments: ``mean`` and covariance ``L L^T`` (math 11.9).
 
-    Whitened coordinates are ``v = L^-1 (x - mean)``, in which the density has mean zero and unit variances. It is frozen:
-    no attribute can be set.
+    Whitened coordinates are ``v = L^-1 (x - mean)``, in which the density has mean zero and unit variances. It is
+    frozen: no attribute can be set.
     """
 
     mean: Tensor
@@ -47,6 +47,17 @@ class Whitened:
 
     def take(self, problems: Tensor) -> "Whitened":
         """The densities of the problems with flat indices ``[N]``; the batch shape is ``[N]``."""
+        raise NotImplementedError
+
+    def refined(
+        self,
+        draws: Tensor,
+        log_weights: Tensor,
+        log_zeta: Tensor | None = None,
+        *,
+        kind: Kind | None = None,
+    ) -> "Whitened":
+        """A density of the same family that fits weighted draws of the target, as :func:`refine_base` asks for it."""
         raise NotImplementedError
 
     def log_prob(self, x: Tensor) -> Tensor:

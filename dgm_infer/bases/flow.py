@@ -3,7 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -164,8 +164,8 @@ class Flow(Whitened):
             log_weights = draws.new_zeros(draws.shape[:-1])
         if draws.ndim < 3 or log_weights.shape != draws.shape[:-1] or draws.shape[:2].numel() < 20:
             raise ArgumentError(
-                f"{call}(draws of shape {tuple(draws.shape)}, log_weights of shape {tuple(log_weights.shape)}): expected "
-                "[chains, draws, *batch, D] and the same without its last dimension, 20 draws or more"
+                f"{call}(draws of shape {tuple(draws.shape)}, log_weights of shape {tuple(log_weights.shape)}): "
+                "expected [chains, draws, *batch, D] and the same without its last dimension, 20 draws or more"
             )
         steps, samples = whole_number(call, "steps", steps), whole_number(call, "samples", samples)
         rate, seed = positive(call, "rate", rate), random_seed(call, seed)
@@ -216,8 +216,8 @@ class Flow(Whitened):
 
         Args:
             target: anything with ``energy``, ``dim`` and ``batch_shape``.
-            start: initial Gaussian; None for ``Gaussian.fit(target)``, twice as wide. Splines bend only within five of its
-                standard deviations.
+            start: initial Gaussian; None for ``Gaussian.fit(target)``, twice as wide. Splines bend only within
+                five of its standard deviations.
             steps, samples, rate: as in :meth:`from_draws`; samples are draws of the flow per step.
             seed: seed of all randomness.
             dtype, device: used only when ``start`` is None.
@@ -274,7 +274,7 @@ class Flow(Whitened):
 def _networks(
     call: str, start: Gaussian, seed: int, *, layers: int = 3, width: int = 32, bins: int = 8
 ) -> nn.ModuleList:
-    """A spline flow per problem; torch's global randomness, which Zuko draws its first weights from, is left as it was."""
+    """A spline flow per problem; torch's global randomness, from which Zuko draws first weights, is left as it was."""
     with extra("flows"):
         import zuko
     for name, value in (("layers", layers), ("width", width), ("bins", bins)):
@@ -287,7 +287,7 @@ def _networks(
             for _ in range(start.batch_shape.numel())
         ]
     for network in networks:
-        for layer in network.transform.transforms:
+        for layer in cast(nn.ModuleList, network.transform.transforms):
             # near the identity at first: the flow starts as its Gaussian
             last = layer.hyper[-1] if hasattr(layer, "hyper") else layer.phi
             for parameter in last.parameters():

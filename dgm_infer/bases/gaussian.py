@@ -22,7 +22,7 @@ from ..arguments import (
 from ..errors import ArgumentError, EvidenceError, cause
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import as_target
-from .density import GaussianDensity
+from .density import GaussianDensity, Whitened
 from .laplace import find_mode
 from .modes import Modes, cover, modes
 from .moments import check_mixture, distinct, mixture_moments, weighted_moments
@@ -188,7 +188,7 @@ class Gaussian(GaussianDensity):
         Args:
             target: anything with ``energy``, ``dim`` and ``batch_shape``.
             kind: kind of the scale.
-            objective: ``"elbo"``, ``"tvo"`` or ``"eubo"``; of the latter two, ``start`` must reach what they are to cover.
+            objective: ``"elbo"``, ``"tvo"`` or ``"eubo"``; for these two ``start`` must reach what is to be covered.
             rank: R of a low-rank scale.
             start: initial Gaussian; None for standard normals.
             steps: steps of the optimiser.
@@ -334,7 +334,7 @@ class Gaussian(GaussianDensity):
 
     @classmethod
     def broad(
-        cls, target, starts: int = 64, *, like: "Gaussian | None" = None, iterations: int = 200, seed: int | None = 0
+        cls, target, starts: int = 64, *, like: Whitened | None = None, iterations: int = 200, seed: int | None = 0
     ) -> Self:
         """A Gaussian that covers all modes that many searches find: the second reference of ``ParallelTempering``.
 

@@ -22,8 +22,8 @@ __all__ = ["Mixture"]
 class Mixture(Whitened):
     """``sum_k w_k N(m_k, L_k L_k^T)``, normalised, with exact draws: one per problem of a batch (math 11.10).
 
-    It covers separate modes, where a single Gaussian that covers them lies mostly between them. Whitened coordinates are
-    those of its mean and covariance. A base is frozen.
+    It covers separate modes, where a single Gaussian that covers them lies mostly between them. Whitened coordinates
+    are those of its mean and covariance. A base is frozen.
 
     Args:
         means: ``[K, *batch, D]``.

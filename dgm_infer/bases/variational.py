@@ -1,4 +1,4 @@
-"""Gaussian fits by stochastic optimisation of the evidence lower bound (ADVI: Kucukelbir et al. 2017), or another one."""
+"""Gaussian fits by stochastic optimisation of the evidence lower bound (ADVI: Kucukelbir et al. 2017), or others."""
 
 import math
 

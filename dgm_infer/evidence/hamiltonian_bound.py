@@ -31,15 +31,17 @@ class HamiltonianElbo(Settings):
     """The evidence lower bound of draws of the base that a short Hamiltonian flow has moved towards the target.
 
     ``E[-phi(x_K) - |p_K|^2/2 + psi(x) + sum log s + |g|^2/2] <= log Z`` over draws x of the base and standard normal g.
-    In whitened coordinates a draw starts at ``v_0 = m + s v`` with momentum ``p_0 = g/sqrt(beta_0)`` and takes K leapfrog
-    steps of the target, after each of which the momentum is scaled by ``sqrt(beta_{k-1}/beta_k)``, up to ``beta_K = 1``
-    (Caterini, Doucet and Sejdinovic 2018, arXiv:1805.11328; Salimans, Kingma and Welling 2015). The step sizes of
-    every step, m and s, by coordinate and problem, and beta_0 are learned by ascent of the bound on draws that are discarded, and then
-    frozen: the bound holds whatever was learned; with m = 0, s = 1 and steps of length zero it is that of :class:`Elbo`. The draws are the ends of the flow, with valid importance weights; ``log_z_pooled`` is
-    the bound of their pooled mean.
+    In whitened coordinates a draw starts at ``v_0 = m + s v`` with momentum ``p_0 = g/sqrt(beta_0)`` and takes K
+    leapfrog steps of the target, after each of which the momentum is scaled by ``sqrt(beta_{k-1}/beta_k)``, up to
+    ``beta_K = 1`` (Caterini, Doucet and Sejdinovic 2018, arXiv:1805.11328; Salimans, Kingma and Welling 2015).
 
-    Learning differentiates the target's gradient, so that the energy must be twice differentiable; such a gradient counts
-    as two.
+    The step sizes of every step, m and s, by coordinate and problem, and beta_0 are learned by ascent of the bound on
+    draws that are discarded, and then frozen: the bound holds whatever was learned; with m = 0, s = 1 and steps of
+    length zero it is that of :class:`Elbo`. The draws are the ends of the flow, with valid importance weights;
+    ``log_z_pooled`` is the bound of their pooled mean.
+
+    Learning differentiates the target's gradient, so that the energy must be twice differentiable; such a gradient
+    counts as two.
 
     Args:
         samples: draws per chain.
@@ -122,7 +124,7 @@ class HamiltonianElbo(Settings):
                     (-torch.where(inside, bound, 0.0).sum() / self.fit_samples).backward()
             except RuntimeError as error:
                 raise EvidenceError(
-                    f"HamiltonianElbo(): the energy has no second derivatives, by which its steps are learned ({error}); "
+                    f"HamiltonianElbo(): the energy has no second derivatives, by which steps are learned ({error}); "
                     "use Elbo or HamiltonianAIS"
                 ) from error
             # steps that grow too long are left behind: kept is the best of the running means

@@ -25,7 +25,7 @@ class Point(NamedTuple):
     square: Tensor
     """Energy of the base less a constant, ``|v|^2/2`` for a Gaussian: ``[chains, *batch]``."""
     pull: Tensor
-    """Its gradient in v, ``[chains, *batch, D]``; that of a Gaussian, v itself, is not stored: ``[chains, *batch, 0]``."""
+    """Its gradient in v, ``[chains, *batch, D]``; that of a Gaussian is v, and not stored: ``[chains, *batch, 0]``."""
 
     @property
     def slope(self) -> Tensor:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from ..arguments import allocatable, finite, flag, random_seed, whole_number
-from ..bases import Gaussian
 from ..bases.density import Whitened
 from ..errors import ArgumentError, EvidenceError
 from ..probe import energy_doubt, energy_fault, probe_points
@@ -38,7 +37,7 @@ _OWN_BYTES = 2**15
 
 def log_evidence(
     target,
-    base: Gaussian,
+    base: Whitened,
     method: Method | None = None,
     *,
     chains: int = 16,
@@ -54,7 +53,8 @@ def log_evidence(
         target: a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``. If it has
             ``take(problems)``, which returns the target of the problems with these flat indices, a large batch is
             evaluated in chunks.
-        base: normalised density to start from, with the target's batch shape; its dtype is that of all positions.
+        base: normalised density to start from, a Gaussian, a Mixture, a Flow or one's own, with the target's batch shape;
+            its dtype is that of all positions.
         method: an evidence method; None for :class:`ParallelTempering` if the target is one problem in which searches
             from widely spread starts end in several minima, :class:`GibbsTempering` otherwise.
         chains: independent chains per problem (runs of :class:`SMC`); a single one has no standard error.
@@ -120,7 +120,7 @@ class Bounds:
 
 def bidirectional(
     target,
-    base: Gaussian,
+    base: Whitened,
     exact_draws: Tensor,
     method: Annealing | None = None,
     *,

@@ -85,7 +85,7 @@ def test_zuko_is_asked_for_in_one_line_where_it_is_missing(monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(dgm.errors.MissingExtraError, match=r"zuko is not installed: pip install \"dgm-infer\[flows\]\""):
+    with pytest.raises(dgm.errors.MissingExtraError, match=r"zuko is not installed: pip install .dgm-infer\[flows\]"):
         flow_of(())
 
 
@@ -95,7 +95,7 @@ def test_arguments_are_checked():
     target = dgm.Target(lambda x: x.square().sum(-1), 2)
     with pytest.raises(dgm.ArgumentError, match="expected a Gaussian over"):
         dgm.Flow.fit(target, start=dgm.Gaussian(torch.zeros(3), 1.0))
-    with pytest.raises(dgm.EvidenceError, match="diverged at step [1-9]: use a rate"):
+    with pytest.raises(dgm.EvidenceError, match=r"diverged at step [1-9]: use a rate"):
         dgm.Flow.from_draws(torch.randn(2, 20, 2, generator=torch.Generator().manual_seed(0)), rate=1e30, **SMALL)
 
 

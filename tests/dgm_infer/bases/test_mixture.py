@@ -52,10 +52,7 @@ def test_density_gradient_and_moments_are_those_of_the_mixture(kind, batch):
 
 
 def drawn_as(base, log_prob, seed=2):
-    """Standard errors by which the mean of ``exp(log_prob(x') - log q(x))`` is off 1 at draws x of the base.
-
-    x' is another draw of a wide normal density r at x's place: ``E[p(y)/r(y)] = 1`` for draws y of r, if p is normalised.
-    """
+    """Standard errors by which ``E[p(y)/r(y)]`` is off 1, for draws y of a wide normal density r and a density p."""
     wide = dgm.Gaussian(base.mean, 2 * base.covariance_diagonal.sqrt())
     y = wide.sample((20000,), torch.Generator().manual_seed(seed))
     ratio = (log_prob(y) - wide.log_prob(y)).exp()

@@ -22,10 +22,26 @@ REGISTERED = [
 ]
 
 # Sizes under which a method takes a fraction of a second; fields that a method does not have are left out.
-SMALL = {"temperatures": 40, "pilot_temperatures": 20, "draws": 60, "warmup": 30, "samples": 60, "parts": 2, "fit_steps": 40}
+SMALL = {
+    "temperatures": 40,
+    "pilot_temperatures": 20,
+    "draws": 60,
+    "warmup": 30,
+    "samples": 60,
+    "parts": 2,
+    "fit_steps": 40,
+}
 SMALL["tempering"] = dgm.GibbsTempering(draws=60, warmup=0, pilot_temperatures=20)
 # and those that are enough where nothing is estimated
-TINY = {"temperatures": 10, "pilot_temperatures": 10, "draws": 12, "warmup": 20, "samples": 12, "parts": 2, "fit_steps": 5}
+TINY = {
+    "temperatures": 10,
+    "pilot_temperatures": 10,
+    "draws": 12,
+    "warmup": 20,
+    "samples": 12,
+    "parts": 2,
+    "fit_steps": 5,
+}
 TINY["tempering"] = dgm.GibbsTempering(draws=12, warmup=0, pilot_temperatures=10)
 
 
