@@ -153,6 +153,7 @@ ORDER = {
         "continuous",
         "ladder",
         "simulated",
+        "importance_tempering",
         "path_sampling",
         "barrier",
         "swaps",

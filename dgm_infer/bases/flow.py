@@ -287,7 +287,7 @@ def _networks(
             for _ in range(start.batch_shape.numel())
         ]
     for network in networks:
-        for layer in cast(nn.ModuleList, network.transform.transforms):
+        for layer in cast(list[Any], network.transform.transforms):
             # near the identity at first: the flow starts as its Gaussian
             last = layer.hyper[-1] if hasattr(layer, "hyper") else layer.phi
             for parameter in last.parameters():

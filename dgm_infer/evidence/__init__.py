@@ -14,6 +14,7 @@ from .run import Bounds, bidirectional, log_evidence
 from .smc import SMC
 from .tempering.continuous import ContinuousTempering
 from .tempering.gibbs import GibbsTempering
+from .tempering.importance_tempering import ImportanceTempering
 from .tempering.parallel import ParallelTempering
 from .tempering.path_sampling import PathSampling
 from .tempering.simulated import SimulatedTempering
@@ -30,6 +31,7 @@ __all__ = [
     "HamiltonianAIS",
     "HamiltonianElbo",
     "ImportanceSampling",
+    "ImportanceTempering",
     "Method",
     "ParallelTempering",
     "PathSampling",

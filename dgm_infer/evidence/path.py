@@ -40,7 +40,7 @@ class Point(NamedTuple):
             torch.where(condition, self.energy, other.energy),
             torch.where(rows, self.gradient, other.gradient),
             torch.where(condition, self.square, other.square),
-            torch.where(rows, self.pull, other.pull),
+            torch.where(rows, self.pull, other.pull) if self.pull.shape[-1] else self.pull,
         )
 
 

@@ -53,8 +53,8 @@ def log_evidence(
         target: a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``. If it has
             ``take(problems)``, which returns the target of the problems with these flat indices, a large batch is
             evaluated in chunks.
-        base: normalised density to start from (a Gaussian, a Mixture, a Flow or one's own), of the target's batch shape;
-            its dtype is that of all positions.
+        base: normalised density to start from (a Gaussian, a Mixture, a Flow or one's own), with the target's batch
+            shape; its dtype is that of all positions.
         method: an evidence method; None for :class:`ParallelTempering` if the target is one problem in which searches
             from widely spread starts end in several minima, :class:`GibbsTempering` otherwise.
         chains: independent chains per problem (runs of :class:`SMC`); a single one has no standard error.

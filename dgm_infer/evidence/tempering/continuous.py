@@ -68,6 +68,8 @@ class ContinuousTempering(Tempering):
 class _JointChain:
     """State (v, t) with ``beta = sigmoid(t)``; moves are of v and ``t/rate``, whose momenta have unit mass."""
 
+    log_prior = None
+
     def __init__(
         self, path: AnnealedPath, step_sizes: StepSizes, log_zeta, point: Point, rng, n_steps: int, rate: float, target
     ):

@@ -74,8 +74,15 @@ class Inflated(Weighted):
         return outcome._replace(estimate=estimate)
 
 
-# where a temperature is a chain
-FEWER = {dgm.ParallelTempering: {"temperatures": 5, "draws": 32}}
+# where a temperature is a chain, or has states of its own
+FEWER = {
+    dgm.ParallelTempering: {"temperatures": 5, "draws": 32},
+    dgm.ImportanceTempering: {
+        "tempering": dgm.SimulatedTempering(
+            temperatures=6, schedule="sigmoid", draws=60, warmup=10, pilot_temperatures=20
+        )
+    },
+}
 
 
 def small(method: type, sizes=SMALL):
