@@ -144,8 +144,10 @@ class Tempering(Settings):
 class TemperedChain(Protocol):
     """Running chains."""
 
-    log_prior: Callable[[Tensor], Tensor] | None
-    """Log prior weights of temperatures, if these are discrete."""
+    @property
+    def log_prior(self) -> Callable[[Tensor], Tensor] | None:
+        """Log prior weights of temperatures, if these are discrete."""
+        ...
 
     def step(self) -> TemperedState:
         """One transition."""
