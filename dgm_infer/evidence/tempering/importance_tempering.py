@@ -25,7 +25,7 @@ class ImportanceTempering(Settings):
     A state x at ``beta_k`` has the weight ``w = p(K | x)/p(k | x)``, whose mean over states at any k is the share of
     the target's temperature: ``log Z = log zeta + log sum_k l_k sum_{n at k} w_n - log #(states at 0)``, for any
     shares l of sum 1, consistent (T (5.54), T (5.55)). :class:`SimulatedTempering` averages over the temperature
-    instead (math 6.8), which has less variance: its estimate from the same states is the diagnostic ``tempering_log_z``.
+    instead (math 6.8), which has less variance: its estimate from these states is the diagnostic ``tempering_log_z``.
 
     Args:
         tempering: runs the chains, at 500 temperatures or fewer; None for 20 on the sigmoid schedule.

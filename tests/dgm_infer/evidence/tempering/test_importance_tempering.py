@@ -53,6 +53,7 @@ def test_control_weights_without_the_temperatures_prior_are_noticed(monkeypatch)
     def without(self, path, chains, rng, progress):
         record, spent = recorded(self, path, chains, rng, progress)
         own = record.log_prior
+        assert own is not None
         record.log_prior = lambda beta: torch.where(beta == 1, own(beta), 0.0)
         return record, spent
 
