@@ -5,7 +5,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import errors, evidence, kernels, likelihood_free
-from .bases import Gaussian, Modes, modes
+from .bases import Flow, Gaussian, Mixture, Modes, modes
 from .conditioning.check import check
 from .conditioning.condition import condition
 from .conditioning.fibre import Fibre
@@ -44,11 +44,13 @@ __all__ = [
     "DirectedModel",
     "Draws",
     "Fibre",
+    "Flow",
     "Gaussian",
     "GenerativeModel",
     "InputDensity",
     "LatentVariableModel",
     "Logistic",
+    "Mixture",
     "Modes",
     "Product",
     "SBIPosterior",

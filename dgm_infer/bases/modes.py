@@ -10,7 +10,7 @@ from torch import Tensor
 from ..arguments import instance, random_seed, whole_number
 from ..errors import EvidenceError
 from ..target import Target, as_target
-from .density import GaussianDensity
+from .density import GaussianDensity, Whitened
 from .descent import minimise
 from .laplace import curvature
 from .moments import mixture_moments
@@ -74,7 +74,7 @@ def modes(
     target,
     starts: int = 64,
     *,
-    start: GaussianDensity | None = None,
+    start: Whitened | None = None,
     iterations: int = 200,
     seed: int | None = 0,
     dtype: torch.dtype | None = None,
@@ -102,12 +102,12 @@ def modes(
     starts, iterations = whole_number(call, "starts", starts), whole_number(call, "iterations", iterations)
     if start is None:
         start = GaussianDensity(origin(call, target, dtype, device, torch.float64), 1.0)
-    instance(call, "start", start, GaussianDensity, "Gaussian(mean, sd)")
+    instance(call, "start", start, Whitened, "Gaussian(mean, sd)")
     rng = torch.Generator(start.mean.device).manual_seed(random_seed(call, seed))
     return search(target, start, starts, iterations, rng)
 
 
-def search(target: Target, start: GaussianDensity, starts: int, iterations: int, rng: torch.Generator) -> Modes:
+def search(target: Target, start: Whitened, starts: int, iterations: int, rng: torch.Generator) -> Modes:
     """Rounds of minimisations: see :func:`modes`.
 
     Raises:
@@ -133,7 +133,7 @@ def search(target: Target, start: GaussianDensity, starts: int, iterations: int,
     return found
 
 
-def _merged(target: Target, reach: GaussianDensity, v: Tensor, iterations: int, known: Modes | None) -> Modes:
+def _merged(target: Target, reach: Whitened, v: Tensor, iterations: int, known: Modes | None) -> Modes:
     """The modes known, and those that minimisations from ``v [starts, *batch, D]`` in whitened coordinates reach."""
     minima = minimise(in_units_of(reach, target), v, iterations=iterations)
     energy = torch.where(minima.converged, minima.energy, math.inf)
@@ -171,7 +171,7 @@ def spread_out(v: Tensor) -> Tensor:
     return v * factors.reshape(-1, *[1] * (v.ndim - 1))
 
 
-def in_units_of(base: GaussianDensity, target: Target) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+def in_units_of(base: Whitened, target: Target) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """Energy and gradient of a target in the whitened coordinates of a base."""
 
     def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:

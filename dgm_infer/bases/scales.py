@@ -38,6 +38,10 @@ class Scale(Protocol):
         """``L^-1 x``."""
         ...
 
+    def solve_transpose(self, gradient: Tensor) -> Tensor:
+        """``L^-T g``."""
+        ...
+
     def log_det(self) -> Tensor:
         """``log|det L|``, ``[*batch]``."""
         ...
@@ -74,6 +78,9 @@ class Diagonal(NamedTuple):
     def solve(self, x):
         return x / self.sd
 
+    def solve_transpose(self, gradient):
+        return gradient / self.sd
+
     def log_det(self):
         return self.sd.log().sum(-1)
 
@@ -109,6 +116,12 @@ class Full(NamedTuple):
             return torch.linalg.solve_triangular(self.cholesky.mT, rows, upper=True, left=False)
 
         return _across(substitute, self.cholesky.ndim - 2, x)
+
+    def solve_transpose(self, gradient):
+        def substitute(rows: Tensor) -> Tensor:
+            return torch.linalg.solve_triangular(self.cholesky, rows, upper=False, left=False)
+
+        return _across(substitute, self.cholesky.ndim - 2, gradient)
 
     def log_det(self):
         return self.cholesky.diagonal(dim1=-2, dim2=-1).log().sum(-1)
@@ -173,6 +186,10 @@ class LowRank(NamedTuple):
 
     def solve(self, x):
         return self._bracket(x / self.sd, self.inverse_root)
+
+    def solve_transpose(self, gradient):
+        # (diag(sd) B)^-T = diag(1/sd) B^-1, since the bracket B is symmetric
+        return self._bracket(gradient, self.inverse_root) / self.sd
 
     def log_det(self):
         return self.sd.log().sum(-1) + 0.5 * self.eigenvalues.log1p().sum(-1)

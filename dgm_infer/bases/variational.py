@@ -1,11 +1,13 @@
-"""Gaussian fits by stochastic optimisation of the evidence lower bound (ADVI: Kucukelbir et al. 2017)."""
+"""Gaussian fits by stochastic optimisation of the evidence lower bound (ADVI: Kucukelbir et al. 2017), or others."""
 
 import math
 
 import torch
 from torch import Tensor
+from torch.distributions import LowRankMultivariateNormal
 
 from ..errors import EvidenceError
+from .objectives import Objective, score_weights
 from .scales import Diagonal, Full, LowRank, Scale
 
 __all__ = ["check_divergence", "lower_bound", "maximise_elbo"]
@@ -50,6 +52,17 @@ class _Parameters:
         w = normal(*self.factor.shape[:-2], self.factor.shape[-1])
         return self.mean + self.log_sd.exp() * (v + (self.factor @ w.unsqueeze(-1)).squeeze(-1))
 
+    def log_prob(self, x: Tensor) -> Tensor:
+        """Log density at ``x [samples, *batch, D]``, differentiable in the parameters: ``[samples, *batch]``."""
+        if self.kind == "low_rank":
+            # by the capacitance matrix, and not eigenvalues: see sample()
+            sd = self.log_sd.exp()
+            factor = sd.unsqueeze(-1) * self.factor
+            return LowRankMultivariateNormal(self.mean, factor, sd.square(), validate_args=False).log_prob(x)
+        scale = self.scale()
+        squares = scale.solve(x - self.mean).square().sum(-1)
+        return -0.5 * squares - scale.log_det() - 0.5 * x.shape[-1] * math.log(2 * math.pi)
+
 
 def maximise_elbo(
     target,
@@ -62,11 +75,13 @@ def maximise_elbo(
     samples: int,
     rate: float,
     rng: torch.Generator,
+    objective: Objective = "elbo",
 ) -> tuple[Tensor, Scale, Tensor]:
-    """Mean and scale that maximise ``E_q[-energy(x) - log q(x)]`` for every problem, by Adam.
+    """Mean and scale that maximise ``E_q[-energy(x) - log q(x)]`` for every problem, by Adam, or another objective.
 
-    The gradient follows only the path of the draws (Roeder, Wu and Duvenaud 2017): unbiased, and without variance if q
-    is the target. The learning rate falls to zero along a cosine.
+    The gradient of the bound follows only the path of the draws (Roeder, Wu and Duvenaud 2017): unbiased, and without
+    variance if q is the target. Those of the other objectives weight the scores of the draws (math 11.12), and take no
+    gradients of the target. The learning rate falls to zero along a cosine.
 
     Args:
         target: energy on R^D.
@@ -86,10 +101,16 @@ def maximise_elbo(
             group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * i / steps))
         with torch.enable_grad():
             x = parameters.sample(samples, rng)
-            slope, bounds = _slope(target, parameters, x.detach())
-            trace[i] = bounds.mean(0)
             optimiser.zero_grad()
-            (slope * x).sum().div(samples).backward()
+            if objective == "elbo":
+                slope, bounds = _slope(target, parameters, x.detach())
+                (slope * x).sum().div(samples).backward()
+            else:
+                log_q = parameters.log_prob(x.detach())
+                with torch.no_grad():
+                    bounds = -target.energy(x.detach()) - log_q
+                (-score_weights(objective, bounds) * log_q).sum().backward()
+            trace[i] = bounds.mean(0)
         optimiser.step()
     mean = parameters.mean.detach()
     with torch.no_grad():
@@ -137,18 +158,7 @@ def _slope(target, parameters: _Parameters, x: Tensor) -> tuple[Tensor, Tensor]:
     scale = parameters.scale()
     energy, gradient = target.energy_and_gradient(x)
     whitened = scale.solve(x - parameters.mean)
-    slope = gradient - _solve_transpose(scale, whitened)
+    slope = gradient - scale.solve_transpose(whitened)
     constant = scale.log_det() + 0.5 * x.shape[-1] * math.log(2 * math.pi)
     bounds = 0.5 * whitened.square().sum(-1) + constant - energy
     return torch.where(slope.isfinite().all(-1, keepdim=True), slope, 0), bounds
-
-
-def _solve_transpose(scale: Scale, v: Tensor) -> Tensor:
-    """``L^-T v``."""
-    if isinstance(scale, Full):
-        columns = v.movedim(0, -1)
-        return torch.linalg.solve_triangular(scale.cholesky.mT, columns, upper=True).movedim(-1, 0)
-    if isinstance(scale, LowRank):
-        # (diag(sd) B)^-T = diag(1/sd) B^-1, since the bracket B is symmetric
-        return scale.solve(scale.sd * v) / scale.sd
-    return scale.solve(v)

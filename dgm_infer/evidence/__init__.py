@@ -6,6 +6,7 @@ The registry of methods: ``dgm_infer`` re-exports what is exported here, and the
 from .annealing import AIS
 from .curve import RateDistortion
 from .hamiltonian import HamiltonianAIS
+from .hamiltonian_bound import HamiltonianElbo
 from .importance import Elbo, ImportanceSampling
 from .method import Method
 from .rates import rate_distortion
@@ -15,6 +16,7 @@ from .run import Bounds, bidirectional, log_evidence
 from .smc import SMC
 from .tempering.continuous import ContinuousTempering
 from .tempering.gibbs import GibbsTempering
+from .tempering.importance_tempering import ImportanceTempering
 from .tempering.parallel import ParallelTempering
 from .tempering.path_sampling import PathSampling
 from .tempering.simulated import SimulatedTempering
@@ -29,7 +31,9 @@ __all__ = [
     "Expectation",
     "GibbsTempering",
     "HamiltonianAIS",
+    "HamiltonianElbo",
     "ImportanceSampling",
+    "ImportanceTempering",
     "Method",
     "ParallelTempering",
     "PathSampling",

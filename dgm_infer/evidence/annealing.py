@@ -60,7 +60,7 @@ class Annealing(Settings):
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
         plan = self.plan(path, chains, rng, progress)
         spent = path.evaluations
-        done = anneal(path, plan, path.normal(chains, rng), self.moves(path, chains, rng), progress)
+        done = anneal(path, plan, path.draws(chains, rng), self.moves(path, chains, rng), progress)
         draws = path.base.unwhiten(done.point.v).unsqueeze(1)
         return Outcome(
             log_mean(done.log_weights), draws, done.log_weights.unsqueeze(1), weight_diagnostics(done), spent

@@ -19,8 +19,6 @@ _EFFECTIVE, _CHAINS = 1.5, 8
 _RESTARTS = 14
 # The same whatever the target is: fewer say nothing of it.
 _ANY_RESTARTS = 2
-# Differences of the legs of parallel tempering that are more than error, in standard errors and in nats.
-_APART, _LEAST_APART = 8.0, 1.0
 
 
 def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: EstimateStatus, chains: int) -> Iterator[str]:

@@ -78,7 +78,7 @@ class Elbo(Settings):
 
 def importance_log_z(path: AnnealedPath, samples: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
     """Log of the mean of ``samples`` weights, and the share of draws with zero density, each ``[*batch]``."""
-    log_weights = -path.differences(path.normal(samples, rng))
+    log_weights = -path.differences(path.draws(samples, rng))
     return log_mean(log_weights).log_z, log_weights.isneginf().double().mean(0)
 
 
@@ -109,7 +109,7 @@ def _weighted(
     try:
         while made < samples:
             n = min(at_once, samples - made)
-            v = path.normal(chains * n, rng)
+            v = path.draws(chains * n, rng)
             draws[:, made : made + n] = path.base.unwhiten(v).unflatten(0, (chains, n))
             log_weights[:, made : made + n] = -path.differences(v).unflatten(0, (chains, n))
             made += n

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..bases import Gaussian
+from ..bases.density import GaussianDensity, Whitened
 from ..kernels.integrators import PhasePoint, leapfrog
 from ..target import Target
 
@@ -23,7 +23,14 @@ class Point(NamedTuple):
     gradient: Tensor
     """Its gradient in v, ``L^T grad phi``: ``[chains, *batch, D]``."""
     square: Tensor
-    """``|v|^2/2``: ``[chains, *batch]``."""
+    """Energy of the base less a constant, ``|v|^2/2`` for a Gaussian: ``[chains, *batch]``."""
+    pull: Tensor
+    """Its gradient in v, ``[chains, *batch, D]``; that of a Gaussian is v, and not stored: ``[chains, *batch, 0]``."""
+
+    @property
+    def slope(self) -> Tensor:
+        """Gradient of the base's energy in v, ``[chains, *batch, D]``."""
+        return self.pull if self.pull.shape[-1] else self.v
 
     def where(self, condition: Tensor, other: "Point") -> "Point":
         """These rows where the condition ``[chains, *batch]`` holds, elsewhere those of ``other``."""
@@ -33,6 +40,7 @@ class Point(NamedTuple):
             torch.where(condition, self.energy, other.energy),
             torch.where(rows, self.gradient, other.gradient),
             torch.where(condition, self.square, other.square),
+            torch.where(rows, self.pull, other.pull) if self.pull.shape[-1] else self.pull,
         )
 
 
@@ -45,20 +53,21 @@ class Move(NamedTuple):
 
 
 class AnnealedPath:
-    """Densities ``exp(-(1 - beta) psi - beta phi)`` between a base and a target, ``x = mean + L v``.
+    """Densities ``exp(-(1 - beta) psi - beta phi)`` between a base and a target, ``x = mean + L v`` (math 11.9).
 
-    In v the base is standard normal, so that an annealed energy and its gradient, ``(1 - beta) v + beta L^T grad phi``,
-    cost one gradient of the target at any temperature, and nothing when only the temperature changes.
-    ``evaluations`` counts those gradients per chain and problem.
+    In v a Gaussian base is standard normal, and any other has its moments. An annealed energy and its gradient,
+    ``L^T ((1 - beta) grad psi + beta grad phi)``, cost one gradient of the target at any temperature, and nothing when
+    only the temperature changes. ``evaluations`` counts those gradients per chain and problem.
     """
 
-    def __init__(self, target: Target, base: Gaussian):
+    def __init__(self, target: Target, base: Whitened):
         self.target, self.evaluations = target, 0
         self._start_from(base)
 
-    def _start_from(self, base: Gaussian) -> None:
+    def _start_from(self, base: Whitened) -> None:
         self.base = base
-        # psi(x) = |v|^2/2 + this
+        self._normal_base = isinstance(base, GaussianDensity)
+        # psi(x) = |v|^2/2 + this, for a Gaussian
         self.base_constant = base.log_det.double() + 0.5 * base.dim * math.log(2 * math.pi)
 
     @property
@@ -70,14 +79,27 @@ class AnnealedPath:
         mean = self.base.mean
         return torch.randn(chains, *mean.shape, generator=rng, dtype=mean.dtype, device=mean.device)
 
+    @torch.no_grad()
+    def draws(self, chains: int, rng: torch.Generator) -> Tensor:
+        """Draws of the base in whitened coordinates, ``[chains, *batch, D]``."""
+        return self.normal(chains, rng) if self._normal_base else self.base.whiten(self.base.sample((chains,), rng))
+
     def at(self, v: Tensor) -> Point:
         """Evaluate at ``v [chains, *batch, D]``; a non-finite energy becomes ``+inf``, a non-finite gradient zero."""
         self.evaluations += 1
-        energy, gradient = self.target.energy_and_gradient(self.base.unwhiten(v))
+        x = self.base.unwhiten(v)
+        energy, gradient = self.target.energy_and_gradient(x)
         # zero weight: no chain moves there
         energy = torch.where(energy.isfinite(), energy, math.inf)
         gradient = self.base.scale.transpose(gradient).nan_to_num_(0.0, 0.0, 0.0)
-        return Point(v, energy.to(v.dtype), gradient, 0.5 * v.square().sum(-1))
+        return Point(v, energy.to(v.dtype), gradient, *self._of_base(v, x))
+
+    def _of_base(self, v: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``psi`` less the constant and its gradient in v, as a :class:`Point` holds them."""
+        if self._normal_base:
+            return 0.5 * v.square().sum(-1), v[..., :0]
+        energy, gradient = self.base.energy_and_gradient(x)
+        return (energy - self.base_constant.to(energy)).to(v.dtype), self.base.scale.transpose(gradient)
 
     def difference(self, point: Point) -> Tensor:
         """``phi - psi`` in float64, ``[chains, *batch]``; ``+inf`` where phi is not finite."""
@@ -86,7 +108,10 @@ class AnnealedPath:
     @torch.no_grad()
     def differences(self, v: Tensor) -> Tensor:
         """``phi - psi`` at ``v [N, *batch, D]``, as :meth:`difference`, without a gradient."""
-        return self._difference(self.target.energy(self.base.unwhiten(v)), 0.5 * v.square().sum(-1))
+        x = self.base.unwhiten(v)
+        if self._normal_base:
+            return self._difference(self.target.energy(x), 0.5 * v.square().sum(-1))
+        return self._difference(self.target.energy(x), self.base.energy(x) - self.base_constant)
 
     def _difference(self, energy: Tensor, square: Tensor) -> Tensor:
         energy = energy.double()
@@ -138,7 +163,7 @@ class AnnealedPath:
         weight = beta.unsqueeze(-1)
 
         def annealed(point: Point) -> tuple[Tensor, Tensor, Point]:
-            return torch.lerp(point.square, point.energy, beta), torch.lerp(point.v, point.gradient, weight), point
+            return torch.lerp(point.square, point.energy, beta), torch.lerp(point.slope, point.gradient, weight), point
 
         start = PhasePoint(point.v, momentum, *annealed(point))
         end = leapfrog(lambda v: annealed(self.at(v)), start, step, n_steps)

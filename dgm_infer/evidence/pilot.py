@@ -94,7 +94,7 @@ def anneal_pilot(
 ) -> Pilot:
     """Anneal once along the sigmoid schedule; if ``step_size`` is None, adapt it to the acceptance on the way."""
     betas = sigmoid(temperatures).to(path.base.mean.device)
-    point = path.at(path.normal(chains, rng))
+    point = path.at(path.draws(chains, rng))
     like = point.v
     start = 1.2 * path.base.dim**-0.25 if step_size is None else step_size
     log_step = StepSizes.constant(start, path.batch_shape, like).log_step[0].clone()

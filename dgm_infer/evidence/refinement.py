@@ -5,7 +5,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..arguments import random_seed, whole_number
-from ..bases import Gaussian
+from ..bases.density import Whitened
 from ..errors import ArgumentError, uninterrupted
 from .method import Method, check_method
 from .result import Evidence
@@ -18,7 +18,7 @@ __all__ = ["Refined", "refine_base"]
 class Refined(NamedTuple):
     """Result of :func:`refine_base`."""
 
-    base: Gaussian
+    base: Whitened
     """The refined base, with the last pilot's log evidence as ``log_zeta``."""
     pilots: list[Evidence]
     """One per round, run from the base that the round started with."""
@@ -31,7 +31,7 @@ class Refined(NamedTuple):
 
 def refine_base(
     target,
-    base: Gaussian,
+    base: Whitened,
     method: Method | None = None,
     *,
     rounds: int = 2,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import allocatable, finite, flag, random_seed, whole_number
-from ..bases import Gaussian
+from ..bases.density import Whitened
 from ..errors import ArgumentError, EvidenceError
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..progress import Progress
@@ -40,7 +40,7 @@ _OWN_BYTES = 2**15
 
 def log_evidence(
     target,
-    base: Gaussian,
+    base: Whitened,
     method: Method | None = None,
     *,
     chains: int = 16,
@@ -58,7 +58,8 @@ def log_evidence(
         target: a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``. If it has
             ``take(problems)``, which returns the target of the problems with these flat indices, a large batch is
             evaluated in chunks.
-        base: normalised density to start from, with the target's batch shape; its dtype is that of all positions.
+        base: normalised density to start from (a Gaussian, a Mixture, a Flow or one's own), with the target's batch
+            shape; its dtype is that of all positions.
         method: an evidence method; None for :class:`ParallelTempering` if the target is one problem in which searches
             from widely spread starts end in several minima, :class:`GibbsTempering` otherwise.
         chains: independent chains per problem (runs of :class:`SMC`); a single one has no standard error.
@@ -147,7 +148,7 @@ class Bounds:
 
 def bidirectional(
     target,
-    base: Gaussian,
+    base: Whitened,
     exact_draws: Tensor,
     method: Annealing | None = None,
     *,
@@ -200,7 +201,7 @@ def bidirectional(
         own = draws if problems is None else draws.reshape(run.chains, -1, base.dim)[:, problems]
         plan = method.plan(path, run.chains, run.rng, run.bar)
         spent = path.evaluations
-        start = path.normal(run.chains, run.rng)
+        start = path.draws(run.chains, run.rng)
         forward = anneal(path, plan, start, method.moves(path, run.chains, run.rng), run.bar)
         back = anneal_back(path, plan, path.base.whiten(own), method.moves(path, run.chains, run.rng), run.bar)
         reverse = log_mean(back.log_weights)
@@ -235,9 +236,10 @@ class _Run:
 
     def __init__(self, target, base, method, chains, seed, chunk, keep_draws: bool, progress: bool, name: str):
         target = as_target(target)
-        if not isinstance(base, Gaussian):
+        if not isinstance(base, Whitened):
             raise ArgumentError(
-                f"{name}(base={type(base).__name__}): expected a Gaussian, for example Gaussian.fit(target)"
+                f"{name}(base={type(base).__name__}): expected a Gaussian, a Mixture or a Flow, for example "
+                "Gaussian.fit(target)"
             )
         if base.dim != target.dim or base.batch_shape != target.batch_shape:
             raise ArgumentError(

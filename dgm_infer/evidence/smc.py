@@ -160,7 +160,7 @@ class _Swarm:
         self.chain_length = method.waste_free or 1
         # number of chains that move
         self.movers = method.particles // self.chain_length
-        self.point = path.at(path.normal(runs * method.particles, rng))
+        self.point = path.at(path.draws(runs * method.particles, rng))
         self.log_n = math.log(method.particles)
         energy = self.point.energy.unflatten(0, (runs, -1)).double()
         self.log_weights = torch.full_like(energy, -self.log_n)

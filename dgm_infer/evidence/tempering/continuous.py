@@ -68,12 +68,14 @@ class ContinuousTempering(Tempering):
 class _JointChain:
     """State (v, t) with ``beta = sigmoid(t)``; moves are of v and ``t/rate``, whose momenta have unit mass."""
 
+    log_prior = None
+
     def __init__(
         self, path: AnnealedPath, step_sizes: StepSizes, log_zeta, point: Point, rng, n_steps: int, rate: float, target
     ):
         self.path, self.rng, self.n_steps, self.rate = path, rng, n_steps, rate
         self.point = point
-        # energies at the two ends up to a common constant: |v|^2/2 and phi + offset
+        # energies at the two ends up to a common constant: that of the base and phi + offset
         self.offset = (log_zeta - path.base_constant).to(point.energy.dtype)
         beta = draw_beta(path.difference(point) + log_zeta, rng)
         self.t = torch.logit(beta.clamp(1e-4, 1 - 1e-4)).to(point.energy.dtype)
@@ -117,7 +119,7 @@ class _JointChain:
     def _energies(self, point: Point, t: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         force, force_t = self._forces(point, t)
         gradient = torch.cat([force, force_t.unsqueeze(-1)], -1)
-        return self._potential(point, t), gradient, (point.energy, point.gradient, point.square)
+        return self._potential(point, t), gradient, (point.energy, point.gradient, point.square, point.pull)
 
     def _go_to(self, there: PhasePoint) -> None:
         self.point, self.t = Point(there.position[..., :-1], *there.extra), self.rate * there.position[..., -1]
@@ -136,7 +138,7 @@ class _JointChain:
         beta, rest = t.sigmoid(), (-t).sigmoid()
         delta = point.energy + self.offset - point.square
         slope = beta * rest * delta + beta - rest
-        return torch.lerp(point.v, point.gradient, beta.unsqueeze(-1)), self.rate * slope
+        return torch.lerp(point.slope, point.gradient, beta.unsqueeze(-1)), self.rate * slope
 
 
 class _JointTrees(_JointChain):

@@ -37,6 +37,8 @@ class GibbsTempering(Tempering):
 
 
 class _GibbsChain:
+    log_prior = None
+
     def __init__(self, path, step_sizes: StepSizes, log_zeta, point: Point, rng, n_steps: int):
         self.path, self.step_sizes, self.log_zeta, self.rng, self.n_steps = path, step_sizes, log_zeta, rng, n_steps
         self.point = point

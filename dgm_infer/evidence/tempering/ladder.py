@@ -31,6 +31,10 @@ class Ladder(Protocol):
         """An exact draw of ``p(k | x) ~ exp(h_k - beta_k d)``, ``d = phi - psi`` at x: ``[chains, *batch]``."""
         ...
 
+    def log_prior(self, beta: Tensor) -> Tensor:
+        """``h_k`` at temperatures of the ladder, ``[..., *batch]``."""
+        ...
+
 
 class EvenLadder:
     """Temperatures ``k/K`` whose ``h`` is linear in k between knots: ``O(R)`` numbers per draw, for any K.
@@ -69,6 +73,17 @@ class EvenLadder:
         part = (draw_beta(-width * rate.gather(0, segment)[0], rng) * width).floor()
         beta = (first + torch.minimum(part, width - 1)) / self.n
         return Rung(beta, self.h[-1] - difference - log_total, -log_total)
+
+    def log_prior(self, beta):
+        k = (beta.double() * self.n).round()
+        segment = (torch.searchsorted(self.first.flatten(), k.contiguous(), right=True) - 1).unsqueeze(0)
+        shape = (len(self.widths), *beta.shape)
+        column = self.h.ndim - 2
+        h, slope, first = (
+            x.reshape(len(x), *[1] * (beta.ndim - column), *x.shape[2:]).expand(shape).gather(0, segment)[0]
+            for x in (self.h, self.slopes, self.first)
+        )
+        return h + slope * (k - first)
 
 
 def _log_geometric_sum(rate: Tensor, n: Tensor) -> Tensor:
@@ -110,6 +125,12 @@ class ListedLadder:
         log_total = log_total.reshape(shape)
         last = self.h[:, -1].reshape(self.batch)
         return Rung(betas.gather(1, chosen.mT).mT.reshape(shape), last - difference - log_total, -log_total)
+
+    def log_prior(self, beta):
+        # the nearest, since temperatures are recorded in single precision
+        middle = 0.5 * (self.betas[:, 1:] + self.betas[:, :-1]).expand(len(self.h), -1)
+        k = torch.searchsorted(middle.contiguous(), beta.double().reshape(-1, len(self.h)).mT.contiguous())
+        return self.h.gather(1, k).mT.reshape(beta.shape)
 
     def _part(self, d: Tensor, betas: Tensor, h: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
         logits = torch.addcmul(h, d.unsqueeze(-1), betas, value=-1.0)

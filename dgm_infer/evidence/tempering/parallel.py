@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...arguments import flag, fraction, optional_positive, whole_number
 from ...bases import Gaussian
+from ...bases.density import GaussianDensity
 from ...bases.modes import search
 from ...errors import ArgumentError
 from ...progress import Progress
@@ -138,8 +139,9 @@ class ParallelTempering(Settings):
         return final.outcome(powers, spent, interrupted)
 
     def _fits(self, legs: Legs, chains: int) -> bool:
-        """Whether the base is fitted to draws: a covariance, of half of the chains, beside a reference that stays."""
-        return self.adapt_base and legs.count == 2 and legs.base.kind == "full" and chains > 1
+        """Whether the base is fitted to draws: a full normal one, by half of the chains, beside a reference that stays."""
+        normal = isinstance(legs.base, GaussianDensity) and legs.base.kind == "full"
+        return self.adapt_base and legs.count == 2 and normal and chains > 1
 
     def _broad(self, path: AnnealedPath, rng: torch.Generator) -> Gaussian | None:
         if isinstance(self.broad, Gaussian) or not self.broad:
@@ -176,7 +178,7 @@ class ParallelTempering(Settings):
         betas = schedules.equalised(self.temperatures, pilot.betas, pilot.variances)
         known = pilot.betas.reshape(-1, *[1] * len(legs.batch_shape)).expand_as(pilot.log_z_path).contiguous()
         curve = interpolated_rows(betas, known, pilot.log_z_path.nan_to_num(0.0, 0.0, 0.0))
-        start = legs.base.unwhiten(legs.normal(len(betas) * chains, rng))[:, -1]
+        start = legs.base.unwhiten(legs.draws(len(betas) * chains, rng))[:, -1]
         return Replicas(legs, betas, pilot.step_sizes.at(betas), curve.diff(dim=0), start, self.n_steps, rng)
 
     def _retune(self, replicas: Replicas, tuned: Round) -> None:

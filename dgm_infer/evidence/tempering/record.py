@@ -1,5 +1,6 @@
 """The record of tempered chains: estimates from all their states, and checks of how far they travelled."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -44,6 +45,8 @@ class Record:
         self.crossings = torch.zeros_like(self.last_end, dtype=torch.int32)
         self.count = 0
         self.interrupted = False
+        # log prior weights of discrete temperatures
+        self.log_prior: Callable[[Tensor], Tensor] | None = None
 
     def add(self, state: TemperedState) -> None:
         i = self.count

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ...bases import Gaussian
+from ...bases.density import GaussianDensity, Whitened
 from ...bases.scales import Diagonal, Full, LowRank, Scale, remade
 from ...errors import ArgumentError
 from ..path import AnnealedPath, Point
@@ -62,12 +63,46 @@ class Legs(AnnealedPath):
         """``phi - psi`` of every leg at the last leg's targets ``[chains, legs, *batch]``, in float64."""
         x = self.base.unwhiten(targets.v)[:, -1]
         energy = targets.energy[:, -1:].expand_as(targets.energy)
-        return self._difference(energy, 0.5 * self.coordinates(x).square().sum(-1))
+        v = self.coordinates(x)
+        return self._difference(energy, self._of_base(v, self.base.unwhiten(v))[0])
 
 
-def _side_by_side(base: Gaussian, broad: Gaussian | None) -> Gaussian:
-    """One Gaussian over ``[legs, *batch, D]``, whose kind is the more general of theirs."""
+class _SideBySide(Whitened):
+    """References of any kind over ``[legs, *batch, D]``, in the whitened coordinates of their moments."""
+
+    def __init__(self, references: list[Whitened]):
+        gaussians = _gaussians([reference.moments for reference in references])
+        vars(self).update(references=references, mean=gaussians.mean, scale=gaussians.scale)
+
+    references: list[Whitened]
+
+    def energy(self, x):
+        return self._joined([leg.energy(part) for leg, part in self._legs(x)], x)
+
+    def energy_and_gradient(self, x):
+        energies, gradients = zip(*(leg.energy_and_gradient(part) for leg, part in self._legs(x)), strict=True)
+        return self._joined(energies, x), self._joined(gradients, x)
+
+    def sample(self, shape=(), generator=None):
+        shape = (shape,) if isinstance(shape, int) else tuple(shape)
+        return torch.stack([leg.sample(shape, generator) for leg in self.references], len(shape))
+
+    def _legs(self, x: Tensor) -> list[tuple[Whitened, Tensor]]:
+        return list(zip(self.references, x.unbind(x.ndim - self.mean.ndim), strict=True))
+
+    def _joined(self, parts, x: Tensor) -> Tensor:
+        return torch.stack(list(parts), x.ndim - self.mean.ndim)
+
+
+def _side_by_side(base: Whitened, broad: Gaussian | None) -> Whitened:
+    """One density over ``[legs, *batch, D]``."""
     references = [base] if broad is None else [base, _fitting(broad, base)]
+    gaussians = [reference for reference in references if isinstance(reference, GaussianDensity)]
+    return _gaussians(gaussians) if len(gaussians) == len(references) else _SideBySide(references)
+
+
+def _gaussians(references: list[GaussianDensity]) -> Gaussian:
+    """One Gaussian over ``[legs, *batch, D]``, whose kind is the more general of theirs."""
     scales = [reference.scale for reference in references]
     means = torch.stack([reference.mean for reference in references])
     if all(isinstance(scale, Diagonal) for scale in scales):
@@ -79,7 +114,7 @@ def _side_by_side(base: Gaussian, broad: Gaussian | None) -> Gaussian:
     return Gaussian(means, torch.stack(sds), factor=torch.stack(factors))
 
 
-def _fitting(broad: Gaussian, base: Gaussian) -> Gaussian:
+def _fitting(broad: Gaussian, base: Whitened) -> Gaussian:
     broad = broad.to(base.mean)
     if broad.dim != base.dim or broad.batch_shape not in (base.batch_shape, torch.Size()):
         raise ArgumentError(

@@ -90,7 +90,7 @@ class Replicas:
 
     def _renewed(self, point: Point, crosses: bool) -> Point:
         """The references drawn anew and, if the targets change places, each evaluated on the other's leg."""
-        v = [self.legs.normal(self.chains, self.rng)]
+        v = [self.legs.draws(self.chains, self.rng)]
         if crosses:
             v.append(self.legs.crossed(point.v[-1]))
         fresh = self.legs.at(torch.stack(v))

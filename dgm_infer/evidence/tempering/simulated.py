@@ -99,7 +99,7 @@ class _SimulatedChain:
         n_steps: int,
     ):
         self.path, self.step_sizes, self.ladder, self.rng, self.n_steps = path, step_sizes, ladder, rng, n_steps
-        self.point = point
+        self.point, self.log_prior = point, ladder.log_prior
         self.beta = ladder.draw(path.difference(point), rng).beta
 
     def step(self) -> TemperedState:

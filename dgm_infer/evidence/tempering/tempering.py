@@ -1,5 +1,6 @@
 """The common part of the tempering methods: chains over x and a temperature (T 5)."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -90,6 +91,7 @@ class Tempering(Settings):
         chain.freeze()
         spent = path.evaluations
         record = Record(path, log_zeta, chains, self.draws, self.thin)
+        record.log_prior = chain.log_prior
         try:
             for _ in range(self.draws):
                 record.add(chain.step())
@@ -141,6 +143,11 @@ class Tempering(Settings):
 
 class TemperedChain(Protocol):
     """Running chains."""
+
+    @property
+    def log_prior(self) -> Callable[[Tensor], Tensor] | None:
+        """Log prior weights of temperatures, if these are discrete."""
+        ...
 
     def step(self) -> TemperedState:
         """One transition."""

@@ -22,10 +22,26 @@ REGISTERED = [
 ]
 
 # Sizes under which a method takes a fraction of a second; fields that a method does not have are left out.
-SMALL = {"temperatures": 40, "pilot_temperatures": 20, "draws": 60, "warmup": 30, "samples": 60, "parts": 2}
+SMALL = {
+    "temperatures": 40,
+    "pilot_temperatures": 20,
+    "draws": 60,
+    "warmup": 30,
+    "samples": 60,
+    "parts": 2,
+    "fit_steps": 40,
+}
 SMALL["tempering"] = dgm.GibbsTempering(draws=60, warmup=0, pilot_temperatures=20)
 # and those that are enough where nothing is estimated
-TINY = {"temperatures": 10, "pilot_temperatures": 10, "draws": 12, "warmup": 20, "samples": 12, "parts": 2}
+TINY = {
+    "temperatures": 10,
+    "pilot_temperatures": 10,
+    "draws": 12,
+    "warmup": 20,
+    "samples": 12,
+    "parts": 2,
+    "fit_steps": 5,
+}
 TINY["tempering"] = dgm.GibbsTempering(draws=12, warmup=0, pilot_temperatures=10)
 
 
@@ -40,7 +56,7 @@ class Weighted(Settings):
         return "unbiased"
 
     def run(self, path, chains, rng, progress):
-        v = path.normal(chains * self.samples, rng)
+        v = path.draws(chains * self.samples, rng)
         log_weights = -path.differences(v).unflatten(0, (chains, self.samples))
         draws = path.base.unwhiten(v).unflatten(0, (chains, self.samples))
         each = log_mean(log_weights.movedim(1, 0)).log_z
@@ -58,8 +74,15 @@ class Inflated(Weighted):
         return outcome._replace(estimate=estimate)
 
 
-# where a temperature is a chain
-FEWER = {dgm.ParallelTempering: {"temperatures": 5, "draws": 32}}
+# where a temperature is a chain, or has states of its own
+FEWER = {
+    dgm.ParallelTempering: {"temperatures": 5, "draws": 32},
+    dgm.ImportanceTempering: {
+        "tempering": dgm.SimulatedTempering(
+            temperatures=6, schedule="sigmoid", draws=60, warmup=10, pilot_temperatures=20
+        )
+    },
+}
 
 
 def small(method: type, sizes=SMALL):

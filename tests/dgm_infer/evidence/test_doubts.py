@@ -72,3 +72,29 @@ def test_few_arrivals_at_a_target_of_several_modes_are_named():
     assert line.startswith("the target has several modes, and chains came to it anew only 6.5 times of problem 1")
     # control: one mode, or enough arrivals
     assert lines(6.5, 1) == lines(20.0, 2) == []
+
+
+def test_chains_that_hardly_ever_came_to_the_target_are_named():
+    def lines(restarts, minima=0):
+        diagnostics = {"restarts": torch.tensor([30.0, restarts]), "minima": torch.tensor([3, minima])}
+        return list(doubts(diagnostics, ERROR, "consistent", 16))
+
+    (line,) = lines(0.6)
+    assert line.startswith(
+        "chains came to the target anew only 0.6 times each of problem 1: log Z and std_error say little"
+    )
+    assert lines(2.0) == []
+    # of several modes the other line is enough
+    (line,) = lines(0.6, minima=2)
+    assert "several modes" in line
+
+
+def test_chains_of_which_none_went_to_the_target_and_back_are_named():
+    (line,) = doubts({"round_trips": torch.tensor([4, 0])}, ERROR, "consistent", 16)
+    assert line.startswith(
+        "no chain went from the base to the target and back of problem 1: log Z and std_error say little"
+    )
+    assert list(doubts({"round_trips": torch.tensor([4, 1])}, ERROR, "consistent", 16)) == []
+    # replicas say it by their restarts
+    diagnostics = {"round_trips": torch.tensor([0, 0]), "restarts": torch.tensor([30.0, 30.0])}
+    assert list(doubts(diagnostics, ERROR, "consistent", 16)) == []

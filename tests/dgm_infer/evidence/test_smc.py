@@ -66,7 +66,9 @@ def test_what_is_picked_are_the_ancestors_of_the_own_run_and_problem():
     runs, n, batch, dim = 2, 4, (3,), 5
     v = torch.randn(runs, n, *batch, dim, generator=rng(4), dtype=FLOAT)
     energy = v.sum(-1)
-    point = Point(v.flatten(0, 1), energy.flatten(0, 1), 2 * v.flatten(0, 1), 3 * energy.flatten(0, 1))
+    point = Point(
+        v.flatten(0, 1), energy.flatten(0, 1), 2 * v.flatten(0, 1), 3 * energy.flatten(0, 1), 4 * v.flatten(0, 1)
+    )
     ancestors = torch.randint(n, (runs, 6, *batch), generator=rng(5))
     picked = pick(point, runs, ancestors)
     for r in range(runs):
@@ -75,6 +77,7 @@ def test_what_is_picked_are_the_ancestors_of_the_own_run_and_problem():
                 assert torch.equal(picked.v[r * 6 + i, b], v[r, ancestors[r, i, b], b])
     torch.testing.assert_close(picked.energy, picked.v.sum(-1))
     torch.testing.assert_close(picked.gradient, 2 * picked.v)
+    torch.testing.assert_close(picked.pull, 4 * picked.v)
     torch.testing.assert_close(picked.square, 3 * picked.energy)
 
 
