@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
+import torch
 from torch import Tensor
 
 from ..arguments.shown import of_problems
@@ -63,17 +64,19 @@ def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: Estimat
             f"the draws visit some modes too rarely{of_problems(rare > 0)}: a short parallel tempering finds log Z "
             f"larger by about {rare.max().item():.2g}, which std_error now includes; use ParallelTempering"
         )
-    restarts, minima = diagnostics.get("restarts"), diagnostics.get("minima")
-    if restarts is not None and minima is not None and (short := (restarts < _RESTARTS) & (minima > 1)).any():
-        yield (
-            f"the target has several modes, and chains came to it anew only {restarts[short].min().item():.2g} times"
-            f"{of_problems(short)}: log Z may be too low, by more than std_error says; use more draws"
-        )
-    if restarts is not None and (seldom := (restarts < _ANY_RESTARTS) & ((minima is None) | (minima <= 1))).any():
-        yield (
-            f"chains came to the target anew only {restarts[seldom].min().item():.2g} times each{of_problems(seldom)}: "
-            "log Z and std_error say little; use more draws and temperatures"
-        )
+    restarts = diagnostics.get("restarts")
+    if restarts is not None:
+        several = diagnostics.get("minima", torch.zeros_like(restarts)) > 1
+        if (short := (restarts < _RESTARTS) & several).any():
+            yield (
+                f"the target has several modes, and chains came to it anew only {restarts[short].min().item():.2g} times"
+                f"{of_problems(short)}: log Z may be too low, by more than std_error says; use more draws"
+            )
+        if (seldom := (restarts < _ANY_RESTARTS) & ~several).any():
+            yield (
+                f"chains came to the target anew only {restarts[seldom].min().item():.2g} times each"
+                f"{of_problems(seldom)}: log Z and std_error say little; use more draws and temperatures"
+            )
     trips = diagnostics.get("round_trips")
     if restarts is None and trips is not None and (none := trips == 0).any():
         yield (

@@ -139,7 +139,7 @@ class ParallelTempering(Settings):
         return final.outcome(powers, spent, interrupted)
 
     def _fits(self, legs: Legs, chains: int) -> bool:
-        """Whether the base is fitted to draws: a full normal one, by half of the chains, beside a reference that stays."""
+        """Whether the base is fitted to draws: a full normal one, by half the chains, beside a reference that stays."""
         normal = isinstance(legs.base, GaussianDensity) and legs.base.kind == "full"
         return self.adapt_base and legs.count == 2 and normal and chains > 1
 
