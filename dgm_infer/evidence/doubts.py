@@ -68,14 +68,15 @@ def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: Estimat
     if restarts is not None:
         several = diagnostics.get("minima", torch.zeros_like(restarts)) > 1
         if (short := (restarts < _RESTARTS) & several).any():
+            times = f"only {restarts[short].min().item():.2g} times{of_problems(short)}"
             yield (
-                f"the target has several modes, and chains came to it anew only {restarts[short].min().item():.2g} times"
-                f"{of_problems(short)}: log Z may be too low, by more than std_error says; use more draws"
+                f"the target has several modes, and chains came to it anew {times}: log Z may be too low, by more than "
+                "std_error says; use more draws"
             )
         if (seldom := (restarts < _ANY_RESTARTS) & ~several).any():
+            times = f"only {restarts[seldom].min().item():.2g} times each{of_problems(seldom)}"
             yield (
-                f"chains came to the target anew only {restarts[seldom].min().item():.2g} times each"
-                f"{of_problems(seldom)}: log Z and std_error say little; use more draws and temperatures"
+                f"chains came to the target anew {times}: log Z and std_error say little; use more draws and temperatures"
             )
     trips = diagnostics.get("round_trips")
     if restarts is None and trips is not None and (none := trips == 0).any():
