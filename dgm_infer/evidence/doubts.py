@@ -76,7 +76,8 @@ def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: Estimat
         if (seldom := (restarts < _ANY_RESTARTS) & ~several).any():
             times = f"only {restarts[seldom].min().item():.2g} times each{of_problems(seldom)}"
             yield (
-                f"chains came to the target anew {times}: log Z and std_error say little; use more draws and temperatures"
+                f"chains came to the target anew {times}: log Z and std_error say little; use more draws and "
+                "temperatures"
             )
     trips = diagnostics.get("round_trips")
     if restarts is None and trips is not None and (none := trips == 0).any():
