@@ -79,11 +79,11 @@ def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: Estimat
                 f"chains came to the target anew {times}: log Z and std_error say little; use more draws and "
                 "temperatures"
             )
-    trips = diagnostics.get("round_trips")
-    if restarts is None and trips is not None and (none := trips == 0).any():
+    trips, agree = diagnostics.get("round_trips"), diagnostics.get("base_moments_agree")
+    if trips is not None and agree is not None and (none := (trips == 0) & ~agree).any():
         yield (
-            f"no chain went from the base to the target and back{of_problems(none)}: log Z and std_error say little; "
-            "use a base nearer the target, or more temperatures and draws"
+            f"no chain went from the base to the target and back{of_problems(none)}, and at the base they are not as "
+            "draws of it: log Z and std_error say little; use a base nearer the target, or more temperatures and draws"
         )
     acceptance = diagnostics.get("acceptance")
     if acceptance is not None and (acceptance < _MOVES).any():

@@ -360,7 +360,9 @@ class _Run:
                 f"all weights are zero for {int(lost.sum())} of {lost.numel()} problems, the first of them {first}: "
                 "the target's density is zero or not finite at all draws of the base; choose a base that covers it"
             )
-        for doubt in doubts(outcome.diagnostics, std_error, status, self.chains):
+        # of a run that was cut short that has been said
+        lines = () if outcome.interrupted else doubts(outcome.diagnostics, std_error, status, self.chains)
+        for doubt in lines:
             warnings.warn(f"{name}: {doubt}", stacklevel=4)
         diagnostics: dict[str, Any] = {
             **outcome.diagnostics,
