@@ -138,6 +138,7 @@ def test_an_interrupt_between_chunks_keeps_the_estimates_of_those_before(method,
     assert len(part.to_dataframe()) == 3
 
 
+@pytest.mark.filterwarnings("ignore:GibbsTempering. no chain went from the base")
 def test_an_interrupt_of_tempering_keeps_the_estimate_of_shorter_chains(monkeypatch):
     known = known_linear_gaussian((3,))
     short, long = (dgm.GibbsTempering(draws=n, warmup=5, pilot_temperatures=10, thin=2) for n in (14, 40))
