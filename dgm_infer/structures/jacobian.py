@@ -7,6 +7,7 @@ factorisation: it is the gradient of ``sum(log_det_cotangent * entries)`` (math 
 """
 
 import functools
+import math
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -159,11 +160,9 @@ def pull_back(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, 
     again = torch.is_grad_enabled()
     with torch.enable_grad():
         x = u if u.requires_grad else u.detach().requires_grad_()
-        saved = _Largest()
-        with torch.autograd.graph.saved_tensors_hooks(saved, _as_saved):
-            value = function(x)
+        value = function(x)
         vectors = _unit_vectors(value)
-        at_once = max(1, _MOST // max(saved.size, 1))
+        at_once = max(1, _MOST // max(_largest(value), 1))
         if len(vectors) <= at_once:
             rows = _pull(value, x, vectors, again=again)
         elif again:
@@ -173,20 +172,17 @@ def pull_back(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, 
     return (value, rows) if again else (value.detach(), rows)
 
 
-class _Largest:
-    """The size of the largest tensor that a function's graph keeps of what depends on its input."""
-
-    def __init__(self):
-        self.size = 0
-
-    def __call__(self, tensor: Tensor) -> Tensor:
-        if tensor.requires_grad:
-            self.size = max(self.size, tensor.numel())
-        return tensor
-
-
-def _as_saved(tensor: Tensor) -> Tensor:
-    return tensor
+def _largest(value: Tensor) -> int:
+    """The size of the largest tensor between a function's input and its value, by its graph."""
+    size, seen, nodes = 0, set(), [value.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        nodes += [before for before, _ in node.next_functions]
+        size = max(size, *(math.prod(output.shape) for output in node._input_metadata), 0)
+    return size
 
 
 def _pull_in_parts(value: Tensor, x: Tensor, vectors: Tensor, at_once: int) -> Tensor:

@@ -35,6 +35,7 @@ __all__ = ["METHODS", "bench", "evaluations_to_error", "table"]
 
 METHODS: dict[str, Method] = {
     "ELBO": dgm.Elbo(),
+    "Hamiltonian ELBO": dgm.HamiltonianElbo(),
     "importance sampling": dgm.ImportanceSampling(),
     "AIS": dgm.AIS(),
     "Hamiltonian AIS": dgm.HamiltonianAIS(),
@@ -43,6 +44,7 @@ METHODS: dict[str, Method] = {
     "SMC, waste-free": dgm.SMC(waste_free=4),
     "parallel tempering": dgm.ParallelTempering(),
     "simulated tempering": dgm.SimulatedTempering(),
+    "importance tempering": dgm.ImportanceTempering(),
     "Gibbs tempering": dgm.GibbsTempering(),
     "joint tempering": dgm.ContinuousTempering(),
     "path sampling": dgm.PathSampling(),

@@ -7,7 +7,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence.path import AnnealedPath
-from tests.dgm_infer.evidence.test_contract import KINDS, SMALL, small, within
+from tests.dgm_infer.evidence.methods import KINDS, SMALL, small, within
 from tests.known_evidence import known_bimodal, known_gaussian
 from tests.oracles import FLOAT
 from tests.quick import cases

@@ -14,6 +14,7 @@ SHORT = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:.*no chain went from the base")
 def test_every_method_is_compared_on_every_experiment(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(methods, "METHODS", SHORT)
     monkeypatch.delenv("DGM_INFER_REFERENCE_DATA", raising=False)
