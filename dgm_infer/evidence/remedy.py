@@ -3,8 +3,11 @@
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
-from ..bases import Gaussian
+from ..bases import Mixture
+from ..bases.density import Whitened
+from ..bases.scales import factorised
 from ..errors import EvidenceError
 from .coverage import Components, Unseen, look_for_unseen, widened
 from .method import Outcome
@@ -15,6 +18,8 @@ __all__ = ["base_with", "covered", "until_seen"]
 
 # Runs that may follow the first.
 _ROUNDS = 3
+# Standard deviations of a mode in a base, in those of Laplace's approximation: tails may be heavier.
+_WIDER = 1.2
 
 
 def covered(
@@ -76,25 +81,31 @@ def until_seen(path: AnnealedPath, once: Callable[[AnnealedPath], tuple[Outcome,
     return outcome._replace(diagnostics=outcome.diagnostics | done, pilot_evaluations=spent + outcome.pilot_evaluations)
 
 
-def base_with(base: Gaussian, modes: Components, log_z: torch.Tensor) -> Gaussian:
-    """A base that covers modes beside what it covers already: ``[*batch]`` as before, with full covariances.
+def base_with(base: Whitened, modes: Components, log_z: Tensor) -> Mixture:
+    """A mixture that covers modes beside what the base covers already (math 6.17): ``[*batch]`` as before.
 
-    Moments of the mixture of the base and the modes, half of its weight on the base, the other half by the modes'
-    masses: its variances are at least half of the base's. A problem without modes keeps its density. A mixture itself
-    would be a nearer base: this is the place for one.
+    Half of its weight is that of the base, the other half the modes' by their masses. A problem without modes keeps its
+    density. Of a base that is no mixture of Gaussians the moments stay.
 
     Args:
         modes: ``[M, *batch]``.
         log_z: log Z without them, ``[*batch]``.
+
+    Raises:
+        EvidenceError: a covariance of a mode has no factor.
     """
     there = modes.log_masses > -torch.inf
     total = modes.log_masses.logsumexp(0)
-    weights = torch.where(there, modes.log_masses - total, -torch.inf).to(base.mean)
-    means = torch.cat([base.mean[None], modes.means.to(base.mean)])
+    shares = torch.where(there, modes.log_masses - total, -torch.inf).to(base.mean)
     unit = torch.eye(base.dim, dtype=base.mean.dtype, device=base.mean.device)
     covariances = torch.where(there[..., None, None], modes.covariances.to(base.mean), unit)
-    covariances = torch.cat([base.covariance[None], covariances])
-    log_weights = torch.cat([torch.zeros_like(weights[:1]), weights])
-    mixed = Gaussian.of_mixture(means, covariances, log_weights, tolerance=0.0)
-    log_zeta = torch.logaddexp(log_z.double(), total.double())
-    return Gaussian._of(mixed.mean, mixed.scale, log_zeta=log_zeta)
+    if isinstance(base, Mixture):
+        means, old, log_weights = base.components.mean, base.components.covariance, base.log_weights
+    else:
+        means, old, log_weights = base.mean[None], base.covariance[None], torch.zeros_like(shares[:1])
+    return Mixture(
+        torch.cat([means, torch.where(there.unsqueeze(-1), modes.means.to(base.mean), base.mean)]),
+        cholesky=torch.cat([factorised(old), _WIDER * factorised(covariances)]),
+        log_weights=torch.cat([log_weights, shares]),
+        log_zeta=torch.logaddexp(log_z.double(), total.double()),
+    )

@@ -68,18 +68,30 @@ def test_nothing_is_said_of_one_mode_that_is_far_from_normal():
         assert [line for line in said(target, base, SIMULATED)[1] if "visited" in line] == []
 
 
-def test_the_limit_of_tempering_a_narrow_deep_mode_inside_a_wide_one_is_named():
+def nested():
     """A first-order transition: half of the mass in a hundred-millionth of the volume, in 10 dimensions."""
     weights, means = torch.tensor([0.5, 0.5], dtype=FLOAT), torch.zeros(2, 10, dtype=FLOAT)
     covariances = torch.stack([torch.eye(10, dtype=FLOAT), 0.15**2 * torch.eye(10, dtype=FLOAT)])
-    target = MixtureTarget(weights, means, covariances, 0.0)
-    base = dgm.Gaussian(torch.zeros(10, dtype=FLOAT), 1.1)
+    return MixtureTarget(weights, means, covariances, 0.0), dgm.Gaussian(torch.zeros(10, dtype=FLOAT), 1.1)
+
+
+def test_the_limit_of_tempering_a_narrow_deep_mode_inside_a_wide_one_is_named():
+    target, base = nested()
     for method in (SIMULATED, dgm.ParallelTempering(draws=32, temperatures=6, broad=False, pilot_temperatures=20)):
         estimate, lines = said(target, base, method)
         assert any("modes that no draw has visited" in line for line in lines)
         assert abs(estimate.log_z) > 0.4
         low, high = estimate.interval()
         assert low < 0 < high
+
+
+def test_a_narrow_deep_mode_that_a_search_finds_is_no_limit_once_the_base_has_it():
+    target, base = nested()
+    estimate, lines = said(target, base, SIMULATED, refine=True)
+    assert lines == []
+    assert estimate.diagnostics["refinements"] == 1
+    assert estimate.std_error < 0.1
+    assert abs(estimate.log_z) < 4 * estimate.std_error
 
 
 @pytest.mark.parametrize("method", cases(METHODS, quick=("simulated",)))
@@ -118,8 +130,14 @@ def test_a_base_with_modes_covers_each_problem_by_its_own():
     covariances[1, 1] = math.nan
     masses = torch.tensor([[0.0, -math.inf], [-math.inf, -math.inf]], dtype=FLOAT)
     new = base_with(base, Components(means, covariances, masses), torch.zeros(2, dtype=FLOAT))
-    assert new.mean[0].tolist() == [2.0, 2.0, 2.0]
+    torch.testing.assert_close(new.mean[0], torch.full((3,), 2.0, dtype=FLOAT))
     assert (new.covariance_diagonal[0] > 2.0).all()
+    x = torch.randn(50, 2, 3, generator=torch.Generator().manual_seed(1), dtype=FLOAT)
+    torch.testing.assert_close(new.energy(x)[:, 1], base.energy(x)[:, 1])
+    assert (new.energy(x) <= base.energy(x) + math.log(2) + 1e-12).all()
+    # a mode of a base that has some already joins them
+    again = base_with(new, Components(-means, covariances, masses), torch.zeros(2, dtype=FLOAT))
+    assert (again.log_weights.exp() > 0).sum(0).tolist() == [3, 1]
     torch.testing.assert_close(new.mean[1], base.mean[1])
     torch.testing.assert_close(new.covariance[1], base.covariance[1])
     torch.testing.assert_close(new.log_zeta, torch.tensor([math.log(2.0), 0.0], dtype=FLOAT))

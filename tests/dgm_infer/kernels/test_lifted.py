@@ -178,6 +178,21 @@ def test_float32_gradients_are_those_of_the_model_to_rounding_and_energies_exact
     assert mine.isnan().sum() == 1
 
 
+def test_gradients_of_convolutions_are_float32_unless_told_and_never_those_of_trees():
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Unflatten(1, (2, 2, 2)), torch.nn.Conv2d(2, 2, 1)).eval()
+    fibre = dgm.condition(generators.from_module(net, 4, noise=0.5), torch.zeros(2, 2, 2))
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(3), dtype=FLOAT)
+    exact, coarse = fibre.marginal.gradient(x), fibre.with_float32_derivatives().marginal.gradient(x)
+    assert not torch.equal(exact, coarse)
+
+    def gradient(**settings):
+        return dgm.LiftedHMC(**settings).init(fibre, fibre.marginal.lift(x, None)).marginal.gradient
+
+    assert torch.equal(gradient(), coarse)
+    assert torch.equal(gradient(float32_gradients=False), exact)
+    assert torch.equal(gradient(trajectory="nuts"), exact)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("trajectory", ["hmc", "nuts"])
 def test_either_trajectory_has_it_and_other_data_have_another(trajectory):
