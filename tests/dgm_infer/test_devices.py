@@ -57,6 +57,7 @@ def there(centers=CENTERS):
     return Bowl(to_device(centers))
 
 
+@pytest.mark.filterwarnings("ignore:.*no chain went from the base")
 @pytest.mark.parametrize("method", cases(METHODS, quick=("ImportanceSampling",)))
 def test_evidence_is_estimated_on_the_device_of_its_base(method):
     def estimate(target, zeros):
