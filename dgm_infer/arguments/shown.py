@@ -36,7 +36,7 @@ def of_problems(which: Tensor) -> str:
     """`` of problem 2 and 5 others`` for a mask ``[*batch]``; nothing for a run of one problem."""
     if which.ndim == 0:
         return ""
-    numbers = which.reshape(-1).nonzero().flatten().tolist()
+    numbers = which.cpu().reshape(-1).nonzero().flatten().tolist()
     return f" of problem {numbers[0]}" + (f" and {len(numbers) - 1} others" if len(numbers) > 1 else "")
 
 
