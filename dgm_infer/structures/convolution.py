@@ -75,8 +75,8 @@ class _Convolution(Function):
         ctx.size = x.shape[2:]
 
     @staticmethod
-    def backward(ctx, g):
-        (weight,) = ctx.saved_tensors
+    def backward(ctx, *grad_outputs):
+        (g,), (weight,) = grad_outputs, ctx.saved_tensors
         transposed, stride, padding, dilation, _, groups = ctx.settings
         extra = (0,) * len(stride)
         if not transposed:
@@ -87,6 +87,6 @@ class _Convolution(Function):
         return adjoint, *[None] * 7
 
     @staticmethod
-    def jvp(ctx, t, *_):
+    def jvp(ctx, *grad_inputs):
         (weight,) = ctx.saved_tensors
-        return _Convolution.apply(t, weight, *ctx.settings)
+        return _Convolution.apply(grad_inputs[0], weight, *ctx.settings)

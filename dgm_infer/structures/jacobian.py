@@ -210,8 +210,8 @@ class _Rows(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, weights):
-        (x,) = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # type: ignore[override]
+        (weights,), (x,) = grad_outputs, ctx.saved_tensors
         gradient = torch.zeros_like(x)
         with torch.enable_grad():
             vectors = None

@@ -16,6 +16,7 @@ from torch import Tensor
 import dgm_infer as dgm
 import generators
 from dgm_infer import Gaussian, LatentVariableModel, Target
+from dgm_infer.bases.density import Whitened
 from dgm_infer.errors import ConfigError, EvidenceError, uninterrupted
 from dgm_infer.evidence import Method
 from trainers import DigitsData
@@ -60,7 +61,7 @@ class Experiment:
     name: str
     words: str
     target: Target
-    base: Gaussian
+    base: Whitened
     truth: Tensor | None = None
     """Log Z, ``[*batch]``."""
 

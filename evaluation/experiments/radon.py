@@ -14,6 +14,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer import Evidence, Gaussian, Target
+from dgm_infer.bases.density import Whitened
 from dgm_infer.errors import uninterrupted
 from dgm_infer.evidence import Method
 
@@ -54,14 +55,14 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     print(f"evidence lower bound of a diagonal Gaussian: {fitted.elbo:.2f} after {seconds_fit:.1f} s", flush=True)
     notes: list[str] = []
 
-    def estimate(label: str, base: Gaussian, method: Method, chains: int) -> Estimates:
+    def estimate(label: str, base: Whitened, method: Method, chains: int) -> Estimates:
         print(label, flush=True)
         options = {"chains": chains, "seed": seed, "keep_draws": False}
         evidence = uninterrupted(dgm.log_evidence(target, base, method, **options))
         notes.extend(caveats(label, evidence))
         return Estimates.of(label, evidence)
 
-    def curve(label: str, base: Gaussian, offset: float, **moves) -> list[dict]:
+    def curve(label: str, base: Whitened, offset: float, **moves) -> list[dict]:
         """The mean of independent runs and its error, at seconds counted from the start of the fit."""
         entries = []
         for k in lengths:
@@ -154,7 +155,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     }
 
 
-def _runs(target: Target, base: Gaussian, method: Method, runs: int, chains: int, seed: int) -> Evidence:
+def _runs(target: Target, base: Whitened, method: Method, runs: int, chains: int, seed: int) -> Evidence:
     options = {"chains": chains, "seed": seed, "keep_draws": False}
     return uninterrupted(dgm.log_evidence(*repeated(target, base, runs), method, **options))
 

@@ -2,7 +2,8 @@
 
 import torch
 
-from dgm_infer import Gaussian, Target
+from dgm_infer import Target
+from dgm_infer.bases.density import Whitened
 from dgm_infer.errors import ArgumentError
 
 __all__ = ["repeated"]
@@ -20,7 +21,7 @@ class _Repeated(Target):
         return self.target.energy_and_gradient(x)
 
 
-def repeated(target: Target, base: Gaussian, runs: int) -> tuple[Target, Gaussian]:
+def repeated(target: Target, base: Whitened, runs: int) -> tuple[Target, Whitened]:
     """One problem as a batch ``[runs]`` of the same: the spread over the batch is that of independent runs.
 
     Args:
