@@ -1,5 +1,7 @@
 """Repetitions of a target and its base: independent runs of a method, in one batch."""
 
+from typing import TypeVar, cast
+
 import torch
 
 from dgm_infer import Target
@@ -7,6 +9,8 @@ from dgm_infer.bases.density import Whitened
 from dgm_infer.errors import ArgumentError
 
 __all__ = ["repeated"]
+
+Base = TypeVar("Base", bound=Whitened)
 
 
 class _Repeated(Target):
@@ -21,7 +25,7 @@ class _Repeated(Target):
         return self.target.energy_and_gradient(x)
 
 
-def repeated(target: Target, base: Whitened, runs: int) -> tuple[Target, Whitened]:
+def repeated(target: Target, base: Base, runs: int) -> tuple[Target, Base]:
     """One problem as a batch ``[runs]`` of the same: the spread over the batch is that of independent runs.
 
     Args:
@@ -30,4 +34,5 @@ def repeated(target: Target, base: Whitened, runs: int) -> tuple[Target, Whitene
     """
     if target.batch_shape != ():
         raise ArgumentError(f"repeated(target of batch {tuple(target.batch_shape)}): expected one problem, of batch ()")
-    return _Repeated(target, runs), base.take(torch.zeros(runs, dtype=torch.long, device=base.mean.device))
+    first = torch.zeros(runs, dtype=torch.long, device=base.mean.device)
+    return _Repeated(target, runs), cast(Base, base.take(first))
