@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -25,6 +25,8 @@ _FACTORS = (1.0, 2.0, 4.0, 8.0)
 # Share of the mass above which new modes let a search go on, and the power of the masses by which a Gaussian covers.
 _SHARE, _POWER = 1e-3, 0.25
 _ROUNDS = 4
+# Ratio of the curvatures of a minimum above which it is a spike or a ridge.
+_DEGENERATE = 1e8
 # Modes that are kept, those of the lowest energies, as many as have this many numbers in their covariances; and rows of
 # Hessians that are computed at once.
 _FEWEST, _MOST, _NUMBERS, _ROWS = 64, 256, 2**24, 8192
@@ -107,11 +109,18 @@ def modes(
     return search(target, start, starts, iterations, rng)
 
 
-def search(target: Target, start: Whitened, starts: int, iterations: int, rng: torch.Generator) -> Modes:
+def search(
+    target: Target, start: Whitened, starts: int, iterations: int, rng: torch.Generator, *, required: bool = True
+) -> Modes:
     """Rounds of minimisations: see :func:`modes`.
 
+    Args:
+        required: whether a problem without a mode is an error. Else its next rounds start where the first did, and
+            minima whose curvatures, in units of ``start``, differ by more than a factor of 1e8 do not count: a density
+            without bound has them where the numbers end, and they have no mass.
+
     Raises:
-        EvidenceError: no mode of some problem was found.
+        EvidenceError: no mode of some problem was found, and modes are required.
     """
     found: Modes | None = None
     reach = start
@@ -119,16 +128,23 @@ def search(target: Target, start: Whitened, starts: int, iterations: int, rng: t
         noise = torch.randn(starts, *start.mean.shape, generator=rng, dtype=start.mean.dtype, device=start.mean.device)
         before = found
         found = _merged(target, reach, spread_out(noise), iterations, found)
-        if found.log_z.isneginf().any():
-            lost = found.log_z.isneginf()
+        if not required:
+            found = _without_spikes(found, start)
+        lost = found.log_z.isneginf()
+        if required and lost.any():
             raise EvidenceError(
                 f"no mode was found for {int(lost.sum())} of {lost.numel()} problems: start nearer to one, or the "
                 "energy has no minimum with a positive definite Hessian"
             )
-        if before is not None and not _adds(found, before):
+        if lost.all() or (before is not None and not _adds(found, before)):
             break
         mean, covariance = cover(found)
-        reach = GaussianDensity(mean, covariance.diagonal(dim1=-2, dim2=-1).sqrt())
+        sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
+        if lost.any():
+            rows, first = lost.unsqueeze(-1), start.moments
+            mean = torch.where(rows, first.mean, mean)
+            sd = torch.where(rows, first.covariance.diagonal(dim1=-2, dim2=-1).sqrt(), sd)
+        reach = GaussianDensity(mean, sd)
     assert found is not None
     return found
 
@@ -220,6 +236,18 @@ def _taken(values: Tensor, order: Tensor) -> Tensor:
     """Rows ``[N, *batch, ...]`` in an order ``[M, *batch]``."""
     index = order.reshape(*order.shape, *[1] * (values.ndim - order.ndim))
     return values.gather(0, index.expand(len(order), *values.shape[1:]))
+
+
+def _without_spikes(found: Modes, start: Whitened) -> Modes:
+    """The same, with mass zero for minima of degenerate curvature or out of all proportion to ``start``."""
+    # whitened twice: L^-1 C L^-T
+    half = start.scale.solve(found.covariances.movedim(-1, 0)).movedim(0, -1)
+    whitened = start.scale.solve(half.movedim(-2, 0)).movedim(0, -2)
+    sound = whitened.flatten(-2).isfinite().all(-1) & (found.log_masses > -math.inf)
+    unit = torch.eye(whitened.shape[-1], dtype=whitened.dtype, device=whitened.device)
+    values = torch.linalg.eigvalsh(torch.where(sound[..., None, None], whitened, unit))
+    sound &= values[..., 0] * _DEGENERATE > values[..., -1]
+    return replace(found, log_masses=torch.where(sound, found.log_masses, -math.inf))
 
 
 def _adds(found: Modes, before: Modes) -> bool:

@@ -18,7 +18,7 @@ from ..path import AnnealedPath
 from ..pilot import anneal_pilot
 from .adaptation import improved
 from .barrier import equalised, interpolated_rows
-from .references import Legs
+from .references import Legs, broad_reference
 from .replicas import Replicas, Round
 
 __all__ = ["ParallelTempering"]
@@ -60,8 +60,9 @@ class ParallelTempering(Settings):
         n_steps: leapfrog steps per sweep.
         step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per temperature and
             problem until the last round.
-        broad: the second reference: True for :meth:`Gaussian.broad` of the target, a Gaussian ``[*batch, D]`` or
-            ``[D]``, or False for none.
+        broad: the second reference: True for :meth:`Gaussian.broad` of the target, and for problems in which its
+            search finds no minimum, or spikes alone, the base's mean with 4 times its covariance (math 6.11); a
+            Gaussian ``[*batch, D]`` or ``[D]``; or False for none.
         adapt_base: whether rounds of tuning fit the base anew to their draws of the target, where that is better and
             the references have full covariances (math 6.16); the broad reference stays, so that it cannot hurt.
         thin: sweeps per draw of x in the result, which are two with two legs.
@@ -109,7 +110,7 @@ class ParallelTempering(Settings):
             temperatures=(self.temperatures + 1) * position,
             pilot_temperatures=self.pilot_temperatures * path.batch_shape.numel(),
         )
-        legs = Legs(path, self._broad(path, rng))
+        legs = Legs(path, self._broad(path, chains, rng))
         rounds = self._rounds()
         progress.expect(self.pilot_temperatures + sum(rounds) + self.draws)
         replicas = self._replicas(legs, chains, rng, progress)
@@ -143,14 +144,14 @@ class ParallelTempering(Settings):
         normal = isinstance(legs.base, GaussianDensity) and legs.base.kind == "full"
         return self.adapt_base and legs.count == 2 and normal and chains > 1
 
-    def _broad(self, path: AnnealedPath, rng: torch.Generator) -> Gaussian | None:
+    def _broad(self, path: AnnealedPath, chains: int, rng: torch.Generator) -> Gaussian | None:
         if isinstance(self.broad, Gaussian) or not self.broad:
             return self.broad or None
         if path.target.standardised:
             return Gaussian.broad(path.target, like=path.base)
-        found = search(path.target, path.base, _STARTS, _ITERATIONS, rng)
-        path.evaluations += found.evaluations // _STARTS
-        return Gaussian.covering(found)
+        found = search(path.target, path.base, _STARTS, _ITERATIONS, rng, required=False)
+        path.evaluations += -(-found.evaluations // chains)
+        return broad_reference(found, path.base)
 
     def _rounds(self) -> list[int]:
         """Sweeps of every round of tuning: each twice the one before, the last half of the draws."""

@@ -5,11 +5,15 @@ from torch import Tensor
 
 from ...bases import Gaussian
 from ...bases.density import GaussianDensity, Whitened
-from ...bases.scales import Diagonal, Full, LowRank, Scale, remade
+from ...bases.modes import Modes, cover
+from ...bases.scales import Diagonal, Full, LowRank, Scale, factorised, remade
 from ...errors import ArgumentError
 from ..path import AnnealedPath, Point
 
-__all__ = ["Legs"]
+__all__ = ["Legs", "broad_reference"]
+
+# Standard deviations of the broad reference in those of the base, where there is no mode to cover.
+_WIDER = 2.0
 
 
 class Legs(AnnealedPath):
@@ -65,6 +69,25 @@ class Legs(AnnealedPath):
         energy = targets.energy[:, -1:].expand_as(targets.energy)
         v = self.coordinates(x)
         return self._difference(energy, self._of_base(v, self.base.unwhiten(v))[0])
+
+
+def broad_reference(found: Modes, base: Whitened) -> Gaussian:
+    """A Gaussian that covers the modes of every problem; where none was found, the base with 4 times its covariance.
+
+    Args:
+        found: modes, ``[M, *batch, D]``; a problem without any has masses ``-inf``.
+        base: density whose moments stand in for modes.
+    """
+    lost = found.log_z.isneginf()
+    if not lost.any():
+        return Gaussian.covering(found)
+    moments = base.moments
+    mean, covariance = cover(found)
+    wide = lost[..., None, None]
+    # the moments of no mode are NaN
+    unit = torch.eye(base.dim, dtype=covariance.dtype, device=covariance.device)
+    factor = torch.where(wide, _WIDER * _triangular(moments.scale), factorised(torch.where(wide, unit, covariance)))
+    return Gaussian(torch.where(lost.unsqueeze(-1), moments.mean, mean), cholesky=factor)
 
 
 class _SideBySide(Whitened):

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.bases.modes import search
 from dgm_infer.evidence.path import AnnealedPath, Move
 from dgm_infer.evidence.tempering import replicas as replicas_module
 from dgm_infer.evidence.tempering.adaptation import HalfMoments, improved
 from dgm_infer.evidence.tempering.barrier import equalised, interpolated_rows
-from dgm_infer.evidence.tempering.references import Legs
+from dgm_infer.evidence.tempering.references import Legs, broad_reference
 from dgm_infer.evidence.tempering.replicas import Replicas, Round
 from dgm_infer.evidence.tempering.stepping import SteppingStones
 from dgm_infer.evidence.tempering.swaps import swap_log_ratios, swaps
@@ -218,6 +219,50 @@ def test_gradients_are_counted_for_all_replicas():
     estimate = dgm.log_evidence(known.target, known.base, method, chains=4, progress=False)
     # a sweep moves four replicas by two steps, and draws one anew
     assert estimate.diagnostics["gradient_evaluations"] - estimate.diagnostics["pilot_evaluations"] == 8 * (4 * 2 + 1)
+
+
+class Hierarchy(dgm.Target):
+    """Two normalised problems: a hierarchy whose density is unbounded, and a standard normal.
+
+    ``v ~ Logistic(0, S)``, ``x_i ~ N(0, exp(v)^2)``, i = 1, 2, 3: at x = 0 the density grows without bound as v falls.
+    """
+
+    S = 0.75
+
+    def __init__(self):
+        super().__init__(None, 4, (2,))
+
+    def energy(self, x):
+        v, rest = x[..., 0], x[..., 1:]
+        scale = v / self.S + 2 * torch.nn.functional.softplus(-v / self.S) + math.log(self.S)
+        unbounded = scale + 0.5 * (-2 * v).exp() * rest.square().sum(-1) + 3 * v + 1.5 * math.log(2 * math.pi)
+        normal = 0.5 * x.square().sum(-1) + 2 * math.log(2 * math.pi)
+        return torch.stack([unbounded[..., 0], normal[..., 1]], -1)
+
+
+def test_a_problem_without_a_minimum_has_the_wider_base_as_its_broad_reference():
+    target, base = Hierarchy(), dgm.Gaussian(torch.zeros(2, 4, dtype=FLOAT), 0.5)
+    rng = torch.Generator().manual_seed(0)
+    broad = broad_reference(search(target, base, 64, 200, rng, required=False), base)
+    torch.testing.assert_close(broad.covariance[0], torch.eye(4, dtype=FLOAT))
+    torch.testing.assert_close(broad.covariance[1], torch.eye(4, dtype=FLOAT), atol=1e-3, rtol=0)
+    assert broad.mean.abs().max() < 1e-2
+    # control: the minima where its numbers end are of no scale
+    assert not (dgm.Gaussian.covering(search(target, base, 64, 200, rng)).covariance[0].diagonal() < 1e3).all()
+
+
+def test_the_evidence_of_a_problem_without_a_minimum():
+    target, base = Hierarchy(), dgm.Gaussian(torch.zeros(2, 4, dtype=FLOAT), 0.5)
+    estimate = dgm.log_evidence(target, base, dgm.ParallelTempering(draws=128), seed=1, progress=False)
+    assert (estimate.log_z.abs() < 0.2).all()
+    assert estimate.log_z[0].abs() < 5 * estimate.std_error[0]
+    # control: a reference as narrow as the spike
+    spike = dgm.Gaussian(torch.tensor([-3.0, 0.0, 0.0, 0.0], dtype=FLOAT), 0.05)
+    method = dgm.ParallelTempering(draws=32, broad=spike, adapt_base=False)
+    start = dgm.Gaussian(base.mean - 3, 0.05)
+    with pytest.warns(UserWarning, match="came to the target anew"):
+        narrow = dgm.log_evidence(target, start, method, seed=1, coverage=False, progress=False)
+    assert narrow.log_z[0].abs() > 0.5
 
 
 class Mixtures(dgm.Target):
