@@ -88,11 +88,15 @@ class AnnealedPath:
         """Evaluate at ``v [chains, *batch, D]``; a non-finite energy becomes ``+inf``, a non-finite gradient zero."""
         self.evaluations += 1
         x = self.base.unwhiten(v)
-        energy, gradient = self.target.energy_and_gradient(x)
+        energy, gradient = self._evaluated(x)
         # zero weight: no chain moves there
         energy = torch.where(energy.isfinite(), energy, math.inf)
         gradient = self.base.scale.transpose(gradient).nan_to_num_(0.0, 0.0, 0.0)
         return Point(v, energy.to(v.dtype), gradient, *self._of_base(v, x))
+
+    def _evaluated(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Energy and gradient of the target."""
+        return self.target.energy_and_gradient(x)
 
     def _of_base(self, v: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         """``psi`` less the constant and its gradient in v, as a :class:`Point` holds them."""

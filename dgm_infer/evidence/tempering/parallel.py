@@ -39,8 +39,8 @@ class ParallelTempering(Settings):
 
     A replica at ``beta_k`` of a leg has the density ``~ exp(-beta_k phi - (1 - beta_k) psi)``, psi the energy of the
     leg's reference. A sweep makes one Hamiltonian move of every replica above the references, draws the references
-    anew, and swaps neighbours, even and odd pairs in turn (math 6.11); the targets of the two legs change places every
-    other sweep. Tuning takes rounds of sweeps that double: each moves the temperatures to equal distances along the
+    anew, and swaps neighbours, even pairs and then odd ones (math 6.11); the targets of the two legs change places every
+    sweep. Tuning takes rounds of sweeps that double: each moves the temperatures to equal distances along the
     communication barrier (math 6.12). The last round, frozen, gives ``log Z`` by Bennett's ratio of neighbours
     (math 6.13), a mean of the legs' estimates whose weights come from tuning: consistent. Chains are independent
     groups of replicas, and the standard error is that between them.

@@ -14,6 +14,8 @@ __all__ = ["Legs", "broad_reference"]
 
 # Standard deviations of the broad reference in those of the base, where there is no mode to cover.
 _WIDER = 2.0
+# Replicas that are evaluated at once on a CPU.
+_ROWS = 1024
 
 
 class Legs(AnnealedPath):
@@ -52,6 +54,15 @@ class Legs(AnnealedPath):
         replicas = v.shape[: v.ndim - self.base.mean.ndim - 1].numel() * self.count
         self.evaluations += replicas - 1
         return point
+
+    def _evaluated(self, x):
+        # blocks of whole temperatures, whose activations stay in a CPU's caches
+        blocks = min(len(x), -(-x.shape[:-1].numel() // _ROWS)) if x.device.type == "cpu" else 1
+        if blocks <= 1:
+            return super()._evaluated(x)
+        parts = [super(Legs, self)._evaluated(part) for part in x.tensor_split(blocks)]
+        energies, gradients = zip(*parts, strict=True)
+        return torch.cat(energies), torch.cat(gradients)
 
     def coordinates(self, x: Tensor) -> Tensor:
         """Whitened coordinates on every leg of points ``[..., *batch, D]``: ``[..., legs, *batch, D]``."""

@@ -61,7 +61,6 @@ class Replicas:
         self.trips = Trips(self.point.energy)
         # whether the legs' targets change places, per problem
         self.coupled = torch.ones(betas.shape[2:], dtype=torch.bool, device=betas.device)
-        self._sweeps = 0
 
     def rebase(self, mean: Tensor, covariance: Tensor, which: Tensor) -> None:
         """Another base, as :meth:`Legs.rebase`, with the replicas where they are."""
@@ -70,20 +69,25 @@ class Replicas:
         self.point = self.legs.at(self.legs.base.whiten(x))
 
     def sweep(self, target_acceptance: float | None) -> Sweep:
-        """A move of every replica above the references, then swaps of one parity; adapts the step sizes if asked."""
+        """A move of every replica above the references, then swaps of even pairs and of odd ones.
+
+        Args:
+            target_acceptance: what the step sizes are adapted to; None leaves them.
+        """
         upper = Point(*(part[1:] for part in self.point))
         move = self.legs.move(upper, self.betas[1:, None], self.step_sizes[1:, None], self.n_steps, self.rng)
         point = Point(*(torch.cat([old[:1], new]) for old, new in zip(self.point, move.point, strict=True)))
         if target_acceptance is not None:
             error = move.acceptance.mean(1) - target_acceptance
             self.step_sizes[1:] *= (_GAIN * error).exp()
-        parity = self._sweeps % 2
-        self._sweeps += 1
         differences = self.legs.difference(point)
         probabilities = swap_log_ratios(self.betas, differences).clamp_max(0).exp()
-        source = swaps(probabilities, parity, self.rng)
+        source = swaps(probabilities, 0, self.rng)
+        # a replica goes two temperatures a sweep: swaps cost no gradient
+        after = swap_log_ratios(self.betas, exchanged(differences, source)).clamp_max(0).exp()
+        source = exchanged(source, swaps(after, 1, self.rng))
         targets = Point(*(part[-1] for part in point))
-        crosses = self.legs.count == 2 and (len(self.betas) - 1) % 2 == parity
+        crosses = self.legs.count == 2
         self.point = self._renewed(Point(*(exchanged(part, source) for part in point)), crosses)
         self.trips.follow(source, self.coupled if crosses else None)
         return Sweep(differences, probabilities, move.acceptance, targets)
