@@ -38,9 +38,9 @@ class ParallelTempering(Settings):
     """Parallel tempering: every chain is a line of replicas, from the base up to the target and down to a broad base.
 
     A replica at ``beta_k`` of a leg has the density ``~ exp(-beta_k phi - (1 - beta_k) psi)``, psi the energy of the
-    leg's reference. A sweep makes one Hamiltonian move of every replica above the references, draws the references
-    anew, and swaps neighbours, even pairs and then odd ones (math 6.11); the targets of the two legs change places every
-    sweep. Tuning takes rounds of sweeps that double: each moves the temperatures to equal distances along the
+    leg's reference. A sweep makes one Hamiltonian move of every replica above the references, swaps neighbours, even
+    pairs and then odd ones, and draws the references anew (math 6.11); the targets of the two legs change places. Tuning
+    takes rounds of sweeps that double: each moves the temperatures to equal distances along the
     communication barrier (math 6.12). The last round, frozen, gives ``log Z`` by Bennett's ratio of neighbours
     (math 6.13), a mean of the legs' estimates whose weights come from tuning: consistent. Chains are independent
     groups of replicas, and the standard error is that between them.
@@ -70,9 +70,9 @@ class ParallelTempering(Settings):
         pilot_temperatures: temperatures of the annealing run that makes the first schedule and step sizes.
     """
 
-    draws: int = 192
+    draws: int = 128
     temperatures: int = 12
-    n_steps: int = 3
+    n_steps: int = 5
     step_size: float | Tensor | None = None
     broad: bool | Gaussian = True
     adapt_base: bool = True
