@@ -13,8 +13,8 @@ from .tempering.parallel import ParallelTempering
 
 __all__ = ["Opinion", "second_opinion"]
 
-# Share of the run's gradients that it may take, and its sizes, of which the first that fits is taken; fewer leapfrog steps
-# than by default, so that one fits sooner.
+# Share of the run's gradients that it may take, and its sizes, of which the first that fits is taken; fewer leapfrog
+# steps than by default, so that one fits sooner.
 _SHARE = 0.25
 _SIZES = ((64, 4), (64, 2), (32, 4), (32, 2))
 _PILOT, _STEPS = 20, 3

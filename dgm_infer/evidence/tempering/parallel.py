@@ -39,7 +39,7 @@ class ParallelTempering(Settings):
 
     A replica at ``beta_k`` of a leg has the density ``~ exp(-beta_k phi - (1 - beta_k) psi)``, psi the energy of the
     leg's reference. A sweep makes one Hamiltonian move of every replica above the references, swaps neighbours, even
-    pairs and then odd ones, and draws the references anew (math 6.11); the targets of the two legs change places. Tuning
+    pairs and then odd ones, and draws the references anew (math 6.11); the two legs exchange their targets. Tuning
     takes rounds of sweeps that double: each moves the temperatures to equal distances along the
     communication barrier (math 6.12). The last round, frozen, gives ``log Z`` by Bennett's ratio of neighbours
     (math 6.13), a mean of the legs' estimates whose weights come from tuning: consistent. Chains are independent
@@ -70,7 +70,7 @@ class ParallelTempering(Settings):
         pilot_temperatures: temperatures of the annealing run that makes the first schedule and step sizes.
     """
 
-    draws: int = 128
+    draws: int = 144
     temperatures: int = 12
     n_steps: int = 5
     step_size: float | Tensor | None = None
