@@ -110,7 +110,9 @@ class ParallelTempering(Settings):
             temperatures=(self.temperatures + 1) * position,
             pilot_temperatures=self.pilot_temperatures * path.batch_shape.numel(),
         )
+        before = path.evaluations
         legs = Legs(path, self._broad(path, chains, rng))
+        searched = path.evaluations - before
         rounds = self._rounds()
         progress.expect(self.pilot_temperatures + sum(rounds) + self.draws)
         replicas = self._replicas(legs, chains, rng, progress)
@@ -125,7 +127,7 @@ class ParallelTempering(Settings):
             if tuned.moments is not None and sweeps >= _FITTED:
                 old = legs.base
                 replicas.rebase(*improved(old.mean[0].double(), old.covariance[0].double(), tuned.moments))
-        spent = legs.evaluations
+        spent = searched + legs.evaluations
         final = Round(replicas, keep=self.draws // self.thin, thin=self.thin)
         interrupted = False
         try:
