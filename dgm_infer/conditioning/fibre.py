@@ -77,6 +77,11 @@ class Fibre:
         return self.observed.model
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether :meth:`evaluate` compiles what it evaluates."""
+        return self._compiler is not None
+
+    @property
     def units(self) -> Units | None:
         """Sizes of the units that the Jacobian splits into; None if it is dense."""
         return self.structure.units

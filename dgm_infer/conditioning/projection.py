@@ -6,7 +6,7 @@ solver fails fall back to the next one. A device works off a fixed number of mas
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from functools import cache
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..structures import Evaluation, JacobianMap
+from .trees import tree_map
 
 __all__ = ["SOLVERS", "Constraint", "Projection", "Stop", "Update", "evaluate_constraint", "masked", "project", "store"]
 
@@ -26,6 +27,8 @@ class Constraint(Protocol):
     def jacobian(self, u: Tensor) -> JacobianMap: ...
     def take(self, problems: Tensor) -> "Constraint": ...
     def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any: ...
+    @property
+    def is_compiled(self) -> bool: ...
 
 
 class Projection(NamedTuple):
@@ -45,58 +48,41 @@ class Update(Protocol):
     """One iteration of a solver on rows that are all active."""
 
     def __call__(
-        self, fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap, steps: list[Tensor]
-    ) -> tuple[Tensor, Tensor]:
-        """The next iterate and its constraint; ``steps`` holds the earlier steps of a solver that keeps them."""
+        self, fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap, steps: tuple[Tensor, ...]
+    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        """The next iterate, its constraint, and the steps that the next iteration needs; none before the first."""
         ...
 
 
-def quasi_newton(
-    fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap, steps: list[Tensor]
-) -> tuple[Tensor, Tensor]:
+def quasi_newton(fibre, u, c, base, steps):
     """``u' - J(u)^T (J(u) J(u)^T)^-1 c(u')`` and its constraint: one factorisation for all iterations."""
-    return fibre.evaluate(_quasi_newton, u, c, base)
+    u = u - base.pseudo_inverse(c)
+    return u, fibre.constraint(u), ()
 
 
-def broyden(fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap, steps: list[Tensor]) -> tuple[Tensor, Tensor]:
+def broyden(fibre, u, c, base, steps):
     """Quasi-Newton that corrects its factorisation by the steps made (Broyden 1965, *good* update).
 
     With ``H_0 = J^T (J J^T)^-1`` and ``y`` the change of the constraint over a step s,
     ``H' = H + (s - H y) s^T H / (s^T H y)``. Only the steps are kept: ``-H c`` is a product of their rank-one factors
     with ``-H_0 c`` (Kelley 1995, section 7.3). All steps lie in the row space of J.
     """
-    step = -fibre.evaluate(_pseudo_inverse, base, c)
+    step = -base.pseudo_inverse(c)
     for earlier, later in pairwise(steps):
         step = step + _along(step, earlier) * later
     if steps:
         step = step / (1 - _along(step, steps[-1]))
-    if len(steps) == _MEMORY:
-        steps.clear()
-    steps.append(step)
     u = u + step
-    return u, fibre.evaluate(evaluate_constraint, u)
+    return u, fibre.constraint(u), () if len(steps) == _MEMORY - 1 else (*steps, step)
 
 
-def newton(fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap, steps: list[Tensor]) -> tuple[Tensor, Tensor]:
+def newton(fibre, u, c, base, steps):
     """``u' - J(u)^T (J(u') J(u)^T)^-1 c(u')`` and its constraint: a new Jacobian per iteration."""
-    return fibre.evaluate(_newton, u, c, base)
+    u = u - base.oblique_inverse(fibre.entries(u).entries, c)
+    return u, fibre.constraint(u), ()
 
 
 SOLVERS: dict[str, Update] = {"quasi_newton": quasi_newton, "broyden": broyden, "newton": newton}
-
-
-def _quasi_newton(fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap) -> tuple[Tensor, Tensor]:
-    u = u - base.pseudo_inverse(c)
-    return u, fibre.constraint(u)
-
-
-def _newton(fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap) -> tuple[Tensor, Tensor]:
-    u = u - base.oblique_inverse(fibre.entries(u).entries, c)
-    return u, fibre.constraint(u)
-
-
-def _pseudo_inverse(fibre: Constraint, base: JacobianMap, c: Tensor) -> Tensor:
-    return base.pseudo_inverse(c)
 
 
 def _along(step: Tensor, earlier: Tensor) -> Tensor:
@@ -106,7 +92,7 @@ def _along(step: Tensor, earlier: Tensor) -> Tensor:
 
 
 # Steps that Broyden's method keeps before it starts anew from the factorisation.
-_MEMORY = 20
+_MEMORY = 8
 _SMALL = 1e-30
 # Growth of the residual that counts as divergence; after some iterations any growth is a failure, so that the few
 # chains that will not converge do not delay the others.
@@ -150,9 +136,14 @@ def project(
             tolerance alone.
         within: the distance from ``expected`` that counts as near.
     """
-    stop = Stop(tolerance, expected, within, max_iterations // 2)
-    if v.device.type != "cpu":
-        return masked(SOLVERS[solvers[0]], fibre, v, base, stop, active, min(max_iterations, _DEVICE_ITERATIONS))
+    on_device = v.device.type != "cpu"
+    limit = min(max_iterations, _DEVICE_ITERATIONS) if on_device else max_iterations
+    if fibre.is_compiled and expected is None:
+        # near no root: one graph for both kinds of solve
+        expected = torch.full_like(v, torch.nan)
+    stop = Stop.of(tolerance, limit, expected, within)
+    if on_device:
+        return masked(SOLVERS[solvers[0]], fibre, v, base, stop, active, limit)
     none = torch.zeros_like(active)
     result = Projection(v, none, none.to(torch.int32), none)
     rows = None if bool(active.all()) else active.nonzero().squeeze(-1)
@@ -160,37 +151,40 @@ def project(
         if solver != solvers[0]:
             result = result._replace(retried=active & ~result.converged)
         if rows is None:
-            position, converged, iterations = _solve(SOLVERS[solver], fibre, v, base, stop, max_iterations)
+            position, converged, iterations = _solve(SOLVERS[solver], fibre, v, base, stop, limit)
             result = Projection(position, converged, iterations, none)
         elif len(rows):
-            part = _solve(SOLVERS[solver], fibre.take(rows), v[rows], base[rows], stop.take(rows), max_iterations)
+            part = _solve(SOLVERS[solver], fibre.take(rows), v[rows], base[rows], _take(stop, rows), limit)
             position, converged = store(rows, result[:2], part[:2])
             result = Projection(position, converged, result.iterations.index_add(0, rows, part[2]), result.retried)
         rows = (active & ~result.converged).nonzero().squeeze(-1)
     return result
 
 
-@dataclass(frozen=True)
-class Stop:
-    """What a solve stops at."""
+class Stop(NamedTuple):
+    """What a solve stops at, per row."""
 
     tolerance: Tensor
-    expected: Tensor | None
-    within: float
-    early: int
-    """Updates after which contraction no longer counts: what halves the residual from then on may run out of them."""
+    updates: Tensor
+    """``[R]``, after which a solver has failed."""
+    near: tuple[Tensor, ...] = ()
+    """The expected roots ``[R, D]`` and the distance that counts as near ``[R]``; or nothing."""
 
-    def take(self, rows: Tensor) -> "Stop":
-        expected = None if self.expected is None else self.expected[rows]
-        return replace(self, tolerance=self.tolerance[rows], expected=expected)
+    @classmethod
+    def of(cls, tolerance: Tensor, updates: int, expected: Tensor | None = None, within: float = 0.0) -> "Stop":
+        limit = torch.full_like(tolerance, updates, dtype=torch.int32)
+        return cls(tolerance, limit, () if expected is None else (expected, torch.full_like(tolerance, within)))
 
-    def reached(self, iteration: int, u: Tensor, residual: Tensor, before: Tensor) -> Tensor:
-        """Whether a row has converged by an update, given its residual before it."""
+    def reached(self, u: Tensor, residual: Tensor, before: Tensor, updates: Tensor) -> Tensor:
+        """Whether a row has converged by its latest update, given its residual before it."""
         converged = residual < self.tolerance
-        if self.expected is None or iteration > self.early:
+        if not self.near:
             return converged
-        near = (u - self.expected).abs().amax(-1) < self.within
-        return converged | (near & (residual < _CONTRACTION * before))
+        root, distance = self.near
+        near = (u - root).abs().amax(-1) < distance
+        # what halves the residual from then on may run out of updates
+        early = updates <= self.updates // 2
+        return converged | (near & early & (residual < _CONTRACTION * before))
 
 
 class _Loop(NamedTuple):
@@ -205,37 +199,52 @@ class _Loop(NamedTuple):
     updates: Tensor
 
     @classmethod
-    def start(cls, fibre: Constraint, v: Tensor, stop: Stop, active: Tensor | None = None) -> "_Loop":
+    def start(cls, fibre: Constraint, v: Tensor, stop: Stop, active: Tensor) -> "_Loop":
         c = fibre.evaluate(evaluate_constraint, v)
         residual = c.abs().amax(-1)
         converged = residual < stop.tolerance
-        running = ~converged
-        if active is not None:
-            converged, running = converged & active, running & active
-        return cls(v, c, residual, residual, converged, running, torch.zeros_like(running, dtype=torch.int32))
+        running = active & ~converged
+        # a tensor of its own: a compiled function is compiled anew for arguments that are one
+        return cls(v, c, residual, residual.clone(), converged & active, running, torch.zeros_like(stop.updates))
 
-    def next(self, iteration: int, u: Tensor, c: Tensor, stop: Stop) -> "_Loop":
+    def next(self, u: Tensor, c: Tensor, stop: Stop) -> "_Loop":
         """After an update of the running rows to ``u``."""
         u = torch.where(self.running.unsqueeze(-1), u, self.u)
         c = torch.where(self.running.unsqueeze(-1), c, self.c)
-        residual = c.abs().amax(-1)
-        converged = self.converged | (self.running & stop.reached(iteration, u, residual, self.residual))
+        residual, updates = c.abs().amax(-1), self.updates + self.running
+        converged = self.converged | (self.running & stop.reached(u, residual, self.residual, updates))
         # a NaN residual is neither below its limit nor converged
-        limit = self.first * (_DIVERGENCE if iteration < _PATIENCE else 1.0)
-        running = self.running & ~converged & (residual <= limit)
-        return _Loop(u, c, self.first, residual, converged, running, self.updates + self.running)
+        limit = torch.where(updates < _PATIENCE, _DIVERGENCE * self.first, self.first)
+        running = self.running & ~converged & (residual <= limit) & (updates < stop.updates)
+        return _Loop(u, c, self.first, residual, converged, running, updates)
 
-    def take(self, rows: Tensor) -> "_Loop":
-        return _Loop(*(t[rows] for t in tuple(self)))
+
+@cache
+def _updates(update: Update, n: int) -> Callable[..., tuple[_Loop, tuple[Tensor, ...]]]:
+    """A function for :meth:`Fibre.evaluate` that makes ``n`` updates."""
+
+    def make(fibre: Constraint, loop: _Loop, stop: Stop, base: JacobianMap, steps: tuple[Tensor, ...]):
+        for _ in range(n):
+            u, c, steps = update(fibre, loop.u, loop.c, base, steps)
+            loop = loop.next(u, c, stop)
+        return loop, steps
+
+    return make
+
+
+def _per_call(update: Update, fibre: Constraint) -> int:
+    """Updates between two looks at which rows still iterate: a compiled graph has as many as Broyden's method keeps,
+    so that it starts without any; of Newton's, with a Jacobian each, one."""
+    return _MEMORY if fibre.is_compiled and update is not newton else 1
 
 
 def masked(
     update: Update, fibre: Constraint, v: Tensor, base: JacobianMap, stop: Stop, active: Tensor, iterations: int
 ) -> Projection:
     """:func:`project` by one solver in a fixed number of updates."""
-    loop, steps = _Loop.start(fibre, v, stop, active), []
-    for iteration in range(1, iterations + 1):
-        loop = loop.next(iteration, *update(fibre, loop.u, loop.c, base, steps), stop)
+    loop, steps, n = _Loop.start(fibre, v, stop, active), (), _per_call(update, fibre)
+    for _ in range(0, iterations, n):
+        loop, steps = fibre.evaluate(_updates(update, n), loop, stop, base, steps)
     return Projection(loop.u, loop.converged, loop.updates, active & ~loop.converged)
 
 
@@ -243,11 +252,12 @@ def _solve(
     update: Update, fibre: Constraint, v: Tensor, base: JacobianMap, stop: Stop, max_iterations: int
 ) -> tuple[Tensor, ...]:
     """:func:`project` by one solver, with all rows active: position, converged and iterations."""
-    loop, steps = _Loop.start(fibre, v, stop), []
+    active = torch.ones_like(stop.updates, dtype=torch.bool)
+    loop, steps, n = _Loop.start(fibre, v, stop, active), (), _per_call(update, fibre)
     whole = loop.u, loop.converged, loop.updates
     # the rows still in the loop: all of them until the batch is first compacted
     rows: Tensor | None = None
-    for iteration in range(1, max_iterations + 1):
+    for _ in range(0, max_iterations, n):
         n_running = int(loop.running.sum())
         if n_running == 0:
             break
@@ -255,10 +265,13 @@ def _solve(
             whole = store(rows, whole, (loop.u, loop.converged, loop.updates))
             keep = loop.running.nonzero().squeeze(-1)
             rows = keep if rows is None else rows[keep]
-            loop, stop, fibre, base = loop.take(keep), stop.take(keep), fibre.take(keep), base[keep]
-            steps = [step[keep] for step in steps]
-        loop = loop.next(iteration, *update(fibre, loop.u, loop.c, base, steps), stop)
+            loop, stop, steps, fibre, base = *_take((loop, stop, steps), keep), fibre.take(keep), base[keep]
+        loop, steps = fibre.evaluate(_updates(update, n), loop, stop, base, steps)
     return store(rows, whole, (loop.u, loop.converged, loop.updates))
+
+
+def _take(tree: Any, rows: Tensor) -> Any:
+    return tree_map(lambda t: t[rows], tree)
 
 
 def evaluate_constraint(fibre: Constraint, u: Tensor) -> Tensor:

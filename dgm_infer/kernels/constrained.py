@@ -62,7 +62,7 @@ class ConstrainedHMC(Settings):
             float64 and 1e-5 in float32. A reversed sub-step must return within ``sqrt(tolerance)``.
         max_iterations: updates after which a solver has failed.
         compile: whether ``torch.compile`` compiles the constraint, its Jacobian and the solvers: the same results up to
-            rounding, several times faster, after about ten seconds of compilation.
+            rounding, about twice as fast for small networks, after half a minute of compilation.
         float32_jacobians: whether Jacobians are computed in float32 and the constraint alone in the type of the
             positions: faster where a network's arithmetic takes the time, on a CPU 2 to 3 times for convolutions. The
             energy then has rounding errors of about 1e-7 times the condition number of the Jacobian (math 3.8). None

@@ -192,7 +192,7 @@ def test_masked_updates_of_a_device_are_those_of_a_compacted_batch(solver):
     fibre, v, base = off_the_fibre(distance=torch.logspace(-5, -1, 40, dtype=FLOAT).unsqueeze(-1))
     given = settings(fibre, v, active=torch.arange(len(v)) % 3 > 0)
     compacted = project(fibre, v, base, solvers=(solver,), **given)
-    stop = Stop(given["tolerance"], None, 0.0, 0)
+    stop = Stop.of(given["tolerance"], 16)
     found = masked(SOLVERS[solver], fibre, v, base, stop, given["active"], 16)
     assert compacted.converged.sum() == given["active"].sum()
     assert torch.equal(found.converged, compacted.converged)

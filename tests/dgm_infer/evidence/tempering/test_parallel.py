@@ -64,24 +64,42 @@ def travelled(sweeps=300, temperatures=12, chains=32):
     return final
 
 
+def round_trips(final):
+    """Per chain and sweep, and ``sum r / (1 - r)`` over pairs of neighbours."""
+    r = final.rejections
+    rate = final.outcome(torch.ones(1, dtype=FLOAT), 0, False).diagnostics["round_trip_rate"]
+    return rate.item(), (r / (1 - r)).sum().item()
+
+
 @pytest.mark.slow
 def test_the_barrier_and_the_rate_of_round_trips_are_those_of_the_theory(monkeypatch):
     final = travelled()
-    diagnostics = final.outcome(torch.ones(1, dtype=FLOAT), 0, False).diagnostics
     r = final.rejections
     assert abs(r.sum().item() / exact_barrier() - 1) < 0.05
     assert r.max() < 1.3 * r.mean()
-    expected = 1 / (1 + (r / (1 - r)).sum())
-    assert abs(diagnostics["round_trip_rate"] / expected - 1) < 0.15
+    twice, _ = round_trips(final)
+    # the theory's scheme: pairs of one parity a sweep, in turn
+    calls = iter(range(10**6))
+
+    def alternating(probabilities, parity, rng):
+        turn = next(calls) // 2 % 2
+        return swaps(probabilities if parity == turn else torch.zeros_like(probabilities), parity, rng)
+
+    monkeypatch.setattr(replicas_module, "swaps", alternating)
+    rate, odds = round_trips(travelled())
+    assert abs(rate * (2 + 2 * odds) - 1) < 0.1
+    # both parities a sweep, for as many gradients: less than twice, as both see the same energies
+    assert 1.5 * rate < twice < 2 * rate
     # control: pairs of a random parity let replicas turn back
     coin = torch.Generator().manual_seed(2)
 
     def reversible(probabilities, parity, rng):
-        return swaps(probabilities, int(torch.randint(2, (), generator=coin)), rng)
+        turn = int(torch.randint(2, (), generator=coin))
+        return swaps(probabilities if parity == turn else torch.zeros_like(probabilities), parity, rng)
 
     monkeypatch.setattr(replicas_module, "swaps", reversible)
-    slower = travelled(sweeps=100).outcome(torch.ones(1, dtype=FLOAT), 0, False).diagnostics
-    assert slower["round_trip_rate"] < 0.7 * expected
+    slower, _ = round_trips(travelled(sweeps=100))
+    assert slower < 0.8 * rate
 
 
 def test_swaps_are_of_neighbours_of_one_parity():
