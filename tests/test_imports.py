@@ -155,6 +155,7 @@ ORDER = {
         "record",
         "tempering",
         "gibbs",
+        "controls",
         "continuous",
         "ladder",
         "barrier",

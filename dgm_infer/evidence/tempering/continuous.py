@@ -6,13 +6,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...arguments import positive, whole_number
+from ...arguments import fraction, positive, whole_number
 from ...errors import ArgumentError
 from ...kernels.integrators import PhasePoint, leapfrog
 from ...kernels.trees import deepest, grow
 from ...sampling.step_size import DualAveraging
 from ..path import AnnealedPath, Point
 from ..pilot import StepSizes
+from .controls import Control, Plateaus, Sigmoid
 from .record import TemperedState
 from .tempering import Tempering, draw_beta
 
@@ -25,6 +26,9 @@ class ContinuousTempering(Tempering):
 
     The potential is that of :class:`GibbsTempering` plus ``-log beta - log(1 - beta)``; the estimates are the same.
     The control xi has its own mass; ``mass`` times c squared is equivalent to ``scale`` times c.
+
+    With ``plateau`` it is the extended Hamiltonian of Gobbo and Leimkuhler (2015), beside a base: xi moves on a circle,
+    where beta is 1 on one part and 0 on another, so that states rest at both ends (T (5.19), math 6.20).
 
     Args:
         draws: states kept per chain.
@@ -39,11 +43,13 @@ class ContinuousTempering(Tempering):
         scale: scale of xi, positive.
         nuts: maximum leapfrog steps of a trajectory that ends at a U-turn in (x, xi), as in :class:`NUTS`; None for
             trajectories of ``n_steps``. Chains step together, and those that have ended wait.
+        plateau: share of the circle where beta is 1, and where it is 0, below 1/2; None for ``beta = sigmoid``.
     """
 
     mass: float = 1.0
     scale: float = 1.0
     nuts: int | None = None
+    plateau: float | None = None
 
     def __post_init__(self):
         super().__post_init__()
@@ -51,6 +57,13 @@ class ContinuousTempering(Tempering):
             positive("ContinuousTempering", field, getattr(self, field))
         if self.nuts is not None:
             whole_number("ContinuousTempering", "nuts", self.nuts)
+        if self.plateau is not None:
+            fraction("ContinuousTempering", "plateau", self.plateau)
+            if self.plateau >= 0.5:
+                raise ArgumentError(
+                    f"ContinuousTempering(plateau={self.plateau}): the two plateaus leave no way between them; use a "
+                    "share below 0.5"
+                )
         if self.step_size is None and self.warmup < 20:
             raise ArgumentError(
                 f"ContinuousTempering(warmup={self.warmup}): too short to adapt step_size: use >= 20, or set it"
@@ -60,25 +73,37 @@ class ContinuousTempering(Tempering):
         adapts = self.step_size is None
         rate = 1 / (self.scale * math.sqrt(self.mass))
         target = self.target_acceptance if adapts else None
+        control = Sigmoid() if self.plateau is None else Plateaus(self.plateau)
         if self.nuts is not None:
-            return _JointTrees(path, pilot.step_sizes, log_zeta, point, rng, deepest(self.nuts), rate, target)
-        return _JointChain(path, pilot.step_sizes, log_zeta, point, rng, self.n_steps, rate, target)
+            return _JointTrees(path, pilot.step_sizes, log_zeta, point, rng, deepest(self.nuts), rate, target, control)
+        return _JointChain(path, pilot.step_sizes, log_zeta, point, rng, self.n_steps, rate, target, control)
 
 
 class _JointChain:
-    """State (v, t) with ``beta = sigmoid(t)``; moves are of v and ``t/rate``, whose momenta have unit mass."""
+    """State (v, t) with a temperature ``beta(t)``; moves are of v and ``t/rate``, whose momenta have unit mass."""
 
     log_prior = None
 
     def __init__(
-        self, path: AnnealedPath, step_sizes: StepSizes, log_zeta, point: Point, rng, n_steps: int, rate: float, target
+        self,
+        path: AnnealedPath,
+        step_sizes: StepSizes,
+        log_zeta,
+        point: Point,
+        rng,
+        n_steps: int,
+        rate: float,
+        target,
+        control: Control,
     ):
+        self.control = control
         self.path, self.rng, self.n_steps, self.rate = path, rng, n_steps, rate
         self.point = point
         # energies at the two ends up to a common constant: that of the base and phi + offset
         self.offset = (log_zeta - path.base_constant).to(point.energy.dtype)
         beta = draw_beta(path.difference(point) + log_zeta, rng)
-        self.t = torch.logit(beta.clamp(1e-4, 1 - 1e-4)).to(point.energy.dtype)
+        self.log_zeta = log_zeta
+        self.t = control.inverse(beta).to(point.energy.dtype)
         self.step_size = step_sizes.log_step.amin(0).exp()
         self.averaging = None if target is None else DualAveraging(self.step_size, target)
 
@@ -125,20 +150,20 @@ class _JointChain:
         self.point, self.t = Point(there.position[..., :-1], *there.extra), self.rate * there.position[..., -1]
 
     def _state(self, acceptance: Tensor) -> TemperedState:
-        return TemperedState(self.point, self.t.double().sigmoid(), acceptance)
+        ends = self.control.log_ends(self.path.difference(self.point) + self.log_zeta)
+        return TemperedState(self.point, self.control.heat(self.t.double()).beta, acceptance, ends)
 
     def _potential(self, point: Point, t: Tensor) -> Tensor:
-        """``(1 - beta) psi + beta (phi + log zeta) - log beta - log(1 - beta)``, up to a constant."""
-        softplus = torch.nn.functional.softplus
-        energy = torch.lerp(point.square, point.energy + self.offset, t.sigmoid())
-        return energy + softplus(t) + softplus(-t)
+        """``(1 - beta) psi + beta (phi + log zeta) - log p(t)``, up to a constant."""
+        energy = torch.lerp(point.square, point.energy + self.offset, self.control.heat(t).beta)
+        return energy + self.control.energy(t)
 
     def _forces(self, point: Point, t: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradients of the potential in v and in ``xi``: in t it is ``beta (1 - beta) Delta + 2 beta - 1``."""
-        beta, rest = t.sigmoid(), (-t).sigmoid()
+        """Gradients of the potential in v and in ``t/rate``."""
+        heat = self.control.heat(t)
         delta = point.energy + self.offset - point.square
-        slope = beta * rest * delta + beta - rest
-        return torch.lerp(point.slope, point.gradient, beta.unsqueeze(-1)), self.rate * slope
+        slope = heat.slope * delta + self.control.force(t, heat)
+        return torch.lerp(point.slope, point.gradient, heat.beta.unsqueeze(-1)), self.rate * slope
 
 
 class _JointTrees(_JointChain):

@@ -45,6 +45,11 @@ class PathSampling(Settings):
                 f"PathSampling(tempering={self.tempering!r}): must be a GibbsTempering or a ContinuousTempering, whose "
                 "temperatures are continuous, or None"
             )
+        if isinstance(self.tempering, ContinuousTempering) and self.tempering.plateau is not None:
+            raise ArgumentError(
+                f"PathSampling(tempering=ContinuousTempering(plateau={self.tempering.plateau})): its temperatures are "
+                "not uniform; leave plateau out"
+            )
 
     @property
     def status(self) -> EstimateStatus:
