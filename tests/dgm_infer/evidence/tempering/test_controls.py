@@ -14,7 +14,7 @@ from tests.oracles import FLOAT
 PLATEAUS = dgm.ContinuousTempering(plateau=0.2)
 
 
-@pytest.mark.parametrize("control", [Sigmoid(), Plateaus(0.1), Plateaus(0.4)], ids=repr)
+@pytest.mark.parametrize("control", [Sigmoid(), Plateaus(0.1), Plateaus(0.4)], ids=["sigmoid", "short", "long"])
 def test_a_temperature_has_the_derivative_that_it_says(control):
     t = torch.linspace(-7.3, 7.3, 301, dtype=FLOAT, requires_grad=True)
     heat = control.heat(t)
