@@ -2,20 +2,23 @@
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from ...arguments import fraction, positive, whole_number
+from ...arguments import choice, fraction, positive, whole_number
 from ...errors import ArgumentError
 from ...kernels.integrators import PhasePoint, leapfrog
 from ...kernels.trees import deepest, grow
 from ...sampling.step_size import DualAveraging
+from .. import schedules
 from ..path import AnnealedPath, Point
 from ..pilot import StepSizes
 from .controls import Control, Plateaus, Sigmoid
 from .record import TemperedState
 from .tempering import Tempering, draw_beta
+from .warped import Warped
 
 __all__ = ["ContinuousTempering"]
 
@@ -44,12 +47,15 @@ class ContinuousTempering(Tempering):
         nuts: maximum leapfrog steps of a trajectory that ends at a U-turn in (x, xi), as in :class:`NUTS`; None for
             trajectories of ``n_steps``. Chains step together, and those that have ended wait.
         plateau: share of the circle where beta is 1, and where it is 0, below 1/2; None for ``beta = sigmoid``.
+        schedule: density of the temperatures: ``"linear"``, uniform on [0, 1], or by the pilot as the temperatures of
+            :class:`SimulatedTempering`, ``"equalised"`` or ``"barrier"`` (math 6.21).
     """
 
     mass: float = 1.0
     scale: float = 1.0
     nuts: int | None = None
     plateau: float | None = None
+    schedule: Literal["linear", "equalised", "barrier"] = "linear"
 
     def __post_init__(self):
         super().__post_init__()
@@ -64,6 +70,12 @@ class ContinuousTempering(Tempering):
                     f"ContinuousTempering(plateau={self.plateau}): the two plateaus leave no way between them; use a "
                     "share below 0.5"
                 )
+        choice("ContinuousTempering", "schedule", self.schedule, ("linear", *schedules.TUNED))
+        if self.schedule != "linear" and self.plateau is not None:
+            raise ArgumentError(
+                f"ContinuousTempering(plateau={self.plateau}, schedule={self.schedule!r}): both say how beta "
+                "depends on its control; use one of them"
+            )
         if self.step_size is None and self.warmup < 20:
             raise ArgumentError(
                 f"ContinuousTempering(warmup={self.warmup}): too short to adapt step_size: use >= 20, or set it"
@@ -74,6 +86,8 @@ class ContinuousTempering(Tempering):
         rate = 1 / (self.scale * math.sqrt(self.mass))
         target = self.target_acceptance if adapts else None
         control = Sigmoid() if self.plateau is None else Plateaus(self.plateau)
+        if self.schedule != "linear":
+            control = Warped(self.schedule, pilot, log_zeta)
         if self.nuts is not None:
             return _JointTrees(path, pilot.step_sizes, log_zeta, point, rng, deepest(self.nuts), rate, target, control)
         return _JointChain(path, pilot.step_sizes, log_zeta, point, rng, self.n_steps, rate, target, control)

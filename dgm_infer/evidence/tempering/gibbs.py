@@ -1,11 +1,16 @@
 """Continuous tempering by Gibbs steps (Graham and Storkey 2017; T 5): exact draws of the temperature."""
 
 from dataclasses import dataclass
+from typing import Literal
 
+from ...arguments import choice
+from .. import schedules
 from ..path import Point
 from ..pilot import StepSizes
+from .ladder import LadderChain
 from .record import TemperedState
 from .tempering import Tempering, draw_beta
+from .warped import Warped
 
 __all__ = ["GibbsTempering"]
 
@@ -30,9 +35,20 @@ class GibbsTempering(Tempering):
         target_acceptance: mean acceptance probability that step sizes are adapted to.
         pilot_temperatures: temperatures of the annealing run that tunes step sizes and starts the chains, spread over
             all of them.
+        schedule: density of the temperatures: ``"linear"``, uniform on [0, 1], or by the pilot as the temperatures of
+            :class:`SimulatedTempering`, ``"equalised"`` or ``"barrier"`` (math 6.21).
     """
 
+    schedule: Literal["linear", "equalised", "barrier"] = "linear"
+
+    def __post_init__(self):
+        super().__post_init__()
+        choice("GibbsTempering", "schedule", self.schedule, ("linear", *schedules.TUNED))
+
     def _chain(self, path, pilot, log_zeta, point, rng):
+        if self.schedule != "linear":
+            ladder = Warped(self.schedule, pilot, log_zeta)
+            return LadderChain(path, pilot.step_sizes, ladder, point, rng, self.n_steps)
         return _GibbsChain(path, pilot.step_sizes, log_zeta, point, rng, self.n_steps)
 
 

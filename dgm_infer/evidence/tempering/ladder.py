@@ -1,13 +1,17 @@
 """Discrete temperatures with prior weights, and exact draws of the temperature given x (math 6.8, math 6.9)."""
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
+from ..path import AnnealedPath, Point
+from ..pilot import StepSizes
+from .record import TemperedState
 from .tempering import draw_beta
 
-__all__ = ["EvenLadder", "Ladder", "ListedLadder", "Rung", "even_knots", "interpolated", "is_even"]
+__all__ = ["EvenLadder", "Ladder", "LadderChain", "ListedLadder", "Rung", "even_knots", "interpolated", "is_even"]
 
 # Maximum probabilities held at once: 8 MB, part of which stays in the CPU's caches.
 _AT_ONCE = 2**20
@@ -31,8 +35,9 @@ class Ladder(Protocol):
         """An exact draw of ``p(k | x) ~ exp(h_k - beta_k d)``, ``d = phi - psi`` at x: ``[chains, *batch]``."""
         ...
 
-    def log_prior(self, beta: Tensor) -> Tensor:
-        """``h_k`` at temperatures of the ladder, ``[..., *batch]``."""
+    @property
+    def log_prior(self) -> Callable[[Tensor], Tensor] | None:
+        """``h_k`` at temperatures of the ladder, ``[..., *batch]``; None if they are continuous."""
         ...
 
 
@@ -140,6 +145,36 @@ class ListedLadder:
         # right=True: a temperature of zero weight is never drawn
         chosen = torch.searchsorted(below, uniform.unsqueeze(-1) * total, right=True)
         return chosen.squeeze(-1).clamp_max(betas.shape[1] - 1), (largest + total.log()).squeeze(-1)
+
+
+class LadderChain:
+    """Chains that alternate a Hamiltonian move of x with an exact draw of its temperature."""
+
+    def __init__(
+        self,
+        path: AnnealedPath,
+        step_sizes: StepSizes,
+        ladder: Ladder,
+        point: Point,
+        rng: torch.Generator,
+        n_steps: int,
+    ):
+        self.path, self.step_sizes, self.ladder, self.rng, self.n_steps = path, step_sizes, ladder, rng, n_steps
+        self.point, self.log_prior = point, ladder.log_prior
+        self.beta = ladder.draw(path.difference(point), rng).beta
+
+    def step(self) -> TemperedState:
+        step_size = self.step_sizes.at(self.beta)
+        self.point, acceptance = self.path.move(self.point, self.beta, step_size, self.n_steps, self.rng)
+        rung = self.ladder.draw(self.path.difference(self.point), self.rng)
+        self.beta = rung.beta
+        return TemperedState(self.point, rung.beta, acceptance, (rung.log_p1, rung.log_p0))
+
+    def warm(self) -> None:
+        self.step()
+
+    def freeze(self) -> None:
+        pass
 
 
 def even_knots(n: int, betas: Tensor, most: int) -> Tensor:

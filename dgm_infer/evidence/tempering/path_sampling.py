@@ -45,11 +45,14 @@ class PathSampling(Settings):
                 f"PathSampling(tempering={self.tempering!r}): must be a GibbsTempering or a ContinuousTempering, whose "
                 "temperatures are continuous, or None"
             )
-        if isinstance(self.tempering, ContinuousTempering) and self.tempering.plateau is not None:
-            raise ArgumentError(
-                f"PathSampling(tempering=ContinuousTempering(plateau={self.tempering.plateau})): its temperatures are "
-                "not uniform; leave plateau out"
-            )
+        if self.tempering is not None:
+            for field, plain in (("plateau", None), ("schedule", "linear")):
+                value = getattr(self.tempering, field, plain)
+                if value != plain:
+                    raise ArgumentError(
+                        f"PathSampling(tempering={type(self.tempering).__name__}({field}={value!r})): its temperatures "
+                        f"are not uniform; leave {field} out"
+                    )
 
     @property
     def status(self) -> EstimateStatus:

@@ -4,17 +4,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from ...arguments import choice, whole_number
 from .. import schedules
-from ..path import AnnealedPath, Point
-from ..pilot import Pilot, StepSizes
+from ..pilot import Pilot
 from ..plan import tuned_betas
 from .barrier import interpolated_rows
-from .ladder import EvenLadder, Ladder, ListedLadder, even_knots, interpolated, is_even
-from .record import TemperedState
+from .ladder import EvenLadder, Ladder, LadderChain, ListedLadder, even_knots, interpolated, is_even
 from .tempering import Tempering
 
 __all__ = ["SimulatedTempering"]
@@ -62,7 +59,7 @@ class SimulatedTempering(Tempering):
         choice("SimulatedTempering", "weights", self.weights, ("pilot", "equal"))
 
     def _chain(self, path, pilot, log_zeta, point, rng):
-        return _SimulatedChain(path, pilot.step_sizes, self._ladder(pilot, log_zeta), point, rng, self.n_steps)
+        return LadderChain(path, pilot.step_sizes, self._ladder(pilot, log_zeta), point, rng, self.n_steps)
 
     def _held(self, path, chains):
         held = super()._held(path, chains)
@@ -86,31 +83,3 @@ class SimulatedTempering(Tempering):
         n = len(own) - 1
         knots = even_knots(n, pilot.betas, _SEGMENTS) if self.weights == "pilot" else own.new_tensor([0, n]).long()
         return EvenLadder(n, knots, -interpolated(knots.double() / n, pilot.betas, known))
-
-
-class _SimulatedChain:
-    def __init__(
-        self,
-        path: AnnealedPath,
-        step_sizes: StepSizes,
-        ladder: Ladder,
-        point: Point,
-        rng: torch.Generator,
-        n_steps: int,
-    ):
-        self.path, self.step_sizes, self.ladder, self.rng, self.n_steps = path, step_sizes, ladder, rng, n_steps
-        self.point, self.log_prior = point, ladder.log_prior
-        self.beta = ladder.draw(path.difference(point), rng).beta
-
-    def step(self) -> TemperedState:
-        step_size = self.step_sizes.at(self.beta)
-        self.point, acceptance = self.path.move(self.point, self.beta, step_size, self.n_steps, self.rng)
-        rung = self.ladder.draw(self.path.difference(self.point), self.rng)
-        self.beta = rung.beta
-        return TemperedState(self.point, rung.beta, acceptance, (rung.log_p1, rung.log_p0))
-
-    def warm(self) -> None:
-        self.step()
-
-    def freeze(self) -> None:
-        pass

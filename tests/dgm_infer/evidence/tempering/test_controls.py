@@ -7,7 +7,10 @@ from scipy.integrate import quad
 
 import dgm_infer as dgm
 from dgm_infer.evidence.estimators import log_weights_at_ends
+from dgm_infer.evidence.pilot import Pilot
 from dgm_infer.evidence.tempering.controls import Plateaus, Sigmoid
+from dgm_infer.evidence.tempering.tempering import draw_beta
+from dgm_infer.evidence.tempering.warped import Warped
 from tests.known_evidence import known_bimodal, known_gaussian
 from tests.oracles import FLOAT
 
@@ -105,6 +108,87 @@ def test_states_on_the_plateau_are_draws_of_the_target_without_weights():
     assert ((hot.square().mean(0) - mean.value).abs() > 5 * error).any()
 
 
+def warped(schedule="barrier"):
+    """By a pilot whose differences fall with beta, of three problems."""
+    betas = torch.linspace(0, 1, 41, dtype=FLOAT)
+    fall = torch.exp(-betas.unsqueeze(-1) * torch.tensor([1.0, 4.0, 9.0], dtype=FLOAT))
+    curve = -3 * (1 - fall) + betas.unsqueeze(-1)
+    none = torch.zeros(1, 3, dtype=FLOAT)
+    pilot = Pilot(None, betas, fall.square(), fall, none, None, curve)
+    return Warped(schedule, pilot, torch.tensor([0.3, -1.0, 2.0], dtype=FLOAT))
+
+
+@pytest.mark.parametrize("schedule", ["equalised", "barrier"])
+def test_warped_temperatures_have_their_derivatives_and_weights(schedule):
+    control = warped(schedule)
+    t = torch.linspace(-6, 6, 600, dtype=FLOAT).reshape(200, 3).requires_grad_()
+    heat = control.heat(t)
+    (slope,) = torch.autograd.grad(heat.beta.sum(), t)
+    torch.testing.assert_close(heat.slope, slope)
+    (force,) = torch.autograd.grad(control.energy(t).sum(), t)
+    torch.testing.assert_close(control.force(t, heat), force)
+    torch.testing.assert_close(
+        control.heat(control.inverse(heat.beta.detach())).beta, heat.beta.detach(), atol=1e-4, rtol=0
+    )
+    # the integral over t by a fine grid
+    fine = torch.linspace(-30, 30, 400_001, dtype=FLOAT).unsqueeze(-1).expand(-1, 3)
+    for delta in (-8.0, 0.0, 5.0):
+        given = torch.full((1, 3), delta, dtype=FLOAT)
+        log_sum = (-control.heat(fine).beta * delta - control.energy(fine)).exp().sum(0).mul(60 / 400_000).log()
+        w1, w0 = control.log_ends(given)
+        torch.testing.assert_close(w0[0], -log_sum, atol=1e-6, rtol=0)
+        torch.testing.assert_close(w1, w0 - delta)
+
+
+def test_draws_given_x_are_those_of_the_control_variable():
+    control, n = warped(), 100_000
+    delta = torch.tensor([-4.0, 0.5, 7.0], dtype=FLOAT)
+    rung = control.draw((delta - control.log_zeta).expand(n, 3), torch.Generator().manual_seed(3))
+    fine = torch.linspace(-20, 20, 200_001, dtype=FLOAT).unsqueeze(-1).expand(-1, 3)
+    beta = control.heat(fine).beta
+    weight = (-beta * delta - control.energy(fine)).softmax(0)
+    for power in (1, 2):
+        exact = (weight * beta**power).sum(0)
+        error = rung.beta.pow(power).std(0) / n**0.5
+        assert ((rung.beta.pow(power).mean(0) - exact).abs() < 4.5 * error).all()
+    # control: uniform temperatures have other moments
+    other = draw_beta(delta.expand(n, 3), torch.Generator().manual_seed(3))
+    assert ((other.mean(0) - (weight * beta).sum(0)).abs() > 10 * other.std(0) / n**0.5).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["equalised", "barrier"])
+@pytest.mark.parametrize("method", [dgm.GibbsTempering(), dgm.ContinuousTempering()], ids=lambda m: type(m).__name__)
+def test_the_evidence_by_warped_temperatures(method, schedule, monkeypatch):
+    known = known_gaussian(10, (3,))
+
+    def off():
+        estimate = dgm.log_evidence(
+            known.target,
+            known.base,
+            method.replace(schedule=schedule),
+            chains=64,
+            seed=2,
+            coverage=False,
+            progress=False,
+        )
+        return ((estimate.log_z - estimate.bias - known.log_z) / estimate.std_error).abs().max(), estimate
+
+    error, estimate = off()
+    assert error <= 4
+    assert estimate.std_error.max() < 0.06
+    assert (estimate.diagnostics["round_trips"] > 64).all()
+    # control: terms of the sum as if all pieces began at the base
+    right = Warped._log_parts
+
+    def without(self, delta):
+        parts, rate = right(self, delta)
+        return parts + self.low.unsqueeze(1) * delta, rate
+
+    monkeypatch.setattr(Warped, "_log_parts", without)
+    assert off()[0] > 5
+
+
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.7])
 def test_bad_shares_are_named(share):
     with pytest.raises(dgm.ArgumentError, match=rf"plateau={share}"):
@@ -114,3 +198,12 @@ def test_bad_shares_are_named(share):
 def test_path_sampling_needs_uniform_temperatures():
     with pytest.raises(dgm.ArgumentError, match="not uniform; leave plateau out"):
         dgm.PathSampling(PLATEAUS)
+    with pytest.raises(dgm.ArgumentError, match="not uniform; leave schedule out"):
+        dgm.PathSampling(dgm.GibbsTempering(schedule="barrier"))
+
+
+def test_one_thing_alone_bends_the_temperatures():
+    with pytest.raises(dgm.ArgumentError, match="use one of them"):
+        dgm.ContinuousTempering(plateau=0.1, schedule="barrier")
+    with pytest.raises(dgm.ArgumentError, match="schedule='even'"):
+        dgm.GibbsTempering(schedule="even")
