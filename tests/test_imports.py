@@ -37,6 +37,7 @@ ORDER = {
     "dgm_infer.structures": [
         "algebra",
         "convolution",
+        "receptive",
         "jacobian",
         "scalar",
         "structure",

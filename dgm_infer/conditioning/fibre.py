@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
-from ..structures import Dense, Evaluation, JacobianMap, Units
+from ..structures import Dense, Evaluation, InFields, JacobianMap, Units
 from .magnitude import magnitude
 from .marginal import NoiseMarginal
 from .reduced import ObservedModel
@@ -48,6 +48,7 @@ class Fibre:
         values: ``[*batch, Dy]`` observed values.
         coarse: the observed model in float32, which derivatives are computed with; None for ``observed`` itself.
         gram_force: whether the gradient of the energy has its Gram term.
+        rough: whether the constraint, too, is that of the coarse model.
     """
 
     can_complete = True
@@ -60,9 +61,11 @@ class Fibre:
         compiler: "Compiler | None" = None,
         coarse: ObservedModel | None = None,
         gram_force: bool = True,
+        rough: bool = False,
     ):
         self.observed = observed
         self._coarse = coarse
+        self._is_rough = rough
         self._gram_force = gram_force
         self.values = values
         self.batch_shape = values.shape[:-1]
@@ -137,6 +140,13 @@ class Fibre:
         """The same fibre with the gradient of ``-log p_u`` alone in the place of that of the energy."""
         return self._variant("no Gram force", lambda: {"gram_force": False}) if self._gram_force else self
 
+    @property
+    def rough(self) -> "Fibre | None":
+        """The same fibre with the constraint in float32 as well, to come near it; None if derivatives are not."""
+        if self._coarse is None or self._is_rough:
+            return None
+        return self._variant("rough", lambda: {"rough": True})
+
     def _variant(self, name: str, changes: Callable[[], dict[str, Any]]) -> "Fibre":
         """The same problem in another way, made on first use."""
         if name not in self._variants:
@@ -144,8 +154,13 @@ class Fibre:
         return self._variants[name]
 
     def _remade(self, observed: ObservedModel, values: Tensor, **changes: Any) -> "Fibre":
-        own = {"compiler": self._compiler, "coarse": self._coarse, "gram_force": self._gram_force} | changes
-        return type(self)(observed, values, *own.values())
+        own = {
+            "compiler": self._compiler,
+            "coarse": self._coarse,
+            "gram_force": self._gram_force,
+            "rough": self._is_rough,
+        }
+        return type(self)(observed, values, *(own | changes).values())
 
     def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """``function(fibre, *arguments)`` without gradients, compiled if this fibre is.
@@ -192,7 +207,13 @@ class Fibre:
 
     def constraint(self, u: Tensor) -> Tensor:
         """``c(u)``: ``[..., *batch, D] -> [..., *batch, Dy]``."""
+        if self._is_rough:
+            return self._coarse_constraint(u.float()).to(u)
         return self.observed.residual(u, self.values)
+
+    def _coarse_constraint(self, u: Tensor) -> Tensor:
+        assert self._coarse is not None
+        return self._coarse.residual(u, self.values.float())
 
     def constraint_error(self, u: Tensor) -> Tensor:
         """``max|c(u)|``, each constraint in its unit: ``[..., *batch]``."""
@@ -201,7 +222,7 @@ class Fibre:
 
     def jacobian(self, u: Tensor) -> JacobianMap:
         """The factorised Jacobian of the constraint at ``u``."""
-        return self.structure.factorise(self.entries(u).entries)
+        return self.structure.factorise(self._entries(u).entries)
 
     def linearise(self, u: Tensor) -> Linearisation:
         """Jacobian, energy and gradient at ``u``, from one evaluation of the Jacobian."""
@@ -222,11 +243,19 @@ class Fibre:
 
     def entries(self, u: Tensor) -> Evaluation:
         """The constraint and the raw entries of its Jacobian at ``u``, differentiably."""
+        value, entries = self._entries(u)
+        return Evaluation(value if self._coarse is None else self.constraint(u.detach()), entries)
+
+    def _entries(self, u: Tensor) -> Evaluation:
+        """:meth:`entries` with the value of the model that derivatives are computed with."""
         if self._coarse is None:
-            return self.structure.entries(self.constraint, u)
-        coarse, values = self._coarse, self.values.float()
-        entries = self.structure.entries(lambda u: coarse.residual(u, values), u.float()).entries
-        return Evaluation(self.constraint(u.detach()), tuple(entry.to(u) for entry in entries))
+            return self.structure.entries(self._in_fields(self.constraint), u)
+        value, entries = self.structure.entries(self._in_fields(self._coarse_constraint), u.float())
+        return Evaluation(value, tuple(entry.to(u) for entry in entries))
+
+    def _in_fields(self, constraint: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        fields = self.observed.fields
+        return constraint if fields is None else InFields(constraint, fields)
 
     # The Gram term and its cotangent, which must agree.
     def _gram_energy(self, jacobian: JacobianMap) -> Tensor:

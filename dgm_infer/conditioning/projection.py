@@ -29,6 +29,8 @@ class Constraint(Protocol):
     def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any: ...
     @property
     def is_compiled(self) -> bool: ...
+    @property
+    def rough(self) -> "Constraint | None": ...
 
 
 class Projection(NamedTuple):
@@ -102,6 +104,8 @@ _PATIENCE = 10
 _COMPACTION = 0.75
 # Updates of every solve on a device, which never asks how far its rows are: the host would wait for the answer.
 _DEVICE_ITERATIONS = 16
+# Residuals, in tolerances, above which the constraint in float32 tells as well where the fibre is.
+_FAR = 1e4
 # Decrease of the residual per update that shows that a solver converges.
 _CONTRACTION = 0.5
 
@@ -253,11 +257,14 @@ def _solve(
 ) -> tuple[Tensor, ...]:
     """:func:`project` by one solver, with all rows active: position, converged and iterations."""
     active = torch.ones_like(stop.updates, dtype=torch.bool)
-    loop, steps, n = _Loop.start(fibre, v, stop, active), (), _per_call(update, fibre)
+    rough = None if fibre.is_compiled or update is newton else fibre.rough
+    # no residual in float32 is below the tolerance
+    before = stop if rough is None else stop._replace(tolerance=torch.zeros_like(stop.tolerance))
+    loop, steps, n = _Loop.start(rough or fibre, v, before, active), (), _per_call(update, fibre)
     whole = loop.u, loop.converged, loop.updates
     # the rows still in the loop: all of them until the batch is first compacted
     rows: Tensor | None = None
-    for _ in range(0, max_iterations, n):
+    for i in range(0, max_iterations, n):
         n_running = int(loop.running.sum())
         if n_running == 0:
             break
@@ -266,7 +273,15 @@ def _solve(
             keep = loop.running.nonzero().squeeze(-1)
             rows = keep if rows is None else rows[keep]
             loop, stop, steps, fibre, base = *_take((loop, stop, steps), keep), fibre.take(keep), base[keep]
-        loop, steps = fibre.evaluate(_updates(update, n), loop, stop, base, steps)
+            rough = rough and fibre.rough
+        far = loop.running & (loop.residual > _FAR * stop.tolerance)
+        if rough is not None and i < _PATIENCE and 2 * int(far.sum()) > n_running:
+            without = stop._replace(tolerance=torch.zeros_like(stop.tolerance))
+            loop, steps = rough.evaluate(_updates(update, n), loop, without, base, steps)
+        else:
+            # near the fibre float32 does not tell where it is
+            rough = None
+            loop, steps = fibre.evaluate(_updates(update, n), loop, stop, base, steps)
     return store(rows, whole, (loop.u, loop.converged, loop.updates))
 
 

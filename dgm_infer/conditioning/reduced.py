@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..models import GenerativeModel
-from ..structures import Dense, Structure
+from ..structures import Dense, ReceptiveFields, Structure
 from .operators import Operator, Selection
 from .trees import tree_map
 
@@ -35,6 +35,9 @@ class ObservedModel:
         self._kept = structure
         self.structure = structure or Dense()
         self.dim = model.input_density.dim
+        # where outputs look is the same for all problems, unless these observe different ones
+        self.fields = None if operator.data else ReceptiveFields()
+        """Receptive fields of the observed values, shared by copies of this model."""
 
     @property
     def data(self) -> tuple[Any, ...]:

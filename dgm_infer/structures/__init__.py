@@ -13,6 +13,7 @@ from .diagonal import Diagonal, LowRankPlusDiagonal
 from .independent import independent, of_units
 from .jacobian import Evaluation, JacobianMap, push_forward
 from .markov import markov
+from .receptive import InFields, ReceptiveFields
 from .structure import Structure, Units
 from .units import UnitStructure, View
 
@@ -23,9 +24,11 @@ __all__ = [
     "DenseJacobian",
     "Diagonal",
     "Evaluation",
+    "InFields",
     "JacobianMap",
     "LowRankPlusBlocks",
     "LowRankPlusDiagonal",
+    "ReceptiveFields",
     "Structure",
     "UnitStructure",
     "Units",

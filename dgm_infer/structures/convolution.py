@@ -1,17 +1,27 @@
 """Convolutions with fixed weights whose second derivatives cost no more than they must."""
 
-from typing import Any
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.nn.functional import fold, pad
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["FixedConvolutions"]
+__all__ = ["Box", "FixedConvolutions", "Layer"]
 
 _PLAIN = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 _DEFAULTS = {"bias": None, "stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
+
+
+# Positions of the coarser grid up to which a convolution is a product of matrices.
+_FEW_POSITIONS = 9
+
+Box = tuple[tuple[int, int], ...]
+"""First and last positions, the last excluded, in every dimension of an image."""
 
 
 class FixedConvolutions(TorchFunctionMode):
@@ -22,12 +32,8 @@ class FixedConvolutions(TorchFunctionMode):
     """
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        names = _NAMES.get(func)
-        if names is not None:
-            given = _DEFAULTS | dict(zip(names, args, strict=False)) | (kwargs or {})
-            if _applies(given):
-                return _convolve(given, transposed=names is _TRANSPOSED)
-        return func(*args, **(kwargs or {}))
+        layer = Layer.of(func, args, kwargs or {})
+        return func(*args, **(kwargs or {})) if layer is None else layer(layer.input)
 
 
 _NAMES = {
@@ -40,22 +46,77 @@ _NAMES = {
 }
 
 
-def _applies(given: dict[str, Any]) -> bool:
-    """Whether it is one of a batch by fixed weights, with its padding in numbers."""
-    x, weight, bias = given["input"], given["weight"], given["bias"]
-    fixed = not weight.requires_grad and (bias is None or not bias.requires_grad)
-    return fixed and x.ndim == weight.ndim and not isinstance(given["padding"], str)
+class Layer(NamedTuple):
+    """A convolution by fixed weights, and the input it was called with."""
 
+    input: Tensor
+    """``[R, C, *grid]``."""
+    weight: Tensor
+    bias: Tensor | None
+    transposed: bool
+    stride: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    extra: tuple[int, ...]
+    groups: int
 
-def _convolve(given: dict[str, Any], transposed: bool) -> Tensor:
-    weight, bias = given["weight"], given["bias"]
-    dims = weight.ndim - 2
-    stride, padding, dilation, extra = (
-        (value,) * dims if isinstance(value, int) else (tuple(value) * dims)[:dims]
-        for value in (given[name] for name in ("stride", "padding", "dilation", "output_padding"))
-    )
-    y = _Convolution.apply(given["input"], weight, transposed, stride, padding, dilation, extra, given["groups"])
-    return y if bias is None else y + bias.reshape(-1, *[1] * dims)
+    @classmethod
+    def of(cls, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Layer | None":
+        """The convolution that a call makes; None for another function, and where weights or padding are not fixed."""
+        names = _NAMES.get(function)
+        if names is None:
+            return None
+        given = _DEFAULTS | dict(zip(names, args, strict=False)) | kwargs
+        x, weight, bias = given["input"], given["weight"], given["bias"]
+        fixed = not weight.requires_grad and (bias is None or not bias.requires_grad)
+        if not fixed or x.ndim != weight.ndim or isinstance(given["padding"], str):
+            return None
+        dims = weight.ndim - 2
+        stride, padding, dilation, extra = (
+            (value,) * dims if isinstance(value, int) else (tuple(value) * dims)[:dims]
+            for value in (given[name] for name in ("stride", "padding", "dilation", "output_padding"))
+        )
+        return cls(x, weight, bias, names is _TRANSPOSED, stride, padding, dilation, extra, given["groups"])
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The output for an input."""
+        y = _Convolution.apply(x, self.weight, *self[3:])
+        return y if self.bias is None else y + self.bias.reshape(-1, *[1] * len(self.stride))
+
+    def needs(self, box: Box, grid: Sequence[int]) -> Box:
+        """The part of an input of this grid that a part of the output depends on."""
+        ends = []
+        for (first, last), n, s, (before, after) in zip(box, grid, self.stride, self._reach, strict=True):
+            if self.transposed:
+                # of the input's position i, the outputs i s - before to i s + after
+                ends.append((max(0, -((after - first) // s)), min(n, (last - 1 + before) // s + 1)))
+            else:
+                ends.append((max(0, first * s - before), min(n, (last - 1) * s + after + 1)))
+        return tuple((min(a, b), b) for a, b in ends)
+
+    def part(self, x: Tensor, need: Box, box: Box) -> Tensor:
+        """The part of the output in a box, of the part of the input that it needs."""
+        pads: list[int] = []
+        for (first, last), (a, b), s, (before, after) in zip(box, need, self.stride, self._reach, strict=True):
+            if self.transposed:
+                pads = [a * s - before - first, last - (b - 1) * s - after - 1, *pads]
+            else:
+                pads = [a - (first * s - before), (last - 1) * s + after + 1 - b, *pads]
+        none = (0,) * len(self.stride)
+        layer = self._replace(padding=none, extra=none)
+        return pad(layer(x), pads) if self.transposed else layer(pad(x, pads))
+
+    def work(self, size: Sequence[int]) -> float:
+        """Products for an output of this size, of one image."""
+        here = math.prod(size) * self.weight.numel()
+        # every entry of the weight meets every position of the coarser grid
+        return here / math.prod(self.stride) if self.transposed else here
+
+    @property
+    def _reach(self) -> tuple[tuple[int, int], ...]:
+        """How far the kernel reaches before and after its anchor, in every dimension."""
+        sides = zip(self.padding, self.dilation, self.weight.shape[2:], strict=True)
+        return tuple((p, d * (k - 1) - p) for p, d, k in sides)
 
 
 class _Convolution(Function):
@@ -65,6 +126,10 @@ class _Convolution(Function):
 
     @staticmethod
     def forward(x, weight, transposed, stride, padding, dilation, extra, groups):
+        if groups == 1 and set(dilation) == {1} and x.ndim == 4 and x.device.type == "cpu":
+            coarse = x.shape[2:] if transposed else _coarse(x.shape[2:], weight.shape[2:], stride, padding)
+            if coarse.numel() <= _FEW_POSITIONS:
+                return _by_matrix(x, weight, transposed, stride, padding, extra, coarse)
         return torch.convolution(x, weight, None, stride, padding, dilation, transposed, extra, groups)
 
     @staticmethod
@@ -90,3 +155,32 @@ class _Convolution(Function):
     def jvp(ctx, *grad_inputs):
         (weight,) = ctx.saved_tensors
         return _Convolution.apply(grad_inputs[0], weight, *ctx.settings)
+
+
+def _coarse(grid: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> torch.Size:
+    """The size of a plain convolution's output."""
+    sides = zip(grid, kernel, stride, padding, strict=True)
+    return torch.Size((n + 2 * p - k) // s + 1 for n, k, s, p in sides)
+
+
+def _by_matrix(
+    x: Tensor,
+    weight: Tensor,
+    transposed: bool,
+    stride: tuple[int, ...],
+    padding: tuple[int, ...],
+    extra: tuple[int, ...],
+    coarse: torch.Size,
+) -> Tensor:
+    """A convolution of images as one product of matrices, twice as fast where few positions meet many channels."""
+    kernel = tuple(weight.shape[2:])
+    if transposed:
+        columns = x.movedim(1, -1).reshape(-1, x.shape[1]) @ weight.flatten(1)
+        sides = zip(coarse, kernel, stride, padding, extra, strict=True)
+        size = tuple((n - 1) * s - 2 * p + k + more for n, k, s, p, more in sides)
+        columns = columns.unflatten(0, (len(x), -1)).mT
+        return fold(columns, size, kernel, padding=padding, stride=stride)
+    (h, w), (up, left) = kernel, padding
+    patches = pad(x, (left, left, up, up)).unfold(2, h, stride[0]).unfold(3, w, stride[1])
+    rows = patches.permute(0, 2, 3, 1, 4, 5).reshape(len(x) * coarse.numel(), -1)
+    return (rows @ weight.flatten(1).mT).unflatten(0, (len(x), *coarse)).movedim(-1, 1)

@@ -10,15 +10,17 @@ import functools
 import math
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from typing import Any, NamedTuple, Self, cast
 
 import torch
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
+from torch.overrides import TorchFunctionMode
 
 from .convolution import FixedConvolutions
+from .receptive import InFields, Part
 
 __all__ = ["Evaluation", "JacobianMap", "forward_mode", "pull_back", "push_forward"]
 
@@ -27,6 +29,10 @@ __all__ = ["Evaluation", "JacobianMap", "forward_mode", "pull_back", "push_forwa
 _FEW = 2**14
 # Most numbers in one tensor of the rows that are computed at once.
 _MOST = 2**23
+# Most numbers in one tensor of all rows whose derivatives are kept for their own.
+_KEPT = 2**25
+# Numbers in one tensor of all rows from which on receptive fields are looked for.
+_FIELDS = 2**20
 
 
 class Evaluation(NamedTuple):
@@ -152,7 +158,8 @@ def _of_all_rows(tangents: Tensor, u: Tensor) -> Tensor:
 def pull_back(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
     """Value ``[..., N]`` and rows of J, ``[N, ..., D]``, otherwise as :func:`push_forward`.
 
-    Of a large network the rows are computed a few at a time, and again for their gradient: memory for a few rows.
+    Of a large network the rows are computed a few at a time, and again for their gradient: memory for a few rows. With
+    receptive fields, :class:`InFields`, only what these rows look at is computed.
     """
     if _is_traced(u):
         value, pull = vjp(function, u)[:2]
@@ -161,15 +168,22 @@ def pull_back(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, 
     with torch.enable_grad():
         x = u if u.requires_grad else u.detach().requires_grad_()
         value = function(x)
-        vectors = _unit_vectors(value)
-        at_once = max(1, _MOST // max(_largest(value), 1))
-        if len(vectors) <= at_once:
-            rows = _pull(value, x, vectors, again=again)
-        elif again:
-            rows = cast(Tensor, _Rows.apply(x, function, at_once))
+        n, size = value.shape[-1], _largest(value)
+        parts = (
+            function.fields.parts(function, u, value.shape[-1])
+            if isinstance(function, InFields) and n * size > _FIELDS
+            else None
+        )
+        at_once = max(1, _MOST // max(size, 1))
+        if parts is not None:
+            passes = _in_parts(parts, at_once)
+            kept = sum(len(part.rows) * part.share for part in parts) * size <= _KEPT
+            rows = _rows(x, function, passes) if kept and again else cast(Tensor, _Rows.apply(x, function, passes))
+        elif n <= at_once:
+            rows = _pull(value, x, _unit_vectors(value), again=again)
         else:
-            rows = _pull_in_parts(value, x, vectors, at_once)
-    return (value, rows) if again else (value.detach(), rows)
+            rows = cast(Tensor, _Rows.apply(x, function, [(FixedConvolutions, _chunks(range(n), at_once))]))
+    return (value, rows) if again else (value.detach(), rows.detach())
 
 
 def _largest(value: Tensor) -> int:
@@ -185,51 +199,60 @@ def _largest(value: Tensor) -> int:
     return size
 
 
-def _pull_in_parts(value: Tensor, x: Tensor, vectors: Tensor, at_once: int) -> Tensor:
-    """The products of ``vectors [N, ...]`` with J, ``at_once`` in one pass."""
-    parts = []
-    for part in vectors.split(at_once):
-        (products,) = torch.autograd.grad(
-            value, x, part, is_grads_batched=True, retain_graph=True, materialize_grads=True
-        )
-        parts.append(products)
-    return torch.cat(parts)
+Passes = Sequence[tuple[Callable[[], TorchFunctionMode], list[list[int]]]]
+"""Modes in which a function is computed, and the rows that each gives, a few at once."""
+
+
+def _in_parts(parts: Sequence[Part], at_once: int) -> Passes:
+    return [(part.mode, _chunks(part.rows, max(1, int(at_once / part.share)))) for part in parts]
+
+
+def _chunks(rows: Sequence[int], size: int) -> list[list[int]]:
+    return [list(rows[first : first + size]) for first in range(0, len(rows), size)]
+
+
+def _rows(x: Tensor, function: Callable[[Tensor], Tensor], passes: Passes) -> Tensor:
+    """``[N, ..., D]``, differentiable where gradients are recorded."""
+    rows, order = [], []
+    for mode, chunks in passes:
+        with mode():
+            value, pull = vjp(function, x)[:2]
+        for chunk in chunks:
+            rows.append(vmap(lambda e, pull=pull: pull(e)[0])(_unit_vectors(value.detach(), chunk)))
+            order += chunk
+    return torch.cat(rows)[torch.tensor(order, device=x.device).argsort()]
 
 
 class _Rows(torch.autograd.Function):
     """Rows of J in parts, each computed anew for its gradient; once differentiable."""
 
     @staticmethod
-    def forward(ctx, x, function, at_once):
+    def forward(ctx, x, function, passes):
         ctx.save_for_backward(x)
-        ctx.function, ctx.at_once = function, at_once
-        with torch.enable_grad():
-            x = x.detach().requires_grad_()
-            value = function(x)
-            return _pull_in_parts(value, x, _unit_vectors(value), at_once)
+        ctx.function, ctx.passes = function, passes
+        return _rows(x.detach(), function, passes)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # type: ignore[override]
         (weights,), (x,) = grad_outputs, ctx.saved_tensors
         gradient = torch.zeros_like(x)
-        with torch.enable_grad():
-            vectors = None
-            for first in range(0, len(weights), ctx.at_once):
-                here = slice(first, first + ctx.at_once)
-                x = x.detach().requires_grad_()
-                with FixedConvolutions():
-                    value, pull = vjp(ctx.function, x)[:2]
-                vectors = _unit_vectors(value.detach()) if vectors is None else vectors
-                rows = vmap(lambda e, pull=pull: pull(e)[0])(vectors[here])
-                gradient += torch.autograd.grad((rows * weights[here]).sum(), x)[0]
+        for mode, chunks in ctx.passes:
+            for chunk in chunks:
+                with torch.enable_grad():
+                    x = x.detach().requires_grad_()
+                    with mode():
+                        value, pull = vjp(ctx.function, x)[:2]
+                    rows = vmap(lambda e, pull=pull: pull(e)[0])(_unit_vectors(value.detach(), chunk))
+                    gradient += torch.autograd.grad((rows * weights[chunk]).sum(), x)[0]
         return gradient, None, None
 
 
-def _unit_vectors(value: Tensor) -> Tensor:
-    """``[N, ..., N]`` for ``value [..., N]``."""
+def _unit_vectors(value: Tensor, rows: Sequence[int] | None = None) -> Tensor:
+    """``[n, ..., N]`` for ``value [..., N]``; all of them, or some."""
     basis = torch.eye(value.shape[-1], dtype=value.dtype, device=value.device)
-    return basis.reshape(-1, *[1] * (value.ndim - 1), len(basis)).expand(-1, *value.shape)
+    basis = basis if rows is None else basis[rows]
+    return basis.reshape(-1, *[1] * (value.ndim - 1), value.shape[-1]).expand(-1, *value.shape)
 
 
 def _pull(value: Tensor, x: Tensor, vectors: Tensor, *, again: bool) -> Tensor:
