@@ -11,7 +11,7 @@ from ..errors import StartError
 from ..structures import Dense, JacobianMap, Structure
 from .projection import Constraint, evaluate_constraint, store
 from .reduced import ObservedModel
-from .search import annealed_search
+from .search import annealed_search, towards
 
 __all__ = ["damped_gauss_newton", "find_starts"]
 
@@ -104,12 +104,14 @@ def _attempt(
 ) -> tuple[Tensor, ...]:
     """A point per row from a new prior draw, its residual, and whether J is rank-deficient and the density positive
     at it; by annealing of the misfit if there is a ``report`` to make."""
-    draw = fibre.observed.sample_inputs((len(tolerance),), rng, fibre.values)
+    drawn = draw = fibre.observed.sample_inputs((len(tolerance),), rng, fibre.values)
     # by the model's structure, even if it does not pay for this many outputs
     draw = fibre.observed.structure.solve_local(fibre.constraint, draw, tolerance)
     if report is not None:
         draw = annealed_search(fibre, draw, tolerance=tolerance, report=report)[0]
     point, residual = damped_gauss_newton(fibre, draw, tolerance=tolerance)
+    if report is not None:
+        point = towards(fibre, point, drawn, tolerance=tolerance, active=residual < tolerance)
     possible = fibre.observed.log_density(point).isfinite()
     return point, residual.nan_to_num(nan=torch.inf, posinf=torch.inf), fibre.jacobian(point).is_deficient(), possible
 

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.conditioning.search import annealed_search
+from dgm_infer.conditioning import search
+from dgm_infer.conditioning.search import annealed_search, towards
 from dgm_infer.errors import ArgumentError, StartError
 from tests.oracles import FLOAT, Circle
 
@@ -111,3 +112,30 @@ def test_given_points_near_the_fibre_are_moved_onto_it_and_others_refused():
     torch.testing.assert_close(draws.inputs[:, 0], circle, atol=1e-4, rtol=0)
     with pytest.raises(ArgumentError, match="initial violates the constraint at 5 of 5 points"):
         dgm.sample(fibre, kernel, initial=3 * circle, **options)
+
+
+def test_moves_along_the_fibre_end_nearest_to_their_goals():
+    model = Linear()
+    fibre = dgm.condition(model, model(torch.randn(INPUTS, generator=rng(4), dtype=FLOAT))).rows(6)
+    goal, far = torch.randn(2, 6, INPUTS, generator=rng(5), dtype=FLOAT)
+    least = torch.linalg.pinv(model.matrix)
+    on = goal - (goal @ model.matrix.mT - fibre.values) @ least.mT
+    along = far - far @ model.matrix.mT @ least.mT
+    start = on + 4 * along / along.norm(dim=-1, keepdim=True)
+    active = torch.tensor([True] * 5 + [False])
+    tolerance = torch.full((6,), 1e-8, dtype=FLOAT)
+    end = towards(fibre, start, goal, tolerance=tolerance, active=active)
+    assert (fibre.constraint_error(end) < 1e-8).all()
+    torch.testing.assert_close(end[:5], on[:5], rtol=0, atol=1e-4)
+    torch.testing.assert_close(end[5], start[5], rtol=0, atol=0)
+
+
+def test_starts_are_nearer_to_prior_draws_than_where_the_search_ended(problem, monkeypatch):
+    def energies():
+        u = problem.start(20, rng(3))
+        assert (problem.constraint_error(u) < 1e-8).all()
+        return problem.rows(20).linearise(u.reshape(-1, INPUTS)).energy.reshape(20, 3).mean(0)
+
+    moved = energies()
+    monkeypatch.setattr(search, "_MOVES", 0)
+    assert (moved < energies()).all()
