@@ -36,6 +36,7 @@ ORDER = {
     "dgm_infer.arguments": ["shown", "values", "tensors", "objects"],
     "dgm_infer.structures": [
         "algebra",
+        "pointwise",
         "convolution",
         "receptive",
         "jacobian",

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn.functional import fold, pad
+from torch.nn.functional import batch_norm, fold, pad
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Box", "FixedConvolutions", "Layer"]
+from .pointwise import pointwise
+
+__all__ = ["Box", "FixedConvolutions", "Layer", "between"]
 
 _PLAIN = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
@@ -25,7 +27,8 @@ Box = tuple[tuple[int, int], ...]
 
 
 class FixedConvolutions(TorchFunctionMode):
-    """While active, convolutions by weights that need no gradient are linear functions of their input.
+    """While active, convolutions by weights that need no gradient are linear functions of their input, and batch
+    normalisations by fixed statistics are affine ones.
 
     The derivative of torch's own backward of a convolution fills a zero gradient of the weights for every product,
     which takes several times the time of the products themselves (math 3.9).
@@ -33,7 +36,36 @@ class FixedConvolutions(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         layer = Layer.of(func, args, kwargs or {})
-        return func(*args, **(kwargs or {})) if layer is None else layer(layer.input)
+        if layer is not None:
+            return layer(layer.input)
+        return between(func, args, kwargs or {})
+
+
+def between(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The output of a function between convolutions, with derivatives that cost little where they are known."""
+    output = _affine(function, args, kwargs)
+    output = pointwise(function, args, kwargs) if output is None else output
+    return function(*args, **kwargs) if output is None else output
+
+
+_NORMALISED = ("input", "running_mean", "running_var", "weight", "bias", "training", "momentum", "eps")
+_NORMALISED_DEFAULTS = {"weight": None, "bias": None, "training": False, "eps": 1e-5}
+
+
+def _affine(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor | None:
+    """The output of a batch normalisation by fixed statistics, ``scale x + shift``, whose second derivative torch does
+    not know to be zero; None for another function."""
+    if function is not batch_norm:
+        return None
+    given = _NORMALISED_DEFAULTS | dict(zip(_NORMALISED, args, strict=False)) | kwargs
+    x, mean, variance, weight, bias = (given[name] for name in _NORMALISED[:5])
+    eps = given["eps"]
+    if given["training"] or mean is None or any(t is not None and t.requires_grad for t in (weight, bias)):
+        return None
+    scale = (variance + eps).rsqrt() * (1 if weight is None else weight)
+    shift = (0 if bias is None else bias) - mean * scale
+    sides = (-1, *[1] * (x.ndim - 2))
+    return x * scale.reshape(sides) + shift.reshape(sides)
 
 
 _NAMES = {

@@ -168,7 +168,7 @@ def pull_back(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, 
     with torch.enable_grad():
         x = u if u.requires_grad else u.detach().requires_grad_()
         value = function(x)
-        n, size = value.shape[-1], _largest(value)
+        (size, convolves), n = _seen(value), value.shape[-1]
         parts = (
             function.fields.parts(function, u, value.shape[-1])
             if isinstance(function, InFields) and n * size > _FIELDS
@@ -179,6 +179,8 @@ def pull_back(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, 
             passes = _in_parts(parts, at_once)
             kept = sum(len(part.rows) * part.share for part in parts) * size <= _KEPT
             rows = _rows(x, function, passes) if kept and again else cast(Tensor, _Rows.apply(x, function, passes))
+        elif n <= at_once and convolves and again:
+            rows = _rows(x, function, [(FixedConvolutions, [list(range(n))])])
         elif n <= at_once:
             rows = _pull(value, x, _unit_vectors(value), again=again)
         else:
@@ -186,9 +188,10 @@ def pull_back(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, 
     return (value, rows) if again else (value.detach(), rows.detach())
 
 
-def _largest(value: Tensor) -> int:
-    """The size of the largest tensor between a function's input and its value, by its graph."""
-    size, seen, nodes = 0, set(), [value.grad_fn]
+def _seen(value: Tensor) -> tuple[int, bool]:
+    """The size of the largest tensor between a function's input and its value, and whether there are convolutions on
+    the way, by its graph."""
+    size, convolves, seen, nodes = 0, False, set(), [value.grad_fn]
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:
@@ -196,7 +199,8 @@ def _largest(value: Tensor) -> int:
         seen.add(node)
         nodes += [before for before, _ in node.next_functions]
         size = max(size, *(math.prod(output.shape) for output in node._input_metadata), 0)
-    return size
+        convolves |= node.name().startswith("Convolution")
+    return size, convolves
 
 
 Passes = Sequence[tuple[Callable[[], TorchFunctionMode], list[list[int]]]]

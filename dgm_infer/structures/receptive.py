@@ -10,7 +10,7 @@ from torch.func import vjp, vmap
 from torch.nn.functional import pad
 from torch.overrides import TorchFunctionMode
 
-from .convolution import Box, FixedConvolutions, Layer
+from .convolution import Box, FixedConvolutions, Layer, between
 
 __all__ = ["InFields", "Part", "ReceptiveFields"]
 
@@ -174,7 +174,7 @@ class _Cropped(TorchFunctionMode):
     def __torch_function__(self, func, types, args=(), kwargs=None):
         layer = Layer.of(func, args, kwargs or {})
         if layer is None:
-            return func(*args, **(kwargs or {}))
+            return between(func, args, kwargs or {})
         if self.calls == len(self.part.boxes):
             raise _NotCropped
         number = self.calls

@@ -147,10 +147,11 @@ def test_networks_without_fields_are_computed_as_a_whole(name, small):
 def test_slopes_that_happen_to_be_zero_hide_no_field(small):
     # at the first point all is below zero, and nothing passes a ReLU
     net = nn.Sequential(*first(), nn.Conv2d(4, 6, 3, padding=1), nn.ReLU(), *last()).to(FLOAT).requires_grad_(False)
-    net[3].bias.fill_(-100.0)
+    bias = net.get_parameter("3.bias")
+    bias.fill_(-100.0)
     function, fields = means(net), ReceptiveFields()
     assert fields.parts(function, inputs(), 32) is not None
-    net[3].bias.fill_(0.1)
+    bias.fill_(0.1)
     torch.testing.assert_close(
         pull_back(InFields(function, fields), inputs())[1], pull_back(function, inputs())[1], rtol=1e-9, atol=1e-11
     )
