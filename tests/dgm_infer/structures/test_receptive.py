@@ -110,6 +110,7 @@ def test_rows_in_fields_are_those_of_the_whole_network_and_so_is_their_gradient(
     assert len(parts) == 16
     assert all(len(part.rows) == 2 for part in parts)
     # at other points than those where they were found
+    u = inputs()
     for seed in range(2, 5):
         u = 2 * inputs(seed=seed)
         for mine, expected in zip(row_gradient(InFields(function, fields), u), row_gradient(function, u), strict=True):
