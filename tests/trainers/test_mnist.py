@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
 import generators
 from dgm_infer.errors import ArgumentError, ConfigError
@@ -118,10 +119,24 @@ def test_the_shipped_convolutional_generators_have_a_learned_noise_and_few_laten
     assert 0.05 < model.decoder.sd.item() < 0.2
 
 
-def test_the_shipped_adversarial_generator_is_nearer_to_held_out_digits_than_noise_of_their_means_and_sds():
+@pytest.mark.parametrize("name", ["mnist_conv_gan", "fashion_gan"])
+def test_the_shipped_convolutional_adversarial_generators_are_smooth_and_reach_black_and_white(name):
+    model = generators.load(name)
+    assert isinstance(model, generators.GAN)
+    assert model.config["channels"] == [64, 32]
+    assert model.input_density.dim == 64
+    assert model.output_range is not None
+    low, high = model.output_range
+    assert low < 0
+    assert high > 1
+    assert not any(isinstance(part, (nn.ReLU, nn.LeakyReLU, nn.MaxPool2d)) for part in model.modules())
+
+
+@pytest.mark.parametrize("name", ["mnist_gan", "mnist_conv_gan"])
+def test_the_shipped_adversarial_generators_are_nearer_to_held_out_digits_than_noise_of_their_means_and_sds(name):
     held_out = MNISTData(reference_folder("mnist_10k") / "mnist_10k").held_out().flatten(1)
     rng = torch.Generator().manual_seed(0)
-    gan = generators.load("mnist_gan")
+    gan = generators.load(name)
     with torch.no_grad():
         images = gan(gan.input_density.sample((1000,), generator=rng))
     noise = held_out.mean(0) + held_out.std(0) * torch.randn(1000, 784, generator=rng)

@@ -180,6 +180,8 @@ SOUND = {
     "mnist_conv_vae": lambda: generators.load("mnist_conv_vae"),
     "digits_gan": lambda: generators.load("digits_gan"),
     "mnist_gan": lambda: generators.load("mnist_gan"),
+    "mnist_conv_gan": lambda: generators.load("mnist_conv_gan"),
+    "fashion_gan": lambda: generators.load("fashion_gan"),
     "generalised lambda": lambda: generators.GeneralisedLambda(50),
     "g and k": lambda: generators.GAndK(20),
     "hyperbola": generators.Hyperbola,
