@@ -16,6 +16,19 @@ class WithoutGramTerm(dgm.Fibre):
         return tuple(torch.zeros_like(c) for c in super()._gram_cotangent(jacobian))
 
 
+class GramTermReversed(dgm.Fibre):
+    """The Gram term with the wrong sign.
+
+    Ranks hardly show that it is missing: the posterior is multiplied by the root of a Fisher information alone.
+    """
+
+    def _gram_energy(self, jacobian):
+        return -super()._gram_energy(jacobian)
+
+    def _gram_cotangent(self, jacobian):
+        return tuple(-c for c in super()._gram_cotangent(jacobian))
+
+
 def systematic_without_chance(log_weights, count, rng):
     """``systematic`` with its points always at the ends of their intervals."""
     below = log_weights.exp().movedim(1, -1).cumsum(-1)

@@ -207,6 +207,17 @@ def test_a_colour_picture_for_a_grey_generator_is_remarked_on(folder):
     assert images.shape == (1, 8, 8)
 
 
+@pytest.mark.parametrize("layout", ["colours last", "colours first", "one image"])
+def test_an_array_of_colour_images_for_a_grey_generator_is_named(layout, tmp_path):
+    images = np.zeros({"colours last": (2, 8, 8, 3), "colours first": (2, 3, 8, 8), "one image": (8, 8, 3)}[layout])
+    np.save(tmp_path / "images.npy", images)
+    with pytest.raises(DgmInferError) as caught:
+        read_images(str(tmp_path / "images.npy"), 1, (8, 8))
+    assert_names(
+        str(caught.value), ["images.npy", "expected (n, 8, 8)", "colour images for a grey generator", ".mean("]
+    )
+
+
 def test_columns_say_from_how_many_chains_they_come():
     assert figures._heading(1, 1) == "completion"
     assert figures._heading(12, 16) == "completions, each from another chain"

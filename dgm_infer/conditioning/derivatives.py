@@ -92,6 +92,8 @@ def _remedy(error: str) -> str:
     """What to change where torch.func refuses a model, by its message."""
     if "in-place" in error.lower() or "inplace" in error.lower():
         return "replace operations in place (x += y, x[...] = y, copy_) by ones that return new tensors"
+    if "out=" in error:
+        return "replace operations that write into a given tensor (torch.mul(a, b, out=c)) by ones that return new ones"
     if "setup_context" in error:
         return "its autograd.Function needs setup_context, with forward(x) in place of forward(ctx, x), and a jvp"
     if "generate_vmap_rule" in error:

@@ -78,6 +78,18 @@ def moved(model: nn.Module, device: str | None) -> nn.Module:
         raise ArgumentError(f"device={device}: {cause(error)}") from error
 
 
+def _colours(found: tuple[int, ...], shape: tuple[int, ...]) -> str:
+    """What to do with colour images where grey ones are wanted."""
+    height, width = shape[-2:]
+    if len(shape) == 3 and shape[0] > 1:
+        return ""
+    if found[-3:] in ((height, width, 3), (height, width, 4)):
+        return ": colour images for a grey generator, save images[..., :3].mean(-1)"
+    if found[-3:] in ((3, height, width), (4, height, width)):
+        return ": colour images for a grey generator, save images[..., :3, :, :].mean(-3)"
+    return ""
+
+
 def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...]) -> Tensor:
     """The first ``n`` images, ``[n, *shape]``; 8-bit values, of a picture or an array, are divided by 255.
 
@@ -100,7 +112,10 @@ def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...]) -> 
         if tuple(images.shape) == shape:
             images = images.unsqueeze(0)
         if tuple(images.shape[1:]) != shape:
-            raise ConfigError(f"images: {source} has shape {tuple(images.shape)}, expected [n, *{list(shape)}]")
+            raise ConfigError(
+                f"images: {source} has shape {tuple(images.shape)}, expected {('n', *shape)}".replace("'", "")
+                + _colours(tuple(images.shape), shape)
+            )
         if len(images) < n:
             raise ConfigError(f"images: {source} holds {len(images)} images, n_images = {n}")
         return images[:n]
