@@ -38,7 +38,7 @@ class Noisier(nn.Module):
     def forward(self, z):
         normal: Any = self.decoder(z)
         base = normal.base_dist
-        return Independent(Normal(base.loc, 1.5 * base.scale, validate_args=False), 2, validate_args=False)
+        return Independent(Normal(base.loc, 1.5 * base.scale, validate_args=False), normal.reinterpreted_batch_ndims)
 
 
 def latent(change=lambda decoder: decoder):
