@@ -9,8 +9,8 @@ from tests.mistakes import GramTermReversed
 from tests.oracles import FLOAT
 
 PROBLEMS, CHAINS = 200, 9
-# the false alarms of all p-values of this module together: below 0.2 %
-ALARM = 1e-4
+# the false alarms of all p-values of this module together: below 3 %
+ALARM = 1e-3
 
 
 class Stretched(dgm.GenerativeModel):

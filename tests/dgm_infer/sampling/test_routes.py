@@ -95,8 +95,8 @@ MISTAKEN = {
     )
     for route, (make, kernel) in ROUTES.items()
 }
-# the false alarms of the p-values of all routes together: below 0.5 %
-ALARM = 1e-4
+# the false alarms of the p-values of all routes together: below 5 %
+ALARM = 1e-3
 
 
 def simulated(n):
