@@ -208,7 +208,7 @@ Passes = Sequence[tuple[Callable[[], TorchFunctionMode], list[list[int]]]]
 
 
 def _in_parts(parts: Sequence[Part], at_once: int) -> Passes:
-    return [(part.mode, _chunks(part.rows, max(1, int(at_once / part.share)))) for part in parts]
+    return [(part.mode, _chunks(part.rows, max(1, int(at_once / max(part.share, 1e-3))))) for part in parts]
 
 
 def _chunks(rows: Sequence[int], size: int) -> list[list[int]]:
