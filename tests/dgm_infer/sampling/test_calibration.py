@@ -53,12 +53,15 @@ def p_values(kernel, kind=dgm.Fibre, problems=PROBLEMS):
 
 
 @pytest.mark.slow
+# acceptance without the Gram force does not rise to 1 as steps shrink, and warm-up says so
+@pytest.mark.filterwarnings("ignore:warm-up stopped shrinking steps:UserWarning")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_fibres_without_noise_are_calibrated(kernel):
     assert min(p_values(KERNELS[kernel])) > ALARM
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:warm-up stopped shrinking steps:UserWarning")
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_control_with_the_gram_term_reversed_they_are_not(kernel):
     assert min(p_values(KERNELS[kernel], GramTermReversed, PROBLEMS // 2)) < 1e-6

@@ -183,8 +183,8 @@ def test_every_shipped_configuration_takes_a_step_and_exports_its_generator(conf
     train(["--config", str(config), "--config", "short.yaml", *quiet])
     made, best = generators.load("made.safetensors"), generators.load(next(tmp_path.rglob("best.ckpt")))
     assert type(made) is type(best)
-    # with two optimisers, if there are two
-    assert json.loads(Path("made.json").read_text())["notes"]["steps"] in (2, 4)
+    # with two optimisers, if there are two, of which the generator's may take every second step
+    assert json.loads(Path("made.json").read_text())["notes"]["steps"] in (2, 3, 4)
     assert config.read_text().startswith("#"), "a header says what it reaches"
 
 
