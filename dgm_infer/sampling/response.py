@@ -94,6 +94,6 @@ class Response:
         warnings.warn(
             f"warm-up stopped shrinking steps at {floor:.2g}: acceptance{where} stays at about {acceptance:.2f}, "
             "however small they are: the density has jumps or noise that its gradient does not show; check(model) "
-            "names kinks of activations, from_module(smooth=10) removes them; gram_force=False, if set, has this effect",
+            "names kinks of activations, from_module(smooth=10) removes them; gram_force=False does this too",
             stacklevel=4,
         )
