@@ -16,7 +16,18 @@ from torch import Tensor
 from ..structures import Evaluation, JacobianMap
 from .trees import tree_map
 
-__all__ = ["SOLVERS", "Constraint", "Projection", "Stop", "Update", "evaluate_constraint", "masked", "project", "store"]
+__all__ = [
+    "SOLVERS",
+    "Constraint",
+    "Projection",
+    "Stop",
+    "Update",
+    "evaluate_constraint",
+    "evaluate_jacobian",
+    "masked",
+    "project",
+    "store",
+]
 
 
 class Constraint(Protocol):
@@ -179,6 +190,10 @@ class Stop(NamedTuple):
         limit = torch.full_like(tolerance, updates, dtype=torch.int32)
         return cls(tolerance, limit, () if expected is None else (expected, torch.full_like(tolerance, within)))
 
+    def in_float32(self) -> "Stop":
+        """For residuals in float32, of which none tells that it is below the tolerance."""
+        return self._replace(tolerance=torch.zeros_like(self.tolerance))
+
     def reached(self, u: Tensor, residual: Tensor, before: Tensor, updates: Tensor) -> Tensor:
         """Whether a row has converged by its latest update, given its residual before it."""
         converged = residual < self.tolerance
@@ -258,9 +273,11 @@ def _solve(
     """:func:`project` by one solver, with all rows active: position, converged and iterations."""
     active = torch.ones_like(stop.updates, dtype=torch.bool)
     rough = None if fibre.is_compiled or update is newton else fibre.rough
-    # no residual in float32 is below the tolerance
-    before = stop if rough is None else stop._replace(tolerance=torch.zeros_like(stop.tolerance))
-    loop, steps, n = _Loop.start(rough or fibre, v, before, active), (), _per_call(update, fibre)
+    loop, steps, n = (
+        _Loop.start(rough or fibre, v, stop if rough is None else stop.in_float32(), active),
+        (),
+        _per_call(update, fibre),
+    )
     whole = loop.u, loop.converged, loop.updates
     # the rows still in the loop: all of them until the batch is first compacted
     rows: Tensor | None = None
@@ -276,8 +293,7 @@ def _solve(
             rough = rough and fibre.rough
         far = loop.running & (loop.residual > _FAR * stop.tolerance)
         if rough is not None and i < _PATIENCE and 2 * int(far.sum()) > n_running:
-            without = stop._replace(tolerance=torch.zeros_like(stop.tolerance))
-            loop, steps = rough.evaluate(_updates(update, n), loop, without, base, steps)
+            loop, steps = rough.evaluate(_updates(update, n), loop, stop.in_float32(), base, steps)
         else:
             # near the fibre float32 does not tell where it is
             rough = None
@@ -292,6 +308,11 @@ def _take(tree: Any, rows: Tensor) -> Any:
 def evaluate_constraint(fibre: Constraint, u: Tensor) -> Tensor:
     """``c(u)``, as a function for :meth:`Fibre.evaluate`."""
     return fibre.constraint(u)
+
+
+def evaluate_jacobian(fibre: Constraint, u: Tensor) -> JacobianMap:
+    """The factorised Jacobian at ``u``, as a function for :meth:`Fibre.evaluate`."""
+    return fibre.jacobian(u)
 
 
 def store(rows: Tensor | None, whole: tuple[Tensor, ...], part: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

@@ -6,9 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..structures import JacobianMap
 from ..structures.algebra import mv
-from .projection import Constraint, evaluate_constraint, project, store
+from .projection import Constraint, evaluate_constraint, evaluate_jacobian, project, store
 
 __all__ = ["annealed_search", "towards"]
 
@@ -122,7 +121,7 @@ def towards(fibre: Constraint, point: Tensor, goal: Tensor, *, tolerance: Tensor
     """
     share = torch.full_like(tolerance, _FIRST_SHARE)
     for _ in range(_MOVES):
-        base = fibre.evaluate(_jacobian, point)
+        base = fibre.evaluate(evaluate_jacobian, point)
         way = base.tangent(goal - point)
         share = share.minimum(_LONGEST / way.norm(dim=-1).clamp_min(1e-30))
         moved = project(
@@ -138,10 +137,6 @@ def towards(fibre: Constraint, point: Tensor, goal: Tensor, *, tolerance: Tensor
         point = torch.where(nearer.unsqueeze(-1), moved.position, point)
         share = torch.where(nearer, (_GROWTH * share).clamp_max(1), 0.5 * share)
     return point
-
-
-def _jacobian(fibre: Constraint, u: Tensor) -> JacobianMap:
-    return fibre.jacobian(u)
 
 
 def _entries(fibre: Constraint, u: Tensor) -> tuple[Tensor, Tensor]:

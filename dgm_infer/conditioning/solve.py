@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import StartError
-from ..structures import Dense, JacobianMap, Structure
-from .projection import Constraint, evaluate_constraint, store
+from ..structures import Dense, Structure
+from .projection import Constraint, evaluate_constraint, evaluate_jacobian, store
 from .reduced import ObservedModel
 from .search import annealed_search, towards
 
@@ -149,10 +149,6 @@ def _first(found: Tensor) -> Tensor:
     return found.to(torch.int8).argmax(0)[None, :, None]
 
 
-def _jacobian(fibre: Constraint, u: Tensor) -> JacobianMap:
-    return fibre.jacobian(u)
-
-
 def damped_gauss_newton(
     fibre: Constraint, u: Tensor, *, tolerance: Tensor, max_iterations: int = 100
 ) -> tuple[Tensor, Tensor]:
@@ -182,10 +178,10 @@ def damped_gauss_newton(
             if jacobian is not None and damping is not None and floor is not None:
                 jacobian, damping, floor = jacobian[keep], damping[keep], floor[keep]
         if jacobian is None or moved.all():
-            jacobian = fibre.evaluate(_jacobian, u)
+            jacobian = fibre.evaluate(evaluate_jacobian, u)
         elif moved.any():
             changed = moved.nonzero().squeeze(-1)
-            news = fibre.take(changed).evaluate(_jacobian, u[changed])
+            news = fibre.take(changed).evaluate(evaluate_jacobian, u[changed])
             jacobian = jacobian.map(lambda mine, new, at=changed: mine.index_copy(0, at, new), news)
         if damping is None or floor is None:
             # relative to the stiffness of J J^T along c

@@ -71,7 +71,6 @@ def _sigmoid(x: Tensor) -> Tensor:
 _SLOPES: dict[Any, tuple[tuple[str, ...], Callable[..., Tensor]]] = {
     functional.softplus: (("input", "beta", "threshold"), _softplus),
     functional.silu: (("input", "inplace"), _silu),
-    torch._C._nn.silu: (("input",), _silu),  # type: ignore[attr-defined]
     torch.tanh: (("input",), _tanh),
     Tensor.tanh: (("input",), _tanh),
     torch.sigmoid: (("input",), _sigmoid),

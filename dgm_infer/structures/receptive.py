@@ -41,7 +41,6 @@ class Part(NamedTuple):
     """The size of its whole output."""
     joined: tuple[bool, ...]
     """Of every convolution: whether the next one takes just that part of its output."""
-
     share: float
     """Of the work of the whole network."""
 
