@@ -9,6 +9,7 @@ from torch import Tensor
 from ..structures import Dense, Units, push_forward
 from ..target import Target
 from .reduced import ObservedModel
+from .trees import tree_map
 
 __all__ = ["NoiseMarginal"]
 
@@ -91,6 +92,17 @@ class NoiseMarginal(Target):
     def _units(self) -> Units:
         """Sizes of the units that the noise splits into; one unit of everything if there are none."""
         return self.observed.structure.units or Units(self.dim, self._n_local, self.values.shape[-1])
+
+    def take(self, problems):
+        batch = self.batch_shape
+
+        def rows(data: Tensor) -> Tensor:
+            return data.reshape(batch.numel(), *data.shape[len(batch) :])[problems]
+
+        taken = type(self)(self.observed.with_data(tree_map(rows, self.observed.data)), rows(self.values))
+        taken._blocks = None if self._blocks is None else rows(self._blocks)
+        taken._coarse = self._coarse and self._coarse.take(problems)
+        return taken
 
     def energy(self, x):
         residual, blocks = self._linear(x)

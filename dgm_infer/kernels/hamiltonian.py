@@ -106,7 +106,7 @@ def draw_schedule(kernel: Scheduled, longest_step: float, like: Tensor, rng: tor
 
     ``n_steps`` is one number for all chains and problems, uniform on the kernel's inclusive range. If that is None, a
     trajectory lasts ``t = U T``, with ``T`` the trajectory length of a problem and ``U ~ Uniform(1/2, 3/2)`` shared by
-    its chains, in the fewest equal steps that do not exceed the step size.
+    all, since the longest trajectory sets the pace, in the fewest equal steps that do not exceed the step size.
 
     Args:
         longest_step: upper bound on the step size.
@@ -120,7 +120,7 @@ def draw_schedule(kernel: Scheduled, longest_step: float, like: Tensor, rng: tor
         return Schedule(steps.to(like.device).expand(like.shape), step_size, like.new_ones(batch))
     length = DEFAULT_LENGTH if kernel.trajectory_length is None else kernel.trajectory_length
     length = torch.as_tensor(length, dtype=like.dtype, device=like.device)
-    fraction = 0.5 + torch.rand(batch, generator=rng, dtype=like.dtype, device=like.device)
+    fraction = 0.5 + torch.rand((), generator=rng, dtype=like.dtype, device=like.device).expand(batch)
     time = (fraction * length).expand_as(like)
     steps = (time / step_size).ceil().clamp(1, MAX_STEPS)
     return Schedule(steps.to(torch.int64), torch.minimum(time / steps, step_size), fraction)

@@ -21,7 +21,7 @@ from .hamiltonian import (
     draw_schedule,
     schedule_tuning,
 )
-from .integrators import PhasePoint, energy_of, leapfrog
+from .integrators import PhasePoint, energy_of, few, leapfrog
 from .kernel import Info, TrajectoryEnd, Trial
 from .metrics import Metric, check_metric, metric_in_use, open_metric
 from .tuning import Tuning
@@ -73,7 +73,7 @@ class HMC(Settings):
         n_steps, step_size, fraction = draw_schedule(self, math.inf, state.energy, rng)
         start = PhasePoint(state.position, momentum, state.energy, state.gradient)
         steps = constant_steps(self) or n_steps
-        end = leapfrog(energy_of(problem), start, step_size, steps, metric, problem.gradient)
+        end = leapfrog(energy_of(problem), start, step_size, steps, metric, _Gradient(problem))
         h_old, h_new = start.hamiltonian, end.hamiltonian
         status = torch.full_like(h_old, int(Status.OK), dtype=torch.int8)
         accepted, probability, status = accept(h_old, h_new, status, rng)
@@ -90,3 +90,25 @@ class HMC(Settings):
             ),
         )
         return HMCState(there.position, there.energy, there.gradient), info
+
+
+class _Gradient:
+    """The gradient of a target ``[chains, *batch, D]``, computed only for rows that still move if these are few."""
+
+    def __init__(self, problem: Target):
+        self._problem = problem
+        self._rows: Tensor | None = None
+        self._part = problem
+
+    def __call__(self, position: Tensor, moving: Tensor | None) -> Tensor:
+        if moving is None or not self._problem.can_take:
+            return self._problem.gradient(position)
+        rows = few(moving.flatten())
+        if rows is None:
+            return self._problem.gradient(position)
+        if self._rows is None or len(rows) != len(self._rows):
+            # rows stop, and none starts again
+            self._rows = rows
+            self._part = self._problem.take(rows % self._problem.batch_shape.numel())
+        there = self._part.gradient(position.reshape(-1, position.shape[-1])[rows])
+        return torch.zeros_like(position).reshape(-1, position.shape[-1]).index_copy(0, rows, there).view_as(position)

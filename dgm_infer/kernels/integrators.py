@@ -1,19 +1,22 @@
 """Symplectic integrators: leapfrog on R^D, geodesic on a fibre (J Algorithm 1, T Algorithm 11)."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..conditioning.fibre import Fibre, Linearisation
 from ..conditioning.projection import Projection
+from ..conditioning.trees import tree_map
 from ..errors import Status
 from ..structures.jacobian import JacobianMap
 from ..target import Target
 from .metrics import IDENTITY, Metric
 
-__all__ = ["Evaluate", "PhasePoint", "energy_of", "geodesic", "leapfrog"]
+__all__ = ["Evaluate", "PhasePoint", "energy_of", "few", "geodesic", "leapfrog"]
+
+Tree = TypeVar("Tree")
 
 
 class PhasePoint(NamedTuple):
@@ -64,7 +67,7 @@ def leapfrog(
     step_size: Tensor,
     n_steps: int | Tensor,
     metric: Metric = IDENTITY,
-    gradient_alone: Callable[[Tensor], Tensor] | None = None,
+    gradient_alone: Callable[[Tensor, Tensor | None], Tensor] | None = None,
 ) -> PhasePoint:
     """``n_steps`` steps of kick-drift-kick with adjacent half kicks merged.
 
@@ -74,7 +77,8 @@ def leapfrog(
         step_size: ``[...]``; negative to go backwards.
         n_steps: one number, or one per row, ``[...]``.
         metric: the inverse of the mass; momenta are those in which the kinetic energy is ``|p|^2 / 2``.
-        gradient_alone: the gradient at the points before the last; None to ``evaluate`` all.
+        gradient_alone: the gradient at the points before the last, given which rows ``[...]`` still move, None for all;
+            of others any finite number will do. None to ``evaluate`` at all points.
     """
     step = step_size.unsqueeze(-1)
     position, energy, gradient, extra = start.position, start.energy, start.gradient, start.extra
@@ -86,9 +90,19 @@ def leapfrog(
         if gradient_alone is None or i == longest - 1:
             energy, gradient, extra = evaluate(position)
         else:
-            gradient = gradient_alone(position)
+            gradient = gradient_alone(position, None if isinstance(n_steps, int) else i < n_steps)
         momentum.sub_(_kick(step, i, n_steps) * metric.force(gradient))
     return PhasePoint(position, momentum, energy, gradient, extra)
+
+
+def few(rows: Tensor) -> Tensor | None:
+    """The indices of the rows ``[R]`` for which this holds if they are few enough to be computed alone, else None.
+
+    On a device all are: the host would wait for the answer.
+    """
+    if rows.device.type != "cpu" or 4 * int(rows.sum()) > 3 * len(rows):
+        return None
+    return rows.nonzero().squeeze(-1)
 
 
 def _longest(n_steps: int | Tensor) -> int:
@@ -210,9 +224,9 @@ def geodesic(
             # a failed row stays at its last valid point, so that the rest of the batch meets no NaN
             u_new = torch.where(moved.unsqueeze(-1), forward.position, u)
             if j < n_geodesic - 1:
-                jacobian = fibre.evaluate(type(fibre).jacobian, u_new)
+                jacobian = _evaluated(type(fibre).jacobian, fibre, u_new, moved, jacobian)
             else:
-                linearisation = fibre.evaluate(type(fibre).linearise, u_new)
+                linearisation = _evaluated(type(fibre).linearise, fibre, u_new, moved, linearisation)
                 jacobian = linearisation.jacobian
             p_new = jacobian.tangent(flow.arrival(u, u_new, drift))
             # until it converges, or contracts towards u from nearby: a truncated solve would accept moves whose
@@ -237,3 +251,14 @@ def geodesic(
         if u.device.type == "cpu" and i + 1 < longest and not (status == Status.OK).any():
             break
     return GeodesicEndpoint(u, p, linearisation, status, iterations, retried)
+
+
+def _evaluated(function: Callable[[Fibre, Tensor], Tree], fibre: Fibre, u: Tensor, moved: Tensor, before: Tree) -> Tree:
+    """``function`` of a fibre at rows ``u``, evaluated only for those that moved if these are few."""
+    rows = few(moved)
+    if rows is None:
+        return fibre.evaluate(function, u)
+    if not len(rows):
+        return before
+    there = fibre.take(rows).evaluate(function, u[rows])
+    return tree_map(lambda whole, part: whole.index_copy(0, rows, part), before, there)

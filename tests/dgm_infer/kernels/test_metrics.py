@@ -190,7 +190,7 @@ def normal(covariances, wrong):
     return gaussian_oracle(Normal(covariances), means, wrong * covariances, lambda x: x)
 
 
-def run(oracle, kernel, *, chains=40, warmup=80, n=60):
+def run(oracle, kernel, *, chains=40, warmup=80, n=100):
     return dgm.sample(oracle.problem, kernel, chains=chains, warmup=warmup, draws=n, seed=1, progress=False)
 
 
