@@ -25,6 +25,8 @@ _POINTWISE = {
 _MOST_ROWS = 2**10
 # Share of the work on whole images above which parts are not worth their calls.
 _WORTH = 0.6
+# Products that take as long as the calls from Python that a part takes, some 5 ms.
+_CALLS = 2e8
 # Relative difference of rows computed both ways up to which they agree, and its absolute scale.
 _AGREE = 1e-3
 
@@ -43,6 +45,8 @@ class Part(NamedTuple):
     """Of every convolution: whether the next one takes just that part of its output."""
     share: float
     """Of the work of the whole network."""
+    whole: float
+    """That work, in products for one image."""
 
     def mode(self) -> TorchFunctionMode:
         """While active, a network computes this part of its images: zeros, or wrong numbers, elsewhere."""
@@ -72,7 +76,9 @@ class ReceptiveFields:
             self._found[n] = None
             with suppress(_NotCropped, RuntimeError), torch.enable_grad():
                 self._found[n] = _checked(function, u.detach())
-        return self._found[n]
+        parts = self._found[n] or ()
+        spared = sum(len(part.rows) * (1 - part.share) * part.whole for part in parts)
+        return self._found[n] if spared * u.shape[:-1].numel() > _CALLS * len(parts) else None
 
 
 class _NotCropped(Exception):
@@ -129,7 +135,7 @@ def _recorded(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Part, ..
             for here, after, box, need in zip(calls, calls[1:], boxes, needs[1:], strict=False)
         ]
         work = sum(call.layer.work(_size(box)) for call, box in zip(calls, boxes, strict=True))
-        parts.append(Part(tuple(rows), boxes, tuple(needs), grids, (*joined, False), work / whole))
+        parts.append(Part(tuple(rows), boxes, tuple(needs), grids, (*joined, False), work / whole, whole))
     # each part computes its outputs once, and every row their derivative
     work = sum(part.share * (1 + len(part.rows)) for part in parts)
     return tuple(parts) if work < _WORTH * value.shape[-1] else None

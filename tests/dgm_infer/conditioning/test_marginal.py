@@ -53,6 +53,32 @@ def test_the_marginal_of_a_linear_model_is_its_posterior(name):
     torch.testing.assert_close(marginal.energy(z) - marginal.energy(mean), expected)
 
 
+def masks(different):
+    """Two pixels of six observed, of three problems: the same of each, or not."""
+    first = torch.tensor([0, 1, 2] if different else [1, 1, 1])
+    return torch.nn.functional.one_hot(first, 6).bool() | torch.nn.functional.one_hot(first + 3, 6).bool()
+
+
+@pytest.mark.parametrize("different", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_marginals_of_some_problems_are_those_of_all(different, dtype):
+    model, y = linear_gaussian_model(), draws(3, 6)
+    problem = dgm.condition(model, y, observe=dgm.pixels(masks(different)))
+    whole = (problem.with_float32_derivatives() if dtype == torch.float32 else problem).marginal
+    rows = torch.tensor([2, 0, 2, 1])
+    part = whole.take(rows)
+    assert part.batch_shape == (4,)
+    u = draws(4, whole.dim)
+    everything = u[:, None].expand(-1, 3, -1)
+    for mine, all_of_them in (
+        (part.energy(u), whole.energy(everything)),
+        (part.gradient(u), whole.gradient(everything)),
+        (part.energy_and_gradient(u)[1], whole.energy_and_gradient(everything)[1]),
+    ):
+        rounding = 100 * torch.finfo(dtype).eps
+        torch.testing.assert_close(mine, all_of_them[torch.arange(4), rows], rtol=rounding, atol=rounding)
+
+
 @pytest.mark.parametrize("name", LINEAR)
 def test_the_noise_of_a_lifted_position_has_its_conditional_distribution(name):
     make, operator, _ = LINEAR[name]

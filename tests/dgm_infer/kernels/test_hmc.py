@@ -126,3 +126,42 @@ def test_a_problem_that_never_accepts_stops_no_other():
         adapted.update(torch.tensor([0.0, 0.8]))
     assert (adapted.final > 0).all()
     assert adapted.final[1] == pytest.approx(0.2, rel=0.5)
+
+
+class Counted(dgm.Target):
+    """Normal densities of different widths, which counts the points whose gradient it computes."""
+
+    dim = 2
+
+    def __init__(self, widths, counts):
+        super().__init__(None, 2, widths.shape)
+        self.widths, self.counts = widths, counts
+
+    def energy(self, x):
+        return 0.5 * (x / self.widths[:, None]).square().sum(-1)
+
+    def gradient(self, x):
+        self.counts.append(x.shape[:-1].numel())
+        return super().gradient(x)
+
+
+class Taken(Counted):
+    def take(self, problems):
+        return Counted(self.widths[problems], self.counts)
+
+
+def test_trajectories_that_have_ended_are_not_computed_on():
+    widths, ends, counted = torch.tensor([0.1, 1.0, 4.0, 8.0], dtype=FLOAT), [], []
+    kernel = dgm.HMC(step_size=0.05 * widths, trajectory_length=0.5)
+    for kind in (Counted, Taken):
+        problem = kind(widths, counts := [])
+        state = kernel.init(problem, torch.ones(5, 4, 2, dtype=FLOAT))
+        rng, counts[:] = torch.Generator().manual_seed(3), []
+        state, info = kernel.step(problem, state, rng)
+        ends.append(info.tuning.end.position)
+        counted.append(sum(counts))
+        steps = info.stats["n_steps"]
+    assert torch.equal(*ends)
+    # by the longest trajectory, and by each one's own steps but the last, with a quarter of the rows to spare
+    assert counted[0] == 20 * (steps.max() - 1)
+    assert counted[1] < 1.4 * (steps - 1).sum()

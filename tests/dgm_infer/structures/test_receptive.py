@@ -93,6 +93,20 @@ def row_gradient(function, u):
     return value.detach(), rows.detach(), torch.autograd.grad((weights * rows).sum(), u)[0]
 
 
+@pytest.fixture(autouse=True)
+def calls_cost_nothing(monkeypatch):
+    """The networks here are so small that the calls for their parts take longer than the whole."""
+    monkeypatch.setattr(receptive, "_CALLS", 0)
+
+
+def test_parts_of_a_small_network_are_used_for_many_rows_only(monkeypatch):
+    function, fields = means(network("chain")), ReceptiveFields()
+    assert fields.parts(function, inputs(), 32) is not None
+    monkeypatch.setattr(receptive, "_CALLS", 2e8)
+    assert fields.parts(function, inputs(), 32) is None
+    assert fields.parts(function, inputs()[:1].expand(1_000_000, -1), 32) is not None
+
+
 @pytest.fixture(params=["kept", "computed again"])
 def small(request, monkeypatch):
     """Fields for small networks too, with derivatives kept for their own or computed again."""
