@@ -9,8 +9,8 @@ __all__ = ["chain_groups", "looks", "side_by_side"]
 _LOOKS, _BLOCKS = 64, 8
 # Fewest of them that say anything.
 _FEWEST = 32
-# Share of the variance of a chain's draws that is between its blocks, up to which it moves about in its own place:
-# 1/8 for independent draws, 7/8 on average for a random walk, 4 % of which stay below this.
+# Share of the variance of a chain's draws, along the line to another chain, that is between its blocks, up to which it
+# moves about in its own place: 1/8 for independent draws, 7/8 on average for a random walk, 4 % of which stay below.
 _DRIFT = 0.5
 # Share of a chain's draws that have their nearest neighbour at home from which two chains are apart: 1/2 where both
 # draw from the same distribution.
@@ -36,14 +36,15 @@ def side_by_side(latents: dict[str, Tensor], batch: int) -> Tensor:
 def chain_groups(values: Tensor) -> Tensor:
     """Number of the group of each chain, by the draws ``values [chains, draws, *batch, D]``.
 
-    A chain *settles* if at most half of the variance of each coordinate is between eight blocks of its draws. Two
-    settled chains are *apart* if nine tenths of the draws of either have their nearest neighbour in their own chain,
-    but another block, and not in the other chain. Chains that are not apart are in one group, and so is what is linked
-    through other chains. Coordinates are measured in the median absolute deviation of a chain.
+    Two chains *overlap* unless nine tenths of the draws of either have their nearest neighbour in their own chain, but
+    another block, and not in the other chain. What is linked by chains that overlap is one group. Two groups are apart
+    if their first chains *settle* along the line between their means: at most half of the variance along it is between
+    eight blocks of draws. Coordinates are measured in the median absolute deviation of a chain.
 
     Returns:
-        ``[chains, *batch]``: 0 for the largest group, and so on; -1 for chains that do not settle, or for all of them
-        if fewer than half of a problem's do, or there are too few draws, or more than 32 groups.
+        ``[chains, *batch]``: 0 for the largest group, and so on; -1 for groups that may still meet the largest one, or
+        for all chains if fewer than half of a problem's are in other groups, or there are too few draws, or more than
+        32 groups.
     """
     chains, _, *batch = values.shape[:-1]
     x = values[:, looks(values.shape[1]).to(values.device)].double()
@@ -67,35 +68,56 @@ def _standardised(x: Tensor) -> Tensor:
 def _of_problems(x: Tensor) -> Tensor:
     """The groups ``[P, chains]`` of ``[P, chains, draws, D]``."""
     problems, chains = x.shape[:2]
-    settled = _settles(x)
-    settled &= 2 * settled.sum(1, keepdim=True) >= chains
     linked = torch.eye(chains, dtype=torch.bool, device=x.device).repeat(problems, 1, 1)
+    told = torch.zeros_like(linked)
     # each group by comparison with its first chain: linear in the chains where there is one group
-    waiting = settled.clone()
+    waiting = torch.ones(problems, chains, dtype=torch.bool, device=x.device)
     for _ in range(_MOST):
         rows = waiting.any(1).nonzero().flatten()
         if not len(rows):
             break
         leader = waiting[rows].to(torch.int8).argmax(1)
-        near = ~_apart(x[rows], leader) & settled[rows]
+        first = x[rows, leader].unsqueeze(1)
+        near = ~_at_home(x[rows], first)
+        near[torch.arange(len(rows), device=x.device), leader] = True
+        told[rows, leader] = _settle(x[rows], first)
         linked[rows, leader] |= near
         waiting[rows] &= ~near
-        waiting[rows, leader] = False
-    settled &= ~waiting.any(1, keepdim=True)
-    return _numbered(linked | linked.mT, settled)
+    linked, told = linked | linked.mT, told | told.mT
+    linked = _connected(linked)
+    size = linked.sum(-1)
+    # the first chain of the largest group, and of each chain's own
+    order = size * chains - torch.arange(chains, device=x.device)
+    largest = order.argmax(1, keepdim=True)
+    own = linked.to(torch.int8).argmax(-1)
+    of_largest = linked.gather(1, largest.unsqueeze(-1).expand(-1, 1, chains)).squeeze(1)
+    apart = told.gather(1, largest.unsqueeze(-1).expand(-1, 1, chains)).squeeze(1).gather(1, own)
+    known = (of_largest & _moves(x).gather(1, largest)) | apart
+    known &= 2 * known.sum(1, keepdim=True) >= chains
+    known &= ~waiting.any(1, keepdim=True)
+    return _numbered(own, size, known)
 
 
-def _settles(x: Tensor) -> Tensor:
-    """Whether chains move about in their own place, ``[P, chains]``."""
-    means = x.unflatten(2, (_BLOCKS, -1)).mean(3)
-    total = x.var(2, correction=0)
-    # a latent that is constant in a chain does not drift
-    return (means.var(2, correction=0) <= _DRIFT * total + 1e-12).all(-1) & (total > 0).any(-1)
+def _moves(x: Tensor) -> Tensor:
+    """Whether chains move at all, ``[P, chains]``."""
+    return (x.var(2, correction=0) > 0).any(-1)
 
 
-def _apart(x: Tensor, leader: Tensor) -> Tensor:
-    """Whether each chain and the leader of its problem are apart, ``[P, chains]``."""
-    first = x[torch.arange(len(x), device=x.device), leader].unsqueeze(1)
+def _settle(x: Tensor, first: Tensor) -> Tensor:
+    """Whether each chain and the first of its problem settle along the line between their means, ``[P, chains]``."""
+    line = x.mean(2) - first.mean(2)
+    settled = []
+    for chain in (x, first):
+        along = (chain * line.unsqueeze(2)).sum(-1)
+        total = along.var(-1, correction=0)
+        between = along.unflatten(-1, (_BLOCKS, -1)).mean(-1).var(-1, correction=0)
+        # what is constant in a chain does not drift
+        settled.append((between <= _DRIFT * total + 1e-12 * line.square().sum(-1)) & _moves(chain))
+    return settled[0] & settled[1]
+
+
+def _at_home(x: Tensor, first: Tensor) -> Tensor:
+    """Whether each chain and the first of its problem have their own neighbours, ``[P, chains]``."""
     own, leading = (_nearest(y, y) for y in (x, first))
     across = torch.cdist(x, first.expand_as(x))
     block = _block(x.shape[2], x.device)
@@ -114,15 +136,18 @@ def _block(draws: int, device: torch.device) -> Tensor:
     return torch.arange(draws, device=device) // (draws // _BLOCKS)
 
 
-def _numbered(linked: Tensor, settled: Tensor) -> Tensor:
-    """Numbers of the groups by their size, ``[P, chains]``; -1 where not settled."""
-    chains = linked.shape[-1]
-    for _ in range(max(1, (chains - 1).bit_length())):
+def _connected(linked: Tensor) -> Tensor:
+    """Whether chains are linked by others, ``[P, chains, chains]``."""
+    for _ in range(max(1, (linked.shape[-1] - 1).bit_length())):
         linked = (linked.double() @ linked.double()) > 0
-    first = linked.to(torch.int8).argmax(-1)
-    size = torch.where(settled, linked.sum(-1), 0)
+    return linked
+
+
+def _numbered(first: Tensor, size: Tensor, known: Tensor) -> Tensor:
+    """Numbers of the groups by their size, ``[P, chains]``, given each one's first chain; -1 where not known."""
+    chains = first.shape[-1]
     # groups in the order of size, then of their first chain
-    key = torch.where(settled, -size * chains + first, chains)
-    earlier = (key.unsqueeze(-1) > key.unsqueeze(-2)) & settled.unsqueeze(-2)
+    key = torch.where(known, -size * chains + first, chains)
+    earlier = (key.unsqueeze(-1) > key.unsqueeze(-2)) & known.unsqueeze(-2)
     is_first = first == torch.arange(chains, device=first.device)
-    return torch.where(settled, (earlier & is_first.unsqueeze(-2)).sum(-1), -1)
+    return torch.where(known, (earlier & is_first.unsqueeze(-2)).sum(-1), -1)

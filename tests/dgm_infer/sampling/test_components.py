@@ -97,6 +97,17 @@ def test_each_problem_of_a_batch_has_its_own_groups():
     assert chain_groups(x).T.tolist() == [[0] * 6, [1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, -1]]
 
 
+def test_pieces_in_many_dimensions_are_told_apart_by_few_draws():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(6, 32, 100, generator=generator, dtype=FLOAT)
+    assert chain_groups(x).tolist() == [0] * 6
+    x[4:] += 1.5
+    assert chain_groups(x).tolist() == [0, 0, 0, 0, 1, 1]
+    # a coordinate in which all chains drift, and overlap, hides nothing
+    x[..., 0] = torch.randn(6, 32, generator=generator, dtype=FLOAT).cumsum(1)
+    assert chain_groups(x).tolist() == [0, 0, 0, 0, 1, 1]
+
+
 def test_a_ring_in_a_ring_is_another_group():
     angle = 2 * math.pi * torch.rand(8, 64, generator=torch.Generator().manual_seed(1), dtype=FLOAT)
     radius = torch.tensor([1.0, 1, 2, 1, 2, 1, 1, 1], dtype=FLOAT).view(-1, 1)
