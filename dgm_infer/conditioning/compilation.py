@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.node import map_aggregate
@@ -15,6 +16,9 @@ from ..errors import ModelError, cause
 from .trees import Form, flatten, unflatten
 
 __all__ = ["Compiler"]
+
+# What the linker says of a library that was not written to its end.
+_CUT_OFF = "file too short"
 
 
 class Compiler:
@@ -67,8 +71,11 @@ class Compiler:
                 with torch.no_grad():
                     compiled(*example)
             except Exception as error:
+                remedy = "omit it"
+                if _CUT_OFF in str(error):
+                    remedy = f"a compilation that was stopped left a broken file, remove {cache_dir()}"
                 raise ModelError(
-                    f"compile=True: torch.compile fails on this model ({cause(error)}): omit it"
+                    f"compile=True: torch.compile fails on this model ({cause(error)}): {remedy}"
                 ) from error
         return compiled, result
 

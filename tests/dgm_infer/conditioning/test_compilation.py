@@ -197,3 +197,13 @@ def test_a_model_that_cannot_be_compiled_is_refused_in_one_line(model, said):
     # the control: it can be sampled without, and said to be of no use if it is
     with said:
         dgm.sample(problem, kernel.replace(compile=False), chains=2, warmup=0, draws=1, seed=0, progress=False)
+
+
+def test_a_broken_file_of_a_stopped_compilation_is_named(monkeypatch):
+    def broken(graph):
+        raise OSError("/tmp/cache/ab/main.so: file too short")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    problem = dgm.condition(Ellipse(), [2.0])
+    with pytest.raises(dgm.ModelError, match=r"file too short\): a compilation that was stopped left .*, remove /"):
+        dgm.sample(problem, dgm.ConstrainedHMC(0.3, compile=True), chains=2, draws=1, warmup=0, progress=False)
