@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dgm_infer.sampling.draws import longest_run
 
-__all__ = ["Mixing", "largest_r_hat", "longest_stay", "mixing"]
+__all__ = ["Mixing", "largest_r_hat", "longest_stay", "mixing", "r_hats"]
 
 
 @dataclass(frozen=True)
@@ -51,13 +51,18 @@ def mixing(values: Tensor, mean: Tensor | None = None) -> Mixing:
     return Mixing([float(value) for value in ess], largest_r_hat(values), longest_stay(values), error)
 
 
-def largest_r_hat(values: Tensor) -> float:
-    """Rank-normalised split R-hat of the worst of ``[chains, draws, D]``; infinite where chains are still."""
+def r_hats(values: Tensor) -> np.ndarray:
+    """Rank-normalised split R-hat of ``[chains, draws, D]``, ``[D]``; infinite where chains are still."""
     columns = values.double().cpu().movedim(-1, 0).numpy()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         found = [float(arviz.rhat(column)) for column in columns]
-    return float(np.nan_to_num(found, nan=np.inf, posinf=np.inf).max())
+    return np.nan_to_num(found, nan=np.inf, posinf=np.inf)
+
+
+def largest_r_hat(values: Tensor) -> float:
+    """That of the worst coordinate."""
+    return float(r_hats(values).max())
 
 
 def longest_stay(values: Tensor) -> int:

@@ -1,12 +1,15 @@
 """How well the chains of a run mixed, image by image."""
 
 import re
+from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
 
 from dgm_infer import Draws
+from dgm_infer.sampling.components import side_by_side
 
+from .mixed_draws import r_hats
 from .tables import aligned
 
 __all__ = ["R_HAT", "describe", "parse_label", "worst_and_typical"]
@@ -16,7 +19,7 @@ R_HAT = 1.05
 
 
 def describe(draws: Draws, summary: pd.DataFrame, seconds: float) -> str:
-    """A table of one row per image, and a line that names the latents not yet mixed."""
+    """A table of one row per image, a line that names the latents not yet mixed, and groups of chains, if there are."""
     chains, n_draws = draws.shape[:2]
     stats = {name: value.double().flatten(2).cpu() for name, value in draws.stats.items()}
     # a target, unlike a fibre, has no constraint, and what fails diverges
@@ -52,7 +55,23 @@ def describe(draws: Draws, summary: pd.DataFrame, seconds: float) -> str:
     unmixed = [f"{label} ({value:.3f})" for label, value in zip(labels, r_hat, strict=True) if not value <= R_HAT]
     verdict = f"{len(labels) - len(unmixed)} of {len(labels)} (image, latent) pairs have R-hat at most {R_HAT}"
     verdict += f"; not yet mixed: {', '.join(unmixed)}" if unmixed else ""
-    return f"{heading}\n{aligned(columns, rows)}{verdict}\n"
+    return "\n".join([f"{heading}\n{aligned(columns, rows)}{verdict}", *_groups(draws)]) + "\n"
+
+
+def _groups(draws: Draws) -> Iterator[str]:
+    """For every image whose chains form groups that never overlap: these, and how the largest mixed within itself."""
+    latents = side_by_side(draws.latents, 1)
+    for i, groups in enumerate(draws.components.flatten(1).T):
+        if groups.max() <= 0:
+            continue
+        sizes = ", ".join(str(int((groups == group).sum())) for group in range(int(groups.max()) + 1))
+        slow = f", {int((groups == -1).sum())} mix too slowly to tell" if (groups == -1).any() else ""
+        found = r_hats(latents[groups == 0, :, i])
+        mixed = f"{(found <= R_HAT).sum()} of {len(found)} latents have R-hat at most {R_HAT}"
+        yield (
+            f"image {i}: groups of {sizes} chains never overlap{slow}; within the largest, {mixed}, all at most "
+            f"{found.max():.2f}"
+        )
 
 
 def parse_label(label: str) -> tuple[str, tuple[int, ...]]:

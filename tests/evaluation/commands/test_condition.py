@@ -184,6 +184,21 @@ def test_the_report_names_what_has_not_mixed():
     assert "z[1, 1] (nan)" in report
 
 
+def test_the_report_names_groups_of_chains_and_how_the_largest_mixed():
+    model = generators.LinearGaussian(torch.randn(3, 2, generator=torch.Generator().manual_seed(0)))
+    fibre = dgm.condition(model, torch.zeros(2, 3))
+    draws = dgm.sample(fibre, chains=4, warmup=30, draws=100, seed=1, progress=False)
+    assert "never overlap" not in describe(draws, draws.summary(), 1.0)
+    draws.latents["z"][3, :, 1] += 20
+    vars(draws).pop("components")
+    report = describe(draws, draws.summary(), 1.0)
+    line = report.splitlines()[-1]
+    assert line.startswith(
+        "image 1: groups of 3, 1 chains never overlap; within the largest, 2 of 2 latents have R-hat"
+    )
+    assert "all at most 1.0" in line
+
+
 # ------------------------------------------------------------------------------------------------------ generators
 
 
