@@ -255,8 +255,8 @@ ORDER = {
     "evaluation.reports": [
         "tables",
         "records",
-        "mixing",
         "mixed_draws",
+        "mixing",
         "scorecard",
         "images",
         "crossovers",
