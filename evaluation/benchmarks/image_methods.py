@@ -54,6 +54,7 @@ class Method:
 METHODS = {
     "constrained": Method("constrained"),
     "baseline": Method("constrained", "evaluation.benchmarks.earlier_peer:run"),
+    "compiled": Method("compiled constrained", kernel="compiled"),
     "lifted": Method("lifted", kernel="lifted", noise=True),
     "default": Method("default", kernel="default", noise=True),
     "nuts": Method("NUTS on latents", kernel="nuts", noise=True),

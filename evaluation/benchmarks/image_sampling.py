@@ -96,7 +96,7 @@ class ImageTask:
 
     Args:
         path: file of the :class:`Conditioned`.
-        kernel: constrained, lifted, default or nuts.
+        kernel: constrained, compiled (the same with ``compile=True``), lifted, default or nuts.
         seconds: wall-clock seconds, start-up and warm-up included.
         chains: chains per image.
         warmup: iterations that adapt the kernel, fewer where they would take more than half of the time after start-up.
@@ -147,7 +147,7 @@ def run(task: ImageTask, report: Callable[[str], None]) -> dict[str, Any]:
     if warmup:
         started = elapsed()
         # open again: the first iterations only led here
-        chains.sample(type(chains.kernel)(), warmup, 1)
+        chains.sample(_kernel(task.kernel) or type(chains.kernel)(), warmup, 1)
         per_draw = (elapsed() - started) / warmup
     warm = elapsed()
     report(f"{_FIRST} + {warmup} warm-up iterations of {task.chains} chains in {warm:.1f} s")
@@ -194,6 +194,8 @@ class _Chains:
 
 def _kernel(name: str) -> Any:
     """A kernel of its default settings; None for ``sample()`` to choose."""
+    if name == "compiled":
+        return dgm.ConstrainedHMC(compile=True)
     names = {"constrained": "ConstrainedHMC", "lifted": "LiftedHMC", "nuts": "NUTS"}
     return None if name == "default" else getattr(dgm, names[name])()
 
