@@ -60,7 +60,8 @@ def bench(
             late is heard until it has taken half as much again, and its rate counted over the time it took.
         problems: names, separated by commas, with other seconds as in faces=300: digits, mnist, fashion, gan, faces;
             empty for the sweep alone. What is not installed is left out, and the record says why.
-        methods: names, separated by commas: constrained, baseline, compiled, lifted, default, nuts, nuts_noise, pyro, mici.
+        methods: names, separated by commas: constrained, baseline, compiled, lifted, default, nuts, nuts_noise, pyro,
+            mici.
         baseline: folder of a git worktree of an earlier revision, whose constrained HMC is measured beside today's;
             null to leave it out.
         images: the first so many held-out images, sampled together.
