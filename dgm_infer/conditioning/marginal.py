@@ -126,15 +126,19 @@ class NoiseMarginal(Target):
     def _energy_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         if self._blocks is None:
             return super().energy_and_gradient(x)
-        # with D fixed only the residual is differentiated
+        # with D fixed only the residual is differentiated, and a prior whose slope is not known
+        known = self.model.global_density.is_standard_normal and not self.model.has_log_factor
         with torch.enable_grad():
             u1 = x.detach().requires_grad_()
             residual = self._residual(u1)
-            prior = -self._log_prior(u1)
             with torch.no_grad():
                 white, log_root = _whitened(residual, self._blocks)
                 weight = _unwhitened(white, self._blocks)
-            (gradient,) = torch.autograd.grad((residual, prior), u1, (weight, torch.ones_like(prior)))
+            prior = -self._log_prior(u1.detach() if known else u1)
+            if known:
+                gradient = u1.detach() + torch.autograd.grad(residual, u1, weight)[0]
+            else:
+                (gradient,) = torch.autograd.grad((residual, prior), u1, (weight, torch.ones_like(prior)))
         return 0.5 * white.square().sum(-1) + log_root + prior.detach(), gradient
 
     def precision(self, u1: Tensor) -> Tensor:
