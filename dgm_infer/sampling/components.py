@@ -9,7 +9,7 @@ __all__ = ["chain_groups", "looks", "side_by_side"]
 _LOOKS, _BLOCKS = 64, 8
 # Fewest of them that say anything.
 _FEWEST = 32
-# Share of the variance of a chain's draws, along the line to another chain, that is between its blocks, up to which it
+# Share of the variance of a chain's draws, along the line to another group, that is between its blocks, up to which it
 # moves about in its own place: 1/8 for independent draws, 7/8 on average for a random walk, 4 % of which stay below.
 _DRIFT = 0.5
 # Share of a chain's draws that have their nearest neighbour at home from which two chains are apart: 1/2 where both
@@ -37,9 +37,10 @@ def chain_groups(values: Tensor) -> Tensor:
     """Number of the group of each chain, by the draws ``values [chains, draws, *batch, D]``.
 
     Two chains *overlap* unless nine tenths of the draws of either have their nearest neighbour in their own chain, but
-    another block, and not in the other chain. What is linked by chains that overlap is one group. Two groups are apart
-    if their first chains *settle* along the line between their means: at most half of the variance along it is between
-    eight blocks of draws. Coordinates are measured in the median absolute deviation of a chain.
+    another block, and not in the other chain. What is linked by chains that overlap is one group. A chain *settles*
+    along the line between the means of two groups if at most half of its variance along it is between eight blocks of
+    draws. Two groups are apart if most chains of each settle. Coordinates are measured in the median absolute deviation
+    of a chain.
 
     Returns:
         ``[chains, *batch]``: 0 for the largest group, and so on; -1 for groups that may still meet the largest one, or
@@ -69,7 +70,6 @@ def _of_problems(x: Tensor) -> Tensor:
     """The groups ``[P, chains]`` of ``[P, chains, draws, D]``."""
     problems, chains = x.shape[:2]
     linked = torch.eye(chains, dtype=torch.bool, device=x.device).repeat(problems, 1, 1)
-    told = torch.zeros_like(linked)
     # each group by comparison with its first chain: linear in the chains where there is one group
     waiting = torch.ones(problems, chains, dtype=torch.bool, device=x.device)
     for _ in range(_MOST):
@@ -77,43 +77,38 @@ def _of_problems(x: Tensor) -> Tensor:
         if not len(rows):
             break
         leader = waiting[rows].to(torch.int8).argmax(1)
-        first = x[rows, leader].unsqueeze(1)
-        near = ~_at_home(x[rows], first)
+        near = ~_at_home(x[rows], x[rows, leader].unsqueeze(1))
         near[torch.arange(len(rows), device=x.device), leader] = True
-        told[rows, leader] = _settle(x[rows], first)
         linked[rows, leader] |= near
         waiting[rows] &= ~near
-    linked, told = linked | linked.mT, told | told.mT
-    linked = _connected(linked)
-    size = linked.sum(-1)
-    # the first chain of the largest group, and of each chain's own
-    order = size * chains - torch.arange(chains, device=x.device)
-    largest = order.argmax(1, keepdim=True)
-    own = linked.to(torch.int8).argmax(-1)
-    of_largest = linked.gather(1, largest.unsqueeze(-1).expand(-1, 1, chains)).squeeze(1)
-    apart = told.gather(1, largest.unsqueeze(-1).expand(-1, 1, chains)).squeeze(1).gather(1, own)
-    known = (of_largest & _moves(x).gather(1, largest)) | apart
-    known &= 2 * known.sum(1, keepdim=True) >= chains
-    known &= ~waiting.any(1, keepdim=True)
-    return _numbered(own, size, known)
+    linked = _connected(linked | linked.mT)
+    moves = (x.var(2, correction=0) > 0).any(-1)
+    group = _numbered(linked, moves)
+    largest, known = group == 0, group == 0
+    for number in range(1, int(group.amax()) + 1):
+        other = group == number
+        settled = _settle(x, _mean(x, other) - _mean(x, largest)) & moves
+        known |= other & (_most(settled, other) & _most(settled, largest)).unsqueeze(1)
+    known &= (2 * known.sum(1, keepdim=True) >= chains) & ~waiting.any(1, keepdim=True)
+    return _numbered(linked, known)
 
 
-def _moves(x: Tensor) -> Tensor:
-    """Whether chains move at all, ``[P, chains]``."""
-    return (x.var(2, correction=0) > 0).any(-1)
+def _mean(x: Tensor, chains: Tensor) -> Tensor:
+    """The mean draw of some chains, ``[P, D]``; NaN where there are none."""
+    return (x.mean(2) * chains.unsqueeze(-1)).sum(1) / chains.sum(1, keepdim=True)
 
 
-def _settle(x: Tensor, first: Tensor) -> Tensor:
-    """Whether each chain and the first of its problem settle along the line between their means, ``[P, chains]``."""
-    line = x.mean(2) - first.mean(2)
-    settled = []
-    for chain in (x, first):
-        along = (chain * line.unsqueeze(2)).sum(-1)
-        total = along.var(-1, correction=0)
-        between = along.unflatten(-1, (_BLOCKS, -1)).mean(-1).var(-1, correction=0)
-        # what is constant in a chain does not drift
-        settled.append((between <= _DRIFT * total + 1e-12 * line.square().sum(-1)) & _moves(chain))
-    return settled[0] & settled[1]
+def _most(settled: Tensor, chains: Tensor) -> Tensor:
+    """Whether most of some chains settle, ``[P]``."""
+    return 2 * (settled & chains).sum(1) > chains.sum(1)
+
+
+def _settle(x: Tensor, line: Tensor) -> Tensor:
+    """Whether chains settle along a line ``[P, D]``, ``[P, chains]``."""
+    along = (x * line[:, None, None]).sum(-1)
+    between = along.unflatten(-1, (_BLOCKS, -1)).mean(-1).var(-1, correction=0)
+    # what is constant in a chain does not drift
+    return between <= _DRIFT * along.var(-1, correction=0) + 1e-12 * line.square().sum(-1, keepdim=True)
 
 
 def _at_home(x: Tensor, first: Tensor) -> Tensor:
@@ -143,9 +138,10 @@ def _connected(linked: Tensor) -> Tensor:
     return linked
 
 
-def _numbered(first: Tensor, size: Tensor, known: Tensor) -> Tensor:
-    """Numbers of the groups by their size, ``[P, chains]``, given each one's first chain; -1 where not known."""
-    chains = first.shape[-1]
+def _numbered(linked: Tensor, known: Tensor) -> Tensor:
+    """Numbers of the groups of linked chains by their size, ``[P, chains]``; -1 where not known."""
+    chains = linked.shape[-1]
+    first, size = linked.to(torch.int8).argmax(-1), linked.sum(-1)
     # groups in the order of size, then of their first chain
     key = torch.where(known, -size * chains + first, chains)
     earlier = (key.unsqueeze(-1) > key.unsqueeze(-2)) & known.unsqueeze(-2)

@@ -59,19 +59,19 @@ def describe(draws: Draws, summary: pd.DataFrame, seconds: float) -> str:
 
 
 def _groups(draws: Draws) -> Iterator[str]:
-    """For every image whose chains form groups that never overlap: these, and how the largest mixed within itself."""
+    """For every image whose chains are not one group: the groups, and how the largest mixed within itself."""
     latents = side_by_side(draws.latents, 1)
     for i, groups in enumerate(draws.components.flatten(1).T):
-        if groups.max() <= 0:
+        sizes = [int((groups == group).sum()) for group in range(int(groups.max()) + 1)]
+        if not sizes or sizes[0] == len(groups):
             continue
-        sizes = ", ".join(str(int((groups == group).sum())) for group in range(int(groups.max()) + 1))
-        slow = f", {int((groups == -1).sum())} mix too slowly to tell" if (groups == -1).any() else ""
+        told = f"groups of {', '.join(map(str, sizes))} chains never overlap"
+        told = f"{sizes[0]} chains overlap" if len(sizes) == 1 else told
+        slow = len(groups) - sum(sizes)
+        told += f", {slow} mix too slowly to tell" if slow else ""
         found = r_hats(latents[groups == 0, :, i])
         mixed = f"{(found <= R_HAT).sum()} of {len(found)} latents have R-hat at most {R_HAT}"
-        yield (
-            f"image {i}: groups of {sizes} chains never overlap{slow}; within the largest, {mixed}, all at most "
-            f"{found.max():.2f}"
-        )
+        yield f"image {i}: {told}; within the largest group {mixed}, all at most {found.max():.2f}"
 
 
 def parse_label(label: str) -> tuple[str, tuple[int, ...]]:

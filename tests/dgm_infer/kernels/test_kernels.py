@@ -192,8 +192,8 @@ def test_trajectories_last_between_half_and_one_and_a_half_times_their_length(by
     assert (times.amin(0) < 0.6).all()
     assert (times.amax(0) > 1.4).all()
     assert (times.mean(0) - 1).abs().max() < 5 / 12**0.5 / 60**0.5
-    # every problem draws its own
-    assert (times[:, 0] - times[:, 1]).abs().max() > 0.3
+    # the longest trajectory sets the pace: all problems have the same share of theirs
+    torch.testing.assert_close(times, times[:, :1].expand_as(times))
 
 
 def test_a_trajectory_takes_no_more_steps_than_it_may(by_length):
