@@ -283,6 +283,25 @@ def test_rows_of_different_numbers_of_steps_go_along_the_fibre_as_each_does_alon
     assert together.iterations[together.status == Status.OK].min() >= 2
 
 
+def test_jacobians_of_rows_that_have_ended_are_not_computed(fibre_and_flow, monkeypatch):
+    fibre, flow = fibre_and_flow
+    flat, u, p, here = geodesic_start(fibre)
+    counts = []
+    right = dgm.Fibre.linearise
+
+    def counted(fibre, u):
+        counts.append(len(u))
+        return right(fibre, u)
+
+    monkeypatch.setattr(dgm.Fibre, "linearise", counted)
+    n_steps = torch.ones(CHAINS, dtype=torch.int64)
+    n_steps[:3] = 5
+    step = torch.full((CHAINS,), 0.1, dtype=FLOAT)
+    end = geodesic(flat, u, p, here, step, n_steps, 2, solver_named("newton", flat), 1e-6, flow=flow)
+    assert (end.status == Status.OK).all()
+    assert counts == [CHAINS, 3, 3, 3, 3]
+
+
 # ------------------------------------------------------------------------------------------------ the circular flow
 
 
