@@ -13,7 +13,7 @@ from .magnitude import magnitude
 from .marginal import NoiseMarginal
 from .reduced import ObservedModel
 from .solve import find_starts
-from .trees import tree_map
+from .trees import take, tree_map
 
 if TYPE_CHECKING:
     from .compilation import Compiler
@@ -114,12 +114,7 @@ class Fibre:
 
     def take(self, problems: Tensor) -> "Fibre":
         """The fibre of the listed problems (flat indices), one row each."""
-        batch = self.batch_shape
-
-        def rows(data: Tensor) -> Tensor:
-            return data.reshape(batch.numel(), *data.shape[len(batch) :])[problems]
-
-        return self._with(*tree_map(rows, self._data))
+        return self._with(*take(self._data, self.batch_shape, problems))
 
     def compiled(self) -> "Fibre":
         """The same fibre with its inner functions compiled by ``torch.compile``, each on first use."""

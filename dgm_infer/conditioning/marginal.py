@@ -9,7 +9,7 @@ from torch import Tensor
 from ..structures import Dense, Units, push_forward
 from ..target import Target
 from .reduced import ObservedModel
-from .trees import tree_map
+from .trees import take
 
 __all__ = ["NoiseMarginal"]
 
@@ -94,13 +94,9 @@ class NoiseMarginal(Target):
         return self.observed.structure.units or Units(self.dim, self._n_local, self.values.shape[-1])
 
     def take(self, problems):
-        batch = self.batch_shape
-
-        def rows(data: Tensor) -> Tensor:
-            return data.reshape(batch.numel(), *data.shape[len(batch) :])[problems]
-
-        taken = type(self)(self.observed.with_data(tree_map(rows, self.observed.data)), rows(self.values))
-        taken._blocks = None if self._blocks is None else rows(self._blocks)
+        data, values = take((self.observed.data, self.values), self.batch_shape, problems)
+        taken = type(self)(self.observed.with_data(data), values)
+        taken._blocks = None if self._blocks is None else take(self._blocks, self.batch_shape, problems)
         taken._coarse = self._coarse and self._coarse.take(problems)
         return taken
 

@@ -3,11 +3,12 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ..structures import JacobianMap
 
-__all__ = ["Form", "flatten", "tree_map", "unflatten"]
+__all__ = ["Form", "flatten", "take", "tree_map", "unflatten"]
 
 Form = Any
 """A tree without its tensors: None for a tensor, else a type and the forms of its parts. Hashable."""
@@ -30,6 +31,11 @@ def tree_map(function: Callable[..., Tensor], *trees: Any) -> Any:
     """The tree of ``function`` applied to the tensors of trees of one form."""
     flat = [flatten(tree) for tree in trees]
     return unflatten([function(*tensors) for tensors in zip(*(f[0] for f in flat), strict=True)], flat[0][1])
+
+
+def take(tree: Any, batch: torch.Size, problems: Tensor) -> Any:
+    """The tree of tensors ``[*batch, ...]`` at flat indices ``[N]`` of the batch: tensors ``[N, ...]``."""
+    return tree_map(lambda data: data.reshape(batch.numel(), *data.shape[len(batch) :])[problems], tree)
 
 
 def _build(tensors: Iterator[Tensor], form: Form) -> Any:

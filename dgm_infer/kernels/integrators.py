@@ -98,7 +98,7 @@ def leapfrog(
 def few(rows: Tensor) -> Tensor | None:
     """The indices of the rows ``[R]`` for which this holds if they are few enough to be computed alone, else None.
 
-    On a device all are: the host would wait for the answer.
+    On a device None: the host would wait for the answer.
     """
     if rows.device.type != "cpu" or 4 * int(rows.sum()) > 3 * len(rows):
         return None

@@ -12,8 +12,8 @@ _FEWEST = 32
 # Share of the variance of a chain's draws, along the line to another group, that is between its blocks, up to which it
 # moves about in its own place: 1/8 for independent draws, 7/8 on average for a random walk, 4 % of which stay below.
 _DRIFT = 0.5
-# Share of a chain's draws that have their nearest neighbour at home from which two chains are apart: 1/2 where both
-# draw from the same distribution.
+# Share of a chain's draws that have their nearest neighbour at home from which two chains do not overlap: 1/2 where
+# both draw from the same distribution.
 _AT_HOME = 0.9
 # Groups that are told apart: more are chains that hardly move.
 _MOST = 32
