@@ -114,6 +114,7 @@ ORDER = {
         "sub_steps",
         "metric",
         "warmup",
+        "low_points",
         "starts",
         "pilot",
         "sample",

@@ -101,6 +101,11 @@ class Fibre:
         return self.values.dtype == torch.float64 and any(isinstance(m, _ConvNd) for m in self.model.modules())
 
     @property
+    def searches(self) -> bool:
+        """Whether starting points are found by annealing the misfit: no structure says where they are."""
+        return isinstance(self.structure, Dense) and not self.model.has_local_inputs
+
+    @property
     def scale(self) -> Tensor:
         """``max(1, |y|_max)`` per problem, ``[*batch]``: tolerances are relative to it."""
         return magnitude(self.values)
@@ -275,6 +280,7 @@ class Fibre:
         *,
         tolerance: float = 1e-8,
         attempts: int = 20,
+        typical: bool = True,
         report: Callable[[str], None] = lambda text: None,
     ) -> Tensor:
         """Points on the fibre near prior draws, ``[chains, *batch, D]`` (math 5, J 8.4): see :func:`find_starts`.
@@ -282,7 +288,7 @@ class Fibre:
         Raises:
             StartError: after ``attempts`` rounds a problem has no point; the message names the best residual.
         """
-        return find_starts(self, chains, rng, tolerance=tolerance, attempts=attempts, report=report)
+        return find_starts(self, chains, rng, tolerance=tolerance, attempts=attempts, typical=typical, report=report)
 
 
 def _to_float32(data: Tensor) -> Tensor:

@@ -115,8 +115,9 @@ _PATIENCE = 10
 _COMPACTION = 0.75
 # Updates of every solve on a device, which never asks how far its rows are: the host would wait for the answer.
 _DEVICE_ITERATIONS = 16
-# Residuals, in tolerances, above which the constraint in float32 tells as well where the fibre is.
-_FAR = 1e4
+# Residuals, in tolerances, above which the constraint in float32 tells as well where the fibre is, as long as updates
+# reduce it: its rounding depends on the network.
+_FAR = 1e3
 # Decrease of the residual per update that shows that a solver converges.
 _CONTRACTION = 0.5
 
@@ -278,10 +279,10 @@ def _solve(
         (),
         _per_call(update, fibre),
     )
-    whole = loop.u, loop.converged, loop.updates
+    whole, before = (loop.u, loop.converged, loop.updates), torch.full_like(loop.residual, torch.inf)
     # the rows still in the loop: all of them until the batch is first compacted
     rows: Tensor | None = None
-    for i in range(0, max_iterations, n):
+    for _ in range(0, max_iterations, n):
         n_running = int(loop.running.sum())
         if n_running == 0:
             break
@@ -290,9 +291,11 @@ def _solve(
             keep = loop.running.nonzero().squeeze(-1)
             rows = keep if rows is None else rows[keep]
             loop, stop, steps, fibre, base = *_take((loop, stop, steps), keep), fibre.take(keep), base[keep]
+            before = before[keep]
             rough = rough and fibre.rough
-        far = loop.running & (loop.residual > _FAR * stop.tolerance)
-        if rough is not None and i < _PATIENCE and 2 * int(far.sum()) > n_running:
+        far = loop.running & (loop.residual > _FAR * stop.tolerance) & (loop.residual < _CONTRACTION * before)
+        if rough is not None and 2 * int(far.sum()) > n_running:
+            before = loop.residual
             loop, steps = rough.evaluate(_updates(update, n), loop, stop.in_float32(), base, steps)
         else:
             # near the fibre float32 does not tell where it is

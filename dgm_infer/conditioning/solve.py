@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StartError
-from ..structures import Dense, Structure
+from ..structures import Structure
 from .projection import Constraint, evaluate_constraint, evaluate_jacobian, store
 from .reduced import ObservedModel
 from .search import annealed_search, towards
@@ -30,6 +30,11 @@ class Problems(Constraint, Protocol):
 
     @property
     def scale(self) -> Tensor: ...
+    @property
+    def searches(self) -> bool: ...
+    @property
+    def prefers_float32(self) -> bool: ...
+    def with_float32_derivatives(self) -> "Problems": ...
     def rows(self, chains: int) -> "Problems": ...
     def take(self, problems: Tensor) -> "Problems": ...
 
@@ -41,6 +46,7 @@ def find_starts(
     *,
     tolerance: float,
     attempts: int,
+    typical: bool = True,
     report: Callable[[str], None] = lambda text: None,
 ) -> Tensor:
     """Points on the fibre near prior draws, ``[chains, *batch, D]``.
@@ -56,6 +62,8 @@ def find_starts(
         rng: generator of the prior draws.
         tolerance: relative to the scale of each problem.
         attempts: rounds of prior draws, at most 6 where the misfit is annealed.
+        typical: whether the points of a search then move along the fibre to where they are nearest to their prior
+            draws, as draws of the posterior are if the model is linear.
         report: called with lines of progress.
 
     Raises:
@@ -69,14 +77,16 @@ def find_starts(
     # smallest residual of points where the Jacobian is singular
     closest = torch.full_like(tol, torch.inf)
     rows = torch.arange(len(tol), device=tol.device)
-    anneal = isinstance(fibre.structure, Dense) and not fibre.observed.model.has_local_inputs
+    anneal = fibre.searches
     attempts = min(attempts, _SEARCHES) if anneal else attempts
     for _ in range(attempts):
 
         def say(found: int, misfit: Tensor, n_before: int = len(tol) - len(rows)) -> None:
             report(f"start-up, {n_before + found} of {len(tol)} chains found, misfit {misfit.median():.1g}")
 
-        point, residual, singular, possible = _attempt(flat.take(rows), rng, tol[rows], say if anneal else None)
+        point, residual, singular, possible = _attempt(
+            flat.take(rows), rng, tol[rows], say if anneal else None, typical
+        )
         deficient[rows] |= singular & (residual < tol[rows])
         closest[rows] = closest[rows].minimum(residual.masked_fill(~(singular & possible), torch.inf))
         residual = residual.masked_fill(singular | ~possible, torch.inf)
@@ -100,18 +110,24 @@ def find_starts(
 
 @torch.no_grad()
 def _attempt(
-    fibre: Problems, rng: torch.Generator, tolerance: Tensor, report: Callable[[int, Tensor], None] | None
+    fibre: Problems,
+    rng: torch.Generator,
+    tolerance: Tensor,
+    report: Callable[[int, Tensor], None] | None,
+    typical: bool,
 ) -> tuple[Tensor, ...]:
     """A point per row from a new prior draw, its residual, and whether J is rank-deficient and the density positive
     at it; by annealing of the misfit if there is a ``report`` to make."""
     drawn = draw = fibre.observed.sample_inputs((len(tolerance),), rng, fibre.values)
     # by the model's structure, even if it does not pay for this many outputs
     draw = fibre.observed.structure.solve_local(fibre.constraint, draw, tolerance)
+    # derivatives in float32 lead as well to where only the constraint tells
+    coarse = fibre.with_float32_derivatives() if fibre.prefers_float32 else fibre
     if report is not None:
-        draw = annealed_search(fibre, draw, tolerance=tolerance, report=report)[0]
+        draw = annealed_search(coarse, draw, tolerance=tolerance, report=report)[0]
     point, residual = damped_gauss_newton(fibre, draw, tolerance=tolerance)
-    if report is not None:
-        point = towards(fibre, point, drawn, tolerance=tolerance, active=residual < tolerance)
+    if report is not None and typical:
+        point = towards(coarse, point, drawn, tolerance=tolerance, active=residual < tolerance)
     possible = fibre.observed.log_density(point).isfinite()
     return point, residual.nan_to_num(nan=torch.inf, posinf=torch.inf), fibre.jacobian(point).is_deficient(), possible
 

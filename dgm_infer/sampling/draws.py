@@ -46,8 +46,8 @@ class Draws:
         seed: seed of the run.
         interrupted: whether the run was stopped before its last draw, by Ctrl-C or by an exception of the model.
         problem: the problem that was sampled; None after :meth:`load` without it.
-        ancestors: ``[chains, *batch]``, if starts were annealed: the index of the prior draw that each chain descends
-            from. Chains with the same index share their start, so that R-hat compares fewer starts.
+        ancestors: ``[chains, *batch]``, the index of the prior draw that each chain descends from; None if each has its
+            own. Chains with the same index share their start, so that R-hat compares fewer starts.
     """
 
     def __init__(

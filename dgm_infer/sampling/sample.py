@@ -148,7 +148,7 @@ def sample(
                 rng,
                 iterations=warmup,
                 target_acceptance=target_acceptance,
-                typical=start.ancestors is not None,
+                typical=start.typical,
             )
             for _ in range(warmup):
                 state, info = warm.kernel.step(problem, state, rng)

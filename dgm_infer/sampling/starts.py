@@ -15,6 +15,7 @@ from ..kernels import Kernel
 from ..kernels.tuning import FibreKernel, Tunable
 from ..models import DirectedModel
 from ..target import Target
+from .low_points import low_points
 from .step_size import reasonable_step_size
 
 __all__ = ["Start", "anneal_noise", "starting_points"]
@@ -40,8 +41,9 @@ class Start(NamedTuple):
     position: Tensor
     """``[chains, *batch, D]``."""
     ancestors: Tensor | None = None
-    """``[chains, *batch]``, the index of the prior draw that each descends from; None without annealing, when each
-    has its own."""
+    """``[chains, *batch]``, the index of the prior draw that each descends from; None if each has its own."""
+    typical: bool = False
+    """Whether the points are as typical of the posterior as draws of it."""
 
 
 def starting_points(
@@ -55,7 +57,7 @@ def starting_points(
     target_acceptance: float,
     report: Callable[[str], None],
 ) -> Start:
-    """The given points, moved onto the fibre, or points near prior draws, annealed if requested and possible.
+    """The given points, moved onto the fibre, or points near prior draws, annealed or near modes if requested.
 
     Raises:
         ArgumentError: the given points have another shape, or are far from the fibre.
@@ -72,6 +74,10 @@ def starting_points(
         return anneal_noise(
             problem, annealing, chains, rng, tolerance=tolerance, target_acceptance=target_acceptance, report=report
         )
+    if anneal and problem.searches and problem.model.input_density.is_standard_normal:
+        position, ancestors = low_points(problem, chains, rng, tolerance=tolerance, report=report)
+        own = torch.arange(chains, device=position.device).view(-1, *[1] * (ancestors.ndim - 1))
+        return Start(position, None if (ancestors == own).all() else ancestors)
     return Start(problem.start(chains, rng, tolerance=tolerance, report=report))
 
 
@@ -165,7 +171,7 @@ def anneal_noise(
         u = torch.cat([u1, u2 * heat.unsqueeze(-1)], -1)
         if (beta == 1).all():
             break
-    return Start(u[:chains], ancestors[:chains])
+    return Start(u[:chains], ancestors[:chains], typical=True)
 
 
 def _next_beta(beta: Tensor, square: Tensor) -> Tensor:

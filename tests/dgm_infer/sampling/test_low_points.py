@@ -1,0 +1,119 @@
+"""Starting points of low energy: strays in negligible pieces of a fibre give way, pieces of comparable mass stay."""
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.sampling import low_points as module
+from dgm_infer.sampling.low_points import low_points
+
+FLOAT = torch.float64
+CHAINS = 12
+
+
+class TwoSides(dgm.GenerativeModel):
+    """``x = |u_1|`` with a round corner, on the left in units of ``far``: 1 comes from u_1 = 1 and from u_1 = -far."""
+
+    input_density = dgm.StandardNormal(5)
+
+    def __init__(self, far):
+        super().__init__()
+        self.far = far
+
+    def observed(self, u):
+        size = (u[..., :1].square() + 1e-4).sqrt()
+        right = (1 + u[..., :1] / size) / 2
+        # the other inputs bend the fibre a little
+        return size * (right + (1 - right) / self.far) + 0.02 * u[..., 1:].sin().sum(-1, keepdim=True)
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def fibre(far, batch=3):
+    return dgm.condition(TwoSides(far), torch.linspace(0.9, 1.1, batch, dtype=FLOAT).unsqueeze(-1))
+
+
+def points(problem, seed=1):
+    u, ancestors = low_points(problem, CHAINS, rng(seed), tolerance=1e-8)
+    assert (problem.constraint_error(u) < 1e-8 * problem.scale).all()
+    return u, ancestors
+
+
+def test_strays_in_negligible_pieces_begin_anew_or_where_others_do():
+    problem = fibre(far=10.0)
+    searched = problem.start(CHAINS, rng(1))
+    # the control: half the prior draws lead to where no mass is
+    assert 0.25 < (searched[..., 0] < 0).double().mean() < 0.75
+    u, ancestors = points(problem)
+    assert (u[..., 0] > 0).all()
+    own = torch.arange(CHAINS).unsqueeze(-1)
+    shared = ancestors != own
+    # two more searches of every stray leave about one in eight
+    assert 0 < shared.sum() < CHAINS
+    torch.testing.assert_close(u[shared], u.gather(0, ancestors.unsqueeze(-1).expand_as(u))[shared])
+    assert not shared.gather(0, ancestors).any()
+
+
+def test_without_new_searches_strays_share_other_starts_evenly(monkeypatch):
+    monkeypatch.setattr(module, "_ROUNDS", 0)
+    _, ancestors = points(fibre(far=10.0))
+    for own in ancestors.T:
+        times = own.bincount(minlength=CHAINS)
+        times = times[times > 0]
+        assert times.max() - times.min() <= 1
+
+
+def test_pieces_of_comparable_mass_keep_their_chains():
+    u, ancestors = points(fibre(far=1.5))
+    left = (u[..., 0] < 0).double().mean(0)
+    assert ((left > 0) & (left < 1)).all()
+    assert (ancestors == torch.arange(CHAINS).unsqueeze(-1)).all()
+
+
+def test_points_are_near_modes():
+    """At a mode the gradient of ``|u|^2`` is normal to the fibre; typical points are ``sqrt(4)`` away."""
+    problem = fibre(far=1.5)
+    u, _ = points(problem)
+    searched = problem.start(CHAINS, rng(1))
+    rows = problem.rows(CHAINS)
+    along = [rows.jacobian(v.flatten(0, 1)).tangent(v.flatten(0, 1)).norm(dim=-1) for v in (u, searched)]
+    assert along[0].max() < 0.2 < 1 < along[1].median()
+
+
+def test_sampling_begins_at_low_points_after_a_warm_up_alone():
+    problem, kernel = fibre(far=10.0), dgm.ConstrainedHMC(step_size=0.3, n_steps=(2, 5))
+    options = {"chains": CHAINS, "draws": 30, "seed": 1, "progress": False}
+    draws = dgm.sample(problem, kernel, warmup=10, **options)
+    assert (draws.inputs[..., 0] > 0).all()
+    assert draws.ancestors is not None
+    assert draws.ancestors.shape == (CHAINS, 3)
+    cold = dgm.sample(problem, kernel, warmup=0, **options)
+    assert cold.ancestors is None
+    assert (cold.inputs[..., 0] < 0).any()
+
+
+def test_a_search_that_fails_leaves_strays_to_share(monkeypatch):
+    problem, calls = fibre(far=10.0), []
+    start = dgm.Fibre.start
+
+    def fails(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) > 1:
+            raise dgm.StartError("none")
+        return start(self, *args, **kwargs)
+
+    monkeypatch.setattr(dgm.Fibre, "start", fails)
+    u, _ = points(problem)
+    assert len(calls) == 2
+    assert (u[..., 0] > 0).all()
+
+
+@pytest.mark.parametrize("batch", [(), (2, 2)])
+def test_any_batch_shape(batch):
+    problem = dgm.condition(TwoSides(10.0), torch.ones(*batch, 1, dtype=FLOAT))
+    u, ancestors = points(problem)
+    assert u.shape == (CHAINS, *batch, 5)
+    assert ancestors.shape == (CHAINS, *batch)
+    assert (u[..., 0] > 0).all()
