@@ -26,7 +26,7 @@ def low_points(
     tolerance: float,
     report: Callable[[str], None] = lambda text: None,
 ) -> tuple[Tensor, Tensor]:
-    """Points near modes on the fibre, ``[chains, *batch, D]``, and the chain whose search found each, ``[chains, *batch]``.
+    """Points near modes on the fibre, ``[chains, *batch, D]``, and the chain that found each, ``[chains, *batch]``.
 
     Searches from prior draws end on the fibre tens of nats above typical points, some of them in pieces of negligible
     mass, which a chain may not leave while the run lasts. From where a search ends the point moves along the fibre
