@@ -11,6 +11,7 @@ from .conditioning.condition import condition
 from .conditioning.fibre import Fibre
 from .conditioning.linear import blur, downsample, linear
 from .conditioning.observations import pixels
+from .diagnosis import Diagnosis, Finding
 from .errors import *
 from .evidence import *
 from .kernels import *
@@ -41,9 +42,11 @@ __version__ = "0.1.0"
 
 __all__ = [
     "DeepinvReconstructor",
+    "Diagnosis",
     "DirectedModel",
     "Draws",
     "Fibre",
+    "Finding",
     "Flow",
     "Gaussian",
     "GenerativeModel",

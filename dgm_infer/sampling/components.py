@@ -1,9 +1,11 @@
 """Groups of chains that never overlap: what a run shows of a posterior in several pieces (math 5.7)."""
 
+from itertools import product
+
 import torch
 from torch import Tensor
 
-__all__ = ["chain_groups", "looks", "side_by_side"]
+__all__ = ["chain_groups", "labels", "looks", "side_by_side"]
 
 # Draws of a chain that are looked at, evenly spaced, and blocks of consecutive ones.
 _LOOKS, _BLOCKS = 64, 8
@@ -30,6 +32,16 @@ def looks(n: int) -> Tensor:
 def side_by_side(latents: dict[str, Tensor], batch: int) -> Tensor:
     """Latents ``[chains, draws, *batch, *shape]`` as one ``[chains, draws, *batch, D]``."""
     return torch.cat([value.double().unsqueeze(-1).flatten(2 + batch) for value in latents.values()], -1)
+
+
+def labels(latents: dict[str, Tensor], batch: int) -> list[str]:
+    """Names of the D columns of :func:`side_by_side`, such as ``z[3]``."""
+    shapes = {name: value.shape[2 + batch :] for name, value in latents.items()}
+    return [
+        f"{name}[{', '.join(map(str, index))}]" if index else name
+        for name, shape in shapes.items()
+        for index in product(*map(range, shape))
+    ]
 
 
 @torch.no_grad()

@@ -14,12 +14,14 @@ from torch import Tensor
 
 from ..arguments import allocatable, file_path, function, instance, random_seed, whole_number
 from ..conditioning.fibre import Fibre
+from ..diagnosis import Diagnosis
 from ..errors import ArgumentError, CheckpointError, cause
 from ..files import complete_file
 from ..kernels import Kernel
 from ..kernels.stored import UnknownKernel, from_json, to_json
 from ..target import Target, as_target, reference
 from .components import chain_groups, looks, side_by_side
+from .diagnose import diagnose
 from .inference_data import import_arviz, inference_data, refuse_what_is_not_there
 from .predictive import Program, observed_data, predicted, program_of
 from .reloaded import check_problem, last_energy_of
@@ -113,6 +115,24 @@ class Draws:
             kept = {} if self.problem is None else self.problem.latents(inputs)
             kept = kept or {"inputs": inputs}
         return chain_groups(side_by_side(kept, len(self.shape) - 2))
+
+    def diagnose(self) -> Diagnosis:
+        """What is wrong with these draws, how bad it is and what to do, worst first; falsy if nothing is (math 8.6).
+
+        One finding per cause: R-hat is not reported of problems whose draws are useless or in separate groups, nor
+        effective draws where R-hat shows that chains have not mixed. R-hat and effective sample sizes are the
+        rank-normalised ones (Vehtari et al. 2021, doi:10.1214/20-BA1221), and the energies are judged by E-BFMI
+        (Betancourt 2016, arXiv:1604.00695). Draws that were loaded without their problem are not compared with the
+        observation.
+
+        Example:
+            >>> print(draws.diagnose())  # doctest: +SKIP
+            >>> if findings := draws.diagnose():  # doctest: +SKIP
+            ...     print(findings[0].remedy)
+        """
+        # the inputs of a model that names no latents
+        inputs = {} if self.inputs is None else {"inputs": self.inputs}
+        return diagnose(self, self.latents or inputs)
 
     def generate(self, n: int | None = None, *, seed: int | None = None) -> Tensor:
         """Complete outputs ``[chains, draws or n, *batch, *output_shape]``.

@@ -2,9 +2,9 @@
 
 import os
 import warnings
-from collections.abc import Mapping
-from functools import cache
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from functools import cache, partial
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy
     import xarray
 
-__all__ = ["import_arviz", "inference_data", "names_dimension", "refuse_what_is_not_there"]
+__all__ = ["effective_draws", "import_arviz", "inference_data", "names_dimension", "r_hat", "refuse_what_is_not_there"]
 
 # Bytes that a stored byte may stand for, more than compression reaches, where there are more than a few.
 _DENSEST, _SMALL = 2000, 2**12
@@ -110,6 +110,25 @@ def import_arviz():
         warnings.filterwarnings("ignore", message="\nArviZ is undergoing", category=FutureWarning)
         import arviz
     return arviz
+
+
+def r_hat(values: Tensor) -> Tensor:
+    """Rank-normalised split R-hat of ``[chains, draws, ...]``, ``[...]``; NaN where all values are equal."""
+    return _of_columns(import_arviz().rhat, values)
+
+
+def effective_draws(values: Tensor, kind: Literal["bulk", "tail", "mean"]) -> Tensor:
+    """Effective sample size of ``[chains, draws, ...]``, all chains together, ``[...]``."""
+    return _of_columns(partial(import_arviz().ess, method=kind), values)
+
+
+def _of_columns(statistic: Callable[["numpy.ndarray"], float], values: Tensor) -> Tensor:
+    columns = values.detach().double().cpu().flatten(2).permute(2, 0, 1).numpy()
+    with warnings.catch_warnings():
+        # a constant column gives 0/0
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found = [float(statistic(column)) for column in columns]
+    return torch.tensor(found, dtype=torch.float64).reshape(values.shape[2:])
 
 
 def _is_storable(name: str) -> bool:

@@ -184,7 +184,7 @@ def sample(
         ancestors=start.ancestors,
     )
     try:
-        lines = list(verdict(result, problem, stayed, count * thin, adapted))
+        lines = [str(each) for each in verdict(result, problem, stayed, count * thin, adapted)]
     except KeyboardInterrupt:
         result.interrupted, lines = True, ["interrupted after the last draw: all of them are kept"]
     except Exception as error:

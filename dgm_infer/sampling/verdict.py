@@ -1,7 +1,8 @@
-"""What a run says at its end if its draws are of no use, or not those of one distribution: one line per fault."""
+"""What a run says at its end if its draws are of no use, or not those of one distribution."""
 
 from collections.abc import Iterator
-from typing import Any
+from functools import cached_property
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -9,13 +10,13 @@ from torch import Tensor
 from ..arguments.shown import of_problems
 from ..conditioning.fibre import Fibre
 from ..conditioning.kinks import JUMP, find_jump
+from ..diagnosis import Finding, finding
 from ..kernels.hamiltonian import MAX_STEPS
-from .draws import Draws
 
-__all__ = ["verdict"]
+__all__ = ["FAILING", "FAILURES", "TRANSITIONS", "Run", "percent", "verdict"]
 
 # Transitions per chain below which a run is too short to judge: a chain that has not moved may be unlucky.
-_TRANSITIONS = 50
+TRANSITIONS = 50
 # Share of the transitions at their longest from which trajectories are too short.
 _LONGEST = 0.5
 # Steps below this share of the widest spread of the draws have collapsed.
@@ -23,18 +24,37 @@ _COLLAPSED = 1e-6
 # Constraint error of chains that are evaluated alone, in tolerances: rounding depends on the number of rows.
 _ALONE = 100
 # Share of failing transitions from which jumps of the Jacobian are looked for, and draws between which.
-_FAILING = 0.1
+FAILING = 0.1
 _LINES = 8
-_FAILURES = {
+FAILURES = {
     "diverging": ("the energy is not finite, or its error exceeds 1000", "check the density there, or start elsewhere"),
     "projection_failed": ("projections fail", "raise tolerance=, or give the model more noise"),
     "reversal_failed": ("reversals fail", "use smaller steps (step_size=) or more sub-steps (n_geodesic=)"),
 }
 
 
+class Run(Protocol):
+    """What is looked at of :class:`Draws`."""
+
+    inputs: Tensor | None
+    stats: dict[str, Tensor]
+    kernel: Any
+    problem: Any
+    interrupted: bool
+    ancestors: Tensor | None
+
+    @property
+    def shape(self) -> torch.Size: ...
+
+    @property
+    def longest_stay(self) -> Tensor: ...
+
+    components: cached_property[Tensor]
+
+
 @torch.no_grad()
-def verdict(draws: Draws, problem: Any, stayed: Tensor, transitions: int, adapted: bool) -> Iterator[str]:
-    """Lines that name what makes draws useless or incomparable, and for which problems.
+def verdict(draws: Run, problem: Any, stayed: Tensor, transitions: int, adapted: bool) -> Iterator[Finding]:
+    """What makes draws useless or incomparable, and for which problems.
 
     Args:
         draws: a finished run.
@@ -44,17 +64,20 @@ def verdict(draws: Draws, problem: Any, stayed: Tensor, transitions: int, adapte
         adapted: whether warm-up chose the step size.
     """
     stats = draws.stats
-    if transitions >= _TRANSITIONS and stayed.any():
-        yield from _stuck(stats, stayed)
-    if transitions >= _TRANSITIONS and "n_steps" in stats and (most := _most_steps(draws.kernel)) is not None:
+    if transitions >= TRANSITIONS and stayed.any():
+        yield _stuck(stats, stayed)
+    if transitions >= TRANSITIONS and "n_steps" in stats and (most := _most_steps(draws.kernel)) is not None:
         # of chains that are stuck that is all there is to say
         share = (stats["n_steps"] >= most).double().mean((0, 1)) * ~stayed.all(0)
         if (share > _LONGEST).any():
-            yield (
-                f"trajectories are at their longest, {most} steps, in {_percent(share.max())} of the transitions"
-                f"{of_problems(share > _LONGEST)}: steps are far smaller than the posterior: see metric=, or rescale"
+            yield finding(
+                "imprecise",
+                f"trajectories are at their longest, {most} steps, in {percent(share.max())} of the transitions"
+                f"{of_problems(share > _LONGEST)}",
+                "steps are far smaller than the posterior: see metric=, or rescale",
+                share > _LONGEST,
             )
-    if adapted and draws.inputs is not None:
+    if adapted and draws.inputs is not None and "step_size" in stats:
         inputs = draws.inputs.flatten(0, 1)
         # of medians: standard deviations of inputs with heavy tails say nothing of their scale
         spread = (inputs - inputs.median(0).values).abs().median(0).values.amax(-1)
@@ -62,14 +85,19 @@ def verdict(draws: Draws, problem: Any, stayed: Tensor, transitions: int, adapte
         if collapsed.any():
             smallest = stats["step_size"].min().item()
             where = of_problems(collapsed)
-            yield f"the step size collapsed to {smallest:.1g}{where}: no step is accepted, however small"
+            yield finding(
+                "useless",
+                f"the step size collapsed to {smallest:.1g}{where}",
+                "no step is accepted, however small: check the density, or start elsewhere (initial=)",
+                collapsed,
+            )
     tolerance = getattr(draws.kernel, "relative_tolerance", None)
     if isinstance(problem, Fibre) and tolerance is not None and "constraint_error" in stats:
         error = stats["constraint_error"]
         yield from _off_fibre(error, draws.inputs, problem, tolerance(error.dtype) * problem.scale)
-        if transitions >= _TRANSITIONS and draws.inputs is not None and len(draws.inputs) > 1:
+        if transitions >= TRANSITIONS and draws.inputs is not None and len(draws.inputs) > 1:
             yield from _jumps(stats, draws.inputs, problem)
-    if transitions >= _TRANSITIONS:
+    if transitions >= TRANSITIONS:
         yield from _groups(draws.components)
 
 
@@ -78,25 +106,29 @@ def _most_steps(kernel: Any) -> int | None:
     return MAX_STEPS if getattr(kernel, "n_steps", 0) is None else getattr(kernel, "max_steps", None)
 
 
-def _stuck(stats: dict[str, Tensor], stayed: Tensor) -> Iterator[str]:
-    failures = {name: stats[name].double().mean(1)[stayed].mean().item() for name in _FAILURES if name in stats}
+def _stuck(stats: dict[str, Tensor], stayed: Tensor) -> Finding:
+    failures = {name: stats[name].double().mean(1)[stayed].mean().item() for name in FAILURES if name in stats}
     line = f"{int(stayed.sum())} of {stayed.numel()} chains never moved{of_problems(stayed.any(0))}"
     worst = max(failures, key=lambda name: failures[name], default=None)
     if worst is not None and failures[worst] > 0.5:
-        what, remedy = _FAILURES[worst]
-        yield f"{line}: in {_percent(failures[worst])} of their transitions {what}: {remedy}"
+        why, remedy = FAILURES[worst]
+        line += f": in {percent(failures[worst])} of their transitions {why}"
     else:
-        yield f"{line}: all their proposals are rejected: use smaller steps, or start elsewhere (initial=)"
+        line += ": all their proposals are rejected"
+        remedy = "use smaller steps, or start elsewhere (initial=)"
+    return finding("useless", line, remedy, stayed.any(0))
 
 
-def _off_fibre(error: Tensor, inputs: Tensor | None, problem: Fibre, tolerance: Tensor) -> Iterator[str]:
+def _off_fibre(error: Tensor, inputs: Tensor | None, problem: Fibre, tolerance: Tensor) -> Iterator[Finding]:
     worst = error.amax((0, 1))
     off = ~(worst <= tolerance)
     if off.any():
-        yield (
+        yield finding(
+            "useless",
             f"draws miss the observation by {worst[off].max().item():.2g}, more than the tolerance "
-            f"{tolerance[off].max().item():.2g}{of_problems(off)}: the starting points were not on the fibre, or the "
-            "model computes a row from the other rows of its batch"
+            f"{tolerance[off].max().item():.2g}{of_problems(off)}",
+            "the starting points were not on the fibre, or the model computes a row from the other rows of its batch",
+            off,
         )
         return
     if inputs is None:
@@ -104,25 +136,28 @@ def _off_fibre(error: Tensor, inputs: Tensor | None, problem: Fibre, tolerance: 
     # the last draw of one chain after the other, in a batch of its own
     alone = torch.stack([problem.constraint_error(chain[-1:])[0] for chain in inputs[:2]]).amax(0)
     if (lost := alone.isnan()).any():
-        yield f"the model's outputs are NaN at draws, where they were not before{of_problems(lost)}: check the model"
+        what = f"the model's outputs are NaN at draws, where they were not before{of_problems(lost)}"
+        yield finding("useless", what, "check the model", lost)
         return
     off = alone > _ALONE * tolerance
     if off.any():
-        yield (
+        yield finding(
+            "useless",
             f"draws that are evaluated without the other chains miss the observation by {alone[off].max().item():.2g}"
-            f"{of_problems(off)}: the model or the operator computes a row from the other rows of its batch, or draws "
-            "random numbers"
+            f"{of_problems(off)}",
+            "the model or the operator computes a row from the other rows of its batch, or draws random numbers",
+            off,
         )
 
 
-def _jumps(stats: dict[str, Tensor], inputs: Tensor, problem: Fibre) -> Iterator[str]:
+def _jumps(stats: dict[str, Tensor], inputs: Tensor, problem: Fibre) -> Iterator[Finding]:
     # a kernel of one's own may report neither
     kinds = [stats[name] for name in ("projection_failed", "reversal_failed") if name in stats]
     if not kinds:
         return
     failed = torch.stack(kinds).any(0).double().mean((0, 1)).flatten()
     worst = int(failed.argmax())
-    if failed[worst] < _FAILING:
+    if failed[worst] < FAILING:
         return
 
     def constraint(u: Tensor) -> Tensor:
@@ -130,14 +165,18 @@ def _jumps(stats: dict[str, Tensor], inputs: Tensor, problem: Fibre) -> Iterator
 
     last = inputs[:_LINES, -1].reshape(min(len(inputs), _LINES), -1, problem.dim)[:, worst]
     if (jump := find_jump(constraint, last, last.roll(1, 0))) is not None:
-        yield (
-            f"projections or reversals fail in {_percent(failed[worst])} of the transitions"
-            f"{of_problems(failed.reshape(problem.batch_shape) >= _FAILING)}, and the model's Jacobian jumps, by "
-            f"{_percent(jump)} {JUMP}"
+        failing = failed.reshape(problem.batch_shape) >= FAILING
+        fault, remedy = JUMP.split(": ", 1)
+        yield finding(
+            "misleading",
+            f"projections or reversals fail in {percent(failed[worst])} of the transitions{of_problems(failing)}, and "
+            f"the model's Jacobian jumps, by {percent(jump)} {fault}",
+            remedy,
+            failing,
         )
 
 
-def _groups(components: Tensor) -> Iterator[str]:
+def _groups(components: Tensor) -> Iterator[Finding]:
     several = components.amax(0) > 0
     if several.any():
         # of the first such problem, which the line names
@@ -146,11 +185,14 @@ def _groups(components: Tensor) -> Iterator[str]:
         told = f"{', '.join(sizes[:-1])} and {sizes[-1]} chains"
         if -1 in first:
             told += f", {first.count(-1)} mix too slowly to tell"
-        yield (
-            f"chains{of_problems(several)} form {len(sizes)} groups that never overlap ({told}): their numbers come "
-            "from the starting points and are not posterior weights (see draws.components)"
+        yield finding(
+            "misleading",
+            f"chains{of_problems(several)} form {len(sizes)} groups that never overlap ({told})",
+            "their numbers come from the starting points and are not posterior weights (see draws.components)",
+            several,
         )
 
 
-def _percent(share: Tensor | float) -> str:
+def percent(share: Tensor | float) -> str:
+    """A share as a whole number of percent."""
     return f"{100 * float(share):.0f} %"

@@ -1,13 +1,12 @@
 """What the draws of one run say about its chains: effective draws, R-hat, stays, errors against a known mean."""
 
-import warnings
 from dataclasses import dataclass
 
-import arviz
 import numpy as np
 from torch import Tensor
 
 from dgm_infer.sampling.draws import longest_run
+from dgm_infer.sampling.inference_data import effective_draws, r_hat
 
 __all__ = ["Mixing", "largest_r_hat", "longest_stay", "mixing", "r_hats"]
 
@@ -42,7 +41,7 @@ def mixing(values: Tensor, mean: Tensor | None = None) -> Mixing:
         mean: the exact mean ``[D]``, if it is known.
     """
     x = values.double().cpu().numpy()
-    ess = np.nan_to_num([_ess(column) for column in np.moveaxis(x, -1, 0)])
+    ess = effective_draws(values, "mean").nan_to_num().numpy()
     error = None
     if mean is not None:
         flat = x.reshape(-1, x.shape[-1])
@@ -53,11 +52,7 @@ def mixing(values: Tensor, mean: Tensor | None = None) -> Mixing:
 
 def r_hats(values: Tensor) -> np.ndarray:
     """Rank-normalised split R-hat of ``[chains, draws, D]``, ``[D]``; infinite where chains are still."""
-    columns = values.double().cpu().movedim(-1, 0).numpy()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        found = [float(arviz.rhat(column)) for column in columns]
-    return np.nan_to_num(found, nan=np.inf, posinf=np.inf)
+    return r_hat(values).nan_to_num(nan=np.inf, posinf=np.inf).numpy()
 
 
 def largest_r_hat(values: Tensor) -> float:
@@ -68,9 +63,3 @@ def largest_r_hat(values: Tensor) -> float:
 def longest_stay(values: Tensor) -> int:
     """Longest run of draws ``[chains, draws, D]`` over which a chain did not move."""
     return int(longest_run((values.diff(dim=1) == 0).all(-1)).max())
-
-
-def _ess(column: np.ndarray) -> float:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        return float(arviz.ess(column, method="mean"))

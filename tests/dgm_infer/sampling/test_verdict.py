@@ -153,7 +153,7 @@ def test_draws_that_miss_the_observation_are_named():
     fibre = dgm.condition(Sphere(), [2.0])
     draws = dgm.sample(fibre, KERNEL, chains=2, warmup=0, draws=2, seed=1, progress=False)
     draws.stats["constraint_error"][0, 1] = 0.55
-    (line,) = verdict(draws, fibre, torch.zeros(2, dtype=torch.bool), 2, adapted=False)
+    (line,) = map(str, verdict(draws, fibre, torch.zeros(2, dtype=torch.bool), 2, adapted=False))
     assert line.startswith("draws miss the observation by 0.55, more than the tolerance 2e-08")
 
 
@@ -178,7 +178,7 @@ def test_trajectories_at_their_longest_are_named(kernel):
     target = dgm.Target(lambda x: 0.5 * x.square().sum(-1), 1)
     draws = dgm.sample(target, kernel, chains=CHAINS, warmup=0, draws=5, seed=1, initial=torch.ones(CHAINS, 1))
     stayed = torch.zeros(CHAINS, dtype=torch.bool)
-    (line,) = verdict(draws, target, stayed, 50, adapted=False)
+    (line,) = map(str, verdict(draws, target, stayed, 50, adapted=False))
     assert line.startswith("trajectories are at their longest")
     assert f" {MAX_STEPS if isinstance(kernel, dgm.HMC) else 7} steps, in 100 % of the transitions" in line
     # a few transitions are too few to say
@@ -191,7 +191,7 @@ def test_a_step_that_collapsed_is_named_with_its_problems():
     initial = torch.randn(CHAINS, 3, 2, generator=torch.Generator().manual_seed(0))
     draws = dgm.sample(target, kernel, chains=CHAINS, warmup=0, draws=10, seed=1, initial=initial, progress=False)
     stayed = torch.zeros(CHAINS, 3, dtype=torch.bool)
-    (line,) = verdict(draws, target, stayed, 10, adapted=True)
+    (line,) = map(str, verdict(draws, target, stayed, 10, adapted=True))
     assert line.startswith("the step size collapsed to 1e-09 of problem 1 and 1 others")
     # a step that was asked for is taken
     assert list(verdict(draws, target, stayed, 10, adapted=False)) == []

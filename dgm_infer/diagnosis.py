@@ -1,0 +1,68 @@
+"""What is wrong with a result, how bad it is and what to do about it, in a form that prints well."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from torch import Tensor
+
+__all__ = ["Diagnosis", "Finding", "Severity", "diagnosis", "finding"]
+
+Severity = Literal["useless", "misleading", "imprecise"]
+_ORDER: tuple[Severity, ...] = get_args(Severity)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong; its text is ``what: remedy``."""
+
+    severity: Severity
+    """``"useless"``: no number can be used. ``"misleading"``: numbers are wrong by more than their errors say.
+    ``"imprecise"``: they are right, but rest on few draws, or cost more than they need to."""
+    what: str
+    """The fault with its numbers and problems."""
+    remedy: str
+    """What follows from it and what to do."""
+    problems: tuple[int, ...]
+    """Flat indices of the problems it concerns; ``(0,)`` for a run of one problem."""
+
+    def __str__(self):
+        return f"{self.what}: {self.remedy}"
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Findings, worst first: falsy if there are none, and printed one per line.
+
+    ``pandas.DataFrame(diagnosis)`` has one row per finding.
+    """
+
+    findings: tuple[Finding, ...]
+    numbers: str
+    """The numbers that were looked at, in words."""
+
+    def __iter__(self) -> Iterator[Finding]:
+        return iter(self.findings)
+
+    def __len__(self):
+        return len(self.findings)
+
+    def __getitem__(self, index: int) -> Finding:
+        return self.findings[index]
+
+    def __str__(self):
+        width = max(map(len, _ORDER))
+        lines = [f"{each.severity:<{width}}  {each}" for each in self.findings]
+        return "\n".join(lines) or f"nothing is wrong: {self.numbers}"
+
+    __repr__ = __str__
+
+
+def finding(severity: Severity, what: str, remedy: str, problems: Tensor) -> Finding:
+    """A finding on the problems of a mask ``[*batch]``."""
+    return Finding(severity, what, remedy, tuple(problems.reshape(-1).nonzero().flatten().tolist()))
+
+
+def diagnosis(findings: Iterable[Finding], numbers: str) -> Diagnosis:
+    """Findings in order of their severity."""
+    return Diagnosis(tuple(sorted(findings, key=lambda each: _ORDER.index(each.severity))), numbers)

@@ -1,0 +1,232 @@
+"""``Draws.diagnose()``: what a run says at its end, and how well its chains have mixed (math 8.6)."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..arguments.shown import of_problems
+from ..diagnosis import Diagnosis, Finding, Severity, diagnosis, finding
+from .components import labels, side_by_side
+from .inference_data import effective_draws, r_hat
+from .verdict import FAILING, TRANSITIONS, Run, percent, verdict
+
+__all__ = ["diagnose"]
+
+# R-hat above which chains have not mixed, and up to which they have; in between, the probability over all latents that
+# chains which have mixed show a larger one.
+_APART, _MIXED, _CHANCE = 1.05, 1.01, 0.01
+# Effective draws for means with an error of a twentieth of the sd; fewest draws per chain that R-hat can be had from.
+_ENOUGH, _FEWEST = 400, 4
+# Share of diverging transitions, and E-BFMI and starting points below which there is something to say.
+_DIVERGING, _BFMI, _STARTS = 1e-3, 0.2, 4
+_MEANS = "errors of means exceed a twentieth of the posterior's standard deviation"
+_TAILS = "the ends of intervals are imprecise"
+
+
+@torch.no_grad()
+def diagnose(draws: Run, variables: dict[str, Tensor]) -> Diagnosis:
+    """Findings on a run, by what its draws hold.
+
+    Args:
+        draws: the run.
+        variables: what its chains have to mix in, each ``[chains, draws, *batch, ...]``.
+    """
+    n, batch = draws.shape[1], draws.shape[2:]
+    every = torch.ones(batch, dtype=torch.bool)
+    stayed = draws.longest_stay >= max(n - 1, 1)
+    found = list(verdict(draws, draws.problem, stayed, n, adapted=True))
+    told = torch.zeros(batch, dtype=torch.bool)
+    for each in found:
+        if each.severity != "imprecise":
+            told.view(-1)[list(each.problems)] = True
+    if draws.interrupted:
+        what = f"the run was interrupted after {n} draws per chain"
+        found.append(finding("imprecise", what, "sample again, unless these suffice", every))
+    found += _starts(draws.ancestors)
+    found += _transitions(draws, told)
+    mixing, numbers = _mixing(variables, draws.shape, told)
+    return diagnosis([*found, *mixing], ", ".join([*numbers, *_numbers(draws)]))
+
+
+def _starts(ancestors: Tensor | None) -> Iterator[Finding]:
+    if ancestors is None:
+        return
+    ordered = ancestors.cpu().sort(0).values
+    starts = 1 + (ordered[1:] != ordered[:-1]).sum(0)
+    few = starts < min(_STARTS, len(ancestors))
+    if few.any():
+        fewest = _counted(starts[few].min(), "starting point")
+        yield finding(
+            "misleading",
+            f"the {len(ancestors)} chains{of_problems(few)} descend from {fewest}",
+            "R-hat compares no more than these, and what lies far from them does not show: use more chains, or start "
+            "them apart (initial=)",
+            few,
+        )
+
+
+def _transitions(draws: Run, told: Tensor) -> Iterator[Finding]:
+    """What proposals run into, of problems of which nothing has been told."""
+    stats = {name: value.double().cpu() for name, value in draws.stats.items()}
+    made = draws.shape[0] * draws.shape[1]
+    # of kernels without trajectories: a proposal outside the support is a rejection like others
+    if "n_steps" in stats:
+        share = stats["diverging"].mean((0, 1)) * ~told
+        if (bad := share > _DIVERGING).any():
+            yield finding(
+                "misleading",
+                f"{_counted(share.max() * made, 'transition')} of {made} diverged ({100 * share.max():.2g} %)"
+                f"{of_problems(bad)}",
+                "draws may be missing where the density is narrow: use smaller steps (target_acceptance=0.95), or "
+                "rescale the variables",
+                bad,
+            )
+    finer = "smaller steps (target_acceptance=0.9)"
+    if hasattr(draws.kernel, "n_geodesic"):
+        finer += " or more sub-steps (n_geodesic=)"
+    for name, what in (("projection_failed", "projections"), ("reversal_failed", "reversals")):
+        if name in stats:
+            share = stats[name].mean((0, 1)) * ~told
+            if (bad := share > FAILING).any():
+                yield finding(
+                    "imprecise",
+                    f"{what} fail in {percent(share.max())} of the transitions{of_problems(bad)}",
+                    f"these are rejected, and chains mix more slowly: use {finer}",
+                    bad,
+                )
+    if "n_steps" in stats and draws.shape[1] >= TRANSITIONS:
+        energy = stats["energy"]
+        moved = energy.diff(dim=1).square().mean((0, 1))
+        bfmi = moved / energy.var(1).mean(0)
+        if (low := (bfmi < _BFMI) & ~told).any():
+            yield finding(
+                "misleading",
+                f"E-BFMI is {bfmi[low].min():.2g}, less than {_BFMI}{of_problems(low)}",
+                "momenta change the energy too little to reach the tails: draw longer, rescale heavy-tailed variables, "
+                "or see metric=",
+                low,
+            )
+
+
+def _mixing(variables: dict[str, Tensor], shape: torch.Size, told: Tensor) -> tuple[list[Finding], list[str]]:
+    """Findings by R-hat and effective draws, and their worst values in words."""
+    (chains, n), batch = shape[:2], shape[2:]
+    every = torch.ones(batch, dtype=torch.bool)
+    if n < _FEWEST:
+        what = f"{_counted(n, 'draw')} per chain"
+        return [finding("misleading", what, "R-hat and effective draws need more (draws=)", every)], [what]
+    values = side_by_side(variables, len(batch)).cpu()
+    names = labels(variables, len(batch))
+    found = []
+    if (lost := ~values.isfinite().all(1).all(0).all(-1)).any():
+        share = (~values.isfinite().all(-1)).double().mean((0, 1)).max()
+        what = f"latents are NaN or infinite in {100 * share:.2g} % of the draws{of_problems(lost)}"
+        found.append(finding("useless", what, "check the model's latents(u)", lost))
+    # what an observation determines does not vary
+    varies = (values != values[:1, :1]).any(1).any(0)
+    bulk, tail = (effective_draws(values, kind) for kind in ("bulk", "tail"))
+    numbers = []
+    looked = varies & ~(told | lost).unsqueeze(-1)
+    if chains == 1:
+        what = "there is one chain, and no R-hat"
+        remedy = "what it has missed does not show: run 4 or more (chains=)"
+        found.append(finding("misleading", what, remedy, every))
+    elif varies.any():
+        rates = r_hat(values)
+        numbers.append(f"R-hat at most {rates[varies].max():.3f}")
+        # chains that stand still at different points
+        rates = rates.nan_to_num(torch.inf, torch.inf)
+        unmixed = looked & (rates > _APART)
+        found += _apart(rates, unmixed, looked & (rates > _by_chance(bulk.minimum(tail), chains, looked.sum())), names)
+        looked &= ~unmixed
+    if varies.any():
+        numbers.append(f"effective draws at least {bulk[varies].min():.0f} (bulk) and {tail[varies].min():.0f} (tail)")
+    found += [*_few("bulk", bulk, looked, _MEANS, names), *_few("tail", tail, looked, _TAILS, names)]
+    return found, numbers
+
+
+def _apart(rates: Tensor, unmixed: Tensor, unlikely: Tensor, names: list[str]) -> Iterator[Finding]:
+    """Findings by R-hat ``[*batch, D]``."""
+    yield from _named(
+        "misleading",
+        "R-hat is {worst:.2f}",
+        f", and above {_APART}",
+        "chains have not mixed or are too short to tell, and errors mislead: use a longer warm-up and more draws "
+        "(warmup=, draws=), or another kernel or metric",
+        rates,
+        unmixed,
+        names,
+    )
+    yield from _named(
+        "imprecise",
+        "R-hat is {worst:.3f}",
+        f", and above {_MIXED}",
+        "chains differ by more than chance: use more draws (draws=)",
+        rates,
+        unlikely & ~unmixed,
+        names,
+    )
+
+
+def _few(kind: str, effective: Tensor, looked: Tensor, meaning: str, names: list[str]) -> Iterator[Finding]:
+    """A finding by effective draws ``[*batch, D]``."""
+    effective = effective.nan_to_num(1.0)
+    few = looked & (effective < _ENOUGH)
+    if few.any():
+        times = _ENOUGH / effective[few].min()
+        yield from _named(
+            "imprecise",
+            f"there are {{worst:.0f}} effective draws ({kind})",
+            f", and fewer than {_ENOUGH}",
+            f"{meaning}: draw {times:.2g} times as many (draws=, chains=)",
+            -effective,
+            few,
+            names,
+        )
+
+
+def _named(
+    severity: Severity, what: str, beyond: str, remedy: str, values: Tensor, which: Tensor, names: list[str]
+) -> Iterator[Finding]:
+    """A finding on the latents of a mask ``[*batch, D]``, the worst of them by its name; none if it is empty."""
+    if which.any():
+        worst = values.masked_fill(~which, -torch.inf).argmax()
+        problems = which.any(-1)
+        of_worst = torch.zeros_like(which).view(-1).index_fill(0, worst.reshape(1), True).view_as(which).any(-1)
+        yield finding(
+            severity,
+            f"{what.format(worst=values.reshape(-1)[worst].abs())} for {names[worst % len(names)]}"
+            f"{of_problems(of_worst)}{beyond} for {which.sum()} of {which.numel()} latents{of_problems(problems)}",
+            remedy,
+            problems,
+        )
+
+
+def _by_chance(effective: Tensor, chains: int, tests: Tensor) -> Tensor:
+    """R-hat that mixed chains of so many effective draws exceed rarely, between the two limits, ``[*batch, D]``.
+
+    With M halves of chains, of e effective draws each, ``R-hat^2 - 1`` is at most about ``F/e``, where ``(M - 1) F`` is
+    chi-squared of M - 1 degrees of freedom.
+    """
+    from scipy.stats import chi2
+
+    halves = 2 * chains
+    # by ranks, and by folded ranks
+    largest = float(chi2.isf(_CHANCE / max(2 * int(tests), 1), halves - 1)) / (halves - 1)
+    return (1 + largest * halves / effective.nan_to_num(1.0)).sqrt().clamp(_MIXED, _APART)
+
+
+def _numbers(draws: Run) -> Iterator[str]:
+    stats = draws.stats
+    yield f"{100 * stats['diverging'].double().mean():.2g} % of {stats['diverging'].numel()} transitions diverged"
+    failed = [stats[name].double().mean() for name in ("projection_failed", "reversal_failed") if name in stats]
+    if failed:
+        yield f"{100 * float(sum(failed)):.2g} % of projections and reversals failed"
+    if "constraint_error" in stats:
+        yield f"constraint error at most {stats['constraint_error'].max():.1g}"
+
+
+def _counted(number: Tensor | float, noun: str) -> str:
+    n = round(float(number))
+    return f"{n} {noun}" + ("" if n == 1 else "s")
