@@ -1,4 +1,4 @@
-"""Estimates that are of no use, and how they show."""
+"""Estimates that are of no use, or little, and how they show."""
 
 from collections.abc import Iterator, Mapping
 
@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from ..arguments.shown import of_problems
+from ..diagnosis import Finding, finding
 from .method import EstimateStatus
 
-__all__ = ["doubts"]
+__all__ = ["doubts", "reservations"]
 
 # Share of the weights that one draw may have, the acceptance of moves below which none are made, and a standard error
 # of log Z, in nats, that says nothing.
@@ -20,10 +21,14 @@ _EFFECTIVE, _CHAINS = 1.5, 8
 _RESTARTS = 14
 # The same whatever the target is: fewer say nothing of it.
 _ANY_RESTARTS = 2
+# A share of the weights on one draw, and a standard error in nats, that leave an estimate imprecise.
+_LARGE_SHARE, _WIDE = 0.5, 1.0
 
 
-def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: EstimateStatus, chains: int) -> Iterator[str]:
-    """Lines that name problems whose estimate or standard error misleads, whatever their status promises.
+def doubts(
+    diagnostics: Mapping[str, Tensor], std_error: Tensor, status: EstimateStatus, chains: int
+) -> Iterator[Finding]:
+    """Problems whose estimate or standard error misleads, whatever their status promises: a run warns of them.
 
     Args:
         diagnostics: of an outcome, each ``[..., *batch]``.
@@ -35,65 +40,136 @@ def doubts(diagnostics: Mapping[str, Tensor], std_error: Tensor, status: Estimat
         return
     share = diagnostics.get("max_weight_share")
     if share is not None and (share > _SHARE).any():
-        yield (
-            f"all weight is on one draw{of_problems(share > _SHARE)}: the estimate is far too low, and its standard "
-            "error means nothing: use a base near the target, or more temperatures"
+        yield finding(
+            "useless",
+            f"all weight is on one draw{of_problems(share > _SHARE)}",
+            "the estimate is far too low, and its standard error means nothing: use a base near the target, or more "
+            "temperatures",
+            share > _SHARE,
         )
-    effective = diagnostics.get("effective_chains")
-    if effective is not None and chains >= _CHAINS:
-        # what rests on one draw has been said
-        few = effective < _EFFECTIVE if share is None else (effective < _EFFECTIVE) & (share <= _SHARE)
-        if few.any():
-            yield (
-                f"the estimate rests on one or two of {chains} chains{of_problems(few)} (effectively "
-                f"{effective[few].min().item():.2g}): its standard error is too small; use more chains, or a base "
-                "nearer the target"
-            )
+    few = _few_chains(diagnostics, chains)
+    if few is not None and few.any():
+        yield finding(
+            "misleading",
+            f"the estimate rests on one or two of {chains} chains{of_problems(few)} (effectively "
+            f"{diagnostics['effective_chains'][few].min().item():.2g})",
+            "its standard error is too small; use more chains, or a base nearer the target",
+            few,
+        )
     shift = diagnostics.get("unseen_shift")
     if shift is not None and (shift > 0).any():
-        yield (
-            f"a search found modes that no draw has visited{of_problems(shift > 0)}: log Z may be too low by about "
-            f"{shift.max().item():.2g}, which std_error now includes; use refine=True, ParallelTempering, or a "
-            "base that covers them, such as Gaussian.broad(target)"
+        yield finding(
+            "misleading",
+            f"a search found modes that no draw has visited{of_problems(shift > 0)}",
+            f"log Z may be too low by about {shift.max().item():.2g}, which std_error now includes; use refine=True, "
+            "ParallelTempering, or a base that covers them, such as Gaussian.broad(target)",
+            shift > 0,
         )
     rare = diagnostics.get("rare_shift")
     # of what nobody has visited one line is enough
     rare = None if rare is None else rare * (True if shift is None else shift == 0)
     if rare is not None and (rare > 0).any():
-        yield (
-            f"the draws visit some modes too rarely{of_problems(rare > 0)}: a short parallel tempering finds log Z "
-            f"larger by about {rare.max().item():.2g}, which std_error now includes; use ParallelTempering"
+        yield finding(
+            "misleading",
+            f"the draws visit some modes too rarely{of_problems(rare > 0)}",
+            f"a short parallel tempering finds log Z larger by about {rare.max().item():.2g}, which std_error now "
+            "includes; use ParallelTempering",
+            rare > 0,
         )
     restarts = diagnostics.get("restarts")
     if restarts is not None:
         several = diagnostics.get("minima", torch.zeros_like(restarts)) > 1
         if (short := (restarts < _RESTARTS) & several).any():
             times = f"only {restarts[short].min().item():.2g} times{of_problems(short)}"
-            yield (
-                f"the target has several modes, and chains came to it anew {times}: log Z may be too low, by more than "
-                "std_error says; use more draws"
+            yield finding(
+                "misleading",
+                f"the target has several modes, and chains came to it anew {times}",
+                "log Z may be too low, by more than std_error says; use more draws",
+                short,
             )
         if (seldom := (restarts < _ANY_RESTARTS) & ~several).any():
             times = f"only {restarts[seldom].min().item():.2g} times each{of_problems(seldom)}"
-            yield (
-                f"chains came to the target anew {times}: log Z and std_error say little; use more draws and "
-                "temperatures"
+            yield finding(
+                "misleading",
+                f"chains came to the target anew {times}",
+                "log Z and std_error say little; use more draws and temperatures",
+                seldom,
             )
-    trips, agree = diagnostics.get("round_trips"), diagnostics.get("base_moments_agree")
-    if trips is not None and agree is not None and (none := (trips == 0) & ~agree).any():
-        yield (
+    none = _no_trips(diagnostics)
+    if none is not None and none.any():
+        yield finding(
+            "misleading",
             f"no chain went from the base to the target and back{of_problems(none)}, and at the base they are not as "
-            "draws of it: log Z and std_error say little; use a base nearer the target, or more temperatures and draws"
+            "draws of it",
+            "log Z and std_error say little; use a base nearer the target, or more temperatures and draws",
+            none,
         )
     acceptance = diagnostics.get("acceptance")
     if acceptance is not None and (acceptance < _MOVES).any():
-        yield (
-            f"no chain moved{of_problems(acceptance < _MOVES)}: use a base near the target, more temperatures, or a "
-            "smaller step_size"
+        yield finding(
+            "useless",
+            f"no chain moved{of_problems(acceptance < _MOVES)}",
+            "use a base near the target, more temperatures, or a smaller step_size",
+            acceptance < _MOVES,
         )
     wide = std_error > _NATS
     if wide.any():
-        yield (
-            f"the standard error of log Z is {std_error[wide].max().item():.2g}{of_problems(wide)}: the estimate says "
-            "nothing: use a base near the target, more temperatures, or more draws"
+        yield finding(
+            "useless",
+            f"the standard error of log Z is {std_error[wide].max().item():.2g}{of_problems(wide)}",
+            "the estimate says nothing: use a base near the target, more temperatures, or more draws",
+            wide,
         )
+
+
+def reservations(
+    diagnostics: Mapping[str, Tensor], std_error: Tensor, status: EstimateStatus, chains: int
+) -> Iterator[Finding]:
+    """What is wrong by less than a run warns of, where :func:`doubts` says nothing; arguments as there."""
+    known = ~std_error.isnan()
+    if chains == 1 and not known.all():
+        yield finding("misleading", "there is one chain, and no standard error", "run 4 or more (chains=)", ~known)
+    if chains == 1 or status not in ("unbiased", "consistent"):
+        return
+    none, agree = _no_trips(diagnostics), diagnostics.get("base_moments_agree")
+    if agree is not None and (off := ~agree & known & (True if none is None else ~none)).any():
+        error = diagnostics.get("base_moment_error")
+        by = "" if error is None or error.shape != off.shape else f" (off by {error[off].max().item():.2g})"
+        yield finding(
+            "misleading",
+            f"base moments are not recovered at beta = 0{of_problems(off)}{by}",
+            "chains mix poorly, and errors are too small: use more draws or a better base",
+            off,
+        )
+    share, few = diagnostics.get("max_weight_share"), _few_chains(diagnostics, chains)
+    # weights of tempering are averages over chains, of which a few may count
+    if status == "unbiased" and share is not None:
+        large = (share > _LARGE_SHARE) & (share <= _SHARE)
+        if (large := large if few is None else large & ~few).any():
+            yield finding(
+                "misleading",
+                f"one draw has {100 * share[large].max().item():.0f} % of the weight{of_problems(large)}",
+                "errors are underestimated: use more temperatures or chains",
+                large,
+            )
+    if (wide := (std_error > _WIDE) & (std_error <= _NATS)).any():
+        yield finding(
+            "imprecise",
+            f"the standard error of log Z is {std_error[wide].max().item():.2g}{of_problems(wide)}",
+            "Z is known to a factor of e at best: use a base nearer the target, more temperatures, or more draws",
+            wide,
+        )
+
+
+def _few_chains(diagnostics: Mapping[str, Tensor], chains: int) -> Tensor | None:
+    """Whether an estimate rests on one or two of many chains, ``[*batch]``, where not on one draw."""
+    effective, share = diagnostics.get("effective_chains"), diagnostics.get("max_weight_share")
+    if effective is None or chains < _CHAINS:
+        return None
+    return effective < _EFFECTIVE if share is None else (effective < _EFFECTIVE) & (share <= _SHARE)
+
+
+def _no_trips(diagnostics: Mapping[str, Tensor]) -> Tensor | None:
+    """Whether no chain went from the base to the target and back, and it shows, ``[*batch]``."""
+    trips, agree = diagnostics.get("round_trips"), diagnostics.get("base_moments_agree")
+    return None if trips is None or agree is None else (trips == 0) & ~agree

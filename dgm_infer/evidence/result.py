@@ -12,8 +12,11 @@ import torch
 from torch import Tensor
 
 from ..arguments import file_path, fraction, function
+from ..arguments.shown import of_problems
+from ..diagnosis import Diagnosis, diagnosis, finding
 from ..errors import ArgumentError, CheckpointError, cause
 from ..files import write_file
+from .doubts import doubts, reservations
 from .method import EstimateStatus
 
 if TYPE_CHECKING:
@@ -79,7 +82,8 @@ class Evidence:
         interrupted: bool = False,
     ):
         self.log_z, self.std_error, self.bias, self.dof = log_z, std_error, bias, dof
-        self.status, self.method, self.diagnostics = status, method, diagnostics
+        self.status: EstimateStatus = status
+        self.method, self.diagnostics = method, diagnostics
         self.draws, self.log_weights, self.seed, self.interrupted = draws, log_weights, seed, interrupted
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
@@ -119,6 +123,34 @@ class Evidence:
         residual = (numerators - value * denominators) / (total / n)
         error = (residual.square().sum(0) / ((n - 1) * n)).sqrt() if n > 1 else torch.full_like(value, math.nan)
         return Expectation(value, error)
+
+    def diagnose(self) -> Diagnosis:
+        """What is wrong with these estimates, how bad it is and what to do, worst first; falsy if nothing is.
+
+        It has what :func:`log_evidence` warns of, and adds interrupted runs, problems without an estimate, base moments
+        that tempering does not recover, weights of which one draw has most, and standard errors above one nat. That a
+        bound is not tight is no fault.
+        """
+        tensors = {name: value for name, value in self.diagnostics.items() if isinstance(value, Tensor)}
+        chains = len(self.log_weights)
+        found = list(doubts(tensors, self.std_error, self.status, chains))
+        found += reservations(tensors, self.std_error, self.status, chains)
+        known = self.log_z.isfinite()
+        if (lost := ~known).any():
+            why = "the run was interrupted before it: run it again" if self.interrupted else "choose a wider base"
+            what = f"there is no estimate{of_problems(lost)} ({int(lost.sum())} of {lost.numel()} problems)"
+            found.append(finding("useless", what, why, lost))
+        if self.interrupted and known.any():
+            what = f"the estimate{of_problems(known)} is from an interrupted run"
+            remedy = "its chains may be shorter: run it again, unless the standard error suffices"
+            found.append(finding("imprecise", what, remedy, known))
+        numbers = [f"{self.status}, {chains} chains"]
+        if known.any():
+            numbers.append(f"standard error at most {self.std_error[known].max().item():.2g}")
+            for name, words in (("effective_chains", "effective chains"), ("ess", "effective draws")):
+                if name in tensors and tensors[name].shape == known.shape:
+                    numbers.append(f"{words} at least {tensors[name][known].double().min().item():.3g}")
+        return diagnosis(found, ", ".join(numbers))
 
     def to_dataframe(self, level: float = 0.95) -> "pandas.DataFrame":
         """One row per problem: ``log_z, std_error, bias, low, high, dof, status, method`` and scalar diagnostics."""

@@ -1,0 +1,144 @@
+"""Estimates say what is wrong with them; bounds that are not tight are not."""
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.evidence.method import EstimateStatus
+from tests.known_evidence import known_gaussian
+from tests.oracles import FLOAT
+
+CHAINS = 16
+
+
+def estimated(
+    error=(0.1, 0.1),
+    status: EstimateStatus = "unbiased",
+    log_z=(1.0, 2.0),
+    chains=CHAINS,
+    interrupted=False,
+    **diagnostics: Any,
+) -> dgm.Evidence:
+    values = torch.tensor(log_z, dtype=FLOAT)
+    fine = {"max_weight_share": torch.full((2,), 0.1), "effective_chains": torch.full((2,), 12.0), "seconds": 1.0}
+    return dgm.Evidence(
+        log_z=values,
+        std_error=torch.tensor(error, dtype=FLOAT),
+        bias=torch.zeros(2),
+        dof=chains - 1,
+        status=status,
+        method="AIS",
+        diagnostics=fine | diagnostics,
+        draws=None,
+        log_weights=torch.zeros(chains, 1, 2),
+        seed=0,
+        interrupted=interrupted,
+    )
+
+
+def test_an_estimate_that_is_fine_says_by_which_numbers():
+    found = estimated().diagnose()
+    assert not found
+    assert (
+        str(found) == "nothing is wrong: unbiased, 16 chains, standard error at most 0.1, effective chains at least 12"
+    )
+
+
+SECOND: dict[str, tuple[dict[str, Any], str, str]] = {
+    "one draw": ({"max_weight_share": torch.tensor([0.1, 1.0])}, "useless", "all weight is on one draw of problem 1"),
+    "few chains": (
+        {"effective_chains": torch.tensor([9.0, 1.2])},
+        "misleading",
+        "the estimate rests on one or two of 16 chains of problem 1 (effectively 1.2)",
+    ),
+    "unseen modes": (
+        {"unseen_shift": torch.tensor([0.0, 2.0])},
+        "misleading",
+        "a search found modes that no draw has visited of problem 1",
+    ),
+    "rare modes": (
+        {"rare_shift": torch.tensor([0.0, 2.0])},
+        "misleading",
+        "the draws visit some modes too rarely of problem 1",
+    ),
+    "restarts": (
+        {"restarts": torch.tensor([30.0, 0.5])},
+        "misleading",
+        "chains came to the target anew only 0.5 times each of problem 1",
+    ),
+    "no round trip": (
+        {"round_trips": torch.tensor([3, 0]), "base_moments_agree": torch.tensor([True, False])},
+        "misleading",
+        "no chain went from the base to the target and back of problem 1, and at the base they are not as draws of it",
+    ),
+    "base moments": (
+        {"round_trips": torch.tensor([3, 1]), "base_moments_agree": torch.tensor([True, False])},
+        "misleading",
+        "base moments are not recovered at beta = 0 of problem 1",
+    ),
+    "half of the weight": (
+        {"max_weight_share": torch.tensor([0.1, 0.7])},
+        "misleading",
+        "one draw has 70 % of the weight of problem 1",
+    ),
+    "no move": ({"acceptance": torch.tensor([0.6, 0.0])}, "useless", "no chain moved of problem 1"),
+    "no meaning": ({"error": (0.1, 30.0)}, "useless", "the standard error of log Z is 30 of problem 1"),
+    "wide": ({"error": (0.1, 2.5)}, "imprecise", "the standard error of log Z is 2.5 of problem 1"),
+}
+
+
+@pytest.mark.parametrize(("changes", "severity", "what"), SECOND.values(), ids=SECOND)
+def test_what_is_wrong_is_named_once_with_its_problem(changes, severity, what, tmp_path):
+    evidence = estimated(**changes)
+    (found,) = evidence.diagnose()
+    assert (found.severity, found.what, found.problems) == (severity, what, (1,))
+    assert found.remedy
+    evidence.save(tmp_path / "evidence.npz")
+    assert dgm.Evidence.load(tmp_path / "evidence.npz").diagnose() == evidence.diagnose()
+
+
+@pytest.mark.parametrize("status", ["lower", "upper", "heuristic"])
+@pytest.mark.parametrize("changes", [changes for changes, *_ in SECOND.values()], ids=SECOND)
+def test_bounds_that_are_not_tight_are_no_fault(changes, status):
+    found = estimated(status=status, **changes).diagnose()
+    assert not found
+    assert str(found).startswith(f"nothing is wrong: {status}, 16 chains")
+
+
+def test_one_chain_has_no_error():
+    (found,) = estimated(error=(math.nan, math.nan), chains=1).diagnose()
+    assert found.what == "there is one chain, and no standard error"
+
+
+def test_problems_without_an_estimate_are_named():
+    lost, rest = estimated(
+        log_z=(1.0, math.nan), error=(0.1, math.nan), interrupted=True, base_moments_agree=torch.tensor([True, False])
+    ).diagnose()
+    assert (lost.severity, lost.problems) == ("useless", (1,))
+    assert lost.what == "there is no estimate of problem 1 (1 of 2 problems)"
+    assert "interrupted" in lost.remedy
+    assert rest.what == "the estimate of problem 0 is from an interrupted run"
+
+
+@pytest.mark.parametrize(
+    "method",
+    [dgm.AIS(20, pilot_temperatures=10), dgm.GibbsTempering(draws=100, warmup=20, pilot_temperatures=10)],
+    ids=lambda method: type(method).__name__,
+)
+def test_what_a_run_warns_of_is_in_its_diagnosis(method):
+    known = known_gaussian(2)
+    good = dgm.log_evidence(known.target, known.base, method, chains=8, seed=1, progress=False)
+    assert not good.diagnose(), good.diagnose()
+    narrow = dgm.Target(lambda x: 1e12 * x.square().sum(-1), 1)
+    base = dgm.Gaussian(torch.zeros(1, dtype=FLOAT), 1.0)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        bad = dgm.log_evidence(narrow, base, method, chains=8, seed=1, progress=False)
+    name = type(method).__name__
+    warned = {str(warning.message).removeprefix(f"{name}: ") for warning in caught}
+    assert warned
+    assert warned <= set(map(str, bad.diagnose()))
