@@ -153,7 +153,7 @@ def condition_images(
         seconds = time.perf_counter() - started
         keep(result.save, folder / "posterior.nc")
         summary = result.summary()
-        report = describe(result, summary, seconds)
+        report = f"{describe(result, summary, seconds)}{result.diagnose()}\n"
         write_file(folder / "log.txt", report)
         write_file(folder / "summary.csv", summary.to_csv(index_label="latent"))
         if mask is None:

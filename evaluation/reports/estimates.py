@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-import torch
 from torch import Tensor
 
 from dgm_infer import Evidence
@@ -12,9 +11,6 @@ from dgm_infer import Evidence
 from .tables import aligned
 
 __all__ = ["Estimates", "caveats", "table"]
-
-# Weights of which one has more than this share rest on a single chain.
-_LARGEST_SHARE = 0.5
 
 
 @dataclass(frozen=True)
@@ -104,22 +100,4 @@ def table(rows: Sequence[Estimates]) -> str:
 
 def caveats(label: str, evidence: Evidence) -> list[str]:
     """Lines that name the problems (images, by index) with unreliable estimates, and why."""
-    lines = []
-    agree = evidence.diagnostics.get("base_moments_agree")
-    if isinstance(agree, Tensor) and not agree.all():
-        lines.append(
-            f"{label}: problem {_numbers(~agree)}: base moments not recovered at beta = 0 (poor mixing): use more "
-            "draws or a better base"
-        )
-    share = evidence.diagnostics.get("max_weight_share")
-    if evidence.status == "unbiased" and isinstance(share, Tensor) and (share > _LARGEST_SHARE).any():
-        lines.append(
-            f"{label}: problem {_numbers(share > _LARGEST_SHARE)}: one weight exceeds half of the total, so errors "
-            "are underestimated: use more temperatures or chains"
-        )
-    return lines
-
-
-def _numbers(which: Tensor, most: int = 8) -> str:
-    numbers = torch.nonzero(which.reshape(-1)).flatten().tolist()
-    return ", ".join(map(str, numbers[:most])) + (f" and {len(numbers) - most} more" if len(numbers) > most else "")
+    return [f"{label}: {finding}" for finding in evidence.diagnose()]
