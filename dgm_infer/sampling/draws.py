@@ -123,7 +123,7 @@ class Draws:
         effective draws where R-hat shows that chains have not mixed. R-hat and effective sample sizes are the
         rank-normalised ones (Vehtari et al. 2021, doi:10.1214/20-BA1221), and the energies are judged by E-BFMI
         (Betancourt 2016, arXiv:1604.00695). Draws that were loaded without their problem are not compared with the
-        observation.
+        observation. Like :meth:`summary`, it takes milliseconds per latent and problem.
 
         Example:
             >>> print(draws.diagnose())  # doctest: +SKIP
