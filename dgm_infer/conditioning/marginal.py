@@ -1,7 +1,8 @@
 """The posterior of the global inputs where local ones are additive normal noise, which then integrates out."""
 
 import math
-from typing import Any, Self
+from functools import cached_property
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -102,40 +103,50 @@ class NoiseMarginal(Target):
 
     def energy(self, x):
         residual, blocks = self._linear(x)
-        white, log_root = _whitened(residual, blocks)
-        return 0.5 * white.square().sum(-1) + log_root - self._log_prior(x)
+        root = self._root(blocks)
+        return 0.5 * root.whitened(residual).square().sum(-1) + root.log_det - self._log_prior(x)
 
     def energy_and_gradient(self, x):
-        # distributions that check their parameters would raise for the whole batch where one trajectory has diverged
-        finite = x.isfinite().all(-1)
-        x = torch.where(finite.unsqueeze(-1), x, 0.0)
-        if self._coarse is None:
-            energy, gradient = self._energy_and_gradient(x)
-        else:
+        finite, x = _finite(x)
+        if self._coarse is not None:
             with torch.no_grad():
                 energy, gradient = self.energy(x), self._coarse.gradient(x.float()).to(x)
+        elif self._blocks is None:
+            energy, gradient = super().energy_and_gradient(x)
+        else:
+            white, gradient, prior = self._slope(x)
+            with torch.no_grad():
+                prior = -self._log_prior(x) if prior is None else prior
+                energy = 0.5 * white.square().sum(-1) + self._fixed_root.log_det + prior
         return torch.where(finite, energy, torch.nan), gradient
 
     def gradient(self, x):
-        return super().gradient(x) if self._coarse is None else self._coarse.gradient(x.float()).to(x)
+        if self._coarse is not None:
+            return self._coarse.gradient(x.float()).to(x)
+        return super().gradient(x) if self._blocks is None else self._slope(_finite(x)[1])[1]
 
-    def _energy_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if self._blocks is None:
-            return super().energy_and_gradient(x)
-        # with D fixed only the residual is differentiated, and a prior whose slope is not known
+    def _slope(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """``R^-1 r`` for a fixed D, the gradient of the energy, and the prior's part of it if that was computed."""
+        # only the residual is differentiated, and a prior whose slope is not known
         known = self.model.global_density.is_standard_normal and not self.model.has_log_factor
         with torch.enable_grad():
             u1 = x.detach().requires_grad_()
             residual = self._residual(u1)
-            with torch.no_grad():
-                white, log_root = _whitened(residual, self._blocks)
-                weight = _unwhitened(white, self._blocks)
-            prior = -self._log_prior(u1.detach() if known else u1)
+            white = self._fixed_root.whitened(residual.detach())
+            weight = self._fixed_root.unwhitened(white)
             if known:
-                gradient = u1.detach() + torch.autograd.grad(residual, u1, weight)[0]
-            else:
-                (gradient,) = torch.autograd.grad((residual, prior), u1, (weight, torch.ones_like(prior)))
-        return 0.5 * white.square().sum(-1) + log_root + prior.detach(), gradient
+                return white, x.detach() + torch.autograd.grad(residual, u1, weight)[0], None
+            prior = -self._log_prior(u1)
+            (gradient,) = torch.autograd.grad((residual, prior), u1, (weight, torch.ones_like(prior)))
+        return white, gradient, prior.detach()
+
+    @cached_property
+    def _fixed_root(self) -> "_Root":
+        assert self._blocks is not None
+        return _Root.of(self._blocks)
+
+    def _root(self, blocks: Tensor) -> "_Root":
+        return self._fixed_root if blocks is self._blocks else _Root.of(blocks)
 
     def precision(self, u1: Tensor) -> Tensor:
         """``I + K^T K`` with K the Jacobian of ``R^-1 r``, that of the posterior about u1 if r is linear there.
@@ -147,8 +158,9 @@ class NoiseMarginal(Target):
         u = u1.to(own.values.dtype)
         with torch.no_grad():
             _, blocks = own._linear(u)
+            root = own._root(blocks)
             columns = [
-                _whitened(push_forward(own._residual, u, part)[1], blocks)[0]
+                root.whitened(push_forward(own._residual, u, part)[1])
                 for part in torch.eye(self.dim, dtype=u.dtype, device=u.device).split(_COLUMNS)
             ]
             jacobian = torch.cat(columns).movedim(0, -1).double()
@@ -166,8 +178,8 @@ class NoiseMarginal(Target):
             if self._n_local > self.values.shape[-1]:
                 noise = torch.randn(shape, generator=rng, dtype=u1.dtype, device=u1.device)
                 residual = residual + _times(blocks, noise)
-            white, _ = _whitened(residual, blocks)
-            weight = _unwhitened(white, blocks).unflatten(-1, blocks.shape[-3:-1])
+            root = self._root(blocks)
+            weight = root.unwhitened(root.whitened(residual)).unflatten(-1, blocks.shape[-3:-1])
             return torch.cat([u1, noise - (blocks.mT @ weight.unsqueeze(-1)).flatten(-3)], -1)
 
     def initial_draws(self, n, rng):
@@ -216,29 +228,43 @@ def _times(blocks: Tensor, u2: Tensor) -> Tensor:
     return (blocks @ u2.unflatten(-1, (blocks.shape[-3], -1)).unsqueeze(-1)).flatten(-3)
 
 
-def _root(blocks: Tensor) -> Tensor:
-    """R, ``[..., U, m, m]``; not finite where ``D D^T`` is singular."""
-    factor, info = torch.linalg.cholesky_ex(blocks @ blocks.mT)
-    return torch.where((info == 0)[..., None, None], factor, torch.nan)
+class _Root(NamedTuple):
+    """R with ``R R^T = D D^T``, not finite where that is singular."""
+
+    factor: Tensor
+    """``[..., U, m, m]``, lower triangular; ``[..., U]`` where every unit has one output."""
+    log_det: Tensor
+    """``log|R|``, ``[...]``."""
+    single: bool
+
+    @classmethod
+    def of(cls, blocks: Tensor) -> "_Root":
+        """Of D ``[..., U, m, k]``."""
+        if blocks.shape[-2] == 1:
+            factor = blocks.square().sum(-1).sqrt().squeeze(-1)
+            return cls(factor, factor.log().sum(-1), True)
+        factor, info = torch.linalg.cholesky_ex(blocks @ blocks.mT)
+        factor = torch.where((info == 0)[..., None, None], factor, torch.nan)
+        return cls(factor, factor.diagonal(dim1=-2, dim2=-1).log().sum((-2, -1)), False)
+
+    def whitened(self, residual: Tensor) -> Tensor:
+        """``R^-1 r [..., U m]``."""
+        return residual / self.factor if self.single else self._solved(self.factor, residual, upper=False)
+
+    def unwhitened(self, white: Tensor) -> Tensor:
+        """``R^-T w [..., U m]``."""
+        return white / self.factor if self.single else self._solved(self.factor.mT, white, upper=True)
+
+    def _solved(self, factor: Tensor, values: Tensor, upper: bool) -> Tensor:
+        values = values.unflatten(-1, factor.shape[-3:-1]).unsqueeze(-1)
+        return torch.linalg.solve_triangular(factor, values, upper=upper).flatten(-3)
 
 
-def _whitened(residual: Tensor, blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """``R^-1 r [..., U m]`` and ``log|R| [...]``."""
-    if blocks.shape[-2] == 1:
-        root = blocks.square().sum(-1).sqrt().squeeze(-1)
-        return residual / root, root.log().sum(-1)
-    root = _root(blocks)
-    white = torch.linalg.solve_triangular(root, residual.unflatten(-1, root.shape[-3:-1]).unsqueeze(-1), upper=False)
-    return white.flatten(-3), root.diagonal(dim1=-2, dim2=-1).log().sum((-2, -1))
-
-
-def _unwhitened(white: Tensor, blocks: Tensor) -> Tensor:
-    """``R^-T w [..., U m]``."""
-    if blocks.shape[-2] == 1:
-        return white / blocks.square().sum(-1).sqrt().squeeze(-1)
-    root = _root(blocks)
-    weight = torch.linalg.solve_triangular(root.mT, white.unflatten(-1, root.shape[-3:-1]).unsqueeze(-1), upper=True)
-    return weight.flatten(-3)
+def _finite(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Which rows are finite, and the rows with zeros in the place of others: distributions that check their parameters
+    would raise for the whole batch where one trajectory has diverged."""
+    finite = x.isfinite().all(-1)
+    return finite, torch.where(finite.unsqueeze(-1), x, 0.0)
 
 
 def _has_full_rank(blocks: Tensor) -> Tensor:

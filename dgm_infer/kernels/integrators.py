@@ -1,7 +1,7 @@
 """Symplectic integrators: leapfrog on R^D, geodesic on a fibre (J Algorithm 1, T Algorithm 11)."""
 
-from collections.abc import Callable
-from typing import NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -85,13 +85,13 @@ def leapfrog(
     # a new tensor: it is updated in place
     momentum = start.momentum - 0.5 * step * metric.force(gradient)
     longest = _longest(n_steps)
-    for i in range(longest):
-        position = position + _drift(step, i, n_steps) * metric.velocity(momentum)
+    for i, (moving, drift, kick) in enumerate(_lengths(step, n_steps, longest)):
+        position = position + drift * metric.velocity(momentum)
         if gradient_alone is None or i == longest - 1:
             energy, gradient, extra = evaluate(position)
         else:
-            gradient = gradient_alone(position, None if isinstance(n_steps, int) else i < n_steps)
-        momentum.sub_(_kick(step, i, n_steps) * metric.force(gradient))
+            gradient = gradient_alone(position, moving)
+        momentum.sub_(kick * metric.force(gradient))
     return PhasePoint(position, momentum, energy, gradient, extra)
 
 
@@ -109,17 +109,21 @@ def _longest(n_steps: int | Tensor) -> int:
     return n_steps if isinstance(n_steps, int) else int(n_steps.max())
 
 
-def _drift(step: Tensor, i: int, n_steps: int | Tensor) -> Tensor:
-    """Length of the drift of step ``i``: none after a row's last step."""
-    return step if isinstance(n_steps, int) else step * (i < n_steps).unsqueeze(-1)
+def _lengths(step: Tensor, n_steps: int | Tensor, longest: int) -> Iterator[tuple[Any, Tensor, Tensor]]:
+    """For every step: which rows move, None for all, and the lengths of the drift and of the kick that ends the step.
 
-
-def _kick(step: Tensor, i: int, n_steps: int | Tensor) -> Tensor:
-    """Length of the kick that ends step ``i``: a full step inside a trajectory, half a step at its end."""
+    A kick is a full step inside a trajectory, half a step at its end, and nothing after it.
+    """
     if isinstance(n_steps, int):
-        return step if i < n_steps - 1 else 0.5 * step
-    fraction = 0.5 * (i < n_steps).to(step) + 0.5 * (i < n_steps - 1).to(step)
-    return step * fraction.unsqueeze(-1)
+        for i in range(n_steps):
+            yield None, step, step if i < n_steps - 1 else 0.5 * step
+        return
+    # of all steps at once: a step of a small network takes as long as a few calls
+    order = torch.arange(longest + 1, device=step.device).view(-1, *[1] * n_steps.ndim)
+    moving = order < n_steps
+    drifts = step * moving.unsqueeze(-1)
+    kicks = 0.5 * (drifts[:-1] + drifts[1:])
+    yield from zip(moving[:-1], drifts[:-1], kicks, strict=True)
 
 
 class Flow(NamedTuple):
@@ -214,8 +218,7 @@ def geodesic(
     u, p = position, momentum - 0.5 * step * jacobian.tangent(flow.force(position, linearisation.gradient))
     status = torch.full(u.shape[:1], int(Status.OK), dtype=torch.int8, device=u.device)
     iterations, retried = torch.zeros_like(status, dtype=torch.int32), torch.zeros_like(status, dtype=torch.bool)
-    for i in range(longest):
-        moving = i < n_steps
+    for i, (moving, _, kick) in enumerate(_lengths(step, n_steps, longest)):
         for j in range(n_geodesic):
             alive = moving & (status == Status.OK)
             forward = solver(fibre, flow.move(u, p, drift), jacobian, active=alive)
@@ -244,7 +247,7 @@ def geodesic(
             iterations += forward.iterations + back.iterations
             retried |= forward.retried | back.retried
             u, p = u_new, torch.where(moved.unsqueeze(-1), p_new, p)
-        p = p - _kick(step, i, n_steps) * jacobian.tangent(flow.force(u, linearisation.gradient))
+        p = p - kick * jacobian.tangent(flow.force(u, linearisation.gradient))
         if trace is not None:
             trace(u)
         # a device would make the host wait for the answer
