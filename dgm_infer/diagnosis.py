@@ -60,7 +60,7 @@ class Diagnosis:
 
 def finding(severity: Severity, what: str, remedy: str, problems: Tensor) -> Finding:
     """A finding on the problems of a mask ``[*batch]``."""
-    return Finding(severity, what, remedy, tuple(problems.reshape(-1).nonzero().flatten().tolist()))
+    return Finding(severity, what, remedy, tuple(problems.cpu().reshape(-1).nonzero().flatten().tolist()))
 
 
 def diagnosis(findings: Iterable[Finding], numbers: str) -> Diagnosis:

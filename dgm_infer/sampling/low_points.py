@@ -13,7 +13,7 @@ __all__ = ["low_points"]
 
 # Nats above the lowest point of a problem from which a point has strayed: with normal inputs, pieces of a fibre that
 # is nearly flat have masses in proportion to exp(-energy) at their lowest points.
-_ASTRAY = 30.0
+_ASTRAY = 20.0
 # Rounds in which strays are searched for anew, each from one prior draw.
 _ROUNDS = 2
 
@@ -30,7 +30,7 @@ def low_points(
 
     Searches from prior draws end on the fibre tens of nats above typical points, some of them in pieces of negligible
     mass, which a chain may not leave while the run lasts. From where a search ends the point moves along the fibre
-    towards the origin, the mode of the prior. Those that end more than 30 nats above the lowest of their problem are
+    towards the origin, the mode of the prior. Those that end more than 20 nats above the lowest of their problem are
     searched for anew, twice, and then begin where another chain does. A transition or two lead from a mode to typical
     points; dozens do from too high an energy, of which a momentum takes little at a time.
 

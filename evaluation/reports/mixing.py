@@ -16,6 +16,8 @@ __all__ = ["R_HAT", "describe", "parse_label", "worst_and_typical"]
 
 # R-hat up to which a latent counts as mixed.
 R_HAT = 1.05
+# Latents that are named if they have not mixed.
+_WORST = 5
 
 
 def describe(draws: Draws, summary: pd.DataFrame, seconds: float) -> str:
@@ -52,9 +54,14 @@ def describe(draws: Draws, summary: pd.DataFrame, seconds: float) -> str:
     by = type(draws.kernel).__name__
     heading = f"{chains} chains x {n_draws} draws per image by {by} in {seconds:.1f} s, seed {draws.seed}"
     heading += " (interrupted)" if draws.interrupted else ""
-    unmixed = [f"{label} ({value:.3f})" for label, value in zip(labels, r_hat, strict=True) if not value <= R_HAT]
+    # NaN, of what does not vary, counts as not mixed
+    order = np.argsort(-np.nan_to_num(r_hat, nan=np.inf))
+    unmixed = [f"{labels[i]} ({r_hat[i]:.3f})" for i in order if not r_hat[i] <= R_HAT]
     verdict = f"{len(labels) - len(unmixed)} of {len(labels)} (image, latent) pairs have R-hat at most {R_HAT}"
-    verdict += f"; not yet mixed: {', '.join(unmixed)}" if unmixed else ""
+    if unmixed:
+        more = len(unmixed) - _WORST
+        verdict += f"; not yet mixed: {', '.join(unmixed[:_WORST])}"
+        verdict += f" and {more} more (summary.csv)" if more > 0 else ""
     return "\n".join([f"{heading}\n{aligned(columns, rows)}{verdict}", *_groups(draws)]) + "\n"
 
 

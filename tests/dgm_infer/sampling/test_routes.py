@@ -62,13 +62,13 @@ def latent(x, kind=generators.LatentPosterior):
 
 
 def without_determinant(monkeypatch):
-    whitened = marginal._whitened
+    of = marginal._Root.of
 
-    def mistaken(residual, blocks):
-        white, log_root = whitened(residual, blocks)
-        return white, torch.zeros_like(log_root)
+    def mistaken(blocks):
+        root = of(blocks)
+        return root._replace(log_det=torch.zeros_like(root.log_det))
 
-    monkeypatch.setattr(marginal, "_whitened", mistaken)
+    monkeypatch.setattr(marginal._Root, "of", mistaken)
 
 
 # of thousands of rows some take all iterations that they are given
