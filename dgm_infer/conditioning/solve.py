@@ -13,7 +13,7 @@ from .projection import Constraint, evaluate_constraint, evaluate_jacobian, stor
 from .reduced import ObservedModel
 from .search import annealed_search, towards
 
-__all__ = ["damped_gauss_newton", "find_starts"]
+__all__ = ["damped_gauss_newton", "find_starts", "search_once"]
 
 # Rounds of prior draws for searches that anneal the misfit, which fail less often and cost more.
 _SEARCHES = 6
@@ -106,6 +106,17 @@ def find_starts(
         warnings.warn(f"{int((~found).sum())} chains found no start of their own and share another's", stacklevel=4)
         position = torch.where(found.unsqueeze(-1), position, position.take_along_dim(_first(found), 0))
     return position.reshape(chains, *fibre.batch_shape, fibre.dim)
+
+
+def search_once(fibre: Problems, rng: torch.Generator, *, tolerance: Tensor) -> tuple[Tensor, Tensor]:
+    """One search from a prior draw per row: where it ends, ``[R, D]``, and whether that is a start, ``[R]``.
+
+    Args:
+        fibre: a fibre with ``searches``, R rows.
+        tolerance: ``[R]``.
+    """
+    point, residual, singular, possible = _attempt(fibre, rng, tolerance, lambda found, misfit: None, False)
+    return point, (residual < tolerance) & ~singular & possible
 
 
 @torch.no_grad()

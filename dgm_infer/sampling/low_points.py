@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..conditioning.fibre import Fibre
 from ..conditioning.search import towards
-from ..errors import StartError
+from ..conditioning.solve import search_once
 
 __all__ = ["low_points"]
 
@@ -53,13 +53,12 @@ def low_points(
             break
         report(f"start-up, {len(astray)} of {len(u)} chains begin anew: of negligible mass where they were")
         own = rows.take(astray)
-        try:
-            again = own.start(1, rng, tolerance=tolerance, report=report, typical=False)[0]
-        except StartError:
-            break
-        again, lower = _descended(own, again, tolerance)
-        better = lower < energy[astray]
-        u[astray[better]], energy[astray[better]] = again[better], lower[better]
+        again, found = search_once(own, rng, tolerance=tolerance * own.scale)
+        if found.any():
+            astray, own = astray[found], own.take(found.nonzero().squeeze(-1))
+            again, lower = _descended(own, again[found], tolerance)
+            better = lower < energy[astray]
+            u[astray[better]], energy[astray[better]] = again[better], lower[better]
     ancestors = _sources(_astray(energy, chains).reshape(chains, -1), rng)
     position = u.reshape(chains, -1, problem.dim).take_along_dim(ancestors.unsqueeze(-1), 0)
     return position.reshape(chains, *problem.batch_shape, problem.dim), ancestors.reshape(chains, *problem.batch_shape)
