@@ -106,6 +106,12 @@ class Fibre:
         return isinstance(self.structure, Dense) and not self.model.has_local_inputs
 
     @property
+    def for_searches(self) -> "Fibre":
+        """The same fibre with the derivatives that searches use: those in float32 lead as well to where only the
+        constraint tells."""
+        return self.with_float32_derivatives() if self.prefers_float32 else self
+
+    @property
     def scale(self) -> Tensor:
         """``max(1, |y|_max)`` per problem, ``[*batch]``: tolerances are relative to it."""
         return magnitude(self.values)

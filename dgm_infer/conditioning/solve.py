@@ -33,8 +33,7 @@ class Problems(Constraint, Protocol):
     @property
     def searches(self) -> bool: ...
     @property
-    def prefers_float32(self) -> bool: ...
-    def with_float32_derivatives(self) -> "Problems": ...
+    def for_searches(self) -> "Problems": ...
     def rows(self, chains: int) -> "Problems": ...
     def take(self, problems: Tensor) -> "Problems": ...
 
@@ -132,13 +131,11 @@ def _attempt(
     drawn = draw = fibre.observed.sample_inputs((len(tolerance),), rng, fibre.values)
     # by the model's structure, even if it does not pay for this many outputs
     draw = fibre.observed.structure.solve_local(fibre.constraint, draw, tolerance)
-    # derivatives in float32 lead as well to where only the constraint tells
-    coarse = fibre.with_float32_derivatives() if fibre.prefers_float32 else fibre
     if report is not None:
-        draw = annealed_search(coarse, draw, tolerance=tolerance, report=report)[0]
+        draw = annealed_search(fibre.for_searches, draw, tolerance=tolerance, report=report)[0]
     point, residual = damped_gauss_newton(fibre, draw, tolerance=tolerance)
     if report is not None and typical:
-        point = towards(coarse, point, drawn, tolerance=tolerance, active=residual < tolerance)
+        point = towards(fibre.for_searches, point, drawn, tolerance=tolerance, active=residual < tolerance)
     possible = fibre.observed.log_density(point).isfinite()
     return point, residual.nan_to_num(nan=torch.inf, posinf=torch.inf), fibre.jacobian(point).is_deficient(), possible
 

@@ -66,7 +66,7 @@ def low_points(
 
 def _descended(rows: Fibre, u: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
     """Points ``[R, D]`` moved towards the origin, and their energies ``[R]``."""
-    fibre = rows.with_float32_derivatives() if rows.prefers_float32 else rows
+    fibre = rows.for_searches
     active = torch.ones(len(u), dtype=torch.bool, device=u.device)
     u = towards(fibre, u, torch.zeros_like(u), tolerance=tolerance * rows.scale, active=active)
     # without the gradient of the Gram term, which takes most of the time
