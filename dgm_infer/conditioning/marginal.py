@@ -1,7 +1,6 @@
 """The posterior of the global inputs where local ones are additive normal noise, which then integrates out."""
 
 import math
-from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -51,6 +50,8 @@ class NoiseMarginal(Target):
         super().__init__(None, self.model.global_density.dim, tuple(values.shape[:-1]))
         self._n_local = observed.dim - self.dim
         self._blocks = blocks
+        self._root = None if blocks is None else _Root.of(blocks)
+        self._knows_prior = self.model.global_density.is_standard_normal and not self.model.has_log_factor
         self._coarse = coarse and type(self)(coarse, values.float(), blocks if blocks is None else blocks.float())
 
     @classmethod
@@ -96,57 +97,58 @@ class NoiseMarginal(Target):
 
     def take(self, problems):
         data, values = take((self.observed.data, self.values), self.batch_shape, problems)
-        taken = type(self)(self.observed.with_data(data), values)
-        taken._blocks = None if self._blocks is None else take(self._blocks, self.batch_shape, problems)
+        blocks = None if self._blocks is None else take(self._blocks, self.batch_shape, problems)
+        taken = type(self)(self.observed.with_data(data), values, blocks)
         taken._coarse = self._coarse and self._coarse.take(problems)
         return taken
 
     def energy(self, x):
         residual, blocks = self._linear(x)
-        root = self._root(blocks)
-        return 0.5 * root.whitened(residual).square().sum(-1) + root.log_det - self._log_prior(x)
+        return self._misfit(residual, self._root or _Root.of(blocks)) - self._log_prior(x)
 
     def energy_and_gradient(self, x):
-        finite, x = _finite(x)
+        return self.energy_gradient_and_extra(x)[:2]
+
+    def energy_gradient_and_extra(self, x):
+        """Energy and gradient, and the residual if D is fixed, from which :meth:`lift` goes on."""
+        # distributions that check their parameters would raise for the whole batch where one trajectory has diverged
+        finite = x.isfinite().all(-1)
+        x = torch.where(finite.unsqueeze(-1), x, 0.0)
+        residual = None
         if self._coarse is not None:
             with torch.no_grad():
-                energy, gradient = self.energy(x), self._coarse.gradient(x.float()).to(x)
-        elif self._blocks is None:
+                residual, blocks = self._linear(x)
+                energy = self._misfit(residual, self._root or _Root.of(blocks)) - self._log_prior(x)
+            gradient = self.gradient(x)
+        elif self._root is None:
             energy, gradient = super().energy_and_gradient(x)
         else:
-            white, gradient, prior = self._slope(x)
+            gradient, residual, log_prior = self._differentiated(x, self._root)
             with torch.no_grad():
-                prior = -self._log_prior(x) if prior is None else prior
-                energy = 0.5 * white.square().sum(-1) + self._fixed_root.log_det + prior
-        return torch.where(finite, energy, torch.nan), gradient
+                energy = self._misfit(residual, self._root) - (self._log_prior(x) if log_prior is None else log_prior)
+        return torch.where(finite, energy, torch.nan), gradient, () if self._root is None else (residual,)
 
     def gradient(self, x):
         if self._coarse is not None:
             return self._coarse.gradient(x.float()).to(x)
-        return super().gradient(x) if self._blocks is None else self._slope(_finite(x)[1])[1]
+        if self._root is None:
+            return super().gradient(x)
+        # a trajectory that diverged has no use for its gradient, the others of the batch have
+        return self._differentiated(x.nan_to_num(0, 0, 0), self._root)[0]
 
-    def _slope(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """``R^-1 r`` for a fixed D, the gradient of the energy, and the prior's part of it if that was computed."""
-        # only the residual is differentiated, and a prior whose slope is not known
-        known = self.model.global_density.is_standard_normal and not self.model.has_log_factor
+    def _differentiated(self, x: Tensor, root: "_Root") -> tuple[Tensor, Tensor, Tensor | None]:
+        """The gradient, the residual, and the log prior if it had to be differentiated, too."""
         with torch.enable_grad():
             u1 = x.detach().requires_grad_()
             residual = self._residual(u1)
-            white = self._fixed_root.whitened(residual.detach())
-            weight = self._fixed_root.unwhitened(white)
-            if known:
-                return white, x.detach() + torch.autograd.grad(residual, u1, weight)[0], None
-            prior = -self._log_prior(u1)
-            (gradient,) = torch.autograd.grad((residual, prior), u1, (weight, torch.ones_like(prior)))
-        return white, gradient, prior.detach()
-
-    @cached_property
-    def _fixed_root(self) -> "_Root":
-        assert self._blocks is not None
-        return _Root.of(self._blocks)
-
-    def _root(self, blocks: Tensor) -> "_Root":
-        return self._fixed_root if blocks is self._blocks else _Root.of(blocks)
+            there = residual.detach()
+            weight = root.unwhiten(root.whiten(there))
+            # with D fixed only the residual is differentiated, and a prior whose slope is not known
+            if self._knows_prior:
+                return torch.autograd.grad(residual, u1, weight)[0] + x, there, None
+            log_prior = self._log_prior(u1)
+            (gradient,) = torch.autograd.grad((residual, log_prior), u1, (weight, -torch.ones_like(log_prior)))
+        return gradient, there, log_prior.detach()
 
     def precision(self, u1: Tensor) -> Tensor:
         """``I + K^T K`` with K the Jacobian of ``R^-1 r``, that of the posterior about u1 if r is linear there.
@@ -157,29 +159,36 @@ class NoiseMarginal(Target):
         own = self._coarse or self
         u = u1.to(own.values.dtype)
         with torch.no_grad():
-            _, blocks = own._linear(u)
-            root = own._root(blocks)
+            root = own._root or _Root.of(own._linear(u)[1])
             columns = [
-                root.whitened(push_forward(own._residual, u, part)[1])
+                root.whiten(push_forward(own._residual, u, part)[1])
                 for part in torch.eye(self.dim, dtype=u.dtype, device=u.device).split(_COLUMNS)
             ]
             jacobian = torch.cat(columns).movedim(0, -1).double()
             return torch.eye(self.dim, dtype=torch.float64, device=u1.device) + jacobian.mT @ jacobian
 
-    def lift(self, u1: Tensor, rng: torch.Generator) -> Tensor:
+    def lift(self, u1: Tensor, rng: torch.Generator, residual: Tensor | None = None) -> Tensor:
         """Positions on the fibre at these global inputs: ``u2 = n - D^+ (r + D n)`` with n standard normal.
 
         That is a draw of u2 given ``D u2 = -r``, and ``u2 = -r / d`` if every output has one noise.
+
+        Args:
+            residual: r, the extra of :meth:`energy_gradient_and_extra` at u1; None to compute it.
         """
         with torch.no_grad():
-            residual, blocks = self._linear(u1)
+            if residual is None or self._blocks is None:
+                residual, blocks = self._linear(u1)
+            else:
+                blocks = self._blocks
+            if blocks.shape[-2:] == (1, 1):
+                return torch.cat([u1, -residual / blocks.flatten(-3)], -1)
             shape = (*u1.shape[:-1], self._n_local)
             noise = u1.new_zeros(shape)
             if self._n_local > self.values.shape[-1]:
                 noise = torch.randn(shape, generator=rng, dtype=u1.dtype, device=u1.device)
                 residual = residual + _times(blocks, noise)
-            root = self._root(blocks)
-            weight = root.unwhitened(root.whitened(residual)).unflatten(-1, blocks.shape[-3:-1])
+            root = self._root or _Root.of(blocks)
+            weight = root.unwhiten(root.whiten(residual)).unflatten(-1, blocks.shape[-3:-1])
             return torch.cat([u1, noise - (blocks.mT @ weight.unsqueeze(-1)).flatten(-3)], -1)
 
     def initial_draws(self, n, rng):
@@ -195,7 +204,12 @@ class NoiseMarginal(Target):
 
     def _residual(self, u1: Tensor) -> Tensor:
         """``r(u1)``, ``[..., Dy]``."""
-        return self.observed.residual(self._full(u1), self.values)
+        return self.observed.noiseless_residual(u1, self.values)
+
+    @staticmethod
+    def _misfit(residual: Tensor, root: "_Root") -> Tensor:
+        """``-log p(y | u1)`` up to a constant, ``[...]``."""
+        return 0.5 * root.whiten(residual).square().sum(-1) + root.log_det
 
     def _log_prior(self, u1: Tensor) -> Tensor:
         log_prob = self.model.global_density.log_prob(u1)
@@ -229,17 +243,16 @@ def _times(blocks: Tensor, u2: Tensor) -> Tensor:
 
 
 class _Root(NamedTuple):
-    """R with ``R R^T = D D^T``, not finite where that is singular."""
+    """R with ``R R^T = D D^T``."""
 
     factor: Tensor
-    """``[..., U, m, m]``, lower triangular; ``[..., U]`` where every unit has one output."""
+    """``[..., U]`` of units of one output, else ``[..., U, m, m]``; not finite where ``D D^T`` is singular."""
     log_det: Tensor
     """``log|R|``, ``[...]``."""
-    single: bool
+    is_scalar: bool
 
     @classmethod
-    def of(cls, blocks: Tensor) -> "_Root":
-        """Of D ``[..., U, m, k]``."""
+    def of(cls, blocks: Tensor) -> Self:
         if blocks.shape[-2] == 1:
             factor = blocks.square().sum(-1).sqrt().squeeze(-1)
             return cls(factor, factor.log().sum(-1), True)
@@ -247,24 +260,18 @@ class _Root(NamedTuple):
         factor = torch.where((info == 0)[..., None, None], factor, torch.nan)
         return cls(factor, factor.diagonal(dim1=-2, dim2=-1).log().sum((-2, -1)), False)
 
-    def whitened(self, residual: Tensor) -> Tensor:
-        """``R^-1 r [..., U m]``."""
-        return residual / self.factor if self.single else self._solved(self.factor, residual, upper=False)
+    def whiten(self, residual: Tensor) -> Tensor:
+        """``R^-1 r``, ``[..., U m]``."""
+        return residual / self.factor if self.is_scalar else self._solved(self.factor, residual, upper=False)
 
-    def unwhitened(self, white: Tensor) -> Tensor:
-        """``R^-T w [..., U m]``."""
-        return white / self.factor if self.single else self._solved(self.factor.mT, white, upper=True)
+    def unwhiten(self, white: Tensor) -> Tensor:
+        """``R^-T w``, ``[..., U m]``."""
+        return white / self.factor if self.is_scalar else self._solved(self.factor.mT, white, upper=True)
 
-    def _solved(self, factor: Tensor, values: Tensor, upper: bool) -> Tensor:
-        values = values.unflatten(-1, factor.shape[-3:-1]).unsqueeze(-1)
-        return torch.linalg.solve_triangular(factor, values, upper=upper).flatten(-3)
-
-
-def _finite(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Which rows are finite, and the rows with zeros in the place of others: distributions that check their parameters
-    would raise for the whole batch where one trajectory has diverged."""
-    finite = x.isfinite().all(-1)
-    return finite, torch.where(finite.unsqueeze(-1), x, 0.0)
+    @staticmethod
+    def _solved(factor: Tensor, x: Tensor, upper: bool) -> Tensor:
+        columns = x.unflatten(-1, factor.shape[-3:-1]).unsqueeze(-1)
+        return torch.linalg.solve_triangular(factor, columns, upper=upper).flatten(-3)
 
 
 def _has_full_rank(blocks: Tensor) -> Tensor:

@@ -6,12 +6,16 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..models import GenerativeModel
+from ..models import DirectedModel, GenerativeModel
 from ..structures import Dense, ReceptiveFields, Structure
 from .operators import Operator, Selection
 from .trees import tree_map
 
 __all__ = ["ObservedModel", "ObservedUnits", "observed_model"]
+
+
+# The methods by which a directed model tells its inputs apart.
+_SPLITTING = {"split", "observed", "one_step_ahead"}
 
 
 class ObservedModel:
@@ -110,6 +114,17 @@ class ObservedModel:
         """The constraint ``c(u)``, zero if and only if ``outputs(u) = values``: ``[..., *batch, Dy]``."""
         return self.in_units(self.operator(self.structure.outputs(self.model, self.inputs(u), values)) - values)
 
+    def noiseless_residual(self, u1: Tensor, values: Tensor) -> Tensor:
+        """The constraint at global inputs ``[..., *batch, L]`` and local ones of 0: ``[..., *batch, Dy]``.
+
+        Derivatives leave the local inputs out, which would take longer than a small network itself.
+        """
+        if not _Noiseless.suits(self.model):
+            local = u1.new_zeros(*u1.shape[:-1], self.dim - u1.shape[-1])
+            return self.residual(torch.cat([u1, local], -1), values)
+        outputs = self.structure.outputs(_Noiseless(self.model), u1, values)
+        return self.in_units(self.operator(outputs) - values)
+
     def log_prior(self, u: Tensor) -> Tensor:
         """``log p_u(u)``, the density of :meth:`sample_inputs`: ``[..., Du] -> [...]``."""
         return self.model.input_density.log_prob(u)
@@ -135,6 +150,28 @@ class ObservedModel:
         with torch.no_grad():
             x = self.operator.complete(values, self.generate(u, rng))
         return x.reshape(*x.shape[:-1], *self.model.output_shape)
+
+
+class _Noiseless:
+    """A directed model as a function of its global inputs alone, in the methods that :class:`Structure` asks for."""
+
+    def __init__(self, model: Any):
+        self._model = model
+
+    @staticmethod
+    def suits(model: Any) -> bool:
+        """Whether the model tells its inputs apart by the methods of :class:`DirectedModel`, none of them its own."""
+        own = vars(model).keys() & _SPLITTING
+        return not own and all(getattr(type(model), name, None) is getattr(DirectedModel, name) for name in _SPLITTING)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def split(self, u1: Tensor) -> tuple[Tensor, Tensor]:
+        return u1, u1.new_zeros(*u1.shape[:-1], self._model.local_density.dim)
+
+    observed: Any = DirectedModel.observed
+    one_step_ahead: Any = DirectedModel.one_step_ahead
 
 
 class ObservedUnits(ObservedModel):

@@ -36,6 +36,22 @@ class HMCState(NamedTuple):
     position: Tensor
     energy: Tensor
     gradient: Tensor
+    extra: tuple[Tensor, ...] = ()
+    """What else the target keeps at the positions, ``[chains, *batch]`` or ``[chains, *batch, E]``."""
+
+    def where(self, condition: Tensor, other: "HMCState") -> "HMCState":
+        """This state where the condition ``[chains, *batch]`` holds, else the other."""
+        wide = condition.unsqueeze(-1)
+
+        def pick(a: Tensor, b: Tensor) -> Tensor:
+            return torch.where(wide if a.ndim > condition.ndim else condition, a, b)
+
+        return HMCState(
+            pick(self.position, other.position),
+            pick(self.energy, other.energy),
+            pick(self.gradient, other.gradient),
+            tuple(pick(a, b) for a, b in zip(self.extra, other.extra, strict=True)),
+        )
 
 
 def check_target(name: str, problem: object) -> None:
@@ -59,9 +75,11 @@ def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -
         accepted, acceptance probability and status, each ``[...]``.
     """
     error = h_new - h_old
-    diverged = (status == Status.OK) & ~(h_new.isfinite() & (error < DIVERGENCE))
-    status = torch.where(diverged, int(Status.DIVERGED), status)
-    probability = torch.where(status == Status.OK, error.neg().clamp_max(0).exp(), torch.zeros_like(error))
+    # false for NaN, as is an infinite energy
+    fine = (error < DIVERGENCE) & (h_new > -math.inf)
+    ok = status == Status.OK
+    status = torch.where(ok & ~fine, int(Status.DIVERGED), status)
+    probability = torch.where(ok & fine, error.neg().clamp_max(0).exp(), 0.0)
     uniform = torch.rand(error.shape, generator=rng, dtype=error.dtype, device=error.device)
     return uniform < probability, probability, status
 

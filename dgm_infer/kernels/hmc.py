@@ -21,7 +21,7 @@ from .hamiltonian import (
     draw_schedule,
     schedule_tuning,
 )
-from .integrators import PhasePoint, energy_of, few, leapfrog
+from .integrators import PhasePoint, few, leapfrog
 from .kernel import Info, TrajectoryEnd, Trial
 from .metrics import Metric, check_metric, metric_in_use, open_metric
 from .tuning import Tuning
@@ -65,19 +65,19 @@ class HMC(Settings):
         return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)
 
     def init(self, problem: Target, position: Tensor) -> HMCState:
-        return HMCState(position, *problem.energy_and_gradient(position))
+        return HMCState(position, *problem.energy_gradient_and_extra(position))
 
     def step(self, problem: Target, state: HMCState, rng: torch.Generator) -> tuple[HMCState, Info]:
         metric = metric_in_use(self.metric)
         momentum = draw_momentum(state.position, rng)
         n_steps, step_size, fraction = draw_schedule(self, math.inf, state.energy, rng)
-        start = PhasePoint(state.position, momentum, state.energy, state.gradient)
+        start = PhasePoint(state.position, momentum, state.energy, state.gradient, state.extra)
         steps = constant_steps(self) or n_steps
-        end = leapfrog(energy_of(problem), start, step_size, steps, metric, _Gradient(problem))
+        end = leapfrog(problem.energy_gradient_and_extra, start, step_size, steps, metric, _Gradient(problem))
         h_old, h_new = start.hamiltonian, end.hamiltonian
         status = torch.full_like(h_old, int(Status.OK), dtype=torch.int8)
         accepted, probability, status = accept(h_old, h_new, status, rng)
-        there = end.where(accepted, start)
+        there = HMCState(end.position, end.energy, end.gradient, end.extra).where(accepted, state)
         info = Info(
             acceptance_rate=probability,
             status=status,
@@ -89,7 +89,7 @@ class HMC(Settings):
                 position=there.position,
             ),
         )
-        return HMCState(there.position, there.energy, there.gradient), info
+        return there, info
 
 
 class _Gradient:

@@ -42,14 +42,9 @@ class LiftedState(NamedTuple):
 
     def where(self, condition: Tensor, other: "LiftedState") -> "LiftedState":
         """This state where the condition ``[chains, *batch]`` holds, else the other."""
-        wide, mine, theirs = condition.unsqueeze(-1), self.marginal, other.marginal
         return LiftedState(
-            torch.where(wide, self.position, other.position),
-            HMCState(
-                torch.where(wide, mine.position, theirs.position),
-                torch.where(condition, mine.energy, theirs.energy),
-                torch.where(wide, mine.gradient, theirs.gradient),
-            ),
+            torch.where(condition.unsqueeze(-1), self.position, other.position),
+            self.marginal.where(condition, other.marginal),
             torch.where(condition, self.constraint_error, other.constraint_error),
         )
 
@@ -161,7 +156,8 @@ class LiftedHMC(Settings):
     def step(self, problem: Fibre, state: LiftedState, rng: torch.Generator) -> tuple[LiftedState, Info]:
         marginal, before = self._marginal(problem), state.marginal
         after, info = self.unlifted.step(marginal, before, rng)
-        there = LiftedState(position := marginal.lift(after.position, rng), after, problem.constraint_error(position))
+        position = marginal.lift(after.position, rng, *after.extra)
+        there = LiftedState(position, after, problem.constraint_error(position))
         on_fibre = there.constraint_error < self.relative_tolerance(position.dtype) * problem.scale
         status = torch.where((info.status == Status.OK) & ~on_fibre, int(Status.PROJECTION_FAILED), info.status)
         # a transition that failed leaves everything as it was, noise that the observation does not determine included
