@@ -126,7 +126,8 @@ class NoiseMarginal(Target):
             gradient, residual, log_prior = self._differentiated(x, self._root)
             with torch.no_grad():
                 energy = self._misfit(residual, self._root) - (self._log_prior(x) if log_prior is None else log_prior)
-        return torch.where(finite, energy, torch.nan), gradient, () if self._root is None else (residual,)
+        extra = () if self._root is None or residual is None else (residual,)
+        return torch.where(finite, energy, torch.nan), gradient, extra
 
     def gradient(self, x):
         if self._coarse is not None:
