@@ -20,6 +20,7 @@ __all__ = [
     "accept",
     "constant_steps",
     "draw_schedule",
+    "either",
 ]
 
 # Initial trajectory length: on a standard normal density it makes the next position independent of this one.
@@ -41,17 +42,17 @@ class HMCState(NamedTuple):
 
     def where(self, condition: Tensor, other: "HMCState") -> "HMCState":
         """This state where the condition ``[chains, *batch]`` holds, else the other."""
-        wide = condition.unsqueeze(-1)
-
-        def pick(a: Tensor, b: Tensor) -> Tensor:
-            return torch.where(wide if a.ndim > condition.ndim else condition, a, b)
-
         return HMCState(
-            pick(self.position, other.position),
-            pick(self.energy, other.energy),
-            pick(self.gradient, other.gradient),
-            tuple(pick(a, b) for a, b in zip(self.extra, other.extra, strict=True)),
+            either(condition, self.position, other.position),
+            either(condition, self.energy, other.energy),
+            either(condition, self.gradient, other.gradient),
+            tuple(either(condition, a, b) for a, b in zip(self.extra, other.extra, strict=True)),
         )
+
+
+def either(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``a`` where the condition ``[...]`` holds, else ``b``: tensors ``[...]`` or ``[..., E]``."""
+    return torch.where(condition.unsqueeze(-1) if a.ndim > condition.ndim else condition, a, b)
 
 
 def check_target(name: str, problem: object) -> None:

@@ -12,6 +12,7 @@ from ..conditioning.trees import tree_map
 from ..errors import Status
 from ..structures.jacobian import JacobianMap
 from ..target import Target
+from .hamiltonian import either
 from .metrics import IDENTITY, Metric
 
 __all__ = ["Evaluate", "PhasePoint", "energy_of", "few", "geodesic", "leapfrog"]
@@ -37,18 +38,12 @@ class PhasePoint(NamedTuple):
 
     def where(self, condition: Tensor, other: "PhasePoint") -> "PhasePoint":
         """This point where the condition ``[...]`` holds, else the other."""
-        wide = condition.unsqueeze(-1)
-
-        def pick(a: Tensor, b: Tensor) -> Tensor:
-            return torch.where(wide if a.ndim > condition.ndim else condition, a, b)
-
-        extra = tuple(pick(a, b) for a, b in zip(self.extra, other.extra, strict=True))
         return PhasePoint(
-            pick(self.position, other.position),
-            pick(self.momentum, other.momentum),
-            pick(self.energy, other.energy),
-            pick(self.gradient, other.gradient),
-            extra,
+            either(condition, self.position, other.position),
+            either(condition, self.momentum, other.momentum),
+            either(condition, self.energy, other.energy),
+            either(condition, self.gradient, other.gradient),
+            tuple(either(condition, a, b) for a, b in zip(self.extra, other.extra, strict=True)),
         )
 
 
