@@ -32,6 +32,8 @@ _MOVES, _LONGEST, _FIRST_SHARE = 8, 1.5, 0.5
 _GROWTH = 1.5
 # Updates after which a projection has failed.
 _UPDATES = 25
+# Steps from which searches are long, so that those that are left may be given up.
+_LONG = 60
 # Damping at which steps no longer move.
 _STUCK = 1e12
 
@@ -67,6 +69,7 @@ def annealed_search(
     tolerance: Tensor,
     max_iterations: int = 300,
     report: Callable[[int, Tensor], None] = lambda found, misfit: None,
+    enough: Callable[[Tensor], bool] = lambda found: False,
 ) -> tuple[Tensor, Tensor]:
     """Points on the fibre near prior draws: the minimum of ``|c(u)|^2 / s^2 + |u - start|^2`` as s falls to 0; near
     the fibre, ``start`` is the last minimum.
@@ -82,6 +85,7 @@ def annealed_search(
         tolerance: ``[R]``; a row is found when ``max|c| < tolerance``.
         max_iterations: steps after which a row has failed.
         report: called at every step with the number of rows found and the misfits of the others.
+        enough: called with the rows found, ``[R]``, at every step from the 60th on: whether to give up the others.
 
     Returns:
         points ``[R, D]`` and the max-norm of their constraint ``[R]``.
@@ -92,14 +96,14 @@ def annealed_search(
     none = torch.zeros_like(tolerance)
     width = _FIRST_WIDTH * c.square().mean(-1).sqrt()
     rows = _Rows(start, tolerance, _NEAR * width, start, c, jacobian, width, none, none, none.bool())
-    for _ in range(max_iterations):
+    for count in range(max_iterations):
         residual = rows.c.abs().amax(-1)
         running = (residual >= rows.tolerance) & (rows.damping < _STUCK)
         if not running.all():
             result = store(index, result, (rows.u, residual))
             keep = running.nonzero().squeeze(-1)
             index, rows, fibre = index[keep], rows.take(keep), fibre.take(keep)
-        if len(index) == 0:
+        if len(index) == 0 or (count >= _LONG and enough(result[1] < tolerance)):
             return result  # type: ignore[return-value]
         report(len(start) - len(index), rows.c.abs().amax(-1))
         rows = _refreshed(fibre, _step(fibre, rows))

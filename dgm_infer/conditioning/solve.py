@@ -81,7 +81,7 @@ def find_starts(
     for _ in range(attempts):
 
         def say(found: int, misfit: Tensor, n_before: int = len(tol) - len(rows)) -> None:
-            report(f"start-up, {n_before + found} of {len(tol)} chains found, misfit {misfit.median():.1g}")
+            report(_found_so_far(n_before + found, len(tol), misfit))
 
         point, residual, singular, possible = _attempt(
             flat.take(rows), rng, tol[rows], say if anneal else None, typical
@@ -107,15 +107,38 @@ def find_starts(
     return position.reshape(chains, *fibre.batch_shape, fibre.dim)
 
 
-def search_once(fibre: Problems, rng: torch.Generator, *, tolerance: Tensor) -> tuple[Tensor, Tensor]:
+def search_once(
+    fibre: Problems,
+    rng: torch.Generator,
+    *,
+    tolerance: Tensor,
+    report: Callable[[str], None],
+    enough: Callable[[Tensor], bool],
+) -> tuple[Tensor, Tensor]:
     """One search from a prior draw per row: where it ends, ``[R, D]``, and whether that is a start, ``[R]``.
 
     Args:
         fibre: a fibre with ``searches``, R rows.
         tolerance: ``[R]``.
+        report: called with lines of progress.
+        enough: called with the rows found, ``[R]``: whether to give up the others.
     """
-    point, residual, singular, possible = _attempt(fibre, rng, tolerance, lambda found, misfit: None, False)
-    return point, (residual < tolerance) & ~singular & possible
+    n = len(tolerance)
+
+    def say(found: int, misfit: Tensor) -> None:
+        report(_found_so_far(found, n, misfit))
+
+    drawn = fibre.observed.sample_inputs((n,), rng, fibre.values)
+    near = annealed_search(fibre.for_searches, drawn, tolerance=tolerance, report=say, enough=enough)
+    found = (near[1] < tolerance).nonzero().squeeze(-1)
+    point, start = near[0], torch.zeros_like(tolerance, dtype=torch.bool)
+    if len(found):
+        own = fibre.take(found)
+        exact, residual = damped_gauss_newton(own, point[found], tolerance=tolerance[found])
+        singular, possible = own.jacobian(exact).is_deficient(), own.observed.log_density(exact).isfinite()
+        point = point.index_copy(0, found, exact)
+        start[found] = (residual < tolerance[found]) & ~singular & possible
+    return point, start
 
 
 @torch.no_grad()
@@ -138,6 +161,10 @@ def _attempt(
         point = towards(fibre.for_searches, point, drawn, tolerance=tolerance, active=residual < tolerance)
     possible = fibre.observed.log_density(point).isfinite()
     return point, residual.nan_to_num(nan=torch.inf, posinf=torch.inf), fibre.jacobian(point).is_deficient(), possible
+
+
+def _found_so_far(found: int, n: int, misfit: Tensor) -> str:
+    return f"start-up, {found} of {n} chains found, misfit {misfit.median():.1g}"
 
 
 def _no_start(fibre: Problems, problem: int, residual: float, closest: float, deficient: bool, attempts: int) -> str:

@@ -14,8 +14,10 @@ __all__ = ["low_points"]
 # Nats above the lowest point of a problem from which a point has strayed: with normal inputs, pieces of a fibre that
 # is nearly flat have masses in proportion to exp(-energy) at their lowest points.
 _ASTRAY = 20.0
-# Rounds in which strays are searched for anew, each from one prior draw.
-_ROUNDS = 2
+# Rounds in which strays are searched for anew, each from one prior draw: a search for a face takes seconds.
+_ROUNDS = 1
+# Share of long searches that have to end on the fibre: the last ones take as long as all others.
+_ENOUGH = 0.75
 
 
 def low_points(
@@ -30,9 +32,10 @@ def low_points(
 
     Searches from prior draws end on the fibre tens of nats above typical points, some of them in pieces of negligible
     mass, which a chain may not leave while the run lasts. From where a search ends the point moves along the fibre
-    towards the origin, the mode of the prior. Those that end more than 20 nats above the lowest of their problem are
-    searched for anew, twice, and then begin where another chain does. A transition or two lead from a mode to typical
-    points; dozens do from too high an energy, of which a momentum takes little at a time.
+    towards the origin, the mode of the prior. Those that end more than 20 nats above the lowest of their problem, and
+    the last quarter of long searches, which are given up, are searched for once more; chains that then have no low
+    point begin where another one does. A transition or two lead from a mode to typical points; dozens do from too high
+    an energy, of which a momentum takes little at a time.
 
     Args:
         problem: a fibre with ``searches``, of a model with standard normal inputs.
@@ -44,24 +47,45 @@ def low_points(
     Raises:
         StartError: no points on the fibre were found.
     """
-    u = problem.start(chains, rng, tolerance=tolerance, report=report, typical=False).flatten(0, -2)
-    rows = problem.rows(chains)
-    u, energy = _descended(rows, u, tolerance)
+    rows, size = problem.rows(chains), problem.batch_shape.numel()
+    own = torch.arange(size, device=problem.values.device).repeat(chains)
+
+    def every_problem(found: Tensor) -> bool:
+        return len(own[found].unique()) == size
+
+    u, energy = _searched(rows, rng, tolerance, report, lambda found: _most(found) and every_problem(found))
+    if not every_problem(energy.isfinite()):
+        # more attempts, and what to say if they fail
+        u = problem.start(chains, rng, tolerance=tolerance, report=report, typical=False).flatten(0, -2)
+        u, energy = _descended(rows, u, tolerance)
     for _ in range(_ROUNDS):
         astray = _astray(energy, chains).nonzero().squeeze(-1)
         if len(astray) == 0:
             break
-        report(f"start-up, {len(astray)} of {len(u)} chains begin anew: of negligible mass where they were")
-        own = rows.take(astray)
-        again, found = search_once(own, rng, tolerance=tolerance * own.scale)
-        if found.any():
-            astray, own = astray[found], own.take(found.nonzero().squeeze(-1))
-            again, lower = _descended(own, again[found], tolerance)
-            better = lower < energy[astray]
-            u[astray[better]], energy[astray[better]] = again[better], lower[better]
+        report(f"start-up, {len(astray)} of {len(u)} chains begin anew")
+        again, lower = _searched(rows.take(astray), rng, tolerance, report, _most)
+        better = lower < energy[astray]
+        u[astray[better]], energy[astray[better]] = again[better], lower[better]
     ancestors = _sources(_astray(energy, chains).reshape(chains, -1), rng)
     position = u.reshape(chains, -1, problem.dim).take_along_dim(ancestors.unsqueeze(-1), 0)
     return position.reshape(chains, *problem.batch_shape, problem.dim), ancestors.reshape(chains, *problem.batch_shape)
+
+
+def _searched(
+    rows: Fibre, rng: torch.Generator, tolerance: float, report: Callable[[str], None], enough: Callable[[Tensor], bool]
+) -> tuple[Tensor, Tensor]:
+    """A point ``[R, D]`` from a search for every row, and its energy ``[R]``: infinite if it found none."""
+    u, found = search_once(rows, rng, tolerance=tolerance * rows.scale, report=report, enough=enough)
+    energy = torch.full_like(rows.scale, torch.inf)
+    at = found.nonzero().squeeze(-1)
+    if len(at):
+        u[at], energy[at] = _descended(rows.take(at), u[at], tolerance)
+    return u, energy
+
+
+def _most(found: Tensor) -> bool:
+    """Whether few enough searches are left to be given up."""
+    return int(found.sum()) >= _ENOUGH * len(found)
 
 
 def _descended(rows: Fibre, u: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
