@@ -12,8 +12,9 @@ from ..conditioning.solve import search_once
 __all__ = ["low_points"]
 
 # Nats above the lowest point of a problem from which a point has strayed: with normal inputs, pieces of a fibre that
-# is nearly flat have masses in proportion to exp(-energy) at their lowest points.
-_ASTRAY = 20.0
+# is nearly flat have masses in proportion to exp(-energy) at their lowest points. Few moves do not lead all points down
+# to these: on fibres of faces, those up to 25 above were found to mix with the others.
+_ASTRAY = 30.0
 # Rounds in which strays are searched for anew, each from one prior draw: a search for a face takes seconds.
 _ROUNDS = 1
 # Share of long searches that have to end on the fibre: the last ones take as long as all others.
@@ -32,7 +33,7 @@ def low_points(
 
     Searches from prior draws end on the fibre tens of nats above typical points, some of them in pieces of negligible
     mass, which a chain may not leave while the run lasts. From where a search ends the point moves along the fibre
-    towards the origin, the mode of the prior. Those that end more than 20 nats above the lowest of their problem, and
+    towards the origin, the mode of the prior. Those that end more than 30 nats above the lowest of their problem, and
     the last quarter of long searches, which are given up, are searched for once more; chains that then have no low
     point begin where another one does. A transition or two lead from a mode to typical points; dozens do from too high
     an energy, of which a momentum takes little at a time.
