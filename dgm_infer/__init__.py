@@ -27,6 +27,7 @@ from .models import (
     WithNoise,
 )
 from .sampling.draws import Draws
+from .sampling.resume import collect, extend, resume
 from .sampling.sample import sample
 from .target import Target
 
@@ -63,14 +64,17 @@ __all__ = [
     "base_from_guide",
     "blur",
     "check",
+    "collect",
     "condition",
     "downsample",
     "errors",
+    "extend",
     "from_pyro",
     "from_simulator",
     "linear",
     "modes",
     "pixels",
+    "resume",
     "sample",
     "target_from_pyro",
 ]

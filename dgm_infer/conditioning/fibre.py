@@ -159,6 +159,11 @@ class Fibre:
             self._variants[name] = self._remade(self.observed, self.values, **changes())
         return self._variants[name]
 
+    def __getstate__(self) -> dict[str, Any]:
+        # what is made on first use is made again
+        own = {name: value for name, value in vars(self).items() if name != "marginal"}
+        return {**own, "_rows": None, "_variants": {}, "_compiler": None}
+
     def _remade(self, observed: ObservedModel, values: Tensor, **changes: Any) -> "Fibre":
         own = {
             "compiler": self._compiler,

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import arviz
     import pandas
 
-__all__ = ["Draws", "longest_run"]
+__all__ = ["Draws", "longest_run", "other_seed"]
 
 _FORMAT = "dgm-infer draws 1"
 _UNKNOWN = "its kernel {} is not available here; import the module that defines it before loading"
@@ -154,7 +154,7 @@ class Draws:
             raise ArgumentError(f"a {type(self.problem).__name__} has no outputs to generate")
         inputs = _evenly_spaced("generate", n, self.inputs)
         seed = self.seed if seed is None else random_seed("generate", seed)
-        rng = torch.Generator(inputs.device).manual_seed(_other_seed("generate", seed))
+        rng = torch.Generator(inputs.device).manual_seed(other_seed("generate", seed))
         return self.problem.complete(inputs, rng)
 
     def predictive(
@@ -198,7 +198,7 @@ class Draws:
             if args or kwargs:
                 source = Program(source.program, args, kwargs, is_new=True)
         latents = {name: _evenly_spaced("predictive", n, value) for name, value in self.latents.items()}
-        seed = _other_seed("predictive", self.seed if seed is None else random_seed("predictive", seed))
+        seed = other_seed("predictive", self.seed if seed is None else random_seed("predictive", seed))
         return predicted(latents, len(self.shape), source, (fresh,) if isinstance(fresh, str) else tuple(fresh), seed)
 
     def summary(self, names: Sequence[str] | str | None = None) -> "pandas.DataFrame":
@@ -340,7 +340,7 @@ class Draws:
         if isinstance(draws.kernel, UnknownKernel):
             warnings.warn(f"{path}: {_UNKNOWN.format(draws.kernel.class_path)}", stacklevel=2)
         if problem is not None and draws.inputs is not None:
-            check_problem(path, problem, draws.kernel, draws.inputs, draws._last_energy)
+            check_problem("Draws.load", path, problem, draws.kernel, draws.inputs, draws._last_energy)
             draws._follow(problem)
         return draws
 
@@ -377,7 +377,7 @@ def _evenly_spaced(call: str, n: int | None, values: Tensor) -> Tensor:
     return values[:, torch.arange(n, device=values.device) * values.shape[1] // n]
 
 
-def _other_seed(call: str, seed: int) -> int:
+def other_seed(call: str, seed: int) -> int:
     """Seed of a stream separate from that of ``sample(seed=seed)``, whose numbers would not be fresh noise."""
     digest = hashlib.sha256(f"{call} {seed}".encode()).digest()
     return int.from_bytes(digest[:7], "big")

@@ -35,20 +35,25 @@ def last_energy_of(problem: Any, inputs: Tensor | None) -> Tensor | None:
 
 
 def check_problem(
-    path: str | os.PathLike, problem: Fibre | Target, kernel: Kernel, inputs: Tensor, last_energy: Tensor | None
+    call: str,
+    path: str | os.PathLike,
+    problem: Fibre | Target,
+    kernel: Kernel,
+    inputs: Tensor,
+    last_energy: Tensor | None,
 ) -> None:
     """Raise ArgumentError unless inputs ``[chains, draws, *batch, D]`` are draws of the problem."""
     expected = (*problem.batch_shape, problem.dim)
     if tuple(inputs.shape[2:]) != expected:
         raise ArgumentError(
-            f"Draws.load(problem=...): {path} holds inputs of shape {tuple(inputs.shape[2:])}, the problem has "
+            f"{call}(problem=...): {path} holds inputs of shape {tuple(inputs.shape[2:])}, the problem has "
             f"{expected}: give the problem that was sampled"
         )
     if isinstance(problem, Fibre):
         error = problem.constraint_error(inputs[:, -1].to(problem.values))
         if not (error < max(_NEAR, 10 * (getattr(kernel, "tolerance", None) or 0)) * problem.scale).all():
             raise ArgumentError(
-                f"Draws.load(problem=...): the draws in {path} miss its observation by {error.max():.2g}: give the "
+                f"{call}(problem=...): the draws in {path} miss its observation by {error.max():.2g}: give the "
                 "problem that was sampled"
             )
     energy = last_energy_of(problem, inputs)
@@ -56,6 +61,6 @@ def check_problem(
         error = (energy - last_energy).abs()
         if (error > _NEAR * last_energy.abs().clamp_min(1)).any():
             raise ArgumentError(
-                f"Draws.load(problem=...): the energy at the draws in {path} differs from that of the run by "
+                f"{call}(problem=...): the energy at the draws in {path} differs from that of the run by "
                 f"{error.max():.2g}: give the problem that was sampled"
             )

@@ -107,6 +107,13 @@ class WarmUp:
             if metric is not None:
                 self._change(metric, state)
 
+    def resume(self, problem: Any, rng: torch.Generator) -> None:
+        """Go on from a pickle, which holds neither the problem nor the random numbers."""
+        self._problem, self._rng = problem, rng
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_problem": None, "_rng": None}
+
     def _precondition(self, state: State) -> None:
         """Take the metric that the kernel finds where the chains are, if it does."""
         if isinstance(self._kernel, Preconditioned):

@@ -14,6 +14,7 @@ from dgm_infer.conditioning.soft import InputPosterior
 from dgm_infer.errors import ArgumentError, Status
 from dgm_infer.kernels import Kernel
 from dgm_infer.kernels.tuning import Tunable
+from dgm_infer.sampling.durable import Keeper
 from tests.gradient_free_oracles import gaussian_latent
 from tests.kernels import CarelessWalk, RandomWalk, Wanderer
 from tests.oracles import (
@@ -317,6 +318,32 @@ def test_draws_are_saved_and_loaded_with_their_kernel(kind, tmp_path):
     assert loaded.stats.keys() == draws.stats.keys()
     if dataclasses.is_dataclass(kind):
         assert loaded.kernel == draws.kernel
+
+
+# a problem of this suite that cannot be stored is given again
+@pytest.mark.filterwarnings("ignore:.*cannot be stored")
+@pytest.mark.parametrize("transition", [3, 9])
+def test_a_run_that_is_killed_goes_on_with_the_same_draws(kind, tmp_path, monkeypatch, transition):
+    """In warm-up and after it: all that the next transition needs is in a checkpoint."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(self, course):
+        write(self, course)
+        if course.now.transitions == transition:
+            raise Killed
+
+    write = Keeper.write
+    monkeypatch.setattr(Keeper, "write", kill)
+    with pytest.raises(Killed):
+        run(kind, (2,), run=tmp_path / "run", checkpoint_every=1e-9)
+    monkeypatch.undo()
+    draws = dgm.resume(tmp_path / "run", problem_for(kind, (2,)), progress=False)
+    whole = ran(kind, (2,))
+    assert torch.equal(draws.inputs, whole.inputs)
+    for name, value in whole.stats.items():
+        assert torch.equal(draws.stats[name], value), name
 
 
 # -------------------------------------------------------------------------------------------------------------- warm-up

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.sampling import pilot
-from dgm_infer.sampling import sample as sampling
+from dgm_infer.sampling import course, pilot
 from tests.oracles import FLOAT, Wave, circle, linear_gaussian
 
 
@@ -65,7 +64,7 @@ def test_no_pilot_runs_where_there_is_nothing_to_pick(monkeypatch):
     def refused(*arguments, **more):
         raise AssertionError("a pilot ran")
 
-    monkeypatch.setattr(sampling, "pick_kernel", refused)
+    monkeypatch.setattr(course, "pick_kernel", refused)
     fibre, start = linear_gaussian().problem, torch.Generator().manual_seed(1)
     run(circle().problem)
     run(fibre, dgm.LiftedHMC())

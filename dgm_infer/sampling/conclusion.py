@@ -1,0 +1,53 @@
+"""The end of a run: its draws, and what there is to say of them."""
+
+import warnings
+
+from .course import Outcome, named
+from .draws import Draws
+from .verdict import verdict
+
+__all__ = ["as_draws", "concluded"]
+
+
+def as_draws(outcome: Outcome) -> Draws:
+    """The draws of a run, finished or not."""
+    return Draws(
+        inputs=outcome.draws.get("inputs"),
+        latents=_strip("latents.", outcome.draws) or None,
+        stats=_strip("stats.", outcome.draws),
+        kernel=outcome.kernel,
+        seed=outcome.plan.seed,
+        problem=outcome.problem,
+        interrupted=outcome.made < outcome.plan.draws,
+        ancestors=outcome.ancestors,
+    )
+
+
+def concluded(outcome: Outcome, stopped_by: str | None, stacklevel: int = 3) -> Draws:
+    """The draws of a run, with warnings for what stopped it and for what makes them useless.
+
+    Args:
+        stacklevel: of the warnings; 3 for the caller of the function that calls this one.
+    """
+    plan = outcome.plan
+    if stopped_by is not None:
+        warnings.warn(
+            f"{stopped_by}: {outcome.made} of {plan.draws} draws were made and are kept", stacklevel=stacklevel
+        )
+    result = as_draws(outcome)
+    result.interrupted |= stopped_by is not None
+    transitions = outcome.made * plan.thin
+    try:
+        lines = [str(each) for each in verdict(result, outcome.problem, outcome.stayed, transitions, outcome.adapted)]
+    except KeyboardInterrupt:
+        result.interrupted, lines = True, ["interrupted after the last draw: all of them are kept"]
+    except Exception as error:
+        # the draws are there, whatever becomes of the look at them
+        lines = [f"the draws could not be checked: {named(error)}"]
+    for line in lines:
+        warnings.warn(f"sample(): {line}", stacklevel=stacklevel)
+    return result
+
+
+def _strip(prefix: str, values: dict) -> dict:
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}

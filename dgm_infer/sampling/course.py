@@ -1,0 +1,316 @@
+"""A sampling run under way: what its next transition needs, and what it has drawn."""
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor
+
+from ..arguments import choice, fraction, random_seed, whole_number
+from ..conditioning.fibre import Fibre
+from ..errors import StartError, cause
+from ..kernels import Info, Kernel
+from ..kernels.kernel import State
+from ..kernels.tuning import Tunable
+from ..progress import Progress
+from ..target import Target, reference
+from .pilot import pick_kernel
+from .preflight import check_energy, check_latents
+from .starts import starting_points
+from .warmup import WarmUp
+
+__all__ = ["Course", "Moment", "Outcome", "Outset", "Plan", "device_of", "diagnostics", "driven", "named"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The numbers of a run, as :func:`sample` takes them."""
+
+    chains: int
+    warmup: int
+    draws: int
+    thin: int
+    seed: int
+    keep: str
+    target_acceptance: float
+
+    @classmethod
+    def checked(
+        cls, *, chains: int, warmup: int, draws: int, thin: int, seed: int | None, keep: str, target_acceptance: float
+    ) -> Self:
+        """The plan of these arguments of ``sample``; a random seed for None.
+
+        Raises:
+            ArgumentError: one is outside its range.
+        """
+        return cls(
+            chains=whole_number("sample", "chains", chains, 1),
+            warmup=whole_number("sample", "warmup", warmup, 0),
+            draws=whole_number("sample", "draws", draws, 1),
+            thin=whole_number("sample", "thin", thin, 1),
+            seed=random_seed("sample", seed),
+            keep=choice("sample", "keep", keep, ("inputs", "latents")),
+            target_acceptance=fraction("sample", "target_acceptance", target_acceptance),
+        )
+
+    @property
+    def transitions(self) -> int:
+        return self.warmup + self.draws * self.thin
+
+
+class Outset(NamedTuple):
+    """What a run begins with."""
+
+    problem: Fibre | Target
+    kernel: Kernel
+    initial: Tensor | None
+    """Given starting points, ``[chains, *batch, D]``."""
+    undecided: bool
+    """Whether a pilot may pick another kernel."""
+
+
+class Outcome(NamedTuple):
+    """What a run has come to."""
+
+    problem: Fibre | Target | None
+    """None if it is not at hand."""
+    kernel: Kernel
+    plan: Plan
+    draws: dict[str, Tensor]
+    """``inputs`` or ``latents.*``, and ``stats.*``: each ``[chains, draws, ...]``."""
+    made: int
+    """Draws so far."""
+    ancestors: Tensor | None
+    stayed: Tensor
+    adapted: bool
+    """Whether warm-up chose the step size."""
+
+
+class Moment(NamedTuple):
+    """Where a run is after a transition; replaced whole, so that an interrupt finds all of it or none."""
+
+    state: State
+    transitions: int
+    """Made so far, those of warm-up included."""
+    stayed: Tensor
+    """Whether each chain is where its main run began, and was at every kept draw: ``[chains, *batch]``."""
+    random: Tensor
+    """State of the generator of random numbers."""
+
+
+class Course:
+    """Chains on their way through warm-up and the main run.
+
+    It can be put down after any transition and taken up again in another process, with the same draws: everything but
+    the problem and the draws is in its pickle, and :meth:`resume` gives it those.
+
+    Attributes:
+        kernel: the kernel of the main run: adapted once the warm-up is over.
+        now: the :class:`Moment` that the next transition begins at.
+        kept: what is kept of the draws so far, each ``[chains, plan.draws, ...]``, of which :attr:`count` are filled.
+    """
+
+    def __init__(
+        self,
+        problem: Fibre | Target,
+        kernel: Kernel,
+        plan: Plan,
+        state: State,
+        rng: torch.Generator,
+        *,
+        typical: bool = False,
+        ancestors: Tensor | None = None,
+    ):
+        self.problem, self.kernel, self.plan, self._rng = problem, kernel, plan, rng
+        self.ancestors = ancestors
+        self.adapts = isinstance(kernel, Tunable) and kernel.tuning(problem).step_size
+        self.kept: dict[str, Tensor] = {}
+        self._first: Tensor | None = None
+        # a machine without room for the draws says so before the warm-up, not after it
+        self._make_room(self._positions(state.position))
+        self._warm: WarmUp | None = WarmUp(
+            kernel,
+            problem,
+            state,
+            rng,
+            iterations=plan.warmup,
+            target_acceptance=plan.target_acceptance,
+            typical=typical,
+        )
+        stayed = torch.ones_like(state.energy, dtype=torch.bool)
+        self.now = Moment(state, 0, stayed, rng.get_state())
+
+    @classmethod
+    def begin(cls, outset: Outset, plan: Plan, bar: Progress) -> Self:
+        """Chains at their starting points.
+
+        Raises:
+            StartError: no starting points were found.
+        """
+        problem, kernel, initial, undecided = outset
+        rng = torch.Generator(device_of(problem, initial)).manual_seed(plan.seed)
+        if undecided and isinstance(problem, Fibre) and problem.marginal is not None:
+            picked = pick_kernel(
+                problem,
+                plan.chains,
+                transitions=plan.transitions,
+                target_acceptance=plan.target_acceptance,
+                report=bar.say,
+            )
+            kernel = picked.kernel
+            bar.note(picked.reason)
+        start = starting_points(
+            problem,
+            kernel,
+            plan.chains,
+            rng,
+            initial,
+            anneal=plan.warmup > 0,
+            target_acceptance=plan.target_acceptance,
+            report=bar.say,
+        )
+        if isinstance(problem, Target) and initial is not None:
+            check_energy(problem, start.position.device, start.position)
+        check_latents(problem, start.position, plan.draws if plan.keep == "latents" else 0)
+        state = kernel.init(problem, start.position)
+        lost = int((~state.energy.isfinite()).sum())
+        if lost:
+            raise StartError(
+                f"the energy is not finite at {lost} of {state.energy.numel()} starting points: check the density "
+                "there, or pass initial="
+            )
+        return cls(problem, kernel, plan, state, rng, typical=start.typical, ancestors=start.ancestors)
+
+    @property
+    def count(self) -> int:
+        """Draws made so far."""
+        return max(0, self.now.transitions - self.plan.warmup) // self.plan.thin
+
+    @property
+    def warms_up(self) -> bool:
+        """Whether the kernel is still open."""
+        return self._warm is not None
+
+    def draws(self, first: int = 0) -> dict[str, Tensor]:
+        """What is kept of the draws from the ``first`` one on, each ``[chains, count - first, ...]``."""
+        return {name: value[:, first : self.count] for name, value in self.kept.items()}
+
+    def outcome(self) -> Outcome:
+        """What the run has come to."""
+        return Outcome(
+            self.problem,
+            self.kernel,
+            self.plan,
+            self.draws(),
+            self.count,
+            self.ancestors,
+            self.now.stayed,
+            self.adapts,
+        )
+
+    def advance(self, bar: Progress, after_each: "Callable[[Course], None]") -> None:
+        """Make the transitions that are left, and call ``after_each`` with the course after every one of them."""
+        plan = self.plan
+        while self._warm is not None and self.now.transitions < plan.warmup:
+            state, info = self._warm.kernel.step(self.problem, self.now.state, self._rng)
+            self._make_room(_statistics(info))
+            self._warm.update(info, state)
+            self._move(state, self.now.stayed)
+            bar.update("warm-up", _without_ends(info))
+            after_each(self)
+        if self._warm is not None:
+            kernel = self._warm.frozen()
+            self.kernel, self._first, self._warm = kernel, self.now.state.position, None
+        while self.now.transitions < plan.transitions:
+            state, info = self.kernel.step(self.problem, self.now.state, self._rng)
+            stayed = self.now.stayed
+            if (self.now.transitions + 1 - plan.warmup) % plan.thin == 0:
+                record = {**self._positions(state.position), **_statistics(info)}
+                self._make_room(record)
+                for name, value in record.items():
+                    self.kept[name][:, self.count] = value
+                stayed = stayed & (state.position == self._first).all(-1)
+            self._move(state, stayed)
+            bar.update("sampling", _without_ends(info))
+            after_each(self)
+
+    def _move(self, state: State, stayed: Tensor) -> None:
+        self.now = Moment(state, self.now.transitions + 1, stayed, self._rng.get_state())
+
+    def resume(self, problem: Fibre | Target, draws: dict[str, Tensor], plan: Plan) -> None:
+        """Go on where a pickle was made, with the draws made by then, each ``[chains, count, ...]``."""
+        self.problem, self.plan = problem, plan
+        self._rng = torch.Generator(self.now.state.position.device)
+        self._rng.set_state(self.now.random)
+        if self._warm is not None:
+            self._warm.resume(problem, self._rng)
+        self._make_room(self._positions(self.now.state.position))
+        self._make_room({name: value[:, 0] for name, value in draws.items()})
+        for name, value in draws.items():
+            self.kept[name][:, : value.shape[1]] = value
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "problem": None, "_rng": None, "kept": {}}
+
+    def _positions(self, position: Tensor) -> dict[str, Tensor]:
+        if self.plan.keep == "inputs":
+            return {"inputs": position}
+        return _prefix("latents.", self.problem.latents(position))
+
+    def _make_room(self, record: dict[str, Tensor]) -> None:
+        """Add ``[chains, draws, ...]`` for every per-iteration value ``[chains, ...]`` that has none yet."""
+        for name, value in record.items():
+            if name not in self.kept:
+                self.kept[name] = value.new_empty(value.shape[0], self.plan.draws, *value.shape[1:])
+
+
+def driven(course: Course, bar: Progress, after_each: Callable[[Course], None] = lambda course: None) -> str | None:
+    """Make the transitions that are left; what stopped them after the first draw, None if nothing did.
+
+    Before the first draw an interrupt, or an exception of the model, passes.
+    """
+    try:
+        course.advance(bar, after_each)
+    except (KeyboardInterrupt, Exception) as error:
+        if course.count == 0:
+            raise
+        return "interrupted" if isinstance(error, KeyboardInterrupt) else named(error)
+    return None
+
+
+def named(error: Exception) -> str:
+    """An exception of the model in a line."""
+    return f"stopped by {type(error).__name__} ({cause(error)})"
+
+
+def device_of(problem: Any, initial: Any = None) -> torch.device:
+    """The device of a problem, or of the given starting points; the CPU if neither has one."""
+    values = reference(problem)
+    like = initial if values is None else values
+    return like.device if isinstance(like, Tensor) else torch.device("cpu")
+
+
+def _statistics(info: Info) -> dict[str, Tensor]:
+    return _prefix("stats.", info.all_stats())
+
+
+def _prefix(prefix: str, values: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {prefix + name: value for name, value in values.items()}
+
+
+def diagnostics(news: list[Info]) -> str:
+    """Means over these transitions, for the progress bar."""
+    acceptance = torch.stack([i.acceptance_rate.mean() for i in news]).mean().item()
+    failures = torch.stack([(i.status != 0).double().mean() for i in news]).mean().item()
+    text = f"accept {acceptance:.2f}, failed {100 * failures:.1f} %"
+    errors = [i.stats["constraint_error"].max() for i in news if "constraint_error" in i.stats]
+    if errors:
+        text += f", constraint {torch.stack(errors).max().item():.0e}"
+    return text
+
+
+def _without_ends(info: Info) -> Info:
+    """What the bar keeps: diagnostics are small, the ends of trajectories are not."""
+    return dataclasses.replace(info, tuning=None)
