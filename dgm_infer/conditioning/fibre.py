@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
 from ..structures import Dense, Evaluation, InFields, JacobianMap, Units
-from .magnitude import magnitude
+from .magnitude import magnitude, solver_tolerance
 from .marginal import NoiseMarginal
 from .reduced import ObservedModel
 from .solve import find_starts
@@ -289,16 +289,19 @@ class Fibre:
         chains: int,
         rng: torch.Generator,
         *,
-        tolerance: float = 1e-8,
+        tolerance: float | None = None,
         attempts: int = 20,
         typical: bool = True,
         report: Callable[[str], None] = lambda text: None,
     ) -> Tensor:
         """Points on the fibre near prior draws, ``[chains, *batch, D]`` (math 5, J 8.4): see :func:`find_starts`.
 
+        A tolerance of None is that of solvers, 1e-8 in float64 and 1e-5 in float32.
+
         Raises:
             StartError: after ``attempts`` rounds a problem has no point; the message names the best residual.
         """
+        tolerance = solver_tolerance(self.values.dtype) if tolerance is None else tolerance
         return find_starts(self, chains, rng, tolerance=tolerance, attempts=attempts, typical=typical, report=report)
 
 

@@ -11,7 +11,7 @@ from ..errors import ArgumentError
 from ..models import GenerativeModel
 from .operators import Operator
 
-__all__ = ["FarData", "check_tolerance", "constraint_units", "far_data", "far_values", "magnitude"]
+__all__ = ["FarData", "check_tolerance", "constraint_units", "far_data", "far_values", "magnitude", "solver_tolerance"]
 
 # Widths of what the model generates, beyond which data are far outside. Prior draws of a few images reach several
 # standard deviations, so that a posterior far in the tail of the prior is still within.
@@ -32,6 +32,11 @@ _BLIND = 1e3
 def magnitude(values: Tensor) -> Tensor:
     """``max(1, |y|_max)`` per problem: ``[*batch, Dy] -> [*batch]``."""
     return values.abs().amax(-1).clamp_min(1)
+
+
+def solver_tolerance(dtype: torch.dtype) -> float:
+    """What constraints are solved to unless something else is asked for, relative to :func:`magnitude`."""
+    return 1e-8 if dtype == torch.float64 else 1e-5
 
 
 @torch.no_grad()

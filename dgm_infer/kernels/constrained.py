@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..arguments import choice, flag, fraction, whole_number
 from ..conditioning.fibre import Fibre, Linearisation
+from ..conditioning.magnitude import solver_tolerance
 from ..conditioning.projection import SOLVERS, project
 from ..errors import ArgumentError, Status
 from ..settings import Settings
@@ -113,9 +114,7 @@ class ConstrainedHMC(Settings):
 
     def relative_tolerance(self, dtype: torch.dtype) -> float:
         """The tolerance for this dtype."""
-        if self.tolerance is not None:
-            return self.tolerance
-        return 1e-8 if dtype == torch.float64 else 1e-5
+        return solver_tolerance(dtype) if self.tolerance is None else self.tolerance
 
     def solvers(self, problem: Fibre) -> tuple[str, ...]:
         """The solvers, in the order in which a projection tries them."""

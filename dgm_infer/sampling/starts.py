@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..conditioning.fibre import Fibre
+from ..conditioning.magnitude import solver_tolerance
 from ..conditioning.soft import InputPosterior
 from ..conditioning.solve import damped_gauss_newton
 from ..errors import ArgumentError
@@ -29,8 +30,6 @@ _EFFECTIVE = 0.5
 _LOST = 50.0
 # Increments after which the last one goes to 1.
 _MOST = 300
-# Tolerance of starting points on a fibre, relative to its scale, for a kernel that states none.
-_TOLERANCE = 1e-8
 # Distance, root mean square over the inputs, up to which given points are moved onto the fibre.
 _NEARBY = 0.1
 
@@ -65,7 +64,7 @@ def starting_points(
     """
     if not isinstance(problem, Fibre):
         return Start(problem.start(chains, rng) if initial is None else _given(problem, chains, initial))
-    tolerance, annealing = _TOLERANCE, None
+    tolerance, annealing = solver_tolerance(problem.values.dtype), None
     if isinstance(kernel, FibreKernel):
         tolerance, annealing = kernel.relative_tolerance(problem.values.dtype), kernel.annealing()
     if initial is not None:

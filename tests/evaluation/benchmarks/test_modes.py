@@ -52,7 +52,7 @@ def test_modes_that_are_visited_too_rarely_are_named_and_widen_the_interval():
     assert low < truth < high
     # control: without the check the estimate is as wrong, and sure of itself
     unchecked = dgm.log_evidence(machine, base, method, chains=64, seed=1, coverage=False, progress=False)
-    assert truth - unchecked.log_z > 5 * unchecked.std_error
+    assert not unchecked.interval()[0] < truth < unchecked.interval()[1]
     # what log_evidence picks by itself is right, and has nothing to add
     with warnings.catch_warnings():
         warnings.simplefilter("error")
