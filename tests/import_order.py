@@ -74,6 +74,7 @@ ORDER = {
         "tuning",
         "stored",
         "hamiltonian",
+        "drifts",
         "integrators",
         "trees",
         "constrained",

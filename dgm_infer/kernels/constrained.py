@@ -4,7 +4,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -12,11 +12,13 @@ from torch import Tensor
 from ..arguments import choice, flag, fraction, whole_number
 from ..conditioning.fibre import Fibre, Linearisation
 from ..conditioning.magnitude import solver_tolerance
-from ..conditioning.projection import SOLVERS, project
+from ..conditioning.projection import SOLVERS, Projection, project
 from ..errors import ArgumentError, Status
 from ..settings import Settings
+from ..structures import JacobianMap
+from .drifts import CIRCULAR, STRAIGHT
 from .hamiltonian import accept, check_schedule, constant_steps, draw_momentum, draw_schedule, schedule_tuning
-from .integrators import CIRCULAR, STRAIGHT, geodesic
+from .integrators import geodesic
 from .kernel import Info, TrajectoryEnd, Trial
 from .tuning import Tuning
 
@@ -153,6 +155,19 @@ class ConstrainedHMC(Settings):
         problem = problem if self.gram_force else problem.without_gram_force()
         return problem.compiled() if self.compile else problem
 
+    def _project(
+        self, tolerance: float, solvers: tuple[str, ...], fibre: Fibre, v: Tensor, base: JacobianMap, **options: Any
+    ) -> Projection:
+        return project(
+            fibre,
+            v,
+            base,
+            tolerance=tolerance * fibre.scale,
+            solvers=solvers,
+            max_iterations=self.max_iterations,
+            **options,
+        )
+
     def init(self, problem: Fibre, position: Tensor) -> ConstrainedState:
         flat = self._problem(problem).rows(position.shape[0])
         return ConstrainedState(position, flat.evaluate(type(flat).linearise, position.reshape(-1, problem.dim)))
@@ -172,12 +187,7 @@ class ConstrainedHMC(Settings):
             step_size.reshape(-1),
             constant_steps(self) or n_steps.reshape(-1),
             self.sub_steps(problem),
-            partial(
-                project,
-                tolerance=tolerance * flat.scale,
-                solvers=self.solvers(problem),
-                max_iterations=self.max_iterations,
-            ),
+            partial(self._project, tolerance, self.solvers(problem)),
             tolerance**0.5,
             flow=CIRCULAR if self.splits(problem) else STRAIGHT,
         )

@@ -1,17 +1,16 @@
 """Symplectic integrators: leapfrog on R^D, geodesic on a fibre (J Algorithm 1, T Algorithm 11)."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..conditioning.fibre import Fibre, Linearisation
-from ..conditioning.projection import Projection
 from ..conditioning.trees import tree_map
 from ..errors import Status
-from ..structures.jacobian import JacobianMap
 from ..target import Target
+from .drifts import STRAIGHT, Drift, Flow, ReverseChecks, Solver
 from .hamiltonian import either
 from .metrics import IDENTITY, Metric
 
@@ -121,34 +120,8 @@ def _lengths(step: Tensor, n_steps: int | Tensor, longest: int) -> Iterator[tupl
     yield from zip(moving[:-1], drifts[:-1], kicks, strict=True)
 
 
-class Flow(NamedTuple):
-    """Free motion in the input space, and the force left to the kicks."""
-
-    move: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """``(u, p, h)``: the point that momentum p reaches from u in time h."""
-    arrival: Callable[[Tensor, Tensor, Tensor], Tensor]
-    """``(u, u', h)``: the momentum on arrival at u' of the motion from u that reaches u' in time h."""
-    force: Callable[[Tensor, Tensor], Tensor]
-    """``(u, grad phi)``: the gradient left to the kicks."""
-
-
-STRAIGHT = Flow(
-    move=lambda u, p, h: u + h * p,
-    arrival=lambda u, u_new, h: (u_new - u) / h,
-    force=lambda u, gradient: gradient,
-)
-"""Straight lines: ``u' = u + h p``."""
-
-CIRCULAR = Flow(
-    move=lambda u, p, h: u * h.cos() + p * h.sin(),
-    arrival=lambda u, u_new, h: (u_new * h.cos() - u) / h.sin(),
-    force=lambda u, gradient: gradient - u,
-)
-"""The exact motion under the energy ``u.u / 2`` of a standard normal density (the Gaussian split, math 3.6)."""
-
-
 class GeodesicEndpoint(NamedTuple):
-    """End of a trajectory on the fibre; rows whose ``status`` is not OK stopped at their last valid point."""
+    """End of a trajectory on the fibre; rows whose projection failed stopped at their last valid point."""
 
     position: Tensor
     momentum: Tensor
@@ -159,21 +132,6 @@ class GeodesicEndpoint(NamedTuple):
     """``[R]``, solver iterations."""
     retried: Tensor
     """``[R]``, whether the first solver failed any projection."""
-
-
-class Solver(Protocol):
-    """:func:`projection.project` with its settings filled in."""
-
-    def __call__(
-        self,
-        fibre: Fibre,
-        v: Tensor,
-        base: JacobianMap,
-        *,
-        active: Tensor,
-        expected: Tensor | None = None,
-        within: float = 0.0,
-    ) -> Projection: ...
 
 
 def geodesic(
@@ -192,7 +150,7 @@ def geodesic(
 ) -> GeodesicEndpoint:
     """``n_steps`` steps of projected kicks around ``n_geodesic`` projected drifts each (math 3.2).
 
-    Every drift is checked: the solver, started from the new point with the momentum negated, must return.
+    Every drift is checked to be reversible, those of a trajectory together (:class:`ReverseChecks`).
 
     Args:
         fibre: R constraints, one per row.
@@ -213,6 +171,7 @@ def geodesic(
     u, p = position, momentum - 0.5 * step * jacobian.tangent(flow.force(position, linearisation.gradient))
     status = torch.full(u.shape[:1], int(Status.OK), dtype=torch.int8, device=u.device)
     iterations, retried = torch.zeros_like(status, dtype=torch.int32), torch.zeros_like(status, dtype=torch.bool)
+    checks, rows = ReverseChecks(fibre, solver, flow, reversal_tolerance), torch.arange(len(u), device=u.device)
     for i, (moving, _, kick) in enumerate(_lengths(step, n_steps, longest)):
         for j in range(n_geodesic):
             alive = moving & (status == Status.OK)
@@ -227,20 +186,9 @@ def geodesic(
                 linearisation = _evaluated(type(fibre).linearise, fibre, u_new, moved, linearisation)
                 jacobian = linearisation.jacobian
             p_new = jacobian.tangent(flow.arrival(u, u_new, drift))
-            # until it converges, or contracts towards u from nearby: a truncated solve would accept moves whose
-            # reversal fails, and bias the draws
-            back = solver(
-                fibre,
-                flow.move(u_new, -p_new, drift),
-                jacobian,
-                active=moved,
-                expected=u,
-                within=reversal_tolerance,
-            )
-            returned = back.converged & ((back.position - u).abs().amax(-1) < reversal_tolerance)
-            status = torch.where(moved & ~returned, int(Status.REVERSAL_FAILED), status)
-            iterations += forward.iterations + back.iterations
-            retried |= forward.retried | back.retried
+            checks.add(Drift(u, u_new, p_new, drift, jacobian, moved, rows))
+            iterations += forward.iterations
+            retried |= forward.retried
             u, p = u_new, torch.where(moved.unsqueeze(-1), p_new, p)
         p = p - kick * jacobian.tangent(flow.force(u, linearisation.gradient))
         if trace is not None:
@@ -248,7 +196,9 @@ def geodesic(
         # a device would make the host wait for the answer
         if u.device.type == "cpu" and i + 1 < longest and not (status == Status.OK).any():
             break
-    return GeodesicEndpoint(u, p, linearisation, status, iterations, retried)
+    returned, more, again = checks.finished()
+    status = torch.where(returned, status, int(Status.REVERSAL_FAILED))
+    return GeodesicEndpoint(u, p, linearisation, status, iterations + more, retried | again)
 
 
 def _evaluated(function: Callable[[Fibre, Tensor], Tree], fibre: Fibre, u: Tensor, moved: Tensor, before: Tree) -> Tree:

@@ -1,7 +1,5 @@
 """Reverse solves that stop where they contract decide as those that run to the tolerance."""
 
-from functools import partial
-
 import pytest
 import torch
 
@@ -20,7 +18,9 @@ def statuses(fibre, solvers, step_size, reversal_tolerance=1e-4, whole=False, n=
     u = fibre.start(n, rng, tolerance=1e-8)
     here = flat.linearise(u)
     p = here.jacobian.tangent(torch.randn(u.shape, generator=rng, dtype=FLOAT))
-    solve = partial(project, tolerance=torch.full((n,), 1e-8, dtype=FLOAT), solvers=solvers)
+
+    def solve(fibre, v, base, **options):
+        return project(fibre, v, base, tolerance=torch.full((len(v),), 1e-8, dtype=FLOAT), solvers=solvers, **options)
 
     def to_the_end(fibre, v, base, *, active, **_):
         return solve(fibre, v, base, active=active)
