@@ -31,6 +31,7 @@ ORDER = {
     "dgm_infer.structures": [
         "algebra",
         "pointwise",
+        "products",
         "convolution",
         "receptive",
         "jacobian",

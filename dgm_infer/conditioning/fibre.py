@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.modules.conv import _ConvNd
 
-from ..structures import Dense, Evaluation, InFields, JacobianMap, Units
+from ..structures import Dense, Evaluation, InFields, JacobianMap, QuickConvolutions, Units
 from .magnitude import magnitude, solver_tolerance
 from .marginal import NoiseMarginal
 from .reduced import ObservedModel
@@ -98,7 +97,7 @@ class Fibre:
     def prefers_float32(self) -> bool:
         """Whether derivatives in float32 are worth their rounding: of convolutions in float64, which take 2 to 4 times
         as long on a CPU, and more on a device."""
-        return self.values.dtype == torch.float64 and any(isinstance(m, _ConvNd) for m in self.model.modules())
+        return self.values.dtype == torch.float64 and self.observed.convolves
 
     @property
     def searches(self) -> bool:
@@ -218,6 +217,13 @@ class Fibre:
 
     def constraint(self, u: Tensor) -> Tensor:
         """``c(u)``: ``[..., *batch, D] -> [..., *batch, Dy]``."""
+        dtype = torch.float32 if self._is_rough else self.values.dtype
+        if dtype in self.observed.quicker and self._compiler is None and not torch.is_grad_enabled():
+            with QuickConvolutions():
+                return self._constraint(u)
+        return self._constraint(u)
+
+    def _constraint(self, u: Tensor) -> Tensor:
         if self._is_rough:
             return self._coarse_constraint(u.float()).to(u)
         return self.observed.residual(u, self.values)

@@ -5,9 +5,10 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.nn.modules.conv import _ConvNd
 
 from ..models import DirectedModel, GenerativeModel
-from ..structures import Dense, ReceptiveFields, Structure
+from ..structures import Dense, ReceptiveFields, Structure, quicker
 from .operators import Operator, Selection
 from .trees import tree_map
 
@@ -42,6 +43,10 @@ class ObservedModel:
         # where outputs look is the same for all problems, unless these observe different ones
         self.fields = None if operator.data else ReceptiveFields()
         """Receptive fields of the observed values, shared by copies of this model."""
+        self.convolves = any(isinstance(module, _ConvNd) for module in model.modules())
+        """Whether the model has layers that are convolutions."""
+        self.quicker = set[torch.dtype]().union(*map(quicker, model.modules()))
+        """Types in which :class:`QuickConvolutions` may spare time."""
 
     @property
     def data(self) -> tuple[Any, ...]:

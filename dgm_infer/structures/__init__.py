@@ -8,11 +8,13 @@ from typing import Any
 
 from ..errors import ModelError
 from .blocks import Blocks, LowRankPlusBlocks
+from .convolution import QuickConvolutions
 from .dense import Dense, DenseJacobian
 from .diagonal import Diagonal, LowRankPlusDiagonal
 from .independent import independent, of_units
 from .jacobian import Evaluation, JacobianMap, push_forward
 from .markov import markov
+from .products import quicker
 from .receptive import InFields, ReceptiveFields
 from .structure import Structure, Units
 from .units import UnitStructure, View
@@ -28,6 +30,7 @@ __all__ = [
     "JacobianMap",
     "LowRankPlusBlocks",
     "LowRankPlusDiagonal",
+    "QuickConvolutions",
     "ReceptiveFields",
     "Structure",
     "UnitStructure",
@@ -36,6 +39,7 @@ __all__ = [
     "declared_structure",
     "of_units",
     "push_forward",
+    "quicker",
     "validate_structure",
 ]
 

@@ -7,20 +7,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn.functional import batch_norm, fold, pad
+from torch.nn.functional import batch_norm, pad
 from torch.overrides import TorchFunctionMode
 
 from .pointwise import pointwise
+from .products import Geometry, convolution
 
-__all__ = ["Box", "FixedConvolutions", "Layer", "between"]
+__all__ = ["Box", "FixedConvolutions", "Layer", "QuickConvolutions", "between"]
 
 _PLAIN = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 _DEFAULTS = {"bias": None, "stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}
-
-
-# Positions of the coarser grid up to which a convolution is a product of matrices.
-_FEW_POSITIONS = 9
 
 Box = tuple[tuple[int, int], ...]
 """First and last positions, the last excluded, in every dimension of an image."""
@@ -39,6 +36,16 @@ class FixedConvolutions(TorchFunctionMode):
         if layer is not None:
             return layer(layer.input)
         return between(func, args, kwargs or {})
+
+
+class QuickConvolutions(TorchFunctionMode):
+    """While active, convolutions by fixed weights are computed the quickest way known, for values alone."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        layer = Layer.of(func, args, kwargs or {}) if func in _NAMES else None
+        if layer is None:
+            return func(*args, **(kwargs or {}))
+        return layer.biased(convolution(layer.input, layer.weight, Geometry(*layer[3:])))
 
 
 def between(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -112,7 +119,10 @@ class Layer(NamedTuple):
 
     def __call__(self, x: Tensor) -> Tensor:
         """The output for an input."""
-        y = _Convolution.apply(x, self.weight, *self[3:])
+        return self.biased(_Convolution.apply(x, self.weight, *self[3:]))
+
+    def biased(self, y: Tensor) -> Tensor:
+        """An output with the bias added."""
         return y if self.bias is None else y + self.bias.reshape(-1, *[1] * len(self.stride))
 
     def needs(self, box: Box, grid: Sequence[int]) -> Box:
@@ -158,11 +168,7 @@ class _Convolution(Function):
 
     @staticmethod
     def forward(x, weight, transposed, stride, padding, dilation, extra, groups):
-        if groups == 1 and set(dilation) == {1} and x.ndim == 4 and x.device.type == "cpu":
-            coarse = x.shape[2:] if transposed else _coarse(x.shape[2:], weight.shape[2:], stride, padding)
-            if coarse.numel() <= _FEW_POSITIONS:
-                return _by_matrix(x, weight, transposed, stride, padding, extra, coarse)
-        return torch.convolution(x, weight, None, stride, padding, dilation, transposed, extra, groups)
+        return convolution(x, weight, Geometry(transposed, stride, padding, dilation, extra, groups))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
@@ -187,32 +193,3 @@ class _Convolution(Function):
     def jvp(ctx, *grad_inputs):
         (weight,) = ctx.saved_tensors
         return _Convolution.apply(grad_inputs[0], weight, *ctx.settings)
-
-
-def _coarse(grid: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]) -> torch.Size:
-    """The size of a plain convolution's output."""
-    sides = zip(grid, kernel, stride, padding, strict=True)
-    return torch.Size((n + 2 * p - k) // s + 1 for n, k, s, p in sides)
-
-
-def _by_matrix(
-    x: Tensor,
-    weight: Tensor,
-    transposed: bool,
-    stride: tuple[int, ...],
-    padding: tuple[int, ...],
-    extra: tuple[int, ...],
-    coarse: torch.Size,
-) -> Tensor:
-    """A convolution of images as one product of matrices, twice as fast where few positions meet many channels."""
-    kernel = tuple(weight.shape[2:])
-    if transposed:
-        columns = x.movedim(1, -1).reshape(-1, x.shape[1]) @ weight.flatten(1)
-        sides = zip(coarse, kernel, stride, padding, extra, strict=True)
-        size = tuple((n - 1) * s - 2 * p + k + more for n, k, s, p, more in sides)
-        columns = columns.unflatten(0, (len(x), -1)).mT
-        return fold(columns, size, kernel, padding=padding, stride=stride)
-    (h, w), (up, left) = kernel, padding
-    patches = pad(x, (left, left, up, up)).unfold(2, h, stride[0]).unfold(3, w, stride[1])
-    rows = patches.permute(0, 2, 3, 1, 4, 5).reshape(len(x) * coarse.numel(), -1)
-    return (rows @ weight.flatten(1).mT).unflatten(0, (len(x), *coarse)).movedim(-1, 1)
