@@ -57,12 +57,16 @@ class Projection(NamedTuple):
     """``[R]``, whether the first solver failed."""
 
 
+Steps = tuple[tuple[Tensor, Tensor], ...]
+"""Steps s made so far and ``s / |s|^2``, each ``[R, D]``."""
+
+
 class Update(Protocol):
     """One iteration of a solver on rows that are all active."""
 
     def __call__(
-        self, fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap, steps: tuple[Tensor, ...]
-    ) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+        self, fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap, steps: Steps
+    ) -> tuple[Tensor, Tensor, Steps]:
         """The next iterate, its constraint, and the steps that the next iteration needs; none before the first."""
         ...
 
@@ -81,12 +85,14 @@ def broyden(fibre, u, c, base, steps):
     with ``-H_0 c`` (Kelley 1995, section 7.3). All steps lie in the row space of J.
     """
     step = -base.pseudo_inverse(c)
-    for earlier, later in pairwise(steps):
-        step = step + _along(step, earlier) * later
+    for (_, along), (later, _) in pairwise(steps):
+        step = torch.addcmul(step, _dot(step, along), later)
     if steps:
-        step = step / (1 - _along(step, steps[-1]))
+        step = step / (1 - _dot(step, steps[-1][1]))
     u = u + step
-    return u, fibre.constraint(u), () if len(steps) == _MEMORY - 1 else (*steps, step)
+    # a row that stands on a root of its own has made a step of 0
+    along = step / step.square().sum(-1, keepdim=True).clamp_min(_SMALL)
+    return u, fibre.constraint(u), () if len(steps) == _MEMORY - 1 else (*steps, (step, along))
 
 
 def newton(fibre, u, c, base, steps):
@@ -98,10 +104,8 @@ def newton(fibre, u, c, base, steps):
 SOLVERS: dict[str, Update] = {"quasi_newton": quasi_newton, "broyden": broyden, "newton": newton}
 
 
-def _along(step: Tensor, earlier: Tensor) -> Tensor:
-    """The component of a step along an earlier one, in units of it: ``[R, 1]``."""
-    # a row that stands on a root of its own has made a step of 0
-    return (step * earlier).sum(-1, keepdim=True) / earlier.square().sum(-1, keepdim=True).clamp_min(_SMALL)
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return torch.linalg.vecdot(a, b).unsqueeze(-1)
 
 
 # Steps that Broyden's method keeps before it starts anew from the factorisation.
@@ -240,10 +244,10 @@ class _Loop(NamedTuple):
 
 
 @cache
-def _updates(update: Update, n: int) -> Callable[..., tuple[_Loop, tuple[Tensor, ...]]]:
+def _updates(update: Update, n: int) -> Callable[..., tuple[_Loop, Steps]]:
     """A function for :meth:`Fibre.evaluate` that makes ``n`` updates."""
 
-    def make(fibre: Constraint, loop: _Loop, stop: Stop, base: JacobianMap, steps: tuple[Tensor, ...]):
+    def make(fibre: Constraint, loop: _Loop, stop: Stop, base: JacobianMap, steps: Steps):
         for _ in range(n):
             u, c, steps = update(fibre, loop.u, loop.c, base, steps)
             loop = loop.next(u, c, stop)
@@ -293,15 +297,19 @@ def _solve(
             loop, stop, steps, fibre, base = *_take((loop, stop, steps), keep), fibre.take(keep), base[keep]
             before = before[keep]
             rough = rough and fibre.rough
-        far = loop.running & (loop.residual > _FAR * stop.tolerance) & (loop.residual < _CONTRACTION * before)
-        if rough is not None and 2 * int(far.sum()) > n_running:
-            before = loop.residual
-            loop, steps = rough.evaluate(_updates(update, n), loop, stop.in_float32(), base, steps)
-        else:
+        if rough is not None and not _far(loop, stop, before, n_running):
             # near the fibre float32 does not tell where it is
             rough = None
-            loop, steps = fibre.evaluate(_updates(update, n), loop, stop, base, steps)
+        before = loop.residual
+        here, until = (fibre, stop) if rough is None else (rough, stop.in_float32())
+        loop, steps = here.evaluate(_updates(update, n), loop, until, base, steps)
     return store(rows, whole, (loop.u, loop.converged, loop.updates))
+
+
+def _far(loop: _Loop, stop: Stop, before: Tensor, n_running: int) -> bool:
+    """Whether most rows that still iterate are far from the fibre, and the last update brought them nearer."""
+    far = loop.running & (loop.residual > _FAR * stop.tolerance) & (loop.residual < _CONTRACTION * before)
+    return 2 * int(far.sum()) > n_running
 
 
 def _take(tree: Any, rows: Tensor) -> Any:
