@@ -6,6 +6,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.conditioning.projection import project
 from dgm_infer.errors import Status
+from dgm_infer.kernels import drifts
 from dgm_infer.kernels.integrators import geodesic
 from tests.models import Bent
 from tests.oracles import FLOAT, Wave
@@ -59,3 +60,38 @@ def test_control_contraction_far_from_a_root_says_little_about_the_one_that_is_r
     fibre, solvers = dgm.condition(Wave(), [0.0]), ("broyden", "newton")
     whole = statuses(fibre, solvers, 0.7, reversal_tolerance=0.5, whole=True)
     assert not torch.equal(statuses(fibre, solvers, 0.7, reversal_tolerance=0.5), whole)
+
+
+def ends(n=1000):
+    """Trajectories of two problems, of one to four steps."""
+    fibre, rng = dgm.condition(Wave(), [[0.0], [0.4]]), torch.Generator().manual_seed(3)
+    flat, u = fibre.rows(n), fibre.start(n, rng, tolerance=1e-8).flatten(0, 1)
+    here = flat.linearise(u)
+    p = here.jacobian.tangent(torch.randn(u.shape, generator=rng, dtype=FLOAT))
+
+    def solve(fibre, v, base, **options):
+        return project(fibre, v, base, tolerance=1e-8 * fibre.scale, solvers=("quasi_newton", "newton"), **options)
+
+    n_steps = torch.randint(1, 5, (2 * n,), generator=rng)
+    return geodesic(flat, u, p, here, torch.full((2 * n,), 0.5, dtype=FLOAT), n_steps, 2, solve, 1e-4)
+
+
+def test_drifts_reversed_together_are_decided_as_those_reversed_one_by_one(monkeypatch):
+    together, solves = ends(), []
+    reverse = drifts.ReverseChecks._reverse
+    monkeypatch.setattr(drifts.ReverseChecks, "_reverse", lambda self: (solves.append(1), reverse(self)))
+    assert torch.equal(ends().status, together.status)
+    assert len(solves) == 1
+    monkeypatch.setattr(drifts, "_WAITING", 0)
+    one_by_one = ends()
+    assert len(solves) == 1 + 8
+    assert torch.equal(one_by_one.status, together.status)
+    assert torch.equal(one_by_one.iterations, together.iterations)
+    for status in (Status.OK, Status.REVERSAL_FAILED):
+        assert (together.status == status).sum() > 50
+
+
+def test_control_drifts_that_are_not_reversed_are_taken_for_good(monkeypatch):
+    checked = ends().status
+    monkeypatch.setattr(drifts.ReverseChecks, "add", lambda *arguments: None)
+    assert not torch.equal(ends().status, checked)
