@@ -1,6 +1,7 @@
 """The fibre ``{u : A(g_x(u)) = y}`` of a batch of observations, and the posterior density on it (J 6, T 4.7)."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -217,20 +218,21 @@ class Fibre:
 
     def constraint(self, u: Tensor) -> Tensor:
         """``c(u)``: ``[..., *batch, D] -> [..., *batch, Dy]``."""
-        dtype = torch.float32 if self._is_rough else self.values.dtype
-        if dtype in self.observed.quicker and self._compiler is None and not torch.is_grad_enabled():
-            with QuickConvolutions():
-                return self._constraint(u)
-        return self._constraint(u)
-
-    def _constraint(self, u: Tensor) -> Tensor:
         if self._is_rough:
             return self._coarse_constraint(u.float()).to(u)
-        return self.observed.residual(u, self.values)
+        with self._quickly(self.values.dtype):
+            return self.observed.residual(u, self.values)
 
     def _coarse_constraint(self, u: Tensor) -> Tensor:
         assert self._coarse is not None
-        return self._coarse.residual(u, self.values.float())
+        with self._quickly(torch.float32):
+            return self._coarse.residual(u, self.values.float())
+
+    def _quickly(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
+        # pulling back rows of J has a mode of its own for convolutions
+        pulls_back = torch.is_grad_enabled() and self.units is None
+        quicker = dtype in self.observed.quicker and not pulls_back and self._compiler is None
+        return QuickConvolutions() if quicker else nullcontext()
 
     def constraint_error(self, u: Tensor) -> Tensor:
         """``max|c(u)|``, each constraint in its unit: ``[..., *batch]``."""
