@@ -64,8 +64,9 @@ def test_methods_agree_on_the_evidence_of_the_published_data():
         dgm.log_evidence(target, base, method, chains=chains, seed=1, progress=False)
         for method, chains in (
             (dgm.GibbsTempering(draws=250), 48),
-            (dgm.AIS(temperatures=150), 48),
-            (dgm.SMC(particles=32, schedule="equalised", temperatures=80), 12),
+            # errors over seeds: 0.10 to 0.13 (0.15 to 0.24 with half the chains), and 0.06 to 0.10 (0.07 to 0.24)
+            (dgm.AIS(temperatures=150), 96),
+            (dgm.SMC(particles=32, schedule="equalised", temperatures=80), 24),
         )
     ]
     for evidence in found:
