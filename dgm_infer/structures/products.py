@@ -1,5 +1,6 @@
 """Convolutions as products of matrices, where that is faster than what a CPU has for them."""
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -88,22 +89,16 @@ def _added(patches: Tensor, along: int, entry: int, size: int, stride: int, padd
     """Entry k of the patch at position i, added to position ``stride i + k - padding``; dimension ``entry`` goes."""
     n, kernel = patches.shape[along], patches.shape[entry]
     n_out = math.ceil(size / stride)
+    shape = [*patches.shape[:along], n_out, *patches.select(entry, 0).shape[along + 1 :]]
     phases = []
     for phase in range(stride):
-        total: Tensor | None = None
+        parts = []
         for k in range((phase + padding) % stride, kernel, stride):
-            # output stride i + phase has the patch at i + shift
+            # output stride i + phase has entry k of the patch at i + shift
             shift = (phase + padding - k) // stride
             first, last = max(0, -shift), min(n_out, n - shift)
-            if last <= first:
-                continue
-            part = patches.select(entry, k).narrow(along, first + shift, last - first)
-            sides = [0, 0] * (part.ndim - along - 1) + [first, n_out - last]
-            part = pad(part, sides) if first or last < n_out else part
-            total = part if total is None else total + part
-        if total is None:
-            total = torch.zeros_like(patches.select(entry, 0).narrow(along, 0, 1)).expand(
-                *patches.shape[:along], n_out, *patches.select(entry, 0).shape[along + 1 :]
-            )
-        phases.append(total)
+            if first < last:
+                part = patches.select(entry, k).narrow(along, first + shift, last - first)
+                parts.append(pad(part, [0, 0] * (part.ndim - along - 1) + [first, n_out - last]))
+        phases.append(functools.reduce(torch.add, parts) if parts else patches.new_zeros(shape))
     return torch.stack(phases, along + 1).flatten(along, along + 1).narrow(along, 0, size)
