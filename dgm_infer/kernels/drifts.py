@@ -1,4 +1,4 @@
-"""Drifts on a fibre: the free motion that a solver projects back, and the check that it is reversible (math 3.2)."""
+"""Drifts on a fibre: a free motion, projected back (math 3.2), and the check that it is reversible (math 3.4)."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -92,6 +92,7 @@ class ReverseChecks:
     def __init__(self, fibre: Fibre, solver: Solver, flow: Flow, tolerance: float):
         self._fibre, self._solver, self._flow, self._tolerance = fibre, solver, flow, tolerance
         self._waiting: list[Drift] = []
+        self._size = 0
         n, device = len(fibre.values), fibre.values.device
         self._failures, self._retries, self._iterations = torch.zeros(3, n, dtype=torch.int32, device=device)
 
@@ -101,7 +102,8 @@ class ReverseChecks:
             moved = drift.moved.nonzero().squeeze(-1)
             drift = tree_map(lambda tensor: tensor[moved], drift)
         self._waiting.append(drift)
-        if sum(t.numel() for t in flatten(self._waiting)[0]) > _WAITING:
+        self._size += sum(tensor.numel() for tensor in flatten(drift)[0])
+        if self._size > _WAITING:
             self._reverse()
 
     def finished(self) -> tuple[Tensor, Tensor, Tensor]:
@@ -114,7 +116,7 @@ class ReverseChecks:
         drift, several = self._waiting[0], len(self._waiting) > 1
         if several:
             drift = tree_map(lambda *tensors: torch.cat(tensors), *self._waiting)
-        self._waiting = []
+        self._waiting, self._size = [], 0
         if not len(drift.rows):
             return
         alone = not several and len(drift.rows) == len(self._fibre.values)

@@ -45,7 +45,7 @@ class QuickConvolutions(TorchFunctionMode):
         layer = Layer.of(func, args, kwargs or {}) if func in _NAMES else None
         if layer is None:
             return func(*args, **(kwargs or {}))
-        return layer.biased(convolution(layer.input, layer.weight, Geometry(*layer[3:])))
+        return layer.biased(convolution(layer.input, layer.weight, layer.geometry))
 
 
 def between(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -92,12 +92,7 @@ class Layer(NamedTuple):
     """``[R, C, *grid]``."""
     weight: Tensor
     bias: Tensor | None
-    transposed: bool
-    stride: tuple[int, ...]
-    padding: tuple[int, ...]
-    dilation: tuple[int, ...]
-    extra: tuple[int, ...]
-    groups: int
+    geometry: Geometry
 
     @classmethod
     def of(cls, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> "Layer | None":
@@ -115,21 +110,22 @@ class Layer(NamedTuple):
             (value,) * dims if isinstance(value, int) else (tuple(value) * dims)[:dims]
             for value in (given[name] for name in ("stride", "padding", "dilation", "output_padding"))
         )
-        return cls(x, weight, bias, names is _TRANSPOSED, stride, padding, dilation, extra, given["groups"])
+        geometry = Geometry(names is _TRANSPOSED, stride, padding, dilation, extra, given["groups"])
+        return cls(x, weight, bias, geometry)
 
     def __call__(self, x: Tensor) -> Tensor:
         """The output for an input."""
-        return self.biased(_Convolution.apply(x, self.weight, *self[3:]))
+        return self.biased(_Convolution.apply(x, self.weight, *self.geometry))
 
     def biased(self, y: Tensor) -> Tensor:
         """An output with the bias added."""
-        return y if self.bias is None else y + self.bias.reshape(-1, *[1] * len(self.stride))
+        return y if self.bias is None else y + self.bias.reshape(-1, *[1] * len(self.geometry.stride))
 
     def needs(self, box: Box, grid: Sequence[int]) -> Box:
         """The part of an input of this grid that a part of the output depends on."""
         ends = []
-        for (first, last), n, s, (before, after) in zip(box, grid, self.stride, self._reach, strict=True):
-            if self.transposed:
+        for (first, last), n, s, (before, after) in zip(box, grid, self.geometry.stride, self._reach, strict=True):
+            if self.geometry.transposed:
                 # of the input's position i, the outputs i s - before to i s + after
                 ends.append((max(0, -((after - first) // s)), min(n, (last - 1 + before) // s + 1)))
             else:
@@ -139,25 +135,25 @@ class Layer(NamedTuple):
     def part(self, x: Tensor, need: Box, box: Box) -> Tensor:
         """The part of the output in a box, of the part of the input that it needs."""
         pads: list[int] = []
-        for (first, last), (a, b), s, (before, after) in zip(box, need, self.stride, self._reach, strict=True):
-            if self.transposed:
+        for (first, last), (a, b), s, (before, after) in zip(box, need, self.geometry.stride, self._reach, strict=True):
+            if self.geometry.transposed:
                 pads = [a * s - before - first, last - (b - 1) * s - after - 1, *pads]
             else:
                 pads = [a - (first * s - before), (last - 1) * s + after + 1 - b, *pads]
-        none = (0,) * len(self.stride)
-        layer = self._replace(padding=none, extra=none)
-        return pad(layer(x), pads) if self.transposed else layer(pad(x, pads))
+        none = (0,) * len(self.geometry.stride)
+        layer = self._replace(geometry=self.geometry._replace(padding=none, extra=none))
+        return pad(layer(x), pads) if self.geometry.transposed else layer(pad(x, pads))
 
     def work(self, size: Sequence[int]) -> float:
         """Products for an output of this size, of one image."""
         here = math.prod(size) * self.weight.numel()
         # every entry of the weight meets every position of the coarser grid
-        return here / math.prod(self.stride) if self.transposed else here
+        return here / math.prod(self.geometry.stride) if self.geometry.transposed else here
 
     @property
     def _reach(self) -> tuple[tuple[int, int], ...]:
         """How far the kernel reaches before and after its anchor, in every dimension."""
-        sides = zip(self.padding, self.dilation, self.weight.shape[2:], strict=True)
+        sides = zip(self.geometry.padding, self.geometry.dilation, self.weight.shape[2:], strict=True)
         return tuple((p, d * (k - 1) - p) for p, d, k in sides)
 
 
@@ -167,8 +163,8 @@ class _Convolution(Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x, weight, transposed, stride, padding, dilation, extra, groups):
-        return convolution(x, weight, Geometry(transposed, stride, padding, dilation, extra, groups))
+    def forward(x, weight, *geometry):
+        return convolution(x, weight, Geometry(*geometry))
 
     @staticmethod
     def setup_context(ctx, inputs, output):
