@@ -95,7 +95,9 @@ class WarmUp:
             averaging = self._dual_averaging()
             # failures at trial steps say nothing about the final ones
             settled = averaging.current <= 1.2 * averaging.final
-            averaging.floor = self._responding(acceptance, averaging.current)
+            # what was made of longer ones
+            taken = averaging.current.clamp_max(self._longest_step)
+            averaging.floor = self._responding(acceptance, taken)
             averaging.update(acceptance.mean(0), _told(trial, averaging.current))
         if self._tuning.trajectory_length and trial.end is not None:
             self._lengths().update(trial.end, acceptance)
@@ -139,14 +141,17 @@ class WarmUp:
         """The adapted kernel: step size and trajectory length are tensors ``[*batch]``."""
         kernel = self._with_sub_steps(self._kernel)
         if self._tuning.step_size:
-            # added sub-steps allow longer steps
-            longest = kernel.tuning(self._problem).longest_step
             if self._response is not None:
                 self._response.say()
-            kernel = kernel.replace(step_size=self._dual_averaging().final.clamp_max(longest))
+            kernel = kernel.replace(step_size=self._dual_averaging().final.clamp_max(self._longest_step))
         if self._tuning.trajectory_length:
             kernel = kernel.replace(trajectory_length=self._lengths().final)
         return kernel
+
+    @property
+    def _longest_step(self) -> float:
+        # added sub-steps allow longer steps
+        return self._with_sub_steps(self._kernel).tuning(self._problem).longest_step
 
     def _responding(self, acceptance: Tensor, step_size: Tensor) -> Tensor:
         """The step sizes not to go below, given what was accepted of this one."""
