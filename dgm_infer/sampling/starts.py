@@ -12,7 +12,7 @@ from ..conditioning.magnitude import solver_tolerance
 from ..conditioning.soft import InputPosterior
 from ..conditioning.solve import damped_gauss_newton
 from ..errors import ArgumentError
-from ..kernels import Kernel
+from ..kernels import Kernel, LiftedHMC
 from ..kernels.tuning import FibreKernel, Tunable
 from ..models import DirectedModel
 from ..target import Target
@@ -23,6 +23,9 @@ __all__ = ["Start", "anneal_noise", "starting_points"]
 
 # Fewest points annealed per problem: weights compare them with each other.
 _POPULATION = 16
+# The same where a step takes little time: of few points none may be in the good modes when the noise begins to tell
+# them from others.
+_LARGE_POPULATION = 64
 # Share of the points that the weights of one increment leave effective.
 _EFFECTIVE = 0.5
 # Nats of annealing weight behind the best: weights of points in good modes differ by tens, since one transition per
@@ -122,8 +125,9 @@ def anneal_noise(
 
     If every unit has one normal local input, a prior draw of ``u1`` with the ``u2`` that gives the observation is a
     draw from the posterior under infinitely wide noise. The inverse variance ``beta``, in units of the model's, then
-    rises from 0 to 1. Each increment is the largest that leaves half the points effective; every point then makes a
-    short transition, with its own step size, on the fibre of the model with that noise. Points whose weights
+    rises from 0 to 1. Each increment is the largest that leaves half the points effective; every point then makes short
+    transitions, with its own step size, on the fibre of the model with that noise: those of :class:`LiftedHMC` where
+    the noise is additive, which cost a small part of the kernel's own, else one of the kernel. Points whose weights
     ``prod exp(-(beta' - beta) |u2|^2 / 2)`` fall more than 50 nats behind the best of their problem have stranded in a
     negligible mode, and restart from another point. (Tempering of an ABC kernel, J 7, with the weights of annealed
     importance sampling, math 7.1, which serve no other purpose: points are not resampled by them, as too few would
@@ -131,8 +135,8 @@ def anneal_noise(
 
     Args:
         problem: a fibre with ``observed.can_be_heated``.
-        kernel: kernel whose probes move the points.
-        chains: number of chains; at least 16 points per problem are annealed.
+        kernel: kernel whose probes move the points where the noise is not additive.
+        chains: number of chains; at least 16 points per problem are annealed, at least 64 where that costs little.
         tolerance: relative tolerance of the starting points.
         target_acceptance: acceptance probability that step sizes are adapted to.
         report: called with a line of progress after every increment.
@@ -140,9 +144,9 @@ def anneal_noise(
     Raises:
         StartError: no points on the fibre were found.
     """
-    model = problem.model
+    model, moves = problem.model, _moves(problem, kernel)
     assert isinstance(model, DirectedModel)
-    u = problem.start(max(chains, _POPULATION), rng, tolerance=tolerance, report=report)
+    u = _wide_points(problem, max(chains, moves.points), rng, tolerance, report)
     shape = u.shape[:-1]
     beta = u.new_zeros(problem.batch_shape)
     log_weight = u.new_zeros(shape)
@@ -159,18 +163,55 @@ def anneal_noise(
         heat = beta.rsqrt()
         u = torch.cat([u1, u2 / heat.unsqueeze(-1)], -1).gather(0, source.unsqueeze(-1).expand_as(u))
         heated = problem.heated(heat)
-        state = kernel.init(heated, u)
+        state = moves.kernel.init(heated, u)
         if step_size is None:
-            step_size = reasonable_step_size(kernel, heated, state, rng)
-        step_size = step_size.gather(0, source).clamp_max(kernel.tuning(heated).longest_step)
-        state, info = kernel.probe(step_size, 2).step(heated, state, rng)
-        step_size = step_size * (0.5 * (info.acceptance_rate - target_acceptance)).exp()
+            step_size = reasonable_step_size(moves.kernel, heated, state, rng)
+        step_size = step_size.gather(0, source).clamp_max(moves.kernel.tuning(heated).longest_step)
+        # points that the last increments left behind catch up
+        for _ in range(moves.at_last if (beta == 1).all() else moves.transitions):
+            state, info = moves.kernel.probe(step_size, moves.n_steps).step(heated, state, rng)
+            # in which the noise, and with it the step, may shrink by half
+            step_size = step_size * (info.acceptance_rate - target_acceptance).exp()
         report(f"start-up, noise x {heat.max().item():.3g}")
         u1, u2 = model.split(state.position)
         u = torch.cat([u1, u2 * heat.unsqueeze(-1)], -1)
         if (beta == 1).all():
             break
     return Start(u[:chains], ancestors[:chains], typical=True)
+
+
+def _wide_points(
+    problem: Fibre, n: int, rng: torch.Generator, tolerance: float, report: Callable[[str], None]
+) -> Tensor:
+    """Prior draws of u1 with the u2 that gives the observation, ``[n, *batch, D]``."""
+    if problem.marginal is not None:
+        u = problem.marginal.lift(problem.marginal.start(n, rng), rng)
+        if u.isfinite().all():
+            return u
+    return problem.start(n, rng, tolerance=tolerance, report=report)
+
+
+class _Moves(NamedTuple):
+    """What moves the points at every width of the noise."""
+
+    kernel: Tunable
+    n_steps: int
+    """At most."""
+    transitions: int
+    at_last: int
+    """Transitions at the noise's own width."""
+    points: int
+    """At least, per problem."""
+
+
+def _moves(problem: Fibre, kernel: Tunable) -> _Moves:
+    if problem.marginal is None:
+        return _Moves(kernel, n_steps=2, transitions=1, at_last=1, points=_POPULATION)
+    # steps without a Jacobian: enough of them that few points strand where the noise is small
+    lifted = kernel if isinstance(kernel, LiftedHMC) else LiftedHMC()
+    if problem.observed.convolves:
+        return _Moves(lifted, n_steps=10, transitions=1, at_last=5, points=_POPULATION)
+    return _Moves(lifted, n_steps=10, transitions=2, at_last=10, points=_LARGE_POPULATION)
 
 
 def _next_beta(beta: Tensor, square: Tensor) -> Tensor:

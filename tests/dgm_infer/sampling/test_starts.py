@@ -103,6 +103,22 @@ def test_annealed_points_lie_on_the_fibre_where_its_bulk_is():
     assert abs(square.mean() - expected) < 5
 
 
+def no_jacobians(*arguments):
+    raise AssertionError("a Jacobian of the fibre")
+
+
+def test_additive_noise_is_annealed_without_jacobians(monkeypatch):
+    problem, settings = false_mode(), {"tolerance": 1e-8, "target_acceptance": 0.8}
+    monkeypatch.setattr(dgm.Fibre, "jacobian", no_jacobians)
+    monkeypatch.setattr(dgm.Fibre, "linearise", no_jacobians)
+    start = anneal_noise(problem, dgm.ConstrainedHMC(), 4, rng(), **settings)
+    assert (start.position[:, 0] > 1.9).all()
+    # control: noise that is not additive, where the kernel's own moves are what there is
+    problem.__dict__["marginal"] = None
+    with pytest.raises(AssertionError, match="a Jacobian"):
+        anneal_noise(problem, dgm.ConstrainedHMC(), 4, rng(), **settings)
+
+
 @pytest.fixture(scope="module")
 def annealed():
     """Draws of four chains, which begin where annealing left them."""
