@@ -1,4 +1,4 @@
-"""Functions of a fibre compiled by ``torch.compile`` for any number of rows."""
+"""Functions of a fibre compiled by torch's compiler, Inductor, for any number of rows."""
 
 import operator
 import warnings
@@ -7,9 +7,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._guards import TracingContext, tracing
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.fx.node import map_aggregate
 
 from ..errors import ModelError, cause
@@ -25,17 +27,19 @@ class Compiler:
     """Traces and compiles functions of batches of rows, each once for all batch sizes.
 
     The functions are traced to tensor operations first (``make_fx``): forward-mode derivatives, gradients and the
-    user's model are all in the graph before ``torch.compile`` sees it.
+    user's model are all in the graph before torch's compiler sees it.
     """
 
     def __init__(self):
         self._compiled: dict[Any, tuple[Callable[..., list[Tensor]], list[Form]]] = {}
 
-    def __call__(self, key: Any, function: Callable[..., Any], *arguments: Any) -> Any:
+    def __call__(self, key: Any, function: Callable[..., Any], *arguments: Any, generate: bool = True) -> Any:
         """``function(*arguments)``; arguments and result are trees of tensors whose dimension 0 is the rows.
 
         Args:
             key: identifies the function, which is compiled once per key.
+            generate: whether code is generated; else the traced operations are called one by one, which takes no time
+                to compile and spares the calls of derivatives from Python.
         """
         tensors, structure = flatten(arguments)
         rows = tensors[0].shape[0]
@@ -44,13 +48,13 @@ class Compiler:
         tensors = [t.contiguous() for t in tensors]
         key = (key, structure, tensors[0].dtype, tensors[0].device)
         if key not in self._compiled:
-            self._compiled[key] = self._compile(function, structure, tensors)
+            self._compiled[key] = self._compile(function, structure, tensors, generate)
         compiled, result = self._compiled[key]
         with torch.no_grad():
             values = compiled(*tensors)
         return unflatten([v[:1] for v in values] if rows == 1 else list(values), result[0])
 
-    def _compile(self, function, structure, tensors):
+    def _compile(self, function, structure, tensors, generate):
         result: list[Any] = []
 
         def flat(*flat_tensors: Tensor) -> list[Tensor]:
@@ -64,10 +68,8 @@ class Compiler:
             warnings.filterwarnings("ignore", category=UserWarning, module="torch")
             try:
                 graph = _trace(flat, tensors)
-                compiled = torch.compile(graph)
                 example = _of_size(tensors, 2 * _OTHER_SIZE)
-                for t in example:
-                    torch._dynamo.mark_dynamic(t, 0)
+                compiled = _generate(graph, example) if generate else graph
                 with torch.no_grad():
                     compiled(*example)
             except Exception as error:
@@ -126,6 +128,26 @@ def _agree(found: Tensor, expected: Tensor) -> bool:
 def _trace_fake(function: Callable[..., list[Tensor]], tensors: list[Tensor], rows: int) -> torch.fx.GraphModule:
     with FakeTensorMode(allow_non_fake_inputs=True):
         return make_fx(function)(*(torch.empty(rows, *t.shape[1:], dtype=t.dtype, device=t.device) for t in tensors))
+
+
+def _generate(graph: torch.fx.GraphModule, example: list[Tensor]) -> Callable[..., Any]:
+    """Compiled code of a traced graph, for any number of rows.
+
+    ``torch.compile`` would first find the graph in the bytecode of its Python code, and test the arguments at every
+    call: both are needed only where the code is not for all sizes.
+    """
+    sizes = ShapeEnv()
+    mode = FakeTensorMode(shape_env=sizes, allow_non_fake_inputs=True)
+    # sizes that are equal in the example and dynamic are one symbol: the number of rows
+    contexts = [StatelessSymbolicContext([DimDynamic.DUCK] + [DimDynamic.STATIC] * (t.ndim - 1)) for t in example]
+    inputs = [mode.from_tensor(t.detach(), symbolic_context=c) for t, c in zip(example, contexts, strict=True)]
+    with tracing(TracingContext(mode)), torch.no_grad():
+        compiled = torch._inductor.standalone_compile(graph, [*inputs], dynamic_shapes="from_tracing_context")
+    if not (sizes.guards or sizes.replacements):
+        return compiled
+    for t in example:
+        torch._dynamo.mark_dynamic(t, 0)
+    return torch.compile(graph)
 
 
 def _make_dynamic(graph: torch.fx.GraphModule, rows: int) -> None:

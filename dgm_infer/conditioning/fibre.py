@@ -11,6 +11,7 @@ from torch import Tensor
 from ..structures import Dense, Evaluation, InFields, JacobianMap, QuickConvolutions, Units
 from .magnitude import magnitude, solver_tolerance
 from .marginal import NoiseMarginal
+from .projection import evaluate_constraint
 from .reduced import ObservedModel
 from .solve import find_starts
 from .trees import take, tree_map
@@ -200,7 +201,9 @@ class Fibre:
         def of_tensors(data: tuple[Any, ...], *arguments: Any) -> Any:
             return function(self._with(*data), *arguments)
 
-        return self._compiler(function, of_tensors, self._data, *arguments)
+        # one call per projection, against several updates of the solver: code would gain less than it takes to generate
+        seldom = function in (evaluate_constraint, type(self).jacobian)
+        return self._compiler(function, of_tensors, self._data, *arguments, generate=not seldom)
 
     @property
     def _data(self) -> tuple[Any, ...]:

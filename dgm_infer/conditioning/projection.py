@@ -92,7 +92,7 @@ def broyden(fibre, u, c, base, steps):
     u = u + step
     # a row that stands on a root of its own has made a step of 0
     along = step / step.square().sum(-1, keepdim=True).clamp_min(_SMALL)
-    return u, fibre.constraint(u), () if len(steps) == _MEMORY - 1 else (*steps, (step, along))
+    return u, fibre.constraint(u), (*steps, (step, along))
 
 
 def newton(fibre, u, c, base, steps):
@@ -110,6 +110,9 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
 
 # Steps that Broyden's method keeps before it starts anew from the factorisation.
 _MEMORY = 8
+# Updates in one compiled graph, a divisor of the memory: each takes as long again to compile, and the last ones are in
+# vain on rows that have converged.
+_COMPILED = 2
 _SMALL = 1e-30
 # Growth of the residual that counts as divergence; after some iterations any growth is a failure, so that the few
 # chains that will not converge do not delay the others.
@@ -228,7 +231,7 @@ class _Loop(NamedTuple):
         residual = c.abs().amax(-1)
         converged = residual < stop.tolerance
         running = active & ~converged
-        # a tensor of its own: a compiled function is compiled anew for arguments that are one
+        # a tensor of its own: torch.compile compiles a function anew for arguments that are one
         return cls(v, c, residual, residual.clone(), converged & active, running, torch.zeros_like(stop.updates))
 
     def next(self, u: Tensor, c: Tensor, stop: Stop) -> "_Loop":
@@ -245,21 +248,33 @@ class _Loop(NamedTuple):
 
 @cache
 def _updates(update: Update, n: int) -> Callable[..., tuple[_Loop, Steps]]:
-    """A function for :meth:`Fibre.evaluate` that makes ``n`` updates."""
+    """A function for :meth:`Fibre.evaluate` that makes ``n`` updates; several keep the number of steps."""
 
     def make(fibre: Constraint, loop: _Loop, stop: Stop, base: JacobianMap, steps: Steps):
         for _ in range(n):
             u, c, steps = update(fibre, loop.u, loop.c, base, steps)
             loop = loop.next(u, c, stop)
-        return loop, steps
+        return loop, steps[n:] if n > 1 else steps
 
     return make
 
 
 def _per_call(update: Update, fibre: Constraint) -> int:
-    """Updates between two looks at which rows still iterate: a compiled graph has as many as Broyden's method keeps,
-    so that it starts without any; of Newton's, with a Jacobian each, one."""
-    return _MEMORY if fibre.is_compiled and update is not newton else 1
+    """Updates between two looks at which rows still iterate: several in a compiled graph; of Newton's, with a Jacobian
+    each, one."""
+    return _COMPILED if fibre.is_compiled and update is not newton else 1
+
+
+def _remembered(update: Update, n: int, made: int, u: Tensor, steps: Steps) -> Steps:
+    """The steps that the next ``n`` of a solver's updates are given, after ``made``: none once the memory is full.
+
+    Several updates are given a fixed number, so that one graph makes them all: steps of zero, which change nothing, in
+    the place of those to come.
+    """
+    if made % _MEMORY:
+        return steps
+    kept = _MEMORY - n if update is broyden and n > 1 else 0
+    return tuple((torch.zeros_like(u), torch.zeros_like(u)) for _ in range(kept))
 
 
 def masked(
@@ -267,7 +282,8 @@ def masked(
 ) -> Projection:
     """:func:`project` by one solver in a fixed number of updates."""
     loop, steps, n = _Loop.start(fibre, v, stop, active), (), _per_call(update, fibre)
-    for _ in range(0, iterations, n):
+    for made in range(0, iterations, n):
+        steps = _remembered(update, n, made, v, steps)
         loop, steps = fibre.evaluate(_updates(update, n), loop, stop, base, steps)
     return Projection(loop.u, loop.converged, loop.updates, active & ~loop.converged)
 
@@ -286,7 +302,7 @@ def _solve(
     whole, before = (loop.u, loop.converged, loop.updates), torch.full_like(loop.residual, torch.inf)
     # the rows still in the loop: all of them until the batch is first compacted
     rows: Tensor | None = None
-    for _ in range(0, max_iterations, n):
+    for made in range(0, max_iterations, n):
         n_running = int(loop.running.sum())
         if n_running == 0:
             break
@@ -302,6 +318,7 @@ def _solve(
             rough = None
         before = loop.residual
         here, until = (fibre, stop) if rough is None else (rough, stop.in_float32())
+        steps = _remembered(update, n, made, loop.u, steps)
         loop, steps = here.evaluate(_updates(update, n), loop, until, base, steps)
     return store(rows, whole, (loop.u, loop.converged, loop.updates))
 
