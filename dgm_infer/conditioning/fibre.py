@@ -129,7 +129,7 @@ class Fibre:
         return self._with(*take(self._data, self.batch_shape, problems))
 
     def compiled(self) -> "Fibre":
-        """The same fibre with its inner functions compiled by ``torch.compile``, each on first use."""
+        """The same fibre with its inner functions compiled, each on first use."""
         from .compilation import Compiler
 
         return self._variant("compiled", lambda: {"compiler": Compiler()})

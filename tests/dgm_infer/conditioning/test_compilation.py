@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.proxy_tensor import make_fx
 
 import dgm_infer as dgm
 from dgm_infer.conditioning.compilation import Compiler
@@ -89,7 +89,7 @@ def test_traced_functions_make_the_chains_of_eager_ones(name, solver, split, com
 def test_a_traced_linearisation_by_structure_can_be_compiled_for_any_number_of_rows(monkeypatch):
     # all of the compiler but the code generator, which takes half a minute
     def symbolic(graph, example, **options):
-        return make_fx(graph)(*example)
+        return aot_module_simplified(graph, example, lambda traced, inputs: make_boxed_func(traced))
 
     monkeypatch.setattr(torch._inductor, "standalone_compile", symbolic)
     problem = PROBLEMS["pairs"]()
