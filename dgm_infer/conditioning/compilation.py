@@ -33,7 +33,7 @@ class Compiler:
     def __init__(self):
         self._compiled: dict[Any, tuple[Callable[..., list[Tensor]], list[Form]]] = {}
 
-    def __call__(self, key: Any, function: Callable[..., Any], *arguments: Any, generate: bool = True) -> Any:
+    def __call__(self, key: Any, function: Callable[..., Any], *arguments: Any, generate: bool) -> Any:
         """``function(*arguments)``; arguments and result are trees of tensors whose dimension 0 is the rows.
 
         Args:

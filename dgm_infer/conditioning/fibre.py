@@ -11,7 +11,6 @@ from torch import Tensor
 from ..structures import Dense, Evaluation, InFields, JacobianMap, QuickConvolutions, Units
 from .magnitude import magnitude, solver_tolerance
 from .marginal import NoiseMarginal
-from .projection import evaluate_constraint
 from .reduced import ObservedModel
 from .solve import find_starts
 from .trees import take, tree_map
@@ -174,26 +173,27 @@ class Fibre:
         }
         return type(self)(observed, values, *(own | changes).values())
 
-    def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def evaluate(self, function: Callable[..., Any], *arguments: Any, often: bool = False) -> Any:
         """``function(fibre, *arguments)`` without gradients, compiled if this fibre is.
 
         Many rows are evaluated in chunks, so that derivatives need little more memory than their results.
 
         Args:
             function: takes a fibre of R rows and trees of tensors of R rows, and returns such a tree.
+            often: whether it is called so often that generated code gains more than it takes to generate.
         """
         row_size = self.structure.row_size(self.values.shape[-1], self.dim)
         n_rows, size = len(self.values), max(1, _ELEMENTS // row_size)
         if n_rows <= size:
-            return self._evaluate(function, *arguments)
+            return self._evaluate(function, arguments, often)
         parts = []
         for rows in torch.arange(n_rows, device=self.values.device).split(size):
             first, last = int(rows[0]), int(rows[-1]) + 1
             part = tree_map(lambda t, a=first, b=last: t[a:b], arguments)
-            parts.append(self.take(rows)._evaluate(function, *part))
+            parts.append(self.take(rows)._evaluate(function, part, often))
         return tree_map(lambda *tensors: torch.cat(tensors), *parts)
 
-    def _evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    def _evaluate(self, function: Callable[..., Any], arguments: tuple[Any, ...], often: bool) -> Any:
         if self._compiler is None:
             with torch.no_grad():
                 return function(self, *arguments)
@@ -201,9 +201,7 @@ class Fibre:
         def of_tensors(data: tuple[Any, ...], *arguments: Any) -> Any:
             return function(self._with(*data), *arguments)
 
-        # one call per projection, against several updates of the solver: code would gain less than it takes to generate
-        seldom = function in (evaluate_constraint, type(self).jacobian)
-        return self._compiler(function, of_tensors, self._data, *arguments, generate=not seldom)
+        return self._compiler(function, of_tensors, self._data, *arguments, generate=often)
 
     @property
     def _data(self) -> tuple[Any, ...]:

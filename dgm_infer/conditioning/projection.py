@@ -37,7 +37,7 @@ class Constraint(Protocol):
     def entries(self, u: Tensor) -> Evaluation: ...
     def jacobian(self, u: Tensor) -> JacobianMap: ...
     def take(self, problems: Tensor) -> "Constraint": ...
-    def evaluate(self, function: Callable[..., Any], *arguments: Any) -> Any: ...
+    def evaluate(self, function: Callable[..., Any], *arguments: Any, often: bool = ...) -> Any: ...
     @property
     def is_compiled(self) -> bool: ...
     @property
@@ -171,13 +171,15 @@ def project(
     result = Projection(v, none, none.to(torch.int32), none)
     rows = None if bool(active.all()) else active.nonzero().squeeze(-1)
     for solver in solvers:
-        if solver != solvers[0]:
+        # what the first solver cannot do is rare
+        often = solver == solvers[0]
+        if not often:
             result = result._replace(retried=active & ~result.converged)
         if rows is None:
-            position, converged, iterations = _solve(SOLVERS[solver], fibre, v, base, stop, limit)
+            position, converged, iterations = _solve(SOLVERS[solver], fibre, v, base, stop, limit, often)
             result = Projection(position, converged, iterations, none)
         elif len(rows):
-            part = _solve(SOLVERS[solver], fibre.take(rows), v[rows], base[rows], _take(stop, rows), limit)
+            part = _solve(SOLVERS[solver], fibre.take(rows), v[rows], base[rows], _take(stop, rows), limit, often)
             position, converged = store(rows, result[:2], part[:2])
             result = Projection(position, converged, result.iterations.index_add(0, rows, part[2]), result.retried)
         rows = (active & ~result.converged).nonzero().squeeze(-1)
@@ -284,12 +286,12 @@ def masked(
     loop, steps, n = _Loop.start(fibre, v, stop, active), (), _per_call(update, fibre)
     for made in range(0, iterations, n):
         steps = _remembered(update, n, made, v, steps)
-        loop, steps = fibre.evaluate(_updates(update, n), loop, stop, base, steps)
+        loop, steps = fibre.evaluate(_updates(update, n), loop, stop, base, steps, often=True)
     return Projection(loop.u, loop.converged, loop.updates, active & ~loop.converged)
 
 
 def _solve(
-    update: Update, fibre: Constraint, v: Tensor, base: JacobianMap, stop: Stop, max_iterations: int
+    update: Update, fibre: Constraint, v: Tensor, base: JacobianMap, stop: Stop, max_iterations: int, often: bool
 ) -> tuple[Tensor, ...]:
     """:func:`project` by one solver, with all rows active: position, converged and iterations."""
     active = torch.ones_like(stop.updates, dtype=torch.bool)
@@ -319,7 +321,7 @@ def _solve(
         before = loop.residual
         here, until = (fibre, stop) if rough is None else (rough, stop.in_float32())
         steps = _remembered(update, n, made, loop.u, steps)
-        loop, steps = here.evaluate(_updates(update, n), loop, until, base, steps)
+        loop, steps = here.evaluate(_updates(update, n), loop, until, base, steps, often=often)
     return store(rows, whole, (loop.u, loop.converged, loop.updates))
 
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._functorch.aot_autograd import aot_module_simplified, make_boxed_func
 from torch._subclasses.fake_tensor import FakeTensor
 
 import dgm_infer as dgm
@@ -81,23 +80,20 @@ every_case = pytest.mark.parametrize(("name", "solver", "split"), cases(CASES, q
 def test_traced_functions_make_the_chains_of_eager_ones(name, solver, split, compiled):
     problem = PROBLEMS[name]()
     assert largest_difference(problem, solver=solver, split=split) < rounding(problem)
-    # the linearisation, and the updates of every solver that was needed; each for all sizes
-    assert 2 <= len(compiled) <= 3
+    # the updates of the first solver, for all sizes
+    assert len(compiled) == 1
 
 
-@pytest.mark.slow
-def test_a_traced_linearisation_by_structure_can_be_compiled_for_any_number_of_rows(monkeypatch):
-    # all of the compiler but the code generator, which takes half a minute
-    def symbolic(graph, example, **options):
-        return aot_module_simplified(graph, example, lambda traced, inputs: make_boxed_func(traced))
-
-    monkeypatch.setattr(torch._inductor, "standalone_compile", symbolic)
+def test_a_traced_linearisation_by_structure_is_called_for_any_number_of_rows(compiled):
     problem = PROBLEMS["pairs"]()
-    u = torch.randn(3, problem.dim, generator=torch.Generator().manual_seed(4), dtype=FLOAT)
-    expected = problem.rows(3).linearise(u)
-    found = problem.compiled().rows(3).evaluate(dgm.Fibre.linearise, u)
-    torch.testing.assert_close(found.energy, expected.energy)
-    torch.testing.assert_close(found.gradient, expected.gradient)
+    for rows in (3, 7):
+        u = torch.randn(rows, problem.dim, generator=torch.Generator().manual_seed(4), dtype=FLOAT)
+        expected = problem.rows(rows).linearise(u)
+        found = problem.compiled().rows(rows).evaluate(dgm.Fibre.linearise, u)
+        torch.testing.assert_close(found.energy, expected.energy)
+        torch.testing.assert_close(found.gradient, expected.gradient)
+    # code for it would take longer to generate than most runs
+    assert compiled == []
 
 
 # compilers see what was traced: one problem of every structure, and the other solver
@@ -137,7 +133,7 @@ def test_a_solver_of_many_updates_is_one_graph_of_two(compiled):
         del compiled[:]
         found = project(fibre, u, base, tolerance=none, active=everything, solvers=(solver,), max_iterations=20)
         assert found.iterations.item() > 16
-        (graph,) = [g for g in compiled if len(g.graph.find_nodes(op="placeholder")) > 5]
+        (graph,) = compiled
         # the constraint of the model has one sine
         assert len(graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)) == 2
 
@@ -157,7 +153,7 @@ def test_numbers_of_the_model_are_not_taken_for_numbers_of_rows(constant, compil
     compiler = Compiler()
     for rows in (3, 1, 53, 100):
         x = torch.randn(rows, 2, generator=torch.Generator().manual_seed(rows), dtype=FLOAT)
-        torch.testing.assert_close(compiler("key", function, x), function(x))
+        torch.testing.assert_close(compiler("key", function, x, generate=True), function(x))
     assert len(compiled) == 1
 
 
@@ -176,7 +172,7 @@ class Counted(Circle):
         return super().observed(u)
 
 
-def test_tracing_computes_a_few_rows_only(compiled):
+def test_tracing_computes_a_few_rows_only():
     problem = dgm.condition(Counted(), [1.0])
     for rows in (3, 500):
         u = torch.randn(rows, 2, generator=torch.Generator().manual_seed(rows), dtype=FLOAT)
@@ -185,7 +181,6 @@ def test_tracing_computes_a_few_rows_only(compiled):
         fibre.evaluate(dgm.Fibre.linearise, u)
         # once traced, the graph computes, not the model
         assert problem.model.most == (3 if rows == 3 else 0)
-    assert len(compiled) == 1
 
 
 class Undecided(Circle):

@@ -53,7 +53,7 @@ class Counted:
     def take(self, rows):
         return Counted(self._fibre.take(rows), self.counts)
 
-    def evaluate(self, function, *arguments):
+    def evaluate(self, function, *arguments, often=False):
         self.counts["jacobians" if function.__name__ != "evaluate_constraint" else "values"] += len(arguments[0])
         return self._fibre.evaluate(function, *arguments)
 
