@@ -5,7 +5,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-__all__ = ["chain_groups", "labels", "looks", "side_by_side"]
+__all__ = ["chain_groups", "connected", "labels", "looks", "numbered", "side_by_side"]
 
 # Draws of a chain that are looked at, evenly spaced, and blocks of consecutive ones.
 _LOOKS, _BLOCKS = 64, 8
@@ -93,16 +93,16 @@ def _of_problems(x: Tensor) -> Tensor:
         near[torch.arange(len(rows), device=x.device), leader] = True
         linked[rows, leader] |= near
         waiting[rows] &= ~near
-    linked = _connected(linked | linked.mT)
+    linked = connected(linked | linked.mT)
     moves = (x.var(2, correction=0) > 0).any(-1)
-    group = _numbered(linked, moves)
+    group = numbered(linked, moves)
     largest, known = group == 0, group == 0
     for number in range(1, int(group.amax()) + 1):
         other = group == number
         settled = _settle(x, _mean(x, other) - _mean(x, largest)) & moves
         known |= other & (_most(settled, other) & _most(settled, largest)).unsqueeze(1)
     known &= (2 * known.sum(1, keepdim=True) >= chains) & ~waiting.any(1, keepdim=True)
-    return _numbered(linked, known)
+    return numbered(linked, known)
 
 
 def _mean(x: Tensor, chains: Tensor) -> Tensor:
@@ -143,14 +143,14 @@ def _block(draws: int, device: torch.device) -> Tensor:
     return torch.arange(draws, device=device) // (draws // _BLOCKS)
 
 
-def _connected(linked: Tensor) -> Tensor:
+def connected(linked: Tensor) -> Tensor:
     """Whether chains are linked by others, ``[P, chains, chains]``."""
     for _ in range(max(1, (linked.shape[-1] - 1).bit_length())):
         linked = (linked.double() @ linked.double()) > 0
     return linked
 
 
-def _numbered(linked: Tensor, known: Tensor) -> Tensor:
+def numbered(linked: Tensor, known: Tensor) -> Tensor:
     """Numbers of the groups of linked chains by their size, ``[P, chains]``; -1 where not known."""
     chains = linked.shape[-1]
     first, size = linked.to(torch.int8).argmax(-1), linked.sum(-1)

@@ -18,7 +18,7 @@ from dgm_infer.models import as_generative_model, is_discrete
 from ..figures.completions import completions
 from ..figures.thumbnails import thumbnails
 from ..figures.traces import traces
-from ..reports.mixing import describe, worst_and_typical
+from ..reports.mixing import describe, modes, worst_and_typical
 from ..reports.records import announce
 from .inputs import HeldOutImages, binarised, image_shape, read_factor, read_generator, read_images, read_mask
 from .keeping import keep
@@ -153,7 +153,7 @@ def condition_images(
         seconds = time.perf_counter() - started
         keep(result.save, folder / "posterior.nc")
         summary = result.summary()
-        report = f"{describe(result, summary, seconds)}{result.diagnose()}\n"
+        report = f"{describe(result, summary, seconds)}{modes(result, summary)}{result.diagnose()}\n"
         write_file(folder / "log.txt", report)
         write_file(folder / "summary.csv", summary.to_csv(index_label="latent"))
         if mask is None:

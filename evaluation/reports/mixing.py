@@ -6,16 +6,18 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 
-from dgm_infer import Draws
+from dgm_infer import Draws, Fibre
 from dgm_infer.sampling.components import side_by_side
 
 from .mixed_draws import r_hats
 from .tables import aligned
 
-__all__ = ["R_HAT", "describe", "parse_label", "worst_and_typical"]
+__all__ = ["R_HAT", "describe", "modes", "parse_label", "worst_and_typical"]
 
 # R-hat up to which a latent counts as mixed.
 R_HAT = 1.05
+# Share of latents that have mixed from which modes are not asked for.
+_MIXED = 0.9
 # Latents that are named if they have not mixed.
 _WORST = 5
 
@@ -79,6 +81,25 @@ def _groups(draws: Draws) -> Iterator[str]:
         found = r_hats(latents[groups == 0, :, i])
         mixed = f"{(found <= R_HAT).sum()} of {len(found)} latents have R-hat at most {R_HAT}"
         yield f"image {i}: {told}; within the largest group {mixed}, all at most {found.max():.2f}"
+
+
+def modes(draws: Draws, summary: pd.DataFrame) -> str:
+    """A line per image that says in which modes its chains are, by their low points; empty where that is not known, or
+    nine tenths of all latents have mixed."""
+    problem = draws.problem
+    if not (isinstance(problem, Fibre) and problem.searches and problem.model.input_density.is_standard_normal):
+        return ""
+    if (summary["r_hat"].to_numpy(float) <= R_HAT).mean() >= _MIXED:
+        return ""
+    found = draws.basins()
+    lines = []
+    for i, (mode, energy) in enumerate(zip(found.mode.flatten(1).T, found.energy.amin(0).flatten(1).T, strict=True)):
+        sizes = [
+            f"{int((mode == number).sum())} (lowest energy {energy[mode == number].min().item():.1f})"
+            for number in range(int(mode.max()) + 1)
+        ]
+        lines.append(f"image {i}: chains by the mode below their middle and last draws: {', '.join(sizes)}\n")
+    return "".join(lines)
 
 
 def parse_label(label: str) -> tuple[str, tuple[int, ...]]:

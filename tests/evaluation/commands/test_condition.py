@@ -17,8 +17,9 @@ import generators
 from dgm_infer.errors import ConfigError, ObservationError
 from evaluation.commands.condition import condition_images
 from evaluation.commands.inputs import read_factor, read_images, read_mask
-from evaluation.reports.mixing import describe, parse_label
+from evaluation.reports.mixing import describe, modes, parse_label
 from generators.checkpoints import PRETRAINED
+from tests.dgm_infer.sampling.test_low_points import fibre as two_sides
 from tests.kernels import Wanderer
 from trainers import DigitsData
 
@@ -194,6 +195,25 @@ def test_the_report_names_groups_of_chains_and_how_the_largest_mixed():
     mixed = r"within the largest group [12] of 2 latents have R-hat at most 1\.05, all at most 1\.0\d"
     assert re.fullmatch(f"image 0: 3 chains overlap, 1 mix too slowly to tell; {mixed}", first)
     assert re.fullmatch(f"image 1: groups of 3, 1 chains never overlap; {mixed}", second)
+
+
+def test_the_report_names_the_modes_of_chains_that_have_not_mixed():
+    kernel = dgm.ConstrainedHMC(step_size=0.2, n_steps=3)
+    draws = dgm.sample(two_sides(far=1.5), kernel, chains=12, warmup=0, draws=8, seed=1, progress=False)
+    summary = draws.summary()
+    lines = modes(draws, summary).splitlines()
+    assert len(lines) == 3
+    for i, line in enumerate(lines):
+        said = r"chains by the mode below their middle and last draws: (\d+) \(lowest energy .*\), (\d+) \(lowest"
+        found = re.match(f"image {i}: {said}", line)
+        assert found
+        assert int(found[1]) + int(found[2]) == 12
+    # nothing of what has mixed, nor of a fibre that is not searched
+    summary["r_hat"] = 1.0
+    assert modes(draws, summary) == ""
+    noisy = dgm.condition(generators.LinearGaussian(torch.eye(2)), torch.zeros(2))
+    others = dgm.sample(noisy, kernel, chains=2, warmup=0, draws=8, seed=1, progress=False)
+    assert modes(others, draws.summary()) == ""
 
 
 # ------------------------------------------------------------------------------------------------------ generators
