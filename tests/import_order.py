@@ -108,6 +108,7 @@ ORDER = {
         "inference_data",
         "predictive",
         "components",
+        "basins",
         "reloaded",
         "verdict",
         "diagnose",

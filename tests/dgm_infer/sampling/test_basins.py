@@ -6,7 +6,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.sampling import basins as module
 from dgm_infer.sampling.basins import basins
-from tests.dgm_infer.sampling.test_low_points import CHAINS, FLOAT, TwoSides, fibre, rng
+from tests.dgm_infer.sampling.two_sides import CHAINS, FLOAT, TwoSides, fibre
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_control_with_a_wide_reach_all_is_one_mode(draws, monkeypatch):
 
 def test_one_problem_without_batch_dimensions():
     problem = dgm.condition(TwoSides(1.5), torch.ones(1, dtype=FLOAT))
-    found = basins(problem, problem.start(CHAINS, rng()).unsqueeze(0))
+    found = basins(problem, problem.start(CHAINS, torch.Generator()).unsqueeze(0))
     assert found.mode.shape == (CHAINS,)
     assert found.energy.shape == (1, CHAINS)
 
@@ -72,4 +72,4 @@ def test_what_has_no_basins_is_refused(draws, tmp_path):
         dgm.Draws.load(tmp_path / "draws.nc").basins()
     problem = dgm.condition(OfLogistics(1.5), torch.ones(1, dtype=FLOAT))
     with pytest.raises(dgm.ArgumentError, match="standard normal inputs"):
-        basins(problem, problem.start(2, rng()).unsqueeze(0))
+        basins(problem, problem.start(2, torch.Generator()).unsqueeze(0))

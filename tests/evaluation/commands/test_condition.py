@@ -19,7 +19,7 @@ from evaluation.commands.condition import condition_images
 from evaluation.commands.inputs import read_factor, read_images, read_mask
 from evaluation.reports.mixing import describe, modes, parse_label
 from generators.checkpoints import PRETRAINED
-from tests.dgm_infer.sampling.test_low_points import fibre as two_sides
+from tests.dgm_infer.sampling.two_sides import fibre as two_sides
 from tests.kernels import Wanderer
 from trainers import DigitsData
 
