@@ -28,8 +28,8 @@ _POPULATION = 16
 _LARGE_POPULATION = 64
 # Share of the points that the weights of one increment leave effective.
 _EFFECTIVE = 0.5
-# Nats of annealing weight behind the best: weights of points in good modes differ by tens, since one transition per
-# increment does not equilibrate; points further behind have stranded.
+# Nats of annealing weight behind the best: weights of points in good modes differ by tens, since few transitions per
+# increment do not equilibrate; points further behind have stranded.
 _LOST = 50.0
 # Increments after which the last one goes to 1.
 _MOST = 300

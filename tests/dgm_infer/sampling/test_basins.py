@@ -6,7 +6,8 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.sampling import basins as module
 from dgm_infer.sampling.basins import basins
-from tests.dgm_infer.sampling.two_sides import CHAINS, FLOAT, TwoSides, fibre
+from tests.dgm_infer.sampling.two_sides import CHAINS, TwoSides, fibre
+from tests.oracles import FLOAT
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,8 @@ from dgm_infer.conditioning import search
 from dgm_infer.conditioning.solve import search_once
 from dgm_infer.sampling import low_points as module
 from dgm_infer.sampling.low_points import low_points
-from tests.dgm_infer.sampling.two_sides import CHAINS, FLOAT, TwoSides, fibre
+from tests.dgm_infer.sampling.two_sides import CHAINS, TwoSides, fibre
+from tests.oracles import FLOAT
 
 
 def rng(seed=0):

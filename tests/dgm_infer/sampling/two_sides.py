@@ -3,10 +3,10 @@
 import torch
 
 import dgm_infer as dgm
+from tests.oracles import FLOAT
 
-__all__ = ["CHAINS", "FLOAT", "TwoSides", "fibre"]
+__all__ = ["CHAINS", "TwoSides", "fibre"]
 
-FLOAT = torch.float64
 CHAINS = 12
 
 
