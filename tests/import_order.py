@@ -119,6 +119,7 @@ ORDER = {
         "trajectory_length",
         "sub_steps",
         "metric",
+        "settling",
         "warmup",
         "low_points",
         "starts",

@@ -21,7 +21,21 @@ from .preflight import check_energy, check_latents
 from .starts import starting_points
 from .warmup import WarmUp
 
-__all__ = ["Course", "Moment", "Outcome", "Outset", "Plan", "device_of", "diagnostics", "driven", "named"]
+__all__ = [
+    "LONGEST_WARMUP",
+    "Course",
+    "Moment",
+    "Outcome",
+    "Outset",
+    "Plan",
+    "device_of",
+    "diagnostics",
+    "driven",
+    "named",
+]
+
+# Iterations of a warm-up whose length is not given, at most.
+LONGEST_WARMUP = 300
 
 
 @dataclass(frozen=True)
@@ -35,10 +49,20 @@ class Plan:
     seed: int
     keep: str
     target_acceptance: float
+    is_open: bool = False
+    """Whether the warm-up may end sooner."""
 
     @classmethod
     def checked(
-        cls, *, chains: int, warmup: int, draws: int, thin: int, seed: int | None, keep: str, target_acceptance: float
+        cls,
+        *,
+        chains: int,
+        warmup: int | None,
+        draws: int,
+        thin: int,
+        seed: int | None,
+        keep: str,
+        target_acceptance: float,
     ) -> Self:
         """The plan of these arguments of ``sample``; a random seed for None.
 
@@ -47,12 +71,13 @@ class Plan:
         """
         return cls(
             chains=whole_number("sample", "chains", chains, 1),
-            warmup=whole_number("sample", "warmup", warmup, 0),
+            warmup=LONGEST_WARMUP if warmup is None else whole_number("sample", "warmup", warmup, 0),
             draws=whole_number("sample", "draws", draws, 1),
             thin=whole_number("sample", "thin", thin, 1),
             seed=random_seed("sample", seed),
             keep=choice("sample", "keep", keep, ("inputs", "latents")),
             target_acceptance=fraction("sample", "target_acceptance", target_acceptance),
+            is_open=warmup is None,
         )
 
     @property
@@ -93,7 +118,7 @@ class Moment(NamedTuple):
 
     state: State
     transitions: int
-    """Made so far, those of warm-up included."""
+    """Those of the plan, warm-up included, that are made, or spared because warm-up had adapted the kernel."""
     stayed: Tensor
     """Whether each chain is where its main run began, and was at every kept draw: ``[chains, *batch]``."""
     random: Tensor
@@ -138,6 +163,7 @@ class Course:
             iterations=plan.warmup,
             target_acceptance=plan.target_acceptance,
             typical=typical,
+            is_open=plan.is_open,
         )
         stayed = torch.ones_like(state.energy, dtype=torch.bool)
         self.now = Moment(state, 0, stayed, rng.get_state())
@@ -219,6 +245,10 @@ class Course:
             self._warm.update(info, state)
             self._move(state, self.now.stayed)
             bar.update("warm-up", _without_ends(info))
+            spared = plan.warmup - self.now.transitions
+            if spared and self._warm.is_over:
+                bar.expect(-spared)
+                self.now = self.now._replace(transitions=plan.warmup)
             after_each(self)
         if self._warm is not None:
             kernel = self._warm.frozen()

@@ -31,7 +31,7 @@ def sample(
     kernel: Kernel | None = None,
     *,
     chains: int = 4,
-    warmup: int = 300,
+    warmup: int | None = None,
     draws: int = 500,
     thin: int = 1,
     seed: int | None = None,
@@ -53,8 +53,9 @@ def sample(
             finds it cheaper per effective draw (:func:`~dgm_infer.sampling.pilot.pick_kernel`); the pilot has its own
             random numbers, so that the draws are those of the kernel that it picks, which is in ``Draws.kernel``.
         chains: chains per problem of the batch.
-        warmup: iterations that adapt the kernel and are not kept. With 0, an open step size is only searched for at the
-            starting points.
+        warmup: iterations that adapt the kernel and are not kept; None for as many as it takes until step sizes,
+            trajectory lengths and energies have settled, at most 300 (a kernel that adapts a metric, or no step size,
+            takes all of them). With 0, an open step size is only searched for at the starting points.
         draws: draws kept per chain.
         thin: iterations per kept draw.
         seed: seed of all randomness; None draws one and records it in ``Draws.seed``.
@@ -105,7 +106,7 @@ def sample(
     flag("sample", "progress", progress)
     if initial is not None:
         initial = numbers("sample", "initial", initial)
-    check_size(problem, chains=chains, warmup=warmup, draws=draws, thin=thin, keep=keep)
+    check_size(problem, chains=chains, warmup=plan.warmup, draws=draws, thin=thin, keep=keep)
     if isinstance(problem, Target) and initial is None:
         check_energy(problem, device_of(problem, initial))
     outset = Outset(problem, kernel, initial, undecided)

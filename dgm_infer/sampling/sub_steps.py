@@ -25,6 +25,8 @@ class SubSteps:
 
     def __init__(self, n: int, window: int):
         self.n, self.window = n, max(window, 1)
+        self.is_steady = False
+        """Whether the latest window asked for no more."""
         self._reset()
 
     def _reset(self) -> None:
@@ -43,7 +45,8 @@ class SubSteps:
         self.iterations += 1
         if self.iterations < self.window:
             return
-        if self._exceeds(self.failed, self.failures) or self._exceeds(self.retried, self.retries):
+        self.is_steady = not (self._exceeds(self.failed, self.failures) or self._exceeds(self.retried, self.retries))
+        if not self.is_steady:
             self.n = min(self.n + max(1, self.n // 2), self.most)
         self._reset()
 

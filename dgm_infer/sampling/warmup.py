@@ -13,11 +13,15 @@ from ..kernels.metrics import Metric
 from ..kernels.tuning import Preconditioned, Tunable, Tuning
 from .metric import MetricWindows
 from .response import Response
+from .settling import Settling, is_level
 from .step_size import DualAveraging, bounded, reasonable_step_size
 from .sub_steps import SubSteps
 from .trajectory_length import ChEES
 
 __all__ = ["WarmUp"]
+
+# Of a warm-up of open length: transitions of adaptation after which failures of solvers count, and over how many.
+_OPEN_FIRST, _OPEN_WINDOW = 20, 20
 
 
 class WarmUp:
@@ -32,6 +36,17 @@ class WarmUp:
     last third, after each of which the step size and the trajectory length start again in its units; a metric that the
     kernel finds by itself is refined once, by the positions of the second third. Step sizes stop shrinking where
     acceptance does not respond (:class:`Response`).
+
+    Args:
+        kernel: the kernel with what is open in it.
+        problem: what it samples.
+        state: of the chains, where they start.
+        rng: random numbers of the search for first step sizes.
+        iterations: of the warm-up, the most of one that is open.
+        target_acceptance: mean acceptance probability that step sizes are adapted to, unless the kernel names its own.
+        typical: whether the chains start at typical points of the posterior.
+        is_open: whether the warm-up may end as soon as everything has settled (:class:`Settling`), and its start-up
+            phase as soon as energies no longer move. One that adapts a metric, or no step size, does not end sooner.
     """
 
     def __init__(
@@ -44,6 +59,7 @@ class WarmUp:
         iterations: int,
         target_acceptance: float,
         typical: bool = False,
+        is_open: bool = False,
     ):
         # a kernel that is not Tunable leaves nothing open
         self._kernel: Any = kernel
@@ -52,11 +68,13 @@ class WarmUp:
         self._target = self._tuning.target_acceptance or target_acceptance
         self._iterations, self._done = iterations, 0
         self._startup = min(iterations // 5, 60) if self._tuning.step_size and not typical else 0
+        self._open = is_open and self._tuning.step_size and self._tuning.metric is None
+        self._settling, self._energies = Settling(), []
         self._averaging: DualAveraging | None = None
         self._response: Response | None = None
         self._sub_steps: SubSteps | None = None
         if self._tuning.n_geodesic is not None:
-            self._sub_steps = SubSteps(self._tuning.n_geodesic, iterations // 10)
+            self._sub_steps = SubSteps(self._tuning.n_geodesic, _OPEN_WINDOW if self._open else iterations // 10)
         self._metric: Metric | None = None
         self._windows: MetricWindows | None = None
         if self._tuning.metric is not None:
@@ -87,6 +105,10 @@ class WarmUp:
         if self._done <= self._startup:
             log_step = self._chain_step_size.log() + 0.5 * (acceptance - self._target)
             self._chain_step_size = bounded(log_step).exp()
+            if self._open:
+                self._energies.append(state.energy)
+                if is_level(self._energies):
+                    self._startup = self._done
             if self._done == self._startup:
                 self._precondition(state)
             return
@@ -101,13 +123,40 @@ class WarmUp:
             averaging.update(acceptance.mean(0), _told(trial, averaging.current))
         if self._tuning.trajectory_length and trial.end is not None:
             self._lengths().update(trial.end, acceptance)
-        # not before the step size has settled, and early enough for it to settle again
-        if self._sub_steps is not None and 0.4 < self._done / self._iterations <= 0.8:
+        if self._sub_steps is not None and self._counts_failures:
             self._sub_steps.update(info, settled)
         if self._windows is not None and trial.position is not None:
             metric = self._windows.update(self._done, trial.position, self._metric)
             if metric is not None:
                 self._change(metric, state)
+
+        if self._open:
+            self._settling.update(self._adapted(), state.energy)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the kernel is adapted."""
+        if self._done >= self._iterations:
+            return True
+        if not self._open or self._done <= self._startup:
+            return False
+        steady = self._sub_steps is None or self._sub_steps.is_steady
+        return steady and self._settling.reached
+
+    @property
+    def _counts_failures(self) -> bool:
+        """Whether those of solvers tell: not before the step size has settled, and early enough for it to settle
+        again after more sub-steps."""
+        if self._open:
+            return self._done - self._startup > _OPEN_FIRST
+        return 0.4 < self._done / self._iterations <= 0.8
+
+    def _adapted(self) -> Tensor:
+        """The values that are adapted, positive, ``[K, *batch]``."""
+        values = [self._dual_averaging().final.clamp_max(self._longest_step)]
+        if self._tuning.trajectory_length:
+            values.append(self._lengths().final)
+        return torch.stack(values)
 
     def resume(self, problem: Any, rng: torch.Generator) -> None:
         """Go on from a pickle, which holds neither the problem nor the random numbers."""

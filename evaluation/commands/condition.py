@@ -64,7 +64,7 @@ def condition_images(
     kernel: AnyKernel = PilotOrConstrainedHMC(),
     latent_kernel: AnyKernel = HMC(),  # noqa: B008
     chains: int = 16,
-    warmup: int = 300,
+    warmup: int | None = None,
     draws: int = 500,
     thin: int = 1,
     seed: int | None = None,
@@ -94,7 +94,7 @@ def condition_images(
             adapted. Without any, a pilot picks LiftedHMC or ConstrainedHMC.
         latent_kernel: kernel of the chains if the pixels are binary: fields of HMC, or any kernel by class path.
         chains: chains per image.
-        warmup: iterations that adapt the step sizes.
+        warmup: iterations that adapt the step sizes; null for as many as that takes, at most 300.
         draws: draws kept per chain.
         thin: iterations per kept draw.
         seed: seed of all randomness; null draws one.
