@@ -15,7 +15,11 @@ from trainers import DigitsData, FashionMNISTData, MNISTData
 from .completions import top_half
 from .image_sampling import Conditioned
 
-__all__ = ["PROBLEMS", "SWEPT", "ImageProblem", "grid", "plain_network"]
+__all__ = ["GIVEN_WARMUP", "PROBLEMS", "SWEPT", "ImageProblem", "grid", "plain_network"]
+
+
+GIVEN_WARMUP = 150
+"""Iterations of warm-up where it does not end by itself."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +33,7 @@ class ImageProblem:
         images: class of the data, with ``held_out(n)``.
         mask: pixels observed of images of a shape; None for block means.
         factor: side of the blocks; None for pixels.
+        warmup: iterations of warm-up where transitions take seconds; None for as many as it takes.
     """
 
     name: str
@@ -37,6 +42,7 @@ class ImageProblem:
     images: Callable[[], Any]
     mask: Callable[[tuple[int, ...]], Tensor] | None = None
     factor: int | None = None
+    warmup: int | None = None
 
     def conditioned(self, n: int, sd: float | None = None) -> Conditioned:
         """The first ``n`` images; ``sd`` replaces the generator's own noise.
@@ -119,7 +125,7 @@ PROBLEMS = {
         ImageProblem("mnist", "MNIST, top half", _shipped("mnist_conv_vae"), MNISTData, top_half),
         ImageProblem("fashion", "Fashion-MNIST, top half", _shipped("fashion_vae"), FashionMNISTData, top_half),
         ImageProblem("gan", "MNIST GAN, 16 pixels", _shipped("mnist_gan"), MNISTData, grid(7)),
-        ImageProblem("faces", "faces, 4 x 4 x 3 thumbnails", FaceGAN, FaceImages, factor=16),
+        ImageProblem("faces", "faces, 4 x 4 x 3 thumbnails", FaceGAN, FaceImages, None, 16, GIVEN_WARMUP),
     )
 }
 """By name."""

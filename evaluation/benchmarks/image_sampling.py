@@ -99,7 +99,8 @@ class ImageTask:
         kernel: constrained, compiled (the same with ``compile=True``), lifted, default or nuts.
         seconds: wall-clock seconds, start-up and warm-up included.
         chains: chains per image.
-        warmup: iterations that adapt the kernel, fewer where they would take more than half of the time after start-up.
+        warmup: iterations that adapt the kernel, fewer where they would take more than half of the time after start-up;
+            None for as many as it takes.
         cores: threads.
         seed: seed of all randomness.
         noise: sd that the observations of a noiseless model are given for NUTS; None for the model's own.
@@ -111,7 +112,7 @@ class ImageTask:
     kernel: str
     seconds: float
     chains: int
-    warmup: int
+    warmup: int | None
     cores: int
     seed: int
     noise: float | None = None
@@ -124,8 +125,7 @@ def run(task: ImageTask, report: Callable[[str], None]) -> dict[str, Any]:
 
     Returns:
         ``z`` ``[chains, draws, pairs]``, the latents of all images; ``constraint_error``, the largest relative to the
-        scale of the data, or NaN; ``steps`` per transition; ``seconds``, ``warmup_seconds``, ``warmup_iterations``;
-        ``kernel``, its class.
+        scale of the data, or NaN; ``steps`` per transition; ``seconds``, ``warmup_seconds``; ``kernel``, its class.
     """
     began = time.perf_counter()
 
@@ -136,21 +136,9 @@ def run(task: ImageTask, report: Callable[[str], None]) -> dict[str, Any]:
     given = Conditioned.load(task.path)
     problem: Any = given.latent_posterior(task.noise) if task.kernel == "nuts" else given.fibre()
     chains = _Chains(problem, task)
-    chains.sample(_kernel(task.kernel), _FIRST, 1)
-    report(f"started after {elapsed():.1f} s")
-    started = elapsed()
-    chains.sample(chains.kernel, 0, 1)
-    per_draw = elapsed() - started
-    warmup = int(min(task.warmup, max(0.0, _WARMUP_SHARE * (task.seconds - elapsed())) / per_draw))
-    # fewer are not worth their own start-up
-    warmup = warmup if warmup > _FIRST else 0
-    if warmup:
-        started = elapsed()
-        # open again: the first iterations only led here
-        chains.sample(_kernel(task.kernel) or type(chains.kernel)(), warmup, 1)
-        per_draw = (elapsed() - started) / warmup
+    per_draw = _warmed_up(chains, task, elapsed)
     warm = elapsed()
-    report(f"{_FIRST} + {warmup} warm-up iterations of {task.chains} chains in {warm:.1f} s")
+    report(f"{task.chains} chains warmed up in {warm:.1f} s")
     latents: list[np.ndarray] = []
     errors, steps, count = [], [], 0
     largest = max(1, _CHUNK_BYTES // (8 * chains.position.numel()))
@@ -170,9 +158,26 @@ def run(task: ImageTask, report: Callable[[str], None]) -> dict[str, Any]:
         "steps": float(np.average(steps, weights=[part.shape[1] for part in latents])) if latents else float("nan"),
         "seconds": elapsed(),
         "warmup_seconds": warm,
-        "warmup_iterations": _FIRST + warmup,
         "kernel": type(chains.kernel).__name__,
     }
+
+
+def _warmed_up(chains: "_Chains", task: ImageTask, elapsed: Callable[[], float]) -> float:
+    """Adapt the kernel; the seconds that a draw takes."""
+    chains.sample(_kernel(task.kernel), task.warmup and _FIRST, 1)
+    started = elapsed()
+    chains.sample(chains.kernel, 0, 1)
+    per_draw = elapsed() - started
+    if task.warmup is None:
+        return per_draw
+    warmup = int(min(task.warmup, max(0.0, _WARMUP_SHARE * (task.seconds - elapsed())) / per_draw))
+    # fewer are not worth their own start-up
+    if warmup <= _FIRST:
+        return per_draw
+    started = elapsed()
+    # open again: the first iterations only led here
+    chains.sample(_kernel(task.kernel) or type(chains.kernel)(), warmup, 1)
+    return (elapsed() - started) / warmup
 
 
 class _Chains:
@@ -184,7 +189,7 @@ class _Chains:
     def __init__(self, problem: Any, task: ImageTask):
         self.problem, self.chains, self.seed = problem, task.chains, task.seed
 
-    def sample(self, kernel: Any, warmup: int, n: int) -> Any:
+    def sample(self, kernel: Any, warmup: int | None, n: int) -> Any:
         options: dict[str, Any] = {"chains": self.chains, "initial": self.position, "progress": False}
         draws: Any = dgm.sample(self.problem, kernel, warmup=warmup, draws=n, seed=self.seed, **options)
         self.position, self.kernel = draws.inputs[:, -1], draws.kernel

@@ -45,7 +45,6 @@ def summarise(workers: Sequence[WorkerResult], seconds: float) -> dict[str, Any]
         "draws": shortest,
         "seconds": used,
         "warmup_seconds": float(np.mean([result["warmup_seconds"] for result in results])),
-        "warmup_iterations": min(result["warmup_iterations"] for result in results),
         "steps": float(np.mean([result["steps"] for result in results])),
         "constraint_error": float(np.max([result["constraint_error"] for result in results])),
         "min_ess_per_second": float(ess.min()) / used,

@@ -20,7 +20,7 @@ from ..reports.images import page
 from ..reports.records import plain, write_record
 from .earlier_peer import LATE, revision
 from .image_methods import METHODS, SMALL_NOISE, Method
-from .image_problems import PROBLEMS, SWEPT, ImageProblem
+from .image_problems import GIVEN_WARMUP, PROBLEMS, SWEPT, ImageProblem
 from .image_sampling import Conditioned, ImageTask
 from .image_summary import agreement, summarise
 from .machine import checked_cores
@@ -41,7 +41,7 @@ def bench(
     baseline: str | None = None,
     images: int = 2,
     chains: int = 4,
-    warmup: int = 150,
+    warmup: int | None = None,
     peer_warmup: int = 100,
     sweep: bool = True,
     sweep_noise: str = "0.3,0.1,0.03,0.01,0.003",
@@ -67,7 +67,7 @@ def bench(
         images: the first so many held-out images, sampled together.
         chains: chains per image of this project; Pyro and Mici have one per core.
         warmup: iterations of this project that adapt a kernel, fewer where they would take more than half of the time
-            after start-up.
+            after start-up; null for as many as it takes, of the earlier revision and of faces then 150.
         peer_warmup: iterations that Pyro and Mici adapt in.
         sweep: also sample digits by constrained and lifted HMC for several widths of output noise.
         sweep_noise: these widths, standard deviations separated by commas.
@@ -81,7 +81,7 @@ def bench(
         path of the JSON file.
     """
     check_positive(seconds=seconds, sweep_seconds=sweep_seconds)
-    check_counts(images=images, warmup=warmup, peer_warmup=peer_warmup)
+    check_counts(images=images, warmup=warmup or 1, peer_warmup=peer_warmup)
     check_counts(2, chains=chains)
     check_seed(seed)
     budgets = _budgets(problems, seconds)
@@ -158,7 +158,7 @@ class _Runner:
                 print(f"  {method.label}, left out: {method.missing}", flush=True)
                 rows.setdefault(method.label, {"left_out": method.missing, "errors": []})
             elif not self._has(rows, method.label, seconds):
-                rows[method.label] = self._measure(method, given, seconds, checkout)
+                rows[method.label] = self._measure(method, given, seconds, checkout, problem.warmup)
                 exact = {label: row for label, row in rows.items() if label not in others}
                 entry["agreement"] = agreement(exact)
             # after every method: what was measured survives whatever happens to the next
@@ -172,7 +172,7 @@ class _Runner:
             rows = entry["methods"].setdefault(method.label, {})
             if not self._has(rows, f"{sd:g}", seconds):
                 print(f"{problem.title}, noise {sd:g}", flush=True)
-                row = self._measure(method, given, seconds, None)
+                row = self._measure(method, given, seconds)
                 rows[f"{sd:g}"] = {key: value for key, value in row.items() if not isinstance(value, list)} | {
                     "errors": row["errors"]
                 }
@@ -181,25 +181,35 @@ class _Runner:
     def _has(self, rows: Mapping[str, Any], label: str, seconds: float) -> bool:
         return not self.again and rows.get(label, {}).get("budget") == seconds
 
-    def _measure(self, method: Method, given: Conditioned, seconds: float, checkout: str | None) -> dict[str, Any]:
+    def _measure(
+        self,
+        method: Method,
+        given: Conditioned,
+        seconds: float,
+        checkout: str | None = None,
+        warmup: int | None = None,
+    ) -> dict[str, Any]:
         print(f"  {method.label}, {seconds:g} s", flush=True)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "conditioned.pt")
             given.save(file)
             outcomes = run_workers(
                 method.function,
-                self._tasks(method, str(file), seconds, checkout),
+                self._tasks(method, str(file), seconds, checkout, warmup),
                 environment=threads(self.task.cores) if method.is_ours else one_thread(),
                 patience=LATE * seconds + _IMPORTS,
                 report=lambda line: print(f"    {line}", flush=True),
             )
         return {"budget": seconds, **_reported(summarise(outcomes, seconds))}
 
-    def _tasks(self, method: Method, path: str, seconds: float, checkout: str | None) -> list[ImageTask]:
+    def _tasks(
+        self, method: Method, path: str, seconds: float, checkout: str | None, warmup: int | None
+    ) -> list[ImageTask]:
         noise = None if method.exact else SMALL_NOISE
-        task = replace(self.task, path=path, kernel=method.kernel, seconds=seconds, noise=noise)
+        given = warmup if self.task.warmup is None else self.task.warmup
+        task = replace(self.task, path=path, kernel=method.kernel, seconds=seconds, noise=noise, warmup=given)
         if method.function == METHODS["baseline"].function:
-            return [replace(task, checkout=checkout)]
+            return [replace(task, checkout=checkout, warmup=given or GIVEN_WARMUP)]
         if method.is_ours:
             return [task]
         return [replace(task, chains=1, warmup=self.peer_warmup, index=i) for i in range(self.task.cores)]

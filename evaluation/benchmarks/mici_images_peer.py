@@ -66,6 +66,7 @@ def run(task: ImageTask, report: Report) -> dict[str, Any]:
     if not np.allclose(g(jnp.zeros(dim)), net(origin).flatten().numpy()):
         raise ModelError("the decoder is more than its layers, one after the other")
     whole, chains, relative = Clock(task.seconds), [], []
+    assert task.warmup is not None
     for observed in y:
         clock = Clock(task.seconds / len(y))
         z = _mode(net, index, observed, sd, torch.randn(dim, generator=rng, dtype=torch.float64))
@@ -95,7 +96,6 @@ def run(task: ImageTask, report: Report) -> dict[str, Any]:
         "steps": float(np.mean(steps)) if steps else float("nan"),
         "seconds": whole.elapsed,
         "warmup_seconds": sum(chain.warmup_seconds for chain in chains),
-        "warmup_iterations": min(chain.warmup_iterations for chain in chains),
         "kernel": "mici.samplers.DynamicMultinomialHMC",
     }
 

@@ -57,6 +57,7 @@ def run(task: ImageTask, report: Report) -> dict[str, Any]:
     torch.set_num_threads(1)
     pyro.set_rng_seed(task.seed + task.index)
     kernel = NUTS(program(Conditioned.load(task.path)))
+    assert task.warmup is not None
     kernel.setup(task.warmup)
     parameters = kernel.initial_params
     for _ in range(task.warmup):
@@ -73,6 +74,5 @@ def run(task: ImageTask, report: Report) -> dict[str, Any]:
         "steps": float("nan"),
         "seconds": elapsed(),
         "warmup_seconds": warm,
-        "warmup_iterations": task.warmup,
         "kernel": "pyro.infer.NUTS",
     }
