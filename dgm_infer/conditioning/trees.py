@@ -6,8 +6,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..structures import JacobianMap
-
 __all__ = ["Form", "flatten", "take", "tree_map", "unflatten"]
 
 Form = Any
@@ -16,10 +14,8 @@ Form = Any
 
 def flatten(tree: Any) -> tuple[list[Tensor], Form]:
     """The tensors of a tree, in order, and its form."""
-    if isinstance(tree, Tensor):
-        return [tree], None
-    parts = [flatten(part) for part in (tree.tensors if isinstance(tree, JacobianMap) else tree)]
-    return [t for tensors, _ in parts for t in tensors], (type(tree), tuple(form for _, form in parts))
+    tensors: list[Tensor] = []
+    return tensors, _collect(tree, tensors)
 
 
 def unflatten(tensors: Iterable[Tensor], form: Form) -> Any:
@@ -36,6 +32,15 @@ def tree_map(function: Callable[..., Tensor], *trees: Any) -> Any:
 def take(tree: Any, batch: torch.Size, problems: Tensor) -> Any:
     """The tree of tensors ``[*batch, ...]`` at flat indices ``[N]`` of the batch: tensors ``[N, ...]``."""
     return tree_map(lambda data: data.reshape(batch.numel(), *data.shape[len(batch) :])[problems], tree)
+
+
+def _collect(tree: Any, tensors: list[Tensor]) -> Form:
+    """The form of a tree, whose tensors are added to those."""
+    if isinstance(tree, Tensor):
+        tensors.append(tree)
+        return None
+    parts = tree if isinstance(tree, tuple) else tree.tensors
+    return type(tree), tuple([_collect(part, tensors) for part in parts])
 
 
 def _build(tensors: Iterator[Tensor], form: Form) -> Any:
