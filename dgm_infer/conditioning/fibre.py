@@ -106,6 +106,12 @@ class Fibre:
         return isinstance(self.structure, Dense) and not self.model.has_local_inputs
 
     @property
+    def has_low_points(self) -> bool:
+        """Whether chains start above modes, at low points of the fibre: searched for, and with normal inputs, whose
+        density says what is low."""
+        return self.searches and self.model.input_density.is_standard_normal
+
+    @property
     def for_searches(self) -> "Fibre":
         """The same fibre with the derivatives that searches use: those in float32 lead as well to where only the
         constraint tells."""

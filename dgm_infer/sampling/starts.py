@@ -76,7 +76,7 @@ def starting_points(
         return anneal_noise(
             problem, annealing, chains, rng, tolerance=tolerance, target_acceptance=target_acceptance, report=report
         )
-    if anneal and problem.searches and problem.model.input_density.is_standard_normal:
+    if anneal and problem.has_low_points:
         position, ancestors = low_points(problem, chains, rng, tolerance=tolerance, report=report)
         own = torch.arange(chains, device=position.device).view(-1, *[1] * (ancestors.ndim - 1))
         return Start(position, None if (ancestors == own).all() else ancestors)

@@ -84,10 +84,10 @@ def _groups(draws: Draws) -> Iterator[str]:
 
 
 def modes(draws: Draws, summary: pd.DataFrame) -> str:
-    """A line per image that says in which modes its chains are, by their low points; empty where that is not known, or
-    nine tenths of all latents have mixed."""
+    """A line per image that says in which modes its chains are, by their low points; empty where that is not known,
+    nine tenths of all latents have mixed, or someone waits for the run to end."""
     problem = draws.problem
-    if not (isinstance(problem, Fibre) and problem.searches and problem.model.input_density.is_standard_normal):
+    if not (isinstance(problem, Fibre) and problem.has_low_points) or draws.interrupted:
         return ""
     if (summary["r_hat"].to_numpy(float) <= R_HAT).mean() >= _MIXED:
         return ""

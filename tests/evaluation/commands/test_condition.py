@@ -201,6 +201,9 @@ def test_the_report_names_the_modes_of_chains_that_have_not_mixed():
     kernel = dgm.ConstrainedHMC(step_size=0.2, n_steps=3)
     draws = dgm.sample(two_sides(far=1.5), kernel, chains=12, warmup=0, draws=8, seed=1, progress=False)
     summary = draws.summary()
+    draws.interrupted = True
+    assert modes(draws, summary) == ""
+    draws.interrupted = False
     lines = modes(draws, summary).splitlines()
     assert len(lines) == 3
     for i, line in enumerate(lines):
