@@ -22,9 +22,8 @@ __all__ = ["LiftedHMC", "LiftedState"]
 
 
 _CURVATURE = "curvature"
-# A metric that is adapted begins with the curvature of at most so many global inputs, at so many chains, where so many
-# transitions of all chains do not determine one.
-_DIM, _CHAINS, _WINDOW = 512, 16, 10
+# A metric that is adapted begins with the curvature of at most so many global inputs, at so many chains.
+_DIM, _CHAINS = 512, 16
 
 
 class LiftedState(NamedTuple):
@@ -67,8 +66,7 @@ class LiftedHMC(Settings):
         metric: as in :class:`HMC`, or ``"curvature"``: after the start-up phase of the warm-up, or at once if the start
             was annealed, the inverse of ``I + K^T K``, averaged over at most 16 chains, with K the Jacobian of the
             noise that explains the observation (math 8.8). It takes one forward derivative of the model per global
-            input and chain. ``"dense"`` begins with it, and refines it once, where ten transitions of all chains are
-            fewer draws than twice the global inputs, of which there are at most 512.
+            input and chain. ``"dense"`` begins with it, and refines it once, for at most 512 global inputs.
         tolerance: a position whose constraint differs from 0 by more than ``tolerance * max(1, |y|_max)``, because the
             model is not of this form there, is rejected; None for 1e-8 in float64 and 1e-4 in float32.
         float32_gradients: whether gradients are computed in float32 and energies, which decide on acceptance, in the
@@ -135,8 +133,7 @@ class LiftedHMC(Settings):
 
     def metric_at(self, problem: Fibre, position: Tensor) -> Metric | None:
         marginal = self._marginal(problem)
-        few = _WINDOW * len(position) < 2 * marginal.dim <= 2 * _DIM
-        if not (self.metric == _CURVATURE or (self.metric == "dense" and few)):
+        if not (self.metric == _CURVATURE or (self.metric == "dense" and marginal.dim <= _DIM)):
             return None
         precision = marginal.precision(position[:_CHAINS, ..., : marginal.dim]).mean(0)
         try:

@@ -31,6 +31,11 @@ class MetricWindows:
         self._ends = _ends(first, last, max(last - first, self.shortest) if single else self.shortest)
         self._first = first
 
+    @property
+    def last(self) -> int:
+        """The iteration after which the last window ends; 0 without any."""
+        return max(self._ends, default=0)
+
     def update(self, iteration: int, position: Tensor, metric: Metric | None) -> Metric | None:
         """The new metric if a window ends after this iteration, counted from 1.
 
@@ -38,7 +43,7 @@ class MetricWindows:
             position: ``[chains, *batch, D]``.
             metric: the adapted one in use, if there is one.
         """
-        if not self._first < iteration <= max(self._ends, default=0):
+        if not self._first < iteration <= self.last:
             return None
         self._positions.append(position)
         if iteration not in self._ends:

@@ -54,8 +54,8 @@ def sample(
             random numbers, so that the draws are those of the kernel that it picks, which is in ``Draws.kernel``.
         chains: chains per problem of the batch.
         warmup: iterations that adapt the kernel and are not kept; None for as many as it takes until step sizes,
-            trajectory lengths and energies have settled, at most 300 (a kernel that adapts a metric, or no step size,
-            takes all of them). With 0, an open step size is only searched for at the starting points.
+            trajectory lengths and energies have settled, at most 300 (a kernel that adapts no step size, or a metric
+            from nothing, takes all of them). With 0, an open step size is only searched for at the starting points.
         draws: draws kept per chain.
         thin: iterations per kept draw.
         seed: seed of all randomness; None draws one and records it in ``Draws.seed``.

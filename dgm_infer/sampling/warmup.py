@@ -1,5 +1,6 @@
 """Warm-up: a start-up phase, then step size, trajectory length and sub-steps; frozen afterwards."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -20,8 +21,9 @@ from .trajectory_length import ChEES
 
 __all__ = ["WarmUp"]
 
-# Of a warm-up of open length: transitions of adaptation after which failures of solvers count, and over how many.
-_OPEN_FIRST, _OPEN_WINDOW = 20, 20
+# Of a warm-up of open length: transitions of adaptation after which failures of solvers count, and positions correct a
+# metric; over how many of them at least, and positions for every dimension of a metric.
+_OPEN_FIRST, _OPEN_WINDOW, _PER_DIMENSION = 20, 20, 4
 
 
 class WarmUp:
@@ -46,7 +48,9 @@ class WarmUp:
         target_acceptance: mean acceptance probability that step sizes are adapted to, unless the kernel names its own.
         typical: whether the chains start at typical points of the posterior.
         is_open: whether the warm-up may end as soon as everything has settled (:class:`Settling`), and its start-up
-            phase as soon as energies no longer move. One that adapts a metric, or no step size, does not end sooner.
+            phase as soon as energies no longer move. A metric that the kernel finds by itself is then refined by four
+            positions for every dimension. A warm-up that adapts no step size, or a metric from nothing, whose windows
+            take their time, does not end sooner.
     """
 
     def __init__(
@@ -68,7 +72,7 @@ class WarmUp:
         self._target = self._tuning.target_acceptance or target_acceptance
         self._iterations, self._done = iterations, 0
         self._startup = min(iterations // 5, 60) if self._tuning.step_size and not typical else 0
-        self._open = is_open and self._tuning.step_size and self._tuning.metric is None
+        self._open = is_open and self._tuning.step_size
         self._settling, self._energies = Settling(), []
         self._averaging: DualAveraging | None = None
         self._response: Response | None = None
@@ -77,8 +81,7 @@ class WarmUp:
             self._sub_steps = SubSteps(self._tuning.n_geodesic, _OPEN_WINDOW if self._open else iterations // 10)
         self._metric: Metric | None = None
         self._windows: MetricWindows | None = None
-        if self._tuning.metric is not None:
-            self._windows = MetricWindows(self._tuning.metric, self._startup, iterations * 2 // 3)
+        self._knows_metric = False
         self._like = state.position[0, ..., 0]
         self._chees: ChEES | None = None
         if self._tuning.step_size:
@@ -125,7 +128,8 @@ class WarmUp:
             self._lengths().update(trial.end, acceptance)
         if self._sub_steps is not None and self._counts_failures:
             self._sub_steps.update(info, settled)
-        if self._windows is not None and trial.position is not None:
+        if self._tuning.metric is not None and trial.position is not None:
+            self._windows = self._windows or self._metric_windows(self._tuning.metric, trial.position)
             metric = self._windows.update(self._done, trial.position, self._metric)
             if metric is not None:
                 self._change(metric, state)
@@ -141,7 +145,8 @@ class WarmUp:
         if not self._open or self._done <= self._startup:
             return False
         steady = self._sub_steps is None or self._sub_steps.is_steady
-        return steady and self._settling.reached
+        refined = self._windows is None or self._done >= self._windows.last
+        return steady and refined and self._settling.reached
 
     @property
     def _counts_failures(self) -> bool:
@@ -171,13 +176,24 @@ class WarmUp:
             metric = self._kernel.metric_at(self._problem, state.position)
             if metric is not None:
                 self._change(metric, state)
-                if self._tuning.metric is not None:
-                    third = self._iterations // 3
-                    self._windows = MetricWindows(self._tuning.metric, max(third, self._done), 2 * third, single=True)
+                self._knows_metric = True
+        self._open &= self._knows_metric or self._tuning.metric is None
+
+    def _metric_windows(self, name: str, position: Tensor) -> MetricWindows:
+        """Windows for positions ``[chains, *batch, D]``; one to refine a metric that is known."""
+        third = self._iterations // 3
+        if not self._knows_metric:
+            return MetricWindows(name, self._startup, 2 * self._iterations // 3)
+        first, last = max(third, self._startup), 2 * third
+        if self._open:
+            first = self._startup + _OPEN_FIRST
+            last = first + max(_OPEN_WINDOW, math.ceil(_PER_DIMENSION * position.shape[-1] / len(position)))
+        return MetricWindows(name, first, last, single=True)
 
     def _change(self, metric: Metric, state: State) -> None:
         """Take a new metric, in whose units the step size and the trajectory length are found again."""
         self._metric, self._kernel = metric, self._kernel.replace(metric=metric)
+        self._settling = Settling()
         if self._tuning.step_size:
             kernel = self._with_sub_steps(self._kernel)
             self._chain_step_size = reasonable_step_size(kernel, self._problem, state, self._rng)

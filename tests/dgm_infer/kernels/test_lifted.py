@@ -138,6 +138,15 @@ def test_a_dense_metric_begins_with_it_and_few_draws_hardly_change_it(monkeypatc
     assert condition_number() > 100
 
 
+def test_it_is_right_from_the_start_where_many_chains_would_tell_it_as_well():
+    # Fashion-MNIST needed 300 iterations of warm-up for what it now has after 100
+    position = narrow().start(64, torch.Generator().manual_seed(1))
+    dense, exact = (dgm.LiftedHMC(metric=name).metric_at(narrow(), position) for name in ("dense", "curvature"))
+    assert isinstance(dense, type(exact))
+    torch.testing.assert_close(vars(dense)["factor"], vars(exact)["factor"])
+    assert dgm.LiftedHMC(metric="identity").metric_at(narrow(), position) is None
+
+
 def test_of_few_precise_values_it_is_a_metric_in_float32_too():
     y = Wide().observed(torch.ones(1, 40, dtype=FLOAT))[0].float()
     few = dgm.pixels(torch.arange(60) < 10)

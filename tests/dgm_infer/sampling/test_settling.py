@@ -95,6 +95,17 @@ def test_a_warm_up_that_adapts_a_metric_takes_all_of_its_windows():
     assert transitions(Counted(metric="dense"))[0] >= LONGEST_WARMUP
 
 
+def test_a_metric_that_is_known_at_the_start_is_refined_and_then_settles(monkeypatch):
+    problem, made = linear_gaussian(problems=(2,)).problem, []
+    update = WarmUp.update
+    monkeypatch.setattr(WarmUp, "update", lambda self, *given: (made.append(self), update(self, *given)))
+    draws = dgm.sample(problem, dgm.LiftedHMC(), chains=8, draws=200, seed=1, progress=False)
+    windows = made[-1]._windows
+    assert windows is not None
+    assert windows.last + Settling.fewest <= len(made) < LONGEST_WARMUP / 2
+    assert (draws.stats["acceptance_rate"].mean((0, 1)) - 0.8).abs().max() < 0.1
+
+
 def test_chains_that_start_far_away_have_come_near_when_it_ends():
     far = torch.full((8, 2, 3), 1000.0, dtype=FLOAT)
     problem = correlated_gaussian((0.5, 2.0)).problem
