@@ -59,6 +59,10 @@ def summarise(workers: Sequence[WorkerResult], seconds: float) -> dict[str, Any]
 _KEPT = {"mean": "mean", "mcse": "mcse_mean", "r_hat": "r_hat"}
 
 
+# Draws of all chains from which standard errors are told.
+_TOLD = 200
+
+
 def _short(value: float | None) -> float:
     return float(f"{float('nan') if value is None else value:.5g}")
 
@@ -66,13 +70,14 @@ def _short(value: float | None) -> float:
 def agreement(methods: Mapping[str, Mapping[str, Any]]) -> dict[str, Any] | None:
     """The largest difference of posterior means between two methods, in combined standard errors.
 
-    Standard errors mean something where chains have mixed: pairs whose R-hat is at most 1.05 by both methods count.
+    Standard errors mean something where chains have mixed: pairs whose R-hat is at most 1.05 by both methods count, and
+    methods with 200 draws or more.
 
     Returns:
         ``largest``, the methods it is ``between``, and how many comparisons were made of how many (``compared``,
         ``possible``); None for fewer than two methods.
     """
-    sampled = [label for label, row in methods.items() if "mean" in row]
+    sampled = [label for label, row in methods.items() if "mean" in row and row["chains"] * row["draws"] >= _TOLD]
     largest, between, compared, possible = 0.0, None, 0, 0
     for a, b in combinations(sampled, 2):
         mean, mcse, r_hat = (np.array([methods[m][key] for m in (a, b)], dtype=float) for key in _KEPT)
