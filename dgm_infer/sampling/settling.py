@@ -6,7 +6,7 @@ from torch import Tensor
 __all__ = ["Settling", "is_level"]
 
 # Transitions in each of the two windows whose energies are compared.
-WINDOW = 10
+_WINDOW = 10
 
 
 class Settling:
@@ -53,9 +53,9 @@ def is_level(energies: list[Tensor]) -> bool:
     of one chain differ by: 0.8 standard deviations, if the correlation of successive ones is a half. One of twenty
     batches that have settled looks as if it had not.
     """
-    if len(energies) < 2 * WINDOW:
+    if len(energies) < 2 * _WINDOW:
         return False
-    before, after = (torch.stack(part) for part in (energies[-2 * WINDOW : -WINDOW], energies[-WINDOW:]))
+    before, after = (torch.stack(part) for part in (energies[-2 * _WINDOW : -_WINDOW], energies[-_WINDOW:]))
     chains, problems = after.shape[1], after[0, 0].numel()
     deviation = after.flatten(0, 1).std(0) / chains**0.5
     level = torch.special.ndtri(torch.tensor(1 - 0.025 / problems, dtype=torch.float64)).item()

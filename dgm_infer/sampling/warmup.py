@@ -133,7 +133,6 @@ class WarmUp:
             metric = self._windows.update(self._done, trial.position, self._metric)
             if metric is not None:
                 self._change(metric, state)
-
         if self._open:
             self._settling.update(self._adapted(), state.energy)
 

@@ -57,8 +57,6 @@ def summarise(workers: Sequence[WorkerResult], seconds: float) -> dict[str, Any]
 
 
 _KEPT = {"mean": "mean", "mcse": "mcse_mean", "r_hat": "r_hat"}
-
-
 # Draws of all chains from which standard errors are told.
 _TOLD = 200
 

@@ -81,7 +81,7 @@ def bench(
         path of the JSON file.
     """
     check_positive(seconds=seconds, sweep_seconds=sweep_seconds)
-    check_counts(images=images, warmup=warmup or 1, peer_warmup=peer_warmup)
+    check_counts(images=images, warmup=1 if warmup is None else warmup, peer_warmup=peer_warmup)
     check_counts(2, chains=chains)
     check_seed(seed)
     budgets = _budgets(problems, seconds)

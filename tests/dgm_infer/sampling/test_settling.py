@@ -1,5 +1,6 @@
 """A warm-up whose length is not given ends when it has adapted the kernel, and not before."""
 
+import dataclasses
 import math
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.errors import Status
 from dgm_infer.sampling.course import LONGEST_WARMUP
 from dgm_infer.sampling.settling import Settling, is_level
 from dgm_infer.sampling.sub_steps import SubSteps
@@ -138,6 +140,11 @@ def test_failing_solvers_are_waited_for():
     sub_steps = SubSteps(2, 1)
     sub_steps.update(info, torch.ones(1, dtype=torch.bool))
     assert sub_steps.is_steady
+    # the control: a window of nothing but failures
+    failed = dataclasses.replace(info, status=torch.full_like(info.status, int(Status.PROJECTION_FAILED)))
+    warm._sub_steps = sub_steps
+    sub_steps.update(failed, torch.ones(1, dtype=torch.bool))
+    assert not warm.is_over
 
 
 def test_a_stopped_run_with_an_open_warm_up_goes_on_with_the_same_draws(tmp_path, monkeypatch):
