@@ -28,10 +28,14 @@ class Compiler:
 
     The functions are traced to tensor operations first (``make_fx``): forward-mode derivatives, gradients and the
     user's model are all in the graph before torch's compiler sees it.
+
+    Args:
+        generates: whether code may be generated. Else what cannot be traced is called as it is.
     """
 
-    def __init__(self):
-        self._compiled: dict[Any, tuple[Callable[..., list[Tensor]], list[Form]]] = {}
+    def __init__(self, generates: bool = True):
+        self.generates = generates
+        self._compiled: dict[Any, tuple[Callable[..., list[Tensor]], list[Form]] | None] = {}
 
     def __call__(self, key: Any, function: Callable[..., Any], *arguments: Any, generate: bool) -> Any:
         """``function(*arguments)``; arguments and result are trees of tensors whose dimension 0 is the rows.
@@ -40,6 +44,9 @@ class Compiler:
             key: identifies the function, which is compiled once per key.
             generate: whether code is generated; else the traced operations are called one by one, which takes no time
                 to compile and spares the calls of derivatives from Python.
+
+        Raises:
+            ModelError: code may be generated, and the model cannot be traced or compiled.
         """
         tensors, structure = flatten(arguments)
         rows = tensors[0].shape[0]
@@ -48,8 +55,17 @@ class Compiler:
         tensors = [t.contiguous() for t in tensors]
         key = (key, structure, tensors[0].dtype, tensors[0].device)
         if key not in self._compiled:
-            self._compiled[key] = self._compile(function, structure, tensors, generate)
-        compiled, result = self._compiled[key]
+            try:
+                self._compiled[key] = self._compile(function, structure, tensors, generate and self.generates)
+            except ModelError:
+                if self.generates:
+                    raise
+                self._compiled[key] = None
+        known = self._compiled[key]
+        if known is None:
+            with torch.no_grad():
+                return function(*arguments)
+        compiled, result = known
         with torch.no_grad():
             values = compiled(*tensors)
         return unflatten([v[:1] for v in values] if rows == 1 else list(values), result[0])

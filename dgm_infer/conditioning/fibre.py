@@ -1,5 +1,6 @@
 """The fibre ``{u : A(g_x(u)) = y}`` of a batch of observations, and the posterior density on it (J 6, T 4.7)."""
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
@@ -22,6 +23,9 @@ __all__ = ["Fibre", "Linearisation"]
 
 # Maximum Jacobian entries per chunk: the graph for their gradient is about thirty times as large.
 _ELEMENTS = 2**22
+# Most entries of the Jacobian of all outputs, of all rows, for which traced derivatives spare time: up to here it goes
+# into calls, beyond into a network's arithmetic.
+_TRACED = 2**19
 
 
 class Linearisation(NamedTuple):
@@ -82,7 +86,7 @@ class Fibre:
     @property
     def is_compiled(self) -> bool:
         """Whether :meth:`evaluate` compiles what it evaluates."""
-        return self._compiler is not None
+        return self._compiler is not None and self._compiler.generates
 
     @property
     def units(self) -> Units | None:
@@ -138,6 +142,22 @@ class Fibre:
         from .compilation import Compiler
 
         return self._variant("compiled", lambda: {"compiler": Compiler()})
+
+    def with_traced_derivatives(self) -> "Fibre":
+        """The same fibre with Jacobians and their derivatives computed as they were traced, for few rows.
+
+        The same results up to rounding, without the calls by which derivatives of derivatives are found; all others
+        stay as they are. Tracing takes a few seconds, once.
+        """
+        from .compilation import Compiler
+
+        return self._variant("traced", lambda: {"compiler": Compiler(generates=False)})
+
+    @property
+    def traces(self) -> bool:
+        """Whether traced derivatives spare time: of networks with convolutions whose Jacobian has no structure, on a
+        CPU."""
+        return self.searches and self.observed.convolves and self.values.device.type == "cpu"
 
     def with_float32_derivatives(self) -> "Fibre":
         """The same fibre with Jacobians, their determinants and gradients from the model in float32 (math 3.8).
@@ -200,7 +220,7 @@ class Fibre:
         return tree_map(lambda *tensors: torch.cat(tensors), *parts)
 
     def _evaluate(self, function: Callable[..., Any], arguments: tuple[Any, ...], often: bool) -> Any:
-        if self._compiler is None:
+        if self._compiler is None or not (self.is_compiled or self._is_traced(function)):
             with torch.no_grad():
                 return function(self, *arguments)
 
@@ -208,6 +228,11 @@ class Fibre:
             return function(self._with(*data), *arguments)
 
         return self._compiler(function, of_tensors, self._data, *arguments, generate=often)
+
+    def _is_traced(self, function: Callable[..., Any]) -> bool:
+        """Whether a fibre with traced derivatives traces this: one of few rows, of which calls take the time."""
+        size = self.values.numel() * math.prod(self.model.output_shape)
+        return function in (type(self).jacobian, type(self).linearise) and size <= _TRACED
 
     @property
     def _data(self) -> tuple[Any, ...]:
@@ -238,7 +263,7 @@ class Fibre:
     def _quickly(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
         # pulling back rows of J has a mode of its own for convolutions
         pulls_back = torch.is_grad_enabled() and self.units is None
-        quicker = dtype in self.observed.quicker and not pulls_back and self._compiler is None
+        quicker = dtype in self.observed.quicker and not pulls_back and not self.is_compiled
         return QuickConvolutions() if quicker else nullcontext()
 
     def constraint_error(self, u: Tensor) -> Tensor:

@@ -65,7 +65,8 @@ class ConstrainedHMC(Settings):
             float64 and 1e-5 in float32. A reversed sub-step must return within ``sqrt(tolerance)``.
         max_iterations: updates after which a solver has failed.
         compile: whether torch's compiler generates code for the solvers, and derivatives are computed as they were
-            traced: the same results up to rounding, about twice as fast, after half a minute of compilation.
+            traced: the same results up to rounding, about twice as fast, after half a minute of compilation. Those of
+            few rows of a network with convolutions, without structure, are always computed as they were traced.
         float32_jacobians: whether Jacobians are computed in float32 and the constraint alone in the type of the
             positions: faster where a network's arithmetic takes the time, on a CPU 2 to 3 times for convolutions. The
             energy then has rounding errors of about 1e-7 times the condition number of the Jacobian (math 3.8). None
@@ -153,7 +154,9 @@ class ConstrainedHMC(Settings):
         coarse = problem.prefers_float32 if self.float32_jacobians is None else self.float32_jacobians
         problem = problem.with_float32_derivatives() if coarse else problem
         problem = problem if self.gram_force else problem.without_gram_force()
-        return problem.compiled() if self.compile else problem
+        if self.compile:
+            return problem.compiled()
+        return problem.with_traced_derivatives() if problem.traces else problem
 
     def _project(
         self, tolerance: float, solvers: tuple[str, ...], fibre: Fibre, v: Tensor, base: JacobianMap, **options: Any

@@ -5,12 +5,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import dgm_infer as dgm
+from dgm_infer.conditioning import compilation
 from dgm_infer.conditioning.compilation import Compiler
 from dgm_infer.conditioning.projection import project
-from tests.models import Bent, BentPairs, Stretched, Walk
+from tests.models import Bent, BentPairs, Network, Stretched, Walk
 from tests.oracles import FLOAT, Circle, Ellipse, Wave
 from tests.quick import cases
 
@@ -221,3 +223,35 @@ def test_a_broken_file_of_a_stopped_compilation_is_named(monkeypatch):
     problem = dgm.condition(Ellipse(), [2.0])
     with pytest.raises(dgm.ModelError, match=r"file too short\): a compilation that was stopped left .*, remove /"):
         dgm.sample(problem, dgm.ConstrainedHMC(0.3, compile=True), chains=2, draws=1, warmup=0, progress=False)
+
+
+class Looking(Network):
+    """A network that looks at the values of its inputs."""
+
+    def prepare(self, u):
+        if bool((u > 1e3).all()):
+            raise ValueError("far away")
+        return u
+
+
+def test_derivatives_of_networks_with_convolutions_are_traced_where_they_can_be(monkeypatch):
+    traced = []
+    trace = compilation._trace
+    monkeypatch.setattr(compilation, "_trace", lambda *args: traced.append(trace(*args)) or traced[-1])
+    kernel = dgm.ConstrainedHMC(0.3, n_steps=(2, 3))
+    draws = []
+    for network in (Network, Looking):
+        torch.manual_seed(0)
+        convolved = nn.Unflatten(-1, (1, 2, 3)), nn.Conv2d(1, 1, 3, padding=1), nn.Flatten()
+        fibre = dgm.condition(
+            network(*convolved).double(),
+            [0.1, 0, 0, 0.2, 0],
+            observe=dgm.pixels(torch.tensor([True, False, False, True, False])),
+        )
+        assert fibre.traces
+        draws.append(dgm.sample(fibre, kernel, chains=5, warmup=0, draws=4, seed=3, progress=False).inputs)
+    # the Jacobian and the linearisation; those of the network that cannot be traced are called as they are
+    assert len(traced) == 2
+    assert draws[0].diff(dim=1).abs().max() > 0.01
+    # derivatives of convolutions are in float32
+    torch.testing.assert_close(*draws, rtol=0, atol=1e-4)
