@@ -165,9 +165,13 @@ class Target:
 def as_target(target) -> Target:
     """Anything with ``energy``, ``dim`` and ``batch_shape``, as a :class:`Target`.
 
+    Of a fibre with additive normal noise that is the posterior of the other inputs, whose evidence is ``log p(y)``.
+
     Raises:
         ArgumentError: one of them is missing.
     """
+    if hasattr(target, "constraint") and isinstance(marginal := getattr(target, "marginal", None), Target):
+        return marginal
     return target if isinstance(target, Target) else _Adapted(target)
 
 
@@ -188,8 +192,9 @@ class _Adapted(Target):
         if hasattr(target, "constraint"):
             raise ArgumentError(
                 f"expected a Target, not a {type(target).__name__}: an exact observation leaves a surface without a "
-                "density on R^D; give condition() a tolerance, or write the observation as a likelihood "
-                "(for Pyro programs: target_from_pyro)"
+                "density on R^D, unless the noise of every value is normal and added: give the model such noise, "
+                "WithNoise(model, sd=...), or write the observation as a likelihood (for Pyro programs: "
+                "target_from_pyro)"
             )
         if not all(hasattr(target, name) for name in ("energy", "dim", "batch_shape")):
             raise ArgumentError(

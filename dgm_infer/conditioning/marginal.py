@@ -24,8 +24,9 @@ _ROUNDING = 1e4
 class NoiseMarginal(Target):
     """``p(u1 | y)`` where the constraint is ``c = r(u1) + D(u1) u2`` with standard normal ``u2`` (math 2.6).
 
-    The noise integrates out to ``energy(u1) = -log p(u1) + |R^-1 r|^2 / 2 + log|R|`` with ``R R^T = D D^T``. The
-    posterior on the fibre is this density of u1, with u2 normal given ``D u2 = -r``.
+    The noise integrates out to ``energy(u1) = -log p(u1) - log p(y | u1)``, with ``-log p(y | u1) = |R^-1 r|^2 / 2 +
+    log|R| + Dy log(2 pi) / 2`` and ``R R^T = D D^T``, so that its evidence is ``log p(y)``. The posterior on the fibre
+    is this density of u1, with u2 normal given ``D u2 = -r``.
 
     Args:
         observed: the model through its observation operator.
@@ -56,13 +57,14 @@ class NoiseMarginal(Target):
 
     @classmethod
     def of(cls, observed: ObservedModel, values: Tensor, coarse: ObservedModel | None = None) -> Self | None:
-        """The marginal of a constraint; None unless it is linear in standard normal local inputs, with full row rank.
+        """The marginal of a constraint; None unless it is linear in standard normal local inputs, with full row rank,
+        and there are global ones.
 
         That is tested at prior draws, with random numbers of its own. What holds there might fail elsewhere: a
         position from :meth:`lift` satisfies the constraint only if ``r`` and ``D`` hold at it.
         """
         model: Any = observed.model
-        if not (model.has_local_inputs and model.local_density.is_standard_normal):
+        if not (model.has_local_inputs and model.local_density.is_standard_normal and model.global_density.dim):
             return None
         marginal = cls(observed, values)
         if not marginal._n_local > 0 or values.shape[-1] > marginal._n_local:
@@ -207,10 +209,13 @@ class NoiseMarginal(Target):
         """``r(u1)``, ``[..., Dy]``."""
         return self.observed.noiseless_residual(u1, self.values)
 
-    @staticmethod
-    def _misfit(residual: Tensor, root: "_Root") -> Tensor:
-        """``-log p(y | u1)`` up to a constant, ``[...]``."""
-        return 0.5 * root.whiten(residual).square().sum(-1) + root.log_det
+    def _misfit(self, residual: Tensor, root: "_Root") -> Tensor:
+        """``-log p(y | u1)``, ``[...]``."""
+        constant = 0.5 * residual.shape[-1] * math.log(2 * math.pi)
+        if self.observed.unit is not None:
+            # r is measured in units, y is not
+            constant = constant + self.observed.unit.log().sum(-1)
+        return 0.5 * root.whiten(residual).square().sum(-1) + root.log_det + constant
 
     def _log_prior(self, u1: Tensor) -> Tensor:
         log_prob = self.model.global_density.log_prob(u1)

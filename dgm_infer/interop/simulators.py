@@ -83,7 +83,10 @@ class SimulatorModel(TracedModel):
         tape.in_prior = True
         z = self._drawn(tape)
         tape.in_prior = False
-        return Outcome(self.simulator(z, *args, **kwargs), dict(z) if isinstance(z, Mapping) else {"z": z})
+        latents = dict(z) if isinstance(z, Mapping) else {"z": z}
+        # a simulator may change what it is given
+        given = {name: _own(value) for name, value in latents.items()} if isinstance(z, Mapping) else _own(z)
+        return Outcome(self.simulator(given, *args, **kwargs), latents)
 
     def latents(self, u):
         return {"u": u} if self.prior is None else super().latents(u)
@@ -115,3 +118,7 @@ class SimulatorModel(TracedModel):
                 f"from_simulator(prior={type(prior).__name__}): must be a distribution, a dict of them, an input "
                 "density, a function that draws, or None"
             )
+
+
+def _own(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value

@@ -6,9 +6,11 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.conditioning.marginal import NoiseMarginal
 from tests.models import Bent, BentPairs, FreeWalk, Stretched, Walk
 from tests.oracles import FLOAT, Ellipse, LinearPairs, LinearWalk, linear_gaussian_model, linear_posterior
 
+NORMAL = torch.distributions.Normal(0.0, 1.0)
 SUMS = torch.tensor([[1.0, 1, 0, 0, 0, 0], [0, 0, 0.5, 0.5, 0, 0]], dtype=FLOAT)
 OVERLAPPING = torch.tensor([[1.0, 1, 0, 0, 0, 0], [0, 1, 1, 0, 0, 0.5]], dtype=FLOAT)
 FIRST_THREE = torch.eye(6, dtype=FLOAT)[:3]
@@ -51,6 +53,16 @@ def test_the_marginal_of_a_linear_model_is_its_posterior(name):
     z = mean + draws(7, len(mean))
     expected = 0.5 * ((z - mean) @ torch.linalg.inv(covariance) * (z - mean)).sum(-1)
     torch.testing.assert_close(marginal.energy(z) - marginal.energy(mean), expected)
+    # and its integral the density of the values, whatever these are measured in: of jointly normal outputs J u + b
+    dim, outputs = problem.dim, problem.observed.outputs
+    zero = torch.zeros(dim, dtype=FLOAT)
+    root = torch.func.jacrev(outputs)(zero)
+    exact = torch.distributions.MultivariateNormal(outputs(zero), root @ root.mT).log_prob(problem.values)
+    units = torch.linspace(0.5, 2, len(problem.values), dtype=FLOAT)
+    for observed in (problem.observed, problem.observed.measured_in(units)):
+        energy = NoiseMarginal.of(observed, problem.values).energy(mean)
+        volume = 0.5 * (len(mean) * math.log(2 * math.pi) + torch.linalg.slogdet(covariance)[1])
+        torch.testing.assert_close(volume - energy, exact)
 
 
 def masks(different):
@@ -183,6 +195,20 @@ def test_other_noise_does_not_integrate_out(model):
     assert fibre.marginal is None
     with pytest.raises(dgm.ArgumentError, match=f"additive normal noise, which this one of a {type(model).__name__}"):
         dgm.LiftedHMC().check(fibre)
+
+
+def test_noise_without_global_inputs_is_all_there_is():
+    # one output of two latents: everything is local
+    model = dgm.from_simulator(lambda z: z["a"] + 0.5 * z["b"] + 0.5 * torch.randn(1), {"a": NORMAL, "b": NORMAL})
+    fibre = dgm.condition(model, [1.5])
+    assert fibre.units is not None
+    assert fibre.units.n_global == 0
+    assert fibre.marginal is None
+    found = dgm.sample(fibre, chains=64, warmup=20, draws=20, seed=1, progress=False).latents["a"]
+    # a | y is normal with mean y / 1.5 and variance 1/3
+    means = found.mean(1)
+    assert abs(means.mean() - 1) < 5 * means.std() / 8
+    assert found.std() == pytest.approx(3**-0.5, rel=0.1)
 
 
 class Validated(dgm.WithNoise):

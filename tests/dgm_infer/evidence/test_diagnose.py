@@ -55,6 +55,11 @@ SECOND: dict[str, tuple[dict[str, Any], str, str]] = {
         "misleading",
         "the estimate rests on one or two of 16 chains of problem 1 (effectively 1.2)",
     ),
+    "fewer chains than it seems": (
+        {"effective_chains": torch.tensor([9.0, 2.7])},
+        "misleading",
+        "the estimate rests on effectively 2.7 of 16 chains of problem 1",
+    ),
     "unseen modes": (
         {"unseen_shift": torch.tensor([0.0, 2.0])},
         "misleading",

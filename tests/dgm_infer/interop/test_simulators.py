@@ -422,6 +422,58 @@ def test_another_kind_of_prior_is_refused(prior):
         dgm.from_simulator(lambda z: z + torch.randn(2), prior)
 
 
+def shifted(z):
+    z["mean"] += 1
+    z["scale"] = z["scale"].log()
+    del z["unused"]
+    return z.pop("mean") + z["scale"].exp() * torch.randn(4)
+
+
+def doubled(z):
+    return z.mul_(2) + 0.5 * torch.randn(4)
+
+
+@pytest.mark.parametrize(
+    ("simulate", "prior", "same"),
+    [
+        (
+            shifted,
+            {"mean": NORMAL, "scale": td.LogNormal(0.0, 0.5), "unused": NORMAL},
+            lambda z: z["mean"] + 1 + z["scale"] * torch.randn(4),
+        ),
+        (doubled, NORMAL, lambda z: 2 * z + 0.5 * torch.randn(4)),
+    ],
+    ids=["a dict", "a tensor"],
+)
+def test_a_simulator_that_changes_its_latents_changes_a_copy(simulate, prior, same):
+    changing, plain = dgm.from_simulator(simulate, prior), dgm.from_simulator(same, prior)
+    u = torch.randn(5, plain.input_density.dim, generator=torch.Generator().manual_seed(1))
+    torch.testing.assert_close(changing.latents(u), plain.latents(u))
+    torch.testing.assert_close(changing.observed(u), plain.observed(u))
+
+
+def test_the_evidence_of_a_simulator_with_normal_noise_is_exact():
+    x, y = torch.linspace(-1, 1, 5, dtype=torch.float64), torch.tensor([0.3, 1.0, -0.4, 0.2, 0.9], dtype=torch.float64)
+
+    def line(z, x):
+        return z["a"] + z["b"] * x + 0.4 * torch.randn(5)
+
+    model = dgm.from_simulator(line, {"a": NORMAL, "b": NORMAL}, x)
+    a = torch.stack([torch.ones_like(x), x], -1)
+    distribution = td.MultivariateNormal(0 * y, a @ a.mT + 0.16 * torch.eye(5))
+    base = dgm.Gaussian(torch.tensor([0.4, 0.1], dtype=torch.float64), 0.3)
+    estimates = []
+    for values in (y, y + 1):
+        found = dgm.log_evidence(
+            dgm.condition(model, values), base, dgm.AIS(temperatures=20), chains=64, seed=1, progress=False
+        )
+        assert 0 < found.std_error < 0.25
+        assert abs(found.log_z - distribution.log_prob(values)) < 4 * found.std_error
+        estimates.append(found.log_z)
+    # the control: the density of one is not that of the other
+    assert abs(estimates[1] - distribution.log_prob(y)) > 0.8
+
+
 def test_the_posterior_of_a_normal_mean_is_exact():
     # x_i = z + sqrt(0.5) n_i, z ~ N(0, 1): mean sum(x)/(N + 0.5), variance 0.5/(N + 0.5)
     model = dgm.from_simulator(lambda z: td.Normal(z, 0.5**0.5).sample((3,)), NORMAL)
