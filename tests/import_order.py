@@ -53,6 +53,7 @@ ORDER = {
         "observations",
         "linear",
         "reduced",
+        "measurement",
         "marginal",
         "projection",
         "search",

@@ -260,14 +260,15 @@ def _check_rank(search: _Search, reduced: ObservedModel, u: Tensor, rank: int, n
         return
     with torch.no_grad():
         spread = reduced.outputs(u).std(-1).mean().item()
-    noise = f"WithNoise(model, sd={0.05 * spread:.1g})"
+    sd = f"{0.05 * spread:.1g}"
+    noise = f"WithNoise(model, sd={sd})"
     if with_data:
         search.add(
             "too_many_observations",
             "error",
             f"{n_outputs} observed values, but the Jacobian of these has rank {rank} at prior draws ({reduced.dim} "
-            f"inputs): no exact posterior exists; observe at most {rank}, or give the model output noise, such as "
-            f"{noise}",
+            f"inputs): no exact posterior exists; observe at most {rank}, or allow for noise of the measurement, "
+            f"condition(..., noise={sd}), or of the output, {noise}",
         )
     else:
         search.add(
@@ -287,7 +288,7 @@ def _check_geometry(search: _Search, reduced: ObservedModel, u: Tensor, sizes: S
             f"some combinations of the observed values hardly vary: the singular values of their Jacobian range from "
             f"{sizes.largest:.2g} to {sizes.smallest:.2g}, so that an error of 1e-8 in the data moves inputs by "
             f"{1e-8 / sizes.smallest:.1g}; data that the model did not generate are hard to reach exactly: observe "
-            "fewer values, or give the model output noise with WithNoise(model, sd=...)",
+            "fewer values, or allow for noise of the measurement, condition(..., noise=sd)",
         )
     # on a fibre, or as many outputs as could define one
     n_rows = sizes.rank if with_data else max(1, sizes.rank // 2)

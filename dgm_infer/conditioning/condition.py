@@ -37,6 +37,7 @@ from .faults import (
 from .fibre import Fibre
 from .latent import LatentPosterior
 from .magnitude import check_tolerance, constraint_units, far_data
+from .measurement import ObservedMeasurement
 from .observations import Bound, Pixels
 from .observations import observe as as_observation
 from .operators import Everything, Selection, as_operator
@@ -64,6 +65,7 @@ def condition(
     observed,
     *,
     observe=...,
+    noise: float | None = ...,
     tolerance: None = ...,
     dtype: torch.dtype | None = ...,
     device: torch.device | str | None = ...,
@@ -86,6 +88,7 @@ def condition(
     observed,
     *,
     observe=None,
+    noise: float | None = None,
     tolerance: float | None = None,
     kernel: str = "gaussian",
     distance: Callable[[Tensor, Tensor], Tensor] | None = None,
@@ -105,6 +108,8 @@ def condition(
             whose hidden entries are ignored (NaN allowed); with a callable operator ``[*batch, *y_shape]``.
         observe: the observation operator A: ``pixels(mask)``, a callable on ``[..., *output_shape]``, or None for
             the complete output.
+        noise: standard deviation of independent normal noise of the measurement, ``y = A(g_x(u)) + noise n``, after
+            the operator, where ``WithNoise`` has it before; completions are ``g_x(u)``. None for no such noise.
         tolerance: None for the exact posterior; a number eps for the ABC posterior with a kernel of that width. The
             model then needs no derivative.
         kernel: with a tolerance, ``"gaussian"`` of that standard deviation, or ``"uniform"`` or ``"epanechnikov"``,
@@ -124,10 +129,21 @@ def condition(
     Raises:
         ModelError: the model cannot be conditioned as it is.
         ObservationError: the data or the mask do not fit the model.
-        ArgumentError: an unsuitable dtype or device, or a tolerance although outputs are discrete.
+        ArgumentError: an unsuitable dtype, device or noise, or a tolerance or noise although outputs are discrete.
     """
     if tolerance is None and (kernel != "gaussian" or distance is not None or summaries is not None):
         raise ArgumentError("condition(kernel=, distance=, summaries=) describe an ABC posterior: give tolerance= too")
+    if noise is not None:
+        noise = positive("condition", "noise", noise)
+        if tolerance is not None or is_discrete(model):
+            raise ArgumentError(
+                f"condition(noise={noise:g}): "
+                + (
+                    "tolerance= is the width of such noise, omit one"
+                    if tolerance is not None
+                    else "outputs are discrete"
+                )
+            )
     if is_discrete(model):
         return _latent_posterior(LatentVariableModel.of(model), observed, observe, tolerance, dtype, device)
     model = as_generative_model(model)
@@ -137,8 +153,12 @@ def condition(
     has_gradient = check_gradient(frozen, prior_draws(frozen, 2, dtype, device), needed=tolerance is None)
     operator, values = bind(frozen, observed, observe, dtype, device)
     check_operator(frozen, operator, values.ndim - 1, prior_draws(frozen, 2, dtype, device))
-    reduced = observed_model(frozen, operator)
     n_outputs = values.shape[-1]
+    if noise is None:
+        reduced = observed_model(frozen, operator)
+    else:
+        reduced = ObservedMeasurement.of(frozen, operator, noise, n_outputs)
+        frozen, operator = reduced.model, reduced.operator
     u = prior_draws(frozen, STRUCTURE_DRAWS, dtype, device)
     reduced.check_declaration(u)
     with torch.no_grad():
@@ -165,7 +185,7 @@ def condition(
     if n_outputs > reduced.dim:
         raise ObservationError(
             f"{n_outputs} observed values but only {reduced.dim} inputs: no exact posterior exists; observe fewer, "
-            "give the model output noise with WithNoise(model, sd=...), or pass tolerance="
+            "allow for noise, condition(..., noise=sd) or WithNoise(model, sd=...), or pass tolerance="
         )
     return Fibre(reduced.measured_in(constraint_units(operator, values, x)), values)
 

@@ -31,8 +31,7 @@ class Downsample(Observation):
         Raises:
             ObservationError: the image does not divide into whole blocks.
         """
-        with reported_as(ObservationError):
-            image = numbers("downsample", "image", image)
+        image = _given("downsample", image)
         k = self.factor
         if image.ndim < 2 or image.shape[-2] % k or image.shape[-1] % k:
             raise ObservationError(f"downsample({k}): {tuple(image.shape)} does not divide into whole blocks")
@@ -82,12 +81,11 @@ class Linear(Observation):
         Raises:
             ObservationError: they have another number of entries.
         """
-        with reported_as(ObservationError):
-            image = numbers("linear", "image", image)
+        image = _given("linear", image)
         size = self.matrix.shape[1]
         for k in range(1, image.ndim + 1):
             if image.shape[-k:].numel() == size:
-                return _times(self.matrix.to(image.device), image.flatten(-k).to(self.matrix.dtype))
+                return _times(self.matrix, image.flatten(-k))
         raise ObservationError(
             f"linear(matrix of shape {tuple(self.matrix.shape)}): {tuple(image.shape)} does not end in {size} entries"
         )
@@ -110,7 +108,7 @@ class Linear(Observation):
 
 
 def _times(matrix: Tensor, x: Tensor) -> Tensor:
-    return x @ matrix.mT
+    return x @ matrix.to(x).mT
 
 
 class Blur(Observation):
@@ -143,8 +141,7 @@ class Blur(Observation):
         Raises:
             ObservationError: the kernel is too large for them.
         """
-        with reported_as(ObservationError):
-            image = numbers("blur", "image", image)
+        image = _given("blur", image)
         self._check_size(tuple(image.shape), "an image of shape")
         return _blurred(image, self.kernel.to(image))
 
@@ -169,7 +166,14 @@ def _blurred(x: Tensor, kernel: Tensor) -> Tensor:
     up, left = kernel.shape[0] // 2, kernel.shape[1] // 2
     images = x.reshape(-1, 1, *x.shape[-2:])
     padded = functional.pad(images, (left, left, up, up), mode="reflect")
-    return functional.conv2d(padded, kernel.flip(0, 1)[None, None]).reshape(x.shape)
+    return functional.conv2d(padded, kernel.to(x).flip(0, 1)[None, None]).reshape(x.shape)
+
+
+def _given(call: str, image) -> Tensor:
+    """An image to apply an operator to: a tensor with its history, other numbers as a tensor."""
+    with reported_as(ObservationError):
+        values = numbers(call, "image", image)
+    return image if isinstance(image, Tensor) and image.is_floating_point() else values
 
 
 def downsample(factor: int) -> Downsample:

@@ -45,6 +45,10 @@ class Operator(ABC):
         """Whether the values lie in every interval that contains the outputs."""
         return False
 
+    def of_type(self, dtype: torch.dtype, computed_in: torch.dtype) -> "Operator":
+        """The same operator on outputs of another type than it computes in."""
+        return self
+
     @property
     def data(self) -> tuple[Tensor, ...]:
         """The data of each problem, tensors ``[*batch, ...]``."""
@@ -169,6 +173,10 @@ class Function(Operator):
 
     def __call__(self, x):
         return self.function(x)
+
+    def of_type(self, dtype, computed_in):
+        # it may hold tensors of the type that it was given for
+        return Function(lambda x: self.function(x.to(computed_in)).to(dtype))
 
 
 def select(index: Tensor, size: int) -> Everything | Selection:

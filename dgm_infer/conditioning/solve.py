@@ -172,13 +172,14 @@ def _no_start(fibre: Problems, problem: int, residual: float, closest: float, de
     if deficient:
         return (
             f"the observed outputs{where} do not vary independently (the Jacobian is rank-deficient where the "
-            "model generates the observation): observe fewer, or give the model noise, WithNoise(model, sd=...)"
+            "model generates the observation): observe fewer, or allow for noise, "
+            "condition(..., noise=sd) or WithNoise(model, sd=...)"
         )
     if residual == float("inf") > closest:
         return (
             f"the observed outputs{where} do not vary independently and their values contradict each other: the "
             f"Jacobian is rank-deficient and the smallest residual {closest:.3g}; omit outputs that others determine, "
-            "or give the model noise, WithNoise(model, sd=...)"
+            "or allow for noise, condition(..., noise=sd) or WithNoise(model, sd=...)"
         )
     if residual == float("inf"):
         return (
@@ -187,7 +188,7 @@ def _no_start(fibre: Problems, problem: int, residual: float, closest: float, de
         )
     remedy = "check that the model can produce it"
     if not fibre.observed.model.has_local_inputs:
-        remedy += ", or let it: WithNoise(model, sd=...)"
+        remedy += ", or let it: condition(..., noise=sd) or WithNoise(model, sd=...)"
     what = "largest residual" + ("" if fibre.observed.unit is None else ", outputs that hardly vary in units of that")
     return (
         f"no inputs were found that generate the observation{where}: the nearest outputs of {attempts} attempts per "

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 import dgm_infer as dgm
 from dgm_infer.structures import Units
-from tests.oracles import FLOAT
+from tests.oracles import FLOAT, linear_gaussian_model
 
 
 class Pictures(dgm.DirectedModel):
@@ -168,3 +168,90 @@ def test_what_is_wrong_with_an_operator_is_said_in_one_line(wrong, words):
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+IMAGE_OPERATORS = {"downsample": dgm.downsample(2), "linear": dgm.linear(MATRIX), "blur": dgm.blur(KERNEL)}
+
+
+@pytest.mark.parametrize("observe", IMAGE_OPERATORS.values(), ids=IMAGE_OPERATORS.keys())
+def test_an_operator_on_a_tensor_has_its_derivative(observe):
+    x = pictures(3).requires_grad_()
+    (gradient,) = torch.autograd.grad(observe(x).sum(), x)
+    assert gradient.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("observe", [*IMAGE_OPERATORS.values(), lambda x: x.flatten(-3) @ MATRIX.mT])
+def test_derivatives_in_float32_leave_the_operator_its_own_type(observe):
+    fibre = dgm.condition(Pictures("dense"), observe(pictures()), observe=observe)
+    u = torch.randn(3, 50, generator=torch.Generator().manual_seed(116), dtype=FLOAT)
+    exact, coarse = fibre.rows(3).jacobian(u), fibre.with_float32_derivatives().rows(3).jacobian(u)
+    torch.testing.assert_close(coarse.log_det, exact.log_det, rtol=1e-3, atol=1e-3)
+
+
+class Means(torch.nn.Module):
+    """Means of images, after a linear map with weights of 32 bits."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(5)
+        self.map = torch.nn.Linear(4, 3)
+
+    def forward(self, x):
+        return self.map(x).mean(-2)
+
+
+@pytest.mark.parametrize(
+    "observe",
+    [
+        *IMAGE_OPERATORS.values(),
+        dgm.pixels(torch.rand(2, 6, 4, generator=torch.Generator().manual_seed(2)) < 0.5),
+        Means(),
+    ],
+    ids=[*IMAGE_OPERATORS, "pixels", "a network"],
+)
+@pytest.mark.parametrize("batch", [(), (3,)], ids=str)
+def test_noise_of_the_measurement_comes_after_the_operator(observe, batch):
+    # the model's own noise is at its own width, before the operator
+    model, y = Pictures(), pictures(*batch)
+    if not isinstance(observe, type(dgm.pixels(torch.ones(1, dtype=torch.bool)))):
+        y = observe.double()(y).detach() if isinstance(observe, Means) else observe(y)
+    exact = dgm.condition(Pictures("dense"), y, observe=observe)
+    fibre = dgm.condition(model, y, observe=observe, noise=0.3)
+    n = exact.values.shape[-1]
+    assert fibre.observed.structure.units == Units(50, 1, 1)
+    u = torch.randn(5, *batch, 50 + n, generator=torch.Generator().manual_seed(117), dtype=FLOAT)
+    expected = exact.observed.outputs(u[..., :50]) + 0.3 * u[..., 50:] - exact.values
+    torch.testing.assert_close(fibre.constraint(u), expected, rtol=0, atol=1e-6)
+    # completions are the model's outputs
+    found = fibre.complete(u, torch.Generator())
+    torch.testing.assert_close(found, model.observed(u[..., :50]).reshape(5, *batch, 2, 6, 4), rtol=0, atol=1e-6)
+    assert fibre.latents(u).keys() == exact.latents(u[..., :50]).keys()
+    assert fibre.marginal is not None
+
+
+def test_the_posterior_under_noise_of_a_blurred_measurement_is_exact():
+    # outputs linear in standard normal inputs: the posterior is normal
+    model = linear_gaussian_model()
+    blurring = torch.tril(torch.ones(6, 6, dtype=FLOAT)).triu(-2) / 3
+    y = torch.randn(6, generator=torch.Generator().manual_seed(3), dtype=FLOAT)
+    fibre = dgm.condition(model, y, observe=dgm.linear(blurring), noise=0.5)
+    jacobian = torch.func.jacrev(lambda u: blurring @ model.observed(u))(
+        torch.zeros(model.input_density.dim, dtype=FLOAT)
+    )
+    offset = blurring @ model.observed(torch.zeros(model.input_density.dim, dtype=FLOAT))
+    precision = torch.eye(jacobian.shape[1], dtype=FLOAT) + jacobian.mT @ jacobian / 0.25
+    mean = torch.linalg.solve(precision, jacobian.mT @ (y - offset) / 0.25)
+    draws = dgm.sample(fibre, dgm.LiftedHMC(), chains=64, warmup=40, draws=40, seed=1, progress=False)
+    u = draws.inputs[..., : len(mean)]
+    error = u.mean(1).std(0) / 8
+    assert ((u.mean((0, 1)) - mean).abs() < 5 * error).all()
+    torch.testing.assert_close(u.flatten(0, 1).std(0), torch.linalg.inv(precision).diagonal().sqrt(), rtol=0.1, atol=0)
+    # the control: noise of another width has another posterior
+    assert ((u.mean((0, 1)) - mean * 0.5).abs() > 5 * error).any()
+
+
+def test_noise_of_what_has_none_is_refused():
+    with pytest.raises(dgm.ArgumentError, match=r"noise=0.1\): tolerance= is the width of such noise"):
+        dgm.condition(Pictures(), pictures(), noise=0.1, tolerance=0.1)
+    with pytest.raises(dgm.ArgumentError, match=r"noise=-1"):
+        dgm.condition(Pictures(), pictures(), noise=-1)
