@@ -1,11 +1,13 @@
 """``Draws.diagnose()``: what a run says at its end, and how well its chains have mixed (math 8.6)."""
 
+import math
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from ..arguments.shown import of_problems
+from ..conditioning.fibre import Fibre
 from ..diagnosis import Diagnosis, Finding, Severity, diagnosis, finding
 from .components import labels, side_by_side
 from .inference_data import effective_draws, r_hat
@@ -20,6 +22,8 @@ _APART, _MIXED, _CHANCE = 1.05, 1.01, 0.01
 _ENOUGH, _FEWEST = 400, 4
 # Share of diverging transitions, and E-BFMI and starting points below which there is something to say.
 _DIVERGING, _BFMI, _STARTS = 1e-3, 0.2, 4
+# Root mean square of standard normal noise above which the data are not those of the model.
+_MISFIT = 2.0
 _MEANS = "errors of means exceed a twentieth of the posterior's standard deviation"
 _TAILS = "the ends of intervals are imprecise"
 
@@ -44,6 +48,7 @@ def diagnose(draws: Run, variables: dict[str, Tensor]) -> Diagnosis:
         what = f"the run was interrupted after {n} draws per chain"
         found.append(finding("imprecise", what, "sample again, unless these suffice", every))
     found += _starts(draws.ancestors)
+    found += _misfit(draws)
     found += _transitions(draws, told)
     mixing, numbers = _mixing(variables, draws.shape, told)
     return diagnosis([*found, *mixing], ", ".join([*numbers, *_numbers(draws)]))
@@ -63,6 +68,25 @@ def _starts(ancestors: Tensor | None) -> Iterator[Finding]:
             "R-hat compares no more than these, and what lies far from them does not show: use more chains, or start "
             "them apart (initial=)",
             few,
+        )
+
+
+def _misfit(draws: Run) -> Iterator[Finding]:
+    """Whether the noise that explains the data is wider than noise of the model's width."""
+    problem = draws.problem
+    if not isinstance(problem, Fibre) or draws.inputs is None or problem.marginal is None:
+        return
+    noise = draws.inputs[..., problem.marginal.dim :]
+    square = noise.square().mean((0, 1, -1)).cpu()
+    # of n standard normal variables the mean square is 1, with a standard deviation of sqrt(2/n)
+    far = square - 1 > max(_MISFIT**2 - 1, 6 * math.sqrt(2 / noise.shape[-1]))
+    if far.any():
+        yield finding(
+            "misleading",
+            f"outputs without noise miss the data by {square[far].max().sqrt():.2g} standard deviations of the noise"
+            f"{of_problems(far)}",
+            "the model hardly makes such data: check their range, the mask and the operator, or allow for wider noise",
+            far,
         )
 
 
@@ -174,7 +198,7 @@ def _few(kind: str, effective: Tensor, looked: Tensor, meaning: str, names: list
     effective = effective.nan_to_num(1.0)
     few = looked & (effective < _ENOUGH)
     if few.any():
-        times = _ENOUGH / effective[few].min()
+        times = (_ENOUGH / effective[few].min()).clamp_min(1.1)
         yield from _named(
             "imprecise",
             f"there are {{worst:.0f}} effective draws ({kind})",

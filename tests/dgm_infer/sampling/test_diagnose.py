@@ -9,7 +9,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.kernels.hamiltonian import MAX_STEPS
 from tests.dgm_infer.sampling.short_runs import fibre
-from tests.oracles import FLOAT
+from tests.oracles import FLOAT, linear_gaussian_model
 
 CHAINS, DRAWS = 4, 500
 QUIET = ("diverging", "projection_failed", "reversal_failed")
@@ -242,3 +242,17 @@ def test_a_posterior_that_is_sampled_well_has_nothing_wrong(keep):
     target = dgm.Target(lambda x: 0.5 * x.square().sum(-1), 3, (2,))
     draws = dgm.sample(target, chains=CHAINS, warmup=200, draws=DRAWS, seed=1, keep=keep, progress=False)
     assert not draws.diagnose(), draws.diagnose()
+
+
+# -------------------------------------------------------------------------------------------------------------- misfit
+
+
+def test_data_that_the_model_does_not_make_are_named_with_their_problem():
+    data = torch.tensor([[0.1, 0.2, 0.3, 0.1, 0.2, 0.0], [10.0, -10.0, 10.0, -10.0, 10.0, -10.0]], dtype=FLOAT)
+    problem = dgm.condition(linear_gaussian_model(), data)
+    draws = dgm.sample(problem, dgm.LiftedHMC(), chains=4, warmup=30, draws=10, seed=1, progress=False)
+    found = [finding for finding in draws.diagnose().findings if "miss the data" in str(finding)]
+    assert [finding.problems for finding in found] == [(1,)]
+    noise = draws.inputs[:, :, 1, problem.marginal.dim :].square().mean().sqrt()
+    assert noise > 3
+    assert f"by {noise:.2g} standard deviations of the noise of problem 1" in str(found[0])
