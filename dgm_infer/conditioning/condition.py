@@ -110,8 +110,8 @@ def condition(
             the complete output.
         noise: standard deviation of independent normal noise of the measurement, ``y = A(g_x(u)) + noise n``, after
             the operator, where ``WithNoise`` has it before; completions are ``g_x(u)``. None for no such noise.
-        tolerance: None for the exact posterior; a number eps for the ABC posterior with a kernel of that width. The
-            model then needs no derivative.
+        tolerance: None for the exact posterior; a number eps for the ABC posterior with a kernel of that width and of
+            height 1, by which its evidence is not a density of the data. The model then needs no derivative.
         kernel: with a tolerance, ``"gaussian"`` of that standard deviation, or ``"uniform"`` or ``"epanechnikov"``,
             which are 0 beyond it.
         distance: with a tolerance, the distance of outputs from the data, ``[..., K], [*batch, K] -> [...]``; None for
