@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from ..arguments import whole_number
+from ..arguments import positive, whole_number
 from ..errors import DgmInferError
 from ..models import (
     GenerativeModel,
@@ -35,6 +35,7 @@ from .faults import (
 )
 from .kinks import JUMP, find_jump, find_kinks, named_kinks
 from .magnitude import far_data
+from .measurement import ObservedMeasurement
 from .observations import Bound
 from .operators import Everything
 from .reduced import ObservedModel, observed_model
@@ -122,7 +123,7 @@ class _Search:
         return any(finding.code in codes for finding in self.findings)
 
 
-def check(model: GenerativeModel, observed=None, observe=None, *, draws: int = 4) -> Report:
+def check(model: GenerativeModel, observed=None, observe=None, *, noise: float | None = None, draws: int = 4) -> Report:
     """Report what would keep a generator from being conditioned.
 
     The checks run at prior draws, in float64 on the model's own device: training mode and batch statistics, hidden
@@ -135,15 +136,17 @@ def check(model: GenerativeModel, observed=None, observe=None, *, draws: int = 4
         model: the generator; it is not changed.
         observed: the data, as for :func:`condition`; None for the generator alone.
         observe: the observation operator, as for :func:`condition`.
+        noise: standard deviation of the measurement's noise, as for :func:`condition`.
         draws: number of prior draws at which derivatives are taken.
 
     Returns:
         a :class:`Report`: ``if not report: print(report)``.
 
     Raises:
-        ArgumentError: ``draws`` is below 1.
+        ArgumentError: ``draws`` is below 1, or ``noise`` not positive.
     """
     draws = whole_number("check", "draws", draws)
+    noise = None if noise is None else positive("check", "noise", noise)
     search, name = _Search(), type(model).__name__
 
     def report(n_inputs: int | None = None, n_outputs: int | None = None, rank: int | None = None) -> Report:
@@ -162,12 +165,12 @@ def check(model: GenerativeModel, observed=None, observe=None, *, draws: int = 4
         return report(frozen.input_density.dim)
     size = torch.Size(frozen.output_shape).numel()
     with_data = observed is not None and not discrete
-    bound = Bound(Everything(size), u.new_zeros(size))
+    bound: Bound | None = Bound(Everything(size), u.new_zeros(size))
     if isinstance(frozen, MeanOfDecoder):
         _check_discrete(search, name, frozen, observed, observe)
     elif with_data:
-        bound = _check_data(search, frozen, observed, observe) or bound
-    if search.found("hidden_randomness", "batch_statistics", "observations"):
+        frozen, bound = _check_data(search, frozen, observed, observe, noise)
+    if bound is None or search.found("hidden_randomness", "batch_statistics", "observations"):
         # single rows have no derivatives, or the observed outputs are undefined
         return report(frozen.input_density.dim)
     reduced, n_outputs = observed_model(frozen, bound.operator), bound.values.shape[-1]
@@ -207,10 +210,16 @@ def _check_function(search: _Search, model: GenerativeModel, frozen: GenerativeM
                 check_rows(frozen, u)
 
 
-def _check_data(search: _Search, frozen: GenerativeModel, observed, observe) -> Bound | None:
+def _check_data(
+    search: _Search, frozen: GenerativeModel, observed, observe, noise: float | None
+) -> tuple[GenerativeModel, Bound | None]:
+    """The model whose outputs are observed, with their noise, and what is observed of them."""
     bound = None
     with search.error("observations"):
         bound = bind(frozen, observed, observe, torch.float64, device_of(frozen))
+        if noise is not None:
+            measured = ObservedMeasurement.of(frozen, bound.operator, noise, bound.values.shape[-1])
+            frozen, bound = measured.model, Bound(measured.operator, bound.values)
     if bound is not None:
         u = prior_draws(frozen, STRUCTURE_DRAWS, torch.float64, device_of(frozen))
         with torch.no_grad():
@@ -222,7 +231,7 @@ def _check_data(search: _Search, frozen: GenerativeModel, observed, observe) -> 
             check_values(frozen, bound.operator, bound.values)
         # the first problem represents all, though each may have its own mask
         bound = Bound(bound.operator.first(), bound.values.reshape(-1, bound.values.shape[-1])[0])
-    return bound
+    return frozen, bound
 
 
 def _check_discrete(search: _Search, name: str, frozen: MeanOfDecoder, observed, observe) -> None:

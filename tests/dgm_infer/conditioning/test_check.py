@@ -380,3 +380,16 @@ def test_draws_below_one_are_named():
     with pytest.raises(ArgumentError, match="draws=0"):
         dgm.check(Circle(), draws=0)
     assert dgm.check(Circle(), torch.ones(1, dtype=FLOAT), draws=1).ok
+
+
+def test_noise_of_the_measurement_allows_for_more_values_than_the_rank():
+    model = Network().eval()
+    blurring = torch.tril(torch.ones(5, 5)).triu(-1)
+    assert dgm.check(model, torch.zeros(5), dgm.linear(blurring)).codes == ("too_many_observations",)
+    # on or beyond the edge of the model's range, too
+    for data in (torch.zeros(5), torch.full((5,), 1.0)):
+        report = dgm.check(model, data, dgm.linear(blurring), noise=0.1)
+        assert report
+        assert report.rank == 5
+    with pytest.raises(dgm.ArgumentError, match="noise=0"):
+        dgm.check(model, torch.zeros(5), noise=0)
