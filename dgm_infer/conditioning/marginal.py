@@ -230,17 +230,21 @@ class NoiseMarginal(Target):
         _, inputs, outputs = self._units
         n_units = self._n_local // inputs
 
-        def constraint(u2: Tensor) -> Tensor:
-            return self.observed.residual(torch.cat([u1, u2], -1), self.values)
-
-        # only the noise is differentiated: whatever u1 alone goes through is evaluated once
-        origin = u1.new_zeros(*u1.shape[:-1], self._n_local)
         if n_units == 1 and outputs < inputs:
-            value, (matrix,) = Dense().entries(constraint, origin)
+
+            def constraint(u2: Tensor) -> Tensor:
+                return self.observed.residual(torch.cat([u1, u2], -1), self.values)
+
+            # only the noise is differentiated: whatever u1 alone goes through is evaluated once
+            value, (matrix,) = Dense().entries(constraint, u1.new_zeros(*u1.shape[:-1], self._n_local))
             return value, matrix.unsqueeze(-3)
-        tangents = torch.eye(inputs, dtype=u1.dtype, device=u1.device).repeat(1, n_units)
-        value, products = push_forward(constraint, origin, tangents)
-        return value, products.unflatten(-1, (n_units, outputs)).movedim(0, -1)
+        # what is linear in u2 is known from its values, without derivatives of the whole model
+        steps = torch.eye(inputs, dtype=u1.dtype, device=u1.device).repeat(1, n_units)
+        points = torch.cat([torch.zeros_like(steps[:1]), steps]).view(-1, *[1] * (u1.ndim - 1), self._n_local)
+        lead = (inputs + 1, *u1.shape[:-1])
+        u = torch.cat([u1.expand(*lead, -1), points.expand(*lead, -1)], -1)
+        value, products = self.observed.residual(u, self.values).split([1, inputs])
+        return value[0], (products - value).unflatten(-1, (n_units, outputs)).movedim(0, -1)
 
 
 def _times(blocks: Tensor, u2: Tensor) -> Tensor:
