@@ -254,7 +254,12 @@ def _density(name: str, latent: Latent) -> tuple[tuple[int, ...], InputDensity]:
     if isinstance(latent, Sequence):
         shape = sizes("from_module", what, latent)
     else:
-        shape = (whole_number("from_module", what, latent),)
+        try:
+            shape = (whole_number("from_module", what, latent),)
+        except ArgumentError as error:
+            raise ArgumentError(
+                f"{error}, a shape such as (1, 4, 4), or a density: dgm.StandardNormal(16), dgm.Logistic(16)"
+            ) from None
     # that of the two latents that the network is tried with
     allocatable("from_module", what, latent, 2 * math.prod(shape), "give the shape of one latent")
     return shape, StandardNormal(math.prod(shape))

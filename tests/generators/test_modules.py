@@ -199,6 +199,11 @@ WRONG = {
     "no function": (lambda: from_module(3, 2), ArgumentError, "net=3"),
     "latent of no size": (lambda: from_module(nn.Identity(), 0), ArgumentError, "latent=0"),
     "latent of a negative shape": (lambda: from_module(nn.Identity(), (2, -1)), ArgumentError, r"latent=\(2, -1\)"),
+    "latent of another class": (
+        lambda: from_module(nn.Identity(), dgm.Uniform(16)),  # type: ignore[arg-type]
+        ArgumentError,
+        r"latent=Uniform.*an integer >= 1, a shape such as \(1, 4, 4\), or a density: dgm.StandardNormal\(16\)",
+    ),
     "another length": (lambda: from_module(nn.Linear(3, 2), 4), ModelError, r"Linear fails .* z \(2, 4\).*latent="),
     "range upside down": (lambda: from_module(nn.Identity(), 2, output_range=(1, 0)), ArgumentError, r"\(1, 0\)"),
     "no noise": (lambda: from_module(nn.Identity(), 2, noise=-1.0), ArgumentError, "sd=-1"),
