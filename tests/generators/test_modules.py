@@ -151,6 +151,25 @@ def test_class_labels_are_fixed_arguments_of_every_row():
     assert fibre.constraint(torch.zeros(5, 4, dtype=torch.float64)).shape == (5, 3)
 
 
+class Summed(Conditional):
+    def forward(self, z, label, onehot=None):
+        return self.layer(z + self.classes(label))
+
+
+@pytest.mark.parametrize("kind", [Conditional, Summed])
+@pytest.mark.parametrize("label", [2, torch.tensor([2]), torch.tensor([2, 1])], ids=["int", "one element", "two"])
+def test_a_label_that_is_not_a_scalar_tensor_is_refused_with_the_right_one(kind, label):
+    with pytest.raises(ModelError, match=r"scalar tensor: arguments=\{'label': torch.tensor\(2\)\}") as caught:
+        from_module(kind().eval(), 4, select="images", arguments={"label": label})
+    assert "\n" not in str(caught.value)
+
+
+def test_integers_that_the_network_takes_are_left_alone():
+    model = from_module(lambda z, n, order: n * z[:, order[0]], 3, arguments={"n": 2, "order": torch.tensor([2, 0])})
+    u = torch.randn(5, 3)
+    torch.testing.assert_close(model.observed(u), 2 * u[:, [2, 0]])
+
+
 def test_a_transform_noise_and_a_density_of_the_latents():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 5), nn.Tanh()).eval()
