@@ -182,6 +182,19 @@ def test_a_transform_noise_and_a_density_of_the_latents():
     assert dgm.check(model, torch.ones(5)).findings == ()
 
 
+def test_noise_of_the_shape_of_the_images_is_that_of_their_flat_values():
+    net = nn.Unflatten(1, (1, 2, 3)).eval()
+    sd = torch.arange(1.0, 7.0).reshape(1, 2, 3)
+    u = torch.randn(3, 12)
+    flat = from_module(net, 6, noise=sd.flatten()).observed(u)
+    torch.testing.assert_close(flat, u[:, :6] + sd.flatten() * u[:, 6:])
+    torch.testing.assert_close(from_module(net, 6, noise=sd).observed(u), flat)
+    with pytest.raises(
+        ArgumentError, match=r"sd of shape \(2, 3\)\): expected a number or shape \(6,\) or \(1, 2, 3\)"
+    ):
+        from_module(net, 6, noise=sd[0])
+
+
 @pytest.mark.parametrize("part", ["all", "child"])
 def test_training_mode_is_seen_beside_a_transform_in_evaluation_mode(part):
     network = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8))
