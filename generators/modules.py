@@ -69,7 +69,7 @@ class NetworkGenerator(GenerativeModel):
         parts = [module for part in (net, transform) if isinstance(part, nn.Module) for module in part.modules()]
         # the mode is that of the network's parts: check() and condition() report what is wrong with it
         self.training = any(module.training for module in parts) if parts else self.training
-        self.output_shape = self._measured()
+        self.output_shape = self._measured(_label_remedy(arguments))
 
     def smoothed(self, beta: float) -> "NetworkGenerator":
         """The generator of a smooth copy of the network: see :func:`from_module`."""
@@ -104,17 +104,23 @@ class NetworkGenerator(GenerativeModel):
             raise ModelError(f"the network returns outputs of {what} for {n} latents: expected [{n}, ...]")
         return x
 
-    def _measured(self) -> tuple[int, ...]:
+    def _measured(self, label: str) -> tuple[int, ...]:
         name = _name(self.net)
         try:
-            return tuple(self.prior_images(2).shape[1:])
-        except ModelError:
+            shape = tuple(self.prior_images(2).shape[1:])
+            # a label [n, 1] makes embeddings [n, 1, D], and added to latents [n, D] these are [n, n, D]
+            if label and (other := tuple(self.prior_images(3).shape[1:])) != shape:
+                raise ModelError(f"{name} returns images of shape {shape} for 2 latents, {other} for 3")
+            return shape
+        except ModelError as error:
+            if label:
+                raise ModelError(f"{error} ({label})") from error
             raise
         except Exception as error:
             shapes = ", ".join(f"{key} {(2, *shape)}" for key, shape in self.shapes.items())
             raise ModelError(
                 f"{name} fails for inputs of shape {shapes}: {cause(error)} (latent= is the shape of one latent, "
-                "inputs= of its other random inputs, arguments= what stays fixed)"
+                f"inputs= of its other random inputs, arguments= what stays fixed{label and f'; {label}'})"
             ) from error
 
     def prior_images(self, n: int) -> Tensor:
@@ -158,7 +164,7 @@ def from_module(
         inputs: the network's other random inputs by argument name, each given like ``latent``: the noise images of a
             StyleGAN.
         arguments: fixed arguments by name: class labels, truncation, fixed noise. Tensors are those of one image, and
-            are repeated for every row.
+            are repeated for every row: a class label is a scalar tensor, such as ``torch.tensor(3)``.
         select: index or key of the images among several outputs.
         smooth: use a copy of the network, in evaluation mode, with softplus of this ``beta`` in place of ReLU (leaky
             and clamped ones likewise) and batch normalisations folded: log|J J^T| jumps at every kink of a ReLU, which
@@ -184,7 +190,7 @@ def from_module(
             raise ArgumentError(f"from_module(weights={weights!r}): {_name(net)} is not a torch.nn.Module")
         load_weights(net, file_path("from_module", "weights", weights), key, trust)
     inputs = dict(instance("from_module", "inputs", inputs or {}, Mapping, "{'noise': (1, 8, 8)}"))
-    arguments = dict(instance("from_module", "arguments", arguments or {}, Mapping, "{'label': 3}"))
+    arguments = dict(instance("from_module", "arguments", arguments or {}, Mapping, "{'label': torch.tensor(3)}"))
     for name in inputs:
         if name == "z" or name in arguments:
             raise ArgumentError(
@@ -254,10 +260,25 @@ def _density(name: str, latent: Latent) -> tuple[tuple[int, ...], InputDensity]:
     if isinstance(latent, Sequence):
         shape = sizes("from_module", what, latent)
     else:
-        shape = (whole_number("from_module", what, latent),)
+        try:
+            shape = (whole_number("from_module", what, latent),)
+        except ArgumentError as error:
+            raise ArgumentError(
+                f"{error}, a shape such as (1, 4, 4), or a density: dgm.StandardNormal(16), dgm.Logistic(16)"
+            ) from None
     # that of the two latents that the network is tried with
     allocatable("from_module", what, latent, 2 * math.prod(shape), "give the shape of one latent")
     return shape, StandardNormal(math.prod(shape))
+
+
+def _label_remedy(arguments: Mapping[str, Any]) -> str:
+    """What to write in place of an integer or a vector of them, if it is meant as a class label; empty without one."""
+    for name, value in arguments.items():
+        if isinstance(value, Tensor) and value.dtype in (torch.int32, torch.int64) and value.ndim == 1 and len(value):
+            value = int(value[0])
+        if type(value) is int:
+            return f"if {name} is a class label, pass a scalar tensor: arguments={{{name!r}: torch.tensor({value})}}"
+    return ""
 
 
 def _selected(outputs: Any, select: int | str) -> Tensor:

@@ -32,7 +32,7 @@ class Smoothing:
 
     beta: float
     activations: int
-    """Number of activations replaced."""
+    """Number of activation modules replaced."""
     folded: int
     """Number of batch normalisations that became part of the layer before."""
     difference: float = math.nan
@@ -47,8 +47,9 @@ class Smoothing:
 
     def __str__(self) -> str:
         return (
-            f"smoothed with beta {self.beta:g}: {self.activations} activations replaced, {self.folded} batch "
-            f"normalisations folded; images differ by at most {self.difference:.2g}, on a range of {self.spread:.2g}"
+            f"smoothed with beta {self.beta:g}: {self.activations} activation modules replaced, {self.folded} "
+            f"batch normalisations folded; images differ by at most {self.difference:.2g}, on a range of "
+            f"{self.spread:.2g}"
         )
 
 

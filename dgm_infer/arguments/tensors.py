@@ -37,7 +37,13 @@ def numbers(call: str, field: str, value: Any, dtype: torch.dtype | None = None)
         # converted directly, Python's numbers lose no digits
         values = torch.as_tensor(value, dtype=dtype).detach() if dtype and not values.is_complex() else values
     except (TypeError, ValueError, RuntimeError, OverflowError):
-        raise ArgumentError(f"{call}({field}={shown(value)}): must be a tensor, or numbers to make one of") from None
+        first = value[0] if is_sequence(value) and value else value
+        # whether it is of Pillow, which is not imported for it
+        is_image = type(first).__module__.startswith("PIL.")
+        remedy = ": convert images with np.asarray(image) / 255" if is_image else ""
+        raise ArgumentError(
+            f"{call}({field}={shown(value)}): must be a tensor, or numbers to make one of{remedy}"
+        ) from None
     if values.is_complex():
         raise ArgumentError(f"{call}({field} of {values.dtype}): must be real")
     return values if values.is_floating_point() else values.to(torch.get_default_dtype())

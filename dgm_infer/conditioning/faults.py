@@ -200,7 +200,8 @@ def check_randomness(model: GenerativeModel, u: Tensor) -> None:
         if difference > 0:
             raise ModelError(
                 f"{type(model).__name__}.{name} returns different outputs for the same inputs (by "
-                f"{difference:.3g}): make its hidden randomness an input"
+                f"{difference:.3g}): make its hidden randomness an input: a part of u, or for a network an argument "
+                "of forward, named in from_module(net, ..., inputs={'noise': (1, 4, 4)})"
             )
 
 

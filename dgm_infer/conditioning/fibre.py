@@ -79,6 +79,17 @@ class Fibre:
         self._rows: tuple[int, Fibre] | None = None
         self._variants: dict[str, Fibre] = {}
 
+    def __repr__(self) -> str:
+        n_problems, n_values = self.batch_shape.numel(), self.values.shape[-1]
+        sizes = [
+            (self.dim, "input"),
+            (n_values, "observed value"),
+            *([(n_problems, "problem")] if self.batch_shape else []),
+        ]
+        counts = ", ".join(f"{n} {name}" + ("" if n == 1 else "s") for n, name in sizes)
+        structure = type(self.structure).__name__.lower()
+        return f"{type(self).__name__}({type(self.model).__name__}: {counts}; structure: {structure})"
+
     @property
     def model(self):
         return self.observed.model

@@ -48,6 +48,19 @@ class Kinks(NamedTuple):
     """About the acceptance probability that no step size exceeds."""
     activations: str
     """The model's modules that have kinks, with their numbers; empty if there are none."""
+    is_smoothed: bool = False
+    """Whether the model is already a smooth copy, made by ``from_module(smooth=)``."""
+
+    @property
+    def remedy(self) -> str:
+        if not self.is_smoothed:
+            return "use from_module(net, ..., smooth=10), or activations such as SiLU"
+        if self.activations:
+            return "smooth= does not replace these: use smooth modules, such as SiLU or average pooling, in their place"
+        return (
+            "smooth= replaces modules alone: replace functional activations, such as F.leaky_relu in forward, by "
+            "modules, such as nn.LeakyReLU, which smooth= finds"
+        )
 
     @property
     def words(self) -> str:
@@ -55,7 +68,7 @@ class Kinks(NamedTuple):
         return (
             f"kinks ({cause}): log|J J^T| / 2 jumps where its slope does not show it, by {self.unseen:.2g} over a "
             f"trajectory of length {DURATION:g}; at most about {100 * self.acceptance:.0f} % of these can be accepted, "
-            "however small the steps: use from_module(net, ..., smooth=10), or activations such as SiLU"
+            f"however small the steps: {self.remedy}"
         )
 
 
@@ -92,7 +105,9 @@ def find_kinks(reduced: ObservedModel, u: Tensor, rank: int) -> Kinks | None:
     acceptance = math.erfc(unseen / math.sqrt(8))
     if acceptance > HARMLESS or fine.median() < 0.5 * coarse.median():
         return None
-    return Kinks(unseen, acceptance, named_kinks(reduced.model))
+    # noise wraps the generator that was smoothed
+    is_smoothed = any(getattr(module, "smoothing", None) is not None for module in reduced.model.modules())
+    return Kinks(unseen, acceptance, named_kinks(reduced.model), is_smoothed)
 
 
 @torch.enable_grad()

@@ -29,6 +29,8 @@ _RUNS = 3
 _TRIES = 30
 # Draws of the prior among which others are looked for, and how far they are spread out.
 _SEARCHED, _FACTORS = 1000, (1.0, 2.0, 4.0)
+# Draws of the prior at which derivatives are 0 before outputs are said to change in steps.
+_STEPPED = 100
 # Entries of a Jacobian up to which its structure is searched.
 _ENTRIES = 2**21
 _STEP = 1e-6
@@ -45,7 +47,7 @@ def prepared(model: Model, structure: str | None, line: str) -> Model:
 
     Raises:
         ModelError: the program fails; or it does not make the same draws in each run, has hidden randomness, branches
-            on random values, or has no derivatives or wrong ones.
+            on random values, or has no derivatives, wrong ones, or none but 0.
     """
     name, device = model.name, device_of(model)
     frozen = frozen_copy(model, torch.float64, device)
@@ -149,7 +151,10 @@ def _check_derivatives(frozen: TracedModel, u: Tensor, line: str) -> None:
         w = torch.randn(difference.shape, generator=rng, dtype=u.dtype, device=u.device)
         exact = (difference * w).sum(-1)
         with _named(name, "has no derivative"):
-            found = {"reverse": _pulled(function, u, w) @ v}
+            pulled = _pulled(function, u, w)
+            if function is functions[0] and not difference.any() and not pulled.any():
+                _check_steps(frozen, u, line)
+            found = {"reverse": pulled @ v}
             if _has_own_derivative(function, u[0]):
                 found["forward"] = (_pushed(function, u, v) * w).sum(-1)
         size = difference.norm(dim=-1) * w.norm(dim=-1)
@@ -163,6 +168,21 @@ def _check_derivatives(frozen: TracedModel, u: Tensor, line: str) -> None:
                     f"by {apart:.2g} of their size): look for no_grad(), detach() or rounding, at "
                     f"{cuts[0] if cuts else line}"
                 )
+
+
+def _check_steps(frozen: TracedModel, u: Tensor, line: str) -> None:
+    """Outputs that change only in steps: they differ between prior draws, and no derivative at any is other than 0."""
+    rng = torch.Generator(u.device).manual_seed(2)
+    more = frozen.input_density.sample((_STEPPED,), generator=rng, dtype=u.dtype, device=u.device)
+    u = torch.cat([u, more])
+    with torch.no_grad():
+        outputs = frozen.observed(u)
+    w = torch.randn(outputs.shape, generator=rng, dtype=u.dtype, device=u.device)
+    if (outputs != outputs[0]).any() and not _pulled(frozen.observed, u, w).any():
+        raise ModelError(
+            f"the outputs of {frozen.name} change only in steps, with derivatives that are exactly 0 everywhere: leave "
+            f"out rounding (round, floor, comparisons, argmax), at {line}"
+        )
 
 
 def _find_structure(model: TracedModel, frozen: TracedModel, u: Tensor, structure: str | None, line: str) -> None:

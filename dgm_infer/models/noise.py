@@ -20,7 +20,8 @@ class WithNoise(DirectedModel):
 
     Args:
         model: the noiseless model.
-        sd: standard deviation of the noise in units of the output, positive, a number or ``[Dx]``.
+        sd: standard deviation of the noise in units of the output, positive, a number, ``[Dx]`` or of the output's
+            shape.
     """
 
     structure = "independent"
@@ -31,15 +32,17 @@ class WithNoise(DirectedModel):
         # the noise has the model's dtype: a 32-bit sd must not mix precisions in a 64-bit model
         sd = positive_numbers("WithNoise", "sd", sd, reference_tensor(model).dtype)
         self.model = model
-        self.register_buffer("sd", sd)
-        self.sd: Tensor
         self.output_shape = model.output_shape
         self.global_density = model.input_density
-        self.local_density = StandardNormal(torch.Size(self.output_shape).numel())
-        if sd.ndim and sd.shape != (self.local_density.dim,):
+        shape = torch.Size(self.output_shape)
+        self.local_density = StandardNormal(shape.numel())
+        if sd.ndim and sd.shape not in (shape, (shape.numel(),)):
+            image = f" or {tuple(shape)}" if len(shape) > 1 else ""
             raise ArgumentError(
-                f"WithNoise(sd of shape {tuple(sd.shape)}): expected a number or shape ({self.local_density.dim},)"
+                f"WithNoise(sd of shape {tuple(sd.shape)}): expected a number or shape ({shape.numel()},){image}"
             )
+        self.register_buffer("sd", sd.flatten() if sd.ndim else sd)
+        self.sd: Tensor
 
     def global_latents(self, u1):
         return {"u": u1}

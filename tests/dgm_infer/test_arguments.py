@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from dgm_infer import arguments
 from dgm_infer.errors import ArgumentError, ModelError, reported_as
@@ -66,6 +67,11 @@ REFUSED = {
     "a mask of numbers": (lambda: arguments.boolean_mask("f", "m", [0, 1]), "f(m of torch.int64): must be a boolean"),
     "words for a mask": (lambda: arguments.boolean_mask("f", "m", "x"), "f(m='x'): must be a boolean"),
     "no numbers": (lambda: arguments.numbers("f", "x", object()), "f(x=a object): must be a tensor"),
+    "an image": (lambda: arguments.numbers("f", "x", Image.new("L", (2, 2))), "f(x=a Image): must be a tensor, or "),
+    "a list of images": (
+        lambda: arguments.numbers("f", "x", [Image.new("RGB", (2, 2))]),
+        "numbers to make one of: convert images with np.asarray(image) / 255",
+    ),
     "complex numbers": (lambda: arguments.numbers("f", "x", 1j), "f(x of torch.complex64): must be real"),
     "one that is infinite": (lambda: arguments.finite("f", "x", [1, math.inf]), "f(x=inf): not finite"),
     "one that is negative": (lambda: arguments.positive_numbers("f", "x", [1, -2]), "f(x=-2): must be positive"),

@@ -151,6 +151,25 @@ def test_class_labels_are_fixed_arguments_of_every_row():
     assert fibre.constraint(torch.zeros(5, 4, dtype=torch.float64)).shape == (5, 3)
 
 
+class Summed(Conditional):
+    def forward(self, z, label, onehot=None):
+        return self.layer(z + self.classes(label))
+
+
+@pytest.mark.parametrize("kind", [Conditional, Summed])
+@pytest.mark.parametrize("label", [2, torch.tensor([2]), torch.tensor([2, 1])], ids=["int", "one element", "two"])
+def test_a_label_that_is_not_a_scalar_tensor_is_refused_with_the_right_one(kind, label):
+    with pytest.raises(ModelError, match=r"scalar tensor: arguments=\{'label': torch.tensor\(2\)\}") as caught:
+        from_module(kind().eval(), 4, select="images", arguments={"label": label})
+    assert "\n" not in str(caught.value)
+
+
+def test_integers_that_the_network_takes_are_left_alone():
+    model = from_module(lambda z, n, order: n * z[:, order[0]], 3, arguments={"n": 2, "order": torch.tensor([2, 0])})
+    u = torch.randn(5, 3)
+    torch.testing.assert_close(model.observed(u), 2 * u[:, [2, 0]])
+
+
 def test_a_transform_noise_and_a_density_of_the_latents():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(2, 5), nn.Tanh()).eval()
@@ -161,6 +180,19 @@ def test_a_transform_noise_and_a_density_of_the_latents():
     assert isinstance(model.global_density, dgm.Logistic)
     assert model.latents(u)["z"].shape == (3, 2)
     assert dgm.check(model, torch.ones(5)).findings == ()
+
+
+def test_noise_of_the_shape_of_the_images_is_that_of_their_flat_values():
+    net = nn.Unflatten(1, (1, 2, 3)).eval()
+    sd = torch.arange(1.0, 7.0).reshape(1, 2, 3)
+    u = torch.randn(3, 12)
+    flat = from_module(net, 6, noise=sd.flatten()).observed(u)
+    torch.testing.assert_close(flat, u[:, :6] + sd.flatten() * u[:, 6:])
+    torch.testing.assert_close(from_module(net, 6, noise=sd).observed(u), flat)
+    with pytest.raises(
+        ArgumentError, match=r"sd of shape \(2, 3\)\): expected a number or shape \(6,\) or \(1, 2, 3\)"
+    ):
+        from_module(net, 6, noise=sd[0])
 
 
 @pytest.mark.parametrize("part", ["all", "child"])
@@ -199,6 +231,11 @@ WRONG = {
     "no function": (lambda: from_module(3, 2), ArgumentError, "net=3"),
     "latent of no size": (lambda: from_module(nn.Identity(), 0), ArgumentError, "latent=0"),
     "latent of a negative shape": (lambda: from_module(nn.Identity(), (2, -1)), ArgumentError, r"latent=\(2, -1\)"),
+    "latent of another class": (
+        lambda: from_module(nn.Identity(), dgm.Uniform(16)),  # type: ignore[arg-type]
+        ArgumentError,
+        r"latent=Uniform.*an integer >= 1, a shape such as \(1, 4, 4\), or a density: dgm.StandardNormal\(16\)",
+    ),
     "another length": (lambda: from_module(nn.Linear(3, 2), 4), ModelError, r"Linear fails .* z \(2, 4\).*latent="),
     "range upside down": (lambda: from_module(nn.Identity(), 2, output_range=(1, 0)), ArgumentError, r"\(1, 0\)"),
     "no noise": (lambda: from_module(nn.Identity(), 2, noise=-1.0), ArgumentError, "sd=-1"),

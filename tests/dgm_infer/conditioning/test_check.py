@@ -130,6 +130,19 @@ def test_a_model_with_one_fault_is_found_to_have_that_one(code, make):
     assert str(report).splitlines()[1].startswith(f"  {finding.severity}, {code}: ")
 
 
+class Noisy(nn.Module):
+    def forward(self, z, noise=None):
+        return z + (torch.randn_like(z) if noise is None else noise)
+
+
+def test_hidden_randomness_of_a_network_becomes_an_input_as_the_message_says():
+    (finding,) = dgm.check(generators.from_module(Noisy().eval(), (1, 4, 4))).findings
+    assert finding.code == "hidden_randomness"
+    assert "inputs={'noise': (1, 4, 4)}" in finding.words
+    cured = generators.from_module(Noisy().eval(), (1, 4, 4), inputs={"noise": (1, 4, 4)})
+    assert dgm.check(cured).codes == ()
+
+
 @pytest.mark.parametrize("layer", [nn.BatchNorm1d(6), nn.Dropout(0.3)], ids=["batch norm", "dropout"])
 def test_batch_statistics_of_training_are_a_matter_of_the_mode(layer):
     assert dgm.check(Network(layer)).codes == ("training_mode",)

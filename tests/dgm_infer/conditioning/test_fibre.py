@@ -120,6 +120,22 @@ class Mixed(dgm.GenerativeModel):
         return torch.stack([self.unit * u.square().sum(-1), u.sum(-1)], -1)
 
 
+REPRESENTED = {
+    "Fibre(Mixed: 3 inputs, 2 observed values; structure: dense)": (Mixed(1.0), [2.0, 0.5]),
+    "Fibre(Mixed: 3 inputs, 2 observed values, 6 problems; structure: dense)": (
+        Mixed(1.0), torch.tensor([2.0, 0.5]).expand(2, 3, 2)
+    ),
+    "Fibre(WithNoise: 23 inputs, 20 observed values, 1 problem; structure: diagonal)": (
+        generators.from_module(nn.Linear(3, 20).eval(), 3, noise=0.1), torch.zeros(1, 20)
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "problem"), REPRESENTED.items(), ids=["one", "a batch", "with noise"])
+def test_a_fibre_is_shown_by_its_sizes(text, problem):
+    assert repr(dgm.condition(*problem)) == text
+
+
 def misses(fibre):
     """By how much draws miss ``|u|^2 = 2``."""
     kernel = dgm.ConstrainedHMC(step_size=0.3, n_steps=3)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import dgm_infer as dgm
 import generators
@@ -74,6 +75,38 @@ def test_control_smooth_code_has_no_jumps(code):
 def test_smoothing_removes_them():
     smooth = generators.from_module(mlp(nn.ReLU), 10, smooth=10)
     assert dgm.check(smooth).findings == ()
+
+
+class Functional(nn.Module):
+    """A network of ReLU modules with another function between its layers."""
+
+    def __init__(self, remaining):
+        super().__init__()
+        net = mlp(nn.ReLU)
+        self.first, self.remaining, self.last = net[:2], remaining, net[2:]
+
+    def forward(self, z):
+        return self.last(self.remaining(self.first(z)))
+
+
+@pytest.mark.parametrize("noise", [None, 1e-3])
+@pytest.mark.parametrize(
+    ("remaining", "words"),
+    [
+        (lambda x: functional.leaky_relu(x - 0.3, 0.01), "by modules, such as nn.LeakyReLU, which smooth= finds"),
+        (nn.Softshrink(0.3), "smooth= does not replace these: use smooth modules"),
+    ],
+    ids=["functional", "another module"],
+)
+def test_a_smoothed_model_that_still_has_kinks_is_not_told_to_smooth_again(remaining, words, noise):
+    net = Functional(remaining).eval()
+    smooth = generators.from_module(net, 10, smooth=10)
+    assert isinstance(smooth, generators.NetworkGenerator)
+    assert "2 activation modules replaced" in str(smooth.smoothing)
+    report = dgm.check(smooth if noise is None else dgm.WithNoise(smooth, noise))
+    (finding,) = (finding for finding in report.findings if finding.code == "kinks")
+    assert words in finding.words
+    assert "smooth=10" not in finding.words
 
 
 @pytest.mark.slow

@@ -313,6 +313,14 @@ def detached(z):
     return z.detach().sin() + torch.randn(2)
 
 
+def rounded(z):
+    return torch.round(5 * z + torch.randn(6))
+
+
+def compared(z):
+    return (z + torch.randn(2) > 0).to(z.dtype)
+
+
 def item(z):
     return torch.randn(2) + torch.tensor(z.item())
 
@@ -367,6 +375,8 @@ FAULTS = {
     by_rejection: ("by rejection", "td.Beta"),
     under_no_grad: ("do not match its outputs", r"with torch.no_grad\(\):"),
     detached: ("do not match its outputs", r"z.detach\(\)"),
+    rounded: ("change only in steps.*leave out rounding", "def rounded"),
+    compared: ("change only in steps.*leave out rounding", "def compared"),
     item: ("Python number", r"z.item\(\)"),
     round_trip: ("NumPy array", r"z.numpy\(\)"),
     outside_in_place: ("in place", r"OUTSIDE\[0\] = z"),
@@ -403,6 +413,19 @@ def test_each_fault_is_named_and_its_line_quoted(simulate):
     assert before[2] == random.getstate()
     assert torch.is_grad_enabled()
     assert torch.overrides._get_current_function_mode_stack() == []
+
+
+@pytest.mark.parametrize(
+    "simulate",
+    [
+        lambda z: torch.stack([z, z.round()]) + 0 * torch.randn(2),
+        lambda z: (30 * torch.sin(9 * z + torch.randn(2))).clamp(-1, 1),
+        lambda z: 0 * z + 0 * torch.randn(2),
+    ],
+    ids=["some outputs", "mostly flat", "constant"],
+)
+def test_control_outputs_that_do_not_only_change_in_steps_are_converted(simulate):
+    assert dgm.from_simulator(simulate, NORMAL).output_shape == (2,)
 
 
 def test_a_conversion_leaves_the_random_state_as_it_was():
