@@ -135,15 +135,10 @@ def condition(
         raise ArgumentError("condition(kernel=, distance=, summaries=) describe an ABC posterior: give tolerance= too")
     if noise is not None:
         noise = positive("condition", "noise", noise)
-        if tolerance is not None or is_discrete(model):
-            raise ArgumentError(
-                f"condition(noise={noise:g}): "
-                + (
-                    "tolerance= is the width of such noise, omit one"
-                    if tolerance is not None
-                    else "outputs are discrete"
-                )
-            )
+        if tolerance is not None:
+            raise ArgumentError(f"condition(noise={noise:g}): tolerance= is the width of such noise, omit one of them")
+        if is_discrete(model):
+            raise ArgumentError(f"condition(noise={noise:g}): outputs are discrete, and have no such noise: omit it")
     if is_discrete(model):
         return _latent_posterior(LatentVariableModel.of(model), observed, observe, tolerance, dtype, device)
     model = as_generative_model(model)

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from ..arguments import numbers, whole_number
 from ..errors import ObservationError, reported_as
-from .observations import Bound, Observation, batch_shape, finite
+from .observations import Bound, Observation, OfImages, batch_shape, finite
 from .operators import DisjointSums, Function
 
 __all__ = ["Blur", "Downsample", "Linear", "blur", "downsample", "linear"]
@@ -151,14 +151,12 @@ class Blur(Observation):
             raise ObservationError(f"blur: the kernel {tuple(self.kernel.shape)} is too large for {what} {shape}")
 
     def bind(self, y, model):
-        shape, kernel = model.output_shape, self.kernel.to(y)
+        shape, kernel = tuple(model.output_shape), self.kernel.to(y)
         self._check_size(tuple(shape), "the model's output")
         batch = batch_shape(y, shape)
 
-        def operator(x: Tensor) -> Tensor:
-            return _blurred(x.unflatten(-1, shape), kernel).flatten(-len(shape))
-
-        return Bound(Function(operator), finite(y).reshape(*batch, -1))
+        blurring = functools.partial(_blurred, kernel=kernel)
+        return Bound(Function(OfImages(blurring, shape)), finite(y).reshape(*batch, -1))
 
 
 def _blurred(x: Tensor, kernel: Tensor) -> Tensor:

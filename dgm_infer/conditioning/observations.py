@@ -4,17 +4,18 @@ import reprlib
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from ..arguments import boolean_mask
+from ..arguments import boolean_mask, numbers
 from ..errors import ObservationError, cause, reported_as
 from ..models import GenerativeModel
 from .operators import Function, Operator, select
 
-__all__ = ["Bound", "Observation", "Pixels", "Transform", "batch_shape", "finite", "observe", "pixels"]
+__all__ = ["Bound", "Observation", "OfImages", "Pixels", "Transform", "batch_shape", "finite", "observe", "pixels"]
 
 # Numbers of colours of a picture, the last of four its transparency.
 _COLOURS = ((3,), (4,))
@@ -49,6 +50,23 @@ class Pixels(Observation):
             with reported_as(ObservationError):
                 mask = boolean_mask("pixels", "mask", mask)
         self.mask = mask
+
+    def __call__(self, image) -> Tensor:
+        """Images with NaN in the place of their hidden entries, the data of :func:`condition`.
+
+        Raises:
+            ObservationError: the image has another shape than the mask.
+        """
+        with reported_as(ObservationError):
+            values = numbers("pixels", "image", image)
+        if self.mask is None:
+            return values
+        mask = self.mask.to(values.device)
+        if tuple(values.shape[-mask.ndim :]) != tuple(mask.shape):
+            raise ObservationError(
+                f"pixels: the mask has shape {tuple(mask.shape)}; the image's is {tuple(values.shape)}"
+            )
+        return values.masked_fill(~mask, torch.nan)
 
     def bind(self, y, model):
         shape, size = model.output_shape, torch.Size(model.output_shape).numel()
@@ -93,6 +111,18 @@ class Pixels(Observation):
         return flat.nonzero()[:, -1].reshape(*flat.shape[:-1], -1)
 
 
+@dataclass(frozen=True)
+class OfImages:
+    """A function of outputs of a shape, ``[..., *shape]``, as one of flat outputs: ``[..., Dx] -> [..., Dy]``."""
+
+    function: Callable[[Tensor], Tensor]
+    shape: tuple[int, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        lead = x.shape[:-1]
+        return self.function(x.reshape(*lead, *self.shape)).reshape(*lead, -1)
+
+
 class Transform(Observation):
     """Any differentiable function of the output: ``[..., *output_shape] -> [..., *y_shape]``."""
 
@@ -100,14 +130,9 @@ class Transform(Observation):
         self.function = function
 
     def bind(self, y, model):
-        shape, function = model.output_shape, self.function
+        shape = tuple(model.output_shape)
         batch = batch_shape(y, self._checked(y, shape))
-
-        def operator(x: Tensor) -> Tensor:
-            lead = x.shape[:-1]
-            return function(x.reshape(*lead, *shape)).reshape(*lead, -1)
-
-        return Bound(Function(operator), finite(y).reshape(*batch, -1))
+        return Bound(Function(OfImages(self.function, shape)), finite(y).reshape(*batch, -1))
 
     def _checked(self, y: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of what is observed of one output.

@@ -302,6 +302,8 @@ def test_discrete_outputs_are_checked_through_their_decoder():
     report = dgm.check(model, torch.full((2, 4, 4), 0.5))
     assert report.codes == ("observations_range",)
     assert "binarise" in str(report)
+    with pytest.raises(dgm.ArgumentError, match=r"noise=0.1\): outputs are discrete, and have no such noise: omit it"):
+        dgm.condition(model, torch.ones(2, 4, 4), noise=0.1)
     model.decoder.network.append(nn.Dropout(0.5))
     assert dgm.check(model.train()).codes == ("training_mode",)
 

@@ -1,12 +1,14 @@
 """Observation operators are the functions of the output that they say, and structure survives those that allow it."""
 
 import math
+import pickle
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 import dgm_infer as dgm
+from dgm_infer.conditioning.observations import Pixels
 from dgm_infer.structures import Units
 from tests.oracles import FLOAT, linear_gaussian_model
 
@@ -170,6 +172,10 @@ def test_what_is_wrong_with_an_operator_is_said_in_one_line(wrong, words):
         assert word in message
 
 
+def functional_mean(x):
+    return x.mean(-1)
+
+
 IMAGE_OPERATORS = {"downsample": dgm.downsample(2), "linear": dgm.linear(MATRIX), "blur": dgm.blur(KERNEL)}
 
 
@@ -178,6 +184,29 @@ def test_an_operator_on_a_tensor_has_its_derivative(observe):
     x = pictures(3).requires_grad_()
     (gradient,) = torch.autograd.grad(observe(x).sum(), x)
     assert gradient.abs().max() > 0.01
+
+
+@pytest.mark.parametrize("observe", [*IMAGE_OPERATORS.values(), functional_mean], ids=[*IMAGE_OPERATORS, "a function"])
+def test_operators_come_back_from_a_pickle(observe):
+    fibre = dgm.condition(Pictures("dense"), observe(pictures()), observe=observe, noise=0.1)
+    back = pickle.loads(pickle.dumps(fibre.observed.model.model.operator))
+    x = pictures(3, seed=118).flatten(-3)
+    assert torch.equal(back(x), fibre.observed.model.model.operator(x))
+
+
+def test_the_pixels_of_an_image_are_the_data_of_which_the_rest_is_hidden():
+    mask = torch.rand(2, 6, 4, generator=torch.Generator().manual_seed(2)) < 0.5
+    observation, image = dgm.pixels(mask), pictures(3)
+    data = observation(image)
+    assert torch.equal(data.isnan(), ~mask.expand(3, 2, 6, 4))
+    assert torch.equal(data[:, mask], image[:, mask])
+    assert torch.equal(
+        dgm.condition(Pictures(), data, observe=observation).values,
+        dgm.condition(Pictures(), image, observe=observation).values,
+    )
+    assert torch.equal(Pixels()(image), image)
+    with pytest.raises(dgm.ObservationError, match=r"the mask has shape \(2, 6, 4\); the image's is \(6, 4\)"):
+        observation(image[0, 0])
 
 
 @pytest.mark.parametrize("observe", [*IMAGE_OPERATORS.values(), lambda x: x.flatten(-3) @ MATRIX.mT])
