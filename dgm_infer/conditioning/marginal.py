@@ -73,7 +73,8 @@ class NoiseMarginal(Target):
         with torch.no_grad():
             u = observed.sample_inputs((_DRAWS, *marginal.batch_shape), rng, values)
             u1, u2 = u[..., : marginal.dim], u[..., marginal.dim :]
-            residual, blocks = marginal._linear(u1)
+            # a D that is fixed is found here, once
+            residual, blocks = marginal._linear(u1, exactly=True)
             constraint = observed.residual(u, values)
             data = observed.in_units(values).abs().amax(-1).expand(u1.shape[:-1])
             size = torch.stack([constraint.abs().amax(-1), residual.abs().amax(-1), data])
@@ -223,23 +224,30 @@ class NoiseMarginal(Target):
             log_prob = log_prob + self.model.log_factor(self.observed.inputs(self._full(u1)))
         return log_prob
 
-    def _linear(self, u1: Tensor) -> tuple[Tensor, Tensor]:
-        """``r`` and ``D`` at ``u1``, ``[..., Dy]`` and ``[..., U, m, k]``, differentiably."""
+    def _linear(self, u1: Tensor, *, exactly: bool = False) -> tuple[Tensor, Tensor]:
+        """``r`` and ``D`` at ``u1``, ``[..., Dy]`` and ``[..., U, m, k]``, differentiably.
+
+        Args:
+            exactly: whether D is a derivative, without the rounding of differences.
+        """
         if self._blocks is not None:
             return self._residual(u1), self._blocks
         _, inputs, outputs = self._units
         n_units = self._n_local // inputs
 
+        def constraint(u2: Tensor) -> Tensor:
+            return self.observed.residual(torch.cat([u1, u2], -1), self.values)
+
+        # only the noise is differentiated: whatever u1 alone goes through is evaluated once
+        origin = u1.new_zeros(*u1.shape[:-1], self._n_local)
         if n_units == 1 and outputs < inputs:
-
-            def constraint(u2: Tensor) -> Tensor:
-                return self.observed.residual(torch.cat([u1, u2], -1), self.values)
-
-            # only the noise is differentiated: whatever u1 alone goes through is evaluated once
-            value, (matrix,) = Dense().entries(constraint, u1.new_zeros(*u1.shape[:-1], self._n_local))
+            value, (matrix,) = Dense().entries(constraint, origin)
             return value, matrix.unsqueeze(-3)
-        # what is linear in u2 is known from its values, without derivatives of the whole model
         steps = torch.eye(inputs, dtype=u1.dtype, device=u1.device).repeat(1, n_units)
+        if exactly:
+            value, products = push_forward(constraint, origin, steps)
+            return value, products.unflatten(-1, (n_units, outputs)).movedim(0, -1)
+        # what is linear in u2 is known from its values, without derivatives of the whole model
         points = torch.cat([torch.zeros_like(steps[:1]), steps]).view(-1, *[1] * (u1.ndim - 1), self._n_local)
         lead = (inputs + 1, *u1.shape[:-1])
         u = torch.cat([u1.expand(*lead, -1), points.expand(*lead, -1)], -1)
