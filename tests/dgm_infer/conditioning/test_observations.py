@@ -2,6 +2,7 @@
 
 import math
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -189,9 +190,10 @@ def test_an_operator_on_a_tensor_has_its_derivative(observe):
 @pytest.mark.parametrize("observe", [*IMAGE_OPERATORS.values(), functional_mean], ids=[*IMAGE_OPERATORS, "a function"])
 def test_operators_come_back_from_a_pickle(observe):
     fibre = dgm.condition(Pictures("dense"), observe(pictures()), observe=observe, noise=0.1)
-    back = pickle.loads(pickle.dumps(fibre.observed.model.model.operator))
+    measurement: Any = fibre.observed.model.model
+    back = pickle.loads(pickle.dumps(measurement.operator))
     x = pictures(3, seed=118).flatten(-3)
-    assert torch.equal(back(x), fibre.observed.model.model.operator(x))
+    assert torch.equal(back(x), measurement.operator(x))
 
 
 def test_the_pixels_of_an_image_are_the_data_of_which_the_rest_is_hidden():
