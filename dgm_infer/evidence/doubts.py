@@ -21,11 +21,9 @@ _EFFECTIVE, _CHAINS = 1.5, 8
 _RESTARTS = 14
 # The same whatever the target is: fewer say nothing of it.
 _ANY_RESTARTS = 2
-# A share of the weights on one draw, and a standard error in nats, that leave an estimate imprecise.
-_LARGE_SHARE, _WIDE = 0.5, 1.0
-# Effective chains, of as many, below which an unbiased estimate is probably too low: of few weights, the logs of which
-# are nearly normal, those that would count most are missing.
-_FEW = 4.0
+# A share of the weights on one draw, and a standard error in nats, that leave an estimate imprecise; effective chains
+# below which the spread of weights, the logs of which are nearly normal, is seen too small.
+_LARGE_SHARE, _WIDE, _FEW = 0.5, 1.0, 4.0
 
 
 def doubts(
@@ -59,17 +57,6 @@ def doubts(
             "its standard error is too small; use more chains, or a base nearer the target",
             few,
         )
-    if status == "unbiased" and few is not None:
-        effective = diagnostics["effective_chains"]
-        if (thin := (effective < _FEW) & ~few & (True if share is None else share <= _LARGE_SHARE)).any():
-            yield finding(
-                "misleading",
-                f"the estimate rests on effectively {effective[thin].min().item():.2g} of {chains} chains"
-                f"{of_problems(thin)}",
-                "it is probably too low, by more than its standard error says: use more temperatures or chains, or a "
-                "base that covers all modes",
-                thin,
-            )
     shift = diagnostics.get("unseen_shift")
     if shift is not None and (shift > 0).any():
         yield finding(
@@ -156,6 +143,16 @@ def reservations(
             off,
         )
     share, few = diagnostics.get("max_weight_share"), _few_chains(diagnostics, chains)
+    if status == "unbiased" and few is not None:
+        effective = diagnostics["effective_chains"]
+        if (thin := (effective < _FEW) & ~few & (True if share is None else share <= _LARGE_SHARE)).any():
+            yield finding(
+                "misleading",
+                f"the estimate rests on effectively {effective[thin].min().item():.2g} of {chains} chains"
+                f"{of_problems(thin)}",
+                "it is probably too low, and errors are underestimated: use more temperatures or chains",
+                thin,
+            )
     # weights of tempering are averages over chains, of which a few may count
     if status == "unbiased" and share is not None:
         large = (share > _LARGE_SHARE) & (share <= _SHARE)

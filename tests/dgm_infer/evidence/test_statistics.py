@@ -14,7 +14,7 @@ from tests.known_evidence import known_bimodal, known_gaussian
 from tests.mistakes import anneal_with_weights_after_the_move, systematic_without_chance
 
 # of thousands of problems a few rest on one or two chains, by chance
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*rests on:UserWarning")]
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*rests on one or two:UserWarning")]
 
 
 def mean_and_error(log_weights, log_z):
