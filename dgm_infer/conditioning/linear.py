@@ -143,7 +143,7 @@ class Blur(Observation):
         """
         image = _given("blur", image)
         self._check_size(tuple(image.shape), "an image of shape")
-        return _blurred(image, self.kernel.to(image))
+        return _blurred(image, self.kernel)
 
     def _check_size(self, shape: tuple[int, ...], what: str) -> None:
         up, left = self.kernel.shape[0] // 2, self.kernel.shape[1] // 2
@@ -152,7 +152,7 @@ class Blur(Observation):
 
     def bind(self, y, model):
         shape, kernel = tuple(model.output_shape), self.kernel.to(y)
-        self._check_size(tuple(shape), "the model's output")
+        self._check_size(shape, "the model's output")
         batch = batch_shape(y, shape)
 
         blurring = functools.partial(_blurred, kernel=kernel)
