@@ -31,22 +31,29 @@ def test_narrow_noise_on_a_curve_is_not():
 
 
 def test_the_pilot_of_the_constrained_kernel_is_a_fifth_of_the_run_at_most(monkeypatch):
-    spent = []
-    step = dgm.ConstrainedHMC.step
+    steps = {}
+    measured, longest = pilot._measured, pilot._longest
 
-    def counted(self, problem, state, rng):
-        state, info = step(self, problem, state, rng)
-        spent.append(float(info.stats["n_steps"].max()))
-        return state, info
+    def recorded(kernel, *arguments):
+        steps[type(kernel)] = counts = []
 
-    monkeypatch.setattr(dgm.ConstrainedHMC, "step", counted)
-    reason = pick(narrow(), transitions=40).reason
+        def counted(info):
+            counts.append(longest(info))
+            return counts[-1]
+
+        monkeypatch.setattr(pilot, "_longest", counted)
+        return measured(kernel, *arguments)
+
+    monkeypatch.setattr(pilot, "_measured", recorded)
+    fibre, transitions = narrow(), 40
+    reason = pick(fibre, transitions=transitions).reason
     assert reason.startswith("LiftedHMC picked")
     assert "would take more than a fifth of the run" in reason
-    short = sum(spent)
-    spent.clear()
-    pick(narrow())
-    assert short < 0.5 * sum(spent)
+    draws = steps[dgm.LiftedHMC][-pilot._DRAWS :]
+    run = transitions * pilot._GRADIENT * sum(draws) / len(draws)
+    cost, pilots = pilot._constrained_step(dgm.ConstrainedHMC(), fibre), steps[dgm.ConstrainedHMC]
+    # it ends with the transition that goes beyond
+    assert cost * sum(pilots[:-1]) <= 0.2 * run < cost * sum(pilots)
 
 
 @pytest.mark.slow
