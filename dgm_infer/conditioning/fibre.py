@@ -231,19 +231,22 @@ class Fibre:
         return tree_map(lambda *tensors: torch.cat(tensors), *parts)
 
     def _evaluate(self, function: Callable[..., Any], arguments: tuple[Any, ...], often: bool) -> Any:
-        if self._compiler is None or not (self.is_compiled or self._is_traced(function)):
+        derives = function in (type(self).jacobian, type(self).linearise)
+        if self._compiler is None or not (self.is_compiled or (derives and self._has_few_rows)):
             with torch.no_grad():
                 return function(self, *arguments)
+        # convolutions take the time of their derivatives, which generated code leaves to the same library
+        often = often and not (derives and self.observed.convolves)
 
         def of_tensors(data: tuple[Any, ...], *arguments: Any) -> Any:
             return function(self._with(*data), *arguments)
 
         return self._compiler(function, of_tensors, self._data, *arguments, generate=often)
 
-    def _is_traced(self, function: Callable[..., Any]) -> bool:
-        """Whether a fibre with traced derivatives traces this: one of few rows, of which calls take the time."""
-        size = self.values.numel() * math.prod(self.model.output_shape)
-        return function in (type(self).jacobian, type(self).linearise) and size <= _TRACED
+    @property
+    def _has_few_rows(self) -> bool:
+        """Whether calls take the time of derivatives, which tracing spares."""
+        return self.values.numel() * math.prod(self.model.output_shape) <= _TRACED
 
     @property
     def _data(self) -> tuple[Any, ...]:

@@ -108,11 +108,9 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return torch.linalg.vecdot(a, b).unsqueeze(-1)
 
 
-# Steps that Broyden's method keeps before it starts anew from the factorisation.
-_MEMORY = 8
-# Updates in one compiled graph, a divisor of the memory: each takes as long again to compile, and the last ones are in
-# vain on rows that have converged.
-_COMPILED = 2
+# Steps that Broyden's method keeps before it starts anew from the factorisation; with more it needs as many updates,
+# and its graph takes longer to compile.
+_MEMORY = 6
 _SMALL = 1e-30
 # Growth of the residual that counts as divergence; after some iterations any growth is a failure, so that the few
 # chains that will not converge do not delay the others.
@@ -217,10 +215,9 @@ class Stop(NamedTuple):
 
 
 class _Loop(NamedTuple):
-    """Rows of a solve: iterates, their constraint and residual, and which have converged or still iterate."""
+    """Rows of a solve: their iterates and residual, and which have converged or still iterate."""
 
     u: Tensor
-    c: Tensor
     first: Tensor
     residual: Tensor
     converged: Tensor
@@ -228,65 +225,73 @@ class _Loop(NamedTuple):
     updates: Tensor
 
     @classmethod
-    def start(cls, fibre: Constraint, v: Tensor, stop: Stop, active: Tensor) -> "_Loop":
-        c = fibre.evaluate(evaluate_constraint, v)
-        residual = c.abs().amax(-1)
-        converged = residual < stop.tolerance
-        running = active & ~converged
-        # a tensor of its own: torch.compile compiles a function anew for arguments that are one
-        return cls(v, c, residual, residual.clone(), converged & active, running, torch.zeros_like(stop.updates))
+    def start(cls, v: Tensor, stop: Stop, active: Tensor) -> "_Loop":
+        """Before the constraint is known."""
+        # tensors of their own: torch.compile compiles a function anew for arguments that are one
+        unknown = torch.full_like(stop.tolerance, torch.inf)
+        none = torch.zeros_like(stop.updates)
+        return cls(v, unknown, unknown.clone(), torch.zeros_like(active), active.clone(), none)
+
+    def begun(self, c: Tensor, stop: Stop) -> "_Loop":
+        """With the constraint at iterates of which some or all have made no update."""
+        residual, fresh = c.abs().amax(-1), self.running & (self.updates == 0)
+        there = fresh & (residual < stop.tolerance)
+        return self._replace(
+            first=torch.where(fresh, residual, self.first),
+            residual=torch.where(fresh, residual, self.residual),
+            converged=self.converged | there,
+            running=self.running & ~there,
+        )
 
     def next(self, u: Tensor, c: Tensor, stop: Stop) -> "_Loop":
-        """After an update of the running rows to ``u``."""
+        """After an update of the running rows to ``u``, with the constraint ``c`` there."""
         u = torch.where(self.running.unsqueeze(-1), u, self.u)
-        c = torch.where(self.running.unsqueeze(-1), c, self.c)
-        residual, updates = c.abs().amax(-1), self.updates + self.running
+        residual, updates = torch.where(self.running, c.abs().amax(-1), self.residual), self.updates + self.running
         converged = self.converged | (self.running & stop.reached(u, residual, self.residual, updates))
         # a NaN residual is neither below its limit nor converged
         limit = torch.where(updates < _PATIENCE, _DIVERGENCE * self.first, self.first)
         running = self.running & ~converged & (residual <= limit) & (updates < stop.updates)
-        return _Loop(u, c, self.first, residual, converged, running, updates)
+        return _Loop(u, self.first, residual, converged, running, updates)
 
 
 @cache
-def _updates(update: Update, n: int) -> Callable[..., tuple[_Loop, Steps]]:
-    """A function for :meth:`Fibre.evaluate` that makes ``n`` updates; several keep the number of steps."""
+def _one(update: Update) -> Callable[..., tuple[_Loop, Tensor, Steps]]:
+    """A function for :meth:`Fibre.evaluate` that makes one update."""
 
-    def make(fibre: Constraint, loop: _Loop, stop: Stop, base: JacobianMap, steps: Steps):
-        for _ in range(n):
-            u, c, steps = update(fibre, loop.u, loop.c, base, steps)
-            loop = loop.next(u, c, stop)
-        return loop, steps[n:] if n > 1 else steps
+    def make(fibre: Constraint, loop: _Loop, c: Tensor, stop: Stop, base: JacobianMap, steps: Steps):
+        u, there, steps = update(fibre, loop.u, c, base, steps)
+        return loop.next(u, there, stop), torch.where(loop.running.unsqueeze(-1), there, c), steps
 
     return make
 
 
-def _per_call(update: Update, fibre: Constraint) -> int:
-    """Updates between two looks at which rows still iterate: several in a compiled graph; of Newton's, with a Jacobian
-    each, one."""
-    return _COMPILED if fibre.is_compiled and update is not newton else 1
+@cache
+def _several(update: Update, n: int) -> Callable[..., _Loop]:
+    """A function for :meth:`Fibre.evaluate` that makes the next ``n`` updates, remembering no earlier ones."""
+
+    def make(fibre: Constraint, loop: _Loop, stop: Stop, base: JacobianMap) -> _Loop:
+        c, steps = fibre.constraint(loop.u), ()
+        loop = loop.begun(c, stop)
+        for _ in range(n):
+            loop, c, steps = _one(update)(fibre, loop, c, stop, base, steps)
+        return loop
+
+    return make
 
 
-def _remembered(update: Update, n: int, made: int, u: Tensor, steps: Steps) -> Steps:
-    """The steps that the next ``n`` of a solver's updates are given, after ``made``: none once the memory is full.
-
-    Several updates are given a fixed number, so that one graph makes them all: steps of zero, which change nothing, in
-    the place of those to come.
-    """
-    if made % _MEMORY:
-        return steps
-    kept = _MEMORY - n if update is broyden and n > 1 else 0
-    return tuple((torch.zeros_like(u), torch.zeros_like(u)) for _ in range(kept))
+def _per_call(update: Update) -> int:
+    """Updates between two looks at which rows still iterate, where a call takes longer than an update: as many as
+    Broyden's method remembers; of Newton's, with a Jacobian each, one."""
+    return 1 if update is newton else _MEMORY
 
 
 def masked(
     update: Update, fibre: Constraint, v: Tensor, base: JacobianMap, stop: Stop, active: Tensor, iterations: int
 ) -> Projection:
     """:func:`project` by one solver in a fixed number of updates."""
-    loop, steps, n = _Loop.start(fibre, v, stop, active), (), _per_call(update, fibre)
-    for made in range(0, iterations, n):
-        steps = _remembered(update, n, made, v, steps)
-        loop, steps = fibre.evaluate(_updates(update, n), loop, stop, base, steps, often=True)
+    loop, n = _Loop.start(v, stop, active), _per_call(update)
+    for _ in range(0, iterations, n):
+        loop = fibre.evaluate(_several(update, n), loop, stop, base, often=True)
     return Projection(loop.u, loop.converged, loop.updates, active & ~loop.converged)
 
 
@@ -294,13 +299,13 @@ def _solve(
     update: Update, fibre: Constraint, v: Tensor, base: JacobianMap, stop: Stop, max_iterations: int, often: bool
 ) -> tuple[Tensor, ...]:
     """:func:`project` by one solver, with all rows active: position, converged and iterations."""
-    active = torch.ones_like(stop.updates, dtype=torch.bool)
+    loop = _Loop.start(v, stop, torch.ones_like(stop.updates, dtype=torch.bool))
     rough = None if fibre.is_compiled or update is newton else fibre.rough
-    loop, steps, n = (
-        _Loop.start(rough or fibre, v, stop if rough is None else stop.in_float32(), active),
-        (),
-        _per_call(update, fibre),
-    )
+    n = _per_call(update) if fibre.is_compiled else 1
+    c, steps = v.new_zeros(len(v), 0), ()
+    if not fibre.is_compiled:
+        c = (rough or fibre).evaluate(evaluate_constraint, v)
+        loop = loop.begun(c, stop if rough is None else stop.in_float32())
     whole, before = (loop.u, loop.converged, loop.updates), torch.full_like(loop.residual, torch.inf)
     # the rows still in the loop: all of them until the batch is first compacted
     rows: Tensor | None = None
@@ -312,16 +317,19 @@ def _solve(
             whole = store(rows, whole, (loop.u, loop.converged, loop.updates))
             keep = loop.running.nonzero().squeeze(-1)
             rows = keep if rows is None else rows[keep]
-            loop, stop, steps, fibre, base = *_take((loop, stop, steps), keep), fibre.take(keep), base[keep]
-            before = before[keep]
+            loop, c, stop, steps, before = _take((loop, c, stop, steps, before), keep)
+            fibre, base = fibre.take(keep), base[keep]
             rough = rough and fibre.rough
+        if fibre.is_compiled:
+            loop = fibre.evaluate(_several(update, n), loop, stop, base, often=often)
+            continue
         if rough is not None and not _far(loop, stop, before, n_running):
             # near the fibre float32 does not tell where it is
             rough = None
         before = loop.residual
         here, until = (fibre, stop) if rough is None else (rough, stop.in_float32())
-        steps = _remembered(update, n, made, loop.u, steps)
-        loop, steps = here.evaluate(_updates(update, n), loop, until, base, steps, often=often)
+        steps = steps if made % _MEMORY else ()
+        loop, c, steps = here.evaluate(_one(update), loop, c, until, base, steps, often=often)
     return store(rows, whole, (loop.u, loop.converged, loop.updates))
 
 

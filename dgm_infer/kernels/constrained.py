@@ -64,9 +64,10 @@ class ConstrainedHMC(Settings):
         tolerance: a projection has converged when ``max|c| < tolerance * max(1, |y|_max)``; None for 1e-8 in
             float64 and 1e-5 in float32. A reversed sub-step must return within ``sqrt(tolerance)``.
         max_iterations: updates after which a solver has failed.
-        compile: whether torch's compiler generates code for the solvers, and derivatives are computed as they were
-            traced: the same results up to rounding, about twice as fast, after half a minute of compilation. Those of
-            few rows of a network with convolutions, without structure, are always computed as they were traced.
+        compile: whether torch's compiler generates code: the same results up to rounding, on small networks about three
+            times as fast, after half a minute of compilation; minutes for simulators of thousands of operations.
+            Derivatives of networks with convolutions are computed as they were traced, and of few rows, without
+            structure, in any case.
         float32_jacobians: whether Jacobians are computed in float32 and the constraint alone in the type of the
             positions: faster where a network's arithmetic takes the time, on a CPU 2 to 3 times for convolutions. The
             energy then has rounding errors of about 1e-7 times the condition number of the Jacobian (math 3.8). None
@@ -173,7 +174,8 @@ class ConstrainedHMC(Settings):
 
     def init(self, problem: Fibre, position: Tensor) -> ConstrainedState:
         flat = self._problem(problem).rows(position.shape[0])
-        return ConstrainedState(position, flat.evaluate(type(flat).linearise, position.reshape(-1, problem.dim)))
+        there = position.reshape(-1, problem.dim)
+        return ConstrainedState(position, flat.evaluate(type(flat).linearise, there, often=True))
 
     def step(self, problem: Fibre, state: ConstrainedState, rng: torch.Generator) -> tuple[ConstrainedState, Info]:
         shape = state.position.shape[:-1]

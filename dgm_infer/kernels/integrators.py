@@ -205,8 +205,8 @@ def _evaluated(function: Callable[[Fibre, Tensor], Tree], fibre: Fibre, u: Tenso
     """``function`` of a fibre at rows ``u``, evaluated only for those that moved if these are few."""
     rows = few(moved)
     if rows is None:
-        return fibre.evaluate(function, u)
+        return fibre.evaluate(function, u, often=True)
     if not len(rows):
         return before
-    there = fibre.take(rows).evaluate(function, u[rows])
+    there = fibre.take(rows).evaluate(function, u[rows], often=True)
     return tree_map(lambda whole, part: whole.index_copy(0, rows, part), before, there)
