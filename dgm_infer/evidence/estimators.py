@@ -20,6 +20,8 @@ __all__ = [
 
 
 _LEAST_OVERLAP = 0.01
+# Share of weights that are effective from which on their own variance shows the error of their mean.
+_FEW = 0.5
 
 
 class Estimate(NamedTuple):
@@ -40,16 +42,35 @@ def finite_or_zero(log_weights: Tensor) -> Tensor:
 def log_mean(log_weights: Tensor) -> Estimate:
     """Log of the mean of N independent weights, ``[N, *batch]``.
 
-    With ``v = var(w)/(N mean(w)^2)``, which is ``(N/ESS - 1)/(N - 1)``, the standard error is ``sqrt(v)`` and the bias
-    of the logarithm ``-v/2``.
+    With ``v = var(w)/(N mean(w)^2)``, which is ``(N/ESS - 1)/(N - 1)``, the bias of the logarithm is ``-v/2`` and its
+    standard error ``sqrt(v)``. Where fewer than half of the weights are effective, those that would count most may be
+    missing: it is then at least ``sqrt((s^2 + s^4)/N)`` for normal log weights whose largest quarter spreads as that of
+    these, with standard deviation s (math 7.7).
     """
-    n = log_weights.shape[0]
+    n, ess = log_weights.shape[0], weight_ess(log_weights)
     log_z = log_weights.logsumexp(0) - math.log(n)
-    variance = (n / weight_ess(log_weights) - 1).clamp_min(0) / max(n - 1, 1)
+    variance = (n / ess - 1).clamp_min(0) / max(n - 1, 1)
     if n == 1:
         variance = torch.full_like(variance, math.nan)
     variance = torch.where(log_z.isneginf(), math.inf, variance)
-    return Estimate(log_z, variance.sqrt(), -0.5 * variance)
+    spread = _upper_spread(log_weights).square()
+    tail = torch.where(ess < _FEW * n, (spread + spread.square()) / n, 0.0)
+    return Estimate(log_z, variance.maximum(tail).sqrt(), -0.5 * variance)
+
+
+def _upper_spread(log_weights: Tensor) -> Tensor:
+    """The standard deviation that normal numbers ``[N, *batch]`` with this largest quarter have, ``[*batch]``; 0 of
+    fewer than four, or where fewer are finite."""
+    n = log_weights.shape[0]
+    m = max(2, math.ceil(n / 4))
+    if n < 4:
+        return torch.zeros_like(log_weights[0])
+    largest = log_weights.topk(m + 1, 0).values
+    # expected order statistics (Blom 1958)
+    ranks = torch.arange(n, n - m - 1, -1, dtype=torch.float64, device=log_weights.device)
+    normal = torch.special.ndtri((ranks - 0.375) / (n + 0.25))
+    spread = (largest[:-1].mean(0) - largest[-1]) / (normal[:-1].mean() - normal[-1])
+    return torch.where(spread.isfinite(), spread, 0.0)
 
 
 def mean_of_chains(values: Tensor) -> Estimate:

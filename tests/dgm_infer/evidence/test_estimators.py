@@ -31,6 +31,37 @@ def test_the_log_of_a_mean_has_the_error_and_bias_it_states():
     assert mean < -5 * spread / 20000**0.5
 
 
+def own_error(log_weights):
+    """The standard error of the log of their mean by the variance of the weights that are there."""
+    n = len(log_weights)
+    return ((n / weight_ess(log_weights) - 1) / (n - 1)).sqrt()
+
+
+@pytest.mark.parametrize(("n", "sd", "least", "alone"), [(16, 2.0, 0.83, 0.72), (64, 3.0, 0.8, 0.55)])
+def test_the_error_of_wide_log_weights_counts_what_they_miss(n, sd, least, alone):
+    log_weights = log_normal(n, 20000, sd)
+    estimate = log_mean(log_weights)
+
+    def coverage(error):
+        return (estimate.log_z.abs() < 2.1 * error).double().mean()
+
+    assert coverage(estimate.std_error) > least
+    # the control
+    assert coverage(own_error(log_weights)) < alone
+
+
+def test_the_error_of_weights_that_miss_nothing_is_their_own():
+    rng = torch.Generator().manual_seed(3)
+    chance = torch.rand(64, 2000, generator=rng, dtype=FLOAT)
+    noise = 0.1 * torch.randn(64, 2000, generator=rng, dtype=FLOAT)
+    # some chains in a mode of three nats more, some lost, some far behind, and all near each other
+    unequal = (noise + torch.where(chance < p, shift, 0.0) for p, shift in ((0.4, 3.0), (0.6, -math.inf), (0.6, -40.0)))
+    for log_weights in (*unequal, log_normal(64, 2000, 0.5)):
+        larger = log_mean(log_weights).std_error > 1.02 * own_error(log_weights)
+        # a share that is near a quarter by chance may look like a tail
+        assert larger.double().mean() < 0.03
+
+
 def test_a_jackknifed_ratio_has_the_error_and_bias_it_states():
     numerators = log_normal(20, 20000, 0.8)
     denominators = 0.5 * numerators + log_normal(20, 20000, 0.4, seed=1)
