@@ -65,7 +65,7 @@ class ConstrainedHMC(Settings):
             float64 and 1e-5 in float32. A reversed sub-step must return within ``sqrt(tolerance)``.
         max_iterations: updates after which a solver has failed.
         compile: whether torch's compiler generates code: the same results up to rounding, on small networks about three
-            times as fast, after half a minute of compilation; minutes for simulators of thousands of operations.
+            times as fast, after 30 to 40 s of compilation, once; minutes for simulators of thousands of operations.
             Derivatives of networks with convolutions are computed as they were traced, and of few rows, without
             structure, in any case.
         float32_jacobians: whether Jacobians are computed in float32 and the constraint alone in the type of the
