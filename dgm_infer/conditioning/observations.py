@@ -85,9 +85,12 @@ class Pixels(Observation):
             entry = index.expand(*batch, -1)[tuple(where)].item()
             position = tuple(i.item() for i in torch.unravel_index(torch.tensor(entry), shape))
             problem = f" of problem {tuple(where[:-1])}" if batch else ""
+            remedy = "hide these entries with the mask (False) or repair the data"
+            if self.mask is None and bool(values[bad].isnan().all()):
+                remedy = "to leave them out observe=pixels(~observed.isnan()), for all problems as many"
             raise ObservationError(
                 f"{int(bad.sum())} observed value(s) are not finite, the first is {values[tuple(where)].item()} at "
-                f"{position}{problem}: hide these entries with the mask (False) or repair the data"
+                f"{position}{problem}: {remedy}"
             )
         return Bound(selection, values)
 

@@ -137,6 +137,14 @@ WRONG = {
         lambda: condition(dgm.downsample(2), torch.full((2, 3, 2), math.nan)),
         ["12 observed", "not finite"],
     ),
+    "an image with holes": (
+        lambda: dgm.condition(Pictures(), torch.zeros(2, 6, 4).index_fill(1, torch.tensor([0]), math.nan)),
+        ["8 observed", "not finite", "observe=pixels(~observed.isnan())"],
+    ),
+    "a hole where the mask is True": (
+        lambda: condition(dgm.pixels(torch.ones(2, 6, 4).bool()), torch.full((2, 6, 4), math.nan)),
+        ["48 observed", "the mask (False)"],
+    ),
     "blocks of what has no width": (lambda: condition(dgm.downsample(2), torch.zeros(1), Flat()), ["(4,)"]),
     "matrix of another width": (lambda: condition(dgm.linear(torch.ones(2, 5)), torch.zeros(2)), ["(2, 5)", "48"]),
     "matrix of whole numbers": (lambda: dgm.linear(torch.ones(2, 5, dtype=torch.int64)), ["int64"]),
