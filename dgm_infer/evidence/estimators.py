@@ -45,7 +45,7 @@ def log_mean(log_weights: Tensor) -> Estimate:
     With ``v = var(w)/(N mean(w)^2)``, which is ``(N/ESS - 1)/(N - 1)``, the bias of the logarithm is ``-v/2`` and its
     standard error ``sqrt(v)``. Where fewer than half of the weights are effective, those that would count most may be
     missing: it is then at least ``sqrt((s^2 + s^4)/N)`` for normal log weights whose largest quarter spreads as that of
-    these, with standard deviation s (math 7.7).
+    these, with standard deviation s, if there are eight or more (math 7.7).
     """
     n, ess = log_weights.shape[0], weight_ess(log_weights)
     log_z = log_weights.logsumexp(0) - math.log(n)
@@ -60,10 +60,10 @@ def log_mean(log_weights: Tensor) -> Estimate:
 
 def _upper_spread(log_weights: Tensor) -> Tensor:
     """The standard deviation that normal numbers ``[N, *batch]`` with this largest quarter have, ``[*batch]``; 0 of
-    fewer than four, or where fewer are finite."""
+    fewer than eight, whose quarter is one or two, and where too few are finite."""
     n = log_weights.shape[0]
-    m = max(2, math.ceil(n / 4))
-    if n < 4:
+    m = math.ceil(n / 4)
+    if n < 8:
         return torch.zeros_like(log_weights[0])
     largest = log_weights.topk(m + 1, 0).values
     # expected order statistics (Blom 1958)
