@@ -27,6 +27,8 @@ __all__ = ["ConstrainedHMC", "ConstrainedState"]
 
 # Longest arc of the split motion, well below the half period, after which the end does not depend on the momentum.
 _LONGEST_ARC = math.pi / 2
+# Acceptance that step sizes are adapted to: solvers take more updates for longer steps, and fail at more of them.
+_ACCEPTANCE = 0.9
 # Rows of a Jacobian without structure up to which Newton's method, with one for each iteration, is worth its time.
 _FEW_ROWS = 16
 
@@ -142,7 +144,8 @@ class ConstrainedHMC(Settings):
 
     def tuning(self, problem: Fibre) -> Tuning:
         n_geodesic = self.sub_steps(problem) if self.n_geodesic is None else None
-        return dataclasses.replace(schedule_tuning(self, self.longest_step(problem)), n_geodesic=n_geodesic)
+        tuning = schedule_tuning(self, self.longest_step(problem))
+        return dataclasses.replace(tuning, n_geodesic=n_geodesic, usual_acceptance=_ACCEPTANCE)
 
     def probe(self, step_size: Tensor, n_steps: int) -> Self:
         return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)

@@ -31,6 +31,8 @@ class Tuning:
     """Name of the metric that warm-up adapts, one per problem, to ``Trial.position``; None if it is fixed."""
     target_acceptance: float | None = None
     """Mean acceptance probability that the step size is adapted to; None for that of the run."""
+    usual_acceptance: float = 0.8
+    """The same where the run says none."""
 
 
 @runtime_checkable

@@ -48,7 +48,7 @@ class Plan:
     thin: int
     seed: int
     keep: str
-    target_acceptance: float
+    target_acceptance: float | None
     is_open: bool = False
     """Whether the warm-up may end sooner."""
 
@@ -62,7 +62,7 @@ class Plan:
         thin: int,
         seed: int | None,
         keep: str,
-        target_acceptance: float,
+        target_acceptance: float | None,
     ) -> Self:
         """The plan of these arguments of ``sample``; a random seed for None.
 
@@ -76,7 +76,9 @@ class Plan:
             thin=whole_number("sample", "thin", thin, 1),
             seed=random_seed("sample", seed),
             keep=choice("sample", "keep", keep, ("inputs", "latents")),
-            target_acceptance=fraction("sample", "target_acceptance", target_acceptance),
+            target_acceptance=(
+                None if target_acceptance is None else fraction("sample", "target_acceptance", target_acceptance)
+            ),
             is_open=warmup is None,
         )
 

@@ -106,7 +106,7 @@ def _transitions(draws: Run, told: Tensor) -> Iterator[Finding]:
                 "rescale the variables",
                 bad,
             )
-    finer = "smaller steps (target_acceptance=0.9)"
+    finer = "smaller steps (target_acceptance=0.95)"
     if hasattr(draws.kernel, "n_geodesic"):
         finer += " or more sub-steps (n_geodesic=)"
     for name, what in (("projection_failed", "projections"), ("reversal_failed", "reversals")):

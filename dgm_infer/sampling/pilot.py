@@ -49,7 +49,7 @@ class _Measured(NamedTuple):
 
 
 def pick_kernel(
-    fibre: Fibre, chains: int, *, transitions: int, target_acceptance: float, report: Callable[[str], None]
+    fibre: Fibre, chains: int, *, transitions: int, target_acceptance: float | None, report: Callable[[str], None]
 ) -> Choice:
     """:class:`LiftedHMC` or :class:`ConstrainedHMC`, whichever takes fewer evaluations of the model per effective draw.
 
@@ -65,7 +65,7 @@ def pick_kernel(
         fibre: a fibre with a :attr:`~Fibre.marginal`.
         chains: chains of the run; the pilot has at most that many.
         transitions: transitions of the run.
-        target_acceptance: acceptance probability that step sizes are adapted to.
+        target_acceptance: acceptance probability that step sizes are adapted to; None for those usual of the kernels.
         report: called with a line of progress.
 
     Raises:
@@ -127,7 +127,7 @@ def _measured(
     problem: Fibre,
     position: Tensor,
     rng: torch.Generator,
-    target: float,
+    target: float | None,
     step: float,
     most: float = math.inf,
 ) -> _Measured | None:

@@ -37,7 +37,7 @@ def sample(
     seed: int | None = None,
     keep: Literal["inputs", "latents"] = "inputs",
     initial=None,
-    target_acceptance: float = 0.8,
+    target_acceptance: float | None = None,
     progress: bool = True,
     run: str | os.PathLike | None = None,
     checkpoint_every: float = 60.0,
@@ -63,7 +63,8 @@ def sample(
         initial: starting positions ``[chains, *batch, D]``; None finds them near prior draws and, on the fibre of a
             model with normal noise and with a warm-up, anneals the noise until they are typical of the posterior.
             Stranded chains restart from surviving ones: ``Draws.ancestors`` records which.
-        target_acceptance: mean acceptance probability that step sizes are adapted to, unless the kernel names its own.
+        target_acceptance: mean acceptance probability that step sizes are adapted to, unless the kernel names its own;
+            None for 0.9 of :class:`ConstrainedHMC`, whose longer steps take more updates of the solver, and 0.8 else.
         progress: show a bar with acceptance, failures and constraint error on the standard error stream.
         run: a new folder that keeps the run while it runs: :func:`resume` goes on with it after a stop of any kind,
             :func:`extend` adds draws, :func:`collect` reads what is there. The draws are the same as without.

@@ -56,7 +56,7 @@ def starting_points(
     initial: Tensor | None,
     *,
     anneal: bool,
-    target_acceptance: float,
+    target_acceptance: float | None,
     report: Callable[[str], None],
 ) -> Start:
     """The given points, moved onto the fibre, or points near prior draws, annealed or near modes if requested.
@@ -118,7 +118,7 @@ def anneal_noise(
     rng: torch.Generator,
     *,
     tolerance: float,
-    target_acceptance: float,
+    target_acceptance: float | None,
     report: Callable[[str], None] = lambda text: None,
 ) -> Start:
     """Points of high density from prior draws, for models whose local inputs are standard normal noise.
@@ -138,7 +138,7 @@ def anneal_noise(
         kernel: kernel whose probes move the points where the noise is not additive.
         chains: number of chains; at least 16 points per problem are annealed, at least 64 where that costs little.
         tolerance: relative tolerance of the starting points.
-        target_acceptance: acceptance probability that step sizes are adapted to.
+        target_acceptance: acceptance probability that step sizes are adapted to; None for 0.8.
         report: called with a line of progress after every increment.
 
     Raises:
@@ -171,7 +171,7 @@ def anneal_noise(
         for _ in range(moves.at_last if (beta == 1).all() else moves.transitions):
             state, info = moves.kernel.probe(step_size, moves.n_steps).step(heated, state, rng)
             # in which the noise, and with it the step, may shrink by half
-            step_size = step_size * (info.acceptance_rate - target_acceptance).exp()
+            step_size = step_size * (info.acceptance_rate - (target_acceptance or 0.8)).exp()
         report(f"start-up, noise x {heat.max().item():.3g}")
         u1, u2 = model.split(state.position)
         u = torch.cat([u1, u2 * heat.unsqueeze(-1)], -1)

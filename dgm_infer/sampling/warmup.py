@@ -45,7 +45,8 @@ class WarmUp:
         state: of the chains, where they start.
         rng: random numbers of the search for first step sizes.
         iterations: of the warm-up, the most of one that is open.
-        target_acceptance: mean acceptance probability that step sizes are adapted to, unless the kernel names its own.
+        target_acceptance: mean acceptance probability that step sizes are adapted to, unless the kernel names its own;
+            None for the kernel's usual one.
         typical: whether the chains start at typical points of the posterior.
         is_open: whether the warm-up may end as soon as everything has settled (:class:`Settling`), and its start-up
             phase as soon as energies no longer move. A metric that the kernel finds by itself is then refined by four
@@ -61,7 +62,7 @@ class WarmUp:
         rng: torch.Generator,
         *,
         iterations: int,
-        target_acceptance: float,
+        target_acceptance: float | None = None,
         typical: bool = False,
         is_open: bool = False,
     ):
@@ -69,7 +70,7 @@ class WarmUp:
         self._kernel: Any = kernel
         self._problem, self._rng = problem, rng
         self._tuning = kernel.tuning(problem) if isinstance(kernel, Tunable) else Tuning()
-        self._target = self._tuning.target_acceptance or target_acceptance
+        self._target = self._tuning.target_acceptance or target_acceptance or self._tuning.usual_acceptance
         self._iterations, self._done = iterations, 0
         self._startup = min(iterations // 5, 60) if self._tuning.step_size and not typical else 0
         self._open = is_open and self._tuning.step_size

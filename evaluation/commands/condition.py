@@ -68,7 +68,7 @@ def condition_images(
     draws: int = 500,
     thin: int = 1,
     seed: int | None = None,
-    target_acceptance: float = 0.8,
+    target_acceptance: float | None = None,
     device: str | None = None,
     output: str = "runs",
     resolved: str = "",
@@ -98,7 +98,7 @@ def condition_images(
         draws: draws kept per chain.
         thin: iterations per kept draw.
         seed: seed of all randomness; null draws one.
-        target_acceptance: acceptance probability that step sizes are adapted to.
+        target_acceptance: acceptance probability that step sizes are adapted to; null for the kernel's usual one.
         device: to compute on; null for the generator's.
         output: folder of all runs.
         resolved: the configuration as it was read, kept with the results.
