@@ -13,7 +13,7 @@ from tests.oracles import FLOAT, Wave
 from tests.quick import cases, some
 
 
-def statuses(fibre, solvers, step_size, reversal_tolerance=1e-4, whole=False, n=2000):
+def statuses(fibre, solvers, step_size, reversal_tolerance=1e-4, whole=False, n=3000):
     """The outcome of one step per row, with reverse solves that stop where they contract, or run to the tolerance."""
     flat, rng = fibre.rows(n), torch.Generator().manual_seed(41)
     u = fibre.start(n, rng, tolerance=1e-8)
