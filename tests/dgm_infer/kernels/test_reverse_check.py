@@ -13,7 +13,7 @@ from tests.oracles import FLOAT, Wave
 from tests.quick import cases, some
 
 
-def statuses(fibre, solvers, step_size, reversal_tolerance=1e-4, whole=False, n=3000):
+def statuses(fibre, solvers, step_size, reversal_tolerance=1e-4, whole=False, n=2000):
     """The outcome of one step per row, with reverse solves that stop where they contract, or run to the tolerance."""
     flat, rng = fibre.rows(n), torch.Generator().manual_seed(41)
     u = fibre.start(n, rng, tolerance=1e-8)
@@ -33,7 +33,7 @@ def statuses(fibre, solvers, step_size, reversal_tolerance=1e-4, whole=False, n=
 HARD = {
     "wave": (Wave, [0.0], 0.7),
     "steep wave": (lambda: Wave(1.0, 4.0), [0.0], 0.5),
-    "dense": (lambda: Bent("dense"), [0.8] * 5, 2.5),
+    "dense": (lambda: Bent("dense"), [0.8] * 5, 2.0),
 }
 
 
