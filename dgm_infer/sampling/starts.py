@@ -13,7 +13,7 @@ from ..conditioning.soft import InputPosterior
 from ..conditioning.solve import damped_gauss_newton
 from ..errors import ArgumentError
 from ..kernels import Kernel, LiftedHMC
-from ..kernels.tuning import FibreKernel, Tunable
+from ..kernels.tuning import FibreKernel, Tunable, Tuning
 from ..models import DirectedModel
 from ..target import Target
 from .low_points import low_points
@@ -152,6 +152,8 @@ def anneal_noise(
     log_weight = u.new_zeros(shape)
     ancestors = torch.arange(len(u), device=u.device).view(-1, *[1] * (u.ndim - 2)).expand(shape)
     step_size: Tensor | None = None
+    # of whatever kernel: these points are no draws yet
+    acceptance = target_acceptance or Tuning.usual_acceptance
     for count in range(1, _MOST + 1):
         u1, u2 = model.split(u)
         square = u2.square().sum(-1)
@@ -171,7 +173,7 @@ def anneal_noise(
         for _ in range(moves.at_last if (beta == 1).all() else moves.transitions):
             state, info = moves.kernel.probe(step_size, moves.n_steps).step(heated, state, rng)
             # in which the noise, and with it the step, may shrink by half
-            step_size = step_size * (info.acceptance_rate - (target_acceptance or 0.8)).exp()
+            step_size = step_size * (info.acceptance_rate - acceptance).exp()
         report(f"start-up, noise x {heat.max().item():.3g}")
         u1, u2 = model.split(state.position)
         u = torch.cat([u1, u2 * heat.unsqueeze(-1)], -1)
