@@ -1,8 +1,10 @@
 """Functions of a fibre compiled by torch's compiler, Inductor, for any number of rows."""
 
+import gc
 import operator
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -85,9 +87,10 @@ class Compiler:
             try:
                 graph = _trace(flat, tensors)
                 example = _of_size(tensors, 2 * _OTHER_SIZE)
-                compiled = _generate(graph, example) if generate else graph
-                with torch.no_grad():
-                    compiled(*example)
+                with _uncollected() if generate else nullcontext():
+                    compiled = _generate(graph, example) if generate else graph
+                    with torch.no_grad():
+                        compiled(*example)
             except Exception as error:
                 remedy = "omit it"
                 if _CUT_OFF in str(error):
@@ -96,6 +99,23 @@ class Compiler:
                     f"compile=True: torch.compile fails on this model ({cause(error)}): {remedy}"
                 ) from error
         return compiled, result
+
+
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """Without garbage collections, and with what is there at the end left out of later ones.
+
+    The code generator leaves millions of objects that stay: looking through them again and again would take a quarter
+    of a run's time.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if collects:
+            gc.enable()
 
 
 # Sizes of the traced batch, and whether its rows are fake: primes, so that a multiple of one in the graph is a number

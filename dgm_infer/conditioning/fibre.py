@@ -235,13 +235,11 @@ class Fibre:
         if self._compiler is None or not (self.is_compiled or (derives and self._has_few_rows)):
             with torch.no_grad():
                 return function(self, *arguments)
-        # convolutions take the time of their derivatives, which generated code leaves to the same library
-        often = often and not (derives and self.observed.convolves)
 
         def of_tensors(data: tuple[Any, ...], *arguments: Any) -> Any:
             return function(self._with(*data), *arguments)
 
-        return self._compiler(function, of_tensors, self._data, *arguments, generate=often)
+        return self._compiler((function, self._is_rough), of_tensors, self._data, *arguments, generate=often)
 
     @property
     def _has_few_rows(self) -> bool:
@@ -277,7 +275,7 @@ class Fibre:
     def _quickly(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
         # pulling back rows of J has a mode of its own for convolutions
         pulls_back = torch.is_grad_enabled() and self.units is None
-        quicker = dtype in self.observed.quicker and not pulls_back and not self.is_compiled
+        quicker = dtype in self.observed.quicker and not pulls_back
         return QuickConvolutions() if quicker else nullcontext()
 
     def constraint_error(self, u: Tensor) -> Tensor:

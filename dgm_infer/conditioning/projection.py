@@ -192,6 +192,8 @@ class Stop(NamedTuple):
     """``[R]``, after which a solver has failed."""
     near: tuple[Tensor, ...] = ()
     """The expected roots ``[R, D]`` and the distance that counts as near ``[R]``; or nothing."""
+    waits: tuple[Tensor, ...] = ()
+    """The residual ``[R]`` below which a row waits for the constraint in float64; or nothing."""
 
     @classmethod
     def of(cls, tolerance: Tensor, updates: int, expected: Tensor | None = None, within: float = 0.0) -> "Stop":
@@ -201,6 +203,15 @@ class Stop(NamedTuple):
     def in_float32(self) -> "Stop":
         """For residuals in float32, of which none tells that it is below the tolerance."""
         return self._replace(tolerance=torch.zeros_like(self.tolerance))
+
+    def far(self) -> "Stop":
+        """For residuals in float32 as long as they tell where the fibre is."""
+        return self.in_float32()._replace(waits=(_FAR * self.tolerance,))
+
+    def without_waiting(self, running: Tensor, residual: Tensor) -> Tensor:
+        """The running rows ``[R]`` that do not wait, by their residual."""
+        # a NaN residual does not wait: it has failed
+        return running & ~(residual < self.waits[0]) if self.waits else running
 
     def reached(self, u: Tensor, residual: Tensor, before: Tensor, updates: Tensor) -> Tensor:
         """Whether a row has converged by its latest update, given its residual before it."""
@@ -240,7 +251,7 @@ class _Loop(NamedTuple):
             first=torch.where(fresh, residual, self.first),
             residual=torch.where(fresh, residual, self.residual),
             converged=self.converged | there,
-            running=self.running & ~there,
+            running=stop.without_waiting(self.running & ~there, residual),
         )
 
     def next(self, u: Tensor, c: Tensor, stop: Stop) -> "_Loop":
@@ -251,7 +262,14 @@ class _Loop(NamedTuple):
         # a NaN residual is neither below its limit nor converged
         limit = torch.where(updates < _PATIENCE, _DIVERGENCE * self.first, self.first)
         running = self.running & ~converged & (residual <= limit) & (updates < stop.updates)
+        running = stop.without_waiting(running, residual)
         return _Loop(u, self.first, residual, converged, running, updates)
+
+    def resumed(self, stop: Stop) -> "_Loop":
+        """With the rows running that wait."""
+        left = ~self.converged & (self.updates < stop.updates)
+        waiting = left & ~stop.without_waiting(left, self.residual)
+        return self._replace(running=self.running | waiting)
 
 
 @cache
@@ -300,10 +318,14 @@ def _solve(
 ) -> tuple[Tensor, ...]:
     """:func:`project` by one solver, with all rows active: position, converged and iterations."""
     loop = _Loop.start(v, stop, torch.ones_like(stop.updates, dtype=torch.bool))
-    rough = None if fibre.is_compiled or update is newton else fibre.rough
+    rough = None if update is newton else fibre.rough
     n = _per_call(update) if fibre.is_compiled else 1
     c, steps = v.new_zeros(len(v), 0), ()
-    if not fibre.is_compiled:
+    if fibre.is_compiled:
+        if rough is not None:
+            far = stop.far()
+            loop = rough.evaluate(_several(update, n), loop, far, base, often=often).resumed(far)
+    else:
         c = (rough or fibre).evaluate(evaluate_constraint, v)
         loop = loop.begun(c, stop if rough is None else stop.in_float32())
     whole, before = (loop.u, loop.converged, loop.updates), torch.full_like(loop.residual, torch.inf)

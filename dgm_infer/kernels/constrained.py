@@ -66,10 +66,9 @@ class ConstrainedHMC(Settings):
         tolerance: a projection has converged when ``max|c| < tolerance * max(1, |y|_max)``; None for 1e-8 in
             float64 and 1e-5 in float32. A reversed sub-step must return within ``sqrt(tolerance)``.
         max_iterations: updates after which a solver has failed.
-        compile: whether torch's compiler generates code: the same results up to rounding, on small networks about three
-            times as fast, after 30 to 40 s of compilation, once; minutes for simulators of thousands of operations.
-            Derivatives of networks with convolutions are computed as they were traced, and of few rows, without
-            structure, in any case.
+        compile: whether torch's compiler generates code: the same results up to rounding, on small networks two to
+            three times as fast, after 30 to 40 s of compilation, once, 70 s for networks with convolutions and minutes
+            for simulators of thousands of operations.
         float32_jacobians: whether Jacobians are computed in float32 and the constraint alone in the type of the
             positions: faster where a network's arithmetic takes the time, on a CPU 2 to 3 times for convolutions. The
             energy then has rounding errors of about 1e-7 times the condition number of the Jacobian (math 3.8). None

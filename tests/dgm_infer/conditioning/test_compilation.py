@@ -3,6 +3,7 @@
 from contextlib import nullcontext
 from typing import Any
 
+import gc
 import pytest
 import torch
 from torch import nn
@@ -255,3 +256,20 @@ def test_derivatives_of_networks_with_convolutions_are_traced_where_they_can_be(
     assert draws[0].diff(dim=1).abs().max() > 0.01
     # derivatives of convolutions are in float32
     torch.testing.assert_close(*draws, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("collects", [True, False])
+def test_garbage_collections_leave_out_what_compilers_leave(collects):
+    before = gc.get_freeze_count()
+    try:
+        (gc.enable if collects else gc.disable)()
+        Compiler()("key", lambda x: x.sin() + 1, torch.ones(4, 2, dtype=FLOAT), generate=True)
+        assert gc.isenabled() == collects
+        assert gc.get_freeze_count() > before + 1000
+        # without code nothing is left
+        gc.unfreeze()
+        Compiler()("key", lambda x: x.sin() + 1, torch.ones(4, 2, dtype=FLOAT), generate=False)
+        assert gc.isenabled() == collects
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.enable()

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.conditioning.projection import SOLVERS, Stop, masked, project
+from dgm_infer.conditioning.projection import SOLVERS, Stop, _Loop, masked, project
 from dgm_infer.conditioning.solve import damped_gauss_newton
 from dgm_infer.structures import DenseJacobian
 from dgm_infer.structures.scalar import solve_local_inputs
@@ -351,3 +351,33 @@ def test_a_chain_that_finds_no_start_shares_one_of_its_problem():
         start = fibre.start(40, rng, attempts=2)
     assert fibre.constraint_error(start).max() < 2e-8
     assert len(start[:, 0].unique(dim=0)) > 1
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_compiled_updates_in_float32_end_at_the_same_roots(reverse):
+    fibre, v, base = off_the_fibre(n=20)
+    root = project(fibre, v, base, solvers=("broyden",), **settings(fibre, v)).position
+    v[::3] = root[::3]
+    v[1] = 1e9
+    near = {"expected": root, "within": 1e-6} if reverse else {}
+    quick = fibre.with_float32_derivatives().compiled()
+    assert quick.rough is not None
+    result = project(quick, v, base, solvers=("broyden",), **settings(fibre, v, **near))
+    # rows that begin on the fibre, and one from which nothing leads there
+    assert result.converged.tolist() == [i != 1 for i in range(20)]
+    found, expected = result.position[result.converged], root[result.converged]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 if reverse else 1e-8)
+    if not reverse:
+        assert fibre.take(result.converged.nonzero().squeeze(-1)).constraint_error(found).max() < TOLERANCE
+
+
+def test_rows_near_the_fibre_wait_for_the_constraint_in_float64():
+    stop = Stop.of(torch.full((3,), TOLERANCE), 9).far()
+    residual = torch.tensor([1e-3, 1e-12, torch.nan])
+    running = torch.tensor([True, True, False])
+    assert stop.without_waiting(running, residual).tolist() == [True, False, False]
+    loop = _Loop.start(torch.zeros(3, 2), stop, running)._replace(residual=residual, running=running & (residual > 1))
+    assert loop.resumed(stop).running.tolist() == [False, True, False]
+    # what waits for nothing runs until it has converged
+    plain = Stop.of(torch.full((3,), TOLERANCE), 9)
+    assert plain.without_waiting(running, residual).tolist() == running.tolist()
