@@ -1,9 +1,9 @@
 """Compiled fibres give the results of eager ones, for any number of rows, each function compiled once."""
 
+import gc
 from contextlib import nullcontext
 from typing import Any
 
-import gc
 import pytest
 import torch
 from torch import nn
