@@ -9,7 +9,8 @@ from torch.distributions import Bernoulli, Independent
 from dgm_infer import GenerativeModel, StandardNormal
 from dgm_infer.arguments import whole_number
 from dgm_infer.errors import ModelError
-from dgm_infer.models.decoder import GeneratedImages, LatentVariableModel
+from dgm_infer.models.decoder import LatentVariableModel
+from dgm_infer.models.model import GeneratedImages
 
 from .networks import checked_sizes, mirrored, single, to_image, with_channels
 from .registry import register

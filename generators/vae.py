@@ -8,7 +8,8 @@ from torch.distributions import Independent, Normal
 
 from dgm_infer import DirectedModel, StandardNormal
 from dgm_infer.arguments import positive, whole_number
-from dgm_infer.models.decoder import GeneratedImages, LatentVariableModel
+from dgm_infer.models.decoder import LatentVariableModel
+from dgm_infer.models.model import GeneratedImages
 
 from .networks import checked_sizes, mirrored, single, to_image, to_vector, with_channels
 from .registry import register

@@ -7,7 +7,7 @@ import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol, Self, TypeVar
+from typing import Literal, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,10 @@ from torch.distributions import Bernoulli, Distribution, Independent
 from ..arguments import random_seed, whole_number
 from ..errors import ModelError, cause
 from .densities import InputDensity
-from .model import GenerativeModel, reference_tensor
+from .model import GeneratedImages, GenerativeModel, reference_tensor
 
 __all__ = [
     "DiscreteModel",
-    "GeneratedImages",
     "LatentVariableModel",
     "base_distribution",
     "is_discrete",
@@ -35,15 +34,6 @@ class DiscreteModel(Protocol):
     """A model that declares its outputs to be discrete."""
 
     discrete: Literal[True]
-
-
-class GeneratedImages(NamedTuple):
-    """Images of a model and the latents that generated them, which are exact draws of their posteriors."""
-
-    images: Tensor
-    """``[n, *output_shape]``."""
-    latents: Tensor
-    """``[n, Dz]``."""
 
 
 @dataclass(frozen=True)

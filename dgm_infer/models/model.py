@@ -1,15 +1,26 @@
 """Generative models: deterministic functions of random inputs with a known density (J 4, T 4.2)."""
 
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ..arguments import random_seed, whole_number
 from ..errors import ModelError, cause
 from ..structures import Dense, Structure
 from .densities import InputDensity
 
-__all__ = ["GenerativeModel", "reference_tensor"]
+__all__ = ["GeneratedImages", "GenerativeModel", "reference_tensor"]
+
+
+class GeneratedImages(NamedTuple):
+    """Images of a model and the latents that generated them, which are exact draws of their posteriors."""
+
+    images: Tensor
+    """``[n, *output_shape]``."""
+    latents: Tensor
+    """``[n, Dz]``; of a :class:`GenerativeModel` its inputs, ``[n, Du]``."""
 
 
 class GenerativeModel(nn.Module):
@@ -41,6 +52,20 @@ class GenerativeModel(nn.Module):
     def log_factor(self, u: Tensor) -> Tensor:
         """Additional log density ``[..., Du] -> [...]``, for soft observations and non-standard inputs."""
         return u.new_zeros(u.shape[:-1])
+
+    def generate(self, n: int, seed: int) -> GeneratedImages:
+        """``n`` outputs of inputs from their density, in the model's dtype and on its device; :meth:`log_factor` weighs
+        none of them.
+
+        Raises:
+            ArgumentError: ``n`` is not an integer >= 1, or the seed not one >= 0.
+        """
+        n, seed = whole_number("generate", "n", n), random_seed("generate", seed)
+        like = reference_tensor(self)
+        rng = torch.Generator(like.device).manual_seed(seed)
+        u = self.input_density.sample((n,), generator=rng, dtype=like.dtype, device=like.device)
+        with torch.no_grad():
+            return GeneratedImages(self.observed(u).reshape(n, *self.output_shape), u)
 
     @property
     def has_log_factor(self) -> bool:
