@@ -155,7 +155,8 @@ class Transform(Observation):
         if two.shape != (2, *one.shape):
             raise ObservationError(
                 f"observe maps outputs of shape {tuple(x.shape)} to {tuple(two.shape)}: expected {(2, *one.shape)}, "
-                "with leading dimensions as they are (index from the right: x[..., 0, :])"
+                "with leading dimensions as they are (count dimensions from the right: x[..., 0, :], "
+                "x.mean(-3, keepdim=True) over channels)"
             )
         if not two.requires_grad:
             raise ObservationError("observe has no derivative: compute with torch's functions, without detach()")
