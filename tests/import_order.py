@@ -123,6 +123,7 @@ ORDER = {
         "settling",
         "warmup",
         "low_points",
+        "shares",
         "starts",
         "pilot",
         "course",

@@ -106,8 +106,8 @@ class Draws:
     def components(self) -> Tensor:
         """Group of each chain, by its latents, ``[chains, *batch]``; -1 where it cannot be told (math 5.7).
 
-        Chains of different groups never overlap. How many chains a group has comes from the starting points, and is not
-        its posterior weight: summarise the groups apart, ``draws.latents[name][draws.components == 0]``.
+        Chains of different groups never overlap. How many chains a group has comes from the starting points: at best
+        its Laplace mass (math 5.10). Summarise groups apart, ``draws.latents[name][draws.components == 0]``.
         """
         index = looks(self.shape[1]).to(self.stats["acceptance_rate"].device)
         kept = {} if self._latents is None else {name: value[:, index] for name, value in self._latents.items()}

@@ -17,6 +17,7 @@ from ..kernels.tuning import FibreKernel, Tunable, Tuning
 from ..models import DirectedModel
 from ..target import Target
 from .low_points import low_points
+from .shares import shared_out
 from .step_size import reasonable_step_size
 
 __all__ = ["Start", "anneal_noise", "starting_points"]
@@ -131,7 +132,8 @@ def anneal_noise(
     ``prod exp(-(beta' - beta) |u2|^2 / 2)`` fall more than 50 nats behind the best of their problem have stranded in a
     negligible mode, and restart from another point. (Tempering of an ABC kernel, J 7, with the weights of annealed
     importance sampling, math 7.1, which serve no other purpose: points are not resampled by them, as too few would
-    remain, so that the share of points in one of several modes is not its posterior weight.)
+    remain.) Where the noise is additive, chains are shared out over the modes that the points have ended in
+    (:func:`shared_out`); else the share of chains in one of several modes is not its posterior weight.
 
     Args:
         problem: a fibre with ``observed.can_be_heated``.
@@ -179,7 +181,12 @@ def anneal_noise(
         u = torch.cat([u1, u2 * heat.unsqueeze(-1)], -1)
         if (beta == 1).all():
             break
-    return Start(u[:chains], ancestors[:chains], typical=True)
+    if problem.marginal is None:
+        return Start(u[:chains], ancestors[:chains], typical=True)
+    report("start-up, masses of modes")
+    chosen = shared_out(problem.marginal, model.split(u)[0], chains, rng)
+    position = u.gather(0, chosen.unsqueeze(-1).expand(*chosen.shape, problem.dim))
+    return Start(position, ancestors.gather(0, chosen), typical=True)
 
 
 def _wide_points(

@@ -98,7 +98,7 @@ def verdict(draws: Run, problem: Any, stayed: Tensor, transitions: int, adapted:
         if transitions >= TRANSITIONS and draws.inputs is not None and len(draws.inputs) > 1:
             yield from _jumps(stats, draws.inputs, problem)
     if transitions >= TRANSITIONS:
-        yield from _groups(draws.components)
+        yield from _groups(draws.components, weighed=isinstance(problem, Fibre) and problem.marginal is not None)
 
 
 def _most_steps(kernel: Any) -> int | None:
@@ -176,7 +176,7 @@ def _jumps(stats: dict[str, Tensor], inputs: Tensor, problem: Fibre) -> Iterator
         )
 
 
-def _groups(components: Tensor) -> Iterator[Finding]:
+def _groups(components: Tensor, *, weighed: bool) -> Iterator[Finding]:
     several = components.amax(0) > 0
     if several.any():
         # of the first such problem, which the line names
@@ -185,12 +185,14 @@ def _groups(components: Tensor) -> Iterator[Finding]:
         told = f"{', '.join(sizes[:-1])} and {sizes[-1]} chains"
         if -1 in first:
             told += f", {first.count(-1)} mix too slowly to tell"
-        yield finding(
-            "misleading",
-            f"chains{of_problems(several)} form {len(sizes)} groups that never overlap ({told})",
-            "their numbers come from the starting points and are not posterior weights (see draws.components)",
-            several,
-        )
+        source = "their numbers come from the starting points and are not posterior weights (see draws.components)"
+        if weighed:
+            source = (
+                "their numbers come from the starting points, at best in proportion to Laplace's masses of the modes, "
+                "which dgm.modes(fibre) has (see draws.components)"
+            )
+        what = f"chains{of_problems(several)} form {len(sizes)} groups that never overlap ({told})"
+        yield finding("misleading", what, source, several)
 
 
 def percent(share: Tensor | float) -> str:

@@ -8,7 +8,6 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.sampling import components
 from dgm_infer.sampling.components import chain_groups
-from dgm_infer.sampling.starts import anneal_noise
 from tests.oracles import FLOAT, compare
 
 CHAINS = 32
@@ -165,33 +164,3 @@ def test_control_without_the_first_condition_they_are(monkeypatch):
 def test_control_without_the_second_every_chain_is_a_group(monkeypatch):
     monkeypatch.setattr(components, "_AT_HOME", 0.0)
     assert chain_groups(torch.randn(4, 64, 1, dtype=FLOAT)).amax() == 3
-
-
-# --------------------------------------------------------------------------------------------------- what shares mean
-
-
-class Folded(dgm.GenerativeModel):
-    """Slope 1 on the right and -4 on the left: an output of 1 has a wide and a narrow mode, masses 0.71 and 0.29."""
-
-    input_density = dgm.StandardNormal(1)
-    output_shape = (1,)
-
-    def observed(self, u):
-        return -1.5 * u + 2.5 * (u.square() + 0.01).sqrt()
-
-
-@pytest.mark.slow
-def test_annealed_starts_do_not_have_the_shares_of_the_posterior():
-    # what math 5.4 says: points are not resampled by their weights, and those that strand are replaced by any other
-    u = torch.linspace(-8, 8, 400_001, dtype=FLOAT)
-    misfit = (1 - Folded().observed(u.unsqueeze(-1)).squeeze(-1)) / 0.01
-    mass = torch.softmax(-0.5 * (u.square() + misfit.square()), 0)[u > 0].sum()
-    problem = dgm.condition(dgm.WithNoise(Folded(), 0.01), [1.0])
-    settings = {"tolerance": 1e-8, "target_acceptance": 0.8}
-    starts = [
-        anneal_noise(problem, dgm.ConstrainedHMC(), 1000, torch.Generator().manual_seed(seed), **settings)
-        for seed in range(6)
-    ]
-    shares = torch.stack([(start.position[:, 0] > 0).double().mean() for start in starts])
-    # of independent draws of the posterior this is chi-square with 6 degrees of freedom: 41 at 5 standard deviations
-    assert ((shares - mass).square() / (mass * (1 - mass) / 1000)).sum() > 41

@@ -1,0 +1,122 @@
+"""Chains are shared out over the modes of a posterior by their masses."""
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.sampling import shares, starts
+from dgm_infer.sampling.shares import shared_out
+from tests.oracles import FLOAT
+
+NOISE = 0.01
+
+
+class Folded(dgm.GenerativeModel):
+    """Slope 1 on the right and -4 on the left: an output of 1 has a wide and a narrow mode, masses 0.71 and 0.29."""
+
+    input_density = dgm.StandardNormal(1)
+    output_shape = (1,)
+
+    def observed(self, u):
+        return -1.5 * u + 2.5 * (u.square() + 0.01).sqrt()
+
+
+def folded(*values):
+    """Outputs of 1 have two modes; of -0.5, which is less than any output, the bottom of the fold is one."""
+    data = torch.tensor(values, dtype=FLOAT).unsqueeze(-1)
+    return dgm.condition(dgm.WithNoise(Folded(), NOISE), data[0] if len(values) == 1 else data)
+
+
+def wide_mass(value=1.0):
+    u = torch.linspace(-8, 8, 400_001, dtype=FLOAT)
+    misfit = (value - Folded().observed(u.unsqueeze(-1)).squeeze(-1)) / NOISE
+    return torch.softmax(-0.5 * (u.square() + misfit.square()), 0)[u > 0].sum().item()
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def points(n_wide, n_narrow):
+    """Near the modes of an output of 1, ``[n, 1]``."""
+    at = torch.cat([torch.full((n_wide, 1), 0.99), torch.full((n_narrow, 1), -0.24)]).double()
+    return at + 0.002 * torch.randn(at.shape, generator=rng(), dtype=FLOAT)
+
+
+@pytest.mark.parametrize("n_wide", [8, 32, 56])
+@pytest.mark.parametrize("chains", [16, 64])
+def test_modes_hold_chains_in_proportion_to_their_masses(n_wide, chains):
+    u = points(n_wide, 64 - n_wide)
+    chosen = shared_out(folded(1.0).marginal, u, chains, rng(1))
+    assert chosen.shape == (chains,)
+    share = (u[chosen, 0] > 0).double().mean().item()
+    # a systematic sample rounds to one chain; Laplace's masses are good to a hundredth here
+    assert abs(share - wide_mass()) < 1 / chains + 0.01
+    assert abs(n_wide / 64 - wide_mass()) > 1 / chains + 0.01
+    # the points of a mode take turns
+    assert chosen.bincount().max() <= chains // min(n_wide, 64 - n_wide) + 1
+
+
+def test_every_problem_has_modes_of_its_own():
+    u = torch.stack([points(16, 48), points(16, 48).flip(0), torch.zeros(64, 1, dtype=FLOAT)], 1)
+    chosen = shared_out(folded(1.0, 1.0, -0.5).marginal, u, 64, rng(1))
+    share = (u.squeeze(-1).gather(0, chosen)[:, :2] > 0).double().mean(0)
+    assert (share - wide_mass()).abs().max() < 0.03
+    # one mode, whose points are left alone
+    assert chosen[:, 2].tolist() == list(range(64))
+
+
+def nothing(*arguments, **options):
+    raise AssertionError("a minimisation")
+
+
+def test_where_masses_do_not_tell_every_chain_keeps_its_point(monkeypatch):
+    problem = folded(3.0)
+    # of 3 points with all the mass R-hat would compare no more; those below zero are on the way to it, far above
+    few = torch.cat([torch.full((3, 1), 2.99), torch.full((61, 1), -0.69)]).double()
+    monkeypatch.setattr(shares, "_masses", lambda marginal, x, energy, modes: modes * (x[:, 0] > 0).double())
+    assert shared_out(problem.marginal, few, 64, rng()).tolist() == list(range(64))
+    # control: one more
+    few[3] = 2.99
+    assert set(shared_out(problem.marginal, few, 64, rng()).tolist()) == {0, 1, 2, 3}
+    # where minimisations do not end
+    monkeypatch.setattr(shares, "_ITERATIONS", 1)
+    assert shared_out(problem.marginal, few, 8, rng()).tolist() == list(range(8))
+    # and where they would take long
+    monkeypatch.setattr(shares, "_NUMBERS", 63)
+    monkeypatch.setattr(shares, "minimise", nothing)
+    assert shared_out(problem.marginal, few, 8, rng()).tolist() == list(range(8))
+
+
+def test_modes_of_no_mass_hold_no_chain():
+    # an output of 8 has modes at 8 and -2, 30 nats apart
+    u = torch.cat([torch.full((20, 1), 7.99), torch.full((44, 1), -1.99)]).double()
+    chosen = shared_out(folded(8.0).marginal, u, 32, rng())
+    assert (u[chosen] < 0).all()
+    assert len(chosen.unique()) == 32
+
+
+@pytest.mark.slow
+def test_annealed_starts_have_the_shares_of_the_posterior(monkeypatch):
+    problem, settings = folded(1.0), {"tolerance": 1e-8, "target_acceptance": 0.8}
+
+    def found():
+        begun = [starts.anneal_noise(problem, dgm.ConstrainedHMC(), 1000, rng(seed), **settings) for seed in range(6)]
+        return torch.stack([(start.position[:, 0] > 0).double().mean() for start in begun])
+
+    mass = wide_mass()
+    assert (found() - mass).abs().max() < 1 / 1000 + 0.01
+    # control: all points have a start of their own. Of independent draws of the posterior the statistic is chi-square
+    # with 6 degrees of freedom, 41 at 5 standard deviations
+    monkeypatch.setattr(starts, "shared_out", lambda marginal, u, chains, rng: torch.arange(chains))
+    assert ((found() - mass).square() / (mass * (1 - mass) / 1000)).sum() > 41
+
+
+def test_chains_of_several_modes_have_their_shares_and_the_warning_names_the_masses():
+    with pytest.warns(UserWarning, match=r"2 groups that never overlap .*dgm\.modes\(fibre\)"):
+        draws = dgm.sample(folded(1.0), dgm.ConstrainedHMC(), chains=32, warmup=50, draws=60, seed=1, progress=False)
+    right = draws.inputs[..., 0] > 0
+    assert (right == right[:, :1]).all()
+    assert abs(right.double().mean().item() - wide_mass()) < 1 / 32 + 0.01
+    masses = dgm.modes(draws.problem).log_masses.softmax(0)
+    assert masses[0].item() == pytest.approx(wide_mass(), abs=0.01)
