@@ -21,7 +21,7 @@ _WITHIN = 30.0
 _FEWEST = 4
 # Points whose minimisation has to end, as a share.
 _MOST = 0.75
-# Numbers in the images that all second derivatives of all points take, up to which they are worth their time.
+# Numbers in the second derivatives of all points, and in the images they take, up to which they are worth their time.
 _NUMBERS = 2**24
 
 
@@ -30,7 +30,7 @@ def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torc
 
     The energy is minimised from every point. Minima that are the same are one mode, whose mass its points share evenly,
     and the chains are a systematic sample of the points. Of a rugged energy, in which fewer than four points would
-    remain, or of a network whose second derivatives would take long, every chain keeps a point of its own.
+    remain, or of a model without second derivatives, or one where these take long, every chain keeps its own point.
 
     Args:
         marginal: what the positions are of.
@@ -44,7 +44,7 @@ def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torc
     n, batch = len(position), position.shape[1:-1]
     index = torch.arange(n, device=position.device).view(-1, *[1] * len(batch))
     own = index[:chains].expand(chains, *batch)
-    if n * marginal.dim * math.prod(marginal.model.output_shape) > _NUMBERS:
+    if n * marginal.dim * max(marginal.dim, math.prod(marginal.model.output_shape)) > _NUMBERS:
         return own
     minima = minimise(marginal.energy_and_gradient, position, iterations=_ITERATIONS)
     # the lowest first, which then stand for their modes
@@ -52,7 +52,11 @@ def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torc
     x = minima.position.gather(0, order.unsqueeze(-1).expand_as(position))
     first = same_minimum(x, energy)
     modes = first == index
-    share = _masses(marginal, x, energy, modes).gather(0, first)
+    try:
+        share = _masses(marginal, x, energy, modes).gather(0, first)
+    except RuntimeError:
+        # an operation of the model has no second derivative
+        return own
     share = share / torch.zeros_like(share).scatter_add(0, first, torch.ones_like(share)).gather(0, first)
     told = (modes.sum(0) > 1) & ((share > 0).sum(0) >= min(_FEWEST, chains))
     told &= minima.converged.double().mean(0) >= _MOST

@@ -88,6 +88,15 @@ def test_where_masses_do_not_tell_every_chain_keeps_its_point(monkeypatch):
     assert shared_out(problem.marginal, few, 8, rng()).tolist() == list(range(8))
 
 
+def underivable(*arguments):
+    raise NotImplementedError("the derivative for some operation is not implemented")
+
+
+def test_where_there_are_no_second_derivatives_every_chain_keeps_its_point(monkeypatch):
+    monkeypatch.setattr(shares, "laplace_masses", underivable)
+    assert shared_out(folded(1.0).marginal, points(8, 56), 64, rng()).tolist() == list(range(64))
+
+
 def test_modes_of_no_mass_hold_no_chain():
     # an output of 8 has modes at 8 and -2, 30 nats apart
     u = torch.cat([torch.full((20, 1), 7.99), torch.full((44, 1), -1.99)]).double()
