@@ -51,6 +51,11 @@ class Metric(Settings, ABC):
         """The metric of more positions ``[n, chains, *batch, D]``, of chains that moved under this one."""
         return self.fit(positions.flatten(0, 1))
 
+    def __repr__(self) -> str:
+        # its numbers would fill pages
+        shapes = (f"{field.name} of shape {tuple(getattr(self, field.name).shape)}" for field in fields(self))
+        return f"{type(self).__name__}({', '.join(shapes)})"
+
     def check(self, name: str, batch_shape: torch.Size, dim: int) -> None:
         """Raise ArgumentError unless the metric is one of such problems."""
         for field in fields(self):
@@ -62,7 +67,7 @@ class Metric(Settings, ABC):
                 )
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class IdentityMetric(Metric):
     """``S = I``."""
 
@@ -83,7 +88,7 @@ class IdentityMetric(Metric):
 IDENTITY = IdentityMetric()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DiagonalMetric(Metric):
     """``S = diag(scale^2)``, scale ``[*batch, D]``."""
 
@@ -103,7 +108,7 @@ class DiagonalMetric(Metric):
         return cls(_scale(samples.double()).to(samples.dtype))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class DenseMetric(Metric):
     """``S = L L^T`` with L lower triangular, ``[*batch, D, D]``; diagonal if fitted to fewer than 2 D samples."""
 
@@ -161,7 +166,7 @@ class DenseMetric(Metric):
         return weight * covariance + torch.diag_embed(least.expand_as(variance))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class LowRankMetric(Metric):
     """``L = diag(scale) (I + V diag(stretch - 1) V^T)`` with orthonormal V: a few directions of other widths.
 

@@ -276,3 +276,9 @@ def test_an_adapted_metric_can_be_reused():
 def test_bad_metrics_are_named(make, message):
     with pytest.raises(dgm.ArgumentError, match=message):
         make()
+
+
+def test_an_adapted_kernel_prints_shapes_in_the_place_of_numbers():
+    kernel = dgm.LiftedHMC(0.5, metric=fitted("dense"))
+    assert "metric=DenseMetric(factor of shape (2, 4, 4))" in repr(kernel)
+    assert repr(IdentityMetric()) == "IdentityMetric()"
