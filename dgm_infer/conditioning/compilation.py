@@ -103,17 +103,19 @@ class Compiler:
 
 @contextmanager
 def _uncollected() -> Iterator[None]:
-    """Without garbage collections, and with what is there at the end left out of later ones.
+    """Without garbage collections, and with what has survived left out of later ones.
 
     The code generator leaves millions of objects that stay: looking through them again and again would take a quarter
-    of a run's time.
+    of a run's time. Whatever is alive then is freed by its last reference alone, no longer when only cycles hold it.
     """
     collects = gc.isenabled()
+    gc.collect()
     gc.disable()
     try:
         yield
-    finally:
+        gc.collect()
         gc.freeze()
+    finally:
         if collects:
             gc.enable()
 

@@ -239,7 +239,8 @@ class Fibre:
         def of_tensors(data: tuple[Any, ...], *arguments: Any) -> Any:
             return function(self._with(*data), *arguments)
 
-        return self._compiler((function, self._is_rough), of_tensors, self._data, *arguments, generate=often)
+        key = (function, self._is_rough, self._gram_force, self._coarse is None)
+        return self._compiler(key, of_tensors, self._data, *arguments, generate=often)
 
     @property
     def _has_few_rows(self) -> bool:

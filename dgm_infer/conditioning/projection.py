@@ -322,7 +322,7 @@ def _solve(
     n = _per_call(update) if fibre.is_compiled else 1
     c, steps = v.new_zeros(len(v), 0), ()
     if fibre.is_compiled:
-        if rough is not None:
+        if rough is not None and max_iterations > n:
             far = stop.far()
             loop = rough.evaluate(_several(update, n), loop, far, base, often=often).resumed(far)
     else:

@@ -15,7 +15,7 @@ __all__ = ["GeneratedImages", "GenerativeModel", "reference_tensor"]
 
 
 class GeneratedImages(NamedTuple):
-    """Images of a model and the latents that generated them, which are exact draws of their posteriors."""
+    """Images of a model and the latents that generated them, exact draws of their posteriors but for a log factor."""
 
     images: Tensor
     """``[n, *output_shape]``."""

@@ -1,6 +1,7 @@
 """Starts shared out over the modes of a posterior by their masses (math 5.10)."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,10 +18,12 @@ _ITERATIONS = 100
 _SHARE = 1e-3
 # Nats above the lowest minimum, beyond which curvatures make up for no energy.
 _WITHIN = 30.0
-# Points that have to remain, for R-hat to compare chains.
-_FEWEST = 4
-# Points whose minimisation has to end, as a share.
-_MOST = 0.75
+# Points that have to remain, for R-hat to compare chains, and points per mode, of an energy that is not a ridge.
+_FEWEST, _EACH = 4, 4
+# Squared distance in standard deviations of a mode, and nats, within which another minimum is the same mode.
+_NEAR = 0.1
+# Largest g^T H^-1 g at a minimum of a smooth energy, and ratio of its curvatures.
+_LEVEL, _DEGENERATE = 1e-2, 1e8
 # Numbers in the second derivatives of all points, and in the images they take, up to which they are worth their time.
 _NUMBERS = 2**24
 
@@ -28,9 +31,10 @@ _NUMBERS = 2**24
 def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torch.Generator) -> Tensor:
     """The point that each chain starts from, so that modes hold chains in proportion to their Laplace masses.
 
-    The energy is minimised from every point. Minima that are the same are one mode, whose mass its points share evenly,
-    and the chains are a systematic sample of the points. Of a rugged energy, in which fewer than four points would
-    remain, or of a model without second derivatives, or one where these take long, every chain keeps its own point.
+    The energy is minimised from every point. Minima within a third of a standard deviation are one mode, whose mass its
+    points share evenly, and the chains are a systematic sample of the points. Every chain keeps its own point where
+    this tells nothing: descents do not end, or end at kinks or along ridges, fewer than four points would remain,
+    numbers have 32 bits, second derivatives are missing or take long.
 
     Args:
         marginal: what the positions are of.
@@ -41,39 +45,72 @@ def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torc
     Returns:
         indices of points, ``[chains, *batch]``.
     """
-    n, batch = len(position), position.shape[1:-1]
-    index = torch.arange(n, device=position.device).view(-1, *[1] * len(batch))
-    own = index[:chains].expand(chains, *batch)
-    if n * marginal.dim * max(marginal.dim, math.prod(marginal.model.output_shape)) > _NUMBERS:
+    n, batch, dim = len(position), position.shape[1:-1], marginal.dim
+    index = _numbered(n, batch, position.device)
+    own, size = index[:chains], dim * max(dim, math.prod(marginal.model.output_shape))
+    if position.dtype != torch.float64 or n * size > _NUMBERS:
         return own
     minima = minimise(marginal.energy_and_gradient, position, iterations=_ITERATIONS)
     # the lowest first, which then stand for their modes
     energy, order = torch.where(minima.converged, minima.energy, torch.inf).sort(0)
     x = minima.position.gather(0, order.unsqueeze(-1).expand_as(position))
     first = same_minimum(x, energy)
-    modes = first == index
+    hopeful = (first == index) & (energy < energy.amin(0) + _WITHIN)
+    told = minima.converged.all(0) & (first > 0).any(0)
+    n_modes = int((hopeful & told).sum(0).max())
+    if n_modes == 0 or n_modes * size * batch.numel() > _NUMBERS:
+        return own
+    # the hopeful ones of every problem, still in the order of their energies
+    front = (~hopeful).to(torch.int8).argsort(dim=0, stable=True)[:n_modes]
+    counts = hopeful.gather(0, front)
     try:
-        share = _masses(marginal, x, energy, modes).gather(0, first)
+        found = _weighed(marginal, x.gather(0, front.unsqueeze(-1).expand(*front.shape, dim)), counts)
+    except torch.OutOfMemoryError:
+        raise
     except RuntimeError:
         # an operation of the model has no second derivative
         return own
-    share = share / torch.zeros_like(share).scatter_add(0, first, torch.ones_like(share)).gather(0, first)
-    told = (modes.sum(0) > 1) & ((share > 0).sum(0) >= min(_FEWEST, chains))
-    told &= minima.converged.double().mean(0) >= _MOST
-    ends = (share / share.sum(0)).cumsum(0).reshape(n, -1)
+    first = index.scatter(0, front, torch.where(counts, front.gather(0, found.same), front)).gather(0, first)
+    hits = torch.zeros_like(energy).scatter_add(0, first, torch.ones_like(energy))
+    share = (torch.zeros_like(energy).scatter(0, front, found.mass) / hits).gather(0, first)
+    told &= found.sound & ((share > 0).sum(0) >= min(_FEWEST, chains)) & (_EACH * (found.mass > 0).sum(0) <= n)
+    ends = share.reshape(n, -1).cumsum(0)
     comb = own.reshape(chains, -1) + torch.rand(ends.shape[1:], generator=rng, dtype=ends.dtype, device=ends.device)
-    chosen = torch.searchsorted(ends.T.contiguous(), (comb / chains).T.contiguous()).T.clamp_max(n - 1)
+    chosen = torch.searchsorted((ends / ends[-1]).T.contiguous(), (comb / chains).T.contiguous()).T.clamp_max(n - 1)
     return torch.where(told, order.gather(0, chosen.reshape(chains, *batch)), own)
 
 
-def _masses(marginal: NoiseMarginal, x: Tensor, energy: Tensor, modes: Tensor) -> Tensor:
-    """Shares of the mass, ``[points, *batch]``, of modes at ``x [points, *batch, D]``; 0 where there is none, or a
-    negligible one."""
-    hopeful = modes & (energy < energy.amin(0) + _WITHIN)
-    log_mass = torch.where(hopeful, 0.0, -torch.inf).to(energy)
-    if (hopeful.sum(0) > 1).any():
-        rows = hopeful.reshape(len(x), -1).any(1)
-        laplace = laplace_masses(marginal, x[rows], energy[rows])[0]
-        log_mass[rows] = torch.where(hopeful[rows], laplace.to(energy), -torch.inf)
-    mass = torch.softmax(log_mass, 0).nan_to_num()
-    return torch.where(mass < _SHARE, 0.0, mass)
+class _Weighed(NamedTuple):
+    mass: Tensor
+    """Shares of the mass, ``[M, *batch]``: 0 of minima that do not count, are another one's mode or hardly any."""
+    same: Tensor
+    """The first minimum that is the same mode as each, ``[M, *batch]``."""
+    sound: Tensor
+    """Whether all modes are minima of a smooth energy, and none is a ridge, ``[*batch]``."""
+
+
+def _weighed(marginal: NoiseMarginal, x: Tensor, counts: Tensor) -> _Weighed:
+    """Masses of minima ``x [M, *batch, D]`` in the order of their energies, of which some count, ``[M, *batch]``."""
+    energy, gradient = marginal.energy_and_gradient(x)
+    log_mass, covariance = laplace_masses(marginal, x, energy)
+    definite = log_mass.isfinite()
+    covariance = torch.where(definite[..., None, None], covariance, torch.eye(x.shape[-1]).to(x))
+    spread = torch.linalg.eigvalsh(covariance)
+    level = (gradient * (covariance @ gradient.unsqueeze(-1)).squeeze(-1)).sum(-1) < _LEVEL
+    sound = definite & level & (spread[..., 0] * _DEGENERATE > spread[..., -1])
+    factor = torch.linalg.cholesky_ex(covariance).L
+    index = _numbered(len(x), counts.shape[1:], x.device)
+    same = index.clone()
+    for i in range(1, len(x)):
+        distance = torch.linalg.solve_triangular(factor[:i], (x[i] - x[:i]).unsqueeze(-1), upper=False)
+        near = (distance.square().sum((-2, -1)) < _NEAR) & (energy[i] - energy[:i] < _NEAR)
+        near &= counts[:i] & (same[:i] == index[:i])
+        same[i] = torch.where(near.any(0), near.to(torch.int8).argmax(0), i)
+    modes = counts & (same == index)
+    mass = torch.softmax(torch.where(modes, log_mass.to(energy), -torch.inf), 0).nan_to_num()
+    return _Weighed(torch.where(mass < _SHARE, 0.0, mass), same, (sound | ~modes).all(0))
+
+
+def _numbered(n: int, batch: torch.Size, device: torch.device) -> Tensor:
+    """``[n, *batch]``: the place of each in dimension 0."""
+    return torch.arange(n, device=device).view(-1, *[1] * len(batch)).expand(n, *batch)

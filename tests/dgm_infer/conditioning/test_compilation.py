@@ -1,6 +1,7 @@
 """Compiled fibres give the results of eager ones, for any number of rows, each function compiled once."""
 
 import gc
+import weakref
 from contextlib import nullcontext
 from typing import Any
 
@@ -141,6 +142,16 @@ def test_a_solver_of_many_updates_is_one_graph_of_a_few(compiled):
         assert len(graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default)) == 1 + 6
 
 
+def test_variants_that_share_a_compiler_keep_their_functions(compiled):
+    fibre = PROBLEMS["pairs"]().rows(3).compiled()
+    u = fibre.start(1, torch.Generator().manual_seed(0))[0]
+    both = [each.evaluate(dgm.Fibre.linearise, u, often=False) for each in (fibre, fibre.without_gram_force())]
+    assert len(compiled) == 0
+    for found, each in zip(both, (fibre, fibre.without_gram_force()), strict=True):
+        torch.testing.assert_close(found.gradient, each.linearise(u).gradient, rtol=1e-8, atol=1e-10)
+    assert (both[0].gradient - both[1].gradient).abs().max() > 0.01
+
+
 def test_without_compile_nothing_is_compiled(compiled):
     problem = PROBLEMS["pairs"]()
     dgm.sample(problem, chains=3, warmup=0, draws=2, seed=0, progress=False)
@@ -261,11 +272,16 @@ def test_derivatives_of_networks_with_convolutions_are_traced_where_they_can_be(
 @pytest.mark.parametrize("collects", [True, False])
 def test_garbage_collections_leave_out_what_compilers_leave(collects):
     before = gc.get_freeze_count()
+    cycle = Stretched()
+    cycle.own, gone = [cycle], weakref.ref(cycle)
+    del cycle
     try:
         (gc.enable if collects else gc.disable)()
         Compiler()("key", lambda x: x.sin() + 1, torch.ones(4, 2, dtype=FLOAT), generate=True)
         assert gc.isenabled() == collects
         assert gc.get_freeze_count() > before + 1000
+        # what was garbage before has been freed
+        assert gone() is None
         # without code nothing is left
         gc.unfreeze()
         Compiler()("key", lambda x: x.sin() + 1, torch.ones(4, 2, dtype=FLOAT), generate=False)

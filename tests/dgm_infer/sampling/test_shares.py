@@ -4,8 +4,9 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.bases.descent import minimise
 from dgm_infer.sampling import shares, starts
-from dgm_infer.sampling.shares import shared_out
+from dgm_infer.sampling.shares import _weighed, shared_out
 from tests.oracles import FLOAT
 
 NOISE = 0.01
@@ -66,29 +67,82 @@ def test_every_problem_has_modes_of_its_own():
     assert chosen[:, 2].tolist() == list(range(64))
 
 
-def nothing(*arguments, **options):
-    raise AssertionError("a minimisation")
+def moved(problem, u, chains=64):
+    """Whether some chain starts from another point than its own."""
+    return shared_out(problem.marginal, u, chains, rng()).tolist() != list(range(chains))
 
 
-def test_where_masses_do_not_tell_every_chain_keeps_its_point(monkeypatch):
-    problem = folded(3.0)
-    # of 3 points with all the mass R-hat would compare no more; those below zero are on the way to it, far above
-    few = torch.cat([torch.full((3, 1), 2.99), torch.full((61, 1), -0.69)]).double()
-    monkeypatch.setattr(shares, "_masses", lambda marginal, x, energy, modes: modes * (x[:, 0] > 0).double())
-    assert shared_out(problem.marginal, few, 64, rng()).tolist() == list(range(64))
+def test_where_few_points_would_remain_every_chain_keeps_its_own(monkeypatch):
+    # of an output of 8 the mode at 8 has no mass beside that at -2
+    problem, far = folded(8.0), torch.full((61, 1), 7.99, dtype=FLOAT)
+    few = torch.cat([far, torch.full((3, 1), -1.99, dtype=FLOAT)])
+    assert not moved(problem, few)
     # control: one more
-    few[3] = 2.99
-    assert set(shared_out(problem.marginal, few, 64, rng()).tolist()) == {0, 1, 2, 3}
-    # where minimisations do not end
+    few[60] = -1.99
+    assert moved(problem, few)
+    # and where descents do not end, or second derivatives would take long
     monkeypatch.setattr(shares, "_ITERATIONS", 1)
-    assert shared_out(problem.marginal, few, 8, rng()).tolist() == list(range(8))
-    # and where they would take long
+    assert not moved(problem, few)
     monkeypatch.setattr(shares, "_NUMBERS", 63)
-    monkeypatch.setattr(shares, "minimise", nothing)
-    assert shared_out(problem.marginal, few, 8, rng()).tolist() == list(range(8))
+    monkeypatch.setattr(shares, "minimise", underivable)
+    assert not moved(problem, few)
 
 
-def underivable(*arguments):
+class Kinked(dgm.GenerativeModel):
+    """A smooth mode at -1, and one along a kink at 1 whose curvature says nothing of its width."""
+
+    input_density = dgm.StandardNormal(2)
+    output_shape = (2,)
+
+    def observed(self, u):
+        a, b = u[..., 0], u[..., 1]
+        right = torch.stack([a - 1, 3 * b.abs() + 0.05], -1)
+        left = torch.stack([a + 1, b], -1)
+        return torch.where(a.unsqueeze(-1) > 0, right, left)
+
+
+class Ring(dgm.GenerativeModel):
+    input_density = dgm.StandardNormal(2)
+    output_shape = (1,)
+
+    def observed(self, u):
+        return u.square().sum(-1, keepdim=True)
+
+
+def test_kinks_and_ridges_are_told_from_modes():
+    u = 0.03 * torch.randn(64, 2, generator=rng(), dtype=FLOAT) + torch.tensor([-1.0, 0.0], dtype=FLOAT)
+    u[:16, 0] += 2
+    u[:16, 1] /= 3
+    assert not moved(dgm.condition(dgm.WithNoise(Kinked(), 0.03), torch.zeros(2, dtype=FLOAT)), u)
+    angle = torch.linspace(0, 6.2, 64, dtype=FLOAT)
+    ring = 2 * torch.stack([angle.cos(), angle.sin()], -1)
+    for noise in (0.05, 0.5):
+        assert not moved(dgm.condition(dgm.WithNoise(Ring(), noise), torch.tensor([4.0], dtype=FLOAT)), ring)
+
+
+def test_numbers_of_32_bits_tell_no_minima_apart():
+    problem = dgm.condition(dgm.WithNoise(Folded(), NOISE), torch.ones(1), dtype=torch.float32)
+    assert not moved(problem, points(8, 56).float())
+    assert moved(folded(1.0), points(8, 56))
+
+
+def test_minima_that_stop_short_are_one_mode():
+    marginal = folded(1.0).marginal
+    low, narrow = (minimise(marginal.energy_and_gradient, points(1, 1)).position for _ in range(2))
+    x = torch.stack([low[0], low[0] + 0.002, narrow[1], narrow[1] - 0.0004])
+    energy = marginal.energy(x)
+    x = x[energy.argsort()]
+    found = _weighed(marginal, x, torch.ones(4, dtype=torch.bool))
+    assert found.sound
+    assert (found.mass > 0).sum() == 2
+    wide = x[:, 0] > 0
+    assert found.mass[wide].sum().item() == pytest.approx(wide_mass(), abs=0.01)
+    assert (wide[found.same] == wide).all()
+    # control: a minimum that is none
+    assert not _weighed(marginal, x + 0.01, torch.ones(4, dtype=torch.bool)).sound
+
+
+def underivable(*arguments, **options):
     raise NotImplementedError("the derivative for some operation is not implemented")
 
 
