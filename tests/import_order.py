@@ -97,6 +97,7 @@ ORDER = {
         "density",
         "origin",
         "laplace",
+        "minima",
         "descent",
         "modes",
         "objectives",

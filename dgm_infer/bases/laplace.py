@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import EvidenceError
 
-__all__ = ["Mode", "curvature", "find_mode"]
+__all__ = ["Descended", "Mode", "curvature", "descended", "find_mode"]
 
 
 class Mode(NamedTuple):
@@ -32,30 +32,9 @@ def find_mode(target, start: Tensor, *, max_iterations: int = 200, tolerance: fl
     """
     if tolerance is None:
         tolerance = 1e-10 if start.dtype == torch.float64 else 1e-5
-    x = start
-    energy, gradient, hessian = curvature(target, x)
-    identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    damping = torch.zeros_like(energy)
-    converged = torch.zeros_like(energy, dtype=torch.bool)
-    # energies that differ by less are equal up to rounding
-    resolution = 8 * torch.finfo(x.dtype).eps
-    for _ in range(max_iterations):
-        definite, step = _newton_step(hessian, gradient, identity)
-        decrement = 0.5 * (gradient * step).sum(-1)
-        converged = converged | (definite & (decrement < tolerance * energy.abs().clamp_min(1)))
-        if converged.all():
-            break
-        definite, step = _newton_step(hessian + damping[..., None, None] * identity, gradient, identity)
-        proposal = torch.where((definite & ~converged).unsqueeze(-1), x - step, x)
-        new_energy = target.energy_and_gradient(proposal)[0]
-        better = definite & (new_energy <= energy + resolution * energy.abs()) & ~converged
-        x = torch.where(better.unsqueeze(-1), proposal, x)
-        scale = hessian.diagonal(dim1=-2, dim2=-1).abs().amax(-1).clamp_min(1e-6)
-        smaller = torch.where(damping > 1e-6 * scale, damping / 10, torch.zeros_like(damping))
-        damping = torch.where(better, smaller, (damping * 4).clamp_min(1e-4 * scale))
-        energy, gradient, hessian = curvature(target, x)
+    x, energy, gradient, hessian, converged = descended(target, start, max_iterations, 0.0, tolerance)
     # near a mode a Newton step squares the remaining distance
-    definite, step = _newton_step(hessian, gradient, identity)
+    definite, step = _newton_step(hessian, gradient, torch.eye(x.shape[-1], dtype=x.dtype, device=x.device))
     x = torch.where((definite & converged).unsqueeze(-1), x - step, x)
     energy, gradient, hessian = curvature(target, x)
     factor, failed = torch.linalg.cholesky_ex(hessian)
@@ -69,6 +48,49 @@ def find_mode(target, start: Tensor, *, max_iterations: int = 200, tolerance: fl
                 "with Gaussian.fit"
             )
     return Mode(x, energy, hessian, factor)
+
+
+class Descended(NamedTuple):
+    """Where damped Newton steps ended."""
+
+    position: Tensor
+    """``[*batch, D]``."""
+    energy: Tensor
+    """``[*batch]``."""
+    gradient: Tensor
+    """``[*batch, D]``."""
+    hessian: Tensor
+    """``[*batch, D, D]``."""
+    converged: Tensor
+    """Whether the Newton decrement is below the tolerance, ``[*batch]``."""
+
+
+def descended(target, x: Tensor, steps: int, tolerance: float, relative: float) -> Descended:
+    """Damped Newton steps from ``x [*batch, D]``, until the decrement is below
+    ``max(tolerance, relative max(1, |energy|))``, at most so many."""
+    energy, gradient, hessian = curvature(target, x)
+    identity = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    damping = torch.zeros_like(energy)
+    converged = torch.zeros_like(energy, dtype=torch.bool)
+    # energies that differ by less are equal up to rounding
+    resolution = 8 * torch.finfo(x.dtype).eps
+    for _ in range(steps):
+        definite, step = _newton_step(hessian, gradient, identity)
+        decrement = 0.5 * (gradient * step).sum(-1)
+        near = decrement < (relative * energy.abs().clamp_min(1)).clamp_min(tolerance)
+        converged = converged | (definite & near)
+        if converged.all():
+            break
+        definite, step = _newton_step(hessian + damping[..., None, None] * identity, gradient, identity)
+        proposal = torch.where((definite & ~converged).unsqueeze(-1), x - step, x)
+        new_energy = target.energy_and_gradient(proposal)[0]
+        better = definite & (new_energy <= energy + resolution * energy.abs()) & ~converged
+        x = torch.where(better.unsqueeze(-1), proposal, x)
+        scale = hessian.diagonal(dim1=-2, dim2=-1).abs().amax(-1).clamp_min(1e-6)
+        smaller = torch.where(damping > 1e-6 * scale, damping / 10, torch.zeros_like(damping))
+        damping = torch.where(better, smaller, (damping * 4).clamp_min(1e-4 * scale))
+        energy, gradient, hessian = curvature(target, x)
+    return Descended(x, energy, gradient, hessian, converged)
 
 
 def _newton_step(hessian: Tensor, gradient: Tensor, identity: Tensor) -> tuple[Tensor, Tensor]:

@@ -12,14 +12,12 @@ from ..errors import EvidenceError
 from ..target import Target, as_target
 from .density import GaussianDensity, Whitened
 from .descent import minimise
-from .laplace import curvature
+from .minima import same_minimum, same_mode, settled
 from .moments import mixture_moments
 from .origin import origin
 
-__all__ = ["Modes", "cover", "in_units_of", "laplace_masses", "modes", "same_minimum", "search", "spread_out"]
+__all__ = ["Modes", "cover", "in_units_of", "modes", "search", "spread_out"]
 
-# Distance of minima, in sds of the coordinates, and difference of energies below which they are the same.
-_NEAR, _LEVEL = 1e-2, 1e-2
 # Factors by which the starts of a search are spread out.
 _FACTORS = (1.0, 2.0, 4.0, 8.0)
 # Share of the mass above which new modes let a search go on, and the power of the masses by which a Gaussian covers.
@@ -27,9 +25,8 @@ _SHARE, _POWER = 1e-3, 0.25
 _ROUNDS = 4
 # Ratio of the curvatures of a minimum above which it is a spike or a ridge.
 _DEGENERATE = 1e8
-# Modes that are kept, those of the lowest energies, as many as have this many numbers in their covariances; and rows of
-# Hessians that are computed at once.
-_FEWEST, _MOST, _NUMBERS, _ROWS = 64, 256, 2**24, 8192
+# Modes that are kept, those of the lowest energies, as many as have this many numbers in their covariances.
+_FEWEST, _MOST, _NUMBERS = 64, 256, 2**24
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,13 +169,26 @@ def _merged(target: Target, reach: Whitened, v: Tensor, iterations: int, known: 
     x, energy, hits, masses, covariances = (_taken(part, order) for part in (x, energy, hits, masses, covariances))
     new = masses.isnan() & (hits > 0)
     rows = new.flatten(1).any(1) if new.ndim > 1 else new
-    own = laplace_masses(target, x[rows], energy[rows])
-    masses, covariances = masses.masked_fill(hits == 0, -math.inf), covariances.clone()
-    masses[rows] = torch.where(new[rows], own[0], masses[rows])
-    covariances[rows] = torch.where(new[rows][..., None, None], own[1], covariances[rows])
+    if rows.any():
+        own = settled(target, x[rows], new[rows], len(v) * minima.evaluations)
+        evaluations += own.evaluations
+        x, energy, masses, covariances, hits = (
+            _with_rows(part, rows, new, moved)
+            for part, moved in (
+                (x, own.position),
+                (energy, own.energy),
+                (masses, own.log_mass),
+                (covariances, own.covariance),
+                (hits, torch.where(own.counts, hits[rows], 0)),
+            )
+        )
+    order = torch.where(hits > 0, energy, math.inf).argsort(0)
+    x, energy, hits, masses, covariances = (_taken(part, order) for part in (x, energy, hits, masses, covariances))
+    hits = torch.zeros_like(hits).scatter_add(0, same_mode(x, energy, covariances, hits > 0), hits)
+    masses = torch.where(hits > 0, masses, -math.inf)
     order = masses.argsort(0, descending=True)
     parts = (_taken(part, order) for part in (x, energy, masses, hits, covariances))
-    return Modes(*parts, evaluations=evaluations + int(rows.sum()) * target.dim)
+    return Modes(*parts, evaluations=evaluations)
 
 
 def spread_out(v: Tensor) -> Tensor:
@@ -197,39 +207,11 @@ def in_units_of(base: Whitened, target: Target) -> Callable[[Tensor], tuple[Tens
     return evaluate
 
 
-def same_minimum(v: Tensor, energy: Tensor) -> Tensor:
-    """The first of the minima that are the same as each, ``[N, *batch]`` indices.
-
-    The same are those whose whitened positions ``v [N, *batch, D]`` are less than a hundredth apart in root mean square
-    and whose energies ``[N, *batch]`` are as near.
-    """
-    n = len(v)
-    first = torch.arange(n, device=v.device).reshape(-1, *[1] * (energy.ndim - 1)).expand_as(energy).clone()
-    for i in range(1, n):
-        near = (v[i] - v[:i]).square().mean(-1) < _NEAR**2
-        level = (energy[i] - energy[:i]).abs() < _LEVEL * energy[i].abs().clamp_min(1).log1p()
-        own = first[:i] == torch.arange(i, device=v.device).reshape(-1, *[1] * (energy.ndim - 1))
-        same = near & level & own
-        first[i] = torch.where(same.any(0), same.long().argmax(0), i)
-    return first
-
-
-def laplace_masses(target: Target, x: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
-    """Laplace's log masses of minima ``x [N, *batch, D]`` of these energies, and inverse Hessians.
-
-    ``-inf`` and a matrix of NaN where the Hessian is not positive definite.
-    """
-    constant = 0.5 * x.shape[-1] * math.log(2 * math.pi)
-    at_once = max(1, _ROWS // max(1, energy[:1].numel() * x.shape[-1]))
-    hessians = [curvature(target, part)[2] for part in x.split(at_once)] if len(x) else []
-    hessian = torch.cat(hessians) if hessians else x.new_empty(*x.shape, x.shape[-1])
-    factor, failed = torch.linalg.cholesky_ex(hessian.nan_to_num(0.0, 0.0, 0.0))
-    definite = (failed == 0) & energy.isfinite()
-    wide = definite[..., None, None]
-    safe = torch.where(wide, factor, torch.eye(x.shape[-1], dtype=x.dtype, device=x.device))
-    log_det = safe.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    masses = torch.where(definite, constant - energy - log_det, -math.inf).double()
-    return masses, torch.where(wide, torch.cholesky_inverse(safe), math.nan)
+def _with_rows(values: Tensor, rows: Tensor, new: Tensor, moved: Tensor) -> Tensor:
+    """``values [N, *batch, ...]``, with ``moved`` in these rows where they are ``new [N, *batch]``."""
+    values, where = values.clone(), new[rows].reshape(*new[rows].shape, *[1] * (values.ndim - new.ndim))
+    values[rows] = torch.where(where, moved, values[rows])
+    return values
 
 
 def _taken(values: Tensor, order: Tensor) -> Tensor:

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ..bases.descent import minimise
-from ..bases.modes import in_units_of, laplace_masses, same_minimum, spread_out
+from ..bases.minima import laplace_masses, same_minimum, same_mode
+from ..bases.modes import in_units_of, spread_out
 from .method import Outcome
 from .path import AnnealedPath
 
@@ -96,10 +97,13 @@ def _searched(path: AnnealedPath, outcome: Outcome, starts: int, iterations: int
     most = min(_CANDIDATES, int(found.max()))
     order = energy.argsort(0)[:most]
     x = base.unwhiten(position).gather(0, order.unsqueeze(-1).expand(most, *position.shape[1:]))
-    masses, covariances = laplace_masses(path.target, x, energy.gather(0, order))
+    energy = energy.gather(0, order)
+    masses, covariances = laplace_masses(path.target, x, energy)
+    same = same_mode(x, energy, covariances, energy.isfinite())
     draws, log_weights = outcome.draws.flatten(0, 1), outcome.log_weights.flatten(0, 1)
     for i in range(most):
-        masses[i] = torch.where(_visited(draws, log_weights, x[i], covariances[i]), -math.inf, masses[i])
+        known = (same[i] != i) | _visited(draws, log_weights, x[i], covariances[i])
+        masses[i] = torch.where(known, -math.inf, masses[i])
     shift = (masses.logsumexp(0) - log_z).exp().log1p().to(log_z)
     return Unseen((masses > -math.inf).sum(0), shift, found, Components(x, covariances, masses))
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..bases.descent import minimise
-from ..bases.modes import laplace_masses, same_minimum
+from ..bases.minima import laplace_masses, same_minimum, same_mode
 from ..conditioning.marginal import NoiseMarginal
 
 __all__ = ["shared_out"]
@@ -20,8 +20,6 @@ _SHARE = 1e-3
 _WITHIN = 30.0
 # Points that have to remain, for R-hat to compare chains, and points per mode, of an energy that is not a ridge.
 _FEWEST, _EACH = 4, 4
-# Squared distance in standard deviations of a mode, and nats, within which another minimum is the same mode.
-_NEAR = 0.1
 # Largest g^T H^-1 g at a minimum of a smooth energy, and ratio of its curvatures.
 _LEVEL, _DEGENERATE = 1e-2, 1e8
 # Numbers in the second derivatives of all points, and in the images they take, up to which they are worth their time.
@@ -94,19 +92,12 @@ def _weighed(marginal: NoiseMarginal, x: Tensor, counts: Tensor) -> _Weighed:
     energy, gradient = marginal.energy_and_gradient(x)
     log_mass, covariance = laplace_masses(marginal, x, energy)
     definite = log_mass.isfinite()
+    same = same_mode(x, energy, covariance, counts)
     covariance = torch.where(definite[..., None, None], covariance, torch.eye(x.shape[-1]).to(x))
     spread = torch.linalg.eigvalsh(covariance)
     level = (gradient * (covariance @ gradient.unsqueeze(-1)).squeeze(-1)).sum(-1) < _LEVEL
     sound = definite & level & (spread[..., 0] * _DEGENERATE > spread[..., -1])
-    factor = torch.linalg.cholesky_ex(covariance).L
-    index = _numbered(len(x), counts.shape[1:], x.device)
-    same = index.clone()
-    for i in range(1, len(x)):
-        distance = torch.linalg.solve_triangular(factor[:i], (x[i] - x[:i]).unsqueeze(-1), upper=False)
-        near = (distance.square().sum((-2, -1)) < _NEAR) & (energy[i] - energy[:i] < _NEAR)
-        near &= counts[:i] & (same[:i] == index[:i])
-        same[i] = torch.where(near.any(0), near.to(torch.int8).argmax(0), i)
-    modes = counts & (same == index)
+    modes = counts & (same == _numbered(len(x), counts.shape[1:], x.device))
     mass = torch.softmax(torch.where(modes, log_mass.to(energy), -torch.inf), 0).nan_to_num()
     return _Weighed(torch.where(mass < _SHARE, 0.0, mass), same, (sound | ~modes).all(0))
 

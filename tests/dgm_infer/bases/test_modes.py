@@ -7,7 +7,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.bases.descent import minimise
-from dgm_infer.bases.modes import same_minimum
+from dgm_infer.bases.minima import laplace_masses, same_minimum, same_mode
 from tests.known_evidence import MixtureTarget, known_bimodal
 from tests.oracles import FLOAT
 
@@ -42,6 +42,48 @@ def test_minima_are_the_same_if_near_in_place_and_energy():
     v = torch.tensor([[0.0], [0.001], [1.0], [1.001], [1.0]], dtype=FLOAT)
     assert same_minimum(v, torch.zeros(5, dtype=FLOAT)).tolist() == [0, 0, 2, 2, 2]
     assert same_minimum(v, torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0], dtype=FLOAT)).tolist() == [0, 0, 2, 2, 4]
+
+
+def test_minima_are_one_mode_if_near_in_its_standard_deviations():
+    x = torch.tensor([[0.0, 0.0], [0.0, 0.2], [0.01, 0.0], [0.0, 0.2], [0.0, 0.2]], dtype=FLOAT)
+    covariance = torch.diag(torch.tensor([1e-6, 1.0], dtype=FLOAT)).expand(5, 2, 2).clone()
+    energy = torch.tensor([0.0, 0.05, 0.06, 0.07, 0.5], dtype=FLOAT)
+    counts = torch.ones(5, dtype=torch.bool)
+    # the third is ten standard deviations away, the last half a nat higher
+    assert same_mode(x, energy, covariance, counts).tolist() == [0, 0, 2, 0, 4]
+    # what is no minimum, or has no mass, stands for none
+    assert same_mode(x, energy, covariance, counts & (energy > 0)).tolist() == [0, 1, 2, 1, 4]
+    covariance[0] = math.nan
+    assert same_mode(x, energy, covariance, counts).tolist() == [0, 1, 2, 1, 4]
+
+
+def curved_valley(width, offset):
+    """Two modes of masses 0.7 and 0.3 along a wave; the integral of ``exp(-energy)`` is ``pi width exp(-offset)``."""
+
+    def energy(x):
+        along, across = (x[..., 0] - x[..., 1]) / math.sqrt(2), (x[..., 0] + x[..., 1]) / math.sqrt(2)
+        left, right = -2 * (along + 2).square() + math.log(0.3), -2 * (along - 2).square() + math.log(0.7)
+        wave = (across - 0.3 * torch.cos(2 * along)) / width
+        return 0.5 * wave.square() - torch.logaddexp(left, right) + offset
+
+    return dgm.Target(energy, 2)
+
+
+@pytest.mark.parametrize(("width", "offset"), [(1e-3, 1e3), (1e-2, 1e6)])
+def test_ends_of_descents_along_a_narrow_valley_are_not_modes_of_their_own(width, offset):
+    target = curved_valley(width, offset)
+    found = dgm.modes(target)
+    mass = found.log_masses.softmax(0)
+    # a small mode between the two, where the valley bends
+    assert (mass[:2] - torch.tensor([0.7, 0.3], dtype=FLOAT)).abs().max() < 0.01
+    assert abs(found.log_z + offset - math.log(math.pi * width)) < 0.02
+    # control: descents end in more places, each with a mass of its own
+    start = 4 * torch.randn(64, 2, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    minima = minimise(target.energy_and_gradient, start, iterations=200)
+    x, energy = minima.position[minima.converged], minima.energy[minima.converged]
+    ends = same_minimum(x, energy).unique()
+    log_mass, _ = laplace_masses(target, x[ends], energy[ends])
+    assert log_mass.logsumexp(0) + offset - math.log(math.pi * width) > 0.3
 
 
 def test_the_modes_of_a_mixture_have_its_masses_for_every_problem():
