@@ -66,15 +66,14 @@ class Update(Protocol):
 
     def __call__(
         self, fibre: Constraint, u: Tensor, c: Tensor, base: JacobianMap, steps: Steps
-    ) -> tuple[Tensor, Tensor, Steps]:
-        """The next iterate, its constraint, and the steps that the next iteration needs; none before the first."""
+    ) -> tuple[Tensor, Steps]:
+        """The next iterate and, if later ones need it, the step to it; ``steps`` are those made so far."""
         ...
 
 
 def quasi_newton(fibre, u, c, base, steps):
-    """``u' - J(u)^T (J(u) J(u)^T)^-1 c(u')`` and its constraint: one factorisation for all iterations."""
-    u = u - base.pseudo_inverse(c)
-    return u, fibre.constraint(u), ()
+    """``u' - J(u)^T (J(u) J(u)^T)^-1 c(u')``: one factorisation for all iterations."""
+    return u - base.pseudo_inverse(c), ()
 
 
 def broyden(fibre, u, c, base, steps):
@@ -82,23 +81,21 @@ def broyden(fibre, u, c, base, steps):
 
     With ``H_0 = J^T (J J^T)^-1`` and ``y`` the change of the constraint over a step s,
     ``H' = H + (s - H y) s^T H / (s^T H y)``. Only the steps are kept: ``-H c`` is a product of their rank-one factors
-    with ``-H_0 c`` (Kelley 1995, section 7.3). All steps lie in the row space of J.
+    with ``-H_0 c`` (Kelley 1995, section 7.3). All steps lie in the row space of J. Steps of 0 change nothing.
     """
     step = -base.pseudo_inverse(c)
     for (_, along), (later, _) in pairwise(steps):
         step = torch.addcmul(step, _dot(step, along), later)
     if steps:
         step = step / (1 - _dot(step, steps[-1][1]))
-    u = u + step
     # a row that stands on a root of its own has made a step of 0
     along = step / step.square().sum(-1, keepdim=True).clamp_min(_SMALL)
-    return u, fibre.constraint(u), (*steps, (step, along))
+    return u + step, ((step, along),)
 
 
 def newton(fibre, u, c, base, steps):
-    """``u' - J(u)^T (J(u') J(u)^T)^-1 c(u')`` and its constraint: a new Jacobian per iteration."""
-    u = u - base.oblique_inverse(fibre.entries(u).entries, c)
-    return u, fibre.constraint(u), ()
+    """``u' - J(u)^T (J(u') J(u)^T)^-1 c(u')``: a new Jacobian per iteration."""
+    return u - base.oblique_inverse(fibre.entries(u).entries, c), ()
 
 
 SOLVERS: dict[str, Update] = {"quasi_newton": quasi_newton, "broyden": broyden, "newton": newton}
@@ -120,8 +117,8 @@ _PATIENCE = 10
 _COMPACTION = 0.75
 # Updates of every solve on a device, which never asks how far its rows are: the host would wait for the answer.
 _DEVICE_ITERATIONS = 16
-# Residuals, in tolerances, above which the constraint in float32 tells as well where the fibre is, as long as updates
-# reduce it: its rounding depends on the network.
+# Residuals, in tolerances, above which the constraint in float32 tells as well where the fibre is; as many times more
+# if updates reduce it: its rounding depends on the network.
 _FAR = 1e3
 # Decrease of the residual per update that shows that a solver converges.
 _CONTRACTION = 0.5
@@ -190,28 +187,20 @@ class Stop(NamedTuple):
     tolerance: Tensor
     updates: Tensor
     """``[R]``, after which a solver has failed."""
+    least: Tensor
+    """The residual ``[R]`` below which a row waits for a more exact constraint; 0 to wait for none."""
     near: tuple[Tensor, ...] = ()
     """The expected roots ``[R, D]`` and the distance that counts as near ``[R]``; or nothing."""
-    waits: tuple[Tensor, ...] = ()
-    """The residual ``[R]`` below which a row waits for the constraint in float64; or nothing."""
 
     @classmethod
     def of(cls, tolerance: Tensor, updates: int, expected: Tensor | None = None, within: float = 0.0) -> "Stop":
         limit = torch.full_like(tolerance, updates, dtype=torch.int32)
-        return cls(tolerance, limit, () if expected is None else (expected, torch.full_like(tolerance, within)))
+        near = () if expected is None else (expected, torch.full_like(tolerance, within))
+        return cls(tolerance, limit, torch.zeros_like(tolerance), near)
 
     def in_float32(self) -> "Stop":
-        """For residuals in float32, of which none tells that it is below the tolerance."""
-        return self._replace(tolerance=torch.zeros_like(self.tolerance))
-
-    def far(self) -> "Stop":
-        """For residuals in float32 as long as they tell where the fibre is."""
-        return self.in_float32()._replace(waits=(_FAR * self.tolerance,))
-
-    def without_waiting(self, running: Tensor, residual: Tensor) -> Tensor:
-        """The running rows ``[R]`` that do not wait, by their residual."""
-        # a NaN residual does not wait: it has failed
-        return running & ~(residual < self.waits[0]) if self.waits else running
+        """For residuals in float32, which do not tell when they are small."""
+        return self._replace(tolerance=torch.zeros_like(self.tolerance), least=_FAR * self.tolerance)
 
     def reached(self, u: Tensor, residual: Tensor, before: Tensor, updates: Tensor) -> Tensor:
         """Whether a row has converged by its latest update, given its residual before it."""
@@ -226,7 +215,7 @@ class Stop(NamedTuple):
 
 
 class _Loop(NamedTuple):
-    """Rows of a solve: their iterates and residual, and which have converged or still iterate."""
+    """Rows of a solve: their iterates and the residual of those before, and which have converged or still iterate."""
 
     u: Tensor
     first: Tensor
@@ -234,6 +223,8 @@ class _Loop(NamedTuple):
     converged: Tensor
     running: Tensor
     updates: Tensor
+    waiting: Tensor
+    """Whether the constraint is too small to tell where a row should move."""
 
     @classmethod
     def start(cls, v: Tensor, stop: Stop, active: Tensor) -> "_Loop":
@@ -241,44 +232,41 @@ class _Loop(NamedTuple):
         # tensors of their own: torch.compile compiles a function anew for arguments that are one
         unknown = torch.full_like(stop.tolerance, torch.inf)
         none = torch.zeros_like(stop.updates)
-        return cls(v, unknown, unknown.clone(), torch.zeros_like(active), active.clone(), none)
+        no = torch.zeros_like(active)
+        return cls(v, unknown, unknown.clone(), no, active.clone(), none, no.clone())
 
-    def begun(self, c: Tensor, stop: Stop) -> "_Loop":
-        """With the constraint at iterates of which some or all have made no update."""
-        residual, fresh = c.abs().amax(-1), self.running & (self.updates == 0)
-        there = fresh & (residual < stop.tolerance)
-        return self._replace(
-            first=torch.where(fresh, residual, self.first),
-            residual=torch.where(fresh, residual, self.residual),
-            converged=self.converged | there,
-            running=stop.without_waiting(self.running & ~there, residual),
-        )
-
-    def next(self, u: Tensor, c: Tensor, stop: Stop) -> "_Loop":
-        """After an update of the running rows to ``u``, with the constraint ``c`` there."""
-        u = torch.where(self.running.unsqueeze(-1), u, self.u)
-        residual, updates = torch.where(self.running, c.abs().amax(-1), self.residual), self.updates + self.running
-        converged = self.converged | (self.running & stop.reached(u, residual, self.residual, updates))
+    def assessed(self, c: Tensor, stop: Stop) -> "_Loop":
+        """With the constraint at the iterates known: which rows have converged, or failed."""
+        residual, fresh = torch.where(self.running, c.abs().amax(-1), self.residual), self.updates == 0
+        reached = stop.reached(self.u, residual, self.residual, self.updates)
+        converged = self.converged | (self.running & torch.where(fresh, residual < stop.tolerance, reached))
+        first = torch.where(fresh, residual.maximum(stop.least), self.first)
         # a NaN residual is neither below its limit nor converged
-        limit = torch.where(updates < _PATIENCE, _DIVERGENCE * self.first, self.first)
-        running = self.running & ~converged & (residual <= limit) & (updates < stop.updates)
-        running = stop.without_waiting(running, residual)
-        return _Loop(u, self.first, residual, converged, running, updates)
+        limit = torch.where(self.updates < _PATIENCE, _DIVERGENCE * first, first)
+        running = self.running & ~converged & (residual <= limit) & (self.updates < stop.updates)
+        # what no longer falls is rounding, if it is small
+        stays = ~fresh & (residual > _CONTRACTION * self.residual)
+        waiting = (residual < stop.least) | (stays & (residual < _FAR * stop.least))
+        return _Loop(self.u, first, residual, converged, running, self.updates, waiting)
 
-    def resumed(self, stop: Stop) -> "_Loop":
-        """With the rows running that wait."""
-        left = ~self.converged & (self.updates < stop.updates)
-        waiting = left & ~stop.without_waiting(left, self.residual)
-        return self._replace(running=self.running | waiting)
+    def moved(self, u: Tensor) -> "_Loop":
+        """After an update to ``u`` of the rows that iterate and do not wait."""
+        moving = self.running & ~self.waiting
+        return self._replace(u=torch.where(moving.unsqueeze(-1), u, self.u), updates=self.updates + moving)
 
 
 @cache
-def _one(update: Update) -> Callable[..., tuple[_Loop, Tensor, Steps]]:
-    """A function for :meth:`Fibre.evaluate` that makes one update."""
+def _one(update: Update) -> Callable[..., tuple[_Loop, Steps]]:
+    """A function for :meth:`Fibre.evaluate` that assesses the iterates and makes one update of those that need it.
 
-    def make(fibre: Constraint, loop: _Loop, c: Tensor, stop: Stop, base: JacobianMap, steps: Steps):
-        u, there, steps = update(fibre, loop.u, c, base, steps)
-        return loop.next(u, there, stop), torch.where(loop.running.unsqueeze(-1), there, c), steps
+    It returns the step made, if that is needed.
+    """
+
+    def make(fibre: Constraint, loop: _Loop, stop: Stop, base: JacobianMap, steps: Steps) -> tuple[_Loop, Steps]:
+        c = fibre.constraint(loop.u)
+        loop = loop.assessed(c, stop)
+        u, made = update(fibre, loop.u, c, base, steps)
+        return loop.moved(u), made
 
     return make
 
@@ -288,13 +276,18 @@ def _several(update: Update, n: int) -> Callable[..., _Loop]:
     """A function for :meth:`Fibre.evaluate` that makes the next ``n`` updates, remembering no earlier ones."""
 
     def make(fibre: Constraint, loop: _Loop, stop: Stop, base: JacobianMap) -> _Loop:
-        c, steps = fibre.constraint(loop.u), ()
-        loop = loop.begun(c, stop)
+        steps: Steps = ()
         for _ in range(n):
-            loop, c, steps = _one(update)(fibre, loop, c, stop, base, steps)
-        return loop
+            loop, made = _one(update)(fibre, loop, stop, base, steps)
+            steps = (*steps, *made)
+        return loop.assessed(fibre.constraint(loop.u), stop)
 
     return make
+
+
+def _no_steps(v: Tensor) -> Steps:
+    """As many steps of 0 as are remembered: code is for a given number of them."""
+    return tuple((torch.zeros_like(v), torch.zeros_like(v)) for _ in range(_MEMORY))
 
 
 def _per_call(update: Update) -> int:
@@ -319,19 +312,24 @@ def _solve(
     """:func:`project` by one solver, with all rows active: position, converged and iterations."""
     loop = _Loop.start(v, stop, torch.ones_like(stop.updates, dtype=torch.bool))
     rough = None if update is newton else fibre.rough
-    n = _per_call(update) if fibre.is_compiled else 1
-    c, steps = v.new_zeros(len(v), 0), ()
-    if fibre.is_compiled:
-        if rough is not None and max_iterations > n:
-            far = stop.far()
-            loop = rough.evaluate(_several(update, n), loop, far, base, often=often).resumed(far)
-    else:
-        c = (rough or fibre).evaluate(evaluate_constraint, v)
-        loop = loop.begun(c, stop if rough is None else stop.in_float32())
-    whole, before = (loop.u, loop.converged, loop.updates), torch.full_like(loop.residual, torch.inf)
+    # calls of one update where the network takes longer than a call: they take less time to compile
+    n = _per_call(update) if fibre.is_compiled and rough is None else 1
+    remembers = fibre.is_compiled and update is broyden
+    steps: Steps = ()
+    whole, before = (loop.u, loop.converged, loop.updates), loop.residual
     # the rows still in the loop: all of them until the batch is first compacted
     rows: Tensor | None = None
-    for made in range(0, max_iterations, n):
+    # a last look tells whether the last update has reached the fibre
+    for made in range(0, max_iterations + 1, n):
+        if n > 1:
+            loop = fibre.evaluate(_several(update, n), loop, stop, base, often=often)
+        else:
+            if made % _MEMORY == 0:
+                steps = _no_steps(loop.u) if remembers else ()
+            here, until = (fibre, stop) if rough is None else (rough, stop.in_float32())
+            before = loop.residual
+            loop, step = here.evaluate(_one(update), loop, until, base, steps, often=often)
+            steps = (*steps, *step)[-_MEMORY:]
         n_running = int(loop.running.sum())
         if n_running == 0:
             break
@@ -339,25 +337,19 @@ def _solve(
             whole = store(rows, whole, (loop.u, loop.converged, loop.updates))
             keep = loop.running.nonzero().squeeze(-1)
             rows = keep if rows is None else rows[keep]
-            loop, c, stop, steps, before = _take((loop, c, stop, steps, before), keep)
+            loop, stop, steps, before = _take((loop, stop, steps, before), keep)
             fibre, base = fibre.take(keep), base[keep]
             rough = rough and fibre.rough
-        if fibre.is_compiled:
-            loop = fibre.evaluate(_several(update, n), loop, stop, base, often=often)
-            continue
-        if rough is not None and not _far(loop, stop, before, n_running):
-            # near the fibre float32 does not tell where it is
-            rough = None
-        before = loop.residual
-        here, until = (fibre, stop) if rough is None else (rough, stop.in_float32())
-        steps = steps if made % _MEMORY else ()
-        loop, c, steps = here.evaluate(_one(update), loop, c, until, base, steps, often=often)
+        if rough is not None and not _far(loop, before, n_running):
+            # near the fibre float32 does not tell where it is; rows that have waited made none of the latest steps
+            rough, waited = None, loop.waiting.unsqueeze(-1)
+            steps = tree_map(lambda s, waited=waited: s.masked_fill(waited, 0), steps)
     return store(rows, whole, (loop.u, loop.converged, loop.updates))
 
 
-def _far(loop: _Loop, stop: Stop, before: Tensor, n_running: int) -> bool:
+def _far(loop: _Loop, before: Tensor, n_running: int) -> bool:
     """Whether most rows that still iterate are far from the fibre, and the last update brought them nearer."""
-    far = loop.running & (loop.residual > _FAR * stop.tolerance) & (loop.residual < _CONTRACTION * before)
+    far = loop.running & ~loop.waiting & (loop.residual < _CONTRACTION * before)
     return 2 * int(far.sum()) > n_running
 
 
