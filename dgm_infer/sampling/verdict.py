@@ -98,7 +98,9 @@ def verdict(draws: Run, problem: Any, stayed: Tensor, transitions: int, adapted:
         if transitions >= TRANSITIONS and draws.inputs is not None and len(draws.inputs) > 1:
             yield from _jumps(stats, draws.inputs, problem)
     if transitions >= TRANSITIONS:
-        yield from _groups(draws.components, weighed=isinstance(problem, Fibre) and problem.marginal is not None)
+        # points that were given were not shared out
+        shared = isinstance(problem, Fibre) and problem.marginal is not None and draws.ancestors is not None
+        yield from _groups(draws.components, weighed=shared)
 
 
 def _most_steps(kernel: Any) -> int | None:

@@ -183,3 +183,7 @@ def test_chains_of_several_modes_have_their_shares_and_the_warning_names_the_mas
     assert abs(right.double().mean().item() - wide_mass()) < 1 / 32 + 0.01
     masses = dgm.modes(draws.problem).log_masses.softmax(0)
     assert masses[0].item() == pytest.approx(wide_mass(), abs=0.01)
+    # control: points that are given are not shared out
+    given = draws.inputs[:, -1]
+    with pytest.warns(UserWarning, match=r"2 groups that never overlap .*are not posterior weights"):
+        dgm.sample(draws.problem, draws.kernel, chains=32, warmup=0, draws=60, initial=given, seed=1, progress=False)
