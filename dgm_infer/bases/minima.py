@@ -52,15 +52,16 @@ def settled(target: Target, x: Tensor, counts: Tensor, gradients: int) -> Settle
         moved = _newton(target, ends.position[rows], _STEPS)
         evaluations += _STEPS * len(moved.position) * target.dim
         falling = ~moved.converged & (ends.energy[rows] - moved.energy > _FALL)
-        ends = Descended(*(part.clone() for part in ends))
+        own, ends = on_its_way[rows], Descended(*(part.clone() for part in ends))
         for part, new in zip(ends, moved, strict=True):
-            part[rows] = new
+            part[rows] = torch.where(own.reshape(*own.shape, *[1] * (part.ndim - own.ndim)), new, part[rows])
         on_its_way = on_its_way.clone()
         on_its_way[rows] &= falling
     energy = torch.where(counts, ends.energy, math.inf)
     mass, covariance = _masses(energy, ends.hessian)
-    minimum = counts & ~on_its_way
-    counts = minimum | (counts & ~minimum.any(0))
+    # what has no mass takes none from others
+    others = (counts & ~on_its_way & mass.isfinite()).any(0)
+    counts = counts & ~(on_its_way & others)
     return Settled(ends.position, energy, torch.where(counts, mass, -math.inf), covariance, counts, evaluations)
 
 

@@ -156,8 +156,9 @@ def _merged(target: Target, reach: Whitened, v: Tensor, iterations: int, known: 
     covariances = x.new_full((*x.shape, x.shape[-1]), math.nan)
     evaluations = len(v) * minima.evaluations
     if known is not None:
-        # first, so that what is found again is counted there
-        x, energy = torch.cat([known.positions, x]), torch.cat([known.energies, energy])
+        # first, so that what is found again is counted there, unless that is no mode
+        known_energy = torch.where(known.hits > 0, known.energies, math.inf)
+        x, energy = torch.cat([known.positions, x]), torch.cat([known_energy, energy])
         hits, masses = torch.cat([known.hits, hits]), torch.cat([known.log_masses, masses])
         covariances = torch.cat([known.covariances, covariances])
         evaluations += known.evaluations

@@ -7,7 +7,7 @@ solver fails fall back to the next one. A device works off a fixed number of mas
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -319,8 +319,8 @@ def _solve(
     whole, before = (loop.u, loop.converged, loop.updates), loop.residual
     # the rows still in the loop: all of them until the batch is first compacted
     rows: Tensor | None = None
-    # a last look tells whether the last update has reached the fibre
-    for made in range(0, max_iterations + 1, n):
+    # rows that wait make no update: those in float64 all do, so that none runs for ever
+    for made in count(step=n):
         if n > 1:
             loop = fibre.evaluate(_several(update, n), loop, stop, base, often=often)
         else:
@@ -340,10 +340,12 @@ def _solve(
             loop, stop, steps, before = _take((loop, stop, steps, before), keep)
             fibre, base = fibre.take(keep), base[keep]
             rough = rough and fibre.rough
-        if rough is not None and not _far(loop, before, n_running):
-            # near the fibre float32 does not tell where it is; rows that have waited made none of the latest steps
-            rough, waited = None, loop.waiting.unsqueeze(-1)
-            steps = tree_map(lambda s, waited=waited: s.masked_fill(waited, 0), steps)
+        if rough is not None and (made >= max_iterations or not _far(loop, before, n_running)):
+            # near the fibre float32 does not tell where it is; rows that have waited made none of the latest steps, nor
+            # does a smaller residual at the same place mean that they converge
+            rough, waited = None, loop.waiting
+            loop = loop._replace(residual=loop.residual.masked_fill(waited, 0))
+            steps = tree_map(lambda s, waited=waited: s.masked_fill(waited.unsqueeze(-1), 0), steps)
     return store(rows, whole, (loop.u, loop.converged, loop.updates))
 
 

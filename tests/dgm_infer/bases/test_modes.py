@@ -6,8 +6,10 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.bases.density import GaussianDensity
 from dgm_infer.bases.descent import minimise
-from dgm_infer.bases.minima import laplace_masses, same_minimum, same_mode
+from dgm_infer.bases.minima import laplace_masses, same_minimum, same_mode, settled
+from dgm_infer.bases.modes import Modes, _merged
 from tests.known_evidence import MixtureTarget, known_bimodal
 from tests.oracles import FLOAT
 
@@ -84,6 +86,27 @@ def test_ends_of_descents_along_a_narrow_valley_are_not_modes_of_their_own(width
     ends = same_minimum(x, energy).unique()
     log_mass, _ = laplace_masses(target, x[ends], energy[ends])
     assert log_mass.logsumexp(0) + offset - math.log(math.pi * width) > 0.3
+
+
+def test_what_is_no_mode_takes_nothing_from_modes():
+    target = dgm.Target(lambda x: 0.5 * x.square().sum(-1), 2)
+    place, unit = torch.full((1, 2), 1e-3, dtype=FLOAT), torch.eye(2, dtype=FLOAT).unsqueeze(0)
+    nothing = torch.zeros(1, dtype=torch.int64)
+    refused = Modes(place, target.energy(place), torch.full((1,), -math.inf, dtype=FLOAT), nothing, unit, 0)
+    reach = GaussianDensity(torch.zeros(2, dtype=FLOAT), torch.ones(2, dtype=FLOAT))
+    v = torch.randn(8, 2, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    found = _merged(target, reach, v, 200, refused)
+    assert found.hits[0] == 8
+    assert found.log_z.item() == pytest.approx(math.log(2 * math.pi), abs=1e-6)
+
+    # a plateau, where descents end as well, beside a valley that is too long for the gradients allowed
+    def valley(x):
+        wave = (x[..., 1] - torch.sin(2 * x[..., 0])) / 1e-3
+        return -torch.logaddexp(-0.5 * (wave.square() + x[..., 0].square()), torch.tensor(-400.0, dtype=FLOAT))
+
+    x = torch.tensor([[1.0, math.sin(2.0)], [50.0, 50.0]], dtype=FLOAT)
+    part = settled(dgm.Target(valley, 2), x, torch.ones(2, dtype=torch.bool), 10)
+    assert part.counts.tolist() == [True, True]
 
 
 def test_the_modes_of_a_mixture_have_its_masses_for_every_problem():

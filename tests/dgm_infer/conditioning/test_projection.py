@@ -390,3 +390,48 @@ def test_steps_of_zero_change_nothing_of_broydens_method():
         torch.testing.assert_close((padded, same), (u, made), rtol=1e-12, atol=1e-14)
     # control: steps that were made change it
     assert (u - broyden(fibre, v, c, base, ())[0]).abs().max() > 1e-3
+
+
+class Shrinking:
+    """The constraint ``u = 0`` of one number per row, and a Jacobian map by which an update takes a share of it off."""
+
+    is_compiled = False
+
+    def __init__(self, share, rough=False):
+        self.share, self._is_rough = share, rough
+
+    def constraint(self, u):
+        return u.float().double() if self._is_rough else u
+
+    def pseudo_inverse(self, c):
+        return self.share * c
+
+    def __getitem__(self, rows):
+        return Shrinking(self.share[rows], self._is_rough)
+
+    take = __getitem__
+
+    def evaluate(self, function, *arguments, often):
+        return function(self, *arguments)
+
+    @property
+    def rough(self):
+        return None if self._is_rough else Shrinking(self.share, rough=True)
+
+
+def test_a_row_that_waits_has_all_its_updates_left_when_others_come_near():
+    start = torch.tensor([[3e-4], [1e6], [1e6], [1e6]], dtype=FLOAT)
+    fibre = Shrinking(torch.tensor([[0.4], [0.58], [0.58], [0.58]], dtype=FLOAT))
+
+    def solved(rows, most):
+        part, active = fibre[rows], torch.ones(len(start[rows]), dtype=torch.bool)
+        tolerance = torch.full((len(active),), 1e-9, dtype=FLOAT)
+        return project(part, start[rows], part, tolerance=tolerance, active=active, max_iterations=most)
+
+    together, alone = solved(slice(None), 50), solved(slice(1), 50)
+    assert together.converged.all()
+    assert together.iterations[0] == alone.iterations[0]
+    # the last update that is allowed counts
+    needed = int(alone.iterations[0])
+    assert solved(slice(1), needed).converged.all()
+    assert not solved(slice(1), needed - 1).converged.any()
