@@ -74,12 +74,13 @@ def descended(target, x: Tensor, steps: int, tolerance: float, relative: float) 
     converged = torch.zeros_like(energy, dtype=torch.bool)
     # energies that differ by less are equal up to rounding
     resolution = 8 * torch.finfo(x.dtype).eps
-    for _ in range(steps):
+    # a last look tells whether the last step has led there
+    for left in range(steps, -1, -1):
         definite, step = _newton_step(hessian, gradient, identity)
         decrement = 0.5 * (gradient * step).sum(-1)
         near = decrement < (relative * energy.abs().clamp_min(1)).clamp_min(tolerance)
         converged = converged | (definite & near)
-        if converged.all():
+        if not left or converged.all():
             break
         definite, step = _newton_step(hessian + damping[..., None, None] * identity, gradient, identity)
         proposal = torch.where((definite & ~converged).unsqueeze(-1), x - step, x)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..target import Target
 from .laplace import Descended, curvature, descended
 
-__all__ = ["Settled", "laplace_masses", "same_minimum", "same_mode", "settled"]
+__all__ = ["Settled", "laplace_masses", "places", "same_minimum", "same_mode", "settled"]
 
 # Distance of minima, in sds of the coordinates, and difference of energies below which they are the same.
 _NEAR, _LEVEL = 1e-2, 1e-2
@@ -77,7 +77,7 @@ def same_minimum(v: Tensor, energy: Tensor) -> Tensor:
     The same are those whose whitened positions ``v [N, *batch, D]`` are less than a hundredth apart in root mean square
     and whose energies ``[N, *batch]`` are as near.
     """
-    index = _numbered(energy)
+    index = places(energy)
     first = index.clone()
     for i in range(1, len(v)):
         near = (v[i] - v[:i]).square().mean(-1) < _NEAR**2
@@ -102,7 +102,7 @@ def same_mode(x: Tensor, energy: Tensor, covariance: Tensor, counts: Tensor) -> 
     unit = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     counts = counts & covariance.flatten(-2).isfinite().all(-1)
     factor = torch.linalg.cholesky_ex(torch.where(counts[..., None, None], covariance, unit)).L
-    index = _numbered(energy)
+    index = places(energy)
     first = index.clone()
     for i in range(1, len(x)):
         distance = torch.linalg.solve_triangular(factor[:i], (x[i] - x[:i]).unsqueeze(-1), upper=False)
@@ -137,6 +137,6 @@ def _masses(energy: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]:
     return masses, torch.where(wide, torch.cholesky_inverse(safe), math.nan)
 
 
-def _numbered(energy: Tensor) -> Tensor:
+def places(values: Tensor) -> Tensor:
     """The place of each in dimension 0, ``[N, *batch]``."""
-    return torch.arange(len(energy), device=energy.device).reshape(-1, *[1] * (energy.ndim - 1)).expand_as(energy)
+    return torch.arange(len(values), device=values.device).reshape(-1, *[1] * (values.ndim - 1)).expand_as(values)

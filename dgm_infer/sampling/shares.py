@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..bases.descent import minimise
-from ..bases.minima import laplace_masses, same_minimum, same_mode
+from ..bases.minima import laplace_masses, places, same_minimum, same_mode
 from ..conditioning.marginal import NoiseMarginal
 
 __all__ = ["shared_out"]
@@ -44,7 +44,7 @@ def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torc
         indices of points, ``[chains, *batch]``.
     """
     n, batch, dim = len(position), position.shape[1:-1], marginal.dim
-    index = _numbered(n, batch, position.device)
+    index = places(position[..., 0])
     own, size = index[:chains], dim * max(dim, math.prod(marginal.model.output_shape))
     if position.dtype != torch.float64 or n * size > _NUMBERS:
         return own
@@ -97,11 +97,6 @@ def _weighed(marginal: NoiseMarginal, x: Tensor, counts: Tensor) -> _Weighed:
     spread = torch.linalg.eigvalsh(covariance)
     level = (gradient * (covariance @ gradient.unsqueeze(-1)).squeeze(-1)).sum(-1) < _LEVEL
     sound = definite & level & (spread[..., 0] * _DEGENERATE > spread[..., -1])
-    modes = counts & (same == _numbered(len(x), counts.shape[1:], x.device))
+    modes = counts & (same == places(counts))
     mass = torch.softmax(torch.where(modes, log_mass.to(energy), -torch.inf), 0).nan_to_num()
     return _Weighed(torch.where(mass < _SHARE, 0.0, mass), same, (sound | ~modes).all(0))
-
-
-def _numbered(n: int, batch: torch.Size, device: torch.device) -> Tensor:
-    """``[n, *batch]``: the place of each in dimension 0."""
-    return torch.arange(n, device=device).view(-1, *[1] * len(batch)).expand(n, *batch)
