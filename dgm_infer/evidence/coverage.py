@@ -95,6 +95,8 @@ def _searched(path: AnnealedPath, outcome: Outcome, starts: int, iterations: int
     position, energy = _minima(path, starts, iterations, rng)
     found = energy.isfinite().sum(0)
     most = min(_CANDIDATES, int(found.max()))
+    if not most:
+        return Unseen.none(log_z)
     order = energy.argsort(0)[:most]
     x = base.unwhiten(position).gather(0, order.unsqueeze(-1).expand(most, *position.shape[1:]))
     energy = energy.gather(0, order)

@@ -188,3 +188,16 @@ def test_an_energy_that_is_not_twice_differentiable_is_left_alone():
     estimate, lines = said(dgm.Target(Custom.apply, 2), base, SIMULATED)
     assert lines == []
     assert estimate.diagnostics["unseen_modes"] == 0
+
+
+def test_searches_that_end_in_no_minimum_find_no_mode():
+    """An energy without one, whose mass is finite all the same: no Hessians of no points are asked for."""
+
+    def energy(x):
+        assert x.numel(), "no energies of no points"
+        return (x.abs() + 0.5 * x.abs().log()).sum(-1)
+
+    base = dgm.Gaussian(torch.zeros(8, dtype=FLOAT), 1.0)
+    estimate, lines = said(dgm.Target(energy, 8), base, SIMULATED)
+    assert estimate.diagnostics["minima"] == 0
+    assert [line for line in lines if "visited" in line] == []
