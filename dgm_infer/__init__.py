@@ -94,9 +94,12 @@ _ON_DEMAND = {
     "from_simulator": "simulators",
     "target_from_pyro": "pyro",
 }
+# what is looked for here, and where it is
+_ELSEWHERE = dict.fromkeys(("from_hub", "from_module", "load"), "generators")
 
 
 def __getattr__(name: str) -> Any:
     if name in _ON_DEMAND:
         return getattr(import_module(f".interop.{_ON_DEMAND[name]}", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    elsewhere = f": use {_ELSEWHERE[name]}.{name}" if name in _ELSEWHERE else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{elsewhere}")

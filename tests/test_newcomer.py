@@ -178,6 +178,15 @@ def test_control_what_is_meant_is_not_remarked_on(meant, photograph):
         meant(photograph)
 
 
+def test_what_is_in_another_room_is_said():
+    with pytest.raises(AttributeError, match=r"'from_module': use generators\.from_module"):
+        dgm.from_module  # noqa: B018
+    # the control
+    with pytest.raises(AttributeError, match=r"'from_modul'$"):
+        dgm.from_modul  # noqa: B018
+    assert not hasattr(dgm, "load")
+
+
 def test_operators_compute_what_they_observe():
     image = torch.rand(2, 3, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     means = dgm.downsample(2)(image)
