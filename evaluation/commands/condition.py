@@ -153,8 +153,6 @@ def condition_images(
         seconds = time.perf_counter() - started
         keep(result.save, folder / "posterior.nc")
         summary = result.summary()
-        report = f"{describe(result, summary, seconds)}{modes(result, summary)}{result.diagnose()}\n"
-        write_file(folder / "log.txt", report)
         write_file(folder / "summary.csv", summary.to_csv(index_label="latent"))
         if mask is None:
             assert factor is not None
@@ -162,6 +160,9 @@ def condition_images(
         else:
             completions(folder / "completions.png", originals, mask, result.generate())
         traces(folder / "traces.png", result, worst_and_typical(summary))
+        # last: modes may take minutes
+        report = f"{describe(result, summary, seconds)}{modes(result, summary)}{result.diagnose()}\n"
+        write_file(folder / "log.txt", report)
         announce(report, folder)
         if result.interrupted:
             raise KeyboardInterrupt

@@ -1,6 +1,7 @@
 """How well the chains of a run mixed, image by image."""
 
 import re
+import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -91,6 +92,7 @@ def modes(draws: Draws, summary: pd.DataFrame) -> str:
         return ""
     if (summary["r_hat"].to_numpy(float) <= R_HAT).mean() >= _MIXED:
         return ""
+    print("not mixed: looking for the modes that chains are in", file=sys.stderr, flush=True)
     found = draws.basins()
     lines = []
     for i, (mode, energy) in enumerate(zip(found.mode.flatten(1).T, found.energy.amin(0).flatten(1).T, strict=True)):
