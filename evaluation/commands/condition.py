@@ -154,14 +154,17 @@ def condition_images(
         keep(result.save, folder / "posterior.nc")
         summary = result.summary()
         write_file(folder / "summary.csv", summary.to_csv(index_label="latent"))
+        described = describe(result, summary, seconds)
+        diagnosis = f"{result.diagnose()}\n"
+        # again below: modes take minutes to find, and neither they nor the pictures may take the log along
+        write_file(folder / "log.txt", described + diagnosis)
         if mask is None:
             assert factor is not None
             thumbnails(folder / "completions.png", originals, factor, result.generate())
         else:
             completions(folder / "completions.png", originals, mask, result.generate())
         traces(folder / "traces.png", result, worst_and_typical(summary))
-        # last: modes may take minutes
-        report = f"{describe(result, summary, seconds)}{modes(result, summary)}{result.diagnose()}\n"
+        report = described + modes(result, summary) + diagnosis
         write_file(folder / "log.txt", report)
         announce(report, folder)
         if result.interrupted:
