@@ -73,6 +73,8 @@ ORDER = {
     "dgm_infer.kernels": [
         "kernel",
         "metrics",
+        "points",
+        "jumps",
         "tuning",
         "stored",
         "hamiltonian",
@@ -83,8 +85,8 @@ ORDER = {
         "riemannian",
         "hmc",
         "nuts",
+        "mode_jumps",
         "lifted",
-        "points",
         "metropolis",
         "slice",
         "alternating",

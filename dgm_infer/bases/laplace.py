@@ -103,7 +103,11 @@ def _newton_step(hessian: Tensor, gradient: Tensor, identity: Tensor) -> tuple[T
 
 
 def curvature(target, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Energy ``[*batch]``, gradient ``[*batch, D]`` and Hessian ``[*batch, D, D]``."""
+    """Energy ``[*batch]``, gradient ``[*batch, D]`` and Hessian ``[*batch, D, D]``.
+
+    Where second derivatives overflow, as those of ``torch.logaddexp`` of far apart values do, the Hessian is that of
+    central differences of the gradient.
+    """
     dim = x.shape[-1]
     with torch.enable_grad():
         # one copy per row of the Hessian: an energy takes any leading dimensions, but need not support torch.func.vmap
@@ -115,5 +119,16 @@ def curvature(target, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             hessian = torch.autograd.grad((gradient * rows).sum(), copies)[0].movedim(0, -2)
         else:
             hessian = torch.zeros(*x.shape, dim, dtype=x.dtype, device=x.device)
-    hessian = 0.5 * (hessian + hessian.mT)
-    return energy[0].detach(), gradient[0].detach(), hessian.detach()
+    energy, gradient, hessian = energy[0].detach(), gradient[0].detach(), hessian.detach()
+    lost = energy.isfinite() & gradient.isfinite().all(-1) & ~hessian.flatten(-2).isfinite().all(-1)
+    if lost.any():
+        hessian = torch.where(lost[..., None, None], _differences(target, x, rows), hessian)
+    return energy, gradient, 0.5 * (hessian + hessian.mT)
+
+
+def _differences(target, x: Tensor, rows: Tensor) -> Tensor:
+    """Central differences of the gradient along the rows of the identity, ``[*batch, D, D]``."""
+    # the step that balances rounding with the third derivative
+    step = torch.finfo(x.dtype).eps ** (1 / 3) * x.abs().amax(-1, keepdim=True).clamp_min(1)
+    ahead, behind = target.energy_and_gradient(torch.cat([x + step * rows, x - step * rows]))[1].chunk(2)
+    return ((ahead - behind) / (2 * step)).movedim(0, -2)

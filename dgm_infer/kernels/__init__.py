@@ -7,6 +7,7 @@ from .hmc import HMC
 from .kernel import Info, Kernel
 from .lifted import LiftedHMC
 from .metropolis import Independence, RandomWalk
+from .mode_jumps import ModeJumps
 from .nuts import NUTS
 from .pseudo_marginal import PseudoMarginal, PseudoMarginalMH, Uniform
 from .riemannian import RiemannianHMC
@@ -25,6 +26,7 @@ __all__ = [
     "LaplaceEstimate",
     "LiftedHMC",
     "LinearSlice",
+    "ModeJumps",
     "ParticleFilter",
     "PseudoMarginal",
     "PseudoMarginalMH",

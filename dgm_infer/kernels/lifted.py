@@ -13,12 +13,13 @@ from ..errors import ArgumentError, Status
 from ..settings import Settings
 from .hamiltonian import HMCState, check_schedule
 from .hmc import HMC
+from .jumps import Jumps, jump
 from .kernel import Info
 from .metrics import DenseMetric, Metric, check_metric, metric_in_use
 from .nuts import NUTS
 from .tuning import Tuning
 
-__all__ = ["LiftedHMC", "LiftedState"]
+__all__ = ["LiftedHMC", "LiftedState", "curvature_metric"]
 
 
 _CURVATURE = "curvature"
@@ -73,6 +74,8 @@ class LiftedHMC(Settings):
             type of the positions: the same law, and faster where a network's arithmetic takes the time, on a CPU 2 to
             4 times for convolutions. None does so for networks with convolutions. Not for ``"nuts"``, which needs an
             energy with every gradient.
+        jumps: whether every trajectory is followed by a jump to another mode (:class:`Jumps`), between those that
+            :func:`sample` finds where its annealed start ends in several; or given ones.
     """
 
     step_size: float | Tensor | None = None
@@ -82,6 +85,7 @@ class LiftedHMC(Settings):
     metric: str | Metric = "dense"
     tolerance: float | None = None
     float32_gradients: bool | None = None
+    jumps: bool | Jumps = True
 
     def __post_init__(self):
         choice("LiftedHMC", "float32_gradients", self.float32_gradients, (True, False, None))
@@ -89,6 +93,8 @@ class LiftedHMC(Settings):
             raise ArgumentError(
                 "LiftedHMC(trajectory='nuts', float32_gradients=True): trees need the energy of every point, omit one"
             )
+        if not isinstance(self.jumps, Jumps):
+            choice("LiftedHMC", "jumps", self.jumps, (True, False))
         choice("LiftedHMC", "trajectory", self.trajectory, ("hmc", "nuts"))
         if self.trajectory == "nuts" and self.trajectory_length is not None:
             raise ArgumentError(
@@ -118,6 +124,8 @@ class LiftedHMC(Settings):
             )
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
         metric_in_use(self.metric).check("LiftedHMC", problem.batch_shape, problem.marginal.dim)
+        if isinstance(self.jumps, Jumps):
+            self.jumps.check("LiftedHMC", problem.batch_shape, problem.marginal.dim)
 
     def relative_tolerance(self, dtype: torch.dtype) -> float:
         """The tolerance for this dtype."""
@@ -128,6 +136,13 @@ class LiftedHMC(Settings):
     def annealing(self) -> Self:
         return self
 
+    @property
+    def seeks_modes(self) -> bool:
+        return self.jumps is True
+
+    def jumping(self, jumps: Jumps) -> Self:
+        return self.replace(jumps=jumps)
+
     def tuning(self, problem: Fibre) -> Tuning:
         return self.unlifted.tuning(self._marginal(problem))
 
@@ -135,12 +150,7 @@ class LiftedHMC(Settings):
         marginal = self._marginal(problem)
         if not (self.metric == _CURVATURE or (self.metric == "dense" and marginal.dim <= _DIM)):
             return None
-        precision = marginal.precision(position[:_CHAINS, ..., : marginal.dim]).mean(0)
-        try:
-            return DenseMetric.of_precision(precision, position.dtype)
-        except RuntimeError:
-            # not positive definite: not finite, or of noise so small that rounding hides the prior beside it
-            return None
+        return curvature_metric(marginal, position[..., : marginal.dim])
 
     def probe(self, step_size: Tensor, n_steps: int) -> Self:
         return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)
@@ -153,6 +163,8 @@ class LiftedHMC(Settings):
     def step(self, problem: Fibre, state: LiftedState, rng: torch.Generator) -> tuple[LiftedState, Info]:
         marginal, before = self._marginal(problem), state.marginal
         after, info = self.unlifted.step(marginal, before, rng)
+        if isinstance(self.jumps, Jumps):
+            after, info = jump(marginal, self.unlifted, self.jumps, after, info, rng)
         position = marginal.lift(after.position, rng, *after.extra)
         there = LiftedState(position, after, problem.constraint_error(position))
         on_fibre = there.constraint_error < self.relative_tolerance(position.dtype) * problem.scale
@@ -180,3 +192,13 @@ class LiftedHMC(Settings):
         marginal = (problem.with_float32_derivatives() if coarse else problem).marginal
         assert marginal is not None, "LiftedHMC.check() refuses this problem"
         return marginal
+
+
+def curvature_metric(marginal: NoiseMarginal, u1: Tensor) -> Metric | None:
+    """The inverse of the mean of ``I + K^T K`` over at most 16 of the positions ``[points, *batch, D]`` (math 8.8)."""
+    precision = marginal.precision(u1[:_CHAINS]).mean(0)
+    try:
+        return DenseMetric.of_precision(precision, u1.dtype)
+    except RuntimeError:
+        # not positive definite: not finite, or of noise so small that rounding hides the prior beside it
+        return None

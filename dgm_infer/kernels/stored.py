@@ -9,11 +9,14 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from .jumps import Jumps
 from .metrics import Metric
 
 __all__ = ["UnknownKernel", "from_json", "to_json"]
 
 _METHODS = ("check", "init", "step")
+# What kernels hold beside numbers.
+_PARTS = (Jumps, Metric)
 
 
 @dataclass(frozen=True)
@@ -82,12 +85,12 @@ def _class_path(cls: type) -> str:
 
 
 def _imported(class_path: str) -> Any:
-    """The class at that path if its module is imported and it is a kernel or a metric, else None."""
+    """The class at that path if its module is imported and it is a kernel or part of one, else None."""
     module, _, name = class_path.rpartition(".")
     found = getattr(sys.modules.get(module), name, None)
     is_kernel = isinstance(found, type) and all(callable(getattr(found, method, None)) for method in _METHODS)
-    is_metric = isinstance(found, type) and issubclass(found, Metric)
-    return found if is_kernel or is_metric else None
+    is_part = isinstance(found, type) and issubclass(found, _PARTS)
+    return found if is_kernel or is_part else None
 
 
 def _value_to_json(value: Any) -> Any:
@@ -97,7 +100,7 @@ def _value_to_json(value: Any) -> Any:
         return [_value_to_json(item) for item in value]
     if isinstance(value, type(None) | bool | int | float | str):
         return value
-    if isinstance(value, Metric) or all(callable(getattr(value, method, None)) for method in _METHODS):
+    if isinstance(value, _PARTS) or all(callable(getattr(value, method, None)) for method in _METHODS):
         return to_json(value)
     # what JSON cannot hold is stored by its repr, so that the draws can still be saved
     return {"repr": repr(value)}

@@ -7,10 +7,11 @@ from typing import Any, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
+from .jumps import Jumps
 from .kernel import Kernel
 from .metrics import Metric
 
-__all__ = ["FibreKernel", "Preconditioned", "Tunable", "Tuning"]
+__all__ = ["FibreKernel", "Jumping", "Preconditioned", "Tunable", "Tuning"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,20 @@ class Preconditioned(Tunable, Protocol):
 
     def metric_at(self, problem: Any, position: Tensor, /) -> Metric | None:
         """A metric for the posterior about positions ``[chains, *batch, D]``; None to go on without."""
+        ...
+
+
+@runtime_checkable
+class Jumping(Kernel, Protocol):
+    """A kernel that can jump between modes that are found before its chains start."""
+
+    @property
+    def seeks_modes(self) -> bool:
+        """Whether it is to jump, and has no modes."""
+        ...
+
+    def jumping(self, jumps: Jumps, /) -> Self:
+        """The kernel with these jumps."""
         ...
 
 

@@ -13,7 +13,7 @@ from ..conditioning.fibre import Fibre
 from ..errors import StartError, cause
 from ..kernels import Info, Kernel
 from ..kernels.kernel import State
-from ..kernels.tuning import Tunable
+from ..kernels.tuning import Jumping, Tunable
 from ..progress import Progress
 from ..target import Target, reference
 from .pilot import pick_kernel
@@ -201,6 +201,8 @@ class Course:
         )
         if isinstance(problem, Target) and initial is not None:
             check_energy(problem, start.position.device, start.position)
+        if start.jumps is not None and isinstance(kernel, Jumping) and kernel.seeks_modes:
+            kernel = kernel.jumping(start.jumps)
         check_latents(problem, start.position, plan.draws if plan.keep == "latents" else 0)
         state = kernel.init(problem, start.position)
         lost = int((~state.energy.isfinite()).sum())

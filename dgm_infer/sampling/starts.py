@@ -7,13 +7,15 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..bases.modes import modes
 from ..conditioning.fibre import Fibre
 from ..conditioning.magnitude import solver_tolerance
 from ..conditioning.soft import InputPosterior
 from ..conditioning.solve import damped_gauss_newton
 from ..errors import ArgumentError
 from ..kernels import Kernel, LiftedHMC
-from ..kernels.tuning import FibreKernel, Tunable, Tuning
+from ..kernels.jumps import Jumps
+from ..kernels.tuning import FibreKernel, Jumping, Tunable, Tuning
 from ..models import DirectedModel
 from ..target import Target
 from .low_points import low_points
@@ -47,6 +49,8 @@ class Start(NamedTuple):
     """``[chains, *batch]``, the index of the prior draw that each descends from; None if each has its own."""
     typical: bool = False
     """Whether the points are as typical of the posterior as draws of it."""
+    jumps: Jumps | None = None
+    """Between the modes that the points were found in; None where these are not known, or no problem has several."""
 
 
 def starting_points(
@@ -67,7 +71,11 @@ def starting_points(
         StartError: no points were found.
     """
     if not isinstance(problem, Fibre):
-        return Start(problem.start(chains, rng) if initial is None else _given(problem, chains, initial))
+        given = None if initial is None else _given(problem, chains, initial)
+        if isinstance(kernel, Jumping) and kernel.seeks_modes:
+            report("start-up, modes")
+            return _near_modes(problem, chains, rng, given)
+        return Start(problem.start(chains, rng) if given is None else given)
     tolerance, annealing = solver_tolerance(problem.values.dtype), None
     if isinstance(kernel, FibreKernel):
         tolerance, annealing = kernel.relative_tolerance(problem.values.dtype), kernel.annealing()
@@ -82,6 +90,23 @@ def starting_points(
         own = torch.arange(chains, device=position.device).view(-1, *[1] * (ancestors.ndim - 1))
         return Start(position, None if (ancestors == own).all() else ancestors)
     return Start(problem.start(chains, rng, tolerance=tolerance, report=report))
+
+
+def _near_modes(problem: Target, chains: int, rng: torch.Generator, given: Tensor | None) -> Start:
+    """Draws from the normal approximations of the modes of a target, or the given points; and jumps between them.
+
+    Raises:
+        EvidenceError: no mode was found.
+    """
+    seed = int(torch.randint(2**31, (), generator=rng, device=rng.device))
+    found = modes(problem, seed=seed, device=rng.device)
+    jumps = Jumps.between(found.positions, found.covariances, found.log_masses)
+    if given is not None:
+        return Start(given, jumps=jumps)
+    centre, position = jumps.draws(chains, rng)
+    with torch.no_grad():
+        inside = problem.energy(position).isfinite().unsqueeze(-1)
+    return Start(torch.where(inside, position, centre), jumps=jumps)
 
 
 def _given(problem: Fibre | Target, chains: int, initial: Tensor) -> Tensor:
@@ -184,9 +209,9 @@ def anneal_noise(
     if problem.marginal is None:
         return Start(u[:chains], ancestors[:chains], typical=True)
     report("start-up, masses of modes")
-    chosen = shared_out(problem.marginal, model.split(u)[0], chains, rng)
+    chosen, jumps = shared_out(problem.marginal, model.split(u)[0], chains, rng)
     position = u.gather(0, chosen.unsqueeze(-1).expand(*chosen.shape, problem.dim))
-    return Start(position, ancestors.gather(0, chosen), typical=True)
+    return Start(position, ancestors.gather(0, chosen), typical=True, jumps=jumps)
 
 
 def _wide_points(
