@@ -10,10 +10,14 @@ from torch import Tensor
 from ..errors import ArgumentError
 from ..settings import Settings
 from ..target import Target
-from .kernel import Info, Kernel
+from .kernel import Info, Kernel, Trial
+from .metrics import metric_in_use
 from .points import broken
 
 __all__ = ["Jumps", "jump"]
+
+# Modes that are kept.
+_MOST = 64
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -37,13 +41,13 @@ class Jumps(Settings):
 
     @classmethod
     def between(cls, positions: Tensor, covariances: Tensor, log_masses: Tensor) -> Self:
-        """Jumps between modes, ``[M, *batch, ...]``; those of no mass or without a covariance are left out."""
+        """Jumps between the 64 modes of the largest masses, of ``[M, *batch, ...]``; none without a covariance."""
         unit = torch.eye(positions.shape[-1], dtype=positions.dtype, device=positions.device)
         there = covariances.flatten(-2).isfinite().all(-1) & log_masses.isfinite()
         factors, failed = torch.linalg.cholesky_ex(torch.where(there[..., None, None], covariances, unit))
         there &= failed == 0
         log_weights = torch.where(there, log_masses.to(positions), -torch.inf)
-        order = log_weights.argsort(0, descending=True)[: max(1, int(there.sum(0).max()))]
+        order = log_weights.argsort(0, descending=True)[: min(_MOST, max(1, int(there.sum(0).max())))]
         there, log_weights = there.gather(0, order), log_weights.gather(0, order)
         # a problem without a mode has one that no chain leaves
         log_weights[0] = torch.where(there[0], log_weights[0], 0.0)
@@ -101,6 +105,10 @@ class Jumps(Settings):
         several = self.counts > 1
         return torch.where(several.unsqueeze(-1), moved, x), torch.where(several, log_hastings, -torch.inf)
 
+    def about(self, x: Tensor) -> Tensor:
+        """The centre of the mode that each of ``x [chains, *batch, D]`` is most probably of."""
+        return _at(self.centres.movedim(0, -2), self._known(x)[1].argmax(-1), 1)
+
     def _known(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """``L_k^-1 (x - m_k)``, ``[chains, *batch, M, D]``, and ``log r_k(x)``, ``[chains, *batch, M]``."""
         # chains as columns, so that no factor is repeated
@@ -126,23 +134,38 @@ def _at(values: Tensor, index: Tensor, inner: int = 0) -> Tensor:
 
 
 def jump(
-    problem: Target, kernel: Kernel, jumps: Jumps, state: Any, info: Info, rng: torch.Generator
+    problem: Target, kernel: Kernel, jumps: Jumps, before: Any, after: Any, info: Info, rng: torch.Generator
 ) -> tuple[Any, Info]:
     """One jump of every chain after a transition of a kernel, accepted or not.
 
     Args:
         problem: the target.
         kernel: what makes states at positions.
-        state, info: what the transition led to.
+        before: state that the transition started from.
+        after, info: what it led to.
     """
-    position, log_hastings = jumps.propose(state.position, rng)
+    position, log_hastings = jumps.propose(after.position, rng)
     there = kernel.init(problem, position)
     failed = broken(there.energy)
-    log_ratio = torch.where(failed, -torch.inf, state.energy - there.energy + log_hastings)
+    log_ratio = torch.where(failed, -torch.inf, after.energy - there.energy + log_hastings)
     probability = log_ratio.clamp_max(0).exp()
     uniform = torch.rand(probability.shape, generator=rng, dtype=probability.dtype, device=probability.device)
-    after = there.where(uniform < probability, state)
-    # with the momentum's part, which a jump leaves as it is
-    energy = info.energy + (after.energy - state.energy)
-    stats = {**info.stats, "jump_acceptance": probability}
-    return after, dataclasses.replace(info, energy=energy, stats=stats)
+    landed = there.where(uniform < probability, after)
+    return landed, dataclasses.replace(
+        info,
+        # with the momentum's part, which a jump leaves as it is
+        energy=info.energy + (landed.energy - after.energy),
+        stats={**info.stats, "jump_acceptance": probability},
+        tuning=info.tuning and _within_modes(info.tuning, kernel, jumps, before, after),
+    )
+
+
+def _within_modes(trial: Trial, kernel: Any, jumps: Jumps, before: Any, after: Any) -> Trial:
+    """The same with positions about the centres of their modes: warm-up adapts to these, not to how far they are apart."""
+    if trial.position is not None:
+        trial = trial._replace(position=trial.position - jumps.about(after.position))
+    if trial.end is not None:
+        centre = metric_in_use(kernel.metric).whiten(jumps.about(before.position))
+        end = trial.end._replace(start=trial.end.start - centre, position=trial.end.position - centre)
+        trial = trial._replace(end=end)
+    return trial

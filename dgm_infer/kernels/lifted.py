@@ -164,7 +164,7 @@ class LiftedHMC(Settings):
         marginal, before = self._marginal(problem), state.marginal
         after, info = self.unlifted.step(marginal, before, rng)
         if isinstance(self.jumps, Jumps):
-            after, info = jump(marginal, self.unlifted, self.jumps, after, info, rng)
+            after, info = jump(marginal, self.unlifted, self.jumps, before, after, info, rng)
         position = marginal.lift(after.position, rng, *after.extra)
         there = LiftedState(position, after, problem.constraint_error(position))
         on_fibre = there.constraint_error < self.relative_tolerance(position.dtype) * problem.scale

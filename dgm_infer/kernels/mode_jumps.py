@@ -89,4 +89,4 @@ class ModeJumps(Settings):
 
     def step(self, problem: Target, state: Any, rng: torch.Generator) -> tuple[Any, Info]:
         after, info = self.kernel.step(problem, state, rng)
-        return (after, info) if self.modes is None else jump(problem, self.kernel, self.modes, after, info, rng)
+        return (after, info) if self.modes is None else jump(problem, self.kernel, self.modes, state, after, info, rng)

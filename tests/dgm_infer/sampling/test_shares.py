@@ -6,8 +6,8 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.bases.descent import minimise
 from dgm_infer.sampling import shares, starts
-from dgm_infer.sampling.shares import _weighed, shared_out
-from tests.oracles import FLOAT
+from dgm_infer.sampling.shares import Shares, _weighed, shared_out
+from tests.oracles import FLOAT, compare
 
 NOISE = 0.01
 
@@ -48,7 +48,7 @@ def points(n_wide, n_narrow):
 @pytest.mark.parametrize("chains", [16, 64])
 def test_modes_hold_chains_in_proportion_to_their_masses(n_wide, chains):
     u = points(n_wide, 64 - n_wide)
-    chosen = shared_out(folded(1.0).marginal, u, chains, rng(1))
+    chosen = shared_out(folded(1.0).marginal, u, chains, rng(1)).chosen
     assert chosen.shape == (chains,)
     share = (u[chosen, 0] > 0).double().mean().item()
     # a systematic sample rounds to one chain; Laplace's masses are good to a hundredth here
@@ -60,7 +60,7 @@ def test_modes_hold_chains_in_proportion_to_their_masses(n_wide, chains):
 
 def test_every_problem_has_modes_of_its_own():
     u = torch.stack([points(16, 48), points(16, 48).flip(0), torch.zeros(64, 1, dtype=FLOAT)], 1)
-    chosen = shared_out(folded(1.0, 1.0, -0.5).marginal, u, 64, rng(1))
+    chosen = shared_out(folded(1.0, 1.0, -0.5).marginal, u, 64, rng(1)).chosen
     share = (u.squeeze(-1).gather(0, chosen)[:, :2] > 0).double().mean(0)
     assert (share - wide_mass()).abs().max() < 0.03
     # one mode, whose points are left alone
@@ -69,7 +69,7 @@ def test_every_problem_has_modes_of_its_own():
 
 def moved(problem, u, chains=64):
     """Whether some chain starts from another point than its own."""
-    return shared_out(problem.marginal, u, chains, rng()).tolist() != list(range(chains))
+    return shared_out(problem.marginal, u, chains, rng()).chosen.tolist() != list(range(chains))
 
 
 def test_where_few_points_would_remain_every_chain_keeps_its_own(monkeypatch):
@@ -148,13 +148,13 @@ def underivable(*arguments, **options):
 
 def test_where_there_are_no_second_derivatives_every_chain_keeps_its_point(monkeypatch):
     monkeypatch.setattr(shares, "laplace_masses", underivable)
-    assert shared_out(folded(1.0).marginal, points(8, 56), 64, rng()).tolist() == list(range(64))
+    assert shared_out(folded(1.0).marginal, points(8, 56), 64, rng()).chosen.tolist() == list(range(64))
 
 
 def test_modes_of_no_mass_hold_no_chain():
     # an output of 8 has modes at 8 and -2, 30 nats apart
     u = torch.cat([torch.full((20, 1), 7.99), torch.full((44, 1), -1.99)]).double()
-    chosen = shared_out(folded(8.0).marginal, u, 32, rng())
+    chosen = shared_out(folded(8.0).marginal, u, 32, rng()).chosen
     assert (u[chosen] < 0).all()
     assert len(chosen.unique()) == 32
 
@@ -171,7 +171,7 @@ def test_annealed_starts_have_the_shares_of_the_posterior(monkeypatch):
     assert (found() - mass).abs().max() < 1 / 1000 + 0.01
     # control: all points have a start of their own. Of independent draws of the posterior the statistic is chi-square
     # with 6 degrees of freedom, 41 at 5 standard deviations
-    monkeypatch.setattr(starts, "shared_out", lambda marginal, u, chains, rng: torch.arange(chains))
+    monkeypatch.setattr(starts, "shared_out", lambda marginal, u, chains, rng: Shares(torch.arange(chains)))
     assert ((found() - mass).square() / (mass * (1 - mass) / 1000)).sum() > 41
 
 
@@ -187,3 +187,29 @@ def test_chains_of_several_modes_have_their_shares_and_the_warning_names_the_mas
     given = draws.inputs[:, -1]
     with pytest.warns(UserWarning, match=r"2 groups that never overlap .*are not posterior weights"):
         dgm.sample(draws.problem, draws.kernel, chains=32, warmup=0, draws=60, initial=given, seed=1, progress=False)
+
+
+# what is said of chains that do not
+@pytest.mark.filterwarnings("ignore:sample")
+def test_chains_jump_between_modes_in_proportion_to_their_masses():
+    problem, settings = folded(1.0, -0.5, 8.0), {"chains": 8, "warmup": 60, "draws": 300, "seed": 1, "progress": False}
+    draws = dgm.sample(problem, dgm.LiftedHMC(), **settings)
+    assert draws.kernel.jumps.counts.tolist() == [2, 1, 1]
+    right = (draws.inputs[:, :, 0, 0] > 0).double()
+    assert ((right[:, 1:] != right[:, :-1]).sum(1) > 50).all()
+    z, ess = compare(right.unsqueeze(-1), torch.tensor([wide_mass()], dtype=FLOAT))
+    assert ess > 500
+    assert z.abs() < 5
+    accepted = draws.stats["jump_acceptance"].mean((0, 1))
+    assert accepted[0] > 0.5
+    assert (accepted[1:] == 0).all()
+    # control: without them no chain ever crosses
+    still = dgm.sample(problem, dgm.LiftedHMC(jumps=False), **(settings | {"warmup": 20, "draws": 40}))
+    right = still.inputs[:, :, 0, 0] > 0
+    assert (right == right[:, :1]).all()
+
+
+def test_modes_that_are_too_many_numbers_are_not_jumped_between(monkeypatch):
+    assert shared_out(folded(1.0).marginal, points(8, 56), 8, rng()).jumps is not None
+    monkeypatch.setattr(shares, "_JUMP_NUMBERS", 1)
+    assert shared_out(folded(1.0).marginal, points(8, 56), 8, rng()).jumps is None

@@ -1,0 +1,191 @@
+"""Jumps between modes: the proportions of the target, however bad the normal approximations and masses are."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+import dgm_infer as dgm
+from dgm_infer.errors import ArgumentError
+from dgm_infer.kernels import Info
+from dgm_infer.kernels.jumps import Jumps
+from dgm_infer.kernels.points import point_at
+from tests.oracles import FLOAT, compare
+
+WEIGHTS = torch.tensor([[0.7, 0.2], [0.2, 0.8], [0.1, 0.0]], dtype=FLOAT)
+CENTRES = torch.tensor([[[-4.0, 0.0], [-4.0, 0.0]], [[4.0, 1.0], [4.0, 1.0]], [[5.5, 1.0], [0.0, 0.0]]], dtype=FLOAT)
+SCALES = torch.tensor([[1.0, 1.0], [0.4, 0.4], [0.6, 0.6]], dtype=FLOAT)
+
+
+class Bananas(dgm.Target):
+    """Two problems: three bent modes, of which two overlap, and two that do not; exact draws are at hand."""
+
+    dim, batch_shape = 2, torch.Size([2])
+
+    def energy(self, x):
+        v = (x.unsqueeze(-3) - CENTRES) / SCALES.unsqueeze(-1)
+        v = torch.stack([v[..., 0], v[..., 1] - 0.7 * (v[..., 0].square() - 1)], -1)
+        log_normal = -0.5 * v.square().sum(-1) - 2 * SCALES.log() - math.log(2 * math.pi)
+        return -(WEIGHTS.log() + log_normal).logsumexp(-2)
+
+    def exact_draws(self, n, rng):
+        k = torch.stack([torch.multinomial(w, n, replacement=True, generator=rng) for w in WEIGHTS.T], -1)
+        v = torch.randn(n, 2, 2, generator=rng, dtype=FLOAT)
+        v = torch.stack([v[..., 0], v[..., 1] + 0.7 * (v[..., 0].square() - 1)], -1)
+        problem = torch.arange(2)
+        return CENTRES[k, problem] + SCALES[k, problem].unsqueeze(-1) * v
+
+    def initial_draws(self, n, rng):
+        return self.exact_draws(n, rng)
+
+
+class Still:
+    """A kernel that stays where it is."""
+
+    def check(self, problem): ...
+
+    def init(self, problem, position):
+        return point_at(problem, position)
+
+    def step(self, problem, state, rng):
+        ones = torch.ones_like(state.energy)
+        return state, Info(ones, torch.zeros_like(ones, dtype=torch.int8), state.energy)
+
+
+def poor(**changes: Tensor) -> Jumps:
+    """Wrong centres, sheared covariances, and masses that are nearly the reverse of the true ones."""
+    factor = torch.tensor([[1.2, 0.0], [0.5, 0.9]], dtype=FLOAT)
+    log_weights = torch.tensor([[0.1, 0.5], [0.5, 0.5], [0.4, 0.0]], dtype=FLOAT).log()
+    jumps = Jumps(CENTRES + 0.3, SCALES[..., None, None] * factor, log_weights)
+    return jumps.replace(**changes)
+
+
+def statistics(x: Tensor) -> Tensor:
+    """``[n, 2, 2] -> [n, 10]``: means, squares and shares of modes, of both problems."""
+    shares = torch.stack([x[..., 0] < 0, x[..., 0] > 5], -1).double()
+    return torch.cat([x, x.square(), shares[..., :1], shares[..., 1:] * x[..., 1:]], -1).flatten(1)
+
+
+def standard_errors(jumps, transitions=6, n=40_000) -> Tensor:
+    """How far statistics of exact draws are from those of other ones after so many jumps."""
+    target, rng = Bananas(), torch.Generator().manual_seed(1)
+    kernel = dgm.ModeJumps(Still(), jumps)
+    state = kernel.init(target, target.exact_draws(n, rng))
+    before = state.position
+    for _ in range(transitions):
+        state, _ = kernel.step(target, state, rng)
+    assert (state.position != before).any(-1).double().mean() > 0.3
+    after, fresh = statistics(state.position), statistics(target.exact_draws(n, rng))
+    return (after.mean(0) - fresh.mean(0)) / ((after.var(0) + fresh.var(0)) / n).sqrt()
+
+
+def test_jumps_leave_draws_of_the_target_as_they_are():
+    assert standard_errors(poor()).abs().max() < 5
+
+
+@pytest.mark.parametrize("part", ["responsibilities", "determinants", "choice of the other mode"])
+def test_control_without_a_term_of_the_acceptance_they_do_not(part):
+    jumps = poor()
+    roots = (0.5 * jumps.log_weights).exp()
+
+    class Wrong(Jumps):
+        def propose(self, x, rng):
+            moved, log_hastings = super().propose(x, rng)
+            (_, here), (_, there) = self._known(x), self._known(moved)
+            # modes that are far apart: the nearest is the one that was drawn
+            i, j = here.argmax(-1), there.argmax(-1)
+            log_det = self.factors.diagonal(dim1=-2, dim2=-1).log().sum(-1).T
+            rests = (roots.sum(0) - roots).log().T
+            terms = {
+                "determinants": lambda k, log_r: log_det.expand(*k.shape, -1),
+                "responsibilities": lambda k, log_r: log_r,
+                "choice of the other mode": lambda k, log_r: -(roots.log().T + rests).expand(*k.shape, -1),
+            }[part]
+
+            def at(k, log_r):
+                return terms(k, log_r).gather(-1, k.unsqueeze(-1)).squeeze(-1).nan_to_num(neginf=0.0)
+
+            return moved, log_hastings - at(j, there) + at(i, here)
+
+    assert standard_errors(Wrong(jumps.centres, jumps.factors, jumps.log_weights)).abs().max() > 5
+
+
+def test_jumps_are_to_other_modes_and_back_by_the_same_map():
+    jumps, rng = poor(), torch.Generator().manual_seed(2)
+    x = CENTRES[1].expand(200, 2, 2) + 0.1
+    there, forward = jumps.propose(x, rng)
+    assert forward.isfinite().all()
+    # of the second problem there is one other mode
+    back, backward = jumps.propose(there, rng)
+    torch.testing.assert_close(back[:, 1], x[:, 1])
+    torch.testing.assert_close(backward[:, 1], -forward[:, 1])
+    assert (there[:, 0, 0] < 0).any()
+    assert (there[:, 0, 0] > 4.5).any()
+
+
+def sampled(kernel, **changes):
+    settings = {"chains": 8, "warmup": 100, "draws": 400, "seed": 1, "progress": False} | changes
+    return dgm.sample(Bananas(), kernel, **settings)
+
+
+@pytest.mark.parametrize("kernel", [dgm.HMC(), dgm.NUTS(), dgm.RandomWalk()], ids=lambda kernel: type(kernel).__name__)
+def test_chains_hold_the_modes_in_the_proportions_of_the_target(kernel):
+    draws = sampled(dgm.ModeJumps(kernel))
+    left = (draws.inputs[..., 0] < 0).double()
+    z, ess = compare(left, WEIGHTS[0])
+    assert ess.min() > 200
+    assert z.abs().max() < 5
+    assert (draws.stats["jump_acceptance"].mean((0, 1)) > 0.2).all()
+    # modes that a first search found are those of another run
+    again = sampled(dgm.ModeJumps(kernel, draws.kernel.modes), draws=20)
+    assert again.kernel.modes == draws.kernel.modes
+
+
+@pytest.mark.filterwarnings("ignore:.*groups that never overlap")
+def test_control_without_jumps_no_chain_crosses():
+    left = sampled(dgm.HMC()).inputs[..., 0] < 0
+    assert (left == left[:, :1]).all()
+
+
+# of the problem of which one mode is given
+@pytest.mark.filterwarnings("ignore:.*groups that never overlap")
+def test_modes_may_be_given_and_a_problem_may_have_one():
+    target = Bananas()
+    found = dgm.modes(target)
+    kernel = dgm.ModeJumps(dgm.HMC(), found)
+    assert kernel.modes.counts.tolist() == [3, 2]
+    one = kernel.modes.log_weights.clone()
+    one[1:, 0] = -torch.inf
+    draws = sampled(kernel.replace(modes=kernel.modes.replace(log_weights=one)), draws=100)
+    assert (draws.stats["jump_acceptance"][:, :, 0] == 0).all()
+    assert (draws.stats["jump_acceptance"][:, :, 1].mean()) > 0.2
+    assert "Jumps(2 to 3 modes of 2 coordinates)" in repr(kernel)
+    assert len(repr(kernel)) < 400
+
+
+def test_a_target_without_curvature_at_its_mode_says_so():
+    with pytest.raises(dgm.errors.EvidenceError, match="no mode was found"):
+        dgm.sample(dgm.Target(lambda x: x.abs().sum(-1), 2), dgm.ModeJumps(), chains=2, draws=2, progress=False)
+
+
+def test_what_does_not_fit_is_named():
+    found = dgm.modes(Bananas())
+    with pytest.raises(ArgumentError, match=r"ModeJumps\(Jumps\(2 to 3 modes.* of \(2,\) problems\): .*dgm.modes\(problem\)"):
+        dgm.ModeJumps(modes=found).check(dgm.Target(lambda x: x.square().sum(-1), 2))
+    with pytest.raises(ArgumentError, match=r"ModeJumps\(kernel=.*HMC.*\): must be a kernel"):
+        dgm.ModeJumps(dgm.HMC)
+    with pytest.raises(ArgumentError, match=r"ModeJumps\(modes=3\): must be those of a target"):
+        dgm.ModeJumps(modes=3)
+    soft = dgm.condition(Bent(), torch.zeros(1, dtype=FLOAT), tolerance=0.1)
+    with pytest.raises(ArgumentError, match=r"RiemannianHMC\): its state has no where"):
+        dgm.sample(soft, dgm.ModeJumps(dgm.RiemannianHMC()), chains=2, draws=2, progress=False)
+    with pytest.raises(ArgumentError, match=r"LiftedHMC\(jumps=1\)"):
+        dgm.LiftedHMC(jumps=1)
+
+
+class Bent(dgm.GenerativeModel):
+    input_density = dgm.StandardNormal(2)
+
+    def observed(self, u):
+        return u[..., :1] + u[..., 1:].square()
