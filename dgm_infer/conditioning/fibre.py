@@ -39,6 +39,15 @@ class Linearisation(NamedTuple):
     constraint_error: Tensor
     """``max|c|``, ``[...]``, each constraint in its unit."""
 
+    def where(self, condition: Tensor, other: "Linearisation") -> "Linearisation":
+        """This one where the condition ``[...]`` holds, else the other."""
+        return Linearisation(
+            self.jacobian.where(condition, other.jacobian),
+            torch.where(condition, self.energy, other.energy),
+            torch.where(condition.unsqueeze(-1), self.gradient, other.gradient),
+            torch.where(condition, self.constraint_error, other.constraint_error),
+        )
+
 
 class Fibre:
     """Posterior of a generative model given exact observations, in its input space.

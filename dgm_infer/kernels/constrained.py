@@ -19,7 +19,9 @@ from ..structures import JacobianMap
 from .drifts import CIRCULAR, STRAIGHT
 from .hamiltonian import accept, check_schedule, constant_steps, draw_momentum, draw_schedule, schedule_tuning
 from .integrators import geodesic
+from .jumps import Jumps, check_jumps
 from .kernel import Info, TrajectoryEnd, Trial
+from .points import point_at
 from .tuning import Tuning
 
 __all__ = ["ConstrainedHMC", "ConstrainedState"]
@@ -76,6 +78,7 @@ class ConstrainedHMC(Settings):
         gram_force: whether trajectories follow the gradient of the Gram term ``log|J J^T| / 2``. The energy that
             decides on acceptance has the term either way, so that the law is the same; without its gradient a step of a
             network takes half the time or less, and fewer trajectories are accepted, above all long ones.
+        jumps: as in :class:`LiftedHMC`, of models with additive normal noise.
     """
 
     step_size: float | Tensor | None = None
@@ -89,6 +92,7 @@ class ConstrainedHMC(Settings):
     compile: bool = False
     float32_jacobians: bool | None = None
     gram_force: bool = True
+    jumps: bool | Jumps = True
 
     def __post_init__(self):
         check_schedule(self)
@@ -101,6 +105,7 @@ class ConstrainedHMC(Settings):
         flag(name, "compile", self.compile)
         choice(name, "float32_jacobians", self.float32_jacobians, (True, False, None))
         flag(name, "gram_force", self.gram_force)
+        check_jumps(name, self.jumps)
         if self.tolerance is not None:
             fraction(name, "tolerance", self.tolerance)
 
@@ -116,6 +121,23 @@ class ConstrainedHMC(Settings):
                 "between which no chain can move: observe fewer, or give the model noise, WithNoise(model, sd=...)"
             )
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
+        if isinstance(self.jumps, Jumps):
+            if problem.marginal is None:
+                raise ArgumentError(
+                    f"ConstrainedHMC(jumps={self.jumps!r}): the model has no additive normal noise: omit jumps"
+                )
+            self.jumps.check("ConstrainedHMC", problem.batch_shape, problem.marginal.dim)
+
+    @property
+    def seeks_modes(self) -> bool:
+        return self.jumps is True
+
+    def jumping(self, jumps: Jumps) -> Self:
+        return self.replace(jumps=jumps)
+
+    def within_modes(self, trial: Trial) -> Trial:
+        # positions are those of noise, too, and there is no metric to adapt
+        return trial
 
     def relative_tolerance(self, dtype: torch.dtype) -> float:
         """The tolerance for this dtype."""
@@ -203,13 +225,7 @@ class ConstrainedHMC(Settings):
         accepted, probability, status = accept(h_old, h_new, end.status, rng)
         keep = accepted.unsqueeze(-1)
         u_new = torch.where(keep, end.position, u)
-        there = end.linearisation
-        here = Linearisation(
-            there.jacobian.where(accepted, here.jacobian),
-            torch.where(accepted, there.energy, here.energy),
-            torch.where(keep, there.gradient, here.gradient),
-            torch.where(accepted, there.constraint_error, here.constraint_error),
-        )
+        here = end.linearisation.where(accepted, here)
         full = (*shape, problem.dim)
         status = status.reshape(shape)
         info = Info(
@@ -230,4 +246,23 @@ class ConstrainedHMC(Settings):
                 end.retried.reshape(shape),
             ),
         )
-        return ConstrainedState(u_new.reshape(full), here), info
+        after = ConstrainedState(u_new.reshape(full), here)
+        return self._jumped(problem, self.jumps, after, info, rng) if isinstance(self.jumps, Jumps) else (after, info)
+
+    def _jumped(
+        self, problem: Fibre, jumps: Jumps, state: ConstrainedState, info: Info, rng: torch.Generator
+    ) -> tuple[ConstrainedState, Info]:
+        """The same after a jump of the global inputs under their marginal density, lifted to the fibre."""
+        marginal = problem.marginal
+        assert marginal is not None, "ConstrainedHMC.check() refuses these jumps"
+        u1 = state.position[..., : marginal.dim]
+        point, moved, probability = jumps.land(marginal, point_at(marginal, u1), rng)
+        if moved.any():
+            position = torch.where(moved.unsqueeze(-1), marginal.lift(point.position, rng), state.position)
+            # of all rows: compiled code is that of so many
+            there = self.init(problem, position).linearisation.where(moved.flatten(), state.linearisation)
+            after = ConstrainedState(position, there)
+            info = dataclasses.replace(info, energy=info.energy + (after.energy - state.energy))
+            info.stats["constraint_error"] = there.constraint_error.reshape(moved.shape)
+            state = after
+        return state, dataclasses.replace(info, stats={**info.stats, "jump_acceptance": probability})

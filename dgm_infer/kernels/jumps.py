@@ -2,22 +2,35 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from ..arguments import choice
 from ..errors import ArgumentError
 from ..settings import Settings
 from ..target import Target
-from .kernel import Info, Kernel, Trial
-from .metrics import metric_in_use
-from .points import broken
+from .kernel import Info, Trial
+from .metrics import Metric
+from .points import Point, metropolis, point_at
 
-__all__ = ["Jumps", "jump"]
+__all__ = ["Jumps", "check_jumps", "jump", "within_modes"]
 
 # Modes that are kept.
-_MOST = 64
+_MOST = 256
+# Jumps after a transition, each at the cost of an energy: a trajectory takes more gradients than that.
+_TRIES = 2
+
+
+class Landed(NamedTuple):
+    """Where chains are after jumps."""
+
+    point: Point
+    moved: Tensor
+    """Which are elsewhere, ``[chains, *batch]``."""
+    probability: Tensor
+    """Mean acceptance probability of a jump, ``[chains, *batch]``."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -67,7 +80,9 @@ class Jumps(Settings):
         # its numbers would fill pages
         counts = self.counts
         least, most = int(counts.min()), int(counts.max())
-        return f"Jumps({least if least == most else f'{least} to {most}'} modes of {self.centres.shape[-1]} coordinates)"
+        return (
+            f"Jumps({least if least == most else f'{least} to {most}'} modes of {self.centres.shape[-1]} coordinates)"
+        )
 
     def check(self, name: str, batch_shape: torch.Size, dim: int) -> None:
         """Raise ArgumentError unless the modes are those of such problems."""
@@ -89,35 +104,87 @@ class Jumps(Settings):
 
         That is ``-inf``, and the point is x, for problems of one mode.
         """
-        white, log_r = self._known(x)
-        i = _drawn(log_r.exp(), rng)
+        moved, log_hastings, _ = self._proposed(x, self._known(x), rng)
+        return moved, log_hastings
+
+    def _proposed(self, x: Tensor, here: "_Known", rng: torch.Generator) -> tuple[Tensor, Tensor, "_Known"]:
+        i = _drawn(here.log_r.exp(), rng)
         roots = (0.5 * self.log_weights.movedim(0, -1)).exp()
-        others = roots.expand_as(log_r).scatter(-1, i.unsqueeze(-1), 0.0)
-        j = _drawn(others, rng)
-        factors = self.factors.movedim(0, -3)
-        moved = (_at(factors, j, 2) @ _at(white, i, 1).unsqueeze(-1)).squeeze(-1) + _at(self.centres.movedim(0, -2), j, 1)
-        log_det = factors.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        j = _drawn(roots.expand_as(here.log_r).scatter(-1, i.unsqueeze(-1), 0.0), rng)
+        factor, white = _at(self.factors.movedim(0, -3), j, 2), _at(here.white, i, 1)
+        moved = _at(self.centres.movedim(0, -2), j, 1) + (factor @ white.unsqueeze(-1)).squeeze(-1)
+        there = self._known(moved)
         # q(j | i) = root_j / rest_i
         rests = roots.sum(-1, keepdim=True) - roots
-        _, log_there = self._known(moved)
-        every = log_det - roots.log() - rests.log()
-        log_hastings = _at(log_there + every, j) - _at(log_r + every, i)
+        other = self._log_dets - roots.log() - rests.log()
+        log_hastings = _at(there.log_r + other, j) - _at(here.log_r + other, i)
         several = self.counts > 1
-        return torch.where(several.unsqueeze(-1), moved, x), torch.where(several, log_hastings, -torch.inf)
+        moved = torch.where(several.unsqueeze(-1), moved, x)
+        return moved, torch.where(several, log_hastings, -torch.inf), there
 
-    def about(self, x: Tensor) -> Tensor:
-        """The centre of the mode that each of ``x [chains, *batch, D]`` is most probably of."""
-        return _at(self.centres.movedim(0, -2), self._known(x)[1].argmax(-1), 1)
+    def take(self, problems: Tensor) -> Self:
+        """Those of the problems with flat indices ``[N]``."""
+        parts = self.centres.flatten(1, -2), self.factors.flatten(1, -3), self.log_weights.flatten(1)
+        return type(self)(*(part[:, problems] for part in parts))
 
-    def _known(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``L_k^-1 (x - m_k)``, ``[chains, *batch, M, D]``, and ``log r_k(x)``, ``[chains, *batch, M]``."""
+    def land(self, target: Target, point: Point, rng: torch.Generator) -> "Landed":
+        """Where two jumps of every chain, each accepted or not, lead from points ``[chains, *batch, D]``."""
+        batch = point.energy.shape[1:]
+        several = (self.counts > 1).flatten().nonzero().squeeze(-1)
+        if len(several) < batch.numel() and target.can_take:
+            # the others have nowhere to go
+            flat = Point(point.position.flatten(1, -2), point.energy.flatten(1))
+            part = Point(flat.position[:, several], flat.energy[:, several])
+            landed = self.take(several).land(target.take(several), part, rng)
+            none = torch.zeros_like(flat.energy)
+            return Landed(
+                Point(
+                    flat.position.index_copy(1, several, landed.point.position).view_as(point.position),
+                    flat.energy.index_copy(1, several, landed.point.energy).view_as(point.energy),
+                ),
+                none.bool().index_copy(1, several, landed.moved).view_as(point.energy),
+                none.index_copy(1, several, landed.probability).view_as(point.energy),
+            )
+        before, known, probabilities = point, self._known(point.position), []
+        for _ in range(_TRIES):
+            position, log_hastings, there = self._proposed(point.position, known, rng)
+            after, probability, _ = metropolis(point, point_at(target, position), log_hastings, rng)
+            moved = (after.position != point.position).any(-1)
+            point, known = after, there.where(moved, known)
+            probabilities.append(probability)
+        moved = (point.position != before.position).any(-1)
+        return Landed(point, moved, torch.stack(probabilities).mean(0))
+
+    def centred(self, x: Tensor) -> Tensor:
+        """``x - m``, each of ``x [chains, *batch, D]`` about the mode that it is most probably of."""
+        return x - _at(self.centres.movedim(0, -2), self._known(x).log_r.argmax(-1), 1)
+
+    @property
+    def _log_dets(self) -> Tensor:
+        """``log|L|``, ``[*batch, M]``."""
+        return self.factors.diagonal(dim1=-2, dim2=-1).log().sum(-1).movedim(0, -1)
+
+    def _known(self, x: Tensor) -> "_Known":
         # chains as columns, so that no factor is repeated
         columns = (x.unsqueeze(-2) - self.centres.movedim(0, -2)).movedim(0, -1)
-        factors = self.factors.movedim(0, -3)
-        white = torch.linalg.solve_triangular(factors, columns, upper=False).movedim(-1, 0)
-        log_det = factors.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-        log_joint = self.log_weights.movedim(0, -1) - log_det - 0.5 * white.square().sum(-1)
-        return white, log_joint.log_softmax(-1)
+        white = torch.linalg.solve_triangular(self.factors.movedim(0, -3), columns, upper=False).movedim(-1, 0)
+        log_joint = self.log_weights.movedim(0, -1) - self._log_dets - 0.5 * white.square().sum(-1)
+        return _Known(white, log_joint.log_softmax(-1))
+
+
+class _Known(NamedTuple):
+    """Where points are among the modes."""
+
+    white: Tensor
+    """``L_k^-1 (x - m_k)``, ``[chains, *batch, M, D]``."""
+    log_r: Tensor
+    """``log r_k(x)``, ``[chains, *batch, M]``."""
+
+    def where(self, condition: Tensor, other: "_Known") -> "_Known":
+        return _Known(
+            torch.where(condition[..., None, None], self.white, other.white),
+            torch.where(condition.unsqueeze(-1), self.log_r, other.log_r),
+        )
 
 
 def _drawn(weights: Tensor, rng: torch.Generator) -> Tensor:
@@ -133,39 +200,36 @@ def _at(values: Tensor, index: Tensor, inner: int = 0) -> Tensor:
     return values.take_along_dim(index.reshape(*index.shape, *[1] * (inner + 1)), -1 - inner).squeeze(-1 - inner)
 
 
+def check_jumps(name: str, jumps: object) -> None:
+    """Raise ArgumentError unless a kernel's field says whether to jump, or between what."""
+    if not isinstance(jumps, Jumps):
+        choice(name, "jumps", jumps, (True, False))
+
+
 def jump(
-    problem: Target, kernel: Kernel, jumps: Jumps, before: Any, after: Any, info: Info, rng: torch.Generator
+    problem: Target, kernel: Any, jumps: Jumps, state: Any, info: Info, rng: torch.Generator
 ) -> tuple[Any, Info]:
-    """One jump of every chain after a transition of a kernel, accepted or not.
+    """Jumps of every chain after a transition of a kernel.
 
     Args:
         problem: the target.
-        kernel: what makes states at positions.
-        before: state that the transition started from.
-        after, info: what it led to.
+        kernel: whose ``init`` makes states at positions, with ``where``.
+        state, info: what the transition led to.
     """
-    position, log_hastings = jumps.propose(after.position, rng)
-    there = kernel.init(problem, position)
-    failed = broken(there.energy)
-    log_ratio = torch.where(failed, -torch.inf, after.energy - there.energy + log_hastings)
-    probability = log_ratio.clamp_max(0).exp()
-    uniform = torch.rand(probability.shape, generator=rng, dtype=probability.dtype, device=probability.device)
-    landed = there.where(uniform < probability, after)
-    return landed, dataclasses.replace(
-        info,
-        # with the momentum's part, which a jump leaves as it is
-        energy=info.energy + (landed.energy - after.energy),
-        stats={**info.stats, "jump_acceptance": probability},
-        tuning=info.tuning and _within_modes(info.tuning, kernel, jumps, before, after),
-    )
+    point, moved, probability = jumps.land(problem, Point(state.position, state.energy), rng)
+    landed = kernel.init(problem, point.position).where(moved, state) if moved.any() else state
+    # with the momentum's part, which a jump leaves as it is
+    energy = info.energy + (landed.energy - state.energy)
+    return landed, dataclasses.replace(info, energy=energy, stats={**info.stats, "jump_acceptance": probability})
 
 
-def _within_modes(trial: Trial, kernel: Any, jumps: Jumps, before: Any, after: Any) -> Trial:
-    """The same with positions about the centres of their modes: warm-up adapts to these, not to how far they are apart."""
+def within_modes(trial: Trial, jumps: Jumps, metric: Metric) -> Trial:
+    """The same with positions about the centres of their modes, which are no matter of a metric or trajectories."""
     if trial.position is not None:
-        trial = trial._replace(position=trial.position - jumps.about(after.position))
+        trial = trial._replace(position=jumps.centred(trial.position))
     if trial.end is not None:
-        centre = metric_in_use(kernel.metric).whiten(jumps.about(before.position))
-        end = trial.end._replace(start=trial.end.start - centre, position=trial.end.position - centre)
+        start = metric.velocity(trial.end.start)
+        moved = metric.whiten(jumps.centred(start) - start)
+        end = trial.end._replace(start=trial.end.start + moved, position=trial.end.position + moved)
         trial = trial._replace(end=end)
     return trial

@@ -13,8 +13,8 @@ from ..errors import ArgumentError, Status
 from ..settings import Settings
 from .hamiltonian import HMCState, check_schedule
 from .hmc import HMC
-from .jumps import Jumps, jump
-from .kernel import Info
+from .jumps import Jumps, check_jumps, jump, within_modes
+from .kernel import Info, Trial
 from .metrics import DenseMetric, Metric, check_metric, metric_in_use
 from .nuts import NUTS
 from .tuning import Tuning
@@ -93,8 +93,7 @@ class LiftedHMC(Settings):
             raise ArgumentError(
                 "LiftedHMC(trajectory='nuts', float32_gradients=True): trees need the energy of every point, omit one"
             )
-        if not isinstance(self.jumps, Jumps):
-            choice("LiftedHMC", "jumps", self.jumps, (True, False))
+        check_jumps("LiftedHMC", self.jumps)
         choice("LiftedHMC", "trajectory", self.trajectory, ("hmc", "nuts"))
         if self.trajectory == "nuts" and self.trajectory_length is not None:
             raise ArgumentError(
@@ -143,6 +142,10 @@ class LiftedHMC(Settings):
     def jumping(self, jumps: Jumps) -> Self:
         return self.replace(jumps=jumps)
 
+    def within_modes(self, trial: Trial) -> Trial:
+        metric = self.unlifted.metric
+        return within_modes(trial, self.jumps, metric_in_use(metric)) if isinstance(self.jumps, Jumps) else trial
+
     def tuning(self, problem: Fibre) -> Tuning:
         return self.unlifted.tuning(self._marginal(problem))
 
@@ -164,7 +167,7 @@ class LiftedHMC(Settings):
         marginal, before = self._marginal(problem), state.marginal
         after, info = self.unlifted.step(marginal, before, rng)
         if isinstance(self.jumps, Jumps):
-            after, info = jump(marginal, self.unlifted, self.jumps, before, after, info, rng)
+            after, info = jump(marginal, self.unlifted, self.jumps, after, info, rng)
         position = marginal.lift(after.position, rng, *after.extra)
         there = LiftedState(position, after, problem.constraint_error(position))
         on_fibre = there.constraint_error < self.relative_tolerance(position.dtype) * problem.scale

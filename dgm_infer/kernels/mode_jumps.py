@@ -13,8 +13,9 @@ from ..settings import Settings
 from ..target import Target
 from .hamiltonian import check_target
 from .hmc import HMC
-from .jumps import Jumps, jump
-from .kernel import Info, Kernel
+from .jumps import Jumps, jump, within_modes
+from .kernel import Info, Kernel, Trial
+from .metrics import IDENTITY, metric_in_use
 from .tuning import Tunable, Tuning
 
 __all__ = ["ModeJumps"]
@@ -49,9 +50,10 @@ class ModeJumps(Settings):
         if self.modes is None or isinstance(self.modes, Jumps):
             return
         parts = [getattr(self.modes, name, None) for name in ("positions", "covariances", "log_masses")]
-        if not all(isinstance(part, Tensor) for part in parts):
+        tensors = [part for part in parts if isinstance(part, Tensor)]
+        if len(tensors) < len(parts):
             raise ArgumentError(f"ModeJumps(modes={shown(self.modes)}): must be those of a target, dgm.modes(target)")
-        object.__setattr__(self, "modes", Jumps.between(*parts))
+        object.__setattr__(self, "modes", Jumps.between(*tensors))
 
     @property
     def seeks_modes(self) -> bool:
@@ -59,6 +61,10 @@ class ModeJumps(Settings):
 
     def jumping(self, jumps: Jumps) -> Self:
         return dataclasses.replace(self, modes=jumps)
+
+    def within_modes(self, trial: Trial) -> Trial:
+        metric = metric_in_use(getattr(self.kernel, "metric", IDENTITY))
+        return trial if self.modes is None else within_modes(trial, self.modes, metric)
 
     def check(self, problem) -> None:
         check_target("ModeJumps", problem)
@@ -89,4 +95,4 @@ class ModeJumps(Settings):
 
     def step(self, problem: Target, state: Any, rng: torch.Generator) -> tuple[Any, Info]:
         after, info = self.kernel.step(problem, state, rng)
-        return (after, info) if self.modes is None else jump(problem, self.kernel, self.modes, state, after, info, rng)
+        return (after, info) if self.modes is None else jump(problem, self.kernel, self.modes, after, info, rng)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from .jumps import Jumps
-from .kernel import Kernel
+from .kernel import Kernel, Trial
 from .metrics import Metric
 
 __all__ = ["FibreKernel", "Jumping", "Preconditioned", "Tunable", "Tuning"]
@@ -73,6 +73,10 @@ class Jumping(Kernel, Protocol):
 
     def jumping(self, jumps: Jumps, /) -> Self:
         """The kernel with these jumps."""
+        ...
+
+    def within_modes(self, trial: Trial, /) -> Trial:
+        """What warm-up learns from, without the distances between modes, which jumps see to."""
         ...
 
 

@@ -12,6 +12,8 @@ from ..conditioning.fibre import Fibre
 from ..conditioning.kinks import JUMP, find_jump
 from ..diagnosis import Finding, finding
 from ..kernels.hamiltonian import MAX_STEPS
+from ..kernels.mode_jumps import ModeJumps
+from ..target import Target
 
 __all__ = ["FAILING", "FAILURES", "TRANSITIONS", "Run", "percent", "verdict"]
 
@@ -100,7 +102,8 @@ def verdict(draws: Run, problem: Any, stayed: Tensor, transitions: int, adapted:
     if transitions >= TRANSITIONS:
         # points that were given were not shared out
         shared = isinstance(problem, Fibre) and problem.marginal is not None and draws.ancestors is not None
-        yield from _groups(draws.components, weighed=shared)
+        jumps = isinstance(draws.kernel, ModeJumps) or not isinstance(problem, Target)
+        yield from _groups(draws.components, weighed=shared, jumps=jumps)
 
 
 def _most_steps(kernel: Any) -> int | None:
@@ -178,7 +181,7 @@ def _jumps(stats: dict[str, Tensor], inputs: Tensor, problem: Fibre) -> Iterator
         )
 
 
-def _groups(components: Tensor, *, weighed: bool) -> Iterator[Finding]:
+def _groups(components: Tensor, *, weighed: bool, jumps: bool) -> Iterator[Finding]:
     several = components.amax(0) > 0
     if several.any():
         # of the first such problem, which the line names
@@ -193,6 +196,8 @@ def _groups(components: Tensor, *, weighed: bool) -> Iterator[Finding]:
                 "their numbers come from the starting points, at best in proportion to Laplace's masses of the modes, "
                 "which dgm.modes(fibre) has (see draws.components)"
             )
+        if not jumps:
+            source += ": ModeJumps(kernel) jumps between modes in proportion to their masses"
         what = f"chains{of_problems(several)} form {len(sizes)} groups that never overlap ({told})"
         yield finding("misleading", what, source, several)
 

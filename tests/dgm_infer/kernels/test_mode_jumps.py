@@ -90,11 +90,10 @@ def test_control_without_a_term_of_the_acceptance_they_do_not(part):
     roots = (0.5 * jumps.log_weights).exp()
 
     class Wrong(Jumps):
-        def propose(self, x, rng):
-            moved, log_hastings = super().propose(x, rng)
-            (_, here), (_, there) = self._known(x), self._known(moved)
+        def _proposed(self, x, here, rng):
+            moved, log_hastings, there = super()._proposed(x, here, rng)
             # modes that are far apart: the nearest is the one that was drawn
-            i, j = here.argmax(-1), there.argmax(-1)
+            i, j = here.log_r.argmax(-1), there.log_r.argmax(-1)
             log_det = self.factors.diagonal(dim1=-2, dim2=-1).log().sum(-1).T
             rests = (roots.sum(0) - roots).log().T
             terms = {
@@ -106,7 +105,7 @@ def test_control_without_a_term_of_the_acceptance_they_do_not(part):
             def at(k, log_r):
                 return terms(k, log_r).gather(-1, k.unsqueeze(-1)).squeeze(-1).nan_to_num(neginf=0.0)
 
-            return moved, log_hastings - at(j, there) + at(i, here)
+            return moved, log_hastings - at(j, there.log_r) + at(i, here.log_r), there
 
     assert standard_errors(Wrong(jumps.centres, jumps.factors, jumps.log_weights)).abs().max() > 5
 
@@ -171,7 +170,9 @@ def test_a_target_without_curvature_at_its_mode_says_so():
 
 def test_what_does_not_fit_is_named():
     found = dgm.modes(Bananas())
-    with pytest.raises(ArgumentError, match=r"ModeJumps\(Jumps\(2 to 3 modes.* of \(2,\) problems\): .*dgm.modes\(problem\)"):
+    with pytest.raises(
+        ArgumentError, match=r"ModeJumps\(Jumps\(2 to 3 modes.* of \(2,\) problems\): .*dgm.modes\(problem\)"
+    ):
         dgm.ModeJumps(modes=found).check(dgm.Target(lambda x: x.square().sum(-1), 2))
     with pytest.raises(ArgumentError, match=r"ModeJumps\(kernel=.*HMC.*\): must be a kernel"):
         dgm.ModeJumps(dgm.HMC)

@@ -176,8 +176,9 @@ def test_annealed_starts_have_the_shares_of_the_posterior(monkeypatch):
 
 
 def test_chains_of_several_modes_have_their_shares_and_the_warning_names_the_masses():
+    kernel = dgm.ConstrainedHMC(jumps=False)
     with pytest.warns(UserWarning, match=r"2 groups that never overlap .*dgm\.modes\(fibre\)"):
-        draws = dgm.sample(folded(1.0), dgm.ConstrainedHMC(), chains=32, warmup=50, draws=60, seed=1, progress=False)
+        draws = dgm.sample(folded(1.0), kernel, chains=32, warmup=50, draws=60, seed=1, progress=False)
     right = draws.inputs[..., 0] > 0
     assert (right == right[:, :1]).all()
     assert abs(right.double().mean().item() - wide_mass()) < 1 / 32 + 0.01
@@ -191,9 +192,11 @@ def test_chains_of_several_modes_have_their_shares_and_the_warning_names_the_mas
 
 # what is said of chains that do not
 @pytest.mark.filterwarnings("ignore:sample")
-def test_chains_jump_between_modes_in_proportion_to_their_masses():
+@pytest.mark.parametrize("kind", [dgm.LiftedHMC, dgm.ConstrainedHMC], ids=lambda kind: kind.__name__)
+def test_chains_jump_between_modes_in_proportion_to_their_masses(kind):
     problem, settings = folded(1.0, -0.5, 8.0), {"chains": 8, "warmup": 60, "draws": 300, "seed": 1, "progress": False}
-    draws = dgm.sample(problem, dgm.LiftedHMC(), **settings)
+    draws = dgm.sample(problem, kind(), **settings)
+    assert draws.stats["constraint_error"].max() < 1e-7
     assert draws.kernel.jumps.counts.tolist() == [2, 1, 1]
     right = (draws.inputs[:, :, 0, 0] > 0).double()
     assert ((right[:, 1:] != right[:, :-1]).sum(1) > 50).all()
@@ -204,7 +207,7 @@ def test_chains_jump_between_modes_in_proportion_to_their_masses():
     assert accepted[0] > 0.5
     assert (accepted[1:] == 0).all()
     # control: without them no chain ever crosses
-    still = dgm.sample(problem, dgm.LiftedHMC(jumps=False), **(settings | {"warmup": 20, "draws": 40}))
+    still = dgm.sample(problem, kind(jumps=False), **(settings | {"warmup": 20, "draws": 40}))
     right = still.inputs[:, :, 0, 0] > 0
     assert (right == right[:, :1]).all()
 
