@@ -328,6 +328,7 @@ ORDER = {
         "evidence",
         "methods",
         "modes",
+        "multimodal",
         "replicas",
         "targets",
         "programs",

@@ -40,7 +40,7 @@ class Jumps(Settings):
     From x a mode i is drawn with probability ``r_i(x) ~ w_i N(x | m_i, L_i L_i^T)``, another one j with ``q(j | i) ~
     w_j^(1/2)``, and proposed is ``x' = m_j + L_j L_i^-1 (x - m_i)``. Accepting it with probability ``min(1, exp(phi(x)
     - phi(x')) r_j(x') q(i | j) |L_j| / (r_i(x) q(j | i) |L_i|))`` leaves the density as it is, however good the normal
-    approximations are. (Tjelmeland and Hegstad 2001; Pompe, Holmes and Latuszynski 2020)
+    approximations are. (Tjelmeland and Hegstad 2001; Pompe et al. 2020)
 
     Args:
         centres: m, ``[M, *batch, D]``.
@@ -54,7 +54,7 @@ class Jumps(Settings):
 
     @classmethod
     def between(cls, positions: Tensor, covariances: Tensor, log_masses: Tensor) -> Self:
-        """Jumps between the 64 modes of the largest masses, of ``[M, *batch, ...]``; none without a covariance."""
+        """Jumps between the 256 modes of the largest masses, of ``[M, *batch, ...]``; none without a covariance."""
         unit = torch.eye(positions.shape[-1], dtype=positions.dtype, device=positions.device)
         there = covariances.flatten(-2).isfinite().all(-1) & log_masses.isfinite()
         factors, failed = torch.linalg.cholesky_ex(torch.where(there[..., None, None], covariances, unit))

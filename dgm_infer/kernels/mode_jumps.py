@@ -27,14 +27,14 @@ class ModeJumps(Settings):
 
     From x a mode i of normal approximation ``N(m_i, L_i L_i^T)`` is drawn by its share of the density at x, then
     another mode j, and ``x' = m_j + L_j L_i^-1 (x - m_i)`` is proposed: draws hold the modes in the proportions of the
-    target, whatever was assumed of their masses. A jump costs an evaluation of the kernel's state, and is accepted as
-    often as the modes resemble normal densities: ``Draws.stats["jump_acceptance"]``. Modes that are not among the given
-    ones are left to the kernel. (Tjelmeland and Hegstad 2001; Pompe, Holmes and Latuszynski 2020)
+    target, whatever was assumed of their masses. A jump costs an energy, and is accepted the more often, the more the
+    modes resemble normal densities: ``Draws.stats["jump_acceptance"]``. Modes that are not among the given ones are left
+    to the kernel. (Tjelmeland and Hegstad 2001; Pompe et al. 2020)
 
     Args:
         kernel: kernel of a target; None for :class:`HMC`. Its fields are those that warm-up adapts.
-        modes: what :func:`modes` found of the same target; None has :func:`sample` find them, from starts spread about
-            the origin, and start its chains there, in proportion to their Laplace masses.
+        modes: what :func:`modes` found of the same target; None has :func:`sample` find them, from 256 starts a round
+            spread about the origin, and start its chains there, in proportion to their Laplace masses.
     """
 
     # not Kernel: configurations name kernels by class path, which a protocol with types does not take

@@ -36,6 +36,8 @@ _EFFECTIVE = 0.5
 _LOST = 50.0
 # Increments after which the last one goes to 1.
 _MOST = 300
+# Minimisations per round of a search for the modes of a target: a mode that is missed here may be missed for good.
+_SEARCHES = 256
 # Distance, root mean square over the inputs, up to which given points are moved onto the fibre.
 _NEARBY = 0.1
 
@@ -99,7 +101,7 @@ def _near_modes(problem: Target, chains: int, rng: torch.Generator, given: Tenso
         EvidenceError: no mode was found.
     """
     seed = int(torch.randint(2**31, (), generator=rng, device=rng.device))
-    found = modes(problem, seed=seed, device=rng.device)
+    found = modes(problem, _SEARCHES, seed=seed, device=rng.device)
     jumps = Jumps.between(found.positions, found.covariances, found.log_masses)
     if given is not None:
         return Start(given, jumps=jumps)

@@ -14,6 +14,7 @@ BENCHMARKS = {
     "evidence": "evaluation.benchmarks.evidence",
     "methods": "evaluation.benchmarks.methods",
     "modes": "evaluation.benchmarks.modes",
+    "multimodal": "evaluation.benchmarks.multimodal",
     "replicas": "evaluation.benchmarks.replicas",
     "targets": "evaluation.benchmarks.targets",
     "programs": "evaluation.benchmarks.programs",

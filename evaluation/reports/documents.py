@@ -23,6 +23,7 @@ __all__ = [
     "boltzmann_table",
     "methods_table",
     "modes_table",
+    "multimodal_table",
     "radon_table",
     "read_record",
     "renewed",
@@ -88,6 +89,17 @@ def modes_table(methods: dict[str, Any]) -> str:
     return markdown(["method", "base", "chains", "seconds", *errors, *shares], rows)
 
 
+def multimodal_table(samplers: dict[str, Any]) -> str:
+    """Errors of expectations by every sampler, over the systems of the benchmark."""
+    rows = []
+    for name, row in samplers.items():
+        errors = (f"{row[key]:.3f}" for key in ("mean", "largest", "largest_unwarned", "covariance"))
+        r_hat = "-" if row["r_hat"] is None else f"{row['r_hat']:.2f}"
+        rows.append([name, f"{row['seconds']:.1f}", *errors, r_hat, f"{100 * row['warned']:.0f} %"])
+    errors = ["mean, rms error", "largest", "largest without a warning", "covariance, relative error"]
+    return markdown(["sampler", "seconds", *errors, "R-hat, median of worst", "warned"], rows)
+
+
 def boltzmann_table(record: dict[str, Any]) -> str:
     """Errors of every method at every length of its runs; the smallest of a column in bold."""
     methods, plain = record["results"]["methods"], record["results"]["plain_hmc"]
@@ -132,6 +144,8 @@ _TABLES = {
     "radon": radon_table,
     "modes": lambda record: modes_table(record["rows"]),
     "modes_published": lambda record: modes_table(record["published_rows"]),
+    "multimodal": lambda record: multimodal_table(record["rows"]),
+    "multimodal_published": lambda record: multimodal_table(record["published_rows"]),
     "targets": targets_table,
     "rate_distortion": lambda record: rates_table(record["results"]),
     "programs": programs_table,
@@ -144,7 +158,7 @@ _TABLES = {
     "abc_sequential": sequential_table,
 }
 # records that have other names than their tables
-_RECORDS = {"modes_published": "modes", "abc_chains": "abc", "abc_sequential": "abc"}
+_RECORDS = {"modes_published": "modes", "multimodal_published": "multimodal", "abc_chains": "abc", "abc_sequential": "abc"}
 
 
 def _table(name: str) -> str:
