@@ -19,7 +19,7 @@ from ..structures import JacobianMap
 from .drifts import CIRCULAR, STRAIGHT
 from .hamiltonian import accept, check_schedule, constant_steps, draw_momentum, draw_schedule, schedule_tuning
 from .integrators import geodesic
-from .jumps import Jumps, check_jumps
+from .jumps import Jumps, as_jumps
 from .kernel import Info, TrajectoryEnd, Trial
 from .points import point_at
 from .tuning import Tuning
@@ -92,7 +92,7 @@ class ConstrainedHMC(Settings):
     compile: bool = False
     float32_jacobians: bool | None = None
     gram_force: bool = True
-    jumps: bool | Jumps = True
+    jumps: bool | Any = True
 
     def __post_init__(self):
         check_schedule(self)
@@ -105,7 +105,8 @@ class ConstrainedHMC(Settings):
         flag(name, "compile", self.compile)
         choice(name, "float32_jacobians", self.float32_jacobians, (True, False, None))
         flag(name, "gram_force", self.gram_force)
-        check_jumps(name, self.jumps)
+        # the class is frozen
+        object.__setattr__(self, "jumps", as_jumps(name, "jumps", self.jumps, (True, False)))
         if self.tolerance is not None:
             fraction(name, "tolerance", self.tolerance)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ..arguments import choice
+from ..arguments.shown import shown
 from ..errors import ArgumentError
 from ..settings import Settings
 from ..target import Target
@@ -15,7 +15,7 @@ from .kernel import Info, Trial
 from .metrics import Metric
 from .points import Point, metropolis, point_at
 
-__all__ = ["Jumps", "check_jumps", "jump", "within_modes"]
+__all__ = ["Jumps", "as_jumps", "jump", "within_modes"]
 
 # Modes that are kept.
 _MOST = 256
@@ -200,15 +200,23 @@ def _at(values: Tensor, index: Tensor, inner: int = 0) -> Tensor:
     return values.take_along_dim(index.reshape(*index.shape, *[1] * (inner + 1)), -1 - inner).squeeze(-1 - inner)
 
 
-def check_jumps(name: str, jumps: object) -> None:
-    """Raise ArgumentError unless a kernel's field says whether to jump, or between what."""
-    if not isinstance(jumps, Jumps):
-        choice(name, "jumps", jumps, (True, False))
+def as_jumps(name: str, field: str, value: Any, options: tuple[Any, ...]) -> Any:
+    """The value of a kernel's field: one of the options as it is, jumps, or what :func:`modes` found as jumps.
+
+    Raises:
+        ArgumentError: it is none of these.
+    """
+    if any(value is option for option in options) or isinstance(value, Jumps):
+        return value
+    parts = [getattr(value, part, None) for part in ("positions", "covariances", "log_masses")]
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if len(tensors) < len(parts):
+        others = ", ".join(map(repr, options))
+        raise ArgumentError(f"{name}({field}={shown(value)}): must be modes, dgm.modes(problem), or {others}")
+    return Jumps.between(*tensors)
 
 
-def jump(
-    problem: Target, kernel: Any, jumps: Jumps, state: Any, info: Info, rng: torch.Generator
-) -> tuple[Any, Info]:
+def jump(problem: Target, kernel: Any, jumps: Jumps, state: Any, info: Info, rng: torch.Generator) -> tuple[Any, Info]:
     """Jumps of every chain after a transition of a kernel.
 
     Args:

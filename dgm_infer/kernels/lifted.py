@@ -1,7 +1,7 @@
 """Hamiltonian Monte Carlo on the global inputs of a fibre whose local inputs are additive normal noise."""
 
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from ..errors import ArgumentError, Status
 from ..settings import Settings
 from .hamiltonian import HMCState, check_schedule
 from .hmc import HMC
-from .jumps import Jumps, check_jumps, jump, within_modes
+from .jumps import Jumps, as_jumps, jump, within_modes
 from .kernel import Info, Trial
 from .metrics import DenseMetric, Metric, check_metric, metric_in_use
 from .nuts import NUTS
@@ -75,7 +75,7 @@ class LiftedHMC(Settings):
             4 times for convolutions. None does so for networks with convolutions. Not for ``"nuts"``, which needs an
             energy with every gradient.
         jumps: whether every trajectory is followed by a jump to another mode (:class:`Jumps`), between those that
-            :func:`sample` finds where its annealed start ends in several; or given ones.
+            :func:`sample` finds where its annealed start ends in several; or what :func:`modes` found of the fibre.
     """
 
     step_size: float | Tensor | None = None
@@ -85,7 +85,7 @@ class LiftedHMC(Settings):
     metric: str | Metric = "dense"
     tolerance: float | None = None
     float32_gradients: bool | None = None
-    jumps: bool | Jumps = True
+    jumps: bool | Any = True
 
     def __post_init__(self):
         choice("LiftedHMC", "float32_gradients", self.float32_gradients, (True, False, None))
@@ -93,7 +93,8 @@ class LiftedHMC(Settings):
             raise ArgumentError(
                 "LiftedHMC(trajectory='nuts', float32_gradients=True): trees need the energy of every point, omit one"
             )
-        check_jumps("LiftedHMC", self.jumps)
+        # the class is frozen
+        object.__setattr__(self, "jumps", as_jumps("LiftedHMC", "jumps", self.jumps, (True, False)))
         choice("LiftedHMC", "trajectory", self.trajectory, ("hmc", "nuts"))
         if self.trajectory == "nuts" and self.trajectory_length is not None:
             raise ArgumentError(

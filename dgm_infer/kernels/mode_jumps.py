@@ -13,7 +13,7 @@ from ..settings import Settings
 from ..target import Target
 from .hamiltonian import check_target
 from .hmc import HMC
-from .jumps import Jumps, jump, within_modes
+from .jumps import Jumps, as_jumps, jump, within_modes
 from .kernel import Info, Kernel, Trial
 from .metrics import IDENTITY, metric_in_use
 from .tuning import Tunable, Tuning
@@ -23,13 +23,13 @@ __all__ = ["ModeJumps"]
 
 @dataclass(frozen=True, eq=False)
 class ModeJumps(Settings):
-    """A transition of a kernel on R^D, then a jump to another mode of the target, accepted or not (math 8.15).
+    """A transition of a kernel on R^D, then two jumps to other modes of the target, each accepted or not (math 8.15).
 
     From x a mode i of normal approximation ``N(m_i, L_i L_i^T)`` is drawn by its share of the density at x, then
     another mode j, and ``x' = m_j + L_j L_i^-1 (x - m_i)`` is proposed: draws hold the modes in the proportions of the
-    target, whatever was assumed of their masses. A jump costs an energy, and is accepted the more often, the more the
-    modes resemble normal densities: ``Draws.stats["jump_acceptance"]``. Modes that are not among the given ones are left
-    to the kernel. (Tjelmeland and Hegstad 2001; Pompe et al. 2020)
+    target, whatever was assumed of their masses. A jump costs an energy, and is accepted the more often, the more
+    modes resemble normal densities: ``Draws.stats["jump_acceptance"]``. Modes that are not among the given ones are
+    left to the kernel. (Tjelmeland and Hegstad 2001; Pompe et al. 2020)
 
     Args:
         kernel: kernel of a target; None for :class:`HMC`. Its fields are those that warm-up adapts.
@@ -47,13 +47,7 @@ class ModeJumps(Settings):
             object.__setattr__(self, "kernel", HMC())
         if isinstance(self.kernel, type) or not isinstance(self.kernel, Kernel):
             raise ArgumentError(f"ModeJumps(kernel={shown(self.kernel)}): must be a kernel, such as HMC()")
-        if self.modes is None or isinstance(self.modes, Jumps):
-            return
-        parts = [getattr(self.modes, name, None) for name in ("positions", "covariances", "log_masses")]
-        tensors = [part for part in parts if isinstance(part, Tensor)]
-        if len(tensors) < len(parts):
-            raise ArgumentError(f"ModeJumps(modes={shown(self.modes)}): must be those of a target, dgm.modes(target)")
-        object.__setattr__(self, "modes", Jumps.between(*tensors))
+        object.__setattr__(self, "modes", as_jumps("ModeJumps", "modes", self.modes, (None,)))
 
     @property
     def seeks_modes(self) -> bool:

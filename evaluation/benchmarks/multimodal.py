@@ -84,8 +84,9 @@ def _random(systems: int, units: int, seed: int) -> Iterator[tuple[BoltzmannRela
 def _by(kernel: Kernel, draws: int) -> Callable[[BoltzmannRelaxation, int], Found]:
     def run(machine: BoltzmannRelaxation, seed: int) -> Found:
         found = dgm.sample(machine, kernel, chains=_CHAINS, draws=draws, seed=seed, progress=False)
+        assert found.inputs is not None
         x = found.inputs.double().flatten(0, 1)
-        return Found(x.mean(0), torch.cov(x.T), float(found.summary()["r_hat"].max()))
+        return Found(x.mean(0), torch.cov(x.T), found.summary()["r_hat"].to_numpy(float).max())
 
     return run
 
@@ -110,9 +111,7 @@ _SAMPLERS: dict[str, Callable[[BoltzmannRelaxation, int], Found]] = {
 }
 
 
-def _rows(
-    machines: Iterable[tuple[BoltzmannRelaxation, Moments]], runs: int, seed: int
-) -> dict[str, dict[str, Any]]:
+def _rows(machines: Iterable[tuple[BoltzmannRelaxation, Moments]], runs: int, seed: int) -> dict[str, dict[str, Any]]:
     """Errors of every sampler, over machines and runs."""
     results: dict[str, list[dict[str, Any]]] = {name: [] for name in _SAMPLERS}
     for i, (machine, truth) in enumerate(machines):

@@ -158,7 +158,12 @@ _TABLES = {
     "abc_sequential": sequential_table,
 }
 # records that have other names than their tables
-_RECORDS = {"modes_published": "modes", "multimodal_published": "multimodal", "abc_chains": "abc", "abc_sequential": "abc"}
+_RECORDS = {
+    "modes_published": "modes",
+    "multimodal_published": "multimodal",
+    "abc_chains": "abc",
+    "abc_sequential": "abc",
+}
 
 
 def _table(name: str) -> str:

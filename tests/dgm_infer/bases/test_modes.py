@@ -8,6 +8,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.bases.density import GaussianDensity
 from dgm_infer.bases.descent import minimise
+from dgm_infer.bases.laplace import curvature
 from dgm_infer.bases.minima import laplace_masses, same_minimum, same_mode, settled
 from dgm_infer.bases.modes import Modes, _merged
 from tests.known_evidence import MixtureTarget, known_bimodal
@@ -155,3 +156,18 @@ def test_bad_settings_are_named(call):
             call(target, **wrong)
     with pytest.raises(dgm.ArgumentError, match="expected a Target"):
         call(3)
+
+
+def test_second_derivatives_that_overflow_are_differences_of_gradients():
+    def energy(x):
+        wide, narrow = (x - 20).square().sum(-1) / 2, 2 * (x + 20).square().sum(-1)
+        return -torch.logaddexp(math.log(0.7) - wide, math.log(0.3) + 3 * math.log(2) - narrow)
+
+    target = dgm.Target(energy, 3)
+    x = torch.full((2, 3), 20.0, dtype=torch.float64)
+    # what torch makes of it
+    assert torch.autograd.functional.hessian(energy, x[0]).isnan().all()
+    torch.testing.assert_close(curvature(target, x)[2], torch.eye(3, dtype=torch.float64).expand(2, 3, 3))
+    start = dgm.Gaussian(torch.zeros(3, dtype=torch.float64), 10.0)
+    found = dgm.modes(target, start=start)
+    torch.testing.assert_close(found.log_masses.softmax(0), torch.tensor([0.7, 0.3], dtype=torch.float64))

@@ -176,13 +176,19 @@ def test_what_does_not_fit_is_named():
         dgm.ModeJumps(modes=found).check(dgm.Target(lambda x: x.square().sum(-1), 2))
     with pytest.raises(ArgumentError, match=r"ModeJumps\(kernel=.*HMC.*\): must be a kernel"):
         dgm.ModeJumps(dgm.HMC)
-    with pytest.raises(ArgumentError, match=r"ModeJumps\(modes=3\): must be those of a target"):
+    with pytest.raises(ArgumentError, match=r"ModeJumps\(modes=3\): must be modes, dgm.modes\(problem\), or None"):
         dgm.ModeJumps(modes=3)
     soft = dgm.condition(Bent(), torch.zeros(1, dtype=FLOAT), tolerance=0.1)
     with pytest.raises(ArgumentError, match=r"RiemannianHMC\): its state has no where"):
         dgm.sample(soft, dgm.ModeJumps(dgm.RiemannianHMC()), chains=2, draws=2, progress=False)
-    with pytest.raises(ArgumentError, match=r"LiftedHMC\(jumps=1\)"):
-        dgm.LiftedHMC(jumps=1)
+    for kind in (dgm.LiftedHMC, dgm.ConstrainedHMC):
+        with pytest.raises(ArgumentError, match=rf"{kind.__name__}\(jumps=1\): must be modes, .* or True, False"):
+            kind(jumps=1)
+    with pytest.raises(ArgumentError, match=r"ConstrainedHMC\(jumps=Jumps\(.*no additive normal noise: omit jumps"):
+        dgm.ConstrainedHMC(jumps=found).check(dgm.condition(Bent(), torch.zeros(1, dtype=FLOAT)))
+    noisy = dgm.condition(dgm.WithNoise(Bent(), 0.1), torch.zeros(1, dtype=FLOAT))
+    with pytest.raises(ArgumentError, match=r"LiftedHMC\(Jumps\(.*1 problems|problem has \(\) problems"):
+        dgm.LiftedHMC(jumps=found).check(noisy)
 
 
 class Bent(dgm.GenerativeModel):
