@@ -19,8 +19,6 @@ __all__ = ["Jumps", "as_jumps", "jump", "within_modes"]
 
 # Modes that are kept.
 _MOST = 256
-# Jumps after a transition, each at the cost of an energy: a trajectory takes more gradients than that.
-_TRIES = 2
 
 
 class Landed(NamedTuple):
@@ -30,7 +28,7 @@ class Landed(NamedTuple):
     moved: Tensor
     """Which are elsewhere, ``[chains, *batch]``."""
     probability: Tensor
-    """Mean acceptance probability of a jump, ``[chains, *batch]``."""
+    """Acceptance probability of the first jump, ``[chains, *batch]``."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -128,7 +126,7 @@ class Jumps(Settings):
         return type(self)(*(part[:, problems] for part in parts))
 
     def land(self, target: Target, point: Point, rng: torch.Generator) -> "Landed":
-        """Where two jumps of every chain, each accepted or not, lead from points ``[chains, *batch, D]``."""
+        """Where a jump of every chain, and of half of them another, lead from ``[chains, *batch, D]`` if accepted."""
         batch = point.energy.shape[1:]
         several = (self.counts > 1).flatten().nonzero().squeeze(-1)
         if len(several) < batch.numel() and target.can_take:
@@ -145,15 +143,16 @@ class Jumps(Settings):
                 none.bool().index_copy(1, several, landed.moved).view_as(point.energy),
                 none.index_copy(1, several, landed.probability).view_as(point.energy),
             )
-        before, known, probabilities = point, self._known(point.position), []
-        for _ in range(_TRIES):
-            position, log_hastings, there = self._proposed(point.position, known, rng)
-            after, probability, _ = metropolis(point, point_at(target, position), log_hastings, rng)
-            moved = (after.position != point.position).any(-1)
-            point, known = after, there.where(moved, known)
-            probabilities.append(probability)
-        moved = (point.position != before.position).any(-1)
-        return Landed(point, moved, torch.stack(probabilities).mean(0))
+        known = self._known(point.position)
+        position, log_hastings, there = self._proposed(point.position, known, rng)
+        first = metropolis(point, point_at(target, position), log_hastings, rng)
+        known = there.where((first.point.position != point.position).any(-1), known)
+        position, log_hastings, _ = self._proposed(first.point.position, known, rng)
+        # of two modes that are much alike, two jumps always would lead back
+        again = torch.rand(log_hastings.shape, generator=rng, dtype=position.dtype, device=position.device) < 0.5
+        log_hastings = torch.where(again, log_hastings, -torch.inf)
+        second = metropolis(first.point, point_at(target, position), log_hastings, rng).point
+        return Landed(second, (second.position != point.position).any(-1), first.probability)
 
     def centred(self, x: Tensor) -> Tensor:
         """``x - m``, each of ``x [chains, *batch, D]`` about the mode that it is most probably of."""
