@@ -163,6 +163,16 @@ def test_modes_may_be_given_and_a_problem_may_have_one():
     assert len(repr(kernel)) < 400
 
 
+def test_chains_forget_which_of_two_like_modes_they_are_in():
+    """As two jumps of every transition, all of them accepted, would not let them."""
+    target = dgm.Target(lambda x: -torch.logaddexp(*(-2 * (x + side).square().sum(-1) for side in (4, -4))), 2)
+    draws = dgm.sample(target, dgm.ModeJumps(), chains=8, warmup=50, draws=300, seed=1, progress=False)
+    assert draws.stats["jump_acceptance"].mean() > 0.99
+    z, ess = compare((draws.inputs[..., :1] > 0).double(), torch.tensor([0.5], dtype=FLOAT))
+    assert ess.min() > 1200
+    assert z.abs().max() < 5
+
+
 def test_a_target_without_curvature_at_its_mode_says_so():
     with pytest.raises(dgm.errors.EvidenceError, match="no mode was found"):
         dgm.sample(dgm.Target(lambda x: x.abs().sum(-1), 2), dgm.ModeJumps(), chains=2, draws=2, progress=False)
