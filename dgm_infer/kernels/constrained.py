@@ -19,9 +19,9 @@ from ..structures import JacobianMap
 from .drifts import CIRCULAR, STRAIGHT
 from .hamiltonian import accept, check_schedule, constant_steps, draw_momentum, draw_schedule, schedule_tuning
 from .integrators import geodesic
-from .jumps import Jumps, as_jumps
+from .jumps import Jumps, as_jumps, jump_on_fibre, within_modes
 from .kernel import Info, TrajectoryEnd, Trial
-from .points import point_at
+from .metrics import IDENTITY
 from .tuning import Tuning
 
 __all__ = ["ConstrainedHMC", "ConstrainedState"]
@@ -45,6 +45,18 @@ class ConstrainedState(NamedTuple):
     def energy(self) -> Tensor:
         """``[chains, *batch]``."""
         return self.linearisation.energy.reshape(self.position.shape[:-1])
+
+    @property
+    def constraint_error(self) -> Tensor:
+        """``max|c|``, ``[chains, *batch]``."""
+        return self.linearisation.constraint_error.reshape(self.position.shape[:-1])
+
+    def where(self, condition: Tensor, other: "ConstrainedState") -> "ConstrainedState":
+        """This state where the condition ``[chains, *batch]`` holds, else the other."""
+        return ConstrainedState(
+            torch.where(condition.unsqueeze(-1), self.position, other.position),
+            self.linearisation.where(condition.flatten(), other.linearisation),
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,8 +149,7 @@ class ConstrainedHMC(Settings):
         return self.replace(jumps=jumps)
 
     def within_modes(self, trial: Trial) -> Trial:
-        # positions are those of noise, too, and there is no metric to adapt
-        return trial
+        return within_modes(trial, self.jumps, IDENTITY) if isinstance(self.jumps, Jumps) else trial
 
     def relative_tolerance(self, dtype: torch.dtype) -> float:
         """The tolerance for this dtype."""
@@ -248,22 +259,6 @@ class ConstrainedHMC(Settings):
             ),
         )
         after = ConstrainedState(u_new.reshape(full), here)
-        return self._jumped(problem, self.jumps, after, info, rng) if isinstance(self.jumps, Jumps) else (after, info)
-
-    def _jumped(
-        self, problem: Fibre, jumps: Jumps, state: ConstrainedState, info: Info, rng: torch.Generator
-    ) -> tuple[ConstrainedState, Info]:
-        """The same after a jump of the global inputs under their marginal density, lifted to the fibre."""
-        marginal = problem.marginal
-        assert marginal is not None, "ConstrainedHMC.check() refuses these jumps"
-        u1 = state.position[..., : marginal.dim]
-        point, moved, probability = jumps.land(marginal, point_at(marginal, u1), rng)
-        if moved.any():
-            position = torch.where(moved.unsqueeze(-1), marginal.lift(point.position, rng), state.position)
-            # of all rows: compiled code is that of so many
-            there = self.init(problem, position).linearisation.where(moved.flatten(), state.linearisation)
-            after = ConstrainedState(position, there)
-            info = dataclasses.replace(info, energy=info.energy + (after.energy - state.energy))
-            info.stats["constraint_error"] = there.constraint_error.reshape(moved.shape)
-            state = after
-        return state, dataclasses.replace(info, stats={**info.stats, "jump_acceptance": probability})
+        if isinstance(self.jumps, Jumps):
+            return jump_on_fibre(problem, self, self.jumps, after, info, rng)
+        return after, info

@@ -2,12 +2,14 @@
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from ..arguments.shown import shown
+from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError
 from ..settings import Settings
 from ..target import Target
@@ -15,10 +17,10 @@ from .kernel import Info, Trial
 from .metrics import Metric
 from .points import Point, metropolis, point_at
 
-__all__ = ["Jumps", "as_jumps", "jump", "within_modes"]
+__all__ = ["Jumps", "as_jumps", "jump", "jump_on_fibre", "within_modes"]
 
-# Modes that are kept.
-_MOST = 256
+# Modes that are kept, at most, and numbers in their covariances, which files and checkpoints hold.
+_MOST, _NUMBERS = 256, 2**21
 
 
 class Landed(NamedTuple):
@@ -52,13 +54,14 @@ class Jumps(Settings):
 
     @classmethod
     def between(cls, positions: Tensor, covariances: Tensor, log_masses: Tensor) -> Self:
-        """Jumps between the 256 modes of the largest masses, of ``[M, *batch, ...]``; none without a covariance."""
+        """Jumps between the modes of the largest masses, 256 at most, that have a covariance: ``[M, *batch, ...]``."""
         unit = torch.eye(positions.shape[-1], dtype=positions.dtype, device=positions.device)
         there = covariances.flatten(-2).isfinite().all(-1) & log_masses.isfinite()
         factors, failed = torch.linalg.cholesky_ex(torch.where(there[..., None, None], covariances, unit))
         there &= failed == 0
         log_weights = torch.where(there, log_masses.to(positions), -torch.inf)
-        order = log_weights.argsort(0, descending=True)[: min(_MOST, max(1, int(there.sum(0).max())))]
+        most = min(_MOST, max(1, _NUMBERS // max(1, factors[:1].numel())))
+        order = log_weights.argsort(0, descending=True)[: min(most, max(1, int(there.sum(0).max())))]
         there, log_weights = there.gather(0, order), log_weights.gather(0, order)
         # a problem without a mode has one that no chain leaves
         log_weights[0] = torch.where(there[0], log_weights[0], 0.0)
@@ -78,9 +81,8 @@ class Jumps(Settings):
         # its numbers would fill pages
         counts = self.counts
         least, most = int(counts.min()), int(counts.max())
-        return (
-            f"Jumps({least if least == most else f'{least} to {most}'} modes of {self.centres.shape[-1]} coordinates)"
-        )
+        number = f"{least} mode{'s' * (least != 1)}" if least == most else f"{least} to {most} modes"
+        return f"Jumps({number} of {self.centres.shape[-1]} coordinates)"
 
     def check(self, name: str, batch_shape: torch.Size, dim: int) -> None:
         """Raise ArgumentError unless the modes are those of such problems."""
@@ -92,7 +94,7 @@ class Jumps(Settings):
 
     def draws(self, n: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
         """Centres and points of n draws from the mixture, each ``[n, *batch, D]``."""
-        k = _drawn(self.log_weights.movedim(0, -1).exp().expand(n, *self.centres.shape[1:-1], -1), rng)
+        k = _drawn(self.log_weights.movedim(0, -1).expand(n, *self.centres.shape[1:-1], -1), rng)
         centre = _at(self.centres.movedim(0, -2), k, 1)
         noise = torch.randn(centre.shape, generator=rng, dtype=centre.dtype, device=centre.device)
         return centre, centre + (_at(self.factors.movedim(0, -3), k, 2) @ noise.unsqueeze(-1)).squeeze(-1)
@@ -106,19 +108,32 @@ class Jumps(Settings):
         return moved, log_hastings
 
     def _proposed(self, x: Tensor, here: "_Known", rng: torch.Generator) -> tuple[Tensor, Tensor, "_Known"]:
-        i = _drawn(here.log_r.exp(), rng)
-        roots = (0.5 * self.log_weights.movedim(0, -1)).exp()
-        j = _drawn(roots.expand_as(here.log_r).scatter(-1, i.unsqueeze(-1), 0.0), rng)
+        i = _drawn(here.log_r, rng)
+        roots = 0.5 * self.log_weights.movedim(0, -1)
+        j = _drawn(roots.expand_as(here.log_r).scatter(-1, i.unsqueeze(-1), -torch.inf), rng)
         factor, white = _at(self.factors.movedim(0, -3), j, 2), _at(here.white, i, 1)
         moved = _at(self.centres.movedim(0, -2), j, 1) + (factor @ white.unsqueeze(-1)).squeeze(-1)
         there = self._known(moved)
-        # q(j | i) = root_j / rest_i
-        rests = roots.sum(-1, keepdim=True) - roots
-        other = self._log_dets - roots.log() - rests.log()
+        # log q(j | i) = roots_j - rests_i
+        other = self._log_dets - roots - self._rests
         log_hastings = _at(there.log_r + other, j) - _at(here.log_r + other, i)
         several = self.counts > 1
         moved = torch.where(several.unsqueeze(-1), moved, x)
         return moved, torch.where(several, log_hastings, -torch.inf), there
+
+    @cached_property
+    def _rests(self) -> Tensor:
+        """Logs of the sums of the roots of all other weights, ``[*batch, M]``."""
+        # of logs: a difference of sums would lose all but the largest weights
+        roots = 0.5 * self.log_weights.movedim(0, -1)
+        own = torch.eye(roots.shape[-1], dtype=torch.bool, device=roots.device)
+        return torch.where(own, -torch.inf, roots.unsqueeze(-2)).logsumexp(-1)
+
+    def to(self, like: Tensor) -> Self:
+        """The same in the type and on the device of a tensor."""
+        if self.centres.dtype == like.dtype and self.centres.device == like.device:
+            return self
+        return type(self)(self.centres.to(like), self.factors.to(like), self.log_weights.to(like))
 
     def take(self, problems: Tensor) -> Self:
         """Those of the problems with flat indices ``[N]``."""
@@ -129,11 +144,13 @@ class Jumps(Settings):
         """Where a jump of every chain, and of half of them another, lead from ``[chains, *batch, D]`` if accepted."""
         batch = point.energy.shape[1:]
         several = (self.counts > 1).flatten().nonzero().squeeze(-1)
+        if len(several) == 0:
+            return Landed(point, torch.zeros_like(point.energy, dtype=torch.bool), torch.zeros_like(point.energy))
         if len(several) < batch.numel() and target.can_take:
             # the others have nowhere to go
             flat = Point(point.position.flatten(1, -2), point.energy.flatten(1))
             part = Point(flat.position[:, several], flat.energy[:, several])
-            landed = self.take(several).land(target.take(several), part, rng)
+            landed = self.take(several)._jumped(target.take(several), part, rng)
             none = torch.zeros_like(flat.energy)
             return Landed(
                 Point(
@@ -143,6 +160,9 @@ class Jumps(Settings):
                 none.bool().index_copy(1, several, landed.moved).view_as(point.energy),
                 none.index_copy(1, several, landed.probability).view_as(point.energy),
             )
+        return self._jumped(target, point, rng)
+
+    def _jumped(self, target: Target, point: Point, rng: torch.Generator) -> "Landed":
         known = self._known(point.position)
         position, log_hastings, there = self._proposed(point.position, known, rng)
         first = metropolis(point, point_at(target, position), log_hastings, rng)
@@ -158,7 +178,7 @@ class Jumps(Settings):
         """``x - m``, each of ``x [chains, *batch, D]`` about the mode that it is most probably of."""
         return x - _at(self.centres.movedim(0, -2), self._known(x).log_r.argmax(-1), 1)
 
-    @property
+    @cached_property
     def _log_dets(self) -> Tensor:
         """``log|L|``, ``[*batch, M]``."""
         return self.factors.diagonal(dim1=-2, dim2=-1).log().sum(-1).movedim(0, -1)
@@ -186,9 +206,9 @@ class _Known(NamedTuple):
         )
 
 
-def _drawn(weights: Tensor, rng: torch.Generator) -> Tensor:
-    """An index for every row of weights ``[..., M]``, in proportion to them: ``[...]``."""
-    ends = weights.cumsum(-1)
+def _drawn(log_weights: Tensor, rng: torch.Generator) -> Tensor:
+    """An index for every row of log weights ``[..., M]``, in proportion to the weights: ``[...]``."""
+    ends = (log_weights - log_weights.amax(-1, keepdim=True)).exp().cumsum(-1)
     at = torch.rand(ends[..., :1].shape, generator=rng, dtype=ends.dtype, device=ends.device) * ends[..., -1:]
     return (ends[..., :-1] <= at).sum(-1)
 
@@ -223,20 +243,72 @@ def jump(problem: Target, kernel: Any, jumps: Jumps, state: Any, info: Info, rng
         kernel: whose ``init`` makes states at positions, with ``where``.
         state, info: what the transition led to.
     """
-    point, moved, probability = jumps.land(problem, Point(state.position, state.energy), rng)
+    point, moved, probability = jumps.to(state.position).land(problem, Point(state.position, state.energy), rng)
     landed = kernel.init(problem, point.position).where(moved, state) if moved.any() else state
+    return landed, _told(info, state, landed, probability)
+
+
+def jump_on_fibre(
+    problem: Fibre, kernel: Any, jumps: Jumps, state: Any, info: Info, rng: torch.Generator
+) -> tuple[Any, Info]:
+    """The same of the global inputs of a fibre with additive noise, under their marginal density; lifted to the fibre.
+
+    Args:
+        problem: a fibre with ``marginal``.
+        kernel: whose states have ``where`` and ``constraint_error``.
+        state, info: what the transition led to.
+    """
+    target = _OnFibre(problem, kernel.relative_tolerance(state.position.dtype))
+    marginal = target.marginal
+    u1 = state.position[..., : marginal.dim]
+    point, moved, probability = jumps.to(u1).land(target, point_at(marginal, u1), rng)
+    landed = state
+    if moved.any():
+        position = torch.where(moved.unsqueeze(-1), marginal.lift(point.position, rng), state.position)
+        # of all rows: compiled code is that of so many
+        landed = kernel.init(problem, position).where(moved, state)
+    info = _told(info, state, landed, probability)
+    return landed, dataclasses.replace(info, stats={**info.stats, "constraint_error": landed.constraint_error})
+
+
+def _told(info: Info, state: Any, landed: Any, probability: Tensor) -> Info:
     # with the momentum's part, which a jump leaves as it is
     energy = info.energy + (landed.energy - state.energy)
-    return landed, dataclasses.replace(info, energy=energy, stats={**info.stats, "jump_acceptance": probability})
+    return dataclasses.replace(info, energy=energy, stats={**info.stats, "jump_acceptance": probability})
+
+
+class _OnFibre(Target):
+    """The marginal density of global inputs, zero where the noise that should explain the observation does not."""
+
+    def __init__(self, problem: Fibre, tolerance: float):
+        assert problem.marginal is not None, "check() refuses jumps on this problem"
+        self.marginal, self._problem, self._tolerance = problem.marginal, problem, tolerance
+        super().__init__(None, self.marginal.dim, tuple(problem.batch_shape))
+
+    def energy(self, x: Tensor) -> Tensor:
+        # any noise that gives the observation will do
+        lifted = self.marginal.lift(x, torch.Generator(x.device).manual_seed(0))
+        on_fibre = self._problem.constraint_error(lifted) < self._tolerance * self._problem.scale
+        return torch.where(on_fibre, self.marginal.energy(x), torch.inf)
+
+    def take(self, problems: Tensor) -> "_OnFibre":
+        return _OnFibre(self._problem.take(problems), self._tolerance)
 
 
 def within_modes(trial: Trial, jumps: Jumps, metric: Metric) -> Trial:
-    """The same with positions about the centres of their modes, which are no matter of a metric or trajectories."""
-    if trial.position is not None:
-        trial = trial._replace(position=jumps.centred(trial.position))
-    if trial.end is not None:
-        start = metric.velocity(trial.end.start)
-        moved = metric.whiten(jumps.centred(start) - start)
-        end = trial.end._replace(start=trial.end.start + moved, position=trial.end.position + moved)
+    """The same with positions about the centres of their modes, which are no matter of a metric or trajectories.
+
+    Of positions that have more coordinates than the modes, the first ones; those of a block are as they were.
+    """
+    dim = jumps.centres.shape[-1]
+
+    def centre(x: Tensor) -> Tensor:
+        return torch.cat([x[..., :dim] - jumps.to(x).centred(x[..., :dim]), torch.zeros_like(x[..., dim:])], -1)
+
+    if trial.position is not None and trial.position.shape[-1] >= dim:
+        trial = trial._replace(position=trial.position - centre(trial.position))
+    if trial.end is not None and trial.end.start.shape[-1] >= dim:
+        moved = metric.whiten(centre(metric.velocity(trial.end.start)))
+        end = trial.end._replace(start=trial.end.start - moved, position=trial.end.position - moved)
         trial = trial._replace(end=end)
     return trial

@@ -13,7 +13,7 @@ from ..errors import ArgumentError, Status
 from ..settings import Settings
 from .hamiltonian import HMCState, check_schedule
 from .hmc import HMC
-from .jumps import Jumps, as_jumps, jump, within_modes
+from .jumps import Jumps, as_jumps, jump_on_fibre, within_modes
 from .kernel import Info, Trial
 from .metrics import DenseMetric, Metric, check_metric, metric_in_use
 from .nuts import NUTS
@@ -74,8 +74,9 @@ class LiftedHMC(Settings):
             type of the positions: the same law, and faster where a network's arithmetic takes the time, on a CPU 2 to
             4 times for convolutions. None does so for networks with convolutions. Not for ``"nuts"``, which needs an
             energy with every gradient.
-        jumps: whether every trajectory is followed by a jump to another mode (:class:`Jumps`), between those that
-            :func:`sample` finds where its annealed start ends in several; or what :func:`modes` found of the fibre.
+        jumps: whether every trajectory is followed by a jump or two to another mode (math 8.15), between those that
+            :func:`sample` finds where its annealed start ends in several, of positions of 64 bits; or what
+            :func:`modes` found of the fibre.
     """
 
     step_size: float | Tensor | None = None
@@ -167,8 +168,6 @@ class LiftedHMC(Settings):
     def step(self, problem: Fibre, state: LiftedState, rng: torch.Generator) -> tuple[LiftedState, Info]:
         marginal, before = self._marginal(problem), state.marginal
         after, info = self.unlifted.step(marginal, before, rng)
-        if isinstance(self.jumps, Jumps):
-            after, info = jump(marginal, self.unlifted, self.jumps, after, info, rng)
         position = marginal.lift(after.position, rng, *after.extra)
         there = LiftedState(position, after, problem.constraint_error(position))
         on_fibre = there.constraint_error < self.relative_tolerance(position.dtype) * problem.scale
@@ -176,7 +175,7 @@ class LiftedHMC(Settings):
         # a transition that failed leaves everything as it was, noise that the observation does not determine included
         stayed = (after.position == before.position).all(-1)
         here = there.where(on_fibre & ~((status != Status.OK) & stayed), state)
-        return here, Info(
+        info = Info(
             acceptance_rate=torch.where(on_fibre, info.acceptance_rate, 0.0),
             status=status,
             energy=torch.where(on_fibre, info.energy, before.energy),
@@ -188,6 +187,9 @@ class LiftedHMC(Settings):
             },
             tuning=info.tuning,
         )
+        if isinstance(self.jumps, Jumps):
+            return jump_on_fibre(problem, self, self.jumps, here, info, rng)
+        return here, info
 
     def _marginal(self, problem: Fibre) -> NoiseMarginal:
         coarse = self.float32_gradients

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..arguments.shown import shown
+from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError
 from ..settings import Settings
 from ..target import Target
@@ -16,6 +17,7 @@ from .hmc import HMC
 from .jumps import Jumps, as_jumps, jump, within_modes
 from .kernel import Info, Kernel, Trial
 from .metrics import IDENTITY, metric_in_use
+from .riemannian import RiemannianHMC
 from .tuning import Tunable, Tuning
 
 __all__ = ["ModeJumps"]
@@ -61,8 +63,23 @@ class ModeJumps(Settings):
         return trial if self.modes is None else within_modes(trial, self.modes, metric)
 
     def check(self, problem) -> None:
+        if isinstance(problem, Fibre):
+            raise ArgumentError(
+                "ModeJumps samples a Target, not a Fibre: where noise is additive LiftedHMC and ConstrainedHMC jump by "
+                "themselves"
+            )
         check_target("ModeJumps", problem)
         self.kernel.check(problem)
+        if isinstance(self.kernel, RiemannianHMC) or getattr(self.kernel, "reflect", False):
+            raise ArgumentError(
+                f"ModeJumps(kernel={type(self.kernel).__name__}): its chains can't jump: use HMC, NUTS, RandomWalk or "
+                "slices that are not reflected"
+            )
+        if self.modes is None and not problem.has_gradient:
+            raise ArgumentError(
+                f"ModeJumps(modes=None): modes are found by gradients, which this {type(problem).__name__} does not "
+                "have: give modes, or use the kernel alone"
+            )
         if self.modes is not None:
             self.modes.check("ModeJumps", problem.batch_shape, problem.dim)
 
@@ -79,6 +96,8 @@ class ModeJumps(Settings):
         return dataclasses.replace(self, kernel=self.kernel.probe(step_size, n_steps))
 
     def init(self, problem: Target, position: Tensor) -> Any:
+        if self.modes is None:
+            raise ArgumentError("ModeJumps(modes=None): only sample() finds modes: give modes=dgm.modes(target)")
         state = self.kernel.init(problem, position)
         if not hasattr(state, "where"):
             raise ArgumentError(
@@ -89,4 +108,4 @@ class ModeJumps(Settings):
 
     def step(self, problem: Target, state: Any, rng: torch.Generator) -> tuple[Any, Info]:
         after, info = self.kernel.step(problem, state, rng)
-        return (after, info) if self.modes is None else jump(problem, self.kernel, self.modes, after, info, rng)
+        return jump(problem, self.kernel, self.modes, after, info, rng)

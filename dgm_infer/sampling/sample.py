@@ -83,6 +83,7 @@ def sample(
     Raises:
         ArgumentError: an argument is outside its range, the folder holds a run, or what to sample cannot be stored.
         StartError: no starting points were found.
+        EvidenceError: :class:`ModeJumps` was to find the modes of a target, and found none.
     """
     if not isinstance(problem, Fibre | Target):
         problem = as_target(problem)

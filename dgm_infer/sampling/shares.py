@@ -27,8 +27,6 @@ _FEWEST, _EACH = 4, 4
 _LEVEL, _DEGENERATE = 1e-2, 1e8
 # Numbers in the second derivatives of all points, and in the images they take, up to which they are worth their time.
 _NUMBERS = 2**24
-# Numbers in the covariances that a kernel keeps, and draws are stored with.
-_JUMP_NUMBERS = 2**21
 
 
 class Shares(NamedTuple):
@@ -94,8 +92,7 @@ def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torc
     comb = own.reshape(chains, -1) + torch.rand(ends.shape[1:], generator=rng, dtype=ends.dtype, device=ends.device)
     chosen = torch.searchsorted((ends / ends[-1]).T.contiguous(), (comb / chains).T.contiguous()).T.clamp_max(n - 1)
     chosen = torch.where(told, order.gather(0, chosen.reshape(chains, *batch)), own)
-    kept = (found.jumps.counts > 1).any() and found.jumps.factors.numel() <= _JUMP_NUMBERS
-    return Shares(chosen, found.jumps if kept else None)
+    return Shares(chosen, found.jumps if (found.jumps.counts > 1).any() else None)
 
 
 class _Weighed(NamedTuple):

@@ -12,7 +12,7 @@ from ..conditioning.fibre import Fibre
 from ..conditioning.magnitude import solver_tolerance
 from ..conditioning.soft import InputPosterior
 from ..conditioning.solve import damped_gauss_newton
-from ..errors import ArgumentError
+from ..errors import ArgumentError, EvidenceError
 from ..kernels import Kernel, LiftedHMC
 from ..kernels.jumps import Jumps
 from ..kernels.tuning import FibreKernel, Jumping, Tunable, Tuning
@@ -100,8 +100,14 @@ def _near_modes(problem: Target, chains: int, rng: torch.Generator, given: Tenso
     Raises:
         EvidenceError: no mode was found.
     """
+    start = problem.start(chains, rng) if given is None else given
     seed = int(torch.randint(2**31, (), generator=rng, device=rng.device))
-    found = modes(problem, _SEARCHES, seed=seed, device=rng.device)
+    try:
+        found = modes(problem, _SEARCHES, seed=seed, dtype=start.dtype, device=start.device)
+    except EvidenceError as error:
+        raise EvidenceError(
+            f"ModeJumps: {error}; give modes=dgm.modes(target, start=...), or use the kernel alone"
+        ) from error
     jumps = Jumps.between(found.positions, found.covariances, found.log_masses)
     if given is not None:
         return Start(given, jumps=jumps)

@@ -108,6 +108,7 @@ def verdict(draws: Run, problem: Any, stayed: Tensor, transitions: int, adapted:
 
 def _most_steps(kernel: Any) -> int | None:
     """The steps at which a kernel ends a trajectory that would go on; None if it is as long as was asked for."""
+    kernel = getattr(kernel, "kernel", kernel)
     return MAX_STEPS if getattr(kernel, "n_steps", 0) is None else getattr(kernel, "max_steps", None)
 
 

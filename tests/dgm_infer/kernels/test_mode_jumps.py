@@ -1,6 +1,7 @@
 """Jumps between modes: the proportions of the target, however bad the normal approximations and masses are."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -110,6 +111,25 @@ def test_control_without_a_term_of_the_acceptance_they_do_not(part):
     assert standard_errors(Wrong(jumps.centres, jumps.factors, jumps.log_weights)).abs().max() > 5
 
 
+@pytest.mark.parametrize(("dtype", "nats"), [(torch.float32, 34), (torch.float32, 300), (FLOAT, 80), (FLOAT, 2000)])
+def test_masses_that_are_wrong_by_any_factor_leave_the_proportions_as_they_are(dtype, nats):
+    def energy(x):
+        return -torch.logaddexp(-0.5 * (x - 5).square().sum(-1), -0.5 * (x + 5).square().sum(-1))
+
+    target = dgm.Target(energy, 1)
+    centres = torch.tensor([[5.0], [-5.0]], dtype=dtype)
+    jumps = Jumps(centres, torch.ones(2, 1, 1, dtype=dtype), torch.tensor([0.0, -nats], dtype=dtype))
+    x = torch.cat([centres[:1].expand(2000, 1), centres[1:].expand(2000, 1)])
+    rng = torch.Generator().manual_seed(1)
+    point = point_at(target, x + torch.randn(x.shape, generator=rng, dtype=dtype))
+    for _ in range(10):
+        landed = jumps.land(target, point, rng)
+        assert ((landed.probability >= 0) & (landed.probability <= 1)).all()
+        point = landed.point
+    share = (point.position > 0).double().mean().item()
+    assert abs(share - 0.5) < 5 * 0.5 / 4000**0.5
+
+
 def test_jumps_are_to_other_modes_and_back_by_the_same_map():
     jumps, rng = poor(), torch.Generator().manual_seed(2)
     x = CENTRES[1].expand(200, 2, 2) + 0.1
@@ -123,7 +143,7 @@ def test_jumps_are_to_other_modes_and_back_by_the_same_map():
     assert (there[:, 0, 0] > 4.5).any()
 
 
-def sampled(kernel, **changes):
+def sampled(kernel, **changes) -> Any:
     settings = {"chains": 8, "warmup": 100, "draws": 400, "seed": 1, "progress": False} | changes
     return dgm.sample(Bananas(), kernel, **settings)
 
@@ -178,6 +198,68 @@ def test_a_target_without_curvature_at_its_mode_says_so():
         dgm.sample(dgm.Target(lambda x: x.abs().sum(-1), 2), dgm.ModeJumps(), chains=2, draws=2, progress=False)
 
 
+class Bowls(dgm.Target):
+    """Problems of one mode, that can be taken alone, of float32."""
+
+    def __init__(self, batch):
+        super().__init__(None, 2, batch)
+        self.net = torch.nn.Linear(2, 2).requires_grad_(False)
+
+    def energy(self, x):
+        assert x.numel() > 0
+        return 0.5 * x.square().sum(-1) + 0.01 * self.net(x).square().sum(-1)
+
+    def take(self, problems):
+        return Bowls((len(problems),))
+
+
+@pytest.mark.parametrize("batch", [(), (2,), (2, 3)])
+def test_problems_of_one_mode_each_have_nowhere_to_jump_and_keep_their_type(batch):
+    draws: Any = dgm.sample(Bowls(batch), dgm.ModeJumps(), chains=3, warmup=20, draws=10, seed=1, progress=False)
+    assert (draws.stats["jump_acceptance"] == 0).all()
+    assert draws.inputs.dtype == draws.kernel.modes.centres.dtype == torch.float32
+    # modes of more bits than the chains have
+    double = draws.kernel.modes.to(torch.zeros(1, dtype=FLOAT))
+    again = dgm.sample(Bowls(batch), dgm.ModeJumps(modes=double), chains=3, warmup=5, draws=5, progress=False)
+    assert again.inputs.dtype == torch.float32
+
+
+def test_kernels_of_blocks_jump_too():
+    walk = dgm.Alternating(dgm.RandomWalk(0.5), dgm.RandomWalk(), blocks=((0, 1), (1, 2)))
+    draws = sampled(dgm.ModeJumps(walk), draws=100)
+    assert (draws.stats["jump_acceptance"].mean((0, 1)) > 0.2).all()
+
+
+class Patchy(dgm.DirectedModel):
+    """Noise that is additive at prior draws, and not beyond u1 = -4."""
+
+    structure = "independent"
+    output_shape = (1,)
+
+    def __init__(self):
+        super().__init__()
+        self.global_density, self.local_density = dgm.StandardNormal(1), dgm.StandardNormal(1)
+
+    def global_latents(self, u1):
+        return {"z": u1}
+
+    def simulate(self, z, u2):
+        return z["z"].square() + 0.1 * torch.where(z["z"] < -4, u2.square(), u2)
+
+
+@pytest.mark.filterwarnings("ignore:observed values")
+@pytest.mark.parametrize("kind", [dgm.LiftedHMC, dgm.ConstrainedHMC], ids=lambda kind: kind.__name__)
+def test_a_jump_off_the_fibre_is_none(kind):
+    problem = dgm.condition(Patchy(), torch.full((1,), 25.0, dtype=FLOAT))
+    centres = torch.tensor([[5.0], [-5.0]], dtype=FLOAT)
+    modes = Jumps(centres, torch.full((2, 1, 1), 0.01, dtype=FLOAT), torch.zeros(2, dtype=FLOAT))
+    start = problem.marginal.lift(centres[:1].expand(4, 1), torch.Generator())
+    kernel = kind(step_size=0.01, n_steps=2, jumps=modes)
+    draws = dgm.sample(problem, kernel, chains=4, initial=start, warmup=0, draws=20, seed=1, progress=False)
+    assert (draws.inputs[..., 0] > 0).all()
+    assert draws.stats["constraint_error"].max() < 1e-6
+
+
 def test_what_does_not_fit_is_named():
     found = dgm.modes(Bananas())
     with pytest.raises(
@@ -189,8 +271,16 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ArgumentError, match=r"ModeJumps\(modes=3\): must be modes, dgm.modes\(problem\), or None"):
         dgm.ModeJumps(modes=3)
     soft = dgm.condition(Bent(), torch.zeros(1, dtype=FLOAT), tolerance=0.1)
-    with pytest.raises(ArgumentError, match=r"RiemannianHMC\): its state has no where"):
-        dgm.sample(soft, dgm.ModeJumps(dgm.RiemannianHMC()), chains=2, draws=2, progress=False)
+    for kernel in (dgm.RiemannianHMC(), dgm.LinearSlice(width=1.0, max_steps=1, reflect=True)):
+        with pytest.raises(ArgumentError, match=r"its chains can't jump: use HMC"):
+            dgm.ModeJumps(kernel).check(soft)
+    with pytest.raises(ArgumentError, match=r"ModeJumps\(modes=None\): only sample\(\) finds modes"):
+        dgm.ModeJumps().init(Bananas(), torch.zeros(2, 2, 2, dtype=FLOAT))
+    uniform = dgm.condition(Bent(), torch.zeros(1, dtype=FLOAT), tolerance=0.1, kernel="uniform")
+    with pytest.raises(ArgumentError, match=r"modes are found by gradients, .* or use the kernel alone"):
+        dgm.ModeJumps(dgm.EllipticalSlice()).check(uniform)
+    with pytest.raises(ArgumentError, match=r"not a Fibre: where noise is additive LiftedHMC"):
+        dgm.ModeJumps().check(dgm.condition(Bent(), torch.zeros(1, dtype=FLOAT)))
     for kind in (dgm.LiftedHMC, dgm.ConstrainedHMC):
         with pytest.raises(ArgumentError, match=rf"{kind.__name__}\(jumps=1\): must be modes, .* or True, False"):
             kind(jumps=1)
