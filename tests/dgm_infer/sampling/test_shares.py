@@ -196,10 +196,10 @@ def test_chains_of_several_modes_have_their_shares_and_the_warning_names_the_mas
 @pytest.mark.filterwarnings("ignore:sample")
 @pytest.mark.parametrize("kind", [dgm.LiftedHMC, dgm.ConstrainedHMC], ids=lambda kind: kind.__name__)
 def test_chains_jump_between_modes_in_proportion_to_their_masses(kind):
-    problem, settings = folded(1.0, -0.5, 8.0), {"chains": 8, "warmup": 60, "draws": 300, "seed": 1, "progress": False}
+    problem, settings = folded(1.0, 8.0), {"chains": 8, "warmup": 60, "draws": 300, "seed": 1, "progress": False}
     draws: Any = dgm.sample(problem, kind(), **settings)
     assert draws.stats["constraint_error"].max() < 1e-7
-    assert draws.kernel.jumps.counts.tolist() == [2, 1, 1]
+    assert draws.kernel.jumps.counts.tolist() == [2, 1]
     right = (draws.inputs[:, :, 0, 0] > 0).double()
     assert ((right[:, 1:] != right[:, :-1]).sum(1) > 50).all()
     z, ess = compare(right.unsqueeze(-1), torch.tensor([wide_mass()], dtype=FLOAT))
