@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..arguments.shown import shown
 from ..conditioning.fibre import Fibre
+from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError
 from ..settings import Settings
 from ..target import Target
@@ -249,7 +250,13 @@ def jump(problem: Target, kernel: Any, jumps: Jumps, state: Any, info: Info, rng
 
 
 def jump_on_fibre(
-    problem: Fibre, kernel: Any, jumps: Jumps, state: Any, info: Info, rng: torch.Generator
+    problem: Fibre,
+    kernel: Any,
+    jumps: Jumps,
+    state: Any,
+    info: Info,
+    rng: torch.Generator,
+    energy: Tensor | None = None,
 ) -> tuple[Any, Info]:
     """The same of the global inputs of a fibre with additive noise, under their marginal density; lifted to the fibre.
 
@@ -257,11 +264,14 @@ def jump_on_fibre(
         problem: a fibre with ``marginal``.
         kernel: whose states have ``where`` and ``constraint_error``.
         state, info: what the transition led to.
+        energy: of the global inputs under that density, ``[chains, *batch]``; None to compute it.
     """
-    target = _OnFibre(problem, kernel.relative_tolerance(state.position.dtype))
-    marginal = target.marginal
+    marginal = problem.marginal
+    assert marginal is not None, "check() refuses jumps on this problem"
+    target = _OnFibre(problem, marginal, kernel.relative_tolerance(state.position.dtype))
     u1 = state.position[..., : marginal.dim]
-    point, moved, probability = jumps.to(u1).land(target, point_at(marginal, u1), rng)
+    here = point_at(marginal, u1) if energy is None else Point(u1, energy)
+    point, moved, probability = jumps.to(u1).land(target, here, rng)
     landed = state
     if moved.any():
         position = torch.where(moved.unsqueeze(-1), marginal.lift(point.position, rng), state.position)
@@ -280,19 +290,19 @@ def _told(info: Info, state: Any, landed: Any, probability: Tensor) -> Info:
 class _OnFibre(Target):
     """The marginal density of global inputs, zero where the noise that should explain the observation does not."""
 
-    def __init__(self, problem: Fibre, tolerance: float):
-        assert problem.marginal is not None, "check() refuses jumps on this problem"
-        self.marginal, self._problem, self._tolerance = problem.marginal, problem, tolerance
-        super().__init__(None, self.marginal.dim, tuple(problem.batch_shape))
+    def __init__(self, problem: Fibre, marginal: NoiseMarginal, tolerance: float):
+        self._problem, self._marginal, self._tolerance = problem, marginal, tolerance
+        super().__init__(None, marginal.dim, tuple(problem.batch_shape))
 
     def energy(self, x: Tensor) -> Tensor:
         # any noise that gives the observation will do
-        lifted = self.marginal.lift(x, torch.Generator(x.device).manual_seed(0))
+        lifted = self._marginal.lift(x, torch.Generator(x.device).manual_seed(0))
         on_fibre = self._problem.constraint_error(lifted) < self._tolerance * self._problem.scale
-        return torch.where(on_fibre, self.marginal.energy(x), torch.inf)
+        return torch.where(on_fibre, self._marginal.energy(x), torch.inf)
 
     def take(self, problems: Tensor) -> "_OnFibre":
-        return _OnFibre(self._problem.take(problems), self._tolerance)
+        # the marginal of the part is not found anew, by its derivatives
+        return _OnFibre(self._problem.take(problems), self._marginal.take(problems), self._tolerance)
 
 
 def within_modes(trial: Trial, jumps: Jumps, metric: Metric) -> Trial:

@@ -188,7 +188,7 @@ class LiftedHMC(Settings):
             tuning=info.tuning,
         )
         if isinstance(self.jumps, Jumps):
-            return jump_on_fibre(problem, self, self.jumps, here, info, rng)
+            return jump_on_fibre(problem, self, self.jumps, here, info, rng, here.energy)
         return here, info
 
     def _marginal(self, problem: Fibre) -> NoiseMarginal:
