@@ -19,9 +19,8 @@ from ..structures import JacobianMap
 from .drifts import CIRCULAR, STRAIGHT
 from .hamiltonian import accept, check_schedule, constant_steps, draw_momentum, draw_schedule, schedule_tuning
 from .integrators import geodesic
-from .jumps import Jumps, as_jumps, jump_on_fibre, within_modes
+from .jumps import Jumps, JumpsOnFibre, jump_on_fibre
 from .kernel import Info, TrajectoryEnd, Trial
-from .metrics import IDENTITY
 from .tuning import Tuning
 
 __all__ = ["ConstrainedHMC", "ConstrainedState"]
@@ -60,7 +59,7 @@ class ConstrainedState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ConstrainedHMC(Settings):
+class ConstrainedHMC(JumpsOnFibre, Settings):
     """Constrained HMC with geodesic trajectories of random length, unit mass.
 
     Args:
@@ -117,8 +116,7 @@ class ConstrainedHMC(Settings):
         flag(name, "compile", self.compile)
         choice(name, "float32_jacobians", self.float32_jacobians, (True, False, None))
         flag(name, "gram_force", self.gram_force)
-        # the class is frozen
-        object.__setattr__(self, "jumps", as_jumps(name, "jumps", self.jumps, (True, False)))
+        self._take_jumps()
         if self.tolerance is not None:
             fraction(name, "tolerance", self.tolerance)
 
@@ -134,22 +132,7 @@ class ConstrainedHMC(Settings):
                 "between which no chain can move: observe fewer, or give the model noise, WithNoise(model, sd=...)"
             )
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
-        if isinstance(self.jumps, Jumps):
-            if problem.marginal is None:
-                raise ArgumentError(
-                    f"ConstrainedHMC(jumps={self.jumps!r}): the model has no additive normal noise: omit jumps"
-                )
-            self.jumps.check("ConstrainedHMC", problem.batch_shape, problem.marginal.dim)
-
-    @property
-    def seeks_modes(self) -> bool:
-        return self.jumps is True
-
-    def jumping(self, jumps: Jumps) -> Self:
-        return self.replace(jumps=jumps)
-
-    def within_modes(self, trial: Trial) -> Trial:
-        return within_modes(trial, self.jumps, IDENTITY) if isinstance(self.jumps, Jumps) else trial
+        self._check_jumps(problem)
 
     def relative_tolerance(self, dtype: torch.dtype) -> float:
         """The tolerance for this dtype."""

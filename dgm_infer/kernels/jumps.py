@@ -15,10 +15,10 @@ from ..errors import ArgumentError
 from ..settings import Settings
 from ..target import Target
 from .kernel import Info, Trial
-from .metrics import Metric
+from .metrics import IDENTITY, Metric, metric_in_use
 from .points import Point, metropolis, point_at
 
-__all__ = ["Jumps", "as_jumps", "jump", "jump_on_fibre", "within_modes"]
+__all__ = ["Jumps", "JumpsOnFibre", "as_jumps", "jump", "jump_on_fibre", "within_modes"]
 
 # Modes that are kept, at most, and numbers in their covariances, which files and checkpoints hold.
 _MOST, _NUMBERS = 256, 2**21
@@ -100,15 +100,11 @@ class Jumps(Settings):
         noise = torch.randn(centre.shape, generator=rng, dtype=centre.dtype, device=centre.device)
         return centre, centre + (_at(self.factors.movedim(0, -3), k, 2) @ noise.unsqueeze(-1)).squeeze(-1)
 
-    def propose(self, x: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    def _proposed(self, x: Tensor, here: "_Known", rng: torch.Generator) -> tuple[Tensor, Tensor, "_Known"]:
         """A point of another mode for every one of ``x [chains, *batch, D]``, and the log of all but the densities.
 
-        That is ``-inf``, and the point is x, for problems of one mode.
+        That is ``-inf``, and the point is x, for problems of one mode. Last, where the points are among the modes.
         """
-        moved, log_hastings, _ = self._proposed(x, self._known(x), rng)
-        return moved, log_hastings
-
-    def _proposed(self, x: Tensor, here: "_Known", rng: torch.Generator) -> tuple[Tensor, Tensor, "_Known"]:
         i = _drawn(here.log_r, rng)
         roots = 0.5 * self.log_weights.movedim(0, -1)
         j = _drawn(roots.expand_as(here.log_r).scatter(-1, i.unsqueeze(-1), -torch.inf), rng)
@@ -285,6 +281,36 @@ def _told(info: Info, state: Any, landed: Any, probability: Tensor) -> Info:
     # with the momentum's part, which a jump leaves as it is
     energy = info.energy + (landed.energy - state.energy)
     return dataclasses.replace(info, energy=energy, stats={**info.stats, "jump_acceptance": probability})
+
+
+class JumpsOnFibre:
+    """What kernels on fibres with additive noise share: a field ``jumps``, True, False or :class:`Jumps`."""
+
+    jumps: Any
+
+    @property
+    def seeks_modes(self) -> bool:
+        return self.jumps is True
+
+    def jumping(self, jumps: Jumps) -> Self:
+        own: Any = self
+        return own.replace(jumps=jumps)
+
+    def within_modes(self, trial: Trial) -> Trial:
+        metric = metric_in_use(getattr(self, "metric", IDENTITY))
+        return within_modes(trial, self.jumps, metric) if isinstance(self.jumps, Jumps) else trial
+
+    def _take_jumps(self) -> None:
+        # the classes are frozen
+        object.__setattr__(self, "jumps", as_jumps(type(self).__name__, "jumps", self.jumps, (True, False)))
+
+    def _check_jumps(self, problem: Fibre) -> None:
+        if not isinstance(self.jumps, Jumps):
+            return
+        name = type(self).__name__
+        if problem.marginal is None:
+            raise ArgumentError(f"{name}(jumps={self.jumps!r}): the model has no additive normal noise: omit jumps")
+        self.jumps.check(name, problem.batch_shape, problem.marginal.dim)
 
 
 class _OnFibre(Target):

@@ -13,8 +13,8 @@ from ..errors import ArgumentError, Status
 from ..settings import Settings
 from .hamiltonian import HMCState, check_schedule
 from .hmc import HMC
-from .jumps import Jumps, as_jumps, jump_on_fibre, within_modes
-from .kernel import Info, Trial
+from .jumps import Jumps, JumpsOnFibre, jump_on_fibre
+from .kernel import Info
 from .metrics import DenseMetric, Metric, check_metric, metric_in_use
 from .nuts import NUTS
 from .tuning import Tuning
@@ -50,7 +50,7 @@ class LiftedState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class LiftedHMC(Settings):
+class LiftedHMC(JumpsOnFibre, Settings):
     """HMC or NUTS on a fibre with the noise integrated out (math 8.8).
 
     For models ``y = f(u1) + d(u1) u2`` with standard normal ``u2``: the transition is one of the global inputs ``u1``
@@ -94,8 +94,7 @@ class LiftedHMC(Settings):
             raise ArgumentError(
                 "LiftedHMC(trajectory='nuts', float32_gradients=True): trees need the energy of every point, omit one"
             )
-        # the class is frozen
-        object.__setattr__(self, "jumps", as_jumps("LiftedHMC", "jumps", self.jumps, (True, False)))
+        self._take_jumps()
         choice("LiftedHMC", "trajectory", self.trajectory, ("hmc", "nuts"))
         if self.trajectory == "nuts" and self.trajectory_length is not None:
             raise ArgumentError(
@@ -125,8 +124,7 @@ class LiftedHMC(Settings):
             )
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
         metric_in_use(self.metric).check("LiftedHMC", problem.batch_shape, problem.marginal.dim)
-        if isinstance(self.jumps, Jumps):
-            self.jumps.check("LiftedHMC", problem.batch_shape, problem.marginal.dim)
+        self._check_jumps(problem)
 
     def relative_tolerance(self, dtype: torch.dtype) -> float:
         """The tolerance for this dtype."""
@@ -136,17 +134,6 @@ class LiftedHMC(Settings):
 
     def annealing(self) -> Self:
         return self
-
-    @property
-    def seeks_modes(self) -> bool:
-        return self.jumps is True
-
-    def jumping(self, jumps: Jumps) -> Self:
-        return self.replace(jumps=jumps)
-
-    def within_modes(self, trial: Trial) -> Trial:
-        metric = self.unlifted.metric
-        return within_modes(trial, self.jumps, metric_in_use(metric)) if isinstance(self.jumps, Jumps) else trial
 
     def tuning(self, problem: Fibre) -> Tuning:
         return self.unlifted.tuning(self._marginal(problem))
