@@ -7,7 +7,7 @@ methods take about the same time.
 
 import time
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from dgm_infer import Gaussian
 from dgm_infer.errors import uninterrupted
 from dgm_infer.evidence import Method
 
-from ..problems.boltzmann import BoltzmannRelaxation, published_system, random_system
+from ..problems.boltzmann import BoltzmannRelaxation, Moments, published_machines, random_machines
 from ..reports.documents import modes_table
 from ..reports.records import write_record
 from .publishing import new_record, publish, versions
@@ -62,31 +62,20 @@ def bench(
     folder = writable_folder(output)
     settings = {"systems": systems, "units": units, "runs": runs, "seed": seed}
     record = new_record("modes", settings, ["dgm-infer", "torch"], threads=torch.get_num_threads())
-    record["rows"] = _rows(_random(systems, units, seed), runs, seed)
+    record["rows"] = _rows(enumerate(random_machines(systems, units, seed), seed), runs, seed)
     if data is not None:
-        record["published_rows"] = _rows(_published(Path(data)), runs, seed)
+        record["published_rows"] = _rows(enumerate(published_machines(Path(data))), runs, seed)
     path = folder / "modes.json"
     write_record(path, record)
     publish(path, "modes", page(record))
     return path
 
 
-def _random(systems: int, units: int, seed: int) -> Iterator[tuple[int, BoltzmannRelaxation, float]]:
-    for i in range(seed, seed + systems):
-        machine = BoltzmannRelaxation(*random_system(units, i))
-        yield i, machine, float(machine.exact().log_z)
-
-
-def _published(folder: Path) -> Iterator[tuple[int, BoltzmannRelaxation, float]]:
-    for i in range(5):
-        machine, moments = published_system(folder, i)
-        yield i, machine, float(moments.log_z)
-
-
-def _rows(machines: Iterable[tuple[int, BoltzmannRelaxation, float]], runs: int, seed: int) -> dict[str, Any]:
+def _rows(machines: Iterable[tuple[int, tuple[BoltzmannRelaxation, Moments]]], runs: int, seed: int) -> dict[str, Any]:
     """Errors of every method from every base, over machines and runs."""
     results: dict[str, list[dict[str, Any]]] = {}
-    for i, machine, truth in machines:
+    for i, (machine, moments) in machines:
+        truth = float(moments.log_z)
         print(f"system {i}", flush=True)
         for base_name, base in _bases(machine).items():
             for name, (method, chains) in _METHODS.items():

@@ -6,7 +6,7 @@ sampler is told anything of the problem; lengths are chosen such that all take a
 
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import dgm_infer as dgm
 from dgm_infer import Gaussian, Kernel
 from dgm_infer.errors import uninterrupted
 
-from ..problems.boltzmann import BoltzmannRelaxation, Moments, published_system, random_system
+from ..problems.boltzmann import BoltzmannRelaxation, Moments, published_machines, random_machines
 from ..reports.documents import multimodal_table
 from ..reports.records import write_record
 from .publishing import new_record, publish, versions
@@ -66,19 +66,13 @@ def bench(
     folder = writable_folder(output)
     settings = {"systems": systems, "units": units, "runs": runs, "seed": seed}
     record = new_record("multimodal", settings, ["dgm-infer", "torch"], threads=torch.get_num_threads())
-    record["rows"] = _rows(_random(systems, units, seed), runs, seed)
+    record["rows"] = _rows(random_machines(systems, units, seed), runs, seed)
     if data is not None:
-        record["published_rows"] = _rows((published_system(Path(data), i) for i in range(5)), runs, seed)
+        record["published_rows"] = _rows(published_machines(Path(data)), runs, seed)
     path = folder / "multimodal.json"
     write_record(path, record)
     publish(path, "multimodal", page(record))
     return path
-
-
-def _random(systems: int, units: int, seed: int) -> Iterator[tuple[BoltzmannRelaxation, Moments]]:
-    for i in range(seed, seed + systems):
-        machine = BoltzmannRelaxation(*random_system(units, i))
-        yield machine, machine.exact()
 
 
 def _by(kernel: Kernel, draws: int) -> Callable[[BoltzmannRelaxation, int], Found]:

@@ -1,6 +1,7 @@
 """Boltzmann machines relaxed to densities on R^D: a Gaussian for every binary state (math 12.6, T appendix E)."""
 
 import math
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +16,15 @@ from dgm_infer.errors import ArgumentError, CheckpointError, EvidenceError, caus
 from dgm_infer.extras import extra
 from generators.arrays import read_arrays
 
-__all__ = ["BinaryMoments", "BoltzmannRelaxation", "Moments", "published_system", "random_system"]
+__all__ = [
+    "BinaryMoments",
+    "BoltzmannRelaxation",
+    "Moments",
+    "published_machines",
+    "published_system",
+    "random_machines",
+    "random_system",
+]
 
 # Eigenvalues of W + D that count as zero.
 _DROPPED = 1e-6
@@ -239,3 +248,15 @@ def _least_diagonal(weights: Tensor) -> Tensor:
     if programme.status != cvxpy.OPTIMAL or diagonal.value is None:
         raise EvidenceError(f"the semidefinite programme of the relaxation ended {programme.status}")
     return torch.from_numpy(diagonal.value)
+
+
+def random_machines(n: int, units: int, seed: int) -> Iterator[tuple[BoltzmannRelaxation, Moments]]:
+    """Relaxations of :func:`random_system` of n successive seeds, with their truth."""
+    for i in range(seed, seed + n):
+        machine = BoltzmannRelaxation(*random_system(units, i))
+        yield machine, machine.exact()
+
+
+def published_machines(folder: Path) -> Iterator[tuple[BoltzmannRelaxation, Moments]]:
+    """The five of :func:`published_system`."""
+    return (published_system(folder, i) for i in range(5))
