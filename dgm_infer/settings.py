@@ -20,6 +20,14 @@ class Settings:
         """A copy with some fields changed."""
         return dataclasses.replace(self, **changes)
 
+    @classmethod
+    def unchecked(cls, **fields: Any) -> Self:
+        """One of these fields, the others at their defaults, taken as they are: numbers that were checked before."""
+        made = object.__new__(cls)
+        for field in dataclasses.fields(cls):
+            object.__setattr__(made, field.name, fields.get(field.name, field.default))
+        return made
+
     def check_batch(self, batch_shape: torch.Size, *names: str) -> None:
         """Check that fields that are given as numbers, or as one number for every problem, fit a batch of problems.
 
@@ -42,7 +50,7 @@ class Settings:
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
-        names = [field.name for field in dataclasses.fields(self)]
+        names = [field.name for field in dataclasses.fields(self) if field.init]
         return all(_same(getattr(self, name), getattr(other, name)) for name in names)
 
     __hash__ = None  # type: ignore[assignment]

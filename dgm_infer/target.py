@@ -107,6 +107,10 @@ class Target:
             (gradient,) = torch.autograd.grad(energy.sum(), x)
         return energy.detach(), gradient
 
+    def energy_and_extra(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """:meth:`energy` and the extra of :meth:`energy_gradient_and_extra`, differentiable in ``x``."""
+        return self.energy(x), ()
+
     def energy_gradient_and_extra(self, x: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         """:meth:`energy_and_gradient`, and what else a target keeps of its work at ``x``, ``[...]`` or ``[..., E]``."""
         return *self.energy_and_gradient(x), ()

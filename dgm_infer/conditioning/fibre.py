@@ -14,10 +14,10 @@ from .magnitude import magnitude, solver_tolerance
 from .marginal import NoiseMarginal
 from .reduced import ObservedModel
 from .solve import find_starts
-from .trees import take, tree_map
+from ..autodiff.pytrees import take, tree_map
 
 if TYPE_CHECKING:
-    from .compilation import Compiler
+    from ..autodiff.compilation import Compiler
 
 __all__ = ["Fibre", "Linearisation"]
 
@@ -159,7 +159,7 @@ class Fibre:
 
     def compiled(self) -> "Fibre":
         """The same fibre with its inner functions compiled, each on first use."""
-        from .compilation import Compiler
+        from ..autodiff.compilation import Compiler
 
         return self._variant("compiled", lambda: {"compiler": Compiler()})
 
@@ -169,7 +169,7 @@ class Fibre:
         The same results up to rounding, without the calls by which derivatives of derivatives are found; all others
         stay as they are. Tracing takes a few seconds, once.
         """
-        from .compilation import Compiler
+        from ..autodiff.compilation import Compiler
 
         return self._variant("traced", lambda: {"compiler": Compiler(generates=False)})
 
@@ -268,7 +268,11 @@ class Fibre:
     def heated(self, heat: Tensor | None) -> "Fibre":
         """The fibre of the same observations with local inputs that spread ``heat`` times as wide, ``[*batch]``."""
         coarse = self._coarse and self._coarse.heated(heat if heat is None else heat.float())
-        return self._remade(self.observed.heated(heat), self.values, coarse=coarse)
+        other = self._remade(self.observed.heated(heat), self.values, coarse=coarse)
+        if self.marginal is not None:
+            # which is known from this one's
+            vars(other)["marginal"] = self.marginal.heated(other.observed, heat)
+        return other
 
     def constraint(self, u: Tensor) -> Tensor:
         """``c(u)``: ``[..., *batch, D] -> [..., *batch, Dy]``."""

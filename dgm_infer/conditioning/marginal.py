@@ -9,7 +9,10 @@ from torch import Tensor
 from ..structures import Dense, Units, push_forward
 from ..target import Target
 from .reduced import ObservedModel
-from .trees import take
+from ..autodiff.affine import affine_graph
+from ..autodiff.capture import Graph
+from ..autodiff.pytrees import take
+from ..autodiff.randomness import normal
 
 __all__ = ["NoiseMarginal"]
 
@@ -34,6 +37,7 @@ class NoiseMarginal(Target):
         blocks: D if it does not depend on u1, ``[*batch, U, m, k]``, one block per independent unit; None to compute it
             at every position.
         coarse: the observed model in float32, which gradients are computed with; None for ``observed`` itself.
+        everywhere: whether the constraint is known to be of this form at all inputs.
     """
 
     standardised = True
@@ -44,8 +48,10 @@ class NoiseMarginal(Target):
         values: Tensor,
         blocks: Tensor | None = None,
         coarse: ObservedModel | None = None,
+        everywhere: bool = False,
     ):
         self.observed = observed
+        self._everywhere = everywhere
         self.values = values
         self.model: Any = observed.model
         super().__init__(None, self.model.global_density.dim, tuple(values.shape[:-1]))
@@ -60,8 +66,9 @@ class NoiseMarginal(Target):
         """The marginal of a constraint; None unless it is linear in standard normal local inputs, with full row rank,
         and there are global ones.
 
-        That is tested at prior draws, with random numbers of its own. What holds there might fail elsewhere: a
-        position from :meth:`lift` satisfies the constraint only if ``r`` and ``D`` hold at it.
+        Where the operations of the model show that it is linear, it is so everywhere. Else it is tested at prior draws,
+        with random numbers of its own: what holds there might fail elsewhere, where a position from :meth:`lift` does
+        not satisfy the constraint.
         """
         model: Any = observed.model
         if not (model.has_local_inputs and model.local_density.is_standard_normal and model.global_density.dim):
@@ -73,16 +80,18 @@ class NoiseMarginal(Target):
         with torch.no_grad():
             u = observed.sample_inputs((_DRAWS, *marginal.batch_shape), rng, values)
             u1, u2 = u[..., : marginal.dim], u[..., marginal.dim :]
+            graph = affine_graph(lambda a, b: observed.residual(torch.cat([a, b], -1), values), u1, u2)
+            shown = graph is not None
             # a D that is fixed is found here, once
-            residual, blocks = marginal._linear(u1, exactly=True)
+            residual, blocks = marginal._linear(u1, exactly=True, graph=graph)
             constraint = observed.residual(u, values)
             data = observed.in_units(values).abs().amax(-1).expand(u1.shape[:-1])
             size = torch.stack([constraint.abs().amax(-1), residual.abs().amax(-1), data])
             # a simulator may overflow at some prior draws
-            usable = size.amax(0).isfinite()
+            usable = blocks.isfinite().flatten(-3).all(-1) if shown else size.amax(0).isfinite()
             allowed = _ROUNDING * torch.finfo(u.dtype).eps * size.amax(0)
             error = (residual + _times(blocks, u2) - constraint).abs().amax(-1)
-            depends = usable & ~((error <= allowed) & _has_full_rank(blocks))
+            depends = usable & ~(((error <= allowed) | shown) & _has_full_rank(blocks))
             if model.has_log_factor:
                 moved = model.log_factor(observed.inputs(u)) - model.log_factor(observed.inputs(marginal._full(u1)))
                 depends |= usable & (moved != 0)
@@ -90,8 +99,10 @@ class NoiseMarginal(Target):
                 return None
             first = usable.to(torch.int8).argmax(0)[None, ..., None, None, None].expand(1, *blocks.shape[1:])
             one = blocks.gather(0, first)[0]
+            # rounding of D itself where outputs overflow
+            allowed = torch.where(allowed.isfinite(), allowed, _ROUNDING * torch.finfo(u.dtype).eps)
             differs = (blocks - one).abs().flatten(-3).amax(-1) > allowed
-        return cls(observed, values, None if (usable & differs).any() else one, coarse)
+        return cls(observed, values, None if (usable & differs).any() else one, coarse, shown)
 
     @property
     def _units(self) -> Units:
@@ -101,13 +112,30 @@ class NoiseMarginal(Target):
     def take(self, problems):
         data, values = take((self.observed.data, self.values), self.batch_shape, problems)
         blocks = None if self._blocks is None else take(self._blocks, self.batch_shape, problems)
-        taken = type(self)(self.observed.with_data(data), values, blocks)
+        taken = type(self)(self.observed.with_data(data), values, blocks, everywhere=self._everywhere)
         taken._coarse = self._coarse and self._coarse.take(problems)
         return taken
 
     def energy(self, x):
+        return self.energy_and_extra(x)[0]
+
+    def heated(self, observed: ObservedModel, heat: Tensor | None) -> Self:
+        """The marginal of the same constraint with noise that spreads ``heat [*batch]`` times as wide.
+
+        Args:
+            observed: the model with that noise.
+        """
+        blocks, own = self._blocks, self.observed.heat
+        if blocks is not None:
+            ratio = (1.0 if heat is None else heat) / (1.0 if own is None else own)
+            blocks = blocks * torch.as_tensor(ratio).to(blocks)[..., None, None, None]
+        coarse = None if self._coarse is None else self._coarse.observed.heated(heat if heat is None else heat.float())
+        return type(self)(observed, self.values, blocks, coarse, self._everywhere)
+
+    def energy_and_extra(self, x):
         residual, blocks = self._linear(x)
-        return self._misfit(residual, self._root or _Root.of(blocks)) - self._log_prior(x)
+        energy = self._misfit(residual, self._root or _Root.of(blocks)) - self._log_prior(x)
+        return energy, () if self._root is None else (residual,)
 
     def energy_and_gradient(self, x):
         return self.energy_gradient_and_extra(x)[:2]
@@ -171,12 +199,13 @@ class NoiseMarginal(Target):
             jacobian = torch.cat(columns).movedim(0, -1).double()
             return torch.eye(self.dim, dtype=torch.float64, device=u1.device) + jacobian.mT @ jacobian
 
-    def lift(self, u1: Tensor, rng: torch.Generator, residual: Tensor | None = None) -> Tensor:
+    def lift(self, u1: Tensor, rng: torch.Generator | None, residual: Tensor | None = None) -> Tensor:
         """Positions on the fibre at these global inputs: ``u2 = n - D^+ (r + D n)`` with n standard normal.
 
         That is a draw of u2 given ``D u2 = -r``, and ``u2 = -r / d`` if every output has one noise.
 
         Args:
+            rng: None for the shortest u2, n = 0.
             residual: r, the extra of :meth:`energy_gradient_and_extra` at u1; None to compute it.
         """
         with torch.no_grad():
@@ -188,12 +217,25 @@ class NoiseMarginal(Target):
                 return torch.cat([u1, -residual / blocks.flatten(-3)], -1)
             shape = (*u1.shape[:-1], self._n_local)
             noise = u1.new_zeros(shape)
-            if self._n_local > self.values.shape[-1]:
-                noise = torch.randn(shape, generator=rng, dtype=u1.dtype, device=u1.device)
+            if self._n_local > self.values.shape[-1] and rng is not None:
+                noise = normal(shape, u1, rng)
                 residual = residual + _times(blocks, noise)
             root = self._root or _Root.of(blocks)
             weight = root.unwhiten(root.whiten(residual)).unflatten(-1, blocks.shape[-3:-1])
             return torch.cat([u1, noise - (blocks.mT @ weight.unsqueeze(-1)).flatten(-3)], -1)
+
+    def explained(
+        self, u1: Tensor, rng: torch.Generator | None, residual: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """:meth:`lift`, and ``max|c|`` at these positions, ``[...]``."""
+        position = self.lift(u1, rng, residual)
+        with torch.no_grad():
+            if self._everywhere and residual is not None and self._blocks is not None:
+                # the model need not be computed again
+                constraint = residual + _times(self._blocks, position[..., self.dim :])
+            else:
+                constraint = self.observed.residual(position, self.values)
+            return position, constraint.abs().amax(-1)
 
     def initial_draws(self, n, rng):
         """Draws from the prior, ``[n, *batch, D]``."""
@@ -224,11 +266,12 @@ class NoiseMarginal(Target):
             log_prob = log_prob + self.model.log_factor(self.observed.inputs(self._full(u1)))
         return log_prob
 
-    def _linear(self, u1: Tensor, *, exactly: bool = False) -> tuple[Tensor, Tensor]:
+    def _linear(self, u1: Tensor, *, exactly: bool = False, graph: Graph | None = None) -> tuple[Tensor, Tensor]:
         """``r`` and ``D`` at ``u1``, ``[..., Dy]`` and ``[..., U, m, k]``, differentiably.
 
         Args:
             exactly: whether D is a derivative, without the rounding of differences.
+            graph: of the constraint as a function of u1 and u2, whose derivative in u2 is defined whatever u1 gives.
         """
         if self._blocks is not None:
             return self._residual(u1), self._blocks
@@ -236,6 +279,8 @@ class NoiseMarginal(Target):
         n_units = self._n_local // inputs
 
         def constraint(u2: Tensor) -> Tensor:
+            if graph is not None:
+                return graph(u1, u2)[0]
             return self.observed.residual(torch.cat([u1, u2], -1), self.values)
 
         # only the noise is differentiated: whatever u1 alone goes through is evaluated once

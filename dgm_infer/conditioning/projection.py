@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..structures import Evaluation, JacobianMap
-from .trees import tree_map
+from ..autodiff.pytrees import tree_map
 
 __all__ = [
     "SOLVERS",

@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from ..models import DirectedModel, GenerativeModel, reference_tensor
 from ..structures import Dense, ReceptiveFields, Structure, quicker
 from .operators import Operator, Selection
-from .trees import tree_map
+from ..autodiff.pytrees import tree_map
 
 __all__ = ["ObservedModel", "ObservedUnits", "observed_model"]
 

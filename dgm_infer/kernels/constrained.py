@@ -196,6 +196,11 @@ class ConstrainedHMC(JumpsOnFibre, Settings):
         there = position.reshape(-1, problem.dim)
         return ConstrainedState(position, flat.evaluate(type(flat).linearise, there, often=True))
 
+    def at_inputs(self, problem: Fibre, u1: Tensor, rng: torch.Generator) -> ConstrainedState:
+        """State at global inputs ``[chains, *batch, L]``, with noise that gives the observation."""
+        assert problem.marginal is not None, "check() refuses jumps on this problem"
+        return self.init(problem, problem.marginal.lift(u1, rng))
+
     def step(self, problem: Fibre, state: ConstrainedState, rng: torch.Generator) -> tuple[ConstrainedState, Info]:
         shape = state.position.shape[:-1]
         flat = self._problem(problem).rows(shape[0])

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..conditioning.fibre import Fibre
 from ..conditioning.projection import Projection
-from ..conditioning.trees import flatten, tree_map
+from ..autodiff.pytrees import flatten, tree_map
 from ..structures.jacobian import JacobianMap
 
 __all__ = ["CIRCULAR", "STRAIGHT", "Drift", "Flow", "ReverseChecks", "Solver"]

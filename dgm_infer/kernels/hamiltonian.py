@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from ..arguments import counts, optional_positive
+from ..autodiff.randomness import normal
+from ..autodiff.randomness import uniform as random_uniform
 from ..errors import ArgumentError, Status
 from ..target import Target
 from .tuning import Tuning
@@ -66,7 +68,7 @@ def check_target(name: str, problem: object) -> None:
 
 def draw_momentum(position: Tensor, rng: torch.Generator) -> Tensor:
     """Standard normal momentum, ``[..., D]``."""
-    return torch.randn(position.shape, generator=rng, dtype=position.dtype, device=position.device)
+    return normal(position.shape, position, rng)
 
 
 def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
@@ -81,7 +83,7 @@ def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -
     ok = status == Status.OK
     status = torch.where(ok & ~fine, int(Status.DIVERGED), status)
     probability = torch.where(ok & fine, error.neg().clamp_max(0).exp(), 0.0)
-    uniform = torch.rand(error.shape, generator=rng, dtype=error.dtype, device=error.device)
+    uniform = random_uniform(error.shape, error, rng)
     return uniform < probability, probability, status
 
 
@@ -135,11 +137,13 @@ def draw_schedule(kernel: Scheduled, longest_step: float, like: Tensor, rng: tor
     batch = like.shape[1:]
     if kernel.n_steps is not None:
         low, high = counts(type(kernel).__name__, "n_steps", kernel.n_steps)
-        steps = torch.randint(low, high + 1, (), generator=rng, device=rng.device) if low < high else torch.tensor(low)
-        return Schedule(steps.to(like.device).expand(like.shape), step_size, like.new_ones(batch))
+        steps = like.new_full((), low)
+        if low < high:
+            steps = steps + ((high - low + 1) * random_uniform((), like, rng)).floor().clamp_max(high - low)
+        return Schedule(steps.to(torch.int64).expand(like.shape), step_size, like.new_ones(batch))
     length = DEFAULT_LENGTH if kernel.trajectory_length is None else kernel.trajectory_length
     length = torch.as_tensor(length, dtype=like.dtype, device=like.device)
-    fraction = 0.5 + torch.rand((), generator=rng, dtype=like.dtype, device=like.device).expand(batch)
+    fraction = 0.5 + random_uniform((), like, rng).expand(batch)
     time = (fraction * length).expand_as(like)
     steps = (time / step_size).ceil().clamp(1, MAX_STEPS)
     return Schedule(steps.to(torch.int64), torch.minimum(time / steps, step_size), fraction)

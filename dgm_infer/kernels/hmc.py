@@ -8,6 +8,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from ..arguments import choice
+from ..autodiff.captured import captured
+from ..autodiff.loops import is_captured
 from ..errors import Status
 from ..settings import Settings
 from ..target import Target
@@ -42,21 +45,29 @@ class HMC(Settings):
         metric: covariance that the target is taken to have, whose inverse is the mass: ``"identity"``, or
             ``"diagonal"``, ``"dense"`` or ``"low_rank"`` (plus diagonal), which warm-up adapts per problem to the
             positions of all chains, or an adapted metric of another run. Lengths are in units of the metric.
+        compile: whether transitions are compiled to machine code as one program, which takes about ten seconds, once for
+            a problem and a number of chains on a machine; None where that is the shorter way.
     """
 
     step_size: float | Tensor | None = None
     n_steps: int | tuple[int, int] | None = None
     trajectory_length: float | Tensor | None = None
     metric: str | Metric = "identity"
+    compile: bool | None = None
 
     def __post_init__(self):
         check_schedule(self)
         check_metric("HMC", self.metric)
+        choice("HMC", "compile", self.compile, (True, False, None))
 
     def check(self, problem) -> None:
         check_target("HMC", problem)
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
         metric_in_use(self.metric).check("HMC", problem.batch_shape, problem.dim)
+
+    def is_program(self, problem: Target) -> bool:
+        """Whether :meth:`step` can be captured as one program."""
+        return True
 
     def tuning(self, problem: Target) -> Tuning:
         return dataclasses.replace(schedule_tuning(self), metric=open_metric(self.metric))
@@ -65,10 +76,10 @@ class HMC(Settings):
         return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)
 
     def init(self, problem: Target, position: Tensor) -> HMCState:
-        return HMCState(position, *problem.energy_gradient_and_extra(position))
+        return HMCState(position, *captured(problem).energy_gradient_and_extra(position))
 
     def step(self, problem: Target, state: HMCState, rng: torch.Generator) -> tuple[HMCState, Info]:
-        metric = metric_in_use(self.metric)
+        problem, metric = captured(problem), metric_in_use(self.metric)
         momentum = draw_momentum(state.position, rng)
         n_steps, step_size, fraction = draw_schedule(self, math.inf, state.energy, rng)
         start = PhasePoint(state.position, momentum, state.energy, state.gradient, state.extra)
@@ -101,7 +112,7 @@ class _Gradient:
         self._part = problem
 
     def __call__(self, position: Tensor, moving: Tensor | None) -> Tensor:
-        if moving is None or not self._problem.can_take:
+        if moving is None or is_captured() or not self._problem.can_take:
             return self._problem.gradient(position)
         rows = few(moving.flatten())
         if rows is None:

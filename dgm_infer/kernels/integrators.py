@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ..conditioning.fibre import Fibre, Linearisation
-from ..conditioning.trees import tree_map
+from ..autodiff.loops import is_captured, repeat
+from ..autodiff.pytrees import tree_map
 from ..errors import Status
 from ..target import Target
 from .drifts import STRAIGHT, Drift, Flow, ReverseChecks, Solver
@@ -78,6 +79,10 @@ def leapfrog(
     position, energy, gradient, extra = start.position, start.energy, start.gradient, start.extra
     # a new tensor: it is updated in place
     momentum = start.momentum - 0.5 * step * metric.force(gradient)
+    if is_captured():
+        return _leapfrog_program(
+            evaluate, PhasePoint(position, momentum, *start[2:]), step, n_steps, metric, gradient_alone
+        )
     longest = _longest(n_steps)
     for i, (moving, drift, kick) in enumerate(_lengths(step, n_steps, longest)):
         position = position + drift * metric.velocity(momentum)
@@ -86,6 +91,35 @@ def leapfrog(
         else:
             gradient = gradient_alone(position, moving)
         momentum.sub_(kick * metric.force(gradient))
+    return PhasePoint(position, momentum, energy, gradient, extra)
+
+
+def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone) -> PhasePoint:
+    """:func:`leapfrog` after its first half kick, as a loop that can be captured."""
+    gradient_alone = gradient_alone or (lambda x, moving: evaluate(x)[1])
+    n_steps = torch.as_tensor(n_steps, device=step.device).expand(step.shape[:-1])
+    longest = n_steps.max()
+
+    def drifted(k, position, momentum, constants) -> Tensor:
+        step, n_steps, metric = constants
+        return torch.where((k < n_steps).unsqueeze(-1), position + step * metric.velocity(momentum), position)
+
+    def kicked(k, momentum, gradient, constants) -> Tensor:
+        step, n_steps, metric = constants
+        # a full step inside a trajectory, half a step at its end, and nothing after it
+        halves = (k < n_steps).to(step) + (k + 1 < n_steps).to(step)
+        return momentum - 0.5 * halves.unsqueeze(-1) * step * metric.force(gradient)
+
+    def body(k, carried, constants):
+        position, momentum = carried
+        position = drifted(k, position, momentum, constants)
+        return position, kicked(k, momentum, gradient_alone(position, None), constants)
+
+    constants = (step, n_steps, metric)
+    position, momentum = repeat(longest - 1, body, (start.position, start.momentum), constants)
+    position = drifted(longest - 1, position, momentum, constants)
+    energy, gradient, extra = evaluate(position)
+    momentum = kicked(longest - 1, momentum, gradient, constants)
     return PhasePoint(position, momentum, energy, gradient, extra)
 
 

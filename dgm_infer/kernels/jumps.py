@@ -1,14 +1,16 @@
 """Jumps between the modes of a target, by the affine maps between their normal approximations (math 8.15)."""
 
 import dataclasses
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from ..arguments.shown import shown
+from ..autodiff.captured import captured
+from ..autodiff.loops import is_captured
+from ..autodiff.randomness import normal, uniform
 from ..conditioning.fibre import Fibre
 from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError
@@ -47,11 +49,34 @@ class Jumps(Settings):
         centres: m, ``[M, *batch, D]``.
         factors: L, lower triangular, ``[M, *batch, D, D]``.
         log_weights: log w, ``[M, *batch]``; ``-inf`` where a problem has fewer modes.
+
+    Attributes:
+        inverses: ``L^-1``, ``[M, *batch, D, D]``.
+        log_dets: ``log|L|``, ``[*batch, M]``.
+        log_rests: logs of the sums of the roots of all other weights, ``[*batch, M]``.
     """
 
     centres: Tensor
     factors: Tensor
     log_weights: Tensor
+    # what follows from them, computed once and not at every transition
+    inverses: Tensor = field(init=False)
+    log_dets: Tensor = field(init=False)
+    log_rests: Tensor = field(init=False)
+
+    def __post_init__(self):
+        unit = torch.eye(self.factors.shape[-1]).to(self.factors)
+        # of logs: a difference of sums would lose all but the largest weights
+        roots = 0.5 * self.log_weights.movedim(0, -1)
+        own = torch.eye(roots.shape[-1], dtype=torch.bool, device=roots.device)
+        derived = {
+            "inverses": torch.linalg.solve_triangular(self.factors, unit, upper=False),
+            "log_dets": self.factors.diagonal(dim1=-2, dim2=-1).log().sum(-1).movedim(0, -1),
+            "log_rests": torch.where(own, -torch.inf, roots.unsqueeze(-2)).logsumexp(-1),
+        }
+        for name, value in derived.items():
+            # the class is frozen
+            object.__setattr__(self, name, value)
 
     @classmethod
     def between(cls, positions: Tensor, covariances: Tensor, log_masses: Tensor) -> Self:
@@ -97,7 +122,7 @@ class Jumps(Settings):
         """Centres and points of n draws from the mixture, each ``[n, *batch, D]``."""
         k = _drawn(self.log_weights.movedim(0, -1).expand(n, *self.centres.shape[1:-1], -1), rng)
         centre = _at(self.centres.movedim(0, -2), k, 1)
-        noise = torch.randn(centre.shape, generator=rng, dtype=centre.dtype, device=centre.device)
+        noise = normal(centre.shape, centre, rng)
         return centre, centre + (_at(self.factors.movedim(0, -3), k, 2) @ noise.unsqueeze(-1)).squeeze(-1)
 
     def _proposed(self, x: Tensor, here: "_Known", rng: torch.Generator) -> tuple[Tensor, Tensor, "_Known"]:
@@ -112,19 +137,11 @@ class Jumps(Settings):
         moved = _at(self.centres.movedim(0, -2), j, 1) + (factor @ white.unsqueeze(-1)).squeeze(-1)
         there = self._known(moved)
         # log q(j | i) = roots_j - rests_i
-        other = self._log_dets - roots - self._rests
+        other = self.log_dets - roots - self.log_rests
         log_hastings = _at(there.log_r + other, j) - _at(here.log_r + other, i)
         several = self.counts > 1
         moved = torch.where(several.unsqueeze(-1), moved, x)
         return moved, torch.where(several, log_hastings, -torch.inf), there
-
-    @cached_property
-    def _rests(self) -> Tensor:
-        """Logs of the sums of the roots of all other weights, ``[*batch, M]``."""
-        # of logs: a difference of sums would lose all but the largest weights
-        roots = 0.5 * self.log_weights.movedim(0, -1)
-        own = torch.eye(roots.shape[-1], dtype=torch.bool, device=roots.device)
-        return torch.where(own, -torch.inf, roots.unsqueeze(-2)).logsumexp(-1)
 
     def to(self, like: Tensor) -> Self:
         """The same in the type and on the device of a tensor."""
@@ -140,6 +157,8 @@ class Jumps(Settings):
     def land(self, target: Target, point: Point, rng: torch.Generator) -> "Landed":
         """Where a jump of every chain, and of half of them another, lead from ``[chains, *batch, D]`` if accepted."""
         batch = point.energy.shape[1:]
+        if is_captured():
+            return self._jumped(target, point, rng)
         several = (self.counts > 1).flatten().nonzero().squeeze(-1)
         if len(several) == 0:
             return Landed(point, torch.zeros_like(point.energy, dtype=torch.bool), torch.zeros_like(point.energy))
@@ -166,7 +185,7 @@ class Jumps(Settings):
         known = there.where((first.point.position != point.position).any(-1), known)
         position, log_hastings, _ = self._proposed(first.point.position, known, rng)
         # of two modes that are much alike, two jumps always would lead back
-        again = torch.rand(log_hastings.shape, generator=rng, dtype=position.dtype, device=position.device) < 0.5
+        again = uniform(log_hastings.shape, position, rng) < 0.5
         log_hastings = torch.where(again, log_hastings, -torch.inf)
         second = metropolis(first.point, point_at(target, position), log_hastings, rng).point
         return Landed(second, (second.position != point.position).any(-1), first.probability)
@@ -175,16 +194,11 @@ class Jumps(Settings):
         """``x - m``, each of ``x [chains, *batch, D]`` about the mode that it is most probably of."""
         return x - _at(self.centres.movedim(0, -2), self._known(x).log_r.argmax(-1), 1)
 
-    @cached_property
-    def _log_dets(self) -> Tensor:
-        """``log|L|``, ``[*batch, M]``."""
-        return self.factors.diagonal(dim1=-2, dim2=-1).log().sum(-1).movedim(0, -1)
-
     def _known(self, x: Tensor) -> "_Known":
         # chains as columns, so that no factor is repeated
         columns = (x.unsqueeze(-2) - self.centres.movedim(0, -2)).movedim(0, -1)
-        white = torch.linalg.solve_triangular(self.factors.movedim(0, -3), columns, upper=False).movedim(-1, 0)
-        log_joint = self.log_weights.movedim(0, -1) - self._log_dets - 0.5 * white.square().sum(-1)
+        white = (self.inverses.movedim(0, -3) @ columns).movedim(-1, 0)
+        log_joint = self.log_weights.movedim(0, -1) - self.log_dets - 0.5 * white.square().sum(-1)
         return _Known(white, log_joint.log_softmax(-1))
 
 
@@ -206,7 +220,7 @@ class _Known(NamedTuple):
 def _drawn(log_weights: Tensor, rng: torch.Generator) -> Tensor:
     """An index for every row of log weights ``[..., M]``, in proportion to the weights: ``[...]``."""
     ends = (log_weights - log_weights.amax(-1, keepdim=True)).exp().cumsum(-1)
-    at = torch.rand(ends[..., :1].shape, generator=rng, dtype=ends.dtype, device=ends.device) * ends[..., -1:]
+    at = uniform(ends[..., :1].shape, ends, rng) * ends[..., -1:]
     return (ends[..., :-1] <= at).sum(-1)
 
 
@@ -241,7 +255,7 @@ def jump(problem: Target, kernel: Any, jumps: Jumps, state: Any, info: Info, rng
         state, info: what the transition led to.
     """
     point, moved, probability = jumps.to(state.position).land(problem, Point(state.position, state.energy), rng)
-    landed = kernel.init(problem, point.position).where(moved, state) if moved.any() else state
+    landed = kernel.init(problem, point.position).where(moved, state) if is_captured() or moved.any() else state
     return landed, _told(info, state, landed, probability)
 
 
@@ -258,7 +272,7 @@ def jump_on_fibre(
 
     Args:
         problem: a fibre with ``marginal``.
-        kernel: whose states have ``where`` and ``constraint_error``.
+        kernel: whose states, by ``at_inputs(problem, u1, rng)`` too, have ``where`` and ``constraint_error``.
         state, info: what the transition led to.
         energy: of the global inputs under that density, ``[chains, *batch]``; None to compute it.
     """
@@ -269,10 +283,9 @@ def jump_on_fibre(
     here = point_at(marginal, u1) if energy is None else Point(u1, energy)
     point, moved, probability = jumps.to(u1).land(target, here, rng)
     landed = state
-    if moved.any():
-        position = torch.where(moved.unsqueeze(-1), marginal.lift(point.position, rng), state.position)
+    if is_captured() or moved.any():
         # of all rows: compiled code is that of so many
-        landed = kernel.init(problem, position).where(moved, state)
+        landed = kernel.at_inputs(problem, point.position, rng).where(moved, state)
     info = _told(info, state, landed, probability)
     return landed, dataclasses.replace(info, stats={**info.stats, "constraint_error": landed.constraint_error})
 
@@ -321,10 +334,11 @@ class _OnFibre(Target):
         super().__init__(None, marginal.dim, tuple(problem.batch_shape))
 
     def energy(self, x: Tensor) -> Tensor:
+        energy, extra = captured(self._marginal).energy_and_extra(x)
         # any noise that gives the observation will do
-        lifted = self._marginal.lift(x, torch.Generator(x.device).manual_seed(0))
-        on_fibre = self._problem.constraint_error(lifted) < self._tolerance * self._problem.scale
-        return torch.where(on_fibre, self._marginal.energy(x), torch.inf)
+        _, error = self._marginal.explained(x, None, *extra)
+        on_fibre = error < self._tolerance * self._problem.scale
+        return torch.where(on_fibre, energy, torch.inf)
 
     def take(self, problems: Tensor) -> "_OnFibre":
         # the marginal of the part is not found anew, by its derivatives

@@ -77,6 +77,7 @@ class LiftedHMC(JumpsOnFibre, Settings):
         jumps: whether every trajectory is followed by a jump or two to another mode (math 8.15), between those that
             :func:`sample` finds where its annealed start ends in several, of positions of 64 bits; or what
             :func:`modes` found of the fibre.
+        compile: as in :class:`HMC`; not for ``"nuts"``.
     """
 
     step_size: float | Tensor | None = None
@@ -87,8 +88,12 @@ class LiftedHMC(JumpsOnFibre, Settings):
     tolerance: float | None = None
     float32_gradients: bool | None = None
     jumps: bool | Any = True
+    compile: bool | None = None
 
     def __post_init__(self):
+        choice("LiftedHMC", "compile", self.compile, (True, False, None))
+        if self.compile and self.trajectory == "nuts":
+            raise ArgumentError("LiftedHMC(trajectory='nuts', compile=True): trees are not compiled, omit one")
         choice("LiftedHMC", "float32_gradients", self.float32_gradients, (True, False, None))
         if self.float32_gradients and self.trajectory == "nuts":
             raise ArgumentError(
@@ -105,13 +110,19 @@ class LiftedHMC(JumpsOnFibre, Settings):
         if self.tolerance is not None:
             fraction("LiftedHMC", "tolerance", self.tolerance)
 
+    def is_program(self, problem: Fibre) -> bool:
+        """Whether :meth:`step` can be captured as one program."""
+        return self.trajectory == "hmc"
+
     @property
     def unlifted(self) -> HMC | NUTS:
         """The kernel of the global inputs."""
         metric = "identity" if self.metric == _CURVATURE else self.metric
         if self.trajectory == "nuts":
             return NUTS(self.step_size, 1023 if self.n_steps is None else self.n_steps, metric)
-        return HMC(self.step_size, self.n_steps, self.trajectory_length, metric)
+        return HMC.unchecked(
+            step_size=self.step_size, n_steps=self.n_steps, trajectory_length=self.trajectory_length, metric=metric
+        )
 
     def check(self, problem) -> None:
         if not isinstance(problem, Fibre):
@@ -155,8 +166,8 @@ class LiftedHMC(JumpsOnFibre, Settings):
     def step(self, problem: Fibre, state: LiftedState, rng: torch.Generator) -> tuple[LiftedState, Info]:
         marginal, before = self._marginal(problem), state.marginal
         after, info = self.unlifted.step(marginal, before, rng)
-        position = marginal.lift(after.position, rng, *after.extra)
-        there = LiftedState(position, after, problem.constraint_error(position))
+        there = self._lifted(marginal, after, rng)
+        position = there.position
         on_fibre = there.constraint_error < self.relative_tolerance(position.dtype) * problem.scale
         status = torch.where((info.status == Status.OK) & ~on_fibre, int(Status.PROJECTION_FAILED), info.status)
         # a transition that failed leaves everything as it was, noise that the observation does not determine included
@@ -177,6 +188,16 @@ class LiftedHMC(JumpsOnFibre, Settings):
         if isinstance(self.jumps, Jumps):
             return jump_on_fibre(problem, self, self.jumps, here, info, rng, here.energy)
         return here, info
+
+    def at_inputs(self, problem: Fibre, u1: Tensor, rng: torch.Generator) -> LiftedState:
+        """State at global inputs ``[chains, *batch, L]``, with noise that gives the observation."""
+        marginal = self._marginal(problem)
+        return self._lifted(marginal, self.unlifted.init(marginal, u1), rng)
+
+    @staticmethod
+    def _lifted(marginal: NoiseMarginal, state: HMCState, rng: torch.Generator) -> LiftedState:
+        position, error = marginal.explained(state.position, rng, *state.extra)
+        return LiftedState(position, state, error)
 
     def _marginal(self, problem: Fibre) -> NoiseMarginal:
         coarse = self.float32_gradients

@@ -7,7 +7,7 @@ momenta under the force ``L^T grad``.
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Self
 
 import torch
@@ -53,16 +53,16 @@ class Metric(Settings, ABC):
 
     def __repr__(self) -> str:
         # its numbers would fill pages
-        shapes = (f"{field.name} of shape {tuple(getattr(self, field.name).shape)}" for field in fields(self))
+        shapes = (f"{each.name} of shape {tuple(getattr(self, each.name).shape)}" for each in fields(self) if each.init)
         return f"{type(self).__name__}({', '.join(shapes)})"
 
     def check(self, name: str, batch_shape: torch.Size, dim: int) -> None:
         """Raise ArgumentError unless the metric is one of such problems."""
-        for field in fields(self):
-            shape = tuple(getattr(self, field.name).shape)
-            if shape[: len(batch_shape) + 1] != (*batch_shape, dim) and field.name != "stretch":
+        for each in fields(self):
+            shape = tuple(getattr(self, each.name).shape)
+            if shape[: len(batch_shape) + 1] != (*batch_shape, dim) and each.name != "stretch":
                 raise ArgumentError(
-                    f"{name}(metric={type(self).__name__}({field.name} of shape {shape})): the problem has "
+                    f"{name}(metric={type(self).__name__}({each.name} of shape {shape})): the problem has "
                     f"{tuple(batch_shape)} problems of {dim} coordinates: give the metric's name to have it adapted"
                 )
 
@@ -113,6 +113,12 @@ class DenseMetric(Metric):
     """``S = L L^T`` with L lower triangular, ``[*batch, D, D]``; diagonal if fitted to fewer than 2 D samples."""
 
     factor: Tensor
+    inverse: Tensor = field(init=False)
+
+    def __post_init__(self):
+        unit = torch.eye(self.factor.shape[-1]).to(self.factor)
+        # the class is frozen
+        object.__setattr__(self, "inverse", torch.linalg.solve_triangular(self.factor, unit, upper=False))
 
     def velocity(self, p):
         return _product(self.factor, p)
@@ -121,7 +127,7 @@ class DenseMetric(Metric):
         return _product(self.factor.mT, gradient)
 
     def whiten(self, x):
-        return torch.linalg.solve_triangular(self.factor, x.movedim(0, -1), upper=False).movedim(-1, 0)
+        return _product(self.inverse, x)
 
     @classmethod
     def of_precision(cls, precision: Tensor, dtype: torch.dtype) -> Self:

@@ -18,7 +18,7 @@ from .jumps import Jumps, as_jumps, jump, within_modes
 from .kernel import Info, Kernel, Trial
 from .metrics import IDENTITY, metric_in_use
 from .riemannian import RiemannianHMC
-from .tuning import Tunable, Tuning
+from .tuning import Compilable, Tunable, Tuning
 
 __all__ = ["ModeJumps"]
 
@@ -82,6 +82,15 @@ class ModeJumps(Settings):
             )
         if self.modes is not None:
             self.modes.check("ModeJumps", problem.batch_shape, problem.dim)
+
+    @property
+    def compile(self) -> bool | None:
+        """That of the kernel."""
+        return getattr(self.kernel, "compile", False)
+
+    def is_program(self, problem: Target) -> bool:
+        """Whether :meth:`step` can be captured as one program."""
+        return isinstance(self.kernel, Compilable) and self.kernel.is_program(problem)
 
     def tuning(self, problem: Target) -> Tuning:
         return self.kernel.tuning(problem) if isinstance(self.kernel, Tunable) else Tuning()

@@ -5,6 +5,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..autodiff.randomness import uniform
 from ..errors import Status
 from ..target import Target
 
@@ -58,5 +59,6 @@ def metropolis(here: Point, there: Point, log_hastings: Tensor | float, rng: tor
     failed = broken(there.energy)
     log_ratio = torch.where(failed, -torch.inf, here.energy - there.energy + log_hastings)
     probability = log_ratio.clamp_max(0).exp()
-    uniform = torch.rand(probability.shape, generator=rng, dtype=probability.dtype, device=probability.device)
-    return Decision(there.where(uniform < probability, here), probability, status_of(failed))
+    return Decision(
+        there.where(uniform(probability.shape, probability, rng) < probability, here), probability, status_of(failed)
+    )

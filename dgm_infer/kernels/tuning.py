@@ -11,7 +11,7 @@ from .jumps import Jumps
 from .kernel import Kernel, Trial
 from .metrics import Metric
 
-__all__ = ["FibreKernel", "Jumping", "Preconditioned", "Tunable", "Tuning"]
+__all__ = ["Compilable", "FibreKernel", "Jumping", "Preconditioned", "Tunable", "Tuning"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,20 @@ class Tunable(Kernel, Protocol):
 
     def probe(self, step_size: Tensor, n_steps: int, /) -> Self:
         """A kernel of short transitions: at most ``n_steps`` steps of these sizes, ``[chains, *batch]``."""
+        ...
+
+
+@runtime_checkable
+class Compilable(Kernel, Protocol):
+    """A kernel whose transitions can be compiled as programs."""
+
+    @property
+    def compile(self) -> bool | None:
+        """Whether they are; None where that takes less time."""
+        ...
+
+    def is_program(self, problem: Any, /) -> bool:
+        """Whether a step has fixed shapes, and decides nothing by the values of tensors."""
         ...
 
 

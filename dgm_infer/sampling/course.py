@@ -16,6 +16,7 @@ from ..kernels.kernel import State
 from ..kernels.tuning import Jumping, Tunable
 from ..progress import Progress
 from ..target import Target, reference
+from .execution import Execution
 from .pilot import pick_kernel
 from .preflight import check_energy, check_latents
 from .starts import starting_points
@@ -152,6 +153,7 @@ class Course:
     ):
         self.problem, self.kernel, self.plan, self._rng = problem, kernel, plan, rng
         self.ancestors = ancestors
+        self._execution = Execution(problem, plan.transitions)
         self.adapts = isinstance(kernel, Tunable) and kernel.tuning(problem).step_size
         self.kept: dict[str, Tensor] = {}
         self._first: Tensor | None = None
@@ -244,7 +246,9 @@ class Course:
         """Make the transitions that are left, and call ``after_each`` with the course after every one of them."""
         plan = self.plan
         while self._warm is not None and self.now.transitions < plan.warmup:
-            state, info = self._warm.kernel.step(self.problem, self.now.state, self._rng)
+            state, info = self._execution.step(
+                self._warm.kernel, self.now.state, self._rng, lasting=self._warm.keeps_form
+            )
             self._make_room(_statistics(info))
             self._warm.update(info, state)
             self._move(state, self.now.stayed)
@@ -258,7 +262,7 @@ class Course:
             kernel = self._warm.frozen()
             self.kernel, self._first, self._warm = kernel, self.now.state.position, None
         while self.now.transitions < plan.transitions:
-            state, info = self.kernel.step(self.problem, self.now.state, self._rng)
+            state, info = self._execution.step(self.kernel, self.now.state, self._rng, lasting=True)
             stayed = self.now.stayed
             if (self.now.transitions + 1 - plan.warmup) % plan.thin == 0:
                 record = {**self._positions(state.position), **_statistics(info)}
@@ -278,6 +282,7 @@ class Course:
         self.problem, self.plan = problem, plan
         self._rng = torch.Generator(self.now.state.position.device)
         self._rng.set_state(self.now.random)
+        self._execution.resume(problem)
         if self._warm is not None:
             self._warm.resume(problem, self._rng)
         self._make_room(self._positions(self.now.state.position))

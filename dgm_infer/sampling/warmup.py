@@ -140,6 +140,17 @@ class WarmUp:
             self._settling.update(self._adapted(), state.energy)
 
     @property
+    def keeps_form(self) -> bool:
+        """Whether the kernel will change in the values of its tensors alone."""
+        if self._done < self._startup or (self._sub_steps is not None and not self._sub_steps.is_steady):
+            return False
+        return (
+            self._tuning.metric is None
+            or self._knows_metric
+            or (self._windows is not None and self._metric is not None)
+        )
+
+    @property
     def is_over(self) -> bool:
         """Whether the kernel is adapted."""
         if self._done >= self._iterations:

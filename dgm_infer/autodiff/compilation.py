@@ -17,7 +17,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.fx.node import map_aggregate
 
 from ..errors import ModelError, cause
-from .trees import Form, flatten, unflatten
+from .pytrees import Form, flatten, unflatten
 
 __all__ = ["Compiler"]
 

@@ -1,0 +1,154 @@
+"""Functions captured as graphs of tensor operations, without autograd and without Python, for fixed shapes."""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from ..errors import ModelError
+from .simplify import lift_constants, simplified
+
+__all__ = ["Graph", "bound", "bound_graphs", "capture", "quiet", "recorded_graphs", "value_and_gradient"]
+
+# The graphs whose constants are inputs of a program that is being captured, and those inputs.
+_BOUND: ContextVar[tuple[tuple["Graph", tuple[Tensor, ...]], ...]] = ContextVar("bound", default=())
+# The graphs that were called, where somebody wants to know.
+_CALLED: ContextVar[list["Graph"] | None] = ContextVar("called", default=None)
+
+
+class Graph:
+    """A captured function ``[tensors] -> [tensors]``; its constants are inputs of the graph, and can be replaced.
+
+    Attributes:
+        module: the graph, of the constants and then the inputs.
+        constants: the tensors that the function had in itself, what follows from them alone computed once.
+    """
+
+    def __init__(self, module: fx.GraphModule, constants: Sequence[Tensor]):
+        self.module, self.constants = module, tuple(constants)
+
+    def __call__(self, *inputs: Tensor) -> list[Tensor]:
+        called = _CALLED.get()
+        if called is not None and self not in called:
+            called.append(self)
+        constants = next((tensors for graph, tensors in _BOUND.get() if graph is self), self.constants)
+        return self.module(*constants, *inputs)
+
+    @property
+    def calls(self) -> int:
+        """Operations of the graph."""
+        return sum(node.op == "call_function" for node in self.module.graph.nodes)
+
+
+def bound_graphs() -> tuple[tuple[Graph, tuple[Tensor, ...]], ...]:
+    """The graphs whose constants are replaced at present, with the replacements."""
+    return _BOUND.get()
+
+
+@contextmanager
+def recorded_graphs() -> Iterator[list[Graph]]:
+    """A list to which every graph that is called within is added, once."""
+    called: list[Graph] = []
+    token = _CALLED.set(called)
+    try:
+        yield called
+    finally:
+        _CALLED.reset(token)
+
+
+@contextmanager
+def bound(graphs: Sequence[Graph], constants: Sequence[Tensor]) -> Iterator[None]:
+    """Graphs called within use these tensors, of all of them in order, in the place of their constants."""
+    rest = iter(constants)
+    token = _BOUND.set(tuple((graph, tuple(next(rest) for _ in graph.constants)) for graph in graphs))
+    try:
+        yield
+    finally:
+        _BOUND.reset(token)
+
+
+def capture(function: Callable[..., Sequence[Tensor]], *examples: Tensor, differentiable: bool = False) -> Graph:
+    """The graph of a function at the shapes of some examples.
+
+    It is simplified (:func:`simplified`): what depends on constants alone is computed once, and of a matrix product of
+    which only some columns are used, only these are computed.
+
+    Args:
+        differentiable: whether the graph will be differentiated.
+
+    Raises:
+        ModelError: Python decides by values, numbers are drawn at random, or an operation cannot be captured.
+    """
+    with quiet(), recorded_graphs():
+        try:
+            module = make_fx(lambda *inputs: list(function(*inputs)))(*examples)
+        except Exception as error:
+            raise ModelError(f"it cannot be captured as a graph ({error})") from error
+    random = [node for node in module.graph.nodes if torch.Tag.nondeterministic_seeded in _tags(node)]
+    if random:
+        raise ModelError(f"it draws random numbers ({random[0].target})")
+    module, constants = lift_constants(module)
+    with torch.no_grad():
+        return Graph(*simplified(module, constants, differentiable=differentiable))
+
+
+def value_and_gradient(
+    function: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], x: Tensor
+) -> tuple[Graph, Graph]:
+    """The graphs of a scalar function per row, and of its value and gradient.
+
+    The function is captured and simplified before it is differentiated.
+
+    Args:
+        function: ``[..., D]`` to ``[...]``, and other tensors that it computes on the way.
+        x: an example.
+
+    Returns:
+        The graph of the value and the others, and that of the value, the gradient ``[..., D]`` and the others.
+
+    Raises:
+        ModelError: as :func:`capture`; also if the function has no derivative.
+    """
+
+    def flat(x: Tensor) -> list[Tensor]:
+        value, others = function(x)
+        return [value, *others]
+
+    with torch.enable_grad():
+        value = capture(flat, x.detach(), differentiable=True)
+
+    def differentiated(*inputs: Tensor) -> list[Tensor]:
+        *constants, x = inputs
+        with torch.enable_grad():
+            x = x.detach().requires_grad_()
+            result, *others = value.module(*constants, x)
+            (gradient,) = torch.autograd.grad(result.sum(), x)
+        return [result.detach(), gradient, *(other.detach() for other in others)]
+
+    with quiet():
+        try:
+            module = make_fx(differentiated)(*value.constants, x.detach())
+        except Exception as error:
+            raise ModelError(f"its gradient cannot be captured as a graph ({error})") from error
+    module, constants = lift_constants(module, given=value.constants)
+    with torch.no_grad():
+        return value, Graph(*simplified(module, constants))
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without the compilers' notices to their own developers."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", category=DeprecationWarning)
+        warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+        yield
+
+
+def _tags(node: fx.Node) -> Any:
+    return getattr(node.target, "tags", ())

@@ -1,0 +1,140 @@
+"""Targets whose energies and gradients are captured graphs."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ..errors import ModelError
+from ..target import Target
+from .capture import Graph, capture, quiet, value_and_gradient
+from .loops import is_captured
+
+__all__ = ["CapturedTarget", "agree", "captured"]
+
+# Size of the move to the second point at which a graph is compared with its function.
+_MOVE = 0.1
+
+
+def captured(target: Target) -> Target:
+    """The target with its energy and gradient as graphs, if the caller is being captured; else the target."""
+    if not is_captured() or isinstance(target, CapturedTarget):
+        return target
+    own = vars(target).get("_as_graphs")
+    if own is None:
+        own = target._as_graphs = CapturedTarget(target)  # type: ignore[attr-defined]
+    return own
+
+
+class CapturedTarget(Target):
+    """A target of the same density, each shape of positions captured on first use.
+
+    Raises:
+        ModelError: on use, if the energy or its gradient cannot be captured.
+    """
+
+    def __init__(self, target: Target):
+        self._target = target
+        super().__init__(target.energy, target.dim, tuple(target.batch_shape))
+        self.prior, self.standardised = target.prior, target.standardised
+        self._graphs: dict[tuple[torch.Size, torch.dtype], tuple[Graph, Graph, Graph]] = {}
+
+    def energy(self, x):
+        return self._of(x)[0](x)[0]
+
+    def energy_and_extra(self, x):
+        energy, *extra = self._of(x)[0](x)
+        return energy, tuple(extra)
+
+    def energy_and_gradient(self, x):
+        energy, gradient = self._of(x)[1](x)[:2]
+        return energy, gradient
+
+    def energy_gradient_and_extra(self, x):
+        energy, gradient, *extra = self._of(x)[1](x)
+        return energy, gradient, tuple(extra)
+
+    def gradient(self, x):
+        return self._of(x)[2](x)[0]
+
+    def operations(self, x: Tensor) -> int:
+        """Operations of the gradient at positions of this shape."""
+        return self._of(x)[2].calls
+
+    def lift(self, *arguments):
+        """That of the target, a :class:`NoiseMarginal`."""
+        return self._target.lift(*arguments)  # type: ignore[attr-defined]
+
+    def _of(self, x: Tensor) -> tuple[Graph, Graph, Graph]:
+        """The graphs of the energy, of it with the gradient, and of the gradient alone."""
+        key = x.shape, x.dtype
+        if key not in self._graphs:
+            self._graphs[key] = self._captured(x.detach())
+        return self._graphs[key]
+
+    def _captured(self, x: Tensor) -> tuple[Graph, Graph, Graph]:
+        target = self._target
+        rng = torch.Generator(x.device).manual_seed(0)
+        other = x + _MOVE * torch.randn(x.shape, generator=rng, dtype=x.dtype, device=x.device)
+
+        def whole(x: Tensor) -> list[Tensor]:
+            energy, gradient, extra = target.energy_gradient_and_extra(x)
+            return [energy, gradient, *extra]
+
+        def values(x: Tensor) -> list[Tensor]:
+            energy, extra = target.energy_and_extra(x)
+            return [energy, *extra]
+
+        with quiet():
+            expected = [whole(point) for point in (x, other)]
+            energies = [[value.detach() for value in values(point)] for point in (x, other)]
+            gradients = [target.gradient(point) for point in (x, other)]
+        try:
+            graphs = value_and_gradient(target.energy_and_extra, x)
+        except ModelError:
+            graphs = None
+        if graphs is None or not _same(graphs[1], (x, other), expected):
+            # derivatives of its own, or operations that hide theirs
+            graphs = capture(values, x), capture(whole, x)
+            if not _same(graphs[1], (x, other), expected):
+                raise ModelError("its graph computes something else at another position")
+        both = graphs[1]
+        alone = capture(lambda x: [both(x)[1]], x)
+        if not _same(alone, (x, other), [[g] for g in gradients]):
+            alone = capture(lambda x: [target.gradient(x)], x)
+            if not _same(alone, (x, other), [[g] for g in gradients]):
+                raise ModelError("its gradient computes something else at another position")
+        if not _same(graphs[0], (x, other), energies):
+            raise ModelError("its energy computes something else at another position")
+        return graphs[0], both, alone
+
+
+def _same(graph: Graph, points: Sequence[Tensor], expected: Sequence[Sequence[Tensor]]) -> bool:
+    with torch.no_grad():
+        found = [graph(x) for x in points]
+    return all(map(agree, found, expected))
+
+
+def agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+    """Whether tensors are the same to rounding, in units of the largest number of each.
+
+    What is smaller than a ten thousandth of the largest of all may be rounding itself.
+    """
+    sizes = [_largest(tensor) for tensor in expected]
+    return len(found) == len(expected) and all(
+        _agree(f, e, max(size, 1e-4 * max(sizes))) for f, e, size in zip(found, expected, sizes, strict=True)
+    )
+
+
+def _largest(tensor: Tensor) -> float:
+    usual = tensor[tensor.isfinite()].abs() if tensor.is_floating_point() else tensor.new_empty(0)
+    return float(usual.max()) if usual.numel() else 0.0
+
+
+def _agree(found: Tensor, expected: Tensor, size: float) -> bool:
+    if found.shape != expected.shape or found.dtype != expected.dtype:
+        return False
+    if not expected.is_floating_point():
+        return torch.equal(found, expected)
+    rounding = torch.finfo(expected.dtype).eps ** 0.5
+    return torch.allclose(found, expected, rtol=rounding, atol=rounding * size, equal_nan=True)

@@ -1,0 +1,169 @@
+"""Programs: functions of trees of tensors and random numbers, captured whole, and compiled to machine code."""
+
+import hashlib
+import os
+import platform
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+from ..errors import ModelError, cause
+from .capture import Graph, bound, quiet, recorded_graphs
+from .captured import agree
+from .loops import capturing
+from .pytrees import Form, flatten, unflatten
+from .randomness import Drawn, Recorded, Replayed
+from .simplify import lift_constants, simplified
+
+__all__ = ["Program"]
+
+
+class Program:
+    """A function ``function(arguments, rng) -> result`` of trees, as one graph of tensor operations with fixed shapes.
+
+    Args:
+        function: without decisions by values of tensors, but for the loops of :func:`repeat`; all it draws, it draws
+            by :func:`normal` and :func:`uniform`.
+        arguments: examples, a tree of tensors.
+
+    Raises:
+        ModelError: it cannot be captured.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any], arguments: Any):
+        leaves, form = flatten(arguments)
+        # code is that of one layout
+        leaves = [leaf.detach().contiguous() for leaf in leaves]
+        rng = torch.Generator(leaves[0].device).manual_seed(0)
+        rehearsed = Recorded(rng)
+        with torch.no_grad(), capturing("rehearsal"), recorded_graphs() as graphs:
+            result, self._result = flatten(function(unflatten(leaves, form), rehearsed))
+        self.form, self.drawn = form, tuple(rehearsed.drawn)
+        inputs = [*leaves, *rehearsed.values]
+        self._module, self._constants = _traced(function, form, inputs, self.drawn, graphs)
+        with torch.no_grad():
+            found = self._module(*self._constants, *inputs)
+        if not agree(found, result):
+            raise ModelError("its graph computes something else")
+        self._inputs = inputs
+        self._run: Callable[..., list[Tensor]] = self._module
+
+    def __call__(self, arguments: Any, rng: torch.Generator) -> Any:
+        """The result for arguments of the same form and shapes as the examples."""
+        leaves = [leaf.contiguous() for leaf in flatten(arguments)[0]]
+        numbers = [drawn.draw(rng) for drawn in self.drawn]
+        with torch.no_grad():
+            return unflatten(self._run(*self._constants, *leaves, *numbers), self._result)
+
+    def compile(self) -> None:
+        """Generate machine code, or load what an earlier process generated for the same graph.
+
+        Raises:
+            ModelError: the compiler fails.
+        """
+        example = [*self._constants, *self._inputs]
+        path = _folder() / f"{_digest(self._module, example)}.pt2"
+        try:
+            if not path.exists():
+                _compile(self._module, example, path)
+            package = torch._inductor.aoti_load_package(str(path))
+            # lists in and out: trees are flat here
+            run = package.loader.boxed_run
+            with torch.no_grad():
+                found, expected = run([*example]), self._module(*example)
+        except Exception as error:
+            raise ModelError(f"torch's compiler fails ({cause(error)})") from error
+        if not agree(found, expected):
+            raise ModelError("torch's compiler makes code of it that computes something else")
+        self._run = lambda *tensors: run(list(tensors))
+
+
+def _traced(
+    function: Callable[[Any, Any], Any],
+    form: Form,
+    inputs: list[Tensor],
+    drawn: tuple[Drawn, ...],
+    graphs: list[Graph],
+) -> tuple[fx.GraphModule, list[Tensor]]:
+    """The graph of constants and inputs, and the constants."""
+    shared, places = _distinct([tensor for graph in graphs for tensor in graph.constants])
+    n_leaves = len(inputs) - len(drawn)
+
+    def flat(*tensors: Tensor) -> list[Tensor]:
+        constants, rest = tensors[: len(shared)], tensors[len(shared) :]
+        with bound(graphs, [constants[k] for k in places]):
+            result = function(unflatten(rest[:n_leaves], form), Replayed(rest[n_leaves:]))
+        return [t.clone(memory_format=torch.contiguous_format) for t in flatten(result)[0]]
+
+    # loops can be traced with fake tensors only
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+    with quiet(), torch.no_grad(), capturing("trace"):
+        try:
+            fake = [mode.from_tensor(t, static_shapes=True) for t in (*shared, *inputs)]
+            with mode:
+                module = make_fx(flat)(*fake)
+        except Exception as error:
+            raise ModelError(f"it cannot be captured as one graph ({cause(error)})") from error
+    module, constants = lift_constants(module, given=shared)
+    return simplified(module, constants)
+
+
+def _distinct(tensors: list[Tensor]) -> tuple[list[Tensor], list[int]]:
+    """The tensors without repetitions, and which of them each is; none shares memory with another."""
+    distinct: list[Tensor] = []
+    places = []
+    for tensor in tensors:
+        same = (k for k, own in enumerate(distinct) if _is_same(own, tensor))
+        place = next(same, len(distinct))
+        if place == len(distinct):
+            storages = {own.untyped_storage().data_ptr() for own in distinct}
+            distinct.append(tensor.clone() if tensor.untyped_storage().data_ptr() in storages else tensor)
+        places.append(place)
+    return distinct, places
+
+
+def _is_same(a: Tensor, b: Tensor) -> bool:
+    alike = a.shape == b.shape and a.dtype == b.dtype and a.stride() == b.stride() and a.device == b.device
+    return alike and (a.data_ptr() == b.data_ptr() or torch.equal(a, b))
+
+
+def _compile(module: fx.GraphModule, example: list[Tensor], path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with quiet(), torch.no_grad(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        exported = torch.export.export(_Module(module), tuple(example), strict=False)
+        made = torch._inductor.aoti_compile_and_package(exported, package_path=str(Path(folder) / "program.pt2"))
+        # whole or not at all, whoever else compiles the same
+        os.replace(made, path)
+
+
+class _Module(torch.nn.Module):
+    def __init__(self, graph: fx.GraphModule):
+        super().__init__()
+        self.graph = graph
+
+    def forward(self, *tensors: Tensor) -> list[Tensor]:
+        return self.graph(*tensors)
+
+
+def _folder() -> Path:
+    """Where code is kept between processes: beside that of torch's compiler."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    return Path(cache_dir()) / "dgm_infer"
+
+
+def _digest(module: fx.GraphModule, example: list[Tensor]) -> str:
+    """What code is generated from, in one name."""
+    parts = [torch.__version__, platform.processor(), torch.backends.cpu.get_cpu_capability()]
+    if example[0].is_cuda:
+        parts += [torch.cuda.get_device_name(example[0].device), str(torch.version.cuda)]
+    parts += [f"{name}: {part.code}" for name, part in module.named_modules() if isinstance(part, fx.GraphModule)]
+    parts += [f"{tuple(t.shape)} {t.stride()} {t.dtype} {t.device}" for t in example]
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

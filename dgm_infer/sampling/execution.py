@@ -1,0 +1,115 @@
+"""How the transitions of a run are computed: by the kernel itself, or by programs that are compiled of it."""
+
+from typing import Any
+
+import torch
+
+from ..autodiff.captured import CapturedTarget
+from ..autodiff.programs import Program
+from ..autodiff.pytrees import flatten
+from ..conditioning.fibre import Fibre
+from ..errors import ModelError
+from ..kernels import Info, Kernel
+from ..kernels.kernel import State
+from ..kernels.tuning import Compilable
+from ..target import Target
+
+__all__ = ["Execution"]
+
+# Seconds that a call of an operation takes from Python, forwards and backwards, and operations around a trajectory.
+_CALL, _AROUND = 5e-6, 150
+# Seconds that a program takes to compile, and those that every operation of a gradient adds.
+_COMPILES, _EACH = 8.0, 0.08
+# Transitions after which the length of trajectories is known well enough.
+_FIRST = 10
+
+
+class Execution:
+    """Transitions of one problem, as fast as they can be had.
+
+    A kernel whose step can be captured is compiled where the time that this saves in the transitions left is longer
+    than the time that it takes, both counted in operations, so that what is done depends on the problem and the numbers
+    of the run alone.
+
+    Args:
+        problem: what is sampled.
+        transitions: those of the run.
+    """
+
+    def __init__(self, problem: Fibre | Target, transitions: int):
+        self._problem, self._left = problem, transitions
+        self._steps: list[float] = []
+        self._compiles: bool | None = None
+        self._programs: dict[Any, Program] = {}
+
+    def step(self, kernel: Kernel, state: State, rng: torch.Generator, *, lasting: bool) -> tuple[State, Info]:
+        """A transition of every chain.
+
+        Args:
+            lasting: whether the kernel will keep its form, that is everything but the values of its tensors.
+
+        Raises:
+            ModelError: the kernel asks to be compiled, and the model can't be.
+        """
+        self._left -= 1
+        if lasting and self._decided(kernel, state):
+            return self._program(kernel, state)((kernel, state), rng)
+        state, info = kernel.step(self._problem, state, rng)
+        if lasting and "n_steps" in info.stats and self._compiles is None:
+            self._steps.append(float(info.stats["n_steps"].max()))
+        return state, info
+
+    def resume(self, problem: Fibre | Target) -> None:
+        """Go on from a pickle, which does not hold the problem."""
+        self._problem = problem
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_problem": None, "_programs": {}}
+
+    def _decided(self, kernel: Any, state: State) -> bool:
+        if self._compiles is None:
+            if not isinstance(kernel, Compilable) or not kernel.is_program(self._problem):
+                self._compiles = False
+            elif kernel.compile is not None:
+                self._compiles = kernel.compile
+            elif len(self._steps) >= _FIRST:
+                self._compiles = self._pays(state)
+            if self._compiles:
+                try:
+                    self._program(kernel, state)
+                except ModelError:
+                    if kernel.compile:
+                        raise
+                    self._compiles = False
+        return bool(self._compiles)
+
+    def _pays(self, state: State) -> bool:
+        steps = self._left * sum(self._steps) / len(self._steps)
+        # before anything is counted: of gradients of a hundred operations
+        if 100 * _CALL * steps + _AROUND * _CALL * self._left < _COMPILES:
+            return False
+        calls = self._calls(state)
+        return calls is not None and (_CALL * (calls * steps + _AROUND * self._left) > _COMPILES + _EACH * calls)
+
+    def _calls(self, state: State) -> int | None:
+        """Operations of a gradient; None if it cannot be captured."""
+        target, position = self._problem, state.position
+        if isinstance(target, Fibre):
+            target = target.marginal
+            if target is None:
+                return None
+            position = position[..., : target.dim]
+        try:
+            return CapturedTarget(target).operations(position)
+        except ModelError:
+            return None
+
+    def _program(self, kernel: Any, state: State) -> Program:
+        tensors, form = flatten((kernel, state))
+        key = form, tuple((t.shape, t.dtype, t.device) for t in tensors)
+        if key not in self._programs:
+            problem = self._problem
+            program = Program(lambda given, rng: given[0].step(problem, given[1], rng), (kernel, state))
+            program.compile()
+            self._programs[key] = program
+        return self._programs[key]
