@@ -19,7 +19,8 @@ _LINEAR = {
     aten.t, aten.slice, aten.select, aten.narrow, aten.split, aten.split_with_sizes, aten.unbind, aten.alias,
     aten.clone, aten.contiguous, aten.detach, aten._to_copy, aten.neg, aten.sum, aten.mean, aten.cumsum, aten.flip,
     aten.index_select, aten.index, aten.gather, aten.take_along_dim, aten.repeat, aten.roll, aten.diagonal, aten.tril,
-    aten.triu, aten.as_strided, aten.constant_pad_nd, aten.diff, aten.movedim, aten.flatten, aten.avg_pool2d, aten.lift_fresh,
+    aten.triu, aten.as_strided, aten.constant_pad_nd, aten.diff, aten.movedim, aten.flatten, aten.avg_pool2d,
+    aten.lift_fresh,
 }  # fmt: skip
 # Affine where all their tensors are.
 _SUMS = {aten.add, aten.sub, aten.rsub, aten.cat, aten.stack}

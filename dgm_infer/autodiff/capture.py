@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from ..errors import ModelError
 from .simplify import lift_constants, simplified
 
-__all__ = ["Graph", "bound", "bound_graphs", "capture", "quiet", "recorded_graphs", "value_and_gradient"]
+__all__ = ["Graph", "bound", "bound_graphs", "capture", "quiet", "recorded_graphs", "traced", "value_and_gradient"]
 
 # The graphs whose constants are inputs of a program that is being captured, and those inputs.
 _BOUND: ContextVar[tuple[tuple["Graph", tuple[Tensor, ...]], ...]] = ContextVar("bound", default=())
@@ -86,7 +85,7 @@ def capture(function: Callable[..., Sequence[Tensor]], *examples: Tensor, differ
     """
     with quiet(), recorded_graphs():
         try:
-            module = make_fx(lambda *inputs: list(function(*inputs)))(*examples)
+            module = traced(lambda *inputs: list(function(*inputs)))(*examples)
         except Exception as error:
             raise ModelError(f"it cannot be captured as a graph ({error})") from error
     random = [node for node in module.graph.nodes if torch.Tag.nondeterministic_seeded in _tags(node)]
@@ -132,12 +131,19 @@ def value_and_gradient(
 
     with quiet():
         try:
-            module = make_fx(differentiated)(*value.constants, x.detach())
+            module = traced(differentiated)(*value.constants, x.detach())
         except Exception as error:
             raise ModelError(f"its gradient cannot be captured as a graph ({error})") from error
     module, constants = lift_constants(module, given=value.constants)
     with torch.no_grad():
         return value, Graph(*simplified(module, constants))
+
+
+def traced(function: Callable[..., Sequence[Tensor]]) -> Callable[..., fx.GraphModule]:
+    """``make_fx``, which takes a second to import, when it is first needed."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    return make_fx(function)
 
 
 @contextmanager

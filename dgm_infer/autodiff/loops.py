@@ -7,7 +7,6 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.while_loop import while_loop_op
 
 from .capture import bound, bound_graphs
 from .pytrees import flatten, unflatten
@@ -45,6 +44,8 @@ def repeat(n: int | Tensor, body: Callable[[Any, Tree, Any], Tree], carried: Tre
         for k in range(int(n)):
             carried = body(k, carried, constants)
         return carried
+    from torch._higher_order_ops.while_loop import while_loop_op
+
     leaves, form = flatten(carried)
     others, other_form = flatten(constants)
     graphs, shared = zip(*bound_graphs(), strict=True) if bound_graphs() else ((), ())

@@ -10,12 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ..errors import ModelError, cause
-from .capture import Graph, bound, quiet, recorded_graphs
+from .capture import Graph, bound, quiet, recorded_graphs, traced
 from .captured import agree
 from .loops import capturing
 from .pytrees import Form, flatten, unflatten
@@ -102,13 +99,16 @@ def _traced(
             result = function(unflatten(rest[:n_leaves], form), Replayed(rest[n_leaves:]))
         return [t.clone(memory_format=torch.contiguous_format) for t in flatten(result)[0]]
 
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
     # loops can be traced with fake tensors only
     mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
     with quiet(), torch.no_grad(), capturing("trace"):
         try:
             fake = [mode.from_tensor(t, static_shapes=True) for t in (*shared, *inputs)]
             with mode:
-                module = make_fx(flat)(*fake)
+                module = traced(flat)(*fake)
         except Exception as error:
             raise ModelError(f"it cannot be captured as one graph ({cause(error)})") from error
     module, constants = lift_constants(module, given=shared)

@@ -128,7 +128,7 @@ def _fold(graph: fx.Graph, values: dict[fx.Node, Tensor], nothing: set[Any]) -> 
             continue
         if node.target in _OF_SHAPES:
             like = node.args[0]
-            example = computed.get(like, None)
+            example = computed.get(like)
             if example is None:
                 example = like.meta["val"]
                 example = torch.empty(example.shape, dtype=example.dtype, device=example.device)

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..autodiff.pytrees import take, tree_map
 from ..structures import Dense, Evaluation, InFields, JacobianMap, QuickConvolutions, Units
 from .magnitude import magnitude, solver_tolerance
 from .marginal import NoiseMarginal
 from .reduced import ObservedModel
 from .solve import find_starts
-from ..autodiff.pytrees import take, tree_map
 
 if TYPE_CHECKING:
     from ..autodiff.compilation import Compiler

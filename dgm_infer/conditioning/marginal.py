@@ -6,13 +6,13 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ..structures import Dense, Units, push_forward
-from ..target import Target
-from .reduced import ObservedModel
 from ..autodiff.affine import affine_graph
 from ..autodiff.capture import Graph
 from ..autodiff.pytrees import take
 from ..autodiff.randomness import normal
+from ..structures import Dense, Units, push_forward
+from ..target import Target
+from .reduced import ObservedModel
 
 __all__ = ["NoiseMarginal"]
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..structures import Evaluation, JacobianMap
 from ..autodiff.pytrees import tree_map
+from ..structures import Evaluation, JacobianMap
 
 __all__ = [
     "SOLVERS",

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
+from ..autodiff.pytrees import tree_map
 from ..models import DirectedModel, GenerativeModel, reference_tensor
 from ..structures import Dense, ReceptiveFields, Structure, quicker
 from .operators import Operator, Selection
-from ..autodiff.pytrees import tree_map
 
 __all__ = ["ObservedModel", "ObservedUnits", "observed_model"]
 

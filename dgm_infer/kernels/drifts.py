@@ -6,9 +6,9 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..autodiff.pytrees import flatten, tree_map
 from ..conditioning.fibre import Fibre
 from ..conditioning.projection import Projection
-from ..autodiff.pytrees import flatten, tree_map
 from ..structures.jacobian import JacobianMap
 
 __all__ = ["CIRCULAR", "STRAIGHT", "Drift", "Flow", "ReverseChecks", "Solver"]

@@ -45,8 +45,8 @@ class HMC(Settings):
         metric: covariance that the target is taken to have, whose inverse is the mass: ``"identity"``, or
             ``"diagonal"``, ``"dense"`` or ``"low_rank"`` (plus diagonal), which warm-up adapts per problem to the
             positions of all chains, or an adapted metric of another run. Lengths are in units of the metric.
-        compile: whether transitions are compiled to machine code as one program, which takes about ten seconds, once for
-            a problem and a number of chains on a machine; None where that is the shorter way.
+        compile: whether transitions are compiled to machine code as one program, which takes about ten seconds, once
+            per machine, problem and number of chains; None where that saves time.
     """
 
     step_size: float | Tensor | None = None

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from ..conditioning.fibre import Fibre, Linearisation
 from ..autodiff.loops import is_captured, repeat
 from ..autodiff.pytrees import tree_map
+from ..conditioning.fibre import Fibre, Linearisation
 from ..errors import Status
 from ..target import Target
 from .drifts import STRAIGHT, Drift, Flow, ReverseChecks, Solver
