@@ -1,10 +1,11 @@
 """Programs: functions of trees of tensors and random numbers, captured whole, and compiled to machine code."""
 
 import hashlib
+import math
 import os
 import platform
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,10 @@ class Program:
         with torch.no_grad(), capturing("rehearsal"), recorded_graphs() as graphs:
             result, self._result = flatten(function(unflatten(leaves, form), rehearsed))
         self.form, self.drawn = form, tuple(rehearsed.drawn)
+        sizes: dict[Drawn, list[int]] = {}
+        for drawn in self.drawn:
+            sizes.setdefault(drawn._replace(shape=()), []).append(math.prod(drawn.shape))
+        self._kinds = [(kind._replace(shape=(sum(each),)), each) for kind, each in sizes.items()]
         inputs = [*leaves, *rehearsed.values]
         self._module, self._constants = _traced(function, form, inputs, self.drawn, graphs)
         with torch.no_grad():
@@ -54,10 +59,20 @@ class Program:
 
     def __call__(self, arguments: Any, rng: torch.Generator) -> Any:
         """The result for arguments of the same form and shapes as the examples."""
-        leaves = [leaf.contiguous() for leaf in flatten(arguments)[0]]
-        numbers = [drawn.draw(rng) for drawn in self.drawn]
+        return self.of_leaves(flatten(arguments)[0], rng)
+
+    def of_leaves(self, leaves: list[Tensor], rng: torch.Generator) -> Any:
+        """The result for the tensors of arguments."""
+        leaves = [leaf.contiguous() for leaf in leaves]
         with torch.no_grad():
-            return unflatten(self._run(*self._constants, *leaves, *numbers), self._result)
+            return unflatten(self._run(*self._constants, *leaves, *self._numbers(rng)), self._result)
+
+    def _numbers(self, rng: torch.Generator) -> list[Tensor]:
+        """All random numbers, of each kind at once."""
+        values: dict[Drawn, Iterator[Tensor]] = {}
+        for drawn, sizes in self._kinds:
+            values[drawn._replace(shape=())] = iter(drawn.draw(rng).split(sizes))
+        return [next(values[drawn._replace(shape=())]).view(drawn.shape) for drawn in self.drawn]
 
     def compile(self) -> None:
         """Generate machine code, or load what an earlier process generated for the same graph.

@@ -50,7 +50,8 @@ class Replayed:
         self._values = iter(values)
 
     def take(self, drawn: Drawn) -> Tensor:
-        return next(self._values)
+        # of the same numbers, however they are arranged
+        return next(self._values).view(drawn.shape)
 
 
 def normal(shape: Sequence[int], like: Tensor, rng: "torch.Generator | Source") -> Tensor:

@@ -51,7 +51,7 @@ class NoiseMarginal(Target):
         everywhere: bool = False,
     ):
         self.observed = observed
-        self._everywhere = everywhere
+        self.holds_everywhere = everywhere
         self.values = values
         self.model: Any = observed.model
         super().__init__(None, self.model.global_density.dim, tuple(values.shape[:-1]))
@@ -112,7 +112,7 @@ class NoiseMarginal(Target):
     def take(self, problems):
         data, values = take((self.observed.data, self.values), self.batch_shape, problems)
         blocks = None if self._blocks is None else take(self._blocks, self.batch_shape, problems)
-        taken = type(self)(self.observed.with_data(data), values, blocks, everywhere=self._everywhere)
+        taken = type(self)(self.observed.with_data(data), values, blocks, everywhere=self.holds_everywhere)
         taken._coarse = self._coarse and self._coarse.take(problems)
         return taken
 
@@ -130,7 +130,7 @@ class NoiseMarginal(Target):
             ratio = (1.0 if heat is None else heat) / (1.0 if own is None else own)
             blocks = blocks * torch.as_tensor(ratio).to(blocks)[..., None, None, None]
         coarse = None if self._coarse is None else self._coarse.observed.heated(heat if heat is None else heat.float())
-        return type(self)(observed, self.values, blocks, coarse, self._everywhere)
+        return type(self)(observed, self.values, blocks, coarse, self.holds_everywhere)
 
     def energy_and_extra(self, x):
         residual, blocks = self._linear(x)
@@ -230,7 +230,7 @@ class NoiseMarginal(Target):
         """:meth:`lift`, and ``max|c|`` at these positions, ``[...]``."""
         position = self.lift(u1, rng, residual)
         with torch.no_grad():
-            if self._everywhere and residual is not None and self._blocks is not None:
+            if self.holds_everywhere and residual is not None and self._blocks is not None:
                 # the model need not be computed again
                 constraint = residual + _times(self._blocks, position[..., self.dim :])
             else:

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..arguments.shown import shown
 from ..autodiff.captured import captured
-from ..autodiff.loops import is_captured
-from ..autodiff.randomness import normal, uniform
+from ..autodiff.loops import is_captured, repeat
+from ..autodiff.randomness import Replayed, normal, uniform
 from ..conditioning.fibre import Fibre
 from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError
@@ -125,23 +125,23 @@ class Jumps(Settings):
         noise = normal(centre.shape, centre, rng)
         return centre, centre + (_at(self.factors.movedim(0, -3), k, 2) @ noise.unsqueeze(-1)).squeeze(-1)
 
-    def _proposed(self, x: Tensor, here: "_Known", rng: torch.Generator) -> tuple[Tensor, Tensor, "_Known"]:
+    def _proposed(self, x: Tensor, rng: Any) -> tuple[Tensor, Tensor]:
         """A point of another mode for every one of ``x [chains, *batch, D]``, and the log of all but the densities.
 
-        That is ``-inf``, and the point is x, for problems of one mode. Last, where the points are among the modes.
+        That is ``-inf``, and the point is x, for problems of one mode.
         """
+        here = self._known(x)
         i = _drawn(here.log_r, rng)
         roots = 0.5 * self.log_weights.movedim(0, -1)
         j = _drawn(roots.expand_as(here.log_r).scatter(-1, i.unsqueeze(-1), -torch.inf), rng)
         factor, white = _at(self.factors.movedim(0, -3), j, 2), _at(here.white, i, 1)
         moved = _at(self.centres.movedim(0, -2), j, 1) + (factor @ white.unsqueeze(-1)).squeeze(-1)
-        there = self._known(moved)
         # log q(j | i) = roots_j - rests_i
         other = self.log_dets - roots - self.log_rests
-        log_hastings = _at(there.log_r + other, j) - _at(here.log_r + other, i)
+        log_hastings = _at(self._known(moved).log_r + other, j) - _at(here.log_r + other, i)
         several = self.counts > 1
         moved = torch.where(several.unsqueeze(-1), moved, x)
-        return moved, torch.where(several, log_hastings, -torch.inf), there
+        return moved, torch.where(several, log_hastings, -torch.inf)
 
     def to(self, like: Tensor) -> Self:
         """The same in the type and on the device of a tensor."""
@@ -179,16 +179,20 @@ class Jumps(Settings):
         return self._jumped(target, point, rng)
 
     def _jumped(self, target: Target, point: Point, rng: torch.Generator) -> "Landed":
-        known = self._known(point.position)
-        position, log_hastings, there = self._proposed(point.position, known, rng)
-        first = metropolis(point, point_at(target, position), log_hastings, rng)
-        known = there.where((first.point.position != point.position).any(-1), known)
-        position, log_hastings, _ = self._proposed(first.point.position, known, rng)
-        # of two modes that are much alike, two jumps always would lead back
-        again = uniform(log_hastings.shape, position, rng) < 0.5
-        log_hastings = torch.where(again, log_hastings, -torch.inf)
-        second = metropolis(first.point, point_at(target, position), log_hastings, rng).point
-        return Landed(second, (second.position != point.position).any(-1), first.probability)
+        numbers = uniform((2, 4, *point.energy.shape), point.position, rng)
+
+        def body(k, carried: tuple[Point, Tensor], constants: tuple[Self, Tensor]) -> tuple[Point, Tensor]:
+            (here, probability), (jumps, numbers) = carried, constants
+            mode, other, accept, again = numbers.index_select(0, torch.as_tensor(k, device=numbers.device).view(1))[0]
+            position, log_hastings = jumps._proposed(here.position, Replayed([mode[..., None], other[..., None]]))
+            is_first = torch.as_tensor(k == 0, device=numbers.device)
+            # of two modes that are much alike, two jumps always would lead back
+            log_hastings = torch.where(is_first | (again < 0.5), log_hastings, -torch.inf)
+            decision = metropolis(here, point_at(target, position), log_hastings, Replayed([accept]))
+            return decision.point, torch.where(is_first, decision.probability, probability)
+
+        landed, probability = repeat(2, body, (point, torch.zeros_like(point.energy)), (self, numbers))
+        return Landed(landed, (landed.position != point.position).any(-1), probability)
 
     def centred(self, x: Tensor) -> Tensor:
         """``x - m``, each of ``x [chains, *batch, D]`` about the mode that it is most probably of."""
@@ -210,14 +214,8 @@ class _Known(NamedTuple):
     log_r: Tensor
     """``log r_k(x)``, ``[chains, *batch, M]``."""
 
-    def where(self, condition: Tensor, other: "_Known") -> "_Known":
-        return _Known(
-            torch.where(condition[..., None, None], self.white, other.white),
-            torch.where(condition.unsqueeze(-1), self.log_r, other.log_r),
-        )
 
-
-def _drawn(log_weights: Tensor, rng: torch.Generator) -> Tensor:
+def _drawn(log_weights: Tensor, rng: Any) -> Tensor:
     """An index for every row of log weights ``[..., M]``, in proportion to the weights: ``[...]``."""
     ends = (log_weights - log_weights.amax(-1, keepdim=True)).exp().cumsum(-1)
     at = uniform(ends[..., :1].shape, ends, rng) * ends[..., -1:]
@@ -254,7 +252,8 @@ def jump(problem: Target, kernel: Any, jumps: Jumps, state: Any, info: Info, rng
         kernel: whose ``init`` makes states at positions, with ``where``.
         state, info: what the transition led to.
     """
-    point, moved, probability = jumps.to(state.position).land(problem, Point(state.position, state.energy), rng)
+    target, here = captured(problem), Point(state.position, state.energy)
+    point, moved, probability = jumps.to(state.position).land(target, here, rng)
     landed = kernel.init(problem, point.position).where(moved, state) if is_captured() or moved.any() else state
     return landed, _told(info, state, landed, probability)
 
@@ -334,6 +333,8 @@ class _OnFibre(Target):
         super().__init__(None, marginal.dim, tuple(problem.batch_shape))
 
     def energy(self, x: Tensor) -> Tensor:
+        if self._marginal.holds_everywhere:
+            return captured(self._marginal).energy(x)
         energy, extra = captured(self._marginal).energy_and_extra(x)
         # any noise that gives the observation will do
         _, error = self._marginal.explained(x, None, *extra)

@@ -112,6 +112,9 @@ class LiftedHMC(JumpsOnFibre, Settings):
 
     def is_program(self, problem: Fibre) -> bool:
         """Whether :meth:`step` can be captured as one program."""
+        if isinstance(self.jumps, Jumps) and not self._marginal(problem).holds_everywhere:
+            # whether a jump stays on the fibre then takes the model
+            return False
         return self.trajectory == "hmc"
 
     @property

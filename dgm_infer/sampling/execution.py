@@ -3,6 +3,7 @@
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..autodiff.captured import CapturedTarget
 from ..autodiff.programs import Program
@@ -53,7 +54,8 @@ class Execution:
         """
         self._left -= 1
         if lasting and self._decided(kernel, state):
-            return self._program(kernel, state)((kernel, state), rng)
+            tensors, program = self._program(kernel, state)
+            return program.of_leaves(tensors, rng)
         state, info = kernel.step(self._problem, state, rng)
         if lasting and "n_steps" in info.stats and self._compiles is None:
             self._steps.append(float(info.stats["n_steps"].max()))
@@ -104,7 +106,8 @@ class Execution:
         except ModelError:
             return None
 
-    def _program(self, kernel: Any, state: State) -> Program:
+    def _program(self, kernel: Any, state: State) -> tuple[list[Tensor], Program]:
+        """The tensors of a kernel and a state, and the program of such."""
         tensors, form = flatten((kernel, state))
         key = form, tuple((t.shape, t.dtype, t.device) for t in tensors)
         if key not in self._programs:
@@ -112,4 +115,4 @@ class Execution:
             program = Program(lambda given, rng: given[0].step(problem, given[1], rng), (kernel, state))
             program.compile()
             self._programs[key] = program
-        return self._programs[key]
+        return tensors, self._programs[key]
