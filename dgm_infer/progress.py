@@ -53,17 +53,17 @@ class Progress:
         if not self.bar.disable:
             self.bar.write(text, file=sys.stderr)
 
-    def update(self, phase: str, news: Any = None) -> None:
-        """Count one transition, with its news unless None."""
+    def update(self, phase: str, news: Any = None, count: int = 1) -> None:
+        """Count transitions, with their news unless None."""
         if self.bar.disable:
             return
         if phase != self._phase:
             self._phase = phase
             # what came before, and the first transition with its preparations, say nothing about those to come
-            self.bar.restart_clock(1)
+            self.bar.restart_clock(count)
         if news is not None:
             self._news.append(news)
-        if self.bar.update():
+        if self.bar.update(count):
             self._show()
 
     def _show(self) -> None:

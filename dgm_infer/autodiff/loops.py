@@ -8,7 +8,7 @@ from typing import Any, Literal, TypeVar
 import torch
 from torch import Tensor
 
-from .capture import bound, bound_graphs
+from .capture import bound, bound_graphs, recorded_graphs
 from .pytrees import flatten, unflatten
 
 __all__ = ["capturing", "is_captured", "repeat"]
@@ -48,7 +48,11 @@ def repeat(n: int | Tensor, body: Callable[[Any, Tree, Any], Tree], carried: Tre
 
     leaves, form = flatten(carried)
     others, other_form = flatten(constants)
-    graphs, shared = zip(*bound_graphs(), strict=True) if bound_graphs() else ((), ())
+    with recorded_graphs() as used:
+        # what this computes nobody reads: it shows which graphs the body calls
+        body(torch.zeros((), dtype=torch.int64, device=leaves[0].device), carried, constants)
+    known = [(graph, tensors) for graph, tensors in bound_graphs() if graph in used]
+    graphs, shared = zip(*known, strict=True) if known else ((), ())
     flat = [tensor for tensors in shared for tensor in tensors]
     # each once: a loop does not take a tensor twice
     unique = list({id(tensor): tensor for tensor in flat}.values())

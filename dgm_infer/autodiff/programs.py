@@ -67,6 +67,23 @@ class Program:
         with torch.no_grad():
             return unflatten(self._run(*self._constants, *leaves, *self._numbers(rng)), self._result)
 
+    def iterate(self, leaves: list[Tensor], rng: torch.Generator, n: int, carried: int) -> Any:
+        """The results of n calls, stacked: each takes its last arguments from the first results of the one before.
+
+        Args:
+            leaves: the tensors of arguments.
+            carried: how many of the last arguments are the first results.
+        """
+        fixed = [leaf.contiguous() for leaf in leaves]
+        fixed, last = [*self._constants, *fixed[: len(fixed) - carried]], fixed[len(fixed) - carried :]
+        results = []
+        with torch.no_grad():
+            for _ in range(n):
+                values = self._run(*fixed, *last, *self._numbers(rng))
+                results.append(values)
+                last = values[:carried]
+            return unflatten([torch.stack(each) for each in zip(*results, strict=True)], self._result)
+
     def _numbers(self, rng: torch.Generator) -> list[Tensor]:
         """All random numbers, of each kind at once."""
         values: dict[Drawn, Iterator[Tensor]] = {}

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..arguments.shown import shown
 from ..autodiff.captured import captured
-from ..autodiff.loops import is_captured, repeat
-from ..autodiff.randomness import Replayed, normal, uniform
+from ..autodiff.loops import is_captured
+from ..autodiff.randomness import normal, uniform
 from ..conditioning.fibre import Fibre
 from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError
@@ -33,7 +33,7 @@ class Landed(NamedTuple):
     moved: Tensor
     """Which are elsewhere, ``[chains, *batch]``."""
     probability: Tensor
-    """Acceptance probability of the first jump, ``[chains, *batch]``."""
+    """Acceptance probability of the jump of each chain, made or not, ``[chains, *batch]``."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -155,7 +155,7 @@ class Jumps(Settings):
         return type(self)(*(part[:, problems] for part in parts))
 
     def land(self, target: Target, point: Point, rng: torch.Generator) -> "Landed":
-        """Where a jump of every chain, and of half of them another, lead from ``[chains, *batch, D]`` if accepted."""
+        """Where jumps of half of the chains lead from ``[chains, *batch, D]`` if accepted."""
         batch = point.energy.shape[1:]
         if is_captured():
             return self._jumped(target, point, rng)
@@ -179,20 +179,12 @@ class Jumps(Settings):
         return self._jumped(target, point, rng)
 
     def _jumped(self, target: Target, point: Point, rng: torch.Generator) -> "Landed":
-        numbers = uniform((2, 4, *point.energy.shape), point.position, rng)
-
-        def body(k, carried: tuple[Point, Tensor], constants: tuple[Self, Tensor]) -> tuple[Point, Tensor]:
-            (here, probability), (jumps, numbers) = carried, constants
-            mode, other, accept, again = numbers.index_select(0, torch.as_tensor(k, device=numbers.device).view(1))[0]
-            position, log_hastings = jumps._proposed(here.position, Replayed([mode[..., None], other[..., None]]))
-            is_first = torch.as_tensor(k == 0, device=numbers.device)
-            # of two modes that are much alike, two jumps always would lead back
-            log_hastings = torch.where(is_first | (again < 0.5), log_hastings, -torch.inf)
-            decision = metropolis(here, point_at(target, position), log_hastings, Replayed([accept]))
-            return decision.point, torch.where(is_first, decision.probability, probability)
-
-        landed, probability = repeat(2, body, (point, torch.zeros_like(point.energy)), (self, numbers))
-        return Landed(landed, (landed.position != point.position).any(-1), probability)
+        position, log_hastings = self._proposed(point.position, rng)
+        decision = metropolis(point, point_at(target, position), log_hastings, rng)
+        # of two modes that are much alike, a jump at every transition would always lead to the other
+        moved = uniform(point.energy.shape, point.position, rng) < 0.5
+        landed = decision.point.where(moved, point)
+        return Landed(landed, (landed.position != point.position).any(-1), decision.probability)
 
     def centred(self, x: Tensor) -> Tensor:
         """``x - m``, each of ``x [chains, *batch, D]`` about the mode that it is most probably of."""
@@ -245,7 +237,7 @@ def as_jumps(name: str, field: str, value: Any, options: tuple[Any, ...]) -> Any
 
 
 def jump(problem: Target, kernel: Any, jumps: Jumps, state: Any, info: Info, rng: torch.Generator) -> tuple[Any, Info]:
-    """Jumps of every chain after a transition of a kernel.
+    """Jumps of half of the chains after a transition of a kernel.
 
     Args:
         problem: the target.

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import choice
+from ..autodiff.loops import is_captured
 from ..errors import ArgumentError
 from ..settings import Settings
 
@@ -22,6 +23,8 @@ __all__ = ["IDENTITY", "METRICS", "DenseMetric", "DiagonalMetric", "IdentityMetr
 # Stan's regularisation: the weight of prior samples, and their variance in units of the typical one.
 _PRIOR_SAMPLES = 5
 _PRIOR_VARIANCE = 1e-3
+# Entries of a matrix up to which its product is no call of a library in compiled code.
+_SMALL = 2**12
 # Directions of a low-rank metric.
 _RANK = 10
 
@@ -276,5 +279,8 @@ def _scale(samples: Tensor) -> Tensor:
 
 def _product(matrix: Tensor, x: Tensor) -> Tensor:
     """``[*batch, N, D], [chains, *batch, D] -> [chains, *batch, N]``."""
+    if is_captured() and matrix.shape[-1] * matrix.shape[-2] <= _SMALL:
+        # compiled into one loop with what is around it, where a call of a library would take longer
+        return (matrix * x.unsqueeze(-2)).sum(-1)
     # chains as columns, so that no matrix is repeated
     return (matrix @ x.movedim(0, -1)).movedim(-1, 0)

@@ -262,20 +262,29 @@ class Course:
             kernel = self._warm.frozen()
             self.kernel, self._first, self._warm = kernel, self.now.state.position, None
         while self.now.transitions < plan.transitions:
-            state, info = self._execution.step(self.kernel, self.now.state, self._rng, lasting=True)
-            stayed = self.now.stayed
-            if (self.now.transitions + 1 - plan.warmup) % plan.thin == 0:
-                record = {**self._positions(state.position), **_statistics(info)}
-                self._make_room(record)
-                for name, value in record.items():
-                    self.kept[name][:, self.count] = value
-                stayed = stayed & (state.position == self._first).all(-1)
-            self._move(state, stayed)
-            bar.update("sampling", _without_ends(info))
+            left = plan.transitions - self.now.transitions
+            state, states, infos, n = self._execution.several(self.kernel, self.now.state, self._rng, left)
+            stayed = self.now.stayed & self._keep(states.position, infos)
+            self._move(state, stayed, n)
+            bar.update("sampling", _without_ends(infos), n)
             after_each(self)
 
-    def _move(self, state: State, stayed: Tensor) -> None:
-        self.now = Moment(state, self.now.transitions + 1, stayed, self._rng.get_state())
+    def _keep(self, position: Tensor, infos: Info) -> Tensor:
+        """Store what is kept of transitions ``[n, chains, ...]``; whether each chain stayed, ``[chains, *batch]``."""
+        done = self.now.transitions - self.plan.warmup
+        kept = slice((-done - 1) % self.plan.thin, None, self.plan.thin)
+        position = position[kept]
+        if len(position):
+            record = {**self._positions(position), **_statistics(infos)}
+            for name in record:
+                record[name] = record[name] if name.startswith(("inputs", "latents.")) else record[name][kept]
+            self._make_room({name: value[0] for name, value in record.items()})
+            for name, value in record.items():
+                self.kept[name][:, self.count : self.count + len(position)] = value.movedim(0, 1)
+        return (position == self._first).all(-1).all(0)
+
+    def _move(self, state: State, stayed: Tensor, transitions: int = 1) -> None:
+        self.now = Moment(state, self.now.transitions + transitions, stayed, self._rng.get_state())
 
     def resume(self, problem: Fibre | Target, draws: dict[str, Tensor], plan: Plan) -> None:
         """Go on where a pickle was made, with the draws made by then, each ``[chains, count, ...]``."""

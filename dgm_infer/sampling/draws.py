@@ -44,7 +44,7 @@ class Draws:
         inputs: ``[chains, draws, *batch, Du]``, or None if only latents were kept.
         stats: per-draw statistics, each ``[chains, draws, *batch]``: ``acceptance_rate``, ``diverging``,
             ``n_steps``, ``step_size``, ``energy``; on a fibre also ``constraint_error``, ``projection_failed``,
-            ``reversal_failed``, ``solver_iterations``; of chains that jump ``jump_acceptance``, of the first jump.
+            ``reversal_failed``, ``solver_iterations``; of chains that jump ``jump_acceptance``.
         kernel: the frozen, adapted kernel.
         seed: seed of the run.
         interrupted: whether the run was stopped before its last draw, by Ctrl-C or by an exception of the model.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..autodiff.captured import CapturedTarget
 from ..autodiff.programs import Program
-from ..autodiff.pytrees import flatten
+from ..autodiff.pytrees import flatten, tree_map
 from ..conditioning.fibre import Fibre
 from ..errors import ModelError
 from ..kernels import Info, Kernel
@@ -21,6 +21,8 @@ __all__ = ["Execution"]
 _CALL, _AROUND = 5e-6, 150
 # Seconds that a program takes to compile, and those that every operation of a gradient adds.
 _COMPILES, _EACH = 8.0, 0.08
+# Transitions of compiled programs between which nothing else is done.
+_BLOCK = 32
 # Transitions after which the length of trajectories is known well enough.
 _FIRST = 10
 
@@ -60,6 +62,24 @@ class Execution:
         if lasting and "n_steps" in info.stats and self._compiles is None:
             self._steps.append(float(info.stats["n_steps"].max()))
         return state, info
+
+    def several(self, kernel: Kernel, state: State, rng: torch.Generator, most: int) -> tuple[State, State, Info, int]:
+        """Transitions of a kernel of the main run, as many as are best made at once.
+
+        Returns:
+            The last state; all of them and their diagnostics, each with a first dimension; and how many there are.
+
+        Raises:
+            ModelError: as :meth:`step`.
+        """
+        if not self._decided(kernel, state):
+            state, info = self.step(kernel, state, rng, lasting=True)
+            return state, *tree_map(lambda t: t.unsqueeze(0), (state, info)), 1
+        n = min(most, _BLOCK)
+        self._left -= n
+        tensors, program = self._program(kernel, state)
+        states, infos = program.iterate(tensors, rng, n, carried=len(flatten(state)[0]))
+        return tree_map(lambda t: t[-1], states), states, infos, n
 
     def resume(self, problem: Fibre | Target) -> None:
         """Go on from a pickle, which does not hold the problem."""

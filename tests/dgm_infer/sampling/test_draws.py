@@ -311,7 +311,7 @@ def test_the_bar_holds_on_to_no_positions(monkeypatch):
     news = []
 
     class Recorder(Progress):
-        def update(self, phase, info=None):
+        def update(self, phase, info=None, count=1):
             news.append(info)
 
     monkeypatch.setattr("dgm_infer.sampling.sample.Progress", Recorder)
@@ -319,7 +319,7 @@ def test_the_bar_holds_on_to_no_positions(monkeypatch):
     dgm.sample(problem, KERNEL, chains=CHAINS, warmup=1, draws=1, seed=0, progress=False)
     assert len(news) == 2
     assert all(info.tuning is None for info in news)
-    assert all(value.shape == (CHAINS, 3) for info in news for value in info.all_stats().values())
+    assert all(value.shape[-2:] == (CHAINS, 3) for info in news for value in info.all_stats().values())
     state = KERNEL.init(problem, problem.start(CHAINS, torch.Generator().manual_seed(0)))
     _, info = KERNEL.step(problem, state, torch.Generator().manual_seed(0))
     assert info.tuning.end.position.shape == state.position.shape
