@@ -194,6 +194,8 @@ def _folder() -> Path:
 def _digest(module: fx.GraphModule, example: list[Tensor]) -> str:
     """What code is generated from, in one name."""
     parts = [torch.__version__, platform.processor(), torch.backends.cpu.get_cpu_capability()]
+    # code is generated for a number of threads
+    parts += [str(torch.get_num_threads())]
     if example[0].is_cuda:
         parts += [torch.cuda.get_device_name(example[0].device), str(torch.version.cuda)]
     parts += [f"{name}: {part.code}" for name, part in module.named_modules() if isinstance(part, fx.GraphModule)]

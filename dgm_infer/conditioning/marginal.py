@@ -119,6 +119,13 @@ class NoiseMarginal(Target):
     def energy(self, x):
         return self.energy_and_extra(x)[0]
 
+    def to(self, dtype: torch.dtype) -> Self:
+        """The same in another type."""
+        if self.values.dtype == dtype:
+            return self
+        blocks = None if self._blocks is None else self._blocks.to(dtype)
+        return type(self)(self.observed.to(dtype), self.values.to(dtype), blocks, everywhere=self.holds_everywhere)
+
     def heated(self, observed: ObservedModel, heat: Tensor | None) -> Self:
         """The marginal of the same constraint with noise that spreads ``heat [*batch]`` times as wide.
 

@@ -15,6 +15,8 @@ from ..kernels.metrics import IDENTITY
 
 __all__ = ["Shares", "shared_out"]
 
+# Descents from prior draws, beside those from the points: at most, and for every point.
+_SEARCHES, _PER_POINT = 256, 4
 # Gradients of a descent, at most.
 _ITERATIONS = 100
 # Share of the mass of all modes below which a mode needs no chain.
@@ -33,7 +35,9 @@ class Shares(NamedTuple):
     """Where chains start."""
 
     chosen: Tensor
-    """The point of each, ``[chains, *batch]`` indices."""
+    """The point of each, ``[chains, *batch]`` indices; beyond the last point those of the prior draws."""
+    position: Tensor | None = None
+    """Where each starts, ``[chains, *batch, D]``, if it begins with a prior draw; None if none does."""
     jumps: Jumps | None = None
     """Between the modes that the points ended in; None where no problem has several."""
 
@@ -41,10 +45,11 @@ class Shares(NamedTuple):
 def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torch.Generator) -> Shares:
     """The point that each chain starts from, so that modes hold chains in proportion to their Laplace masses.
 
-    The energy is minimised from every point. Minima within a third of a standard deviation are one mode, whose mass its
-    points share evenly, and the chains are a systematic sample of the points. Every chain keeps its own point where
-    this tells nothing: descents do not end, or end at kinks or along ridges, fewer than four points would remain,
-    numbers have 32 bits, second derivatives are missing or take long.
+    The energy is minimised from every point, and from up to 256 draws of the prior, which may lead to modes that no point is
+    in. Minima within a third of a standard deviation are one mode, whose mass its points share evenly, and the chains
+    are a systematic sample of the points; in modes without a point they start at draws of the normal approximation.
+    Every chain keeps its own point where masses are not reliable: descents of points do not converge, or end at kinks or
+    along ridges, fewer than four points would remain, second derivatives are missing or take long.
 
     Args:
         marginal: what the positions are of.
@@ -55,22 +60,23 @@ def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torc
     n, batch, dim = len(position), position.shape[1:-1], marginal.dim
     index = places(position[..., 0])
     own, size = index[:chains], dim * max(dim, math.prod(marginal.model.output_shape))
-    if position.dtype != torch.float64 or n * size > _NUMBERS:
+    if n * size > _NUMBERS:
         return Shares(own)
-    metric = curvature_metric(marginal, position) or IDENTITY
-
-    def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:
-        energy, gradient = marginal.energy_and_gradient(metric.velocity(v))
-        return energy, metric.force(gradient)
-
-    # in units of the curvature: a third of the gradients
-    minima = minimise(evaluate, metric.whiten(position), iterations=_ITERATIONS)
+    # descents and second derivatives of 32 bits would end anywhere near a minimum
+    like, marginal, position = position, marginal.to(torch.float64), position.double()
+    searches = min(_SEARCHES, _PER_POINT * n, max(0, _NUMBERS // size - n))
+    pool = torch.cat([position, marginal.initial_draws(searches, rng)])
+    index = places(pool[..., 0])
+    is_point = index < n
+    ends = [_descended(marginal, part) for part in (position, pool[n:]) if len(part)]
+    minimum, energy, converged = (torch.cat(part) for part in zip(*ends, strict=True))
     # the lowest first, which then stand for their modes
-    energy, order = torch.where(minima.converged, minima.energy, torch.inf).sort(0)
-    x = metric.velocity(minima.position).gather(0, order.unsqueeze(-1).expand_as(position))
+    energy, order = torch.where(converged, energy, torch.inf).sort(0)
+    x = minimum.gather(0, order.unsqueeze(-1).expand_as(pool))
+    is_point = is_point.gather(0, order)
     first = same_minimum(x, energy)
     hopeful = (first == index) & (energy < energy.amin(0) + _WITHIN)
-    told = minima.converged.all(0) & (first > 0).any(0)
+    told = converged[:n].all(0) & (energy.isfinite() & (first > 0)).any(0)
     n_modes = int((hopeful & told).sum(0).max())
     if n_modes == 0 or n_modes * size * batch.numel() > _NUMBERS:
         return Shares(own)
@@ -85,14 +91,59 @@ def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torc
         # an operation of the model has no second derivative
         return Shares(own)
     first = index.scatter(0, front, torch.where(counts, front.gather(0, found.same), front)).gather(0, first)
-    hits = torch.zeros_like(energy).scatter_add(0, first, torch.ones_like(energy))
-    share = (torch.zeros_like(energy).scatter(0, front, found.mass) / hits).gather(0, first)
-    told &= found.sound & ((share > 0).sum(0) >= min(_FEWEST, chains)) & (_EACH * (found.mass > 0).sum(0) <= n)
-    ends = share.reshape(n, -1).cumsum(0)
+    # points are typical of their modes; where a mode has none, any descent that led to it counts
+    with_point = torch.zeros_like(energy).scatter_add(0, first, is_point.to(energy)).gather(0, first) > 0
+    counted = (is_point | ~with_point) & energy.isfinite()
+    hits = torch.zeros_like(energy).scatter_add(0, first, counted.to(energy)).gather(0, first).clamp_min(1)
+    share = torch.zeros_like(energy).scatter(0, front, found.mass).gather(0, first) / hits * counted
+    enough = ((share > 0).sum(0) >= min(_FEWEST, chains)) | (~with_point & (share > 0)).any(0)
+    told &= found.sound & enough & (_EACH * (found.mass > 0).sum(0) <= len(pool))
+    ends = share.reshape(len(pool), -1).cumsum(0)
     comb = own.reshape(chains, -1) + torch.rand(ends.shape[1:], generator=rng, dtype=ends.dtype, device=ends.device)
-    chosen = torch.searchsorted((ends / ends[-1]).T.contiguous(), (comb / chains).T.contiguous()).T.clamp_max(n - 1)
-    chosen = torch.where(told, order.gather(0, chosen.reshape(chains, *batch)), own)
-    return Shares(chosen, found.jumps if (found.jumps.counts > 1).any() else None)
+    chosen = torch.searchsorted((ends / ends[-1]).T.contiguous(), (comb / chains).T.contiguous()).T
+    chosen = chosen.clamp_max(len(pool) - 1).reshape(chains, *batch)
+    mode = (front.unsqueeze(1) == first.gather(0, chosen)).to(torch.int8).argmax(0)
+    drawn = _drawn(marginal, x.gather(0, front.unsqueeze(-1).expand(*front.shape, dim)), found.covariance, mode, rng)
+    chosen = torch.where(told, order.gather(0, chosen), own)
+    jumps = found.jumps.to(like) if (found.jumps.counts > 1).any() else None
+    if (chosen < n).all():
+        return Shares(chosen, jumps=jumps)
+    kept = like.gather(0, chosen.clamp_max(n - 1).unsqueeze(-1).expand(*chosen.shape, dim))
+    return Shares(chosen, torch.where((chosen < n).unsqueeze(-1), kept, drawn.to(like)), jumps)
+
+
+def _drawn(marginal: NoiseMarginal, x: Tensor, covariance: Tensor, mode: Tensor, rng: torch.Generator) -> Tensor:
+    """Draws ``[chains, *batch, D]`` of the normal approximations of modes, or the modes where these lead too high.
+
+    Args:
+        x: the modes, ``[M, *batch, D]``.
+        covariance: ``[M, *batch, D, D]``.
+        mode: of each chain, ``[chains, *batch]``.
+    """
+    dim = x.shape[-1]
+    unit = torch.eye(dim).to(x)
+    usable = covariance.flatten(-2).isfinite().all(-1)[..., None, None]
+    factor = torch.linalg.cholesky_ex(torch.where(usable, covariance, unit)).L * usable
+    centre = x.gather(0, mode.unsqueeze(-1).expand(*mode.shape, dim))
+    factor = factor.gather(0, mode[..., None, None].expand(*mode.shape, dim, dim))
+    noise = torch.randn(centre.shape, generator=rng, dtype=x.dtype, device=x.device)
+    draw = centre + (factor @ noise.unsqueeze(-1)).squeeze(-1)
+    with torch.no_grad():
+        near = marginal.energy(draw) < marginal.energy(centre) + _WITHIN
+    return torch.where(near.unsqueeze(-1), draw, centre)
+
+
+def _descended(marginal: NoiseMarginal, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Where descents from ``x [N, *batch, D]`` end, the energies there, and whether they have converged."""
+    # in units of the curvature where they start: of the prior's draws four times as many then reach the best mode
+    metric = curvature_metric(marginal, x) or IDENTITY
+
+    def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:
+        energy, gradient = marginal.energy_and_gradient(metric.velocity(v))
+        return energy, metric.force(gradient)
+
+    minima = minimise(evaluate, metric.whiten(x), iterations=_ITERATIONS)
+    return metric.velocity(minima.position), minima.energy, minima.converged
 
 
 class _Weighed(NamedTuple):
@@ -102,6 +153,8 @@ class _Weighed(NamedTuple):
     """The first minimum that is the same mode as each, ``[M, *batch]``."""
     sound: Tensor
     """Whether all modes are minima of a smooth energy, and none is a ridge, ``[*batch]``."""
+    covariance: Tensor
+    """Inverse Hessians, ``[M, *batch, D, D]``; NaN where there is none."""
     jumps: Jumps
     """Between those of mass, sound or not."""
 
@@ -119,4 +172,4 @@ def _weighed(marginal: NoiseMarginal, x: Tensor, counts: Tensor) -> _Weighed:
     modes = counts & (same == places(counts))
     mass = torch.softmax(torch.where(modes, log_mass.to(energy), -torch.inf), 0).nan_to_num()
     mass = torch.where(mass < _SHARE, 0.0, mass)
-    return _Weighed(mass, same, (sound | ~modes).all(0), Jumps.between(x, covariance, mass.log()))
+    return _Weighed(mass, same, (sound | ~modes).all(0), covariance, Jumps.between(x, covariance, mass.log()))

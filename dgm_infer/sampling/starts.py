@@ -217,9 +217,14 @@ def anneal_noise(
     if problem.marginal is None:
         return Start(u[:chains], ancestors[:chains], typical=True)
     report("start-up, masses of modes")
-    chosen, jumps = shared_out(problem.marginal, model.split(u)[0], chains, rng)
-    position = u.gather(0, chosen.unsqueeze(-1).expand(*chosen.shape, problem.dim))
-    return Start(position, ancestors.gather(0, chosen), typical=True, jumps=jumps)
+    chosen, there, jumps = shared_out(problem.marginal, model.split(u)[0], chains, rng)
+    point = chosen.clamp_max(len(u) - 1)
+    position, ancestors = u.gather(0, point.unsqueeze(-1).expand(*point.shape, problem.dim)), ancestors.gather(0, point)
+    if there is not None:
+        anew = point != chosen
+        position = torch.where(anew.unsqueeze(-1), problem.marginal.lift(there, rng), position)
+        ancestors = torch.where(anew, chosen, ancestors)
+    return Start(position, ancestors, typical=True, jumps=jumps)
 
 
 def _wide_points(

@@ -122,10 +122,49 @@ def test_kinks_and_ridges_are_told_from_modes():
         assert not moved(dgm.condition(dgm.WithNoise(Ring(), noise), torch.tensor([4.0], dtype=FLOAT)), ring)
 
 
-def test_numbers_of_32_bits_tell_no_minima_apart():
+def test_problems_in_32_bits_are_shared_out_as_those_in_64():
     problem = dgm.condition(dgm.WithNoise(Folded(), NOISE), torch.ones(1), dtype=torch.float32)
-    assert not moved(problem, points(8, 56).float())
-    assert moved(folded(1.0), points(8, 56))
+    u = points(8, 56)
+    rough, exact = (shared_out(each.marginal, x, 16, rng(1)) for each, x in ((problem, u.float()), (folded(1.0), u)))
+    assert torch.equal(u[rough.chosen] > 0, u[exact.chosen] > 0)
+    assert rough.jumps is not None
+    assert rough.jumps.centres.dtype == torch.float32
+
+
+class Tilted(dgm.GenerativeModel):
+    """``u^2 + u/2`` in noise: an output of 4 has a mode on the left, where it is less likely, and one on the right."""
+
+    input_density = dgm.StandardNormal(1)
+    output_shape = (1,)
+
+    def observed(self, u):
+        return u.square() + 0.5 * u
+
+
+def test_a_mode_that_no_point_is_in_is_found_by_descents_from_the_prior():
+    problem = dgm.condition(dgm.WithNoise(Tilted(), 0.1), torch.tensor([4.0], dtype=FLOAT))
+    left = torch.full((64, 1), -2.26, dtype=FLOAT) + 0.02 * torch.randn(64, 1, generator=rng(), dtype=FLOAT)
+    found = shared_out(problem.marginal, left, 64, rng(1))
+    assert found.position is not None
+    u = torch.linspace(-8, 8, 400_001, dtype=FLOAT)
+    log_density = -0.5 * (u.square() + ((4 - u.square() - 0.5 * u) / 0.1).square())
+    right = torch.softmax(log_density, 0)[u > 0].sum().item()
+    assert abs((found.position > 0).double().mean().item() - right) < 1 / 64 + 0.02
+    assert found.jumps is not None
+    assert found.jumps.counts == 2
+    anew = found.chosen >= 64
+    assert torch.equal(anew, found.position[:, 0] > 0)
+    # draws of the mode, which has a width
+    spread = found.position[anew].std().item()
+    assert 0.5 < spread / 0.022 < 1.6
+
+
+def test_control_without_descents_from_the_prior_it_is_not_found(monkeypatch):
+    monkeypatch.setattr(shares, "_SEARCHES", 0)
+    problem = dgm.condition(dgm.WithNoise(Tilted(), 0.1), torch.tensor([4.0], dtype=FLOAT))
+    found = shared_out(problem.marginal, torch.full((64, 1), -2.26, dtype=FLOAT), 64, rng(1))
+    assert found.position is None
+    assert found.jumps is None
 
 
 def test_minima_that_stop_short_are_one_mode():
