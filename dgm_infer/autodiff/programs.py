@@ -5,7 +5,7 @@ import math
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -44,10 +44,14 @@ class Program:
         with torch.no_grad(), capturing("rehearsal"), recorded_graphs() as graphs:
             result, self._result = flatten(function(unflatten(leaves, form), rehearsed))
         self.form, self.drawn = form, tuple(rehearsed.drawn)
-        sizes: dict[Drawn, list[int]] = {}
-        for drawn in self.drawn:
-            sizes.setdefault(drawn._replace(shape=()), []).append(math.prod(drawn.shape))
-        self._kinds = [(kind._replace(shape=(sum(each),)), each) for kind, each in sizes.items()]
+        kinds: dict[Drawn, list[int]] = {}
+        for place, drawn in enumerate(self.drawn):
+            kinds.setdefault(drawn._replace(shape=()), []).append(place)
+        sizes = [math.prod(drawn.shape) for drawn in self.drawn]
+        self._draws = [
+            (kind._replace(shape=(sum(sizes[place] for place in places),)), [sizes[place] for place in places], places)
+            for kind, places in kinds.items()
+        ]
         inputs = [*leaves, *rehearsed.values]
         self._module, self._constants = _traced(function, form, inputs, self.drawn, graphs)
         with torch.no_grad():
@@ -86,10 +90,11 @@ class Program:
 
     def _numbers(self, rng: torch.Generator) -> list[Tensor]:
         """All random numbers, of each kind at once."""
-        values: dict[Drawn, Iterator[Tensor]] = {}
-        for drawn, sizes in self._kinds:
-            values[drawn._replace(shape=())] = iter(drawn.draw(rng).split(sizes))
-        return [next(values[drawn._replace(shape=())]).view(drawn.shape) for drawn in self.drawn]
+        values: list[Any] = [None] * len(self.drawn)
+        for drawn, sizes, places in self._draws:
+            for place, part in zip(places, torch.split_with_sizes(drawn.draw(rng), sizes), strict=True):
+                values[place] = part.view(self.drawn[place].shape)
+        return values
 
     def compile(self) -> None:
         """Generate machine code, or load what an earlier process generated for the same graph.

@@ -45,11 +45,11 @@ class Shares(NamedTuple):
 def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torch.Generator) -> Shares:
     """The point that each chain starts from, so that modes hold chains in proportion to their Laplace masses.
 
-    The energy is minimised from every point, and from up to 256 draws of the prior, which may lead to modes that no point is
-    in. Minima within a third of a standard deviation are one mode, whose mass its points share evenly, and the chains
-    are a systematic sample of the points; in modes without a point they start at draws of the normal approximation.
-    Every chain keeps its own point where masses are not reliable: descents of points do not converge, or end at kinks or
-    along ridges, fewer than four points would remain, second derivatives are missing or take long.
+    The energy is minimised from every point, and from up to 256 draws of the prior, which may lead to modes without a
+    point. Minima within a third of a standard deviation are one mode, whose mass its points share evenly, and the
+    chains are a systematic sample of the points; in modes without a point they start at draws of the normal
+    approximation. Every chain keeps its own point where masses are not reliable: descents of points do not converge, or
+    end at kinks or along ridges, fewer than four points would remain, second derivatives are missing or take long.
 
     Args:
         marginal: what the positions are of.
