@@ -68,7 +68,7 @@ class NetworkGenerator(GenerativeModel):
             self.register_buffer(f"argument_{name}", arguments[name].detach().clone())
         parts = [module for part in (net, transform) if isinstance(part, nn.Module) for module in part.modules()]
         # the mode is that of the network's parts: check() and condition() report what is wrong with it
-        self.training = any(module.training for module in parts) if parts else self.training
+        self.training = any(getattr(module, "training", False) for module in parts) if parts else self.training
         self.output_shape = self._measured(_label_remedy(arguments))
 
     def smoothed(self, beta: float) -> "NetworkGenerator":

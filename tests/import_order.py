@@ -44,7 +44,7 @@ ORDER = {
         "independent",
         "markov",
     ],
-    "dgm_infer.models": ["densities", "model", "directed", "validate", "noise", "decoder", "decoded"],
+    "dgm_infer.models": ["copies", "densities", "model", "directed", "validate", "noise", "decoder", "decoded"],
     "dgm_infer.conditioning": [
         "trees",
         "operators",
