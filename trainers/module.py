@@ -12,10 +12,14 @@ from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
 from dgm_infer.models import base_distribution
 from generators.checkpoints import CHECKPOINT_KEY, describe
 from generators.networks import single
+from generators.pictures import PixelScale
 
 from .schedule import adam, check_schedule
 
 __all__ = ["EncoderTraining", "GeneratorTraining"]
+
+# Values that the noise of an augmentation may add to pixels in [0, 1].
+_BEYOND = 0.25
 
 
 class GeneratorTraining(LightningModule):
@@ -94,6 +98,13 @@ class GeneratorTraining(LightningModule):
         checkpoint[CHECKPOINT_KEY] = describe(self.generator)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        scale = PixelScale.of(self.generator)
+        wide = scale.black < -_BEYOND or scale.white > 1 + _BEYOND
+        if wide and images.min() >= -_BEYOND and images.max() <= 1 + _BEYOND:
+            raise ArgumentError(
+                f"{type(self.generator).__name__} makes pixels from {scale.black:g} to {scale.white:g}, those of the "
+                "data are in [0, 1]: set the generator's output_range to [0, 1], or map the data to its range"
+            )
         mine, found = describe(self.generator), checkpoint.get(CHECKPOINT_KEY)
         if found != mine:
             raise CheckpointError(f"the checkpoint holds {_words(found)}, this run trains {_words(mine)}")
@@ -139,6 +150,7 @@ class EncoderTraining(GeneratorTraining):
             return
         pixels = base_distribution(parts.outputs)
         possible = pixels.support.check(images.reshape(len(images), *parts.outputs.event_shape))  # type: ignore[union-attr]
+        super().check_images(images)
         if not possible.all():
             kind = "pixels of 0 or 1" if isinstance(pixels, Bernoulli) else "discrete pixels"
             grey = images.reshape(possible.shape)[~possible][0].item()

@@ -16,6 +16,7 @@ from dgm_infer.arguments import whole_number
 from dgm_infer.errors import ConfigError, uninterrupted
 from dgm_infer.evidence import Method
 from generators import LatentPosterior
+from generators.pictures import PixelScale
 
 from .bounds import importance_weighted, log_weights
 
@@ -88,11 +89,11 @@ class ImageGrids(_Look):
         parts = LatentVariableModel.find(model)
         if parts is not None and parts.encoder is not None and self._originals is not None:
             grids["reconstructions"] = reconstructions(model, self._originals)
-        folder = Path(trainer.log_dir or trainer.default_root_dir) / "images"
+        scale = PixelScale.of(model)
         for name, images in grids.items():
-            picture = grid(images, self.n)
-            folder.mkdir(parents=True, exist_ok=True)
-            save_image(picture, folder / f"{name}_{trainer.current_epoch + 1:04d}.png")
+            picture = grid(scale.to_unit(images), self.n)
+            (folder / "images").mkdir(parents=True, exist_ok=True)
+            save_image(picture, folder / "images" / f"{name}_{trainer.current_epoch + 1:04d}.png")
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger):
                     logger.experiment.add_image(name, picture, trainer.global_step)
@@ -181,7 +182,7 @@ def reconstructions(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def grid(images: Tensor, n: int) -> Tensor:
-    """A picture ``[3, H, W]`` of images ``[n, H, W]`` or ``[n, C, H, W]``, in pairs if there are more than ``n``."""
+    """A picture ``[3, H, W]`` of images ``[n, H, W]`` or ``[n, C, H, W]`` in [0, 1]; in pairs if more than ``n``."""
     images = (images.unsqueeze(1) if images.ndim == 3 else images).float().clamp(0, 1).cpu()
     factor = -(-_SIDE // min(images.shape[-2:]))
     images = interpolate(images, scale_factor=factor, mode="nearest")
