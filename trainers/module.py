@@ -42,6 +42,11 @@ class GeneratorTraining(LightningModule):
         self._sums: dict[str, tuple[Tensor, int]] = {}
 
     @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of what it logs, which callbacks can monitor; empty if that is not known."""
+        return ()
+
+    @property
     def output_shape(self) -> tuple[int, ...]:
         """The shape of one image."""
         return tuple(self.generator.output_shape)  # type: ignore[arg-type]

@@ -32,6 +32,9 @@ class _Look(Callback):
     """Runs after validation every few epochs, without affecting the random numbers of training."""
 
     def __init__(self, every_n_epochs: int):
+    metrics: tuple[str, ...] = ()
+    """Names of what it logs."""
+
         self.every_n_epochs = whole_number(type(self).__name__, "every_n_epochs", every_n_epochs)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -124,6 +127,8 @@ class HeldOutEvidence(_Look):
         every_n_epochs: int = 50,
         method: Method | None = None,
         chains: int = 8,
+    metrics = tuple(f"held_out/{name}" for name in ("log_evidence", "log_evidence_error", "elbo", "iwae"))
+
         samples: int = 1000,
     ):
         super().__init__(every_n_epochs)

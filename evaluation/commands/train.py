@@ -29,6 +29,9 @@ from trainers.quiet import quiet
 from trainers.resuming import RandomState, WholeFiles
 
 __all__ = ["run", "train"]
+from .messages import suggest
+from .processes import REPORTED, is_launched, together
+
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -187,11 +190,30 @@ class TrainCLI(LightningCLI):
         n_parameters = sum(p.numel() for p in self.model.parameters())
         folder = "" if self.trainer.fast_dev_run else f", in {self.folder}"  # type: ignore[attr-defined]
         _say(self.trainer, f"training {type(self.model).__name__}{data}: {n_parameters} parameters{folder}")
+        self._check_monitors()
 
     def fit(self, **kwargs: Any) -> None:
         """``Trainer.fit``; leaves no folder behind when it is refused or interrupted before it has trained an epoch."""
         on_interrupt = signal.getsignal(signal.SIGINT)
         try:
+    def _check_monitors(self) -> None:
+        """Refuse callbacks that wait for a metric that nobody logs, where it is known what is logged."""
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        known = ("lightning.", "trainers.", "evaluation.commands.")
+        sources = [self.model, *callbacks]
+        # a user's own module or callback may log anything
+        if not all(type(source).__module__.startswith(known) for source in sources):
+            return
+        logged = [name for source in sources for name in getattr(source, "metrics", ())]
+        for callback in callbacks:
+            monitor = getattr(callback, "monitor", None)
+            if monitor is not None and monitor not in logged:
+                remove_folders(self.made)
+                raise ConfigError(
+                    f"{type(callback).__name__}: monitor={monitor} is not logged{suggest(monitor, logged)} (there are "
+                    f"{', '.join(logged)})"
+                )
+
             self.trainer.fit(**kwargs)
             if self.trainer.global_step == self.resumed_step:
                 raise ConfigError(
@@ -223,6 +245,15 @@ class TrainCLI(LightningCLI):
         limit = next((c for c in self.trainer.callbacks if isinstance(c, Timer)), None)  # type: ignore[attr-defined]
         # a run that ended by itself has no epochs left
         epochs = self.trainer.max_epochs or 0
+    def _fit(self, **kwargs: Any) -> None:
+        try:
+            self.trainer.fit(**kwargs)
+        except RuntimeError as error:
+            # EarlyStopping's refusal of a metric that does not exist
+            if "conditioned on metric" not in str(error):
+                raise
+            raise ConfigError(cause(error, 300)) from error
+
         if limit is not None and (limit.time_remaining() or 0) <= 0 and not 0 <= epochs <= self.trainer.current_epoch:
             elapsed = timedelta(seconds=round(limit.time_elapsed()))
             of = f" of {epochs}" if epochs > 0 else ""
