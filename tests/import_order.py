@@ -357,6 +357,7 @@ ORDER = {
     "evaluation.commands": [
         "messages",
         "keeping",
+        "processes",
         "options",
         "inputs",
         "train",

@@ -74,8 +74,8 @@ class GeneratorTraining(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         for name, (total, count) in self._sums.items():
-            # with several processes, one that stopped alone would leave the others waiting
-            if not total.isfinite() and self.trainer.world_size == 1:
+            # that of any process: one that stopped alone would leave the others waiting
+            if not self.trainer.strategy.reduce_boolean_decision(bool(total.isfinite())):
                 raise ArgumentError(
                     f"{name} is {total.item():g} in epoch {self.current_epoch + 1}: training has diverged; lower the "
                     "learning rate"
@@ -98,11 +98,6 @@ class GeneratorTraining(LightningModule):
 
     def check_images(self, images: Tensor) -> None:
         """Raise :class:`ArgumentError` for images that the generator cannot describe."""
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint[CHECKPOINT_KEY] = describe(self.generator)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         scale = PixelScale.of(self.generator)
         wide = scale.black < -_BEYOND or scale.white > 1 + _BEYOND
         if wide and images.min() >= -_BEYOND and images.max() <= 1 + _BEYOND:
@@ -110,6 +105,11 @@ class GeneratorTraining(LightningModule):
                 f"{type(self.generator).__name__} makes pixels from {scale.black:g} to {scale.white:g}, those of the "
                 "data are in [0, 1]: set the generator's output_range to [0, 1], or map the data to its range"
             )
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[CHECKPOINT_KEY] = describe(self.generator)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         mine, found = describe(self.generator), checkpoint.get(CHECKPOINT_KEY)
         if found != mine:
             raise CheckpointError(f"the checkpoint holds {_words(found)}, this run trains {_words(mine)}")
@@ -150,12 +150,12 @@ class EncoderTraining(GeneratorTraining):
         return self.parts.output_shape
 
     def check_images(self, images):
+        super().check_images(images)
         parts = self.parts
         if not parts.discrete:
             return
         pixels = base_distribution(parts.outputs)
         possible = pixels.support.check(images.reshape(len(images), *parts.outputs.event_shape))  # type: ignore[union-attr]
-        super().check_images(images)
         if not possible.all():
             kind = "pixels of 0 or 1" if isinstance(pixels, Bernoulli) else "discrete pixels"
             grey = images.reshape(possible.shape)[~possible][0].item()

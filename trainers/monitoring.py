@@ -19,6 +19,7 @@ from generators import LatentPosterior
 from generators.pictures import PixelScale
 
 from .bounds import importance_weighted, log_weights
+from .export import run_folder
 
 __all__ = ["HeldOutEvidence", "ImageGrids"]
 
@@ -31,23 +32,28 @@ _SIDE = 32
 class _Look(Callback):
     """Runs after validation every few epochs, without affecting the random numbers of training."""
 
-    def __init__(self, every_n_epochs: int):
     metrics: tuple[str, ...] = ()
     """Names of what it logs."""
 
+    def __init__(self, every_n_epochs: int):
         self.every_n_epochs = whole_number(type(self).__name__, "every_n_epochs", every_n_epochs)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         last = trainer.max_epochs is not None and trainer.current_epoch + 1 == trainer.max_epochs
         due = (trainer.current_epoch + 1) % self.every_n_epochs == 0 or last
-        if trainer.sanity_checking or not due or not trainer.is_global_zero:
+        if trainer.sanity_checking or not due:
+            return
+        # all processes wait in it for the first, which alone looks
+        folder = run_folder(trainer)
+        if not trainer.is_global_zero:
             return
         device = pl_module.device
         with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(_SEED)
-            self.look(trainer, pl_module)
+            self.look(trainer, pl_module, folder)
 
-    def look(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def look(self, trainer: Trainer, pl_module: LightningModule, folder: Path) -> None:
+        """What the first process alone does: nothing that waits for the others."""
         raise NotImplementedError
 
 
@@ -86,7 +92,7 @@ class ImageGrids(_Look):
         if batch_idx == dataloader_idx == 0:
             self._originals = (batch[0] if isinstance(batch, tuple | list) else batch)[: self.n]
 
-    def look(self, trainer, pl_module):
+    def look(self, trainer, pl_module, folder):
         model = _generator(self, pl_module)
         grids = {"samples": samples(model, self.n, pl_module.device)}
         parts = LatentVariableModel.find(model)
@@ -121,14 +127,14 @@ class HeldOutEvidence(_Look):
         ConfigError: the generator has no encoder or decoder, or the data have no held-out images, at the start.
     """
 
+    metrics = tuple(f"held_out/{name}" for name in ("log_evidence", "log_evidence_error", "elbo", "iwae"))
+
     def __init__(
         self,
         n_images: int = 8,
         every_n_epochs: int = 50,
         method: Method | None = None,
         chains: int = 8,
-    metrics = tuple(f"held_out/{name}" for name in ("log_evidence", "log_evidence_error", "elbo", "iwae"))
-
         samples: int = 1000,
     ):
         super().__init__(every_n_epochs)
@@ -149,7 +155,7 @@ class HeldOutEvidence(_Look):
         if not hasattr(trainer.datamodule, "held_out"):  # type: ignore[attr-defined]
             raise ConfigError("HeldOutEvidence: the data module has no held_out(n): omit this callback")
 
-    def look(self, trainer, pl_module):
+    def look(self, trainer, pl_module, folder):
         model = _generator(self, pl_module)
         parts = LatentVariableModel.of(model)
         images = trainer.datamodule.held_out(self.n_images).to(pl_module.device)  # type: ignore[attr-defined]
