@@ -11,7 +11,7 @@ from torch import nn
 
 import dgm_infer as dgm
 from dgm_infer import HMC, ConstrainedHMC
-from dgm_infer.errors import ConfigError
+from dgm_infer.errors import ConfigError, ObservationError
 from dgm_infer.files import complete_run, write_file
 from dgm_infer.models import as_generative_model, is_discrete
 from generators.pictures import PixelScale
@@ -123,11 +123,14 @@ def condition_images(
         if is_discrete(model):
             raise ConfigError(f"noise: a {type(model).__name__} has binary pixels, which take no Gaussian noise")
         model = dgm.WithNoise(as_generative_model(model), noise)
-    if factor is None:
-        problem = dgm.condition(model, originals, observe=dgm.pixels(mask), device=device)
-    else:
-        block_means = dgm.downsample(factor)
-        problem = dgm.condition(model, block_means(originals), observe=block_means, device=device)
+    operator = dgm.pixels(mask) if factor is None else dgm.downsample(factor)
+    observed = originals if factor is None else operator(originals)
+    try:
+        problem = dgm.condition(model, observed, observe=operator, device=device)
+    except ObservationError as error:
+        if "WithNoise" in str(error):
+            error.add_note("as an option: --noise SD")
+        raise
     chosen = kernel.chosen() if isinstance(kernel, PilotOrConstrainedHMC) else kernel
     if not isinstance(problem, dgm.Fibre):
         if not isinstance(kernel, ConstrainedHMC):

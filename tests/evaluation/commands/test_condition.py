@@ -198,6 +198,16 @@ def test_a_picture_is_completed_on_the_scale_of_the_generator_and_shown_as_a_pic
     torch.testing.assert_close(operator(shown["y"]).float(), operator(pixels / 255).expand_as(made), rtol=0, atol=1e-4)
 
 
+def test_black_that_a_generator_never_reaches_is_told_the_option_that_helps(tmp_path):
+    model = generators.GAN(8, (8, 8), hidden=[16], channels=None, output_range=(-1, 1)).eval()
+    Image.new("L", (8, 8)).save(tmp_path / "black.png")
+    options = {"chains": 2, "warmup": 0, "draws": 3, "seed": 1, "output": str(tmp_path)} | QUICK
+    with pytest.raises(ObservationError, match=r"of -1 to -1, are on or beyond the edge") as caught:
+        condition_images("black", model, str(tmp_path / "black.png"), "grid_4", 1, **options)
+    assert caught.value.__notes__ == ["as an option: --noise SD"]
+    condition_images("black", model, str(tmp_path / "black.png"), "grid_4", 1, noise=0.5, **options)
+
+
 def test_a_file_that_is_no_picture_is_named(tmp_path):
     (tmp_path / "text.png").write_text("text")
     with pytest.raises(ConfigError, match=r"text\.png"):
