@@ -74,8 +74,11 @@ class GeneratorTraining(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         for name, (total, count) in self._sums.items():
-            # that of any process: one that stopped alone would leave the others waiting
-            if not self.trainer.strategy.reduce_boolean_decision(bool(total.isfinite())):
+            finite = bool(total.isfinite())
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                # those of all processes: one that stopped alone would leave the others waiting
+                finite = self.trainer.strategy.reduce_boolean_decision(finite)
+            if not finite:
                 raise ArgumentError(
                     f"{name} is {total.item():g} in epoch {self.current_epoch + 1}: training has diverged; lower the "
                     "learning rate"
