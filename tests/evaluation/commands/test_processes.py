@@ -15,6 +15,7 @@ import yaml
 
 import generators
 from tests.files import reference_folder, write_fashion
+from tests.quick import cases
 
 ROOT = Path(__file__).parents[3]
 CONFIGURATIONS = sorted((ROOT / "configs" / "train").glob("*.yaml"))
@@ -75,7 +76,7 @@ def test_a_run_of_two_processes_ends_and_leaves_everything(tmp_path):
     ]
     (tmp_path / "short.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": callbacks, "max_epochs": 1}}))
     process = start(tmp_path, "--config", "short.yaml", "--trainer.default_root_dir", "here")
-    output, error = end(process, 60)
+    output, error = end(process, 120)
     assert process.returncode == 0, error
     assert error == ""
     assert "held_out/log_evidence" in output
@@ -221,16 +222,18 @@ def test_the_second_process_does_not_outlive_the_first(tmp_path):
     end(process, 1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("callback", "words"),
-    [("Refuses", "process 1: rotation=-1: must be >= 0"), ("Dies", "process 1 was ended by SIGKILL")],
-)
-def test_what_fails_in_the_second_process_ends_both_with_its_line(callback, words, tmp_path):
+FAILURES = {
+    "the second": (["--trainer.callbacks+", "own.Refuses"], "process 1: rotation=-1: must be >= 0; here keeps"),
+    "the second, without a word": (["--trainer.callbacks+", "own.Dies"], "process 1 was ended by SIGKILL; here keeps"),
+    "both": (["--model.init_args.learning_rate", "1e9"], "train/elbo is "),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), cases(FAILURES, quick=()))
+def test_a_process_that_fails_ends_both_with_one_line(options, words, tmp_path):
     (tmp_path / "own.py").write_text(CALLBACKS)
-    options = ["--trainer.callbacks+", f"own.{callback}", "--trainer.default_root_dir", "here"]
-    process = start(tmp_path, *options, "--trainer.max_epochs", "3")
-    _, error = end(process, 60)
+    process = start(tmp_path, *options, "--trainer.default_root_dir", "here", "--trainer.max_epochs", "5")
+    _, error = end(process, 120)
     assert process.returncode == 2
     (line,) = error.splitlines()
-    assert line.startswith(f"dgm-infer train: error: {words}; here keeps what was finished; continue with --ckpt_path ")
+    assert line.startswith(f"dgm-infer train: error: {words}")
