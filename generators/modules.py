@@ -3,10 +3,12 @@
 import copy
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -49,26 +51,35 @@ class NetworkGenerator(GenerativeModel):
         latent: Latent,
         output_range: tuple[float, float] | None,
         transform: Function | None,
-        inputs: Mapping[str, Latent],
+        inputs: Mapping[str, Latent | Sequence[Latent]],
         arguments: Mapping[str, Any],
         select: int | str,
     ):
         super().__init__()
         # modules are registered as parts, so that they move and are copied with this one
         self.net, self.transform = net, transform
-        densities = {name: _density(name, value) for name, value in (("z", latent), *inputs.items())}
+        single, self.lists = _single_inputs(inputs)
+        densities = {name: _density(name, value) for name, value in (("z", latent), *single.items())}
         self.shapes = {name: shape for name, (shape, _) in densities.items()}
         parts = [density for _, density in densities.values()]
         self.input_density = parts[0] if len(parts) == 1 else Product(*parts)
         self.output_range = output_range
         self.select = select
+        dtype = reference_tensor(self).dtype
+        arguments = {name: _as_torch(value, dtype) for name, value in arguments.items()}
         self.options = {name: value for name, value in arguments.items() if not isinstance(value, Tensor)}
         self.tensors = [name for name in arguments if name not in self.options]
         for name in self.tensors:
             self.register_buffer(f"argument_{name}", arguments[name].detach().clone())
+        # tensors in lists move and are cast with the others
+        self.listed = {name: type(v) for name, v in self.options.items() if _is_list_of_tensors(v)}
+        self.counts = {name: len(self.options[name]) for name in self.listed}
+        for name in self.listed:
+            for i, value in enumerate(self.options.pop(name)):
+                self.register_buffer(f"argument_{name}_{i}", value.detach().clone())
         parts = [module for part in (net, transform) if isinstance(part, nn.Module) for module in part.modules()]
         # the mode is that of the network's parts: check() and condition() report what is wrong with it
-        self.training = any(module.training for module in parts) if parts else self.training
+        self.training = any(getattr(module, "training", False) for module in parts) if parts else self.training
         self.output_shape = self._measured(_label_remedy(arguments))
 
     def smoothed(self, beta: float) -> "NetworkGenerator":
@@ -92,9 +103,13 @@ class NetworkGenerator(GenerativeModel):
         """``[..., Du] -> [rows, *output_shape]``, with the single leading dimension that networks expect."""
         z, *others = (rows.reshape(-1, *rows.shape[u.ndim - 1 :]) for rows in self.latents(u).values())
         n = len(z)
-        inputs = dict(zip(list(self.shapes)[1:], others, strict=True))
+        inputs: dict[str, Any] = dict(zip(list(self.shapes)[1:], others, strict=True))
+        for name, names in self.lists.items():
+            inputs[name] = [inputs.pop(part) for part in names]
         fixed = {name: getattr(self, f"argument_{name}") for name in self.tensors}
-        fixed = {name: value.expand(n, *value.shape) for name, value in fixed.items()}
+        fixed: dict[str, Any] = {name: value.expand(n, *value.shape) for name, value in fixed.items()}
+        for name, kind in self.listed.items():
+            fixed[name] = kind(getattr(self, f"argument_{name}_{i}") for i in range(self.counts[name]))
         x = self.net(z, **inputs, **fixed, **self.options)
         if not isinstance(x, Tensor):
             x = _selected(x, self.select)
@@ -117,6 +132,7 @@ class NetworkGenerator(GenerativeModel):
                 raise ModelError(f"{error} ({label})") from error
             raise
         except Exception as error:
+            label = label or _float_label_remedy(self, str(error))
             shapes = ", ".join(f"{key} {(2, *shape)}" for key, shape in self.shapes.items())
             raise ModelError(
                 f"{name} fails for inputs of shape {shapes}: {cause(error)} (latent= is the shape of one latent, "
@@ -140,7 +156,7 @@ def from_module(
     output_range: tuple[float, float] | None = None,
     noise: float | Tensor | None = None,
     transform: Function | None = None,
-    inputs: Mapping[str, Latent] | None = None,
+    inputs: Mapping[str, Latent | Sequence[Latent]] | None = None,
     arguments: Mapping[str, Any] | None = None,
     select: int | str = 0,
     smooth: float | None = None,
@@ -162,16 +178,18 @@ def from_module(
             none.
         transform: function applied to the images, such as ``lambda x: (x + 1) / 2``.
         inputs: the network's other random inputs by argument name, each given like ``latent``: the noise images of a
-            StyleGAN.
-        arguments: fixed arguments by name: class labels, truncation, fixed noise. Tensors are those of one image, and
-            are repeated for every row: a class label is a scalar tensor, such as ``torch.tensor(3)``.
+            StyleGAN. For an argument that takes a list of them, the list of their shapes: they are the latents
+            ``noise_0``, ``noise_1`` and so on.
+        arguments: fixed arguments by name: class labels, truncation, fixed noise. Tensors, also of NumPy, are those of
+            one image, and are repeated for every row: a class label is a scalar tensor, such as ``torch.tensor(3)``.
+            Lists of tensors are passed as they are.
         select: index or key of the images among several outputs.
         smooth: use a copy of the network, in evaluation mode, with softplus of this ``beta`` in place of ReLU (leaky
             and clamped ones likewise) and batch normalisations folded: log|J J^T| jumps at every kink of a ReLU, which
             short steps do not cure. The result's ``smoothing`` holds the largest difference in the images; 10 is a good
             start. None for the network as it is.
         weights: a file with the network's weights: ``.safetensors``, or written by ``torch.save``.
-        key: key of the weights in that file.
+        key: key of the weights in that file, or the prefix of their names, if it holds several networks that fit.
         trust: also load a file whose pickle may run any code.
 
     Returns:
@@ -180,7 +198,7 @@ def from_module(
     Raises:
         ArgumentError: a shape, a range or the noise is illegal.
         ModelError: the network does not take such inputs, or returns no images.
-        CheckpointError: the weights are missing, damaged, refused, or belong to another network.
+        CheckpointError: the weights are missing, damaged, refused, belong to another network, or are of several.
     """
     function("from_module", "net", net, "a torch.nn.Module")
     if transform is not None:
@@ -279,6 +297,51 @@ def _label_remedy(arguments: Mapping[str, Any]) -> str:
         if type(value) is int:
             return f"if {name} is a class label, pass a scalar tensor: arguments={{{name!r}: torch.tensor({value})}}"
     return ""
+
+
+def _float_label_remedy(model: NetworkGenerator, error: str) -> str:
+    """What to write in place of a class label as a float, if the network fails for want of an integer."""
+    if not re.search(r"indices|\bLong\b|int64|integer|index tensor", error):
+        return ""
+    given = {name: getattr(model, f"argument_{name}") for name in model.tensors} | model.options
+    for name, value in given.items():
+        value = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+        value = value[0] if isinstance(value, list | tuple) and len(value) == 1 else value
+        if isinstance(value, int | float) and not isinstance(value, bool) and float(value).is_integer():
+            return (
+                f"if {name} is a class label, pass a scalar tensor: arguments={{{name!r}: torch.tensor({int(value)})}}"
+            )
+    return ""
+
+
+def _single_inputs(
+    inputs: Mapping[str, Latent | Sequence[Latent]],
+) -> tuple[dict[str, Latent], dict[str, list[str]]]:
+    """Inputs by name, ``noise_0`` and so on for an argument ``noise`` that takes a list of them, and those lists."""
+    single: dict[str, Any] = {}
+    lists: dict[str, list[str]] = {}
+    for name, value in inputs.items():
+        if isinstance(value, list | tuple) and any(isinstance(part, Sequence | InputDensity) for part in value):
+            lists[name] = [f"{name}_{i}" for i in range(len(value))]
+            single |= dict(zip(lists[name], value, strict=True))
+        else:
+            single[name] = value
+    return single, lists
+
+
+def _as_torch(value: Any, dtype: torch.dtype) -> Any:
+    """NumPy's arrays and numbers as those of torch and Python, those in a list too; arrays of floats in this type."""
+    if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
+        return torch.as_tensor(value, dtype=dtype if value.dtype.kind == "f" else None)
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, list) and any(isinstance(part, np.ndarray) for part in value):
+        return [_as_torch(part, dtype) for part in value]
+    return value
+
+
+def _is_list_of_tensors(value: Any) -> bool:
+    return type(value) in (list, tuple) and bool(value) and all(isinstance(part, Tensor) for part in value)
 
 
 def _selected(outputs: Any, select: int | str) -> Tensor:

@@ -1,6 +1,5 @@
 """Smooth copies of networks: activations with kinks become smooth ones, batch statistics part of the layers before."""
 
-import copy
 import math
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +10,7 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
 from dgm_infer.arguments import positive
 from dgm_infer.errors import ArgumentError, ModelError
+from dgm_infer.models import copied
 
 __all__ = ["SmoothHardtanh", "SmoothReLU", "Smoothing", "smooth_copy"]
 
@@ -108,7 +108,7 @@ def smooth_copy(net: Any, beta: float) -> tuple[nn.Module, Smoothing]:
     if not isinstance(net, nn.Module):
         raise ArgumentError(f"from_module(smooth={beta!r}): replaces modules, and the network is a function")
     beta = positive("from_module", "smooth", beta)
-    net = copy.deepcopy(net).eval()
+    net = copied(net).eval()
     folded = _fold(net)
     count = 0
     # a module used in several places is replaced in all of them

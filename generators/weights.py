@@ -96,22 +96,24 @@ def load_weights(net: nn.Module, path: str | os.PathLike, key: str | None = None
     """Fill a network with the weights in a file.
 
     A prefix of all its names in the file (``module.``, ``generator.``) is dropped; other content of a file with such a
-    prefix is ignored.
+    prefix is ignored. Where several prefixes fit, as in a checkpoint of a generator and its moving average, ``key``
+    chooses.
 
     Args:
         net: the network, of the architecture that the weights were saved from.
         path: a ``.safetensors`` file, or one written by ``torch.save``.
-        key: key of the weights, if the file holds several things: ``"state_dict"``, ``"g_ema"``.
+        key: key of the weights, if the file holds several things: ``"state_dict"``, ``"g_ema"``; or the prefix of their
+            names, after such a key: ``"state_dict.generator_ema"``.
         trust: also load a file that holds more than weights, whose pickle may run any code.
 
     Raises:
-        CheckpointError: the file is missing, damaged, refused, or belongs to another network.
+        CheckpointError: the file is missing, damaged, refused, belongs to another network, or holds several that fit.
     """
     path = Path(path)
     stored = read_safetensors(path) if path.suffix == ".safetensors" else read_checkpoint(path, trust)
     state = _state(path, stored, key)
     expected = net.state_dict()
-    state = _without_prefix(state, expected)
+    state = _without_prefix(path, state, expected, key)
     refuse_nan(path, state)
     wrong = _difference(state, expected)
     if wrong:
@@ -121,14 +123,31 @@ def load_weights(net: nn.Module, path: str | os.PathLike, key: str | None = None
 
 def _state(path: Path, stored: Any, key: str | None) -> dict[str, Tensor]:
     if key is not None:
-        if not isinstance(stored, Mapping) or key not in stored:
+        found = _at(stored, key)
+        if found is None:
             raise CheckpointError(f"{path} has no {key!r}: it holds {_names(stored)}")
-        stored = stored[key]
+        stored = found
     if isinstance(stored, nn.Module):
         stored = stored.state_dict()
     if not isinstance(stored, Mapping) or not stored or not all(isinstance(v, Tensor) for v in stored.values()):
         raise CheckpointError(f"{path} holds {_names(stored)}, not tensors by name: give the key of the weights")
     return dict(stored)
+
+
+def _at(stored: Any, key: str) -> Any:
+    """What a file holds under a key, or under a prefix of names; dots lead from one to the next; None if nothing."""
+    if isinstance(stored, nn.Module):
+        stored = stored.state_dict()
+    if not isinstance(stored, Mapping):
+        return None
+    if key in stored:
+        return stored[key]
+    prefix = key.rstrip(".") + "."
+    named = {name.removeprefix(prefix): v for name, v in stored.items() if str(name).startswith(prefix)}
+    if named:
+        return named
+    first, _, rest = key.partition(".")
+    return _at(stored.get(first), rest) if rest else None
 
 
 def _names(stored: Any) -> str:
@@ -137,15 +156,32 @@ def _names(stored: Any) -> str:
     return ", ".join(map(repr, list(stored)[:8])) + (", ..." if len(stored) > 8 else "") if stored else "nothing"
 
 
-def _without_prefix(state: dict[str, Tensor], expected: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _without_prefix(
+    path: Path, state: dict[str, Tensor], expected: Mapping[str, Tensor], key: str | None
+) -> dict[str, Tensor]:
+    """The tensors of the network, by its own names.
+
+    Raises:
+        CheckpointError: the file holds several networks of this architecture.
+    """
     if not expected or set(expected) <= set(state):
         return state
     first = next(iter(expected))
-    for name in state:
-        prefix = name.removesuffix(first)
-        if name.endswith(first) and all(prefix + other in state for other in expected):
-            return {other: state[prefix + other] for other in expected}
-    return state
+    ends = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
+    named = {end: {name: state[end + name] for name in expected} for end in ends if _holds(state, end, expected)}
+    found = {end: own for end, own in named.items() if not _difference(own, expected)} or named
+    if not found:
+        return state
+    one, *others = found.values()
+    if any(not torch.equal(one[name], other[name]) for other in others for name in expected if other is not one):
+        before = "" if key is None else key.rstrip(".") + "."
+        keys = " or ".join(f"key={before + end.rstrip('.')!r}" for end in found)
+        raise CheckpointError(f"{path} holds {len(found)} networks of this architecture: choose by {keys}")
+    return one
+
+
+def _holds(state: Mapping[str, Tensor], prefix: str, expected: Mapping[str, Tensor]) -> bool:
+    return all(prefix + name in state for name in expected)
 
 
 def _difference(state: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> str:

@@ -56,7 +56,7 @@ ORDER = {
         "independent",
         "markov",
     ],
-    "dgm_infer.models": ["densities", "model", "directed", "validate", "noise", "decoder", "decoded"],
+    "dgm_infer.models": ["copies", "densities", "model", "directed", "validate", "noise", "decoder", "decoded"],
     "dgm_infer.conditioning": [
         "operators",
         "faults",
@@ -368,6 +368,7 @@ ORDER = {
     "evaluation.commands": [
         "messages",
         "keeping",
+        "processes",
         "options",
         "inputs",
         "train",

@@ -13,7 +13,7 @@ from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
 from dgm_infer.files import writable_folder
 from generators.checkpoints import describe
 
-__all__ = ["SaveGenerator"]
+__all__ = ["SaveGenerator", "run_folder"]
 
 
 class SaveGenerator(Callback):
@@ -46,6 +46,8 @@ class SaveGenerator(Callback):
             rank_zero_warn(f"{error}; its weights will be in the checkpoint alone")
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # both may wait for all processes, so all of them ask
+        folder, reached = run_folder(trainer), trainer.callback_metrics
         if not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
         try:
@@ -54,10 +56,15 @@ class SaveGenerator(Callback):
             return
         if generator is None:
             return
-        metrics = {name: round(float(value), 3) for name, value in trainer.callback_metrics.items()}
+        metrics = {name: round(float(value), 3) for name, value in reached.items()}
         training = {"epochs": trainer.current_epoch, "steps": trainer.global_step, **metrics}
-        path = Path(trainer.log_dir or trainer.default_root_dir) / "generator" if self.path is None else self.path
+        path = folder / "generator" if self.path is None else self.path
         self.written = generators.save(generator, path, self.notes | training)
+
+
+def run_folder(trainer: Trainer) -> Path:
+    """The folder of a run, that of its first process: every process must ask for it, as all wait for that one."""
+    return Path(trainer.log_dir or trainer.default_root_dir)
 
 
 def _generator(module: LightningModule) -> nn.Module | None:

@@ -8,14 +8,12 @@ from torchvision.transforms import v2
 
 from dgm_infer.arguments import file_path, flag, fraction, sizes
 from dgm_infer.errors import ArgumentError, ConfigError
-from generators.pictures import read_picture
+from generators.pictures import ENDINGS, read_picture
 
 from .augmentation import Augmentation
 from .data import SPLIT_SEED, Binarise, ImageData, Labelled, Split
 
 __all__ = ["FolderData"]
-
-ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 
 
 class FolderData(ImageData):

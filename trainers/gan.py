@@ -77,6 +77,10 @@ class GANTraining(GeneratorTraining):
         self.steps = 0
         self._compared: list[Tensor] = []
 
+    @property
+    def metrics(self):
+        return ("train/critic", "train/generator", "val/energy_distance")
+
     def sample(self, n: int, model: GAN, rng: torch.Generator | None = None) -> Tensor:
         """Images ``[n, *output_shape]`` of a generator at prior draws."""
         z = model.input_density.sample((n,), generator=rng, device=rng.device if rng else self.device)

@@ -55,6 +55,10 @@ class IWAETraining(EncoderTraining):
         self.gradient: Gradient = gradient
         self.validation_samples = samples if validation_samples is None else validation_samples
 
+    @property
+    def metrics(self):
+        return ("train/iwae", "val/iwae", "val/elbo")
+
     def training_step(self, batch, batch_idx: int) -> Tensor:
         images = self.images(batch)
         bound = importance_weighted(log_weights(self.generator, images, self.samples, self.gradient)).mean()

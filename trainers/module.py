@@ -12,10 +12,14 @@ from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
 from dgm_infer.models import base_distribution
 from generators.checkpoints import CHECKPOINT_KEY, describe
 from generators.networks import single
+from generators.pictures import PixelScale
 
 from .schedule import adam, check_schedule
 
 __all__ = ["EncoderTraining", "GeneratorTraining"]
+
+# Values that the noise of an augmentation may add to pixels in [0, 1].
+_BEYOND = 0.25
 
 
 class GeneratorTraining(LightningModule):
@@ -36,6 +40,11 @@ class GeneratorTraining(LightningModule):
         self._shown = False
         # sums over the images of an epoch, and their number
         self._sums: dict[str, tuple[Tensor, int]] = {}
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """Names of what it logs, which callbacks can monitor; empty if that is not known."""
+        return ()
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -65,8 +74,11 @@ class GeneratorTraining(LightningModule):
 
     def on_train_epoch_end(self) -> None:
         for name, (total, count) in self._sums.items():
-            # with several processes, one that stopped alone would leave the others waiting
-            if not total.isfinite() and self.trainer.world_size == 1:
+            finite = bool(total.isfinite())
+            if torch.distributed.is_available() and torch.distributed.is_initialized():
+                # those of all processes: one that stopped alone would leave the others waiting
+                finite = self.trainer.strategy.reduce_boolean_decision(finite)
+            if not finite:
                 raise ArgumentError(
                     f"{name} is {total.item():g} in epoch {self.current_epoch + 1}: training has diverged; lower the "
                     "learning rate"
@@ -89,6 +101,13 @@ class GeneratorTraining(LightningModule):
 
     def check_images(self, images: Tensor) -> None:
         """Raise :class:`ArgumentError` for images that the generator cannot describe."""
+        scale = PixelScale.of(self.generator)
+        wide = scale.black < -_BEYOND or scale.white > 1 + _BEYOND
+        if wide and images.min() >= -_BEYOND and images.max() <= 1 + _BEYOND:
+            raise ArgumentError(
+                f"{type(self.generator).__name__} makes pixels from {scale.black:g} to {scale.white:g}, those of the "
+                "data are in [0, 1]: set the generator's output_range to [0, 1], or map the data to its range"
+            )
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[CHECKPOINT_KEY] = describe(self.generator)
@@ -134,6 +153,7 @@ class EncoderTraining(GeneratorTraining):
         return self.parts.output_shape
 
     def check_images(self, images):
+        super().check_images(images)
         parts = self.parts
         if not parts.discrete:
             return

@@ -16,8 +16,10 @@ from dgm_infer.arguments import whole_number
 from dgm_infer.errors import ConfigError, uninterrupted
 from dgm_infer.evidence import Method
 from generators import LatentPosterior
+from generators.pictures import PixelScale
 
 from .bounds import importance_weighted, log_weights
+from .export import run_folder
 
 __all__ = ["HeldOutEvidence", "ImageGrids"]
 
@@ -30,20 +32,28 @@ _SIDE = 32
 class _Look(Callback):
     """Runs after validation every few epochs, without affecting the random numbers of training."""
 
+    metrics: tuple[str, ...] = ()
+    """Names of what it logs."""
+
     def __init__(self, every_n_epochs: int):
         self.every_n_epochs = whole_number(type(self).__name__, "every_n_epochs", every_n_epochs)
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         last = trainer.max_epochs is not None and trainer.current_epoch + 1 == trainer.max_epochs
         due = (trainer.current_epoch + 1) % self.every_n_epochs == 0 or last
-        if trainer.sanity_checking or not due or not trainer.is_global_zero:
+        if trainer.sanity_checking or not due:
+            return
+        # all processes wait in it for the first, which alone looks
+        folder = run_folder(trainer)
+        if not trainer.is_global_zero:
             return
         device = pl_module.device
         with torch.no_grad(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
             torch.manual_seed(_SEED)
-            self.look(trainer, pl_module)
+            self.look(trainer, pl_module, folder)
 
-    def look(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def look(self, trainer: Trainer, pl_module: LightningModule, folder: Path) -> None:
+        """What the first process alone does: nothing that waits for the others."""
         raise NotImplementedError
 
 
@@ -82,17 +92,17 @@ class ImageGrids(_Look):
         if batch_idx == dataloader_idx == 0:
             self._originals = (batch[0] if isinstance(batch, tuple | list) else batch)[: self.n]
 
-    def look(self, trainer, pl_module):
+    def look(self, trainer, pl_module, folder):
         model = _generator(self, pl_module)
         grids = {"samples": samples(model, self.n, pl_module.device)}
         parts = LatentVariableModel.find(model)
         if parts is not None and parts.encoder is not None and self._originals is not None:
             grids["reconstructions"] = reconstructions(model, self._originals)
-        folder = Path(trainer.log_dir or trainer.default_root_dir) / "images"
+        scale = PixelScale.of(model)
         for name, images in grids.items():
-            picture = grid(images, self.n)
-            folder.mkdir(parents=True, exist_ok=True)
-            save_image(picture, folder / f"{name}_{trainer.current_epoch + 1:04d}.png")
+            picture = grid(scale.to_unit(images), self.n)
+            (folder / "images").mkdir(parents=True, exist_ok=True)
+            save_image(picture, folder / "images" / f"{name}_{trainer.current_epoch + 1:04d}.png")
             for logger in trainer.loggers:
                 if isinstance(logger, TensorBoardLogger):
                     logger.experiment.add_image(name, picture, trainer.global_step)
@@ -116,6 +126,8 @@ class HeldOutEvidence(_Look):
         ArgumentError: a number below its range.
         ConfigError: the generator has no encoder or decoder, or the data have no held-out images, at the start.
     """
+
+    metrics = tuple(f"held_out/{name}" for name in ("log_evidence", "log_evidence_error", "elbo", "iwae"))
 
     def __init__(
         self,
@@ -143,7 +155,7 @@ class HeldOutEvidence(_Look):
         if not hasattr(trainer.datamodule, "held_out"):  # type: ignore[attr-defined]
             raise ConfigError("HeldOutEvidence: the data module has no held_out(n): omit this callback")
 
-    def look(self, trainer, pl_module):
+    def look(self, trainer, pl_module, folder):
         model = _generator(self, pl_module)
         parts = LatentVariableModel.of(model)
         images = trainer.datamodule.held_out(self.n_images).to(pl_module.device)  # type: ignore[attr-defined]
@@ -181,7 +193,7 @@ def reconstructions(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def grid(images: Tensor, n: int) -> Tensor:
-    """A picture ``[3, H, W]`` of images ``[n, H, W]`` or ``[n, C, H, W]``, in pairs if there are more than ``n``."""
+    """A picture ``[3, H, W]`` of images ``[n, H, W]`` or ``[n, C, H, W]`` in [0, 1]; in pairs if more than ``n``."""
     images = (images.unsqueeze(1) if images.ndim == 3 else images).float().clamp(0, 1).cpu()
     factor = -(-_SIDE // min(images.shape[-2:]))
     images = interpolate(images, scale_factor=factor, mode="nearest")

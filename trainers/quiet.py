@@ -10,7 +10,12 @@ from lightning.fabric.utilities.warnings import PossibleUserWarning
 __all__ = ["quiet"]
 
 # Lightning's loggers that repeat what the command prints in two lines.
-TALKERS = ("lightning.pytorch.utilities.rank_zero", "lightning.pytorch.callbacks.model_summary", "lightning.fabric")
+TALKERS = (
+    "lightning.pytorch.utilities.rank_zero",
+    "lightning.pytorch.callbacks.model_summary",
+    "lightning.pytorch.trainer.connectors.signal_connector",
+    "lightning.fabric",
+)
 
 
 @contextmanager

@@ -52,6 +52,10 @@ class VAETraining(EncoderTraining):
         self.kl_weight = kl_weight
         self.validation_samples = validation_samples
 
+    @property
+    def metrics(self):
+        return ("train/elbo", "val/elbo", *(["train/objective"] if self.kl_weight != 1 else []))
+
     def elbo(self, images: Tensor, samples: int = 1, kl_weight: float = 1.0) -> Tensor:
         """The bound per image, its expectation estimated from ``samples`` draws: ``[n, *output_shape] -> [n]``.
 

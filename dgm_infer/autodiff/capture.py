@@ -111,7 +111,8 @@ def value_and_gradient(
         The graph of the value and the others, and that of the value, the gradient ``[..., D]`` and the others.
 
     Raises:
-        ModelError: as :func:`capture`; also if the function has no derivative.
+        ModelError: as :func:`capture`; also if the function has no derivative, or stops it on the way, as
+            ``detach()`` does.
     """
 
     def flat(x: Tensor) -> list[Tensor]:
@@ -136,7 +137,16 @@ def value_and_gradient(
             raise ModelError(f"its gradient cannot be captured as a graph ({error})") from error
     module, constants = lift_constants(module, given=value.constants)
     with torch.no_grad():
-        return value, Graph(*simplified(module, constants))
+        both = Graph(*simplified(module, constants))
+    with torch.enable_grad():
+        point = x.detach().requires_grad_()
+        (slope,) = torch.autograd.grad(function(point)[0].sum(), point)
+    with torch.no_grad():
+        if not torch.allclose(
+            both(x.detach())[1], slope, rtol=1e-3, atol=1e-3 * float(slope.abs().max()), equal_nan=True
+        ):
+            raise ModelError("its gradient is not that of its values")
+    return value, both
 
 
 def traced(function: Callable[..., Sequence[Tensor]]) -> Callable[..., fx.GraphModule]:

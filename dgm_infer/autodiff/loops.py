@@ -60,14 +60,16 @@ def repeat(n: int | Tensor, body: Callable[[Any, Tree, Any], Tree], carried: Tre
     length = n if isinstance(n, Tensor) else leaves[0].new_full((), n, dtype=torch.int64)
 
     def more(k: Tensor, *rest: Tensor) -> Tensor:
-        return k < rest[len(leaves)]
+        # compiled code of torch 2.14 returns anything after a loop without an iteration
+        return (k < rest[len(leaves)]) | (k == 0)
 
     def once(k: Tensor, *rest: Tensor) -> tuple[Tensor, ...]:
-        own, rest = rest[: len(leaves)], rest[len(leaves) + 1 :]
+        own, length, rest = rest[: len(leaves)], rest[len(leaves)], rest[len(leaves) + 1 :]
         inner = rest[len(others) :]
         with bound(graphs, [inner[k] for k in places]):
             after = body(k, unflatten(own, form), unflatten(rest[: len(others)], other_form))
         new, new_form = flatten(after)
+        new = [torch.where(k < length, there, here) for there, here in zip(new, own, strict=True)]
         assert new_form == form, "a loop's body returns another tree than it takes"
         # what a step returns must not share memory with what it was given
         return k + 1, *(t.clone(memory_format=torch.contiguous_format) for t in new)

@@ -3,7 +3,6 @@
 Each test raises an error that names its fault; :func:`dgm_infer.check` collects them and adds more expensive checks.
 """
 
-import copy
 import math
 import re
 from collections.abc import Callable
@@ -16,7 +15,7 @@ from torch import Tensor, nn
 
 from ..arguments import interval, sizes
 from ..errors import ModelError, ObservationError, cause, reported_as
-from ..models import GenerativeModel
+from ..models import GenerativeModel, copied, evaluation_copy
 from .operators import Operator
 
 __all__ = [
@@ -50,13 +49,7 @@ def frozen_copy(module: Module, dtype: torch.dtype, device: torch.device) -> Mod
         ModelError: it cannot be copied, or its weights are NaN or complex, or its buffers are complex.
     """
     check_weights(module)
-    try:
-        return copy.deepcopy(module).to(device=device, dtype=dtype).eval().requires_grad_(False)
-    except RuntimeError as error:
-        raise ModelError(
-            f"{type(module).__name__} cannot be copied ({cause(error)}): do not store tensors computed from "
-            "others as attributes"
-        ) from error
+    return evaluation_copy(module).to(device=device, dtype=dtype)
 
 
 def check_weights(model: nn.Module) -> None:
@@ -160,7 +153,7 @@ def check_outputs(model: GenerativeModel, u: Tensor) -> Tensor:
     except Exception as error:
         raise ModelError(
             f"{name}.observed fails for inputs of shape {tuple(u.shape)} and type {u.dtype}: {cause(error)} "
-            f"({_type_remedy(model, str(error))})"
+            f"({_type_remedy(model, u, str(error))})"
         ) from error
     if tuple(x.shape) != (len(u), size):
         raise ModelError(
@@ -173,10 +166,26 @@ def check_outputs(model: GenerativeModel, u: Tensor) -> Tensor:
     return x
 
 
-def _type_remedy(model: nn.Module, error: str) -> str:
+def _type_remedy(model: GenerativeModel, u: Tensor, error: str) -> str:
     """What to change where tensors of different types meet: a copy converts parameters and buffers alone."""
     if not re.search(r"dtype|scalar type|same type", error):
         return "tensors used by the model must be its parameters or buffers"
+    remedy = _own_type_remedy(model)
+    if u.dtype == torch.float64 and _works_in_single(model, u):
+        # as of layers that compute in float32 whatever they are given, and TorchScript with its weights frozen
+        return f"{remedy}, or compute in float32: dgm.condition(..., dtype=torch.float32)"
+    return remedy
+
+
+def _works_in_single(model: GenerativeModel, u: Tensor) -> bool:
+    try:
+        (x,) = _values(copied(model).float().observed, u.float())
+    except Exception:
+        return False
+    return x.dtype == torch.float32
+
+
+def _own_type_remedy(model: nn.Module) -> str:
     plain = [
         f"{type(module).__name__}.{name}"
         for module in model.modules()
@@ -186,6 +195,8 @@ def _type_remedy(model: nn.Module, error: str) -> str:
     ]
     if plain:
         return f"weights of another type than the inputs: register {', '.join(plain[:3])} as parameters or buffers"
+    if any(isinstance(part, torch.jit.ScriptModule) for part in model.modules()):
+        return "weights of another type than the inputs: they are frozen into TorchScript, pass the module itself"
     if not any(True for _ in model.parameters()):
         return "weights of another type than the inputs: a function hides its network's weights, pass the module itself"
     return (
@@ -266,7 +277,7 @@ def check_mode(model: GenerativeModel, frozen: GenerativeModel, u: Tensor) -> No
     if not model.training:
         return
     # on a copy: training mode may update running statistics
-    training = copy.deepcopy(model).to(device=u.device, dtype=u.dtype)
+    training = copied(model).to(device=u.device, dtype=u.dtype)
     (trained,), (evaluated,) = _values(training.observed, u), _values(frozen.observed, u)
     difference = _difference(trained, evaluated)
     # a program rounds in another order where it runs as straight-line code

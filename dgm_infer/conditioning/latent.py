@@ -1,6 +1,5 @@
 """The posterior of the latents of a decoder given an image, for every image of a batch."""
 
-import copy
 import math
 from typing import Self
 
@@ -10,7 +9,7 @@ from torch.distributions import Bernoulli, Normal
 
 from ..arguments import indices, instance, numbers
 from ..errors import ArgumentError, ModelError, ObservationError
-from ..models import InputDensity, base_distribution, output_distribution, reference_tensor
+from ..models import InputDensity, base_distribution, evaluation_copy, output_distribution, reference_tensor
 from ..target import Target
 from .faults import check_weights
 from .likelihood import bernoulli_log_prob, known_slope
@@ -48,7 +47,7 @@ class LatentPosterior(Target):
         instance("LatentPosterior", "prior", prior, InputDensity, "StandardNormal(50)")
         if not isinstance(decoder, nn.Module):
             raise ModelError(f"LatentPosterior(decoder={type(decoder).__name__}): expected a torch.nn.Module")
-        frozen = copy.deepcopy(decoder).eval().requires_grad_(False)
+        frozen = evaluation_copy(decoder)
         images = numbers("LatentPosterior", "images", images)
         shape = _image_shape(images, output_distribution(frozen, prior).event_shape)
         values = images.reshape(*images.shape[: images.ndim - len(shape)], shape.numel())

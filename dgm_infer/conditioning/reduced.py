@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
 from ..autodiff.pytrees import tree_map
-from ..models import DirectedModel, GenerativeModel, reference_tensor
+from ..models import DirectedModel, GenerativeModel, copied, reference_tensor
 from ..structures import Dense, ReceptiveFields, Structure, quicker
 from .operators import Operator, Selection
 
@@ -69,7 +69,7 @@ class ObservedModel:
 
         other = self.with_data(tree_map(cast, self.data))
         other.operator = other.operator.of_type(dtype, reference_tensor(self.model).dtype)
-        other.model = copy.deepcopy(self.model).to(dtype)
+        other.model = copied(self.model).to(dtype)
         return other
 
     def heated(self, heat: Tensor | None) -> Self:

@@ -1,6 +1,5 @@
 """Rate against distortion of a decoder, the whole curve from one annealing run (Huang et al. 2020; math 7.9)."""
 
-import copy
 import math
 import time
 import warnings
@@ -24,7 +23,7 @@ from ..arguments import (
 )
 from ..bases import Gaussian
 from ..errors import ArgumentError, ModelError, cause
-from ..models import GenerativeModel, InputDensity, LatentVariableModel, reference_tensor
+from ..models import GenerativeModel, InputDensity, LatentVariableModel, evaluation_copy, reference_tensor
 from ..probe import energy_fault, probe_points
 from ..progress import Progress
 from ..target import Target
@@ -193,7 +192,7 @@ def _decoder(model: nn.Module, prior: InputDensity | None) -> _Decoder:
     instance("rate_distortion", "model", model, nn.Module, 'generators.load("digits_vae")')
     if prior is not None:
         instance("rate_distortion", "prior", prior, InputDensity, "StandardNormal(50)")
-    frozen = copy.deepcopy(model).eval().requires_grad_(False)
+    frozen = evaluation_copy(model)
     found = LatentVariableModel.find(frozen)
     function, own = (frozen, None) if found is None else (found.decoder, found.prior)
     if found is None and isinstance(frozen, GenerativeModel):

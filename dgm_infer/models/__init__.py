@@ -1,5 +1,6 @@
 """Generative models and the densities of their inputs."""
 
+from .copies import copied, evaluation_copy
 from .decoded import MeanOfDecoder, as_generative_model
 from .decoder import DiscreteModel, LatentVariableModel, base_distribution, is_discrete, output_distribution
 from .densities import InputDensity, Logistic, Product, StandardNormal
@@ -21,6 +22,8 @@ __all__ = [
     "WithNoise",
     "as_generative_model",
     "base_distribution",
+    "copied",
+    "evaluation_copy",
     "is_discrete",
     "output_distribution",
     "reference_tensor",

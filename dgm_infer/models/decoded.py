@@ -77,4 +77,4 @@ def as_generative_model(module: object) -> GenerativeModel:
 
 def _is_training(module: nn.Module) -> bool:
     """Whether any part is in training mode; only the flag is copied: ``train()`` would change the caller's module."""
-    return any(part.training for part in module.modules())
+    return any(getattr(part, "training", False) for part in module.modules())

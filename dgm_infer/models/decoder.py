@@ -3,11 +3,10 @@
 Training, log evidence and conditioning on discrete outputs ask a module for these parts, never for its class.
 """
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol, Self, TypeVar
+from typing import Literal, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from torch.distributions import Bernoulli, Distribution, Independent
 
 from ..arguments import random_seed, whole_number
 from ..errors import ModelError, cause
+from .copies import evaluation_copy
 from .densities import InputDensity
 from .model import GeneratedImages, GenerativeModel, reference_tensor
 
@@ -25,9 +25,6 @@ __all__ = [
     "is_discrete",
     "output_distribution",
 ]
-
-
-Module = TypeVar("Module", bound=nn.Module)
 
 
 class DiscreteModel(Protocol):
@@ -99,7 +96,7 @@ class LatentVariableModel:
         devices = [tensor.device for tensor in self.decoder.parameters() if tensor.is_cuda][:1]
         # a decoder that draws random numbers must not disturb the caller's
         with torch.random.fork_rng(devices=devices):
-            return output_distribution(_evaluation_copy(self.decoder), self.prior)
+            return output_distribution(evaluation_copy(self.decoder), self.prior)
 
     @property
     def output_shape(self) -> tuple[int, ...]:
@@ -127,7 +124,7 @@ class LatentVariableModel:
         if not isinstance(self.module, GenerativeModel):
             return False
         try:
-            frozen = _evaluation_copy(self.module)
+            frozen = evaluation_copy(self.module)
             like = reference_tensor(frozen)
             with torch.no_grad():
                 frozen.observed(torch.zeros(frozen.input_density.dim, dtype=like.dtype, device=like.device))
@@ -205,13 +202,6 @@ def output_distribution(decoder: nn.Module, prior: InputDensity) -> Distribution
 def base_distribution(likelihood: Distribution) -> Distribution:
     """The distribution of single pixels."""
     return likelihood.base_dist if isinstance(likelihood, Independent) else likelihood
-
-
-def _evaluation_copy(module: Module) -> Module:
-    try:
-        return copy.deepcopy(module).eval()
-    except RuntimeError as error:
-        raise ModelError(f"{type(module).__name__} cannot be copied: {cause(error)}") from error
 
 
 def _discrete_support(likelihood: Distribution) -> bool:

@@ -11,9 +11,10 @@ from torch import nn
 
 import dgm_infer as dgm
 from dgm_infer import HMC, ConstrainedHMC
-from dgm_infer.errors import ConfigError
+from dgm_infer.errors import ConfigError, ObservationError
 from dgm_infer.files import complete_run, write_file
 from dgm_infer.models import as_generative_model, is_discrete
+from generators.pictures import PixelScale
 
 from ..figures.completions import completions
 from ..figures.thumbnails import thumbnails
@@ -81,13 +82,15 @@ def condition_images(
     Args:
         name: name of the run; results go to ``<output>/<name>/<time>/``.
         generator: a shipped generator, a path to its weights, or a model by class path.
-        images: a data set with held-out images by class path, or a file: a picture, or ``.npy`` of ``[n, *shape]``
-            (8-bit values are divided by 255, others taken as they are).
+        images: a data set with held-out images by class path, a picture, a folder of pictures, or ``.npy`` of
+            ``[n, *shape]``. Pictures, 8-bit values and a data set's images in [0, 1] are mapped to the generator's
+            ``output_range``; other values are taken as they are.
         observe: the observed part: top_half, bottom_half, left_half, right_half, likewise top_quarter and so on, grid_K
             for every K-th pixel of every K-th row, downsample_K for the means over blocks of K x K pixels, or a
             ``.npy`` file with a boolean mask of the image's shape.
         n_images: the first so many images.
-        noise: standard deviation of Gaussian output noise that the generator is given; null for none.
+        noise: standard deviation of Gaussian output noise that the generator is given, on the scale of its images; null
+            for none.
         binarise: threshold above which a pixel is 1, below it 0; null leaves the values as they are. Generators of
             binary images need it if the images are grey.
         kernel: kernel of the chains: fields of ConstrainedHMC, or any kernel by class path; a step size of null is
@@ -112,19 +115,22 @@ def condition_images(
     """
     model = read_generator(generator)
     shape = image_shape(model)
-    originals = read_images(images, n_images, shape)
-    originals = binarised(originals, binarise)
+    scale = PixelScale.of(model)
+    originals = binarised(read_images(images, n_images, shape, scale), binarise)
     factor = read_factor(observe)
     mask = None if factor is not None else read_mask(observe, shape)
     if noise is not None:
         if is_discrete(model):
             raise ConfigError(f"noise: a {type(model).__name__} has binary pixels, which take no Gaussian noise")
         model = dgm.WithNoise(as_generative_model(model), noise)
-    if factor is None:
-        problem = dgm.condition(model, originals, observe=dgm.pixels(mask), device=device)
-    else:
-        block_means = dgm.downsample(factor)
-        problem = dgm.condition(model, block_means(originals), observe=block_means, device=device)
+    operator = dgm.pixels(mask) if factor is None else dgm.downsample(factor)
+    observed = originals if factor is None else operator(originals)
+    try:
+        problem = dgm.condition(model, observed, observe=operator, device=device)
+    except ObservationError as error:
+        if "WithNoise" in str(error):
+            error.add_note("as an option: --noise SD")
+        raise
     chosen = kernel.chosen() if isinstance(kernel, PilotOrConstrainedHMC) else kernel
     if not isinstance(problem, dgm.Fibre):
         if not isinstance(kernel, ConstrainedHMC):
@@ -158,11 +164,12 @@ def condition_images(
         diagnosis = f"{result.diagnose()}\n"
         # again below: modes take minutes to find, and neither they nor the pictures may take the log along
         write_file(folder / "log.txt", described + diagnosis)
+        shown, outputs = scale.to_unit(originals), scale.to_unit(result.generate())
         if mask is None:
             assert factor is not None
-            thumbnails(folder / "completions.png", originals, factor, result.generate())
+            thumbnails(folder / "completions.png", shown, factor, outputs)
         else:
-            completions(folder / "completions.png", originals, mask, result.generate())
+            completions(folder / "completions.png", shown, mask, outputs)
         traces(folder / "traces.png", result, worst_and_typical(summary))
         report = described + modes(result, summary) + diagnosis
         write_file(folder / "log.txt", report)

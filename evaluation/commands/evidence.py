@@ -16,6 +16,7 @@ from dgm_infer.errors import ConfigError, ModelError, uninterrupted
 from dgm_infer.evidence import Bounds, Method
 from dgm_infer.files import complete_run, write_file
 from generators import LatentPosterior
+from generators.pictures import PixelScale
 
 from ..figures.log_evidence import by_image
 from ..reports.estimates import Estimates, caveats, table
@@ -64,8 +65,9 @@ def estimate_evidence(
         name: name of the run; results go to ``<output>/<name>/<time>/``.
         generator: a shipped generator, a path to its weights, or a model by class path; it has a decoder, and an
             encoder if the base needs one.
-        images: a data set with held-out images by class path, or a file: a picture, or ``.npy`` of ``[n, *shape]``
-            (8-bit values are divided by 255, others taken as they are).
+        images: a data set with held-out images by class path, a picture, a folder of pictures, or ``.npy`` of
+            ``[n, *shape]``. Pictures, 8-bit values and a data set's images in [0, 1] are mapped to the generator's
+            ``output_range``; other values are taken as they are.
         n_images: the first so many images.
         binarise: threshold above which a pixel is 1, below it 0; null leaves the values as they are. Generators of
             binary images need it if the images are grey.
@@ -91,8 +93,9 @@ def estimate_evidence(
         DgmInferError: an option, a file or the generator does not serve.
         KeyboardInterrupt: interrupted; the run folder keeps the estimates of all methods until then.
     """
-    model = _parts(moved(read_generator(generator), device))
-    x = binarised(read_images(images, n_images, model.output_shape), binarise)
+    module = moved(read_generator(generator), device)
+    model = _parts(module)
+    x = binarised(read_images(images, n_images, model.output_shape, PixelScale.of(module)), binarise)
     methods = list(DEFAULT_METHODS) if methods is None else methods
     if not methods:
         raise ConfigError("methods: the list is empty; name one, or give null for all")

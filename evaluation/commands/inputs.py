@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import generators
 from dgm_infer import GenerativeModel, LatentVariableModel
 from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError, ModelError, cause
-from generators.pictures import read_picture
+from generators.pictures import ENDINGS, PixelScale, read_picture
 
 __all__ = [
     "HeldOutImages",
@@ -25,6 +25,7 @@ __all__ = [
     "read_mask",
 ]
 
+_UNIT = PixelScale()
 MASKS = tuple(f"{side}_{share}" for share in ("half", "quarter") for side in ("top", "bottom", "left", "right"))
 
 
@@ -90,8 +91,17 @@ def _colours(found: tuple[int, ...], shape: tuple[int, ...]) -> str:
     return ""
 
 
-def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...]) -> Tensor:
-    """The first ``n`` images, ``[n, *shape]``; 8-bit values, of a picture or an array, are divided by 255.
+def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...], scale: PixelScale = _UNIT) -> Tensor:
+    """The first ``n`` images, ``[n, *shape]``, on the scale of a generator's images.
+
+    Pictures, values of 8 bits, and a data set's images in [0, 1] are mapped to the scale; other values are taken as
+    they are.
+
+    Args:
+        source: a data set, or the path of a picture, of a folder of pictures, taken by name, or of an ``.npy`` file.
+        n: number of images.
+        shape: shape of one image.
+        scale: black and white of the generator.
 
     Raises:
         ConfigError: the file is missing or unreadable, or holds fewer images.
@@ -99,26 +109,28 @@ def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...]) -> 
     if n < 1:
         raise ConfigError(f"n_images = {n}: must be >= 1")
     if not isinstance(source, str):
-        return source.held_out(n)
+        images = _unit(source.held_out(n))
+        return scale.from_unit(images) if _within_unit(images) else images
     path = Path(source)
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS)
+        if len(files) < n:
+            raise ConfigError(
+                f"images: the folder {source} holds {len(files)} pictures ({', '.join(ENDINGS)}), n_images = {n}"
+            )
+        return torch.cat([_read_picture(file, shape, scale) for file in files[:n]])
     if not path.is_file():
         raise ConfigError(
-            f"images: {source} is neither a file nor a class path: name a .npy file, a picture, or a class with "
-            "held_out(n)"
+            f"images: {source} is neither a file, a folder, nor a class path: name a .npy file, a picture, a folder of "
+            "pictures, or a class with held_out(n)"
         )
     if path.suffix == ".npy":
-        images = torch.from_numpy(_load_array(path))
-        images = images / 255 if images.dtype == torch.uint8 else images
-        if tuple(images.shape) == shape:
-            images = images.unsqueeze(0)
-        if tuple(images.shape[1:]) != shape:
-            raise ConfigError(
-                f"images: {source} has shape {tuple(images.shape)}, expected {('n', *shape)}".replace("'", "")
-                + _colours(tuple(images.shape), shape)
-            )
-        if len(images) < n:
-            raise ConfigError(f"images: {source} holds {len(images)} images, n_images = {n}")
-        return images[:n]
+        return _read_array(path, n, shape, scale)
+    return _read_picture(path, shape, scale)
+
+
+def _read_picture(path: Path, shape: tuple[int, ...], scale: PixelScale) -> Tensor:
+    """One picture, ``[1, *shape]``."""
     try:
         pixels = read_picture(path, colour=len(shape) == 3 and shape[0] == 3)
     except ConfigError as error:
@@ -126,12 +138,43 @@ def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...]) -> 
     height, width = pixels.shape[-2:]
     if (height, width) != tuple(shape[-2:]) or pixels.numel() != torch.Size(shape).numel():
         raise ConfigError(
-            f"images: {source} has {height} x {width} pixels, the generator's images the shape {tuple(shape)}: resize "
-            "it"
+            f"images: {path} has {height} x {width} pixels, the generator's images the shape {tuple(shape)}: resize it"
         )
     if (len(shape) == 2 or shape[0] == 1) and _is_coloured(path):
-        warnings.warn(f"images: {source} is in colour and read as grey, as the generator's images are", stacklevel=2)
-    return pixels.reshape(1, *shape) / 255
+        warnings.warn(f"images: {path} is in colour and read as grey, as the generator's images are", stacklevel=3)
+    return scale.from_unit(pixels.reshape(1, *shape) / 255)
+
+
+def _read_array(path: Path, n: int, shape: tuple[int, ...], scale: PixelScale) -> Tensor:
+    images = torch.from_numpy(_load_array(path))
+    if tuple(images.shape) == shape:
+        images = images.unsqueeze(0)
+    if tuple(images.shape[1:]) != shape:
+        raise ConfigError(
+            f"images: {path} has shape {tuple(images.shape)}, expected {('n', *shape)}".replace("'", "")
+            + _colours(tuple(images.shape), shape)
+        )
+    if len(images) < n:
+        raise ConfigError(f"images: {path} holds {len(images)} images, n_images = {n}")
+    images = images[:n]
+    if images.dtype == torch.uint8:
+        return scale.from_unit(_unit(images))
+    if scale != _UNIT and _within_unit(images):
+        warnings.warn(
+            f"images: {path} has values in [0, 1], taken as they are, and black and white of the generator are "
+            f"{scale.black:g} and {scale.white:g}: save {scale.black:g} + {scale.white - scale.black:g} * images if "
+            "those of the file are 0 and 1",
+            stacklevel=2,
+        )
+    return images
+
+
+def _unit(images: Tensor) -> Tensor:
+    return images / 255 if images.dtype == torch.uint8 else images
+
+
+def _within_unit(images: Tensor) -> bool:
+    return bool(((images >= 0) & (images <= 1)).all())
 
 
 def _is_coloured(path: Path) -> bool:

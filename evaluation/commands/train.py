@@ -2,6 +2,7 @@
 
 import math
 import signal
+import warnings
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -28,6 +29,9 @@ from trainers.progress import TrainingProgress
 from trainers.quiet import quiet
 from trainers.resuming import RandomState, WholeFiles
 
+from .messages import suggest
+from .processes import REPORTED, is_launched, together
+
 __all__ = ["run", "train"]
 
 
@@ -50,6 +54,9 @@ def train(args: list[str]) -> None:
     threads = torch.get_num_threads()
     try:
         with quiet():
+            if is_launched():
+                # the first process gives the same warnings
+                warnings.simplefilter("ignore")
             TrainCLI(args)
     finally:
         torch.set_num_threads(threads)
@@ -183,41 +190,69 @@ class TrainCLI(LightningCLI):
         self.export: SaveGenerator = self._get(self.config_init, "export")
         given = self.export.notes
         self.export.notes = {"config": self.name, "seed": self._get(self.config, "seed_everything"), **given}
+        self._check_monitors()
         data = "" if self.datamodule is None else f" on {type(self.datamodule).__name__}"
         n_parameters = sum(p.numel() for p in self.model.parameters())
         folder = "" if self.trainer.fast_dev_run else f", in {self.folder}"  # type: ignore[attr-defined]
         _say(self.trainer, f"training {type(self.model).__name__}{data}: {n_parameters} parameters{folder}")
 
+    def _check_monitors(self) -> None:
+        """Refuse callbacks that wait for a metric that nobody logs, where it is known what is logged."""
+        callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
+        known = ("lightning.", "trainers.", "evaluation.commands.")
+        sources = [self.model, *callbacks]
+        # a user's own module or callback may log anything
+        if not all(type(source).__module__.startswith(known) for source in sources):
+            return
+        logged = [name for source in sources for name in getattr(source, "metrics", ())]
+        for callback in callbacks:
+            monitor = getattr(callback, "monitor", None)
+            if monitor is not None and monitor not in logged:
+                remove_folders(self.made)
+                raise ConfigError(
+                    f"{type(callback).__name__}: monitor={monitor} is not logged{suggest(monitor, logged)} (there are "
+                    f"{', '.join(logged)})"
+                )
+
     def fit(self, **kwargs: Any) -> None:
         """``Trainer.fit``; leaves no folder behind when it is refused or interrupted before it has trained an epoch."""
         on_interrupt = signal.getsignal(signal.SIGINT)
         try:
-            self.trainer.fit(**kwargs)
-            if self.trainer.global_step == self.resumed_step:
-                raise ConfigError(
-                    f"ckpt_path={kwargs['ckpt_path']} has {self.trainer.current_epoch} epochs and {self.resumed_step} "
-                    "steps: nothing is left to train; raise trainer.max_epochs"
-                )
-        except (DgmInferError, MisconfigurationException, OSError, SystemExit, KeyboardInterrupt) as error:
+            with together(self.trainer, self._last_words):
+                self._fit(**kwargs)
+                if self.trainer.global_step == self.resumed_step:
+                    raise ConfigError(
+                        f"ckpt_path={kwargs['ckpt_path']} has {self.trainer.current_epoch} epochs and "
+                        f"{self.resumed_step} steps: nothing is left to train; raise trainer.max_epochs"
+                    )
+        except (*REPORTED, SystemExit, KeyboardInterrupt) as error:
             checkpoint = self._checkpoint()
             # metrics of finished epochs are results too
             unfinished = checkpoint is None and not self.trainer.fit_loop.epoch_progress.current.completed
             if unfinished or self.trainer.global_step == self.resumed_step:
                 remove_folders(self.made)
-            go_on = f"continue with --ckpt_path {checkpoint}" if checkpoint else "there is no checkpoint"
             if isinstance(error, SystemExit | KeyboardInterrupt):
                 # Lightning ends the process on an interrupt
                 if unfinished:
                     raise KeyboardInterrupt from error
-                _say(self.trainer, f"interrupted in epoch {self.trainer.current_epoch + 1}: {go_on}")
+                _say(self.trainer, self._last_words())
                 raise SystemExit(130) from error
             refused = error if isinstance(error, DgmInferError) else ConfigError(cause(error, 300))
             if self.folder.exists() and self.made:
-                refused.add_note(f"{self.folder} keeps what was finished; {go_on}")
+                refused.add_note(f"{self.folder} keeps what was finished; {self._go_on()}")
             raise refused from error.__cause__
         finally:
             # which Lightning has switched off if there was an interrupt
             signal.signal(signal.SIGINT, on_interrupt)
+
+    def _fit(self, **kwargs: Any) -> None:
+        try:
+            self.trainer.fit(**kwargs)
+        except RuntimeError as error:
+            # EarlyStopping's refusal of a metric that does not exist
+            if "conditioned on metric" not in str(error):
+                raise
+            raise ConfigError(cause(error, 300)) from error
 
     def after_fit(self) -> None:
         limit = next((c for c in self.trainer.callbacks if isinstance(c, Timer)), None)  # type: ignore[attr-defined]
@@ -240,6 +275,13 @@ class TrainCLI(LightningCLI):
         for what, path in (("generator", self.export.written), ("checkpoint", self._checkpoint())):
             if path is not None:
                 _say(self.trainer, f"{what}: {path}")
+
+    def _go_on(self) -> str:
+        checkpoint = self._checkpoint()
+        return f"continue with --ckpt_path {checkpoint}" if checkpoint else "there is no checkpoint"
+
+    def _last_words(self) -> str:
+        return f"interrupted in epoch {self.trainer.current_epoch + 1}: {self._go_on()}"
 
     def _checkpoint(self) -> Path | None:
         callbacks = self.trainer.checkpoint_callbacks

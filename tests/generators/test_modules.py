@@ -4,6 +4,7 @@ import math
 import os
 import pickle
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -316,6 +317,91 @@ def test_a_foreign_file_or_another_architecture(tmp_path):
     refused("damaged|not a plain file", tmp_path / "text.pt")
     torch.save([1, 2], tmp_path / "list.pt")
     refused("holds a list", tmp_path / "list.pt")
+
+
+def two_networks(path, ema, **more):
+    """A checkpoint of a generator and its moving average, in a file of one dictionary."""
+    state = {f"g.{name}": value for name, value in net(1).state_dict().items()}
+    state |= {f"g_ema.{name}": value for name, value in net(ema).state_dict().items()}
+    torch.save({"state_dict": state, **more} if more else state, path)
+    return path
+
+
+@pytest.mark.parametrize("more", [{}, {"epoch": 3}])
+def test_one_of_two_networks_of_one_architecture_is_chosen_by_its_prefix(tmp_path, more):
+    path = two_networks(tmp_path / "two.pt", 2, **more)
+    before = "state_dict." if more else ""
+    whole = {"key": "state_dict"} if more else {}
+    refused(f"2 networks of this architecture: choose by key='{before}g' or key='{before}g_ema'$", path, **whole)
+    u = torch.randn(5, 2)
+    for prefix, seed in (("g", 1), ("g_ema", 2), ("g_ema.", 2)):
+        model = from_module(net(0).eval(), 2, weights=path, key=before + prefix)
+        assert torch.equal(model.observed(u), net(seed)(u))
+    refused("has no 'state_dict.d'|has no 'd'", path, key=f"{before}d")
+
+
+def test_two_networks_with_the_same_weights_need_no_choice(tmp_path):
+    u = torch.randn(5, 2)
+    model = from_module(net(0).eval(), 2, weights=two_networks(tmp_path / "two.pt", 1))
+    assert torch.equal(model.observed(u), net(1)(u))
+
+
+def test_networks_of_other_shapes_beside_it_are_none_to_choose_from(tmp_path):
+    state = {f"g.{name}": value for name, value in net(1).state_dict().items()}
+    state |= {f"d.{name}": value for name, value in net(1, width=5).state_dict().items()}
+    torch.save(state, tmp_path / "other.pt")
+    u = torch.randn(5, 2)
+    assert torch.equal(from_module(net(0).eval(), 2, weights=tmp_path / "other.pt").observed(u), net(1)(u))
+
+
+class Labelled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.linear = nn.Embedding(10, 4), nn.Linear(6, 5)
+
+    def forward(self, z, label):
+        return self.linear(torch.cat([z, self.embedding(label)], -1))
+
+
+class ManyNoises(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 5)
+
+    def forward(self, z, noise):
+        return self.linear(z) + noise[0] + 2 * noise[1]
+
+
+def test_a_label_of_numpy_is_one_of_torch_and_one_that_is_no_integer_is_told_what_to_write():
+    network = Labelled().eval()
+    expected = from_module(network, 2, arguments={"label": torch.tensor(3)}).observed(torch.ones(4, 2))
+    found = from_module(network, 2, arguments={"label": np.array(3)}).observed(torch.ones(4, 2))
+    assert torch.equal(found, expected)
+    for label in (3.0, torch.tensor(3.0), np.array(3.0), np.int64(3), np.array([3]), [3]):
+        with pytest.raises(ModelError, match=r"arguments=\{'label': torch\.tensor\(3\)\}") as caught:
+            from_module(network, 2, arguments={"label": label})
+        assert "\n" not in str(caught.value)
+
+
+def test_an_argument_that_is_a_list_of_noises_is_fixed_or_has_an_input_for_each():
+    network = ManyNoises().eval()
+    fixed = [np.full(5, 0.5), torch.full((5,), 0.25)]
+    model = from_module(network, 2, arguments={"noise": fixed})
+    with torch.no_grad():
+        torch.testing.assert_close(model.observed(torch.ones(3, 2)), network.linear(torch.ones(3, 2)) + 1)
+    # its tensors are cast with the network
+    assert dgm.condition(model, torch.zeros(1), observe=lambda x: x[..., :1]).model.observed(
+        torch.ones(3, 2, dtype=torch.float64)
+    ).dtype == torch.float64  # fmt: skip
+    free = from_module(network, 2, inputs={"noise": [(5,), (5,)]})
+    u = torch.randn(3, 12)
+    latents = free.latents(u)
+    assert {name: tuple(value.shape) for name, value in latents.items()} == {
+        "z": (3, 2), "noise_0": (3, 5), "noise_1": (3, 5)
+    }  # fmt: skip
+    with torch.no_grad():
+        expected = network(latents["z"], [latents["noise_0"], latents["noise_1"]])
+        assert torch.equal(free.observed(u), expected)
 
 
 class Payload:

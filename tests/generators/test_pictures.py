@@ -4,10 +4,13 @@ import struct
 import zlib
 
 import pytest
+import torch
 from PIL import Image
 
+import dgm_infer as dgm
+import generators
 from dgm_infer.errors import ConfigError
-from generators.pictures import read_picture
+from generators.pictures import PixelScale, read_picture
 
 
 def png(width, height, *chunks):
@@ -48,3 +51,26 @@ def test_a_bad_picture_is_refused_in_one_line(name, tmp_path):
 def test_control_a_whole_picture_is_read(tmp_path):
     (tmp_path / "good.png").write_bytes(png(8, 8, (b"zTXt", b"k\0\0" + zlib.compress(b"text"))))
     assert read_picture(tmp_path / "good.png", colour=False).shape == (8, 8)
+
+
+@pytest.mark.parametrize(
+    ("output_range", "scale"),
+    [
+        (None, (0, 1)),
+        ((0, 1), (0, 1)),
+        ((-0.05, 1.05), (0, 1)),
+        ((-1, 1), (-1, 1)),
+        ((-1.02, 1.02), (-1, 1)),
+        ((0, 255), (0, 255)),
+        ((0, float("inf")), (0, 1)),
+    ],
+)
+def test_black_and_white_are_those_of_the_declared_range(output_range, scale):
+    model = generators.from_module(torch.nn.Linear(2, 3), 2, output_range=output_range)
+    for declared in (model, dgm.WithNoise(model, 0.1)):
+        found = PixelScale.of(declared)
+        assert found == scale
+        pixels = torch.tensor([0.0, 0.25, 1.0])
+        images = found.from_unit(pixels)
+        assert images.tolist() == [scale[0], scale[0] + 0.25 * (scale[1] - scale[0]), scale[1]]
+        assert torch.equal(found.to_unit(images), pixels)

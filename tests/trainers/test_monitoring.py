@@ -15,7 +15,8 @@ import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, ConfigError
 from tests.models import linear_vae
-from trainers import DigitsData, GANTraining, HeldOutEvidence, ImageGrids, IWAETraining, VAETraining
+from trainers import DigitsData, GANTraining, HeldOutEvidence, ImageGrids, IWAETraining, VAETraining, monitoring
+from trainers.data import Labelled
 from trainers.monitoring import grid, reconstructions, samples
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning", "ignore:.*LeafSpec:FutureWarning")
@@ -43,6 +44,39 @@ def fit(folder, module, callbacks, epochs=2, logger=True, data=None):
 def vae(seed=0):
     torch.manual_seed(seed)
     return VAETraining(generators.GaussianVAE(3, (8, 8), (16,), sd=0.3))
+
+
+class Signed(DigitsData):
+    """The digits with pixels from -1 to 1."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        images, labels = super().on_after_batch_transfer(batch, dataloader_idx)
+        return Labelled(2 * images - 1, labels)
+
+
+def signed_gan():
+    torch.manual_seed(0)
+    generator = generators.GAN(4, (8, 8), hidden=[16], channels=None, output_range=(-1, 1))
+    return GANTraining(generator, generators.Critic((8, 8), hidden=[16], channels=None))
+
+
+def test_grids_of_a_generator_from_minus_one_to_one_are_black_where_it_is(tmp_path):
+    module = signed_gan()
+    fit(tmp_path, module, [ImageGrids(n=4, every_n_epochs=1)], epochs=1, data=Signed(batch_size=700))
+    with torch.random.fork_rng():
+        torch.manual_seed(monitoring._SEED)
+        images = samples(module.generator, 4, torch.device("cpu"))
+    assert images.min() < -0.01
+    with Image.open(tmp_path / "images" / "samples_0001.png") as picture:
+        shown = torch.tensor(picture.convert("L").getdata()).reshape(70, 70)
+    # every pixel is a square of four
+    expected = 255 * (images[0].detach() + 1) / 2
+    torch.testing.assert_close(shown[2:34:4, 2:34:4].float(), expected, rtol=0, atol=1)
+
+
+def test_data_on_another_scale_than_the_generators_are_refused_at_the_first_batch(tmp_path):
+    with pytest.raises(ArgumentError, match=r"GAN makes pixels from -1 to 1, those of the data are in \[0, 1\]: set"):
+        fit(tmp_path, signed_gan(), [], epochs=1, logger=False)
 
 
 def test_grids_are_pictures_in_the_run_folder_and_on_the_board(tmp_path):

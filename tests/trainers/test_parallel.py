@@ -81,6 +81,79 @@ def test_two_processes_share_the_images_and_end_with_the_same_weights(kind, tmp_
     assert mine.tolist() == one["weights"][: len(mine)]
 
 
+# Trains with draws that depend on the image or the step alone, so that a batch and its two halves have the same.
+EQUAL = """
+import sys, warnings
+warnings.simplefilter("ignore")
+import torch
+from lightning.pytorch import Trainer
+from torch.distributions import Normal
+import generators
+from trainers import DigitsData, GANTraining, IWAETraining, VAETraining
+from trainers.data import Labelled
+
+devices, *batches = map(int, sys.argv[1:])
+
+def draws(self, shape=torch.Size()):
+    loc = self.loc.detach().expand(self._extended_shape(shape))
+    return self.loc + self.scale * 1.4 * (37 * loc + torch.arange(len(loc)).view(-1, *[1] * (loc.ndim - 1))).sin()
+
+Normal.rsample = draws
+
+class InOrder(DigitsData):
+    '''The images of a batch as they come, every second one for each of two processes.'''
+
+    def train_dataloader(self):
+        rank, n = self.trainer.global_rank, self.trainer.world_size
+        return self._loader(Labelled(*(part[rank::n] for part in self.split.training)))
+
+class Latents(GANTraining):
+    calls = 0
+    def sample(self, n, model, rng=None):
+        self.calls += 1
+        whole = torch.randn(200, 4, generator=torch.Generator().manual_seed(self.calls), dtype=torch.float64)
+        own = whole[self.global_rank :: self.trainer.world_size][:n]
+        return model(own).unflatten(-1, model.output_shape)
+
+quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "limit_val_batches": 0}
+split = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto", "use_distributed_sampler": False}
+length = {"max_epochs": 2, "limit_train_batches": 7, "enable_checkpointing": False}
+for batch in batches:
+    torch.manual_seed(0)
+    # batch statistics would be those of each process
+    gan = generators.GAN(4, (8, 8), channels=(8, 4), normalisation="none")
+    modules = {
+        "vae": VAETraining(generators.GaussianVAE(4, (8, 8), (16,))),
+        "iwae": IWAETraining(generators.IWAE(4, (8, 8), (16,)), samples=5),
+        "gan": Latents(gan, generators.Critic((8, 8), channels=(4, 8)), gradient_penalty=0.5, critic_steps=2),
+    }
+    found = {}
+    for kind, module in modules.items():
+        trainer = Trainer(accelerator="cpu", precision="64-true", **split, **length, **quiet)
+        trainer.fit(module, datamodule=InOrder(batch, binarise="static" if kind == "iwae" else None))
+        weights = torch.cat([p.detach().flatten() for p in module.parameters()])
+        found[kind] = weights, dict(trainer.callback_metrics)
+    if trainer.is_global_zero:
+        torch.save(found, f"{devices}_{batch}.pt")
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_with_half_a_batch_each_train_as_one_with_all_of_it(tmp_path):
+    (tmp_path / "train.py").write_text(EQUAL)
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    for sizes in (["1", "200", "100"], ["2", "100"]):
+        command = [sys.executable, "train.py", *sizes]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, timeout=120, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    one, two, half = (torch.load(tmp_path / f"{name}.pt") for name in ("1_200", "2_100", "1_100"))
+    for kind, (weights, metrics) in one.items():
+        torch.testing.assert_close(two[kind][0], weights, rtol=0, atol=1e-9)
+        torch.testing.assert_close(two[kind][1], metrics)
+        # control: as many steps on half of every batch
+        assert (half[kind][0] - weights).abs().max() > 1e-3
+
+
 @pytest.mark.parametrize("kind", ["vae", "iwae"])
 @pytest.mark.slow
 def test_sixteen_bits_train_to_a_bound_like_that_of_thirty_two(kind, tmp_path):

@@ -11,8 +11,8 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 
 import dgm_infer as dgm
+from dgm_infer.autodiff import compilation
 from dgm_infer.autodiff.compilation import Compiler
-from dgm_infer.conditioning import compilation
 from dgm_infer.conditioning.projection import project
 from tests.models import Bent, BentPairs, Network, Stretched, Walk
 from tests.oracles import FLOAT, Circle, Ellipse, Wave

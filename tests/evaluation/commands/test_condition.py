@@ -15,10 +15,12 @@ from sklearn.neighbors import KNeighborsClassifier
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ConfigError, ObservationError
+from evaluation.commands import condition
 from evaluation.commands.condition import condition_images
 from evaluation.commands.inputs import read_factor, read_images, read_mask
 from evaluation.reports.mixing import describe, modes, parse_label
 from generators.checkpoints import PRETRAINED
+from generators.pictures import PixelScale
 from tests.dgm_infer.sampling.two_sides import fibre as two_sides
 from tests.kernels import Wanderer
 from trainers import DigitsData
@@ -144,6 +146,66 @@ def test_bytes_are_scaled_as_in_pictures_and_one_image_needs_no_batch(tmp_path):
     images = read_images(str(tmp_path / "bytes.npy"), 1, (8, 8))
     assert images.shape == (1, 8, 8)
     torch.testing.assert_close(images, torch.full_like(images, 0.2))
+
+
+def test_pictures_bytes_and_data_sets_are_mapped_to_the_scale_of_the_generator(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 6), dtype=np.uint8)
+    expected = 2 * (torch.tensor(pixels).unsqueeze(0) / 255) - 1
+    scale = PixelScale(-1, 1)
+    Image.fromarray(pixels).save(tmp_path / "grey.png")
+    np.save(tmp_path / "bytes.npy", pixels)
+    np.save(tmp_path / "own.npy", expected.numpy())
+    for name in ("grey.png", "bytes.npy", "own.npy"):
+        torch.testing.assert_close(read_images(str(tmp_path / name), 1, (8, 6), scale), expected)
+    held_out = DigitsData().held_out(3)
+    torch.testing.assert_close(read_images(DigitsData(), 3, (8, 8), scale), 2 * held_out - 1)
+    np.save(tmp_path / "unit.npy", expected.numpy() / 2 + 0.5)
+    with pytest.warns(UserWarning, match=r"values in \[0, 1\], taken as they are.* -1 and 1: save -1 \+ 2 \* images"):
+        read_images(str(tmp_path / "unit.npy"), 1, (8, 6), scale)
+
+
+def test_a_folder_is_read_by_the_names_of_its_pictures(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (3, 8, 6), dtype=np.uint8)
+    for i in (2, 0, 1):
+        Image.fromarray(pixels[i]).save(tmp_path / f"{i}.png")
+    (tmp_path / "notes.txt").write_text("no picture")
+    assert torch.equal(read_images(str(tmp_path), 2, (8, 6)), torch.tensor(pixels[:2]) / 255)
+    with pytest.raises(ConfigError, match=r"the folder .* holds 3 pictures .*n_images = 4"):
+        read_images(str(tmp_path), 4, (8, 6))
+
+
+@pytest.mark.parametrize("observe", ["grid_4", "downsample_4"])
+def test_a_picture_is_completed_on_the_scale_of_the_generator_and_shown_as_a_picture(observe, tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    model = generators.GAN(8, (8, 8), hidden=[16], channels=None, output_range=(-1, 1)).eval()
+    with torch.no_grad():
+        own = model.observed(torch.randn(8)).reshape(8, 8)
+    pixels = (255 * (own + 1) / 2).round().to(torch.uint8)
+    Image.fromarray(pixels.numpy()).save(tmp_path / "own.png")
+    shown = {}
+    for name in ("completions", "thumbnails"):
+        monkeypatch.setattr(
+            condition, name, lambda path, originals, what, outputs: shown.update(x=originals, y=outputs)
+        )
+    options = {"chains": 2, "warmup": 0, "draws": 3, "seed": 1, "output": str(tmp_path)} | QUICK
+    folder = condition_images("own", model, str(tmp_path / "own.png"), observe, 1, **options)
+    inputs = dgm.Draws.load(folder / "posterior.nc").inputs.float()
+    operator = dgm.downsample(4) if observe == "downsample_4" else lambda x: x[..., 2::4, 2::4]
+    with torch.no_grad():
+        made = operator(model(inputs).unflatten(-1, (8, 8)))
+    torch.testing.assert_close(made, operator(2 * (pixels / 255) - 1).expand_as(made), rtol=0, atol=1e-4)
+    torch.testing.assert_close(shown["x"], pixels.unsqueeze(0) / 255)
+    torch.testing.assert_close(operator(shown["y"]).float(), operator(pixels / 255).expand_as(made), rtol=0, atol=1e-4)
+
+
+def test_black_that_a_generator_never_reaches_is_told_the_option_that_helps(tmp_path):
+    model = generators.GAN(8, (8, 8), hidden=[16], channels=None, output_range=(-1, 1)).eval()
+    Image.new("L", (8, 8)).save(tmp_path / "black.png")
+    options = {"chains": 2, "warmup": 0, "draws": 3, "seed": 1, "output": str(tmp_path)} | QUICK
+    with pytest.raises(ObservationError, match=r"of -1 to -1, are on or beyond the edge") as caught:
+        condition_images("black", model, str(tmp_path / "black.png"), "grid_4", 1, **options)
+    assert caught.value.__notes__ == ["as an option: --noise SD"]
+    condition_images("black", model, str(tmp_path / "black.png"), "grid_4", 1, noise=0.5, **options)
 
 
 def test_a_file_that_is_no_picture_is_named(tmp_path):

@@ -274,6 +274,38 @@ def test_a_mistake_raises_and_leaves_nothing_behind(extra, error, words, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+STOPPING = "lightning.pytorch.callbacks.EarlyStopping"
+
+
+def stopping_at(monitor, *callbacks):
+    """A configuration that monitors a metric, beside other callbacks."""
+    named = [{"class_path": STOPPING, "init_args": {"monitor": monitor}}, *callbacks]
+    Path("own.yaml").write_text(yaml.safe_dump({"trainer": {"callbacks": named}}))
+    return [*SHORT, "--config", "own.yaml"]
+
+
+def test_a_metric_that_nobody_logs_is_named_before_the_work(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    steps = []
+    monkeypatch.setattr(VAETraining, "training_step", lambda *_: steps.append(0))
+    words = (
+        r"EarlyStopping: monitor=val_elbo is not logged; did you mean 'val/elbo'\? \(there are train/elbo, val/elbo\)"
+    )
+    with pytest.raises(ConfigError, match=words):
+        train(stopping_at("val_elbo"))
+    with pytest.raises(ConfigError, match=r"val_loss is not logged.*held_out/iwae\)"):
+        train(stopping_at("val_loss", {"class_path": "trainers.HeldOutEvidence"}))
+    assert not steps
+    assert not list(tmp_path.glob("runs/*/*"))
+
+
+def test_a_metric_that_a_callback_of_ones_own_does_not_log_is_one_line_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"conditioned on metric `val_loss`.*`val/elbo`") as caught:
+        train(stopping_at("val_loss", {"class_path": f"{__name__}._Stops"}))
+    assert "\n" not in str(caught.value)
+
+
 def test_what_the_trainer_refuses_of_a_gan_is_one_line(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     config = ["--config", str(CONFIG.parent / "digits_gan.yaml"), "--trainer.enable_progress_bar", "false"]

@@ -1,0 +1,88 @@
+"""Copies of users' modules, which conditioning casts and freezes."""
+
+import copy
+from collections.abc import Iterator
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import ModelError, cause
+
+__all__ = ["copied", "evaluation_copy"]
+
+Module = TypeVar("Module", bound=nn.Module)
+
+
+def copied(module: Module) -> Module:
+    """A copy of a module, which stays as it is.
+
+    ``copy.deepcopy`` refuses two kinds of attributes. Tensors computed from others, such as the weight that hooks of
+    ``spectral_norm`` and ``weight_norm`` compute at every call, or a cached output, are copied without their history.
+    What cannot be copied, such as a lock, an open file or a generator, is shared with the module.
+
+    Raises:
+        ModelError: the module cannot be copied.
+    """
+    # deepcopy takes what it finds there, by identity, for copies
+    memo: dict[int, Any] = {
+        id(tensor): tensor.detach().clone() for value in _attributes(module) for tensor in _computed(value)
+    }
+    try:
+        try:
+            other = copy.deepcopy(module, dict(memo))
+        except TypeError:
+            # functions last: a method is copied with its object
+            for value in sorted(_attributes(module), key=callable):
+                if not _copies(value, memo):
+                    memo[id(value)] = value
+            other = copy.deepcopy(module, memo)
+    except (RuntimeError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"{type(module).__name__} cannot be copied ({cause(error)}): store what is not a part of the network "
+            "outside of it"
+        ) from error
+    # TorchScript copies parameters with a history
+    for mine, parameter in zip(module.parameters(), other.parameters(), strict=True):
+        if not parameter.is_leaf:
+            parameter.detach_().requires_grad_(mine.requires_grad)
+    return other
+
+
+def evaluation_copy(module: Module) -> Module:
+    """A copy in evaluation mode whose parameters need no gradients.
+
+    Raises:
+        ModelError: the module cannot be copied.
+    """
+    other = copied(module).eval()
+    # one by one, as TorchScript has no requires_grad_() of modules
+    for parameter in other.parameters():
+        parameter.requires_grad_(False)
+    return other
+
+
+def _attributes(module: nn.Module) -> Iterator[Any]:
+    """What is stored in a module and its parts besides modules, parameters and buffers."""
+    for part in module.modules():
+        if not isinstance(part, torch.jit.ScriptModule):
+            yield from (value for name, value in vars(part).items() if name not in nn.Module().__dict__)
+
+
+def _computed(value: Any) -> Iterator[Tensor]:
+    """The tensors with a history in a value, or in the containers that it consists of."""
+    if isinstance(value, Tensor) and not value.is_leaf:
+        yield value
+    elif isinstance(value, dict):
+        yield from _computed(list(value.values()))
+    elif isinstance(value, list | tuple | set):
+        for part in value:
+            yield from _computed(part)
+
+
+def _copies(value: Any, memo: dict[int, Any]) -> bool:
+    try:
+        copy.deepcopy(value, dict(memo))
+    except TypeError:
+        return False
+    return True

@@ -1,0 +1,185 @@
+"""Transitions captured as programs, and compiled, make the draws that kernels make."""
+
+import dataclasses
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.autodiff.loops import repeat
+from dgm_infer.autodiff.programs import Program
+from dgm_infer.autodiff.pytrees import flatten, unflatten
+from dgm_infer.autodiff.randomness import normal
+from dgm_infer.errors import ModelError
+from dgm_infer.kernels.jumps import Jumps
+from dgm_infer.kernels.metrics import DenseMetric, DiagonalMetric
+from dgm_infer.sampling.execution import Execution
+from tests.oracles import FLOAT, assert_agrees, linear_gaussian
+
+
+def rng(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def quartic(batch=()):
+    return dgm.Target(lambda x: (x.square() + 0.1 * x**4).sum(-1), 3, batch)
+
+
+def stepped(target, kernel, chains=4, seed=1):
+    state = kernel.init(target, torch.randn(chains, *target.batch_shape, target.dim, generator=rng(3), dtype=FLOAT))
+    program = Program(lambda given, source: given[0].step(target, given[1], source), (kernel, state))
+    return program, kernel, state
+
+
+METRICS = {
+    "identity": "identity",
+    "diagonal": DiagonalMetric(torch.tensor([[0.5, 1.0, 2.0], [1.0, 1.0, 0.3]], dtype=FLOAT)),
+    "dense": DenseMetric(torch.tensor([[[1.0, 0, 0], [0.5, 0.8, 0], [0, 0.2, 0.6]]] * 2, dtype=FLOAT)),
+}
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_a_program_takes_the_steps_of_its_kernel(metric):
+    target = quartic((2,))
+    kernel = dgm.HMC(
+        step_size=torch.tensor([0.3, 0.2], dtype=FLOAT),
+        trajectory_length=torch.tensor([1.0, 1.5], dtype=FLOAT),
+        metric=METRICS[metric],
+    )
+    program, kernel, state = stepped(target, kernel)
+    for seed in range(3):
+        # the numbers of a program are drawn at once, those of a step one after the other: those of the program are used
+        numbers = iter(program._numbers(rng(seed)))
+
+        class Given:
+            def take(self, drawn, numbers=numbers):
+                return next(numbers)
+
+        expected, info = kernel.step(target, state, Given())  # type: ignore[arg-type]
+        found, told = program((kernel, state), rng(seed))
+        torch.testing.assert_close(found.position, expected.position)
+        torch.testing.assert_close(found.energy, expected.energy)
+        torch.testing.assert_close(told.acceptance_rate, info.acceptance_rate)
+        assert torch.equal(told.stats["n_steps"], info.stats["n_steps"])
+        assert len(set(told.stats["n_steps"].flatten().tolist())) > 1 or metric != "identity"
+        state = expected
+
+
+def test_other_values_of_the_same_form_need_no_new_program():
+    target = quartic()
+    program, kernel, state = stepped(target, dgm.HMC(step_size=torch.tensor(0.3, dtype=FLOAT), n_steps=3))
+    longer = kernel.replace(step_size=torch.tensor(1e-6, dtype=FLOAT))
+    found, _ = program((longer, state), rng())
+    assert (found.position - state.position).abs().max() < 1e-4
+    found, _ = program((kernel, state), rng())
+    assert (found.position - state.position).abs().max() > 1e-2
+
+
+def test_loops_of_a_program_are_loops():
+    def function(given, source):
+        x, n = given
+        noise = normal(x.shape, x, source)
+        return repeat(n, lambda k, c, const: (0.5 * c[0] + const[0] + k,), (x,), (noise,))
+
+    x = torch.ones(3, dtype=FLOAT)
+    program = Program(function, (x, torch.tensor(2)))
+    calls = sum(node.op == "call_function" for node in program._module.graph.nodes)
+    for n in (0, 1, 7):
+        (found,) = program((x, torch.tensor(n)), rng(1))
+        noise, expected = torch.randn(3, generator=rng(1), dtype=FLOAT), x
+        for k in range(n):
+            expected = 0.5 * expected + noise + k
+        torch.testing.assert_close(found, expected)
+    assert calls < 12
+
+
+def test_a_decision_by_values_cannot_be_captured():
+    with pytest.raises(ModelError, match="one graph"):
+        Program(lambda given, source: given if bool((given > 0).all()) else -given, torch.ones(2, dtype=FLOAT))
+
+
+def test_trees_are_rebuilt_as_they_were():
+    kernel = dgm.HMC(step_size=torch.tensor(0.1), metric=METRICS["dense"])
+    tensors, form = flatten((kernel, {"a": torch.ones(2), "b": (torch.zeros(1), 3, None)}))
+    again, rest = unflatten(tensors, form)
+    assert again == kernel
+    assert dataclasses.fields(again) == dataclasses.fields(kernel)
+    assert rest["b"][1:] == (3, None)
+    assert hash(form) == hash(flatten((kernel, rest))[1])
+
+
+@pytest.mark.parametrize("transitions", [50, 10**7])
+def test_a_kernel_is_compiled_where_that_saves_time(transitions, monkeypatch):
+    made = []
+    monkeypatch.setattr(Program, "compile", lambda self: made.append(self))
+    target, kernel = quartic(), dgm.HMC(step_size=torch.tensor(0.3, dtype=FLOAT), n_steps=5)
+    execution, state = Execution(target, transitions), kernel.init(target, torch.zeros(4, 3, dtype=FLOAT))
+    for _ in range(12):
+        state, _ = execution.step(kernel, state, rng(), lasting=True)
+    assert bool(made) is (transitions == 10**7)
+
+
+def test_what_cannot_be_captured_is_sampled_as_it_is_and_refused_if_asked_to_compile():
+    target = dgm.Target(lambda x: x.square().sum(-1) * (1.0 if float(x.detach().sum()) < 1e9 else 2.0), 2)
+    draws = dgm.sample(target, dgm.HMC(), warmup=10, draws=10, seed=1, progress=False)
+    assert draws.inputs.isfinite().all()
+    with pytest.raises(ModelError, match="captured"):
+        dgm.sample(target, dgm.HMC(compile=True), warmup=10, draws=10, seed=1, progress=False)
+    with pytest.raises(dgm.ArgumentError, match="compile"):
+        dgm.HMC(compile="yes")  # type: ignore[arg-type]
+    with pytest.raises(dgm.ArgumentError, match="trees are not compiled"):
+        dgm.LiftedHMC(trajectory="nuts", compile=True)
+
+
+@pytest.mark.slow
+def test_compiled_code_is_right_at_every_number_of_steps():
+    target = quartic((2,))
+    kernel = dgm.HMC(step_size=torch.tensor([0.3, 0.2], dtype=FLOAT), trajectory_length=torch.tensor(0.3, dtype=FLOAT))
+    program, kernel, state = stepped(target, kernel)
+    program.compile()
+    seen = set()
+    for seed in range(60):
+        numbers = program._numbers(rng(seed))
+        scaled = kernel.replace(trajectory_length=torch.tensor(0.1 + 0.03 * seed, dtype=FLOAT))
+        inputs = [*program._constants, *flatten((scaled, state))[0], *numbers]
+        found, expected = program._run(*inputs), program._module(*inputs)
+        for own, other in zip(found, expected, strict=True):
+            torch.testing.assert_close(own, other)
+        (state, info) = unflatten(expected, program._result)
+        seen |= set(info.stats["n_steps"].flatten().tolist())
+    assert {1, 2, 3} < seen
+
+
+@pytest.mark.slow
+def test_compiled_draws_follow_the_law_with_jumps_and_without():
+    oracle = linear_gaussian(problems=(2,))
+    draws = dgm.sample(
+        oracle.problem, dgm.LiftedHMC(compile=True), chains=50, warmup=80, draws=70, thin=2, seed=1, progress=False
+    )
+    assert draws.inputs.shape[1] == 70
+    assert_agrees(oracle, draws)
+    assert draws.stats["constraint_error"].max() < 1e-8
+
+
+@pytest.mark.slow
+def test_code_is_kept_between_processes_and_two_modes_keep_their_weights(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+
+    def energy(x):
+        return -torch.logaddexp(-0.5 * (x - 4).square().sum(-1), 1.0986 - 0.5 * (x + 4).square().sum(-1))
+
+    target = dgm.Target(energy, 2)
+    centres = torch.tensor([[4.0, 4.0], [-4.0, -4.0]], dtype=FLOAT)
+    jumps = Jumps(centres, torch.eye(2, dtype=FLOAT).expand(2, 2, 2), torch.full((2,), -0.7, dtype=FLOAT))
+    kernel = dgm.ModeJumps(dgm.HMC(step_size=0.5, n_steps=(2, 5), compile=True), jumps)
+    start = torch.zeros(64, 2, dtype=FLOAT)
+    settings = {"chains": 64, "warmup": 20, "draws": 300, "initial": start, "progress": False}
+    draws = dgm.sample(target, kernel, seed=1, **settings)
+    share = (draws.inputs[..., 0] < 0).double().mean(1)
+    assert abs(share.mean() - 0.75) < 5 * share.std() / 8
+    made = list((tmp_path / "dgm_infer").glob("*.pt2"))
+    assert len(made) == 1
+    stamp = made[0].stat().st_mtime_ns
+    again = dgm.sample(target, kernel, seed=1, **settings)
+    assert torch.equal(again.inputs, draws.inputs)
+    assert next(iter((tmp_path / "dgm_infer").glob("*.pt2"))).stat().st_mtime_ns == stamp
