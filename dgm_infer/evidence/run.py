@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..arguments import allocatable, finite, flag, random_seed, whole_number
 from ..bases.density import Whitened
+from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, EvidenceError
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..progress import Progress
@@ -363,7 +364,7 @@ class _Run:
         # of a run that was cut short that has been said
         lines = () if outcome.interrupted else doubts(outcome.diagnostics, std_error, status, self.chains)
         for doubt in lines:
-            warnings.warn(f"{name}: {doubt}", stacklevel=4)
+            warnings.warn(f"{name}: {doubt}", DiagnosisWarning, stacklevel=4)
         diagnostics: dict[str, Any] = {
             **outcome.diagnostics,
             "gradient_evaluations": self.evaluations,

@@ -140,7 +140,6 @@ def test_thinned_runs_keep_every_second_draw_and_use_all(method):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*no chain went from the base")
 def test_a_base_refined_by_a_pilot_makes_better_estimates():
     means = torch.tensor([[4.0] * 10], dtype=FLOAT)
     covariance = 0.05 * torch.eye(10, dtype=FLOAT)[None]
@@ -178,7 +177,6 @@ def test_trajectories_that_end_where_they_turn_temper_too():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*no chain went from the base")
 def test_control_trees_weighed_without_the_kinetic_energy_are_noticed(monkeypatch):
     monkeypatch.setattr(PhasePoint, "hamiltonian", property(lambda self: self.energy))
     assert standard_errors_off(known_gaussian(10, (3,)), TREES.replace(draws=50, warmup=30))[0] > 5
