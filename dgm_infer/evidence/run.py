@@ -50,7 +50,7 @@ def log_evidence(
     chunk: int | None = None,
     keep_draws: bool = True,
     coverage: bool = True,
-    refine: bool = False,
+    refine: bool | None = None,
     progress: bool = True,
 ) -> Evidence:
     """Estimate ``log Z``, with ``Z`` the integral of ``exp(-energy(x))``, for every problem of a batch.
@@ -79,9 +79,11 @@ def log_evidence(
             diagnostics ``unseen_modes`` and ``unseen_shift``. Where it ends in several modes, a short parallel
             tempering, for at most a quarter of the run's gradients, says whether they are visited too rarely:
             diagnostic ``rare_shift``, treated alike. A search that finds nothing proves nothing.
-        refine: whether modes that the check finds unseen are added to the base, whose share in the new one is a half,
-            and the run is repeated from there, up to three times (math 6.17): diagnostics ``refinements`` (how often,
-            per problem) and ``added_modes``. Of the earlier runs only their gradients are left.
+        refine: whether problems whose draws contradict the base run again from a better one, up to three times (math
+            6.17): where no chain went from the base to the target and back, the base takes the moments of the draws;
+            unseen modes join it, with a share of a half. None for True without a ``method``, and else False.
+            Diagnostics ``refinements`` (how often, per problem) and ``added_modes``. Of the earlier runs only their
+            gradients are left.
         progress: show a bar with the running estimate on the standard error stream.
 
     Returns:
@@ -94,7 +96,7 @@ def log_evidence(
         EvidenceError: all weights of a problem are zero, or the method has no weights for this target.
         KeyboardInterrupt: interrupted before there was any estimate.
     """
-    looks, refine = flag("log_evidence", "coverage", coverage), flag("log_evidence", "refine", refine)
+    looks = flag("log_evidence", "coverage", coverage)
     run = _Run(target, base, method, chains, seed, chunk, keep_draws, progress, "log_evidence")
     groups = whole_number("log_evidence", "groups", groups, 1)
     if groups > 1 and (run.chains % groups or run.chains < 2 * groups):
@@ -102,6 +104,7 @@ def log_evidence(
             f"log_evidence(groups={groups}): must divide chains={run.chains} into groups of two or more chains"
         )
     looks &= run.method.status in ("unbiased", "consistent")
+    refine = looks and method is None if refine is None else flag("log_evidence", "refine", refine)
     if refine and not looks:
         raise ArgumentError(
             "log_evidence(refine=True): modes are looked for by coverage=True, of a method that is not a bound"
