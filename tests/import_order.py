@@ -149,6 +149,8 @@ ORDER = {
         "coverage",
         "doubts",
         "result",
+        "comparison",
+        "start",
         "plan",
         "resampling",
         "importance",

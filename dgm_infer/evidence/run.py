@@ -26,6 +26,7 @@ from .method import EstimateStatus, Method, Outcome, check_method
 from .path import AnnealedPath
 from .remedy import covered, until_seen
 from .result import Evidence
+from .start import started
 from .tempering.gibbs import GibbsTempering
 from .tempering.parallel import ParallelTempering
 
@@ -41,7 +42,7 @@ _OWN_BYTES = 2**15
 
 def log_evidence(
     target,
-    base: Whitened,
+    base: Whitened | None = None,
     method: Method | None = None,
     *,
     chains: int = 16,
@@ -58,9 +59,11 @@ def log_evidence(
     Args:
         target: a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``. If it has
             ``take(problems)``, which returns the target of the problems with these flat indices, a large batch is
-            evaluated in chunks.
+            evaluated in chunks. A fibre with additive normal noise stands for its posterior, and ``(model, images)``,
+            with a decoder and a prior, for the :class:`LatentPosterior` of the images.
         base: normalised density to start from (a Gaussian, a Mixture, a Flow or one's own), with the target's batch
-            shape; its dtype is that of all positions.
+            shape; its dtype is that of all positions. None for the encoder's posterior if there is an encoder, else
+            Laplace's approximation, else a fit of the evidence lower bound, as one line says.
         method: an evidence method; None for :class:`ParallelTempering` if the target is one problem in which searches
             from widely spread starts end in several minima, :class:`GibbsTempering` otherwise.
         chains: independent chains per problem (runs of :class:`SMC`); a single one has no standard error.
@@ -93,11 +96,15 @@ def log_evidence(
 
     Raises:
         ArgumentError: an argument is outside its range, or base and target do not fit.
-        EvidenceError: all weights of a problem are zero, or the method has no weights for this target.
+        ModelError, ObservationError: of ``(model, images)``, the model has no decoder, or the images do not fit it.
+        EvidenceError: no base can be fitted, all weights of a problem are zero, or the method has no weights for this
+            target.
         KeyboardInterrupt: interrupted before there was any estimate.
     """
     looks = flag("log_evidence", "coverage", coverage)
+    target, base, said = started("log_evidence", target, base)
     run = _Run(target, base, method, chains, seed, chunk, keep_draws, progress, "log_evidence")
+    run.said = said
     groups = whole_number("log_evidence", "groups", groups, 1)
     if groups > 1 and (run.chains % groups or run.chains < 2 * groups):
         raise ArgumentError(
@@ -286,6 +293,7 @@ class _Run:
         self.evaluations = 0
         self.seconds = 0.0
         self.estimated, self.interrupted = n, False
+        self.said: str | None = None
 
     def _probe(self, name: str) -> None:
         """Name an energy that is faulty at draws of the base; the run's random numbers are left."""
@@ -306,6 +314,8 @@ class _Run:
     def outcomes(self, work: Callable[[AnnealedPath, slice | None], list[Outcome]]) -> list[Outcome]:
         """Run ``work`` on every chunk and join each of its outcomes over the chunks."""
         self.bar = Progress(self.progress, _mean_log_z)
+        if self.said is not None:
+            self.bar.note(self.said)
         started = time.perf_counter()
         done = []
         try:
