@@ -101,7 +101,7 @@ def doubts(
         yield finding(
             "misleading",
             f"no chain went from the base to the target and back{of_problems(none)}",
-            "log Z and std_error are unreliable; use refine=True, a base nearer the target, or more temperatures and draws",
+            "log Z and std_error are unreliable; use refine=True, a base nearer the target, or more draws",
             none,
         )
     acceptance = diagnostics.get("acceptance")

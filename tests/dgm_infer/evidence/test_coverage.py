@@ -8,7 +8,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.bases.modes import spread_out
-from dgm_infer.evidence import coverage
+from dgm_infer.evidence import coverage as searches
 from dgm_infer.evidence.coverage import Components, Unseen, widened
 from dgm_infer.evidence.remedy import base_with
 from tests.known_evidence import MixtureTarget, known_bimodal, known_gaussian
@@ -114,7 +114,7 @@ def test_control_searches_from_the_base_alone_miss_it_in_some_runs(monkeypatch):
             return [int(run.diagnostics["unseen_modes"]) for run in runs]
 
     assert named() == [1] * 6
-    monkeypatch.setattr(coverage, "_starts", lambda path, n, rng: spread_out(path.normal(n, rng)))
+    monkeypatch.setattr(searches, "_starts", lambda path, n, rng: spread_out(path.normal(n, rng)))
     assert 0 in named()
 
 
