@@ -20,9 +20,11 @@ __all__ = [
 
 
 _LEAST_OVERLAP = 0.01
-# Share of effective weights from which on their own variance shows the error of their mean; and how many times wider
-# than the largest quarter the upper half of log weights may be, before the quarter is a group of its own.
-_FEW, _WIDER = 0.7, 3.0
+# Effective weights from which on their own variance shows the error of their mean: a share of them, and three more, as
+# few weights look more effective than they are.
+_SHARE, _MORE = 0.5, 3
+# How many times wider than the largest quarter the upper half of log weights may be: beyond, the quarter is a group.
+_WIDER = 3.0
 
 
 class Estimate(NamedTuple):
@@ -44,7 +46,7 @@ def log_mean(log_weights: Tensor) -> Estimate:
     """Log of the mean of N independent weights, ``[N, *batch]``.
 
     With ``v = var(w)/(N mean(w)^2)``, which is ``(N/ESS - 1)/(N - 1)``, the bias of the logarithm is ``-v/2`` and its
-    standard error ``sqrt(v)``. Where fewer than 0.7 of the weights are effective, those that would count most may be
+    standard error ``sqrt(v)``. Where fewer than ``N/2 + 3`` weights are effective, those that would count most may be
     missing: v is then at least ``(s^2 + s^4)/N`` with s the standard deviation of normal log weights whose upper half
     spreads as that of these, for four weights or more. As ``log_z`` keeps its bias, the squared error is ``v + v^2/4``
     (math 7.7).
@@ -56,7 +58,7 @@ def log_mean(log_weights: Tensor) -> Estimate:
         variance = torch.full_like(variance, math.nan)
     variance = torch.where(log_z.isneginf(), math.inf, variance)
     spread = _upper_spread(log_weights).square()
-    tail = torch.where(ess < _FEW * n, (spread + spread.square()) / n, 0.0)
+    tail = torch.where(ess < _SHARE * n + _MORE, (spread + spread.square()) / n, 0.0)
     total = variance.maximum(tail)
     return Estimate(log_z, (total + 0.25 * total.square()).sqrt(), -0.5 * variance)
 

@@ -72,10 +72,8 @@ def log_evidence(
             ``between_groups`` is the sd between groups beyond that of their chains.
         seed: seed of all randomness; None draws one and records it in ``Evidence.seed``.
         chunk: problems at a time; None for as many as fit 1 GiB, and for parallel tempering on a CPU a few thousand
-            replicas. The last chunk may be smaller. On a CPU, chunks of a few thousand chains, whose activations stay
-            in its caches, can run 1.5 times faster.
-        keep_draws: whether the result holds the weighted draws, which for many chains and problems take most of the
-            memory; ``thin`` saves memory too.
+            replicas. On a CPU, chunks of a few thousand chains stay in its caches and can run 1.5 times faster.
+        keep_draws: whether the result holds the weighted draws, most of its memory; ``thin`` saves memory too.
         coverage: whether to look for modes that no draw has visited, by minimisations from widely spread starts for at
             most a tenth of the run's gradients (math 6.15); bounds are not checked. A mode whose Laplace mass would
             move log Z by more than a standard error is a warning, and its shift is added to ``std_error`` in squares:
@@ -85,8 +83,7 @@ def log_evidence(
         refine: whether problems whose draws contradict the base run again from a better one, up to three times (math
             6.17): where no chain went from the base to the target and back, the base takes the moments of the draws;
             unseen modes join it, with a share of a half. None for True without a ``method``, and else False.
-            Diagnostics ``refinements`` (how often, per problem) and ``added_modes``. Of the earlier runs only their
-            gradients are left.
+            Diagnostics ``refinements`` (how often, per problem) and ``added_modes``.
         progress: show a bar with the running estimate on the standard error stream.
 
     Returns:

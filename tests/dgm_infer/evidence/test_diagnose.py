@@ -78,7 +78,7 @@ SECOND: dict[str, tuple[dict[str, Any], str, str]] = {
     "no round trip": (
         {"round_trips": torch.tensor([3, 0]), "base_moments_agree": torch.tensor([True, False])},
         "misleading",
-        "no chain went from the base to the target and back of problem 1, and at the base they are not as draws of it",
+        "no chain went from the base to the target and back of problem 1",
     ),
     "base moments": (
         {"round_trips": torch.tensor([3, 1]), "base_moments_agree": torch.tensor([True, False])},

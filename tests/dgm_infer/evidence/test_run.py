@@ -15,6 +15,9 @@ from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gau
 from tests.oracles import FLOAT
 from tests.quick import cases, some
 
+# runs as short as these may have no round trip, and say so
+pytestmark = honest
+
 QUICK = {
     "AIS": dgm.AIS(30, pilot_temperatures=20),
     "AIS, equalised": dgm.AIS(30, "equalised", pilot_temperatures=20),
@@ -139,7 +142,6 @@ def test_an_interrupt_between_chunks_keeps_the_estimates_of_those_before(method,
     assert len(part.to_dataframe()) == 3
 
 
-@honest
 def test_an_interrupt_of_tempering_keeps_the_estimate_of_shorter_chains(monkeypatch):
     known = known_linear_gaussian((3,))
     short, long = (dgm.GibbsTempering(draws=n, warmup=5, pilot_temperatures=10, thin=2) for n in (14, 40))
