@@ -9,7 +9,7 @@ from ..arguments.shown import of_problems
 from ..diagnosis import Finding, finding
 from .method import EstimateStatus
 
-__all__ = ["doubts", "no_round_trip", "reservations"]
+__all__ = ["doubts", "few_round_trips", "reservations"]
 
 # Share of the weights that one draw may have, the acceptance of moves below which none are made, and a standard error
 # of log Z, in nats, that says nothing.
@@ -97,7 +97,7 @@ def doubts(
                 seldom,
             )
         named = short | seldom
-    if (none := no_round_trip(diagnostics, std_error) & ~named).any():
+    if (none := few_round_trips(diagnostics, std_error, 1) & ~named).any():
         yield finding(
             "misleading",
             f"no chain went from the base to the target and back{of_problems(none)}",
@@ -131,8 +131,17 @@ def reservations(
         yield finding("misleading", "there is one chain, and no standard error", "run 4 or more (chains=)", ~known)
     if chains == 1 or status not in ("unbiased", "consistent"):
         return
+    few_trips = few_round_trips(diagnostics, std_error, chains) & ~few_round_trips(diagnostics, std_error, 1)
+    if few_trips.any():
+        yield finding(
+            "misleading",
+            f"only {int(diagnostics['round_trips'][few_trips].min())} round trips between base and target for {chains} "
+            f"chains{of_problems(few_trips)}",
+            "std_error assumes that every chain makes one: use refine=True, a base nearer the target, or more draws",
+            few_trips,
+        )
     agree = diagnostics.get("base_moments_agree")
-    if agree is not None and (off := ~agree & known & ~no_round_trip(diagnostics, std_error)).any():
+    if agree is not None and (off := ~agree & known & ~few_round_trips(diagnostics, std_error, chains)).any():
         error = diagnostics.get("base_moment_error")
         by = "" if error is None or error.shape != off.shape else f" (off by {error[off].max().item():.2g})"
         yield finding(
@@ -179,7 +188,10 @@ def _few_chains(diagnostics: Mapping[str, Tensor], chains: int) -> Tensor | None
     return effective < _EFFECTIVE if share is None else (effective < _EFFECTIVE) & (share <= _SHARE)
 
 
-def no_round_trip(diagnostics: Mapping[str, Tensor], like: Tensor) -> Tensor:
-    """Problems in which no chain went from the base to the target and back, ``[*batch]``; none if chains never do."""
+def few_round_trips(diagnostics: Mapping[str, Tensor], like: Tensor, least: int) -> Tensor:
+    """Problems with fewer round trips between base and target, of all chains, than ``least``: ``[*batch]``.
+
+    An error from the spread over chains assumes that each of them travels. False where no chain is meant to.
+    """
     trips = diagnostics.get("round_trips")
-    return torch.zeros_like(like, dtype=torch.bool) if trips is None else trips == 0
+    return torch.zeros_like(like, dtype=torch.bool) if trips is None else trips < least

@@ -12,7 +12,7 @@ from ..errors import EvidenceError
 from ..target import as_target
 from .chunks import replaced
 from .coverage import Components, Unseen, look_for_unseen, widened
-from .doubts import no_round_trip
+from .doubts import few_round_trips
 from .method import Outcome
 from .opinion import second_opinion
 from .path import AnnealedPath
@@ -58,7 +58,7 @@ def covered(
 def until_seen(path: AnnealedPath, once: Callable[[AnnealedPath], tuple[Outcome, Unseen]]) -> Outcome:
     """Repeat a run whose draws contradict its base, from one that they improve, three times at most.
 
-    Problems in which no chain went from the base to the target and back get a base with the moments of the draws; modes
+    Problems with fewer round trips between base and target than chains get a base with the moments of the draws; modes
     that no draw has visited are added to the base. Only these problems run again, if the target can take some of its
     problems. The gradients of all runs count, those of all but the last as tuning.
 
@@ -72,7 +72,7 @@ def until_seen(path: AnnealedPath, once: Callable[[AnnealedPath], tuple[Outcome,
     times, added = (torch.zeros_like(unseen.modes).reshape(-1) for _ in range(2))
     spent, current = 0, path
     for _ in range(_ROUNDS):
-        again = (unseen.modes > 0) | no_round_trip(outcome.diagnostics, outcome.estimate.log_z)
+        again = (unseen.modes > 0) | _stayed(outcome)
         if not again.any():
             break
         try:
@@ -98,10 +98,15 @@ def until_seen(path: AnnealedPath, once: Callable[[AnnealedPath], tuple[Outcome,
     return whole._replace(diagnostics=whole.diagnostics | done, pilot_evaluations=spent + outcome.pilot_evaluations)
 
 
+def _stayed(outcome: Outcome) -> Tensor:
+    """Problems whose chains made too few round trips, ``[*batch]``."""
+    return few_round_trips(outcome.diagnostics, outcome.estimate.log_z, len(outcome.log_weights))
+
+
 def _improved(base: Whitened, outcome: Outcome, unseen: Unseen) -> Whitened:
     """A base with what a run from this one has found, for all problems."""
     log_z = outcome.estimate.log_z
-    if no_round_trip(outcome.diagnostics, log_z).any():
+    if _stayed(outcome).any():
         base = base.refined(outcome.draws, outcome.log_weights, log_z)
     if unseen.components is not None and (unseen.modes > 0).any():
         base = base_with(base, unseen.components, log_z)

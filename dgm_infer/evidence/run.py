@@ -67,9 +67,9 @@ def log_evidence(
         method: an evidence method; None for :class:`ParallelTempering` if the target is one problem in which searches
             from widely spread starts end in several minima, :class:`GibbsTempering` otherwise.
         chains: independent chains per problem (runs of :class:`SMC`); a single one has no standard error.
-        groups: groups of chains, each tuned on a pilot of its own, so that the luck of a pilot, which all of its chains
-            share, is in ``std_error`` (math 6.18): 1, or 4 and more. They run one after the other. Diagnostic
-            ``between_groups`` is the sd between groups beyond that of their chains.
+        groups: groups of chains, each tuned on a pilot of its own, so that the luck of a pilot, which its chains share,
+            is in ``std_error`` (math 6.18): 1, or 4 and more. Diagnostic ``between_groups`` is the sd between groups
+            beyond that of their chains.
         seed: seed of all randomness; None draws one and records it in ``Evidence.seed``.
         chunk: problems at a time; None for as many as fit 1 GiB, and for parallel tempering on a CPU a few thousand
             replicas. On a CPU, chunks of a few thousand chains stay in its caches and can run 1.5 times faster.
@@ -78,11 +78,10 @@ def log_evidence(
             most a tenth of the run's gradients (math 6.15); bounds are not checked. A mode whose Laplace mass would
             move log Z by more than a standard error is a warning, and its shift is added to ``std_error`` in squares:
             diagnostics ``unseen_modes`` and ``unseen_shift``. Where it ends in several modes, a short parallel
-            tempering, for at most a quarter of the run's gradients, says whether they are visited too rarely:
-            diagnostic ``rare_shift``, treated alike. A search that finds nothing proves nothing.
+            tempering, for at most a quarter of the gradients, says whether they are visited too rarely: ``rare_shift``.
         refine: whether problems whose draws contradict the base run again from a better one, up to three times (math
-            6.17): where no chain went from the base to the target and back, the base takes the moments of the draws;
-            unseen modes join it, with a share of a half. None for True without a ``method``, and else False.
+            6.17): with fewer round trips between base and target than chains the base takes the moments of the draws,
+            and unseen modes join it, with a share of a half. None for True without a ``method``, and else False.
             Diagnostics ``refinements`` (how often, per problem) and ``added_modes``.
         progress: show a bar with the running estimate on the standard error stream.
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.evidence.doubts import doubts
+from dgm_infer.evidence.doubts import doubts, reservations
 from evaluation.problems.regressions import LogisticRegression
 from tests.known_evidence import known_gaussian
 from tests.oracles import FLOAT
@@ -90,21 +90,26 @@ def test_chains_that_hardly_ever_came_to_the_target_are_named():
     assert "several modes" in line
 
 
-def test_chains_of_which_none_went_to_the_target_and_back_are_named_whatever_else_agrees():
+def test_fewer_round_trips_than_chains_are_named_whatever_else_agrees():
     def lines(trips, agrees, restarts=30.0):
         diagnostics = {
-            "round_trips": torch.tensor([3, trips]),
+            "round_trips": torch.tensor([40, trips]),
             "base_moments_agree": torch.tensor([True, agrees]),
             "restarts": torch.tensor([30.0, restarts]),
         }
-        return [str(each) for each in doubts(diagnostics, ERROR, "consistent", 16)]
+        return [[str(each) for each in look(diagnostics, ERROR, "consistent", 16)] for look in (doubts, reservations)]
 
     for agrees in (False, True):
-        (line,) = lines(0, agrees)
+        (line,), none = lines(0, agrees)
         assert line.startswith("no chain went from the base to the target and back of problem 1: log Z and std_error")
-    # control: a single trip; and of few arrivals one line is enough
-    assert lines(1, False) == []
-    (line,) = lines(0, True, 0.5)
+        assert none == []
+        # a short run may have few, which is no warning
+        none, (line,) = lines(15, agrees)
+        assert line.startswith("only 15 round trips between base and target for 16 chains of problem 1: std_error")
+        assert none == []
+    # control: one each; and of few arrivals one line is enough
+    assert lines(16, True) == [[], []]
+    (line,), _ = lines(0, True, 0.5)
     assert "chains came to the target anew only 0.5 times" in line
 
 
