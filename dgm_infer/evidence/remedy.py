@@ -73,7 +73,7 @@ def until_seen(path: AnnealedPath, once: Callable[[AnnealedPath], tuple[Outcome,
     spent, current = 0, path
     for _ in range(_ROUNDS):
         again = (unseen.modes > 0) | _stayed(outcome)
-        if not again.any():
+        if outcome.interrupted or not again.any():
             break
         try:
             base = _improved(current.base, outcome, unseen)

@@ -15,6 +15,8 @@ from ..target import Target, as_target
 
 __all__ = ["Started", "started"]
 
+# Rows of Hessians, over all problems, that Laplace's approximation may hold at once.
+_ROWS = 2**16
 # Dimensions up to which a fit has a full covariance.
 _FULL = 100
 
@@ -56,12 +58,15 @@ def started(call: str, problem: Any, base: Whitened | None) -> Started:
         if own.mean.shape == (*target.batch_shape, target.dim):
             like = getattr(target, "values", own.mean)
             return Started(target, own.to(like), "base: the encoder's posterior")
-    try:
-        return Started(target, Gaussian.laplace(target), "base: Laplace's approximation at a mode")
-    except (EvidenceError, RuntimeError) as error:
-        kind = "full" if target.dim <= _FULL else "diagonal"
-        why = str(error).split(":")[0]
-        return Started(target, Gaussian.fit(target, kind), f"base: a {kind} Gaussian fit, as {why}")
+    why = "there are too many Hessians"
+    if target.batch_shape.numel() * target.dim <= _ROWS:
+        try:
+            return Started(target, Gaussian.laplace(target), "base: Laplace's approximation at a mode")
+        except (EvidenceError, RuntimeError) as error:
+            # an energy may have no mode, or no second derivative
+            why = cause(error).split(":")[0]
+    kind = "full" if target.dim <= _FULL else "diagonal"
+    return Started(target, Gaussian.fit(target, kind), f"base: a {kind} Gaussian fit, as {why}")
 
 
 def _of_pair(call: str, problem: Any) -> tuple[LatentVariableModel, Tensor, Target]:

@@ -7,7 +7,9 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence.doubts import doubts, reservations
+from evaluation.problems.families import Normals
 from evaluation.problems.regressions import LogisticRegression
+from tests.findings import honest
 from tests.known_evidence import known_gaussian
 from tests.oracles import FLOAT
 
@@ -140,6 +142,35 @@ def test_from_a_prior_that_no_chain_leaves_and_comes_back_to_the_default_goes_on
     assert any("no chain went from the base" in line for line in lines)
     apart = dgm.compare(once, truth)
     assert apart.difference.abs() > 4 * apart.std_error
+
+
+@honest
+@pytest.mark.parametrize("shape", [(4,), (2, 2)])
+def test_only_problems_that_need_a_better_base_run_again(shape):
+    class Shaped(Normals):
+        def take(self, problems):
+            return Normals(self.mean.flatten(0, -2)[problems], self.sd.flatten(0, -2)[problems])
+
+    sd = torch.full((*shape, 10), 0.9, dtype=FLOAT)
+    sd.view(4, 10)[2] = 0.02
+    target = Shaped(torch.full_like(sd, 0.3), sd)
+    prior = dgm.Gaussian(torch.zeros_like(sd), 1.0)
+    method = dgm.GibbsTempering(draws=150, warmup=30, pilot_temperatures=40)
+    again, once = (
+        dgm.log_evidence(target, prior, method, chains=8, seed=2, coverage=refine, refine=refine, progress=False)
+        for refine in (True, False)
+    )
+    assert again.log_z.shape == shape
+    times = again.diagnostics["refinements"].reshape(-1)
+    assert times[2] >= 1
+    assert (times[[0, 1, 3]] == 0).all()
+    apart = (again.log_z - once.log_z).reshape(-1)
+    assert (apart[[0, 1, 3]] == 0).all()
+    assert torch.equal(again.draws.flatten(2, -2)[:, :, 3], once.draws.flatten(2, -2)[:, :, 3])
+    # the truth is 0, which the first base was far from
+    assert again.log_z.reshape(-1)[2].abs() < 5 * again.std_error.reshape(-1)[2]
+    assert once.log_z.reshape(-1)[2].abs() > 1
+    assert again.std_error.reshape(-1)[2] < 0.3
 
 
 @pytest.mark.slow
