@@ -9,7 +9,7 @@ from ..arguments import numbers
 from ..bases import Gaussian
 from ..bases.density import Whitened
 from ..conditioning import Everything, Fibre, LatentPosterior
-from ..errors import ArgumentError, EvidenceError
+from ..errors import ArgumentError, EvidenceError, cause
 from ..models import LatentVariableModel
 from ..target import Target, as_target
 
