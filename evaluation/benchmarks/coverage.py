@@ -65,10 +65,10 @@ def bench(
     settings = {"problems": problems, "chains": chains, "seed": seed}
     path = folder / "coverage.json"
     rows = dict(measured_before(path, settings, "rows")["rows"])
+    record = new_record("coverage", settings, ["dgm-infer", "torch"], threads=torch.get_num_threads())
     for name in names:
         print(name, flush=True)
         rows[name] = {family: _measured(name, family, problems, chains, seed) for family in FAMILIES}
-        record = new_record("coverage", settings, ["dgm-infer", "torch"], threads=torch.get_num_threads())
         record["rows"] = {each: rows[each] for each in METHODS if each in rows}
         write_record(path, record)
     publish(path, "coverage", page(record))
