@@ -67,8 +67,8 @@ def doubts(
             shift > 0,
         )
     rare = diagnostics.get("rare_shift")
-    # of what nobody has visited one line is enough
-    rare = None if rare is None else rare * (True if shift is None else shift == 0)
+    # both are of the same mass: a smaller one adds nothing
+    rare = None if rare is None else rare * (True if shift is None else rare > shift)
     if rare is not None and (rare > 0).any():
         yield finding(
             "misleading",
