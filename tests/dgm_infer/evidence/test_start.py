@@ -54,6 +54,7 @@ def test_without_an_encoder_that_applies_the_base_is_laplaces(vae, images):
     assert found.said == "base: Laplace's approximation at a mode"
     known = known_linear_gaussian((3,))
     found = started("log_evidence", known.target, None)
+    assert isinstance(found.base, dgm.Gaussian)
     # exact for a normal target
     torch.testing.assert_close(found.base.log_evidence, known.log_z)
     assert started("log_evidence", known.target, known.base).base is known.base
@@ -66,6 +67,7 @@ def test_without_a_mode_the_base_is_a_fit():
     found = started("log_evidence", kinked, None)
     assert found.said is not None
     assert found.said.startswith("base: a full Gaussian fit, as ")
+    assert isinstance(found.base, dgm.Gaussian)
     assert found.base.elbo.isfinite()
 
 
