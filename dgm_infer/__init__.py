@@ -11,7 +11,7 @@ from .conditioning.condition import condition
 from .conditioning.fibre import Fibre
 from .conditioning.linear import blur, downsample, linear
 from .conditioning.observations import pixels
-from .diagnosis import Diagnosis, Finding
+from .diagnosis import Diagnosis, DiagnosisWarning, Finding
 from .errors import *
 from .evidence import *
 from .kernels import *
@@ -44,6 +44,7 @@ __version__ = "0.1.0"
 __all__ = [
     "DeepinvReconstructor",
     "Diagnosis",
+    "DiagnosisWarning",
     "DirectedModel",
     "Draws",
     "Fibre",

@@ -6,10 +6,17 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
-__all__ = ["Diagnosis", "Finding", "Severity", "diagnosis", "finding"]
+__all__ = ["Diagnosis", "DiagnosisWarning", "Finding", "Severity", "diagnosis", "finding"]
 
 Severity = Literal["useless", "misleading", "imprecise"]
 _ORDER: tuple[Severity, ...] = get_args(Severity)
+
+
+class DiagnosisWarning(UserWarning):
+    """What a run finds wrong with its own result; ``diagnose()`` of the result says it again.
+
+    ``warnings.filterwarnings("error", category=dgm.DiagnosisWarning)`` turns such findings into errors.
+    """
 
 
 @dataclass(frozen=True)

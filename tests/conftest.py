@@ -6,6 +6,8 @@ from collections import Counter
 import pytest
 import torch
 
+from tests.findings import honest
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _interrupts_are_heard():
@@ -18,6 +20,13 @@ def _interrupts_are_heard():
 def pytest_runtest_setup(item):
     if item.get_closest_marker("gpu") and not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
+
+
+def pytest_collection_modifyitems(items):
+    """Slow tests judge runs by numbers; marks of their own come later, and win."""
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(honest, append=False)
 
 
 def pytest_terminal_summary(terminalreporter):

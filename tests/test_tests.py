@@ -1,12 +1,15 @@
 """How the tests are kept: no module takes from another's tests, folders are those of the code, skips are counted."""
 
 import ast
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+import dgm_infer as dgm
 from tests.conftest import pytest_terminal_summary
+from tests.findings import honest
 
 TESTS = Path(__file__).parent
 ROOT = TESTS.parent
@@ -61,3 +64,25 @@ def skipped(*reasons):
 def test_every_reason_of_a_skip_is_a_line_with_its_count():
     assert skipped("no data", "no GPU", "no data") == ["2 skipped: no data", "1 skipped: no GPU"]
     assert skipped() == []
+
+
+def finding():
+    warnings.warn("AIS: the estimate rests on one or two of 16 chains", dgm.DiagnosisWarning, stacklevel=1)
+
+
+@pytest.mark.slow
+def test_a_finding_of_a_run_is_no_failure_of_a_slow_test():
+    finding()
+    # what is no finding is
+    with pytest.raises(UserWarning, match="unexpected"):
+        warnings.warn("unexpected", UserWarning, stacklevel=1)
+
+
+@honest
+def test_a_finding_of_a_run_is_no_failure_of_a_quick_test_that_says_so():
+    finding()
+
+
+def test_control_a_finding_of_a_run_is_a_failure_elsewhere():
+    with pytest.raises(dgm.DiagnosisWarning, match="rests on"):
+        finding()

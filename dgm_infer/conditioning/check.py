@@ -33,17 +33,23 @@ from .faults import (
     frozen_copy,
     prior_draws,
 )
+from .fibre import Fibre
 from .kinks import JUMP, find_jump, find_kinks, named_kinks
 from .magnitude import far_data
 from .measurement import ObservedMeasurement
 from .observations import Bound
 from .operators import Everything
 from .reduced import ObservedModel, observed_model
+from .solve import damped_gauss_newton
 
 __all__ = ["Finding", "Report", "check"]
 
 # Ratio of singular values from which a report mentions it.
 BADLY_CONDITIONED = 300.0
+# Steps of the least squares that say how far data are from the model.
+_FITS = 30
+# Misfit that is none, as a share of the noise proposed without data.
+_EXACT = 1e-3
 
 
 @dataclass(frozen=True)
@@ -187,7 +193,7 @@ def check(model: GenerativeModel, observed=None, observe=None, *, noise: float |
         return report(reduced.dim, n_outputs)
     sizes = spectrum(reduced, u, data)
     if not discrete:
-        _check_rank(search, reduced, u, sizes.rank, n_outputs, with_data)
+        _check_rank(search, reduced, u, sizes.rank, n_outputs, data)
         if not search.failed:
             _check_geometry(search, reduced, u, sizes, with_data)
     return report(reduced.dim, n_outputs, sizes.rank)
@@ -264,14 +270,29 @@ def _check_discrete(search: _Search, name: str, frozen: MeanOfDecoder, observed,
         )
 
 
-def _check_rank(search: _Search, reduced: ObservedModel, u: Tensor, rank: int, n_outputs: int, with_data: bool) -> None:
-    if rank == n_outputs or (rank == reduced.dim and not with_data):
+def _misfit(reduced: ObservedModel, u: Tensor, values: Tensor, rank: int) -> float:
+    """Standard deviation of noise by the residual of least squares: the least one of searches from ``u [draws, D]``."""
+    fibre = Fibre(reduced, values)
+    tolerance = u.new_full((len(u),), 1e-8)
+    points, _ = damped_gauss_newton(fibre.rows(len(u)), u, tolerance=tolerance, max_iterations=_FITS)
+    with torch.no_grad():
+        squares = reduced.residual(points, values).square().sum(-1)
+    return (squares.nan_to_num(torch.inf).min() / max(values.shape[-1] - rank, 1)).sqrt().item()
+
+
+def _check_rank(
+    search: _Search, reduced: ObservedModel, u: Tensor, rank: int, n_outputs: int, data: Tensor | None
+) -> None:
+    if rank == n_outputs or (rank == reduced.dim and data is None):
         return
     with torch.no_grad():
-        spread = reduced.outputs(u).std(-1).mean().item()
-    sd = f"{0.05 * spread:.1g}"
+        sd = 0.05 * reduced.outputs(u).std(-1).mean().item()
+    # data that the model fits exactly say nothing of their noise
+    if data is not None and _EXACT * sd < (misfit := _misfit(reduced, u, data, rank)) < torch.inf:
+        sd = misfit
+    sd = f"{sd:.2g}"
     noise = f"WithNoise(model, sd={sd})"
-    if with_data:
+    if data is not None:
         search.add(
             "too_many_observations",
             "error",

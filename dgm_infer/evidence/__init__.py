@@ -4,6 +4,7 @@ The registry of methods: ``dgm_infer`` re-exports what is exported here, and the
 """
 
 from .annealing import AIS
+from .comparison import Comparison, compare
 from .curve import RateDistortion
 from .hamiltonian import HamiltonianAIS
 from .hamiltonian_bound import HamiltonianElbo
@@ -25,6 +26,7 @@ __all__ = [
     "AIS",
     "SMC",
     "Bounds",
+    "Comparison",
     "ContinuousTempering",
     "Elbo",
     "Evidence",
@@ -41,6 +43,7 @@ __all__ = [
     "Refined",
     "SimulatedTempering",
     "bidirectional",
+    "compare",
     "log_evidence",
     "rate_distortion",
     "refine_base",

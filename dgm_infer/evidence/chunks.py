@@ -10,7 +10,7 @@ from torch.nn.functional import pad
 from .estimators import Estimate
 from .method import Outcome
 
-__all__ = ["joined"]
+__all__ = ["joined", "replaced"]
 
 
 def joined(parts: Sequence[Outcome], shape: torch.Size) -> Outcome:
@@ -29,6 +29,22 @@ def joined(parts: Sequence[Outcome], shape: torch.Size) -> Outcome:
     interrupted = any(part.interrupted for part in parts)
     outcome = Outcome(estimate, draws, log_weights, diagnostics, first.pilot_evaluations, interrupted)
     return _shaped(_with_missing(outcome, shape.numel()), shape)
+
+
+def replaced(outcome: Outcome, part: Outcome, problems: Tensor, shape: torch.Size) -> Outcome:
+    """An outcome of problems ``[*shape]`` with that of some of them, of these flat indices ``[n]``, in its place."""
+
+    def put(value: Tensor, new: Tensor, after: int = 0) -> Tensor:
+        start = value.ndim - after - len(shape)
+        flat = value.reshape(*value.shape[:start], -1, *value.shape[value.ndim - after :])
+        return flat.index_copy(start, problems, new.to(flat)).reshape(value.shape)
+
+    return outcome._replace(
+        estimate=Estimate(*(put(*values) for values in zip(outcome.estimate, part.estimate, strict=True))),
+        draws=put(outcome.draws, part.draws, after=1),
+        log_weights=put(outcome.log_weights, part.log_weights),
+        diagnostics={name: put(value, part.diagnostics[name]) for name, value in outcome.diagnostics.items()},
+    )
 
 
 def _filled(outcome: Outcome, length: int) -> Outcome:

@@ -119,11 +119,14 @@ def _minima(path: AnnealedPath, starts: int, iterations: int, rng: torch.Generat
 
 
 def _starts(path: AnnealedPath, n: int, rng: torch.Generator) -> Tensor:
-    """Whitened starts ``[n, *batch, D]``: the base spread out, and draws of the prior in turn where there is one."""
-    v = spread_out(path.normal(n, rng))
-    if path.target.standardised:
-        v[1::2] = path.base.whiten(path.target.initial_draws(n, rng).to(v))[1::2]
-    return v
+    """Whitened starts ``[n, *batch, D]``: the base spread out; and, whatever the base, broad draws of x.
+
+    These are draws of the prior where there is one, or else those of :func:`~dgm_infer.modes`.
+    """
+    near, broad = spread_out(path.normal(n, rng)), path.normal(n, rng)
+    x = path.target.initial_draws(n, rng).to(broad) if path.target.standardised else spread_out(broad)
+    half = n - n // 2
+    return torch.cat([near[:half], path.base.whiten(x)[: n - half]])
 
 
 def _visited(draws: Tensor, log_weights: Tensor, mode: Tensor, covariance: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from ..arguments.shown import of_problems
 from ..diagnosis import Finding, finding
 from .method import EstimateStatus
 
-__all__ = ["doubts", "reservations"]
+__all__ = ["doubts", "few_round_trips", "reservations"]
 
 # Share of the weights that one draw may have, the acceptance of moves below which none are made, and a standard error
 # of log Z, in nats, that says nothing.
@@ -67,8 +67,8 @@ def doubts(
             shift > 0,
         )
     rare = diagnostics.get("rare_shift")
-    # of what nobody has visited one line is enough
-    rare = None if rare is None else rare * (True if shift is None else shift == 0)
+    # both are of the same mass: a smaller one adds nothing
+    rare = None if rare is None else rare * (True if shift is None else rare > shift)
     if rare is not None and (rare > 0).any():
         yield finding(
             "misleading",
@@ -77,7 +77,7 @@ def doubts(
             "includes; use ParallelTempering",
             rare > 0,
         )
-    restarts = diagnostics.get("restarts")
+    restarts, named = diagnostics.get("restarts"), torch.zeros_like(std_error, dtype=torch.bool)
     if restarts is not None:
         several = diagnostics.get("minima", torch.zeros_like(restarts)) > 1
         if (short := (restarts < _RESTARTS) & several).any():
@@ -96,13 +96,12 @@ def doubts(
                 "log Z and std_error say little; use more draws and temperatures",
                 seldom,
             )
-    none = _no_trips(diagnostics)
-    if none is not None and none.any():
+        named = short | seldom
+    if (none := few_round_trips(diagnostics, std_error, 1) & ~named).any():
         yield finding(
             "misleading",
-            f"no chain went from the base to the target and back{of_problems(none)}, and at the base they are not as "
-            "draws of it",
-            "log Z and std_error say little; use a base nearer the target, or more temperatures and draws",
+            f"no chain went from the base to the target and back{of_problems(none)}",
+            "log Z and std_error are unreliable; use refine=True, a base nearer the target, or more draws",
             none,
         )
     acceptance = diagnostics.get("acceptance")
@@ -132,8 +131,17 @@ def reservations(
         yield finding("misleading", "there is one chain, and no standard error", "run 4 or more (chains=)", ~known)
     if chains == 1 or status not in ("unbiased", "consistent"):
         return
-    none, agree = _no_trips(diagnostics), diagnostics.get("base_moments_agree")
-    if agree is not None and (off := ~agree & known & (True if none is None else ~none)).any():
+    few_trips = few_round_trips(diagnostics, std_error, chains) & ~few_round_trips(diagnostics, std_error, 1)
+    if few_trips.any():
+        yield finding(
+            "misleading",
+            f"only {int(diagnostics['round_trips'][few_trips].min())} round trips between base and target for {chains} "
+            f"chains{of_problems(few_trips)}",
+            "std_error assumes that every chain makes one: use refine=True, a base nearer the target, or more draws",
+            few_trips,
+        )
+    agree = diagnostics.get("base_moments_agree")
+    if agree is not None and (off := ~agree & known & ~few_round_trips(diagnostics, std_error, chains)).any():
         error = diagnostics.get("base_moment_error")
         by = "" if error is None or error.shape != off.shape else f" (off by {error[off].max().item():.2g})"
         yield finding(
@@ -180,7 +188,10 @@ def _few_chains(diagnostics: Mapping[str, Tensor], chains: int) -> Tensor | None
     return effective < _EFFECTIVE if share is None else (effective < _EFFECTIVE) & (share <= _SHARE)
 
 
-def _no_trips(diagnostics: Mapping[str, Tensor]) -> Tensor | None:
-    """Whether no chain went from the base to the target and back, and it shows, ``[*batch]``."""
-    trips, agree = diagnostics.get("round_trips"), diagnostics.get("base_moments_agree")
-    return None if trips is None or agree is None else (trips == 0) & ~agree
+def few_round_trips(diagnostics: Mapping[str, Tensor], like: Tensor, least: int) -> Tensor:
+    """Problems with fewer round trips between base and target, of all chains, than ``least``: ``[*batch]``.
+
+    An error from the spread over chains assumes that each of them travels. False where no chain is meant to.
+    """
+    trips = diagnostics.get("round_trips")
+    return torch.zeros_like(like, dtype=torch.bool) if trips is None else trips < least

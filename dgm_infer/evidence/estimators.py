@@ -20,8 +20,11 @@ __all__ = [
 
 
 _LEAST_OVERLAP = 0.01
-# Share of weights that are effective from which on their own variance shows the error of their mean.
-_FEW = 0.5
+# Effective weights from which on their own variance shows the error of their mean: a share of them, and three more, as
+# few weights look more effective than they are.
+_SHARE, _MORE = 0.5, 3
+# How many times wider than the largest quarter the upper half of log weights may be: beyond, the quarter is a group.
+_WIDER = 3.0
 
 
 class Estimate(NamedTuple):
@@ -43,9 +46,10 @@ def log_mean(log_weights: Tensor) -> Estimate:
     """Log of the mean of N independent weights, ``[N, *batch]``.
 
     With ``v = var(w)/(N mean(w)^2)``, which is ``(N/ESS - 1)/(N - 1)``, the bias of the logarithm is ``-v/2`` and its
-    standard error ``sqrt(v)``. Where fewer than half of the weights are effective, those that would count most may be
-    missing: it is then at least ``sqrt((s^2 + s^4)/N)`` for normal log weights whose largest quarter spreads as that of
-    these, with standard deviation s, if there are eight or more (math 7.7).
+    standard error ``sqrt(v)``. Where fewer than ``N/2 + 3`` weights are effective, those that would count most may be
+    missing: v is then at least ``(s^2 + s^4)/N`` with s the standard deviation of normal log weights whose upper half
+    spreads as that of these, for four weights or more. As ``log_z`` keeps its bias, the squared error is ``v + v^2/4``
+    (math 7.7).
     """
     n, ess = log_weights.shape[0], weight_ess(log_weights)
     log_z = log_weights.logsumexp(0) - math.log(n)
@@ -54,17 +58,27 @@ def log_mean(log_weights: Tensor) -> Estimate:
         variance = torch.full_like(variance, math.nan)
     variance = torch.where(log_z.isneginf(), math.inf, variance)
     spread = _upper_spread(log_weights).square()
-    tail = torch.where(ess < _FEW * n, (spread + spread.square()) / n, 0.0)
-    return Estimate(log_z, variance.maximum(tail).sqrt(), -0.5 * variance)
+    tail = torch.where(ess < _SHARE * n + _MORE, (spread + spread.square()) / n, 0.0)
+    total = variance.maximum(tail)
+    return Estimate(log_z, (total + 0.25 * total.square()).sqrt(), -0.5 * variance)
 
 
 def _upper_spread(log_weights: Tensor) -> Tensor:
-    """The standard deviation that normal numbers ``[N, *batch]`` with this largest quarter have, ``[*batch]``; 0 of
-    fewer than eight, whose quarter is one or two, and where too few are finite."""
-    n = log_weights.shape[0]
-    m = math.ceil(n / 4)
-    if n < 8:
+    """Standard deviation of normal numbers whose upper half spreads as that of ``[N, *batch]``: ``[*batch]``.
+
+    At most three times that by the largest quarter, since weights of several modes or lost ones fall into groups, and 0
+    for fewer than four numbers.
+    """
+    n = len(log_weights)
+    if n < 4:
         return torch.zeros_like(log_weights[0])
+    half = _spread_of_largest(log_weights, n // 2)
+    return half if n < 8 else half.minimum(_WIDER * _spread_of_largest(log_weights, math.ceil(n / 4)))
+
+
+def _spread_of_largest(log_weights: Tensor, m: int) -> Tensor:
+    """The same by the m largest and the one that follows; 0 where these are not finite."""
+    n = len(log_weights)
     largest = log_weights.topk(m + 1, 0).values
     # expected order statistics (Blom 1958)
     ranks = torch.arange(n, n - m - 1, -1, dtype=torch.float64, device=log_weights.device)

@@ -22,6 +22,7 @@ from ..arguments import (
     whole_number,
 )
 from ..bases import Gaussian
+from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, ModelError, cause
 from ..models import GenerativeModel, InputDensity, LatentVariableModel, evaluation_copy, reference_tensor
 from ..probe import energy_fault, probe_points
@@ -139,6 +140,7 @@ def rate_distortion(
         warnings.warn(
             f"{name}: the weights of {int(few.sum())} of {few.numel()} images rest on one chain at some beta: their "
             "rates are bounds still, but loose, with errors that are too small; use more temperatures or chains",
+            DiagnosisWarning,
             stacklevel=2,
         )
     return RateDistortion(

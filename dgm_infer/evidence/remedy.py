@@ -9,7 +9,10 @@ from ..bases import Mixture
 from ..bases.density import Whitened
 from ..bases.scales import factorised
 from ..errors import EvidenceError
+from ..target import as_target
+from .chunks import replaced
 from .coverage import Components, Unseen, look_for_unseen, widened
+from .doubts import few_round_trips
 from .method import Outcome
 from .opinion import second_opinion
 from .path import AnnealedPath
@@ -53,32 +56,61 @@ def covered(
 
 
 def until_seen(path: AnnealedPath, once: Callable[[AnnealedPath], tuple[Outcome, Unseen]]) -> Outcome:
-    """Run again, from a base with the modes that no draw has visited, until there are none: three times at most.
+    """Repeat a run whose draws contradict its base, from one that they improve, three times at most.
 
-    The gradients of all runs count, those of all but the last as tuning.
+    Problems with fewer round trips between base and target than chains get a base with the moments of the draws; modes
+    that no draw has visited are added to the base. Only these problems run again, if the target can take some of its
+    problems. The gradients of all runs count, those of all but the last as tuning.
 
     Args:
         path: from the first base.
         once: a run from a base, and what it has not seen.
     """
     outcome, unseen = once(path)
-    times, added = (torch.zeros_like(unseen.modes) for _ in range(2))
+    whole, shape = outcome, path.batch_shape
+    rows = torch.arange(shape.numel(), device=path.base.mean.device)
+    times, added = (torch.zeros_like(unseen.modes).reshape(-1) for _ in range(2))
     spent, current = 0, path
     for _ in range(_ROUNDS):
-        if outcome.interrupted or unseen.components is None or not (unseen.modes > 0).any():
+        again = (unseen.modes > 0) | _stayed(outcome)
+        if outcome.interrupted or not again.any():
             break
         try:
-            base = base_with(current.base, unseen.components, outcome.estimate.log_z)
-        except EvidenceError:
-            # a covariance without a factor: what is said of the modes stands
+            base = _improved(current.base, outcome, unseen)
+        except (EvidenceError, NotImplementedError):
+            # a covariance without a factor, or a base of a user that has no refined(): what is said of it stands
             break
-        times, added = times + (unseen.modes > 0), added + unseen.modes
+        again, found, target = again.reshape(-1), unseen.modes.reshape(-1), current.target
+        if target.can_take and not again.all():
+            own = again.nonzero().flatten()
+            rows, found, target, base = rows[own], found[own], as_target(target.take(own)), base.take(own)
+        times[rows] += 1
+        added[rows] += found
         spent += current.evaluations
-        current = AnnealedPath(path.target, base)
+        current = AnnealedPath(target, base)
         outcome, unseen = once(current)
+        if outcome.interrupted:
+            whole = whole._replace(interrupted=True)
+            break
+        whole = outcome if len(rows) == len(times) else replaced(whole, outcome, rows, shape)
     path.evaluations = spent + current.evaluations
-    done = {"refinements": times, "added_modes": added}
-    return outcome._replace(diagnostics=outcome.diagnostics | done, pilot_evaluations=spent + outcome.pilot_evaluations)
+    done = {"refinements": times.reshape(shape), "added_modes": added.reshape(shape)}
+    return whole._replace(diagnostics=whole.diagnostics | done, pilot_evaluations=spent + outcome.pilot_evaluations)
+
+
+def _stayed(outcome: Outcome) -> Tensor:
+    """Problems whose chains made too few round trips, ``[*batch]``."""
+    return few_round_trips(outcome.diagnostics, outcome.estimate.log_z, len(outcome.log_weights))
+
+
+def _improved(base: Whitened, outcome: Outcome, unseen: Unseen) -> Whitened:
+    """A base with what a run from this one has found, for all problems."""
+    log_z = outcome.estimate.log_z
+    if _stayed(outcome).any():
+        base = base.refined(outcome.draws, outcome.log_weights, log_z)
+    if unseen.components is not None and (unseen.modes > 0).any():
+        base = base_with(base, unseen.components, log_z)
+    return base
 
 
 def base_with(base: Whitened, modes: Components, log_z: Tensor) -> Mixture:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..arguments import allocatable, finite, flag, random_seed, whole_number
 from ..bases.density import Whitened
+from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, EvidenceError
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..progress import Progress
@@ -25,6 +26,7 @@ from .method import EstimateStatus, Method, Outcome, check_method
 from .path import AnnealedPath
 from .remedy import covered, until_seen
 from .result import Evidence
+from .start import started
 from .tempering.gibbs import GibbsTempering
 from .tempering.parallel import ParallelTempering
 
@@ -40,7 +42,7 @@ _OWN_BYTES = 2**15
 
 def log_evidence(
     target,
-    base: Whitened,
+    base: Whitened | None = None,
     method: Method | None = None,
     *,
     chains: int = 16,
@@ -49,7 +51,7 @@ def log_evidence(
     chunk: int | None = None,
     keep_draws: bool = True,
     coverage: bool = True,
-    refine: bool = False,
+    refine: bool | None = None,
     progress: bool = True,
 ) -> Evidence:
     """Estimate ``log Z``, with ``Z`` the integral of ``exp(-energy(x))``, for every problem of a batch.
@@ -57,30 +59,30 @@ def log_evidence(
     Args:
         target: a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``. If it has
             ``take(problems)``, which returns the target of the problems with these flat indices, a large batch is
-            evaluated in chunks.
+            evaluated in chunks. A fibre with additive normal noise stands for its posterior, and ``(model, images)``,
+            with a decoder and a prior, for the :class:`LatentPosterior` of the images.
         base: normalised density to start from (a Gaussian, a Mixture, a Flow or one's own), with the target's batch
-            shape; its dtype is that of all positions.
+            shape; its dtype is that of all positions. None for the encoder's posterior if there is an encoder, else
+            Laplace's approximation, else a fit of the evidence lower bound, as one line says.
         method: an evidence method; None for :class:`ParallelTempering` if the target is one problem in which searches
             from widely spread starts end in several minima, :class:`GibbsTempering` otherwise.
         chains: independent chains per problem (runs of :class:`SMC`); a single one has no standard error.
-        groups: groups of chains, each tuned on a pilot of its own, so that the luck of a pilot, which all of its chains
-            share, is in ``std_error`` (math 6.18): 1, or 4 and more. They run one after the other. Diagnostic
-            ``between_groups`` is the sd between groups beyond that of their chains.
+        groups: groups of chains, each tuned on a pilot of its own, so that the luck of a pilot, which its chains share,
+            is in ``std_error`` (math 6.18): 1, or 4 and more. Diagnostic ``between_groups`` is the sd between groups
+            beyond that of their chains.
         seed: seed of all randomness; None draws one and records it in ``Evidence.seed``.
         chunk: problems at a time; None for as many as fit 1 GiB, and for parallel tempering on a CPU a few thousand
-            replicas. The last chunk may be smaller. On a CPU, chunks of a few thousand chains, whose activations stay
-            in its caches, can run 1.5 times faster.
-        keep_draws: whether the result holds the weighted draws, which for many chains and problems take most of the
-            memory; ``thin`` saves memory too.
+            replicas. On a CPU, chunks of a few thousand chains stay in its caches and can run 1.5 times faster.
+        keep_draws: whether the result holds the weighted draws, most of its memory; ``thin`` saves memory too.
         coverage: whether to look for modes that no draw has visited, by minimisations from widely spread starts for at
             most a tenth of the run's gradients (math 6.15); bounds are not checked. A mode whose Laplace mass would
             move log Z by more than a standard error is a warning, and its shift is added to ``std_error`` in squares:
             diagnostics ``unseen_modes`` and ``unseen_shift``. Where it ends in several modes, a short parallel
-            tempering, for at most a quarter of the run's gradients, says whether they are visited too rarely:
-            diagnostic ``rare_shift``, treated alike. A search that finds nothing proves nothing.
-        refine: whether modes that the check finds unseen are added to the base, whose share in the new one is a half,
-            and the run is repeated from there, up to three times (math 6.17): diagnostics ``refinements`` (how often,
-            per problem) and ``added_modes``. Of the earlier runs only their gradients are left.
+            tempering, for at most a quarter of the gradients, says whether they are visited too rarely: ``rare_shift``.
+        refine: whether problems whose draws contradict the base run again from a better one, up to three times (math
+            6.17): with fewer round trips between base and target than chains the base takes the moments of the draws,
+            and unseen modes join it, with a share of a half. None for True without a ``method``, and else False.
+            Diagnostics ``refinements`` (how often, per problem) and ``added_modes``.
         progress: show a bar with the running estimate on the standard error stream.
 
     Returns:
@@ -90,17 +92,22 @@ def log_evidence(
 
     Raises:
         ArgumentError: an argument is outside its range, or base and target do not fit.
-        EvidenceError: all weights of a problem are zero, or the method has no weights for this target.
+        ModelError, ObservationError: of ``(model, images)``, the model has no decoder, or the images do not fit it.
+        EvidenceError: no base can be fitted, all weights of a problem are zero, or the method has no weights for this
+            target.
         KeyboardInterrupt: interrupted before there was any estimate.
     """
-    looks, refine = flag("log_evidence", "coverage", coverage), flag("log_evidence", "refine", refine)
+    looks = flag("log_evidence", "coverage", coverage)
+    target, base, said = started("log_evidence", target, base)
     run = _Run(target, base, method, chains, seed, chunk, keep_draws, progress, "log_evidence")
+    run.said = said
     groups = whole_number("log_evidence", "groups", groups, 1)
     if groups > 1 and (run.chains % groups or run.chains < 2 * groups):
         raise ArgumentError(
             f"log_evidence(groups={groups}): must divide chains={run.chains} into groups of two or more chains"
         )
     looks &= run.method.status in ("unbiased", "consistent")
+    refine = looks and method is None if refine is None else flag("log_evidence", "refine", refine)
     if refine and not looks:
         raise ArgumentError(
             "log_evidence(refine=True): modes are looked for by coverage=True, of a method that is not a bound"
@@ -282,6 +289,7 @@ class _Run:
         self.evaluations = 0
         self.seconds = 0.0
         self.estimated, self.interrupted = n, False
+        self.said: str | None = None
 
     def _probe(self, name: str) -> None:
         """Name an energy that is faulty at draws of the base; the run's random numbers are left."""
@@ -302,6 +310,8 @@ class _Run:
     def outcomes(self, work: Callable[[AnnealedPath, slice | None], list[Outcome]]) -> list[Outcome]:
         """Run ``work`` on every chunk and join each of its outcomes over the chunks."""
         self.bar = Progress(self.progress, _mean_log_z)
+        if self.said is not None:
+            self.bar.note(self.said)
         started = time.perf_counter()
         done = []
         try:
@@ -363,7 +373,7 @@ class _Run:
         # of a run that was cut short that has been said
         lines = () if outcome.interrupted else doubts(outcome.diagnostics, std_error, status, self.chains)
         for doubt in lines:
-            warnings.warn(f"{name}: {doubt}", stacklevel=4)
+            warnings.warn(f"{name}: {doubt}", DiagnosisWarning, stacklevel=4)
         diagnostics: dict[str, Any] = {
             **outcome.diagnostics,
             "gradient_evaluations": self.evaluations,

@@ -34,7 +34,7 @@ class SMC(Settings):
     Each chain of :func:`log_evidence` is a run with its own ``particles``, so that errors come from the spread over
     independent runs: ``Z-hat`` of a run is the product over temperatures of the mean incremental weight, and the
     estimate is the mean over runs. With a fixed schedule, or one frozen from a pilot, ``E[Z-hat] = Z`` (unbiased);
-    with one that every run adapts to its own particles it is consistent.
+    with one by which each half of the runs adapts to the particles of the other it is consistent.
 
     Args:
         particles: particles per run.
@@ -124,24 +124,37 @@ class _Fixed:
 
 
 class _Adaptive:
-    """Per run, the temperature at which a given share of its particles is effective."""
+    """The temperature at which a given share of the particles of the other half of the runs is effective.
+
+    A run that goes by its own particles shortens a step if one of them has a large weight, and estimates too small a Z:
+    under tails heavier than the base's, by more than its error. A single run has no other.
+    """
 
     def __init__(self, share: float, most: int):
         self.log_share, self.most = math.log(share), most
 
     def next(self, k: int, beta: Tensor, difference: Tensor, log_weights: Tensor) -> Tensor:
-        """By bisection on ``(sum W w)^2 / sum W w^2`` for the weights ``w = exp(-d Delta)`` of a step of length d."""
         if k + 1 >= self.most:
             return torch.ones_like(beta)
-        rest = 1 - beta
+        half = len(beta) // 2
+        if not half:
+            return self._after(beta[0], difference, log_weights).unsqueeze(0)
+        first = self._after(beta[0], difference[half:], log_weights[half:])
+        second = self._after(beta[half], difference[:half], log_weights[:half])
+        return torch.cat([first.expand_as(beta[:half]), second.expand_as(beta[half:])])
+
+    def _after(self, beta: Tensor, difference: Tensor, log_weights: Tensor) -> Tensor:
+        """The temperature after ``beta [*batch]``, by bisection on ``(sum W w)^2 / sum W w^2`` for the weights
+        ``w = exp(-d Delta)`` of a step of length d, over the particles of all these runs."""
+        rest, log_shares = 1 - beta, log_weights - math.log(len(log_weights))
 
         def too_long(step: Tensor) -> Tensor:
-            log_w = -step.unsqueeze(1) * difference
-            first, second = (log_weights + log_w).logsumexp(1), (log_weights + 2 * log_w).logsumexp(1)
-            # a run without weights may as well finish
+            log_w = -step * difference
+            first, second = ((log_shares + k * log_w).flatten(0, 1).logsumexp(0) for k in (1, 2))
+            # runs without weights may as well finish
             return 2 * first - second < self.log_share
 
-        low, high = torch.zeros_like(beta), rest.clone()
+        low, high = torch.zeros_like(rest), rest.clone()
         # finish in one step if that is not too long; a tiny step replaces one of zero length, as 0 * inf is NaN
         finish = ~too_long(rest.clamp_min(1e-300))
         for _ in range(_BISECTIONS):

@@ -13,6 +13,7 @@ BENCHMARKS = {
     "scaling": "evaluation.benchmarks.scaling",
     "evidence": "evaluation.benchmarks.evidence",
     "methods": "evaluation.benchmarks.methods",
+    "coverage": "evaluation.benchmarks.coverage",
     "modes": "evaluation.benchmarks.modes",
     "multimodal": "evaluation.benchmarks.multimodal",
     "replicas": "evaluation.benchmarks.replicas",

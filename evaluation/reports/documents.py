@@ -21,6 +21,7 @@ from .targets import targets_table
 __all__ = [
     "GOAL",
     "boltzmann_table",
+    "coverage_table",
     "methods_table",
     "modes_table",
     "multimodal_table",
@@ -89,6 +90,19 @@ def modes_table(methods: dict[str, Any]) -> str:
     return markdown(["method", "base", "chains", "seconds", *errors, *shares], rows)
 
 
+def coverage_table(methods: dict[str, Any]) -> str:
+    """Coverage of 95 % intervals, and errors as they are and as claimed: one row per method, one column per family."""
+
+    def cell(row: dict[str, Any]) -> str:
+        covered, either = (f"{100 * row[key]:.0f} %" for key in ("covered", "covered_or_named"))
+        shares = covered if covered == either else f"{covered} / {either}"
+        return f"{shares} ({row['rmse']:.2g}, {row['std_error']:.2g})"
+
+    families = next(iter(methods.values()))
+    rows = [[name, *(cell(row) for row in by_family.values())] for name, by_family in methods.items()]
+    return markdown(["method", *families], rows)
+
+
 def multimodal_table(samplers: dict[str, Any]) -> str:
     """Errors of expectations by every sampler, over the systems of the benchmark."""
     rows = []
@@ -142,6 +156,7 @@ _TABLES = {
     "methods": methods_table,
     "boltzmann": boltzmann_table,
     "radon": radon_table,
+    "coverage": lambda record: coverage_table(record["rows"]),
     "modes": lambda record: modes_table(record["rows"]),
     "modes_published": lambda record: modes_table(record["published_rows"]),
     "multimodal": lambda record: multimodal_table(record["rows"]),

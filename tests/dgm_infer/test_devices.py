@@ -10,6 +10,7 @@ import torch
 import dgm_infer as dgm
 import generators
 from tests.devices import DEVICE, Device, Generator, from_device, to_device
+from tests.findings import honest
 from tests.models import Bent, Images, image
 from tests.oracles import FLOAT
 from tests.quick import cases
@@ -57,7 +58,7 @@ def there(centers=CENTERS):
     return Bowl(to_device(centers))
 
 
-@pytest.mark.filterwarnings("ignore:.*no chain went from the base")
+@honest
 @pytest.mark.parametrize("method", cases(METHODS, quick=("ImportanceSampling",)))
 def test_evidence_is_estimated_on_the_device_of_its_base(method):
     def estimate(target, zeros):

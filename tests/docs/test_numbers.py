@@ -8,7 +8,18 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from evaluation.benchmarks import abc, methods, modes, multimodal, programs, replicas, samplers, scaling, targets
+from evaluation.benchmarks import (
+    abc,
+    coverage,
+    methods,
+    modes,
+    multimodal,
+    programs,
+    replicas,
+    samplers,
+    scaling,
+    targets,
+)
 from evaluation.reports import images
 from evaluation.reports.documents import PAGES, read_record, renewed, seconds_to
 from evaluation.reports.rates import LEVELS, rate_at
@@ -197,6 +208,7 @@ def test_tables_are_up_to_date(page):
     ("record", "name", "table"),
     [
         ("methods", "methods", methods.table),
+        ("coverage", "coverage", coverage.page),
         ("modes", "modes", modes.page),
         ("multimodal", "multimodal", multimodal.page),
         ("replicas", "replicas", replicas.page),

@@ -51,7 +51,6 @@ BOTH_KINDS = ("generalised lambda", "Lotka-Volterra")
 
 
 # a warning of single chains is not what is tested
-@pytest.mark.filterwarnings(r"ignore:sample\(\):UserWarning")
 @pytest.mark.slow
 @pytest.mark.parametrize("case", BOTH_KINDS)
 def test_chains_from_prior_draws_reach_the_posterior_with_all_the_defaults(case):

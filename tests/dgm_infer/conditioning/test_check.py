@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from scipy.optimize import least_squares
 from torch import nn
 
 import dgm_infer as dgm
@@ -254,8 +255,31 @@ def test_more_observations_than_rank_suggest_noise_that_helps():
     assert not report
     words = report.findings[0].words
     sd = float(words.split("sd=")[1].rstrip(")"))
-    assert 0 < sd < 0.2
+    assert f"noise={sd:.2g})" in words
+    # the residual of least squares, with five values and three inputs
+    starts = torch.randn(8, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    net = Network().eval().double()
+    fits = [least_squares(lambda u: net.observed(torch.from_numpy(u)).detach().numpy(), start) for start in starts]
+    assert sd == pytest.approx(min(2 * fit.cost / (5 - 3) for fit in fits) ** 0.5, rel=0.1)
     assert dgm.check(dgm.WithNoise(model, sd), torch.zeros(5)).findings == ()
+
+
+def test_the_noise_that_is_suggested_has_the_size_of_the_data_s():
+    rng = torch.Generator().manual_seed(2)
+    weight = torch.randn(200, 5, generator=rng, dtype=torch.float64)
+
+    class Mean(dgm.GenerativeModel):
+        input_density = dgm.StandardNormal(5)
+        output_shape = (200,)
+
+        def observed(self, u):
+            return torch.tanh(u @ weight.mT.to(u))
+
+    mean = Mean().observed(torch.randn(5, generator=rng, dtype=torch.float64))
+    for noise in (0.113, 0.007):
+        data = mean + noise * torch.randn(200, generator=rng, dtype=torch.float64)
+        words = dgm.check(Mean(), data).findings[-1].words
+        assert float(words.split("sd=")[1].rstrip(")")) == pytest.approx(noise, rel=0.2)
 
 
 EDGES = {"beyond": 1.5, "on the edge": 1.0, "below": -2.0}

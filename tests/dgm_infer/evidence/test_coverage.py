@@ -7,6 +7,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.bases.modes import spread_out
+from dgm_infer.evidence import coverage as searches
 from dgm_infer.evidence.coverage import Components, Unseen, widened
 from dgm_infer.evidence.remedy import base_with
 from tests.known_evidence import MixtureTarget, known_bimodal, known_gaussian
@@ -66,6 +68,54 @@ def test_nothing_is_said_of_one_mode_that_is_far_from_normal():
     for target in (curved, heavy):
         base = dgm.Gaussian(torch.zeros(target.dim, dtype=FLOAT), 2.0)
         assert [line for line in said(target, base, SIMULATED)[1] if "visited" in line] == []
+
+
+class TwoMeans(dgm.Target):
+    """``y_i ~ 1/2 N(m_1, 0.5^2) + 1/2 N(m_2, 0.5^2)``, ``m ~ N(0, 3^2)``: labels of two means switch."""
+
+    def __init__(self):
+        super().__init__(None, 2)
+        self.y = torch.tensor([-2.0, -1.8, 2.2, 1.9, 2.1], dtype=FLOAT)
+
+    def energy(self, x):
+        apart = (self.y.to(x).unsqueeze(-1) - x.unsqueeze(-2)) / 0.5
+        parts = -0.5 * apart.square() - math.log(0.5 * math.sqrt(2 * math.pi)) - math.log(2)
+        return 0.5 * (x / 3).square().sum(-1) + math.log(2 * math.pi * 9) - parts.logsumexp(-1).sum(-1)
+
+
+@pytest.mark.parametrize("method", cases(METHODS | {"SMC": dgm.SMC(16)}, quick=("simulated", "SMC")))
+def test_a_mode_that_is_far_from_a_narrow_base_is_looked_for_all_the_same(method):
+    target = TwoMeans()
+    axis = torch.linspace(-9, 9, 601, dtype=FLOAT)
+    log_z = (-target.energy(torch.cartesian_prod(axis, axis))).logsumexp(0) + 2 * math.log(axis[1] - axis[0])
+    assert log_z == pytest.approx(-8.9587, abs=1e-4)
+    base = dgm.Gaussian.laplace(target)
+    found, lines = said(target, base, method)
+    assert any("modes that no draw has visited" in line for line in lines)
+    low, high = found.interval()
+    assert low < log_z < high
+    # the default goes where both are
+    found, lines = said(target, base, None)
+    assert lines == []
+    assert (found.log_z - log_z).abs() < 4 * found.std_error
+
+
+def test_control_searches_from_the_base_alone_miss_it_in_some_runs(monkeypatch):
+    target = TwoMeans()
+    base = dgm.Gaussian.laplace(target)
+
+    def named():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", dgm.DiagnosisWarning)
+            runs = (
+                dgm.log_evidence(target, base, dgm.SMC(8, n_steps=2), chains=8, seed=seed, progress=False)
+                for seed in range(6)
+            )
+            return [int(run.diagnostics["unseen_modes"]) for run in runs]
+
+    assert named() == [1] * 6
+    monkeypatch.setattr(searches, "_starts", lambda path, n, rng: spread_out(path.normal(n, rng)))
+    assert 0 in named()
 
 
 def nested():

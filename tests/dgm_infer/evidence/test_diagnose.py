@@ -76,12 +76,17 @@ SECOND: dict[str, tuple[dict[str, Any], str, str]] = {
         "chains came to the target anew only 0.5 times each of problem 1",
     ),
     "no round trip": (
-        {"round_trips": torch.tensor([3, 0]), "base_moments_agree": torch.tensor([True, False])},
+        {"round_trips": torch.tensor([40, 0]), "base_moments_agree": torch.tensor([True, False])},
         "misleading",
-        "no chain went from the base to the target and back of problem 1, and at the base they are not as draws of it",
+        "no chain went from the base to the target and back of problem 1",
+    ),
+    "few round trips": (
+        {"round_trips": torch.tensor([40, 3]), "base_moments_agree": torch.tensor([True, False])},
+        "misleading",
+        f"only 3 round trips between base and target for {CHAINS} chains of problem 1",
     ),
     "base moments": (
-        {"round_trips": torch.tensor([3, 1]), "base_moments_agree": torch.tensor([True, False])},
+        {"round_trips": torch.tensor([40, 40]), "base_moments_agree": torch.tensor([True, False])},
         "misleading",
         "base moments are not recovered at beta = 0 of problem 1",
     ),

@@ -11,6 +11,7 @@ from torch.distributions import Independent, Normal
 import dgm_infer as dgm
 import generators
 from dgm_infer.evidence.curve import CurvePoints, curve_points
+from tests.findings import honest
 from tests.oracles import FLOAT
 
 MODULE = "dgm_infer.evidence.rates"
@@ -142,7 +143,7 @@ def bounded(found: dgm.RateDistortion, x: Tensor) -> tuple[Tensor, Tensor]:
     return gaps[1:, 1:] / spread[1:, 1:], gaps.diagonal()
 
 
-@pytest.mark.filterwarnings("ignore:rate_distortion")
+@honest
 def test_points_of_short_runs_lie_above_the_curve():
     x = images(300)
     short = run(x, chains=2, temperatures=8)
@@ -153,7 +154,7 @@ def test_points_of_short_runs_lie_above_the_curve():
     assert own[-1] > 1
 
 
-@pytest.mark.filterwarnings("ignore:rate_distortion")
+@honest
 def test_points_without_their_weights_do_not(monkeypatch):
     monkeypatch.setattr(f"{MODULE}.curve_points", unweighted)
     x = images(300)
@@ -195,7 +196,7 @@ def test_a_function_and_a_chunk_give_the_same_law():
 
 
 @pytest.mark.parametrize("name", ["digits_vae", "digits_iwae", "digits_gan"])
-@pytest.mark.filterwarnings("ignore:rate_distortion")
+@honest
 def test_shipped_generators_have_a_curve(name):
     from trainers import DigitsData
 
@@ -209,7 +210,7 @@ def test_shipped_generators_have_a_curve(name):
     assert (found.distortion[-1] < found.distortion[0]).all()
 
 
-@pytest.mark.filterwarnings("ignore:rate_distortion")
+@honest
 def test_a_result_is_saved_and_tabulated(tmp_path):
     found = run(images(3), chains=8, temperatures=10)
     found.save(tmp_path / "curve.npz")
@@ -227,7 +228,7 @@ def test_a_result_is_saved_and_tabulated(tmp_path):
             dgm.RateDistortion.load(tmp_path / name)
 
 
-@pytest.mark.filterwarnings("ignore:rate_distortion")
+@honest
 def test_the_same_seed_gives_the_same_curve():
     x = images(2)
     first, second, other = (run(x, chains=4, temperatures=8, seed=seed) for seed in (5, 5, 6))

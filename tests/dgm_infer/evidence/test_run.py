@@ -10,9 +10,13 @@ import dgm_infer as dgm
 from dgm_infer.evidence import importance
 from dgm_infer.evidence.path import AnnealedPath
 from dgm_infer.evidence.tempering.gibbs import _GibbsChain
+from tests.findings import honest
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT
 from tests.quick import cases, some
+
+# runs as short as these may have no round trip, and say so
+pytestmark = honest
 
 QUICK = {
     "AIS": dgm.AIS(30, pilot_temperatures=20),
@@ -138,7 +142,6 @@ def test_an_interrupt_between_chunks_keeps_the_estimates_of_those_before(method,
     assert len(part.to_dataframe()) == 3
 
 
-@pytest.mark.filterwarnings("ignore:GibbsTempering. no chain went from the base")
 def test_an_interrupt_of_tempering_keeps_the_estimate_of_shorter_chains(monkeypatch):
     known = known_linear_gaussian((3,))
     short, long = (dgm.GibbsTempering(draws=n, warmup=5, pilot_temperatures=10, thin=2) for n in (14, 40))

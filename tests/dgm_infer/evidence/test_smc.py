@@ -10,6 +10,7 @@ from dgm_infer.evidence import smc
 from dgm_infer.evidence.path import Point
 from dgm_infer.evidence.resampling import pick, systematic
 from dgm_infer.evidence.smc import _Adaptive
+from tests.findings import honest
 from tests.known_evidence import known_bimodal, known_gaussian
 from tests.mistakes import systematic_without_chance
 from tests.oracles import FLOAT
@@ -81,15 +82,42 @@ def test_what_is_picked_are_the_ancestors_of_the_own_run_and_problem():
     torch.testing.assert_close(picked.square, 3 * picked.energy)
 
 
-def test_an_adaptive_step_leaves_the_share_that_it_is_told():
+def test_an_adaptive_step_leaves_the_share_that_it_is_told_of_the_other_half_of_the_runs():
     log_weights, difference = normalised(4, 200, 3, spread=0.5), 30 * torch.randn(4, 200, 3, generator=rng(6)).double()
-    beta = torch.full((4, 3), 0.1, dtype=FLOAT)
+    beta = torch.tensor([0.1, 0.1, 0.2, 0.2], dtype=FLOAT).unsqueeze(1).expand(4, 3)
     new = _Adaptive(0.8, 100).next(0, beta, difference, log_weights)
-    w = (-(new - beta).unsqueeze(1) * difference).exp()
-    share = (log_weights.exp() * w).sum(1).square() / (log_weights.exp() * w.square()).sum(1)
-    torch.testing.assert_close(share, torch.full((4, 3), 0.8, dtype=FLOAT), rtol=1e-4, atol=0)
-    # every run and problem takes its own
-    assert new.flatten().unique().numel() == 12
+    for own, other in ((slice(0, 2), slice(2, 4)), (slice(2, 4), slice(0, 2))):
+        w = (-(new - beta)[own][:1].unsqueeze(1) * difference[other]).exp()
+        shares = log_weights[other].exp() / 2
+        share = (shares * w).sum((0, 1)).square() / (shares * w.square()).sum((0, 1))
+        torch.testing.assert_close(share, torch.full((3,), 0.8, dtype=FLOAT), rtol=1e-4, atol=0)
+    # every half and problem takes its own
+    assert new.flatten().unique().numel() == 6
+
+
+def biased_by(share_of_itself, monkeypatch):
+    """Mean error of log Z in standard errors, over problems with tails far heavier than the base's."""
+    heavy = dgm.Target(lambda x: 7.5 * (x.square().sum(-1) / 5).log1p(), 10, (100,))
+    log_z = 5 * math.log(5 * math.pi) + math.lgamma(2.5) - math.lgamma(7.5)
+    if share_of_itself:
+
+        def own(self, k, beta, difference, log_weights):
+            runs = zip(beta, difference.unsqueeze(1), log_weights.unsqueeze(1), strict=True)
+            return torch.stack([self._after(*run) for run in runs])
+
+        monkeypatch.setattr(_Adaptive, "next", own)
+    base = dgm.Gaussian(torch.zeros(100, 10, dtype=FLOAT), 1.2)
+    method = dgm.SMC(32, n_steps=3, pilot_temperatures=30)
+    estimate = dgm.log_evidence(heavy, base, method, chains=8, seed=1, coverage=False, progress=False)
+    error = estimate.log_z - log_z
+    return (error.mean() / (error.std() / 10)).item()
+
+
+@honest
+def test_steps_by_the_particles_of_others_make_no_log_z_too_small(monkeypatch):
+    assert biased_by(False, monkeypatch) > -4
+    # control: steps by a run's own particles do
+    assert biased_by(True, monkeypatch) < -5
 
 
 def test_an_adaptive_step_goes_all_the_way_where_it_can_and_where_it_must():

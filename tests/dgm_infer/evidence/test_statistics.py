@@ -13,8 +13,7 @@ from dgm_infer.progress import Progress
 from tests.known_evidence import known_bimodal, known_gaussian
 from tests.mistakes import anneal_with_weights_after_the_move, systematic_without_chance
 
-# of thousands of problems a few rest on one or two chains, by chance
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*rests on one or two:UserWarning")]
+pytestmark = pytest.mark.slow
 
 
 def mean_and_error(log_weights, log_z):
@@ -120,8 +119,6 @@ COVERED = [("bimodal", name) for name in METHODS] + [
 ]
 
 
-# of two hundred problems one may have a second opinion by chance
-@pytest.mark.filterwarnings("ignore:.* visit some modes too rarely")
 @pytest.mark.parametrize(("target", "name"), COVERED, ids=[", ".join(names) for names in COVERED])
 def test_intervals_cover_the_truth_as_often_as_they_say(target, name):
     # 200 replicates in one batch, each with random numbers of its own

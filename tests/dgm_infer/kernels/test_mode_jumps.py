@@ -12,6 +12,7 @@ from dgm_infer.errors import ArgumentError
 from dgm_infer.kernels import Info
 from dgm_infer.kernels.jumps import Jumps
 from dgm_infer.kernels.points import point_at
+from tests.findings import honest
 from tests.oracles import FLOAT, compare
 
 WEIGHTS = torch.tensor([[0.7, 0.2], [0.2, 0.8], [0.1, 0.0]], dtype=FLOAT)
@@ -162,14 +163,14 @@ def test_chains_hold_the_modes_in_the_proportions_of_the_target(kernel):
     assert again.kernel.modes == draws.kernel.modes
 
 
-@pytest.mark.filterwarnings("ignore:.*groups that never overlap")
+@honest
 def test_control_without_jumps_no_chain_crosses():
     left = sampled(dgm.HMC()).inputs[..., 0] < 0
     assert (left == left[:, :1]).all()
 
 
 # of the problem of which one mode is given
-@pytest.mark.filterwarnings("ignore:.*groups that never overlap")
+@honest
 def test_modes_may_be_given_and_a_problem_may_have_one():
     target = Bananas()
     found = dgm.modes(target)

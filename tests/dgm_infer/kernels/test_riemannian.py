@@ -101,7 +101,6 @@ def ess_per_evaluation(target, kernel, start):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*chains:UserWarning")
 def test_it_moves_along_a_narrow_ridge_where_hmc_does_not():
     target = dgm.condition(Ellipse(), [2.0], tolerance=0.01)
     angle = 2 * torch.pi * torch.rand(40, generator=torch.Generator().manual_seed(1), dtype=FLOAT)

@@ -9,6 +9,7 @@ import dgm_infer as dgm
 from dgm_infer.bases.descent import minimise
 from dgm_infer.sampling import shares, starts
 from dgm_infer.sampling.shares import Shares, _weighed, shared_out
+from tests.findings import honest
 from tests.oracles import FLOAT, compare
 
 NOISE = 0.01
@@ -232,7 +233,7 @@ def test_chains_of_several_modes_have_their_shares_and_the_warning_names_the_mas
 
 
 # what is said of chains that do not
-@pytest.mark.filterwarnings("ignore:sample")
+@honest
 @pytest.mark.parametrize("kind", [dgm.LiftedHMC, dgm.ConstrainedHMC], ids=lambda kind: kind.__name__)
 def test_chains_jump_between_modes_in_proportion_to_their_masses(kind):
     problem, settings = folded(1.0, 8.0), {"chains": 8, "warmup": 60, "draws": 300, "seed": 1, "progress": False}

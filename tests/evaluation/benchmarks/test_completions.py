@@ -198,7 +198,6 @@ def test_an_interrupted_run_records_no_part_of_the_draws(monkeypatch, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.* groups that never overlap")
 def test_exact_draws_cover_the_images_of_their_own_generator_and_those_of_another_do_not():
     model = generators.load("digits_vae")
     settings = {"noise": 0.1, "chains": 4, "warmup": 150, "draws": 100, "seed": 0}

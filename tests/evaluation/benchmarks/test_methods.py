@@ -6,6 +6,7 @@ import pytest
 
 import dgm_infer as dgm
 from evaluation.benchmarks import methods
+from tests.findings import honest
 
 SHORT = {
     "ELBO": dgm.Elbo(samples=10),
@@ -14,7 +15,7 @@ SHORT = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.*no chain went from the base")
+@honest
 def test_every_method_is_compared_on_every_experiment(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(methods, "METHODS", SHORT)
     monkeypatch.delenv("DGM_INFER_REFERENCE_DATA", raising=False)

@@ -9,6 +9,7 @@ import dgm_infer as dgm
 from evaluation.benchmarks import modes
 from evaluation.problems.boltzmann import BoltzmannRelaxation, published_system, random_system
 from tests.files import reference_folder
+from tests.findings import honest
 
 SHORT = {
     "simulated tempering": (dgm.SimulatedTempering(draws=10, warmup=2, pilot_temperatures=10), 4),
@@ -40,6 +41,8 @@ def test_bad_options_are_named(tmp_path):
             modes.bench(**options, output=str(tmp_path))
 
 
+# some modes are not visited at all, which is said too
+@honest
 def test_modes_that_are_visited_too_rarely_are_named_and_widen_the_interval():
     machine = BoltzmannRelaxation(*random_system(16, 1))
     truth = machine.exact().log_z

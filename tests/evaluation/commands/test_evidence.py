@@ -16,7 +16,11 @@ from evaluation.commands.cli import main
 from evaluation.commands.evidence import fitted_base
 from evaluation.figures import log_evidence
 from evaluation.reports.estimates import Estimates, caveats, table
+from tests.findings import honest
 from tests.quick import some
+
+# runs as short as these may have no round trip, and say so
+pytestmark = honest
 
 CONFIG = """\
 name: small
@@ -216,7 +220,6 @@ def test_problems_not_to_be_trusted_are_named():
     assert caveats("m", evidence("lower", max_weight_share=share)) == []
 
 
-@pytest.mark.filterwarnings("ignore:GibbsTempering. no chain went from the base")
 def test_chains_cut_short_are_named_by_the_command(config, tmp_path, capsys):
     """Steps that go nowhere leave the chains where the pilot put them."""
     stuck = "{class_path: dgm_infer.GibbsTempering, init_args: {draws: 4, warmup: 0, n_steps: 1, step_size: 1.0e-4}}"

@@ -24,7 +24,6 @@ def test_without_the_model_one_line_names_the_option_and_nothing_is_written(tmp_
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.filterwarnings("ignore:.*no chain went from the base")
 @pytest.mark.slow
 def test_a_fast_run_has_its_bounds_in_order_and_its_methods_between_them(tmp_path):
     run = reproduce("iwae", fast=True, data=str(reference_folder("iwae_mnist")), output=str(tmp_path))

@@ -7,9 +7,10 @@ from PIL import Image
 
 from evaluation.commands.reproduce import reproduce
 from evaluation.reports.rates import rate_at, rates_table
+from tests.findings import honest
 
 
-@pytest.mark.filterwarnings("ignore:rate_distortion")
+@honest
 def test_the_shipped_generators_are_drawn(tmp_path, monkeypatch):
     monkeypatch.delenv("DGM_INFER_REFERENCE_DATA", raising=False)
     folder = reproduce("rate_distortion", fast=True, output=str(tmp_path))

@@ -32,8 +32,6 @@ def test_without_the_measurements_one_line_names_the_option_and_nothing_is_writt
 
 
 @pytest.mark.slow
-# annealing in so few temperatures may rest on few chains, and says so
-@pytest.mark.filterwarnings("ignore:AIS. the estimate rests on")
 def test_a_fast_run_of_the_relaxations_ranks_tempering_before_a_plain_chain(tmp_path):
     run = reproduce("boltzmann", fast=True, output=str(tmp_path))
     assert {path.name for path in run.iterdir()} == {"errors.png", "results.json", "log.txt"}

@@ -126,8 +126,6 @@ def test_published_systems_have_the_known_ranks_and_evidence():
         assert truth.log_z == pytest.approx(log_z, abs=1e-4)
 
 
-# one run in eight visits some of the 25 modes more rarely than its error says, and is told so
-@pytest.mark.filterwarnings("ignore:ContinuousTempering. the draws visit some modes too rarely")
 @pytest.mark.slow
 def test_tempering_finds_the_modes_of_a_published_system_and_a_plain_chain_does_not():
     relaxation, truth = published_system(reference_folder("boltzmann"), 2)

@@ -9,9 +9,13 @@ import dgm_infer as dgm
 from dgm_infer.evidence.tempering.record import base_check
 from dgm_infer.evidence.tempering.tempering import draw_beta
 from dgm_infer.kernels.integrators import PhasePoint
+from tests.findings import honest
 from tests.known_evidence import MixtureTarget, known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT
 from tests.quick import cases
+
+# runs as short as these may have no round trip, and say so
+pytestmark = honest
 
 METHODS = (dgm.GibbsTempering(), dgm.ContinuousTempering(), dgm.SimulatedTempering())
 
@@ -140,7 +144,6 @@ def test_thinned_runs_keep_every_second_draw_and_use_all(method):
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*no chain went from the base")
 def test_a_base_refined_by_a_pilot_makes_better_estimates():
     means = torch.tensor([[4.0] * 10], dtype=FLOAT)
     covariance = 0.05 * torch.eye(10, dtype=FLOAT)[None]
@@ -178,7 +181,6 @@ def test_trajectories_that_end_where_they_turn_temper_too():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.*no chain went from the base")
 def test_control_trees_weighed_without_the_kinetic_energy_are_noticed(monkeypatch):
     monkeypatch.setattr(PhasePoint, "hamiltonian", property(lambda self: self.energy))
     assert standard_errors_off(known_gaussian(10, (3,)), TREES.replace(draws=50, warmup=30))[0] > 5

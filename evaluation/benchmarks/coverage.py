@@ -1,0 +1,131 @@
+"""``dgm-infer bench coverage``: how often 95 % intervals of log Z cover it, or the run says that they may not.
+
+Families of problems of known log Z (:mod:`evaluation.problems.families`), from a base near them and from the prior.
+"""
+
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.errors import ConfigError, uninterrupted
+from dgm_infer.evidence import Evidence, Method
+
+from ..problems.families import FAMILIES
+from ..reports.documents import coverage_table
+from ..reports.records import write_record
+from .publishing import cores_of, measured_before, new_record, publish, versions
+from .settings import check_counts, check_seed, writable_folder
+
+__all__ = ["METHODS", "bench", "page", "row"]
+
+METHODS: dict[str, Method | None] = {
+    "default": None,
+    "AIS": dgm.AIS(),
+    "Hamiltonian AIS": dgm.HamiltonianAIS(),
+    "SMC, adaptive": dgm.SMC(),
+    "SMC, frozen": dgm.SMC(schedule="equalised", temperatures=30),
+    "Gibbs tempering": dgm.GibbsTempering(),
+    "joint tempering": dgm.ContinuousTempering(),
+    "simulated tempering": dgm.SimulatedTempering(),
+    "importance tempering": dgm.ImportanceTempering(),
+    "path sampling": dgm.PathSampling(),
+    "parallel tempering": dgm.ParallelTempering(),
+}
+
+
+def bench(
+    problems: int = 200,
+    chains: int = 16,
+    methods: str | None = None,
+    seed: int = 0,
+    output: str = "evaluation/results",
+) -> Path:
+    """Compare errors of log Z with what they are claimed to be, method by method.
+
+    Args:
+        problems: of every family.
+        chains: per problem.
+        methods: names, separated by semicolons; None for all. Those measured before with the same settings are kept.
+        seed: of every run.
+        output: folder for ``coverage.json`` and ``coverage.md``.
+
+    Returns:
+        path of the JSON file.
+    """
+    check_counts(least=2, problems=problems, chains=chains)
+    check_seed(seed)
+    names = list(METHODS) if methods is None else [name.strip() for name in methods.split(";")]
+    if unknown := [name for name in names if name not in METHODS]:
+        raise ConfigError(f"methods: {unknown[0]!r} is not one of {'; '.join(METHODS)}")
+    folder = writable_folder(output)
+    settings = {"problems": problems, "chains": chains, "seed": seed}
+    path = folder / "coverage.json"
+    rows = dict(measured_before(path, settings, "rows")["rows"])
+    record = new_record("coverage", settings, ["dgm-infer", "torch"], threads=torch.get_num_threads())
+    for name in names:
+        print(name, flush=True)
+        rows[name] = {family: _measured(name, family, problems, chains, seed) for family in FAMILIES}
+        record["rows"] = {each: rows[each] for each in METHODS if each in rows}
+        write_record(path, record)
+    publish(path, "coverage", page(record))
+    return path
+
+
+def _measured(name: str, family: str, problems: int, chains: int, seed: int) -> dict[str, Any]:
+    target, base = FAMILIES[family](problems)
+    started = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dgm.DiagnosisWarning)
+        evidence = uninterrupted(
+            # the families have one mode: the search for others would find none
+            dgm.log_evidence(
+                target,
+                base,
+                METHODS[name],
+                chains=chains,
+                seed=seed,
+                coverage=METHODS[name] is None,
+                progress=False,
+            )
+        )
+    return {**row(evidence), "seconds": time.process_time() - started}
+
+
+def row(evidence: Evidence) -> dict[str, float]:
+    """Shares of problems, and root mean squares, of estimates of log Z = 0."""
+    low, high = evidence.interval()
+    covered, named = (low < 0) & (high > 0), torch.zeros_like(evidence.log_z, dtype=torch.bool)
+    for finding in evidence.diagnose():
+        if finding.severity != "imprecise":
+            named[list(finding.problems)] = True
+
+    def share(where: torch.Tensor) -> float:
+        return float(where.double().mean())
+
+    return {
+        "covered": share(covered),
+        "named": share(named),
+        "covered_or_named": share(covered | named),
+        "rmse": float(evidence.log_z.square().mean().sqrt()),
+        "std_error": float(evidence.std_error.square().mean().sqrt()),
+        "bias": float(evidence.log_z.mean()),
+    }
+
+
+def page(record: dict[str, Any]) -> str:
+    """Markdown: coverage by method and family."""
+    settings = record["settings"]
+    return "\n".join(
+        [
+            "# Coverage of 95 % intervals of log Z\n",
+            f"`{record['command']}`: {settings['problems']} problems of every family, {settings['chains']} chains, "
+            "default settings. Share of problems whose interval covers log Z; after a slash, where it differs, the "
+            "share that is covered or named by `diagnose()`; in parentheses root mean square and claimed errors.\n",
+            coverage_table(record["rows"]),
+            f"On {record['processor']}, {cores_of(record['threads'])}; {versions(record)}.\n",
+        ]
+    )

@@ -1,0 +1,78 @@
+"""Families of densities, many problems in a batch, of log Z = 0: whether errors are as large as they say."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from dgm_infer import Gaussian, Target
+
+__all__ = ["FAMILIES", "LogGammas", "Normals", "Students"]
+
+
+class Normals(Target):
+    """Independent normals of these means and standard deviations, both ``[n, D]``."""
+
+    def __init__(self, mean: Tensor, sd: Tensor):
+        super().__init__(None, mean.shape[-1], tuple(mean.shape[:-1]))
+        self.mean, self.sd = mean, sd
+
+    def energy(self, x):
+        z = (x - self.mean) / self.sd
+        return (0.5 * z.square() + self.sd.log() + 0.5 * math.log(2 * math.pi)).sum(-1)
+
+    def take(self, problems):
+        return Normals(self.mean[problems], self.sd[problems])
+
+
+class Students(Target):
+    """Student's t of five degrees of freedom in D dimensions, n times."""
+
+    def __init__(self, n: int, dim: int):
+        super().__init__(None, dim, (n,))
+
+    def energy(self, x):
+        free, dim = 5.0, self.dim
+        constant = math.lgamma((free + dim) / 2) - math.lgamma(free / 2) - 0.5 * dim * math.log(free * math.pi)
+        return 0.5 * (free + dim) * (x.square().sum(-1) / free).log1p() - constant
+
+    def take(self, problems):
+        return Students(len(problems), self.dim)
+
+
+class LogGammas(Target):
+    """Logarithms of D exponential variables: skewed, with a tail to the left; n times."""
+
+    def __init__(self, n: int, dim: int):
+        super().__init__(None, dim, (n,))
+
+    def energy(self, x):
+        return (x.exp() - x).sum(-1)
+
+    def take(self, problems):
+        return LogGammas(len(problems), self.dim)
+
+
+def _near(n: int, dim: int) -> tuple[Target, Gaussian]:
+    rng = torch.Generator().manual_seed(0)
+    mean = torch.randn(n, dim, generator=rng, dtype=torch.float64)
+    sd = 0.5 + torch.rand(n, dim, generator=rng, dtype=torch.float64)
+    return Normals(mean, sd), Gaussian(mean + 0.4 * sd / dim**0.5, 1.2 * sd)
+
+
+def _from_prior(n: int, dim: int) -> tuple[Target, Gaussian]:
+    rng = torch.Generator().manual_seed(0)
+    sd = (-3 * torch.rand(n, dim, generator=rng, dtype=torch.float64)).exp()
+    mean = (1 - sd.square()).sqrt() * torch.randn(n, dim, generator=rng, dtype=torch.float64)
+    return Normals(mean, sd), Gaussian(torch.zeros_like(mean), 1.0)
+
+
+FAMILIES: dict[str, Callable[[int], tuple[Target, Gaussian]]] = {
+    "normals": lambda n: _near(n, 10),
+    "normals-5, prior": lambda n: _from_prior(n, 5),
+    "normals-20, prior": lambda n: _from_prior(n, 20),
+    "students": lambda n: (Students(n, 10), Gaussian(torch.zeros(n, 10, dtype=torch.float64), 1.2)),
+    "log-gammas": lambda n: (LogGammas(n, 10), Gaussian(torch.full((n, 10), -0.4, dtype=torch.float64), 1.3)),
+}
+"""By name, n problems with a base: near them; or the prior, of mean 0 and sd 1, with sds of 0.05 to 1 below it."""

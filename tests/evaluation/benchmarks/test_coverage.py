@@ -1,0 +1,86 @@
+"""Intervals of log Z cover it as often as they say, or the run says that they may not."""
+
+import json
+import warnings
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.evidence import annealing, estimators
+from evaluation.benchmarks import coverage
+from evaluation.problems.families import FAMILIES
+
+QUICK = {
+    "AIS": dgm.AIS(10, n_steps=1, pilot_temperatures=10),
+    "Gibbs tempering": dgm.GibbsTempering(draws=10, warmup=2, pilot_temperatures=10),
+}
+
+
+@pytest.mark.parametrize("make", FAMILIES.values(), ids=FAMILIES)
+def test_the_families_are_normalised(make):
+    target, base = make(3)
+    assert base.mean.shape == (*target.batch_shape, target.dim) == (3, target.dim)
+    # importance weights from a wide Student's t around the base, which has heavier tails than all of them
+    wide = torch.distributions.StudentT(3.0, base.mean, 1.5 * base.covariance_diagonal.sqrt())
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        x = wide.sample((60_000,))
+    log_weights = -target.energy(x) - wide.log_prob(x).sum(-1)
+    found = estimators.log_mean(log_weights)
+    near = found.std_error < 0.2
+    assert near.any()
+    assert (found.log_z.abs() < 5 * found.std_error)[near].all()
+    torch.testing.assert_close(target.take(torch.tensor([2])).energy(x[:5, 2:]), target.energy(x[:5])[:, 2:])
+
+
+def test_every_method_is_measured_on_every_family_and_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(coverage, "METHODS", QUICK)
+    for methods in ("AIS", "Gibbs tempering"):
+        path = coverage.bench(problems=3, chains=4, methods=methods, output=str(tmp_path))
+    record = json.loads(path.read_text())
+    assert list(record["rows"]) == list(QUICK)
+    for by_family in record["rows"].values():
+        assert list(by_family) == list(FAMILIES)
+        for row in by_family.values():
+            assert max(row["covered"], row["named"]) <= row["covered_or_named"] <= 1
+    assert (tmp_path / "coverage.md").read_text() == coverage.page(record)
+    with pytest.raises(dgm.ConfigError, match="'SMC' is not one of AIS; Gibbs tempering"):
+        coverage.bench(methods="SMC", output=str(tmp_path))
+
+
+def share(name, family, n):
+    """Share of problems whose interval covers the truth, or that are named."""
+    target, base = FAMILIES[family](n)
+    method = coverage.METHODS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", dgm.DiagnosisWarning)
+        found = dgm.log_evidence(target, base, method, seed=1, coverage=method is None, progress=False)
+    return coverage.row(found)
+
+
+METHODS = ("default", "AIS", "Hamiltonian AIS", "SMC, frozen", "Gibbs tempering", "simulated tempering")
+HELD = [(name, family) for name in METHODS for family in ("normals-5, prior", "students")]
+HELD += [("AIS", "normals-20, prior"), ("default", "normals-20, prior"), ("SMC, adaptive", "students")]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "family"), HELD, ids=lambda value: value)
+def test_nine_in_ten_problems_are_covered_or_named(name, family):
+    n = 100
+    assert share(name, family, n)["covered_or_named"] >= 0.9 - 3 * (0.09 / n) ** 0.5
+
+
+@pytest.mark.slow
+def test_control_errors_by_the_spread_of_the_weights_alone_cover_too_little(monkeypatch):
+    n = 100
+    kept = share("AIS", "normals-20, prior", n)["covered"]
+
+    def own(log_weights):
+        n, ess = len(log_weights), estimators.weight_ess(log_weights)
+        found = estimators.log_mean(log_weights)
+        return found._replace(std_error=((n / ess - 1) / (n - 1)).sqrt())
+
+    monkeypatch.setattr(annealing, "log_mean", own)
+    alone = share("AIS", "normals-20, prior", n)["covered"]
+    assert alone < 0.9 - 3 * (0.09 / n) ** 0.5 < kept
