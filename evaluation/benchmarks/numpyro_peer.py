@@ -1,0 +1,88 @@
+"""NumPyro as a peer: NUTS on a program with a dense mass matrix, all chains in one process and program."""
+
+import importlib
+from typing import Any
+
+from .image_sampling import ImageTask
+from .jax_images import Function, Images, Sampler, jax, jnp, sample_images
+from .jax_series import Series, sample_series
+from .series_problems import SeriesTask
+from .workers import Report
+
+__all__ = ["nuts", "program", "run", "run_series", "series_program"]
+
+numpyro: Any = importlib.import_module("numpyro")
+dist: Any = importlib.import_module("numpyro.distributions")
+infer: Any = importlib.import_module("numpyro.infer")
+
+# Draws of a run: one compiled program.
+_BLOCK = 100
+
+
+def program(posterior: Images) -> Function:
+    """``z ~ N(0, I)``, ``y ~ N(g(z)[observed], sd^2)`` with a plate over the images, as a NumPyro user writes it."""
+    y = jnp.asarray(posterior.observed)
+
+    def model() -> None:
+        with numpyro.plate("images", len(y)):
+            z = numpyro.sample("z", dist.Normal(jnp.zeros(posterior.dim), 1.0).to_event(1))
+            numpyro.sample("y", dist.Normal(posterior.predict(z), posterior.sd).to_event(1), obs=y)
+
+    return model
+
+
+def nuts(model: Function, name: str, shape: tuple[int, ...], warmup: int) -> Sampler:
+    """NUTS with a dense mass matrix, its other settings as they come; positions are the values of one variable.
+
+    Args:
+        model: the program; its only variable is unconstrained.
+        name: of this variable.
+        shape: of its value.
+        warmup: iterations, in whole blocks.
+    """
+    kernel = infer.NUTS(model, dense_mass=True)
+
+    @jax.jit
+    def block(state):
+        def once(state, _):
+            state = kernel.sample(state, (), {})
+            return state, (state.z[name].reshape(len(state.num_steps), -1), state.num_steps.mean())
+
+        state, (z, steps) = jax.lax.scan(once, state, None, length=_BLOCK)
+        return state, z, steps.mean()
+
+    blocks = -(-warmup // _BLOCK)
+
+    def warm_up(key, start):
+        keys = jax.random.split(key, len(start))
+        state = kernel.init(keys, blocks * _BLOCK, {name: start.reshape(-1, *shape)}, (), {})
+        for _ in range(blocks):
+            state, _, _ = block(state)
+        return state
+
+    return Sampler(warm_up, lambda key, state: block(state), "numpyro.infer.NUTS")
+
+
+def run(task: ImageTask, report: Report) -> dict[str, Any]:
+    """Chains of all images together."""
+    assert task.warmup is not None
+    warmup = task.warmup
+    return sample_images(task, lambda posterior: nuts(program(posterior), "z", posterior.shape, warmup), report)
+
+
+def series_program(posterior: Series) -> Function:
+    """Standard normal inputs, and a series of them that is observed with noise."""
+    y = jnp.asarray(posterior.observed)
+
+    def model() -> None:
+        u = numpyro.sample("u", dist.Normal(jnp.zeros(posterior.dim), 1.0).to_event(1))
+        numpyro.sample("y", dist.Normal(posterior.predict(u), posterior.sd).to_event(1), obs=y)
+
+    return model
+
+
+def run_series(task: SeriesTask, report: Report) -> dict[str, Any]:
+    """Chains of a series."""
+    assert task.warmup is not None
+    warmup = task.warmup
+    return sample_series(task, lambda posterior: nuts(series_program(posterior), "u", (posterior.dim,), warmup), report)
