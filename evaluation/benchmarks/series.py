@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dgm_infer.errors import ConfigError
+
 from ..reports.images import details
 from ..reports.records import plain, write_record
 from .earlier_peer import LATE
@@ -110,6 +112,11 @@ def bench(
             ("dtypes", dtypes, _DTYPES),
         )
     }
+    needed = dict.fromkeys(package for name in chosen["methods"] for package in METHODS[name].packages)
+    if missing := [package for package in needed if find_spec(package) is None]:
+        raise ConfigError(
+            f"{' and '.join(missing)} not installed: pip install 'dgm-infer[bench]', or give --methods default,nuts"
+        )
     cores = checked_cores(cores)
     folder = writable_folder(output)
     path = folder / "series.json"
@@ -124,12 +131,7 @@ def bench(
         entry = record["problems"].setdefault(name, {"title": SERIES[name].title, "methods": {}})
         for method in map(METHODS.__getitem__, chosen["methods"]):
             for label, own in _tasks(method, replace(task, problem=name), peer_warmup, chosen):
-                row = entry["methods"].get(label, {})
-                if missing := [package for package in method.packages if find_spec(package) is None]:
-                    reason = f"{' and '.join(missing)} not installed: pip install 'dgm-infer[bench]'"
-                    print(f"  {label}, left out: {reason}", flush=True)
-                    entry["methods"].setdefault(label, {"left_out": reason, "errors": []})
-                elif again or row.get("budget") != seconds:
+                if again or entry["methods"].get(label, {}).get("budget") != seconds:
                     entry["methods"][label] = _measured(method, label, own)
                 others = tuple(m.label for m in METHODS.values() if not m.exact)
                 exact = {label: row for label, row in entry["methods"].items() if not label.startswith(others)}

@@ -97,7 +97,8 @@ def _energy(row: Record) -> str:
 
 def _below_the_best(methods: Mapping[str, Record]) -> dict[str, float]:
     """By how much the best mode that a method visited has less mass than the best of all, on its worst image."""
-    masses = {label: row["mass"] for label, row in methods.items() if "mass" in row}
+    # none where no descent arrived
+    masses = {label: row["mass"] for label, row in methods.items() if None not in row.get("mass", [None])}
     best = [max(column) for column in zip(*masses.values(), strict=True)]
     return {label: max(b - own for b, own in zip(best, row, strict=True)) for label, row in masses.items()}
 

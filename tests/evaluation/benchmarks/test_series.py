@@ -3,12 +3,14 @@
 import json
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from dgm_infer.errors import ConfigError
 from evaluation.benchmarks import series
 from evaluation.benchmarks.series_problems import SERIES, SeriesTask, run
+from evaluation.benchmarks.workers import WorkerResult
 
 
 @pytest.mark.parametrize("name", SERIES)
@@ -39,15 +41,48 @@ def test_our_chains_begin_at_the_shared_starts_and_stay_at_typical_energies(kern
     assert (energy - prior).abs().max() < 60
 
 
-def test_a_peer_that_is_not_installed_is_left_out(tmp_path, monkeypatch, capsys):
+def test_a_peer_that_is_not_installed_is_named_before_anything_is_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(series, "find_spec", lambda name: None)
-    path = series.bench(
-        problems="mild", methods="blackjax,numpyro", dtypes="float32,float64", cores=1, output=str(tmp_path)
-    )
-    rows = json.loads(path.read_text())["problems"]["mild"]["methods"]
-    assert list(rows) == ["BlackJAX NUTS, float32", "BlackJAX NUTS", "NumPyro NUTS, float32", "NumPyro NUTS"]
-    assert rows["NumPyro NUTS"]["left_out"] == "jax and numpyro not installed: pip install 'dgm-infer[bench]'"
-    assert "- NumPyro NUTS: jax and numpyro not installed" in capsys.readouterr().out
+    with pytest.raises(
+        ConfigError, match=r"^jax and blackjax and optax and numpyro not installed: .* or give --methods"
+    ):
+        series.bench(cores=1, output=str(tmp_path / "results"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_form_of_a_method_is_recorded_and_kept(tmp_path, monkeypatch):
+    made = {"z": np.random.default_rng(0).normal(size=(4, 300, 4)), "steps": 3.0, "constraint_error": float("nan")}
+    made |= {"seconds": 2.0, "warmup_seconds": 1.0, "kernel": "name", "last": SERIES["mild"].starts(4, 0).numpy()}
+    tasks = []
+
+    def workers(function, given, **_):
+        tasks.append((function.split(":")[0].rpartition(".")[2], *given))
+        return [WorkerResult(made)]
+
+    monkeypatch.setattr(series, "find_spec", lambda name: "found")
+    monkeypatch.setattr(series, "run_workers", workers)
+    options: dict[str, Any] = {"problems": "mild", "cores": 1, "seconds": 5.0, "output": str(tmp_path)}
+    series.bench(methods="blackjax", dtypes="float32,float64", starts="shared,own", **options)
+    path = series.bench(methods="default,blackjax", starts="own", **options)
+    entry = json.loads(path.read_text())["problems"]["mild"]
+    peers = [
+        "BlackJAX NUTS, float32",
+        "BlackJAX NUTS",
+        "BlackJAX NUTS, own starts, float32",
+        "BlackJAX NUTS, own starts",
+    ]
+    assert list(entry["methods"]) == [*peers, "default, own starts"]
+    assert [module for module, _ in tasks] == ["blackjax_peer"] * 4 + ["series_problems"]
+    assert [(task.start, task.dtype, task.warmup) for _, task in tasks[:2]] == [
+        ("shared", "float32", 1000),
+        ("shared", "float64", 1000),
+    ]
+    assert tasks[-1][1].warmup is None
+    row = entry["methods"]["default, own starts"]
+    assert row["min_ess_per_second"] == pytest.approx(4 * 300 / 5, rel=0.3)
+    target = SERIES["mild"].target()
+    assert row["energy"] == [pytest.approx(float(target.energy(SERIES["mild"].starts(4, 0)).mean()))]
+    assert "| BlackJAX NUTS, own starts, float32 |" in (tmp_path / "series.md").read_text()
 
 
 @pytest.mark.parametrize(
