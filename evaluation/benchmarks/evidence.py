@@ -214,7 +214,7 @@ def _beside_jax(
     method = dgm.AIS(temperatures=settings["reference_temperatures"])
     options = {"chains": chains, "seed": seed + 1, "progress": False}
     truth = uninterrupted(dgm.log_evidence(*problem, method, **options)).log_z.reshape(-1).cpu().double()
-    rows = {"dgm-infer": _to_errors(own.log_z, own.std_error, own.seconds, truth)}
+    rows: dict[str, dict[str, Any]] = {"dgm-infer": _to_errors(own.log_z, own.std_error, own.seconds, truth)}
     rows["dgm-infer"]["rate"] = own.gradient_evaluations * len(truth) / own.seconds
     if reason := missing():
         rows["plain loop"] = {"left_out": reason}

@@ -1,7 +1,6 @@
 """The peer of annealing: the loop that one would write in JAX, with a fixed step size and fixed temperatures."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,7 +53,7 @@ def whitened_energies(decoder: Function, images: Any, mean: Any, sd: Any) -> Fun
     return energies
 
 
-def annealed(energies: Function, shape: tuple[int, ...], betas: np.ndarray, n_steps: int, step_size: float) -> Function:
+def annealed(energies: Function, shape: tuple[int, ...], betas: np.ndarray, n_steps: int, step_size: float) -> Any:
     """Annealed importance sampling between standard normals and ``exp(-energies - |v|^2/2)`` along ``beta``.
 
     Args:
@@ -130,9 +129,7 @@ def run(task: AnnealingTask, report: Report) -> dict[str, Any]:
         energies = whitened_energies(decoder, *map(jnp.asarray, (images, mean, sd)))
         shape = task.chains, *mean.shape
         betas = np.linspace(0, 1, task.temperatures + 1)
-        run_once: Callable[..., Any] = (
-            annealed(energies, shape, betas, task.n_steps, task.step_size).lower(jax.random.key(0)).compile()
-        )
+        run_once = annealed(energies, shape, betas, task.n_steps, task.step_size).lower(jax.random.key(0)).compile()
         compilation = clock.elapsed
         report(f"compiled in {compilation:.1f} s")
         log_z, errors, seconds, acceptance = [], [], [], []

@@ -79,17 +79,17 @@ def _layer(layer: nn.Module) -> Function:
         return lambda x: x.reshape(len(x), *shape)
     if isinstance(layer, nn.Flatten):
         return lambda x: x.reshape(len(x), -1)
-    plain = isinstance(layer, nn.ConvTranspose2d) and layer.groups == 1 and layer.padding_mode == "zeros"
-    if not plain or layer.bias is None or set(layer.dilation) != {1}:
-        raise ModelError(f"a layer {type(layer).__name__} has no counterpart here")
-    return _transposed(layer)
+    plain = {"groups": 1, "dilation": (1, 1), "padding_mode": "zeros"}
+    if isinstance(layer, nn.ConvTranspose2d) and plain.items() <= vars(layer).items() and layer.bias is not None:
+        return _transposed(layer)
+    raise ModelError(f"a layer {type(layer).__name__} has no counterpart here")
 
 
 def _transposed(layer: nn.ConvTranspose2d) -> Function:
     """A transposed convolution: one of the input with zeros between its pixels, by the kernel turned round."""
     kernel = np.ascontiguousarray(_numbers(layer.weight)[:, :, ::-1, ::-1].swapaxes(0, 1))
     bias, stride = _numbers(layer.bias)[:, None, None], tuple(layer.stride)
-    sides = zip(layer.kernel_size, layer.padding, layer.output_padding, strict=True)  # type: ignore[arg-type]
+    sides: Any = zip(layer.kernel_size, layer.padding, layer.output_padding, strict=True)
     ends = [(k - 1 - p, k - 1 - p + more) for k, p, more in sides]
 
     def convolve(x):
@@ -175,7 +175,7 @@ def differences(energy: Function, points: np.ndarray, ours: dict[str, np.ndarray
     """
     with precision("float64"):
         values = jax.jit(jax.vmap(jax.value_and_grad(energy)))(jnp.asarray(points))
-        theirs = dict(zip(("energy", "gradient"), map(np.asarray, values), strict=True))
+        theirs: dict[str, np.ndarray] = dict(zip(("energy", "gradient"), map(np.asarray, values), strict=True))
     found = {name: float(np.abs(a - theirs[name]).max() / np.abs(a).max()) for name, a in ours.items()}
     for name, size in found.items():
         if not size <= AGREED:

@@ -13,6 +13,8 @@ __all__ = ["Series", "sample_series", "series_posterior"]
 
 # Points at which energies are compared, and how far they are from what generated the data.
 _COMPARED, _SPREAD = 8, 0.1
+# Steps of the series in one turn of its loop: half the time of single ones, and compiled in seconds.
+_UNROLLED = 5
 
 
 class Series(NamedTuple):
@@ -32,7 +34,7 @@ class Series(NamedTuple):
 
 def series_posterior(series: NoisySeries) -> Series:
     """Of standard normal inputs: logarithms of the parameters, less their means, and the noise of every step."""
-    initial, process = np.asarray(series.initial), series.process
+    first, process = series.initial, series.process
     observed = series.observations().numpy()
 
     def predict(u):
@@ -40,11 +42,15 @@ def series_posterior(series: NoisySeries) -> Series:
 
         def step(state, noise):
             prey, predators = state
-            change = jnp.stack([z[0] * prey - z[1] * prey * predators, z[3] * prey * predators - z[2] * predators])
-            state = state + change + process * noise
+            state = (
+                prey + z[0] * prey - z[1] * prey * predators + process * noise[0],
+                predators + z[3] * prey * predators - z[2] * predators + process * noise[1],
+            )
             return state, state
 
-        return jax.lax.scan(step, jnp.asarray(initial, u.dtype), u[4:].reshape(-1, 2))[1].ravel()
+        start = tuple(jnp.full((), value, u.dtype) for value in first)
+        _, populations = jax.lax.scan(step, start, u[4:].reshape(-1, 2), unroll=_UNROLLED)
+        return jnp.stack(populations, -1).ravel()
 
     return Series(predict, observed, series.sd, 4 + len(observed))
 

@@ -67,7 +67,7 @@ def bench(
     methods: str = ",".join(METHODS),
     chains: int = 4,
     warmup: int | None = None,
-    peer_warmup: int = 1000,
+    peer_warmup: int = 500,
     starts: str = "shared",
     dtypes: str = "float64",
     again: bool = False,

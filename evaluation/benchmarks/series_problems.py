@@ -69,7 +69,7 @@ class NoisySeries:
 
 SERIES = {
     # the medians of the prior, about which populations change by some ten per cent a step
-    "mild": NoisySeries("mild: parameters at the prior's medians", (0.13534,) * 4, (1.5, 1.0), 0.05),
+    "mild": NoisySeries("mild: parameters at the prior's medians", (0.135, 0.135, 0.135, 0.135), (1.5, 1.0), 0.05),
     "published": NoisySeries("the published parameters and series", (0.4, 0.005, 0.05, 0.001), (100.0, 100.0), 1.0),
 }
 """By name."""

@@ -74,8 +74,8 @@ def test_every_form_of_a_method_is_recorded_and_kept(tmp_path, monkeypatch):
     assert list(entry["methods"]) == [*peers, "default, own starts"]
     assert [module for module, _ in tasks] == ["blackjax_peer"] * 4 + ["series_problems"]
     assert [(task.start, task.dtype, task.warmup) for _, task in tasks[:2]] == [
-        ("shared", "float32", 1000),
-        ("shared", "float64", 1000),
+        ("shared", "float32", 500),
+        ("shared", "float64", 500),
     ]
     assert tasks[-1][1].warmup is None
     row = entry["methods"]["default, own starts"]
