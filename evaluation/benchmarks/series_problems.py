@@ -60,7 +60,7 @@ class NoisySeries:
         """The same posterior of the model's own inputs: a Gaussian kernel about the data."""
         return dgm.condition(self.model(), self.observations(), tolerance=self.sd)  # type: ignore[return-value]
 
-    def starts(self, chains: int, seed: int, spread: float = 0.01) -> Tensor:
+    def starts(self, chains: int, seed: int, spread: float = 0.001) -> Tensor:
         """Inputs near those that generated the data, which all samplers can begin at: ``[chains, 104]``."""
         rng = torch.Generator().manual_seed(seed)
         shape = chains, 4 + 2 * _N_STEPS
