@@ -85,7 +85,7 @@ def bench(
         sweep_noise: these widths, standard deviations separated by commas.
         sweep_seconds: seconds per method and width.
         again: measure again what was measured with these settings.
-        cores: processor cores; null for all of them.
+        cores: processor cores; null for all of them. With 1 the peers in JAX have one thread, else all that JAX finds.
         seed: seed of all randomness.
         output: folder for ``images_cpu.json`` and ``images.md``.
 

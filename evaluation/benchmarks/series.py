@@ -90,7 +90,7 @@ def bench(
             default starts by itself and peers at prior draws.
         dtypes: what peers compute in, separated by commas: float64, as this project, float32.
         again: measure again what was measured with these settings.
-        cores: processor cores; null for all of them.
+        cores: processor cores; null for all of them. With 1 the peers have one thread, else all that JAX finds.
         seed: seed of all randomness.
         output: folder for ``series.json`` and ``series.md``.
 
