@@ -63,10 +63,10 @@ def details(entry: Record) -> str:
         notes += [f"- {label}: {reason}\n" for reason in _reasons(row)]
         if "chains" in row:
             further = [_energy(row)] if energies else []
-            further += [_number(below.get(label))] if below else []
+            further += [f"{below[label]:.2f}" if label in below else "-"] if below else []
             rows.append([_named(label, row), *_cells(row), *further])
     agreement = entry.get("agreement")
-    if agreement and agreement["compared"]:
+    if agreement and agreement["between"]:
         share = f"{agreement['compared']} of {agreement['possible']} comparisons with both R-hat at most {R_HAT}"
         notes.append(
             f"- The means differ by at most {agreement['largest']:.2f} combined standard errors "

@@ -217,7 +217,7 @@ def test_the_page_has_a_row_per_method_and_says_what_is_missing():
     told = page(with_masses)
     assert "default / NumPyro NUTS, prior starts" in told
     below = {cells[1].strip(): cells[-2].strip() for line in told.splitlines() if len(cells := line.split("|")) == 13}
-    assert (below["constrained"], below["lifted"], below["NumPyro NUTS, prior starts"]) == ("2.5", "2", "0")
+    assert (below["constrained"], below["lifted"], below["NumPyro NUTS, prior starts"]) == ("2.50", "2.00", "0.00")
     assert below["default: LiftedHMC"] == "-"
 
 
