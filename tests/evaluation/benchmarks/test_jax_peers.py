@@ -95,7 +95,7 @@ def linear() -> tuple[Conditioned, torch.Tensor, torch.Tensor]:
 
 
 def agrees(draws: np.ndarray, mean: torch.Tensor, sd: torch.Tensor, bias: float) -> bool:
-    """Whether means and spreads of ``[chains, draws, 2 * 3]`` are within 5 standard errors and a bias, in units of sd."""
+    """Whether means and spreads of ``[chains, draws, 2 * 3]`` are within 5 standard errors and a bias."""
     wrong = 0
     for column, m, s in zip(np.moveaxis(draws, -1, 0), mean.flatten().tolist(), [*sd.tolist()] * 2, strict=True):
         found: dict[str, Any] = diagnose(np.ascontiguousarray(column, np.float64), 1.0)
