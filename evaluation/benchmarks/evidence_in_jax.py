@@ -29,7 +29,7 @@ _COMPARED, _RUNS = 4, 20
 # The regression: data and features, and the error that seconds are for.
 _DATA, _FEATURES, _REGRESSION_ERROR = 200, 19, 0.05
 # Particles per chain of the long run.
-_TRUTH = 20_000
+_TRUTH = 5_000
 # BlackJAX: particles, transitions per temperature, step size.
 _PARTICLES, _MOVES, _STEP_SIZE = 500, 2, 0.3
 # This project's methods, by the names in tables.
