@@ -26,7 +26,7 @@ __all__ = ["bench", "table"]
 _DTYPES = ("float32", "float64")
 # Shares of the time, and seconds per part for its process to start and end.
 _SHARES = {"fibre": 3, "images": 5, "faces": 2, "evidence": 2, "replicas": 2, "training": 1}
-_STARTING = 10
+_STARTING = 6
 
 
 def bench(
@@ -132,7 +132,7 @@ def _measured(task: DeviceTask, cores: int, command: str) -> dict[str, Any]:
 def _words(line: Mapping[str, Any]) -> str:
     if "rate" not in line:
         return f"{line['line']}, {line['dtype']}: {line.get('left_out') or line.get('error')}"
-    words = f"{line['title']}, {line['dtype']}: {line['rate']:.3g} {line['unit']}/s"
+    words = f"{line['title']}, {line['dtype']}: {_rate(line['rate'])} {line['unit']}/s"
     return words if line["waits"] is None else f"{words}, {line['waits']} waits"
 
 
@@ -166,7 +166,7 @@ def _row(line: Mapping[str, Any]) -> Sequence[str]:
     return [
         line["title"],
         line["dtype"],
-        f"{line['rate']:.3g} {line['unit']}/s",
+        f"{_rate(line['rate'])} {line['unit']}/s",
         _number(line.get("min_ess_per_second"), ".3g"),
         _number(line.get("max_r_hat"), ".3f"),
         _number(line["waits"], "d"),
@@ -174,6 +174,10 @@ def _row(line: Mapping[str, Any]) -> Sequence[str]:
         f"{line['first']:.2f}",
         _number(line.get("peak_gib"), ".1f"),
     ]
+
+
+def _rate(value: float) -> str:
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def _number(value: float | None, form: str) -> str:

@@ -21,9 +21,9 @@ _BLOCK = 100
 
 def program(posterior: Images) -> Function:
     """``z ~ N(0, I)``, ``y ~ N(g(z)[observed], sd^2)`` with a plate over the images, as a NumPyro user writes it."""
-    y = jnp.asarray(posterior.observed)
 
     def model() -> None:
+        y = jnp.asarray(posterior.observed)
         with numpyro.plate("images", len(y)):
             z = numpyro.sample("z", dist.Normal(jnp.zeros(posterior.dim), 1.0).to_event(1))
             numpyro.sample("y", dist.Normal(posterior.predict(z), posterior.sd).to_event(1), obs=y)
@@ -40,27 +40,32 @@ def nuts(model: Function, name: str, shape: tuple[int, ...], warmup: int) -> Sam
         shape: of its value.
         warmup: iterations, in whole blocks.
     """
-    kernel = infer.NUTS(model, dense_mass=True)
+    programs: dict[str, Function] = {}
 
-    @jax.jit
-    def block(state):
-        def once(state, _):
-            state = kernel.sample(state, (), {})
-            return state, (state.z[name].reshape(len(state.num_steps), -1), state.num_steps.mean())
+    def block(kernel: Any) -> Function:
+        @jax.jit
+        def draw(state):
+            def once(state, _):
+                state = kernel.sample(state, (), {})
+                return state, (state.z[name].reshape(len(state.num_steps), -1), state.num_steps.mean())
 
-        state, (z, steps) = jax.lax.scan(once, state, None, length=_BLOCK)
-        return state, z, steps.mean()
+            state, (z, steps) = jax.lax.scan(once, state, None, length=_BLOCK)
+            return state, z, steps.mean()
 
-    blocks = -(-warmup // _BLOCK)
+        return draw
 
     def warm_up(key, start):
-        keys = jax.random.split(key, len(start))
-        state = kernel.init(keys, blocks * _BLOCK, {name: start.reshape(-1, *shape)}, (), {})
+        values = start.reshape(-1, *shape)
+        # NUTS looks for a valid point before it takes those that it is given: the first of these
+        kernel = infer.NUTS(model, dense_mass=True, init_strategy=infer.init_to_value(values={name: values[0]}))
+        blocks = -(-warmup // _BLOCK)
+        state = kernel.init(jax.random.split(key, len(start)), blocks * _BLOCK, {name: values}, (), {})
+        programs["draw"] = block(kernel)
         for _ in range(blocks):
-            state, _, _ = block(state)
+            state, _, _ = programs["draw"](state)
         return state
 
-    return Sampler(warm_up, lambda key, state: block(state), "numpyro.infer.NUTS")
+    return Sampler(warm_up, lambda key, state: programs["draw"](state), "numpyro.infer.NUTS")
 
 
 def run(task: ImageTask, report: Report) -> dict[str, Any]:
@@ -72,11 +77,13 @@ def run(task: ImageTask, report: Report) -> dict[str, Any]:
 
 def series_program(posterior: Series) -> Function:
     """Standard normal inputs, and a series of them that is observed with noise."""
-    y = jnp.asarray(posterior.observed)
 
     def model() -> None:
+        y = jnp.asarray(posterior.observed)
         u = numpyro.sample("u", dist.Normal(jnp.zeros(posterior.dim), 1.0).to_event(1))
-        numpyro.sample("y", dist.Normal(posterior.predict(u), posterior.sd).to_event(1), obs=y)
+        # the program also runs at prior draws, where series overflow: not a reason to stop
+        likelihood = dist.Normal(posterior.predict(u), posterior.sd, validate_args=False)
+        numpyro.sample("y", likelihood.to_event(1), obs=y)
 
     return model
 

@@ -205,3 +205,16 @@ def test_a_series_in_jax_is_that_of_the_model(name):
     other = posterior._replace(sd=series.sd * 1.01)
     with pytest.raises(ModelError, match="energy is another function"):
         jax_series._disagreement(series, other, 0)
+
+
+def test_a_program_starts_though_prior_draws_overflow(numpyro_peer):
+    """As series of the published setting do."""
+    jax_series = pytest.importorskip("evaluation.benchmarks.jax_series")
+    posterior = jax_series.series_posterior(SERIES["published"])
+    sampler = numpyro_peer.nuts(numpyro_peer.series_program(posterior), "u", (posterior.dim,), 0)
+    with jax_images.precision("float64"):
+        start = jnp.asarray(SERIES["published"].starts(2, 0).numpy())
+        state = sampler.warm_up(jax.random.key(0), start)
+        np.testing.assert_allclose(state.z["u"], start)
+        energy = jax.vmap(posterior.energy)(start)
+        np.testing.assert_allclose(np.diff(state.potential_energy), np.diff(energy), rtol=1e-9)
