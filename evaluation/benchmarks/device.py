@@ -25,7 +25,7 @@ __all__ = ["bench", "table"]
 
 _DTYPES = ("float32", "float64")
 # Shares of the time, and seconds per part for its process to start and end.
-_SHARES = {"fibre": 3, "images": 5, "faces": 2, "evidence": 2, "replicas": 2, "training": 1}
+_SHARES = {"fibre": 4, "images": 4, "faces": 2, "evidence": 2, "replicas": 2, "training": 1}
 _STARTING = 6
 
 
