@@ -16,7 +16,7 @@ blackjax: Any = importlib.import_module("blackjax")
 resampling: Any = importlib.import_module("blackjax.smc.resampling")
 
 # Effective share of particles at which the next temperature is set, and leapfrog steps per transition.
-_TARGET_ESS, _STEPS = 0.5, 5
+_TARGET_ESS, _STEPS = 0.5, 3
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,14 @@ from .evidence_in_jax import missing, plain_annealing, regressions, seconds_to
 from .machine import check_device, checked_cores, device_name
 from .publishing import DEVICES, by_device, cores_of, new_record, publish, versions
 from .settings import check_counts, check_seed, writable_folder
-from .throughput import STEP_SIZE, STEPS, one_large_run, throughput
+from .throughput import STEPS, one_large_run, throughput
 from .workers import torch_threads
 
 __all__ = ["bench", "seconds_to_error", "table", "throughput"]
 
 _ERROR = 0.1
+# Leapfrog steps of the plain loop in JAX and their size: a quarter of a turn about the base.
+_PLAIN = (5, 0.3)
 
 
 def bench(
@@ -220,8 +222,9 @@ def _beside_jax(
         rows["plain loop"] = {"left_out": reason}
     else:
         print("plain loop in JAX", flush=True)
-        sizes = (chains, temperatures, STEPS, STEP_SIZE, settings["repeats"], settings["cores"], seed)
-        found = plain_annealing(model, pictures, *sizes)
+        found = plain_annealing(
+            model, pictures, chains, temperatures, settings["repeats"], settings["cores"], seed, *_PLAIN
+        )
         if "error" not in found:
             log_z, errors = (torch.from_numpy(found[name]) for name in ("log_z", "std_error"))
             seconds = median(found["seconds"])

@@ -158,7 +158,7 @@ def test_the_plain_loop_estimates_the_evidence_that_quadrature_gives(tmp_path, m
 
     monkeypatch.setattr(evidence_in_jax, "_run", here)
     model, images = small_iwae(2)
-    found = evidence_in_jax.plain_annealing(model, images, 64, 20, 4, 0.3, 3, 1, 0)
+    found = evidence_in_jax.plain_annealing(model, images, 64, 20, 3, 1, 0, 4, 0.3)
     nodes, weights = np.polynomial.hermite_e.hermegauss(24)
     z = torch.from_numpy(np.stack(np.meshgrid(nodes, nodes, nodes, indexing="ij"), -1).reshape(-1, 3))
     w = torch.from_numpy(np.prod(np.meshgrid(weights, weights, weights, indexing="ij"), 0).ravel() / (2 * np.pi) ** 1.5)
