@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 from .image_sampling import ImageTask
-from .jax_images import Function, Sampler, jax, sample_images
+from .jax_images import ADAPTED, Function, Sampler, jax, jnp, over_trees, repeated, sample_images
 from .jax_series import sample_series
 from .series_problems import SeriesTask
 from .workers import Report
@@ -25,7 +25,7 @@ _LEARNING_RATE, _FIRST_STEP, _JITTERED = 0.02, 0.1, 2**20
 
 
 def nuts(energy: Function, chains: int, warmup: int) -> Sampler:
-    """NUTS; every chain has a dense mass matrix and a step size of its own, by window adaptation.
+    """NUTS with a dense mass matrix, by window adaptation, which every chain has to itself up to four.
 
     Args:
         energy: ``[D] -> []``.
@@ -46,11 +46,11 @@ def nuts(energy: Function, chains: int, warmup: int) -> Sampler:
         state, info = kernel(key, state, density, *found)
         return (state, found), state.position, info.num_integration_steps
 
-    return _by_chain(adapt, step, chains, "blackjax.nuts")
+    return _by_chain(adapt, step, chains, "blackjax.nuts", over_trees)
 
 
 def mclmc(energy: Function, chains: int, warmup: int) -> Sampler:
-    """Microcanonical Langevin dynamics, unadjusted, every chain with its own tuning; every eighth point is a draw.
+    """Microcanonical Langevin dynamics, unadjusted, tuned chain by chain up to four; every eighth point is a draw.
 
     Its stationary distribution is near the posterior, not the posterior. It tunes for a number of steps of its own:
     ``warmup`` is not used.
@@ -70,9 +70,9 @@ def mclmc(energy: Function, chains: int, warmup: int) -> Sampler:
             return kernel(key, state, density, *found)[0], None
 
         state, _ = jax.lax.scan(once, state, jax.random.split(key, _THINNED))
-        return (state, found), state.position, _THINNED
+        return (state, found), state.position, jnp.asarray(_THINNED)
 
-    return _by_chain(adapt, step, chains, "blackjax.mclmc")
+    return _by_chain(adapt, step, chains, "blackjax.mclmc", _together)
 
 
 def chees(energy: Function, chains: int, warmup: int) -> Sampler:
@@ -121,23 +121,38 @@ def _nothing() -> Function:
     return blackjax.adaptation.base.get_filter_adapt_info_fn()
 
 
-def _by_chain(adapt: Function, step: Function, chains: int, kernel: str) -> Sampler:
-    """A sampler of independent chains from ``adapt(key, z) -> chain`` and ``step(key, chain) -> chain, z, steps``."""
+def _by_chain(adapt: Function, step: Function, chains: int, kernel: str, across: Function) -> Sampler:
+    """A sampler of independent chains from ``adapt(key, z) -> chain`` and ``step(key, chain) -> chain, z, steps``.
+
+    Args:
+        across: ``(function, arguments of all chains)``: how it is called for every chain.
+    """
 
     @jax.jit
     def warm_up(key, start):
-        return jax.vmap(adapt)(jax.random.split(key, chains), start)
+        adapted = start[:ADAPTED]
+        state = across(lambda own: adapt(*own), (jax.random.split(key, len(adapted)), adapted))
+        return repeated(state, chains)
+
+    def block(own):
+        key, chain = own
+
+        def once(chain, key):
+            chain, z, steps = step(key, chain)
+            return chain, (z, steps)
+
+        return jax.lax.scan(once, chain, jax.random.split(key, _BLOCK))
 
     @jax.jit
     def draw(key, state):
-        def once(state, key):
-            state, z, steps = jax.vmap(step)(jax.random.split(key, chains), state)
-            return state, (z, steps)
-
-        state, (z, steps) = jax.lax.scan(once, state, jax.random.split(key, _BLOCK))
-        return state, z, steps.mean()
+        state, (z, steps) = across(block, (jax.random.split(key, chains), state))
+        return state, z.swapaxes(0, 1), steps.mean()
 
     return Sampler(warm_up, draw, kernel)
+
+
+def _together(function: Function, arguments: Any) -> Any:
+    return jax.vmap(function)(arguments)
 
 
 def run(task: ImageTask, report: Report) -> dict[str, Any]:

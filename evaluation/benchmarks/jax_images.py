@@ -21,6 +21,7 @@ from .image_sampling import Conditioned, ImageTask
 from .workers import Clock, Report
 
 __all__ = [
+    "ADAPTED",
     "AGREED",
     "Images",
     "Sampler",
@@ -30,7 +31,9 @@ __all__ = [
     "drawn_until",
     "images_posterior",
     "network",
+    "over_trees",
     "precision",
+    "repeated",
     "sample_images",
 ]
 
@@ -43,7 +46,12 @@ Function = Callable[..., Any]
 AGREED = 1e-6
 """Largest difference from this project's energies and gradients, relative, in float64."""
 
-# Points at which they are compared.
+ADAPTED = 4
+"""Chains that adapt, at most: more go on from where these are then, in different directions, with their metrics."""
+
+# Chains whose trees are grown in step.
+_FEW = 8
+# Points at which energies are compared.
 _COMPARED = 8
 # Searches per problem, their steps, and the learning rate that they begin with; it falls to nothing along a cosine.
 _SEARCHES, _DESCENT, _RATE = 32, 500, 0.05
@@ -222,6 +230,21 @@ class Sampler(NamedTuple):
     draw: Function
     """``(key, state) -> (state, z [draws, chains, D], steps per draw)``."""
     kernel: str
+
+
+def over_trees(function: Function, states: Any) -> Any:
+    """A transition of trees of every chain: of few chains in step, of many one after the other.
+
+    In step every chain waits for the deepest tree. On one core, 5 us per chain and step of four chains of digits, one
+    after the other 7.5, but of 64 chains in step 150.
+    """
+    few = len(jax.tree.leaves(states)[0]) <= _FEW
+    return jax.vmap(function)(states) if few else jax.lax.map(function, states)
+
+
+def repeated(state: Any, chains: int) -> Any:
+    """The states of chains that have adapted as those of more: each goes on several times."""
+    return jax.tree.map(lambda part: part[jnp.arange(chains) % len(part)], state)
 
 
 def drawn_until(clock: Clock, sampler: Sampler, key: Any, start: Any, report: Report) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import importlib
 from typing import Any
 
 from .image_sampling import ImageTask
-from .jax_images import Function, Images, Sampler, jax, jnp, sample_images
+from .jax_images import ADAPTED, Function, Images, Sampler, jax, jnp, over_trees, repeated, sample_images
 from .jax_series import Series, sample_series
 from .series_problems import SeriesTask
 from .workers import Report
@@ -43,27 +43,32 @@ def nuts(model: Function, name: str, shape: tuple[int, ...], warmup: int) -> Sam
     programs: dict[str, Function] = {}
 
     def block(kernel: Any) -> Function:
-        @jax.jit
-        def draw(state):
+        def chain(state):
             def once(state, _):
                 state = kernel.sample(state, (), {})
-                return state, (state.z[name].reshape(len(state.num_steps), -1), state.num_steps.mean())
+                return state, (state.z[name].ravel(), state.num_steps)
 
-            state, (z, steps) = jax.lax.scan(once, state, None, length=_BLOCK)
-            return state, z, steps.mean()
+            return jax.lax.scan(once, state, None, length=_BLOCK)
+
+        @jax.jit
+        def draw(state):
+            state, (z, steps) = over_trees(chain, state)
+            return state, z.swapaxes(0, 1), steps.mean()
 
         return draw
 
     def warm_up(key, start):
-        values = start.reshape(-1, *shape)
+        values = start[:ADAPTED].reshape(-1, *shape)
+        keys, blocks = jax.random.split(key, len(values)), -(-warmup // _BLOCK)
         # NUTS looks for a valid point before it takes those that it is given: the first of these
-        kernel = infer.NUTS(model, dense_mass=True, init_strategy=infer.init_to_value(values={name: values[0]}))
-        blocks = -(-warmup // _BLOCK)
-        state = kernel.init(jax.random.split(key, len(start)), blocks * _BLOCK, {name: values}, (), {})
-        programs["draw"] = block(kernel)
+        strategy = infer.init_to_value(values={name: values[0]})
+        single, all_chains = (infer.NUTS(model, dense_mass=True, init_strategy=strategy) for _ in range(2))
+        single.init(keys[0], blocks * _BLOCK, {name: values[0]}, (), {})
+        state = all_chains.init(keys, blocks * _BLOCK, {name: values}, (), {})
+        programs["draw"] = block(single)
         for _ in range(blocks):
             state, _, _ = programs["draw"](state)
-        return state
+        return repeated(state, len(start))._replace(rng_key=jax.random.split(key, len(start)))
 
     return Sampler(warm_up, lambda key, state: programs["draw"](state), "numpyro.infer.NUTS")
 
