@@ -280,6 +280,7 @@ def test_the_base_installation_has_help_and_version(answers):
 
 # a command that needs the package, among the others of its extra, which are there
 NEEDS = {
+    "blackjax": "bench series",
     "clarabel": "reproduce boltzmann --fast",
     "cvxpy": "reproduce boltzmann --fast",
     "jax": "bench fibre",
@@ -287,6 +288,8 @@ NEEDS = {
     "lightning": f"condition --config {ROOT}/configs/condition/digits_top_half.yaml",
     "matplotlib": "reproduce quantile --fast",
     "mici": "bench fibre",
+    "numpyro": "bench series",
+    "optax": "bench series",
     "PIL": "condition",
     "pyro": "bench evidence",
     "sklearn": f"evidence --config {ROOT}/configs/evidence/digits_vae.yaml",

@@ -23,6 +23,8 @@ BENCHMARKS = {
     "iwae_training": "evaluation.benchmarks.iwae_training",
     "completions": "evaluation.benchmarks.completions",
     "images": "evaluation.benchmarks.images",
+    "series": "evaluation.benchmarks.series",
+    "device": "evaluation.benchmarks.device",
     "samplers": "evaluation.benchmarks.samplers",
     "abc": "evaluation.benchmarks.abc",
 }

@@ -8,11 +8,19 @@ Three measurements on the published importance-weighted auto-encoder, float32, i
   Pyro's HMC kernel, one chain after another. A standard error falls with the square root of the chains, so a run with
   the right number of chains would take the seconds of this run times its mean squared error over 0.01;
 - every method's estimate, error, status, seconds and gradients on the same images.
+
+Beside JAX: all images are also annealed by the loop that one would write in JAX, with as many temperatures, and a
+logistic regression's evidence is estimated by BlackJAX's adaptive tempered sequential Monte Carlo too. Seconds to an
+error go by the error that a method claims, and by its distance from a long run.
 """
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any, Literal
+
+import torch
+from torch import Tensor
 
 import dgm_infer as dgm
 from dgm_infer import Gaussian
@@ -25,6 +33,7 @@ from ..experiments.reference import reference_folder
 from ..reports.estimates import Estimates
 from ..reports.records import write_record
 from ..reports.tables import markdown
+from .evidence_in_jax import missing, plain_annealing, regressions, seconds_to
 from .machine import check_device, checked_cores, device_name
 from .publishing import DEVICES, by_device, cores_of, new_record, publish, versions
 from .settings import check_counts, check_seed, writable_folder
@@ -34,6 +43,8 @@ from .workers import torch_threads
 __all__ = ["bench", "seconds_to_error", "table", "throughput"]
 
 _ERROR = 0.1
+# Leapfrog steps of the plain loop in JAX and their size: a quarter of a turn about the base.
+_PLAIN = (5, 0.3)
 
 
 def bench(
@@ -45,6 +56,8 @@ def bench(
     compared_chains: int = 8,
     compared_temperatures: int = 100,
     peer: bool = True,
+    jax: bool = True,
+    reference_temperatures: int = 1000,
     device: Literal["cpu", "cuda"] = "cpu",
     cores: int | None = None,
     data: str | None = None,
@@ -62,6 +75,9 @@ def bench(
         compared_chains: chains of annealing in it, for both.
         compared_temperatures: temperatures of annealing in it, for both.
         peer: run Pyro, which the ratio needs.
+        jax: anneal by a plain loop in JAX and estimate a regression's evidence by BlackJAX; what is not installed is
+            left out, and the record says so.
+        reference_temperatures: of the long annealing from which errors are taken.
         device: device of this project; Pyro runs on the CPU. On cuda, 1000 images with 16 chains are annealed once,
             with 1000 temperatures.
         cores: processor cores; null for all of them.
@@ -79,6 +95,7 @@ def bench(
         "repeats": repeats,
         "compared_images": compared_images,
         "compared_temperatures": compared_temperatures,
+        "reference_temperatures": reference_temperatures,
     }
     check_counts(**counts)
     if compared_chains < 2:
@@ -107,6 +124,7 @@ def bench(
         **counts,
         "compared_chains": compared_chains,
         "peer": peer,
+        "jax": jax,
         "device": device,
         "cores": cores,
         "seed": seed,
@@ -115,7 +133,7 @@ def bench(
     record = new_record(
         "evidence",
         settings,
-        ["dgm-infer", "torch", "pyro-ppl", "numpy"],
+        ["dgm-infer", "torch", "pyro-ppl", "numpy", "jax", "blackjax"],
         device_name=device_name(device),
         threads=cores,
     )
@@ -136,6 +154,8 @@ def bench(
         wide = uninterrupted(dgm.log_evidence(*posterior(images), method, **options))
         together = Estimates.of(f"AIS, {images} images", wide)
         theirs = _peer(model, posterior(compared_images), compared_chains, compared_temperatures, seed) if peer else []
+        if jax:
+            record["jax"] = _beside_jax(model, pictures[:images], posterior(images), together, settings)
     by_label = {row.label: row for row in [*rows, *theirs]}
     record["methods"] = {label: row.record() for label, row in by_label.items()}
     record["annealing"] = _annealing(by_label["AIS"], together, by_label.get("Pyro AIS, serial HMC"))
@@ -183,10 +203,55 @@ def _peer(
     return rows
 
 
+def _beside_jax(
+    model: IWAE,
+    pictures: Tensor,
+    problem: tuple[LatentPosterior, Gaussian],
+    own: Estimates,
+    settings: dict[str, Any],
+) -> dict[str, Any]:
+    """Annealing of all images here and by the plain loop in JAX, both about a long run; and the regression."""
+    temperatures, chains, seed = (settings[name] for name in ("compared_temperatures", "compared_chains", "seed"))
+    print(f"reference: {settings['reference_temperatures']} temperatures", flush=True)
+    method = dgm.AIS(temperatures=settings["reference_temperatures"])
+    options = {"chains": chains, "seed": seed + 1, "progress": False}
+    truth = uninterrupted(dgm.log_evidence(*problem, method, **options)).log_z.reshape(-1).cpu().double()
+    rows: dict[str, dict[str, Any]] = {"dgm-infer": _to_errors(own.log_z, own.std_error, own.seconds, truth)}
+    rows["dgm-infer"]["rate"] = own.gradient_evaluations * len(truth) / own.seconds
+    if reason := missing():
+        rows["plain loop"] = {"left_out": reason}
+    else:
+        print("plain loop in JAX", flush=True)
+        found = plain_annealing(
+            model, pictures, chains, temperatures, settings["repeats"], settings["cores"], seed, *_PLAIN
+        )
+        if "error" not in found:
+            log_z, errors = (torch.from_numpy(found[name]) for name in ("log_z", "std_error"))
+            seconds = median(found["seconds"])
+            row = _to_errors(log_z, errors, seconds, truth)
+            kept = {name: found[name] for name in ("compilation", "acceptance", "agreed")}
+            found = {**row, "rate": found["gradients"] * len(truth) / seconds, **kept}
+        rows["plain loop"] = found
+    print("a regression", flush=True)
+    return {"annealing": rows, "regression": regressions(settings["cores"], seed)}
+
+
+def _to_errors(log_z: Tensor, std_error: Tensor, seconds: float, truth: Tensor) -> dict[str, float]:
+    """Seconds per image to :data:`_ERROR`, by distance from the truth and as claimed; estimates ``[..., n]``."""
+    each = seconds / len(truth)
+    square, claimed = (log_z.double() - truth).square().mean(), std_error.double().square().mean()
+    return {
+        "rmse": square.sqrt().item(),
+        "claimed": claimed.sqrt().item(),
+        "to_rmse": seconds_to(_ERROR, each, square.item()),
+        "to_claimed": seconds_to(_ERROR, each, claimed.item()),
+    }
+
+
 def seconds_to_error(estimates: Estimates, error: float = _ERROR) -> float:
     """Seconds per image to a standard error, in a run with as many chains as that takes: variance times time."""
     variance = float(estimates.std_error.double().square().mean())
-    return estimates.seconds / len(estimates.log_z) * variance / error**2
+    return seconds_to(error, estimates.seconds / len(estimates.log_z), variance)
 
 
 def _annealing(own: Estimates, together: Estimates, peer: Estimates | None) -> dict[str, Any]:
@@ -247,6 +312,43 @@ _LINES: Sequence[tuple[str, Callable[[dict[str, Any]], str]]] = (
 )
 
 
+def _in_jax(record: dict[str, Any]) -> list[str]:
+    """Tables of what was measured beside JAX."""
+    if "jax" not in record:
+        return []
+    rows = [
+        [name, row.get("left_out") or row["error"], *["-"] * 4]
+        if "rmse" not in row
+        else [name, f"{row['rate']:.0f}", *(f"{row[key]:.3g}" for key in ("rmse", "claimed", "to_rmse", "to_claimed"))]
+        for name, row in record["jax"]["annealing"].items()
+    ]
+    header = [
+        "annealing all images",
+        "image-gradients/s",
+        "error, rms",
+        "claimed",
+        "s per image to 0.1, by rms",
+        "claimed",
+    ]
+    found = record["jax"]["regression"]
+    lines = [
+        [
+            name,
+            *(
+                [f"{row['seconds']:.3g}", f"{row['rmse']:.3g}", f"{row['to_rmse']:.3g}"]
+                if "rmse" in row
+                else [row.get("left_out") or row["error"], "-", "-"]
+            ),
+            f"{row['to_claimed']:.3g}" if "to_claimed" in row else "-",
+            f"{row['compilation']:.1f}" if "compilation" in row else "-",
+        ]
+        for name, row in found["methods"].items()
+    ]
+    words = f"regression, {found['dim']} dimensions, log Z = {found['log_z']:.3f} ± {found['std_error']:.3f}"
+    columns = [words, "seconds", "error, rms", "s to 0.05, by rms", "as claimed", "compilation, s"]
+    return ["Beside a plain loop in JAX, compiled, and BlackJAX:\n", markdown(header, rows), markdown(columns, lines)]
+
+
 def _details(device: str, record: dict[str, Any]) -> str:
     settings = record["settings"]
     where = f"`{record['command']}`, {record['date']}, on {record['processor']}, {cores_of(record['threads'])}"
@@ -270,5 +372,6 @@ def _details(device: str, record: dict[str, Any]) -> str:
         f"over {_ERROR}^2.\n",
         f"The first {settings['compared_images']} images; gradients are those of all chains of an image.\n",
         markdown(["method", "mean log p(x)", "standard error", "status", "seconds", "gradients"], rows),
+        *_in_jax(record),
     ]
     return "\n".join(parts)

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from importlib.util import find_spec
+from typing import Any
 
 from .image_sampling import Conditioned
 
@@ -25,6 +26,10 @@ class Method:
         packages: that it needs.
         problems: names of the problems it is for; None for all.
         exact: whether it samples the posterior that the others do.
+        together: whether it is in JAX, with all its chains in one process.
+        start: of :class:`ImageTask`.
+        dtype: of :class:`ImageTask`.
+        chains: of its own per image; None for as many as ours.
     """
 
     label: str
@@ -34,6 +39,10 @@ class Method:
     packages: tuple[str, ...] = ()
     problems: tuple[str, ...] | None = None
     exact: bool = True
+    together: bool = False
+    start: str = "descents"
+    dtype: str = "float32"
+    chains: int | None = None
 
     @property
     def is_ours(self) -> bool:
@@ -49,6 +58,13 @@ class Method:
     def applies(self, name: str, given: Conditioned) -> bool:
         has_noise = given.sd is not None
         return self.noise in (None, has_noise) and (self.problems is None or name in self.problems)
+
+
+def _jax(label: str, module: str, kernel: str, **facts: Any) -> Method:
+    """A peer in JAX, which takes the noise of the model as ours does."""
+    packages = ("jax", "blackjax", "optax") if module == "blackjax_peer" else ("jax", "numpyro")
+    function = f"evaluation.benchmarks.{module}:run"
+    return Method(label, function, kernel, noise=True, packages=packages, together=True, **facts)
 
 
 METHODS = {
@@ -67,5 +83,10 @@ METHODS = {
         packages=("mici", "jax"),
         problems=("digits",),
     ),
+    "blackjax": _jax("BlackJAX NUTS", "blackjax_peer", "nuts"),
+    "mclmc": _jax("BlackJAX MCLMC", "blackjax_peer", "mclmc", exact=False),
+    "chees": _jax("BlackJAX ChEES-HMC", "blackjax_peer", "chees"),
+    "chees_16": _jax("BlackJAX ChEES-HMC, 16 chains", "blackjax_peer", "chees", chains=16),
+    "numpyro": _jax("NumPyro NUTS", "numpyro_peer", "nuts"),
 }
 """By the names that ``methods=`` has."""

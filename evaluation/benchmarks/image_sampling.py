@@ -22,7 +22,7 @@ from torch import Tensor, nn
 import dgm_infer as dgm
 import generators
 
-__all__ = ["Conditioned", "ImageTask", "run"]
+__all__ = ["Conditioned", "ImageTask", "run", "sample_until"]
 
 # Iterations that show how long a transition takes.
 _FIRST = 10
@@ -106,6 +106,8 @@ class ImageTask:
         noise: sd that the observations of a noiseless model are given for NUTS; None for the model's own.
         index: index among the processes of a method.
         checkout: folder of the revision to measure; None for this one.
+        dtype: float32 or float64, of peers in JAX.
+        start: where their chains start, at the best of 32 descents of each image (descents) or at prior draws (prior).
     """
 
     path: str
@@ -118,6 +120,8 @@ class ImageTask:
     noise: float | None = None
     index: int = 0
     checkout: str | None = None
+    dtype: str = "float32"
+    start: str = "descents"
 
 
 def run(task: ImageTask, report: Callable[[str], None]) -> dict[str, Any]:
@@ -125,17 +129,39 @@ def run(task: ImageTask, report: Callable[[str], None]) -> dict[str, Any]:
 
     Returns:
         ``z`` ``[chains, draws, pairs]``, the latents of all images; ``constraint_error``, the largest relative to the
-        scale of the data, or NaN; ``steps`` per transition; ``seconds``, ``warmup_seconds``; ``kernel``, its class.
+        scale of the data, or NaN; ``steps`` per transition; ``seconds``, ``warmup_seconds``; ``kernel``, its class;
+        ``last``, the inputs at the end, ``[chains, Du]``.
     """
     began = time.perf_counter()
+    torch.set_num_threads(task.cores)
+    given = Conditioned.load(task.path)
+    problem: Any = given.latent_posterior(task.noise) if task.kernel == "nuts" else given.fibre()
+    return sample_until(problem, task, began, report, lambda draws: draws.latents["z"])
+
+
+def sample_until(
+    problem: Any,
+    task: Any,
+    began: float,
+    report: Callable[[str], None],
+    values: Callable[[Any], Tensor],
+    initial: Tensor | None = None,
+) -> dict[str, Any]:
+    """Warm up and draw until the seconds of a task are used; the result as :func:`run`.
+
+    Args:
+        problem: a fibre or a target.
+        task: an :class:`ImageTask`, or what has its kernel, seconds, chains, warmup and seed.
+        began: reading of ``time.perf_counter`` from which seconds count.
+        report: called with a line of progress.
+        values: what is recorded of draws, ``[chains, draws, ...]``.
+        initial: where chains start, ``[chains, ..., Du]``; None for ``sample`` to find.
+    """
 
     def elapsed() -> float:
         return time.perf_counter() - began
 
-    torch.set_num_threads(task.cores)
-    given = Conditioned.load(task.path)
-    problem: Any = given.latent_posterior(task.noise) if task.kernel == "nuts" else given.fibre()
-    chains = _Chains(problem, task)
+    chains = _Chains(problem, task, initial)
     per_draw = _warmed_up(chains, task, elapsed)
     warm = elapsed()
     report(f"{task.chains} chains warmed up in {warm:.1f} s")
@@ -145,7 +171,7 @@ def run(task: ImageTask, report: Callable[[str], None]) -> dict[str, Any]:
     while (left := task.seconds - elapsed()) > per_draw or (count < _FEWEST and left > (1 - _LATE) * task.seconds):
         started, n = elapsed(), min(largest, max(1, int(0.9 * left / per_draw)) if latents else 2)
         draws = chains.sample(chains.kernel, 0, n)
-        latents.append(draws.latents["z"].reshape(task.chains, n, -1).numpy())
+        latents.append(values(draws).reshape(task.chains, n, -1).numpy())
         steps.append(draws.stats["n_steps"].double().mean().item())
         if "constraint_error" in draws.stats:
             scale = problem.values.abs().amax(-1).clamp_min(1)
@@ -159,10 +185,11 @@ def run(task: ImageTask, report: Callable[[str], None]) -> dict[str, Any]:
         "seconds": elapsed(),
         "warmup_seconds": warm,
         "kernel": type(chains.kernel).__name__,
+        "last": chains.position.flatten(1).numpy(),
     }
 
 
-def _warmed_up(chains: "_Chains", task: ImageTask, elapsed: Callable[[], float]) -> float:
+def _warmed_up(chains: "_Chains", task: Any, elapsed: Callable[[], float]) -> float:
     """Adapt the kernel; the seconds that a draw takes."""
     chains.sample(_kernel(task.kernel), task.warmup and _FIRST, 1)
     started = elapsed()
@@ -183,11 +210,11 @@ def _warmed_up(chains: "_Chains", task: ImageTask, elapsed: Callable[[], float])
 class _Chains:
     """Chains that go on from call to call."""
 
-    position: Any = None
     kernel: Any = None
 
-    def __init__(self, problem: Any, task: ImageTask):
+    def __init__(self, problem: Any, task: Any, position: Tensor | None):
         self.problem, self.chains, self.seed = problem, task.chains, task.seed
+        self.position: Any = position
 
     def sample(self, kernel: Any, warmup: int | None, n: int) -> Any:
         options: dict[str, Any] = {"chains": self.chains, "initial": self.position, "progress": False}

@@ -52,6 +52,8 @@ def summarise(workers: Sequence[WorkerResult], seconds: float) -> dict[str, Any]
         "max_r_hat": float(r_hat.max()),
         "mixed": float((r_hat <= R_HAT).mean()),
         **{name: [_short(pair[key]) for pair in pairs] for name, key in _KEPT.items()},
+        # what a peer's energies and gradients differ by from this project's
+        **({"agreed": results[0]["agreed"]} if "agreed" in results[0] else {}),
         "errors": errors,
     }
 

@@ -12,40 +12,16 @@ from torch import Tensor, nn
 from dgm_infer.errors import ModelError
 
 from .image_sampling import Conditioned, ImageTask
-from .mici_peer import Function, constrained_system, jax, jnp, sample_chain
+from .jax_images import network
+from .mici_peer import constrained_system, jax, jnp, sample_chain
 from .workers import Clock, Report
 
-__all__ = ["network", "run"]
+__all__ = ["run"]
 
 # Share of the seconds after which warm-up ends in any case.
 _WARMUP_SHARE = 0.5
 # Steps of the descent to where chains start.
 _DESCENT = 300
-_ACTIVATIONS = {nn.Tanh: jnp.tanh, nn.SiLU: jax.nn.silu, nn.Sigmoid: jax.nn.sigmoid}
-
-
-def network(net: nn.Module) -> Function:
-    """A network of fully connected layers as a function of JAX, ``[Dz] -> [Dx]``.
-
-    Raises:
-        ModelError: it has other layers.
-    """
-    steps: list[Function] = []
-    for layer in net.modules():
-        if isinstance(layer, nn.Linear):
-            weight, bias = (jnp.asarray(part.detach().double().numpy()) for part in (layer.weight, layer.bias))
-            steps.append(lambda x, weight=weight, bias=bias: weight @ x + bias)
-        elif type(layer) in _ACTIVATIONS:
-            steps.append(_ACTIVATIONS[type(layer)])
-        elif not list(layer.children()):
-            raise ModelError(f"a layer {type(layer).__name__} has no counterpart here")
-
-    def compute(z):
-        for step in steps:
-            z = step(z)
-        return z
-
-    return compute
 
 
 def run(task: ImageTask, report: Report) -> dict[str, Any]:
@@ -60,7 +36,12 @@ def run(task: ImageTask, report: Report) -> dict[str, Any]:
     index = given.mask.flatten().nonzero().squeeze(-1)
     y = given.images.flatten(1)[:, index].double()
     rng = torch.Generator().manual_seed(task.seed + task.index)
-    g, sd, where, dim = network(given.net), given.sd, index.numpy(), int(np.prod(given.latent))
+    sd, where, dim = given.sd, index.numpy(), int(np.prod(given.latent))
+    batched = network(given.net)
+
+    def g(z):
+        return batched(z[None])[0]
+
     net = given.net.double()
     origin = torch.zeros(1, dim, dtype=torch.float64)
     if not np.allclose(g(jnp.zeros(dim)), net(origin).flatten().numpy()):

@@ -1,7 +1,7 @@
 """The settings of a benchmark: checks before anything is measured, and the command that repeats it."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,7 @@ from dgm_infer import files
 from dgm_infer.arguments import positive
 from dgm_infer.errors import ArgumentError, ConfigError, reported_as
 
-__all__ = ["check_counts", "check_positive", "check_seed", "options", "writable_folder"]
+__all__ = ["check_counts", "check_positive", "check_seed", "names_of", "options", "writable_folder"]
 
 
 def check_counts(least: int = 1, **counts: int) -> None:
@@ -27,6 +27,19 @@ def check_positive(**values: float) -> None:
 def check_seed(seed: int) -> None:
     if not 0 <= seed < 2**31:
         raise ConfigError(f"seed: {seed} must be >= 0 and less than 2**31")
+
+
+def names_of(option: str, given: str, known: Collection[str]) -> list[str]:
+    """The names that an option has, separated by commas.
+
+    Raises:
+        ConfigError: one is not known.
+    """
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"{option}: {name!r} is not one of {', '.join(known)}")
+    return names
 
 
 def writable_folder(output: str) -> Path:

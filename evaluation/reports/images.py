@@ -11,6 +11,8 @@ __all__ = ["details", "page", "ratios", "sweep_table", "tables"]
 Record = Mapping[str, Any]
 _RATE = "min_ess_per_second"
 _PEERS = ("NUTS on latents", "Pyro NUTS", "Mici with JAX")
+# with other chains, starts or dtypes after it
+_IN_JAX = ("BlackJAX", "NumPyro")
 
 
 def tables(record: Record) -> str:
@@ -25,24 +27,26 @@ def tables(record: Record) -> str:
 
 def ratios(record: Record) -> str:
     """How many times faster, in smallest bulk ESS per second: one row per problem."""
-    baselines = _baselines(record)
+    baselines, in_jax = _baselines(record), _in_jax(record)
+    peers = [*_PEERS, *in_jax]
+    others = {*baselines, *peers[1:], "default", "NUTS, noise 0.01"}
     rows = []
     for entry in record["problems"].values():
         methods, agreement = entry["methods"], entry.get("agreement") or {}
         default = "default" if "default" in methods else "constrained"
-        ours = [label for label in methods if label not in (*baselines, *_PEERS[1:], "default", "NUTS, noise 0.01")]
+        ours = [label for label in methods if label not in others]
         best = max((_rate(methods, label) or 0 for label in ours), default=0)
         rows.append(
             [
                 _capital(entry["title"]),
                 *(_ratio(_rate(methods, "constrained"), _rate(methods, label)) for label in baselines),
-                *(_ratio(_rate(methods, default), _rate(methods, label)) for label in _PEERS),
+                *(_ratio(_rate(methods, default), _rate(methods, label)) for label in peers),
                 _ratio(_rate(methods, default), best),
                 _number(agreement.get("largest")),
             ]
         )
     header = ["problem", *(f"constrained / {label}" for label in baselines)]
-    header += [*(f"default / {label}" for label in _PEERS), "default / best of ours", "largest difference of means"]
+    header += [*(f"default / {label}" for label in peers), "default / best of ours", "largest difference of means"]
     return markdown(header, rows)
 
 
@@ -52,13 +56,17 @@ def details(entry: Record) -> str:
         return f"Not measured: {entry['left_out']}.\n"
     header = ["method", "ESS/s, smallest", "ESS/s, median", "R-hat, worst", f"R-hat <= {R_HAT}", "constraint error"]
     header += ["chains x draws", "steps per draw", "warm-up, s", "all, s"]
+    below, energies = _below_the_best(entry["methods"]), any("energy" in row for row in entry["methods"].values())
+    header += [*(["mean energy"] if energies else []), *(["below the best mode, nats"] if below else [])]
     rows, notes = [], []
     for label, row in entry["methods"].items():
         notes += [f"- {label}: {reason}\n" for reason in _reasons(row)]
         if "chains" in row:
-            rows.append([_named(label, row), *_cells(row)])
+            further = [_energy(row)] if energies else []
+            further += [f"{below[label]:.2f}" if label in below else "-"] if below else []
+            rows.append([_named(label, row), *_cells(row), *further])
     agreement = entry.get("agreement")
-    if agreement and agreement["compared"]:
+    if agreement and agreement["between"]:
         share = f"{agreement['compared']} of {agreement['possible']} comparisons with both R-hat at most {R_HAT}"
         notes.append(
             f"- The means differ by at most {agreement['largest']:.2f} combined standard errors "
@@ -80,6 +88,19 @@ def _cells(row: Record) -> list[str]:
         f"{row['warmup_seconds']:.1f}",
         f"{row['seconds']:.1f}",
     ]
+
+
+def _energy(row: Record) -> str:
+    """Of all problems together."""
+    return f"{sum(row['energy']):.1f}" if "energy" in row else "-"
+
+
+def _below_the_best(methods: Mapping[str, Record]) -> dict[str, float]:
+    """By how much the best mode that a method visited has less mass than the best of all, on its worst image."""
+    # none where no descent arrived
+    masses = {label: row["mass"] for label, row in methods.items() if None not in row.get("mass", [None])}
+    best = [max(column) for column in zip(*masses.values(), strict=True)]
+    return {label: max(b - own for b, own in zip(best, row, strict=True)) for label, row in masses.items()}
 
 
 def sweep_table(record: Record) -> str:
@@ -115,6 +136,12 @@ the whole budget, start-up, compilation and warm-up included. Constraint errors 
 def _baselines(record: Record) -> list[str]:
     labels = (label for entry in record["problems"].values() for label in entry["methods"])
     return [label for label in dict.fromkeys(labels) if label.startswith("constrained ")]
+
+
+def _in_jax(record: Record) -> list[str]:
+    """Peers in JAX that a record has."""
+    labels = (label for entry in record["problems"].values() for label in entry["methods"])
+    return [label for label in dict.fromkeys(labels) if label.startswith(_IN_JAX)]
 
 
 def _named(label: str, row: Record) -> str:

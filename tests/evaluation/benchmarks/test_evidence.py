@@ -19,6 +19,7 @@ from tests.files import write_iwae
 SMALL = [
     *("--images", "3", "--chains", "2", "--temperatures", "2", "--repeats", "2"),
     *("--compared_images", "2", "--compared_chains", "2", "--compared_temperatures", "4", "--cores", "1"),
+    *("--reference_temperatures", "4"),
 ]
 
 
@@ -45,7 +46,7 @@ def bench(data, output, *options):
 @tiny
 def test_results_and_table_are_written(data, tmp_path, capsys):
     before = torch.get_num_threads()
-    assert bench(data, tmp_path / "results", "--peer", "false") == 0
+    assert bench(data, tmp_path / "results", "--peer", "false", "--jax", "false") == 0
     assert torch.get_num_threads() == before
     record = json.loads((tmp_path / "results" / "evidence_cpu.json").read_text())
     assert record["settings"]["images"] == 3
@@ -66,7 +67,7 @@ def test_results_and_table_are_written(data, tmp_path, capsys):
 @pytest.mark.slow
 @tiny
 def test_pyro_stands_beside_ours(data, tmp_path):
-    assert bench(data, tmp_path / "results") == 0
+    assert bench(data, tmp_path / "results", "--jax", "false") == 0
     record = json.loads((tmp_path / "results" / "evidence_cpu.json").read_text())
     labels = [label for label in record["methods"] if label.startswith("Pyro")]
     assert len(labels) == 5

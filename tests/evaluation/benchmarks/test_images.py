@@ -11,8 +11,9 @@ from PIL import Image
 from torch import nn
 
 import generators
-from dgm_infer.errors import CheckpointError, ConfigError, ModelError
+from dgm_infer.errors import CheckpointError, ConfigError
 from evaluation.benchmarks import earlier_peer, images
+from evaluation.benchmarks.image_energies import latent_energy, reached
 from evaluation.benchmarks.image_methods import METHODS
 from evaluation.benchmarks.image_problems import PROBLEMS, SWEPT, ImageProblem, grid, plain_network
 from evaluation.benchmarks.image_sampling import Conditioned
@@ -95,15 +96,6 @@ def test_the_posteriors_of_the_peers_are_that_of_the_fibre():
     assert (narrow - narrow[0] - theirs + theirs[0]).abs().max() > 1
 
 
-def test_mici_is_given_the_same_network():
-    mici_peer = pytest.importorskip("evaluation.benchmarks.mici_images_peer")
-    net = plain_network(generators.load("digits_vae"))
-    z = torch.randn(12, generator=torch.Generator().manual_seed(0))
-    np.testing.assert_allclose(mici_peer.network(net)(z.numpy()), net(z[None]).flatten(), rtol=1e-5, atol=1e-6)
-    with pytest.raises(ModelError, match="Unflatten has no counterpart"):
-        mici_peer.network(plain_network(generators.load("mnist_conv_vae")))
-
-
 def worker(mean=0.0, draws=500, seed=0, chains=4, **facts) -> WorkerResult:
     """Independent draws of 6 pairs."""
     z = mean + np.random.default_rng(seed).normal(size=(chains, draws, 6))
@@ -121,6 +113,32 @@ def test_independent_draws_are_all_effective():
     # one that is late has the rate of the time it took
     late = summarise([worker(seconds=20.0)], seconds=10)
     assert late["median_ess_per_second"] == pytest.approx(4 * 500 / 20, rel=0.15)
+
+
+def test_energies_and_masses_of_a_linear_generator_are_known():
+    """Its posterior is normal: Laplace's mass is log p(y), and energies are D/2 above their minimum on average."""
+    rng = torch.Generator().manual_seed(0)
+    net, n, dim = nn.Linear(4, 6), 2, 4
+    given = Conditioned(
+        net.requires_grad_(False), (dim,), 0.3, torch.randn(n, 2, 3, generator=rng), torch.ones(2, 3) > 0
+    )
+    weight, y = net.weight.double(), given.images.flatten(1).double() - net.bias.double()
+    marginal = torch.distributions.MultivariateNormal(torch.zeros(6).double(), weight @ weight.mT + 0.09 * torch.eye(6))
+    precision = torch.eye(dim) + weight.mT @ weight / 0.09
+    mean = torch.linalg.solve(precision, weight.mT @ y.mT / 0.09).mT
+    factor = torch.linalg.cholesky(torch.linalg.inv(precision))
+    draws = mean + torch.randn(4, 2000, n, dim, generator=rng, dtype=torch.float64) @ factor.mT
+    found = reached(given, [draws.flatten(2).numpy()])
+    assert found["mass"] == pytest.approx(marginal.log_prob(y).tolist(), abs=1e-3)
+    least = latent_energy(given)(mean)
+    # sd of the mean of 200 draws of chi squared with 4 degrees of freedom, halved: 0.1
+    assert found["energy"] == pytest.approx((least + dim / 2).tolist(), abs=0.5)
+    # the network handed over keeps its dtype
+    assert net.weight.dtype == torch.float32
+    # chains elsewhere are seen by their energy; the mode they lead to is the same
+    away = reached(given, [draws.flatten(2).numpy() + 1])
+    assert min(a - b for a, b in zip(away["energy"], found["energy"], strict=True)) > 1
+    assert away["mass"] == pytest.approx(found["mass"], abs=1e-3)
 
 
 def test_chains_apart_have_not_mixed():
@@ -192,6 +210,15 @@ def test_the_page_has_a_row_per_method_and_says_what_is_missing():
     assert len(tables) == 3
     assert all(line.count("|") == table[0].count("|") for table in tables for line in table if line.startswith("|"))
     assert ratios(record()).count("\n") == 4
+    with_masses = record()
+    rows = with_masses["problems"]["digits"]["methods"]
+    rows["constrained"]["mass"], rows["lifted"]["mass"] = [-10.0, -20.0], [-12.0, -17.5]
+    rows["NumPyro NUTS, prior starts"] = {**rows["lifted"], "mass": [-10.0, -17.5]}
+    told = page(with_masses)
+    assert "default / NumPyro NUTS, prior starts" in told
+    below = {cells[1].strip(): cells[-2].strip() for line in told.splitlines() if len(cells := line.split("|")) == 13}
+    assert (below["constrained"], below["lifted"], below["NumPyro NUTS, prior starts"]) == ("2.50", "2.00", "0.00")
+    assert below["default: LiftedHMC"] == "-"
 
 
 def test_the_crossover_is_drawn_with_the_date_of_its_record(tmp_path):
@@ -207,6 +234,9 @@ def test_the_crossover_is_drawn_with_the_date_of_its_record(tmp_path):
         ({"problems": "digits,letters"}, "problems: 'letters' is not one of digits, mnist"),
         ({"problems": "digits=soon"}, "problems: 'soon' is not a number"),
         ({"methods": "lifted,gibbs"}, "methods: 'gibbs' is not one of constrained"),
+        ({"jax_starts": "descents,truth"}, "jax_starts: 'truth' is not one of descents, prior"),
+        ({"jax_dtypes": "float16"}, "jax_dtypes: 'float16' is not one of float32, float64"),
+        ({"jax_warmup": 0}, "jax_warmup: 0 must be 1 or more"),
         ({"seconds": 0.0}, "seconds"),
         ({"chains": 1}, "chains"),
         ({"images": 0}, "images"),
@@ -243,6 +273,13 @@ def test_a_method_without_its_packages_is_left_out_and_one_with_other_noise_does
         "Pyro NUTS": "pyro not installed",
         "Mici with JAX": "mici and jax not installed",
     }
+    for start in ("descents", "descents,prior"):
+        path = images.bench(
+            problems="digits", methods="numpyro", jax_starts=start, sweep=False, cores=1, output=str(tmp_path)
+        )
+    rows = json.loads(path.read_text())["problems"]["digits"]["methods"]
+    # every form of a peer in JAX is a row, and none is that of Mici
+    assert [label for label in rows if label.startswith("NumPyro")] == ["NumPyro NUTS", "NumPyro NUTS, prior starts"]
     assert METHODS["mici"].missing == "mici and jax not installed: pip install 'dgm-infer[bench]'"
 
 

@@ -1,0 +1,122 @@
+"""A predator-prey series observed with noise, and how this project samples it in a process of its own."""
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+import dgm_infer as dgm
+from dgm_infer import Fibre, Target
+from generators import LotkaVolterra
+
+from .image_sampling import sample_until
+from .workers import Report
+
+__all__ = ["SERIES", "NoisySeries", "SeriesTask", "run"]
+
+_N_STEPS = 50
+_SEED = 1234
+
+
+@dataclass(frozen=True)
+class NoisySeries:
+    """50 steps of Lotka-Volterra with noise of the process, all observed with normal noise: 104 unknowns.
+
+    Args:
+        title: in words.
+        parameters: ``z1, ..., z4`` that generate the data.
+        initial: prey and predators at the start.
+        process: standard deviation of the noise of a step.
+        sd: standard deviation of the noise of the measurement.
+    """
+
+    title: str
+    parameters: tuple[float, float, float, float]
+    initial: tuple[float, float]
+    process: float
+    sd: float = 0.1
+
+    def model(self) -> LotkaVolterra:
+        return LotkaVolterra(_N_STEPS, noise=self.process, initial=self.initial)
+
+    def generating_inputs(self) -> Tensor:
+        """Those of the series before its measurement, ``[104]``."""
+        noise = np.random.RandomState(_SEED).normal(size=2 * _N_STEPS)
+        return torch.cat([torch.tensor(self.parameters, dtype=torch.float64).log() + 2, torch.from_numpy(noise)])
+
+    def observations(self) -> Tensor:
+        """``[100]``."""
+        noise = torch.from_numpy(np.random.RandomState(_SEED + 1).normal(size=2 * _N_STEPS))
+        return self.model().observed(self.generating_inputs()) + self.sd * noise
+
+    def fibre(self) -> Fibre:
+        """Given exactly, the noise of the measurement among the inputs."""
+        return dgm.condition(self.model(), self.observations(), noise=self.sd)
+
+    def target(self) -> Target:
+        """The same posterior of the model's own inputs: a Gaussian kernel about the data."""
+        return dgm.condition(self.model(), self.observations(), tolerance=self.sd)  # type: ignore[return-value]
+
+    def starts(self, chains: int, seed: int, spread: float = 0.001) -> Tensor:
+        """Inputs near those that generated the data, which all samplers can begin at: ``[chains, 104]``."""
+        rng = torch.Generator().manual_seed(seed)
+        shape = chains, 4 + 2 * _N_STEPS
+        return self.generating_inputs() + spread * torch.randn(shape, generator=rng, dtype=torch.float64)
+
+
+SERIES = {
+    # the medians of the prior, about which populations change by some ten per cent a step
+    "mild": NoisySeries("mild: parameters at the prior's medians", (0.135, 0.135, 0.135, 0.135), (1.5, 1.0), 0.05),
+    "published": NoisySeries("the published parameters and series", (0.4, 0.005, 0.05, 0.001), (100.0, 100.0), 1.0),
+}
+"""By name."""
+
+
+@dataclass(frozen=True)
+class SeriesTask:
+    """What one process samples.
+
+    Args:
+        problem: a key of :data:`SERIES`.
+        kernel: default or nuts, or one of a peer's.
+        seconds: wall-clock seconds, start-up and warm-up included.
+        chains: chains, all in this process.
+        warmup: iterations that adapt the kernel; None for as many as it takes.
+        cores: threads.
+        seed: seed of all randomness.
+        start: near the inputs that generated the data (shared), or by the sampler's own means, of a peer at prior draws
+            (own).
+        dtype: float32 or float64, of peers.
+    """
+
+    problem: str
+    kernel: str
+    seconds: float
+    chains: int
+    warmup: int | None
+    cores: int
+    seed: int
+    start: str = "shared"
+    dtype: str = "float64"
+
+
+def run(task: SeriesTask, report: Report) -> dict[str, Any]:
+    """Warm up and draw until the time is used; the result as :func:`.image_sampling.run`, ``z`` of ``log z1..z4``."""
+    began = time.perf_counter()
+    torch.set_num_threads(task.cores)
+    series = SERIES[task.problem]
+    on_fibre = task.kernel == "default"
+    problem: Any = series.fibre() if on_fibre else series.target()
+    initial = series.starts(task.chains, task.seed) if task.start == "shared" else None
+    if initial is not None and on_fibre:
+        noise = (series.observations() - series.model().observed(initial)) / series.sd
+        initial = torch.cat([initial, noise], -1)
+
+    def logarithms(draws: Any) -> Tensor:
+        return draws.inputs[..., :4] - 2
+
+    made = sample_until(problem, task, began, report, logarithms, initial)
+    return {**made, "last": made["last"][:, : 4 + 2 * _N_STEPS]}
