@@ -1,6 +1,5 @@
 """Pyro programs as targets: their latent variables on R^D, for evidence methods and kernels."""
 
-import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -9,16 +8,20 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..arguments import floating_type
 from ..errors import ArgumentError, ModelError, cause
 from ..extras import extra
 from ..sampling.predictive import Program
 from ..target import Target
+from .charts import chart_of, is_point, log_density
+from .intercept import Promotion
 
 with extra("pyro"), warnings.catch_warnings():
     # torch.jit warns about this Python version; only parts of Pyro that are unused here need it
     warnings.filterwarnings("ignore", message=r".*torch\.jit")
     import pyro
     from pyro import poutine
+    from pyro.distributions.util import scale_and_mask
     from pyro.infer import config_enumerate
     from pyro.infer.mcmc.util import TraceEinsumEvaluator
     from pyro.poutine.messenger import Messenger
@@ -28,12 +31,17 @@ __all__ = ["PyroTarget", "target_from_pyro"]
 
 
 def target_from_pyro(
-    program: Callable[..., Any], *args: Any, observed: Mapping[str, Any] | None = None, **kwargs: Any
+    program: Callable[..., Any],
+    *args: Any,
+    observed: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+    **kwargs: Any,
 ) -> "PyroTarget":
     """A Pyro program with its data as a target: ``exp(-energy)`` integrates to the evidence ``p(observed)``.
 
-    Continuous latent variables are mapped to R^D by the standard bijection of their support, whose log-Jacobian is
-    part of the energy; discrete ones that Pyro can enumerate are summed out. From the program to its evidence::
+    Continuous latent variables are mapped to R^D by the standard bijection of their support, angles to points of the
+    plane, with priors written in these coordinates; discrete ones that Pyro can enumerate are summed out. From the
+    program to its evidence::
 
         target = dgm.target_from_pyro(program, y)
         base = dgm.base_from_guide(target, AutoMultivariateNormal)
@@ -42,16 +50,18 @@ def target_from_pyro(
     Args:
         program: a callable with ``pyro.sample`` statements, called as ``program(*args, **kwargs)``.
         observed: values by name, for sample statements without their own ``obs=``.
+        dtype: floating-point type of the computation; None for float64, whatever that of the program's numbers.
 
     Raises:
         ArgumentError: a name in ``observed`` is not a sample statement of the program, or a deterministic one, which
-            has no likelihood.
+            has no likelihood; or ``dtype`` is not a floating-point type.
         ModelError: the program fails, has no latent variables, draws random numbers outside ``pyro.sample``, uses
             mini-batches, or has a discrete latent variable that cannot be summed out.
     """
     if not callable(program):
         raise ArgumentError(f"target_from_pyro({type(program).__name__}): expected a Pyro program, a callable")
-    return PyroTarget(program, args, kwargs, dict(observed or {}))
+    dtype = torch.float64 if dtype is None else floating_type("target_from_pyro", "dtype", dtype)
+    return PyroTarget(program, args, kwargs, dict(observed or {}), dtype)
 
 
 class Site(NamedTuple):
@@ -70,11 +80,19 @@ class PyroTarget(Target):
 
     Attributes:
         observed_data: the observations by name.
+        lost_mass: the share of its prior that no coordinate reaches, by name of a variable that loses more than 0.001.
     """
 
-    def __init__(self, program: Callable[..., Any], args: tuple, kwargs: dict[str, Any], observed: dict[str, Any]):
+    def __init__(
+        self,
+        program: Callable[..., Any],
+        args: tuple,
+        kwargs: dict[str, Any],
+        observed: dict[str, Any],
+        dtype: torch.dtype = torch.float64,
+    ):
         name = getattr(program, "__name__", type(program).__name__)
-        self._args, self._kwargs = args, kwargs
+        self._args, self._kwargs, self.dtype = args, kwargs, dtype
         self.source = Program(program, args, kwargs, tuple(observed))
         if observed:
             program = poutine.condition(program, data={key: torch.as_tensor(v) for key, v in observed.items()})
@@ -121,13 +139,19 @@ class PyroTarget(Target):
 
     def _trace(self, program: Callable[..., Any], x: Tensor) -> tuple[Any, Tensor]:
         """One run of the program with its latent variables taken from ``x [D]``: its trace, and ``log|dz/dx|``."""
-        with pyro.validation_enabled(False), _Unconstrained(self.sites, x) as messenger:
+        with pyro.validation_enabled(False), Promotion(x.dtype, x.device), _Unconstrained(self.sites, x) as messenger:
             trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
+        for name, density in messenger.densities.items():
+            # in place of the density at the value, which is rounded
+            node = trace.nodes[name]
+            node["unscaled_log_prob"] = density
+            node["log_prob"] = scale_and_mask(density, node["scale"], node["mask"])
+            node["log_prob_sum"] = node["log_prob"].sum()
         return trace, messenger.log_jacobian
 
     def _energy_of_one(self, x: Tensor) -> Tensor:
         trace, log_jacobian = self._trace(self._enumerated, x)
-        with pyro.validation_enabled(False):
+        with pyro.validation_enabled(False), Promotion(x.dtype, x.device):
             return -self._evaluator.log_prob(trace) - log_jacobian
 
     def _variables_of_one(self, x: Tensor) -> dict[str, Tensor]:
@@ -157,7 +181,6 @@ class PyroTarget(Target):
         depth = max((-frame.dim for site in plain.nodes.values() for frame in _frames(site)), default=0)
         self._enumerated = poutine.enum(config_enumerate(self._program), -1 - depth) if discrete else self._program
         densities = [site["log_prob"] for site in plain.nodes.values() if site["type"] == "sample"]
-        self.dtype = functools.reduce(torch.promote_types, [density.dtype for density in densities])
         self.device = densities[0].device
         probe = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
         with torch.no_grad():
@@ -169,7 +192,7 @@ class PyroTarget(Target):
                         f"site {key!r} of the Pyro program depends on a discrete latent variable and cannot be summed "
                         "over it: marginalise by hand, for example with MixtureSameFamily"
                     )
-            with pyro.validation_enabled(False):
+            with pyro.validation_enabled(False), Promotion(self.dtype, self.device):
                 self._evaluator = TraceEinsumEvaluator(trace, discrete, depth if discrete else None)
 
     def _check_randomness(self, name: str) -> None:
@@ -206,26 +229,31 @@ class PyroTarget(Target):
 
 
 class _Unconstrained(Messenger):
-    """Gives latent variables their values, ``z = bijection(x)``, with the bijection of their *current* support.
+    """Gives latent variables their values ``z(x)``, with the chart of their *current* distribution.
 
     A support may depend on other variables (``Uniform(0, sigma)``): a bijection kept from an earlier run would map to
     another set.
+
+    Attributes:
+        densities: ``log p(z(x))`` by name, each ``[*batch_shape]``.
+        log_jacobian: ``log|dz/dx|`` of all variables.
     """
 
     def __init__(self, sites: Mapping[str, Site], x: Tensor):
         super().__init__()
         self.sites, self.x = sites, x
+        self.densities: dict[str, Tensor] = {}
         self.log_jacobian = x.new_zeros(())
 
     def _pyro_sample(self, msg):
         site = self.sites.get(msg["name"])
         if site is None or msg["is_observed"]:
             return
-        unconstrained = self.x[site.start : site.stop].reshape(site.shape)
-        transform = torch.distributions.biject_to(msg["fn"].support)
-        value = transform(unconstrained)
-        self.log_jacobian = self.log_jacobian + transform.log_abs_det_jacobian(unconstrained, value).sum()
-        msg["value"], msg["done"] = value, True
+        x, chart = self.x[site.start : site.stop].reshape(site.shape), chart_of(msg["fn"])
+        jacobian = chart.log_jacobian(x)
+        self.densities[msg["name"]] = log_density(msg["fn"], chart, x) - jacobian
+        self.log_jacobian = self.log_jacobian + jacobian.sum()
+        msg["value"], msg["done"] = chart.value(x), True
 
 
 def _sites(trace: Any) -> tuple[dict[str, Site], int]:
@@ -234,7 +262,7 @@ def _sites(trace: Any) -> tuple[dict[str, Site], int]:
     for name, node in trace.nodes.items():
         if not _is_latent(node) or node["fn"].has_enumerate_support:
             continue
-        shape = torch.distributions.biject_to(node["fn"].support).inv(node["value"]).shape
+        shape = chart_of(node["fn"]).shape
         stop = start + math.prod(shape)
         sites[name] = Site(start, stop, shape)
         start = stop
@@ -242,7 +270,8 @@ def _sites(trace: Any) -> tuple[dict[str, Site], int]:
 
 
 def _is_latent(node: Mapping[str, Any]) -> bool:
-    return node["type"] == "sample" and not node["is_observed"] and not isinstance(node["fn"], _Subsample)
+    is_free = node["type"] == "sample" and not node["is_observed"] and not isinstance(node["fn"], _Subsample)
+    return is_free and not is_point(node["fn"])
 
 
 def _is_observed(node: Mapping[str, Any]) -> bool:
