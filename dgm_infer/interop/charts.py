@@ -5,7 +5,8 @@ Beta(0.01, 0.01) are within 1e-16 of 0 or 1. Written in x, it needs ``log z`` an
 """
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,8 +19,10 @@ from torch.nn import functional as F
 from ..errors import ModelError
 
 __all__ = [
+    "TOLERATED",
     "Chart",
     "chart_of",
+    "has_chart",
     "has_fewer_dimensions",
     "is_circular",
     "is_point",
@@ -32,6 +35,8 @@ Kind = Literal["real", "log", "logit", "simplex", "correlation", "circle", "othe
 
 # Pyro's by name, as plain simulators must not load it.
 _CIRCULAR = {"VonMises", "SineBivariateVonMises", "SineSkewed"}
+# The share of a prior that may be lost without a word.
+TOLERATED = 1e-3
 # Draws of a prior by which its lost mass is estimated, and the most numbers in all of them.
 _DRAWS, _MOST = 10_000, 10**7
 
@@ -140,6 +145,15 @@ def is_circular(d: td.Distribution) -> bool:
     return any(kind.__name__ in _CIRCULAR for kind in type(d).__mro__)
 
 
+def has_chart(d: td.Distribution) -> bool:
+    """Whether a distribution is continuous, with a map from the real numbers."""
+    try:
+        chart_of(d)
+    except ModelError:
+        return False
+    return True
+
+
 def is_point(d: td.Distribution) -> bool:
     """Whether a distribution is Pyro's ``Delta``, which gives one value."""
     return any(kind.__name__ == "Delta" for kind in type(_without_events(d)).__mro__)
@@ -148,10 +162,8 @@ def is_point(d: td.Distribution) -> bool:
 def has_fewer_dimensions(d: td.Distribution) -> bool:
     """Whether values of a continuous distribution lie on a surface, as those of a Dirichlet distribution do, whose
     entries sum to 1."""
-    try:
-        return chart_of(d).shape.numel() < torch.Size(d.batch_shape + d.event_shape).numel()
-    except ModelError:
-        return False
+    size = torch.Size(d.batch_shape + d.event_shape).numel()
+    return has_chart(d) and chart_of(d).shape.numel() < size
 
 
 def log_density(d: td.Distribution, chart: Chart, x: Tensor) -> Tensor:
@@ -177,6 +189,23 @@ def lost_mass(d: td.Distribution, chart: Chart) -> float:
         low, high = chart.value(-ends), chart.value(ends)
         lost = lost | (z <= low) | ((z >= high) & (chart.kind == "logit"))
     return lost.double().mean(0).max().item()
+
+
+def warn_of_lost_mass(program: str, lost: Mapping[str, float], stacklevel: int) -> None:
+    """Name variables whose prior has mass that no coordinate reaches.
+
+    Args:
+        program: what they are variables of.
+        lost: the shares, by name.
+        stacklevel: that of the user's call, as for ``warnings.warn`` here.
+    """
+    for name, share in lost.items():
+        warnings.warn(
+            f"{program}: {100 * share:.2g} % of the prior of {name} rounds to an edge of its support or overflows: this "
+            "mass is missing from the posterior and from log Z; use less extreme parameters, or a distribution of "
+            "torch.distributions, whose densities are written in log space",
+            stacklevel=stacklevel,
+        )
 
 
 def log_simplex(x: Tensor) -> Tensor:

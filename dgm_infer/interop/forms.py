@@ -30,6 +30,7 @@ class Form:
         value: the variable, ``value(v)``.
         inverse: v of a value, where simulators need it.
         log_factor: log density of v less that of its kind, from v and the value, summed; None for 0.
+        of: the distribution, where values are those of its chart.
     """
 
     kind: Kind
@@ -37,6 +38,7 @@ class Form:
     value: Callable[[Tensor], Tensor]
     inverse: Callable[[Tensor], Tensor] | None = None
     log_factor: Callable[[Tensor, Tensor], Tensor] | None = None
+    of: td.Distribution | None = None
 
 
 def location_scale(loc: Any, scale: Any, shape: torch.Size) -> Form:
@@ -141,7 +143,7 @@ def _own_density(d: td.Distribution, kind: Kind = "normal", loc: Any = 0.0, scal
         widths = (torch.as_tensor(scale).log() + torch.zeros_like(v)).sum()
         return log_density(d, chart, loc + scale * v).sum() + widths - base.coordinate_log_prob(v).sum()
 
-    return Form(kind, chart.shape, lambda v: chart.value(loc + scale * v), None, log_factor)
+    return Form(kind, chart.shape, lambda v: chart.value(loc + scale * v), None, log_factor, d)
 
 
 def _transformed(d: td.TransformedDistribution) -> Form | None:

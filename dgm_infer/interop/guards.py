@@ -14,6 +14,7 @@ from torch.autograd import forward_ad
 from ..conditioning.faults import device_of, frozen_copy
 from ..errors import DgmInferError, ModelError, cause
 from ..structures.jacobian import forward_mode, pull_back
+from .charts import TOLERATED, chart_of, lost_mass, warn_of_lost_mass
 from .sources import line_of_error
 from .sparsity import find_units
 from .tape import Tape, check_same
@@ -65,6 +66,10 @@ def prepared(model: Model, structure: str | None, line: str) -> Model:
         u = _finite(frozen, u, line)
         _check_derivatives(frozen, u, line)
         _find_structure(model, frozen, u, structure, line)
+        with torch.no_grad():
+            shares = {name: lost_mass(d, chart_of(d)) for name, d in runs[0][0].charted.items()}
+    model.lost_mass = {name: share for name, share in shares.items() if share > TOLERATED}
+    warn_of_lost_mass(model.name, model.lost_mass, 4)
     model.probes = u.to(device)
     return model
 

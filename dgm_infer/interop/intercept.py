@@ -10,6 +10,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..errors import ModelError
+from .constants import Constants, is_wrapped, unwrapped
 from .forms import Form, cauchy, exponential, gamma, location_scale, uniform
 from .sources import present_line, within
 from .straight_line import writes
@@ -57,8 +58,8 @@ class Promotion(TorchFunctionMode):
             return func(*args, **kwargs)
         return result
 
-    def made(self, tensor: Any, *, may_be_written: bool = True) -> Any:
-        """A new tensor of the program."""
+    def made(self, tensor: Any, *, is_new: bool = False, may_be_written: bool = True) -> Any:
+        """A tensor with memory of its own that the program made, of numbers if it is new."""
         return tensor
 
     def _promoted(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, bool]:
@@ -91,13 +92,31 @@ class Interception(Promotion):
         # under vmap a tensor that does not depend on the inputs cannot be written to: zeros of theirs make it do so
         self._anchor = None if tape.u is None else tape.u.new_zeros(())
 
+        # a program may branch on them
+        self._constants = Constants() if self._anchor is not None and is_wrapped(self._anchor) else None
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self._constants is None:
+            return super().__torch_function__(func, types, args, kwargs)
+        if func in _LEAVING and self._constants.has(args[0]):
+            return func(unwrapped(args[0]), *args[1:], **kwargs)
+        result = super().__torch_function__(func, types, args, kwargs)
+        self._constants.follow(func, args, kwargs, result)
+        return result
+
     def special(self, func):
         return _SPECIAL.get(func)
 
-    def made(self, tensor, *, may_be_written=True):
+    def made(self, tensor, *, is_new=False, may_be_written=True):
         if self._anchor is None or not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             return tensor
-        return tensor + self._anchor if may_be_written else tensor
+        if not may_be_written:
+            return tensor
+        made = tensor + self._anchor
+        if self._constants is not None and (is_new or not is_wrapped(tensor) or self._constants.has(tensor)):
+            self._constants.add(made)
+        return made
 
     def draw(self, func: Callable[..., Any], args: tuple, kwargs: dict, form: Form) -> Tensor:
         if kwargs.get("out") is not None or (kwargs.get("dtype") or torch.float).is_complex:
@@ -176,7 +195,8 @@ def _factory(mode, func, args, kwargs):
         made = func(*args, **{**kwargs, "dtype": mode.dtype})
     if kwargs.get("device") is None and made.device != mode.device:
         made = made.to(mode.device)
-    return mode.made(made, may_be_written=func not in _CONSTANTS)
+    is_new = not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((args, kwargs)))
+    return mode.made(made, is_new=is_new, may_be_written=func not in _CONSTANTS)
 
 
 def _as_tensor(mode, func, args, kwargs):
@@ -200,7 +220,7 @@ def _float(mode, func, args, kwargs):
 
 def _cut(mode, func, args, kwargs):
     # distributions detach what their own checks use
-    if args[0].is_floating_point() and not within("distributions", 2):
+    if args[0].is_floating_point() and not within("distributions", 3):
         mode.cuts.append(present_line())
     return func(*args, **kwargs)
 
@@ -208,7 +228,7 @@ def _cut(mode, func, args, kwargs):
 def _set_grad_enabled(mode, func, args, kwargs):
     if not args[0]:
         # sample() of a distribution is rsample() without gradient
-        if within("distributions", 5):
+        if within("distributions", 6):
             return None
         mode.cuts.append(present_line())
     return func(*args, **kwargs)
@@ -223,7 +243,7 @@ def _is_all_true(mode, func, args, kwargs):
 
 def _clamp_in_place(mode, func, args, kwargs):
     # of draws that distributions round away from 0, where a smooth function of inputs never is
-    if mode.tape.u is not None and within("distributions", 2):
+    if mode.tape.u is not None and within("distributions", 3):
         return args[0]
     return func(*args, **kwargs)
 
@@ -259,6 +279,8 @@ _COMPOSITE = _refused("draws in a function that hides its random numbers: write 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # what is built once and not written to
 _CONSTANTS = {torch.eye, torch.arange, torch.linspace, torch.logspace}
+# what makes a number or an array of a tensor
+_LEAVING = {Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.item, Tensor.tolist}
 # what makes tensors, in the type and on the device of the code
 _MAKING: dict[Any, Special] = {Tensor.new: _new, Tensor.float: _float, torch.as_tensor: _as_tensor}
 _MAKING |= dict.fromkeys(

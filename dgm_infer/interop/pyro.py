@@ -13,7 +13,7 @@ from ..errors import ArgumentError, ModelError, cause
 from ..extras import extra
 from ..sampling.predictive import Program
 from ..target import Target
-from .charts import chart_of, is_point, log_density
+from .charts import TOLERATED, chart_of, has_chart, is_point, log_density, lost_mass, warn_of_lost_mass
 from .intercept import Promotion
 
 with extra("pyro"), warnings.catch_warnings():
@@ -111,6 +111,8 @@ class PyroTarget(Target):
         super().__init__(None, dim)
         self._enumerate(plain)
         self._check_randomness(name)
+        self.lost_mass = self._lost_mass()
+        warn_of_lost_mass(f"the Pyro program {name}", self.lost_mass, 5)
         self.vectorised = self._try_vmap(name)
 
     def energy(self, x):
@@ -169,7 +171,8 @@ class PyroTarget(Target):
             torch.manual_seed(0)
             try:
                 trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
-                trace.compute_log_prob()
+                # of deterministic values there is no density
+                trace.compute_log_prob(lambda key, node: not is_point(node["fn"]))
             except Exception as error:
                 raise ModelError(f"the Pyro program {name} fails: {cause(error)}") from error
         return trace
@@ -180,8 +183,7 @@ class PyroTarget(Target):
         discrete = any(site["fn"].has_enumerate_support for site in latent)
         depth = max((-frame.dim for site in plain.nodes.values() for frame in _frames(site)), default=0)
         self._enumerated = poutine.enum(config_enumerate(self._program), -1 - depth) if discrete else self._program
-        densities = [site["log_prob"] for site in plain.nodes.values() if site["type"] == "sample"]
-        self.device = densities[0].device
+        self.device = next(site["log_prob"].device for site in plain.nodes.values() if "log_prob" in site)
         probe = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
         with torch.no_grad():
             trace, _ = self._trace(self._enumerated, probe)
@@ -205,6 +207,15 @@ class PyroTarget(Target):
                 f"the Pyro program {name} gives different densities for the same latent variables: draw its random "
                 "numbers with pyro.sample"
             )
+
+    def _lost_mass(self) -> dict[str, float]:
+        """The share of its prior that no coordinate reaches, by name, at one point."""
+        cuda = [self.device] if self.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(devices=cuda), pyro.validation_enabled(False):
+            torch.manual_seed(0)
+            trace, _ = self._trace(self._program, torch.zeros(self.dim, dtype=self.dtype, device=self.device))
+            shares = {key: lost_mass(fn, chart_of(fn)) for key in self.sites if (fn := trace.nodes[key]["fn"])}
+        return {key: share for key, share in shares.items() if share > TOLERATED}
 
     def _try_vmap(self, name: str) -> bool:
         """Whether the program can be vectorised over points."""
@@ -275,7 +286,11 @@ def _is_latent(node: Mapping[str, Any]) -> bool:
 
 
 def _is_observed(node: Mapping[str, Any]) -> bool:
-    return node["type"] == "sample" and node["is_observed"] and not node["infer"].get("_deterministic")
+    return node["type"] == "sample" and node["is_observed"] and not _is_deterministic(node)
+
+
+def _is_deterministic(node: Mapping[str, Any]) -> bool:
+    return bool(node["infer"].get("_deterministic")) or is_point(node["fn"])
 
 
 def _frames(node: Mapping[str, Any]) -> list[Any]:
@@ -287,11 +302,10 @@ def _check(trace: Any, program: str, observed: Mapping[str, Any]) -> None:
     for name in observed:
         if name not in names:
             raise ArgumentError(f"observed: {name!r} is not a sample statement of the program (it has {names})")
-        if trace.nodes[name]["infer"].get("_deterministic"):
-            raise ArgumentError(
-                f"observed: {name!r} is a deterministic statement, which has no likelihood: condition(from_pyro(...)) "
-                "samples its posterior; evidence needs an error model, a sample statement around it"
-            )
+    for name, node in trace.nodes.items():
+        is_own = node["type"] == "sample" and node["is_observed"] and not node["infer"].get("_deterministic")
+        if name in observed or is_own:
+            _check_likelihood(name, node)
     for name, node in trace.nodes.items():
         if node["type"] != "sample":
             continue
@@ -302,8 +316,16 @@ def _check(trace: Any, program: str, observed: Mapping[str, Any]) -> None:
                     f"plate {name!r} of the Pyro program {program} takes {fn.subsample_size} of {fn.size} data at a "
                     "time: evidence needs them all, omit subsample_size"
                 )
-        elif _is_latent(node) and not fn.has_enumerate_support and fn.support.is_discrete:
+        elif _is_latent(node) and not fn.has_enumerate_support and not has_chart(fn):
             raise ModelError(
-                f"site {name!r} of the Pyro program {program} is discrete without a finite support "
-                f"({type(fn).__name__}) and cannot be summed out: marginalise by hand"
+                f"site {name!r} of the Pyro program {program} is discrete without a finite support, or has no bijection "
+                f"from the real numbers ({type(fn).__name__}), and cannot be summed out: marginalise by hand"
             )
+
+
+def _check_likelihood(name: str, node: Mapping[str, Any]) -> None:
+    if _is_deterministic(node):
+        raise ArgumentError(
+            f"observed: {name!r} is a deterministic statement, which has no likelihood: condition(from_pyro(...)) "
+            "samples its posterior; evidence needs an error model, a sample statement around it"
+        )
