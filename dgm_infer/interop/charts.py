@@ -179,7 +179,7 @@ def lost_mass(d: td.Distribution, chart: Chart) -> float:
     of the support. The caller's random numbers are used.
     """
     base, n = _without_events(d), _DRAWS * max(chart.shape.numel(), 1)
-    if not chart.is_scalar or n > _MOST:
+    if not chart.is_scalar or not chart.shape.numel() or n > _MOST:
         return 0.0
     z = base.sample((_DRAWS,))
     lost = ~z.isfinite()
