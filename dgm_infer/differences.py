@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["Differences", "disagreement", "differences"]
+__all__ = ["Differences", "differences", "disagreement"]
 
 # Relative difference up to which differences with two steps, and their rounding, count as agreeing.
 _TOLERANCE = {torch.float64: 3e-4, torch.float32: 1e-2}
@@ -54,8 +54,10 @@ def differences(function: Callable[[Tensor], Tensor], u: Tensor, v: Tensor, w: T
 
 
 def disagreement(found: Differences, exact: Tensor) -> float:
-    """By how much derivatives ``w . J v`` differ from known differences, relative to their size: the median over points,
-    of which some may be beside a kink; 0 if no difference is known."""
+    """By how much derivatives ``w . J v`` differ from known differences, relative to their size; 0 if none is known.
+
+    The median over points, of which some may be beside a kink.
+    """
     scale = found.size.maximum(exact.abs()).clamp_min(1e-30)
     apart = ((exact - found.combined).abs() / scale)[found.is_known]
     return apart.nan_to_num(torch.inf).median().item() if apart.numel() else 0.0

@@ -18,7 +18,7 @@ from ..models import (
     is_discrete,
     reference_tensor,
 )
-from .derivatives import check_agreement, check_flatness, check_once, tame_draws
+from .derivatives import check_agreement, check_atoms, check_flatness, check_once, tame_draws
 from .faults import (
     STRUCTURE_DRAWS,
     check_declared,
@@ -49,6 +49,8 @@ __all__ = ["bind", "condition", "pixels_only"]
 
 # Prior draws at which derivatives are compared with differences.
 _DRAWS = 4
+# Observed values up to which they are compared with outputs that repeat.
+_MOST = 2**20
 
 Model = TypeVar("Model", bound=GenerativeModel)
 
@@ -185,6 +187,9 @@ def condition(
             has_gradient=has_gradient,
         )
     check_values(frozen, operator, values)
+    if noise is None and values.numel() <= _MOST:
+        with torch.no_grad():
+            check_atoms(operator(x.reshape(len(x), *[1] * (values.ndim - 1), -1)), values, type(frozen).__name__)
     if n_outputs > reduced.dim:
         raise ObservationError(
             f"{n_outputs} observed values but only {reduced.dim} inputs: no exact posterior exists; observe fewer, "

@@ -18,6 +18,7 @@ from .reduced import ObservedModel
 __all__ = [
     "Spectrum",
     "check_agreement",
+    "check_atoms",
     "check_derivatives",
     "check_flatness",
     "check_once",
@@ -37,7 +38,7 @@ COARSE_TOLERANCE = 5e-2
 # Operations of torch with a wrong derivative, by the beginning of the name of their node, and what to use instead.
 _FAULTY = {
     "CholeskyInverseBackward": "the forward-mode derivative of torch.cholesky_inverse(L) is wrong (torch 2.14.1): use "
-    "torch.cholesky_solve(torch.eye(n), L)",
+    "torch.linalg.inv(L @ L.mT)",
 }
 # Maximum entries of derivatives held at once.
 ENTRIES = 2**25
@@ -69,7 +70,7 @@ def _constraint(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> Calla
 
 
 def check_derivatives(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> None:
-    """Raise :class:`ModelError` unless ``w.(J v)`` exists in both modes, and agrees between them and with differences."""
+    """Raise :class:`ModelError` unless ``w.(J v)`` exists in both modes, and both agree with differences."""
     with torch.no_grad():
         values = reduced.outputs(u[:1])[0] if data is None else data
     check_agreement(lambda v: reduced.residual(v, values), u, type(reduced.model).__name__, needs_both=True)
@@ -134,6 +135,28 @@ def _reverse(function: Callable[[Tensor], Tensor], u: Tensor, w: Tensor) -> Tens
         if not value.requires_grad:
             return torch.zeros_like(u)
         return torch.autograd.grad((value * w).sum(), x, materialize_grads=True)[0]
+
+
+def check_atoms(values: Tensor, data: Tensor, name: str) -> None:
+    """Raise :class:`ObservationError` if data are values that the model gives with positive probability.
+
+    A clamped output makes an event of such a value, which no surface of inputs has.
+
+    Args:
+        values: observed values at prior draws, which broadcast with the data, ``[n, *batch, Dy]``.
+        data: ``[*batch, Dy]``.
+        name: of the model.
+    """
+    hits = (values == data).sum(0)
+    if not (hits > 1).any():
+        return
+    value, most = data[(hits > 1).expand_as(data)][0].item(), int(hits.max())
+    raise ObservationError(
+        f"{int((hits > 1).sum())} of {hits.numel()} observed values, such as {value:.4g}, are values that {name} gives "
+        f"with positive probability ({most} of {len(values)} prior draws): a clamped or censored output is an event: "
+        "observe the others, pixels(mask), and multiply the probability of the event, by log_factor or as a soft "
+        "observation of a program; or pass tolerance="
+    )
 
 
 def faulty_operation(function: Callable[[Tensor], Tensor], u: Tensor) -> str | None:
@@ -210,7 +233,7 @@ def check_flatness(found: Differences, name: str) -> None:
     which = f"{n} of {len(flat)} observed values of {name} (the first is number {index})"
     if (values == values[0]).all():
         raise ObservationError(
-            f"{which} are constant, {values[0].item():.3g} at every prior draw: leave them out, "
+            f"{which} are the same at every prior draw: leave these constants out, "
             "observe=pixels(mask), or add noise, WithNoise(model, sd=...)"
         )
     raise ObservationError(

@@ -206,8 +206,8 @@ def check_repeats(function: Callable[[Tensor], Tensor], u: Tensor, name: str) ->
     difference = _difference(*_values(function, u, u))
     if difference > 0:
         raise ModelError(
-            f"{name} returns different outputs for the same inputs (by {difference:.3g}): make its hidden randomness an "
-            "input: a part of u, or for a network an argument of forward, named in from_module(net, ..., "
+            f"{name} returns different outputs for the same inputs (by {difference:.3g}): make its hidden randomness "
+            "an input: a part of u, or for a network an argument of forward, named in from_module(net, ..., "
             "inputs={'noise': (1, 4, 4)})"
         )
 

@@ -185,7 +185,7 @@ class LatentPosterior(Target):
 
 
 def check_decoder(decoder: nn.Module, prior: InputDensity) -> None:
-    """Raise :class:`ModelError` unless ``log p(x | z)`` of a frozen decoder is a function of each z with its derivative."""
+    """Raise :class:`ModelError` unless ``log p(x | z)`` of a frozen decoder is a function of each z, differentiable."""
     like, name = reference_tensor(decoder), type(decoder).__name__
     rng = torch.Generator(like.device).manual_seed(0)
     z = prior.sample((4,), generator=rng, dtype=like.dtype, device=like.device)

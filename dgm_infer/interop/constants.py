@@ -21,7 +21,7 @@ class Constants:
     """Tensors under vmap that do not depend on the inputs of a program, though they have a value for each row."""
 
     def __init__(self):
-        # by identity, with the group of those that may share memory; the tensors are held, so that no other takes theirs
+        # by identity, with those that may share memory; the tensors are held, so that no other takes their identity
         self._groups: dict[int, tuple[Tensor, _Group]] = {}
 
     def has(self, tensor: Any) -> bool:

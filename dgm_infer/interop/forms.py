@@ -10,10 +10,10 @@ from torch import Tensor
 from torch import distributions as td
 from torch.nn import functional as F
 
-from ..errors import ModelError
 from ..models import InputDensity, Logistic, Product, StandardNormal
 from ..models.densities import STANDARD_LOGISTIC
-from .charts import chart_of, is_circular, log_density
+from .charts import chart_of, is_circular
+from .log_densities import log_density
 
 __all__ = ["Form", "Kind", "form_of", "form_of_density", "gamma", "location_scale", "uniform"]
 

@@ -15,7 +15,8 @@ from ..conditioning.derivatives import faulty_operation
 from ..conditioning.faults import device_of, frozen_copy
 from ..errors import DgmInferError, ModelError, cause
 from ..structures.jacobian import forward_mode, pull_back
-from .charts import TOLERATED, chart_of, lost_mass, warn_of_lost_mass
+from .charts import chart_of
+from .log_densities import TOLERATED, lost_mass, warn_of_lost_mass
 from .sources import line_of_error, solver_of_error
 from .sparsity import find_units
 from .tape import Tape, check_same
@@ -37,6 +38,8 @@ _STEPPED = 100
 _ENTRIES = 2**21
 _STEP = 1e-6
 _TOLERANCE = 1e-3
+# Relative difference up to which forward and reverse mode agree.
+_MODES_TOLERANCE = 1e-6
 
 
 def prepared(model: Model, structure: str | None, line: str) -> Model:
@@ -170,14 +173,15 @@ def _check_derivatives(frozen: TracedModel, u: Tensor, line: str) -> None:
         size = difference.norm(dim=-1) * w.norm(dim=-1)
         for mode, each in found.items():
             # the median over runs: at a kink finite differences mean little
-            apart = ((each - exact).abs() / size.maximum(each.abs()).clamp_min(1e-9)).nanmedian().item()
-            if apart > _TOLERANCE:
+            expected, tolerance = (exact, _TOLERANCE) if mode == "reverse" else (found["reverse"], _MODES_TOLERANCE)
+            apart = ((each - expected).abs() / size.maximum(each.abs()).clamp_min(1e-9)).nanmedian().item()
+            if apart > tolerance:
                 cuts = frozen.replay(u[0])[2]
                 remedy = f"look for no_grad(), detach() or rounding, at {cuts[0] if cuts else line}"
                 remedy = (faulty_operation(function, u) if mode == "forward" else None) or remedy
                 raise ModelError(
-                    f"the derivatives of {name} do not match its outputs ({mode} mode differs from finite differences "
-                    f"by {apart:.2g} of their size): {remedy}"
+                    f"the derivatives of {name} do not match its outputs ({mode} mode differs from "
+                    f"{'finite differences' if mode == 'reverse' else 'reverse mode'} by {apart:.2g} of their size): {remedy}"
                 )
 
 

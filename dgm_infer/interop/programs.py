@@ -43,8 +43,9 @@ def from_pyro(
     The outputs are the hard observations: sample statements through their pathwise form (``loc + scale v`` of a normal
     v), ``pyro.deterministic`` and ``Delta`` statements, or functions of both. So a *deterministic* function of random
     variables can be observed. Soft observations multiply the density instead: those of ``soft``, discrete ones, those
-    of fewer dimensions than entries (Dirichlet, LKJ, Wishart), and the program's own ``obs=``. Latent variables become inputs of unit variance where there is such a form (math 1.3), else by the
-    bijection of their support, with their own density.
+    of fewer dimensions than entries (Dirichlet, LKJ, Wishart), and the program's own ``obs=``. Latent variables become
+    inputs of unit variance where there is such a form (math 1.3), else by the bijection of their support, with their
+    own density; angles become the directions of normal vectors.
 
     Args:
         program: a callable with ``pyro.sample`` statements, called as ``program(*args, **kwargs)``. It runs vectorised
@@ -201,8 +202,8 @@ class ProgramModel(TracedModel):
                 continue
             if name not in self.hard and _has_own_data(node) and is_point(fn):
                 raise ModelError(
-                    f"site {name!r} of {self.name} is a Delta, which has no likelihood: name it in observed, as it is a "
-                    "function of the other variables"
+                    f"site {name!r} of {self.name} is a Delta, which has no likelihood: name it in observed, as it is "
+                    "a function of the other variables"
                 )
             if node["is_observed"] and name not in self.hard:
                 continue

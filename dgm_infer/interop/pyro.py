@@ -13,8 +13,9 @@ from ..errors import ArgumentError, ModelError, cause
 from ..extras import extra
 from ..sampling.predictive import Program
 from ..target import Target
-from .charts import TOLERATED, chart_of, has_chart, is_point, log_density, lost_mass, warn_of_lost_mass
+from .charts import chart_of, has_chart, is_point
 from .intercept import Promotion
+from .log_densities import TOLERATED, log_density, lost_mass, warn_of_lost_mass
 
 with extra("pyro"), warnings.catch_warnings():
     # torch.jit warns about this Python version; only parts of Pyro that are unused here need it
@@ -318,8 +319,8 @@ def _check(trace: Any, program: str, observed: Mapping[str, Any]) -> None:
                 )
         elif _is_latent(node) and not fn.has_enumerate_support and not has_chart(fn):
             raise ModelError(
-                f"site {name!r} of the Pyro program {program} is discrete without a finite support, or has no bijection "
-                f"from the real numbers ({type(fn).__name__}), and cannot be summed out: marginalise by hand"
+                f"site {name!r} of the Pyro program {program} is discrete without a finite support, or has no "
+                f"bijection from the real numbers ({type(fn).__name__}), and cannot be summed out: marginalise by hand"
             )
 
 
