@@ -179,9 +179,10 @@ def _check_derivatives(frozen: TracedModel, u: Tensor, line: str) -> None:
                 cuts = frozen.replay(u[0])[2]
                 remedy = f"look for no_grad(), detach() or rounding, at {cuts[0] if cuts else line}"
                 remedy = (faulty_operation(function, u) if mode == "forward" else None) or remedy
+                other = "finite differences" if mode == "reverse" else "reverse mode"
                 raise ModelError(
-                    f"the derivatives of {name} do not match its outputs ({mode} mode differs from "
-                    f"{'finite differences' if mode == 'reverse' else 'reverse mode'} by {apart:.2g} of their size): {remedy}"
+                    f"the derivatives of {name} do not match its outputs ({mode} mode differs from {other} by "
+                    f"{apart:.2g} of their size): {remedy}"
                 )
 
 
