@@ -154,10 +154,12 @@ def is_point(d: td.Distribution) -> bool:
 
 
 def has_fewer_dimensions(d: td.Distribution) -> bool:
-    """Whether values of a continuous distribution lie on a surface, as those of a Dirichlet distribution do, whose
-    entries sum to 1."""
+    """Whether values lie on a surface, as those of a Dirichlet distribution do, whose entries sum to 1.
+
+    Distributions without a chart count as such: those of matrices and directions.
+    """
     size = torch.Size(d.batch_shape + d.event_shape).numel()
-    return has_chart(d) and chart_of(d).shape.numel() < size
+    return not has_chart(d) or chart_of(d).shape.numel() < size
 
 
 @dataclass(frozen=True)
