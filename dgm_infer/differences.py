@@ -8,8 +8,10 @@ from torch import Tensor
 
 __all__ = ["Differences", "differences", "disagreement"]
 
-# Relative difference up to which differences with two steps, and their rounding, count as agreeing.
-_TOLERANCE = {torch.float64: 3e-4, torch.float32: 1e-2}
+# By type: the step, near its cube root of rounding or above it, as energies are large sums; and the relative difference
+# up to which differences with two steps, and their rounding, count as agreeing.
+_STEPS = {torch.float64: 6e-6, torch.float32: 3e-2}
+_TOLERANCE = {torch.float64: 3e-4, torch.float32: 3e-2}
 
 
 class Differences(NamedTuple):
@@ -38,7 +40,7 @@ def differences(function: Callable[[Tensor], Tensor], u: Tensor, v: Tensor, w: T
         w: weights ``[N]`` of its values; None for ones.
     """
     eps = torch.finfo(u.dtype).eps
-    step = eps ** (1 / 3)
+    step = _STEPS.get(u.dtype, 0.1)
     plus, minus, far_plus, far_minus = function(
         torch.cat([u + step * v, u - step * v, u + 2 * step * v, u - 2 * step * v])
     ).chunk(4)
@@ -46,7 +48,7 @@ def differences(function: Callable[[Tensor], Tensor], u: Tensor, v: Tensor, w: T
     near, far = (plus - minus) / (2 * step), (far_plus - far_minus) / (4 * step)
     norm = torch.linalg.vector_norm
     size = norm(near, dim=-1) * norm(w, dim=-1)
-    rounding = 10 * eps / step * norm(plus * w, dim=-1)
+    rounding = 4 * eps / step * norm(plus * w, dim=-1)
     apart = ((near - far) * w).sum(-1).abs() + rounding
     combined = (near * w).sum(-1)
     is_known = combined.isfinite() & (apart <= _TOLERANCE.get(u.dtype, 0.1) * size)

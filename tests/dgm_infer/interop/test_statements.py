@@ -58,9 +58,7 @@ def test_a_target_with_an_angle_is_not_refused():
 def test_a_fibre_stays_within_one_turn_and_has_its_posterior():
     model = dgm.from_pyro(angle, 0.3)
     kernel = dgm.ConstrainedHMC(step_size=0.3, n_steps=4, n_geodesic=2)
-    draws = dgm.sample(
-        dgm.condition(model, model.data), kernel, chains=64, warmup=10, draws=40, seed=0, progress=False
-    )
+    draws = dgm.sample(dgm.condition(model, model.data), kernel, chains=64, warmup=10, draws=40, seed=0, progress=False)
     a = draws.latents["a"]
     assert a.abs().max() <= math.pi
     means = a.cos().mean(1)
@@ -169,7 +167,9 @@ def test_observations_on_a_surface_are_likelihoods():
     assert model.hard == ("y",)
     assert dgm.from_pyro(shares, observed={"y": torch.tensor(0.5), "shares": SHARES}).hard == ("y",)
     a = torch.linspace(1e-6, 200, 400001, dtype=FLOAT)
-    log_joint = td.Exponential(1.0).log_prob(a) + td.Dirichlet(a.unsqueeze(-1) * torch.ones(3)).log_prob(SHARES.double())
+    log_joint = td.Exponential(1.0).log_prob(a) + td.Dirichlet(a.unsqueeze(-1) * torch.ones(3)).log_prob(
+        SHARES.double()
+    )
     exact = (log_joint.softmax(0) @ a).item()
     kernel = dgm.LiftedHMC(step_size=0.5, n_steps=4)
     draws = dgm.sample(dgm.condition(model, model.data), kernel, chains=64, warmup=20, draws=40, seed=0, progress=False)
