@@ -206,13 +206,13 @@ def _check_derivatives(frozen: GenerativeModel, operator: Operator, values: Tens
     n_batch = 0 if operator.data else values.ndim - 1
     reduced, data = observed_model(frozen, operator.first()), values.reshape(-1, values.shape[-1])[0]
     name = type(frozen).__name__
-    u = tame_draws(reduced, _DRAWS, data, values)
-    if not len(u):
-        return
 
     def residual(v: Tensor) -> Tensor:
         return reduced.residual(v.reshape(len(v), *[1] * n_batch, -1), data).flatten(1)
 
+    u = tame_draws(reduced, _DRAWS, data, values, residual)
+    if not len(u):
+        return
     check_flatness(check_agreement(residual, u, name), name)
     if frozen.has_log_factor:
         check_agreement(lambda v: frozen.log_factor(v).unsqueeze(-1), u, f"{name}.log_factor")

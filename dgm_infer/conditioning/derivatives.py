@@ -44,13 +44,23 @@ _FAULTY = {
 ENTRIES = 2**25
 
 
-def tame_draws(reduced: ObservedModel, draws: int, data: Tensor | None, like: Tensor) -> Tensor:
-    """Up to ``draws`` prior draws without overflow, ``[n, D]``."""
+def tame_draws(
+    reduced: ObservedModel,
+    draws: int,
+    data: Tensor | None,
+    like: Tensor,
+    function: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Up to ``draws`` prior draws without overflow, ``[n, D]``.
+
+    Args:
+        function: what must not overflow, ``[n, D] -> [n, N]``; None for the constraint of the data.
+    """
     rng = torch.Generator(like.device).manual_seed(2)
 
     def size(u: Tensor) -> Tensor:
         with torch.no_grad():
-            return _constraint(reduced, u, data)(u + 1e-3).abs().amax(-1).nan_to_num(torch.inf, torch.inf)
+            return (function or _constraint(reduced, u, data))(u + 1e-3).abs().amax(-1).nan_to_num(torch.inf, torch.inf)
 
     u = reduced.sample_inputs((draws,), rng, like)
     if size(u).isfinite().all():

@@ -146,7 +146,7 @@ def test_a_target_with_another_gradient_is_refused(make):
     with pytest.raises(ArgumentError, match=r"sample\(\): the gradient of this \w+ is not that of its energy"):
         dgm.sample(make(), chains=2, warmup=1, draws=1, seed=0, progress=False)
     base = dgm.Gaussian(torch.zeros(2), torch.ones(2))
-    with pytest.raises(ArgumentError, match="the gradient of this .* is not that of its energy"):
+    with pytest.raises(ArgumentError, match=r"the gradient of this .* is not that of its energy"):
         dgm.log_evidence(make(), base, chains=2, seed=0, progress=False)
 
 
@@ -225,5 +225,5 @@ def test_flat_outputs_are_named_in_one_line():
     ):
         dgm.condition(constant, torch.tensor([0.1, 0.5, 0.5, 1.0]))
     dgm.condition(constant, torch.tensor([0.1, 0.5, 0.5, 1.0]), observe=dgm.pixels(torch.tensor([True] * 3 + [False])))
-    with pytest.raises(ObservationError, match="2 of 2 observed values of Coupled .* change only in steps"):
+    with pytest.raises(ObservationError, match=r"2 of 2 observed values of Coupled .* change only in steps"):
         dgm.condition(Coupled(False), torch.zeros(2), observe=Rounded(), noise=0.1)

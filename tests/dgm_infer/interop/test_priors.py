@@ -212,7 +212,7 @@ def test_programs_compute_in_64_bits_unless_asked():
 class OwnBeta(dist.TorchDistribution):
     """A density of somebody's own, which can be evaluated at a value only."""
 
-    arg_constraints: dict = {}  # noqa: RUF012
+    arg_constraints: dict = {}
     support = td.constraints.unit_interval
 
     def __init__(self, shape):

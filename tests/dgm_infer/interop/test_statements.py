@@ -146,9 +146,9 @@ def test_discrete_mixtures_are_still_refused():
         n = pyro.sample("n", dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), dist.Poisson(rates)))
         pyro.sample("y", dist.Normal(n, 1.0), obs=torch.tensor(2.0))
 
-    with pytest.raises(ModelError, match="'n' .* is discrete"):
+    with pytest.raises(ModelError, match=r"'n' .* is discrete"):
         dgm.from_pyro(counts)
-    with pytest.raises(ModelError, match="'n' .* is discrete"):
+    with pytest.raises(ModelError, match=r"'n' .* is discrete"):
         dgm.target_from_pyro(counts)
 
 
