@@ -148,7 +148,7 @@ def has_chart(d: td.Distribution) -> bool:
     return True
 
 
-def is_point(d: td.Distribution) -> bool:
+def is_point(d: Any) -> bool:
     """Whether a distribution is Pyro's ``Delta``, which gives one value."""
     return any(kind.__name__ == "Delta" for kind in type(without_events(d)).__mro__)
 
@@ -240,7 +240,7 @@ def flattened(parts: Any) -> list[Any]:
     return [each for part in parts for each in (flattened(part.parts) if hasattr(part, "parts") else [part])]
 
 
-def without_events(d: td.Distribution) -> td.Distribution:
+def without_events(d: Any) -> Any:
     while isinstance(d, td.Independent):
         d = d.base_dist
     return d

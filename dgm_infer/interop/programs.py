@@ -278,7 +278,7 @@ def _point(fn: Any) -> Any:
 def _is_discrete(node: Mapping[str, Any]) -> bool:
     if _is_deterministic(node):
         return False
-    fn = node["fn"]
+    fn: Any = node["fn"]
     while isinstance(fn, torch.distributions.MixtureSameFamily):
         fn = fn.component_distribution
     try:

@@ -146,7 +146,7 @@ class PyroTarget(Target):
             trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
         for name, density in messenger.densities.items():
             # in place of the density at the value, which is rounded
-            node = trace.nodes[name]
+            node: Any = trace.nodes[name]
             node["unscaled_log_prob"] = density
             node["log_prob"] = scale_and_mask(density, node["scale"], node["mask"])
             node["log_prob_sum"] = node["log_prob"].sum()
@@ -173,7 +173,7 @@ class PyroTarget(Target):
             try:
                 trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
                 # of deterministic values there is no density
-                trace.compute_log_prob(lambda key, node: not is_point(node["fn"]))
+                trace.compute_log_prob(_has_density)
             except Exception as error:
                 raise ModelError(f"the Pyro program {name} fails: {cause(error)}") from error
         return trace
@@ -284,6 +284,10 @@ def _sites(trace: Any) -> tuple[dict[str, Site], int]:
 def _is_latent(node: Mapping[str, Any]) -> bool:
     is_free = node["type"] == "sample" and not node["is_observed"] and not isinstance(node["fn"], _Subsample)
     return is_free and not is_point(node["fn"])
+
+
+def _has_density(name: str, node: Any) -> bool:
+    return not is_point(node["fn"])
 
 
 def _is_observed(node: Mapping[str, Any]) -> bool:
