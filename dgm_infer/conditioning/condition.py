@@ -48,7 +48,7 @@ from .soft import InputPosterior
 __all__ = ["bind", "condition", "pixels_only"]
 
 # Prior draws at which derivatives are compared with differences.
-_DRAWS = 4
+_DRAWS = 8
 # Observed values up to which they are compared with outputs that repeat.
 _MOST = 2**20
 

@@ -103,18 +103,20 @@ def check_agreement(
         the finite differences.
     """
     rng = torch.Generator(u.device).manual_seed(3)
-    v = torch.randn(u.shape[-1], generator=rng, dtype=u.dtype, device=u.device)
+    # each point has a direction of its own: one alone may hide what is wrong with others
+    v = torch.randn(u.shape, generator=rng, dtype=u.dtype, device=u.device)
     with torch.no_grad():
         w = torch.randn(function(u[:1]).shape[-1], generator=rng, dtype=u.dtype, device=u.device)
     found = differences(function, u, v, w)
     with _differentiating(name, "reverse"):
-        reverse = (
-            vjp(function, u)[1](w.expand_as(found.products))[0] @ v if needs_both else _reverse(function, u, w) @ v
-        )
+        pulled = vjp(function, u)[1](w.expand_as(found.products))[0] if needs_both else _reverse(function, u, w)
+    reverse = torch.linalg.vecdot(pulled, v)
     forward = None
     try:
         with _differentiating(name, "forward"):
-            forward = forward_mode(function, u, v.unsqueeze(0))[1][0] @ w
+            # a number a point moves it along its direction
+            start, one = u.new_zeros(len(u), 1), u.new_ones(1, 1)
+            forward = forward_mode(lambda t: function(u + t * v), start, one)[1][0] @ w
     except ModelError:
         if needs_both:
             raise

@@ -260,11 +260,13 @@ def check_operator(model: GenerativeModel, operator: Operator, n_batch: int, u: 
 
 
 def _mixing(function: Callable[..., list[Tensor]], u: Tensor) -> float:
-    """By how much the first row's result depends on the other rows; 0 up to rounding."""
+    """By how much the first row's result depends on the other rows, or on their number; 0 up to rounding."""
     # equally many rows in all: rounding depends on their number
     near, other = torch.cat([u[1:], u + 1]), torch.cat([u[1:] - 1, 1 - 2 * u])
     first, second = (result[0] for result in function(torch.cat([u[:1], near]), torch.cat([u[:1], other])))
-    differences = [_difference(first, second)]
+    (few,) = function(u[:2])
+    # rounding depends on the number of rows, too; less than the tolerance below
+    differences = [_difference(first, second), _difference(first, few[0])]
     # a branch on the whole batch shows far out, where a simulator may refuse to go
     with suppress(Exception):
         (far,) = function(torch.cat([u[:1], 8 * other]))

@@ -188,7 +188,7 @@ def check_decoder(decoder: nn.Module, prior: InputDensity) -> None:
     """Raise :class:`ModelError` unless ``log p(x | z)`` of a frozen decoder is a function of each z, differentiable."""
     like, name = reference_tensor(decoder), type(decoder).__name__
     rng = torch.Generator(like.device).manual_seed(0)
-    z = prior.sample((4,), generator=rng, dtype=like.dtype, device=like.device)
+    z = prior.sample((8,), generator=rng, dtype=like.dtype, device=like.device)
     with torch.no_grad(), torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
         torch.manual_seed(0)
         x = decoder(z[:1]).sample()[0]
