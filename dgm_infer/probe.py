@@ -2,10 +2,13 @@
 
 import math
 import warnings
+import weakref
+from contextlib import suppress
 
 import torch
 from torch import Tensor
 
+from .differences import differences, disagreement
 from .errors import DgmInferError, cause
 from .target import Target
 
@@ -13,6 +16,10 @@ __all__ = ["energy_doubt", "energy_fault", "probe_points"]
 
 # Energies computed at once, and the fewest and most points per problem.
 _ENERGIES, _FEWEST, _MOST = 1024, 2, 32
+# Points at which gradients are compared with differences, and by how much they may differ of their size.
+_COMPARED, _APART = 4, 0.05
+# Targets whose gradients agree.
+_AGREEING: weakref.WeakSet[Target] = weakref.WeakSet()
 # Share of the points at which an energy may be NaN without a word: chains reject them like divergences.
 _NAN = 0.1
 # Distances in units of the points' spread: over such a range a density with a finite integral falls.
@@ -30,9 +37,10 @@ def probe_points(target: Target) -> int:
 def energy_fault(target: Target, x: Tensor, remedy: str = "", around: Tensor | None = None) -> str | None:
     """Describe a fault of the energy at points ``x [n, *batch, D]`` or far from them; None if there is none.
 
-    It must be one real number per point, the same at every call, and must not fall without end, as ``exp(-energy)``
-    would have no integral. An energy that is NaN or infinite at all points is left to the search for a start or a base,
-    which reports more about it; one that is NaN at some, or levels off, to :func:`energy_doubt`.
+    It must be one real number per point, the same at every call, must not fall without end, as ``exp(-energy)`` would
+    have no integral, and must have the gradient that the target gives, if it gives one. An energy that is NaN or
+    infinite at all points is left to the search for a start or a base, which reports more about it; one that is NaN at
+    some, or levels off, to :func:`energy_doubt`.
 
     Args:
         remedy: added where the energy fails, such as how to have other points.
@@ -57,7 +65,7 @@ def energy_fault(target: Target, x: Tensor, remedy: str = "", around: Tensor | N
         )
     if _falls(_far_energies(target, x if around is None else around)):
         return "the energy falls without end far from the origin, so that exp(-energy) has no integral: check its sign"
-    return None
+    return _gradient_fault(target, x)
 
 
 @torch.no_grad()
@@ -84,6 +92,35 @@ def energy_doubt(target: Target, x: Tensor, around: Tensor | None = None) -> str
             f"the energy{of} levels off far from the origin, so that exp(-energy) has no integral: chains drift away "
             "and log Z is infinite; give every variable a prior"
         )
+    return None
+
+
+def _gradient_fault(target: Target, x: Tensor) -> str | None:
+    """Describe a gradient that is not that of the energy; a target is looked at once.
+
+    An energy without derivatives is no fault: some kernels need none.
+    """
+    if not target.has_gradient or target in _AGREEING:
+        return None
+    x = x[:_COMPARED]
+    rng = torch.Generator(x.device).manual_seed(0)
+    spread = x.std(0).clamp_min(1e-3) if len(x) > 1 else torch.ones_like(x[0])
+    v = spread * torch.randn(x.shape, generator=rng, dtype=x.dtype, device=x.device)
+    try:
+        gradient = target.energy_and_gradient(x)[1]
+        found = differences(lambda points: target.energy(points).unsqueeze(-1), x, v)
+    except Exception:
+        # what keeps it from being differentiated is said where derivatives are needed
+        return None
+    apart = disagreement(found, torch.linalg.vecdot(gradient, v).to(found.combined))
+    if apart > _APART:
+        return (
+            f"the gradient of this {type(target).__name__} is not that of its energy (finite differences differ by "
+            f"{apart:.2g} of their size): look for detach(), no_grad() or rounding in the energy, for a backward of "
+            "another function, or correct energy_and_gradient"
+        )
+    with suppress(TypeError):
+        _AGREEING.add(target)
     return None
 
 

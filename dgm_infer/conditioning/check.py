@@ -58,8 +58,8 @@ class Finding:
 
     code: str
     """The check that found it: model, observed, hidden_randomness, training_mode, batch_statistics, output_range,
-    structure, observations, observations_range, rank, too_many_observations, conditioning, kinks, derivatives,
-    discrete."""
+    structure, observations, observations_range, prior_mass, rank, too_many_observations, conditioning, kinks,
+    derivatives, discrete."""
     severity: str
     """``error``: conditioning fails or is wrong; ``warning``: it may be; ``note``: good to know."""
     words: str
@@ -167,6 +167,8 @@ def check(model: GenerativeModel, observed=None, observe=None, *, noise: float |
         return report()
     u = prior_draws(frozen, max(draws, 2), torch.float64, device_of(model))
     _check_function(search, model, frozen, u)
+    for key, share in frozen.lost_mass.items():
+        search.add("prior_mass", "warning", f"{100 * share:.2g} % of the prior of {key} cannot be reached: it rounds")
     if search.found("observed"):
         return report(frozen.input_density.dim)
     size = torch.Size(frozen.output_shape).numel()

@@ -18,6 +18,7 @@ from ..models import (
     is_discrete,
     reference_tensor,
 )
+from .derivatives import check_agreement, check_atoms, check_flatness, check_once, tame_draws
 from .faults import (
     STRUCTURE_DRAWS,
     check_declared,
@@ -35,16 +36,21 @@ from .faults import (
     prior_draws,
 )
 from .fibre import Fibre
-from .latent import LatentPosterior
+from .latent import LatentPosterior, check_decoder
 from .magnitude import check_tolerance, constraint_units, far_data
 from .measurement import ObservedMeasurement
 from .observations import Bound, Pixels
 from .observations import observe as as_observation
-from .operators import Everything, Selection, as_operator
+from .operators import Everything, Operator, Selection, as_operator
 from .reduced import observed_model
 from .soft import InputPosterior
 
 __all__ = ["bind", "condition", "pixels_only"]
+
+# Prior draws at which derivatives are compared with differences.
+_DRAWS = 8
+# Observed values up to which they are compared with outputs that repeat.
+_MOST = 2**20
 
 Model = TypeVar("Model", bound=GenerativeModel)
 
@@ -141,13 +147,17 @@ def condition(
             raise ArgumentError(f"condition(noise={noise:g}): outputs are discrete, and have no such noise: omit it")
     if is_discrete(model):
         return _latent_posterior(LatentVariableModel.of(model), observed, observe, tolerance, dtype, device)
-    model = as_generative_model(model)
+    given, model = model, as_generative_model(model)
     dtype, device = _computed_in(model, torch.float64 if dtype is None else dtype, device)
     frozen = _checked_copy(model, dtype, device)
     # the mean of discrete outputs may have none: what is differentiated there is the likelihood
     has_gradient = check_gradient(frozen, prior_draws(frozen, 2, dtype, device), needed=tolerance is None)
     operator, values = bind(frozen, observed, observe, dtype, device)
     check_operator(frozen, operator, values.ndim - 1, prior_draws(frozen, 2, dtype, device))
+    if has_gradient:
+        # a shipped operator has no attributes that could differ
+        which = observe if callable(observe) and not isinstance(operator, Everything | Selection) else None
+        check_once(given, which, lambda: _check_derivatives(frozen, operator, values))
     n_outputs = values.shape[-1]
     if noise is None:
         reduced = observed_model(frozen, operator)
@@ -177,12 +187,35 @@ def condition(
             has_gradient=has_gradient,
         )
     check_values(frozen, operator, values)
+    if noise is None and values.numel() <= _MOST:
+        with torch.no_grad():
+            check_atoms(operator(x.reshape(len(x), *[1] * (values.ndim - 1), -1)), values, type(frozen).__name__)
     if n_outputs > reduced.dim:
         raise ObservationError(
             f"{n_outputs} observed values but only {reduced.dim} inputs: no exact posterior exists; observe fewer, "
             "allow for noise, condition(..., noise=sd) or WithNoise(model, sd=...), or pass tolerance="
         )
     return Fibre(reduced.measured_in(constraint_units(operator, values, x)), values)
+
+
+def _check_derivatives(frozen: GenerativeModel, operator: Operator, values: Tensor) -> None:
+    """Raise :class:`ModelError` unless the derivatives that sampling uses are those of the outputs, and of the factor.
+
+    One problem stands for all.
+    """
+    n_batch = 0 if operator.data else values.ndim - 1
+    reduced, data = observed_model(frozen, operator.first()), values.reshape(-1, values.shape[-1])[0]
+    name = type(frozen).__name__
+
+    def residual(v: Tensor) -> Tensor:
+        return reduced.residual(v.reshape(len(v), *[1] * n_batch, -1), data).flatten(1)
+
+    u = tame_draws(reduced, _DRAWS, data, values, residual)
+    if not len(u):
+        return
+    check_flatness(check_agreement(residual, u, name), name)
+    if frozen.has_log_factor:
+        check_agreement(lambda v: frozen.log_factor(v).unsqueeze(-1), u, f"{name}.log_factor")
 
 
 def _latent_posterior(
@@ -201,6 +234,7 @@ def _latent_posterior(
     selection, values = bind(frozen, observed, observation, dtype, device)
     assert isinstance(selection, Everything | Selection)
     shape = torch.Size(frozen.output_shape)
+    check_once(model.module, None, lambda: check_decoder(frozen.decoder, model.prior))
     return LatentPosterior.of_pixels(frozen.decoder, model.prior, shape, values, selection.index)
 
 

@@ -11,12 +11,13 @@ from ..arguments import indices, instance, numbers
 from ..errors import ArgumentError, ModelError, ObservationError
 from ..models import InputDensity, base_distribution, evaluation_copy, output_distribution, reference_tensor
 from ..target import Target
-from .faults import check_weights
+from .derivatives import check_agreement, check_once
+from .faults import check_mixing, check_repeats, check_weights
 from .likelihood import bernoulli_log_prob, known_slope
 from .magnitude import far_values
 from .partial import ObservedPixels, mask_index
 
-__all__ = ["LatentPosterior"]
+__all__ = ["LatentPosterior", "check_decoder"]
 
 
 class LatentPosterior(Target):
@@ -37,7 +38,8 @@ class LatentPosterior(Target):
     Raises:
         ArgumentError: the prior is not an :class:`InputDensity`.
         ModelError: the decoder rejects such latents, or does not return a distribution (of independent pixels, if
-            there is a mask).
+            there is a mask); it mixes the rows of a batch, draws random numbers, or has derivatives that are not those
+            of its outputs.
         ObservationError: the images or the mask do not fit the decoder.
     """
 
@@ -53,6 +55,7 @@ class LatentPosterior(Target):
         values = images.reshape(*images.shape[: images.ndim - len(shape)], shape.numel())
         index = None if mask is None else mask_index(mask, shape).to(images.device)
         check_weights(frozen)
+        check_once(decoder, None, lambda: check_decoder(frozen, prior))
         _check_unit(frozen, prior, shape, values if index is None else values[..., index])
         self._observe(frozen, prior, shape, values if index is None else values[..., index], index)
 
@@ -178,6 +181,23 @@ class LatentPosterior(Target):
         like = self.images
         z = self.prior.sample((n, *self.batch_shape), generator=rng, dtype=like.dtype, device=rng.device)
         return z.to(like.device)
+
+
+def check_decoder(decoder: nn.Module, prior: InputDensity) -> None:
+    """Raise :class:`ModelError` unless ``log p(x | z)`` of a frozen decoder is a function of each z, differentiable."""
+    like, name = reference_tensor(decoder), type(decoder).__name__
+    rng = torch.Generator(like.device).manual_seed(0)
+    z = prior.sample((8,), generator=rng, dtype=like.dtype, device=like.device)
+    with torch.no_grad(), torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
+        torch.manual_seed(0)
+        x = decoder(z[:1]).sample()[0]
+
+    def log_prob(z: Tensor) -> Tensor:
+        return base_distribution(decoder(z)).log_prob(x).reshape(len(z), -1)
+
+    check_repeats(log_prob, z[:2], name)
+    check_mixing(log_prob, z[:2], name)
+    check_agreement(log_prob, z, name)
 
 
 @torch.no_grad()

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch import distributions as td
 from torch.nn import functional as F
 
-from ..errors import ModelError
 from ..models import InputDensity, Logistic, Product, StandardNormal
 from ..models.densities import STANDARD_LOGISTIC
+from .charts import chart_of, is_circular
+from .log_densities import log_density
 
 __all__ = ["Form", "Kind", "form_of", "form_of_density", "gamma", "location_scale", "uniform"]
 
@@ -29,6 +30,7 @@ class Form:
         value: the variable, ``value(v)``.
         inverse: v of a value, where simulators need it.
         log_factor: log density of v less that of its kind, from v and the value, summed; None for 0.
+        of: the distribution, where values are those of its chart.
     """
 
     kind: Kind
@@ -36,6 +38,7 @@ class Form:
     value: Callable[[Tensor], Tensor]
     inverse: Callable[[Tensor], Tensor] | None = None
     log_factor: Callable[[Tensor, Tensor], Tensor] | None = None
+    of: td.Distribution | None = None
 
 
 def location_scale(loc: Any, scale: Any, shape: torch.Size) -> Form:
@@ -106,12 +109,13 @@ def gamma(concentration: Tensor) -> Form:
 def form_of(distribution: td.Distribution) -> Form:
     """The form of one draw of a distribution of torch, or of Pyro, which derives its own from them.
 
-    Unit-variance inputs where there is such a form (math 1.3), else the standard bijection of the support with the
-    distribution's own density.
+    Unit-variance inputs where there is such a form (math 1.3), else the chart of the distribution with its own density.
 
     Raises:
-        ModelError: it is discrete, or has no standard bijection.
+        ModelError: it is discrete, or has no chart.
     """
+    if is_circular(distribution):
+        return _own_density(distribution)
     for kind in type(distribution).__mro__:
         if kind in _FORMS:
             form = _FORMS[kind](distribution)
@@ -130,21 +134,16 @@ def form_of_density(density: InputDensity) -> list[Form]:
     return [Form("normal", shape, lambda v: v, None, lambda v, x: density.log_prob(x) - _log_normal(v).sum())]
 
 
-def _own_density(d: td.Distribution) -> Form:
-    try:
-        discrete = d.support is None or d.support.is_discrete
-        transform = None if discrete else td.biject_to(d.support)
-    except NotImplementedError:
-        transform = None
-    if transform is None:
-        raise ModelError(f"{type(d).__name__} is discrete, or has no bijection from the real numbers")
-    bijection = transform
+def _own_density(d: td.Distribution, kind: Kind = "normal", loc: Any = 0.0, scale: Any = 1.0) -> Form:
+    """``x = loc + scale v`` in the chart of the distribution."""
+    chart = chart_of(d)
+    base = StandardNormal(1) if kind == "normal" else Logistic(1)
 
-    def log_factor(v: Tensor, x: Tensor) -> Tensor:
-        jacobian = bijection.log_abs_det_jacobian(v, x).sum()
-        return d.log_prob(x).sum() + jacobian - _log_normal(v).sum()
+    def log_factor(v: Tensor, z: Tensor) -> Tensor:
+        widths = (torch.as_tensor(scale).log() + torch.zeros_like(v)).sum()
+        return log_density(d, chart, loc + scale * v).sum() + widths - base.coordinate_log_prob(v).sum()
 
-    return Form("normal", torch.Size(bijection.inverse_shape(_shape(d))), bijection, None, log_factor)
+    return Form(kind, chart.shape, lambda v: chart.value(loc + scale * v), None, log_factor, d)
 
 
 def _transformed(d: td.TransformedDistribution) -> Form | None:
@@ -187,6 +186,32 @@ def _multivariate_normal(d: td.MultivariateNormal) -> Form:
     return Form("normal", _shape(d), lambda v: d.loc + (d.scale_tril @ v.unsqueeze(-1)).squeeze(-1))
 
 
+def _beta(d: td.Beta) -> Form:
+    """Log odds with their mean and variance, which are those of the logs of two Gamma variables."""
+    return _log_odds(d, d.concentration1, d.concentration0)
+
+
+def _fisher_snedecor(d: td.FisherSnedecor) -> Form:
+    return _log_odds(d, d.df1 / 2, d.df2 / 2, d.df2.log() - d.df1.log())
+
+
+def _log_odds(d: td.Distribution, a: Tensor, b: Tensor, shift: Any = 0.0) -> Form:
+    width = (torch.polygamma(1, a) + torch.polygamma(1, b)).sqrt()
+    return _own_density(d, "logistic", torch.digamma(a) - torch.digamma(b) + shift, width)
+
+
+def _mixture(d: td.MixtureSameFamily) -> Form | None:
+    """On the real line with the mean and standard deviation, where components have such."""
+    if chart_of(d).kind != "real":
+        return None
+    try:
+        loc, scale = d.mean, d.stddev
+    except NotImplementedError:
+        return None
+    finite = loc.isfinite() & scale.isfinite()
+    return _own_density(d, "normal", torch.where(finite, loc, 0.0), torch.where(finite, scale, 1.0))
+
+
 def _gamma(d: td.Gamma) -> Form:
     form = gamma(d.concentration.expand(_shape(d)))
     factor = form.log_factor
@@ -214,7 +239,10 @@ _FORMS: dict[type, Callable[[Any], Form | None]] = {
     td.HalfCauchy: _half_cauchy,
     td.Laplace: _laplace,
     td.MultivariateNormal: _multivariate_normal,
+    td.Beta: _beta,
+    td.FisherSnedecor: _fisher_snedecor,
     td.Gamma: _gamma,
+    td.MixtureSameFamily: _mixture,
     td.StudentT: _student_t,
     td.Independent: lambda d: form_of(d.base_dist),
     td.TransformedDistribution: _transformed,

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..conditioning.derivatives import faulty_operation
 from ..conditioning.faults import device_of, frozen_copy
 from ..errors import DgmInferError, ModelError, cause
 from ..structures.jacobian import forward_mode, pull_back
-from .sources import line_of_error
+from .charts import chart_of
+from .log_densities import TOLERATED, lost_mass, warn_of_lost_mass
+from .sources import line_of_error, solver_of_error
 from .sparsity import find_units
 from .tape import Tape, check_same
 from .traced import Outcome, TracedModel
@@ -35,6 +38,8 @@ _STEPPED = 100
 _ENTRIES = 2**21
 _STEP = 1e-6
 _TOLERANCE = 1e-3
+# Relative difference up to which forward and reverse mode agree.
+_MODES_TOLERANCE = 1e-6
 
 
 def prepared(model: Model, structure: str | None, line: str) -> Model:
@@ -65,6 +70,10 @@ def prepared(model: Model, structure: str | None, line: str) -> Model:
         u = _finite(frozen, u, line)
         _check_derivatives(frozen, u, line)
         _find_structure(model, frozen, u, structure, line)
+        with torch.no_grad():
+            shares = {name: lost_mass(d, chart_of(d)) for name, d in runs[0][0].charted.items()}
+    model.lost_mass = {name: share for name, share in shares.items() if share > TOLERATED}
+    warn_of_lost_mass(model.name, model.lost_mass, 4)
     model.probes = u.to(device)
     return model
 
@@ -155,18 +164,25 @@ def _check_derivatives(frozen: TracedModel, u: Tensor, line: str) -> None:
             if function is functions[0] and not difference.any() and not pulled.any():
                 _check_steps(frozen, u, line)
             found = {"reverse": pulled @ v}
-            if _has_own_derivative(function, u[0]):
+            try:
                 found["forward"] = (_pushed(function, u, v) * w).sum(-1)
+            except Exception:
+                # an operation of torch without forward mode, which is not used then
+                if _has_own_derivative(function, u[0]):
+                    raise
         size = difference.norm(dim=-1) * w.norm(dim=-1)
         for mode, each in found.items():
             # the median over runs: at a kink finite differences mean little
-            apart = ((each - exact).abs() / size.maximum(each.abs()).clamp_min(1e-9)).nanmedian().item()
-            if apart > _TOLERANCE:
+            expected, tolerance = (exact, _TOLERANCE) if mode == "reverse" else (found["reverse"], _MODES_TOLERANCE)
+            apart = ((each - expected).abs() / size.maximum(each.abs()).clamp_min(1e-9)).nanmedian().item()
+            if apart > tolerance:
                 cuts = frozen.replay(u[0])[2]
+                remedy = f"look for no_grad(), detach() or rounding, at {cuts[0] if cuts else line}"
+                remedy = (faulty_operation(function, u) if mode == "forward" else None) or remedy
+                other = "finite differences" if mode == "reverse" else "reverse mode"
                 raise ModelError(
-                    f"the derivatives of {name} do not match its outputs ({mode} mode differs from finite differences "
-                    f"by {apart:.2g} of their size): look for no_grad(), detach() or rounding, at "
-                    f"{cuts[0] if cuts else line}"
+                    f"the derivatives of {name} do not match its outputs ({mode} mode differs from {other} by "
+                    f"{apart:.2g} of their size): {remedy}"
                 )
 
 
@@ -225,7 +241,7 @@ def _depends(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
 
 
 def _has_own_derivative(function: Callable[[Tensor], Tensor], u: Tensor) -> bool:
-    """Whether an autograd.Function takes part, whose modes may differ; checking all would load torch's compiler."""
+    """Whether an autograd.Function takes part."""
     with torch.enable_grad():
         waiting, seen = [function(u.detach().requires_grad_()).grad_fn], set()
     while waiting:
@@ -274,14 +290,16 @@ def _named(name: str, what: str) -> Iterator[None]:
     except Exception as error:
         line = line_of_error(error)
         where = f" at {line}" if line else ""
-        raise ModelError(f"{name} {what}{where}: {_remedy(str(error)) or cause(error)}") from error
+        raise ModelError(f"{name} {what}{where}: {_remedy(error) or cause(error)}") from error
 
 
-def _remedy(error: str) -> str | None:
+def _remedy(error: Exception) -> str | None:
     """What to change, by the message of torch."""
-    low = error.lower()
+    low = str(error).lower()
     if "data-dependent control flow" in low:
-        return "it branches on a random value: compute both branches and choose with torch.where"
+        return (
+            solver_of_error(error) or "it branches on a random value: compute both branches and choose with torch.where"
+        )
     if ".item()" in low:
         return "it makes a Python number of a random value, which cuts the graph: keep it a tensor"
     if "numpy" in low or "storage" in low or "data pointer" in low or ".tolist()" in low:

@@ -10,38 +10,41 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ..errors import ModelError
+from .constants import Constants, is_wrapped, unwrapped
 from .forms import Form, cauchy, exponential, gamma, location_scale, uniform
 from .sources import present_line, within
 from .straight_line import writes
 from .tape import Tape
 
-__all__ = ["Interception"]
+__all__ = ["Interception", "Promotion"]
 
 
-class Interception(TorchFunctionMode):
-    """While active, ``torch.randn`` and the like take their numbers from a tape.
+class Promotion(TorchFunctionMode):
+    """While active, code computes in one floating-point type, on one device.
 
-    Code computes in the tape's dtype and device: new tensors follow it, and what meets in two floating-point types is
-    promoted to the wider one. ``.sample()`` of torch's distributions keeps its gradient.
+    New tensors follow it, and what meets in two floating-point types is promoted to the wider one.
 
-    Attributes:
-        cuts: lines that cut the graph by ``detach()`` or ``no_grad()``.
+    Args:
+        dtype: the type.
+        device: the device.
     """
 
-    def __init__(self, tape: Tape):
+    def __init__(self, dtype: torch.dtype, device: torch.device):
         super().__init__()
-        self.tape = tape
-        self.cuts: list[str] = []
-        bits = torch.finfo(tape.dtype).bits
-        self._narrower = {dtype for dtype in _FLOATS if torch.finfo(dtype).bits < bits}
-        # under vmap a tensor that does not depend on the inputs cannot be written to: zeros of theirs make it do so
-        self._anchor = None if tape.u is None else tape.u.new_zeros(())
+        self.dtype, self.device = dtype, device
+        bits = torch.finfo(dtype).bits
+        self._narrower = {narrow for narrow in _FLOATS if torch.finfo(narrow).bits < bits}
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
-        special = _SPECIAL.get(func)
-        if special is not None:
-            return special(self, func, args, kwargs)
+        special = self.special(func)
+        return self.call(func, args, kwargs) if special is None else special(self, func, args, kwargs)
+
+    def special(self, func: Callable[..., Any]) -> "Special | None":
+        """What to do in place of a call."""
+        return _MAKING.get(func)
+
+    def call(self, func: Callable[..., Any], args: tuple, kwargs: dict) -> Any:
         try:
             result = func(*args, **kwargs)
         except RuntimeError:
@@ -55,6 +58,10 @@ class Interception(TorchFunctionMode):
             return func(*args, **kwargs)
         return result
 
+    def made(self, tensor: Any, *, is_new: bool = False, may_be_written: bool = True) -> Any:
+        """A tensor with memory of its own that the program made, of numbers if it is new."""
+        return tensor
+
     def _promoted(self, args: tuple, kwargs: dict) -> tuple[tuple, dict, bool]:
         """Arguments with tensors of narrower types, or of other devices, moved to the tape's; whether any were."""
         leaves, tree = pytree.tree_flatten((args, kwargs))
@@ -63,15 +70,53 @@ class Interception(TorchFunctionMode):
         return *pytree.tree_unflatten(leaves, tree), any(moved)
 
     def _is_elsewhere(self, tensor: Tensor) -> bool:
-        return tensor.dtype in self._narrower or tensor.device != self.tape.device
+        return tensor.dtype in self._narrower or tensor.device != self.device
 
     def _moved(self, tensor: Tensor) -> Tensor:
-        return tensor.to(self.tape.device, self.tape.dtype if tensor.dtype in self._narrower else tensor.dtype)
+        return tensor.to(self.device, self.dtype if tensor.dtype in self._narrower else tensor.dtype)
 
-    def anchored(self, made: Any) -> Any:
-        if self._anchor is None or not isinstance(made, Tensor) or not made.is_floating_point():
-            return made
-        return made + self._anchor
+
+class Interception(Promotion):
+    """While active, ``torch.randn`` and the like take their numbers from a tape.
+
+    Code computes in the tape's dtype and device. ``.sample()`` of torch's distributions keeps its gradient.
+
+    Attributes:
+        cuts: lines that cut the graph by ``detach()`` or ``no_grad()``.
+    """
+
+    def __init__(self, tape: Tape):
+        super().__init__(tape.dtype, tape.device)
+        self.tape = tape
+        self.cuts: list[str] = []
+        # under vmap a tensor that does not depend on the inputs cannot be written to: zeros of theirs make it do so
+        self._anchor = None if tape.u is None else tape.u.new_zeros(())
+
+        # a program may branch on them
+        self._constants = Constants() if self._anchor is not None and is_wrapped(self._anchor) else None
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if self._constants is None:
+            return super().__torch_function__(func, types, args, kwargs)
+        if func in _LEAVING and self._constants.has(args[0]):
+            return func(unwrapped(args[0]), *args[1:], **kwargs)
+        result = super().__torch_function__(func, types, args, kwargs)
+        self._constants.follow(func, args, kwargs, result)
+        return result
+
+    def special(self, func):
+        return _SPECIAL.get(func)
+
+    def made(self, tensor, *, is_new=False, may_be_written=True):
+        if self._anchor is None or not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            return tensor
+        if not may_be_written:
+            return tensor
+        made = tensor + self._anchor
+        if self._constants is not None and (is_new or not is_wrapped(tensor) or self._constants.has(tensor)):
+            self._constants.add(made)
+        return made
 
     def draw(self, func: Callable[..., Any], args: tuple, kwargs: dict, form: Form) -> Tensor:
         if kwargs.get("out") is not None or (kwargs.get("dtype") or torch.float).is_complex:
@@ -81,7 +126,7 @@ class Interception(TorchFunctionMode):
         return self.tape.record(form, func(*args, **kwargs).detach().to(self.tape.dtype))
 
 
-Special = Callable[[Interception, Callable[..., Any], tuple, dict], Any]
+Special = Callable[[Any, Callable[..., Any], tuple, dict], Any]
 
 
 def _size(args: tuple, kwargs: dict) -> torch.Size:
@@ -146,29 +191,36 @@ def _parameters(args: tuple, kwargs: dict, *names: tuple[str, float]) -> list[An
 def _factory(mode, func, args, kwargs):
     """New tensors are of the tape's type and device."""
     made = func(*args, **kwargs)
-    if made.is_floating_point() and made.dtype != mode.tape.dtype and not (args and isinstance(args[0], Tensor)):
-        made = func(*args, **{**kwargs, "dtype": mode.tape.dtype})
-    if kwargs.get("device") is None and made.device != mode.tape.device:
-        made = made.to(mode.tape.device)
-    return made if func in _CONSTANTS else mode.anchored(made)
+    if made.is_floating_point() and made.dtype != mode.dtype and not (args and isinstance(args[0], Tensor)):
+        made = func(*args, **{**kwargs, "dtype": mode.dtype})
+    if kwargs.get("device") is None and made.device != mode.device:
+        made = made.to(mode.device)
+    is_new = not any(isinstance(leaf, Tensor) for leaf in pytree.tree_leaves((args, kwargs)))
+    return mode.made(made, is_new=is_new, may_be_written=func not in _CONSTANTS)
+
+
+def _as_tensor(mode, func, args, kwargs):
+    if args and isinstance(args[0], Tensor):
+        return mode.call(func, args, kwargs)
+    return _factory(mode, func, args, kwargs)
 
 
 def _copy(mode, func, args, kwargs):
-    return mode.anchored(func(*args, **kwargs))
+    return mode.made(func(*args, **kwargs))
 
 
 def _new(mode, func, args, kwargs):
     made = func(*args, **kwargs)
-    return mode.anchored(made.to(mode.tape.dtype) if made.is_floating_point() else made)
+    return mode.made(made.to(mode.dtype) if made.is_floating_point() else made)
 
 
 def _float(mode, func, args, kwargs):
-    return args[0].to(mode.tape.dtype)
+    return args[0].to(mode.dtype)
 
 
 def _cut(mode, func, args, kwargs):
     # distributions detach what their own checks use
-    if args[0].is_floating_point() and not within("distributions", 2):
+    if args[0].is_floating_point() and not within("distributions", 3):
         mode.cuts.append(present_line())
     return func(*args, **kwargs)
 
@@ -176,7 +228,7 @@ def _cut(mode, func, args, kwargs):
 def _set_grad_enabled(mode, func, args, kwargs):
     if not args[0]:
         # sample() of a distribution is rsample() without gradient
-        if within("distributions", 5):
+        if within("distributions", 6):
             return None
         mode.cuts.append(present_line())
     return func(*args, **kwargs)
@@ -191,7 +243,7 @@ def _is_all_true(mode, func, args, kwargs):
 
 def _clamp_in_place(mode, func, args, kwargs):
     # of draws that distributions round away from 0, where a smooth function of inputs never is
-    if mode.tape.u is not None and within("distributions", 2):
+    if mode.tape.u is not None and within("distributions", 3):
         return args[0]
     return func(*args, **kwargs)
 
@@ -227,7 +279,15 @@ _COMPOSITE = _refused("draws in a function that hides its random numbers: write 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # what is built once and not written to
 _CONSTANTS = {torch.eye, torch.arange, torch.linspace, torch.logspace}
+# what makes a number or an array of a tensor
+_LEAVING = {Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.item, Tensor.tolist}
+# what makes tensors, in the type and on the device of the code
+_MAKING: dict[Any, Special] = {Tensor.new: _new, Tensor.float: _float, torch.as_tensor: _as_tensor}
+_MAKING |= dict.fromkeys(
+    [torch.empty, torch.zeros, torch.ones, torch.full, torch.tensor, torch.scalar_tensor, *_CONSTANTS], _factory
+)
 _SPECIAL: dict[Any, Special] = {
+    **_MAKING,
     torch.randn: _randn,
     torch.rand: _rand,
     torch.randn_like: _randn_like,
@@ -239,9 +299,7 @@ _SPECIAL: dict[Any, Special] = {
     Tensor.exponential_: _in_place(exponential, ("lambd", 1.0)),
     Tensor.log_normal_: _in_place(_log_normal, ("mean", 1.0), ("std", 2.0)),
     Tensor.cauchy_: _in_place(cauchy, ("median", 0.0), ("sigma", 1.0)),
-    Tensor.new: _new,
     Tensor.clone: _copy,
-    Tensor.float: _float,
     Tensor.detach: _cut,
     Tensor.clamp_: _clamp_in_place,
     Tensor.data.__get__: _cut,  # type: ignore[attr-defined]
@@ -251,9 +309,6 @@ _SPECIAL: dict[Any, Special] = {
     F.gumbel_softmax: _COMPOSITE,
     F.rrelu: _COMPOSITE,
 }
-_SPECIAL |= dict.fromkeys(
-    [torch.empty, torch.zeros, torch.ones, torch.full, torch.tensor, torch.scalar_tensor, *_CONSTANTS], _factory
-)
 _SPECIAL |= dict.fromkeys([torch.empty_like, torch.zeros_like, torch.ones_like, torch.full_like], _copy)
 _SPECIAL |= dict.fromkeys(
     [

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-__all__ = ["JOINING", "SUMS", "acts_on_leading", "counted_from_the_first"]
+__all__ = ["JOINING", "SUMS", "acts_on_leading", "acts_pointwise", "counted_from_the_first"]
 
 
 def acts_on_leading(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any]) -> bool:
@@ -21,6 +21,11 @@ def acts_on_leading(func: Callable[..., Any], args: tuple, kwargs: dict[str, Any
         dims = kwargs.get("dim", _ALONG[func])
         return all(isinstance(dim, int) and dim >= 0 for dim in (dims if isinstance(dims, tuple) else (dims,)))
     return func in _COPIES or (_is_pointwise(func.__name__) and "out" not in kwargs)
+
+
+def acts_pointwise(func: Callable[..., Any]) -> bool:
+    """Whether each element of a new result is a function of the arguments' elements in its place."""
+    return func not in _COPIES and _is_pointwise(func.__name__)
 
 
 def counted_from_the_first(

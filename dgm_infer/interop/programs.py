@@ -11,6 +11,7 @@ from ..arguments import choice, instance
 from ..errors import ArgumentError, ModelError, cause
 from ..extras import extra
 from ..sampling.predictive import Program
+from .charts import has_fewer_dimensions, is_point
 from .forms import form_of
 from .guards import prepared
 from .sources import first_line
@@ -40,10 +41,11 @@ def from_pyro(
     """A Pyro program as a generative model, to be conditioned exactly: ``condition(model, model.data)``.
 
     The outputs are the hard observations: sample statements through their pathwise form (``loc + scale v`` of a normal
-    v), ``pyro.deterministic`` statements, or functions of both. So a *deterministic* function of random variables can
-    be observed. Soft observations multiply the density instead: those of ``soft``, discrete ones, and the program's own
-    ``obs=``. Latent variables become inputs of unit variance where there is such a form (math 1.3), else by the
-    bijection of their support, with their own density.
+    v), ``pyro.deterministic`` and ``Delta`` statements, or functions of both. So a *deterministic* function of random
+    variables can be observed. Soft observations multiply the density instead: those of ``soft``, discrete ones, those
+    of fewer dimensions than entries (Dirichlet, LKJ, Wishart), and the program's own ``obs=``. Latent variables become
+    inputs of unit variance where there is such a form (math 1.3), else by the bijection of their support, with their
+    own density; angles become the directions of normal vectors.
 
     Args:
         program: a callable with ``pyro.sample`` statements, called as ``program(*args, **kwargs)``. It runs vectorised
@@ -105,11 +107,11 @@ class ProgramModel(TracedModel):
                 known = [name for name, node in nodes.items() if not isinstance(node["fn"], _Subsample)]
                 raise ArgumentError(f"observed: {name!r} is not a statement of {self.name} (it has {known})")
         for name in list(values):
-            if name in nodes and _is_discrete(nodes[name]):
+            if name in nodes and _is_soft(nodes[name]):
                 self._soft[name] = values.pop(name)
         if not observed:
-            own = {name: node for name, node in nodes.items() if _is_own_observation(node) and name not in soft}
-            values = {name: node["value"] for name, node in own.items() if not _is_discrete(node)}
+            own = {name: node for name, node in nodes.items() if _has_own_data(node) and name not in soft}
+            values = {name: node["value"] for name, node in own.items() if not _is_soft(node)}
         if not values:
             raise ModelError(
                 f"nothing in {self.name} is observed exactly: name a continuous or deterministic statement in "
@@ -131,6 +133,7 @@ class ProgramModel(TracedModel):
         # what pyro.factor observes is empty
         self._seen = {name: v for name, v in {**own, **self._soft}.items() if name not in values and v.numel()}
         made = {name: function for name, function in functions.items() if name in values}
+        self._weighted = {name for name, node in nodes.items() if _is_weighted(node)}
         self.source = Program(program, args, kwargs, (*values, *self._soft), made)
 
     def observed_data(self, outputs: Tensor) -> dict[str, Tensor]:
@@ -160,6 +163,7 @@ class ProgramModel(TracedModel):
             if soft:
                 trace.compute_log_prob(lambda name, node: name in soft)
                 tape.factors += [nodes[name]["log_prob_sum"].to(tape.dtype) for name in soft]
+            tape.factors += [_point(nodes[name]["fn"]).log_density.sum() for name in self._weighted]
         values = {name: node["value"] for name, node in nodes.items()}
         made = {name: function(values) for name, function in self._functions.items()}
         outputs = [made[name] if name in made else values[name] for name in self.hard]
@@ -180,7 +184,11 @@ class ProgramModel(TracedModel):
             except Exception as error:
                 raise ModelError(f"{self.name} fails: {cause(error)}") from error
         nodes: dict[str, Any] = dict(trace.nodes)
-        return {name: node for name, node in nodes.items() if node["type"] == "sample"}
+        nodes = {name: node for name, node in nodes.items() if node["type"] == "sample"}
+        for node in nodes.values():
+            # obs= may be a number
+            node["value"] = torch.as_tensor(node["value"])
+        return nodes
 
     def _check(self, nodes: Mapping[str, Any]) -> None:
         for name, node in nodes.items():
@@ -192,6 +200,11 @@ class ProgramModel(TracedModel):
                         "conditioning needs them all, omit subsample_size"
                     )
                 continue
+            if name not in self.hard and _has_own_data(node) and is_point(fn):
+                raise ModelError(
+                    f"site {name!r} of {self.name} is a Delta, which has no likelihood: name it in observed, as it is "
+                    "a function of the other variables"
+                )
             if node["is_observed"] and name not in self.hard:
                 continue
             if _is_discrete(node):
@@ -215,6 +228,9 @@ class _Sites(Messenger):
     def _pyro_sample(self, msg):
         name, fn = msg["name"], msg["fn"]
         is_hard = name in self.hard
+        if is_hard and is_point(fn):
+            msg["value"], msg["done"] = _point(fn).v.expand(fn.batch_shape + fn.event_shape), True
+            return
         if isinstance(fn, _Subsample) or _is_deterministic(msg) or (msg["is_observed"] and not is_hard):
             return
         self.tape.in_prior = not is_hard
@@ -227,18 +243,46 @@ def _is_variable(node: Mapping[str, Any]) -> bool:
 
 
 def _is_deterministic(node: Mapping[str, Any]) -> bool:
+    return _is_stated(node) or is_point(node["fn"])
+
+
+def _is_stated(node: Mapping[str, Any]) -> bool:
+    """Whether it is a statement ``pyro.deterministic``."""
     return bool(node["infer"] and node["infer"].get("_deterministic"))
 
 
+def _has_own_data(node: Mapping[str, Any]) -> bool:
+    return _is_variable(node) and node["is_observed"] and not _is_stated(node)
+
+
 def _is_own_observation(node: Mapping[str, Any]) -> bool:
-    return _is_variable(node) and node["is_observed"] and not _is_deterministic(node)
+    return _has_own_data(node) and not _is_deterministic(node)
+
+
+def _is_soft(node: Mapping[str, Any]) -> bool:
+    """Whether an observation is a likelihood: a discrete one, or one on a surface, which no input could reach."""
+    return _is_discrete(node) or (not _is_deterministic(node) and has_fewer_dimensions(node["fn"]))
+
+
+def _is_weighted(node: Mapping[str, Any]) -> bool:
+    return is_point(node["fn"]) and bool(_point(node["fn"]).log_density.any())
+
+
+def _point(fn: Any) -> Any:
+    """The ``Delta`` of a statement."""
+    while hasattr(fn, "base_dist"):
+        fn = fn.base_dist
+    return fn
 
 
 def _is_discrete(node: Mapping[str, Any]) -> bool:
     if _is_deterministic(node):
         return False
+    fn: Any = node["fn"]
+    while isinstance(fn, torch.distributions.MixtureSameFamily):
+        fn = fn.component_distribution
     try:
-        return bool(node["fn"].has_enumerate_support or node["fn"].support.is_discrete)
+        return bool(fn.has_enumerate_support or fn.support.is_discrete)
     except (AttributeError, NotImplementedError):
         # a factor has no support
         return False

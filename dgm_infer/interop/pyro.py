@@ -1,6 +1,5 @@
 """Pyro programs as targets: their latent variables on R^D, for evidence methods and kernels."""
 
-import functools
 import math
 import warnings
 from collections.abc import Callable, Mapping
@@ -9,16 +8,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..arguments import floating_type
 from ..errors import ArgumentError, ModelError, cause
 from ..extras import extra
 from ..sampling.predictive import Program
 from ..target import Target
+from .charts import chart_of, has_chart, is_point
+from .intercept import Promotion
+from .log_densities import TOLERATED, log_density, lost_mass, warn_of_lost_mass
 
 with extra("pyro"), warnings.catch_warnings():
     # torch.jit warns about this Python version; only parts of Pyro that are unused here need it
     warnings.filterwarnings("ignore", message=r".*torch\.jit")
     import pyro
     from pyro import poutine
+    from pyro.distributions.util import scale_and_mask
     from pyro.infer import config_enumerate
     from pyro.infer.mcmc.util import TraceEinsumEvaluator
     from pyro.poutine.messenger import Messenger
@@ -28,12 +32,17 @@ __all__ = ["PyroTarget", "target_from_pyro"]
 
 
 def target_from_pyro(
-    program: Callable[..., Any], *args: Any, observed: Mapping[str, Any] | None = None, **kwargs: Any
+    program: Callable[..., Any],
+    *args: Any,
+    observed: Mapping[str, Any] | None = None,
+    dtype: torch.dtype | None = None,
+    **kwargs: Any,
 ) -> "PyroTarget":
     """A Pyro program with its data as a target: ``exp(-energy)`` integrates to the evidence ``p(observed)``.
 
-    Continuous latent variables are mapped to R^D by the standard bijection of their support, whose log-Jacobian is
-    part of the energy; discrete ones that Pyro can enumerate are summed out. From the program to its evidence::
+    Continuous latent variables are mapped to R^D by the standard bijection of their support, angles to points of the
+    plane, with priors written in these coordinates; discrete ones that Pyro can enumerate are summed out. From the
+    program to its evidence::
 
         target = dgm.target_from_pyro(program, y)
         base = dgm.base_from_guide(target, AutoMultivariateNormal)
@@ -42,16 +51,18 @@ def target_from_pyro(
     Args:
         program: a callable with ``pyro.sample`` statements, called as ``program(*args, **kwargs)``.
         observed: values by name, for sample statements without their own ``obs=``.
+        dtype: floating-point type of the computation; None for float64, whatever that of the program's numbers.
 
     Raises:
         ArgumentError: a name in ``observed`` is not a sample statement of the program, or a deterministic one, which
-            has no likelihood.
+            has no likelihood; or ``dtype`` is not a floating-point type.
         ModelError: the program fails, has no latent variables, draws random numbers outside ``pyro.sample``, uses
             mini-batches, or has a discrete latent variable that cannot be summed out.
     """
     if not callable(program):
         raise ArgumentError(f"target_from_pyro({type(program).__name__}): expected a Pyro program, a callable")
-    return PyroTarget(program, args, kwargs, dict(observed or {}))
+    dtype = torch.float64 if dtype is None else floating_type("target_from_pyro", "dtype", dtype)
+    return PyroTarget(program, args, kwargs, dict(observed or {}), dtype)
 
 
 class Site(NamedTuple):
@@ -70,11 +81,19 @@ class PyroTarget(Target):
 
     Attributes:
         observed_data: the observations by name.
+        lost_mass: the share of its prior that no coordinate reaches, by name of a variable that loses more than 0.001.
     """
 
-    def __init__(self, program: Callable[..., Any], args: tuple, kwargs: dict[str, Any], observed: dict[str, Any]):
+    def __init__(
+        self,
+        program: Callable[..., Any],
+        args: tuple,
+        kwargs: dict[str, Any],
+        observed: dict[str, Any],
+        dtype: torch.dtype = torch.float64,
+    ):
         name = getattr(program, "__name__", type(program).__name__)
-        self._args, self._kwargs = args, kwargs
+        self._args, self._kwargs, self.dtype = args, kwargs, dtype
         self.source = Program(program, args, kwargs, tuple(observed))
         if observed:
             program = poutine.condition(program, data={key: torch.as_tensor(v) for key, v in observed.items()})
@@ -93,6 +112,8 @@ class PyroTarget(Target):
         super().__init__(None, dim)
         self._enumerate(plain)
         self._check_randomness(name)
+        self.lost_mass = self._lost_mass()
+        warn_of_lost_mass(f"the Pyro program {name}", self.lost_mass, 5)
         self.vectorised = self._try_vmap(name)
 
     def energy(self, x):
@@ -121,13 +142,19 @@ class PyroTarget(Target):
 
     def _trace(self, program: Callable[..., Any], x: Tensor) -> tuple[Any, Tensor]:
         """One run of the program with its latent variables taken from ``x [D]``: its trace, and ``log|dz/dx|``."""
-        with pyro.validation_enabled(False), _Unconstrained(self.sites, x) as messenger:
+        with pyro.validation_enabled(False), Promotion(x.dtype, x.device), _Unconstrained(self.sites, x) as messenger:
             trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
+        for name, density in messenger.densities.items():
+            # in place of the density at the value, which is rounded
+            node: Any = trace.nodes[name]
+            node["unscaled_log_prob"] = density
+            node["log_prob"] = scale_and_mask(density, node["scale"], node["mask"])
+            node["log_prob_sum"] = node["log_prob"].sum()
         return trace, messenger.log_jacobian
 
     def _energy_of_one(self, x: Tensor) -> Tensor:
         trace, log_jacobian = self._trace(self._enumerated, x)
-        with pyro.validation_enabled(False):
+        with pyro.validation_enabled(False), Promotion(x.dtype, x.device):
             return -self._evaluator.log_prob(trace) - log_jacobian
 
     def _variables_of_one(self, x: Tensor) -> dict[str, Tensor]:
@@ -145,7 +172,8 @@ class PyroTarget(Target):
             torch.manual_seed(0)
             try:
                 trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
-                trace.compute_log_prob()
+                # of deterministic values there is no density
+                trace.compute_log_prob(_has_density)
             except Exception as error:
                 raise ModelError(f"the Pyro program {name} fails: {cause(error)}") from error
         return trace
@@ -156,9 +184,7 @@ class PyroTarget(Target):
         discrete = any(site["fn"].has_enumerate_support for site in latent)
         depth = max((-frame.dim for site in plain.nodes.values() for frame in _frames(site)), default=0)
         self._enumerated = poutine.enum(config_enumerate(self._program), -1 - depth) if discrete else self._program
-        densities = [site["log_prob"] for site in plain.nodes.values() if site["type"] == "sample"]
-        self.dtype = functools.reduce(torch.promote_types, [density.dtype for density in densities])
-        self.device = densities[0].device
+        self.device = next(site["log_prob"].device for site in plain.nodes.values() if "log_prob" in site)
         probe = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
         with torch.no_grad():
             trace, _ = self._trace(self._enumerated, probe)
@@ -169,7 +195,7 @@ class PyroTarget(Target):
                         f"site {key!r} of the Pyro program depends on a discrete latent variable and cannot be summed "
                         "over it: marginalise by hand, for example with MixtureSameFamily"
                     )
-            with pyro.validation_enabled(False):
+            with pyro.validation_enabled(False), Promotion(self.dtype, self.device):
                 self._evaluator = TraceEinsumEvaluator(trace, discrete, depth if discrete else None)
 
     def _check_randomness(self, name: str) -> None:
@@ -182,6 +208,15 @@ class PyroTarget(Target):
                 f"the Pyro program {name} gives different densities for the same latent variables: draw its random "
                 "numbers with pyro.sample"
             )
+
+    def _lost_mass(self) -> dict[str, float]:
+        """The share of its prior that no coordinate reaches, by name, at one point."""
+        cuda = [self.device] if self.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(devices=cuda), pyro.validation_enabled(False):
+            torch.manual_seed(0)
+            trace, _ = self._trace(self._program, torch.zeros(self.dim, dtype=self.dtype, device=self.device))
+            shares = {key: lost_mass(fn, chart_of(fn)) for key in self.sites if (fn := trace.nodes[key]["fn"])}
+        return {key: share for key, share in shares.items() if share > TOLERATED}
 
     def _try_vmap(self, name: str) -> bool:
         """Whether the program can be vectorised over points."""
@@ -206,26 +241,31 @@ class PyroTarget(Target):
 
 
 class _Unconstrained(Messenger):
-    """Gives latent variables their values, ``z = bijection(x)``, with the bijection of their *current* support.
+    """Gives latent variables their values ``z(x)``, with the chart of their *current* distribution.
 
     A support may depend on other variables (``Uniform(0, sigma)``): a bijection kept from an earlier run would map to
     another set.
+
+    Attributes:
+        densities: ``log p(z(x))`` by name, each ``[*batch_shape]``.
+        log_jacobian: ``log|dz/dx|`` of all variables.
     """
 
     def __init__(self, sites: Mapping[str, Site], x: Tensor):
         super().__init__()
         self.sites, self.x = sites, x
+        self.densities: dict[str, Tensor] = {}
         self.log_jacobian = x.new_zeros(())
 
     def _pyro_sample(self, msg):
         site = self.sites.get(msg["name"])
         if site is None or msg["is_observed"]:
             return
-        unconstrained = self.x[site.start : site.stop].reshape(site.shape)
-        transform = torch.distributions.biject_to(msg["fn"].support)
-        value = transform(unconstrained)
-        self.log_jacobian = self.log_jacobian + transform.log_abs_det_jacobian(unconstrained, value).sum()
-        msg["value"], msg["done"] = value, True
+        x, chart = self.x[site.start : site.stop].reshape(site.shape), chart_of(msg["fn"])
+        jacobian = chart.log_jacobian(x)
+        self.densities[msg["name"]] = log_density(msg["fn"], chart, x) - jacobian
+        self.log_jacobian = self.log_jacobian + jacobian.sum()
+        msg["value"], msg["done"] = chart.value(x), True
 
 
 def _sites(trace: Any) -> tuple[dict[str, Site], int]:
@@ -234,7 +274,7 @@ def _sites(trace: Any) -> tuple[dict[str, Site], int]:
     for name, node in trace.nodes.items():
         if not _is_latent(node) or node["fn"].has_enumerate_support:
             continue
-        shape = torch.distributions.biject_to(node["fn"].support).inv(node["value"]).shape
+        shape = chart_of(node["fn"]).shape
         stop = start + math.prod(shape)
         sites[name] = Site(start, stop, shape)
         start = stop
@@ -242,11 +282,20 @@ def _sites(trace: Any) -> tuple[dict[str, Site], int]:
 
 
 def _is_latent(node: Mapping[str, Any]) -> bool:
-    return node["type"] == "sample" and not node["is_observed"] and not isinstance(node["fn"], _Subsample)
+    is_free = node["type"] == "sample" and not node["is_observed"] and not isinstance(node["fn"], _Subsample)
+    return is_free and not is_point(node["fn"])
+
+
+def _has_density(name: str, node: Any) -> bool:
+    return not is_point(node["fn"])
 
 
 def _is_observed(node: Mapping[str, Any]) -> bool:
-    return node["type"] == "sample" and node["is_observed"] and not node["infer"].get("_deterministic")
+    return node["type"] == "sample" and node["is_observed"] and not _is_deterministic(node)
+
+
+def _is_deterministic(node: Mapping[str, Any]) -> bool:
+    return bool(node["infer"].get("_deterministic")) or is_point(node["fn"])
 
 
 def _frames(node: Mapping[str, Any]) -> list[Any]:
@@ -258,11 +307,10 @@ def _check(trace: Any, program: str, observed: Mapping[str, Any]) -> None:
     for name in observed:
         if name not in names:
             raise ArgumentError(f"observed: {name!r} is not a sample statement of the program (it has {names})")
-        if trace.nodes[name]["infer"].get("_deterministic"):
-            raise ArgumentError(
-                f"observed: {name!r} is a deterministic statement, which has no likelihood: condition(from_pyro(...)) "
-                "samples its posterior; evidence needs an error model, a sample statement around it"
-            )
+    for name, node in trace.nodes.items():
+        is_own = node["type"] == "sample" and node["is_observed"] and not node["infer"].get("_deterministic")
+        if name in observed or is_own:
+            _check_likelihood(name, node)
     for name, node in trace.nodes.items():
         if node["type"] != "sample":
             continue
@@ -273,8 +321,16 @@ def _check(trace: Any, program: str, observed: Mapping[str, Any]) -> None:
                     f"plate {name!r} of the Pyro program {program} takes {fn.subsample_size} of {fn.size} data at a "
                     "time: evidence needs them all, omit subsample_size"
                 )
-        elif _is_latent(node) and not fn.has_enumerate_support and fn.support.is_discrete:
+        elif _is_latent(node) and not fn.has_enumerate_support and not has_chart(fn):
             raise ModelError(
-                f"site {name!r} of the Pyro program {program} is discrete without a finite support "
-                f"({type(fn).__name__}) and cannot be summed out: marginalise by hand"
+                f"site {name!r} of the Pyro program {program} is discrete without a finite support, or has no "
+                f"bijection from the real numbers ({type(fn).__name__}), and cannot be summed out: marginalise by hand"
             )
+
+
+def _check_likelihood(name: str, node: Mapping[str, Any]) -> None:
+    if _is_deterministic(node):
+        raise ArgumentError(
+            f"observed: {name!r} is a deterministic statement, which has no likelihood: condition(from_pyro(...)) "
+            "samples its posterior; evidence needs an error model, a sample statement around it"
+        )

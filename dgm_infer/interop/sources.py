@@ -11,7 +11,14 @@ from typing import Any
 
 import torch
 
-__all__ = ["first_line", "line_of_error", "present_line", "within"]
+__all__ = ["first_line", "line_of_error", "present_line", "solver_of_error", "within"]
+
+# Libraries that choose their steps by the values they compute, and how to make them take fixed ones.
+_SOLVERS = {
+    "torchdiffeq": "the default method of torchdiffeq, dopri5, chooses its steps by the error: give odeint a method of "
+    'fixed steps, method="rk4" with options={"step_size": ...}',
+    "torchsde": "torchsde chooses its steps by the error: give sdeint adaptive=False and a step dt",
+}
 
 _OWN = str(Path(__file__).resolve().parents[1])
 _TORCH = str(Path(torch.__file__).parent)
@@ -50,16 +57,32 @@ def present_line() -> str:
 
 def line_of_error(error: BaseException) -> str | None:
     """The innermost line of user code that an error came through, quoted; None if it came through none."""
-    line, at = None, error.__traceback__
+    line = None
     below_own = False
-    while isinstance(at, TracebackType):
-        file = at.tb_frame.f_code.co_filename
+    for frame, number in _traced(error):
+        file = frame.f_code.co_filename
         below_own |= file.startswith(_OWN)
         # the caller of this package is user code too
-        if below_own and not _is_library(file):
-            line = _quoted(file, at.tb_lineno)
-        at = at.tb_next
+        if below_own and not _is_library(file) and _package(frame) not in _SOLVERS:
+            line = _quoted(file, number)
     return line
+
+
+def solver_of_error(error: BaseException) -> str | None:
+    """How to keep a library from branching, if an error came out of one that is known to; else None."""
+    return next((_SOLVERS[name] for frame, _ in _traced(error) if (name := _package(frame)) in _SOLVERS), None)
+
+
+def _traced(error: BaseException) -> Iterator[tuple[FrameType, int]]:
+    """The frames that an error came through, from the outermost, and their lines."""
+    at = error.__traceback__
+    while isinstance(at, TracebackType):
+        yield at.tb_frame, at.tb_lineno
+        at = at.tb_next
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def first_line(function: Callable[..., Any]) -> str:

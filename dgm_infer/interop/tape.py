@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch import distributions as td
 
 from ..errors import ModelError
 from ..models import Logistic, StandardNormal
@@ -44,6 +45,9 @@ class Tape:
         u: the inputs; None to record.
         draws: what an earlier run drew, which a replay must repeat.
         rng: generator of recorded draws.
+
+    Attributes:
+        charted: recorded distributions whose values are those of a chart, by the line or name that drew them.
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class Tape:
         self.in_prior = False
         self.invalid: str | None = None
         self.factors: list[Tensor] = []
+        self.charted: dict[str, td.Distribution] = {}
         self._recorded: list[Tensor] = []
         self._next = 0
         self._parts = [] if u is None else _parts(u, self.draws)
@@ -102,6 +107,8 @@ class Tape:
     def _record(self, form: Form, v: Tensor, name: str | None) -> None:
         line = present_line() if name is None else name
         self.draws.append(Draw(form.kind, form.shape, self.in_prior, line))
+        if form.of is not None:
+            self.charted[line] = form.of
         self._recorded.append(v)
 
     def _taken(self, form: Form) -> Tensor:

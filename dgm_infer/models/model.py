@@ -1,6 +1,8 @@
 """Generative models: deterministic functions of random inputs with a known density (J 4, T 4.2)."""
 
+from collections.abc import Mapping
 from functools import cached_property
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -35,6 +37,8 @@ class GenerativeModel(nn.Module):
     """Interval (low, high) of all outputs, edges excluded unless the outputs are discrete; None for all numbers."""
     structure: str | Structure = "dense"
     """Structure of the Jacobian: only a :class:`DirectedModel` has another one."""
+    lost_mass: Mapping[str, float] = MappingProxyType({})
+    """Shares of priors that the inputs cannot reach, by name: of programs with densities that round."""
     has_local_inputs = False
     """Whether some inputs belong to single outputs, as in a :class:`DirectedModel`."""
 

@@ -92,7 +92,7 @@ def support_that_depends(y=None):
 
 
 def without_form(y=None):
-    loc = pyro.sample("loc", dist.VonMises(0.0, 2.0))
+    loc = pyro.sample("loc", dist.SoftLaplace(0.0, 0.5))
     pyro.sample("y", dist.Gamma(2.0 + loc.cos(), 1.0).expand([2]).to_event(1), obs=y)
 
 

@@ -1,0 +1,229 @@
+"""What has derivatives of another function is refused where it is given: models, operators, decoders, targets."""
+
+import pytest
+import torch
+from torch import distributions as td
+from torch import nn
+
+import dgm_infer as dgm
+import generators
+from dgm_infer.errors import ArgumentError, ModelError, ObservationError
+from dgm_infer.probe import energy_fault
+
+FLOAT = torch.float64
+FIRST = dgm.pixels(torch.tensor([True, False]))
+
+
+class Coupled(dgm.GenerativeModel):
+    """``[z0 + tanh(2 z1) z0 / 2, z1]``, with or without the derivative of the second z0; counts its evaluations."""
+
+    input_density = dgm.StandardNormal(2)
+
+    def __init__(self, stops):
+        super().__init__()
+        self.stops, self.rows = stops, 0
+        self.weight = nn.Parameter(torch.tensor(0.5))
+
+    def observed(self, u):
+        self.rows += 1
+        z0, z1 = u[..., 0], u[..., 1]
+        inner = z0.detach() if self.stops else z0
+        return torch.stack([z0 + self.weight * torch.tanh(2 * z1) * inner, z1], -1)
+
+
+class Rounded(nn.Module):
+    def forward(self, x):
+        return x.round()
+
+
+@pytest.mark.parametrize("options", [{}, {"tolerance": 0.1}, {"dtype": torch.float32}, {"noise": 0.1}], ids=str)
+def test_a_stop_gradient_is_refused_by_condition(options):
+    data = torch.tensor([1.5, 0.0])
+    with pytest.raises(ModelError, match=r"derivatives of Coupled do not match its outputs.*detach\(\)"):
+        dgm.condition(Coupled(True), data, observe=FIRST, **options)
+    # the control
+    dgm.condition(Coupled(False), data, observe=FIRST, **options)
+
+
+def test_an_operator_with_another_derivative_is_refused():
+    model = Coupled(False)
+    with pytest.raises(ModelError, match="derivatives of Coupled do not match its outputs"):
+        dgm.condition(model, torch.zeros(1), observe=lambda x: x[..., :1] * x[..., 1:].detach().exp())
+    dgm.condition(model, torch.zeros(1), observe=lambda x: x[..., :1] * x[..., 1:].exp())
+    # an operator is looked at although the model has been
+    with pytest.raises(ModelError, match="derivatives of Coupled do not match its outputs"):
+        dgm.condition(model, torch.zeros(1), observe=lambda x: x[..., :1] * x[..., 1:].detach().exp())
+
+
+class Weighted(dgm.GenerativeModel):
+    input_density = dgm.StandardNormal(2)
+
+    def observed(self, u):
+        return u[..., :1]
+
+    def log_factor(self, u):
+        return -u[..., 1].square() - u[..., 1].detach() * u[..., 1]
+
+
+def test_a_log_factor_with_another_derivative_is_refused():
+    with pytest.raises(ModelError, match=r"Weighted\.log_factor do not match"):
+        dgm.condition(Weighted(), torch.zeros(1))
+
+
+def test_the_check_costs_few_evaluations_and_is_made_once_a_model():
+    model, counted = Coupled(False), []
+
+    def observe(x):
+        counted.append(x.shape[0] if x.ndim > 1 else 1)
+        return x[..., :1]
+
+    dgm.condition(model, torch.zeros(1), observe=observe)
+    first = len(counted)
+    counted.clear()
+    dgm.condition(model, torch.zeros(1), observe=observe)
+    assert 0 < first - len(counted) < 10
+    # other weights may be another function
+    with torch.no_grad():
+        model.weight.mul_(2)
+    counted.clear()
+    dgm.condition(model, torch.zeros(1), observe=observe)
+    assert len(counted) == first
+
+
+class Decoder(nn.Module):
+    """Of 16 pixels, with batch statistics of its rows or without, with a stop-gradient or without."""
+
+    def __init__(self, mixes=False, stops=False):
+        super().__init__()
+        self.linear, self.norm = nn.Linear(3, 16), nn.BatchNorm2d(1, track_running_stats=not mixes)
+        self.stops = stops
+
+    def forward(self, z):
+        h = self.norm(self.linear(z).reshape(-1, 1, 4, 4)).reshape(*z.shape[:-1], 16)
+        return td.Independent(td.Bernoulli(logits=h * z[..., :1].detach() if self.stops else h), 1)
+
+
+IMAGES = (torch.rand(5, 16, generator=torch.Generator().manual_seed(0)) > 0.5).float()
+
+
+@pytest.mark.parametrize(
+    ("decoder", "words"),
+    [
+        (Decoder(mixes=True), "Decoder changes the output of a row when the other rows of its batch change"),
+        (Decoder(stops=True), "derivatives of Decoder do not match its outputs"),
+    ],
+    ids=["mixes rows", "stops gradients"],
+)
+def test_a_decoder_is_refused_as_a_fibre_is(decoder, words):
+    with pytest.raises(ModelError, match=words):
+        generators.LatentPosterior(decoder, IMAGES, prior=dgm.StandardNormal(3))
+
+
+@pytest.mark.filterwarnings("error")
+def test_control_a_plain_decoder_is_taken_and_the_callers_random_numbers_are_left():
+    decoder = Decoder()
+    before = torch.get_rng_state()
+    posterior = generators.LatentPosterior(decoder, IMAGES, prior=dgm.StandardNormal(3))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert posterior.batch_shape == (5,)
+
+
+class WrongGradient(dgm.Target):
+    def energy_and_gradient(self, x):
+        return self.energy(x).detach(), 2 * x
+
+
+def bowl(x):
+    return 0.5 * x.square().sum(-1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: WrongGradient(bowl, 2), lambda: dgm.Target(lambda x: bowl(x) + 0.3 * (x * x.detach()).sum(-1), 2)],
+    ids=["own gradient", "detached"],
+)
+def test_a_target_with_another_gradient_is_refused(make):
+    with pytest.raises(ArgumentError, match=r"sample\(\): the gradient of this \w+ is not that of its energy"):
+        dgm.sample(make(), chains=2, warmup=1, draws=1, seed=0, progress=False)
+    base = dgm.Gaussian(torch.zeros(2), torch.ones(2))
+    with pytest.raises(ArgumentError, match=r"the gradient of this .* is not that of its energy"):
+        dgm.log_evidence(make(), base, chains=2, seed=0, progress=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
+def test_control_right_gradients_of_any_scale_are_taken(dtype, scale):
+    def energy(x):
+        return 1e3 + (x / scale).square().sum(-1) + (x / scale).sin().sum(-1)
+
+    x = scale * torch.randn(8, 2, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    assert energy_fault(dgm.Target(energy, 2), x) is None
+    wrong = dgm.Target(lambda x: energy(x) + (x * x.detach()).sum(-1) / scale**2, 2)
+    assert "is not that of its energy" in (energy_fault(wrong, x) or "")
+
+
+def inverse(z, function):
+    factor = torch.linalg.cholesky(2 * torch.eye(3) + 0.1 * z.exp() * torch.ones(3, 3))
+    return function(factor)[0] + z + torch.randn(3)
+
+
+def test_a_wrong_forward_derivative_of_torch_is_refused_with_what_to_use():
+    if torch.__version__.startswith("2.14.1"):
+        with pytest.raises(ModelError, match=r"forward mode differs.*cholesky_inverse.*torch\.linalg\.inv"):
+            dgm.from_simulator(inverse, td.Normal(0.0, 1.0), torch.cholesky_inverse)
+    dgm.from_simulator(inverse, td.Normal(0.0, 1.0), lambda factor: torch.linalg.inv(factor @ factor.mT))
+
+
+class WrongForward(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return 3 * tangent
+
+
+class Doubled(dgm.GenerativeModel):
+    input_density = dgm.StandardNormal(2)
+
+    def observed(self, u):
+        return WrongForward.apply(u)
+
+
+def test_condition_compares_forward_with_reverse_mode():
+    with pytest.raises(ModelError, match="reverse- and forward-mode derivatives of Doubled differ"):
+        dgm.condition(Doubled(), torch.zeros(2))
+
+
+def simulated(function):
+    return dgm.from_simulator(lambda z: function(z + torch.randn(3)), td.Normal(0.0, 1.0))
+
+
+def test_flat_outputs_are_named_in_one_line():
+    clamped = simulated(lambda x: x.clamp_max(0.5))
+    with pytest.raises(
+        ObservationError, match=r"2 of 3 observed values, such as 0\.5, .* positive probability"
+    ) as caught:
+        dgm.condition(clamped, torch.tensor([0.1, 0.5, 0.5]))
+    assert "\n" not in str(caught.value)
+    # below the edge they are values like others
+    dgm.condition(clamped, torch.tensor([0.1, 0.2, 0.3]))
+    constant = simulated(lambda x: torch.cat([x, torch.ones(1)]))
+    with pytest.raises(
+        ObservationError, match=r"1 of 4 observed values .* number 3\) are the same at every prior draw"
+    ):
+        dgm.condition(constant, torch.tensor([0.1, 0.5, 0.5, 1.0]))
+    dgm.condition(constant, torch.tensor([0.1, 0.5, 0.5, 1.0]), observe=dgm.pixels(torch.tensor([True] * 3 + [False])))
+    with pytest.raises(ObservationError, match=r"2 of 2 observed values of Coupled .* change only in steps"):
+        dgm.condition(Coupled(False), torch.zeros(2), observe=Rounded(), noise=0.1)

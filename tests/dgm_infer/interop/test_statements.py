@@ -1,0 +1,247 @@
+"""Statements of programs that are neither plain latents nor plain data: angles, mixtures, simplices, points."""
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import distributions as td
+
+import dgm_infer as dgm
+from dgm_infer.errors import ArgumentError, ModelError
+from dgm_infer.interop.charts import chart_of
+from dgm_infer.interop.forms import form_of
+from dgm_infer.probe import energy_doubt, energy_fault
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message=r".*torch\.jit")
+    import pyro
+    import pyro.distributions
+
+# Pyro's distributions are torch's with more methods, which their types do not have
+dist: Any = pyro.distributions
+
+FLOAT = torch.float64
+
+
+def angle(y, concentration=2.0):
+    a = pyro.sample("a", dist.VonMises(0.0, concentration))
+    pyro.sample("y", dist.Normal(a.cos(), 0.5), obs=torch.tensor(y))
+
+
+def angle_moments(y):
+    """Evidence and the mean of cos a, by the trapezoidal rule over one turn."""
+    a = torch.linspace(-math.pi, math.pi, 20001, dtype=FLOAT)
+    prior = td.VonMises(torch.tensor(0.0, dtype=FLOAT), torch.tensor(2.0, dtype=FLOAT)).log_prob(a)
+    joint = (prior + td.Normal(a.cos(), 0.5).log_prob(torch.tensor(y, dtype=FLOAT))).exp()
+    z = torch.trapezoid(joint, a)
+    return z.log().item(), (torch.trapezoid(joint * a.cos(), a) / z).item()
+
+
+def test_the_evidence_with_an_angle_is_that_of_one_turn():
+    target = dgm.target_from_pyro(angle, 0.3)
+    line = torch.linspace(-7, 7, 281, dtype=FLOAT)
+    found = (-target.energy(torch.cartesian_prod(line, line))).logsumexp(0) + 2 * (line[1] - line[0]).log()
+    assert found.item() == pytest.approx(angle_moments(0.3)[0], abs=1e-3)
+
+
+def test_a_target_with_an_angle_is_not_refused():
+    target = dgm.target_from_pyro(angle, 0.3)
+    x = 10 * torch.randn(1000, 2, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    assert energy_fault(target, x) is None
+    assert energy_doubt(target, x) is None
+    assert target.latents(x)["a"].abs().max() <= math.pi
+
+
+@pytest.mark.slow
+def test_a_fibre_stays_within_one_turn_and_has_its_posterior():
+    model = dgm.from_pyro(angle, 0.3)
+    kernel = dgm.ConstrainedHMC(step_size=0.3, n_steps=4, n_geodesic=2)
+    draws = dgm.sample(dgm.condition(model, model.data), kernel, chains=64, warmup=10, draws=40, seed=0, progress=False)
+    a = draws.latents["a"]
+    assert a.abs().max() <= math.pi
+    means = a.cos().mean(1)
+    error = means.std() / 64**0.5
+    assert error < 0.05
+    assert abs(means.mean() - angle_moments(0.3)[1]) < 5 * error
+
+
+def test_the_fibre_of_an_angle_is_that_of_one_turn():
+    """The input density on the fibre over one turn, against that of the program: the same function of the angle."""
+    model = dgm.from_pyro(angle, 0.3)
+    a = torch.linspace(-3.1, 3.1, 9, dtype=FLOAT)
+    u = torch.stack([2 * a.cos(), 2 * a.sin(), (0.3 - a.cos()) / 0.5], -1)
+    torch.testing.assert_close(model.observed(u), torch.full((9, 1), 0.3, dtype=FLOAT))
+    torch.testing.assert_close(model.latents(u)["a"], a)
+    ours = model.input_density.log_prob(u) + model.log_factor(u)
+    prior = td.VonMises(torch.tensor(0.0, dtype=FLOAT), torch.tensor(2.0, dtype=FLOAT)).log_prob(a)
+    expected = prior - 2.0 + td.Normal(0.0, 1.0).log_prob(u[:, 2])
+    torch.testing.assert_close(ours, expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "prior",
+    [
+        dist.VonMises(torch.zeros(3), 2.0).to_event(1),
+        dist.SineBivariateVonMises(0.0, 1.0, 2.0, 3.0, 0.5),
+        dist.SineSkewed(dist.VonMises(torch.zeros(2), 2.0).to_event(1), torch.tensor([0.3, -0.2])),
+    ],
+    ids=["von Mises", "bivariate", "skewed"],
+)
+def test_every_distribution_of_angles_has_a_circle_of_each(prior):
+    form = form_of(prior)
+    assert form.shape == (*prior.event_shape, 2)
+    v = torch.randn(*form.shape, generator=torch.Generator().manual_seed(0))
+    turned = -v
+    assert (form.value(v).abs() <= math.pi).all()
+    # opposite directions are half a turn apart
+    torch.testing.assert_close((form.value(v) - form.value(turned)).abs(), torch.full(prior.event_shape, math.pi))
+    with pyro.validation_enabled(False):
+        expected = prior.log_prob(form.value(v)) + prior.event_shape.numel() * math.log(2 * math.pi)
+    torch.testing.assert_close(form.log_factor(v, form.value(v)), expected, rtol=1e-4, atol=1e-4)
+
+
+def mixed_prior():
+    weights, scales = torch.tensor([0.7, 0.3]), torch.tensor([0.05, 2.0])
+    b = pyro.sample("b", dist.MixtureSameFamily(dist.Categorical(weights), dist.Normal(torch.zeros(2), scales)))
+    pyro.sample("y", dist.Normal(b, 0.5), obs=torch.tensor(1.0))
+
+
+def mixture_posterior():
+    """Evidence and mean in closed form: of each component, ``y ~ N(0, s^2 + .25)`` and ``E b = s^2 / (s^2 + .25)``."""
+    weights, scales = torch.tensor([0.7, 0.3], dtype=FLOAT), torch.tensor([0.05, 2.0], dtype=FLOAT)
+    variance = scales**2 + 0.25
+    joint = weights * td.Normal(0.0, variance.sqrt()).log_prob(torch.tensor(1.0, dtype=FLOAT)).exp()
+    return joint.sum().log().item(), (joint @ (scales**2 / variance) / joint.sum()).item()
+
+
+def test_a_mixture_is_a_latent_variable_of_a_target():
+    target = dgm.target_from_pyro(mixed_prior)
+    x = torch.linspace(-20, 20, 100001, dtype=FLOAT)
+    log_joint = -target.energy(x.unsqueeze(-1))
+    log_z, mean = mixture_posterior()
+    assert (log_z, mean) == pytest.approx((-2.0532, 0.3844), abs=1e-4)
+    assert log_joint.logsumexp(0).item() + math.log(x[1] - x[0]) == pytest.approx(log_z, abs=1e-6)
+    assert (log_joint.softmax(0) @ x).item() == pytest.approx(mean, abs=1e-6)
+
+
+def test_a_mixture_is_a_latent_variable_of_a_model():
+    model = dgm.from_pyro(mixed_prior)
+    # the density of b and of the noise, on the line of inputs where y = 1
+    b = torch.linspace(-20, 20, 100001, dtype=FLOAT)
+    inputs = torch.stack([b, torch.zeros_like(b)], -1)
+    scale = (0.7 * 0.05**2 + 0.3 * 4) ** 0.5
+    inputs[:, 0] = b / scale
+    inputs[:, 1] = (1 - b) / 0.5
+    log_joint = model.input_density.log_prob(inputs) + model.log_factor(inputs)
+    torch.testing.assert_close(model.latents(inputs)["b"], b)
+    torch.testing.assert_close(model.observed(inputs), torch.ones(len(b), 1, dtype=FLOAT))
+    assert (log_joint.softmax(0) @ b).item() == pytest.approx(mixture_posterior()[1], abs=1e-6)
+
+
+def test_discrete_mixtures_are_still_refused():
+    def counts():
+        rates = torch.tensor([1.0, 9.0])
+        n = pyro.sample("n", dist.MixtureSameFamily(dist.Categorical(torch.ones(2)), dist.Poisson(rates)))
+        pyro.sample("y", dist.Normal(n, 1.0), obs=torch.tensor(2.0))
+
+    with pytest.raises(ModelError, match=r"'n' .* is discrete"):
+        dgm.from_pyro(counts)
+    with pytest.raises(ModelError, match=r"'n' .* is discrete"):
+        dgm.target_from_pyro(counts)
+
+
+SHARES = torch.tensor([0.2, 0.3, 0.5])
+
+
+def shares():
+    a = pyro.sample("a", dist.Exponential(1.0))
+    loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+    pyro.sample("shares", dist.Dirichlet(a * torch.ones(3)), obs=SHARES)
+    pyro.sample("y", dist.Normal(loc, 1.0), obs=torch.tensor(0.5))
+
+
+def test_observations_on_a_surface_are_likelihoods():
+    model = dgm.from_pyro(shares)
+    assert model.hard == ("y",)
+    assert dgm.from_pyro(shares, observed={"y": torch.tensor(0.5), "shares": SHARES}).hard == ("y",)
+    a = torch.linspace(1e-6, 200, 400001, dtype=FLOAT)
+    log_joint = td.Exponential(1.0).log_prob(a) + td.Dirichlet(a.unsqueeze(-1) * torch.ones(3)).log_prob(
+        SHARES.double()
+    )
+    exact = (log_joint.softmax(0) @ a).item()
+    kernel = dgm.LiftedHMC(step_size=0.5, n_steps=4)
+    draws = dgm.sample(dgm.condition(model, model.data), kernel, chains=64, warmup=20, draws=40, seed=0, progress=False)
+    means = draws.latents["a"].mean(1)
+    error = means.std() / 64**0.5
+    assert error < 0.1 * exact
+    assert abs(means.mean() - exact) < 5 * error
+    # the control: of the prior the mean is another
+    assert abs(means.mean() - 1.0) > 5 * error
+
+
+@pytest.mark.parametrize(
+    ("data", "make"),
+    [
+        (torch.eye(2), lambda: dist.LKJCholesky(2, 1.0)),
+        (torch.eye(2), lambda: dist.Wishart(torch.tensor(3.0), torch.eye(2))),
+    ],
+    ids=["LKJ", "Wishart"],
+)
+def test_matrices_of_fewer_dimensions_than_entries_are_likelihoods(data, make):
+    def program():
+        loc = pyro.sample("loc", dist.Normal(0.0, 1.0))
+        pyro.sample("matrix", make(), obs=data)
+        pyro.sample("y", dist.Normal(loc, 1.0), obs=torch.tensor(0.5))
+
+    assert dgm.from_pyro(program).hard == ("y",)
+
+
+def point():
+    x = pyro.sample("x", dist.Normal(0.0, 1.0))
+    y = pyro.sample("y", dist.Normal(0.0, 2.0))
+    pyro.sample("z", dist.Delta(x + y), obs=1.0)
+
+
+def test_an_observed_delta_is_an_exact_observation():
+    model = dgm.from_pyro(point)
+    assert model.hard == ("z",)
+    u = torch.randn(5, 2, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    latents = model.latents(u)
+    torch.testing.assert_close(model.observed(u)[:, 0], latents["x"] + latents["y"])
+    kernel = dgm.ConstrainedHMC(step_size=0.8, n_steps=3, n_geodesic=1)
+    draws = dgm.sample(dgm.condition(model, model.data), kernel, chains=64, warmup=5, draws=30, seed=0, progress=False)
+    x = draws.latents["x"]
+    torch.testing.assert_close(x + draws.latents["y"], torch.ones_like(x))
+    error = x.mean(1).std() / 64**0.5
+    assert error < 0.1
+    # E x = 1/5: the shares of the variances
+    assert abs(x.mean() - 0.2) < 5 * error
+
+
+def test_a_delta_has_no_likelihood():
+    with pytest.raises(ArgumentError, match=r"'z' is a deterministic statement.*condition\(from_pyro"):
+        dgm.target_from_pyro(point)
+    with pytest.raises(ModelError, match="'z' of point is a Delta, which has no likelihood"):
+        dgm.from_pyro(point, observed={"x": torch.tensor(1.0)})
+
+
+def test_the_weight_of_a_delta_is_part_of_the_density():
+    def weighted():
+        x = pyro.sample("x", dist.Normal(0.0, 1.0))
+        z = pyro.sample("z", dist.Delta(x.exp(), log_density=-x))
+        pyro.sample("y", dist.Normal(z, 1.0), obs=torch.tensor(0.5))
+
+    model = dgm.from_pyro(weighted)
+    u = torch.randn(5, 2, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    torch.testing.assert_close(model.log_factor(u), -model.latents(u)["x"])
+    target = dgm.target_from_pyro(weighted)
+    x = torch.tensor([[0.3]], dtype=FLOAT)
+    expected = td.Normal(0.0, 1.0).log_prob(x) - x + td.Normal(x.exp(), 1.0).log_prob(torch.tensor(0.5))
+    torch.testing.assert_close(-target.energy(x), expected[:, 0])
+
+
+def test_a_chart_of_a_variable_on_a_sphere_is_refused():
+    with pytest.raises(ModelError, match="no bijection"):
+        chart_of(dist.ProjectedNormal(torch.ones(3)))
