@@ -76,5 +76,6 @@ def repeat(n: int | Tensor, body: Callable[[Any, Tree, Any], Tree], carried: Tre
 
     start = tuple(t.clone(memory_format=torch.contiguous_format) for t in leaves)
     zero = torch.zeros((), dtype=torch.int64, device=length.device)
-    _, *ends = while_loop_op(more, once, (zero, *start), (length.to(torch.int64), *others, *unique))
+    inputs: Any = (zero, *start)
+    _, *ends = while_loop_op(more, once, inputs, (length.to(torch.int64), *others, *unique))
     return unflatten(ends, form)

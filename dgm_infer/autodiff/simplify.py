@@ -195,15 +195,17 @@ def _split_joined(graph: fx.Graph) -> None:
     for node in list(graph.nodes):
         if node.op != "call_function" or node.target is not aten.slice.Tensor or len(node.args) < 4:
             continue
-        source, dim, start, end = node.args[:4]
+        arguments: Any = node.args
+        source, dim, start, end = arguments[:4]
         if not isinstance(source, fx.Node) or source.target is not aten.cat.default or len(node.args) > 4:
             continue
         rank = source.meta["val"].ndim
-        if dim % rank != (source.args[1] if len(source.args) > 1 else 0) % rank:
+        joined: Any = source.args
+        if dim % rank != (joined[1] if len(joined) > 1 else 0) % rank:
             continue
         size, at = source.meta["val"].shape[dim], 0
         start, end = (min(size, k + size if k < 0 else k) for k in (start, end))
-        for part in source.args[0]:
+        for part in joined[0]:
             width = part.meta["val"].shape[dim]
             if (at, at + width) == (start, end):
                 node.replace_all_uses_with(part)
@@ -265,7 +267,8 @@ def _selected(
         return value if own.ndim == 0 or own.shape[-1] == 1 else constant(own[..., index])
 
     if node.target in (aten.view.default, aten._unsafe_view.default):
-        source, shape = node.args[0], list(node.args[1])
+        arguments: Any = node.args
+        source, shape = arguments[0], list(arguments[1])
         if not isinstance(source, fx.Node) or source.meta["val"].shape[-1] != width or width == 1:
             return None
         inner = _selected(graph, source, index, values, where)
