@@ -31,7 +31,6 @@ METHODS: dict[str, Method | None] = {
     "Gibbs tempering": dgm.GibbsTempering(),
     "joint tempering": dgm.ContinuousTempering(),
     "simulated tempering": dgm.SimulatedTempering(),
-    "importance tempering": dgm.ImportanceTempering(),
     "path sampling": dgm.PathSampling(),
     "parallel tempering": dgm.ParallelTempering(),
 }
