@@ -34,7 +34,9 @@ def probe_points(target: Target) -> int:
 
 
 @torch.no_grad()
-def energy_fault(target: Target, x: Tensor, remedy: str = "", around: Tensor | None = None) -> str | None:
+def energy_fault(
+    target: Target, x: Tensor, remedy: str = "", around: Tensor | None = None, *, differentiated: bool = True
+) -> str | None:
     """Describe a fault of the energy at points ``x [n, *batch, D]`` or far from them; None if there is none.
 
     It must be one real number per point, the same at every call, must not fall without end, as ``exp(-energy)`` would
@@ -45,6 +47,7 @@ def energy_fault(target: Target, x: Tensor, remedy: str = "", around: Tensor | N
     Args:
         remedy: added where the energy fails, such as how to have other points.
         around: points ``[n, *batch, D]`` whose spread sets the distances from their center; None for ``x``.
+        differentiated: whether the gradient will be used.
     """
     try:
         energy, again = target.energy(x), target.energy(x)
@@ -65,7 +68,7 @@ def energy_fault(target: Target, x: Tensor, remedy: str = "", around: Tensor | N
         )
     if _falls(_far_energies(target, x if around is None else around)):
         return "the energy falls without end far from the origin, so that exp(-energy) has no integral: check its sign"
-    return _gradient_fault(target, x)
+    return _gradient_fault(target, x) if differentiated else None
 
 
 @torch.no_grad()

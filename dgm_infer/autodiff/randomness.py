@@ -65,4 +65,5 @@ def uniform(shape: Sequence[int], like: Tensor, rng: "torch.Generator | Source")
 
 
 def _take(drawn: Drawn, rng: "torch.Generator | Source") -> Tensor:
-    return drawn.draw(rng) if isinstance(rng, torch.Generator) else rng.take(drawn)
+    # generators of other devices need not be of torch's class
+    return rng.take(drawn) if hasattr(rng, "take") else drawn.draw(rng)  # type: ignore[union-attr, arg-type]

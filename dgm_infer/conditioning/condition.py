@@ -154,11 +154,9 @@ def condition(
     has_gradient = check_gradient(frozen, prior_draws(frozen, 2, dtype, device), needed=tolerance is None)
     operator, values = bind(frozen, observed, observe, dtype, device)
     check_operator(frozen, operator, values.ndim - 1, prior_draws(frozen, 2, dtype, device))
-    if has_gradient:
-        # a shipped operator has no attributes that could differ
-        which = observe if callable(observe) and not isinstance(operator, Everything | Selection) else None
-        check_once(given, which, lambda: _check_derivatives(frozen, operator, values))
     n_outputs = values.shape[-1]
+    # without the noise of the measurement, which hides that outputs are constant
+    plain = frozen, operator
     if noise is None:
         reduced = observed_model(frozen, operator)
     else:
@@ -166,6 +164,10 @@ def condition(
         frozen, operator = reduced.model, reduced.operator
     u = prior_draws(frozen, STRUCTURE_DRAWS, dtype, device)
     reduced.check_declaration(u)
+    if has_gradient:
+        # a shipped operator has no attributes that could differ
+        which = observe if callable(observe) and not isinstance(plain[1], Everything | Selection) else None
+        check_once(given, which, lambda: _check_derivatives(*plain, values))
     with torch.no_grad():
         x = frozen.observed(u)
         far = far_data(frozen, operator, values, x)

@@ -23,6 +23,9 @@ _LEAST_OVERLAP = 0.01
 # Effective weights from which on their own variance shows the error of their mean: a share of them, and three more, as
 # few weights look more effective than they are.
 _SHARE, _MORE = 0.5, 3
+# Effective weights from which on it does whatever their share, and how many of the largest weights tell of missing ones
+# by their spread: of thousands, the smaller ones do not.
+_PLENTY, _LARGEST = 100, 32
 # How many times wider than the largest quarter the upper half of log weights may be: beyond, the quarter is a group.
 _WIDER = 3.0
 
@@ -46,10 +49,10 @@ def log_mean(log_weights: Tensor) -> Estimate:
     """Log of the mean of N independent weights, ``[N, *batch]``.
 
     With ``v = var(w)/(N mean(w)^2)``, which is ``(N/ESS - 1)/(N - 1)``, the bias of the logarithm is ``-v/2`` and its
-    standard error ``sqrt(v)``. Where fewer than ``N/2 + 3`` weights are effective, those that would count most may be
-    missing: v is then at least ``(s^2 + s^4)/N`` with s the standard deviation of normal log weights whose upper half
-    spreads as that of these, for four weights or more. As ``log_z`` keeps its bias, the squared error is ``v + v^2/4``
-    (math 7.7).
+    standard error ``sqrt(v)``. Where fewer than ``N/2 + 3`` weights and fewer than 100 are effective, those that would
+    count most may be missing: v is then at least ``(s^2 + s^4)/N`` with s the standard deviation of normal log weights
+    whose upper half, of at most 32, spreads as that of these, for four weights or more. As ``log_z`` keeps its bias, the
+    squared error is ``v + v^2/4`` (math 7.7).
     """
     n, ess = log_weights.shape[0], weight_ess(log_weights)
     log_z = log_weights.logsumexp(0) - math.log(n)
@@ -58,22 +61,24 @@ def log_mean(log_weights: Tensor) -> Estimate:
         variance = torch.full_like(variance, math.nan)
     variance = torch.where(log_z.isneginf(), math.inf, variance)
     spread = _upper_spread(log_weights).square()
-    tail = torch.where(ess < _SHARE * n + _MORE, (spread + spread.square()) / n, 0.0)
+    few = (ess < _SHARE * n + _MORE) & (ess < _PLENTY)
+    tail = torch.where(few, (spread + spread.square()) / n, 0.0)
     total = variance.maximum(tail)
     return Estimate(log_z, (total + 0.25 * total.square()).sqrt(), -0.5 * variance)
 
 
 def _upper_spread(log_weights: Tensor) -> Tensor:
-    """Standard deviation of normal numbers whose upper half spreads as that of ``[N, *batch]``: ``[*batch]``.
+    """Standard deviation of normal numbers whose upper half, or largest 32, spread as those of ``[N, *batch]``.
 
-    At most three times that by the largest quarter, since weights of several modes or lost ones fall into groups, and 0
-    for fewer than four numbers.
+    ``[*batch]``; at most three times that by half as many, since weights of several modes or lost ones fall into
+    groups, and 0 for fewer than four numbers.
     """
     n = len(log_weights)
     if n < 4:
         return torch.zeros_like(log_weights[0])
-    half = _spread_of_largest(log_weights, n // 2)
-    return half if n < 8 else half.minimum(_WIDER * _spread_of_largest(log_weights, math.ceil(n / 4)))
+    most = min(n // 2, _LARGEST)
+    half = _spread_of_largest(log_weights, most)
+    return half if n < 8 else half.minimum(_WIDER * _spread_of_largest(log_weights, math.ceil(most / 2)))
 
 
 def _spread_of_largest(log_weights: Tensor, m: int) -> Tensor:

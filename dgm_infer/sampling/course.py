@@ -202,7 +202,7 @@ class Course:
             report=bar.say,
         )
         if isinstance(problem, Target) and initial is not None:
-            check_energy(problem, start.position.device, start.position)
+            check_energy(problem, kernel, start.position.device, start.position)
         if start.jumps is not None and isinstance(kernel, Jumping) and kernel.seeks_modes:
             kernel = kernel.jumping(start.jumps)
         check_latents(problem, start.position, plan.draws if plan.keep == "latents" else 0)

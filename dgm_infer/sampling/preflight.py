@@ -39,10 +39,11 @@ def check_size(problem: Fibre | Target, *, chains: int, warmup: int, draws: int,
         )
 
 
-def check_energy(problem: Target, device: torch.device, given: Tensor | None = None) -> None:
+def check_energy(problem: Target, kernel: Any, device: torch.device, given: Tensor | None = None) -> None:
     """Name an energy that is faulty where chains would start; the run's random numbers are left.
 
     Args:
+        kernel: what samples it; only those with trajectories use a gradient.
         given: where they start, if the user said so, ``[chains, *batch, D]``.
     """
     rng, kind, n = torch.Generator(device).manual_seed(0), type(problem), probe_points(problem)
@@ -54,7 +55,8 @@ def check_energy(problem: Target, device: torch.device, given: Tensor | None = N
         # all chains may start at one point, whose spread would be no distance
         noise = torch.randn(n, *given.shape[1:], generator=rng, dtype=given.dtype, device=given.device)
         points, around = given[:n], given[0] + noise
-    fault = energy_fault(problem, points, "", around)
+    differentiated = hasattr(getattr(kernel, "kernel", kernel), "n_steps")
+    fault = energy_fault(problem, points, "", around, differentiated=differentiated)
     if fault:
         raise ArgumentError(f"sample(): {fault}")
     if doubt := energy_doubt(problem, points, around):

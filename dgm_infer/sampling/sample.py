@@ -110,7 +110,7 @@ def sample(
         initial = numbers("sample", "initial", initial)
     check_size(problem, chains=chains, warmup=plan.warmup, draws=draws, thin=thin, keep=keep)
     if isinstance(problem, Target) and initial is None:
-        check_energy(problem, device_of(problem, initial))
+        check_energy(problem, kernel, device_of(problem, initial))
     outset = Outset(problem, kernel, initial, undecided)
     if run is not None or devices is not None:
         every = positive("sample", "checkpoint_every", checkpoint_every)

@@ -213,7 +213,7 @@ class OwnBeta(dist.TorchDistribution):
     """A density of somebody's own, which can be evaluated at a value only."""
 
     arg_constraints: dict = {}
-    support = td.constraints.unit_interval
+    support = td.constraints.unit_interval  # type: ignore[attr-defined]
 
     def __init__(self, shape):
         self.beta = of(td.Beta, shape, shape)

@@ -293,7 +293,7 @@ def test_the_evidence_of_a_simulator_with_normal_noise_is_exact():
     estimates = []
     for values in (y, y + 1):
         found = dgm.log_evidence(
-            dgm.condition(model, values), base, dgm.AIS(temperatures=20), chains=64, seed=1, progress=False
+            dgm.condition(model, values), base, dgm.AIS(temperatures=40), chains=256, seed=1, progress=False
         )
         assert 0 < found.std_error < 0.25
         assert abs(found.log_z - distribution.log_prob(values)) < 4 * found.std_error

@@ -21,16 +21,16 @@ QUICK = {
 def test_the_families_are_normalised(make):
     target, base = make(3)
     assert base.mean.shape == (*target.batch_shape, target.dim) == (3, target.dim)
-    # importance weights from a wide Student's t around the base, which has heavier tails than all of them
-    wide = torch.distributions.StudentT(3.0, base.mean, 1.5 * base.covariance_diagonal.sqrt())
+    # importance weights from a wide Student's t, which has heavier tails than all of them
+    centre, sd = getattr(target, "mean", base.mean), getattr(target, "sd", base.covariance_diagonal.sqrt())
+    wide = torch.distributions.StudentT(3.0, centre, 1.5 * sd)
     with torch.random.fork_rng():
         torch.manual_seed(0)
         x = wide.sample((60_000,))
     log_weights = -target.energy(x) - wide.log_prob(x).sum(-1)
     found = estimators.log_mean(log_weights)
-    near = found.std_error < 0.2
-    assert near.any()
-    assert (found.log_z.abs() < 5 * found.std_error)[near].all()
+    assert (found.std_error < 0.2).all()
+    assert (found.log_z.abs() < 5 * found.std_error).all()
     torch.testing.assert_close(target.take(torch.tensor([2])).energy(x[:5, 2:]), target.energy(x[:5])[:, 2:])
 
 

@@ -22,6 +22,7 @@ from evaluation.commands.keeping import without_stops
 from evaluation.experiments import quantile
 from evaluation.figures.saving import save_picture
 from tests.disks import fill
+from tests.findings import honest
 
 CONDITION = """\
 name: small
@@ -183,6 +184,7 @@ def test_evidence_keeps_every_method_that_was_finished(run, monkeypatch, act):
     assert set(pd.read_csv(folder / "evidence.csv")["method"]) == {"Elbo", "ImportanceSampling"}
 
 
+@honest
 def test_estimates_are_written_again_into_a_folder_that_has_vanished(run, monkeypatch, tmp_path):
     during(monkeypatch, dgm.AIS, "run", lambda: shutil.rmtree(tmp_path / "runs"))
     code, folder = run("evidence")
@@ -199,6 +201,7 @@ def test_evidence_of_the_images_before_an_interrupt_is_kept(run, monkeypatch):
     assert found.log_z.isfinite().tolist() == [True, True, False]
 
 
+@honest
 def test_a_picture_that_fails_leaves_the_estimates(run, monkeypatch, tmp_path):
     during(monkeypatch, evidence_module, "by_image", break_down)
     with pytest.raises(RuntimeError, match="a fault"):
