@@ -51,8 +51,8 @@ def log_mean(log_weights: Tensor) -> Estimate:
     With ``v = var(w)/(N mean(w)^2)``, which is ``(N/ESS - 1)/(N - 1)``, the bias of the logarithm is ``-v/2`` and its
     standard error ``sqrt(v)``. Where fewer than ``N/2 + 3`` weights and fewer than 100 are effective, those that would
     count most may be missing: v is then at least ``(s^2 + s^4)/N`` with s the standard deviation of normal log weights
-    whose upper half, of at most 32, spreads as that of these, for four weights or more. As ``log_z`` keeps its bias, the
-    squared error is ``v + v^2/4`` (math 7.7).
+    whose upper half, of at most 32, spreads as that of these, for four weights or more. As ``log_z`` keeps its bias,
+    the squared error is ``v + v^2/4`` (math 7.7).
     """
     n, ess = log_weights.shape[0], weight_ess(log_weights)
     log_z = log_weights.logsumexp(0) - math.log(n)
