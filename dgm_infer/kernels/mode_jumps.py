@@ -25,7 +25,7 @@ __all__ = ["ModeJumps"]
 
 @dataclass(frozen=True, eq=False)
 class ModeJumps(Settings):
-    """A transition of a kernel on R^D, then a jump or two to other modes of the target, accepted or not (math 8.15).
+    """A transition of a kernel on R^D, then jumps of half of the chains to other modes of the target (math 8.15).
 
     From x a mode i of normal approximation ``N(m_i, L_i L_i^T)`` is drawn by its share of the density at x, then
     another mode j, and ``x' = m_j + L_j L_i^-1 (x - m_i)`` is proposed: draws hold the modes in the proportions of the
