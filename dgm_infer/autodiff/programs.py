@@ -1,11 +1,13 @@
 """Programs: functions of trees of tensors and random numbers, captured whole, and compiled to machine code."""
 
 import hashlib
+import logging
 import math
 import os
 import platform
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -173,11 +175,25 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
 
 def _compile(module: fx.GraphModule, example: list[Tensor], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    with quiet(), torch.no_grad(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
+    with quiet(), _without_notices(), torch.no_grad(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
         exported = torch.export.export(_Module(module), tuple(example), strict=False)
         made = torch._inductor.aoti_compile_and_package(exported, package_path=str(Path(folder) / "program.pt2"))
         # whole or not at all, whoever else compiles the same
         os.replace(made, path)
+
+
+@contextmanager
+def _without_notices() -> Iterator[None]:
+    """Without what the compiler logs for its own developers."""
+    loggers = [logging.getLogger(name) for name in ("torch._inductor", "torch.utils.cpp_extension", "torch._export")]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 class _Module(torch.nn.Module):

@@ -74,8 +74,8 @@ class LiftedHMC(JumpsOnFibre, Settings):
             type of the positions: the same law, and faster where a network's arithmetic takes the time, on a CPU 2 to
             4 times for convolutions. None does so for networks with convolutions. Not for ``"nuts"``, which needs an
             energy with every gradient.
-        jumps: whether trajectories are followed by jumps of half of the chains to other modes (math 8.15), between those
-            that :func:`sample` finds at its start; or what :func:`modes` found of the fibre.
+        jumps: whether trajectories are followed by jumps of half of the chains to other modes (math 8.15), between
+            those that :func:`sample` finds at its start; or what :func:`modes` found of the fibre.
         compile: as in :class:`HMC`; not for ``"nuts"``.
     """
 

@@ -2,6 +2,7 @@
 
 import warnings
 
+from ..diagnosis import DiagnosisWarning
 from .course import Outcome, named
 from .draws import Draws
 from .verdict import verdict
@@ -45,7 +46,7 @@ def concluded(outcome: Outcome, stopped_by: str | None, stacklevel: int = 3) -> 
         # the draws are there, whatever becomes of the look at them
         lines = [f"the draws could not be checked: {named(error)}"]
     for line in lines:
-        warnings.warn(f"sample(): {line}", stacklevel=stacklevel)
+        warnings.warn(f"sample(): {line}", DiagnosisWarning, stacklevel=stacklevel)
     return result
 
 

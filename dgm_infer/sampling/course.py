@@ -247,7 +247,7 @@ class Course:
         plan = self.plan
         while self._warm is not None and self.now.transitions < plan.warmup:
             state, info = self._execution.step(
-                self._warm.kernel, self.now.state, self._rng, lasting=self._warm.keeps_form
+                self._warm.kernel, self.now.state, self._rng, lasting=self._warm.keeps_form, report=bar.note
             )
             self._make_room(_statistics(info))
             self._warm.update(info, state)
@@ -263,7 +263,7 @@ class Course:
             self.kernel, self._first, self._warm = kernel, self.now.state.position, None
         while self.now.transitions < plan.transitions:
             left = plan.transitions - self.now.transitions
-            state, states, infos, n = self._execution.several(self.kernel, self.now.state, self._rng, left)
+            state, states, infos, n = self._execution.several(self.kernel, self.now.state, self._rng, left, bar.note)
             stayed = self.now.stayed & self._keep(states.position, infos)
             self._move(state, stayed, n)
             bar.update("sampling", _without_ends(infos), n)

@@ -1,5 +1,6 @@
 """How the transitions of a run are computed: by the kernel itself, or by programs that are compiled of it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,6 +17,13 @@ from ..kernels.tuning import Compilable
 from ..target import Target
 
 __all__ = ["Execution"]
+
+Report = Callable[[str], None]
+
+
+def _nothing(text: str) -> None:
+    pass
+
 
 # Seconds that a call of an operation takes from Python, forwards and backwards, and operations around a trajectory.
 _CALL, _AROUND = 5e-6, 150
@@ -45,17 +53,20 @@ class Execution:
         self._compiles: bool | None = None
         self._programs: dict[Any, Program] = {}
 
-    def step(self, kernel: Kernel, state: State, rng: torch.Generator, *, lasting: bool) -> tuple[State, Info]:
+    def step(
+        self, kernel: Kernel, state: State, rng: torch.Generator, *, lasting: bool, report: Report = _nothing
+    ) -> tuple[State, Info]:
         """A transition of every chain.
 
         Args:
             lasting: whether the kernel will keep its form, that is everything but the values of its tensors.
+            report: called with a line before a compilation.
 
         Raises:
             ModelError: the kernel asks to be compiled, and the model can't be.
         """
         self._left -= 1
-        if lasting and self._decided(kernel, state):
+        if lasting and self._decided(kernel, state, report):
             tensors, program = self._program(kernel, state)
             return program.of_leaves(tensors, rng)
         state, info = kernel.step(self._problem, state, rng)
@@ -63,8 +74,14 @@ class Execution:
             self._steps.append(float(info.stats["n_steps"].max()))
         return state, info
 
-    def several(self, kernel: Kernel, state: State, rng: torch.Generator, most: int) -> tuple[State, State, Info, int]:
+    def several(
+        self, kernel: Kernel, state: State, rng: torch.Generator, most: int, report: Report = _nothing
+    ) -> tuple[State, State, Info, int]:
         """Transitions of a kernel of the main run, as many as are best made at once.
+
+        Args:
+            most: at most.
+            report: as of :meth:`step`.
 
         Returns:
             The last state; all of them and their diagnostics, each with a first dimension; and how many there are.
@@ -72,8 +89,8 @@ class Execution:
         Raises:
             ModelError: as :meth:`step`.
         """
-        if not self._decided(kernel, state):
-            state, info = self.step(kernel, state, rng, lasting=True)
+        if not self._decided(kernel, state, report):
+            state, info = self.step(kernel, state, rng, lasting=True, report=report)
             return state, *tree_map(lambda t: t.unsqueeze(0), (state, info)), 1
         n = min(most, _BLOCK)
         self._left -= n
@@ -88,7 +105,7 @@ class Execution:
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_problem": None, "_programs": {}}
 
-    def _decided(self, kernel: Any, state: State) -> bool:
+    def _decided(self, kernel: Any, state: State, report: Report) -> bool:
         if self._compiles is None:
             if not isinstance(kernel, Compilable) or not kernel.is_program(self._problem):
                 self._compiles = False
@@ -97,6 +114,7 @@ class Execution:
             elif len(self._steps) >= _FIRST:
                 self._compiles = self._pays(state)
             if self._compiles:
+                report("compiling transitions, once per machine and problem (compile= chooses)")
                 try:
                     self._program(kernel, state)
                 except ModelError:
