@@ -7,12 +7,14 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import ModelError
-from .capture import Graph, capture
+from .capture import Graph, capture, operations
 
 __all__ = ["affine_graph"]
 
 aten = torch.ops.aten
 
+# Operations of a function that are looked at, at most: each takes a millisecond to capture.
+_MOST = 3000
 # Linear in their first argument, the others being numbers or fixed.
 _LINEAR = {
     aten.view, aten._unsafe_view, aten.reshape, aten.expand, aten.unsqueeze, aten.squeeze, aten.permute, aten.transpose,
@@ -31,11 +33,13 @@ _PRODUCTS = {aten.mul, aten.mm, aten.bmm, aten.matmul, aten.mv, aten.dot, aten.c
 def affine_graph(function: Callable[[Tensor, Tensor], Tensor], fixed: Tensor, free: Tensor) -> Graph | None:
     """The graph of ``function(fixed, free)`` if it is affine in its second argument, whatever the first one is.
 
-    None unless every operation on the way shows it, or if one is not known.
+    None unless every operation on the way shows it, or if one is not known, or there are thousands.
 
     Args:
         fixed, free: examples.
     """
+    if operations(function, fixed, free) > _MOST:
+        return None
     try:
         graph = capture(lambda a, b: [function(a, b)], fixed.detach(), free.detach(), differentiable=True)
     except ModelError:

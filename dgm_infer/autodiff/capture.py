@@ -8,11 +8,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ModelError
 from .simplify import lift_constants, simplified
 
-__all__ = ["Graph", "bound", "bound_graphs", "capture", "quiet", "recorded_graphs", "traced", "value_and_gradient"]
+__all__ = [
+    "Graph",
+    "bound",
+    "bound_graphs",
+    "capture",
+    "operations",
+    "quiet",
+    "recorded_graphs",
+    "traced",
+    "value_and_gradient",
+]
 
 # The graphs whose constants are inputs of a program that is being captured, and those inputs.
 _BOUND: ContextVar[tuple[tuple["Graph", tuple[Tensor, ...]], ...]] = ContextVar("bound", default=())
@@ -154,6 +165,25 @@ def traced(function: Callable[..., Sequence[Tensor]]) -> Callable[..., fx.GraphM
     from torch.fx.experimental.proxy_tensor import make_fx
 
     return make_fx(function)
+
+
+class _Counted(TorchDispatchMode):
+    """Counts operations while it is active."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.calls += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operations(function: Callable[..., Any], *examples: Tensor) -> int:
+    """Operations of a function, without its derivatives: what to know before a long simulator is captured."""
+    with torch.no_grad(), _Counted() as counted:
+        function(*examples)
+    return counted.calls
 
 
 @contextmanager

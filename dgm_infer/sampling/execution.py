@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..autodiff.capture import operations
 from ..autodiff.captured import CapturedTarget
 from ..autodiff.programs import Program
 from ..autodiff.pytrees import flatten, tree_map
@@ -28,7 +29,9 @@ def _nothing(text: str) -> None:
 # Seconds that a call of an operation takes from Python, forwards and backwards, and operations around a trajectory.
 _CALL, _AROUND = 5e-6, 150
 # Seconds that a program takes to compile, and those that every operation of a gradient adds.
-_COMPILES, _EACH = 8.0, 0.08
+_COMPILES, _EACH = 12.0, 0.1
+# Operations of an energy that are captured unasked, at most: a loop of a simulator is compiled step by step.
+_LONGEST = 3000
 # Transitions of compiled programs between which nothing else is done.
 _BLOCK = 32
 # Transitions after which the length of trajectories is known well enough.
@@ -140,6 +143,8 @@ class Execution:
                 return None
             position = position[..., : target.dim]
         try:
+            if operations(target.energy, position) > _LONGEST:
+                return None
             return CapturedTarget(target).operations(position)
         except ModelError:
             return None
