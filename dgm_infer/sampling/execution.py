@@ -30,7 +30,7 @@ def _nothing(text: str) -> None:
 _CALL, _AROUND = 5e-6, 150
 # Seconds that a program takes to compile, and those that every operation of a gradient adds.
 _COMPILES, _EACH = 12.0, 0.1
-# Operations of an energy that are captured unasked, at most: a loop of a simulator is compiled step by step.
+# Operations of an energy that are captured unasked, at most: longer simulators take minutes to compile.
 _LONGEST = 3000
 # Transitions of compiled programs between which nothing else is done.
 _BLOCK = 32

@@ -27,7 +27,8 @@ _WITHIN = 30.0
 _FEWEST, _EACH = 4, 4
 # Largest g^T H^-1 g at a minimum of a smooth energy, and ratio of its curvatures.
 _LEVEL, _DEGENERATE = 1e-2, 1e8
-# Numbers in the second derivatives of all points, and in the images they take, up to which they are worth their time.
+# Numbers in the second derivatives of all points of a problem, and in the images they take, up to which they are worth
+# their time; and in the second derivatives of the modes of all problems, up to which memory holds them.
 _NUMBERS = 2**24
 
 
@@ -78,7 +79,7 @@ def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torc
     hopeful = (first == index) & (energy < energy.amin(0) + _WITHIN)
     told = converged[:n].all(0) & (energy.isfinite() & (first > 0)).any(0)
     n_modes = int((hopeful & told).sum(0).max())
-    if n_modes == 0 or n_modes * size * batch.numel() > _NUMBERS:
+    if n_modes == 0 or n_modes * dim**2 * batch.numel() > _NUMBERS:
         return Shares(own)
     # the hopeful ones of every problem, still in the order of their energies
     front = (~hopeful).to(torch.int8).argsort(dim=0, stable=True)[:n_modes]
