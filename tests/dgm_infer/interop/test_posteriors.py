@@ -61,7 +61,8 @@ def test_the_posterior_of_a_program_is_that_of_quadrature_and_of_nuts(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["Gamma and Beta", "Poisson", "Bernoulli", "mixed"])
+# of gammas and betas the factor is within a few per cent of 1, which integrals in test_priors hold it to
+@pytest.mark.parametrize("name", ["Poisson", "Bernoulli", "mixed"])
 def test_control_without_the_log_factor_the_posterior_is_another(name):
     model = model_of(name)
     assert model.has_log_factor
