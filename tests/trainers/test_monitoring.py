@@ -136,6 +136,8 @@ def log_evidence(model, weight, callback, images):
         max_epochs=1,
         sanity_checking=False,
         is_global_zero=True,
+        log_dir=None,
+        default_root_dir=".",
     )
     callback.on_validation_epoch_end(trainer, module)
     exact = MultivariateNormal(torch.zeros(4), weight @ weight.T + 0.25 * torch.eye(4)).log_prob(images)

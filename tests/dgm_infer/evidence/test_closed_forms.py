@@ -69,7 +69,7 @@ def assert_wrong(estimate, known):
 
 def run(known, method, **settings):
     # a chain of SMC is a run of many particles
-    chains = 64 if isinstance(method, dgm.SMC) else 192
+    chains = 96 if isinstance(method, dgm.SMC) else 192
     return dgm.log_evidence(
         known.target, known.base, method, **{"chains": chains, "seed": 1, "progress": False} | settings
     )

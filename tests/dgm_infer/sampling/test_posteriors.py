@@ -115,7 +115,7 @@ def test_several_ellipses_at_once_keep_their_own_densities():
     draws = run(
         dgm.condition(Ellipse(), [[0.5], [2.0], [4.0]]),
         step_size=torch.tensor([0.15, 0.3, 0.3]),
-        chains=200,
+        chains=400,
         **STRAIGHT,
     )
     for problem in (0, 1, 2):
