@@ -27,7 +27,7 @@ def _nothing(text: str) -> None:
 
 
 # Seconds that a call of an operation takes from Python, forwards and backwards, and operations around a trajectory.
-_CALL, _AROUND = 5e-6, 150
+_CALL, _AROUND = 1e-5, 150
 # Seconds that a program takes to compile, and those that every operation of a gradient adds.
 _COMPILES, _EACH = 12.0, 0.1
 # Operations of an energy that are captured unasked, at most: longer simulators take minutes to compile.

@@ -169,7 +169,9 @@ def sample_until(
     errors, steps, count = [], [], 0
     largest = max(1, _CHUNK_BYTES // (8 * chains.position.numel()))
     while (left := task.seconds - elapsed()) > per_draw or (count < _FEWEST and left > (1 - _LATE) * task.seconds):
-        started, n = elapsed(), min(largest, max(1, int(0.9 * left / per_draw)) if latents else 2)
+        # two draws, then what takes a tenth of the time at most: a call of few draws says little of the time of one
+        most = (2, min(50, int(0.1 * left / per_draw)), int(0.9 * left / per_draw))[min(2, len(latents))]
+        started, n = elapsed(), min(largest, max(1, most))
         draws = chains.sample(chains.kernel, 0, n)
         latents.append(values(draws).reshape(task.chains, n, -1).numpy())
         steps.append(draws.stats["n_steps"].double().mean().item())
