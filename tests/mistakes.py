@@ -45,3 +45,25 @@ def anneal_with_weights_after_the_move(path, plan, v, moves, progress):
         log_weights = log_weights - (plan.betas[k + 1] - plan.betas[k]) * path.difference(point)
         acceptance = acceptance + accepted
     return Annealed(log_weights, point, acceptance)
+
+
+class WrongForward(torch.autograd.Function):
+    """``2 x`` with the forward derivative of ``3 x``."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return 2 * grad
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return 3 * tangent

@@ -1,6 +1,8 @@
 """Targets whose energies and gradients are captured graphs."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 import torch
 from torch import Tensor
@@ -10,8 +12,10 @@ from ..target import Target
 from .capture import Graph, capture, quiet, value_and_gradient
 from .loops import is_captured
 
-__all__ = ["CapturedTarget", "agree", "captured"]
+__all__ = ["CapturedTarget", "agree", "captured", "captured_targets"]
 
+# The targets of the program that is being captured, by identity.
+_TARGETS: ContextVar[dict[int, "CapturedTarget"]] = ContextVar("targets")
 # Size of the move to the second point at which a graph is compared with its function.
 _MOVE = 0.1
 
@@ -20,10 +24,18 @@ def captured(target: Target) -> Target:
     """The target with its energy and gradient as graphs, if the caller is being captured; else the target."""
     if not is_captured() or isinstance(target, CapturedTarget):
         return target
-    own = vars(target).get("_as_graphs")
-    if own is None:
-        own = target._as_graphs = CapturedTarget(target)  # type: ignore[attr-defined]
-    return own
+    known = _TARGETS.get()
+    return known.setdefault(id(target), CapturedTarget(target))
+
+
+@contextmanager
+def captured_targets() -> Iterator[None]:
+    """Each target that is :func:`captured` within is captured once: it may be another one at the next time."""
+    token = _TARGETS.set({})
+    try:
+        yield
+    finally:
+        _TARGETS.reset(token)
 
 
 class CapturedTarget(Target):
@@ -60,10 +72,6 @@ class CapturedTarget(Target):
     def operations(self, x: Tensor) -> int:
         """Operations of the gradient at positions of this shape."""
         return self._of(x)[2].calls
-
-    def lift(self, *arguments):
-        """That of the target, a :class:`NoiseMarginal`."""
-        return self._target.lift(*arguments)  # type: ignore[attr-defined]
 
     def _of(self, x: Tensor) -> tuple[Graph, Graph, Graph]:
         """The graphs of the energy, of it with the gradient, and of the gradient alone."""

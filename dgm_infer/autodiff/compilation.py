@@ -2,7 +2,6 @@
 
 import gc
 import operator
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -17,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.fx.node import map_aggregate
 
 from ..errors import ModelError, cause
+from .capture import quiet
 from .pytrees import Form, flatten, unflatten
 
 __all__ = ["Compiler"]
@@ -80,10 +80,7 @@ class Compiler:
             result[:] = [tree]
             return [v.detach().contiguous() for v in values]
 
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning)
-            warnings.filterwarnings("ignore", category=DeprecationWarning)
-            warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+        with quiet():
             try:
                 graph = _trace(flat, tensors)
                 example = _of_size(tensors, 2 * _OTHER_SIZE)

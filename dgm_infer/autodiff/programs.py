@@ -16,7 +16,7 @@ from torch import Tensor, fx
 
 from ..errors import ModelError, cause
 from .capture import Graph, bound, quiet, recorded_graphs, traced
-from .captured import agree
+from .captured import agree, captured_targets
 from .loops import capturing
 from .pytrees import Form, flatten, unflatten
 from .randomness import Drawn, Recorded, Replayed
@@ -43,9 +43,12 @@ class Program:
         leaves = [leaf.detach().contiguous() for leaf in leaves]
         rng = torch.Generator(leaves[0].device).manual_seed(0)
         rehearsed = Recorded(rng)
-        with torch.no_grad(), capturing("rehearsal"), recorded_graphs() as graphs:
-            result, self._result = flatten(function(unflatten(leaves, form), rehearsed))
-        self.form, self.drawn = form, tuple(rehearsed.drawn)
+        with captured_targets():
+            with torch.no_grad(), capturing("rehearsal"), recorded_graphs() as graphs:
+                result, self._result = flatten(function(unflatten(leaves, form), rehearsed))
+            self.drawn = tuple(rehearsed.drawn)
+            inputs = [*leaves, *rehearsed.values]
+            self._module, self._constants = _traced(function, form, inputs, self.drawn, graphs)
         kinds: dict[Drawn, list[int]] = {}
         for place, drawn in enumerate(self.drawn):
             kinds.setdefault(drawn._replace(shape=()), []).append(place)
@@ -54,8 +57,6 @@ class Program:
             (kind._replace(shape=(sum(sizes[place] for place in places),)), [sizes[place] for place in places], places)
             for kind, places in kinds.items()
         ]
-        inputs = [*leaves, *rehearsed.values]
-        self._module, self._constants = _traced(function, form, inputs, self.drawn, graphs)
         with torch.no_grad():
             found = self._module(*self._constants, *inputs)
         if not agree(found, result):

@@ -9,7 +9,7 @@ from torch import nn
 import dgm_infer as dgm
 from dgm_infer.autodiff.affine import affine_graph
 from dgm_infer.autodiff.capture import bound, capture, value_and_gradient
-from dgm_infer.autodiff.captured import CapturedTarget, agree, captured
+from dgm_infer.autodiff.captured import CapturedTarget, agree, captured, captured_targets
 from dgm_infer.autodiff.loops import capturing
 from dgm_infer.errors import ModelError
 from tests.oracles import FLOAT
@@ -146,7 +146,7 @@ def test_a_target_that_is_captured_has_the_same_energies_and_gradients():
     found = graphs.energy_gradient_and_extra(x)
     assert agree([found[0], found[1]], [energy, gradient])
     assert captured(target) is target
-    with capturing("rehearsal"):
+    with capturing("rehearsal"), captured_targets():
         assert isinstance(captured(target), CapturedTarget)
         assert captured(target) is captured(target)
 

@@ -183,3 +183,25 @@ def test_code_is_kept_between_processes_and_two_modes_keep_their_weights(tmp_pat
     again = dgm.sample(target, kernel, seed=1, **settings)
     assert torch.equal(again.inputs, draws.inputs)
     assert next(iter((tmp_path / "dgm_infer").glob("*.pt2"))).stat().st_mtime_ns == stamp
+
+
+def test_a_target_that_has_changed_is_captured_anew_and_nothing_is_left_on_it():
+    class Moved(dgm.Target):
+        dim = 2
+
+        def __init__(self):
+            super().__init__()
+            self.centre = torch.zeros(2, dtype=FLOAT)
+
+        def energy(self, x):
+            return (x - self.centre).square().sum(-1)
+
+    target = Moved()
+    before = set(vars(target))
+    stepped(target, dgm.HMC(step_size=torch.tensor(0.1, dtype=FLOAT), n_steps=3))
+    assert set(vars(target)) == before
+    target.centre = torch.full((2,), 5.0, dtype=FLOAT)
+    program, kernel, state = stepped(target, dgm.HMC(step_size=torch.tensor(0.1, dtype=FLOAT), n_steps=3))
+    for seed in range(20):
+        state, _ = program((kernel, state), rng(seed))
+    torch.testing.assert_close(state.energy, target.energy(state.position))

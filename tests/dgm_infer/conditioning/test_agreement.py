@@ -9,6 +9,7 @@ import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, ModelError, ObservationError
 from dgm_infer.probe import energy_fault
+from tests.mistakes import WrongForward
 
 FLOAT = torch.float64
 FIRST = dgm.pixels(torch.tensor([True, False]))
@@ -172,26 +173,6 @@ def test_a_wrong_forward_derivative_of_torch_is_refused_with_what_to_use():
         with pytest.raises(ModelError, match=r"forward mode differs.*cholesky_inverse.*torch\.linalg\.inv"):
             dgm.from_simulator(inverse, td.Normal(0.0, 1.0), torch.cholesky_inverse)
     dgm.from_simulator(inverse, td.Normal(0.0, 1.0), lambda factor: torch.linalg.inv(factor @ factor.mT))
-
-
-class WrongForward(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return 2 * x
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 2 * grad
-
-    @staticmethod
-    def jvp(ctx, tangent):
-        return 3 * tangent
 
 
 class Doubled(dgm.GenerativeModel):

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 import dgm_infer as dgm
 from dgm_infer.errors import ModelError
+from tests.mistakes import WrongForward
 
 NORMAL = td.Normal(0.0, 1.0)
 
@@ -22,26 +23,6 @@ class Doubled(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         return 2 * grad
-
-
-class WrongForward(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x):
-        return 2 * x
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        pass
-
-    @staticmethod
-    def backward(ctx, grad):
-        return 2 * grad
-
-    @staticmethod
-    def jvp(ctx, tangent):
-        return 3 * tangent
 
 
 def other_counts(z):
