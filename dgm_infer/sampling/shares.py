@@ -15,8 +15,8 @@ from ..kernels.metrics import IDENTITY
 
 __all__ = ["Shares", "shared_out"]
 
-# Descents from prior draws, beside those from the points: at most, 6 % of which reach the best mode of the hardest digit
-# that was looked at (math 5.10), and for every point: there are fewer points where a gradient takes long.
+# Descents from prior draws, beside those from the points: at most, 6 % of which reach the best mode of the hardest
+# digit that was looked at (math 5.10), and for every point: there are fewer points where a gradient takes long.
 _SEARCHES, _PER_POINT = 256, 4
 # Gradients of a descent, at most.
 _ITERATIONS = 100
