@@ -37,6 +37,7 @@ ORDER = {
         "affine",
         "loops",
         "captured",
+        "replay",
         "programs",
         "compilation",
     ],
