@@ -36,6 +36,7 @@ ORDER = {
         "affine",
         "loops",
         "captured",
+        "replay",
         "programs",
         "compilation",
         "pointwise",
