@@ -5,7 +5,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import errors, evidence, kernels, likelihood_free
-from .bases import Flow, Gaussian, Mixture, Modes, modes
 from .conditioning.check import check
 from .conditioning.condition import condition
 from .conditioning.fibre import Fibre
@@ -26,6 +25,7 @@ from .models import (
     StandardNormal,
     WithNoise,
 )
+from .references import Flow, Gaussian, Mixture, Modes, modes
 from .sampling.draws import Draws
 from .sampling.resume import collect, extend, resume
 from .sampling.sample import sample

@@ -13,7 +13,7 @@ from torch.func import vjp, vmap
 from ..differences import Differences, differences, disagreement
 from ..errors import ModelError, ObservationError, cause
 from ..structures.jacobian import forward_mode
-from .reduced import ObservedModel
+from .observed import ObservedModel
 
 __all__ = [
     "Spectrum",
