@@ -281,6 +281,7 @@ ORDER = {
         "r_data",
         "debian_data",
         "known",
+        "small",
     ],
     "evaluation.reports": [
         "tables",
@@ -385,6 +386,8 @@ ORDER = {
         "sbi_peer",
         "abc_sequential",
         "abc",
+        "switches",
+        "ablations",
     ],
     "evaluation.commands": [
         "messages",
