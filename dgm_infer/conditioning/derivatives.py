@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
+from ..autodiff.jacobian_products import forward_mode
 from ..differences import Differences, differences, disagreement
 from ..errors import ModelError, ObservationError, cause
-from ..structures.jacobian import forward_mode
 from .observed import ObservedModel
 
 __all__ = [

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..autodiff.convolution import QuickConvolutions
 from ..autodiff.pytrees import take, tree_map
-from ..structures import Dense, Evaluation, InFields, JacobianMap, QuickConvolutions, Units
+from ..autodiff.receptive import InFields
+from ..structures import Dense, Evaluation, JacobianMap, Units
 from .magnitude import magnitude, solver_tolerance
 from .marginal import NoiseMarginal
 from .observed import ObservedModel

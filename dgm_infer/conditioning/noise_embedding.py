@@ -7,8 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..structures import Units
-from ..structures.independent import of_units
+from ..structures import Units, of_units
 from .fibre import Fibre
 from .observed import ObservedModel
 

@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
+from ..autodiff.products import quicker
 from ..autodiff.pytrees import tree_map
+from ..autodiff.receptive import ReceptiveFields
 from ..models import DirectedModel, GenerativeModel, copied, reference_tensor
-from ..structures import Dense, ReceptiveFields, Structure, quicker
+from ..structures import Dense, Structure
 from .operators import Operator, Selection
 
 __all__ = ["ObservedModel", "ObservedUnits", "observed_model"]
