@@ -267,6 +267,7 @@ ORDER = {
         "r_data",
         "debian_data",
         "known",
+        "small",
     ],
     "evaluation.reports": [
         "tables",
@@ -371,6 +372,8 @@ ORDER = {
         "sbi_peer",
         "abc_sequential",
         "abc",
+        "switches",
+        "ablations",
     ],
     "evaluation.commands": [
         "messages",
