@@ -5,8 +5,7 @@ What most work begins with is here; the rest is in its room: ``dgm_infer.kernels
 
 from typing import TYPE_CHECKING, Any
 
-from . import bases, conditioning, diagnosis, errors, evidence, interop, kernels, likelihood_free, models
-from .bases import Flow, Gaussian, Mixture, modes
+from . import conditioning, diagnosis, errors, evidence, interop, kernels, likelihood_free, models, references
 from .conditioning import Fibre, blur, check, condition, downsample, linear, pixels
 from .errors import DgmInferError
 from .evidence import (
@@ -24,6 +23,7 @@ from .evidence import (
 )
 from .kernels import HMC, NUTS, ConstrainedHMC, LiftedHMC, ModeJumps
 from .models import DirectedModel, GenerativeModel, Logistic, Product, StandardNormal, WithNoise
+from .references import Flow, Gaussian, Mixture, modes
 from .sampling.draws import Draws
 from .sampling.resume import collect, extend, resume
 from .sampling.sample import sample
@@ -80,7 +80,7 @@ __all__ = [
     "target_from_pyro",
 ]
 
-_ROOMS = (diagnosis, errors, models, conditioning, bases, kernels, evidence, likelihood_free, interop)
+_ROOMS = (diagnosis, errors, models, conditioning, references, kernels, evidence, likelihood_free, interop)
 # where else a newcomer's guess is found
 _ELSEWHERE: dict[str, str] = dict.fromkeys(("from_hub", "from_module", "load"), "generators")
 

@@ -11,7 +11,7 @@ ROOMS = (
     "errors",
     "models",
     "conditioning",
-    "bases",
+    "references",
     "kernels",
     "evidence",
     "likelihood_free",

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..bases.descent import minimise
-from ..bases.minima import laplace_masses, same_minimum, same_mode
-from ..bases.modes import in_units_of, spread_out
+from ..references.descent import minimise
+from ..references.minima import laplace_masses, same_minimum, same_mode
+from ..references.modes import in_units_of, spread_out
 from .method import Outcome
 from .path import AnnealedPath
 

@@ -6,8 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..bases.density import GaussianDensity, Whitened
 from ..kernels.integrators import PhasePoint, leapfrog
+from ..references.density import GaussianDensity, Whitened
 from ..target import Target
 
 __all__ = ["AnnealedPath", "Move", "Point"]

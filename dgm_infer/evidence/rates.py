@@ -21,12 +21,12 @@ from ..arguments import (
     random_seed,
     whole_number,
 )
-from ..bases import Gaussian
 from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, ModelError, cause
 from ..models import GenerativeModel, InputDensity, LatentVariableModel, evaluation_copy, reference_tensor
 from ..probe import energy_fault, probe_points
 from ..progress import Progress
+from ..references import Gaussian
 from ..target import Target
 from .annealing import Annealed, FreshMoves, anneal
 from .curve import RateDistortion, curve_points

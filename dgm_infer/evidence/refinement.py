@@ -5,8 +5,8 @@ from typing import Literal, NamedTuple
 import torch
 
 from ..arguments import random_seed, whole_number
-from ..bases.density import Whitened
 from ..errors import ArgumentError, uninterrupted
+from ..references.density import Whitened
 from .method import Method, check_method
 from .result import Evidence
 from .run import log_evidence

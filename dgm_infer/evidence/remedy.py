@@ -5,17 +5,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..bases import Mixture
-from ..bases.density import Whitened
-from ..bases.scales import factorised
 from ..errors import EvidenceError
+from ..references import Mixture
+from ..references.density import Whitened
+from ..references.scales import factorised
 from ..target import as_target
 from .chunks import replaced
 from .coverage import Components, Unseen, look_for_unseen, widened
-from .doubts import few_round_trips
+from .cross_check import cross_check
 from .method import Outcome
-from .opinion import second_opinion
 from .path import AnnealedPath
+from .warnings import few_round_trips
 
 __all__ = ["base_with", "covered", "until_seen"]
 
@@ -26,18 +26,18 @@ _WIDER = 1.2
 
 
 def covered(
-    path: AnnealedPath, outcome: Outcome, rng: torch.Generator, *, opinion: bool = True
+    path: AnnealedPath, outcome: Outcome, rng: torch.Generator, *, compare: bool = True
 ) -> tuple[Outcome, Unseen]:
     """The outcome with what its draws have not seen, or too rarely, in its error and diagnostics; and the unseen.
 
     Args:
-        opinion: whether to ask for a second opinion where there are several modes.
+        compare: whether to cross-check where there are several modes.
     """
     rare = spread = torch.zeros_like(outcome.estimate.log_z)
     try:
         unseen = look_for_unseen(path, outcome, rng)
-        if opinion and (unseen.found > 1).any():
-            second = second_opinion(path, outcome, rng)
+        if compare and (unseen.found > 1).any():
+            second = cross_check(path, outcome, rng)
             rare, spread = (torch.where(unseen.found > 1, each, 0.0) for each in second)
     except KeyboardInterrupt:
         # the estimates are whole, and are kept; further chunks are not begun

@@ -16,8 +16,8 @@ from ..arguments.shown import of_problems
 from ..diagnosis import Diagnosis, diagnosis, finding
 from ..errors import ArgumentError, CheckpointError, cause
 from ..files import write_file
-from .doubts import doubts, reservations
 from .method import EstimateStatus
+from .warnings import further_findings, run_warnings
 
 if TYPE_CHECKING:
     import pandas
@@ -133,8 +133,8 @@ class Evidence:
         """
         tensors = {name: value for name, value in self.diagnostics.items() if isinstance(value, Tensor)}
         chains = len(self.log_weights)
-        found = list(doubts(tensors, self.std_error, self.status, chains))
-        found += reservations(tensors, self.std_error, self.status, chains)
+        found = list(run_warnings(tensors, self.std_error, self.status, chains))
+        found += further_findings(tensors, self.std_error, self.status, chains)
         known = self.log_z.isfinite()
         if (lost := ~known).any():
             why = "the run was interrupted before it: run it again" if self.interrupted else "choose a wider base"

@@ -10,16 +10,15 @@ import torch
 from torch import Tensor
 
 from ..arguments import allocatable, finite, flag, random_seed, whole_number
-from ..bases.density import Whitened
 from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, EvidenceError
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..progress import Progress
+from ..references.density import Whitened
 from ..target import as_target
 from .annealing import AIS, Annealed, Annealing, anneal, anneal_back, weight_diagnostics
 from .chunks import joined
 from .coverage import Unseen, count_minima
-from .doubts import doubts
 from .estimators import Estimate, bennett, log_mean, weight_ess
 from .groups import run_in_groups
 from .method import EstimateStatus, Method, Outcome, check_method
@@ -29,6 +28,7 @@ from .result import Evidence
 from .start import started
 from .tempering.gibbs import GibbsTempering
 from .tempering.parallel import ParallelTempering
+from .warnings import run_warnings
 
 __all__ = ["Bounds", "bidirectional", "log_evidence"]
 
@@ -121,7 +121,7 @@ def log_evidence(
             return outcome, Unseen.none(outcome.estimate.log_z)
         # a generator of its own: the check leaves the numbers of a run as they are without it
         rng = torch.Generator(path.base.mean.device).manual_seed(run.seed + 1)
-        return covered(path, outcome, rng, opinion=not isinstance(run.method, ParallelTempering))
+        return covered(path, outcome, rng, compare=not isinstance(run.method, ParallelTempering))
 
     def work(path: AnnealedPath, problems: slice | None) -> list[Outcome]:
         return [until_seen(path, once) if refine else once(path)[0]]
@@ -371,7 +371,7 @@ class _Run:
                 "the target's density is zero or not finite at all draws of the base; choose a base that covers it"
             )
         # of a run that was cut short that has been said
-        lines = () if outcome.interrupted else doubts(outcome.diagnostics, std_error, status, self.chains)
+        lines = () if outcome.interrupted else run_warnings(outcome.diagnostics, std_error, status, self.chains)
         for doubt in lines:
             warnings.warn(f"{name}: {doubt}", DiagnosisWarning, stacklevel=4)
         diagnostics: dict[str, Any] = {

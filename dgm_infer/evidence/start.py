@@ -6,11 +6,11 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import numbers
-from ..bases import Gaussian
-from ..bases.density import Whitened
 from ..conditioning import Everything, Fibre, LatentPosterior
 from ..errors import ArgumentError, EvidenceError, cause
 from ..models import LatentVariableModel
+from ..references import Gaussian
+from ..references.density import Whitened
 from ..target import Target, as_target
 
 __all__ = ["Started", "started"]

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from ..arguments import positive, random_seed, whole_number
-from ..bases import Gaussian
-from ..bases.origin import origin
-from ..bases.variational import check_divergence, lower_bound
 from ..errors import ArgumentError, EvidenceError, cause
 from ..extras import extra
 from ..probe import energy_doubt, energy_fault, probe_points
+from ..references import Gaussian
+from ..references.origin import origin
+from ..references.variational import check_divergence, lower_bound
 from ..target import Target, as_target
 from .pyro import PyroTarget
 

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..bases.descent import minimise
-from ..bases.minima import laplace_masses, places, same_minimum, same_mode
 from ..conditioning.marginal import NoiseMarginal
 from ..kernels.jumps import Jumps
 from ..kernels.lifted import curvature_metric
 from ..kernels.metrics import IDENTITY
+from ..references.descent import minimise
+from ..references.minima import laplace_masses, places, same_minimum, same_mode
 
 __all__ = ["Shares", "shared_out"]
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..bases.modes import modes
 from ..conditioning.fibre import Fibre
 from ..conditioning.magnitude import solver_tolerance
 from ..conditioning.soft import InputPosterior
@@ -17,6 +16,7 @@ from ..kernels import Kernel, LiftedHMC
 from ..kernels.jumps import Jumps
 from ..kernels.tuning import FibreKernel, Jumping, Tunable, Tuning
 from ..models import DirectedModel
+from ..references.modes import modes
 from ..target import Target
 from .low_points import low_points
 from .shares import shared_out

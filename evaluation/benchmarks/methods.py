@@ -16,10 +16,10 @@ from torch import Tensor
 import dgm_infer as dgm
 import generators
 from dgm_infer import Gaussian, Target
-from dgm_infer.bases.density import Whitened
 from dgm_infer.errors import ConfigError, EvidenceError, uninterrupted
 from dgm_infer.evidence import Method
 from dgm_infer.models import LatentVariableModel
+from dgm_infer.references.density import Whitened
 from trainers import DigitsData
 
 from ..experiments.reference import reference_folder

@@ -14,9 +14,9 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer import Evidence, Gaussian, Target
-from dgm_infer.bases.density import Whitened
 from dgm_infer.errors import uninterrupted
 from dgm_infer.evidence import Method
+from dgm_infer.references.density import Whitened
 
 from ..figures import log_evidence
 from ..problems.radon import radon_target, read_radon

@@ -5,8 +5,8 @@ from typing import TypeVar, cast
 import torch
 
 from dgm_infer import Target
-from dgm_infer.bases.density import Whitened
 from dgm_infer.errors import ArgumentError
+from dgm_infer.references.density import Whitened
 
 __all__ = ["repeated"]
 

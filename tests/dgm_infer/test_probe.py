@@ -139,7 +139,7 @@ def test_a_run_draws_the_same_numbers_without_the_look(monkeypatch, run):
     target = dgm.Target(lambda x: bowl(x - 1), 2)
     with_it = run(target)
     state = torch.get_rng_state()
-    for module in ("sampling.preflight", "evidence.run", "bases.gaussian"):
+    for module in ("sampling.preflight", "evidence.run", "references.gaussian"):
         for look in ("energy_fault", "energy_doubt"):
             monkeypatch.setattr(f"dgm_infer.{module}.{look}", lambda *arguments, **options: None)
     assert torch.equal(run(target), with_it)

@@ -165,19 +165,19 @@ class _JointChain:
 
     def _state(self, acceptance: Tensor) -> TemperedState:
         ends = self.control.log_ends(self.path.difference(self.point) + self.log_zeta)
-        return TemperedState(self.point, self.control.heat(self.t.double()).beta, acceptance, ends)
+        return TemperedState(self.point, self.control.temperature(self.t.double()).beta, acceptance, ends)
 
     def _potential(self, point: Point, t: Tensor) -> Tensor:
         """``(1 - beta) psi + beta (phi + log zeta) - log p(t)``, up to a constant."""
-        energy = torch.lerp(point.square, point.energy + self.offset, self.control.heat(t).beta)
+        energy = torch.lerp(point.square, point.energy + self.offset, self.control.temperature(t).beta)
         return energy + self.control.energy(t)
 
     def _forces(self, point: Point, t: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the potential in v and in ``t/rate``."""
-        heat = self.control.heat(t)
+        at = self.control.temperature(t)
         delta = point.energy + self.offset - point.square
-        slope = heat.slope * delta + self.control.force(t, heat)
-        return torch.lerp(point.slope, point.gradient, heat.beta.unsqueeze(-1)), self.rate * slope
+        slope = at.slope * delta + self.control.force(t, at)
+        return torch.lerp(point.slope, point.gradient, at.beta.unsqueeze(-1)), self.rate * slope
 
 
 class _JointTrees(_JointChain):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import softplus
 
-__all__ = ["Control", "Heat", "Plateaus", "Sigmoid"]
+__all__ = ["Control", "Plateaus", "Sigmoid", "Temperature"]
 
 # Half the period of a control with plateaus: the middle nine tenths of a logistic variable are as long.
 _HALF = 3.0
@@ -17,7 +17,7 @@ _HALF = 3.0
 _NODES = 64
 
 
-class Heat(NamedTuple):
+class Temperature(NamedTuple):
     """A temperature and its derivative by the control, each ``[...]``."""
 
     beta: Tensor
@@ -30,12 +30,12 @@ class Heat(NamedTuple):
 class Control(Protocol):
     """A control variable: beta, the prior energy of t, and what follows for the ends."""
 
-    def heat(self, t: Tensor) -> Heat: ...
+    def temperature(self, t: Tensor) -> Temperature: ...
     def energy(self, t: Tensor) -> Tensor:
         """``-log p(t)`` of the law of t under equal energies at all temperatures, up to a constant."""
         ...
 
-    def force(self, t: Tensor, heat: Heat) -> Tensor:
+    def force(self, t: Tensor, at: Temperature) -> Tensor:
         """Its derivative."""
         ...
 
@@ -51,15 +51,15 @@ class Control(Protocol):
 class Sigmoid:
     """``beta = sigmoid(t)``, uniform on (0, 1): ``p(t) = beta (1 - beta)`` (T (5.22))."""
 
-    def heat(self, t: Tensor) -> Heat:
+    def temperature(self, t: Tensor) -> Temperature:
         beta, rest = t.sigmoid(), (-t).sigmoid()
-        return Heat(beta, rest, beta * rest)
+        return Temperature(beta, rest, beta * rest)
 
     def energy(self, t: Tensor) -> Tensor:
         return softplus(t) + softplus(-t)
 
-    def force(self, t: Tensor, heat: Heat) -> Tensor:
-        return heat.beta - heat.rest
+    def force(self, t: Tensor, at: Temperature) -> Tensor:
+        return at.beta - at.rest
 
     def inverse(self, beta: Tensor) -> Tensor:
         return torch.logit(beta.clamp(1e-4, 1 - 1e-4))
@@ -81,17 +81,17 @@ class Plateaus:
 
     share: float
 
-    def heat(self, t: Tensor) -> Heat:
+    def temperature(self, t: Tensor) -> Temperature:
         wrapped = torch.remainder(t + _HALF, 2 * _HALF) - _HALF
         length = 1 - 2 * self.share
         r = ((1 - self.share - wrapped.abs() / _HALF) / length).clamp(0, 1)
         slope = -6 * r * (1 - r) * wrapped.sign() / (_HALF * length)
-        return Heat(_ramp(r), _ramp(1 - r), slope)
+        return Temperature(_ramp(r), _ramp(1 - r), slope)
 
     def energy(self, t: Tensor) -> Tensor:
         return torch.zeros_like(t)
 
-    def force(self, t: Tensor, heat: Heat) -> Tensor:
+    def force(self, t: Tensor, at: Temperature) -> Tensor:
         return torch.zeros_like(t)
 
     def inverse(self, beta: Tensor) -> Tensor:

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from ...arguments import flag, fraction, optional_positive, whole_number
-from ...bases import Gaussian
-from ...bases.density import GaussianDensity
-from ...bases.modes import search
 from ...errors import ArgumentError
 from ...progress import Progress
+from ...references import Gaussian
+from ...references.density import GaussianDensity
+from ...references.modes import search
 from ...settings import Settings
 from .. import schedules
 from ..method import EstimateStatus, Outcome, check_held

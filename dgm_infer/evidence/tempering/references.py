@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from ...bases import Gaussian
-from ...bases.density import GaussianDensity, Whitened
-from ...bases.modes import Modes, cover
-from ...bases.scales import Diagonal, Full, LowRank, Scale, factorised, remade
 from ...errors import ArgumentError
+from ...references import Gaussian
+from ...references.density import GaussianDensity, Whitened
+from ...references.modes import Modes, cover
+from ...references.scales import Diagonal, Full, LowRank, Scale, factorised, remade
 from ..path import AnnealedPath, Point
 
 __all__ = ["Legs", "broad_reference"]

@@ -10,7 +10,7 @@ from ..estimators import log_weights_at_ends
 from ..pilot import Pilot
 from ..plan import tuned_betas
 from .barrier import interpolated_rows
-from .controls import Heat
+from .controls import Temperature
 from .ladder import Rung
 from .tempering import draw_beta
 
@@ -53,16 +53,16 @@ class Warped:
         part = s * _PIECES - k
         return s, rest, part, *(x.to(t).gather(0, k) for x in (self.low, self.width, self.excess, self.rise))
 
-    def heat(self, t: Tensor) -> Heat:
+    def temperature(self, t: Tensor) -> Temperature:
         s, rest, part, low, width, _, _ = self._piece(t)
         beta = low + part * width
-        return Heat(beta, 1 - beta, _PIECES * width * s * rest)
+        return Temperature(beta, 1 - beta, _PIECES * width * s * rest)
 
     def energy(self, t: Tensor) -> Tensor:
         _, _, part, _, _, excess, rise = self._piece(t)
         return softplus(t) + softplus(-t) + excess + part * rise
 
-    def force(self, t: Tensor, heat: Heat) -> Tensor:
+    def force(self, t: Tensor, at: Temperature) -> Tensor:
         s, rest, *_, rise = self._piece(t)
         return s - rest + _PIECES * rise * s * rest
 

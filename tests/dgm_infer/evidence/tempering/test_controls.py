@@ -20,18 +20,18 @@ PLATEAUS = dgm.ContinuousTempering(plateau=0.2)
 @pytest.mark.parametrize("control", [Sigmoid(), Plateaus(0.1), Plateaus(0.4)], ids=["sigmoid", "short", "long"])
 def test_a_temperature_has_the_derivative_that_it_says(control):
     t = torch.linspace(-7.3, 7.3, 301, dtype=FLOAT, requires_grad=True)
-    heat = control.heat(t)
-    (slope,) = torch.autograd.grad(heat.beta.sum(), t)
-    torch.testing.assert_close(heat.slope, slope)
-    torch.testing.assert_close(heat.beta + heat.rest, torch.ones_like(t))
+    at = control.temperature(t)
+    (slope,) = torch.autograd.grad(at.beta.sum(), t)
+    torch.testing.assert_close(at.slope, slope)
+    torch.testing.assert_close(at.beta + at.rest, torch.ones_like(t))
     (force,) = torch.autograd.grad((control.energy(t) + 0 * t).sum(), t)
-    torch.testing.assert_close(control.force(t, heat), force)
+    torch.testing.assert_close(control.force(t, at), force)
     beta = torch.linspace(0.01, 0.99, 50, dtype=FLOAT)
-    torch.testing.assert_close(control.heat(control.inverse(beta)).beta, beta)
+    torch.testing.assert_close(control.temperature(control.inverse(beta)).beta, beta)
 
 
 def test_each_plateau_has_its_share_of_the_circle():
-    beta = Plateaus(0.15).heat(torch.arange(-30, 30, 1e-4, dtype=FLOAT)).beta
+    beta = Plateaus(0.15).temperature(torch.arange(-30, 30, 1e-4, dtype=FLOAT)).beta
     assert (beta == 1).double().mean().item() == pytest.approx(0.15, abs=1e-3)
     assert (beta == 0).double().mean().item() == pytest.approx(0.15, abs=1e-3)
 
@@ -122,19 +122,19 @@ def warped(schedule="barrier"):
 def test_warped_temperatures_have_their_derivatives_and_weights(schedule):
     control = warped(schedule)
     t = torch.linspace(-6, 6, 600, dtype=FLOAT).reshape(200, 3).requires_grad_()
-    heat = control.heat(t)
-    (slope,) = torch.autograd.grad(heat.beta.sum(), t)
-    torch.testing.assert_close(heat.slope, slope)
+    at = control.temperature(t)
+    (slope,) = torch.autograd.grad(at.beta.sum(), t)
+    torch.testing.assert_close(at.slope, slope)
     (force,) = torch.autograd.grad(control.energy(t).sum(), t)
-    torch.testing.assert_close(control.force(t, heat), force)
+    torch.testing.assert_close(control.force(t, at), force)
     torch.testing.assert_close(
-        control.heat(control.inverse(heat.beta.detach())).beta, heat.beta.detach(), atol=1e-4, rtol=0
+        control.temperature(control.inverse(at.beta.detach())).beta, at.beta.detach(), atol=1e-4, rtol=0
     )
     # the integral over t by a fine grid
     fine = torch.linspace(-30, 30, 400_001, dtype=FLOAT).unsqueeze(-1).expand(-1, 3)
     for delta in (-8.0, 0.0, 5.0):
         given = torch.full((1, 3), delta, dtype=FLOAT)
-        log_sum = (-control.heat(fine).beta * delta - control.energy(fine)).exp().sum(0).mul(60 / 400_000).log()
+        log_sum = (-control.temperature(fine).beta * delta - control.energy(fine)).exp().sum(0).mul(60 / 400_000).log()
         w1, w0 = control.log_ends(given)
         torch.testing.assert_close(w0[0], -log_sum, atol=1e-6, rtol=0)
         torch.testing.assert_close(w1, w0 - delta)
@@ -145,7 +145,7 @@ def test_draws_given_x_are_those_of_the_control_variable():
     delta = torch.tensor([-4.0, 0.5, 7.0], dtype=FLOAT)
     rung = control.draw((delta - control.log_zeta).expand(n, 3), torch.Generator().manual_seed(3))
     fine = torch.linspace(-20, 20, 200_001, dtype=FLOAT).unsqueeze(-1).expand(-1, 3)
-    beta = control.heat(fine).beta
+    beta = control.temperature(fine).beta
     weight = (-beta * delta - control.energy(fine)).softmax(0)
     for power in (1, 2):
         exact = (weight * beta**power).sum(0)

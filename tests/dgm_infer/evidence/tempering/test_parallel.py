@@ -7,7 +7,6 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.bases.modes import search
 from dgm_infer.evidence.path import AnnealedPath, Move
 from dgm_infer.evidence.tempering import references
 from dgm_infer.evidence.tempering import replicas as replicas_module
@@ -17,6 +16,7 @@ from dgm_infer.evidence.tempering.references import Legs, broad_reference
 from dgm_infer.evidence.tempering.replicas import Replicas, Round
 from dgm_infer.evidence.tempering.stepping import SteppingStones
 from dgm_infer.evidence.tempering.swaps import swap_log_ratios, swaps
+from dgm_infer.references.modes import search
 from evaluation.problems.boltzmann import BoltzmannRelaxation, random_system
 from tests.known_evidence import known_bimodal, known_gaussian
 from tests.oracles import FLOAT

@@ -31,7 +31,7 @@ CASES = {f"{name}, 10": (name, 10) for name in TARGETS} | {f"gaussian, {n}": ("g
 @pytest.mark.parametrize(("name", "parts"), cases(CASES, quick=()))
 def test_any_number_of_parts_gives_the_truth(name, parts):
     known = TARGETS[name]()
-    # the method's own error, without what a second opinion may add
+    # the method's own error, without what a cross-check may add
     estimate = run(known, dgm.evidence.PathSampling(parts=parts), coverage=False)
     assert off(estimate, known) <= 3
     assert estimate.std_error.max() < 0.05

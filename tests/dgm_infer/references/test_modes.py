@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.bases.density import GaussianDensity
-from dgm_infer.bases.descent import minimise
-from dgm_infer.bases.laplace import curvature
-from dgm_infer.bases.minima import laplace_masses, same_minimum, same_mode, settled
-from dgm_infer.bases.modes import Modes, _merged
+from dgm_infer.references.density import GaussianDensity
+from dgm_infer.references.descent import minimise
+from dgm_infer.references.laplace import curvature
+from dgm_infer.references.minima import laplace_masses, same_minimum, same_mode, settled
+from dgm_infer.references.modes import Modes, _merged
 from tests.known_evidence import MixtureTarget, known_bimodal
 from tests.oracles import FLOAT
 

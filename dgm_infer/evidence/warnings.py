@@ -9,7 +9,7 @@ from ..arguments.shown import of_problems
 from ..diagnosis import Finding, finding
 from .method import EstimateStatus
 
-__all__ = ["doubts", "few_round_trips", "reservations"]
+__all__ = ["few_round_trips", "further_findings", "run_warnings"]
 
 # Share of the weights that one draw may have, the acceptance of moves below which none are made, and a standard error
 # of log Z, in nats, that says nothing.
@@ -26,7 +26,7 @@ _ANY_RESTARTS = 2
 _LARGE_SHARE, _WIDE, _FEW = 0.5, 1.0, 4.0
 
 
-def doubts(
+def run_warnings(
     diagnostics: Mapping[str, Tensor], std_error: Tensor, status: EstimateStatus, chains: int
 ) -> Iterator[Finding]:
     """Problems whose estimate or standard error misleads, whatever their status promises: a run warns of them.
@@ -122,10 +122,10 @@ def doubts(
         )
 
 
-def reservations(
+def further_findings(
     diagnostics: Mapping[str, Tensor], std_error: Tensor, status: EstimateStatus, chains: int
 ) -> Iterator[Finding]:
-    """What is wrong by less than a run warns of, where :func:`doubts` says nothing; arguments as there."""
+    """What is wrong by less than a run warns of, where :func:`run_warnings` says nothing; arguments as there."""
     known = ~std_error.isnan()
     if chains == 1 and not known.all():
         yield finding("misleading", "there is one chain, and no standard error", "run 4 or more (chains=)", ~known)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.evidence.doubts import doubts, reservations
+from dgm_infer.evidence.warnings import further_findings, run_warnings
 from evaluation.problems.families import Normals
 from evaluation.problems.regressions import LogisticRegression
 from tests.findings import honest
@@ -51,12 +51,14 @@ def test_an_estimate_whose_error_is_wide_is_named():
 
 def test_an_estimate_that_rests_on_one_chain_of_many_is_named():
     diagnostics = {"effective_chains": torch.tensor([9.0, 1.2]), "max_weight_share": torch.tensor([0.1, 0.8])}
-    (line,) = map(str, doubts(diagnostics, ERROR, "unbiased", 16))
+    (line,) = map(str, run_warnings(diagnostics, ERROR, "unbiased", 16))
     assert line.startswith("the estimate rests on one or two of 16 chains of problem 1 (effectively 1.2)")
     # bounds may, few chains say little, and one draw of all the weight is named as such
-    assert list(doubts(diagnostics, ERROR, "lower", 16)) == []
-    assert list(doubts(diagnostics, ERROR, "unbiased", 4)) == []
-    (line,) = map(str, doubts(diagnostics | {"max_weight_share": torch.tensor([0.1, 0.9995])}, ERROR, "unbiased", 16))
+    assert list(run_warnings(diagnostics, ERROR, "lower", 16)) == []
+    assert list(run_warnings(diagnostics, ERROR, "unbiased", 4)) == []
+    (line,) = map(
+        str, run_warnings(diagnostics | {"max_weight_share": torch.tensor([0.1, 0.9995])}, ERROR, "unbiased", 16)
+    )
     assert line.startswith("all weight is on one draw of problem 1")
 
 
@@ -69,7 +71,7 @@ def test_an_estimate_that_is_fine_says_nothing(method):
 def test_few_arrivals_at_a_target_of_several_modes_are_named():
     def lines(restarts, minima):
         diagnostics = {"restarts": torch.tensor([30.0, restarts]), "minima": torch.tensor([3, minima])}
-        return [str(each) for each in doubts(diagnostics, ERROR, "consistent", 16)]
+        return [str(each) for each in run_warnings(diagnostics, ERROR, "consistent", 16)]
 
     (line,) = lines(6.5, 2)
     assert line.startswith("the target has several modes, and chains came to it anew only 6.5 times of problem 1")
@@ -80,7 +82,7 @@ def test_few_arrivals_at_a_target_of_several_modes_are_named():
 def test_chains_that_hardly_ever_came_to_the_target_are_named():
     def lines(restarts, minima=0):
         diagnostics = {"restarts": torch.tensor([30.0, restarts]), "minima": torch.tensor([3, minima])}
-        return [str(each) for each in doubts(diagnostics, ERROR, "consistent", 16)]
+        return [str(each) for each in run_warnings(diagnostics, ERROR, "consistent", 16)]
 
     (line,) = lines(0.6)
     assert line.startswith(
@@ -99,7 +101,10 @@ def test_fewer_round_trips_than_chains_are_named_whatever_else_agrees():
             "base_moments_agree": torch.tensor([True, agrees]),
             "restarts": torch.tensor([30.0, restarts]),
         }
-        return [[str(each) for each in look(diagnostics, ERROR, "consistent", 16)] for look in (doubts, reservations)]
+        return [
+            [str(each) for each in look(diagnostics, ERROR, "consistent", 16)]
+            for look in (run_warnings, further_findings)
+        ]
 
     for agrees in (False, True):
         (line,), none = lines(0, agrees)

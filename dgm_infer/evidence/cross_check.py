@@ -1,4 +1,4 @@
-"""A second opinion on targets with several modes: a short parallel tempering from a broad reference (math 6.15)."""
+"""A cross-check on targets with several modes: a short parallel tempering from a broad reference (math 6.15)."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from .method import Outcome
 from .path import AnnealedPath
 from .tempering.parallel import ParallelTempering
 
-__all__ = ["Opinion", "second_opinion"]
+__all__ = ["CrossCheck", "cross_check"]
 
 # Share of the run's gradients that it may take, and its sizes, of which the first that fits is taken; fewer leapfrog
 # steps than by default, so that one fits sooner.
@@ -24,7 +24,7 @@ _FALSE = 0.05
 _BEYOND = 1.5
 
 
-class Opinion(NamedTuple):
+class CrossCheck(NamedTuple):
     """What another method says, each ``[*batch]``."""
 
     shift: Tensor
@@ -33,18 +33,18 @@ class Opinion(NamedTuple):
     """What the standard error of the run lacks, by the difference: an error that adds to it in squares."""
 
 
-def second_opinion(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> Opinion:
+def cross_check(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> CrossCheck:
     """By how much log Z is larger after a short parallel tempering, for at most a quarter of the run's gradients.
 
     The difference has an error from both. What it exceeds 1.5 of these by, in squares, is a variance that the run does
     not claim; it counts as a shift beyond the quantile of Student's t by which one batch in twenty has one by chance.
-    Short runs give too small a log Z rather than too large, so that a smaller one says nothing. No opinion where the
+    Short runs give too small a log Z rather than too large, so that a smaller one says nothing. None is made where the
     gradients do not suffice for one.
     """
     from scipy.stats import t
 
     estimate = outcome.estimate
-    nothing = Opinion(*[torch.zeros_like(estimate.log_z)] * 2)
+    nothing = CrossCheck(*[torch.zeros_like(estimate.log_z)] * 2)
     affordable = _SHARE * path.evaluations * len(outcome.draws)
     for draws, chains in _SIZES:
         method = ParallelTempering(draws=draws, n_steps=_STEPS, pilot_temperatures=_PILOT)
@@ -70,4 +70,4 @@ def second_opinion(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -
     difference = (other.log_z - estimate.log_z).double().clamp_min(0.0).nan_to_num(0.0)
     spread = (difference.square() - _BEYOND**2 * total).clamp_min(0.0).nan_to_num(0.0).sqrt()
     shift = torch.where(difference > quantile * error, difference, 0.0)
-    return Opinion(shift.to(estimate.log_z), spread.to(estimate.log_z))
+    return CrossCheck(shift.to(estimate.log_z), spread.to(estimate.log_z))

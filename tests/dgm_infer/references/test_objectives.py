@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.bases.objectives import _BETAS, score_weights
-from dgm_infer.bases.variational import _Parameters, _slope
+from dgm_infer.references.objectives import _BETAS, score_weights
+from dgm_infer.references.variational import _Parameters, _slope
 from tests.known_evidence import known_gaussian
 from tests.oracles import FLOAT
 
