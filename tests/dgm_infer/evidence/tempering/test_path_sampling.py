@@ -94,14 +94,10 @@ def test_control_states_with_the_temperatures_of_others_are_noticed(monkeypatch)
 
 def test_parts_that_no_chain_visits_are_named():
     known = known_gaussian(2)
-    with pytest.raises(
-        dgm.errors.EvidenceError, match=r"parts=1000\): for 1 of 1 problems no chain visited temperatures between"
-    ):
-        run(
-            known,
-            dgm.evidence.PathSampling(dgm.GibbsTempering(draws=3, warmup=0, pilot_temperatures=5), 1000),
-            chains=2,
-        )
+    method = dgm.evidence.PathSampling(dgm.GibbsTempering(draws=3, warmup=0, pilot_temperatures=5), 1000)
+    message = r"parts=1000\): for 1 of 1 problems no chain visited temperatures between"
+    with pytest.raises(dgm.errors.EvidenceError, match=message):
+        run(known, method, chains=2)
 
 
 @pytest.mark.parametrize(
