@@ -38,8 +38,8 @@ from .kinks import JUMP, find_jump, find_kinks, named_kinks
 from .magnitude import far_data
 from .measurement import ObservedMeasurement
 from .observations import Bound
+from .observed import ObservedModel, observed_model
 from .operators import Everything
-from .reduced import ObservedModel, observed_model
 from .solve import damped_gauss_newton
 
 __all__ = ["Finding", "Report", "check"]

@@ -18,6 +18,7 @@ from ..models import (
     is_discrete,
     reference_tensor,
 )
+from .abc_kernels import InputPosterior
 from .derivatives import check_agreement, check_atoms, check_flatness, check_once, tame_draws
 from .faults import (
     STRUCTURE_DRAWS,
@@ -41,9 +42,8 @@ from .magnitude import check_tolerance, constraint_units, far_data
 from .measurement import ObservedMeasurement
 from .observations import Bound, Pixels
 from .observations import observe as as_observation
+from .observed import observed_model
 from .operators import Everything, Operator, Selection, as_operator
-from .reduced import observed_model
-from .soft import InputPosterior
 
 __all__ = ["bind", "condition", "pixels_only"]
 

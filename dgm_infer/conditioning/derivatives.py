@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
+from ..autodiff.jacobian_products import forward_mode
 from ..differences import Differences, differences, disagreement
 from ..errors import ModelError, ObservationError, cause
-from ..structures.jacobian import forward_mode
-from .reduced import ObservedModel
+from .observed import ObservedModel
 
 __all__ = [
     "Spectrum",

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..autodiff.convolution import QuickConvolutions
 from ..autodiff.pytrees import take, tree_map
-from ..structures import Dense, Evaluation, InFields, JacobianMap, QuickConvolutions, Units
+from ..autodiff.receptive import InFields
+from ..structures import Dense, Evaluation, JacobianMap, Units
 from .magnitude import magnitude, solver_tolerance
 from .marginal import NoiseMarginal
-from .reduced import ObservedModel
+from .observed import ObservedModel
 from .solve import find_starts
 
 if TYPE_CHECKING:
@@ -265,13 +267,13 @@ class Fibre:
         coarse = self._coarse and self._coarse.with_data(tree_map(_to_float32, data))
         return self._remade(self.observed.with_data(data), values, coarse=coarse)
 
-    def heated(self, heat: Tensor | None) -> "Fibre":
-        """The fibre of the same observations with local inputs that spread ``heat`` times as wide, ``[*batch]``."""
-        coarse = self._coarse and self._coarse.heated(heat if heat is None else heat.float())
-        other = self._remade(self.observed.heated(heat), self.values, coarse=coarse)
+    def with_noise_scale(self, scale: Tensor | None) -> "Fibre":
+        """The fibre of the same observations with local inputs that spread ``scale`` times as wide, ``[*batch]``."""
+        coarse = self._coarse and self._coarse.with_noise_scale(scale if scale is None else scale.float())
+        other = self._remade(self.observed.with_noise_scale(scale), self.values, coarse=coarse)
         if self.marginal is not None:
             # which is known from this one's
-            vars(other)["marginal"] = self.marginal.heated(other.observed, heat)
+            vars(other)["marginal"] = self.marginal.with_noise_scale(other.observed, scale)
         return other
 
     def constraint(self, u: Tensor) -> Tensor:

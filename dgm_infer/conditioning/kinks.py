@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .reduced import ObservedModel
+from .observed import ObservedModel
 
 __all__ = ["JUMP", "Kinks", "find_jump", "find_kinks", "named_kinks"]
 

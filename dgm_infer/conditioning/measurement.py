@@ -7,8 +7,8 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..models import GenerativeModel, WithNoise, reference_tensor
+from .observed import ObservedUnits
 from .operators import Everything, Operator, Selection
-from .reduced import ObservedUnits
 
 __all__ = ["Measurement", "NoisyMeasurement", "ObservedMeasurement"]
 

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from ..autodiff.jacobian_products import forward_mode, pull_back
 from ..conditioning.derivatives import faulty_operation
 from ..conditioning.faults import device_of, frozen_copy
 from ..errors import DgmInferError, ModelError, cause
-from ..structures.jacobian import forward_mode, pull_back
 from .charts import chart_of
 from .log_densities import TOLERATED, lost_mass, warn_of_lost_mass
 from .sources import line_of_error, solver_of_error

@@ -106,7 +106,7 @@ class DirectedModel(GenerativeModel):
         return n_local // step
 
     @property
-    def can_be_heated(self):
+    def can_scale_noise(self):
         return self.jacobian_structure.can_be_scaled and self.local_density.is_standard_normal
 
     @property

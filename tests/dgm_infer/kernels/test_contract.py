@@ -10,7 +10,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer import kernels
-from dgm_infer.conditioning.soft import InputPosterior
+from dgm_infer.conditioning.abc_kernels import InputPosterior
 from dgm_infer.errors import ArgumentError, Status
 from dgm_infer.kernels import Kernel
 from dgm_infer.kernels.tuning import Tunable

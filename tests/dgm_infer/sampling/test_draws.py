@@ -228,7 +228,7 @@ def interrupt_after(monkeypatch, calls, error=KeyboardInterrupt):
     step, count = dgm.ConstrainedHMC.step, [0]
 
     def interrupted(self, problem, *args):
-        if problem.observed.heat is None:
+        if problem.observed.noise_scale is None:
             if count[0] == calls:
                 raise error
             count[0] += 1

@@ -5,9 +5,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dgm_infer.structures import jacobian
-from dgm_infer.structures.convolution import FixedConvolutions
-from dgm_infer.structures.jacobian import pull_back
+from dgm_infer.autodiff import jacobian_products as jacobian
+from dgm_infer.autodiff.convolution import FixedConvolutions
+from dgm_infer.autodiff.jacobian_products import pull_back
 from tests.oracles import FLOAT
 
 LAYERS = {

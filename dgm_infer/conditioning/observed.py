@@ -7,9 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
+from ..autodiff.products import quicker
 from ..autodiff.pytrees import tree_map
+from ..autodiff.receptive import ReceptiveFields
 from ..models import DirectedModel, GenerativeModel, copied, reference_tensor
-from ..structures import Dense, ReceptiveFields, Structure, quicker
+from ..structures import Dense, Structure
 from .operators import Operator, Selection
 
 __all__ = ["ObservedModel", "ObservedUnits", "observed_model"]
@@ -28,9 +30,9 @@ class ObservedModel:
         structure: the part of the model's declared structure that A preserves; None for a dense Jacobian.
     """
 
-    heat: Tensor | None = None
+    noise_scale: Tensor | None = None
     """``[*batch]``: local inputs are this many times their coordinates, None for 1. The density stays that of the
-    coordinates, so heat h turns output noise of standard deviation s into noise of h s."""
+    coordinates, so a scale h turns output noise of standard deviation s into noise of h s."""
     unit: Tensor | None = None
     """``[*batch, Dy]``: what each constraint is measured in (math 3.3), None for 1."""
 
@@ -51,14 +53,14 @@ class ObservedModel:
     @property
     def data(self) -> tuple[Any, ...]:
         """The data of each problem: a tree of tensors ``[*batch, ...]``."""
-        own = (() if tensor is None else (tensor,) for tensor in (self.heat, self.unit))
+        own = (() if tensor is None else (tensor,) for tensor in (self.noise_scale, self.unit))
         return self.operator.data, *own
 
     def with_data(self, data: tuple[Any, ...]) -> Self:
         """The same model with the data of other problems."""
         other = copy.copy(self)
         other.operator = self.operator.with_data(*data[0])
-        other.heat, other.unit = ((*own, None)[0] for own in data[1:3])
+        other.noise_scale, other.unit = ((*own, None)[0] for own in data[1:3])
         return other
 
     def to(self, dtype: torch.dtype) -> Self:
@@ -72,10 +74,10 @@ class ObservedModel:
         other.model = copied(self.model).to(dtype)
         return other
 
-    def heated(self, heat: Tensor | None) -> Self:
-        """The same model with local inputs that spread ``heat`` times as wide, ``[*batch]``."""
+    def with_noise_scale(self, scale: Tensor | None) -> Self:
+        """The same model with local inputs that spread ``scale`` times as wide, ``[*batch]``."""
         other = copy.copy(self)
-        other.heat = heat
+        other.noise_scale = scale
         return other
 
     def measured_in(self, unit: Tensor | None) -> Self:
@@ -89,9 +91,9 @@ class ObservedModel:
         return c if self.unit is None else c / self.unit
 
     @property
-    def can_be_heated(self) -> bool:
-        """Whether local inputs are normal noise, whose standard deviation heat multiplies."""
-        return self.model.can_be_heated
+    def can_scale_noise(self) -> bool:
+        """Whether local inputs are normal noise, whose standard deviation can be scaled."""
+        return self.model.can_scale_noise
 
     def check_declaration(self, u: Tensor) -> None:
         """Compare the declared structure with the model.
@@ -107,10 +109,10 @@ class ObservedModel:
 
     def inputs(self, u: Tensor) -> Tensor:
         """The model's inputs at the coordinates of a position: ``[..., *batch, dim] -> [..., *batch, Du]``."""
-        if self.heat is None:
+        if self.noise_scale is None:
             return u
         u1, u2 = self.model.split(u)
-        return torch.cat([u1, self.heat.unsqueeze(-1) * u2], -1)
+        return torch.cat([u1, self.noise_scale.unsqueeze(-1) * u2], -1)
 
     def outputs(self, u: Tensor) -> Tensor:
         """``[..., *batch, dim] -> [..., *batch, Dy]``."""

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from dgm_infer.structures import QuickConvolutions, products, quicker
-from dgm_infer.structures.products import Geometry, convolution
+from dgm_infer.autodiff import products
+from dgm_infer.autodiff.convolution import QuickConvolutions
+from dgm_infer.autodiff.products import Geometry, convolution, quicker
 
 FLOAT = torch.float64
 KERNELS = [(4, 4), (3, 2), (1, 1), (5, 3)]

@@ -6,8 +6,10 @@ from torch import nn
 from torch.nn import functional
 
 import dgm_infer as dgm
-from dgm_infer.structures import InFields, ReceptiveFields, jacobian, receptive
-from dgm_infer.structures.jacobian import pull_back
+from dgm_infer.autodiff import jacobian_products as jacobian
+from dgm_infer.autodiff import receptive
+from dgm_infer.autodiff.jacobian_products import pull_back
+from dgm_infer.autodiff.receptive import InFields, ReceptiveFields
 from generators import from_module
 from tests.oracles import FLOAT
 
