@@ -37,6 +37,7 @@ ORDER = {
         "affine",
         "loops",
         "captured",
+        "replay",
         "programs",
         "compilation",
         "pointwise",
@@ -271,6 +272,7 @@ ORDER = {
         "r_data",
         "debian_data",
         "known",
+        "small",
     ],
     "evaluation.reports": [
         "tables",
@@ -375,6 +377,8 @@ ORDER = {
         "sbi_peer",
         "abc_sequential",
         "abc",
+        "switches",
+        "ablations",
     ],
     "evaluation.commands": [
         "messages",
