@@ -57,6 +57,7 @@ ORDER = {
         "projection",
         "search",
         "solve",
+        "execution",
         "fibre",
         "noise_embedding",
         "abc_kernels",
