@@ -8,8 +8,7 @@ from . import errors, evidence, kernels, likelihood_free
 from .conditioning.check import check
 from .conditioning.condition import condition
 from .conditioning.fibre import Fibre
-from .conditioning.linear import blur, downsample, linear
-from .conditioning.observations import pixels
+from .conditioning.observations import blur, downsample, linear, pixels
 from .diagnosis import Diagnosis, DiagnosisWarning, Finding
 from .errors import *
 from .evidence import *

@@ -23,9 +23,8 @@ from dgm_infer.arguments import (
     sizes,
     whole_number,
 )
-from dgm_infer.conditioning.faults import frozen_copy
 from dgm_infer.errors import ArgumentError, CheckpointError, ModelError, cause
-from dgm_infer.models import reference_tensor
+from dgm_infer.models import frozen_copy, reference_tensor
 
 from .smoothing import Smoothing, smooth_copy
 from .weights import load_weights

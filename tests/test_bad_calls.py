@@ -339,7 +339,7 @@ def made(call, names):
     result = eval(call, names)
     if isinstance(result, Report):
         (finding,) = result.findings
-        raise ModelError(finding.words)
+        raise ModelError(finding.what)
 
 
 def answer(call, names):

@@ -13,9 +13,9 @@ from ..autodiff.convolution import QuickConvolutions
 from ..autodiff.pytrees import take, tree_map
 from ..autodiff.receptive import InFields
 from ..structures import Dense, Evaluation, JacobianMap, Units
-from .magnitude import magnitude, solver_tolerance
 from .marginal import NoiseMarginal
-from .observed import ObservedModel
+from .observed import ObservedModel, magnitude
+from .projection import solver_tolerance
 from .solve import find_starts
 
 if TYPE_CHECKING:

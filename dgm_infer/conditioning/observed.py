@@ -1,4 +1,4 @@
-"""A model seen through an observation operator, in the input space that its structure allows."""
+"""A model seen through an observation operator, in the input space that its structure allows, and its noise."""
 
 import copy
 from typing import Any, Self
@@ -10,15 +10,33 @@ from torch.nn.modules.conv import _ConvNd
 from ..autodiff.products import quicker
 from ..autodiff.pytrees import tree_map
 from ..autodiff.receptive import ReceptiveFields
-from ..models import DirectedModel, GenerativeModel, copied, reference_tensor
+from ..errors import ArgumentError
+from ..models import DirectedModel, GenerativeModel, WithNoise, copied, reference_tensor
 from ..structures import Dense, Structure
-from .operators import Operator, Selection
+from .operators import Everything, Operator, Selection
 
-__all__ = ["ObservedModel", "ObservedUnits", "observed_model"]
+__all__ = [
+    "MeasuredOutputs",
+    "NoisyMeasurement",
+    "ObservedMeasurement",
+    "ObservedModel",
+    "ObservedUnits",
+    "constraint_units",
+    "made_by",
+    "magnitude",
+    "observed_model",
+]
 
 
 # The methods by which a directed model tells its inputs apart.
 _SPLITTING = {"split", "observed", "one_step_ahead"}
+
+
+# Variation, in scales of the data, below which an output is measured in units of it: the tolerance 1e-8 is then at most
+# 1e-5 of what an output varies by.
+_HARDLY = 1e-3
+# The least unit, in rounding errors of the output per default tolerance of a kernel: solvers get no nearer.
+_ROUNDING, _TOLERANCE = 64, 1e-8
 
 
 class ObservedModel:
@@ -248,3 +266,117 @@ def observed_model(model: GenerativeModel, operator: Operator) -> ObservedModel:
     if structure.is_separable:
         return ObservedUnits(model, operator, structure, local)
     return ObservedModel(model, operator, structure)
+
+
+def magnitude(values: Tensor) -> Tensor:
+    """``max(1, |y|_max)`` per problem: ``[*batch, Dy] -> [*batch]``."""
+    return values.abs().amax(-1).clamp_min(1)
+
+
+def made_by(operator: Operator, values: Tensor, x: Tensor) -> Tensor:
+    """What is observed of outputs ``x [n, Dx]``: ``[n, *batch, Dy]``, or with dimensions of 1 for the batch."""
+    # an operator may have data of each problem, with which draws broadcast
+    return operator(x.reshape(len(x), *[1] * (values.ndim - 1), -1))
+
+
+@torch.no_grad()
+def constraint_units(operator: Operator, values: Tensor, x: Tensor) -> Tensor | None:
+    """What the constraints are measured in, ``[*batch, Dy]``, so that one tolerance suits all; None if all by 1.
+
+    An output whose range r over prior draws is small beside the scale ``s = max(1, |y|_max)`` has the unit ``r / s``
+    (math 3.3), others have 1.
+
+    Args:
+        operator: A.
+        values: ``[*batch, Dy]``.
+        x: outputs at prior draws, ``[n, Dx]``.
+    """
+    made = made_by(operator, values, x)
+    # a simulator may overflow at some prior draws
+    lost = ~made.isfinite()
+    high, low = made.masked_fill(lost, -torch.inf).amax(0), made.masked_fill(lost, torch.inf).amin(0)
+    scale = magnitude(values).unsqueeze(-1)
+    size = torch.maximum(values.abs(), torch.maximum(high.abs(), low.abs()))
+    least = _ROUNDING * torch.finfo(values.dtype).eps / _TOLERANCE * size / scale
+    ratio = torch.maximum((high - low) / scale, least)
+    # an output that does not vary at all is named where the search for a start fails
+    hardly = (high > low) & (ratio < _HARDLY)
+    return torch.where(hardly, ratio, 1.0).expand_as(values).clone() if hardly.any() else None
+
+
+class MeasuredOutputs(GenerativeModel):
+    """``A(g_x(u))`` as a model of its own.
+
+    Args:
+        model: g.
+        operator: A, the same for all problems; None for the outputs themselves.
+        size: number of values.
+    """
+
+    def __init__(self, model: GenerativeModel, operator: Operator | None, size: int):
+        super().__init__()
+        self.model, self.operator = model, operator
+        # an operator may hold tensors of this type
+        self._computed_in = reference_tensor(model).dtype
+        self.input_density = model.input_density
+        self.output_shape = (size,) if operator is not None else model.output_shape
+
+    def observed(self, u):
+        x = self.model.observed(u)
+        return x if self.operator is None else self.operator(x.to(self._computed_in)).to(x)
+
+    def latents(self, u):
+        return self.model.latents(u)
+
+    def log_factor(self, u):
+        return self.model.log_factor(u)
+
+    @property
+    def has_log_factor(self):
+        return self.model.has_log_factor
+
+
+class NoisyMeasurement(WithNoise):
+    """``A(g_x(u)) + sd n``, of which :meth:`output` is ``g_x(u)``."""
+
+    model: MeasuredOutputs
+
+    def output(self, u1: Tensor) -> Tensor:
+        """``g_x(u)``, flat: ``[..., L] -> [..., Dx]``."""
+        return self.model.model.observed(u1)
+
+    @property
+    def measured_shape(self) -> tuple[int, ...]:
+        """The shape of ``g_x(u)``."""
+        return self.model.model.output_shape
+
+
+class ObservedMeasurement(ObservedUnits):
+    """A noisy measurement, whose completions are the outputs before it."""
+
+    @classmethod
+    def of(cls, model: GenerativeModel, operator: Operator, sd: float, size: int) -> Self:
+        """``size`` values of A with noise.
+
+        Noise of selected entries is noise of all, of which the others stay hidden.
+
+        Raises:
+            ArgumentError: A differs between problems.
+        """
+        inner = operator
+        if isinstance(operator, Everything | Selection):
+            inner, size = None, operator.size
+        elif operator.data:
+            raise ArgumentError("condition(noise=): the operator differs between problems, condition them separately")
+        else:
+            operator = Everything(size)
+        measured = NoisyMeasurement(MeasuredOutputs(model, inner, size), sd)
+        measured.to(reference_tensor(model).device).eval().requires_grad_(False)
+        reduction = operator.reduce(measured.jacobian_structure)
+        assert reduction is not None, "entries of independent outputs are independent"
+        return cls(measured, operator, *reduction)
+
+    def complete(self, u, values, rng):
+        with torch.no_grad():
+            x = self.model.output(self.model.split(u)[0])
+        return x.reshape(*x.shape[:-1], *self.model.measured_shape)

@@ -26,6 +26,7 @@ __all__ = [
     "evaluate_jacobian",
     "masked",
     "project",
+    "solver_tolerance",
     "store",
 ]
 
@@ -42,6 +43,11 @@ class Constraint(Protocol):
     def is_compiled(self) -> bool: ...
     @property
     def rough(self) -> "Constraint | None": ...
+
+
+def solver_tolerance(dtype: torch.dtype) -> float:
+    """What constraints are solved to unless something else is asked for, relative to :func:`magnitude`."""
+    return 1e-8 if dtype == torch.float64 else 1e-5
 
 
 class Projection(NamedTuple):

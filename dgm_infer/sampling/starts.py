@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
-from ..conditioning.magnitude import solver_tolerance
+from ..conditioning.projection import solver_tolerance
 from ..conditioning.solve import damped_gauss_newton
 from ..errors import ArgumentError, EvidenceError
 from ..kernels import Kernel, LiftedHMC
