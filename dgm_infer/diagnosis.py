@@ -15,7 +15,7 @@ _ORDER: tuple[Severity, ...] = get_args(Severity)
 class DiagnosisWarning(UserWarning):
     """What a run finds wrong with its own result; ``diagnose()`` of the result says it again.
 
-    ``warnings.filterwarnings("error", category=dgm.DiagnosisWarning)`` turns such findings into errors.
+    ``warnings.filterwarnings("error", category=dgm.diagnosis.DiagnosisWarning)`` turns such findings into errors.
     """
 
 

@@ -3,28 +3,35 @@
 import functools
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.func import jvp, vjp, vmap
-from torch.overrides import TorchFunctionMode
 
+from ..settings import Settings
 from .convolution import FixedConvolutions
-from .receptive import InFields, Part
 
-__all__ = ["forward_mode", "pull_back", "push_forward"]
+__all__ = ["ProductSettings", "forward_mode", "pull_back", "push_forward"]
 
-# Most numbers in the tangents of all rows for which differentiable products are made by reverse mode: up to here the
-# time goes into calls, beyond into a network's arithmetic, of which forward mode then does less.
-_FEW = 2**14
-# Most numbers in one tensor of the rows that are computed at once.
-_MOST = 2**23
-# Most numbers in one tensor of all rows whose derivatives are kept for their own.
-_KEPT = 2**25
-# Numbers in one tensor of all rows from which on receptive fields are looked for.
-_FIELDS = 2**20
+
+@dataclass(frozen=True)
+class ProductSettings(Settings):
+    """How products with Jacobians are computed: the same results up to rounding."""
+
+    fixed_convolutions: bool = True
+    """Whether convolutions are differentiated as the linear functions that they are; False leaves them to torch."""
+    reverse: int = 2**14
+    """Numbers in the tangents of all rows up to which differentiable products are made by reverse mode twice: there
+    the time goes into calls, beyond into a network's arithmetic, of which forward mode then does less."""
+    at_once: int = 2**23
+    """Numbers in one tensor of the rows that are computed at once: 64 MiB in float64."""
+
+
+SETTINGS = ProductSettings()
 
 
 def push_forward(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
@@ -39,7 +46,7 @@ def push_forward(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tens
         value ``[..., N]`` and products ``J t``, ``[K, ..., N]``, from one pass.
     """
     again = torch.is_grad_enabled()
-    if _is_traced(u) or (again and len(tangents) * u.numel() > _FEW):
+    if _is_traced(u) or (again and len(tangents) * u.numel() > SETTINGS.reverse):
         return forward_mode(function, u, tangents)
     # J t is the derivative of J^T w with respect to w, in which it is linear. Against forward mode this spares the zero
     # tangents of constants, which torch works out in Python.
@@ -71,8 +78,7 @@ def _of_all_rows(tangents: Tensor, u: Tensor) -> Tensor:
 def pull_back(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
     """Value ``[..., N]`` and rows of J, ``[N, ..., D]``, otherwise as :func:`push_forward`.
 
-    Of a large network the rows are computed a few at a time, and again for their gradient: memory for a few rows. With
-    receptive fields, :class:`InFields`, only what these rows look at is computed.
+    Of a large network the rows are computed a few at a time, and again for their gradient: memory for a few rows.
     """
     if _is_traced(u):
         value, pull = vjp(function, u)[:2]
@@ -82,22 +88,14 @@ def pull_back(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, 
         x = u if u.requires_grad else u.detach().requires_grad_()
         value = function(x)
         (size, convolves), n = _seen(value), value.shape[-1]
-        parts = (
-            function.fields.parts(function, u, value.shape[-1])
-            if isinstance(function, InFields) and n * size > _FIELDS
-            else None
-        )
-        at_once = max(1, _MOST // max(size, 1))
-        if parts is not None:
-            passes = _in_parts(parts, at_once)
-            kept = sum(len(part.rows) * part.share for part in parts) * size <= _KEPT
-            rows = _rows(x, function, passes) if kept and again else cast(Tensor, _Rows.apply(x, function, passes))
-        elif n <= at_once and convolves and again:
-            rows = _rows(x, function, [(FixedConvolutions, [list(range(n))])])
-        elif n <= at_once:
-            rows = _pull(value, x, _unit_vectors(value), again=again)
+        at_once = max(1, SETTINGS.at_once // max(size, 1))
+        fixed = convolves and SETTINGS.fixed_convolutions
+        if n > at_once:
+            rows = cast(Tensor, _Rows.apply(x, function, fixed, at_once))
+        elif fixed and again:
+            rows = _rows(x, function, fixed, n)
         else:
-            rows = cast(Tensor, _Rows.apply(x, function, [(FixedConvolutions, _chunks(range(n), at_once))]))
+            rows = _pull(value, x, _unit_vectors(value), again=again)
     return (value, rows) if again else (value.detach(), rows.detach())
 
 
@@ -116,59 +114,45 @@ def _seen(value: Tensor) -> tuple[int, bool]:
     return size, convolves
 
 
-Passes = Sequence[tuple[Callable[[], TorchFunctionMode], list[list[int]]]]
-"""Modes in which a function is computed, and the rows that each gives, a few at once."""
+def _mode(fixed: bool) -> AbstractContextManager[Any]:
+    return FixedConvolutions() if fixed else nullcontext()
 
 
-def _in_parts(parts: Sequence[Part], at_once: int) -> Passes:
-    return [(part.mode, _chunks(part.rows, max(1, int(at_once / max(part.share, 1e-3))))) for part in parts]
-
-
-def _chunks(rows: Sequence[int], size: int) -> list[list[int]]:
-    return [list(rows[first : first + size]) for first in range(0, len(rows), size)]
-
-
-def _rows(x: Tensor, function: Callable[[Tensor], Tensor], passes: Passes) -> Tensor:
+def _rows(x: Tensor, function: Callable[[Tensor], Tensor], fixed: bool, at_once: int) -> Tensor:
     """``[N, ..., D]``, differentiable where gradients are recorded."""
-    rows, order = [], []
-    for mode, chunks in passes:
-        with mode():
-            value, pull = vjp(function, x)[:2]
-        for chunk in chunks:
-            rows.append(vmap(lambda e, pull=pull: pull(e)[0])(_unit_vectors(value.detach(), chunk)))
-            order += chunk
-    return torch.cat(rows)[torch.tensor(order, device=x.device).argsort()]
+    with _mode(fixed):
+        value, pull = vjp(function, x)[:2]
+    parts = _unit_vectors(value.detach()).split(at_once)
+    return torch.cat([vmap(lambda e: pull(e)[0])(part) for part in parts])
 
 
 class _Rows(torch.autograd.Function):
     """Rows of J in parts, each computed anew for its gradient; once differentiable."""
 
     @staticmethod
-    def forward(ctx, x, function, passes):
+    def forward(ctx, x, function, fixed, at_once):
         ctx.save_for_backward(x)
-        ctx.function, ctx.passes = function, passes
-        return _rows(x.detach(), function, passes)
+        ctx.settings = function, fixed, at_once
+        return _rows(x.detach(), function, fixed, at_once)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> Any:  # type: ignore[override]
-        (weights,), (x,) = grad_outputs, ctx.saved_tensors
+        (weights,), (x,), (function, fixed, at_once) = grad_outputs, ctx.saved_tensors, ctx.settings
         gradient = torch.zeros_like(x)
-        for mode, chunks in ctx.passes:
-            for chunk in chunks:
-                with torch.enable_grad():
-                    x = x.detach().requires_grad_()
-                    with mode():
-                        value, pull = vjp(ctx.function, x)[:2]
-                    rows = vmap(lambda e, pull=pull: pull(e)[0])(_unit_vectors(value.detach(), chunk))
-                    gradient += torch.autograd.grad((rows * weights[chunk]).sum(), x)[0]
-        return gradient, None, None
+        for part in torch.arange(len(weights), device=x.device).split(at_once):
+            with torch.enable_grad():
+                x = x.detach().requires_grad_()
+                with _mode(fixed):
+                    value, pull = vjp(function, x)[:2]
+                rows = vmap(lambda e, pull=pull: pull(e)[0])(_unit_vectors(value.detach())[part])
+                gradient += torch.autograd.grad((rows * weights[part]).sum(), x)[0]
+        return gradient, None, None, None
 
 
-def _unit_vectors(value: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-    """``[n, ..., N]`` for ``value [..., N]``; all of them, or some."""
+def _unit_vectors(value: Tensor) -> Tensor:
+    """``[N, ..., N]`` for ``value [..., N]``."""
     basis = torch.eye(value.shape[-1], dtype=value.dtype, device=value.device)
-    basis = basis if rows is None else basis[rows]
     return basis.reshape(-1, *[1] * (value.ndim - 1), value.shape[-1]).expand(-1, *value.shape)
 
 

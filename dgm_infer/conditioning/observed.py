@@ -7,9 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
-from ..autodiff.products import quicker
 from ..autodiff.pytrees import tree_map
-from ..autodiff.receptive import ReceptiveFields
 from ..errors import ArgumentError
 from ..models import DirectedModel, GenerativeModel, WithNoise, copied, reference_tensor
 from ..structures import Dense, Structure
@@ -60,13 +58,8 @@ class ObservedModel:
         self._kept = structure
         self.structure = structure or Dense()
         self.dim = model.input_density.dim
-        # where outputs look is the same for all problems, unless these observe different ones
-        self.fields = None if operator.data else ReceptiveFields()
-        """Receptive fields of the observed values, shared by copies of this model."""
         self.convolves = any(isinstance(module, _ConvNd) for module in model.modules())
         """Whether the model has layers that are convolutions."""
-        self.quicker = set[torch.dtype]().union(*map(quicker, model.modules()))
-        """Types in which :class:`QuickConvolutions` may spare time."""
 
     @property
     def data(self) -> tuple[Any, ...]:

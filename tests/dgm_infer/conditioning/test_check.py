@@ -326,7 +326,9 @@ def test_discrete_outputs_are_checked_through_their_decoder():
     report = dgm.check(model, torch.full((2, 4, 4), 0.5))
     assert report.codes == ("observations_range",)
     assert "binarise" in str(report)
-    with pytest.raises(dgm.ArgumentError, match=r"noise=0.1\): outputs are discrete, and have no such noise: omit it"):
+    with pytest.raises(
+        dgm.errors.ArgumentError, match=r"noise=0.1\): outputs are discrete, and have no such noise: omit it"
+    ):
         dgm.condition(model, torch.ones(2, 4, 4), noise=0.1)
     model.decoder.network.append(nn.Dropout(0.5))
     assert dgm.check(model.train()).codes == ("training_mode",)
@@ -430,5 +432,5 @@ def test_noise_of_the_measurement_allows_for_more_values_than_the_rank():
         report = dgm.check(model, data, dgm.linear(blurring), noise=0.1)
         assert report
         assert report.rank == 5
-    with pytest.raises(dgm.ArgumentError, match="noise=0"):
+    with pytest.raises(dgm.errors.ArgumentError, match="noise=0"):
         dgm.check(model, torch.zeros(5), noise=0)

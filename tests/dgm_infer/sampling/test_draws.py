@@ -360,5 +360,5 @@ def test_a_latent_named_as_a_dimension_is_refused():
     draws = dgm.Draws(
         inputs=made.inputs, latents={"draw": made.inputs}, stats=made.stats, kernel=KERNEL, seed=1, problem=made.problem
     )
-    with pytest.raises(dgm.ArgumentError, match="'draw'"):
+    with pytest.raises(dgm.errors.ArgumentError, match="'draw'"):
         draws.to_arviz()

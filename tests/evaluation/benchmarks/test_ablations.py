@@ -25,7 +25,7 @@ def test_a_run_that_takes_too_long_or_fails_is_a_row(monkeypatch):
             torch.ones(1000).sum()
 
     def fails(seed, chains, draws):
-        raise dgm.StartError("no starting points: look elsewhere")
+        raise dgm.errors.StartError("no starting points: look elsewhere")
 
     for measure, text in ((hangs, "no result in 0.1 s"), (fails, "no starting points")):
         row = ablations._run(ablations.Problem("sampling", "", measure), ablations.nullcontext(), 0, 2, 2, 0.1)
@@ -50,5 +50,5 @@ def test_switches_are_off_in_their_contexts_alone():
 
 def test_bad_options_are_named(tmp_path):
     for options in ({"switches": "x"}, {"problems": "x"}, {"seeds": "one"}, {"chains": 1}, {"seconds": 0.0}):
-        with pytest.raises(dgm.ConfigError, match=next(iter(options))):
+        with pytest.raises(dgm.errors.ConfigError, match=next(iter(options))):
             ablations.bench(**options, output=str(tmp_path))
