@@ -10,7 +10,7 @@ from ..conditioning.fibre import Fibre
 from ..conditioning.projection import solver_tolerance
 from ..conditioning.search import towards
 from ..errors import ArgumentError
-from .components import connected, numbered
+from .chain_groups import connected, numbered
 
 __all__ = ["Basins", "basins"]
 
