@@ -25,6 +25,9 @@ from .simplify import lift_constants, simplified
 
 __all__ = ["Program"]
 
+# Of torch's compiler: what the processor says of itself is believed; to try it out takes eight seconds.
+_OPTIONS = {"cpp.vec_isa_ok": True}
+
 
 class Program:
     """A function ``function(arguments, rng) -> result`` of trees, as one graph of tensor operations with fixed shapes.
@@ -188,7 +191,9 @@ def _compile(module: fx.GraphModule, example: list[Tensor], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with quiet(), _without_notices(), torch.no_grad(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
         exported = torch.export.export(_Module(module), tuple(example), strict=False)
-        made = torch._inductor.aoti_compile_and_package(exported, package_path=str(Path(folder) / "program.pt2"))
+        made = torch._inductor.aoti_compile_and_package(
+            exported, package_path=str(Path(folder) / "program.pt2"), inductor_configs=_OPTIONS
+        )
         # whole or not at all, whoever else compiles the same
         os.replace(made, path)
 
