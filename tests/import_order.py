@@ -58,6 +58,7 @@ ORDER = {
         "projection",
         "search",
         "solve",
+        "execution",
         "fibre",
         "noise_embedding",
         "abc_kernels",

@@ -206,7 +206,7 @@ class LiftedHMC(JumpsOnFibre, Settings):
         coarse = self.float32_gradients
         if coarse is None:
             coarse = self.trajectory == "hmc" and problem.prefers_float32
-        marginal = (problem.with_float32_derivatives() if coarse else problem).marginal
+        marginal = problem.computed(float32=coarse).marginal
         assert marginal is not None, "LiftedHMC.check() refuses this problem"
         return marginal
 
