@@ -16,6 +16,7 @@ ORDER = {
         "diagnosis",
         "target",
         "autodiff",
+        "linear_maps",
         "probe",
         "structures",
         "models",
