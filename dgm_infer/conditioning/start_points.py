@@ -34,7 +34,7 @@ class SearchSettings(Settings):
     width: float = 0.5
     """Share of the first misfit that the width starts at."""
     shrink: float = 0.6
-    """Factor of the width once the misfit is as small."""
+    """Factor of the width once the misfit is as small: no quicker one after easy steps paid."""
     near: float = 0.1
     """Share of the first width below which a point is near the fibre, and no longer pulled to its prior draw: without
     it searches of badly conditioned models do not end."""
@@ -137,9 +137,8 @@ def find_starts(
     position = position.reshape(chains, -1, fibre.dim)
     if not found.all():
         warnings.warn(f"{int((~found).sum())} chains found no start of their own and share another's", stacklevel=4)
-        position = torch.where(
-            found.unsqueeze(-1), position, position.take_along_dim(found.to(torch.int8).argmax(0)[None, :, None], 0)
-        )
+        first = found.to(torch.int8).argmax(0)[None, :, None]
+        position = torch.where(found.unsqueeze(-1), position, position.take_along_dim(first, 0))
     return position.reshape(chains, *fibre.batch_shape, fibre.dim)
 
 
@@ -334,7 +333,6 @@ def towards(fibre: Constraint, point: Tensor, goal: Tensor, *, tolerance: Tensor
 
 
 def _entries(fibre: Constraint, u: Tensor) -> tuple[Tensor, Tensor]:
-    """The constraint and its dense Jacobian."""
     value, (jacobian,) = fibre.entries(u)
     return value, jacobian
 
