@@ -36,6 +36,8 @@ ORDER = {
         "capture",
         "affine",
         "loops",
+        "repetition",
+        "rolled",
         "captured",
         "replay",
         "programs",

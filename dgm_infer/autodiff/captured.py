@@ -1,16 +1,18 @@
 """Targets whose energies and gradients are captured graphs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import ModelError
 from ..target import Target
-from .capture import Graph, capture, quiet, value_and_gradient
+from .capture import capture, quiet, value_and_gradient
 from .loops import is_captured
+from .rolled import rolled
 
 __all__ = ["CapturedTarget", "agree", "captured", "captured_targets"]
 
@@ -49,38 +51,42 @@ class CapturedTarget(Target):
         self._target = target
         super().__init__(target.energy, target.dim, tuple(target.batch_shape))
         self.prior, self.standardised = target.prior, target.standardised
-        self._graphs: dict[tuple[torch.Size, torch.dtype], tuple[Graph, Graph, Graph]] = {}
+        self._graphs: dict[tuple[torch.Size, torch.dtype], _Captured] = {}
 
     def energy(self, x):
-        return self._of(x)[0](x)[0]
+        return self._of(x).energy(x)[0]
 
     def energy_and_extra(self, x):
-        energy, *extra = self._of(x)[0](x)
+        energy, *extra = self._of(x).energy(x)
         return energy, tuple(extra)
 
     def energy_and_gradient(self, x):
-        energy, gradient = self._of(x)[1](x)[:2]
+        energy, gradient = self._of(x).both(x)[:2]
         return energy, gradient
 
     def energy_gradient_and_extra(self, x):
-        energy, gradient, *extra = self._of(x)[1](x)
+        energy, gradient, *extra = self._of(x).both(x)
         return energy, gradient, tuple(extra)
 
     def gradient(self, x):
-        return self._of(x)[2](x)[0]
+        return self._of(x).gradient(x)[0]
 
-    def operations(self, x: Tensor) -> int:
-        """Operations of the gradient at positions of this shape."""
-        return self._of(x)[2].calls
+    def operations(self, x: Tensor) -> tuple[int, int]:
+        """Operations of the gradient at positions of this shape: those that are made, and those that are compiled."""
+        found = self._of(x)
+        return found.calls, found.size
 
-    def _of(self, x: Tensor) -> tuple[Graph, Graph, Graph]:
-        """The graphs of the energy, of it with the gradient, and of the gradient alone."""
+    def is_loop(self, x: Tensor) -> bool:
+        """Whether most of the energy is a loop."""
+        return self._of(x).calls > self._of(x).size
+
+    def _of(self, x: Tensor) -> "_Captured":
         key = x.shape, x.dtype
         if key not in self._graphs:
             self._graphs[key] = self._captured(x.detach())
         return self._graphs[key]
 
-    def _captured(self, x: Tensor) -> tuple[Graph, Graph, Graph]:
+    def _captured(self, x: Tensor) -> "_Captured":
         target = self._target
         rng = torch.Generator(x.device).manual_seed(0)
         other = x + _MOVE * torch.randn(x.shape, generator=rng, dtype=x.dtype, device=x.device)
@@ -97,6 +103,14 @@ class CapturedTarget(Target):
             expected = [whole(point) for point in (x, other)]
             energies = [[value.detach() for value in values(point)] for point in (x, other)]
             gradients = [target.gradient(point) for point in (x, other)]
+        loop = rolled(target.energy_and_extra, x)
+        if loop is not None:
+            same = [
+                _same(graph, (x, other), expectation)
+                for graph, expectation in ((loop.both, expected), (loop.energy, energies))
+            ]
+            if all(same):
+                return _Captured(loop.energy, loop.both, loop.gradient, loop.calls, loop.size)
         try:
             graphs = value_and_gradient(target.energy_and_extra, x)
         except ModelError:
@@ -114,10 +128,24 @@ class CapturedTarget(Target):
                 raise ModelError("its gradient computes something else at another position")
         if not _same(graphs[0], (x, other), energies):
             raise ModelError("its energy computes something else at another position")
-        return graphs[0], both, alone
+        return _Captured(graphs[0], both, alone, alone.calls, alone.calls)
 
 
-def _same(graph: Graph, points: Sequence[Tensor], expected: Sequence[Sequence[Tensor]]) -> bool:
+class _Captured(NamedTuple):
+    """What computes a target, ``[tensors] -> [tensors]``."""
+
+    energy: Callable[..., list[Tensor]]
+    """The energy and what is kept beside it."""
+    both: Callable[..., list[Tensor]]
+    """The same with the gradient in second place."""
+    gradient: Callable[..., list[Tensor]]
+    calls: int
+    """Operations of a gradient."""
+    size: int
+    """The same, those of a loop counted once."""
+
+
+def _same(graph: Callable[..., list[Tensor]], points: Sequence[Tensor], expected: Sequence[Sequence[Tensor]]) -> bool:
     with torch.no_grad():
         found = [graph(x) for x in points]
     return all(map(agree, found, expected))

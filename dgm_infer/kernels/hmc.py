@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import choice
-from ..autodiff.captured import captured
+from ..autodiff.captured import CapturedTarget, captured
 from ..autodiff.loops import is_captured
 from ..errors import Status
 from ..settings import Settings
@@ -85,7 +85,10 @@ class HMC(Settings):
         n_steps, step_size, fraction = draw_schedule(self, math.inf, state.energy, rng)
         start = PhasePoint(state.position, momentum, state.energy, state.gradient, state.extra)
         steps = constant_steps(self) or n_steps
-        end = leapfrog(problem.energy_gradient_and_extra, start, step_size, steps, metric, _Gradient(problem))
+        # the gradient of a loop takes as long as all there is
+        whole = isinstance(problem, CapturedTarget) and problem.is_loop(state.position)
+        gradient = None if whole else _Gradient(problem)
+        end = leapfrog(problem.energy_gradient_and_extra, start, step_size, steps, metric, gradient)
         h_old, h_new = start.hamiltonian, end.hamiltonian
         status = torch.full_like(h_old, int(Status.OK), dtype=torch.int8)
         accepted, probability, status = accept(h_old, h_new, status, rng)

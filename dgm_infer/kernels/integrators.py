@@ -96,8 +96,10 @@ def leapfrog(
 
 
 def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone) -> PhasePoint:
-    """:func:`leapfrog` after its first half kick, as a loop that can be captured."""
-    gradient_alone = gradient_alone or (lambda x, moving: evaluate(x)[1])
+    """:func:`leapfrog` after its first half kick, as a loop that can be captured.
+
+    With a gradient of its own for the points before the last one, that is evaluated after the loop.
+    """
     n_steps = torch.as_tensor(n_steps, device=step.device).expand(step.shape[:-1])
     longest = n_steps.max()
 
@@ -112,16 +114,21 @@ def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone) ->
         return momentum - 0.5 * halves.unsqueeze(-1) * step * metric.transpose(gradient)
 
     def body(k, carried, constants):
-        position, momentum = carried
+        position, momentum = carried[:2]
         position = drifted(k, position, momentum, constants)
-        return position, kicked(k, momentum, gradient_alone(position, None), constants)
+        if gradient_alone is not None:
+            return position, kicked(k, momentum, gradient_alone(position, None), constants)
+        energy, gradient, extra = evaluate(position)
+        return position, kicked(k, momentum, gradient, constants), energy, gradient, *extra
 
     constants = (step, n_steps, metric)
+    if gradient_alone is None:
+        end = repeat(longest, body, (*start[:4], *start.extra), constants)
+        return PhasePoint(*end[:4], tuple(end[4:]))
     position, momentum = repeat(longest - 1, body, (start.position, start.momentum), constants)
     position = drifted(longest - 1, position, momentum, constants)
     energy, gradient, extra = evaluate(position)
-    momentum = kicked(longest - 1, momentum, gradient, constants)
-    return PhasePoint(position, momentum, energy, gradient, extra)
+    return PhasePoint(position, kicked(longest - 1, momentum, gradient, constants), energy, gradient, extra)
 
 
 def few(rows: Tensor) -> Tensor | None:

@@ -136,11 +136,14 @@ class Execution:
         # before anything is counted: of gradients of a hundred operations
         if 100 * _CALL * steps + _AROUND * _CALL * self._left < once:
             return False
-        calls = self._calls(state)
-        return calls is not None and (_CALL * (calls * steps + _AROUND * self._left) > once + each * calls)
+        operations = self._operations(state)
+        if operations is None:
+            return False
+        calls, size = operations
+        return _CALL * (calls * steps + _AROUND * self._left) > once + each * size
 
-    def _calls(self, state: State) -> int | None:
-        """Operations of a gradient; None if it cannot be captured."""
+    def _operations(self, state: State) -> tuple[int, int] | None:
+        """Operations of a gradient, those made and those compiled; None if it cannot be captured."""
         target, position = self._problem, state.position
         if isinstance(target, Fibre):
             target = target.marginal
