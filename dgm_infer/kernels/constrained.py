@@ -18,8 +18,8 @@ from ..structures import JacobianMap
 from .drifts import CIRCULAR, STRAIGHT
 from .hamiltonian import accept, check_schedule, constant_steps, draw_momentum, draw_schedule, schedule_tuning
 from .integrators import geodesic
-from .jumps import Jumps, JumpsOnFibre, jump_on_fibre
 from .kernel import Info, TrajectoryEnd, Trial
+from .points import Point, point_at
 from .tuning import Tuning
 
 __all__ = ["ConstrainedHMC", "ConstrainedState"]
@@ -58,7 +58,7 @@ class ConstrainedState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ConstrainedHMC(JumpsOnFibre, Settings):
+class ConstrainedHMC(Settings):
     """Constrained HMC with geodesic trajectories of random length, unit mass.
 
     Args:
@@ -88,7 +88,6 @@ class ConstrainedHMC(JumpsOnFibre, Settings):
         gram_force: whether trajectories follow the gradient of the Gram term ``log|J J^T| / 2``. The energy that
             decides on acceptance has the term either way, so that the law is the same; without its gradient a step of a
             network takes half the time or less, and fewer trajectories are accepted, above all long ones.
-        jumps: as in :class:`LiftedHMC`, of models with additive normal noise.
     """
 
     step_size: float | Tensor | None = None
@@ -102,7 +101,6 @@ class ConstrainedHMC(JumpsOnFibre, Settings):
     compile: bool = False
     float32_jacobians: bool | None = None
     gram_force: bool = True
-    jumps: bool | Any = True
 
     def __post_init__(self):
         check_schedule(self)
@@ -115,7 +113,6 @@ class ConstrainedHMC(JumpsOnFibre, Settings):
         flag(name, "compile", self.compile)
         choice(name, "float32_jacobians", self.float32_jacobians, (True, False, None))
         flag(name, "gram_force", self.gram_force)
-        self._take_jumps()
         if self.tolerance is not None:
             fraction(name, "tolerance", self.tolerance)
 
@@ -131,7 +128,6 @@ class ConstrainedHMC(JumpsOnFibre, Settings):
                 "between which no chain can move: observe fewer, or give the model noise, WithNoise(model, sd=...)"
             )
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
-        self._check_jumps(problem)
 
     def relative_tolerance(self, dtype: torch.dtype) -> float:
         """The tolerance for this dtype."""
@@ -192,6 +188,11 @@ class ConstrainedHMC(JumpsOnFibre, Settings):
         there = position.reshape(-1, problem.dim)
         return ConstrainedState(position, flat.evaluate(type(flat).linearise, there, often=True))
 
+    def inputs_of(self, problem: Fibre, state: ConstrainedState) -> Point:
+        """The global inputs and their energy under the marginal density."""
+        assert problem.marginal is not None, "check() refuses jumps on this problem"
+        return point_at(problem.marginal, state.position[..., : problem.marginal.dim])
+
     def at_inputs(self, problem: Fibre, u1: Tensor, rng: torch.Generator) -> ConstrainedState:
         """State at global inputs ``[chains, *batch, L]``, with noise that gives the observation."""
         assert problem.marginal is not None, "check() refuses jumps on this problem"
@@ -242,7 +243,4 @@ class ConstrainedHMC(JumpsOnFibre, Settings):
                 end.retried.reshape(shape),
             ),
         )
-        after = ConstrainedState(u_new.reshape(full), here)
-        if isinstance(self.jumps, Jumps):
-            return jump_on_fibre(problem, self, self.jumps, after, info, rng)
-        return after, info
+        return ConstrainedState(u_new.reshape(full), here), info

@@ -7,11 +7,10 @@ from typing import Any, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
-from .jumps import Jumps
-from .kernel import Kernel, Trial
+from .kernel import Kernel
 from .metrics import Metric
 
-__all__ = ["Compilable", "FibreKernel", "Jumping", "Preconditioned", "Tunable", "Tuning"]
+__all__ = ["Compilable", "FibreKernel", "Preconditioned", "Tunable", "Tuning"]
 
 
 @dataclass(frozen=True)
@@ -73,24 +72,6 @@ class Preconditioned(Tunable, Protocol):
 
     def metric_at(self, problem: Any, position: Tensor, /) -> Metric | None:
         """A metric for the posterior about positions ``[chains, *batch, D]``; None to go on without."""
-        ...
-
-
-@runtime_checkable
-class Jumping(Kernel, Protocol):
-    """A kernel that can jump between modes that are found before its chains start."""
-
-    @property
-    def seeks_modes(self) -> bool:
-        """Whether it is to jump, and has no modes."""
-        ...
-
-    def jumping(self, jumps: Jumps, /) -> Self:
-        """The kernel with these jumps."""
-        ...
-
-    def within_modes(self, trial: Trial, /) -> Trial:
-        """What warm-up learns from, without the distances between modes, which jumps see to."""
         ...
 
 

@@ -12,8 +12,10 @@ from ..arguments import choice, fraction, random_seed, whole_number
 from ..conditioning.fibre import Fibre
 from ..errors import StartError, cause
 from ..kernels import Info, Kernel
+from ..kernels.jumps import Jumps
 from ..kernels.kernel import State
-from ..kernels.tuning import Jumping, Tunable
+from ..kernels.mode_jumps import ModeJumps
+from ..kernels.tuning import Tunable
 from ..progress import Progress
 from ..target import Target, reference
 from .execution import Execution
@@ -203,8 +205,7 @@ class SamplingRun:
         )
         if isinstance(problem, Target) and initial is not None:
             check_energy(problem, kernel, start.position.device, start.position)
-        if start.jumps is not None and isinstance(kernel, Jumping) and kernel.seeks_modes:
-            kernel = kernel.jumping(start.jumps)
+        kernel = _jumping(kernel, start.jumps, undecided)
         check_latents(problem, start.position, plan.draws if plan.keep == "latents" else 0)
         state = kernel.init(problem, start.position)
         lost = int((~state.energy.isfinite()).sum())
@@ -328,6 +329,13 @@ def run_until_stopped(
             raise
         return "interrupted" if isinstance(error, KeyboardInterrupt) else named(error)
     return None
+
+
+def _jumping(kernel: Kernel, jumps: Jumps | None, undecided: bool) -> Kernel:
+    """The kernel with jumps between the modes that were found, where it is to jump or was not chosen by the user."""
+    if isinstance(kernel, ModeJumps) and kernel.modes is None:
+        return kernel.kernel if jumps is None else kernel.replace(modes=jumps)
+    return ModeJumps(kernel, jumps) if undecided and jumps is not None else kernel
 
 
 def named(error: Exception) -> str:

@@ -11,7 +11,8 @@ from ..kernels import Info, Kernel
 from ..kernels.hamiltonian import DEFAULT_LENGTH
 from ..kernels.kernel import State, Trial
 from ..kernels.metrics import Metric
-from ..kernels.tuning import Jumping, Preconditioned, Tunable, Tuning
+from ..kernels.mode_jumps import ModeJumps
+from ..kernels.tuning import Preconditioned, Tunable, Tuning
 from .metric import MetricWindows
 from .response import Response
 from .settling import Settling, is_level
@@ -106,7 +107,7 @@ class WarmUp:
         """Learn from the iteration that ``kernel`` just made, and the state it led to."""
         self._done += 1
         acceptance, trial = info.tuned_acceptance, info.tuning or Trial()
-        if isinstance(self._kernel, Jumping):
+        if isinstance(self._kernel, ModeJumps):
             trial = self._kernel.within_modes(trial)
         if self._done <= self._startup:
             log_step = self._chain_step_size.log() + 0.5 * (acceptance - self._target)
