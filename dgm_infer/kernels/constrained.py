@@ -15,22 +15,26 @@ from ..conditioning.projection import SOLVERS, Projection, project, solver_toler
 from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..structures import JacobianMap
-from .drifts import CIRCULAR, STRAIGHT
 from .hamiltonian import accept, check_schedule, constant_steps, draw_momentum, draw_schedule, schedule_tuning
-from .integrators import geodesic
-from .kernel import Info, TrajectoryEnd, Trial
-from .points import Point, point_at
-from .tuning import Tuning
+from .integrators import CIRCULAR, STRAIGHT, geodesic
+from .kernel import Info, TrajectoryEnd, Trial, Tuning
+from .metropolis import Point, point_at
 
 __all__ = ["ConstrainedHMC", "ConstrainedState"]
 
 
-# Longest arc of the split motion, well below the half period, after which the end does not depend on the momentum.
-_LONGEST_ARC = math.pi / 2
-# Acceptance that step sizes are adapted to: solvers take more updates for longer steps, and fail at more of them.
-_ACCEPTANCE = 0.9
-# Rows of a Jacobian without structure up to which Newton's method, with one for each iteration, is worth its time.
-_FEW_ROWS = 16
+@dataclass(frozen=True)
+class ConstrainedSettings:
+    """What :class:`ConstrainedHMC` goes by where its fields are None."""
+
+    acceptance: float = 0.9
+    """That step sizes are adapted to: solvers take more updates for longer steps, and fail at more of them."""
+    few_rows: int = 16
+    """Rows of a Jacobian without structure up to which Newton's method, with one for each iteration, is worth its
+    time."""
+
+
+_SETTINGS = ConstrainedSettings()
 
 
 class ConstrainedState(NamedTuple):
@@ -136,7 +140,7 @@ class ConstrainedHMC(Settings):
     def solvers(self, problem: Fibre) -> tuple[str, ...]:
         """The solvers, in the order in which a projection tries them."""
         first = self.solver or ("newton" if problem.structure.is_cheap else "broyden")
-        if self.solver is None and problem.units is None and problem.values.shape[-1] > _FEW_ROWS:
+        if self.solver is None and problem.units is None and problem.values.shape[-1] > _SETTINGS.few_rows:
             # what Broyden's method cannot solve is rejected: that is cheaper than so many Jacobians
             return (first,)
         return first, "broyden" if first == "newton" else "newton"
@@ -151,12 +155,13 @@ class ConstrainedHMC(Settings):
 
     def longest_step(self, problem: Fibre) -> float:
         """Upper bound on the step size."""
-        return _LONGEST_ARC * self.sub_steps(problem) if self.splits(problem) else math.inf
+        # arcs well below the half period, after which the end does not depend on the momentum
+        return math.pi / 2 * self.sub_steps(problem) if self.splits(problem) else math.inf
 
     def tuning(self, problem: Fibre) -> Tuning:
         n_geodesic = self.sub_steps(problem) if self.n_geodesic is None else None
         tuning = schedule_tuning(self, self.longest_step(problem))
-        return dataclasses.replace(tuning, n_geodesic=n_geodesic, usual_acceptance=_ACCEPTANCE)
+        return dataclasses.replace(tuning, n_geodesic=n_geodesic, usual_acceptance=_SETTINGS.acceptance)
 
     def probe(self, step_size: Tensor, n_steps: int) -> Self:
         return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)

@@ -11,7 +11,7 @@ from ..autodiff.randomness import normal, uniform
 from ..errors import ArgumentError
 from ..settings import Settings
 from ..target import Target
-from .points import Point, metropolis, point_at
+from .metropolis import Point, metropolis, point_at
 
 __all__ = ["Jumps"]
 

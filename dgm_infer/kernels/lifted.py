@@ -14,11 +14,10 @@ from ..linear_maps import TriangularMap
 from ..settings import Settings
 from .hamiltonian import HMCState, check_schedule
 from .hmc import HMC
-from .kernel import Info
+from .kernel import Info, Tuning
 from .metrics import Metric, check_metric, check_shape
+from .metropolis import Point
 from .nuts import NUTS
-from .points import Point
-from .tuning import Tuning
 
 __all__ = ["LiftedHMC", "LiftedState", "curvature_metric"]
 

@@ -17,11 +17,10 @@ from ..settings import Settings
 from ..target import Target
 from .hmc import HMC
 from .jumps import Jumps
-from .kernel import Info, Kernel, Trial
+from .kernel import Compilable, FibreKernel, Info, Kernel, Preconditioned, Trial, Tunable, Tuning
 from .metrics import metric_in_use
-from .points import Point
+from .metropolis import Point
 from .riemannian import RiemannianHMC
-from .tuning import Compilable, FibreKernel, Preconditioned, Tunable, Tuning
 
 __all__ = ["ModeJumps", "innermost"]
 

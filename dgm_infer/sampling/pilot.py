@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..conditioning.fibre import Fibre
 from ..kernels import ConstrainedHMC, Kernel, LiftedHMC
-from ..kernels.hamiltonian import DEFAULT_LENGTH
+from ..kernels.hamiltonian import TRAJECTORY
 from .starts import starting_points
 from .step_size import reasonable_step_size
 from .warmup import WarmUp
@@ -94,13 +94,13 @@ def pick_kernel(
     )
     mine = _measured(lifted, problem, start.position, rng, target_acceptance, _GRADIENT)
     assert mine is not None
-    least = step_cost * math.ceil(DEFAULT_LENGTH / constrained.longest_step(problem))
+    least = step_cost * math.ceil(TRAJECTORY.length / constrained.longest_step(problem))
     budget = _SHARE * transitions * mine.transition
     if _MARGIN * least < mine.cost and pilot < budget:
         report("pilot of ConstrainedHMC")
         state = constrained.init(problem, mine.position)
         step_size = reasonable_step_size(constrained, problem, state, rng).clamp_max(constrained.longest_step(problem))
-        least = step_cost * (DEFAULT_LENGTH / step_size.quantile(0.25, dim=0)).ceil().max().item()
+        least = step_cost * (TRAJECTORY.length / step_size.quantile(0.25, dim=0)).ceil().max().item()
     if _MARGIN * least >= mine.cost:
         return _choice(lifted, "LiftedHMC", mine.cost, "ConstrainedHMC", f"at least {least:.3g}")
     other = _measured(constrained, problem, mine.position, rng, target_acceptance, step_cost, budget)

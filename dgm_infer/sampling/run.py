@@ -13,9 +13,8 @@ from ..conditioning.fibre import Fibre
 from ..errors import StartError, cause
 from ..kernels import Info, Kernel
 from ..kernels.jumps import Jumps
-from ..kernels.kernel import State
+from ..kernels.kernel import State, Tunable
 from ..kernels.mode_jumps import ModeJumps
-from ..kernels.tuning import Tunable
 from ..progress import Progress
 from ..target import Target, reference
 from .execution import Execution

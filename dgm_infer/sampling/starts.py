@@ -14,8 +14,8 @@ from ..conditioning.solve import damped_gauss_newton
 from ..errors import ArgumentError, EvidenceError
 from ..kernels import Kernel, LiftedHMC
 from ..kernels.jumps import Jumps
+from ..kernels.kernel import FibreKernel, Tunable, Tuning
 from ..kernels.mode_jumps import ModeJumps, innermost
-from ..kernels.tuning import FibreKernel, Tunable, Tuning
 from ..models import DirectedModel
 from ..references.modes import modes
 from ..target import Target

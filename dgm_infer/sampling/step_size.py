@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..kernels.tuning import Tunable
+from ..kernels.kernel import Tunable
 
 __all__ = ["DualAveraging", "bounded", "reasonable_step_size"]
 

@@ -11,7 +11,7 @@ from ..arguments.shown import of_problems
 from ..conditioning.derivatives import JUMP, find_jump
 from ..conditioning.fibre import Fibre
 from ..diagnosis import Finding, finding
-from ..kernels.hamiltonian import MAX_STEPS
+from ..kernels.hamiltonian import TRAJECTORY
 from ..kernels.mode_jumps import ModeJumps, innermost
 
 __all__ = ["FAILING", "FAILURES", "TRANSITIONS", "Run", "percent", "verdict"]
@@ -108,7 +108,7 @@ def verdict(draws: Run, problem: Any, stayed: Tensor, transitions: int, adapted:
 def _most_steps(kernel: Any) -> int | None:
     """The steps at which a kernel ends a trajectory that would go on; None if it is as long as was asked for."""
     kernel = innermost(kernel)
-    return MAX_STEPS if getattr(kernel, "n_steps", 0) is None else getattr(kernel, "max_steps", None)
+    return TRAJECTORY.most_steps if getattr(kernel, "n_steps", 0) is None else getattr(kernel, "max_steps", None)
 
 
 def _stuck(stats: dict[str, Tensor], stayed: Tensor) -> Finding:

@@ -8,11 +8,10 @@ import torch
 from torch import Tensor
 
 from ..kernels import Info, Kernel
-from ..kernels.hamiltonian import DEFAULT_LENGTH
-from ..kernels.kernel import State, Trial
+from ..kernels.hamiltonian import TRAJECTORY
+from ..kernels.kernel import Preconditioned, State, Trial, Tunable, Tuning
 from ..kernels.metrics import Metric
 from ..kernels.mode_jumps import ModeJumps
-from ..kernels.tuning import Preconditioned, Tunable, Tuning
 from .metric import MetricWindows
 from .response import Response
 from .settling import Settling, is_level
@@ -213,7 +212,7 @@ class WarmUp:
             self._chain_step_size = reasonable_step_size(kernel, self._problem, state, self._rng)
             self._averaging = self._response = None
         if self._tuning.trajectory_length:
-            self._tuning = replace(self._tuning, initial_length=DEFAULT_LENGTH)
+            self._tuning = replace(self._tuning, initial_length=TRAJECTORY.length)
             self._chees = None
 
     def frozen(self) -> Kernel:

@@ -11,7 +11,7 @@ import dgm_infer as dgm
 from dgm_infer.errors import ArgumentError
 from dgm_infer.kernels import Info
 from dgm_infer.kernels.jumps import Jumps
-from dgm_infer.kernels.points import point_at
+from dgm_infer.kernels.metropolis import point_at
 from tests.findings import honest
 from tests.oracles import FLOAT, compare
 

@@ -9,7 +9,7 @@ import torch
 
 from dgm_infer.errors import Status
 from dgm_infer.kernels import Info
-from dgm_infer.kernels.tuning import Tuning
+from dgm_infer.kernels.kernel import Tuning
 from dgm_infer.sampling.warmup import WarmUp
 from dgm_infer.settings import Settings
 from tests.kernels import Place
