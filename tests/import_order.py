@@ -118,7 +118,6 @@ ORDER = {
         "allocation",
         "starts",
         "execution",
-        "pilot",
         "run",
         "report",
         "processes",

@@ -18,7 +18,6 @@ from ..kernels.mode_jumps import ModeJumps
 from ..progress import Progress
 from ..target import Target, reference
 from .execution import Execution
-from .pilot import pick_kernel
 from .preflight import check_energy, check_latents
 from .starts import starting_points
 from .warmup import WarmUp
@@ -97,7 +96,7 @@ class RunInputs(NamedTuple):
     initial: Tensor | None
     """Given starting points, ``[chains, *batch, D]``."""
     undecided: bool
-    """Whether a pilot may pick another kernel."""
+    """Whether the kernel is the default one, which jumps where several modes are found."""
 
 
 class RunOutcome(NamedTuple):
@@ -182,16 +181,6 @@ class SamplingRun:
         """
         problem, kernel, initial, undecided = run_inputs
         rng = torch.Generator(device_of(problem, initial)).manual_seed(plan.seed)
-        if undecided and isinstance(problem, Fibre) and problem.marginal is not None:
-            picked = pick_kernel(
-                problem,
-                plan.chains,
-                transitions=plan.transitions,
-                target_acceptance=plan.target_acceptance,
-                report=bar.say,
-            )
-            kernel = picked.kernel
-            bar.note(picked.reason)
         start = starting_points(
             problem,
             kernel,
