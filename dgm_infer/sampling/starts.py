@@ -18,9 +18,9 @@ from ..kernels.mode_jumps import ModeJumps, innermost
 from ..models import DirectedModel
 from ..references.modes import modes
 from ..target import Target
+from .adaptation import reasonable_step_size
 from .allocation import allocate_chains
 from .low_points import low_points
-from .step_size import reasonable_step_size
 
 __all__ = ["Start", "anneal_noise", "starting_points"]
 

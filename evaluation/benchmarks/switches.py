@@ -10,7 +10,7 @@ import torch
 from dgm_infer.kernels import LiftedHMC
 from dgm_infer.kernels import hmc as hmc_module
 from dgm_infer.sampling import allocation, low_points, run, starts, warmup
-from dgm_infer.sampling.settling import Settling
+from dgm_infer.sampling.adaptation import Settling
 
 __all__ = ["SWITCHES", "Switch", "replaced", "switch"]
 
@@ -146,7 +146,7 @@ def _plateau():
     def update(self: Any, step_size: torch.Tensor, acceptance: torch.Tensor) -> None:
         self.floor = torch.zeros_like(step_size)
 
-    with replaced(warmup.Response, update=update):
+    with replaced(warmup.AcceptancePlateau, update=update):
         yield
 
 

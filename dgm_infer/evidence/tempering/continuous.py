@@ -11,7 +11,7 @@ from ...arguments import choice, fraction, positive, whole_number
 from ...errors import ArgumentError
 from ...kernels.integrators import PhasePoint, leapfrog
 from ...kernels.nuts import deepest, grow
-from ...sampling.step_size import DualAveraging
+from ...sampling.adaptation import DualAveraging
 from .. import schedules
 from ..path import AnnealedPath, Point
 from ..pilot import StepSizes
