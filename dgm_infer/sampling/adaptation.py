@@ -1,4 +1,4 @@
-"""What warm-up adapts, each by a rule of its own: step sizes, trajectory lengths, sub-steps and metrics, and when to end."""
+"""What warm-up adapts, by a rule each: step sizes, trajectory lengths, sub-steps, metrics; and when it ends."""
 
 import math
 import warnings
@@ -78,8 +78,7 @@ def reasonable_step_size(
 ) -> Tensor:
     """A step size per chain whose single step is accepted with probability near 1/2, ``[chains, *batch]``.
 
-    Doubles or halves from ``initial`` until the probability crosses 1/2 (Hoffman and Gelman 2014, algorithm 4).
-    The chains do not move.
+    Doubles or halves until the probability crosses 1/2 (Hoffman and Gelman 2014, algorithm 4). No chain moves.
     """
     position = state.position
     step_size = torch.full(position.shape[:-1], initial, dtype=position.dtype, device=position.device)
@@ -115,7 +114,7 @@ class AcceptancePlateau:
 
     Args:
         step_size: ``[*batch]`` initial values.
-        target: target acceptance probability.
+        target: acceptance probability.
     """
 
     # bins over which acceptance must respond: a factor of 8 in the step size
@@ -196,8 +195,7 @@ class ChEES:
 
     Ascends ``E[(|x' - m|^2 - |x - m|^2)^2] / 4`` in the log of the length T, by Adam, over the chains of a problem:
     with ``x', p'`` the end of a trajectory of duration ``U T``, the gradient is the mean, weighted by acceptance, of
-    ``U T (|x' - m|^2 - |x - m|^2) (x' - m).p'``. On a fibre, distances in the input space need no scaling: if the model
-    is linear, the posterior along the fibre is standard normal.
+    ``U T (|x' - m|^2 - |x - m|^2) (x' - m).p'``. On a fibre, distances in the input space need no scaling.
 
     Args:
         length: ``[*batch]`` initial values.
@@ -251,11 +249,8 @@ class ChEES:
 class SubSteps:
     """Adds geodesic sub-steps when a problem's trajectories fail too often, or need the second solver.
 
-    Failures are rejected; the second solver costs time. The limits are shares of transitions.
-
-    Args:
-        n: initial number.
-        window: iterations between decisions.
+    Failures are rejected; the second solver costs time. The limits are shares of transitions; ``window`` iterations
+    are between decisions.
     """
 
     failures = 0.005
@@ -325,12 +320,7 @@ class MetricWindows:
         return max(self._ends, default=0)
 
     def update(self, iteration: int, position: Tensor, metric: Metric | None) -> Metric | None:
-        """The new metric if a window ends after this iteration, counted from 1.
-
-        Args:
-            position: ``[chains, *batch, D]``.
-            metric: the adapted one in use, if there is one.
-        """
+        """The new metric if a window ends after this iteration, counted from 1, at ``[chains, *batch, D]``."""
         if not self._first < iteration <= self.last:
             return None
         self._positions.append(position)
@@ -374,12 +364,7 @@ class Settling:
         self._energies: list[Tensor] = []
 
     def update(self, values: Tensor, energy: Tensor) -> None:
-        """Learn from a transition.
-
-        Args:
-            values: adapted ones after it, positive, ``[K, *batch]``.
-            energy: of the chains after it, ``[chains, *batch]``.
-        """
+        """Learn from adapted values, positive, ``[K, *batch]``, and energies ``[chains, *batch]``."""
         self._values.append(values.log())
         self._energies.append(energy)
 
