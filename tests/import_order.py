@@ -108,6 +108,7 @@ ORDER = {
         "diagnose",
         "draws",
         "preflight",
+        "default_kernel",
         "warmup",
         "allocation",
         "starts",
