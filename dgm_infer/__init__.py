@@ -26,8 +26,8 @@ from .models import (
     WithNoise,
 )
 from .references import Flow, Gaussian, Mixture, Modes, modes
+from .runs.resume import collect, extend, resume
 from .sampling.draws import Draws
-from .sampling.resume import collect, extend, resume
 from .sampling.sample import sample
 from .target import Target
 

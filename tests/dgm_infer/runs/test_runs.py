@@ -138,7 +138,7 @@ def test_a_stop_before_the_first_checkpoint_begins_anew(tmp_path, monkeypatch, w
 
 
 def test_an_interrupt_returns_the_draws_and_leaves_them_in_the_folder(tmp_path, monkeypatch, whole):
-    with pytest.warns(UserWarning, match="interrupted: 11 of 20 draws"):
+    with pytest.warns(UserWarning, match=r"interrupted \(dgm\.resume.* goes on\): 11 of 20 draws"):
         draws = killed_at(monkeypatch, WARMUP + 12, tmp_path / "run", KeyboardInterrupt)
     assert draws.interrupted
     assert torch.equal(draws.inputs, whole.inputs[:, :11])
@@ -358,7 +358,7 @@ def test_ancestors_are_counted_on_over_shards():
 
 SCRIPT = """
 import sys, dgm_infer as dgm
-from tests.dgm_infer.sampling.test_durable import fibre
+from tests.dgm_infer.runs.test_runs import fibre
 if __name__ == "__main__":
     dgm.sample(fibre(), dgm.ConstrainedHMC(), chains=4, warmup=30, draws=100000, seed=7, run=sys.argv[1],
                checkpoint_every=0.2, progress=False, devices=eval(sys.argv[2]))

@@ -1,0 +1,511 @@
+"""Who makes the shards of a run: this process, an executor's workers, or the ranks of ``torchrun``."""
+
+import os
+import signal
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from importlib import import_module
+from multiprocessing import get_context, parent_process
+from pathlib import Path
+from threading import Thread
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .. import errors
+from ..arguments import available_device, whole_number
+from ..arguments.shown import is_sequence, shown
+from ..errors import ArgumentError, CheckpointError, DgmInferError
+from ..kernels.stored import from_json
+from ..sampling import sample as hook
+from ..sampling.conclusion import concluded
+from ..sampling.course import Outcome, Outset, Plan, device_of, named
+from ..sampling.draws import Draws
+from ..target import reference
+from .folder import WARMUP, RunFolder
+from .shards import Part, Signals, is_finished, progress_of, read_part, read_progress, run_shard
+from .store import Writer
+
+__all__ = ["begin_run", "collected", "count_of", "go_on", "problem_at", "ranks"]
+
+# Shards of a run that several processes may make: enough for eight devices.
+_SHARDS = 8
+# Workers that a shard may lose without a new checkpoint in between.
+_LOSSES = 3
+# Seconds from one look at workers to the next, and those after which a lost one has let its shard go.
+_LOOK, _PATIENCE = 0.05, 60.0
+
+
+class Report(NamedTuple):
+    """What a worker says of a shard."""
+
+    stopped_by: str | None = None
+    kind: str | None = None
+    """The exception of this package that it raised."""
+    part: Part | None = None
+    """What it made, if the folder does not have it, or it is at hand."""
+    kernel: Any = None
+    """The adapted kernel, if it is at hand."""
+
+
+def begin_run(
+    run: str | os.PathLike | None,
+    inputs: Outset,
+    plan: Plan,
+    *,
+    checkpoint_every: float,
+    devices: Any,
+    executor: Any,
+    shards: int | None,
+    progress: bool,
+) -> Draws:
+    """A run kept in a folder, for ``run=None`` a temporary one, made here or by workers.
+
+    Raises:
+        ArgumentError: there is a run in the folder, a device is not there, or what to sample cannot be stored.
+    """
+    own = device_of(inputs.problem, inputs.initial)
+    places = check_workers("sample", devices, executor, own)
+    ranked = ranks() if run is not None and places is None and executor is None else (0, 1)
+    if shards is None:
+        shards = 1 if places is None and executor is None and ranked[1] == 1 else _SHARDS
+    shards = min(whole_number("sample", "shards", shards), plan.chains)
+    if executor is not None and run is None:
+        raise ArgumentError("sample(executor=...): needs run=, a folder that all workers reach")
+    manifest = {
+        "plan": asdict(plan),
+        "shards": shards,
+        "undecided": inputs.undecided,
+        "checkpoint_every": checkpoint_every,
+        "device": str(own),
+        "torch_version": str(torch.__version__),
+        "launch": _launch(),
+    }
+    with ExitStack() as stack:
+        path = stack.enter_context(tempfile.TemporaryDirectory(prefix="dgm-infer-")) if run is None else run
+        if run is not None and ranked[0] > 0:
+            return go_on("sample", _joined(run), None, inputs.problem, None, None, False, ranked)
+        folder, writer = stack.enter_context(
+            RunFolder.begin(path, manifest, inputs.problem, {"kernel": inputs.kernel, "initial": inputs.initial})
+        )
+        if run is not None and (reason := folder.manifest["unstored"]):
+            warnings.warn(f"sample(run=...): {reason}; dgm.resume(run, problem=...) will need it", stacklevel=4)
+        return go_on("sample", folder, writer, inputs.problem, places, executor, progress, ranked)
+
+
+hook.begin_run = begin_run
+
+
+def check_workers(call: str, devices: Any, executor: Any, own: torch.device) -> list[torch.device] | None:
+    """The devices asked for, of a problem on its ``own``; None for none.
+
+    Raises:
+        ArgumentError: they are none, or the executor is not one.
+    """
+    if executor is not None and (devices is not None or not callable(getattr(executor, "submit", None))):
+        what = "give devices= or executor=, not both" if devices is not None else "must have submit(), as executors do"
+        raise ArgumentError(f"{call}(executor={shown(executor)}): {what}")
+    if devices is None:
+        return None
+    if devices == "auto":
+        return [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or [own]
+    if isinstance(devices, str | torch.device):
+        devices = [devices]
+    if not is_sequence(devices) or len(devices) == 0:
+        raise ArgumentError(
+            f"{call}(devices={shown(devices)}): must be 'auto' or a list of devices, such as ['cuda:0', 'cuda:1']; "
+            "['cpu', 'cpu'] is two processes"
+        )
+    return [available_device(call, "devices", device) for device in devices]
+
+
+def go_on(
+    call: str,
+    folder: RunFolder,
+    writer: Writer | None,
+    problem: Any,
+    places: list[torch.device] | None,
+    executor: Any,
+    progress: bool,
+    ranked: tuple[int, int] = (0, 1),
+) -> Draws:
+    """Make what is left of a run.
+
+    Args:
+        call: the function that the user called.
+        writer: of the folder's plan; None on the ranks that do not have it.
+        problem: None to read it from the folder.
+        places: devices of the workers; one is used from this process.
+        ranked: the rank of this process, and of how many, that make the run together.
+    """
+    problem = problem_at(folder, problem, places[0] if places and len(places) == 1 else None)
+    with Signals(folder.path) as signals:
+        if writer is not None and (executor is not None or (places is not None and len(places) > 1)):
+            team = _Workers(folder, writer, problem, places, executor, progress)
+            single = folder.manifest["shards"] == 1
+            reports = {} if single else team.make([WARMUP], signals)
+            if not any(report.kind for report in reports.values()):
+                reports |= team.make(folder.names, signals)
+        else:
+            reports = _made_here(folder, problem, signals, progress, ranked)
+        asked = signals.asked
+    stopped_by = next((each.stopped_by for each in reports.values() if each.stopped_by), None)
+    if asked == signal.SIGINT and stopped_by is None:
+        stopped_by = f"interrupted (dgm.resume({str(folder.path)!r}) goes on)"
+    for name, report in reports.items():
+        if report.kind is not None:
+            raise getattr(errors, report.kind, DgmInferError)(f"{call}(), {name}: {report.stopped_by}")
+    parts = {name: report.part for name, report in reports.items() if report.part is not None}
+    try:
+        outcome = collected(folder, problem, parts)
+        kernels = [report.kernel for report in reports.values() if report.kernel is not None]
+        outcome = outcome._replace(kernel=kernels[-1]) if kernels else outcome
+    except CheckpointError as error:
+        if asked is not None:
+            raise KeyboardInterrupt from error
+        raise
+    return concluded(outcome, stopped_by, stacklevel=5)
+
+
+def problem_at(folder: RunFolder, problem: Any, place: torch.device | None) -> Any:
+    """The problem, on its own device or on this one."""
+    if problem is not None and (place is None or device_of(problem) == place):
+        return problem
+    old = folder.manifest["device"]
+    place = place or torch.device(old)
+    try:
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:
+        raise CheckpointError(
+            f"{folder.path}: the run is of {old}, which is not here: devices=['cpu'] goes on on the CPU, with other "
+            "random numbers"
+        ) from error
+    return folder.stored("problem", {old: str(place)})
+
+
+def _inputs(folder: RunFolder, problem: Any) -> tuple[Outset, dict[str, str]]:
+    """What a shard begins with, and where its tensors go."""
+    devices = {folder.manifest["device"]: str(device_of(problem))} if reference(problem) is not None else {}
+    kernel, initial = (folder.stored(name, devices) for name in ("kernel", "initial"))
+    return Outset(problem, kernel, initial, folder.manifest["undecided"]), devices
+
+
+def _made_here(
+    folder: RunFolder, problem: Any, signals: Signals, progress: bool, ranked: tuple[int, int]
+) -> dict[str, Report]:
+    """Make the shards of this process, one after the other: all of them, or those of its rank."""
+    rank, size = ranked
+    inputs, devices = _inputs(folder, problem)
+    reports: dict[str, Report] = {}
+
+    def make(name: str) -> None:
+        if signals.asked is None:
+            reports[name] = _made(folder, name, inputs, devices, signals, progress=progress)
+
+    if folder.manifest["shards"] == 1:
+        make(folder.names[0])
+        return reports
+    if rank == 0 or not _await(folder, WARMUP, signals):
+        make(WARMUP)
+    for name in folder.names[rank::size]:
+        make(name)
+    for name in folder.names if size > 1 else []:
+        # of a rank that was lost, what is left
+        if name not in reports and not _await(folder, name, signals):
+            make(name)
+    return reports
+
+
+def _made(
+    folder: RunFolder,
+    name: str,
+    inputs: Outset,
+    devices: dict[str, str],
+    signals: Signals,
+    *,
+    progress: bool,
+    looks: bool = False,
+) -> Report:
+    single = folder.manifest["shards"] == 1
+    if not single and is_finished(folder, name):
+        return Report()
+    course, stopped_by, kept = run_shard(folder, name, inputs, devices, signals, progress=progress, looks=looks)
+    if kept and (looks or not single):
+        return Report(stopped_by)
+    draws = course.draws()
+    if looks:
+        # to the process that asked for them, which may have other devices
+        draws = {name: value.cpu() for name, value in draws.items()}
+    return Report(stopped_by, part=Part(progress_of(course), draws), kernel=None if looks else course.kernel)
+
+
+def _await(folder: RunFolder, name: str, signals: Signals) -> bool:
+    """Wait for a shard that another rank makes; whether it is finished, rather than left alone for a minute."""
+    signals.raising(True)
+    left = time.monotonic() + _PATIENCE
+    while time.monotonic() < left:
+        if is_finished(folder, name):
+            signals.raising(False)
+            return True
+        if folder.shard(name).is_written:
+            left = time.monotonic() + _PATIENCE
+        time.sleep(_LOOK)
+    signals.raising(False)
+    return False
+
+
+class _Workers:
+    """An executor's workers, each of which makes one shard at a time."""
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        writer: Writer,
+        problem: Any,
+        places: list[torch.device] | None,
+        executor: Any,
+        progress: bool,
+    ):
+        if executor is None and (reason := folder.manifest["unstored"]):
+            raise ArgumentError(f"devices=...: {reason}")
+        self._folder, self._writer, self._progress = folder, writer, progress
+        # an executor may send what the folder cannot hold
+        self._problem = problem if folder.manifest["unstored"] else None
+        self._places, self._executor = places, executor
+
+    def make(self, names: Sequence[str], signals: Signals) -> dict[str, Report]:
+        """The reports of shards that are not finished yet, made by workers.
+
+        Raises:
+            DgmInferError: workers were lost again and again.
+        """
+        waiting = [name for name in names if not is_finished(self._folder, name)]
+        self._writer.write({"stop": b"0"})
+        reports: dict[str, Report] = {}
+        losses: dict[str, tuple[int, int]] = {}
+        with ExitStack() as stack:
+            executor = self._executor or stack.enter_context(_Pool(len(self._places or ())))
+            free: list[Any] = list(self._places or [None] * len(waiting))
+            running: dict[str, tuple[Any, Any]] = {}
+            stops = False
+            while running or (waiting and not stops):
+                if signals.asked is not None and not stops:
+                    stops = True
+                    self._writer.write({"stop": b"1"})
+                while waiting and free and not stops:
+                    name, place = waiting.pop(0), free.pop(0)
+                    running[name] = executor.submit(work, *self._order(name, place)), place
+                for name, (future, place) in list(running.items()):
+                    if not future.done():
+                        continue
+                    del running[name]
+                    free.append(place)
+                    try:
+                        reports[name] = future.result()
+                    except (KeyboardInterrupt, Exception) as error:
+                        self._count_loss(name, losses, error, executor)
+                        if not stops:
+                            waiting.append(name)
+                time.sleep(_LOOK)
+        return reports
+
+    def _order(self, name: str, place: Any) -> tuple:
+        shows = self._progress and name in (WARMUP, self._folder.names[0])
+        return (
+            str(self._folder.path.absolute()),
+            name,
+            self._problem,
+            None if place is None else str(place),
+            self._folder.modules(),
+            shows,
+        )
+
+    def _count_loss(self, name: str, losses: dict[str, tuple[int, int]], error: BaseException, executor: Any) -> None:
+        """Note that a worker was lost; raise if it was one too many."""
+        why = executor.why() if isinstance(executor, _Pool) else f"{type(error).__name__}: {errors.cause(error)}"
+        store, made = self._folder.shard(name), 0
+        if store.exists:
+            with store.reading() as reader:
+                made = (read_progress(reader) or {"transitions": 0})["transitions"]
+        last, n = losses.get(name, (-1, 0))
+        losses[name] = made, n + 1 if made == last else 1
+        broken = isinstance(error, BrokenExecutor) and not isinstance(executor, _Pool)
+        if broken or losses[name][1] >= _LOSSES:
+            raise DgmInferError(
+                f"the worker of {name} was lost ({why}): dgm.resume({str(self._folder.path)!r}) goes on with what is left"
+            ) from (error if isinstance(error, Exception) else None)
+        warnings.warn(f"the worker of {name} was lost ({why}): another one goes on", stacklevel=5)
+
+
+class _Pool:
+    """Spawned processes; new ones when one of them was lost."""
+
+    def __init__(self, n: int):
+        self._n, self._why = n, ""
+        self._threads = max(1, torch.get_num_threads() // n)
+
+    def __enter__(self) -> "_Pool":
+        self._pool = self._made()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._pool.shutdown(wait=exception[0] is None, cancel_futures=True)
+
+    def _made(self) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(self._n, get_context("spawn"), initializer=_prepare, initargs=(self._threads,))
+
+    def submit(self, function: Callable, *arguments: Any) -> Any:
+        try:
+            return self._pool.submit(function, *arguments)
+        except BrokenExecutor:
+            self._pool.shutdown(wait=False)
+            self._pool = self._made()
+            return self._pool.submit(function, *arguments)
+
+    def why(self) -> str:
+        """How its processes ended."""
+        ended = [process.exitcode for process in list((getattr(self._pool, "_processes", None) or {}).values())]
+        # the others are ended by the pool itself, by SIGTERM
+        codes = [code for code in ended if code not in (None, 0, -signal.SIGTERM)] or [-signal.SIGTERM]
+        if codes[0] < 0:
+            return f"ended by {signal.Signals(-codes[0]).name}"
+        return (
+            f"ended with code {codes[0]}; in a script, what it does has to be below 'if __name__ == \"__main__\":', which "
+            "a new process does not run"
+        )
+
+
+def _prepare(threads: int) -> None:
+    """A worker shares the threads, leaves Ctrl-C to the process that began the run, and ends with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.set_num_threads(threads)
+    Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    if parent is not None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def work(path: str, name: str, problem: Any, place: str | None, modules: list[str], progress: bool) -> Report:
+    """Make what is left of a shard: what a worker does."""
+    for module in modules:
+        if module != "__main__":
+            import_module(module)
+    with Signals(Path(path)) as signals:
+        try:
+            folder = RunFolder.open("sample", path)
+            problem = problem_at(folder, problem, None if place is None else torch.device(place))
+            inputs, devices = _inputs(folder, problem)
+            return _made(folder, name, inputs, devices, signals, progress=progress, looks=True)
+        except KeyboardInterrupt:
+            return Report("interrupted")
+        except DgmInferError as error:
+            return Report(str(error), type(error).__name__)
+        except Exception as error:
+            return Report(named(error), "DgmInferError")
+
+
+def ranks() -> tuple[int, int]:
+    """This process's rank, and how many there are, by the environment of ``torchrun`` and Lightning Fabric."""
+    try:
+        rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    except ValueError:
+        return 0, 1
+    return (rank, size) if 0 <= rank < size else (0, 1)
+
+
+def _launch() -> str:
+    """What the ranks of one launch have in common, and those of another do not."""
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    return "/".join(os.environ.get(name, "") for name in names)
+
+
+def _joined(run: str | os.PathLike) -> RunFolder:
+    """The folder that rank 0 of this launch makes."""
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        with suppress(CheckpointError):
+            folder = RunFolder.open("sample", run)
+            if folder.manifest["launch"] == _launch():
+                return folder
+        time.sleep(_LOOK)
+    raise ArgumentError(f"sample(run={str(Path(run))!r}): rank 0 has begun no run there in {_PATIENCE:.0f} s")
+
+
+def count_of(folder: RunFolder) -> int:
+    """Draws that every shard has made, by its last checkpoint."""
+    counts = []
+    for name in folder.names:
+        store = folder.shard(name)
+        if not store.exists:
+            return 0
+        with store.reading() as reader:
+            counts.append((read_progress(reader) or {"count": 0})["count"])
+    return min(counts)
+
+
+def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = None) -> Outcome:
+    """What the checkpoints of all shards have; of shards that differ, as many draws as the shortest has.
+
+    Args:
+        problem: what was sampled; None if it is not at hand.
+        parts: what shards have that the folder does not, by name.
+
+    Raises:
+        CheckpointError: there are no draws yet, or a file is missing or damaged.
+    """
+    like = reference(problem) if problem is not None else None
+    device = torch.device("cpu") if like is None else like.device
+    found = list(_parts(folder, parts or {}, device))
+    count = min((part.progress["count"] for part in found), default=0) if len(found) == len(folder.names) else 0
+    plan = Plan(**folder.plan)
+    if count == 0:
+        raise CheckpointError(
+            f"{folder.path}: no draws yet, {_transitions(folder)} of {plan.warmup} transitions of warm-up in the last "
+            "checkpoint: collect later, or resume the run if it has ended"
+        )
+    ancestors = [part.progress["ancestors"] for part in found]
+    draws = {name: value[:, :count].to(device) for name, value in found[0].draws.items()}
+    if len(found) > 1:
+        draws = {name: torch.cat([part.draws[name][:, :count].to(device) for part in found]) for name in draws}
+    return Outcome(
+        problem=problem,
+        kernel=from_json(found[0].progress["kernel"]),
+        plan=plan,
+        draws=draws,
+        made=count,
+        # the warm-up has counted them over all chains
+        ancestors=None if ancestors[0] is None else torch.cat([torch.tensor(a, device=device) for a in ancestors]),
+        stayed=torch.cat([torch.tensor(part.progress["stayed"], device=device) for part in found]),
+        adapted=found[0].progress["adapts"],
+    )
+
+
+def _parts(folder: RunFolder, parts: dict[str, Part], device: torch.device) -> Iterator[Part]:
+    for name in folder.names:
+        if name in parts:
+            yield parts[name]
+        elif (store := folder.shard(name)).exists:
+            with store.reading() as reader:
+                part = read_part(reader, device)
+            if part is not None:
+                yield part
+
+
+def _transitions(folder: RunFolder) -> int:
+    name = folder.names[0] if folder.manifest["shards"] == 1 else WARMUP
+    if not (store := folder.shard(name)).exists:
+        return 0
+    with store.reading() as reader:
+        return (read_progress(reader) or {"transitions": 0})["transitions"]
+
+

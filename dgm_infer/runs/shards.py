@@ -1,0 +1,291 @@
+"""One shard of a run: chains that one process moves, put down in checkpoints, by signals too, and taken up again."""
+
+import json
+import os
+import signal
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import ArgumentError, CheckpointError
+from ..kernels.stored import to_json
+from ..progress import Progress
+from ..sampling.course import Course, Outset, Plan, diagnostics, driven
+from ..sampling.draws import other_seed
+from .encoding import decode, decode_tensors, encode, encode_tensors
+from .folder import WARMUP, RunFolder
+from .store import Reader, Store, Writer
+
+__all__ = ["Part", "Signals", "chains_of", "is_finished", "progress_of", "read_part", "read_progress", "run_shard", "shard_plan"]
+
+# Seconds from one look for a request to stop, by the process that began the run, to the next.
+_LOOK = 1.0
+# Seconds after which a process that was lost has let its shard go.
+_PATIENCE = 60.0
+
+
+class Part(NamedTuple):
+    """What a shard has made."""
+
+    progress: dict[str, Any]
+    """``transitions``, ``count``, ``kernel``, ``ancestors``, ``stayed``, ``adapts``, as JSON holds them."""
+    draws: dict[str, Tensor]
+    """Each ``[chains, count, ...]``."""
+
+
+class Signals:
+    """Ctrl-C and SIGTERM while a run is made: the first one ends it after the transition under way.
+
+    A second one ends the transition too. A SIGTERM takes its usual effect once the checkpoint is written.
+    """
+
+    def __init__(self, run: Path):
+        self._run = run
+        self.asked: int | None = None
+        self._raises: bool = False
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "Signals":
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                usual = signal.getsignal(number)
+                # a handler of the user's for Ctrl-C keeps its meaning
+                if usual is signal.default_int_handler or (number == signal.SIGTERM and usual != signal.SIG_IGN):
+                    self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for number, usual in self._before.items():
+            signal.signal(number, usual)
+        if self.asked == signal.SIGTERM:
+            with suppress(OSError):
+                os.write(2, f"stopped by SIGTERM: dgm.resume({str(self._run)!r}) goes on\n".encode())
+            signal.raise_signal(signal.SIGTERM)
+
+    def raising(self, raises: bool) -> "Signals":
+        """Whether the first signal ends what is under way, too; one that came before does so now."""
+        self._raises = raises
+        if raises and self.asked is not None:
+            raise KeyboardInterrupt
+        return self
+
+    def _note(self, number: int, frame: object) -> None:
+        again = self.asked is not None
+        self.asked = number
+        if self._raises or again:
+            raise KeyboardInterrupt
+        with suppress(OSError):
+            os.write(2, b"\nstopping after this transition; Ctrl-C again stops at once\n")
+
+
+class _Stopped(KeyboardInterrupt):
+    """A request to stop, after the checkpoint."""
+
+
+class _Keeper:
+    """Writes a checkpoint every so many seconds, and the last one when the run is to stop."""
+
+    def __init__(self, folder: RunFolder, writer: Writer, signals: Signals, looks: bool):
+        self._folder, self._writer, self._signals, self._looks = folder, writer, signals, looks
+        self._every = folder.manifest["checkpoint_every"]
+        self._due, self._look = time.monotonic() + self._every, time.monotonic() + _LOOK
+
+    def __call__(self, course: Course) -> None:
+        now = time.monotonic()
+        stops = self._signals.asked is not None
+        if self._looks and now >= self._look:
+            self._look = now + _LOOK
+            # a folder that cannot be read is told of at the next checkpoint
+            with suppress(CheckpointError):
+                stops |= self._folder.is_stopped
+        if stops or now >= self._due:
+            try:
+                self.write(course)
+            except ArgumentError as error:
+                # a disk may be full for a while: the chains go on
+                warnings.warn(f"no checkpoint after {course.now.transitions} transitions: {error}", stacklevel=2)
+            self._due = time.monotonic() + self._every
+        if stops:
+            raise _Stopped
+
+    def write(self, course: Course) -> None:
+        """A checkpoint of where the course is: what it holds beyond what the store has."""
+        progress = read_progress(self._writer)
+        before = 0 if progress is None else progress["count"]
+        now = progress_of(course)
+        if progress is not None and (progress["transitions"], progress["warms"]) == (now["transitions"], now["warms"]):
+            return
+        records = {"progress": json.dumps(now).encode(), "state": encode(course, "the state of this kernel")}
+        if now["count"] > before:
+            records[f"draws/{before:012d}"] = encode_tensors(course.draws(before))
+        self._writer.write(records)
+
+
+def progress_of(course: Course) -> dict[str, Any]:
+    ancestors = course.ancestors
+    return {
+        "transitions": course.now.transitions,
+        "count": course.count,
+        "kernel": None if course.warms_up else to_json(course.kernel),
+        "ancestors": None if ancestors is None else ancestors.tolist(),
+        "stayed": course.now.stayed.tolist(),
+        "adapts": course.adapts,
+        "warms": course.warms_up,
+    }
+
+
+def read_progress(reader: Reader) -> dict[str, Any] | None:
+    """The progress of the last checkpoint; None before the first."""
+    content = reader.read("progress")
+    return None if content is None else json.loads(content)
+
+
+def read_part(reader: Reader, device: torch.device | str = "cpu") -> Part | None:
+    """All that a shard has made by its last checkpoint; None before the first.
+
+    Raises:
+        CheckpointError: a record is missing or damaged.
+    """
+    progress = read_progress(reader)
+    if progress is None:
+        return None
+    chunks, count = [], 0
+    for name in reader.names("draws/"):
+        chunks.append(decode_tensors(reader.read(name) or b"", device))
+        if name != f"draws/{count:012d}":
+            break
+        count += next(iter(chunks[-1].values())).shape[1]
+    if count != progress["count"]:
+        raise CheckpointError(f"{reader.path} is damaged: it holds {count} of its {progress['count']} draws")
+    return Part(progress, {n: torch.cat([chunk[n] for chunk in chunks], 1) for n in (chunks[0] if chunks else {})})
+
+
+def shard_plan(folder: RunFolder, name: str) -> Plan:
+    """The plan of a shard."""
+    plan, n = Plan(**folder.plan), folder.manifest["shards"]
+    if n == 1:
+        return plan
+    if name == WARMUP:
+        return replace(plan, draws=0)
+    number = folder.names.index(name)
+    first, last = chains_of(plan.chains, n, number)
+    return replace(plan, chains=last - first, warmup=0, is_open=False, seed=other_seed(name, plan.seed))
+
+
+def chains_of(chains: int, shards: int, number: int) -> tuple[int, int]:
+    """The first chain of a shard, and the one after its last."""
+    return chains * number // shards, chains * (number + 1) // shards
+
+
+def is_finished(folder: RunFolder, name: str) -> bool:
+    """Whether a shard has made all that it is to make."""
+    store = folder.shard(name)
+    if not store.exists:
+        return False
+    with store.reading() as reader:
+        progress = read_progress(reader)
+    if progress is None:
+        return False
+    over = progress["transitions"] == shard_plan(folder, name).transitions
+    return over and not (name == WARMUP and progress["warms"])
+
+
+def run_shard(
+    folder: RunFolder,
+    name: str,
+    inputs: Outset,
+    devices: dict[str, str],
+    signals: Signals,
+    *,
+    looks: bool,
+    progress: bool,
+) -> tuple[Course, str | None, bool]:
+    """Make what is left of a shard.
+
+    Args:
+        devices: for the device of the run, that of the problem here.
+        looks: whether to look for a request to stop in the folder.
+
+    Returns:
+        The chains, what stopped them, and whether the folder has all that they made.
+    """
+    plan = shard_plan(folder, name)
+    # a process that was lost may not have ended yet
+    with folder.shard(name).writing(make=True, patience=_PATIENCE) as writer:
+        before = read_progress(writer)
+        made = 0 if before is None else before["transitions"]
+        with Progress(progress, diagnostics, plan.transitions - made) as bar:
+            if before is not None:
+                course = _taken_up(writer, inputs.problem, plan, devices)
+                bar.note(f"{folder.path}: goes on at transition {made} of {plan.transitions}")
+            elif folder.manifest["shards"] > 1 and name != WARMUP:
+                course = _shard_of(folder, name, inputs.problem, plan, devices)
+            else:
+                signals.raising(True)
+                course = Course.begin(inputs, plan, bar)
+                signals.raising(False)
+            keeper = _Keeper(folder, writer, signals, looks)
+            stopped_by = None
+            # the search for starting points may have taken minutes
+            kept = _written(keeper, course)
+            try:
+                stopped_by = driven(course, bar, keeper)
+            except KeyboardInterrupt:
+                warnings.warn(
+                    f"interrupted after transition {course.now.transitions} of {plan.transitions}: "
+                    f"dgm.resume({str(folder.path)!r}) goes on",
+                    stacklevel=2,
+                )
+                raise
+        kept = _written(keeper, course)
+    if kept is not None:
+        stopped_by = f"not all draws are in {folder.path} ({kept})"
+    elif stopped_by is not None:
+        stopped_by += f" (dgm.resume({str(folder.path)!r}) goes on)"
+    return course, stopped_by, kept is None
+
+
+def _written(keeper: _Keeper, course: Course) -> str | None:
+    """Why a checkpoint could not be written; None if it was. The draws are in memory, whatever becomes of the folder."""
+    try:
+        keeper.write(course)
+    except (ArgumentError, CheckpointError) as error:
+        return str(error)
+    except KeyboardInterrupt:
+        return "interrupted while they were written"
+    return None
+
+
+def _taken_up(reader: Reader, problem: Any, plan: Plan, devices: dict[str, str]) -> Course:
+    """The chains of the last checkpoint."""
+    course = decode(reader.read("state") or b"", f"the state in {reader.path}", devices)
+    device = course.now.state.position.device
+    part = read_part(reader, device)
+    if any(device.type != torch.device(old).type for old in devices):
+        # random numbers of one kind of device cannot go on on another
+        fresh = torch.Generator(device).manual_seed(other_seed(f"{device} {course.now.transitions}", plan.seed))
+        course.now = course.now._replace(random=fresh.get_state())
+    course.resume(problem, {} if part is None else part.draws, plan)
+    return course
+
+
+def _shard_of(folder: RunFolder, name: str, problem: Any, plan: Plan, devices: dict[str, str]) -> Course:
+    """A shard's chains where the common warm-up left them."""
+    with folder.shard(WARMUP).reading() as reader:
+        warm = decode(reader.read("state") or b"", f"the state in {reader.path}", devices)
+    first, last = chains_of(folder.plan["chains"], folder.manifest["shards"], folder.names.index(name))
+    position = warm.now.state.position[first:last]
+    ancestors = None if warm.ancestors is None else warm.ancestors[first:last]
+    rng = torch.Generator(position.device).manual_seed(plan.seed)
+    state = warm.kernel.init(problem, position)
+    course = Course(problem, warm.kernel, plan, state, rng, ancestors=ancestors)
+    course.adapts = warm.adapts
+    return course
