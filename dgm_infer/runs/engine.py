@@ -2,13 +2,11 @@
 
 import os
 import signal
-import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from contextlib import ExitStack, suppress
-from dataclasses import asdict
+from contextlib import ExitStack
 from importlib import import_module
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -16,26 +14,19 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from .. import errors
-from ..arguments import available_device, whole_number
-from ..arguments.shown import is_sequence, shown
-from ..errors import ArgumentError, CheckpointError, DgmInferError
-from ..kernels.stored import from_json
-from ..sampling import sample as hook
+from ..errors import CheckpointError, DgmInferError
 from ..sampling.conclusion import concluded
-from ..sampling.course import Outcome, Outset, Plan, device_of, named
+from ..sampling.course import Outset, device_of, named
 from ..sampling.draws import Draws
 from ..target import reference
 from .folder import WARMUP, RunFolder
-from .shards import Part, Signals, is_finished, progress_of, read_part, read_progress, run_shard
+from .shards import Part, Signals, collected, is_finished, progress_of, read_progress, run_shard
 from .store import Writer
 
-__all__ = ["begin_run", "collected", "count_of", "go_on", "problem_at", "ranks"]
+__all__ = ["go_on", "problem_at", "ranks"]
 
-# Shards of a run that several processes may make: enough for eight devices.
-_SHARDS = 8
 # Workers that a shard may lose without a new checkpoint in between.
 _LOSSES = 3
 # Seconds from one look at workers to the next, and those after which a lost one has let its shard go.
@@ -52,77 +43,6 @@ class Report(NamedTuple):
     """What it made, if the folder does not have it, or it is at hand."""
     kernel: Any = None
     """The adapted kernel, if it is at hand."""
-
-
-def begin_run(
-    run: str | os.PathLike | None,
-    inputs: Outset,
-    plan: Plan,
-    *,
-    checkpoint_every: float,
-    devices: Any,
-    executor: Any,
-    shards: int | None,
-    progress: bool,
-) -> Draws:
-    """A run kept in a folder, for ``run=None`` a temporary one, made here or by workers.
-
-    Raises:
-        ArgumentError: there is a run in the folder, a device is not there, or what to sample cannot be stored.
-    """
-    own = device_of(inputs.problem, inputs.initial)
-    places = check_workers("sample", devices, executor, own)
-    ranked = ranks() if run is not None and places is None and executor is None else (0, 1)
-    if shards is None:
-        shards = 1 if places is None and executor is None and ranked[1] == 1 else _SHARDS
-    shards = min(whole_number("sample", "shards", shards), plan.chains)
-    if executor is not None and run is None:
-        raise ArgumentError("sample(executor=...): needs run=, a folder that all workers reach")
-    manifest = {
-        "plan": asdict(plan),
-        "shards": shards,
-        "undecided": inputs.undecided,
-        "checkpoint_every": checkpoint_every,
-        "device": str(own),
-        "torch_version": str(torch.__version__),
-        "launch": _launch(),
-    }
-    with ExitStack() as stack:
-        path = stack.enter_context(tempfile.TemporaryDirectory(prefix="dgm-infer-")) if run is None else run
-        if run is not None and ranked[0] > 0:
-            return go_on("sample", _joined(run), None, inputs.problem, None, None, False, ranked)
-        folder, writer = stack.enter_context(
-            RunFolder.begin(path, manifest, inputs.problem, {"kernel": inputs.kernel, "initial": inputs.initial})
-        )
-        if run is not None and (reason := folder.manifest["unstored"]):
-            warnings.warn(f"sample(run=...): {reason}; dgm.resume(run, problem=...) will need it", stacklevel=4)
-        return go_on("sample", folder, writer, inputs.problem, places, executor, progress, ranked)
-
-
-hook.begin_run = begin_run
-
-
-def check_workers(call: str, devices: Any, executor: Any, own: torch.device) -> list[torch.device] | None:
-    """The devices asked for, of a problem on its ``own``; None for none.
-
-    Raises:
-        ArgumentError: they are none, or the executor is not one.
-    """
-    if executor is not None and (devices is not None or not callable(getattr(executor, "submit", None))):
-        what = "give devices= or executor=, not both" if devices is not None else "must have submit(), as executors do"
-        raise ArgumentError(f"{call}(executor={shown(executor)}): {what}")
-    if devices is None:
-        return None
-    if devices == "auto":
-        return [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or [own]
-    if isinstance(devices, str | torch.device):
-        devices = [devices]
-    if not is_sequence(devices) or len(devices) == 0:
-        raise ArgumentError(
-            f"{call}(devices={shown(devices)}): must be 'auto' or a list of devices, such as ['cuda:0', 'cuda:1']; "
-            "['cpu', 'cpu'] is two processes"
-        )
-    return [available_device(call, "devices", device) for device in devices]
 
 
 def go_on(
@@ -272,8 +192,6 @@ class _Workers:
         executor: Any,
         progress: bool,
     ):
-        if executor is None and (reason := folder.manifest["unstored"]):
-            raise ArgumentError(f"devices=...: {reason}")
         self._folder, self._writer, self._progress = folder, writer, progress
         # an executor may send what the folder cannot hold
         self._problem = problem if folder.manifest["unstored"] else None
@@ -376,8 +294,8 @@ class _Pool:
         if codes[0] < 0:
             return f"ended by {signal.Signals(-codes[0]).name}"
         return (
-            f"ended with code {codes[0]}; in a script, what it does has to be below 'if __name__ == \"__main__\":', which "
-            "a new process does not run"
+            f"ended with code {codes[0]}; in a script, what it does has to be below 'if __name__ == \"__main__\":', "
+            "which a new process does not run"
         )
 
 
@@ -421,91 +339,3 @@ def ranks() -> tuple[int, int]:
     except ValueError:
         return 0, 1
     return (rank, size) if 0 <= rank < size else (0, 1)
-
-
-def _launch() -> str:
-    """What the ranks of one launch have in common, and those of another do not."""
-    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
-    return "/".join(os.environ.get(name, "") for name in names)
-
-
-def _joined(run: str | os.PathLike) -> RunFolder:
-    """The folder that rank 0 of this launch makes."""
-    deadline = time.monotonic() + _PATIENCE
-    while time.monotonic() < deadline:
-        with suppress(CheckpointError):
-            folder = RunFolder.open("sample", run)
-            if folder.manifest["launch"] == _launch():
-                return folder
-        time.sleep(_LOOK)
-    raise ArgumentError(f"sample(run={str(Path(run))!r}): rank 0 has begun no run there in {_PATIENCE:.0f} s")
-
-
-def count_of(folder: RunFolder) -> int:
-    """Draws that every shard has made, by its last checkpoint."""
-    counts = []
-    for name in folder.names:
-        store = folder.shard(name)
-        if not store.exists:
-            return 0
-        with store.reading() as reader:
-            counts.append((read_progress(reader) or {"count": 0})["count"])
-    return min(counts)
-
-
-def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = None) -> Outcome:
-    """What the checkpoints of all shards have; of shards that differ, as many draws as the shortest has.
-
-    Args:
-        problem: what was sampled; None if it is not at hand.
-        parts: what shards have that the folder does not, by name.
-
-    Raises:
-        CheckpointError: there are no draws yet, or a file is missing or damaged.
-    """
-    like = reference(problem) if problem is not None else None
-    device = torch.device("cpu") if like is None else like.device
-    found = list(_parts(folder, parts or {}, device))
-    count = min((part.progress["count"] for part in found), default=0) if len(found) == len(folder.names) else 0
-    plan = Plan(**folder.plan)
-    if count == 0:
-        raise CheckpointError(
-            f"{folder.path}: no draws yet, {_transitions(folder)} of {plan.warmup} transitions of warm-up in the last "
-            "checkpoint: collect later, or resume the run if it has ended"
-        )
-    ancestors = [part.progress["ancestors"] for part in found]
-    draws = {name: value[:, :count].to(device) for name, value in found[0].draws.items()}
-    if len(found) > 1:
-        draws = {name: torch.cat([part.draws[name][:, :count].to(device) for part in found]) for name in draws}
-    return Outcome(
-        problem=problem,
-        kernel=from_json(found[0].progress["kernel"]),
-        plan=plan,
-        draws=draws,
-        made=count,
-        # the warm-up has counted them over all chains
-        ancestors=None if ancestors[0] is None else torch.cat([torch.tensor(a, device=device) for a in ancestors]),
-        stayed=torch.cat([torch.tensor(part.progress["stayed"], device=device) for part in found]),
-        adapted=found[0].progress["adapts"],
-    )
-
-
-def _parts(folder: RunFolder, parts: dict[str, Part], device: torch.device) -> Iterator[Part]:
-    for name in folder.names:
-        if name in parts:
-            yield parts[name]
-        elif (store := folder.shard(name)).exists:
-            with store.reading() as reader:
-                part = read_part(reader, device)
-            if part is not None:
-                yield part
-
-
-def _transitions(folder: RunFolder) -> int:
-    name = folder.names[0] if folder.manifest["shards"] == 1 else WARMUP
-    if not (store := folder.shard(name)).exists:
-        return 0
-    with store.reading() as reader:
-        return (read_progress(reader) or {"transitions": 0})["transitions"]
-
-

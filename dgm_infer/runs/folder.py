@@ -17,7 +17,7 @@ from ..sampling.fingerprint import check_problem, known_problem, packed, unpacke
 from .encoding import decode, encode, modules_of
 from .store import Store, Writer
 
-__all__ = ["RunFolder", "WARMUP"]
+__all__ = ["WARMUP", "RunFolder"]
 
 _FORMAT = "dgm-infer run 2"
 _FILE = "run.sqlite"
@@ -40,7 +40,7 @@ class RunFolder:
     @classmethod
     @contextmanager
     def begin(
-        cls, path: str | os.PathLike, manifest: dict[str, Any], problem: Any, inputs: dict[str, Any]
+        cls, path: str | os.PathLike, manifest: dict[str, Any], problem: Any, inputs: dict[str, Any], *, sent: bool
     ) -> Iterator[tuple["RunFolder", Writer]]:
         """A new run, and what writes its plan: as long as the block lasts, other processes are refused.
 
@@ -48,6 +48,7 @@ class RunFolder:
 
         Args:
             inputs: what else it begins with, by name.
+            sent: whether other processes read the problem from the folder.
 
         Raises:
             ArgumentError: there is a run already, or anything else; the folder cannot be written to; or one of the
@@ -66,6 +67,8 @@ class RunFolder:
         except (ArgumentError, CheckpointError) as error:
             unstored = str(error)
             records.pop("problem", None)
+            if sent:
+                raise ArgumentError(f"sample(devices=...): {unstored}") from error
         manifest = {"format": _FORMAT, "id": secrets.token_hex(8), **manifest, "unstored": unstored}
         made: list[Path] = []
         with ExitStack() as stack:
@@ -190,7 +193,9 @@ def _checked_path(call: str, run: str | os.PathLike) -> Path:
     try:
         path = given.expanduser()
         if path.is_symlink():
-            raise ArgumentError(f"{call}(run={str(path)!r}): is a symbolic link, which is not followed: give its target")
+            raise ArgumentError(
+                f"{call}(run={str(path)!r}): is a symbolic link, which is not followed: give its target"
+            )
         path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return path

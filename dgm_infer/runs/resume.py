@@ -1,25 +1,37 @@
-"""``resume()``, ``extend()`` and ``collect()``: runs that are kept in a folder, in this process or a later one."""
+"""What a user calls: ``sample(run=...)``, ``resume()``, ``extend()`` and ``collect()``."""
 
 import dataclasses
 import os
+import tempfile
+import time
+import warnings
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..arguments import flag, whole_number
+from ..arguments import available_device, flag, whole_number
+from ..arguments.shown import is_sequence, shown
 from ..conditioning.fibre import Fibre
-from ..errors import ArgumentError, DgmInferError
+from ..errors import ArgumentError, CheckpointError, DgmInferError
+from ..sampling import sample as hook
 from ..sampling.conclusion import as_draws
-from ..sampling.course import Plan
+from ..sampling.course import Outset, Plan, device_of
 from ..sampling.draws import Draws
 from ..sampling.preflight import check_size
 from ..target import Target, as_target
-from .engine import check_workers, collected, count_of, go_on, problem_at, ranks
+from .engine import go_on, problem_at, ranks
 from .folder import RunFolder
+from .shards import collected, count_of
 
-__all__ = ["collect", "extend", "resume"]
+__all__ = ["begin_run", "collect", "extend", "resume"]
+
+# Shards of a run that several processes may make: enough for eight devices.
+_SHARDS = 8
+# Seconds that ranks wait for the first one to begin a run, and from one look to the next.
+_PATIENCE, _LOOK = 60.0, 0.2
 
 Devices = Sequence[str | torch.device] | str | torch.device | None
 
@@ -110,12 +122,107 @@ def collect(run: str | os.PathLike, problem: Any = None) -> Draws:
     return as_draws(collected(folder, _given("collect", folder, problem)))
 
 
+def begin_run(
+    run: str | os.PathLike | None,
+    inputs: Outset,
+    plan: Plan,
+    *,
+    checkpoint_every: float,
+    devices: Any,
+    executor: Any,
+    shards: int | None,
+    progress: bool,
+) -> Draws:
+    """A run kept in a folder, for ``run=None`` a temporary one, made here or by workers.
+
+    Raises:
+        ArgumentError: there is a run in the folder, a device is not there, or what to sample cannot be stored.
+    """
+    own = device_of(inputs.problem, inputs.initial)
+    places = _workers("sample", devices, executor, own)
+    ranked = ranks() if run is not None and places is None and executor is None else (0, 1)
+    if shards is None:
+        shards = 1 if places is None and executor is None and ranked[1] == 1 else _SHARDS
+    shards = min(whole_number("sample", "shards", shards), plan.chains)
+    if executor is not None and run is None:
+        raise ArgumentError("sample(executor=...): needs run=, a folder that all workers reach")
+    manifest = {
+        "plan": dataclasses.asdict(plan),
+        "shards": shards,
+        "undecided": inputs.undecided,
+        "checkpoint_every": checkpoint_every,
+        "device": str(own),
+        "torch_version": str(torch.__version__),
+        "launch": _launch(),
+    }
+    with ExitStack() as stack:
+        path = stack.enter_context(tempfile.TemporaryDirectory(prefix="dgm-infer-")) if run is None else run
+        if run is not None and ranked[0] > 0:
+            return go_on("sample", _joined(run), None, inputs.problem, None, None, False, ranked)
+        folder, writer = stack.enter_context(
+            RunFolder.begin(
+                path,
+                manifest,
+                inputs.problem,
+                {"kernel": inputs.kernel, "initial": inputs.initial},
+                sent=places is not None and len(places) > 1,
+            )
+        )
+        if run is not None and (reason := folder.manifest["unstored"]):
+            warnings.warn(f"sample(run=...): {reason}; dgm.resume(run, problem=...) will need it", stacklevel=4)
+        return go_on("sample", folder, writer, inputs.problem, places, executor, progress, ranked)
+
+
+hook.begin_run = begin_run
+
+
+def _workers(call: str, devices: Any, executor: Any, own: torch.device) -> list[torch.device] | None:
+    """The devices asked for, of a problem on its ``own``; None for none.
+
+    Raises:
+        ArgumentError: they are none, or the executor is not one.
+    """
+    if executor is not None and (devices is not None or not callable(getattr(executor, "submit", None))):
+        what = "give devices= or executor=, not both" if devices is not None else "must have submit(), as executors do"
+        raise ArgumentError(f"{call}(executor={shown(executor)}): {what}")
+    if devices is None:
+        return None
+    if devices == "auto":
+        return [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or [own]
+    if isinstance(devices, str | torch.device):
+        devices = [devices]
+    if not is_sequence(devices) or len(devices) == 0:
+        raise ArgumentError(
+            f"{call}(devices={shown(devices)}): must be 'auto' or a list of devices, such as ['cuda:0', 'cuda:1']; "
+            "['cpu', 'cpu'] is two processes"
+        )
+    return [available_device(call, "devices", device) for device in devices]
+
+
+def _launch() -> str:
+    """What the ranks of one launch have in common, and those of another do not."""
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    return "/".join(os.environ.get(name, "") for name in names)
+
+
+def _joined(run: str | os.PathLike) -> RunFolder:
+    """The folder that rank 0 of this launch makes."""
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        with suppress(CheckpointError):
+            folder = RunFolder.open("sample", run)
+            if folder.manifest["launch"] == _launch():
+                return folder
+        time.sleep(_LOOK)
+    raise ArgumentError(f"sample(run={str(Path(run))!r}): rank 0 has begun no run there in {_PATIENCE:.0f} s")
+
+
 def _gone_on(
     call: str, run: str | os.PathLike, given: Any, more: int, devices: Devices, executor: Any, progress: bool
 ) -> Draws:
     flag(call, "progress", progress)
     folder = RunFolder.open(call, run)
-    places = check_workers(call, devices, executor, torch.device(folder.manifest["device"]))
+    places = _workers(call, devices, executor, torch.device(folder.manifest["device"]))
     ranked = ranks() if places is None and executor is None else (0, 1)
     if ranked[0] > 0:
         return go_on(call, folder, None, _given(call, folder, given, places), None, None, False, ranked)

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,15 +16,26 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, CheckpointError
-from ..kernels.stored import to_json
+from ..kernels.stored import from_json, to_json
 from ..progress import Progress
-from ..sampling.course import Course, Outset, Plan, diagnostics, driven
+from ..sampling.course import Course, Outcome, Outset, Plan, diagnostics, driven
 from ..sampling.draws import other_seed
+from ..target import reference
 from .encoding import decode, decode_tensors, encode, encode_tensors
 from .folder import WARMUP, RunFolder
-from .store import Reader, Store, Writer
+from .store import Reader, Writer
 
-__all__ = ["Part", "Signals", "chains_of", "is_finished", "progress_of", "read_part", "read_progress", "run_shard", "shard_plan"]
+__all__ = [
+    "Keeper",
+    "Part",
+    "Signals",
+    "collected",
+    "count_of",
+    "is_finished",
+    "progress_of",
+    "read_progress",
+    "run_shard",
+]
 
 # Seconds from one look for a request to stop, by the process that began the run, to the next.
 _LOOK = 1.0
@@ -90,7 +101,7 @@ class _Stopped(KeyboardInterrupt):
     """A request to stop, after the checkpoint."""
 
 
-class _Keeper:
+class Keeper:
     """Writes a checkpoint every so many seconds, and the last one when the run is to stop."""
 
     def __init__(self, folder: RunFolder, writer: Writer, signals: Signals, looks: bool):
@@ -232,18 +243,15 @@ def run_shard(
                 signals.raising(True)
                 course = Course.begin(inputs, plan, bar)
                 signals.raising(False)
-            keeper = _Keeper(folder, writer, signals, looks)
+            keeper = Keeper(folder, writer, signals, looks)
             stopped_by = None
             # the search for starting points may have taken minutes
             kept = _written(keeper, course)
             try:
                 stopped_by = driven(course, bar, keeper)
-            except KeyboardInterrupt:
-                warnings.warn(
-                    f"interrupted after transition {course.now.transitions} of {plan.transitions}: "
-                    f"dgm.resume({str(folder.path)!r}) goes on",
-                    stacklevel=2,
-                )
+            except KeyboardInterrupt as error:
+                made = f"after transition {course.now.transitions} of {plan.transitions}"
+                error.add_note(f"{made}: dgm.resume({str(folder.path)!r}) goes on")
                 raise
         kept = _written(keeper, course)
     if kept is not None:
@@ -253,7 +261,7 @@ def run_shard(
     return course, stopped_by, kept is None
 
 
-def _written(keeper: _Keeper, course: Course) -> str | None:
+def _written(keeper: Keeper, course: Course) -> str | None:
     """Why a checkpoint could not be written; None if it was. The draws are in memory, whatever becomes of the folder."""
     try:
         keeper.write(course)
@@ -289,3 +297,71 @@ def _shard_of(folder: RunFolder, name: str, problem: Any, plan: Plan, devices: d
     course = Course(problem, warm.kernel, plan, state, rng, ancestors=ancestors)
     course.adapts = warm.adapts
     return course
+
+
+def count_of(folder: RunFolder) -> int:
+    """Draws that every shard has made, by its last checkpoint."""
+    counts = []
+    for name in folder.names:
+        store = folder.shard(name)
+        if not store.exists:
+            return 0
+        with store.reading() as reader:
+            counts.append((read_progress(reader) or {"count": 0})["count"])
+    return min(counts)
+
+
+def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = None) -> Outcome:
+    """What the checkpoints of all shards have; of shards that differ, as many draws as the shortest has.
+
+    Args:
+        problem: what was sampled; None if it is not at hand.
+        parts: what shards have that the folder does not, by name.
+
+    Raises:
+        CheckpointError: there are no draws yet, or a file is missing or damaged.
+    """
+    like = reference(problem) if problem is not None else None
+    device = torch.device("cpu") if like is None else like.device
+    found = list(_parts(folder, parts or {}, device))
+    count = min((part.progress["count"] for part in found), default=0) if len(found) == len(folder.names) else 0
+    plan = Plan(**folder.plan)
+    if count == 0:
+        raise CheckpointError(
+            f"{folder.path}: no draws yet, {_transitions(folder)} of {plan.warmup} transitions of warm-up in the last "
+            "checkpoint: collect later, or resume the run if it has ended"
+        )
+    ancestors = [part.progress["ancestors"] for part in found]
+    draws = {name: value[:, :count].to(device) for name, value in found[0].draws.items()}
+    if len(found) > 1:
+        draws = {name: torch.cat([part.draws[name][:, :count].to(device) for part in found]) for name in draws}
+    return Outcome(
+        problem=problem,
+        kernel=from_json(found[0].progress["kernel"]),
+        plan=plan,
+        draws=draws,
+        made=count,
+        # the warm-up has counted them over all chains
+        ancestors=None if ancestors[0] is None else torch.cat([torch.tensor(a, device=device) for a in ancestors]),
+        stayed=torch.cat([torch.tensor(part.progress["stayed"], device=device) for part in found]),
+        adapted=found[0].progress["adapts"],
+    )
+
+
+def _parts(folder: RunFolder, parts: dict[str, Part], device: torch.device) -> Iterator[Part]:
+    for name in folder.names:
+        if name in parts:
+            yield parts[name]
+        elif (store := folder.shard(name)).exists:
+            with store.reading() as reader:
+                part = read_part(reader, device)
+            if part is not None:
+                yield part
+
+
+def _transitions(folder: RunFolder) -> int:
+    name = folder.names[0] if folder.manifest["shards"] == 1 else WARMUP
+    if not (store := folder.shard(name)).exists:
+        return 0
+    with store.reading() as reader:
+        return (read_progress(reader) or {"transitions": 0})["transitions"]

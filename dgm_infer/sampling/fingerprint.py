@@ -102,7 +102,9 @@ def check_problem(
         other = stored[name]
         if value.shape != other.shape:
             raise refuse(f"its {name} has shape {tuple(value.shape)}, that of {path} has {tuple(other.shape)}")
-        coarser = min(value.dtype, other.dtype, key=lambda dtype: torch.finfo(dtype).bits if dtype.is_floating_point else 64)
+        coarser = min(
+            value.dtype, other.dtype, key=lambda dtype: torch.finfo(dtype).bits if dtype.is_floating_point else 64
+        )
         value, other = value.detach().cpu().double(), other.detach().cpu().double()
         finite = other.isfinite()
         size = other[finite].abs().max().clamp_min(1) if finite.any() else other.new_ones(())
