@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,10 +9,10 @@ import torch
 from torch import Tensor
 
 from ..autodiff.pytrees import take, tree_map
-from ..structures import Dense, Evaluation, InFields, JacobianMap, QuickConvolutions, Units
-from .magnitude import magnitude, solver_tolerance
+from ..structures import Dense, Evaluation, JacobianMap, Units
 from .marginal import NoiseMarginal
-from .reduced import ObservedModel
+from .observed import ObservedModel, magnitude
+from .projection import solver_tolerance
 from .solve import find_starts
 
 if TYPE_CHECKING:
@@ -61,7 +60,6 @@ class Fibre:
         values: ``[*batch, Dy]`` observed values.
         coarse: the observed model in float32, which derivatives are computed with; None for ``observed`` itself.
         gram_force: whether the gradient of the energy has its Gram term.
-        rough: whether the constraint, too, is that of the coarse model.
     """
 
     can_complete = True
@@ -74,11 +72,9 @@ class Fibre:
         compiler: "Compiler | None" = None,
         coarse: ObservedModel | None = None,
         gram_force: bool = True,
-        rough: bool = False,
     ):
         self.observed = observed
         self._coarse = coarse
-        self._is_rough = rough
         self._gram_force = gram_force
         self.values = values
         self.batch_shape = values.shape[:-1]
@@ -192,13 +188,6 @@ class Fibre:
         """The same fibre with the gradient of ``-log p_u`` alone in the place of that of the energy."""
         return self._variant("no Gram force", lambda: {"gram_force": False}) if self._gram_force else self
 
-    @property
-    def rough(self) -> "Fibre | None":
-        """The same fibre with the constraint in float32 as well, to come near it; None if derivatives are not."""
-        if self._coarse is None or self._is_rough:
-            return None
-        return self._variant("rough", lambda: {"rough": True})
-
     def _variant(self, name: str, changes: Callable[[], dict[str, Any]]) -> "Fibre":
         """The same problem in another way, made on first use."""
         if name not in self._variants:
@@ -215,7 +204,6 @@ class Fibre:
             "compiler": self._compiler,
             "coarse": self._coarse,
             "gram_force": self._gram_force,
-            "rough": self._is_rough,
         }
         return type(self)(observed, values, *(own | changes).values())
 
@@ -248,7 +236,7 @@ class Fibre:
         def of_tensors(data: tuple[Any, ...], *arguments: Any) -> Any:
             return function(self._with(*data), *arguments)
 
-        key = (function, self._is_rough, self._gram_force, self._coarse is None)
+        key = (function, self._gram_force, self._coarse is None)
         return self._compiler(key, of_tensors, self._data, *arguments, generate=often)
 
     @property
@@ -265,32 +253,18 @@ class Fibre:
         coarse = self._coarse and self._coarse.with_data(tree_map(_to_float32, data))
         return self._remade(self.observed.with_data(data), values, coarse=coarse)
 
-    def heated(self, heat: Tensor | None) -> "Fibre":
-        """The fibre of the same observations with local inputs that spread ``heat`` times as wide, ``[*batch]``."""
-        coarse = self._coarse and self._coarse.heated(heat if heat is None else heat.float())
-        other = self._remade(self.observed.heated(heat), self.values, coarse=coarse)
+    def with_noise_scale(self, scale: Tensor | None) -> "Fibre":
+        """The fibre of the same observations with local inputs that spread ``scale`` times as wide, ``[*batch]``."""
+        coarse = self._coarse and self._coarse.with_noise_scale(scale if scale is None else scale.float())
+        other = self._remade(self.observed.with_noise_scale(scale), self.values, coarse=coarse)
         if self.marginal is not None:
             # which is known from this one's
-            vars(other)["marginal"] = self.marginal.heated(other.observed, heat)
+            vars(other)["marginal"] = self.marginal.with_noise_scale(other.observed, scale)
         return other
 
     def constraint(self, u: Tensor) -> Tensor:
         """``c(u)``: ``[..., *batch, D] -> [..., *batch, Dy]``."""
-        if self._is_rough:
-            return self._coarse_constraint(u.float()).to(u)
-        with self._quickly(self.values.dtype):
-            return self.observed.residual(u, self.values)
-
-    def _coarse_constraint(self, u: Tensor) -> Tensor:
-        assert self._coarse is not None
-        with self._quickly(torch.float32):
-            return self._coarse.residual(u, self.values.float())
-
-    def _quickly(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
-        # pulling back rows of J has a mode of its own for convolutions
-        pulls_back = torch.is_grad_enabled() and self.units is None
-        quicker = dtype in self.observed.quicker and not pulls_back
-        return QuickConvolutions() if quicker else nullcontext()
+        return self.observed.residual(u, self.values)
 
     def constraint_error(self, u: Tensor) -> Tensor:
         """``max|c(u)|``, each constraint in its unit: ``[..., *batch]``."""
@@ -325,14 +299,11 @@ class Fibre:
 
     def _entries(self, u: Tensor) -> Evaluation:
         """:meth:`entries` with the value of the model that derivatives are computed with."""
-        if self._coarse is None:
-            return self.structure.entries(self._in_fields(self.constraint), u)
-        value, entries = self.structure.entries(self._in_fields(self._coarse_constraint), u.float())
+        coarse = self._coarse
+        if coarse is None:
+            return self.structure.entries(self.constraint, u)
+        value, entries = self.structure.entries(lambda v: coarse.residual(v, self.values.float()), u.float())
         return Evaluation(value, tuple(entry.to(u) for entry in entries))
-
-    def _in_fields(self, constraint: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        fields = self.observed.fields
-        return constraint if fields is None else InFields(constraint, fields)
 
     # The Gram term and its cotangent, which must agree.
     def _gram_energy(self, jacobian: JacobianMap) -> Tensor:

@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..arguments import choice, flag, fraction, whole_number
 from ..conditioning.fibre import Fibre, Linearisation
-from ..conditioning.magnitude import solver_tolerance
-from ..conditioning.projection import SOLVERS, Projection, project
+from ..conditioning.projection import SOLVERS, Projection, project, solver_tolerance
 from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..structures import JacobianMap

@@ -46,7 +46,8 @@ class HMC(Settings):
             ``"diagonal"``, ``"dense"`` or ``"low_rank"`` (plus diagonal), which warm-up adapts per problem to the
             positions of all chains, or an adapted metric of another run. Lengths are in units of the metric.
         compile: whether transitions are compiled to machine code as one program, which takes about ten seconds, once
-            per machine, problem and number of chains; None where that saves time.
+            per machine, problem and number of chains, or on a GPU are recorded as CUDA graphs; None where that saves
+            time.
     """
 
     step_size: float | Tensor | None = None

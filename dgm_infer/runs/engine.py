@@ -256,7 +256,7 @@ class _Workers:
         broken = isinstance(error, BrokenExecutor) and not isinstance(executor, _Pool)
         if broken or losses[name][1] >= _LOSSES:
             raise DgmInferError(
-                f"the worker of {name} was lost ({why}): dgm.resume({str(self._folder.path)!r}) goes on with what is left"
+                f"the worker of {name} was lost ({why}): dgm.resume({str(self._folder.path)!r}) goes on"
             ) from (error if isinstance(error, Exception) else None)
         warnings.warn(f"the worker of {name} was lost ({why}): another one goes on", stacklevel=5)
 

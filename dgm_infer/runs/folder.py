@@ -1,4 +1,4 @@
-"""The folder of a run: its plan and its problem in ``run.sqlite``, and a file of checkpoints and draws for every shard."""
+"""The folder of a run: plan and problem in ``run.sqlite``, and a file of checkpoints and draws for every shard."""
 
 import json
 import os

@@ -262,7 +262,7 @@ def run_shard(
 
 
 def _written(keeper: Keeper, course: Course) -> str | None:
-    """Why a checkpoint could not be written; None if it was. The draws are in memory, whatever becomes of the folder."""
+    """Why a checkpoint could not be written, which leaves the draws in memory; None if it was."""
     try:
         keeper.write(course)
     except (ArgumentError, CheckpointError) as error:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..conditioning.fibre import Fibre
-from ..conditioning.magnitude import solver_tolerance
+from ..conditioning.projection import solver_tolerance
 from ..conditioning.search import towards
 from ..errors import ArgumentError
 from .components import connected, numbered

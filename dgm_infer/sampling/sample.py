@@ -7,8 +7,8 @@ from typing import Any, Literal
 import torch
 
 from ..arguments import flag, numbers, positive
+from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
-from ..conditioning.soft import InputPosterior
 from ..errors import ArgumentError
 from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Kernel, RiemannianHMC
 from ..progress import Progress
@@ -148,9 +148,9 @@ def default_kernel(problem: Fibre | Target) -> Kernel:
 
 def _is_narrow(problem: InputPosterior) -> bool:
     """Whether a tolerance is so small that its steps cost HMC more than Jacobians cost :class:`RiemannianHMC`."""
-    if problem.graph is None:
+    if problem.embedding is None:
         return False
     u = problem.initial_draws(_DRAWN, torch.Generator(problem.values.device).manual_seed(0))
-    rows = min(problem.graph.fibre.values.shape[-1], problem.dim)
+    rows = min(problem.embedding.fibre.values.shape[-1], problem.dim)
     # a simulator may overflow at prior draws, which says nothing
-    return problem.graph.stretch(u).nanmedian().item() > _STEP + _ROW * rows
+    return problem.embedding.stretch(u).nanmedian().item() > _STEP + _ROW * rows

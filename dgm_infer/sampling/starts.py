@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
-from ..conditioning.magnitude import solver_tolerance
-from ..conditioning.soft import InputPosterior
+from ..conditioning.projection import solver_tolerance
 from ..conditioning.solve import damped_gauss_newton
 from ..errors import ArgumentError, EvidenceError
 from ..kernels import Kernel, LiftedHMC
@@ -83,7 +83,7 @@ def starting_points(
         tolerance, annealing = kernel.relative_tolerance(problem.values.dtype), kernel.annealing()
     if initial is not None:
         return Start(_on_fibre(problem, _given(problem, chains, initial), tolerance))
-    if anneal and annealing is not None and problem.observed.can_be_heated:
+    if anneal and annealing is not None and problem.observed.can_scale_noise:
         return anneal_noise(
             problem, annealing, chains, rng, tolerance=tolerance, target_acceptance=target_acceptance, report=report
         )
@@ -169,7 +169,7 @@ def anneal_noise(
     (:func:`shared_out`); else the share of chains in one of several modes is not its posterior weight.
 
     Args:
-        problem: a fibre with ``observed.can_be_heated``.
+        problem: a fibre with ``observed.can_scale_noise``.
         kernel: kernel whose probes move the points where the noise is not additive.
         chains: number of chains; at least 16 points per problem are annealed, at least 64 where that costs little.
         tolerance: relative tolerance of the starting points.
@@ -199,7 +199,7 @@ def anneal_noise(
         log_weight, ancestors = log_weight.gather(0, source), ancestors.gather(0, source)
         heat = beta.rsqrt()
         u = torch.cat([u1, u2 / heat.unsqueeze(-1)], -1).gather(0, source.unsqueeze(-1).expand_as(u))
-        heated = problem.heated(heat)
+        heated = problem.with_noise_scale(heat)
         state = moves.kernel.init(heated, u)
         if step_size is None:
             step_size = reasonable_step_size(moves.kernel, heated, state, rng)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..arguments.shown import of_problems
+from ..conditioning.derivatives import JUMP, find_jump
 from ..conditioning.fibre import Fibre
-from ..conditioning.kinks import JUMP, find_jump
 from ..diagnosis import Finding, finding
 from ..kernels.hamiltonian import MAX_STEPS
 from ..kernels.mode_jumps import ModeJumps

@@ -213,14 +213,14 @@ class Sized(Circle):
 
 
 def test_a_model_that_depends_on_the_number_of_rows_is_refused_before_it_is_compiled():
-    with pytest.raises(dgm.ModelError, match=r"Sized\.observed changes the output of a row when the other rows"):
+    with pytest.raises(dgm.errors.ModelError, match=r"Sized\.observed changes the output of a row when the other rows"):
         dgm.condition(Sized(), [1.0])
 
 
 def test_a_model_that_cannot_be_compiled_is_refused_in_one_line():
     kernel = dgm.ConstrainedHMC(0.3, n_steps=2, compile=True)
     problem = dgm.condition(Undecided(), [1.0])
-    with pytest.raises(dgm.ModelError, match="compile=True") as caught:
+    with pytest.raises(dgm.errors.ModelError, match="compile=True") as caught:
         dgm.sample(problem, kernel, chains=2, warmup=0, draws=1, seed=0, progress=False)
     assert "\n" not in str(caught.value)
     # the control: it can be sampled without
@@ -233,7 +233,9 @@ def test_a_broken_file_of_a_stopped_compilation_is_named(monkeypatch):
 
     monkeypatch.setattr(torch._inductor, "standalone_compile", broken)
     problem = dgm.condition(Ellipse(), [2.0])
-    with pytest.raises(dgm.ModelError, match=r"file too short\): a compilation that was stopped left .*, remove /"):
+    with pytest.raises(
+        dgm.errors.ModelError, match=r"file too short\): a compilation that was stopped left .*, remove /"
+    ):
         dgm.sample(problem, dgm.ConstrainedHMC(0.3, compile=True), chains=2, draws=1, warmup=0, progress=False)
 
 

@@ -125,9 +125,9 @@ def test_what_cannot_be_captured_is_sampled_as_it_is_and_refused_if_asked_to_com
     assert draws.inputs.isfinite().all()
     with pytest.raises(ModelError, match="captured"):
         dgm.sample(target, dgm.HMC(compile=True), warmup=10, draws=10, seed=1, progress=False)
-    with pytest.raises(dgm.ArgumentError, match="compile"):
+    with pytest.raises(dgm.errors.ArgumentError, match="compile"):
         dgm.HMC(compile="yes")  # type: ignore[arg-type]
-    with pytest.raises(dgm.ArgumentError, match="trees are not compiled"):
+    with pytest.raises(dgm.errors.ArgumentError, match="trees are not compiled"):
         dgm.LiftedHMC(trajectory="nuts", compile=True)
 
 

@@ -50,7 +50,7 @@ def test_without_gram_force_the_gradient_is_that_of_the_density_and_nothing_else
     # of a standard normal density
     torch.testing.assert_close(mine.gradient, u)
     assert (theirs.gradient - u).abs().max() > 0.1
-    for other in (rows.take(torch.tensor([3, 1])), rows.with_float32_derivatives(), rows.heated(None)):
+    for other in (rows.take(torch.tensor([3, 1])), rows.with_float32_derivatives(), rows.with_noise_scale(None)):
         assert other.without_gram_force() is other
 
 

@@ -193,7 +193,9 @@ class Clipped(dgm.WithNoise):
 def test_other_noise_does_not_integrate_out(model):
     fibre = dgm.condition(model, model(draws(model.input_density.dim)))
     assert fibre.marginal is None
-    with pytest.raises(dgm.ArgumentError, match=f"additive normal noise, which this one of a {type(model).__name__}"):
+    with pytest.raises(
+        dgm.errors.ArgumentError, match=f"additive normal noise, which this one of a {type(model).__name__}"
+    ):
         dgm.LiftedHMC().check(fibre)
 
 

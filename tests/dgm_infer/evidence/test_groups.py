@@ -77,5 +77,5 @@ def test_every_method_runs_in_groups(method):
 @pytest.mark.parametrize("groups", [3, 16, 0, 1.5])
 def test_groups_that_do_not_divide_the_chains_are_named(groups):
     known = known_gaussian(1)
-    with pytest.raises(dgm.ArgumentError, match="groups"):
+    with pytest.raises(dgm.errors.ArgumentError, match="groups"):
         dgm.log_evidence(known.target, known.base, dgm.AIS(5), groups=groups, chains=16, progress=False)

@@ -317,5 +317,5 @@ def test_warm_up_tunes_step_length_and_metric_per_problem():
     ],
 )
 def test_bad_arguments_are_named(make, message):
-    with pytest.raises(dgm.ArgumentError, match=message):
+    with pytest.raises(dgm.errors.ArgumentError, match=message):
         make()

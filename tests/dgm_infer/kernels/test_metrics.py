@@ -274,7 +274,7 @@ def test_an_adapted_metric_can_be_reused():
     ],
 )
 def test_bad_metrics_are_named(make, message):
-    with pytest.raises(dgm.ArgumentError, match=message):
+    with pytest.raises(dgm.errors.ArgumentError, match=message):
         make()
 
 

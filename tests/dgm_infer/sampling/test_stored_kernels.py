@@ -125,7 +125,7 @@ def test_what_cannot_be_made_again_names_itself_and_samples_nothing(stored):
     # and is stored again as it was
     assert to_json(kernel) == json.loads(json.dumps(values))
     target = dgm.Target(lambda x: x.square().sum(-1), 2)
-    with pytest.raises(dgm.ArgumentError, match=values["class_path"].replace(".", r"\.")):
+    with pytest.raises(dgm.errors.ArgumentError, match=values["class_path"].replace(".", r"\.")):
         dgm.sample(target, kernel, progress=False)
 
 
@@ -177,5 +177,5 @@ def test_evidence_of_the_first_version_loads():
 def test_draws_refuse_a_problem_of_another_size(tmp_path):
     path = DATA / "draws_hmc_0.1.0.nc"
     other = dgm.Target(lambda x: x.square().sum(-1), 3, (2,))
-    with pytest.raises(dgm.ArgumentError, match=r"\(2, 2\).*\(2, 3\)"):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"\(2, 2\).*\(2, 3\)"):
         dgm.Draws.load(path, problem=other)
