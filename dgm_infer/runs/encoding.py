@@ -1,8 +1,8 @@
 """Objects as bytes without pickles: a tree of class paths and fields as JSON, and its tensors, in one safetensors file.
 
 An object is what its class and its attributes are. Reading looks classes and functions up by name in modules that are
-imported, or in this project's packages; it imports and calls nothing else that a file names, but for ``__setstate__`` of
-such a class. The standard library's are refused: no file can ask for ``os.system``.
+imported, or in this project's packages; it calls nothing that a file names, but for ``__setstate__`` of such a class.
+The standard library's are refused: no file can ask for ``os.system``.
 """
 
 import collections

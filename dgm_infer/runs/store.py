@@ -21,6 +21,8 @@ from ..errors import ArgumentError, CheckpointError, cause
 
 __all__ = ["Reader", "Store", "Writer"]
 
+_SETTINGS = ("journal_mode = DELETE", "synchronous = EXTRA", "cell_size_check = ON")
+
 _Result = TypeVar("_Result")
 
 # Bytes of a record that one row holds: below the 10^9 at which SQLite refuses a value.
@@ -179,7 +181,7 @@ class Store:
         def connected() -> sqlite3.Connection:
             uri = f"{self.path.absolute().as_uri()}?mode={mode}"
             found = sqlite3.connect(uri, timeout=patience, isolation_level=None, check_same_thread=False, uri=True)
-            for setting in ("journal_mode = DELETE", "synchronous = EXTRA", "cell_size_check = ON"):
+            for setting in _SETTINGS:
                 found.execute(f"PRAGMA {setting}")
             return found
 

@@ -224,9 +224,7 @@ def test_a_file_that_points_to_another_is_refused(tmp_path, draws, point):
 def test_draws_of_another_observation_are_refused(tmp_path, draws):
     draws.save(tmp_path / "posterior.nc")
     other = dgm.condition(draws.problem.model, image(3) + 0.2, observe=dgm.pixels(MASK))
-    with pytest.raises(
-        dgm.errors.ArgumentError, match=r"constraint differs .* by 0\.2: give the problem that was sampled"
-    ):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"constraint differs .* by 0\.2: give the problem"):
         dgm.Draws.load(tmp_path / "posterior.nc", problem=other)
 
 
