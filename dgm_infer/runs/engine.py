@@ -17,9 +17,9 @@ import torch
 
 from .. import errors
 from ..errors import CheckpointError, DgmInferError
-from ..sampling.conclusion import concluded
-from ..sampling.course import Outset, device_of, named
 from ..sampling.draws import Draws
+from ..sampling.report import finalise
+from ..sampling.run import RunInputs, device_of, named
 from ..target import reference
 from .folder import WARMUP, RunFolder
 from .shards import Part, Signals, collected, is_finished, progress_of, read_progress, run_shard
@@ -90,7 +90,7 @@ def go_on(
         if asked is not None:
             raise KeyboardInterrupt from error
         raise
-    return concluded(outcome, stopped_by, stacklevel=5)
+    return finalise(outcome, stopped_by, stacklevel=5)
 
 
 def problem_at(folder: RunFolder, problem: Any, place: torch.device | None) -> Any:
@@ -109,11 +109,11 @@ def problem_at(folder: RunFolder, problem: Any, place: torch.device | None) -> A
     return folder.stored("problem", {old: str(place)})
 
 
-def _inputs(folder: RunFolder, problem: Any) -> tuple[Outset, dict[str, str]]:
+def _inputs(folder: RunFolder, problem: Any) -> tuple[RunInputs, dict[str, str]]:
     """What a shard begins with, and where its tensors go."""
     devices = {folder.manifest["device"]: str(device_of(problem))} if reference(problem) is not None else {}
     kernel, initial = (folder.stored(name, devices) for name in ("kernel", "initial"))
-    return Outset(problem, kernel, initial, folder.manifest["undecided"]), devices
+    return RunInputs(problem, kernel, initial, folder.manifest["undecided"]), devices
 
 
 def _made_here(
@@ -145,7 +145,7 @@ def _made_here(
 def _made(
     folder: RunFolder,
     name: str,
-    inputs: Outset,
+    inputs: RunInputs,
     devices: dict[str, str],
     signals: Signals,
     *,
@@ -155,14 +155,14 @@ def _made(
     single = folder.manifest["shards"] == 1
     if not single and is_finished(folder, name):
         return Report()
-    course, stopped_by, kept = run_shard(folder, name, inputs, devices, signals, progress=progress, looks=looks)
+    sampling, stopped_by, kept = run_shard(folder, name, inputs, devices, signals, progress=progress, looks=looks)
     if kept and (looks or not single):
         return Report(stopped_by)
-    draws = course.draws()
+    draws = sampling.draws()
     if looks:
         # to the process that asked for them, which may have other devices
         draws = {name: value.cpu() for name, value in draws.items()}
-    return Report(stopped_by, part=Part(progress_of(course), draws), kernel=None if looks else course.kernel)
+    return Report(stopped_by, part=Part(progress_of(sampling), draws), kernel=None if looks else sampling.kernel)
 
 
 def _await(folder: RunFolder, name: str, signals: Signals) -> bool:

@@ -17,10 +17,10 @@ from ..arguments.shown import is_sequence, shown
 from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, CheckpointError, DgmInferError
 from ..sampling import sample as hook
-from ..sampling.conclusion import as_draws
-from ..sampling.course import Outset, Plan, device_of
 from ..sampling.draws import Draws
 from ..sampling.preflight import check_size
+from ..sampling.report import as_draws
+from ..sampling.run import RunInputs, RunPlan, device_of
 from ..target import Target, as_target
 from .engine import go_on, problem_at, ranks
 from .folder import RunFolder
@@ -124,8 +124,8 @@ def collect(run: str | os.PathLike, problem: Any = None) -> Draws:
 
 def begin_run(
     run: str | os.PathLike | None,
-    inputs: Outset,
-    plan: Plan,
+    inputs: RunInputs,
+    plan: RunPlan,
     *,
     checkpoint_every: float,
     devices: Any,
@@ -227,7 +227,7 @@ def _gone_on(
     if ranked[0] > 0:
         return go_on(call, folder, None, _given(call, folder, given, places), None, None, False, ranked)
     with folder.writing() as writer:
-        before = Plan(**folder.plan)
+        before = RunPlan(**folder.plan)
         problem = _given(call, folder, given, places)
         if more:
             plan = dataclasses.replace(before, draws=before.draws + more)

@@ -18,8 +18,8 @@ from torch import Tensor
 from ..errors import ArgumentError, CheckpointError
 from ..kernels.stored import from_json, to_json
 from ..progress import Progress
-from ..sampling.course import Course, Outcome, Outset, Plan, diagnostics, driven
 from ..sampling.draws import other_seed
+from ..sampling.run import RunInputs, RunOutcome, RunPlan, SamplingRun, diagnostics, run_until_stopped
 from ..target import reference
 from .encoding import decode, decode_tensors, encode, encode_tensors
 from .folder import WARMUP, RunFolder
@@ -109,7 +109,7 @@ class Keeper:
         self._every = folder.manifest["checkpoint_every"]
         self._due, self._look = time.monotonic() + self._every, time.monotonic() + _LOOK
 
-    def __call__(self, course: Course) -> None:
+    def __call__(self, sampling: SamplingRun) -> None:
         now = time.monotonic()
         stops = self._signals.asked is not None
         if self._looks and now >= self._look:
@@ -119,37 +119,37 @@ class Keeper:
                 stops |= self._folder.is_stopped
         if stops or now >= self._due:
             try:
-                self.write(course)
+                self.write(sampling)
             except ArgumentError as error:
                 # a disk may be full for a while: the chains go on
-                warnings.warn(f"no checkpoint after {course.now.transitions} transitions: {error}", stacklevel=2)
+                warnings.warn(f"no checkpoint after {sampling.now.transitions} transitions: {error}", stacklevel=2)
             self._due = time.monotonic() + self._every
         if stops:
             raise _Stopped
 
-    def write(self, course: Course) -> None:
-        """A checkpoint of where the course is: what it holds beyond what the store has."""
+    def write(self, sampling: SamplingRun) -> None:
+        """A checkpoint of where the sampling is: what it holds beyond what the store has."""
         progress = read_progress(self._writer)
         before = 0 if progress is None else progress["count"]
-        now = progress_of(course)
+        now = progress_of(sampling)
         if progress is not None and (progress["transitions"], progress["warms"]) == (now["transitions"], now["warms"]):
             return
-        records = {"progress": json.dumps(now).encode(), "state": encode(course, "the state of this kernel")}
+        records = {"progress": json.dumps(now).encode(), "state": encode(sampling, "the state of this kernel")}
         if now["count"] > before:
-            records[f"draws/{before:012d}"] = encode_tensors(course.draws(before))
+            records[f"draws/{before:012d}"] = encode_tensors(sampling.draws(before))
         self._writer.write(records)
 
 
-def progress_of(course: Course) -> dict[str, Any]:
-    ancestors = course.ancestors
+def progress_of(sampling: SamplingRun) -> dict[str, Any]:
+    ancestors = sampling.ancestors
     return {
-        "transitions": course.now.transitions,
-        "count": course.count,
-        "kernel": None if course.warms_up else to_json(course.kernel),
+        "transitions": sampling.now.transitions,
+        "count": sampling.count,
+        "kernel": None if sampling.warms_up else to_json(sampling.kernel),
         "ancestors": None if ancestors is None else ancestors.tolist(),
-        "stayed": course.now.stayed.tolist(),
-        "adapts": course.adapts,
-        "warms": course.warms_up,
+        "stayed": sampling.now.stayed.tolist(),
+        "adapts": sampling.adapts,
+        "warms": sampling.warms_up,
     }
 
 
@@ -179,9 +179,9 @@ def read_part(reader: Reader, device: torch.device | str = "cpu") -> Part | None
     return Part(progress, {n: torch.cat([chunk[n] for chunk in chunks], 1) for n in (chunks[0] if chunks else {})})
 
 
-def shard_plan(folder: RunFolder, name: str) -> Plan:
+def shard_plan(folder: RunFolder, name: str) -> RunPlan:
     """The plan of a shard."""
-    plan, n = Plan(**folder.plan), folder.manifest["shards"]
+    plan, n = RunPlan(**folder.plan), folder.manifest["shards"]
     if n == 1:
         return plan
     if name == WARMUP:
@@ -212,13 +212,13 @@ def is_finished(folder: RunFolder, name: str) -> bool:
 def run_shard(
     folder: RunFolder,
     name: str,
-    inputs: Outset,
+    inputs: RunInputs,
     devices: dict[str, str],
     signals: Signals,
     *,
     looks: bool,
     progress: bool,
-) -> tuple[Course, str | None, bool]:
+) -> tuple[SamplingRun, str | None, bool]:
     """Make what is left of a shard.
 
     Args:
@@ -235,36 +235,36 @@ def run_shard(
         made = 0 if before is None else before["transitions"]
         with Progress(progress, diagnostics, plan.transitions - made) as bar:
             if before is not None:
-                course = _taken_up(writer, inputs.problem, plan, devices)
+                sampling = _taken_up(writer, inputs.problem, plan, devices)
                 bar.note(f"{folder.path}: goes on at transition {made} of {plan.transitions}")
             elif folder.manifest["shards"] > 1 and name != WARMUP:
-                course = _shard_of(folder, name, inputs.problem, plan, devices)
+                sampling = _shard_of(folder, name, inputs.problem, plan, devices)
             else:
                 signals.raising(True)
-                course = Course.begin(inputs, plan, bar)
+                sampling = SamplingRun.begin(inputs, plan, bar)
                 signals.raising(False)
             keeper = Keeper(folder, writer, signals, looks)
             stopped_by = None
             # the search for starting points may have taken minutes
-            kept = _written(keeper, course)
+            kept = _written(keeper, sampling)
             try:
-                stopped_by = driven(course, bar, keeper)
+                stopped_by = run_until_stopped(sampling, bar, keeper)
             except KeyboardInterrupt as error:
-                made = f"after transition {course.now.transitions} of {plan.transitions}"
+                made = f"after transition {sampling.now.transitions} of {plan.transitions}"
                 error.add_note(f"{made}: dgm.resume({str(folder.path)!r}) goes on")
                 raise
-        kept = _written(keeper, course)
+        kept = _written(keeper, sampling)
     if kept is not None:
         stopped_by = f"not all draws are in {folder.path} ({kept})"
     elif stopped_by is not None:
         stopped_by += f" (dgm.resume({str(folder.path)!r}) goes on)"
-    return course, stopped_by, kept is None
+    return sampling, stopped_by, kept is None
 
 
-def _written(keeper: Keeper, course: Course) -> str | None:
+def _written(keeper: Keeper, sampling: SamplingRun) -> str | None:
     """Why a checkpoint could not be written, which leaves the draws in memory; None if it was."""
     try:
-        keeper.write(course)
+        keeper.write(sampling)
     except (ArgumentError, CheckpointError) as error:
         return str(error)
     except KeyboardInterrupt:
@@ -272,20 +272,20 @@ def _written(keeper: Keeper, course: Course) -> str | None:
     return None
 
 
-def _taken_up(reader: Reader, problem: Any, plan: Plan, devices: dict[str, str]) -> Course:
+def _taken_up(reader: Reader, problem: Any, plan: RunPlan, devices: dict[str, str]) -> SamplingRun:
     """The chains of the last checkpoint."""
-    course = decode(reader.read("state") or b"", f"the state in {reader.path}", devices)
-    device = course.now.state.position.device
+    sampling = decode(reader.read("state") or b"", f"the state in {reader.path}", devices)
+    device = sampling.now.state.position.device
     part = read_part(reader, device)
     if any(device.type != torch.device(old).type for old in devices):
         # random numbers of one kind of device cannot go on on another
-        fresh = torch.Generator(device).manual_seed(other_seed(f"{device} {course.now.transitions}", plan.seed))
-        course.now = course.now._replace(random=fresh.get_state())
-    course.resume(problem, {} if part is None else part.draws, plan)
-    return course
+        fresh = torch.Generator(device).manual_seed(other_seed(f"{device} {sampling.now.transitions}", plan.seed))
+        sampling.now = sampling.now._replace(random=fresh.get_state())
+    sampling.resume(problem, {} if part is None else part.draws, plan)
+    return sampling
 
 
-def _shard_of(folder: RunFolder, name: str, problem: Any, plan: Plan, devices: dict[str, str]) -> Course:
+def _shard_of(folder: RunFolder, name: str, problem: Any, plan: RunPlan, devices: dict[str, str]) -> SamplingRun:
     """A shard's chains where the common warm-up left them."""
     with folder.shard(WARMUP).reading() as reader:
         warm = decode(reader.read("state") or b"", f"the state in {reader.path}", devices)
@@ -294,9 +294,9 @@ def _shard_of(folder: RunFolder, name: str, problem: Any, plan: Plan, devices: d
     ancestors = None if warm.ancestors is None else warm.ancestors[first:last]
     rng = torch.Generator(position.device).manual_seed(plan.seed)
     state = warm.kernel.init(problem, position)
-    course = Course(problem, warm.kernel, plan, state, rng, ancestors=ancestors)
-    course.adapts = warm.adapts
-    return course
+    sampling = SamplingRun(problem, warm.kernel, plan, state, rng, ancestors=ancestors)
+    sampling.adapts = warm.adapts
+    return sampling
 
 
 def count_of(folder: RunFolder) -> int:
@@ -311,7 +311,7 @@ def count_of(folder: RunFolder) -> int:
     return min(counts)
 
 
-def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = None) -> Outcome:
+def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = None) -> RunOutcome:
     """What the checkpoints of all shards have; of shards that differ, as many draws as the shortest has.
 
     Args:
@@ -325,7 +325,7 @@ def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = N
     device = torch.device("cpu") if like is None else like.device
     found = list(_parts(folder, parts or {}, device))
     count = min((part.progress["count"] for part in found), default=0) if len(found) == len(folder.names) else 0
-    plan = Plan(**folder.plan)
+    plan = RunPlan(**folder.plan)
     if count == 0:
         raise CheckpointError(
             f"{folder.path}: no draws yet, {_transitions(folder)} of {plan.warmup} transitions of warm-up in the last "
@@ -335,7 +335,7 @@ def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = N
     draws = {name: value[:, :count].to(device) for name, value in found[0].draws.items()}
     if len(found) > 1:
         draws = {name: torch.cat([part.draws[name][:, :count].to(device) for part in found]) for name in draws}
-    return Outcome(
+    return RunOutcome(
         problem=problem,
         kernel=from_json(found[0].progress["kernel"]),
         plan=plan,

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from ..conditioning.fibre import Fibre
-from ..conditioning.search import towards
-from ..conditioning.solve import search_once
+from ..conditioning.start_points import search_once, towards
 
 __all__ = ["low_points"]
 
@@ -95,7 +94,7 @@ def _descended(rows: Fibre, u: Tensor, tolerance: float) -> tuple[Tensor, Tensor
     active = torch.ones(len(u), dtype=torch.bool, device=u.device)
     u = towards(fibre, u, torch.zeros_like(u), tolerance=tolerance * rows.scale, active=active)
     # without the gradient of the Gram term, which takes most of the time
-    cheap = fibre.without_gram_force()
+    cheap = fibre.computed(gram_force=False)
     return u, cheap.evaluate(type(cheap).linearise, u).energy.nan_to_num(nan=torch.inf)
 
 

@@ -13,10 +13,10 @@ from ..errors import ArgumentError
 from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Kernel, RiemannianHMC
 from ..progress import Progress
 from ..target import Target, as_target
-from .conclusion import concluded
-from .course import Course, Outset, Plan, device_of, diagnostics, driven
 from .draws import Draws
 from .preflight import check_energy, check_size
+from .report import finalise
+from .run import RunInputs, RunPlan, SamplingRun, device_of, diagnostics, run_until_stopped
 
 __all__ = ["sample"]
 
@@ -85,7 +85,7 @@ def sample(
         :class:`Draws`. An interrupt (Ctrl-C), or an exception of the model, after the first draw returns the draws made
         so far, with ``interrupted`` set and a warning that names the cause. A run whose draws are of no use says so
         in warnings (:func:`~dgm_infer.sampling.verdict.verdict`), and so does one whose chains form groups that never
-        overlap, over all of which no mean is the posterior's (``Draws.components``).
+        overlap, over all of which no mean is the posterior's (``Draws.chain_groups``).
 
     Raises:
         ArgumentError: an argument is outside its range, the folder holds a run, or what to sample cannot be stored.
@@ -103,7 +103,7 @@ def sample(
             f"kernel={name}: expected an instance, for example {type(default_kernel(problem)).__name__}()"
         )
     kernel.check(problem)
-    plan = Plan.checked(
+    plan = RunPlan.checked(
         chains=chains,
         warmup=warmup,
         draws=draws,
@@ -118,12 +118,12 @@ def sample(
     check_size(problem, chains=chains, warmup=plan.warmup, draws=draws, thin=thin, keep=keep)
     if isinstance(problem, Target) and initial is None:
         check_energy(problem, kernel, device_of(problem, initial))
-    outset = Outset(problem, kernel, initial, undecided)
+    run_inputs = RunInputs(problem, kernel, initial, undecided)
     if (run, devices, executor, shards) != (None, None, None, None):
         assert begin_run is not None
         return begin_run(
             run,
-            outset,
+            run_inputs,
             plan,
             checkpoint_every=positive("sample", "checkpoint_every", checkpoint_every),
             devices=devices,
@@ -132,9 +132,9 @@ def sample(
             progress=progress,
         )
     with Progress(progress, diagnostics, plan.transitions) as bar:
-        course = Course.begin(outset, plan, bar)
-        stopped_by = driven(course, bar)
-    return concluded(course.outcome(), stopped_by)
+        sampling_run = SamplingRun.begin(run_inputs, plan, bar)
+        stopped_by = run_until_stopped(sampling_run, bar)
+    return finalise(sampling_run.outcome(), stopped_by)
 
 
 def default_kernel(problem: Fibre | Target) -> Kernel:

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
-from ..conditioning.projection import solver_tolerance
-from ..conditioning.solve import damped_gauss_newton
+from ..conditioning.projection import damped_gauss_newton, solver_tolerance
 from ..errors import ArgumentError, EvidenceError
 from ..kernels import Kernel, LiftedHMC
 from ..kernels.jumps import Jumps
@@ -18,8 +17,8 @@ from ..kernels.tuning import FibreKernel, Jumping, Tunable, Tuning
 from ..models import DirectedModel
 from ..references.modes import modes
 from ..target import Target
+from .allocation import allocate_chains
 from .low_points import low_points
-from .shares import shared_out
 from .step_size import reasonable_step_size
 
 __all__ = ["Start", "anneal_noise", "starting_points"]
@@ -166,7 +165,7 @@ def anneal_noise(
     negligible mode, and restart from another point. (Tempering of an ABC kernel, J 7, with the weights of annealed
     importance sampling, math 7.1, which serve no other purpose: points are not resampled by them, as too few would
     remain.) Where the noise is additive, chains are shared out over the modes that the points have ended in
-    (:func:`shared_out`); else the share of chains in one of several modes is not its posterior weight.
+    (:func:`allocate_chains`); else the share of chains in one of several modes is not its posterior weight.
 
     Args:
         problem: a fibre with ``observed.can_scale_noise``.
@@ -217,7 +216,7 @@ def anneal_noise(
     if problem.marginal is None:
         return Start(u[:chains], ancestors[:chains], typical=True)
     report("start-up, masses of modes")
-    chosen, there, jumps = shared_out(problem.marginal, model.split(u)[0], chains, rng)
+    chosen, there, jumps = allocate_chains(problem.marginal, model.split(u)[0], chains, rng)
     point = chosen.clamp_max(len(u) - 1)
     position, ancestors = u.gather(0, point.unsqueeze(-1).expand(*point.shape, problem.dim)), ancestors.gather(0, point)
     if there is not None:

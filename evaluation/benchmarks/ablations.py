@@ -21,7 +21,7 @@ from torch import Tensor
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ConfigError, DgmInferError
-from dgm_infer.sampling.components import side_by_side
+from dgm_infer.sampling.chain_groups import side_by_side
 from dgm_infer.sampling.inference_data import effective_draws, r_hat
 
 from ..problems.known import known_target

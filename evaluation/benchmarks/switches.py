@@ -9,7 +9,7 @@ import torch
 
 from dgm_infer.kernels import LiftedHMC
 from dgm_infer.kernels import hmc as hmc_module
-from dgm_infer.sampling import course, low_points, pilot, shares, starts, warmup
+from dgm_infer.sampling import allocation, low_points, pilot, run, starts, warmup
 from dgm_infer.sampling.settling import Settling
 
 __all__ = ["SWITCHES", "Switch", "replaced", "switch"]
@@ -63,7 +63,7 @@ def _pilot():
     def lifted(*arguments: Any, **options: Any) -> pilot.Choice:
         return pilot.Choice(LiftedHMC(), "LiftedHMC")
 
-    with replaced(course, pick_kernel=lifted):
+    with replaced(run, pick_kernel=lifted):
         yield
 
 
@@ -77,7 +77,7 @@ def _annealing():
             return anneal(problem, kernel, chains, rng, **options)
         n = max(chains, starts._LARGE_POPULATION)
         points = marginal.start(n, rng)
-        found = shares.shared_out(marginal, points, chains, rng)
+        found = allocation.allocate_chains(marginal, points, chains, rng)
         u1 = points[:chains] if found.position is None else found.position
         if found.position is None:
             u1 = points.gather(0, found.chosen.unsqueeze(-1).expand(*found.chosen.shape, marginal.dim))
@@ -89,27 +89,27 @@ def _annealing():
 
 @switch("masses", "chains are shared out over modes by their Laplace masses, found by descents")
 def _masses():
-    def own(marginal: Any, position: torch.Tensor, chains: int, rng: torch.Generator) -> shares.Shares:
-        return shares.Shares(shares.places(position[..., 0])[:chains])
+    def own(marginal: Any, position: torch.Tensor, chains: int, rng: torch.Generator) -> allocation.Allocation:
+        return allocation.Allocation(allocation.places(position[..., 0])[:chains])
 
-    with replaced(starts, shared_out=own):
+    with replaced(starts, allocate_chains=own):
         yield
 
 
 @switch("prior descents", "descents to the modes begin at prior draws too, and not at annealed points alone")
 def _prior_descents():
-    with replaced(shares, _SEARCHES=0):
+    with replaced(allocation, _SEARCHES=0):
         yield
 
 
 @switch("jumps", "kernels on fibres of additive noise jump between the modes that were found")
 def _jumps():
-    found = course.starting_points
+    found = run.starting_points
 
     def without(*arguments: Any, **options: Any) -> starts.Start:
         return found(*arguments, **options)._replace(jumps=None)
 
-    with replaced(course, starting_points=without):
+    with replaced(run, starting_points=without):
         yield
 
 

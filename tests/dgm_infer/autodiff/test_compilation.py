@@ -92,7 +92,7 @@ def test_a_traced_linearisation_by_structure_is_called_for_any_number_of_rows(co
     for rows in (3, 7):
         u = torch.randn(rows, problem.dim, generator=torch.Generator().manual_seed(4), dtype=FLOAT)
         expected = problem.rows(rows).linearise(u)
-        found = problem.compiled().rows(rows).evaluate(dgm.Fibre.linearise, u)
+        found = problem.computed(mode="compiled").rows(rows).evaluate(dgm.Fibre.linearise, u)
         torch.testing.assert_close(found.energy, expected.energy)
         torch.testing.assert_close(found.gradient, expected.gradient)
     # code is for what is evaluated often
@@ -128,7 +128,7 @@ def test_a_fibre_keeps_what_it_compiled(compiled):
 
 def test_a_solver_of_many_updates_is_one_graph_of_a_few(compiled):
     problem = dgm.condition(Wave(), [0.0])
-    fibre = problem.rows(1).compiled()
+    fibre = problem.rows(1).computed(mode="compiled")
     u = torch.tensor([[0.9, 0.4]], dtype=FLOAT)
     base, none = fibre.jacobian(u), torch.zeros(1, dtype=FLOAT)
     everything = torch.ones(1, dtype=torch.bool)
@@ -142,11 +142,11 @@ def test_a_solver_of_many_updates_is_one_graph_of_a_few(compiled):
 
 
 def test_variants_that_share_a_compiler_keep_their_functions(compiled):
-    fibre = PROBLEMS["pairs"]().rows(3).compiled()
+    fibre = PROBLEMS["pairs"]().rows(3).computed(mode="compiled")
     u = fibre.start(1, torch.Generator().manual_seed(0))[0]
-    both = [each.evaluate(dgm.Fibre.linearise, u, often=False) for each in (fibre, fibre.without_gram_force())]
+    both = [each.evaluate(dgm.Fibre.linearise, u, often=False) for each in (fibre, fibre.computed(gram_force=False))]
     assert len(compiled) == 0
-    for found, each in zip(both, (fibre, fibre.without_gram_force()), strict=True):
+    for found, each in zip(both, (fibre, fibre.computed(gram_force=False)), strict=True):
         torch.testing.assert_close(found.gradient, each.linearise(u).gradient, rtol=1e-8, atol=1e-10)
     assert (both[0].gradient - both[1].gradient).abs().max() > 0.01
 
@@ -189,7 +189,7 @@ def test_tracing_computes_a_few_rows_only():
     problem = dgm.condition(Counted(), [1.0])
     for rows in (3, 500):
         u = torch.randn(rows, 2, generator=torch.Generator().manual_seed(rows), dtype=FLOAT)
-        fibre = problem.compiled().rows(rows)
+        fibre = problem.computed(mode="compiled").rows(rows)
         problem.model.most = 0
         fibre.evaluate(dgm.Fibre.linearise, u)
         # once traced, the graph computes, not the model

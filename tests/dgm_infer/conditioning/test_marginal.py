@@ -76,7 +76,7 @@ def masks(different):
 def test_the_marginals_of_some_problems_are_those_of_all(different, dtype):
     model, y = linear_gaussian_model(), draws(3, 6)
     problem = dgm.condition(model, y, observe=dgm.pixels(masks(different)))
-    whole = (problem.with_float32_derivatives() if dtype == torch.float32 else problem).marginal
+    whole = (problem.computed(float32=True) if dtype == torch.float32 else problem).marginal
     rows = torch.tensor([2, 0, 2, 1])
     part = whole.take(rows)
     assert part.batch_shape == (4,)

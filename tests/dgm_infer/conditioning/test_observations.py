@@ -223,7 +223,7 @@ def test_the_pixels_of_an_image_are_the_data_of_which_the_rest_is_hidden():
 def test_derivatives_in_float32_leave_the_operator_its_own_type(observe):
     fibre = dgm.condition(Pictures("dense"), observe(pictures()), observe=observe)
     u = torch.randn(3, 50, generator=torch.Generator().manual_seed(116), dtype=FLOAT)
-    exact, coarse = fibre.rows(3).jacobian(u), fibre.with_float32_derivatives().rows(3).jacobian(u)
+    exact, coarse = fibre.rows(3).jacobian(u), fibre.computed(float32=True).rows(3).jacobian(u)
     torch.testing.assert_close(coarse.log_det, exact.log_det, rtol=1e-3, atol=1e-3)
 
 

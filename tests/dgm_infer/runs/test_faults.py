@@ -11,7 +11,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.runs.folder import RunFolder
 from dgm_infer.runs.store import Writer
-from dgm_infer.sampling.course import Course
+from dgm_infer.sampling.run import SamplingRun
 from tests.dgm_infer.runs.test_runs import Killed, assert_same
 from tests.models import Bent
 from tests.oracles import FLOAT
@@ -167,7 +167,7 @@ def test_two_interrupts_of_which_the_second_meets_the_last_write_return_the_draw
 
 
 def test_a_second_run_in_the_same_folder_is_refused_and_has_changed_nothing(tmp_path, monkeypatch, whole):
-    begin, second = Course.begin.__func__, []
+    begin, second = SamplingRun.begin.__func__, []
 
     def begun(cls, *arguments):
         before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}
@@ -180,7 +180,7 @@ def test_a_second_run_in_the_same_folder_is_refused_and_has_changed_nothing(tmp_
         second.append(None)
         return begin(cls, *arguments)
 
-    monkeypatch.setattr(Course, "begin", classmethod(begun))
+    monkeypatch.setattr(SamplingRun, "begin", classmethod(begun))
     assert_same(run(run=tmp_path / "run"), whole)
     assert second
 
@@ -292,7 +292,7 @@ def test_a_flipped_bit_is_found(tmp_path, whole, name):
 
 @pytest.mark.parametrize("kind", ["removed", "moved", "replaced by a file"])
 def test_a_folder_that_changes_under_the_run_costs_no_draw(tmp_path, monkeypatch, whole, kind):
-    folder, advance = tmp_path / "run", Course.advance
+    folder, advance = tmp_path / "run", SamplingRun.advance
 
     def changed(self, bar, after_each):
         if kind == "moved":
@@ -303,7 +303,7 @@ def test_a_folder_that_changes_under_the_run_costs_no_draw(tmp_path, monkeypatch
             folder.write_text("a file")
         advance(self, bar, after_each)
 
-    monkeypatch.setattr(Course, "advance", changed)
+    monkeypatch.setattr(SamplingRun, "advance", changed)
     with pytest.warns(UserWarning, match="not all draws are in") as caught:
         draws = run(run=folder, checkpoint_every=1000)
     assert all("\n" not in str(each.message) for each in caught)
@@ -376,15 +376,15 @@ class Lossy:
 
 def test_shards_of_lost_workers_are_made_by_others_and_finished_ones_once(tmp_path, monkeypatch):
     whole = run(shards=4)
-    executor, advance, advanced = Lossy(lost={1}, before={0, 3}), Course.advance, []
-    monkeypatch.setattr(Course, "advance", lambda *arguments: advanced.append(None) or advance(*arguments))
+    executor, advance, advanced = Lossy(lost={1}, before={0, 3}), SamplingRun.advance, []
+    monkeypatch.setattr(SamplingRun, "advance", lambda *arguments: advanced.append(None) or advance(*arguments))
     with pytest.warns(UserWarning, match=r"the worker of .* was lost \(OSError: the node is gone\)"):
         draws = run(run=tmp_path / "run", executor=executor, shards=4)
     assert_same(draws, whole)
     assert executor.submitted[:3] == ["warmup"] * 3
     assert sorted(executor.submitted[3:]) == ["shard-0", "shard-0", "shard-1", "shard-2", "shard-3"]
     assert len(advanced) == 5
-    monkeypatch.setattr(Course, "advance", None)
+    monkeypatch.setattr(SamplingRun, "advance", None)
     assert_same(dgm.resume(tmp_path / "run", executor=Lossy(set()), progress=False), whole)
 
 

@@ -136,7 +136,7 @@ def test_groups_of_chains_are_named_once():
     (found,) = held(x).diagnose()
     assert found.severity == "misleading"
     assert found.what == "chains of problem 1 form 2 groups that never overlap (2 and 2 chains)"
-    assert "draws.components" in found.remedy
+    assert "draws.chain_groups" in found.remedy
 
 
 # ---------------------------------------------------------------------------------------------------------- transitions
