@@ -65,8 +65,10 @@ def go_on(
         ranked: the rank of this process, and of how many, that make the run together.
     """
     problem = problem_at(folder, problem, places[0] if places and len(places) == 1 else None)
-    with Signals(folder.path) as signals:
+    with Signals(folder.path) as signals, ExitStack() as stack:
         if writer is not None and (executor is not None or (places is not None and len(places) > 1)):
+            if executor is None:
+                executor = stack.enter_context(_Pool(len(places or ())))
             team = _Workers(folder, writer, problem, places, executor, progress)
             single = folder.manifest["shards"] == 1
             reports = {} if single else team.make([WARMUP], signals)
@@ -90,7 +92,9 @@ def go_on(
         if asked is not None:
             raise KeyboardInterrupt from error
         raise
-    return finalise(outcome, stopped_by, stacklevel=5)
+    draws = finalise(outcome, stopped_by, stacklevel=5)
+    draws.interrupted |= draws.shape[0] < folder.plan["chains"]
+    return draws
 
 
 def problem_at(folder: RunFolder, problem: Any, place: torch.device | None) -> Any:
@@ -207,30 +211,28 @@ class _Workers:
         self._writer.write({"stop": b"0"})
         reports: dict[str, Report] = {}
         losses: dict[str, tuple[int, int]] = {}
-        with ExitStack() as stack:
-            executor = self._executor or stack.enter_context(_Pool(len(self._places or ())))
-            free: list[Any] = list(self._places or [None] * len(waiting))
-            running: dict[str, tuple[Any, Any]] = {}
-            stops = False
-            while running or (waiting and not stops):
-                if signals.asked is not None and not stops:
-                    stops = True
-                    self._writer.write({"stop": b"1"})
-                while waiting and free and not stops:
-                    name, place = waiting.pop(0), free.pop(0)
-                    running[name] = executor.submit(work, *self._order(name, place)), place
-                for name, (future, place) in list(running.items()):
-                    if not future.done():
-                        continue
-                    del running[name]
-                    free.append(place)
-                    try:
-                        reports[name] = future.result()
-                    except (KeyboardInterrupt, Exception) as error:
-                        self._count_loss(name, losses, error, executor)
-                        if not stops:
-                            waiting.append(name)
-                time.sleep(_LOOK)
+        free: list[Any] = list(self._places or [None] * len(waiting))
+        running: dict[str, tuple[Any, Any]] = {}
+        stops = False
+        while running or (waiting and not stops):
+            if signals.asked is not None and not stops:
+                stops = True
+                self._writer.write({"stop": b"1"})
+            while waiting and free and not stops:
+                name, place = waiting.pop(0), free.pop(0)
+                running[name] = self._executor.submit(work, *self._order(name, place)), place
+            for name, (future, place) in list(running.items()):
+                if not future.done():
+                    continue
+                del running[name]
+                free.append(place)
+                try:
+                    reports[name] = future.result()
+                except (KeyboardInterrupt, Exception) as error:
+                    self._count_loss(name, losses, error)
+                    if not stops:
+                        waiting.append(name)
+            time.sleep(_LOOK)
         return reports
 
     def _order(self, name: str, place: Any) -> tuple:
@@ -244,16 +246,17 @@ class _Workers:
             shows,
         )
 
-    def _count_loss(self, name: str, losses: dict[str, tuple[int, int]], error: BaseException, executor: Any) -> None:
+    def _count_loss(self, name: str, losses: dict[str, tuple[int, int]], error: BaseException) -> None:
         """Note that a worker was lost; raise if it was one too many."""
-        why = executor.why() if isinstance(executor, _Pool) else f"{type(error).__name__}: {errors.cause(error)}"
+        own = isinstance(self._executor, _Pool)
+        why = self._executor.why() if own else f"{type(error).__name__}: {errors.cause(error)}"
         store, made = self._folder.shard(name), 0
         if store.exists:
             with store.reading() as reader:
                 made = (read_progress(reader) or {"transitions": 0})["transitions"]
         last, n = losses.get(name, (-1, 0))
         losses[name] = made, n + 1 if made == last else 1
-        broken = isinstance(error, BrokenExecutor) and not isinstance(executor, _Pool)
+        broken = isinstance(error, BrokenExecutor) and not own
         if broken or losses[name][1] >= _LOSSES:
             raise DgmInferError(
                 f"the worker of {name} was lost ({why}): dgm.resume({str(self._folder.path)!r}) goes on"

@@ -189,7 +189,7 @@ def _checked_path(call: str, run: str | os.PathLike) -> Path:
     Raises:
         ArgumentError: it is none, or a link.
     """
-    given = file_path(call, "run", run)
+    path = given = file_path(call, "run", run)
     try:
         path = given.expanduser()
         if path.is_symlink():

@@ -102,7 +102,9 @@ def extend(
 
 
 def collect(run: str | os.PathLike, problem: Any = None) -> Draws:
-    """The draws in a folder so far, also while a process adds to them; of several shards, as many as all have.
+    """The draws in a folder so far, also while a process adds to them.
+
+    Of shards that differ, those chains, and as many draws of each, as make the most.
 
     Args:
         run: the folder, as for :func:`resume`.
@@ -119,7 +121,9 @@ def collect(run: str | os.PathLike, problem: Any = None) -> Draws:
     if count_of(folder) == 0:
         # says how far it is, whatever the problem
         collected(folder, None)
-    return as_draws(collected(folder, _given("collect", folder, problem)))
+    draws = as_draws(collected(folder, _given("collect", folder, problem)))
+    draws.interrupted |= draws.shape[0] < folder.plan["chains"]
+    return draws
 
 
 def begin_run(

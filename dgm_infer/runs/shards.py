@@ -300,19 +300,17 @@ def _shard_of(folder: RunFolder, name: str, problem: Any, plan: RunPlan, devices
 
 
 def count_of(folder: RunFolder) -> int:
-    """Draws that every shard has made, by its last checkpoint."""
-    counts = []
+    """Draws that all shards have made together, by their last checkpoints."""
+    count = 0
     for name in folder.names:
-        store = folder.shard(name)
-        if not store.exists:
-            return 0
-        with store.reading() as reader:
-            counts.append((read_progress(reader) or {"count": 0})["count"])
-    return min(counts)
+        if (store := folder.shard(name)).exists:
+            with store.reading() as reader:
+                count += (read_progress(reader) or {"count": 0})["count"]
+    return count
 
 
 def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = None) -> RunOutcome:
-    """What the checkpoints of all shards have; of shards that differ, as many draws as the shortest has.
+    """What the checkpoints have: of shards that differ, those chains and as many draws of each as make the most.
 
     Args:
         problem: what was sampled; None if it is not at hand.
@@ -324,7 +322,9 @@ def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = N
     like = reference(problem) if problem is not None else None
     device = torch.device("cpu") if like is None else like.device
     found = list(_parts(folder, parts or {}, device))
-    count = min((part.progress["count"] for part in found), default=0) if len(found) == len(folder.names) else 0
+    counts = sorted((part.progress["count"] for part in found), reverse=True)
+    count = max(((n + 1) * each, each) for n, each in enumerate([*counts, 0]))[1]
+    found = [part for part in found if part.progress["count"] >= count]
     plan = RunPlan(**folder.plan)
     if count == 0:
         raise CheckpointError(
