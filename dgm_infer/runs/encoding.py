@@ -16,7 +16,6 @@ import types
 from typing import Any
 
 import numpy as np
-import safetensors.torch
 import torch
 from torch import Tensor, nn
 
@@ -45,7 +44,7 @@ def encode(value: Any, what: str) -> bytes:
     writer = _Writer()
     try:
         tree = json.dumps(writer.node(value))
-        return safetensors.torch.save(writer.tensors, {"tree": tree})
+        return _saved(writer.tensors, {"tree": tree})
     except (TypeError, ValueError, RuntimeError, NotImplementedError, RecursionError, AttributeError) as error:
         raise ArgumentError(
             f"{what} cannot be stored: {cause(error)}; functions and classes have to be those of a module, not lambdas"
@@ -63,7 +62,7 @@ def decode(content: bytes, what: str, devices: dict[str, str] | None = None) -> 
         CheckpointError: one of its classes is not available, or is another one now.
     """
     try:
-        return _Reader(safetensors.torch.load(content), devices or {}).value(_tree(content))
+        return _Reader(_loaded(content), devices or {}).value(_tree(content))
     except Exception as error:  # of __setstate__ too
         raise CheckpointError(f"{what} cannot be read here: {cause(error)}") from error
 
@@ -83,17 +82,29 @@ def modules_of(*contents: bytes) -> list[str]:
 
 def encode_tensors(tensors: dict[str, Tensor]) -> bytes:
     """Tensors by name; they are copied to the CPU."""
-    return safetensors.torch.save({name: _own(tensor) for name, tensor in tensors.items()})
+    return _saved({name: _own(tensor) for name, tensor in tensors.items()})
 
 
 def decode_tensors(content: bytes, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Tensors by name, on a device."""
-    return {name: value.to(device) for name, value in safetensors.torch.load(content).items()}
+    return {name: value.to(device) for name, value in _loaded(content).items()}
 
 
 def _tree(content: bytes) -> Any:
     size = int.from_bytes(content[:8], "little")
     return json.loads(json.loads(content[8 : 8 + size])["__metadata__"]["tree"])
+
+
+def _saved(tensors: dict[str, Tensor], metadata: dict[str, str] | None = None) -> bytes:
+    from safetensors.torch import save
+
+    return save(tensors, metadata)
+
+
+def _loaded(content: bytes) -> dict[str, Tensor]:
+    from safetensors.torch import load
+
+    return load(content)
 
 
 def _own(tensor: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 import os
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -49,8 +48,10 @@ def known_problem(problem: Any) -> dict[str, Tensor] | None:
 
 def packed(known: dict[str, Tensor]) -> Tensor:
     """A fingerprint as the bytes of a safetensors file, ``[n]``."""
+    from safetensors.torch import save
+
     own = {name: value.cpu().contiguous().clone() for name, value in known.items()}
-    return torch.frombuffer(bytearray(safetensors.torch.save(own)), dtype=torch.uint8)
+    return torch.frombuffer(bytearray(save(own)), dtype=torch.uint8)
 
 
 def unpacked(content: Tensor | None) -> dict[str, Tensor] | None:
@@ -61,9 +62,12 @@ def unpacked(content: Tensor | None) -> dict[str, Tensor] | None:
     """
     if content is None:
         return None
+    from safetensors import SafetensorError
+    from safetensors.torch import load
+
     try:
-        return safetensors.torch.load(content.numpy().tobytes())
-    except safetensors.SafetensorError as error:
+        return load(content.numpy().tobytes())
+    except SafetensorError as error:
         raise ValueError(str(error)) from error
 
 
