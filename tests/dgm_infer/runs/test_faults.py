@@ -12,7 +12,7 @@ import dgm_infer as dgm
 from dgm_infer.runs.folder import RunFolder
 from dgm_infer.runs.store import Writer
 from dgm_infer.sampling.run import SamplingRun
-from tests.dgm_infer.runs.test_runs import Killed, assert_same
+from tests.dgm_infer.runs.same import Killed, assert_same
 from tests.models import Bent
 from tests.oracles import FLOAT
 

@@ -16,6 +16,7 @@ import dgm_infer as dgm
 from dgm_infer.runs.folder import RunFolder
 from dgm_infer.runs.shards import count_of
 from dgm_infer.sampling.run import SamplingRun
+from tests.dgm_infer.runs.same import Killed, assert_same
 from tests.models import Bent
 from tests.oracles import FLOAT, Ellipse, assert_agrees, correlated_gaussian
 
@@ -35,10 +36,6 @@ def run(problem=None, kernel=None, **changes):
 @pytest.fixture(scope="module")
 def whole():
     return run()
-
-
-class Killed(BaseException):
-    """Nothing catches it, as nothing does a kill."""
 
 
 def killed_at(monkeypatch, transition, path, kind=Killed, **changes):
@@ -66,18 +63,6 @@ def killed_at(monkeypatch, transition, path, kind=Killed, **changes):
         return run(run=path, checkpoint_every=1e-9, **changes)
     finally:
         monkeypatch.undo()
-
-
-def assert_same(draws, other):
-    assert torch.equal(draws.inputs, other.inputs)
-    assert draws.stats.keys() == other.stats.keys()
-    for name, value in draws.stats.items():
-        assert torch.equal(value, other.stats[name]), name
-    assert draws.kernel == other.kernel
-    assert draws.seed == other.seed
-    assert draws.interrupted == other.interrupted
-    assert (draws.ancestors is None) == (other.ancestors is None)
-    assert draws.ancestors is None or torch.equal(draws.ancestors, other.ancestors)
 
 
 def test_a_run_in_a_folder_has_the_draws_of_one_without(tmp_path, whole):
