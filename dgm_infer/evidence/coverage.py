@@ -6,9 +6,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..references.descent import minimise
-from ..references.minima import laplace_masses, same_minimum, same_mode
-from ..references.modes import in_units_of, spread_out
+from ..references.minimise import minimise
+from ..references.modes import in_units_of, laplace_masses, same_minimum, same_mode, spread_out
 from .method import Outcome
 from .path import AnnealedPath
 

@@ -22,14 +22,11 @@ from ..arguments import (
 from ..errors import ArgumentError, EvidenceError, cause
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import as_target
-from .density import GaussianDensity, Whitened
-from .laplace import find_mode
+from .density import GaussianDensity, Whitened, check_mixture, distinct, mixture_moments, origin, weighted_moments
+from .minimise import find_mode
 from .modes import Modes, cover, modes
-from .moments import check_mixture, distinct, mixture_moments, weighted_moments
-from .objectives import OBJECTIVES, Objective
-from .origin import origin
 from .scales import KINDS, Full, Kind, LowRank, factorised, remade, scale_of
-from .variational import check_divergence, lower_bound, maximise_elbo
+from .variational import OBJECTIVES, Objective, check_divergence, lower_bound, maximise_elbo
 
 __all__ = ["Gaussian"]
 

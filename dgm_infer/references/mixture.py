@@ -9,11 +9,9 @@ from torch import Tensor
 from ..arguments import finite, indices, instance, numbers, random_seed, whole_number, within
 from ..errors import ArgumentError, EvidenceError
 from ..target import as_target
-from .density import GaussianDensity, Whitened
+from .density import GaussianDensity, Whitened, distinct, mixture_moments, origin, weighted_moments
 from .gaussian import Gaussian
 from .modes import Modes, modes
-from .moments import distinct, mixture_moments, weighted_moments
-from .origin import origin
 from .scales import Full, factorised, remade, scale_of
 
 __all__ = ["Mixture"]

@@ -10,8 +10,8 @@ from ..conditioning.marginal import NoiseMarginal
 from ..kernels.jumps import Jumps
 from ..kernels.lifted import curvature_metric
 from ..kernels.metrics import IDENTITY
-from ..references.descent import minimise
-from ..references.minima import laplace_masses, places, same_minimum, same_mode
+from ..references.minimise import minimise
+from ..references.modes import laplace_masses, places, same_minimum, same_mode
 
 __all__ = ["Shares", "shared_out"]
 

@@ -20,7 +20,7 @@ import dgm_infer as dgm
 from dgm_infer import Gaussian
 from dgm_infer.errors import uninterrupted
 from dgm_infer.evidence import Method
-from dgm_infer.references.moments import weighted_moments
+from dgm_infer.references.density import weighted_moments
 
 from ..figures import log_evidence
 from ..problems.boltzmann import BoltzmannRelaxation, Moments, published_system, random_system

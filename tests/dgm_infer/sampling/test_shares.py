@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.references.descent import minimise
+from dgm_infer.references.minimise import minimise
 from dgm_infer.sampling import shares, starts
 from dgm_infer.sampling.shares import Shares, _weighed, shared_out
 from tests.findings import honest
