@@ -10,6 +10,7 @@ __all__ = [
     "Estimate",
     "bennett",
     "finite_or_zero",
+    "largest_share",
     "log_mean",
     "log_ratio",
     "log_ratios",
@@ -156,6 +157,11 @@ def weight_ess(log_weights: Tensor) -> Tensor:
     """Effective sample size of weights ``[N, *batch]``, ``(sum w)^2 / sum w^2``; 0 if all are zero."""
     ess = (2 * log_weights.logsumexp(0) - (2 * log_weights).logsumexp(0)).exp()
     return ess.nan_to_num(nan=0.0)
+
+
+def largest_share(log_weights: Tensor) -> Tensor:
+    """The largest of the weights ``[N, *batch]`` over their sum; NaN if all are zero."""
+    return (log_weights.amax(0) - log_weights.logsumexp(0)).exp()
 
 
 def bennett(forward: Tensor, reverse: Tensor, *, iterations: int = 200) -> tuple[Estimate, Tensor]:

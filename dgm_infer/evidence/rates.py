@@ -1,10 +1,12 @@
 """Rate against distortion of a decoder, the whole curve from one annealing run (Huang et al. 2020; math 7.9)."""
 
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,20 +30,141 @@ from ..probe import energy_fault, probe_points
 from ..progress import Progress
 from ..references import Gaussian
 from ..target import Target
-from .annealing import Annealed, FreshMoves, anneal
-from .curve import RateDistortion, curve_points
+from .annealing import AIS, anneal
 from .estimators import finite_or_zero
 from .path import AnnealedPath, Point
-from .plan import Plan
+from .result import read_archive, write_archive
 
-__all__ = ["rate_distortion"]
+if TYPE_CHECKING:
+    import pandas
 
-# Change of the log step size per unit of error in the mean acceptance, and the acceptance aimed at.
-_GAIN = 0.4
+__all__ = ["CurvePoints", "RateDistortion", "curve_points", "rate_distortion"]
+
+
+_FORMAT = "dgm-infer rate distortion 1"
+
+
+class CurvePoints(NamedTuple):
+    """Estimates at one temperature, each ``[*batch]``, float64."""
+
+    rate: Tensor
+    rate_error: Tensor
+    distortion: Tensor
+    distortion_error: Tensor
+    ess: Tensor
+
+
+def curve_points(beta: Tensor | float, log_weights: Tensor, distortions: Tensor) -> CurvePoints:
+    """Rate ``-log Z - beta D`` and distortion D of weighted draws (math 7.9), both ``[chains, *batch]``.
+
+    The errors are those of the delta method: with shares w of the weights, which sum to 1 over C chains, the mean of
+    squares over ``C - 1`` of ``C w_c (d_c - D)``, and of ``-(C w_c - 1) - beta C w_c (d_c - D)``.
+    """
+    n = log_weights.shape[0]
+    total = log_weights.logsumexp(0)
+    shares = (log_weights - total).exp().nan_to_num(nan=0.0)
+    # a state of infinite distortion has no weight
+    weighted = torch.where(shares > 0, shares * distortions, 0.0)
+    mean = weighted.sum(0)
+    moved = n * (weighted - shares * mean)
+    log_z = total - math.log(n)
+
+    def error(influence: Tensor) -> Tensor:
+        if n == 1:
+            return torch.full_like(mean, torch.nan)
+        return (influence.square().sum(0) / (n * (n - 1))).sqrt()
+
+    ess = 1 / shares.square().sum(0)
+    return CurvePoints(
+        -log_z - beta * mean, error(-(n * shares - 1) - beta * moved), mean, error(moved), ess.nan_to_num(posinf=0.0)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class RateDistortion:
+    """Result of :func:`rate_distortion`: points ``(distortion, rate)`` at every ``beta``, in one run.
+
+    In expectation, and for each image, a point lies on or above the curve of the decoder and its prior: no code whose
+    codewords are prior draws has less rate at that distortion. Rates are in nats.
+
+    Attributes:
+        beta: inverse temperatures, ``[K + 1]``, from 0 on.
+        rate: ``[K + 1, *batch]``, float64 like all estimates.
+        rate_error: standard errors from the spread over chains.
+        distortion, distortion_error: ``[K + 1, *batch]``.
+        ess: effective number of chains, ``[K + 1, *batch]``; a bound from less than two is loose.
+        chains: chains per image.
+        diagnostics: ``acceptance [*batch]``, ``gradient_evaluations`` per chain and image, including
+            ``pilot_evaluations``, ``seconds``.
+        seed: seed of the run.
+    """
+
+    beta: Tensor
+    rate: Tensor
+    rate_error: Tensor
+    distortion: Tensor
+    distortion_error: Tensor
+    ess: Tensor
+    chains: int
+    diagnostics: dict[str, Any]
+    seed: int
+
+    @property
+    def images(self) -> int:
+        """Number of images."""
+        return self.rate[0].numel()
+
+    def mean(self) -> CurvePoints:
+        """Means over the images, each ``[K + 1]``, with errors for these very images; the smallest ess of each."""
+
+        def error(values: Tensor) -> Tensor:
+            return values.reshape(len(self.beta), -1).square().sum(1).sqrt() / self.images
+
+        def mean(values: Tensor) -> Tensor:
+            return values.reshape(len(self.beta), -1).mean(1)
+
+        least = self.ess.reshape(len(self.beta), -1).amin(1)
+        return CurvePoints(
+            mean(self.rate), error(self.rate_error), mean(self.distortion), error(self.distortion_error), least
+        )
+
+    def to_dataframe(self, per_image: bool = False) -> "pandas.DataFrame":
+        """One row per temperature, of means over the images; or one per temperature and image."""
+        import pandas
+
+        beta = self.beta.cpu().numpy()
+        if not flag("to_dataframe", "per_image", per_image):
+            columns = {name: value.cpu().numpy() for name, value in self.mean()._asdict().items()}
+            return pandas.DataFrame({"beta": beta, **columns})
+        index = pandas.MultiIndex.from_product([beta, range(self.images)], names=["beta", "image"])
+        names = CurvePoints._fields
+        return pandas.DataFrame({name: getattr(self, name).reshape(-1).cpu().numpy() for name in names}, index=index)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a NumPy archive (``.npz``) atomically."""
+        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        write_archive(path, _FORMAT, tensors, {"chains": self.chains, "seed": self.seed}, self.diagnostics)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "RateDistortion":
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            CheckpointError: the file is missing, damaged, or was not written by :meth:`save`.
+        """
+        return read_archive(cls, path, _FORMAT, "rates and distortions")
+
+    def __repr__(self):
+        means = self.mean()
+        return (
+            f"RateDistortion({self.images} images, {len(self.beta)} temperatures; at beta = {self.beta[-1]:.4g} rate "
+            f"{means.rate[-1]:.2f} +- {means.rate_error[-1]:.2f}, distortion {means.distortion[-1]:.4g} +- "
+            f"{means.distortion_error[-1]:.2g})"
+        )
+
+
 # Draws of the prior that set the scale of the first temperatures, at least.
 _SCALE_DRAWS = 64
-# Below so many effective chains the bound is loose.
-_EFFECTIVE = 1.5
 
 Distortion = Callable[[Tensor, Tensor], Tensor]
 """Outputs ``[..., *batch, Dx]`` and images ``[*batch, Dx]`` to ``[..., *batch]``, differentiable."""
@@ -96,8 +219,8 @@ def rate_distortion(
         betas: all of them, ``[K + 1]``, rising from 0, in place of ``beta`` and ``temperatures``.
         temperatures: K. They grow linearly where prior draws tell no beta from 0, and geometrically from there on.
         n_steps: leapfrog steps per temperature.
-        step_size: largest step, z being standard normal; None adapts it, per temperature and image, on a pilot of a
-            quarter of the temperatures, whose chains are discarded.
+        step_size: largest step, z being standard normal; None adapts it, per temperature and image, on a pilot of
+            half of the temperatures, whose chains are discarded.
         target_acceptance: mean acceptance probability that step sizes are adapted to.
         chains: per image; one alone has no standard errors.
         seed: seed of all randomness; None draws one.
@@ -123,20 +246,21 @@ def rate_distortion(
     chunk = len(x) if chunk is None else whole_number(name, "chunk", chunk)
     rng = torch.Generator(like.device).manual_seed(seed)
     problem.check(chunk)
-    schedule, growth = _schedule(problem, betas, temperatures, rng)
+    schedule = _schedule(problem, betas, temperatures, rng)
+    # half of the temperatures for the pilot
+    method = AIS(len(schedule) - 1, schedule / largest, n_steps, step_size, target_acceptance, -(-len(schedule) // 2))
     started, parts = time.perf_counter(), []
     with Progress(shown, describe=lambda news: "") as bar:
         for first in range(0, len(x), chunk):
             path = AnnealedPath(problem.take(first, first + chunk), problem.base(x[first : first + chunk]))
-            plan = _plan(path, schedule / largest, growth, step_size, n_steps, target_acceptance, chains, rng, bar)
-            spent = path.evaluations
-            parts.append((*_anneal(path, plan, schedule, n_steps, chains, rng, bar), spent, path.evaluations))
+            points, acceptance, spent = _anneal(path, method, schedule, chains, rng, bar)
+            parts.append((points, acceptance, spent, path.evaluations))
     curves, acceptances, spent, evaluations = zip(*parts, strict=True)
     curve = {
         field: torch.cat([getattr(points, field) for points in curves], 1).reshape(len(schedule), *batch)
         for field in curves[0]._fields
     }
-    if chains > 1 and (few := (curve["ess"].amin(0) < _EFFECTIVE)).any():
+    if chains > 1 and (few := (curve["ess"].amin(0) < 1.5)).any():
         warnings.warn(
             f"{name}: the weights of {int(few.sum())} of {few.numel()} images rest on one chain at some beta: their "
             "rates are bounds still, but loose, with errors that are too small; use more temperatures or chains",
@@ -273,13 +397,13 @@ def _largest(beta: float | None, betas: Tensor | None, usual: float | None) -> f
     return positive(name, "beta", usual if beta is None else beta)
 
 
-def _schedule(problem: _Problem, betas: Tensor | None, n: int, rng: torch.Generator) -> tuple[Tensor, float]:
+def _schedule(problem: _Problem, betas: Tensor | None, n: int, rng: torch.Generator) -> Tensor:
     """``beta_k = beta expm1(a k/K)/expm1(a)``, ``a = log(1 + beta s)``, s the sd of d over prior draws: ``[K + 1]``.
 
-    Also a, by which the logarithm of ``1 + s beta_k`` grows evenly; 0 for temperatures that are given.
+    The logarithm of ``1 + s beta_k`` grows evenly.
     """
     if betas is not None:
-        return numbers("rate_distortion", "betas", betas, torch.float64).to(problem.x.device), 0.0
+        return numbers("rate_distortion", "betas", betas, torch.float64).to(problem.x.device)
     x = problem.x[:_SCALE_DRAWS]
     with torch.no_grad():
         z = problem.base(x).sample((_SCALE_DRAWS,), rng)
@@ -288,70 +412,12 @@ def _schedule(problem: _Problem, betas: Tensor | None, n: int, rng: torch.Genera
     k = torch.arange(n + 1, dtype=torch.float64, device=x.device)
     values = problem.beta * torch.expm1(a * k / n) / math.expm1(a)
     values[-1] = problem.beta
-    return values, a
+    return values
 
 
-def _plan(
-    path: AnnealedPath,
-    shares: Tensor,
-    growth: float,
-    step_size: float | None,
-    n_steps: int,
-    target_acceptance: float,
-    chains: int,
-    rng: torch.Generator,
-    bar: Progress,
-) -> Plan:
-    """Temperatures as shares of the largest, and step sizes, adapted on a pilot at every fourth of them.
-
-    Widths of a density fall with the root of beta: steps follow it from one temperature to the next, and what is
-    adapted is their factor.
-    """
-    n, (problems,) = len(shares) - 1, path.batch_shape
-    betas = shares[:, None].expand(-1, problems)
-    like = path.base.mean
-    if step_size is not None:
-        return Plan(betas, torch.full_like(betas, step_size).to(like))
-    at = torch.arange(1, n + 1, 4, device=shares.device)
-    bar.expect(len(at))
-    point = path.at(path.normal(max(chains, 4), rng))
-    log_step = like.new_full((problems,), math.log(1.2 * path.base.dim**-0.25))
-    fall = growth / (2 * n)
-    found = []
-    for k in at.tolist():
-        # before the path leaves the prior, the step finds its size
-        for _ in range(8 if k == 1 else 1):
-            move = path.move(point, betas[k].expand(point.energy.shape), (log_step - fall * k).exp(), n_steps, rng)
-            point = move.point
-            error = move.acceptance.mean(0).to(like.dtype) - target_acceptance
-            log_step = (log_step + _GAIN * error).clamp(-12, math.log(2))
-        found.append(log_step)
-        bar.update("pilot")
-    smooth = _running_mean(torch.stack(found))
-    # at the temperatures between, the nearest before
-    index = torch.arange(n + 1, device=shares.device).sub(1).clamp_min(0) // 4
-    falling = fall * torch.arange(n + 1, device=shares.device, dtype=like.dtype)
-    return Plan(betas, (smooth[index] - falling[:, None]).exp())
-
-
-def _running_mean(rows: Tensor, half: int = 3) -> Tensor:
-    n = len(rows)
-    sums = torch.cat([torch.zeros_like(rows[:1]), rows.cumsum(0)])
-    index = torch.arange(n, device=rows.device)
-    low, high = (index - half).clamp_min(0), (index + half + 1).clamp_max(n)
-    return (sums[high] - sums[low]) / (high - low)[:, None]
-
-
-def _anneal(
-    path: AnnealedPath,
-    plan: Plan,
-    schedule: Tensor,
-    n_steps: int,
-    chains: int,
-    rng: torch.Generator,
-    bar: Progress,
-):
-    """Points of the curve at every temperature, each ``[K + 1, n]``, and the mean acceptance ``[n]``."""
+def _anneal(path: AnnealedPath, method: AIS, schedule: Tensor, chains: int, rng: torch.Generator, bar: Progress):
+    """Points of the curve at every temperature, each ``[K + 1, n]``, the mean acceptance ``[n]``, and the gradients of
+    the pilot."""
     seen = []
 
     def watch(log_weights: Tensor, point: Point) -> None:
@@ -359,6 +425,8 @@ def _anneal(
         distortions = path.difference(point) / schedule[-1]
         seen.append(curve_points(schedule[len(seen)], finite_or_zero(log_weights), distortions))
 
-    done: Annealed = anneal(path, plan, path.normal(chains, rng), FreshMoves(path, n_steps, rng), bar, watch)
+    plan = method.plan(path, chains, rng, bar)
+    spent = path.evaluations
+    done = anneal(path, plan, path.normal(chains, rng), method.moves(path, chains, rng), bar, watch)
     points = type(seen[0])(*(torch.stack(values) for values in zip(*seen, strict=True)))
-    return points, done.acceptance.mean(0)
+    return points, done.acceptance.mean(0), spent

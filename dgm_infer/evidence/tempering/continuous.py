@@ -12,13 +12,10 @@ from ...errors import ArgumentError
 from ...kernels.integrators import PhasePoint, leapfrog
 from ...kernels.trees import deepest, grow
 from ...sampling.step_size import DualAveraging
-from .. import schedules
 from ..path import AnnealedPath, Point
-from ..pilot import StepSizes
-from .controls import Control, Plateaus, Sigmoid
-from .record import TemperedState
-from .tempering import Tempering, draw_beta
-from .warped import Warped
+from ..plan import TUNED, StepSizes
+from .temperatures import Control, Plateaus, Sigmoid, Warped, draw_beta
+from .tempering import TemperedState, Tempering
 
 __all__ = ["ContinuousTempering"]
 
@@ -34,28 +31,22 @@ class ContinuousTempering(Tempering):
     where beta is 1 on one part and 0 on another, so that states rest at both ends (T (5.19), math 6.20).
 
     Args:
-        draws: states kept per chain.
-        warmup: states discarded before them, which adapt the step size if it is None.
-        n_steps: leapfrog steps per state.
+        draws, n_steps, log_zeta, thin, target_acceptance, pilot_temperatures: as in :class:`GibbsTempering`.
+        warmup: states discarded before the draws, which adapt the step size if it is None.
         step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per problem.
-        log_zeta: guess of log Z, as in :class:`GibbsTempering`.
-        thin: states per draw of x in the result.
-        target_acceptance: mean acceptance probability that the step size is adapted to.
-        pilot_temperatures: temperatures of the annealing run that starts the chains, spread over all of them.
         mass: mass of xi, positive.
         scale: scale of xi, positive.
         nuts: maximum leapfrog steps of a trajectory that ends at a U-turn in (x, xi), as in :class:`NUTS`; None for
             trajectories of ``n_steps``. Chains step together, and those that have ended wait.
         plateau: share of the circle where beta is 1, and where it is 0, below 1/2; None for ``beta = sigmoid``.
-        schedule: density of the temperatures: ``"linear"``, uniform on [0, 1], or by the pilot as the temperatures of
-            :class:`SimulatedTempering`, ``"equalised"`` or ``"barrier"`` (math 6.21).
+        schedule: density of the temperatures, as in :class:`GibbsTempering`.
     """
 
     mass: float = 1.0
     scale: float = 1.0
     nuts: int | None = None
     plateau: float | None = None
-    schedule: Literal["linear", "equalised", "barrier"] = "linear"
+    schedule: Literal["linear", "barrier"] = "linear"
 
     def __post_init__(self):
         super().__post_init__()
@@ -70,7 +61,7 @@ class ContinuousTempering(Tempering):
                     f"ContinuousTempering(plateau={self.plateau}): the two plateaus leave no way between them; use a "
                     "share below 0.5"
                 )
-        choice("ContinuousTempering", "schedule", self.schedule, ("linear", *schedules.TUNED))
+        choice("ContinuousTempering", "schedule", self.schedule, ("linear", TUNED))
         if self.schedule != "linear" and self.plateau is not None:
             raise ArgumentError(
                 f"ContinuousTempering(plateau={self.plateau}, schedule={self.schedule!r}): both say how beta "
@@ -85,9 +76,9 @@ class ContinuousTempering(Tempering):
         adapts = self.step_size is None
         rate = 1 / (self.scale * math.sqrt(self.mass))
         target = self.target_acceptance if adapts else None
-        control = Sigmoid() if self.plateau is None else Plateaus(self.plateau)
-        if self.schedule != "linear":
-            control = Warped(self.schedule, pilot, log_zeta)
+        control = Sigmoid(log_zeta) if self.plateau is None else Plateaus(self.plateau, log_zeta)
+        if self.schedule == TUNED:
+            control = Warped(pilot, log_zeta)
         if self.nuts is not None:
             return _JointTrees(path, pilot.step_sizes, log_zeta, point, rng, deepest(self.nuts), rate, target, control)
         return _JointChain(path, pilot.step_sizes, log_zeta, point, rng, self.n_steps, rate, target, control)
@@ -116,7 +107,6 @@ class _JointChain:
         # energies at the two ends up to a common constant: that of the base and phi + offset
         self.offset = (log_zeta - path.base_constant).to(point.energy.dtype)
         beta = draw_beta(path.difference(point) + log_zeta, rng)
-        self.log_zeta = log_zeta
         self.t = control.inverse(beta).to(point.energy.dtype)
         self.step_size = step_sizes.log_step.amin(0).exp()
         self.averaging = None if target is None else DualAveraging(self.step_size, target)
@@ -164,7 +154,7 @@ class _JointChain:
         self.point, self.t = Point(there.position[..., :-1], *there.extra), self.rate * there.position[..., -1]
 
     def _state(self, acceptance: Tensor) -> TemperedState:
-        ends = self.control.log_ends(self.path.difference(self.point) + self.log_zeta)
+        ends = self.control.log_ends(self.path.difference(self.point))
         return TemperedState(self.point, self.control.temperature(self.t.double()).beta, acceptance, ends)
 
     def _potential(self, point: Point, t: Tensor) -> Tensor:

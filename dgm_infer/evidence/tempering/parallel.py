@@ -12,25 +12,32 @@ from ...references import Gaussian
 from ...references.density import GaussianDensity
 from ...references.modes import search
 from ...settings import Settings
-from .. import schedules
 from ..method import EstimateStatus, Outcome, check_held
 from ..path import AnnealedPath
-from ..pilot import anneal_pilot
-from .adaptation import improved
-from .barrier import equalised, interpolated_rows
-from .references import Legs, broad_reference
+from ..plan import anneal_pilot, equal_distances, interpolated
+from .legs import Legs, broad_reference, improved
 from .replicas import Replicas, Round
 
 __all__ = ["ParallelTempering"]
 
-# Sweeps of the first round of tuning.
-_FIRST = 4
-# Sweeps of the shortest round whose draws the base is fitted to.
-_FITTED = 8
-# Of the search for modes: minimisations per round, and gradients of each.
-_STARTS, _ITERATIONS = 64, 200
-# Share of the estimate below which the base is cut off.
-_LEAST_SHARE = 0.05
+
+@dataclass(frozen=True)
+class TuningRounds:
+    """The rounds of sweeps that tune parallel tempering, and the search for its broad reference."""
+
+    first: int = 4
+    """Sweeps of the first round, at least."""
+    fitted: int = 8
+    """Sweeps of the shortest round whose draws the base is fitted to."""
+    starts: int = 64
+    """Minimisations per round of the search, as of ``dgm_infer.modes``."""
+    iterations: int = 200
+    """Gradients of each."""
+    least_share: float = 0.05
+    """Share of the estimate below which the base is cut off: it would cost as much again for a twentieth."""
+
+
+ROUNDS = TuningRounds()
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,6 +103,11 @@ class ParallelTempering(Settings):
     def status(self) -> EstimateStatus:
         return "consistent"
 
+    explores = True
+    """It starts from a broad reference too: no cross-check of its modes is made."""
+    cpu_rows = 2**12
+    """Replicas that run at once on a CPU, whose caches then hold their activations."""
+
     @property
     def particles(self) -> int:
         """Points per chain that are evaluated together, by which a run is cut into chunks."""
@@ -124,7 +136,7 @@ class ParallelTempering(Settings):
                 progress.update("tuning")
             powers, replicas.coupled = _leg_powers(tuned)
             self._retune(replicas, tuned)
-            if tuned.moments is not None and sweeps >= _FITTED:
+            if tuned.moments is not None and sweeps >= ROUNDS.fitted:
                 old = legs.base
                 replicas.rebase(*improved(old.mean[0].double(), old.covariance[0].double(), tuned.moments))
         spent = searched + legs.evaluations
@@ -151,14 +163,14 @@ class ParallelTempering(Settings):
             return self.broad or None
         if path.target.standardised:
             return Gaussian.broad(path.target, like=path.base)
-        found = search(path.target, path.base, _STARTS, _ITERATIONS, rng, required=False)
+        found = search(path.target, path.base, ROUNDS.starts, ROUNDS.iterations, rng, required=False)
         path.evaluations += -(-found.evaluations // chains)
         return broad_reference(found, path.base)
 
     def _rounds(self) -> list[int]:
         """Sweeps of every round of tuning: each twice the one before, the last half of the draws."""
         sweeps, rounds = self.draws // 2, []
-        while sweeps >= _FIRST or not rounds:
+        while sweeps >= ROUNDS.first or not rounds:
             rounds.insert(0, max(sweeps, 1))
             sweeps //= 2
         return rounds
@@ -168,30 +180,20 @@ class ParallelTempering(Settings):
 
         So they start where the broad reference is: what is too wide narrows sooner than what is missing comes.
         """
-        pilot = anneal_pilot(
-            legs,
-            max(chains, 4),
-            rng,
-            temperatures=self.pilot_temperatures,
-            n_steps=self.n_steps,
-            target_acceptance=self.target_acceptance,
-            step_size=self.step_size,
-            progress=progress,
-        )
-        betas = schedules.equalised(self.temperatures, pilot.betas, pilot.variances)
-        known = pilot.betas.reshape(-1, *[1] * len(legs.batch_shape)).expand_as(pilot.log_z_path).contiguous()
-        curve = interpolated_rows(betas, known, pilot.log_z_path.nan_to_num(0.0, 0.0, 0.0))
+        pilot = anneal_pilot(legs, chains, rng, self, self.n_steps, progress)
+        betas = pilot.barrier(self.temperatures)
+        curve = interpolated(betas, pilot.columns, pilot.log_z_path.nan_to_num(0.0, 0.0, 0.0))
         start = legs.base.unwhiten(legs.draws(len(betas) * chains, rng))[:, -1]
         return Replicas(legs, betas, pilot.step_sizes.at(betas), curve.diff(dim=0), start, self.n_steps, rng)
 
     def _retune(self, replicas: Replicas, tuned: Round) -> None:
         """Move the temperatures, and what belongs to them, by the rejections of a round."""
         old = replicas.betas
-        new = equalised(old, tuned.rejections)
+        new = equal_distances(self.temperatures, old, tuned.rejections)
         steps = tuned.stones.bennett.nan_to_num(0.0, 0.0, 0.0)
         curve = torch.cat([torch.zeros_like(steps[:1]), steps.cumsum(0)])
-        log_steps = interpolated_rows(new, old, replicas.step_sizes.log().to(old))
-        replicas.betas, replicas.centre = new, interpolated_rows(new, old, curve).diff(dim=0)
+        log_steps = interpolated(new, old, replicas.step_sizes.log().to(old))
+        replicas.betas, replicas.centre = new, interpolated(new, old, curve).diff(dim=0)
         replicas.step_sizes = log_steps.exp().to(replicas.step_sizes)
 
 
@@ -204,6 +206,6 @@ def _leg_powers(tuned: Round) -> tuple[Tensor, Tensor]:
     odds = (rejections / (1 - rejections).clamp_min(1e-9)).sum(0).square()
     share = 1 / (torch.maximum(odds, tuned.missed.nan_to_num(1e9)).square() + 1e-6)
     share = share / share.sum(0)
-    coupled = share[0] >= _LEAST_SHARE
+    coupled = share[0] >= ROUNDS.least_share
     share[0] = torch.where(coupled, share[0], 0.0)
     return share / share.sum(0), coupled

@@ -1,21 +1,137 @@
-"""Replicas of parallel tempering: their sweeps, and the record of a round of them."""
+"""Replicas of parallel tempering: swaps, trips, stepping stones, sweeps and rounds (math 6.11, math 6.13)."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
+from ..estimators import Estimate, log_ratios
 from ..method import Outcome
 from ..path import Point
-from .adaptation import HalfMoments
-from .references import Legs
-from .stepping import SteppingStones
-from .swaps import Trips, exchanged, swap_log_ratios, swaps
+from ..plan import TUNING
+from .legs import HalfMoments, Legs
 
-__all__ = ["Replicas", "Round", "Sweep"]
+__all__ = ["Replicas", "Round", "SteppingStones", "Sweep", "Trips", "exchanged", "swap_log_ratios", "swaps"]
 
-# Change of the log step size per unit of error in the mean acceptance.
-_GAIN = 0.4
+
+def swap_log_ratios(betas: Tensor, differences: Tensor) -> Tensor:
+    """Log of ``pi_k(x') pi_{k+1}(x)/(pi_k(x) pi_{k+1}(x'))``, ``[K, chains, *batch]``.
+
+    It is ``(beta_{k+1} - beta_k) (d(x') - d(x))`` for x at ``beta_k``, x' at ``beta_{k+1}`` and ``d = phi - psi``;
+    ``-inf`` where both states have zero density.
+
+    Args:
+        betas: ``[K + 1, *batch]``.
+        differences: ``d``, ``[K + 1, chains, *batch]``.
+    """
+    return ((betas[1:] - betas[:-1]).unsqueeze(1) * differences.diff(dim=0)).nan_to_num(
+        -torch.inf, posinf=torch.inf, neginf=-torch.inf
+    )
+
+
+def swaps(probabilities: Tensor, parity: int, rng: torch.Generator) -> Tensor:
+    """Which row every temperature takes its new state from, ``[K + 1, chains, *batch]``.
+
+    Only the pairs (k, k + 1) with k of this parity may swap: even and odd pairs in turn, never at random, which lets
+    replicas travel without turning back (Syed et al. 2021).
+
+    Args:
+        probabilities: of acceptance, ``[K, chains, *batch]``.
+    """
+    n = len(probabilities)
+    column = (-1, *[1] * (probabilities.ndim - 1))
+    uniform = torch.rand(probabilities.shape, generator=rng, dtype=probabilities.dtype, device=probabilities.device)
+    rungs = torch.arange(n + 1, device=probabilities.device)
+    accepted = ((uniform < probabilities) & (rungs[:n] % 2 == parity).reshape(column)).long()
+    none = torch.zeros_like(accepted[:1])
+    return rungs.reshape(column) + torch.cat([accepted, none]) - torch.cat([none, accepted])
+
+
+def exchanged(values: Tensor, source: Tensor) -> Tensor:
+    """Values ``[K + 1, chains, *batch]``, or with one more dimension, rearranged as :func:`swaps` says."""
+    if values.ndim > source.ndim:
+        source = source.unsqueeze(-1).expand_as(values)
+    return values.gather(0, source)
+
+
+class Trips:
+    """Counts of replicas that reach the target from a reference, and come back.
+
+    Attributes:
+        restarts: arrivals at the target since the last visit to a reference, ``[chains, legs, *batch]``.
+        round_trips: returns to a reference after that.
+    """
+
+    def __init__(self, like: Tensor):
+        # 1 after a visit to a reference, 2 after the target was reached from there, else 0
+        self._past = torch.zeros(like.shape, dtype=torch.int8, device=like.device)
+        self.restarts = torch.zeros(like.shape[1:], dtype=torch.int64, device=like.device)
+        self.round_trips = torch.zeros_like(self.restarts)
+
+    def follow(self, source: Tensor, crossed: Tensor | None) -> None:
+        """Move the replicas' marks with their states; ``crossed [*batch]``, if any, is where the targets did."""
+        past = exchanged(self._past, source)
+        if crossed is not None:
+            past[-1] = torch.where(crossed, past[-1].flip(1), past[-1])
+        # not in place: who counts a part of a run keeps the earlier counts
+        self.restarts = self.restarts + (past[-1] == 1)
+        past[-1] = torch.where(past[-1] == 1, 2, past[-1])
+        self.round_trips = self.round_trips + (past[0] == 2)
+        past[0] = 1
+        self._past = past
+
+
+class SteppingStones:
+    """Sums, per chain and pair of neighbours, from which ``log Z(beta_{k+1}) - log Z(beta_k)`` is estimated.
+
+    With ``f = -(beta_{k+1} - beta_k) d`` at a state of ``beta_k``, ``r = (beta_{k+1} - beta_k) d`` at one of
+    ``beta_{k+1}`` and ``d = phi - psi``: forward ``log mean exp f``, backward ``-log mean exp r``, and Bennett's
+    ``c + log sum sigmoid(f - c) - log sum sigmoid(r + c)``, right for any c and best near the answer. c comes from
+    earlier states, so that sums are all that is stored.
+
+    Args:
+        betas: ``[K + 1, *batch]``.
+        centre: c, ``[K, *batch]``.
+        chains: independent chains.
+    """
+
+    def __init__(self, betas: Tensor, centre: Tensor, chains: int):
+        self.widths, self.centre = betas.diff(dim=0).unsqueeze(1), centre.unsqueeze(1)
+        shape = (len(centre), chains, *centre.shape[1:])
+        self._sums = torch.full((4, *shape), -torch.inf, dtype=torch.float64, device=betas.device)
+        self.count = 0
+
+    def add(self, differences: Tensor) -> None:
+        """Add states with these ``d``, ``[K + 1, chains, *batch]``."""
+        # an infinite difference over no distance is none
+        forward = torch.where(self.widths > 0, -self.widths * differences[:-1], 0.0)
+        reverse = torch.where(self.widths > 0, self.widths * differences[1:], 0.0)
+        bennett = logsigmoid(forward - self.centre), logsigmoid(reverse + self.centre)
+        new = torch.stack([forward, reverse, *bennett])
+        torch.logaddexp(self._sums, new, out=self._sums)
+        self.count += 1
+
+    @property
+    def bennett(self) -> Tensor:
+        """Bennett's estimate for every pair from all chains, ``[K, *batch]``."""
+        _, _, up, down = self._sums.logsumexp(2)
+        return self.centre.squeeze(1) + up - down
+
+    def estimates(self, powers: Tensor) -> dict[str, Estimate]:
+        """Estimates ``forward``, ``backward`` and ``bennett`` of log Z, with jackknife errors over the chains.
+
+        Args:
+            powers: shares of the legs in the estimate, ``[legs, *batch]`` with sum 1; the sums are of
+                ``[K, chains, legs, *batch]``.
+        """
+        log_n = torch.full_like(self._sums[0], 0.0) + torch.tensor(float(self.count)).log()
+        forward, reverse, up, down = self._sums
+        pairs = {"forward": (forward, log_n), "backward": (log_n, reverse), "bennett": (up + self.centre, down)}
+        share = powers.expand(len(log_n), *powers.shape).flatten(0, 1)
+        # [chains, K * legs, *batch]
+        flat = {name: tuple(part.movedim(1, 0).flatten(1, 2) for part in pair) for name, pair in pairs.items()}
+        return {name: log_ratios(above, below, share) for name, (above, below) in flat.items()}
 
 
 class Sweep(NamedTuple):
@@ -79,7 +195,7 @@ class Replicas:
         point = Point(*(torch.cat([old[:1], new]) for old, new in zip(self.point, move.point, strict=True)))
         if target_acceptance is not None:
             error = move.acceptance.mean(1) - target_acceptance
-            self.step_sizes[1:] *= (_GAIN * error).exp()
+            self.step_sizes[1:] *= (TUNING.gain * error).exp()
         differences = self.legs.difference(point)
         probabilities = swap_log_ratios(self.betas, differences).clamp_max(0).exp()
         source = swaps(probabilities, 0, self.rng)

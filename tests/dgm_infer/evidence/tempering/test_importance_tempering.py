@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.evidence.tempering import importance_tempering
-from dgm_infer.evidence.tempering.ladder import EvenLadder, ListedLadder
+from dgm_infer.evidence.tempering import simulated
+from dgm_infer.evidence.tempering.temperatures import EvenLadder, ListedLadder
 from tests.known_evidence import known_gaussian
 from tests.oracles import FLOAT
 
@@ -57,7 +57,7 @@ def test_control_weights_without_the_temperatures_prior_are_noticed(monkeypatch)
         record.log_prior = lambda beta: torch.where(beta == 1, own(beta), 0.0)
         return record, spent
 
-    monkeypatch.setattr(importance_tempering.SimulatedTempering, "recorded", without)
+    monkeypatch.setattr(simulated.SimulatedTempering, "recorded", without)
     known, estimate = run(dgm.ImportanceTempering(LADDERS["listed"], "equal"))
     assert standard_errors_off(known, estimate).max() > 5
 

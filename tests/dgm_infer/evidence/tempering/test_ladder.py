@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.evidence.schedules import sigmoid
-from dgm_infer.evidence.tempering import ladder
-from dgm_infer.evidence.tempering.ladder import EvenLadder, ListedLadder, even_knots, interpolated, is_even
+from dgm_infer.evidence.plan import interpolated, sigmoid
+from dgm_infer.evidence.tempering import temperatures
+from dgm_infer.evidence.tempering.temperatures import EvenLadder, ListedLadder, even_knots, is_even
 from tests.known_evidence import known_bimodal, known_gaussian
 from tests.oracles import FLOAT
 from tests.quick import cases
@@ -20,17 +20,24 @@ BETAS = torch.arange(N + 1, dtype=FLOAT) / N
 H = torch.tensor([[0.0, 0.0], [-0.7, 0.4], [0.2, 3.0], [-1.0, 2.0]], dtype=FLOAT)
 
 
+def spread(h):
+    """Weights at the knots ``[R + 1, *batch]``, at all temperatures."""
+    shape = (-1, *[1] * (h.ndim - 1))
+    at, knots = (x.reshape(shape).expand(-1, *h.shape[1:]) for x in (BETAS, KNOTS.double() / N))
+    return interpolated(at, knots, h)
+
+
 def even():
     return EvenLadder(N, KNOTS, H)
 
 
 def listed():
-    return ListedLadder(BETAS, interpolated(BETAS, KNOTS.double() / N, H))
+    return ListedLadder(BETAS, spread(H))
 
 
 def exact(difference):
     """Log probabilities of all temperatures ``[N + 1, 2]``."""
-    logits = interpolated(BETAS, KNOTS.double() / N, H) - BETAS.unsqueeze(-1) * difference
+    logits = spread(H) - BETAS.unsqueeze(-1) * difference
     return logits - logits.logsumexp(0)
 
 
@@ -81,7 +88,7 @@ def test_draws_in_parts_are_those_of_the_whole(monkeypatch):
     difference = 5 * torch.randn(7, 2, generator=torch.Generator().manual_seed(2), dtype=FLOAT)
     whole = listed().draw(difference, torch.Generator().manual_seed(3))
     for at_once in (1, 30):
-        monkeypatch.setattr(ladder, "_AT_ONCE", at_once)
+        monkeypatch.setattr(temperatures, "_AT_ONCE", at_once)
         for a, b in zip(listed().draw(difference, torch.Generator().manual_seed(3)), whole, strict=True):
             assert torch.equal(a, b)
 
@@ -193,7 +200,7 @@ def test_control_a_law_without_the_prior_weights_is_noticed(make):
         ({"temperatures": 0}, r"SimulatedTempering\(temperatures=0\): must be an integer >= 1"),
         (
             {"schedule": "cubic"},
-            r"schedule='cubic'\): must be one of linear, sigmoid, equalised, barrier, a function",
+            r"schedule='cubic'\): must be one of linear, sigmoid, barrier, a function",
         ),
         ({"schedule": torch.tensor([0.0, 0.5])}, "must rise from 0 to 1"),
         ({"weights": "none"}, "weights='none'"),

@@ -8,14 +8,11 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence.path import AnnealedPath, Move
-from dgm_infer.evidence.tempering import references
+from dgm_infer.evidence.plan import equal_distances, interpolated
+from dgm_infer.evidence.tempering import legs as legs_module
 from dgm_infer.evidence.tempering import replicas as replicas_module
-from dgm_infer.evidence.tempering.adaptation import HalfMoments, improved
-from dgm_infer.evidence.tempering.barrier import equalised, interpolated_rows
-from dgm_infer.evidence.tempering.references import Legs, broad_reference
-from dgm_infer.evidence.tempering.replicas import Replicas, Round
-from dgm_infer.evidence.tempering.stepping import SteppingStones
-from dgm_infer.evidence.tempering.swaps import swap_log_ratios, swaps
+from dgm_infer.evidence.tempering.legs import HalfMoments, Legs, broad_reference, improved
+from dgm_infer.evidence.tempering.replicas import Replicas, Round, SteppingStones, swap_log_ratios, swaps
 from dgm_infer.references.modes import search
 from evaluation.problems.boltzmann import BoltzmannRelaxation, random_system
 from tests.known_evidence import known_bimodal, known_gaussian
@@ -57,7 +54,7 @@ def travelled(sweeps=300, temperatures=12, chains=32):
         tuned = Round(replicas)
         for _ in range(n):
             tuned.add(replicas.sweep(None))
-        replicas.betas = equalised(replicas.betas, tuned.rejections)
+        replicas.betas = equal_distances(len(tuned.rejections), replicas.betas, tuned.rejections)
     final = Round(replicas, keep=1, thin=sweeps)
     for _ in range(sweeps):
         final.add(replicas.sweep(None))
@@ -129,7 +126,7 @@ def test_a_replica_that_is_never_rejected_goes_two_temperatures_a_sweep():
 def test_targets_are_the_same_in_blocks(monkeypatch):
     known = known_gaussian(3, (2, 2))
     whole = dgm.log_evidence(known.target, known.base, SHORT, chains=4, seed=1, progress=False)
-    monkeypatch.setattr(references, "_ROWS", 48)
+    monkeypatch.setattr(legs_module, "_ROWS", 48)
     blocks = dgm.log_evidence(known.target, known.base, SHORT, chains=4, seed=1, progress=False)
     torch.testing.assert_close(blocks.log_z, whole.log_z)
     assert blocks.diagnostics["gradient_evaluations"] == whole.diagnostics["gradient_evaluations"]
@@ -137,12 +134,12 @@ def test_targets_are_the_same_in_blocks(monkeypatch):
 
 def test_temperatures_go_to_equal_distances_along_the_barrier():
     betas = torch.tensor([[0.0, 0.0], [0.5, 0.1], [1.0, 1.0]], dtype=FLOAT)
-    new = equalised(betas, torch.tensor([[0.3, 0.2], [0.3, 0.2]], dtype=FLOAT))
+    new = equal_distances(2, betas, torch.tensor([[0.3, 0.2], [0.3, 0.2]], dtype=FLOAT))
     torch.testing.assert_close(new, betas)
-    skewed = equalised(betas, torch.tensor([[0.9, 0.0], [0.1, 0.0]], dtype=FLOAT))
+    skewed = equal_distances(2, betas, torch.tensor([[0.9, 0.0], [0.1, 0.0]], dtype=FLOAT))
     assert 0.25 < skewed[1, 0] < 0.3
     at = torch.tensor([[0.25, 0.05]], dtype=FLOAT)
-    torch.testing.assert_close(interpolated_rows(at, betas, 2 * betas), 2 * at)
+    torch.testing.assert_close(interpolated(at, betas, 2 * betas), 2 * at)
 
 
 def test_stepping_stones_agree_from_below_above_and_between():
