@@ -1,106 +1,94 @@
-"""Exact conditioning and honest log-likelihoods for deep generative models."""
-# ruff: noqa: F403 (rooms define what they export)
+"""Exact conditioning and honest log-likelihoods for deep generative models.
 
-from importlib import import_module
+What most work begins with is here; the rest is in its room: ``dgm_infer.kernels``, ``dgm_infer.evidence`` and so on.
+"""
+
 from typing import TYPE_CHECKING, Any
 
-from . import errors, evidence, kernels, likelihood_free
-from .conditioning.check import check
-from .conditioning.condition import condition
-from .conditioning.fibre import Fibre
-from .conditioning.linear import blur, downsample, linear
-from .conditioning.observations import pixels
-from .diagnosis import Diagnosis, DiagnosisWarning, Finding
-from .errors import *
-from .evidence import *
-from .kernels import *
-from .likelihood_free import *
-from .models import (
-    DirectedModel,
-    GenerativeModel,
-    InputDensity,
-    LatentVariableModel,
-    Logistic,
-    Product,
-    StandardNormal,
-    WithNoise,
+from . import conditioning, diagnosis, errors, evidence, interop, kernels, likelihood_free, models, references
+from .conditioning import Fibre, blur, check, condition, downsample, linear, pixels
+from .errors import DgmInferError
+from .evidence import (
+    AIS,
+    SMC,
+    ContinuousTempering,
+    Elbo,
+    Evidence,
+    GibbsTempering,
+    ParallelTempering,
+    SimulatedTempering,
+    bidirectional,
+    compare,
+    log_evidence,
 )
-from .references import Flow, Gaussian, Mixture, Modes, modes
+from .kernels import HMC, NUTS, ConstrainedHMC, LiftedHMC, ModeJumps
+from .models import DirectedModel, GenerativeModel, Logistic, Product, StandardNormal, WithNoise
+from .references import Flow, Gaussian, Mixture, modes
 from .sampling.draws import Draws
 from .sampling.resume import collect, extend, resume
 from .sampling.sample import sample
 from .target import Target
 
 if TYPE_CHECKING:
-    from .interop.deepinv import DeepinvReconstructor
-    from .interop.guides import base_from_guide
-    from .interop.programs import from_pyro
-    from .interop.pyro import target_from_pyro
-    from .interop.sbi import SBIPosterior
-    from .interop.simulators import from_simulator
+    from .interop import from_pyro, from_simulator, target_from_pyro
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "DeepinvReconstructor",
-    "Diagnosis",
-    "DiagnosisWarning",
+    "AIS",
+    "HMC",
+    "NUTS",
+    "SMC",
+    "ConstrainedHMC",
+    "ContinuousTempering",
+    "DgmInferError",
     "DirectedModel",
     "Draws",
+    "Elbo",
+    "Evidence",
     "Fibre",
-    "Finding",
     "Flow",
     "Gaussian",
     "GenerativeModel",
-    "InputDensity",
-    "LatentVariableModel",
+    "GibbsTempering",
+    "LiftedHMC",
     "Logistic",
     "Mixture",
-    "Modes",
+    "ModeJumps",
+    "ParallelTempering",
     "Product",
-    "SBIPosterior",
+    "SimulatedTempering",
     "StandardNormal",
     "Target",
     "WithNoise",
-    "base_from_guide",
+    "bidirectional",
     "blur",
     "check",
     "collect",
+    "compare",
     "condition",
     "downsample",
-    "errors",
     "extend",
     "from_pyro",
     "from_simulator",
     "linear",
+    "log_evidence",
     "modes",
     "pixels",
     "resume",
     "sample",
     "target_from_pyro",
 ]
-# re-export these rooms: a kernel or an evidence method is named only in its own room
-__all__ += errors.__all__
-__all__ += evidence.__all__
-__all__ += kernels.__all__
-__all__ += likelihood_free.__all__
 
-
-# imported on demand: Pyro and deepinv take longer to load than everything else here
-_ON_DEMAND = {
-    "DeepinvReconstructor": "deepinv",
-    "SBIPosterior": "sbi",
-    "base_from_guide": "guides",
-    "from_pyro": "programs",
-    "from_simulator": "simulators",
-    "target_from_pyro": "pyro",
-}
-# what is looked for here, and where it is
-_ELSEWHERE = dict.fromkeys(("from_hub", "from_module", "load"), "generators")
+_ROOMS = (diagnosis, errors, models, conditioning, references, kernels, evidence, likelihood_free, interop)
+# where else a newcomer's guess is found
+_ELSEWHERE: dict[str, str] = dict.fromkeys(("from_hub", "from_module", "load"), "generators")
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ON_DEMAND:
-        return getattr(import_module(f".interop.{_ON_DEMAND[name]}", __name__), name)
-    elsewhere = f": use {_ELSEWHERE[name]}.{name}" if name in _ELSEWHERE else ""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{elsewhere}")
+    if name in ("from_pyro", "from_simulator", "target_from_pyro"):
+        # on demand: Pyro takes longer to load than everything else here
+        return getattr(interop, name)
+    homes = [room.__name__ for room in _ROOMS if name in room.__all__]
+    hint = next(iter(homes), _ELSEWHERE.get(name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{f': use {hint}.{name}' if hint else ''}")

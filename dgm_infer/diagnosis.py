@@ -1,4 +1,4 @@
-"""What is wrong with a result, how bad it is and what to do about it, in a form that prints well."""
+"""What is wrong with a model, its data or a result, how bad it is and what to do about it, in a printable form."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -8,14 +8,14 @@ from torch import Tensor
 
 __all__ = ["Diagnosis", "DiagnosisWarning", "Finding", "Severity", "diagnosis", "finding"]
 
-Severity = Literal["useless", "misleading", "imprecise"]
+Severity = Literal["error", "warning", "note", "useless", "misleading", "imprecise"]
 _ORDER: tuple[Severity, ...] = get_args(Severity)
 
 
 class DiagnosisWarning(UserWarning):
     """What a run finds wrong with its own result; ``diagnose()`` of the result says it again.
 
-    ``warnings.filterwarnings("error", category=dgm.DiagnosisWarning)`` turns such findings into errors.
+    ``warnings.filterwarnings("error", category=dgm.diagnosis.DiagnosisWarning)`` turns such findings into errors.
     """
 
 
@@ -24,17 +24,20 @@ class Finding:
     """One thing that is wrong; its text is ``what: remedy``."""
 
     severity: Severity
-    """``"useless"``: no number can be used. ``"misleading"``: numbers are wrong by more than their errors say.
-    ``"imprecise"``: they are right, but rest on few draws, or cost more than they need to."""
+    """Of a model or its data, ``"error"``: conditioning fails or is wrong; ``"warning"``: it may be; ``"note"``: good
+    to know. Of a result, ``"useless"``: no number can be used; ``"misleading"``: numbers are wrong by more than their
+    errors say; ``"imprecise"``: they are right, but rest on few draws, or cost more than they need to."""
     what: str
     """The fault with its numbers and problems."""
-    remedy: str
-    """What follows from it and what to do."""
-    problems: tuple[int, ...]
+    remedy: str = ""
+    """What follows from it and what to do; empty where the fault says it."""
+    problems: tuple[int, ...] = (0,)
     """Flat indices of the problems it concerns; ``(0,)`` for a run of one problem."""
+    code: str = ""
+    """The check that found it, of a model or its data."""
 
     def __str__(self):
-        return f"{self.what}: {self.remedy}"
+        return f"{self.what}: {self.remedy}" if self.remedy else self.what
 
 
 @dataclass(frozen=True)

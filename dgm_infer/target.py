@@ -129,7 +129,7 @@ class Target:
 
     @property
     def blocks(self) -> Mapping[str, Block]:
-        """Named parts of x, which :class:`~dgm_infer.Alternating` can update in turn."""
+        """Named parts of x, which :class:`~dgm_infer.kernels.Alternating` can update in turn."""
         return {}
 
     @property

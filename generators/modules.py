@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dgm_infer import GenerativeModel, InputDensity, Product, StandardNormal, WithNoise
+from dgm_infer import GenerativeModel, Product, StandardNormal, WithNoise
 from dgm_infer.arguments import (
     allocatable,
     choice,
@@ -23,9 +23,8 @@ from dgm_infer.arguments import (
     sizes,
     whole_number,
 )
-from dgm_infer.conditioning.faults import frozen_copy
 from dgm_infer.errors import ArgumentError, CheckpointError, ModelError, cause
-from dgm_infer.models import reference_tensor
+from dgm_infer.models import InputDensity, frozen_copy, reference_tensor
 
 from .smoothing import Smoothing, smooth_copy
 from .weights import load_weights

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from dgm_infer.conditioning import Operator, Reduction, Selection
 from dgm_infer.structures import Evaluation, JacobianMap, Units, UnitStructure, of_units, push_forward
-from dgm_infer.structures.algebra import factorise_capacity, mv, solve_capacity, vm
+from dgm_infer.structures.jacobian import factorise_capacity, mv, solve_capacity, vm
 
 
 @dataclass(frozen=True)

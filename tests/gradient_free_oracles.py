@@ -89,14 +89,14 @@ def gaussian_latent(dim: int = 2, n_data: int = 2, samples: int = 2, *, uniform:
         mean = x.repeat(*[1] * (x.ndim - 1), n_data)
         return mean, torch.ones_like(mean)
 
-    estimate = dgm.ImportanceEstimate(log_joint, prior, n_data * dim, samples)
-    noise = dgm.Uniform(estimate.noise_dim) if uniform else dgm.StandardNormal(estimate.noise_dim)
+    estimate = dgm.kernels.ImportanceEstimate(log_joint, prior, n_data * dim, samples)
+    noise = dgm.kernels.Uniform(estimate.noise_dim) if uniform else dgm.StandardNormal(estimate.noise_dim)
 
     def log_estimate(x, u):
         # torch.rand can return exactly 0
         return estimate(x, torch.special.ndtri(u.clamp(1e-12, 1 - 1e-12)) if uniform else u)
 
-    class Start(dgm.PseudoMarginal):
+    class Start(dgm.kernels.PseudoMarginal):
         def initial_draws(self, n, rng):
             return super().initial_draws(n, rng).to(FLOAT)
 

@@ -131,7 +131,7 @@ class Wave(dgm.GenerativeModel):
 
 
 def along_curve(
-    curve: Callable, gradient: Callable, t: Tensor, density: dgm.InputDensity, *, gram: bool = True
+    curve: Callable, gradient: Callable, t: Tensor, density: dgm.models.InputDensity, *, gram: bool = True
 ) -> Tensor:
     """Probabilities of the grid points of a curve parameter under ``p_u |J J^T|^(-1/2)`` per unit length.
 

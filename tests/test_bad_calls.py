@@ -242,17 +242,17 @@ CALLS = {
     "L(m=dgm.AIS(temperatures=4,schedule=lambda k: None))": "AIS(schedule",
     "L(m=dgm.AIS(temperatures=10**13))": "AIS(temperatures=10000000000000): needs",
     "L(m=dgm.AIS(temperatures=4,pilot_temperatures=10**13))": "AIS(pilot_temperatures=10000000000000): needs",
-    "L(m=dgm.HamiltonianAIS(temperatures=10**13,step_size=.1))": "HamiltonianAIS(temperatures=10000000000000): needs",
+    "L(m=dgm.evidence.HamiltonianAIS(temperatures=10**13,step_size=.1))": "HamiltonianAIS(temperatures=1000",
     "dgm.bidirectional(tgt(),base(),zeros(2),dgm.AIS(temperatures=10**13),progress=False)": "AIS(temperatures=",
     "L(m=dgm.Elbo(10**13))": "Elbo(samples=10000000000000): needs",
-    "L(m=dgm.ImportanceSampling(10**13))": "ImportanceSampling(samples=10000000000000): needs",
+    "L(m=dgm.evidence.ImportanceSampling(10**13))": "ImportanceSampling(samples=10000000000000): needs",
     "L(m=dgm.SMC(particles=2**70))": "SMC(particles=1180591620717411303424): needs",
     "L(m=dgm.SMC(temperatures=10**13,schedule='linear'))": "SMC(temperatures=10000000000000): needs",
     "L(m=dgm.GibbsTempering(draws=10**13,warmup=10**9))": "GibbsTempering(draws=10000000000000): needs",
     "L(m=dgm.GibbsTempering(pilot_temperatures=10**13))": "GibbsTempering(pilot_temperatures=10000000000000): needs",
     "L(m=dgm.ContinuousTempering(draws=10**13))": "ContinuousTempering(draws=10000000000000): needs",
     "L(m=dgm.SimulatedTempering(temperatures=10**13))": "SimulatedTempering(temperatures=10000000000000): needs",
-    "L(m=dgm.PathSampling(dgm.GibbsTempering(draws=10**13)))": "GibbsTempering(draws=10000000000000): needs",
+    "L(m=dgm.evidence.PathSampling(dgm.GibbsTempering(draws=10**13)))": "GibbsTempering(draws=10000000000000): needs",
     "L(m=dgm.ParallelTempering(draws=10**13))": "ParallelTempering(draws=10000000000000): needs",
     "L(m=dgm.ParallelTempering(temperatures=10**13))": "ParallelTempering(temperatures=10000000000000): needs",
     "L(m=dgm.ParallelTempering(pilot_temperatures=10**13))": "pilot_temperatures=10000000000000): needs",
@@ -339,7 +339,7 @@ def made(call, names):
     result = eval(call, names)
     if isinstance(result, Report):
         (finding,) = result.findings
-        raise ModelError(finding.words)
+        raise ModelError(finding.what)
 
 
 def answer(call, names):
@@ -363,9 +363,9 @@ def test_a_mistyped_call_is_answered_in_one_line_that_names_it(call, names):
     [
         "len(5)",
         "torch.zeros('a')",
-        "(_ for _ in ()).throw(dgm.ArgumentError('two' + chr(10) + 'lines'))",
-        "(_ for _ in ()).throw(dgm.ArgumentError('word ' * 100))",
-        "(_ for _ in ()).throw(dgm.ArgumentError('N(x): failed to unpack it'))",
+        "(_ for _ in ()).throw(dgm.errors.ArgumentError('two' + chr(10) + 'lines'))",
+        "(_ for _ in ()).throw(dgm.errors.ArgumentError('word ' * 100))",
+        "(_ for _ in ()).throw(dgm.errors.ArgumentError('N(x): failed to unpack it'))",
         "N(2)",
     ],
 )

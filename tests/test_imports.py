@@ -100,9 +100,9 @@ def test_modules_are_small():
         ("def f():\n    from .condition import condition", "dgm_infer.conditioning.fibre"),
         ("import dgm_infer", "dgm_infer.conditioning.fibre"),
         ("from dgm_infer import condition", "dgm_infer.conditioning.fibre"),
-        ("from . import Fibre", "dgm_infer.conditioning.reduced"),
-        ("from .reduced import ObservedModel", "dgm_infer.conditioning.operators"),
-        ("if TYPE_CHECKING:\n    from .fibre import Fibre", "dgm_infer.conditioning.reduced"),
+        ("from . import Fibre", "dgm_infer.conditioning.observed"),
+        ("from .observed import ObservedModel", "dgm_infer.conditioning.operators"),
+        ("if TYPE_CHECKING:\n    from .fibre import Fibre", "dgm_infer.conditioning.observed"),
         ("from evaluation.commands.cli import main", "dgm_infer.sampling.draws"),
         ("import generators", "dgm_infer.sampling.sample"),
         ("from generators.vae import GaussianVAE", "dgm_infer.sampling.sample"),
@@ -121,7 +121,7 @@ def test_control_an_upward_import_is_caught(source, module):
     ("source", "module", "is_package"),
     [
         (
-            "from ..errors import ArgumentError\nfrom .reduced import ObservedModel",
+            "from ..errors import ArgumentError\nfrom .observed import ObservedModel",
             "dgm_infer.conditioning.fibre",
             False,
         ),

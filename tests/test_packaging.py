@@ -177,7 +177,7 @@ table = estimate.to_dataframe()
 def missing(use):
     try:
         use()
-    except dgm.MissingExtraError as error:
+    except dgm.errors.MissingExtraError as error:
         return str(error)
 
 print(json.dumps({
@@ -216,7 +216,7 @@ def test_control_what_the_base_lacks_is_hidden(tmp_path):
 
 
 def test_of_nested_extras_the_outermost_is_named():
-    expected = pytest.raises(dgm_infer.MissingExtraError, match=r"^absent is not .*\[bench\]")
+    expected = pytest.raises(dgm_infer.errors.MissingExtraError, match=r"^absent is not .*\[bench\]")
     with expected as caught, extra("bench"), extra("pyro"):
         import absent  # type: ignore[import-not-found] # noqa: F401
     assert isinstance(caught.value, ModuleNotFoundError)

@@ -67,7 +67,7 @@ def test_every_reason_of_a_skip_is_a_line_with_its_count():
 
 
 def finding():
-    warnings.warn("AIS: the estimate rests on one or two of 16 chains", dgm.DiagnosisWarning, stacklevel=1)
+    warnings.warn("AIS: the estimate rests on one or two of 16 chains", dgm.diagnosis.DiagnosisWarning, stacklevel=1)
 
 
 @pytest.mark.slow
@@ -84,5 +84,5 @@ def test_a_finding_of_a_run_is_no_failure_of_a_quick_test_that_says_so():
 
 
 def test_control_a_finding_of_a_run_is_a_failure_elsewhere():
-    with pytest.raises(dgm.DiagnosisWarning, match="rests on"):
+    with pytest.raises(dgm.diagnosis.DiagnosisWarning, match="rests on"):
         finding()

@@ -1,7 +1,7 @@
 """Lower bounds of log p(x) as functions of the parameters of an encoder and a decoder.
 
-The model is any module with the parts of a :class:`dgm_infer.LatentVariableModel`: prior, decoder and encoder. Images
-are ``[n, *output_shape]``.
+The model is any module with the parts of a :class:`dgm_infer.models.LatentVariableModel`: prior, decoder and encoder.
+Images are ``[n, *output_shape]``.
 """
 
 import math
@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Independent, Normal, kl_divergence
 from torch.nn.functional import softplus
 
-from dgm_infer import InputDensity, LatentVariableModel
 from dgm_infer.errors import ModelError
-from dgm_infer.models import base_distribution
+from dgm_infer.models import InputDensity, LatentVariableModel, base_distribution
 
 __all__ = ["ElboTerms", "Gradient", "elbo_terms", "importance_weighted", "log_weights"]
 

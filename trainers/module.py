@@ -7,9 +7,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.distributions import Bernoulli
 
-from dgm_infer import LatentVariableModel
 from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
-from dgm_infer.models import base_distribution
+from dgm_infer.models import LatentVariableModel, base_distribution
 from generators.checkpoints import CHECKPOINT_KEY, describe
 from generators.networks import single
 from generators.pictures import PixelScale
@@ -119,7 +118,7 @@ class GeneratorTraining(LightningModule):
 
 
 class EncoderTraining(GeneratorTraining):
-    """Training of a module with the parts of a :class:`dgm_infer.LatentVariableModel`, by Adam on a one-cycle schedule.
+    """Training of a :class:`dgm_infer.models.LatentVariableModel`'s parts, by Adam on a one-cycle schedule.
 
     Args:
         generator: module with a prior, a decoder and an encoder.

@@ -11,10 +11,11 @@ from torch.nn.functional import interpolate
 from torchvision.utils import make_grid, save_image
 
 import dgm_infer as dgm
-from dgm_infer import GenerativeModel, LatentVariableModel
+from dgm_infer import GenerativeModel
 from dgm_infer.arguments import whole_number
 from dgm_infer.errors import ConfigError, uninterrupted
 from dgm_infer.evidence import Method
+from dgm_infer.models import LatentVariableModel
 from generators import LatentPosterior
 from generators.pictures import PixelScale
 

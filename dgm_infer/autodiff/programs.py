@@ -20,6 +20,7 @@ from .captured import agree, captured_targets
 from .loops import capturing
 from .pytrees import Form, flatten, unflatten
 from .randomness import Drawn, Recorded, Replayed
+from .replay import replayed
 from .simplify import lift_constants, simplified
 
 __all__ = ["Program"]
@@ -100,26 +101,24 @@ class Program:
         return values
 
     def compile(self) -> None:
-        """Generate machine code, or load what an earlier process generated for the same graph.
+        """Generate machine code, or load what an earlier process generated for the same graph; on a GPU record it.
 
         Raises:
-            ModelError: the compiler fails.
+            ModelError: the compiler fails, or an operation cannot be recorded.
         """
         example = [*self._constants, *self._inputs]
-        path = _folder() / f"{_digest(self._module, example)}.pt2"
         try:
-            if not path.exists():
-                _compile(self._module, example, path)
-            package = torch._inductor.aoti_load_package(str(path))
-            # lists in and out: trees are flat here
-            run = package.loader.boxed_run
             with torch.no_grad():
-                found, expected = run([*example]), self._module(*example)
+                if example[0].is_cuda:
+                    run = replayed(self._module, example, len(self._constants))
+                else:
+                    run = _code(self._module, example)
+                found, expected = run(*example), self._module(*example)
         except Exception as error:
             raise ModelError(f"torch's compiler fails ({cause(error)})") from error
         if not agree(found, expected):
             raise ModelError("torch's compiler makes code of it that computes something else")
-        self._run = lambda *tensors: run(list(tensors))
+        self._run = run
 
 
 def _traced(
@@ -174,6 +173,17 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
     return alike and (a.data_ptr() == b.data_ptr() or torch.equal(a, b))
 
 
+def _code(module: fx.GraphModule, example: list[Tensor]) -> Callable[..., list[Tensor]]:
+    """The graph as machine code, from disk if it is there."""
+    path = _folder() / f"{_digest(module, example)}.pt2"
+    if not path.exists():
+        _compile(module, example, path)
+    package = torch._inductor.aoti_load_package(str(path))
+    # lists in and out: trees are flat here
+    run = package.loader.boxed_run
+    return lambda *tensors: run(list(tensors))
+
+
 def _compile(module: fx.GraphModule, example: list[Tensor], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with quiet(), _without_notices(), torch.no_grad(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
@@ -218,8 +228,6 @@ def _digest(module: fx.GraphModule, example: list[Tensor]) -> str:
     parts = [torch.__version__, platform.processor(), torch.backends.cpu.get_cpu_capability()]
     # code is generated for a number of threads
     parts += [str(torch.get_num_threads())]
-    if example[0].is_cuda:
-        parts += [torch.cuda.get_device_name(example[0].device), str(torch.version.cuda)]
     parts += [f"{name}: {part.code}" for name, part in module.named_modules() if isinstance(part, fx.GraphModule)]
     parts += [f"{tuple(t.shape)} {t.stride()} {t.dtype} {t.device}" for t in example]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,21 +1,19 @@
 """Conditioning a generative model on an observation, exactly or by an ABC kernel, and checks that this is possible."""
 
-from .check import Finding, Report, check
+from .abc_kernels import InputPosterior
+from .check import Report, check
 from .condition import condition
 from .fibre import Fibre, Linearisation
 from .latent import LatentPosterior
-from .linear import blur, downsample, linear
-from .observations import Bound, Observation, pixels
+from .observations import Bound, Observation, blur, downsample, linear, pixels
+from .observed import ObservedModel
 from .operators import DisjointSums, Everything, Function, Operator, Reduction, Selection
-from .reduced import ObservedModel
-from .soft import InputPosterior
 
 __all__ = [
     "Bound",
     "DisjointSums",
     "Everything",
     "Fibre",
-    "Finding",
     "Function",
     "InputPosterior",
     "LatentPosterior",

@@ -1,8 +1,8 @@
 """``condition()``: a generative model and an observation become a problem to sample."""
 
-import warnings
 from collections.abc import Callable
-from typing import TypeVar, overload
+from dataclasses import replace
+from typing import overload
 
 import torch
 from torch import Tensor, nn
@@ -15,44 +15,22 @@ from ..models import (
     LatentVariableModel,
     MeanOfDecoder,
     as_generative_model,
+    frozen_copy,
     is_discrete,
     reference_tensor,
 )
-from .derivatives import check_agreement, check_atoms, check_flatness, check_once, tame_draws
-from .faults import (
-    STRUCTURE_DRAWS,
-    check_declared,
-    check_gradient,
-    check_log_factor,
-    check_mode,
-    check_operator,
-    check_outputs,
-    check_randomness,
-    check_range,
-    check_rows,
-    check_values,
-    device_of,
-    frozen_copy,
-    prior_draws,
-)
+from .abc_kernels import InputPosterior
+from .checks import APPROXIMATE_CHECKS, DATA_CHECKS, MODEL_CHECKS, enforce
+from .faults import check_once
 from .fibre import Fibre
 from .latent import LatentPosterior, check_decoder
-from .magnitude import check_tolerance, constraint_units, far_data
-from .measurement import ObservedMeasurement
 from .observations import Bound, Pixels
 from .observations import observe as as_observation
-from .operators import Everything, Operator, Selection, as_operator
-from .reduced import observed_model
-from .soft import InputPosterior
+from .observed import constraint_units, made_by
+from .operators import Everything, Selection, as_operator
+from .subject import LIMITS, Subject
 
 __all__ = ["bind", "condition", "pixels_only"]
-
-# Prior draws at which derivatives are compared with differences.
-_DRAWS = 8
-# Observed values up to which they are compared with outputs that repeat.
-_MOST = 2**20
-
-Model = TypeVar("Model", bound=GenerativeModel)
 
 
 @overload
@@ -149,36 +127,18 @@ def condition(
         return _latent_posterior(LatentVariableModel.of(model), observed, observe, tolerance, dtype, device)
     given, model = model, as_generative_model(model)
     dtype, device = _computed_in(model, torch.float64 if dtype is None else dtype, device)
-    frozen = _checked_copy(model, dtype, device)
-    # the mean of discrete outputs may have none: what is differentiated there is the likelihood
-    has_gradient = check_gradient(frozen, prior_draws(frozen, 2, dtype, device), needed=tolerance is None)
-    operator, values = bind(frozen, observed, observe, dtype, device)
-    check_operator(frozen, operator, values.ndim - 1, prior_draws(frozen, 2, dtype, device))
-    n_outputs = values.shape[-1]
-    # without the noise of the measurement, which hides that outputs are constant
-    plain = frozen, operator
-    if noise is None:
-        reduced = observed_model(frozen, operator)
-    else:
-        reduced = ObservedMeasurement.of(frozen, operator, noise, n_outputs)
-        frozen, operator = reduced.model, reduced.operator
-    u = prior_draws(frozen, STRUCTURE_DRAWS, dtype, device)
-    reduced.check_declaration(u)
-    if has_gradient:
-        # a shipped operator has no attributes that could differ
-        which = observe if callable(observe) and not isinstance(plain[1], Everything | Selection) else None
-        check_once(given, which, lambda: _check_derivatives(*plain, values))
-    with torch.no_grad():
-        x = frozen.observed(u)
-        far = far_data(frozen, operator, values, x)
-    if far is not None and far.certain:
-        raise ObservationError(far.words)
-    if far is not None:
-        warnings.warn(far.words, stacklevel=2)
+    subject = Subject.of(model, dtype, device, needs_gradient=tolerance is None)
+    check_once(given, "model", lambda: enforce(subject, MODEL_CHECKS))
+    bound = bind(subject.model, observed, observe, dtype, device)
+    # a shipped operator has no attributes that could differ
+    own = observe if callable(observe) and not isinstance(bound.operator, Everything | Selection) else None
+    subject = replace(subject, operator=bound.operator, values=bound.values, noise=noise, source=(given, own))
+    enforce(subject, DATA_CHECKS if tolerance is None else APPROXIMATE_CHECKS)
+    reduced, values = subject.reduced, bound.values
     if tolerance is not None:
         if distance is None and summaries is None:
             # with either, the tolerance is in other units than the outputs
-            check_tolerance(operator, values, x, positive("condition", "tolerance", tolerance))
+            _check_tolerance(subject, positive("condition", "tolerance", tolerance))
         return InputPosterior(
             reduced,
             values,
@@ -186,38 +146,22 @@ def condition(
             kernel=kernel,
             distance=distance,
             summaries=summaries,
-            has_gradient=has_gradient,
+            has_gradient=subject.has_gradient,
         )
-    check_values(frozen, operator, values)
-    if noise is None and values.numel() <= _MOST:
-        with torch.no_grad():
-            check_atoms(operator(x.reshape(len(x), *[1] * (values.ndim - 1), -1)), values, type(frozen).__name__)
-    if n_outputs > reduced.dim:
-        raise ObservationError(
-            f"{n_outputs} observed values but only {reduced.dim} inputs: no exact posterior exists; observe fewer, "
-            "allow for noise, condition(..., noise=sd) or WithNoise(model, sd=...), or pass tolerance="
+    return Fibre(reduced.measured_in(constraint_units(reduced.operator, values, subject.made)), values)
+
+
+def _check_tolerance(subject: Subject, tolerance: float) -> None:
+    """Raise :class:`ArgumentError` for the tolerance of an ABC kernel that is as good as infinite at prior draws."""
+    assert subject.values is not None
+    with torch.no_grad():
+        misfit = (made_by(subject.reduced.operator, subject.values, subject.made) - subject.values).norm(dim=-1)
+    misfit = misfit[misfit.isfinite()]
+    if len(misfit) and tolerance > LIMITS.blind * misfit.max():
+        raise ArgumentError(
+            f"condition(tolerance={tolerance:g}): outputs at prior draws miss the data by {misfit.max().item():.3g} at "
+            "most, so that the data would count for nothing; use a tolerance well below that"
         )
-    return Fibre(reduced.measured_in(constraint_units(operator, values, x)), values)
-
-
-def _check_derivatives(frozen: GenerativeModel, operator: Operator, values: Tensor) -> None:
-    """Raise :class:`ModelError` unless the derivatives that sampling uses are those of the outputs, and of the factor.
-
-    One problem stands for all.
-    """
-    n_batch = 0 if operator.data else values.ndim - 1
-    reduced, data = observed_model(frozen, operator.first()), values.reshape(-1, values.shape[-1])[0]
-    name = type(frozen).__name__
-
-    def residual(v: Tensor) -> Tensor:
-        return reduced.residual(v.reshape(len(v), *[1] * n_batch, -1), data).flatten(1)
-
-    u = tame_draws(reduced, _DRAWS, data, values, residual)
-    if not len(u):
-        return
-    check_flatness(check_agreement(residual, u, name), name)
-    if frozen.has_log_factor:
-        check_agreement(lambda v: frozen.log_factor(v).unsqueeze(-1), u, f"{name}.log_factor")
 
 
 def _latent_posterior(
@@ -232,11 +176,15 @@ def _latent_posterior(
     observation = pixels_only(observe, name)
     mean = MeanOfDecoder(model)
     dtype, device = _computed_in(mean, reference_tensor(mean).dtype if dtype is None else dtype, device)
-    frozen = _checked_copy(mean, dtype, device)
+    subject = Subject.of(mean, dtype, device, needs_gradient=False)
+    # the mean of discrete outputs may have no derivative: what is differentiated there is the likelihood
+    check_once(model.module, "model", lambda: enforce(subject, MODEL_CHECKS))
+    frozen = subject.model
+    assert isinstance(frozen, MeanOfDecoder)
     selection, values = bind(frozen, observed, observation, dtype, device)
     assert isinstance(selection, Everything | Selection)
     shape = torch.Size(frozen.output_shape)
-    check_once(model.module, None, lambda: check_decoder(frozen.decoder, model.prior))
+    check_once(model.module, "decoder", lambda: check_decoder(frozen.decoder, model.prior))
     return LatentPosterior.of_pixels(frozen.decoder, model.prior, shape, values, selection.index)
 
 
@@ -257,21 +205,7 @@ def pixels_only(observe, name: str) -> Pixels:
 
 def _computed_in(model: GenerativeModel, dtype: torch.dtype, device) -> tuple[torch.dtype, torch.device]:
     dtype = floating_type("condition", "dtype", dtype)
-    return dtype, device_of(model) if device is None else available_device("condition", "device", device)
-
-
-def _checked_copy(model: Model, dtype: torch.dtype, device: torch.device) -> Model:
-    """A frozen copy of a model that is a deterministic function of each row of its inputs."""
-    frozen = frozen_copy(model, dtype, device)
-    check_declared(frozen)
-    u = prior_draws(frozen, 2, dtype, device)
-    x = check_outputs(frozen, u)
-    check_log_factor(frozen, u)
-    check_randomness(frozen, u)
-    check_mode(model, frozen, u)
-    check_rows(frozen, u)
-    check_range(frozen, x)
-    return frozen
+    return dtype, reference_tensor(model).device if device is None else available_device("condition", "device", device)
 
 
 def bind(frozen: GenerativeModel, observed, observe, dtype: torch.dtype, device: torch.device) -> Bound:

@@ -1,45 +1,21 @@
-"""Derivatives of a model at prior draws: whether they match its outputs, and their rank."""
+"""The Jacobian of a model at prior draws: its rank and size, and kinks that its slope does not show (math 5.6)."""
 
 import math
-import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
-from ..differences import Differences, differences, disagreement
-from ..errors import ModelError, ObservationError, cause
-from ..structures.jacobian import forward_mode
-from .reduced import ObservedModel
+from .observed import ObservedModel
 
-__all__ = [
-    "Spectrum",
-    "check_agreement",
-    "check_atoms",
-    "check_derivatives",
-    "check_flatness",
-    "check_once",
-    "faulty_operation",
-    "spectrum",
-    "tame_draws",
-]
+__all__ = ["JUMP", "Kinks", "Spectrum", "find_jump", "find_kinks", "named_kinks", "spectrum", "tame_draws"]
 
 # Singular values below this, relative to the largest, count as zero: normalisation adds a small number to a norm, which
 # leaves the direction it removes with a derivative of about that size.
 RANK_TOLERANCE = 1e-6
-# Relative difference up to which derivatives agree: between the modes, and with finite differences.
-MODES_TOLERANCE = 1e-6
-DIFFERENCES_TOLERANCE = 1e-3
-# The same in 32 bits, for both.
-COARSE_TOLERANCE = 5e-2
-# Operations of torch with a wrong derivative, by the beginning of the name of their node, and what to use instead.
-_FAULTY = {
-    "CholeskyInverseBackward": "the forward-mode derivative of torch.cholesky_inverse(L) is wrong (torch 2.14.1): use "
-    "torch.linalg.inv(L @ L.mT)",
-}
 # Maximum entries of derivatives held at once.
 ENTRIES = 2**25
 
@@ -77,181 +53,6 @@ def _constraint(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> Calla
     with torch.no_grad():
         values = reduced.outputs(u) if data is None else data
     return lambda v: reduced.residual(v, values)
-
-
-def check_derivatives(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> None:
-    """Raise :class:`ModelError` unless ``w.(J v)`` exists in both modes, and both agree with differences."""
-    with torch.no_grad():
-        values = reduced.outputs(u[:1])[0] if data is None else data
-    check_agreement(lambda v: reduced.residual(v, values), u, type(reduced.model).__name__, needs_both=True)
-
-
-def check_agreement(
-    function: Callable[[Tensor], Tensor], u: Tensor, name: str, *, needs_both: bool = False
-) -> Differences:
-    """Raise :class:`ModelError` unless reverse mode, forward mode and finite differences of a function agree.
-
-    It costs seven evaluations at every point.
-
-    Args:
-        function: ``[..., D] -> [..., N]``.
-        u: points ``[n, D]``.
-        name: what it is a function of, for messages.
-        needs_both: whether a mode that is not defined is an error; else it is not compared.
-
-    Returns:
-        the finite differences.
-    """
-    rng = torch.Generator(u.device).manual_seed(3)
-    # each point has a direction of its own: one alone may hide what is wrong with others
-    v = torch.randn(u.shape, generator=rng, dtype=u.dtype, device=u.device)
-    with torch.no_grad():
-        w = torch.randn(function(u[:1]).shape[-1], generator=rng, dtype=u.dtype, device=u.device)
-    found = differences(function, u, v, w)
-    with _differentiating(name, "reverse"):
-        pulled = vjp(function, u)[1](w.expand_as(found.products))[0] if needs_both else _reverse(function, u, w)
-    reverse = torch.linalg.vecdot(pulled, v)
-    forward = None
-    try:
-        with _differentiating(name, "forward"):
-            # a number a point moves it along its direction
-            start, one = u.new_zeros(len(u), 1), u.new_ones(1, 1)
-            forward = forward_mode(lambda t: function(u + t * v), start, one)[1][0] @ w
-    except ModelError:
-        if needs_both:
-            raise
-    exact = u.dtype == torch.float64
-    apart = disagreement(found, reverse)
-    if not apart <= (DIFFERENCES_TOLERANCE if exact else COARSE_TOLERANCE):
-        raise ModelError(
-            f"the derivatives of {name} do not match its outputs (finite differences differ by {apart:.2g} of "
-            "their size): look for detach(), no_grad(), rounding, or a backward of another function"
-        )
-    if forward is None:
-        return found
-    size = found.size.maximum(reverse.abs()).clamp_min(1e-12)
-    apart = ((reverse - forward).abs() / size).nanmedian().item()
-    if not apart <= (MODES_TOLERANCE if exact else COARSE_TOLERANCE):
-        raise ModelError(
-            f"reverse- and forward-mode derivatives of {name} differ, by {apart:.2g} of their size: "
-            + (faulty_operation(function, u) or "correct the backward or the jvp of its autograd.Function")
-        )
-    return found
-
-
-def _reverse(function: Callable[[Tensor], Tensor], u: Tensor, w: Tensor) -> Tensor:
-    """``J^T w`` by plain autograd, which asks less of a model than torch.func."""
-    with torch.enable_grad():
-        x = u.detach().requires_grad_()
-        value = function(x)
-        if not value.requires_grad:
-            return torch.zeros_like(u)
-        return torch.autograd.grad((value * w).sum(), x, materialize_grads=True)[0]
-
-
-def check_atoms(values: Tensor, data: Tensor, name: str) -> None:
-    """Raise :class:`ObservationError` if data are values that the model gives with positive probability.
-
-    A clamped output makes an event of such a value, which no surface of inputs has.
-
-    Args:
-        values: observed values at prior draws, which broadcast with the data, ``[n, *batch, Dy]``.
-        data: ``[*batch, Dy]``.
-        name: of the model.
-    """
-    hits = (values == data).sum(0)
-    if not (hits > 1).any():
-        return
-    value, most = data[(hits > 1).expand_as(data)][0].item(), int(hits.max())
-    raise ObservationError(
-        f"{int((hits > 1).sum())} of {hits.numel()} observed values, such as {value:.4g}, are values that {name} gives "
-        f"with positive probability ({most} of {len(values)} prior draws): a clamped or censored output is an event: "
-        "observe the others, pixels(mask), and multiply the probability of the event, by log_factor or as a soft "
-        "observation of a program; or pass tolerance="
-    )
-
-
-def faulty_operation(function: Callable[[Tensor], Tensor], u: Tensor) -> str | None:
-    """What to use instead of an operation of torch with a wrong derivative; None if a function has none."""
-    with torch.enable_grad():
-        waiting, seen = [function(u.detach().requires_grad_()).grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        for name, remedy in _FAULTY.items():
-            if node.name().startswith(name):
-                return remedy
-        waiting += [before for before, _ in node.next_functions]
-    return None
-
-
-@contextmanager
-def _differentiating(name: str, mode: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise ModelError(f"{name} has no {mode}-mode derivative ({cause(error)}): {_remedy(str(error))}") from error
-
-
-def _remedy(error: str) -> str:
-    """What to change where torch.func refuses a model, by its message."""
-    if "in-place" in error.lower() or "inplace" in error.lower():
-        return "replace operations in place (x += y, x[...] = y, copy_) by ones that return new tensors"
-    if "out=" in error:
-        return "replace operations that write into a given tensor (torch.mul(a, b, out=c)) by ones that return new ones"
-    if "setup_context" in error:
-        return "its autograd.Function needs setup_context, with forward(x) in place of forward(ctx, x), and a jvp"
-    if "generate_vmap_rule" in error:
-        return "its autograd.Function needs generate_vmap_rule = True, or a vmap of its own"
-    return "compute with torch's differentiable functions; an autograd.Function needs setup_context and its own jvp"
-
-
-def check_once(module: nn.Module, observe: object, check: Callable[[], None]) -> None:
-    """Run a check of derivatives unless the same module, with the same weights, has passed it.
-
-    Args:
-        module: whose derivatives they are.
-        observe: what is observed of its outputs: another function of them has another derivative.
-        check: raises what is wrong.
-    """
-    version = tuple(weight._version for weight in (*module.parameters(), *module.buffers()))
-    try:
-        key = None if observe is None else weakref.ref(observe)
-        passed = _PASSED.setdefault(module, [])
-    except TypeError:
-        return check()
-    if not any(before == version and (each() if each else None) is observe for before, each in passed):
-        check()
-        passed.append((version, key))
-
-
-_PASSED: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary()
-
-
-def check_flatness(found: Differences, name: str) -> None:
-    """Raise :class:`ObservationError` if observed values are constant, or change in steps.
-
-    Args:
-        found: differences of the values at several prior draws.
-        name: of the model.
-    """
-    flat = (found.products == 0).all(0)
-    if not flat.any():
-        return
-    index = int(flat.nonzero()[0])
-    values, n = found.values[:, index], int(flat.sum())
-    which = f"{n} of {len(flat)} observed values of {name} (the first is number {index})"
-    if (values == values[0]).all():
-        raise ObservationError(
-            f"{which} are the same at every prior draw: leave these constants out, "
-            "observe=pixels(mask), or add noise, WithNoise(model, sd=...)"
-        )
-    raise ObservationError(
-        f"{which} change only in steps, with derivatives that are exactly 0: leave out rounding (round, floor, "
-        "comparisons, argmax), or pass tolerance= and a kernel that needs no derivative"
-    )
 
 
 class Spectrum(NamedTuple):
@@ -293,3 +94,171 @@ def spectrum(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> Spectrum
     values = torch.linalg.svdvals(jacobian.nan_to_num(0, 0, 0))
     rank = int((values > RANK_TOLERANCE * values[..., :1]).sum(-1).max())
     return Spectrum(rank, values[..., 0].median().item(), values[..., max(rank, 1) - 1].median().item())
+
+
+# Duration of the lines, that of a short trajectory: they move by this times a standard normal momentum.
+DURATION = 0.3
+LINES = 5
+INTERVALS = 6
+# Combinations of outputs whose volume is followed.
+MOST_ROWS = 16
+# Rows times derivatives of each evaluated at once.
+CHUNK = 256
+# Acceptance that jumps must leave attainable for them to matter.
+HARMLESS = 0.9
+# Points of a line whose slopes are compared first, and times that the interval of the largest change is halved.
+NODES, HALVINGS = 9, 20
+# Share of a gradient by which it jumps from which a jump is said.
+LARGE = 0.3
+JUMP = (
+    "of its size between neighbouring points (abs, max, where or a branch in the model's code): trajectories are "
+    "rejected there, and chains may never cross: use smooth functions, such as softplus or logsumexp"
+)
+"""What follows the size of a jump in a report."""
+
+_WITH_KINKS = (
+    nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Hardshrink, nn.Softshrink,
+    nn.Threshold, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AdaptiveMaxPool1d, nn.AdaptiveMaxPool2d,
+    nn.AdaptiveMaxPool3d,
+)  # fmt: skip
+
+
+class Kinks(NamedTuple):
+    """The effect of kinks on trajectories of the length :data:`DURATION`."""
+
+    unseen: float
+    """Typical change of ``log|J J^T| / 2`` along one beyond the integral of its slope."""
+    acceptance: float
+    """About the acceptance probability that no step size exceeds."""
+    activations: str
+    """The model's modules that have kinks, with their numbers; empty if there are none."""
+    is_smoothed: bool = False
+    """Whether the model is already a smooth copy, made by ``from_module(smooth=)``."""
+
+    @property
+    def remedy(self) -> str:
+        if not self.is_smoothed:
+            return "use from_module(net, ..., smooth=10), or activations such as SiLU"
+        if self.activations:
+            return "smooth= does not replace these: use smooth modules, such as SiLU or average pooling, in their place"
+        return (
+            "smooth= replaces modules alone: replace functional activations, such as F.leaky_relu in forward, by "
+            "modules, such as nn.LeakyReLU, which smooth= finds"
+        )
+
+    @property
+    def words(self) -> str:
+        cause = self.activations or "a function such as relu, abs, clamp or max in its code"
+        return (
+            f"kinks ({cause}): log|J J^T| / 2 jumps where its slope does not show it, by {self.unseen:.2g} over a "
+            f"trajectory of length {DURATION:g}; at most about {100 * self.acceptance:.0f} % of these can be accepted, "
+            f"however small the steps: {self.remedy}"
+        )
+
+
+def find_kinks(reduced: ObservedModel, u: Tensor, rank: int) -> Kinks | None:
+    """What kinks cost at lines ``u + t p``, with ``p`` standard normal and t up to :data:`DURATION`; None if little.
+
+    The change of ``f = log|J J^T| / 2`` along a line is compared with the trapezoidal integral of its slope by
+    autograd, in 6 and in 12 intervals. For a smooth model the difference falls by 4, that of jumps stays. The energy
+    of a trajectory errs by as much. If this error is normal with standard deviation ``s``, the mean
+    acceptance is ``2 Phi(-s / 2)``.
+
+    Args:
+        reduced: the model through its observation operator.
+        u: prior draws, ``[n, D]``.
+        rank: the rank of the Jacobian, or a lower number.
+    """
+    if rank < 1:
+        return None
+    rng = torch.Generator(u.device).manual_seed(5)
+    start = u[torch.arange(LINES, device=u.device) % len(u)]
+    momentum = torch.randn(start.shape, generator=rng, dtype=u.dtype, device=u.device)
+    times = torch.linspace(0, DURATION, 2 * INTERVALS + 1, dtype=u.dtype, device=u.device)
+    # [nodes, lines, D]
+    nodes = start + times[:, None, None] * momentum
+    volume, gradient = _volumes(reduced, nodes.flatten(0, 1), min(rank, MOST_ROWS), rng)
+    volume, slope = volume.unflatten(0, nodes.shape[:2]), (gradient.unflatten(0, nodes.shape[:2]) * momentum).sum(-1)
+    change = volume[-1] - volume[0]
+    coarse, fine = (
+        (change - torch.trapezoid(slope[::stride], times[::stride], dim=0)).nan_to_num(0, 0, 0).abs()
+        for stride in (2, 1)
+    )
+    # medians: near a zero of |J J^T| a single line of a smooth model can err by anything
+    unseen = fine.median().item() / 0.6745
+    acceptance = math.erfc(unseen / math.sqrt(8))
+    if acceptance > HARMLESS or fine.median() < 0.5 * coarse.median():
+        return None
+    # noise wraps the generator that was smoothed
+    is_smoothed = any(getattr(module, "smoothing", None) is not None for module in reduced.model.modules())
+    return Kinks(unseen, acceptance, named_kinks(reduced.model), is_smoothed)
+
+
+@torch.enable_grad()
+def find_jump(outputs: Callable[[Tensor], Tensor], start: Tensor, end: Tensor) -> float | None:
+    """The largest jump of the Jacobian on lines between points, as a share of its size there; None if it is small.
+
+    Of one random combination of the outputs, the interval of 8 over which the gradient changes most is halved 20 times,
+    each time to the half of the larger change. The gradient of a smooth model then changes by next to nothing, that of
+    a model with ``abs``, ``max`` or a branch on its inputs by as much as at first.
+
+    Args:
+        outputs: the outputs, or the constraint: ``[n, D] -> [n, Dy]``.
+        start, end: ``[lines, D]``, points where they are finite.
+    """
+    rng = torch.Generator(start.device).manual_seed(7)
+    with torch.no_grad():
+        size = outputs(start[:1]).shape[-1]
+    weight = torch.randn(size, generator=rng, dtype=start.dtype, device=start.device)
+
+    def gradient(share: Tensor) -> Tensor:
+        """At shares ``[..., lines]`` of the lines: ``[..., lines, D]``."""
+        u = (start + share.unsqueeze(-1) * (end - start)).flatten(0, -2).requires_grad_()
+        (slope,) = torch.autograd.grad((outputs(u) @ weight).sum(), u)
+        return slope.reshape(*share.shape, -1)
+
+    nodes = torch.linspace(0, 1, NODES, dtype=start.dtype, device=start.device)
+    slopes = gradient(nodes[:, None].expand(-1, len(start)))
+    first = (slopes[1:] - slopes[:-1]).norm(dim=-1).nan_to_num(0, 0, 0).argmax(0)
+    low, high = nodes[first], nodes[first + 1]
+    at_low, at_high = (slopes.gather(0, at[None, :, None].expand(1, *start.shape))[0] for at in (first, first + 1))
+    for _ in range(HALVINGS):
+        middle = 0.5 * (low + high)
+        between = gradient(middle)
+        left = (between - at_low).norm(dim=-1) > (at_high - between).norm(dim=-1)
+        low, high = torch.where(left, low, middle), torch.where(left, middle, high)
+        at_low = torch.where(left.unsqueeze(-1), at_low, between)
+        at_high = torch.where(left.unsqueeze(-1), between, at_high)
+    size = torch.maximum(at_low.norm(dim=-1), at_high.norm(dim=-1))
+    jump = ((at_high - at_low).norm(dim=-1) / size).nan_to_num(0, 0, 0).max().item()
+    return jump if jump > LARGE else None
+
+
+def _volumes(reduced: ObservedModel, u: Tensor, n_rows: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """``log|J J^T| / 2`` of ``n_rows`` orthonormal combinations of the outputs, ``[n]``, with gradients ``[n, D]``."""
+    with torch.no_grad():
+        values = reduced.outputs(u[:1])[0]
+    mixing = torch.randn(len(values), n_rows, generator=rng, dtype=u.dtype, device=u.device)
+    rows = torch.linalg.qr(mixing).Q.T
+    parts = [_volume(reduced, part, values, rows) for part in u.split(max(1, CHUNK // n_rows))]
+    volume, gradient = zip(*parts, strict=True)
+    return torch.cat(volume), torch.cat(gradient)
+
+
+@torch.enable_grad()
+def _volume(reduced: ObservedModel, u: Tensor, values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    u = u.detach().requires_grad_()
+    value = reduced.residual(u, values)
+    # plain reverse mode, one row after the other: it makes the fewest demands on a model
+    products = [torch.autograd.grad((value @ row).sum(), u, create_graph=True)[0] for row in rows]
+    jacobian = torch.stack(products, -2)
+    volume = 0.5 * torch.linalg.slogdet(jacobian @ jacobian.mT)[1]
+    # that of a linear model does not depend on u
+    (gradient,) = torch.autograd.grad(volume.sum() + 0 * u.sum(), u)
+    return volume.detach(), gradient
+
+
+def named_kinks(model: nn.Module) -> str:
+    """The model's modules that have kinks, with their numbers; empty if there are none."""
+    found = Counter(type(module).__name__ for module in model.modules() if isinstance(module, _WITH_KINKS))
+    return ", ".join(f"{n} {name}" for name, n in found.most_common())

@@ -1,174 +1,174 @@
-"""Faults that keep a model or its data from being conditioned: one cheap test per fault, all run by ``condition()``.
+"""Faults of a function of rows, of its derivatives, and of data beside what it gives, each said in one sentence."""
 
-Each test raises an error that names its fault; :func:`dgm_infer.check` collects them and adds more expensive checks.
-"""
-
-import math
 import re
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
-from typing import TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import vjp
 
-from ..arguments import interval, sizes
-from ..errors import ModelError, ObservationError, cause, reported_as
-from ..models import GenerativeModel, copied, evaluation_copy
-from .operators import Operator
+from ..autodiff.jacobian_products import forward_mode
+from ..diagnosis import Finding
+from ..errors import ModelError, cause
+from ..models import GenerativeModel, copied
+from ..probe import Differences, differences, disagreement
 
 __all__ = [
-    "STRUCTURE_DRAWS",
-    "check_declared",
-    "check_gradient",
-    "check_log_factor",
-    "check_mixing",
-    "check_mode",
-    "check_operator",
-    "check_outputs",
-    "check_randomness",
-    "check_range",
-    "check_repeats",
+    "check_agreeing",
+    "check_agreement",
+    "check_once",
     "check_rows",
-    "check_values",
-    "check_weights",
-    "device_of",
-    "frozen_copy",
-    "prior_draws",
+    "constant_outputs",
+    "derivative_remedy",
+    "evaluated",
+    "far_values",
+    "faulty_operation",
+    "functions_of",
+    "has_passed",
+    "largest",
+    "largest_difference",
+    "mixing",
+    "own_random_numbers",
+    "passes",
+    "repeated",
+    "said_interval",
+    "said_random",
+    "type_remedy",
 ]
 
-# Prior draws from which the check of a structure takes the tamest.
-STRUCTURE_DRAWS = 16
-
-Module = TypeVar("Module", bound=nn.Module)
-
-
-def frozen_copy(module: Module, dtype: torch.dtype, device: torch.device) -> Module:
-    """A copy in evaluation mode, with this dtype and device, whose parameters need no gradients.
-
-    Raises:
-        ModelError: it cannot be copied, or its weights are NaN or complex, or its buffers are complex.
-    """
-    check_weights(module)
-    return evaluation_copy(module).to(device=device, dtype=dtype)
-
-
-def check_weights(model: nn.Module) -> None:
-    """Raises :class:`ModelError` if weights are NaN, or they or buffers complex, which a copy in a real type halves."""
-    for name, buffer in model.named_buffers():
-        if buffer.is_complex():
-            raise ModelError(
-                f"{type(model).__name__}: its buffer {name} is of {buffer.dtype}: must be real, such as "
-                "torch.view_as_real(...)"
-            )
-    for name, weight in model.named_parameters():
-        where = f"{type(model).__name__}: its weights {name}"
-        if weight.is_complex():
-            raise ModelError(f"{where} are of {weight.dtype}: must be real")
-        lost = int(weight.isnan().sum())
-        if lost:
-            raise ModelError(
-                f"{where} are NaN, {lost} of {weight.numel()}: its training diverged; load or train others"
-            )
+# Widths of what the model generates beyond which data are far outside: the prior draws of a few images reach several
+# standard deviations, so that a posterior far in the tail of the prior is still within.
+_WIDTHS = 3.0
+# Share of the values beyond which they are of another unit; a few far values are those of heavy tails.
+_SHARE = 0.1
+# Largest output of a generator of pixels in (0, 1) or (-1, 1).
+_PIXEL = 2.0
+# Relative difference up to which derivatives agree: between the modes, and with finite differences.
+MODES_TOLERANCE = 1e-6
+DIFFERENCES_TOLERANCE = 1e-3
+# The same in 32 bits, for both.
+COARSE_TOLERANCE = 5e-2
+# Operations of torch with a wrong derivative, by the beginning of the name of their node, and what to use instead.
+_FAULTY = {
+    "CholeskyInverseBackward": "the forward-mode derivative of torch.cholesky_inverse(L) is wrong (torch 2.14.1): use "
+    "torch.linalg.inv(L @ L.mT)",
+}
 
 
-def device_of(model: GenerativeModel) -> torch.device:
-    for tensor in (*model.parameters(), *model.buffers()):
-        return tensor.device
-    return torch.device("cpu")
-
-
-def prior_draws(model: GenerativeModel, n: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """The same ``n`` draws of ``p_u`` at every call, ``[n, Du]``."""
-    rng = torch.Generator(device).manual_seed(0)
-    return model.input_density.sample((n,), generator=rng, dtype=dtype, device=device)
-
-
-def check_declared(model: GenerativeModel) -> None:
-    """Raises :class:`ModelError` where ``output_shape`` or ``output_range`` are not a shape and a range; sets them so.
+def check_once(module: nn.Module, stage: str, check: Callable[[], None]) -> None:
+    """Run a check unless the same module, with the same weights and in the same mode, has passed it.
 
     Args:
-        model: a frozen copy.
+        module: what is looked at.
+        stage: the name of the check.
+        check: raises what is wrong.
     """
-    name = type(model).__name__
-    with reported_as(ModelError):
-        model.output_shape = sizes(name, "output_shape", model.output_shape, empty=True)
-        if model.output_range is not None:
-            model.output_range = interval(name, "output_range", model.output_range)
+    if not has_passed(module, stage):
+        check()
+        passes(module, stage)
 
 
-def check_gradient(model: GenerativeModel, u: Tensor, *, needed: bool = True) -> bool:
-    """Whether outputs have derivatives.
-
-    Raises:
-        ModelError: they have none although they are needed.
-    """
-    try:
-        with torch.enable_grad():
-            has_gradient = model.observed(u.detach().clone().requires_grad_()).requires_grad
-    except RuntimeError:
-        # as of a simulator in NumPy, which takes no tensor that records derivatives
-        has_gradient = False
-    if needed and not has_gradient:
-        raise ModelError(
-            f"{type(model).__name__}.observed has no derivative: compute with torch's functions, without detach(), or "
-            "pass tolerance= and a kernel that needs none"
-        )
-    return has_gradient
+_PASSED: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary()
 
 
-def check_log_factor(model: GenerativeModel, u: Tensor) -> None:
-    """Raise :class:`ModelError` unless the log factor, if there is one, is a real number per input."""
-    if not model.has_log_factor:
-        return
-    name = f"{type(model).__name__}.log_factor"
-    try:
-        with torch.enable_grad(), _own_random_numbers(u):
-            factor = model.log_factor(u.detach().clone().requires_grad_())
-    except Exception as error:
-        raise ModelError(f"{name} fails for inputs of shape {tuple(u.shape)}: {cause(error)}") from error
-    if isinstance(factor, Tensor) and factor.shape == u.shape[:-1] and not factor.is_complex():
-        return
-    what = f"type {type(factor).__name__}"
-    if isinstance(factor, Tensor):
-        what = str(factor.dtype) if factor.is_complex() else f"shape {tuple(factor.shape)}"
-    raise ModelError(
-        f"{name} gives {what} for inputs of shape {tuple(u.shape)}: must be one real number per input, "
-        f"{tuple(u.shape[:-1])}"
+def has_passed(module: nn.Module, stage: str, operator: object = None) -> bool:
+    """Whether a module, seen through an operator of the user's own, has passed a check with its present weights."""
+    known = _PASSED.get(module, ())
+    return any(key == (stage, _version(module)) and (each() if each else None) is operator for key, each in known)
+
+
+def passes(module: nn.Module, stage: str, operator: object = None) -> None:
+    # what takes no weak reference is looked at every time
+    with suppress(TypeError):
+        reference = None if operator is None else weakref.ref(operator)
+        _PASSED.setdefault(module, []).append(((stage, _version(module)), reference))
+
+
+def _version(module: nn.Module) -> tuple[Any, ...]:
+    tensors = (*module.parameters(), *module.buffers())
+    return module.training, *((id(tensor), tensor._version) for tensor in tensors)
+
+
+def check_agreeing(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
+    """Raise :class:`ModelError` if two evaluations of a function at ``u`` differ."""
+    if (difference := repeated(function, u)) > 0:
+        raise ModelError(said_random(name, difference))
+
+
+def repeated(function: Callable[[Tensor], Tensor], u: Tensor) -> float:
+    """By how much two evaluations at ``u`` differ; 0 up to rounding."""
+    first, second = evaluated(function, u, u)
+    difference = largest_difference(first, second)
+    # a GPU adds in another order each time
+    rounding = 0.0 if u.device.type == "cpu" else torch.finfo(first.dtype).eps ** 0.75 * max(1e-3, largest(first))
+    return difference if difference > rounding else 0.0
+
+
+def said_random(name: str, difference: float) -> str:
+    return (
+        f"{name} returns different outputs for the same inputs (by {difference:.3g}): make its hidden randomness "
+        "an input: a part of u, or for a network an argument of forward, named in from_module(net, ..., "
+        "inputs={'noise': (1, 4, 4)})"
     )
 
 
-def check_outputs(model: GenerativeModel, u: Tensor) -> Tensor:
-    """Outputs ``[n, Dx]`` at ``u [n, Du]``.
-
-    Raises:
-        ModelError: they cannot be computed, or have another shape or type.
-    """
-    size = torch.Size(model.output_shape).numel()
-    name = type(model).__name__
-    try:
-        (x,) = _values(model.observed, u)
-    except ModelError:
-        # the model itself explains why it cannot be conditioned
-        raise
-    except Exception as error:
+def check_rows(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
+    """Raise :class:`ModelError` if a function's value in one row depends on the other rows of the batch."""
+    difference = mixing(partial(evaluated, function), u)
+    if difference > 0:
         raise ModelError(
-            f"{name}.observed fails for inputs of shape {tuple(u.shape)} and type {u.dtype}: {cause(error)} "
-            f"({_type_remedy(model, u, str(error))})"
-        ) from error
-    if tuple(x.shape) != (len(u), size):
-        raise ModelError(
-            f"{name}.observed maps inputs of shape {tuple(u.shape)} to outputs of shape {tuple(x.shape)}; "
-            f"expected ({len(u)}, {size}), flat, for output_shape {tuple(model.output_shape)} (set output_shape to the "
-            "shape of one output)"
+            f"{name} changes the output of a row when the other rows of its batch change (by {difference:.3g}): its "
+            "layers compute batch statistics; use running statistics (track_running_stats=True), or normalise every "
+            "row separately, and do not branch on the whole batch"
         )
-    if x.dtype != u.dtype:
-        raise ModelError(f"{name}.observed gives {x.dtype} for inputs of {u.dtype}: compute in the dtype of the inputs")
-    return x
 
 
-def _type_remedy(model: GenerativeModel, u: Tensor, error: str) -> str:
+def far_values(
+    name: str,
+    image_shape: Sequence[int],
+    values: Tensor,
+    made: Tensor,
+    *,
+    declared: tuple[float, float] | None = None,
+) -> Finding | None:
+    """The finding of :func:`far_data` on values ``[*batch, n]`` and what a model made in their place, ``[k, ...]``.
+
+    Args:
+        name: of the model.
+        image_shape: shape of the outputs, if the values are some of them.
+        declared: the finite range that the model declares.
+    """
+    if declared is not None:
+        low, high = declared
+        where = f"its output_range is ({low:g}, {high:g})"
+    else:
+        n, made = len(made), made[made.isfinite()]
+        if not len(made):
+            return None
+        low, high = made.min().item(), made.max().item()
+        where = f"its outputs lie between {low:.3g} and {high:.3g} at {n} prior draws"
+    least, largest = values.min().item(), values.max().item()
+    beyond = torch.maximum(low - values, values - high) > _WIDTHS * (high - low)
+    if not beyond.any() or high == low:
+        return None
+    what = f"observed values from {least:.3g} to {largest:.3g} are far outside what {name} generates: {where}"
+    images = len(image_shape) >= 2 and max(-low, high) <= _PIXEL
+    if not images and declared is None and beyond.double().mean() < _SHARE:
+        return None
+    if not images or least < 0 or largest > 255:
+        severity = "error" if declared is not None else "warning"
+        return Finding(severity, f"{what}; check the units of the data", code="observations_range")
+    if low < -0.5:
+        return Finding("error", f"{what}; scale 8-bit pixels to (-1, 1), values / 127.5 - 1", code="observations_range")
+    divisor = "255" if largest > 16 else "16, or by 255 if these are dark 8-bit pixels"
+    return Finding("error", f"{what}; divide by {divisor}", code="observations_range")
+
+
+def type_remedy(model: GenerativeModel, u: Tensor, error: str) -> str:
     """What to change where tensors of different types meet: a copy converts parameters and buffers alone."""
     if not re.search(r"dtype|scalar type|same type", error):
         return "tensors used by the model must be its parameters or buffers"
@@ -181,7 +181,7 @@ def _type_remedy(model: GenerativeModel, u: Tensor, error: str) -> str:
 
 def _works_in_single(model: GenerativeModel, u: Tensor) -> bool:
     try:
-        (x,) = _values(copied(model).float().observed, u.float())
+        (x,) = evaluated(copied(model).float().observed, u.float())
     except Exception:
         return False
     return x.dtype == torch.float32
@@ -206,163 +206,178 @@ def _own_type_remedy(model: nn.Module) -> str:
     )
 
 
-def check_randomness(model: GenerativeModel, u: Tensor) -> None:
-    """Raise :class:`ModelError` if two evaluations at ``u`` differ."""
-    for name, function in _functions(model).items():
-        check_repeats(function, u, f"{type(model).__name__}.{name}")
-
-
-def check_repeats(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
-    """The same of any function."""
-    difference = _difference(*_values(function, u, u))
-    if difference > 0:
-        raise ModelError(
-            f"{name} returns different outputs for the same inputs (by {difference:.3g}): make its hidden randomness "
-            "an input: a part of u, or for a network an argument of forward, named in from_module(net, ..., "
-            "inputs={'noise': (1, 4, 4)})"
-        )
-
-
-def check_rows(model: GenerativeModel, u: Tensor) -> None:
-    """Raise :class:`ModelError` if the output of a row depends on the other rows of its batch."""
-    for name, function in _functions(model).items():
-        check_mixing(function, u, f"{type(model).__name__}.{name}")
-
-
-def check_mixing(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
-    """The same of any function of rows."""
-    difference = _mixing(partial(_values, function), u)
-    if difference > 0:
-        raise ModelError(
-            f"{name} changes the output of a row when the other rows of its batch change (by {difference:.3g}): its "
-            "layers compute batch statistics; use running statistics (track_running_stats=True), or normalise every "
-            "row separately, and do not branch on the whole batch"
-        )
-
-
-def check_operator(model: GenerativeModel, operator: Operator, n_batch: int, u: Tensor) -> None:
-    """Raise :class:`ObservationError` if an operator on outputs at ``u`` is random, or mixes the rows of its batch.
-
-    Args:
-        model: a frozen copy.
-        operator: A, for data with ``n_batch`` batch dimensions.
-        u: prior draws ``[n, Du]``.
-    """
-    with torch.no_grad():
-        x = model.observed(u)
-
-    def values(*outputs: Tensor) -> list[Tensor]:
-        with torch.no_grad(), _own_random_numbers(x):
-            # it may have data of each problem, with which the outputs broadcast
-            return [operator(output.reshape(len(output), *[1] * n_batch, -1)) for output in outputs]
-
-    difference = _difference(*values(x, x))
-    if difference > 0:
-        raise ObservationError(
-            f"observe returns different values for the same output (by {difference:.3g}): it must not draw random "
-            "numbers"
-        )
-    difference = _mixing(values, x)
-    if difference > 0:
-        raise ObservationError(
-            f"observe changes the values of an output when the others of its batch change (by {difference:.3g}): "
-            "compute every output by itself, with dimensions counted from the right, as in x.mean(-1)"
-        )
-
-
-def _mixing(function: Callable[..., list[Tensor]], u: Tensor) -> float:
+def mixing(function: Callable[..., list[Tensor]], u: Tensor) -> float:
     """By how much the first row's result depends on the other rows, or on their number; 0 up to rounding."""
     # equally many rows in all: rounding depends on their number
     near, other = torch.cat([u[1:], u + 1]), torch.cat([u[1:] - 1, 1 - 2 * u])
     first, second = (result[0] for result in function(torch.cat([u[:1], near]), torch.cat([u[:1], other])))
     (few,) = function(u[:2])
     # rounding depends on the number of rows, too; less than the tolerance below
-    differences = [_difference(first, second), _difference(first, few[0])]
+    differences = [largest_difference(first, second), largest_difference(first, few[0])]
     # a branch on the whole batch shows far out, where a simulator may refuse to go
     with suppress(Exception):
         (far,) = function(torch.cat([u[:1], 8 * other]))
-        differences.append(_difference(first, far[0]))
+        differences.append(largest_difference(first, far[0]))
     difference = max(differences)
-    return difference if difference > torch.finfo(u.dtype).eps ** 0.5 * max(1e-3, _size(first)) else 0.0
+    return difference if difference > torch.finfo(u.dtype).eps ** 0.5 * max(1e-3, largest(first)) else 0.0
 
 
-def check_mode(model: GenerativeModel, frozen: GenerativeModel, u: Tensor) -> None:
-    """Raise :class:`ModelError` if dropout or batch statistics make training mode differ from the frozen copy."""
-    if not model.training:
-        return
-    # on a copy: training mode may update running statistics
-    training = copied(model).to(device=u.device, dtype=u.dtype)
-    (trained,), (evaluated,) = _values(training.observed, u), _values(frozen.observed, u)
-    difference = _difference(trained, evaluated)
-    # a program rounds in another order where it runs as straight-line code
-    if difference > torch.finfo(u.dtype).eps ** 0.5 * max(1e-3, _size(evaluated)):
-        raise ModelError(
-            f"the generator is in training mode and its outputs differ from evaluation mode by up to {difference:.3g} "
-            "(dropout or batch statistics): call model.eval() first"
-        )
-
-
-def check_range(model: GenerativeModel, x: Tensor) -> None:
-    """Raise :class:`ModelError` if outputs ``x`` leave the range that the model declares."""
-    if model.output_range is None:
-        return
-    low, high = model.output_range
-    least, largest = x.nan_to_num(low, high, low).min().item(), x.nan_to_num(low, high, low).max().item()
-    if least < low or largest > high:
-        raise ModelError(
-            f"{type(model).__name__} declares output_range {_interval(low, high)}, but its outputs at prior draws "
-            f"are between {least:.3g} and {largest:.3g}: declare the range of its last layer, or None"
-        )
-
-
-def check_values(model: GenerativeModel, operator: Operator, values: Tensor) -> None:
-    """Raise :class:`ObservationError` if observed values are on or beyond an edge of the model's range.
-
-    Outputs have derivatives only inside the range: tanh and the sigmoid never reach its edges, and a clipped output
-    stays there. Pixels and means of pixels are tested.
-    """
-    if model.output_range is None or not operator.keeps_range:
-        return
-    low, high = model.output_range
-    beyond = (values <= low) | (values >= high)
-    if not beyond.any():
-        return
-    least, largest = values.min().item(), values.max().item()
-    inside = 0.01 * (high - low)
-    remedy = f"move the data inside (values.clamp({low + inside:.3g}, {high - inside:.3g})), or "
-    remedy = remedy if inside < math.inf else ""
-    raise ObservationError(
-        f"{int(beyond.sum())} of {values.numel()} observed values, of {least:.3g} to {largest:.3g}, are on or beyond "
-        f"the edge of the model's output_range {_interval(low, high)}, which it never reaches: {remedy}give the model "
-        "output noise with WithNoise(model, sd=...)"
-    )
-
-
-def _functions(model: GenerativeModel) -> dict[str, Callable[[Tensor], Tensor]]:
+def functions_of(model: GenerativeModel) -> dict[str, Callable[[Tensor], Tensor]]:
     """What conditioning evaluates, by name."""
     functions = {"observed": model.observed}
     return functions | {"log_factor": model.log_factor} if model.has_log_factor else functions
 
 
-def _values(function: Callable[[Tensor], Tensor], *inputs: Tensor) -> list[Tensor]:
+def evaluated(function: Callable[[Tensor], Tensor], *inputs: Tensor) -> list[Tensor]:
     """Values at several inputs, evaluated one after the other."""
-    with torch.no_grad(), _own_random_numbers(inputs[0]):
+    with torch.no_grad(), own_random_numbers(inputs[0]):
         return [function(u) for u in inputs]
 
 
-def _own_random_numbers(like: Tensor) -> AbstractContextManager[None]:
+def own_random_numbers(like: Tensor) -> AbstractContextManager[None]:
     """A model that draws random numbers must not disturb the caller's."""
     return torch.random.fork_rng(devices=[like.device] if like.is_cuda else [])
 
 
-def _difference(a: Tensor, b: Tensor) -> float:
+def largest_difference(a: Tensor, b: Tensor) -> float:
     # a simulator may overflow at a prior draw: the search for starting points redraws
-    return _size(a - b)
+    return largest(a - b)
 
 
-def _size(x: Tensor) -> float:
+def largest(x: Tensor) -> float:
     return x.nan_to_num(0, 0, 0).abs().max().item()
 
 
-def _interval(low: float, high: float) -> str:
+def said_interval(low: float, high: float) -> str:
     return f"({low:g}, {high:g})"
+
+
+def check_agreement(
+    function: Callable[[Tensor], Tensor], u: Tensor, name: str, *, needs_both: bool = False
+) -> Differences:
+    """Raise :class:`ModelError` unless reverse mode, forward mode and finite differences of a function agree.
+
+    It costs seven evaluations at every point.
+
+    Args:
+        function: ``[..., D] -> [..., N]``.
+        u: points ``[n, D]``.
+        name: what it is a function of, for messages.
+        needs_both: whether a mode that is not defined is an error; else it is not compared.
+
+    Returns:
+        the finite differences.
+    """
+    rng = torch.Generator(u.device).manual_seed(3)
+    # each point has a direction of its own: one alone may hide what is wrong with others
+    v = torch.randn(u.shape, generator=rng, dtype=u.dtype, device=u.device)
+    with torch.no_grad():
+        w = torch.randn(function(u[:1]).shape[-1], generator=rng, dtype=u.dtype, device=u.device)
+    found = differences(function, u, v, w)
+    with _differentiating(name, "reverse"):
+        pulled = vjp(function, u)[1](w.expand_as(found.products))[0] if needs_both else _reverse(function, u, w)
+    reverse = torch.linalg.vecdot(pulled, v)
+    forward = None
+    try:
+        with _differentiating(name, "forward"):
+            # a number a point moves it along its direction
+            start, one = u.new_zeros(len(u), 1), u.new_ones(1, 1)
+            forward = forward_mode(lambda t: function(u + t * v), start, one)[1][0] @ w
+    except ModelError:
+        if needs_both:
+            raise
+    exact = u.dtype == torch.float64
+    apart = disagreement(found, reverse)
+    if not apart <= (DIFFERENCES_TOLERANCE if exact else COARSE_TOLERANCE):
+        raise ModelError(
+            f"the derivatives of {name} do not match its outputs (finite differences differ by {apart:.2g} of "
+            "their size): look for detach(), no_grad(), rounding, or a backward of another function"
+        )
+    if forward is None:
+        return found
+    size = found.size.maximum(reverse.abs()).clamp_min(1e-12)
+    apart = ((reverse - forward).abs() / size).nanmedian().item()
+    if not apart <= (MODES_TOLERANCE if exact else COARSE_TOLERANCE):
+        raise ModelError(
+            f"reverse- and forward-mode derivatives of {name} differ, by {apart:.2g} of their size: "
+            + (faulty_operation(function, u) or "correct the backward or the jvp of its autograd.Function")
+        )
+    return found
+
+
+def _reverse(function: Callable[[Tensor], Tensor], u: Tensor, w: Tensor) -> Tensor:
+    """``J^T w`` by plain autograd, which asks less of a model than torch.func."""
+    with torch.enable_grad():
+        x = u.detach().requires_grad_()
+        value = function(x)
+        if not value.requires_grad:
+            return torch.zeros_like(u)
+        return torch.autograd.grad((value * w).sum(), x, materialize_grads=True)[0]
+
+
+def faulty_operation(function: Callable[[Tensor], Tensor], u: Tensor) -> str | None:
+    """What to use instead of an operation of torch with a wrong derivative; None if a function has none."""
+    with torch.enable_grad():
+        waiting, seen = [function(u.detach().requires_grad_()).grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for name, remedy in _FAULTY.items():
+            if node.name().startswith(name):
+                return remedy
+        waiting += [before for before, _ in node.next_functions]
+    return None
+
+
+@contextmanager
+def _differentiating(name: str, mode: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(
+            f"{name} has no {mode}-mode derivative ({cause(error)}): {derivative_remedy(str(error)) or _DIFFERENTIABLE}"
+        ) from error
+
+
+def derivative_remedy(error: str) -> str | None:
+    """What to change where torch refuses to differentiate a model, by its message; None if that does not say."""
+    if "in-place" in error.lower() or "inplace" in error.lower():
+        return "replace operations in place (x += y, x[...] = y, copy_) by ones that return new tensors"
+    if "out=" in error:
+        return "replace operations that write into a given tensor (torch.mul(a, b, out=c)) by ones that return new ones"
+    if "setup_context" in error:
+        return "its autograd.Function needs setup_context, with forward(x) in place of forward(ctx, x), and a jvp"
+    if "generate_vmap_rule" in error:
+        return "its autograd.Function needs generate_vmap_rule = True, or a vmap of its own"
+    return None
+
+
+_DIFFERENTIABLE = (
+    "compute with torch's differentiable functions; an autograd.Function needs setup_context and its own jvp"
+)
+
+
+def constant_outputs(found: Differences, name: str) -> str | None:
+    """Which observed values are constant, or change in steps; None if none does.
+
+    Args:
+        found: differences of the values at several prior draws.
+        name: of the model.
+    """
+    flat = (found.products == 0).all(0)
+    if not flat.any():
+        return None
+    index = int(flat.nonzero()[0])
+    values, n = found.values[:, index], int(flat.sum())
+    which = f"{n} of {len(flat)} observed values of {name} (the first is number {index})"
+    if (values == values[0]).all():
+        return (
+            f"{which} are the same at every prior draw: leave these constants out, "
+            "observe=pixels(mask), or add noise, WithNoise(model, sd=...)"
+        )
+    return (
+        f"{which} change only in steps, with derivatives that are exactly 0: leave out rounding (round, floor, "
+        "comparisons, argmax), or pass tolerance= and a kernel that needs no derivative"
+    )

@@ -1,8 +1,7 @@
 """The fibre ``{u : A(g_x(u)) = y}`` of a batch of observations, and the posterior density on it (J 6, T 4.7)."""
 
-import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,22 +9,17 @@ import torch
 from torch import Tensor
 
 from ..autodiff.pytrees import take, tree_map
-from ..structures import Dense, Evaluation, InFields, JacobianMap, QuickConvolutions, Units
-from .magnitude import magnitude, solver_tolerance
+from ..structures import Dense, Evaluation, JacobianMap, Units
+from .execution import PLAIN, Computation, evaluate
 from .marginal import NoiseMarginal
-from .reduced import ObservedModel
+from .observed import ObservedModel, magnitude
+from .projection import solver_tolerance
 from .solve import find_starts
 
 if TYPE_CHECKING:
     from ..autodiff.compilation import Compiler
 
 __all__ = ["Fibre", "Linearisation"]
-
-# Maximum Jacobian entries per chunk: the graph for their gradient is about thirty times as large.
-_ELEMENTS = 2**22
-# Most entries of the Jacobian of all outputs, of all rows, for which traced derivatives spare time: up to here it goes
-# into calls, beyond into a network's arithmetic.
-_TRACED = 2**19
 
 
 class Linearisation(NamedTuple):
@@ -59,9 +53,7 @@ class Fibre:
     Args:
         observed: the model through its observation operator.
         values: ``[*batch, Dy]`` observed values.
-        coarse: the observed model in float32, which derivatives are computed with; None for ``observed`` itself.
-        gram_force: whether the gradient of the energy has its Gram term.
-        rough: whether the constraint, too, is that of the coarse model.
+        computation: how derivatives are computed.
     """
 
     can_complete = True
@@ -71,22 +63,22 @@ class Fibre:
         self,
         observed: ObservedModel,
         values: Tensor,
-        compiler: "Compiler | None" = None,
+        computation: Computation = PLAIN,
+        *,
         coarse: ObservedModel | None = None,
-        gram_force: bool = True,
-        rough: bool = False,
+        compiler: "Compiler | None" = None,
     ):
         self.observed = observed
-        self._coarse = coarse
-        self._is_rough = rough
-        self._gram_force = gram_force
         self.values = values
+        self.computation = computation
+        # what other rows and other computations of the same problem share
+        self._coarse = observed.to(torch.float32) if coarse is None and computation.float32 else coarse
+        self.compiler = compiler
         self.batch_shape = values.shape[:-1]
         self.dim = observed.dim
         self.structure = observed.structure if observed.structure.pays(values.shape[-1]) else Dense()
-        self._compiler = compiler
         self._rows: tuple[int, Fibre] | None = None
-        self._variants: dict[str, Fibre] = {}
+        self._variants: dict[Computation, Fibre] = {}
 
     def __repr__(self) -> str:
         n_problems, n_values = self.batch_shape.numel(), self.values.shape[-1]
@@ -106,7 +98,7 @@ class Fibre:
     @property
     def is_compiled(self) -> bool:
         """Whether :meth:`evaluate` compiles what it evaluates."""
-        return self._compiler is not None and self._compiler.generates
+        return self.computation.mode == "compiled"
 
     @property
     def units(self) -> Units | None:
@@ -139,7 +131,7 @@ class Fibre:
     def for_searches(self) -> "Fibre":
         """The same fibre with the derivatives that searches use: those in float32 lead as well to where only the
         constraint tells."""
-        return self.with_float32_derivatives() if self.prefers_float32 else self
+        return self.computed(float32=self.prefers_float32)
 
     @property
     def scale(self) -> Tensor:
@@ -155,23 +147,26 @@ class Fibre:
 
     def take(self, problems: Tensor) -> "Fibre":
         """The fibre of the listed problems (flat indices), one row each."""
-        return self._with(*take(self._data, self.batch_shape, problems))
+        return self.with_data(*take(self.data, self.batch_shape, problems))
 
-    def compiled(self) -> "Fibre":
-        """The same fibre with its inner functions compiled, each on first use."""
-        from ..autodiff.compilation import Compiler
+    def computed(self, **changes: Any) -> "Fibre":
+        """The same fibre with its derivatives :class:`computed <Computation>` in another way, made once."""
+        computation = replace(self.computation, **changes)
+        if self.values.dtype == torch.float32:
+            computation = replace(computation, float32=False)
+        if computation == self.computation:
+            return self
+        if computation not in self._variants:
+            compiler = self.compiler
+            if computation.mode != self.computation.mode:
+                from ..autodiff.compilation import Compiler
 
-        return self._variant("compiled", lambda: {"compiler": Compiler()})
-
-    def with_traced_derivatives(self) -> "Fibre":
-        """The same fibre with Jacobians and their derivatives computed as they were traced, for few rows.
-
-        The same results up to rounding, without the calls by which derivatives of derivatives are found; all others
-        stay as they are. Tracing takes a few seconds, once.
-        """
-        from ..autodiff.compilation import Compiler
-
-        return self._variant("traced", lambda: {"compiler": Compiler(generates=False)})
+                generates = computation.mode == "compiled"
+                compiler = None if computation.mode == "plain" else Compiler(generates=generates)
+            coarse = self._coarse if computation.float32 else None
+            variant = type(self)(self.observed, self.values, computation, coarse=coarse, compiler=compiler)
+            self._variants[computation] = variant
+        return self._variants[computation]
 
     @property
     def traces(self) -> bool:
@@ -179,118 +174,39 @@ class Fibre:
         CPU."""
         return self.searches and self.observed.convolves and self.values.device.type == "cpu"
 
-    def with_float32_derivatives(self) -> "Fibre":
-        """The same fibre with Jacobians, their determinants and gradients from the model in float32 (math 3.8).
-
-        The constraint itself, and energies without a Jacobian, keep their type.
-        """
-        if self._coarse is not None or self.values.dtype == torch.float32:
-            return self
-        return self._variant("float32 derivatives", lambda: {"coarse": self.observed.to(torch.float32)})
-
-    def without_gram_force(self) -> "Fibre":
-        """The same fibre with the gradient of ``-log p_u`` alone in the place of that of the energy."""
-        return self._variant("no Gram force", lambda: {"gram_force": False}) if self._gram_force else self
-
-    @property
-    def rough(self) -> "Fibre | None":
-        """The same fibre with the constraint in float32 as well, to come near it; None if derivatives are not."""
-        if self._coarse is None or self._is_rough:
-            return None
-        return self._variant("rough", lambda: {"rough": True})
-
-    def _variant(self, name: str, changes: Callable[[], dict[str, Any]]) -> "Fibre":
-        """The same problem in another way, made on first use."""
-        if name not in self._variants:
-            self._variants[name] = self._remade(self.observed, self.values, **changes())
-        return self._variants[name]
-
     def __getstate__(self) -> dict[str, Any]:
         # what is made on first use is made again
         own = {name: value for name, value in vars(self).items() if name != "marginal"}
-        return {**own, "_rows": None, "_variants": {}, "_compiler": None}
-
-    def _remade(self, observed: ObservedModel, values: Tensor, **changes: Any) -> "Fibre":
-        own = {
-            "compiler": self._compiler,
-            "coarse": self._coarse,
-            "gram_force": self._gram_force,
-            "rough": self._is_rough,
-        }
-        return type(self)(observed, values, *(own | changes).values())
+        return {**own, "_rows": None, "_variants": {}, "compiler": None}
 
     def evaluate(self, function: Callable[..., Any], *arguments: Any, often: bool = False) -> Any:
-        """``function(fibre, *arguments)`` without gradients, compiled if this fibre is.
-
-        Many rows are evaluated in chunks, so that derivatives need little more memory than their results.
-
-        Args:
-            function: takes a fibre of R rows and trees of tensors of R rows, and returns such a tree.
-            often: whether it is called so often that generated code gains more than it takes to generate.
-        """
-        row_size = self.structure.row_size(self.values.shape[-1], self.dim)
-        n_rows, size = len(self.values), max(1, _ELEMENTS // row_size)
-        if n_rows <= size:
-            return self._evaluate(function, arguments, often)
-        parts = []
-        for rows in torch.arange(n_rows, device=self.values.device).split(size):
-            first, last = int(rows[0]), int(rows[-1]) + 1
-            part = tree_map(lambda t, a=first, b=last: t[a:b], arguments)
-            parts.append(self.take(rows)._evaluate(function, part, often))
-        return tree_map(lambda *tensors: torch.cat(tensors), *parts)
-
-    def _evaluate(self, function: Callable[..., Any], arguments: tuple[Any, ...], often: bool) -> Any:
-        derives = function in (type(self).jacobian, type(self).linearise)
-        if self._compiler is None or not (self.is_compiled or (derives and self._has_few_rows)):
-            with torch.no_grad():
-                return function(self, *arguments)
-
-        def of_tensors(data: tuple[Any, ...], *arguments: Any) -> Any:
-            return function(self._with(*data), *arguments)
-
-        key = (function, self._is_rough, self._gram_force, self._coarse is None)
-        return self._compiler(key, of_tensors, self._data, *arguments, generate=often)
+        """``function(fibre, *arguments)`` without gradients, see :func:`~dgm_infer.conditioning.execution.evaluate`."""
+        return evaluate(self, function, arguments, often)
 
     @property
-    def _has_few_rows(self) -> bool:
-        """Whether calls take the time of derivatives, which tracing spares."""
-        return self.values.numel() * math.prod(self.model.output_shape) <= _TRACED
-
-    @property
-    def _data(self) -> tuple[Any, ...]:
+    def data(self) -> tuple[Any, ...]:
         """The data of each problem: a tree of tensors ``[*batch, ...]``."""
         return self.values, self.observed.data
 
-    def _with(self, values: Tensor, data: tuple[Any, ...]) -> "Fibre":
+    def with_data(self, values: Tensor, data: tuple[Any, ...]) -> "Fibre":
+        """The same fibre with the data of other problems."""
         coarse = self._coarse and self._coarse.with_data(tree_map(_to_float32, data))
-        return self._remade(self.observed.with_data(data), values, coarse=coarse)
+        observed = self.observed.with_data(data)
+        return type(self)(observed, values, self.computation, coarse=coarse, compiler=self.compiler)
 
-    def heated(self, heat: Tensor | None) -> "Fibre":
-        """The fibre of the same observations with local inputs that spread ``heat`` times as wide, ``[*batch]``."""
-        coarse = self._coarse and self._coarse.heated(heat if heat is None else heat.float())
-        other = self._remade(self.observed.heated(heat), self.values, coarse=coarse)
+    def with_noise_scale(self, scale: Tensor | None) -> "Fibre":
+        """The fibre of the same observations with local inputs that spread ``scale`` times as wide, ``[*batch]``."""
+        coarse = self._coarse and self._coarse.with_noise_scale(scale if scale is None else scale.float())
+        observed = self.observed.with_noise_scale(scale)
+        other = type(self)(observed, self.values, self.computation, coarse=coarse, compiler=self.compiler)
         if self.marginal is not None:
             # which is known from this one's
-            vars(other)["marginal"] = self.marginal.heated(other.observed, heat)
+            vars(other)["marginal"] = self.marginal.with_noise_scale(other.observed, scale)
         return other
 
     def constraint(self, u: Tensor) -> Tensor:
         """``c(u)``: ``[..., *batch, D] -> [..., *batch, Dy]``."""
-        if self._is_rough:
-            return self._coarse_constraint(u.float()).to(u)
-        with self._quickly(self.values.dtype):
-            return self.observed.residual(u, self.values)
-
-    def _coarse_constraint(self, u: Tensor) -> Tensor:
-        assert self._coarse is not None
-        with self._quickly(torch.float32):
-            return self._coarse.residual(u, self.values.float())
-
-    def _quickly(self, dtype: torch.dtype) -> AbstractContextManager[Any]:
-        # pulling back rows of J has a mode of its own for convolutions
-        pulls_back = torch.is_grad_enabled() and self.units is None
-        quicker = dtype in self.observed.quicker and not pulls_back
-        return QuickConvolutions() if quicker else nullcontext()
+        return self.observed.residual(u, self.values)
 
     def constraint_error(self, u: Tensor) -> Tensor:
         """``max|c(u)|``, each constraint in its unit: ``[..., *batch]``."""
@@ -305,13 +221,13 @@ class Fibre:
         """Jacobian, energy and gradient at ``u``, from one evaluation of the Jacobian."""
         with torch.enable_grad():
             u = u.detach().requires_grad_()
-            with torch.set_grad_enabled(self._gram_force):
+            with torch.set_grad_enabled(self.computation.gram_force):
                 value, entries = self.entries(u)
             jacobian = self.structure.factorise(tuple(e.detach() for e in entries))
             log_density = self.observed.log_density(u)
             # the gradient of this scalar is grad phi; its value is not phi
             scalar = -log_density.sum()
-            if self._gram_force:
+            if self.computation.gram_force:
                 for weight, entry in zip(self._gram_cotangent(jacobian), entries, strict=True):
                     scalar = scalar + (weight * entry).sum()
             (gradient,) = torch.autograd.grad(scalar, u)
@@ -325,14 +241,11 @@ class Fibre:
 
     def _entries(self, u: Tensor) -> Evaluation:
         """:meth:`entries` with the value of the model that derivatives are computed with."""
-        if self._coarse is None:
-            return self.structure.entries(self._in_fields(self.constraint), u)
-        value, entries = self.structure.entries(self._in_fields(self._coarse_constraint), u.float())
+        coarse = self._coarse
+        if coarse is None:
+            return self.structure.entries(self.constraint, u)
+        value, entries = self.structure.entries(lambda v: coarse.residual(v, self.values.float()), u.float())
         return Evaluation(value, tuple(entry.to(u) for entry in entries))
-
-    def _in_fields(self, constraint: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        fields = self.observed.fields
-        return constraint if fields is None else InFields(constraint, fields)
 
     # The Gram term and its cotangent, which must agree.
     def _gram_energy(self, jacobian: JacobianMap) -> Tensor:

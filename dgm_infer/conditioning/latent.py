@@ -1,21 +1,26 @@
 """The posterior of the latents of a decoder given an image, for every image of a batch."""
 
 import math
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
-from torch.distributions import Bernoulli, Normal
+from torch.distributions import Bernoulli, Distribution, Normal
+from torch.nn import functional as F
 
-from ..arguments import indices, instance, numbers
-from ..errors import ArgumentError, ModelError, ObservationError
-from ..models import InputDensity, base_distribution, evaluation_copy, output_distribution, reference_tensor
+from ..arguments import boolean_mask, indices, instance, numbers
+from ..errors import ArgumentError, ModelError, ObservationError, reported_as
+from ..models import (
+    InputDensity,
+    base_distribution,
+    check_weights,
+    evaluation_copy,
+    output_distribution,
+    reference_tensor,
+)
 from ..target import Target
-from .derivatives import check_agreement, check_once
-from .faults import check_mixing, check_repeats, check_weights
-from .likelihood import bernoulli_log_prob, known_slope
-from .magnitude import far_values
-from .partial import ObservedPixels, mask_index
+from .faults import check_agreeing, check_agreement, check_once, check_rows, far_values
+from .operators import ObservedPixels
 
 __all__ = ["LatentPosterior", "check_decoder"]
 
@@ -53,9 +58,9 @@ class LatentPosterior(Target):
         images = numbers("LatentPosterior", "images", images)
         shape = _image_shape(images, output_distribution(frozen, prior).event_shape)
         values = images.reshape(*images.shape[: images.ndim - len(shape)], shape.numel())
-        index = None if mask is None else mask_index(mask, shape).to(images.device)
+        index = None if mask is None else _mask_index(mask, shape).to(images.device)
         check_weights(frozen)
-        check_once(decoder, None, lambda: check_decoder(frozen, prior))
+        check_once(decoder, "decoder", lambda: check_decoder(frozen, prior))
         _check_unit(frozen, prior, shape, values if index is None else values[..., index])
         self._observe(frozen, prior, shape, values if index is None else values[..., index], index)
 
@@ -195,8 +200,8 @@ def check_decoder(decoder: nn.Module, prior: InputDensity) -> None:
     def log_prob(z: Tensor) -> Tensor:
         return base_distribution(decoder(z)).log_prob(x).reshape(len(z), -1)
 
-    check_repeats(log_prob, z[:2], name)
-    check_mixing(log_prob, z[:2], name)
+    check_agreeing(log_prob, z[:2], name)
+    check_rows(log_prob, z[:2], name)
     check_agreement(log_prob, z, name)
 
 
@@ -209,8 +214,8 @@ def _check_unit(decoder: nn.Module, prior: InputDensity, shape: torch.Size, valu
     if not isinstance(base_distribution(likelihood), Normal) or not values.isfinite().all():
         return
     far = far_values(type(decoder).__name__, shape, values, likelihood.mean)
-    if far is not None and far.certain:
-        raise ObservationError(far.words)
+    if far is not None and far.severity == "error":
+        raise ObservationError(str(far))
 
 
 def _image_shape(images: Tensor, event_shape: torch.Size) -> torch.Size:
@@ -222,3 +227,69 @@ def _image_shape(images: Tensor, event_shape: torch.Size) -> torch.Size:
         f"images of shape {tuple(images.shape)} do not end in the {event_shape.numel()} values that the decoder "
         "returns per image"
     )
+
+
+def _mask_index(mask, image_shape: torch.Size) -> Tensor:
+    """The pixels of a flat image that a boolean mask ``[*image_shape]`` observes.
+
+    Raises:
+        ObservationError: it has another shape or dtype, or observes nothing.
+    """
+    with reported_as(ObservationError):
+        mask = boolean_mask("LatentPosterior", "mask", mask)
+    if mask.shape != image_shape:
+        raise ObservationError(
+            f"LatentPosterior(mask of shape {tuple(mask.shape)}): expected that of the images, {tuple(image_shape)}"
+        )
+    if not mask.any():
+        raise ObservationError("the mask observes no pixel: set True where the image is known")
+    return mask.flatten().nonzero()[:, 0]
+
+
+class KnownSlope(NamedTuple):
+    """Result of one pass over the pixels, for a batch of images."""
+
+    misfit: Tensor
+    """``-log p(x | z)``, ``[...]``, detached."""
+    slope: Tensor
+    """Its derivative in the outputs, ``[..., Dx]``, detached."""
+    outputs: Tensor
+    """The outputs of the network, ``[..., Dx]``, with their graph; the slope is the derivative in them."""
+
+
+def known_slope(base: Distribution, x: Tensor) -> KnownSlope | None:
+    """The slope of ``-log p(x | z)`` for independent flat pixels; None for families other than these two.
+
+    Bernoulli: ``sigmoid(logits) - x``. Normal of a fixed standard deviation: ``(mean - x)/sd^2``.
+    """
+    with torch.no_grad():
+        if isinstance(base, Bernoulli):
+            logits = base.logits.detach()
+            p = torch.sigmoid(logits)
+            return KnownSlope(_bernoulli_energy(logits, p, x), p.sub_(x), base.logits)
+        if isinstance(base, Normal) and not base.scale.requires_grad:
+            residual, sd = base.loc.detach() - x, base.scale
+            scaled = residual / sd
+            constant = 0.5 * math.log(2 * math.pi) * residual.shape[-1] + sd.log().sum(-1)
+            return KnownSlope(0.5 * torch.linalg.vecdot(scaled, scaled) + constant, scaled / sd, base.loc)
+    return None
+
+
+def bernoulli_log_prob(logits: Tensor, x: Tensor) -> Tensor:
+    """``sum_i x_i a_i - log(1 + exp(a_i))`` of logits a, ``[..., D] -> [...]``, without a saturating sigmoid."""
+    if torch.is_grad_enabled():
+        return torch.linalg.vecdot(logits, x) - F.softplus(logits).sum(-1)
+    return -_bernoulli_energy(logits, torch.sigmoid(logits), x)
+
+
+def _bernoulli_energy(logits: Tensor, p: Tensor, x: Tensor) -> Tensor:
+    """``sum_i log(1 + exp(a_i)) - x_i a_i`` of logits a and ``p = sigmoid(a)``, ``[..., D] -> [...]``.
+
+    ``log(1 + exp(a)) = max(a, 0) - log max(p, 1 - p)``. These factors are at least a half, so that up to a hundred of
+    them are multiplied before taking a logarithm.
+    """
+    factors = torch.maximum(p, 1 - p)
+    n = factors.shape[-1]
+    group = max(size for size in range(1, 101) if n % size == 0)
+    log_factors = factors.unflatten(-1, (n // group, group)).prod(-1).log_().sum(-1)
+    return logits.relu().sum(-1) - torch.linalg.vecdot(logits, x) - log_factors

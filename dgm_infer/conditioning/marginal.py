@@ -12,7 +12,7 @@ from ..autodiff.pytrees import take
 from ..autodiff.randomness import normal
 from ..structures import Dense, Units, push_forward
 from ..target import Target
-from .reduced import ObservedModel
+from .observed import ObservedModel
 
 __all__ = ["NoiseMarginal"]
 
@@ -126,17 +126,21 @@ class NoiseMarginal(Target):
         blocks = None if self._blocks is None else self._blocks.to(dtype)
         return type(self)(self.observed.to(dtype), self.values.to(dtype), blocks, everywhere=self.holds_everywhere)
 
-    def heated(self, observed: ObservedModel, heat: Tensor | None) -> Self:
-        """The marginal of the same constraint with noise that spreads ``heat [*batch]`` times as wide.
+    def with_noise_scale(self, observed: ObservedModel, scale: Tensor | None) -> Self:
+        """The marginal of the same constraint with noise that spreads ``scale [*batch]`` times as wide.
 
         Args:
             observed: the model with that noise.
         """
-        blocks, own = self._blocks, self.observed.heat
+        blocks, own = self._blocks, self.observed.noise_scale
         if blocks is not None:
-            ratio = (1.0 if heat is None else heat) / (1.0 if own is None else own)
+            ratio = (1.0 if scale is None else scale) / (1.0 if own is None else own)
             blocks = blocks * torch.as_tensor(ratio).to(blocks)[..., None, None, None]
-        coarse = None if self._coarse is None else self._coarse.observed.heated(heat if heat is None else heat.float())
+        coarse = (
+            None
+            if self._coarse is None
+            else self._coarse.observed.with_noise_scale(scale if scale is None else scale.float())
+        )
         return type(self)(observed, self.values, blocks, coarse, self.holds_everywhere)
 
     def energy_and_extra(self, x):

@@ -1,16 +1,33 @@
-"""Operators on flat outputs: what is observed, and its effect on a model's structure."""
+"""Operators on flat outputs: what is observed, and its effect on a model's structure; decoders of some pixels."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributions import Bernoulli, Independent, Normal
+from torch.nn import functional
 
+from ..errors import ModelError
+from ..models import base_distribution
 from ..structures import Structure, Units, of_units
 
-__all__ = ["DisjointSums", "Everything", "Function", "Operator", "Reduction", "Selection", "as_operator", "select"]
+__all__ = [
+    "DisjointSums",
+    "Everything",
+    "Function",
+    "ObservedPixels",
+    "OfImages",
+    "Operator",
+    "Reduction",
+    "Selection",
+    "as_operator",
+    "blurred",
+    "select",
+    "times",
+]
 
 
 class Reduction(NamedTuple):
@@ -179,6 +196,18 @@ class Function(Operator):
         return Function(lambda x: self.function(x.to(computed_in)).to(dtype))
 
 
+@dataclass(frozen=True)
+class OfImages:
+    """A function of outputs of a shape, ``[..., *shape]``, as one of flat outputs: ``[..., Dx] -> [..., Dy]``."""
+
+    function: Callable[[Tensor], Tensor]
+    shape: tuple[int, ...]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        lead = x.shape[:-1]
+        return self.function(x.reshape(*lead, *self.shape)).reshape(*lead, -1)
+
+
 def select(index: Tensor, size: int) -> Everything | Selection:
     """The selection of some entries of a vector; :class:`Everything` if these are all entries in order."""
     whole = index.ndim == 1 and torch.equal(index, torch.arange(size, device=index.device))
@@ -188,3 +217,75 @@ def select(index: Tensor, size: int) -> Everything | Selection:
 def as_operator(function: Operator | Callable[[Tensor], Tensor]) -> Operator:
     """An operator unchanged; any other function becomes an operator that makes models dense."""
     return function if isinstance(function, Operator) else Function(function)
+
+
+def times(matrix: Tensor, x: Tensor) -> Tensor:
+    return x @ matrix.to(x).mT
+
+
+def blurred(x: Tensor, kernel: Tensor) -> Tensor:
+    """Images ``[..., H, W]`` convolved with ``kernel``."""
+    up, left = kernel.shape[0] // 2, kernel.shape[1] // 2
+    images = x.reshape(-1, 1, *x.shape[-2:])
+    padded = functional.pad(images, (left, left, up, up), mode="reflect")
+    return functional.conv2d(padded, kernel.to(x).flip(0, 1)[None, None]).reshape(x.shape)
+
+
+class ObservedPixels(nn.Module):
+    """``p(x_i : i observed | z)`` of a decoder whose pixels are independent given z; the others integrate to one.
+
+    Args:
+        decoder: ``decoder(z)`` is a Bernoulli or Normal distribution over images of Dx pixels.
+        index: the observed pixels of a flat image, ``[n]``, or ``[*batch, n]`` if they differ between problems.
+
+    Raises:
+        ModelError: when called, the decoder returns another distribution.
+    """
+
+    index: Tensor
+
+    def __init__(self, decoder: nn.Module, index: Tensor):
+        super().__init__()
+        self.decoder = decoder
+        self.register_buffer("index", index)
+
+    def forward(self, z: Tensor) -> Independent:
+        base = self._pixels(z)
+        parameters = {name: self._select(getattr(base, name).flatten(z.ndim - 1)) for name in _PARAMETERS[type(base)]}
+        return Independent(type(base)(**parameters, validate_args=False), 1, validate_args=False)
+
+    def complete(self, z: Tensor, observed: Tensor, rng: torch.Generator) -> Tensor:
+        """Flat images ``[..., Dx]`` drawn from the decoder, with the observed pixels ``[..., n]`` as they are."""
+        base = self._pixels(z)
+        if isinstance(base, Bernoulli):
+            x = torch.bernoulli(base.probs, generator=rng)
+        else:
+            x = base.mean + base.stddev * torch.randn(
+                base.mean.shape, generator=rng, dtype=base.mean.dtype, device=base.mean.device
+            )
+        x = x.flatten(z.ndim - 1)
+        return x.scatter(-1, self.index.expand(observed.shape), observed.to(x.dtype))
+
+    def take(self, problems: Tensor) -> Self:
+        """The decoder for the problems with these indices into the flat batch."""
+        if self.index.ndim == 1:
+            return self
+        return type(self)(self.decoder, self.index.flatten(0, -2)[problems.to(self.index.device)])
+
+    def _select(self, parameter: Tensor) -> Tensor:
+        if self.index.ndim == 1:
+            return parameter[..., self.index]
+        return parameter.gather(-1, self.index.expand(*parameter.shape[:-1], -1))
+
+    def _pixels(self, z: Tensor) -> Bernoulli | Normal:
+        likelihood = self.decoder(z)
+        base = base_distribution(likelihood)
+        if type(base) not in _PARAMETERS:
+            name = type(self.decoder).__name__
+            raise ModelError(
+                f"{name} returns a {type(base).__name__}: a mask needs independent Bernoulli or Normal pixels"
+            )
+        return base  # type: ignore[return-value]
+
+
+_PARAMETERS = {Bernoulli: ("logits",), Normal: ("loc", "scale")}

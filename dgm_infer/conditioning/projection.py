@@ -26,6 +26,7 @@ __all__ = [
     "evaluate_jacobian",
     "masked",
     "project",
+    "solver_tolerance",
     "store",
 ]
 
@@ -40,8 +41,11 @@ class Constraint(Protocol):
     def evaluate(self, function: Callable[..., Any], *arguments: Any, often: bool = ...) -> Any: ...
     @property
     def is_compiled(self) -> bool: ...
-    @property
-    def rough(self) -> "Constraint | None": ...
+
+
+def solver_tolerance(dtype: torch.dtype) -> float:
+    """What constraints are solved to unless something else is asked for, relative to :func:`magnitude`."""
+    return 1e-8 if dtype == torch.float64 else 1e-5
 
 
 class Projection(NamedTuple):
@@ -117,9 +121,6 @@ _PATIENCE = 10
 _COMPACTION = 0.75
 # Updates of every solve on a device, which never asks how far its rows are: the host would wait for the answer.
 _DEVICE_ITERATIONS = 16
-# Residuals, in tolerances, above which the constraint in float32 tells as well where the fibre is; as many times more
-# if updates reduce it: its rounding depends on the network.
-_FAR = 1e3
 # Decrease of the residual per update that shows that a solver converges.
 _CONTRACTION = 0.5
 
@@ -171,10 +172,10 @@ def project(
         if not often:
             result = result._replace(retried=active & ~result.converged)
         if rows is None:
-            position, converged, iterations = _solve(SOLVERS[solver], fibre, v, base, stop, limit, often)
+            position, converged, iterations = _solve(SOLVERS[solver], fibre, v, base, stop, often)
             result = Projection(position, converged, iterations, none)
         elif len(rows):
-            part = _solve(SOLVERS[solver], fibre.take(rows), v[rows], base[rows], _take(stop, rows), limit, often)
+            part = _solve(SOLVERS[solver], fibre.take(rows), v[rows], base[rows], _take(stop, rows), often)
             position, converged = store(rows, result[:2], part[:2])
             result = Projection(position, converged, result.iterations.index_add(0, rows, part[2]), result.retried)
         rows = (active & ~result.converged).nonzero().squeeze(-1)
@@ -187,8 +188,6 @@ class Stop(NamedTuple):
     tolerance: Tensor
     updates: Tensor
     """``[R]``, after which a solver has failed."""
-    least: Tensor
-    """The residual ``[R]`` below which a row waits for a more exact constraint; 0 to wait for none."""
     near: tuple[Tensor, ...] = ()
     """The expected roots ``[R, D]`` and the distance that counts as near ``[R]``; or nothing."""
 
@@ -196,11 +195,7 @@ class Stop(NamedTuple):
     def of(cls, tolerance: Tensor, updates: int, expected: Tensor | None = None, within: float = 0.0) -> "Stop":
         limit = torch.full_like(tolerance, updates, dtype=torch.int32)
         near = () if expected is None else (expected, torch.full_like(tolerance, within))
-        return cls(tolerance, limit, torch.zeros_like(tolerance), near)
-
-    def in_float32(self) -> "Stop":
-        """For residuals in float32, which do not tell when they are small."""
-        return self._replace(tolerance=torch.zeros_like(self.tolerance), least=_FAR * self.tolerance)
+        return cls(tolerance, limit, near)
 
     def reached(self, u: Tensor, residual: Tensor, before: Tensor, updates: Tensor) -> Tensor:
         """Whether a row has converged by its latest update, given its residual before it."""
@@ -223,8 +218,6 @@ class _Loop(NamedTuple):
     converged: Tensor
     running: Tensor
     updates: Tensor
-    waiting: Tensor
-    """Whether the constraint is too small to tell where a row should move."""
 
     @classmethod
     def start(cls, v: Tensor, stop: Stop, active: Tensor) -> "_Loop":
@@ -233,26 +226,22 @@ class _Loop(NamedTuple):
         unknown = torch.full_like(stop.tolerance, torch.inf)
         none = torch.zeros_like(stop.updates)
         no = torch.zeros_like(active)
-        return cls(v, unknown, unknown.clone(), no, active.clone(), none, no.clone())
+        return cls(v, unknown, unknown.clone(), no, active.clone(), none)
 
     def assessed(self, c: Tensor, stop: Stop) -> "_Loop":
         """With the constraint at the iterates known: which rows have converged, or failed."""
         residual, fresh = torch.where(self.running, c.abs().amax(-1), self.residual), self.updates == 0
         reached = stop.reached(self.u, residual, self.residual, self.updates)
         converged = self.converged | (self.running & torch.where(fresh, residual < stop.tolerance, reached))
-        first = torch.where(fresh, residual.maximum(stop.least), self.first)
+        first = torch.where(fresh, residual, self.first)
         # a NaN residual is neither below its limit nor converged
         limit = torch.where(self.updates < _PATIENCE, _DIVERGENCE * first, first)
         running = self.running & ~converged & (residual <= limit) & (self.updates < stop.updates)
-        # what no longer falls is rounding, if it is small
-        stays = ~fresh & (residual > _CONTRACTION * self.residual)
-        waiting = (residual < stop.least) | (stays & (residual < _FAR * stop.least))
-        return _Loop(self.u, first, residual, converged, running, self.updates, waiting)
+        return _Loop(self.u, first, residual, converged, running, self.updates)
 
     def moved(self, u: Tensor) -> "_Loop":
-        """After an update to ``u`` of the rows that iterate and do not wait."""
-        moving = self.running & ~self.waiting
-        return self._replace(u=torch.where(moving.unsqueeze(-1), u, self.u), updates=self.updates + moving)
+        """After an update to ``u`` of the rows that iterate."""
+        return self._replace(u=torch.where(self.running.unsqueeze(-1), u, self.u), updates=self.updates + self.running)
 
 
 @cache
@@ -307,28 +296,24 @@ def masked(
 
 
 def _solve(
-    update: Update, fibre: Constraint, v: Tensor, base: JacobianMap, stop: Stop, max_iterations: int, often: bool
+    update: Update, fibre: Constraint, v: Tensor, base: JacobianMap, stop: Stop, often: bool
 ) -> tuple[Tensor, ...]:
     """:func:`project` by one solver, with all rows active: position, converged and iterations."""
     loop = _Loop.start(v, stop, torch.ones_like(stop.updates, dtype=torch.bool))
-    rough = None if update is newton else fibre.rough
     # calls of one update where the network takes longer than a call: they take less time to compile
-    n = _per_call(update) if fibre.is_compiled and rough is None else 1
+    n = _per_call(update) if fibre.is_compiled else 1
     remembers = fibre.is_compiled and update is broyden
     steps: Steps = ()
-    whole, before = (loop.u, loop.converged, loop.updates), loop.residual
+    whole = (loop.u, loop.converged, loop.updates)
     # the rows still in the loop: all of them until the batch is first compacted
     rows: Tensor | None = None
-    # rows that wait make no update: those in float64 all do, so that none runs for ever
     for made in count(step=n):
         if n > 1:
             loop = fibre.evaluate(_several(update, n), loop, stop, base, often=often)
         else:
             if made % _MEMORY == 0:
                 steps = _no_steps(loop.u) if remembers else ()
-            here, until = (fibre, stop) if rough is None else (rough, stop.in_float32())
-            before = loop.residual
-            loop, step = here.evaluate(_one(update), loop, until, base, steps, often=often)
+            loop, step = fibre.evaluate(_one(update), loop, stop, base, steps, often=often)
             steps = (*steps, *step)[-_MEMORY:]
         n_running = int(loop.running.sum())
         if n_running == 0:
@@ -337,22 +322,9 @@ def _solve(
             whole = store(rows, whole, (loop.u, loop.converged, loop.updates))
             keep = loop.running.nonzero().squeeze(-1)
             rows = keep if rows is None else rows[keep]
-            loop, stop, steps, before = _take((loop, stop, steps, before), keep)
+            loop, stop, steps = _take((loop, stop, steps), keep)
             fibre, base = fibre.take(keep), base[keep]
-            rough = rough and fibre.rough
-        if rough is not None and (made >= max_iterations or not _far(loop, before, n_running)):
-            # near the fibre float32 does not tell where it is; rows that have waited made none of the latest steps, nor
-            # does a smaller residual at the same place mean that they converge
-            rough, waited = None, loop.waiting
-            loop = loop._replace(residual=loop.residual.masked_fill(waited, 0))
-            steps = tree_map(lambda s, waited=waited: s.masked_fill(waited.unsqueeze(-1), 0), steps)
     return store(rows, whole, (loop.u, loop.converged, loop.updates))
-
-
-def _far(loop: _Loop, before: Tensor, n_running: int) -> bool:
-    """Whether most rows that still iterate are far from the fibre, and the last update brought them nearer."""
-    far = loop.running & ~loop.waiting & (loop.residual < _CONTRACTION * before)
-    return 2 * int(far.sum()) > n_running
 
 
 def _take(tree: Any, rows: Tensor) -> Any:

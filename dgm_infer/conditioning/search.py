@@ -6,7 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..structures.algebra import mv
+from ..structures.jacobian import mv
 from .projection import Constraint, evaluate_constraint, evaluate_jacobian, project, store
 
 __all__ = ["annealed_search", "towards"]

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..errors import StartError
 from ..structures import Structure
+from .observed import ObservedModel
 from .projection import Constraint, evaluate_constraint, evaluate_jacobian, store
-from .reduced import ObservedModel
 from .search import annealed_search, towards
 
 __all__ = ["damped_gauss_newton", "find_starts", "search_once"]

@@ -7,11 +7,10 @@ from torch import Tensor, nn
 
 from ..arguments import numbers, random_seed, sizes, whole_number
 from ..conditioning.condition import condition
-from ..conditioning.faults import device_of
 from ..errors import ArgumentError
 from ..extras import extra
 from ..kernels import Kernel
-from ..models import as_generative_model
+from ..models import as_generative_model, reference_tensor
 from ..sampling.draws import Draws
 from ..sampling.sample import sample
 from .measured import clean_images, with_noise
@@ -116,7 +115,7 @@ class DeepinvReconstructor(Reconstructor):
         if not isinstance(y, Tensor):
             raise ArgumentError(f"y is a {type(y).__name__}: must be one tensor [B, ...], without stacked physics")
         sd = noise_sd(physics)
-        y = numbers("DeepinvReconstructor", "y", y).to(device_of(self.model))
+        y = numbers("DeepinvReconstructor", "y", y).to(reference_tensor(self.model).device)
         how = measurement(y, physics, self.image_shape, is_exact=sd is None)
         if sd is not None:
             noisy = with_noise(self.model, sd, how.matrix, how.function)

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from ..conditioning.derivatives import faulty_operation
-from ..conditioning.faults import device_of, frozen_copy
+from ..autodiff.jacobian_products import forward_mode, pull_back
+from ..conditioning.faults import faulty_operation
 from ..errors import DgmInferError, ModelError, cause
-from ..structures.jacobian import forward_mode, pull_back
+from ..models import frozen_copy, reference_tensor
 from .charts import chart_of
 from .log_densities import TOLERATED, lost_mass, warn_of_lost_mass
 from .sources import line_of_error, solver_of_error
@@ -54,7 +54,7 @@ def prepared(model: Model, structure: str | None, line: str) -> Model:
         ModelError: the program fails; or it does not make the same draws in each run, has hidden randomness, branches
             on random values, or has no derivatives, wrong ones, or none but 0.
     """
-    name, device = model.name, device_of(model)
+    name, device = model.name, reference_tensor(model).device
     frozen = frozen_copy(model, torch.float64, device)
     with _random_state():
         runs = _recorded(frozen, device, line)

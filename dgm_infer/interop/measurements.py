@@ -7,8 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..conditioning.linear import linear
-from ..conditioning.observations import pixels
+from ..conditioning.observations import linear, pixels
 from ..errors import ArgumentError, ModelError, ObservationError, cause
 from ..extras import extra
 

@@ -45,7 +45,7 @@ def target_from_pyro(
     program to its evidence::
 
         target = dgm.target_from_pyro(program, y)
-        base = dgm.base_from_guide(target, AutoMultivariateNormal)
+        base = dgm.interop.base_from_guide(target, AutoMultivariateNormal)
         evidence = dgm.log_evidence(target, base)
 
     Args:

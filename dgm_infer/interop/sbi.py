@@ -8,12 +8,11 @@ from torch import Tensor, nn
 
 from ..arguments import allocatable, random_seed, whole_number
 from ..conditioning.condition import condition
-from ..conditioning.faults import device_of, frozen_copy
 from ..conditioning.observations import Observation, Pixels
 from ..conditioning.operators import Operator
 from ..errors import ArgumentError, ModelError
 from ..kernels import Kernel
-from ..models import LatentVariableModel, as_generative_model, is_discrete
+from ..models import LatentVariableModel, as_generative_model, frozen_copy, is_discrete, reference_tensor
 from ..sampling.draws import Draws
 from ..sampling.sample import sample
 from ..target import reference
@@ -221,7 +220,7 @@ class SBIPosterior:
                 f"simulate(): {type(model).__name__} has a log factor, so that its inputs are not draws of its prior: "
                 "simulate thetas and xs by hand"
             )
-        device = device_of(model)
+        device = reference_tensor(model).device
         frozen = frozen_copy(model, torch.float64, device)
         rng = torch.Generator(device).manual_seed(seed)
         with torch.no_grad():

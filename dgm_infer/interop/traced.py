@@ -186,9 +186,9 @@ class TracedModel(DirectedModel):
         return self.has_factor
 
     @property
-    def can_be_heated(self):
+    def can_scale_noise(self):
         # a factor corrects the density of the inputs as they are
-        return super().can_be_heated and not self.has_factor
+        return super().can_scale_noise and not self.has_factor
 
     @property
     def can_omit_local_inputs(self):

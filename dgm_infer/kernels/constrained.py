@@ -11,8 +11,7 @@ from torch import Tensor
 
 from ..arguments import choice, flag, fraction, whole_number
 from ..conditioning.fibre import Fibre, Linearisation
-from ..conditioning.magnitude import solver_tolerance
-from ..conditioning.projection import SOLVERS, Projection, project
+from ..conditioning.projection import SOLVERS, Projection, project, solver_tolerance
 from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..structures import JacobianMap
@@ -172,11 +171,8 @@ class ConstrainedHMC(JumpsOnFibre, Settings):
 
     def _problem(self, problem: Fibre) -> Fibre:
         coarse = problem.prefers_float32 if self.float32_jacobians is None else self.float32_jacobians
-        problem = problem.with_float32_derivatives() if coarse else problem
-        problem = problem if self.gram_force else problem.without_gram_force()
-        if self.compile:
-            return problem.compiled()
-        return problem.with_traced_derivatives() if problem.traces else problem
+        mode = "compiled" if self.compile else "traced" if problem.traces else "plain"
+        return problem.computed(float32=coarse, gram_force=self.gram_force, mode=mode)
 
     def _project(
         self, tolerance: float, solvers: tuple[str, ...], fibre: Fibre, v: Tensor, base: JacobianMap, **options: Any

@@ -26,7 +26,7 @@ from .hamiltonian import (
 )
 from .integrators import PhasePoint, few, leapfrog
 from .kernel import Info, TrajectoryEnd, Trial
-from .metrics import Metric, check_metric, metric_in_use, open_metric
+from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
 from .tuning import Tuning
 
 __all__ = ["HMC"]
@@ -46,7 +46,8 @@ class HMC(Settings):
             ``"diagonal"``, ``"dense"`` or ``"low_rank"`` (plus diagonal), which warm-up adapts per problem to the
             positions of all chains, or an adapted metric of another run. Lengths are in units of the metric.
         compile: whether transitions are compiled to machine code as one program, which takes about ten seconds, once
-            per machine, problem and number of chains; None where that saves time.
+            per machine, problem and number of chains, or on a GPU are recorded as CUDA graphs; None where that saves
+            time.
     """
 
     step_size: float | Tensor | None = None
@@ -63,7 +64,7 @@ class HMC(Settings):
     def check(self, problem) -> None:
         check_target("HMC", problem)
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
-        metric_in_use(self.metric).check("HMC", problem.batch_shape, problem.dim)
+        check_shape("HMC", self.metric, problem.batch_shape, problem.dim)
 
     def is_program(self, problem: Target) -> bool:
         """Whether :meth:`step` can be captured as one program."""
@@ -96,7 +97,7 @@ class HMC(Settings):
             stats={"n_steps": n_steps.to(torch.int32), "step_size": step_size},
             tuning=Trial(
                 step_size,
-                TrajectoryEnd(metric.whiten(start.position), metric.whiten(end.position), end.momentum, fraction),
+                TrajectoryEnd(metric.solve(start.position), metric.solve(end.position), end.momentum, fraction),
                 position=there.position,
             ),
         )

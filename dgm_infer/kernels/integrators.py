@@ -10,10 +10,11 @@ from ..autodiff.loops import is_captured, repeat
 from ..autodiff.pytrees import tree_map
 from ..conditioning.fibre import Fibre, Linearisation
 from ..errors import Status
+from ..linear_maps import IDENTITY
 from ..target import Target
 from .drifts import STRAIGHT, Drift, Flow, ReverseChecks, Solver
 from .hamiltonian import either
-from .metrics import IDENTITY, Metric
+from .metrics import Metric
 
 __all__ = ["Evaluate", "PhasePoint", "energy_of", "few", "geodesic", "leapfrog"]
 
@@ -78,19 +79,19 @@ def leapfrog(
     step = step_size.unsqueeze(-1)
     position, energy, gradient, extra = start.position, start.energy, start.gradient, start.extra
     # a new tensor: it is updated in place
-    momentum = start.momentum - 0.5 * step * metric.force(gradient)
+    momentum = start.momentum - 0.5 * step * metric.transpose(gradient)
     if is_captured():
         return _leapfrog_program(
             evaluate, PhasePoint(position, momentum, *start[2:]), step, n_steps, metric, gradient_alone
         )
     longest = _longest(n_steps)
     for i, (moving, drift, kick) in enumerate(_lengths(step, n_steps, longest)):
-        position = position + drift * metric.velocity(momentum)
+        position = position + drift * metric.apply(momentum)
         if gradient_alone is None or i == longest - 1:
             energy, gradient, extra = evaluate(position)
         else:
             gradient = gradient_alone(position, moving)
-        momentum.sub_(kick * metric.force(gradient))
+        momentum.sub_(kick * metric.transpose(gradient))
     return PhasePoint(position, momentum, energy, gradient, extra)
 
 
@@ -102,13 +103,13 @@ def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone) ->
 
     def drifted(k, position, momentum, constants) -> Tensor:
         step, n_steps, metric = constants
-        return torch.where((k < n_steps).unsqueeze(-1), position + step * metric.velocity(momentum), position)
+        return torch.where((k < n_steps).unsqueeze(-1), position + step * metric.apply(momentum), position)
 
     def kicked(k, momentum, gradient, constants) -> Tensor:
         step, n_steps, metric = constants
         # a full step inside a trajectory, half a step at its end, and nothing after it
         halves = (k < n_steps).to(step) + (k + 1 < n_steps).to(step)
-        return momentum - 0.5 * halves.unsqueeze(-1) * step * metric.force(gradient)
+        return momentum - 0.5 * halves.unsqueeze(-1) * step * metric.transpose(gradient)
 
     def body(k, carried, constants):
         position, momentum = carried

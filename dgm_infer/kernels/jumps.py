@@ -14,10 +14,11 @@ from ..autodiff.randomness import normal, uniform
 from ..conditioning.fibre import Fibre
 from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError
+from ..linear_maps import IDENTITY
 from ..settings import Settings
 from ..target import Target
 from .kernel import Info, Trial
-from .metrics import IDENTITY, Metric, metric_in_use
+from .metrics import Metric, metric_in_use
 from .points import Point, metropolis, point_at
 
 __all__ = ["Jumps", "JumpsOnFibre", "as_jumps", "jump", "jump_on_fibre", "within_modes"]
@@ -351,7 +352,7 @@ def within_modes(trial: Trial, jumps: Jumps, metric: Metric) -> Trial:
     if trial.position is not None and trial.position.shape[-1] >= dim:
         trial = trial._replace(position=trial.position - centre(trial.position))
     if trial.end is not None and trial.end.start.shape[-1] >= dim:
-        moved = metric.whiten(centre(metric.velocity(trial.end.start)))
+        moved = metric.solve(centre(metric.apply(trial.end.start)))
         end = trial.end._replace(start=trial.end.start - moved, position=trial.end.position - moved)
         trial = trial._replace(end=end)
     return trial

@@ -10,12 +10,13 @@ from ..arguments import choice, fraction
 from ..conditioning.fibre import Fibre
 from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError, Status
+from ..linear_maps import TriangularMap
 from ..settings import Settings
 from .hamiltonian import HMCState, check_schedule
 from .hmc import HMC
 from .jumps import Jumps, JumpsOnFibre, jump_on_fibre
 from .kernel import Info
-from .metrics import DenseMetric, Metric, check_metric, metric_in_use
+from .metrics import Metric, check_metric, check_shape
 from .nuts import NUTS
 from .tuning import Tuning
 
@@ -136,7 +137,7 @@ class LiftedHMC(JumpsOnFibre, Settings):
                 "WithNoise(model, sd=...)"
             )
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
-        metric_in_use(self.metric).check("LiftedHMC", problem.batch_shape, problem.marginal.dim)
+        check_shape("LiftedHMC", self.metric, problem.batch_shape, problem.marginal.dim)
         self._check_jumps(problem)
 
     def relative_tolerance(self, dtype: torch.dtype) -> float:
@@ -205,7 +206,7 @@ class LiftedHMC(JumpsOnFibre, Settings):
         coarse = self.float32_gradients
         if coarse is None:
             coarse = self.trajectory == "hmc" and problem.prefers_float32
-        marginal = (problem.with_float32_derivatives() if coarse else problem).marginal
+        marginal = problem.computed(float32=coarse).marginal
         assert marginal is not None, "LiftedHMC.check() refuses this problem"
         return marginal
 
@@ -214,7 +215,7 @@ def curvature_metric(marginal: NoiseMarginal, u1: Tensor) -> Metric | None:
     """The inverse of the mean of ``I + K^T K`` over at most 16 of the positions ``[points, *batch, D]`` (math 8.8)."""
     precision = marginal.precision(u1[:_CHAINS]).mean(0)
     try:
-        return DenseMetric.of_precision(precision, u1.dtype)
+        return TriangularMap.of_precision(precision, u1.dtype)
     except RuntimeError:
         # not positive definite: not finite, or of noise so small that rounding hides the prior beside it
         return None

@@ -12,7 +12,7 @@ from ..settings import Settings
 from ..target import Density, Target, check_density
 from .hamiltonian import check_target, draw_momentum, given_step_size
 from .kernel import Info, Trial
-from .metrics import Metric, check_metric, metric_in_use, open_metric
+from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
 from .points import Point, metropolis, point_at
 from .tuning import Tuning
 
@@ -48,7 +48,7 @@ class RandomWalk(Settings):
     def _check_walk(self, problem: Target, dim: int) -> None:
         """Raise :class:`ArgumentError` unless step sizes and metric suit a walk of ``dim`` coordinates."""
         self.check_batch(problem.batch_shape, "step_size")
-        metric_in_use(self.metric).check(type(self).__name__, problem.batch_shape, dim)
+        check_shape(type(self).__name__, self.metric, problem.batch_shape, dim)
 
     def tuning(self, problem: Target) -> Tuning:
         return Tuning(
@@ -74,7 +74,7 @@ class RandomWalk(Settings):
         self, problem: Any, x: Tensor, step_size: Tensor, rng: torch.Generator
     ) -> tuple[Tensor, Tensor | float]:
         """Proposals for positions, and ``log q(x | x') - log q(x' | x)``."""
-        return x + step_size.unsqueeze(-1) * metric_in_use(self.metric).velocity(draw_momentum(x, rng)), 0.0
+        return x + step_size.unsqueeze(-1) * metric_in_use(self.metric).apply(draw_momentum(x, rng)), 0.0
 
     def _walking(self, problem: Any, x: Tensor) -> Tensor:
         """The coordinates of positions that walk."""

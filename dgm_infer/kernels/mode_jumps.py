@@ -10,13 +10,14 @@ from torch import Tensor
 from ..arguments.shown import shown
 from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError
+from ..linear_maps import IDENTITY
 from ..settings import Settings
 from ..target import Target
 from .hamiltonian import check_target
 from .hmc import HMC
 from .jumps import Jumps, as_jumps, jump, within_modes
 from .kernel import Info, Kernel, Trial
-from .metrics import IDENTITY, metric_in_use
+from .metrics import metric_in_use
 from .riemannian import RiemannianHMC
 from .tuning import Compilable, Tunable, Tuning
 

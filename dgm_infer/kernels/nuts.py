@@ -12,7 +12,7 @@ from ..target import Target
 from .hamiltonian import HMCState, check_target, draw_momentum, given_step_size
 from .integrators import PhasePoint, energy_of
 from .kernel import Info, Trial
-from .metrics import Metric, check_metric, metric_in_use, open_metric
+from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
 from .trees import deepest, grow
 from .tuning import Tuning
 
@@ -45,7 +45,7 @@ class NUTS(Settings):
     def check(self, problem) -> None:
         check_target("NUTS", problem)
         self.check_batch(problem.batch_shape, "step_size")
-        metric_in_use(self.metric).check("NUTS", problem.batch_shape, problem.dim)
+        check_shape("NUTS", self.metric, problem.batch_shape, problem.dim)
 
     @property
     def max_steps(self) -> int:

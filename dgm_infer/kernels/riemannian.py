@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ..arguments import choice, fraction, whole_number
-from ..conditioning.graph import NoiseGraph
+from ..conditioning.abc_kernels import InputPosterior
+from ..conditioning.noise_embedding import NoiseEmbedding
 from ..conditioning.projection import SOLVERS
-from ..conditioning.soft import InputPosterior
 from ..errors import ArgumentError
 from ..settings import Settings
 from .constrained import ConstrainedHMC, ConstrainedState
@@ -82,44 +82,44 @@ class RiemannianHMC(Settings):
                 f"RiemannianHMC samples what condition(..., tolerance=eps) returns, not a {type(problem).__name__}: "
                 "use HMC, or on a fibre ConstrainedHMC"
             )
-        _graph(problem)
+        _embedding(problem)
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
 
     def tuning(self, problem: InputPosterior) -> Tuning:
-        return self.lifted.tuning(_graph(problem).fibre)
+        return self.lifted.tuning(_embedding(problem).fibre)
 
     def probe(self, step_size: Tensor, n_steps: int) -> Self:
         return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)
 
     def init(self, problem: InputPosterior, position: Tensor) -> RiemannianState:
-        graph = _graph(problem)
-        return _state(graph, self.lifted.init(graph.fibre, graph.lift(position)))
+        embedding = _embedding(problem)
+        return _state(embedding, self.lifted.init(embedding.fibre, embedding.lift(position)))
 
     def step(
         self, problem: InputPosterior, state: RiemannianState, rng: torch.Generator
     ) -> tuple[RiemannianState, Info]:
-        graph = _graph(problem)
-        after, info = self.lifted.step(graph.fibre, state.lifted, rng)
+        embedding = _embedding(problem)
+        after, info = self.lifted.step(embedding.fibre, state.lifted, rng)
         stats = {name: value for name, value in info.stats.items() if name != "constraint_error"}
-        return _state(graph, after), replace(info, stats=stats)
+        return _state(embedding, after), replace(info, stats=stats)
 
 
-def _graph(problem: InputPosterior) -> NoiseGraph:
+def _embedding(problem: InputPosterior) -> NoiseEmbedding:
     """The graph of the noise of a problem.
 
     Raises:
         ArgumentError: its kernel is not Gaussian, or its outputs have no derivative.
     """
-    graph = problem.graph
-    if graph is None:
+    embedding = problem.embedding
+    if embedding is None:
         raise ArgumentError(
             "RiemannianHMC needs condition(..., tolerance=eps) with kernel='gaussian', the Euclidean distance and a "
             "differentiable model: use EllipticalSlice, LinearSlice or RandomWalk"
         )
-    return graph
+    return embedding
 
 
-def _state(graph: NoiseGraph, lifted: ConstrainedState) -> RiemannianState:
+def _state(embedding: NoiseEmbedding, lifted: ConstrainedState) -> RiemannianState:
     # the energy of the fibre is that of the tolerance and log|J J^T + eps^2 I| / 2, of which no part is the posterior's
     gram = lifted.linearisation.jacobian.log_det.reshape(lifted.position.shape[:-1])
-    return RiemannianState(graph.project(lifted.position), lifted.energy - 0.5 * gram, lifted)
+    return RiemannianState(embedding.project(lifted.position), lifted.energy - 0.5 * gram, lifted)

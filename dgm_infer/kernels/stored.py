@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ..linear_maps import LinearMap
 from .jumps import Jumps
-from .metrics import Metric
 
 __all__ = ["UnknownKernel", "from_json", "to_json"]
 
 _METHODS = ("check", "init", "step")
 # What kernels hold beside numbers.
-_PARTS = (Jumps, Metric)
+_PARTS = (Jumps, LinearMap)
 
 
 @dataclass(frozen=True)

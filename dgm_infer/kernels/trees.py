@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from ..errors import Status
+from ..linear_maps import IDENTITY
 from .hamiltonian import DIVERGENCE
 from .integrators import Evaluate, PhasePoint, leapfrog
-from .metrics import IDENTITY, Metric
+from .metrics import Metric
 
 __all__ = ["Tree", "deepest", "grow"]
 

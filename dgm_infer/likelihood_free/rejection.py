@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 
 from ..arguments import choice, positive, whole_number
-from ..conditioning.soft import KERNELS
+from ..conditioning.abc_kernels import KERNELS
 from ..errors import ArgumentError
 from ..settings import Settings
 from ..target import Density, check_density

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import choice, fraction, positive, whole_number
-from ..conditioning.soft import KERNELS
+from ..conditioning.abc_kernels import KERNELS
 from ..settings import Settings
 from .rejection import ABCRejection
 from .sample import Found, equal_weights, nothing_accepted

@@ -1,13 +1,19 @@
 """Generative models and the densities of their inputs."""
 
-from .copies import copied, evaluation_copy
-from .decoded import MeanOfDecoder, as_generative_model
-from .decoder import DiscreteModel, LatentVariableModel, base_distribution, is_discrete, output_distribution
+from .copies import check_weights, copied, evaluation_copy, frozen_copy
+from .decoder import (
+    DiscreteModel,
+    LatentVariableModel,
+    MeanOfDecoder,
+    as_generative_model,
+    base_distribution,
+    is_discrete,
+    output_distribution,
+)
 from .densities import InputDensity, Logistic, Product, StandardNormal
-from .directed import DirectedModel
+from .directed import DirectedModel, validate
 from .model import GenerativeModel, reference_tensor
 from .noise import WithNoise
-from .validate import validate
 
 __all__ = [
     "DirectedModel",
@@ -22,8 +28,10 @@ __all__ = [
     "WithNoise",
     "as_generative_model",
     "base_distribution",
+    "check_weights",
     "copied",
     "evaluation_copy",
+    "frozen_copy",
     "is_discrete",
     "output_distribution",
     "reference_tensor",

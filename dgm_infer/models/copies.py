@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..errors import ModelError, cause
 
-__all__ = ["copied", "evaluation_copy"]
+__all__ = ["check_weights", "copied", "evaluation_copy", "frozen_copy"]
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -60,6 +60,35 @@ def evaluation_copy(module: Module) -> Module:
     for parameter in other.parameters():
         parameter.requires_grad_(False)
     return other
+
+
+def frozen_copy(module: Module, dtype: torch.dtype, device: torch.device) -> Module:
+    """A copy in evaluation mode, with this dtype and device, whose parameters need no gradients.
+
+    Raises:
+        ModelError: it cannot be copied, or its weights are NaN or complex, or its buffers are complex.
+    """
+    check_weights(module)
+    return evaluation_copy(module).to(device=device, dtype=dtype)
+
+
+def check_weights(model: nn.Module) -> None:
+    """Raises :class:`ModelError` if weights are NaN, or they or buffers complex, which a copy in a real type halves."""
+    for name, buffer in model.named_buffers():
+        if buffer.is_complex():
+            raise ModelError(
+                f"{type(model).__name__}: its buffer {name} is of {buffer.dtype}: must be real, such as "
+                "torch.view_as_real(...)"
+            )
+    for name, weight in model.named_parameters():
+        where = f"{type(model).__name__}: its weights {name}"
+        if weight.is_complex():
+            raise ModelError(f"{where} are of {weight.dtype}: must be real")
+        lost = int(weight.isnan().sum())
+        if lost:
+            raise ModelError(
+                f"{where} are NaN, {lost} of {weight.numel()}: its training diverged; load or train others"
+            )
 
 
 def _attributes(module: nn.Module) -> Iterator[Any]:

@@ -3,14 +3,14 @@
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..errors import ModelError
-from ..structures import Structure, Units, declared_structure
+from ..structures import Structure, Units, declared_structure, validate_structure
 from .densities import InputDensity, Product
 from .model import GenerativeModel
 
-__all__ = ["DirectedModel"]
+__all__ = ["DirectedModel", "validate"]
 
 
 class DirectedModel(GenerativeModel):
@@ -106,7 +106,7 @@ class DirectedModel(GenerativeModel):
         return n_local // step
 
     @property
-    def can_be_heated(self):
+    def can_scale_noise(self):
         return self.jacobian_structure.can_be_scaled and self.local_density.is_standard_normal
 
     @property
@@ -133,3 +133,36 @@ class DirectedModel(GenerativeModel):
     def has_local_latents(self) -> bool:
         """Whether a subclass overrides ``latents``, to report latents of the local inputs too."""
         return type(self).latents is not DirectedModel.latents
+
+
+def validate(model: object) -> None:
+    """Raise :class:`ModelError` if a model lacks what conditioning needs."""
+    if not isinstance(model, GenerativeModel):
+        name = type(model).__name__
+        if isinstance(model, nn.Module):
+            raise ModelError(
+                f"expected a GenerativeModel, got {name}, a network that does not say what its inputs are: wrap it, "
+                "generators.from_module(net.eval(), latent=D), or subclass dgm_infer.GenerativeModel"
+            )
+        raise ModelError(
+            f"expected a GenerativeModel, got {name}: subclass dgm_infer.GenerativeModel and define input_density and "
+            "observed(u)"
+        )
+    if isinstance(model, DirectedModel):
+        for name in ("global_density", "local_density"):
+            if not isinstance(getattr(model, name, None), InputDensity):
+                raise ModelError(f"{type(model).__name__}.{name} is not set: give it an InputDensity")
+        validate_structure(model)
+        _validate_sizes(model)
+    elif not isinstance(getattr(model, "input_density", None), InputDensity):
+        raise ModelError(f"{type(model).__name__}.input_density is not set: for example StandardNormal(D)")
+
+
+def _validate_sizes(model: DirectedModel) -> None:
+    name = type(model).__name__
+    for field in ("step_inputs", "unit_inputs", "unit_outputs"):
+        value = getattr(model, field)
+        if value is not None and not (isinstance(value, int) and value >= 1):
+            raise ModelError(f"{name}.{field} = {value!r}: must be an integer >= 1")
+    # raises if they do not split into steps
+    _ = model.n_steps

@@ -85,8 +85,8 @@ class GenerativeModel(nn.Module):
         return u, u[..., :0]
 
     @property
-    def can_be_heated(self) -> bool:
-        """Whether local inputs are normal noise, whose standard deviation heat multiplies."""
+    def can_scale_noise(self) -> bool:
+        """Whether local inputs are normal noise, whose standard deviation can be scaled."""
         return False
 
     @property

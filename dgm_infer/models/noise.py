@@ -6,9 +6,8 @@ from torch import Tensor
 from ..arguments import positive_numbers
 from ..errors import ArgumentError
 from .densities import StandardNormal
-from .directed import DirectedModel
+from .directed import DirectedModel, validate
 from .model import GenerativeModel, reference_tensor
-from .validate import validate
 
 __all__ = ["WithNoise"]
 

@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from ..conditioning.fibre import Fibre
-from ..conditioning.magnitude import solver_tolerance
+from ..conditioning.projection import solver_tolerance
 from ..conditioning.search import towards
 from ..errors import ArgumentError
-from .components import connected, numbered
+from .chain_groups import connected, numbered
 
 __all__ = ["Basins", "basins"]
 
@@ -50,7 +50,7 @@ def basins(fibre: Fibre, position: Tensor) -> Basins:
         raise ArgumentError("basins of a fibre need standard normal inputs, whose mode is the origin")
     looks, chains = position.shape[:2]
     rows = fibre.rows(looks * chains)
-    cheap = rows.for_searches.without_gram_force()
+    cheap = rows.for_searches.computed(gram_force=False)
     point = position.reshape(-1, fibre.dim).clone()
     left = torch.arange(len(point), device=point.device)
     for _ in range(_ROUNDS):

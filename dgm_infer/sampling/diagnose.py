@@ -9,7 +9,7 @@ from torch import Tensor
 from ..arguments.shown import of_problems
 from ..conditioning.fibre import Fibre
 from ..diagnosis import Diagnosis, Finding, Severity, diagnosis, finding
-from .components import labels, side_by_side
+from .chain_groups import labels, side_by_side
 from .inference_data import effective_draws, r_hat
 from .verdict import FAILING, TRANSITIONS, Run, percent, verdict
 

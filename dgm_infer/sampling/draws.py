@@ -21,7 +21,7 @@ from ..kernels import Kernel
 from ..kernels.stored import UnknownKernel, from_json, to_json
 from ..target import Target, as_target, reference
 from .basins import Basins, basins
-from .components import chain_groups, looks, side_by_side
+from .chain_groups import group_chains, looks, side_by_side
 from .diagnose import diagnose
 from .inference_data import import_arviz, inference_data, refuse_what_is_not_there
 from .predictive import Program, observed_data, predicted, program_of
@@ -103,11 +103,11 @@ class Draws:
         return longest_run(same)
 
     @cached_property
-    def components(self) -> Tensor:
+    def chain_groups(self) -> Tensor:
         """Group of each chain, by its latents, ``[chains, *batch]``; -1 where it cannot be told (math 5.7).
 
         Chains of different groups never overlap. How many chains a group has comes from the starting points: at best
-        its Laplace mass (math 5.10). Summarise groups apart, ``draws.latents[name][draws.components == 0]``.
+        its Laplace mass (math 5.10). Summarise groups apart, ``draws.latents[name][draws.chain_groups == 0]``.
         """
         index = looks(self.shape[1]).to(self.stats["acceptance_rate"].device)
         kept = {} if self._latents is None else {name: value[:, index] for name, value in self._latents.items()}
@@ -115,14 +115,14 @@ class Draws:
             inputs = self.inputs[:, index]
             kept = {} if self.problem is None else self.problem.latents(inputs)
             kept = kept or {"inputs": inputs}
-        return chain_groups(side_by_side(kept, len(self.shape) - 2))
+        return group_chains(side_by_side(kept, len(self.shape) - 2))
 
     def basins(self) -> Basins:
         """The modes that chains on a fibre are in, by the low points below their middle and last draws (math 5.9).
 
-        Tells modes by few draws, where :attr:`components` needs chains that have settled: draws that go down the fibre
-        to the same point are in one basin, and the two draws of a chain in one mode. Chains of different modes may
-        still meet in a longer run. Takes about sixty Jacobians per chain.
+        Tells modes by few draws, where :attr:`chain_groups` needs chains that have settled: draws that go down the
+        fibre to the same point are in one basin, and the two draws of a chain in one mode. Chains of different modes
+        may still meet in a longer run. Takes about sixty Jacobians per chain.
 
         Raises:
             ArgumentError: these are not draws on a fibre with standard normal inputs, or hold no inputs or problem.
@@ -220,7 +220,7 @@ class Draws:
     def summary(self, names: Sequence[str] | str | None = None) -> "pandas.DataFrame":
         """One row per latent: ``mean, sd, hdi_3%, hdi_97%, mcse_mean, mcse_sd, ess_bulk, ess_tail, r_hat`` (ArviZ).
 
-        All chains count alike: where :attr:`components` has several groups, a mean over them is not the posterior's.
+        All chains count alike: where :attr:`chain_groups` has several groups, a mean over them is not the posterior's.
 
         Args:
             names: names of latents; None for all.

@@ -20,16 +20,16 @@ from ..kernels.stored import from_json, to_json
 from ..progress import Progress
 from ..runs.folder import RunFolder, Shard
 from ..target import reference
-from .conclusion import concluded
-from .course import Course, Outcome, Outset, Plan, device_of, diagnostics, driven
 from .draws import Draws, other_seed
 from .processes import in_processes
+from .report import finalise
+from .run import RunInputs, RunOutcome, RunPlan, SamplingRun, device_of, diagnostics, run_until_stopped
 
 __all__ = ["begin_run", "collected", "count_of", "extended", "go_on"]
 
 
 class Keeper:
-    """Writes a checkpoint of a course every so many seconds."""
+    """Writes a checkpoint of a sampling every so many seconds."""
 
     def __init__(self, shard: Shard, every: float):
         progress = shard.progress() or {"count": 0, "transitions": -1}
@@ -37,38 +37,40 @@ class Keeper:
         self._count, self._transitions = progress["count"], progress["transitions"]
         self._due = time.monotonic() + every
 
-    def __call__(self, course: Course) -> None:
+    def __call__(self, sampling: SamplingRun) -> None:
         if time.monotonic() >= self._due:
             try:
-                self.write(course)
+                self.write(sampling)
             except ArgumentError as error:
                 # a disk may be full for a while: the chains go on
-                warnings.warn(f"no checkpoint after {course.now.transitions} transitions: {error}", stacklevel=2)
+                warnings.warn(f"no checkpoint after {sampling.now.transitions} transitions: {error}", stacklevel=2)
             self._due = time.monotonic() + self._every
 
-    def write(self, course: Course) -> None:
-        """A checkpoint of where the course is, unless the last one is of there."""
-        if course.now.transitions == self._transitions:
+    def write(self, sampling: SamplingRun) -> None:
+        """A checkpoint of where the sampling is, unless the last one is of there."""
+        if sampling.now.transitions == self._transitions:
             return
-        count, ancestors = course.count, course.ancestors
+        count, ancestors = sampling.count, sampling.ancestors
         # a part of a tensor would be stored with all of it
-        news = {name: value.clone() for name, value in course.draws(self._count).items()} if count > self._count else {}
+        news = (
+            {name: value.clone() for name, value in sampling.draws(self._count).items()} if count > self._count else {}
+        )
         progress = {
-            "transitions": course.now.transitions,
+            "transitions": sampling.now.transitions,
             "count": count,
-            "kernel": None if course.warms_up else to_json(course.kernel),
+            "kernel": None if sampling.warms_up else to_json(sampling.kernel),
             "ancestors": None if ancestors is None else ancestors.tolist(),
-            "stayed": course.now.stayed.tolist(),
-            "adapts": course.adapts,
+            "stayed": sampling.now.stayed.tolist(),
+            "adapts": sampling.adapts,
         }
-        self._shard.write(progress, course, news)
-        self._count, self._transitions = count, course.now.transitions
+        self._shard.write(progress, sampling, news)
+        self._count, self._transitions = count, sampling.now.transitions
 
 
 def begin_run(
     run: str | os.PathLike | None,
-    outset: Outset,
-    plan: Plan,
+    run_inputs: RunInputs,
+    plan: RunPlan,
     *,
     checkpoint_every: float,
     devices: Any,
@@ -79,7 +81,7 @@ def begin_run(
     Raises:
         ArgumentError: there is a run in the folder, a device is not there, or what to sample cannot be stored.
     """
-    own = device_of(outset.problem, outset.initial)
+    own = device_of(run_inputs.problem, run_inputs.initial)
     places = _devices(devices, own)[: plan.chains]
     shares = [plan.chains // len(places) + (rank < plan.chains % len(places)) for rank in range(len(places))]
     manifest = {
@@ -88,21 +90,21 @@ def begin_run(
             {"device": str(place), "chains": share, "seed": _seed(plan.seed, rank)}
             for rank, (place, share) in enumerate(zip(places, shares, strict=True))
         ],
-        "undecided": outset.undecided,
+        "undecided": run_inputs.undecided,
         "checkpoint_every": checkpoint_every,
         "torch_version": str(torch.__version__),
     }
     with ExitStack() as stack:
         path = stack.enter_context(tempfile.TemporaryDirectory(prefix="dgm-infer-")) if run is None else run
-        stored = {"kernel": outset.kernel, "initial": outset.initial}
-        folder = RunFolder.make(path, manifest, outset.problem, stored)
+        stored = {"kernel": run_inputs.kernel, "initial": run_inputs.initial}
+        folder = RunFolder.make(path, manifest, run_inputs.problem, stored)
         elsewhere = places != [own]
         if reason := folder.manifest["unstored"]:
             if elsewhere:
                 folder.remove()
                 raise ArgumentError(f"sample(devices={shown(devices)}): {reason}")
             warnings.warn(f"sample(run=...): {reason}; dgm.resume(run, problem=...) will need it", stacklevel=3)
-        return go_on("sample", folder, None if elsewhere else outset, progress)
+        return go_on("sample", folder, None if elsewhere else run_inputs, progress)
 
 
 def _seed(seed: int, rank: int) -> int:
@@ -110,12 +112,12 @@ def _seed(seed: int, rank: int) -> int:
     return other_seed(f"shard {rank}", seed) if rank else seed
 
 
-def go_on(call: str, folder: RunFolder, outset: Outset | None, progress: bool) -> Draws:
+def go_on(call: str, folder: RunFolder, run_inputs: RunInputs | None, progress: bool) -> Draws:
     """Make what is left of a run.
 
     Args:
         call: the function that the user called.
-        outset: what it began with, where its only shard is; None to read it from the folder.
+        run_inputs: what it began with, where its only shard is; None to read it from the folder.
     """
     with folder.locked():
         if len(folder.manifest["shards"]) > 1:
@@ -126,9 +128,9 @@ def go_on(call: str, folder: RunFolder, outset: Outset | None, progress: bool) -
                 raise DgmInferError(f"{call}(): {stopped_by}, before the first draw")
             outcome = collected(folder, folder.stored("problem"))
         else:
-            course, stopped_by = _shard(folder, 0, outset, progress)
-            outcome = course.outcome()
-    return concluded(outcome, stopped_by, stacklevel=5)
+            sampling, stopped_by = _shard(folder, 0, run_inputs, progress)
+            outcome = sampling.outcome()
+    return finalise(outcome, stopped_by, stacklevel=5)
 
 
 def _work(path: Path, rank: int, progress: bool) -> str | None:
@@ -138,36 +140,38 @@ def _work(path: Path, rank: int, progress: bool) -> str | None:
         return _shard(folder, rank, None, progress)[1]
 
 
-def _shard(folder: RunFolder, rank: int, outset: Outset | None, progress: bool) -> tuple[Course, str | None]:
+def _shard(
+    folder: RunFolder, rank: int, run_inputs: RunInputs | None, progress: bool
+) -> tuple[SamplingRun, str | None]:
     manifest, shard = folder.manifest, folder.shards[rank]
     own = manifest["shards"][rank]
-    plan = Plan(**{**manifest["plan"], "chains": own["chains"], "seed": own["seed"]})
+    plan = RunPlan(**{**manifest["plan"], "chains": own["chains"], "seed": own["seed"]})
     device = torch.device(own["device"])
-    if outset is None:
+    if run_inputs is None:
         kernel, initial = folder.stored("kernel", device), folder.stored("initial", device)
         if initial is not None:
             first = sum(other["chains"] for other in manifest["shards"][:rank])
             initial = initial[first : first + plan.chains]
-        outset = Outset(folder.stored("problem", device), kernel, initial, manifest["undecided"])
+        run_inputs = RunInputs(folder.stored("problem", device), kernel, initial, manifest["undecided"])
     checkpoint = shard.read(device)
     before = 0 if checkpoint is None else checkpoint.progress["transitions"]
     with Progress(progress, diagnostics, plan.transitions - before) as bar:
         if checkpoint is None:
-            course = Course.begin(outset, plan, bar)
+            sampling = SamplingRun.begin(run_inputs, plan, bar)
         else:
-            course = checkpoint.state
-            course.resume(outset.problem, shard.draws(device), plan)
+            sampling = checkpoint.state
+            sampling.resume(run_inputs.problem, shard.draws(device), plan)
             bar.note(f"{folder.path}: goes on at transition {before} of {plan.transitions}")
         keeper = Keeper(shard, manifest["checkpoint_every"])
         # the search for starting points may have taken minutes
-        keeper.write(course)
-        stopped_by = driven(course, bar, keeper)
+        keeper.write(sampling)
+        stopped_by = run_until_stopped(sampling, bar, keeper)
     try:
-        keeper.write(course)
+        keeper.write(sampling)
     except ArgumentError as error:
         # the draws are in memory, whatever becomes of the folder
         stopped_by = f"not all draws are in {folder.path} ({error})"
-    return course, stopped_by
+    return sampling, stopped_by
 
 
 def count_of(folder: RunFolder) -> int:
@@ -176,7 +180,7 @@ def count_of(folder: RunFolder) -> int:
     return min(0 if each is None else each["count"] for each in progress)
 
 
-def collected(folder: RunFolder, problem: Any) -> Outcome:
+def collected(folder: RunFolder, problem: Any) -> RunOutcome:
     """What the checkpoints of all shards have; of shards that differ, as many draws as the shortest has.
 
     Args:
@@ -185,7 +189,7 @@ def collected(folder: RunFolder, problem: Any) -> Outcome:
     Raises:
         CheckpointError: there are no draws yet.
     """
-    plan = Plan(**folder.manifest["plan"])
+    plan = RunPlan(**folder.manifest["plan"])
     count, states = count_of(folder), [shard.progress() for shard in folder.shards]
     states = [progress for progress in states if progress is not None]
     if count == 0:
@@ -197,7 +201,7 @@ def collected(folder: RunFolder, problem: Any) -> Outcome:
     like = reference(problem) if problem is not None else None
     device = torch.device("cpu") if like is None else like.device
     draws = [{name: value[:, :count] for name, value in shard.draws(device).items()} for shard in folder.shards]
-    return Outcome(
+    return RunOutcome(
         problem=problem,
         kernel=from_json(states[0]["kernel"]),
         plan=plan,
@@ -224,9 +228,9 @@ def _ancestors(states: list[dict[str, Any]], device: torch.device) -> Tensor | N
 
 
 def extended(folder: RunFolder, draws: int) -> None:
-    """Plan that many more draws."""
+    """RunPlan that many more draws."""
     manifest = folder.manifest
-    plan = Plan(**manifest["plan"])
+    plan = RunPlan(**manifest["plan"])
     folder.rewrite({**manifest, "plan": asdict(dataclasses.replace(plan, draws=plan.draws + draws))})
 
 

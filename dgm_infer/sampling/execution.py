@@ -31,8 +31,9 @@ def _nothing(text: str) -> None:
 # trajectory.
 _CALL, _AROUND = 1e-5, 150
 # Seconds that a program takes to compile (10 to 25 on these), and those that every operation of a gradient adds: half a
-# minute to a minute and a half for 1 600.
+# minute to a minute and a half for 1 600. On a GPU it is captured and recorded, which takes one or two.
 _COMPILES, _EACH = 12.0, 0.1
+_RECORDS, _EACH_RECORDED = 2.0, 0.005
 # Operations of an energy that are captured unasked, at most: longer simulators take minutes to compile.
 _LONGEST = 3000
 # Transitions of compiled programs between which nothing else is done.
@@ -131,11 +132,12 @@ class Execution:
 
     def _pays(self, state: State) -> bool:
         steps = self._left * sum(self._steps) / len(self._steps)
+        once, each = (_RECORDS, _EACH_RECORDED) if state.position.is_cuda else (_COMPILES, _EACH)
         # before anything is counted: of gradients of a hundred operations
-        if 100 * _CALL * steps + _AROUND * _CALL * self._left < _COMPILES:
+        if 100 * _CALL * steps + _AROUND * _CALL * self._left < once:
             return False
         calls = self._calls(state)
-        return calls is not None and (_CALL * (calls * steps + _AROUND * self._left) > _COMPILES + _EACH * calls)
+        return calls is not None and (_CALL * (calls * steps + _AROUND * self._left) > once + each * calls)
 
     def _calls(self, state: State) -> int | None:
         """Operations of a gradient; None if it cannot be captured."""

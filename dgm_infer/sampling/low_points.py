@@ -95,7 +95,7 @@ def _descended(rows: Fibre, u: Tensor, tolerance: float) -> tuple[Tensor, Tensor
     active = torch.ones(len(u), dtype=torch.bool, device=u.device)
     u = towards(fibre, u, torch.zeros_like(u), tolerance=tolerance * rows.scale, active=active)
     # without the gradient of the Gram term, which takes most of the time
-    cheap = fibre.without_gram_force()
+    cheap = fibre.computed(gram_force=False)
     return u, cheap.evaluate(type(cheap).linearise, u).energy.nan_to_num(nan=torch.inf)
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..kernels.metrics import METRICS, Metric
+from ..kernels.metrics import Metric, refined
 
 __all__ = ["MetricWindows"]
 
@@ -16,7 +16,7 @@ class MetricWindows:
     Manual, HMC algorithm parameters, automatic parameter tuning; there windows are of one chain.)
 
     Args:
-        name: one of :data:`METRICS`.
+        name: of the metric, as kernels take it.
         first: iteration at which the first window begins.
         last: iteration at which the last one ends.
         single: one window instead, if there is room for one, to refine a metric that chains have from elsewhere: the
@@ -26,7 +26,7 @@ class MetricWindows:
     shortest = 10
 
     def __init__(self, name: str, first: int, last: int, *, single: bool = False):
-        self._kind = METRICS[name]
+        self._name = name
         self._positions: list[Tensor] = []
         self._ends = _ends(first, last, max(last - first, self.shortest) if single else self.shortest)
         self._first = first
@@ -50,7 +50,7 @@ class MetricWindows:
             return None
         positions = torch.stack(self._positions)
         self._positions.clear()
-        return metric.refined(positions) if isinstance(metric, self._kind) else self._kind.fit(positions.flatten(0, 1))
+        return refined(self._name, metric, positions)
 
 
 def _ends(first: int, last: int, shortest: int) -> set[int]:

@@ -15,7 +15,7 @@ import torch
 from .. import errors
 from ..errors import DgmInferError
 from ..runs.folder import RunFolder
-from .course import named
+from .run import named
 
 __all__ = ["in_processes"]
 

@@ -7,11 +7,11 @@ from ..arguments import flag, whole_number
 from ..conditioning.fibre import Fibre
 from ..runs.folder import RunFolder
 from ..target import Target, as_target
-from .conclusion import as_draws
-from .course import Outset
 from .draws import Draws
 from .durable import collected, count_of, extended, go_on
 from .reloaded import check_problem
+from .report import as_draws
+from .run import RunInputs
 
 __all__ = ["collect", "extend", "resume"]
 
@@ -89,13 +89,13 @@ def _gone_on(call: str, run: str | os.PathLike, given: Any, more: int, progress:
     folder = RunFolder.open(call, run)
     problem = None if given is None else _problem(call, folder, given)
     if problem is None:
-        outset = None
+        run_inputs = None
     else:
-        outset = Outset(problem, folder.stored("kernel"), folder.stored("initial"), folder.manifest["undecided"])
+        run_inputs = RunInputs(problem, folder.stored("kernel"), folder.stored("initial"), folder.manifest["undecided"])
     if more:
         with folder.locked():
             extended(folder, more)
-    return go_on(call, folder, outset, progress)
+    return go_on(call, folder, run_inputs, progress)
 
 
 def _problem(call: str, folder: RunFolder, given: Any) -> Fibre | Target:

@@ -7,17 +7,17 @@ from typing import Literal
 import torch
 
 from ..arguments import flag, numbers, positive
+from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
-from ..conditioning.soft import InputPosterior
 from ..errors import ArgumentError
 from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Kernel, RiemannianHMC
 from ..progress import Progress
 from ..target import Target, as_target
-from .conclusion import concluded
-from .course import Course, Outset, Plan, device_of, diagnostics, driven
 from .draws import Draws
 from .durable import begin_run
 from .preflight import check_energy, check_size
+from .report import finalise
+from .run import RunInputs, RunPlan, SamplingRun, device_of, diagnostics, run_until_stopped
 
 __all__ = ["sample"]
 
@@ -78,7 +78,7 @@ def sample(
         :class:`Draws`. An interrupt (Ctrl-C), or an exception of the model, after the first draw returns the draws made
         so far, with ``interrupted`` set and a warning that names the cause. A run whose draws are of no use says so
         in warnings (:func:`~dgm_infer.sampling.verdict.verdict`), and so does one whose chains form groups that never
-        overlap, over all of which no mean is the posterior's (``Draws.components``).
+        overlap, over all of which no mean is the posterior's (``Draws.chain_groups``).
 
     Raises:
         ArgumentError: an argument is outside its range, the folder holds a run, or what to sample cannot be stored.
@@ -96,7 +96,7 @@ def sample(
             f"kernel={name}: expected an instance, for example {type(default_kernel(problem)).__name__}()"
         )
     kernel.check(problem)
-    plan = Plan.checked(
+    plan = RunPlan.checked(
         chains=chains,
         warmup=warmup,
         draws=draws,
@@ -111,14 +111,14 @@ def sample(
     check_size(problem, chains=chains, warmup=plan.warmup, draws=draws, thin=thin, keep=keep)
     if isinstance(problem, Target) and initial is None:
         check_energy(problem, kernel, device_of(problem, initial))
-    outset = Outset(problem, kernel, initial, undecided)
+    run_inputs = RunInputs(problem, kernel, initial, undecided)
     if run is not None or devices is not None:
         every = positive("sample", "checkpoint_every", checkpoint_every)
-        return begin_run(run, outset, plan, checkpoint_every=every, devices=devices, progress=progress)
+        return begin_run(run, run_inputs, plan, checkpoint_every=every, devices=devices, progress=progress)
     with Progress(progress, diagnostics, plan.transitions) as bar:
-        course = Course.begin(outset, plan, bar)
-        stopped_by = driven(course, bar)
-    return concluded(course.outcome(), stopped_by)
+        sampling_run = SamplingRun.begin(run_inputs, plan, bar)
+        stopped_by = run_until_stopped(sampling_run, bar)
+    return finalise(sampling_run.outcome(), stopped_by)
 
 
 def default_kernel(problem: Fibre | Target) -> Kernel:
@@ -132,9 +132,9 @@ def default_kernel(problem: Fibre | Target) -> Kernel:
 
 def _is_narrow(problem: InputPosterior) -> bool:
     """Whether a tolerance is so small that its steps cost HMC more than Jacobians cost :class:`RiemannianHMC`."""
-    if problem.graph is None:
+    if problem.embedding is None:
         return False
     u = problem.initial_draws(_DRAWN, torch.Generator(problem.values.device).manual_seed(0))
-    rows = min(problem.graph.fibre.values.shape[-1], problem.dim)
+    rows = min(problem.embedding.fibre.values.shape[-1], problem.dim)
     # a simulator may overflow at prior draws, which says nothing
-    return problem.graph.stretch(u).nanmedian().item() > _STEP + _ROW * rows
+    return problem.embedding.stretch(u).nanmedian().item() > _STEP + _ROW * rows

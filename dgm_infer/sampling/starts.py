@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
-from ..conditioning.magnitude import solver_tolerance
-from ..conditioning.soft import InputPosterior
+from ..conditioning.projection import solver_tolerance
 from ..conditioning.solve import damped_gauss_newton
 from ..errors import ArgumentError, EvidenceError
 from ..kernels import Kernel, LiftedHMC
@@ -18,8 +18,8 @@ from ..kernels.tuning import FibreKernel, Jumping, Tunable, Tuning
 from ..models import DirectedModel
 from ..references.modes import modes
 from ..target import Target
+from .allocation import allocate_chains
 from .low_points import low_points
-from .shares import shared_out
 from .step_size import reasonable_step_size
 
 __all__ = ["Start", "anneal_noise", "starting_points"]
@@ -83,7 +83,7 @@ def starting_points(
         tolerance, annealing = kernel.relative_tolerance(problem.values.dtype), kernel.annealing()
     if initial is not None:
         return Start(_on_fibre(problem, _given(problem, chains, initial), tolerance))
-    if anneal and annealing is not None and problem.observed.can_be_heated:
+    if anneal and annealing is not None and problem.observed.can_scale_noise:
         return anneal_noise(
             problem, annealing, chains, rng, tolerance=tolerance, target_acceptance=target_acceptance, report=report
         )
@@ -166,10 +166,10 @@ def anneal_noise(
     negligible mode, and restart from another point. (Tempering of an ABC kernel, J 7, with the weights of annealed
     importance sampling, math 7.1, which serve no other purpose: points are not resampled by them, as too few would
     remain.) Where the noise is additive, chains are shared out over the modes that the points have ended in
-    (:func:`shared_out`); else the share of chains in one of several modes is not its posterior weight.
+    (:func:`allocate_chains`); else the share of chains in one of several modes is not its posterior weight.
 
     Args:
-        problem: a fibre with ``observed.can_be_heated``.
+        problem: a fibre with ``observed.can_scale_noise``.
         kernel: kernel whose probes move the points where the noise is not additive.
         chains: number of chains; at least 16 points per problem are annealed, at least 64 where that costs little.
         tolerance: relative tolerance of the starting points.
@@ -199,7 +199,7 @@ def anneal_noise(
         log_weight, ancestors = log_weight.gather(0, source), ancestors.gather(0, source)
         heat = beta.rsqrt()
         u = torch.cat([u1, u2 / heat.unsqueeze(-1)], -1).gather(0, source.unsqueeze(-1).expand_as(u))
-        heated = problem.heated(heat)
+        heated = problem.with_noise_scale(heat)
         state = moves.kernel.init(heated, u)
         if step_size is None:
             step_size = reasonable_step_size(moves.kernel, heated, state, rng)
@@ -217,7 +217,7 @@ def anneal_noise(
     if problem.marginal is None:
         return Start(u[:chains], ancestors[:chains], typical=True)
     report("start-up, masses of modes")
-    chosen, there, jumps = shared_out(problem.marginal, model.split(u)[0], chains, rng)
+    chosen, there, jumps = allocate_chains(problem.marginal, model.split(u)[0], chains, rng)
     point = chosen.clamp_max(len(u) - 1)
     position, ancestors = u.gather(0, point.unsqueeze(-1).expand(*point.shape, problem.dim)), ancestors.gather(0, point)
     if there is not None:

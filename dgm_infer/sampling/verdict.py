@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..arguments.shown import of_problems
+from ..conditioning.derivatives import JUMP, find_jump
 from ..conditioning.fibre import Fibre
-from ..conditioning.kinks import JUMP, find_jump
 from ..diagnosis import Finding, finding
 from ..kernels.hamiltonian import MAX_STEPS
 from ..kernels.mode_jumps import ModeJumps
@@ -51,7 +51,7 @@ class Run(Protocol):
     @property
     def longest_stay(self) -> Tensor: ...
 
-    components: cached_property[Tensor]
+    chain_groups: cached_property[Tensor]
 
 
 @torch.no_grad()
@@ -103,7 +103,7 @@ def verdict(draws: Run, problem: Any, stayed: Tensor, transitions: int, adapted:
         # points that were given were not shared out
         shared = isinstance(problem, Fibre) and problem.marginal is not None and draws.ancestors is not None
         jumps = isinstance(draws.kernel, ModeJumps) or not isinstance(problem, Target)
-        yield from _groups(draws.components, weighed=shared, jumps=jumps)
+        yield from _groups(draws.chain_groups, weighed=shared, jumps=jumps)
 
 
 def _most_steps(kernel: Any) -> int | None:
@@ -182,20 +182,20 @@ def _jumps(stats: dict[str, Tensor], inputs: Tensor, problem: Fibre) -> Iterator
         )
 
 
-def _groups(components: Tensor, *, weighed: bool, jumps: bool) -> Iterator[Finding]:
-    several = components.amax(0) > 0
+def _groups(groups: Tensor, *, weighed: bool, jumps: bool) -> Iterator[Finding]:
+    several = groups.amax(0) > 0
     if several.any():
         # of the first such problem, which the line names
-        first = components[:, several][:, 0].tolist()
+        first = groups[:, several][:, 0].tolist()
         sizes = [str(first.count(group)) for group in range(max(first) + 1)]
         told = f"{', '.join(sizes[:-1])} and {sizes[-1]} chains"
         if -1 in first:
             told += f", {first.count(-1)} mix too slowly to tell"
-        source = "their numbers come from the starting points and are not posterior weights (see draws.components)"
+        source = "their numbers come from the starting points and are not posterior weights (see draws.chain_groups)"
         if weighed:
             source = (
                 "their numbers come from the starting points, at best in proportion to Laplace's masses of the modes, "
-                "which dgm.modes(fibre) has (see draws.components)"
+                "which dgm.modes(fibre) has (see draws.chain_groups)"
             )
         if not jumps:
             source += ": ModeJumps(kernel) jumps between modes in proportion to their masses"

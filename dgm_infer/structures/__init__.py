@@ -3,19 +3,12 @@
 To add a structure, add a file with its map and its :class:`Structure`, and a line to :data:`STRUCTURES`.
 """
 
-from collections.abc import Callable
-from typing import Any
-
-from ..errors import ModelError
+from ..autodiff.jacobian_products import push_forward
 from .blocks import Blocks, LowRankPlusBlocks
-from .convolution import QuickConvolutions
+from .declared import STRUCTURES, declared_structure, of_units, validate_structure
 from .dense import Dense, DenseJacobian
 from .diagonal import Diagonal, LowRankPlusDiagonal
-from .independent import independent, of_units
-from .jacobian import Evaluation, JacobianMap, push_forward
-from .markov import markov
-from .products import quicker
-from .receptive import InFields, ReceptiveFields
+from .jacobian import Evaluation, JacobianMap
 from .structure import Structure, Units
 from .units import UnitStructure, View
 
@@ -26,12 +19,9 @@ __all__ = [
     "DenseJacobian",
     "Diagonal",
     "Evaluation",
-    "InFields",
     "JacobianMap",
     "LowRankPlusBlocks",
     "LowRankPlusDiagonal",
-    "QuickConvolutions",
-    "ReceptiveFields",
     "Structure",
     "UnitStructure",
     "Units",
@@ -39,27 +29,5 @@ __all__ = [
     "declared_structure",
     "of_units",
     "push_forward",
-    "quicker",
     "validate_structure",
 ]
-
-STRUCTURES: dict[str, Callable[[Any], Structure]] = {
-    "independent": independent,
-    "markov": markov,
-    "dense": lambda model: Dense(),
-}
-"""The structures that a model can declare by name, as functions of the model."""
-
-
-def validate_structure(model: Any) -> None:
-    """Raise :class:`ModelError` unless the model declares a name of :data:`STRUCTURES` or a :class:`Structure`."""
-    declared = model.structure
-    known = declared in STRUCTURES if isinstance(declared, str) else isinstance(declared, Structure)
-    if not known:
-        raise ModelError(f"{type(model).__name__}.structure = {declared!r} is not one of {', '.join(STRUCTURES)}")
-
-
-def declared_structure(model: Any) -> Structure:
-    """The structure that a model's attribute ``structure`` names or is."""
-    declared = model.structure
-    return STRUCTURES[declared](model) if isinstance(declared, str) else declared

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .algebra import factorise_capacity, log_det_cholesky, mv, solve_capacity, vm
-from .jacobian import Evaluation, JacobianMap, push_forward
+from ..autodiff.jacobian_products import push_forward
+from .jacobian import Evaluation, JacobianMap, factorise_capacity, log_det_cholesky, mv, solve_capacity, vm
 from .units import UnitStructure
 
 __all__ = ["Blocks", "LowRankPlusBlocks"]

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from .algebra import log_det_cholesky, mv
-from .jacobian import Evaluation, JacobianMap, pull_back
+from ..autodiff.jacobian_products import pull_back
+from .jacobian import Evaluation, JacobianMap, log_det_cholesky, mv
 from .structure import Structure
 
 __all__ = ["Dense", "DenseJacobian"]

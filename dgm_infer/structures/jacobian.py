@@ -1,4 +1,4 @@
-"""Jacobian maps of batched constraint functions: their interface, and the products they are built from.
+"""Jacobian maps of batched constraint functions: their interface, and the factorisations that they share.
 
 A map is built in two stages. A structure evaluates the constraint and the raw entries of J, differentiably;
 ``factorise`` turns the entries into the map. The gradient of ``log|J J^T| / 2`` then needs no derivative of a
@@ -6,33 +6,23 @@ factorisation: it is the gradient of ``sum(log_det_cotangent * entries)`` (math 
 ``grad_k = sum_ij (G^-1 J)_ij dJ_ij/du_k``).
 """
 
-import functools
-import math
-import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, NamedTuple, Self, cast
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
-from torch.func import jvp, vjp, vmap
-from torch.overrides import TorchFunctionMode
 
-from .convolution import FixedConvolutions
-from .receptive import InFields, Part
-
-__all__ = ["Evaluation", "JacobianMap", "forward_mode", "pull_back", "push_forward"]
-
-# Most numbers in the tangents of all rows for which differentiable products are made by reverse mode: up to here the
-# time goes into calls, beyond into a network's arithmetic, of which forward mode then does less.
-_FEW = 2**14
-# Most numbers in one tensor of the rows that are computed at once.
-_MOST = 2**23
-# Most numbers in one tensor of all rows whose derivatives are kept for their own.
-_KEPT = 2**25
-# Numbers in one tensor of all rows from which on receptive fields are looked for.
-_FIELDS = 2**20
+__all__ = [
+    "Evaluation",
+    "JacobianMap",
+    "factorise_capacity",
+    "log_det_cholesky",
+    "mv",
+    "solve_capacity",
+    "vm",
+]
 
 
 class Evaluation(NamedTuple):
@@ -114,172 +104,34 @@ class JacobianMap(ABC):
         return self.map(lambda tensor: tensor[rows])
 
 
-def push_forward(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
-    """Value and products ``J t`` of a batched function, differentiable where gradients are recorded.
-
-    Args:
-        function: ``[..., D] -> [..., N]``, row by row.
-        u: ``[..., D]``.
-        tangents: ``[K, D]``, the same for every row.
-
-    Returns:
-        value ``[..., N]`` and products ``J t``, ``[K, ..., N]``, from one pass.
-    """
-    again = torch.is_grad_enabled()
-    if _is_traced(u) or (again and len(tangents) * u.numel() > _FEW):
-        return forward_mode(function, u, tangents)
-    # J t is the derivative of J^T w with respect to w, in which it is linear. Against forward mode this spares the zero
-    # tangents of constants, which torch works out in Python.
-    with torch.enable_grad():
-        x = u if u.requires_grad else u.detach().requires_grad_()
-        value = function(x)
-        w = torch.zeros_like(value, requires_grad=True)
-        products = _pull(_pull(value, x, w, again=True), w, _of_all_rows(tangents, u), again=again)
-    return (value, products) if again else (value.detach(), products)
+def mv(matrix: Tensor, vector: Tensor) -> Tensor:
+    """``[..., N, D], [..., D] -> [..., N]``."""
+    return (matrix @ vector.unsqueeze(-1)).squeeze(-1)
 
 
-def forward_mode(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
-    """What :func:`push_forward` returns, by forward mode whatever the size."""
-    _load_forward_mode()
-
-    def along(t: Tensor) -> tuple[Tensor, Tensor]:
-        value, product = jvp(function, (u,), (t,))[:2]
-        return value, product
-
-    return vmap(along, out_dims=cast(Any, (None, 0)))(_of_all_rows(tangents, u))
+def vm(vector: Tensor, matrix: Tensor) -> Tensor:
+    """``[..., N], [..., N, D] -> [..., D]``."""
+    return (vector.unsqueeze(-2) @ matrix).squeeze(-2)
 
 
-def _of_all_rows(tangents: Tensor, u: Tensor) -> Tensor:
-    """``[K, D] -> [K, ..., D]``."""
-    # same memory layout as u: otherwise torch copies by an operation that torch.compile rejects for dynamic row counts
-    return tangents.reshape(-1, *[1] * (u.ndim - 1), u.shape[-1]).expand(-1, *u.shape).contiguous()
+def log_det_cholesky(factor: Tensor, info: Tensor) -> Tensor:
+    """Log-determinant ``[...]`` from ``torch.linalg.cholesky_ex``; NaN where it failed."""
+    log_det = 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    return torch.where(info == 0, log_det, torch.nan)
 
 
-def pull_back(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
-    """Value ``[..., N]`` and rows of J, ``[N, ..., D]``, otherwise as :func:`push_forward`.
-
-    Of a large network the rows are computed a few at a time, and again for their gradient: memory for a few rows. With
-    receptive fields, :class:`InFields`, only what these rows look at is computed.
-    """
-    if _is_traced(u):
-        value, pull = vjp(function, u)[:2]
-        return value, vmap(lambda e: pull(e)[0])(_unit_vectors(value))
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        x = u if u.requires_grad else u.detach().requires_grad_()
-        value = function(x)
-        (size, convolves), n = _seen(value), value.shape[-1]
-        parts = (
-            function.fields.parts(function, u, value.shape[-1])
-            if isinstance(function, InFields) and n * size > _FIELDS
-            else None
-        )
-        at_once = max(1, _MOST // max(size, 1))
-        if parts is not None:
-            passes = _in_parts(parts, at_once)
-            kept = sum(len(part.rows) * part.share for part in parts) * size <= _KEPT
-            rows = _rows(x, function, passes) if kept and again else cast(Tensor, _Rows.apply(x, function, passes))
-        elif n <= at_once and convolves and again:
-            rows = _rows(x, function, [(FixedConvolutions, [list(range(n))])])
-        elif n <= at_once:
-            rows = _pull(value, x, _unit_vectors(value), again=again)
-        else:
-            rows = cast(Tensor, _Rows.apply(x, function, [(FixedConvolutions, _chunks(range(n), at_once))]))
-    return (value, rows) if again else (value.detach(), rows.detach())
+def factorise_capacity(product: Tensor) -> tuple[Tensor, Tensor]:
+    """``K^-T [..., L, L]`` and ``log|C| [...]`` of the capacity matrix ``C = I + product = K K^T``."""
+    factor, info = torch.linalg.cholesky_ex(_plus_identity(product))
+    identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+    inverse = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False).mT
+    return inverse, log_det_cholesky(factor, info)
 
 
-def _seen(value: Tensor) -> tuple[int, bool]:
-    """The size of the largest tensor between a function's input and its value, and whether there are convolutions on
-    the way, by its graph."""
-    size, convolves, seen, nodes = 0, False, set(), [value.grad_fn]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        nodes += [before for before, _ in node.next_functions]
-        size = max(size, *(math.prod(output.shape) for output in node._input_metadata), 0)
-        convolves |= node.name().startswith("Convolution")
-    return size, convolves
+def solve_capacity(product: Tensor, right: Tensor) -> Tensor:
+    """``(I + product)^-1 right``: ``[..., L, L], [..., L] -> [..., L]``."""
+    return torch.linalg.solve_ex(_plus_identity(product), right)[0]
 
 
-Passes = Sequence[tuple[Callable[[], TorchFunctionMode], list[list[int]]]]
-"""Modes in which a function is computed, and the rows that each gives, a few at once."""
-
-
-def _in_parts(parts: Sequence[Part], at_once: int) -> Passes:
-    return [(part.mode, _chunks(part.rows, max(1, int(at_once / max(part.share, 1e-3))))) for part in parts]
-
-
-def _chunks(rows: Sequence[int], size: int) -> list[list[int]]:
-    return [list(rows[first : first + size]) for first in range(0, len(rows), size)]
-
-
-def _rows(x: Tensor, function: Callable[[Tensor], Tensor], passes: Passes) -> Tensor:
-    """``[N, ..., D]``, differentiable where gradients are recorded."""
-    rows, order = [], []
-    for mode, chunks in passes:
-        with mode():
-            value, pull = vjp(function, x)[:2]
-        for chunk in chunks:
-            rows.append(vmap(lambda e, pull=pull: pull(e)[0])(_unit_vectors(value.detach(), chunk)))
-            order += chunk
-    return torch.cat(rows)[torch.tensor(order, device=x.device).argsort()]
-
-
-class _Rows(torch.autograd.Function):
-    """Rows of J in parts, each computed anew for its gradient; once differentiable."""
-
-    @staticmethod
-    def forward(ctx, x, function, passes):
-        ctx.save_for_backward(x)
-        ctx.function, ctx.passes = function, passes
-        return _rows(x.detach(), function, passes)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> Any:  # type: ignore[override]
-        (weights,), (x,) = grad_outputs, ctx.saved_tensors
-        gradient = torch.zeros_like(x)
-        for mode, chunks in ctx.passes:
-            for chunk in chunks:
-                with torch.enable_grad():
-                    x = x.detach().requires_grad_()
-                    with mode():
-                        value, pull = vjp(ctx.function, x)[:2]
-                    rows = vmap(lambda e, pull=pull: pull(e)[0])(_unit_vectors(value.detach(), chunk))
-                    gradient += torch.autograd.grad((rows * weights[chunk]).sum(), x)[0]
-        return gradient, None, None
-
-
-def _unit_vectors(value: Tensor, rows: Sequence[int] | None = None) -> Tensor:
-    """``[n, ..., N]`` for ``value [..., N]``; all of them, or some."""
-    basis = torch.eye(value.shape[-1], dtype=value.dtype, device=value.device)
-    basis = basis if rows is None else basis[rows]
-    return basis.reshape(-1, *[1] * (value.ndim - 1), value.shape[-1]).expand(-1, *value.shape)
-
-
-def _pull(value: Tensor, x: Tensor, vectors: Tensor, *, again: bool) -> Tensor:
-    """``J^T v`` for one v of the value's shape or several in a row, by plain autograd, which asks less of a model."""
-    several = vectors.ndim > value.ndim
-    if not value.requires_grad:
-        # a function without a derivative has no graph
-        return x.new_zeros(vectors.shape[:several] + x.shape)
-    (products,) = torch.autograd.grad(
-        value, x, vectors, is_grads_batched=several, create_graph=again, materialize_grads=True
-    )
-    return products
-
-
-def _is_traced(u: Tensor) -> bool:
-    # a traced tensor has a type of its own
-    return type(u) is not Tensor
-
-
-@functools.cache
-def _load_forward_mode() -> None:
-    # torch scripts its forward-mode rules on first use, with a deprecation warning that does not concern the user
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="`torch.jit.script", category=FutureWarning)
-        warnings.filterwarnings("ignore", message="`torch.jit.script", category=DeprecationWarning)
-        jvp(torch.sin, (torch.zeros(()),), (torch.ones(()),))
+def _plus_identity(matrix: Tensor) -> Tensor:
+    return matrix + torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)

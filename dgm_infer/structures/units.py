@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ..autodiff.jacobian_products import push_forward
 from ..errors import ModelError
-from .jacobian import push_forward
 from .structure import Structure, Units
 
 __all__ = ["SIMULATED", "UnitStructure", "View"]

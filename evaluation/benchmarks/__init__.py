@@ -27,6 +27,7 @@ BENCHMARKS = {
     "device": "evaluation.benchmarks.device",
     "samplers": "evaluation.benchmarks.samplers",
     "abc": "evaluation.benchmarks.abc",
+    "ablations": "evaluation.benchmarks.ablations",
 }
 
 

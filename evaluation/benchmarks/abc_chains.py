@@ -61,7 +61,7 @@ def _run(target: dgm.Target, starts: Tensor, transitions: int, seed: int) -> tup
     began = time.process_time()
     draws = dgm.sample(
         target,
-        dgm.EllipticalSlice(),
+        dgm.kernels.EllipticalSlice(),
         chains=len(starts),
         warmup=0,
         draws=transitions,

@@ -29,8 +29,10 @@ def ours(task: ABCTask, report: Report) -> list[dict[str, Any]]:
 
 def _run(task: ABCTask, particles: int, seed: int) -> dict[str, Any]:
     began = time.process_time()
-    simulation = dgm.Simulation(task.problem.simulate, dgm.StandardNormal(2), task.problem.observed)
-    draws = dgm.sample_abc(simulation, dgm.ABCSMC(task.tolerance), draws=particles, seed=seed)
+    simulation = dgm.likelihood_free.Simulation(task.problem.simulate, dgm.StandardNormal(2), task.problem.observed)
+    draws = dgm.likelihood_free.sample_abc(
+        simulation, dgm.likelihood_free.ABCSMC(task.tolerance), draws=particles, seed=seed
+    )
     return {
         "mean": draws.mean.tolist(),
         "ess": draws.ess,

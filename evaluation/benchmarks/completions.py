@@ -137,13 +137,13 @@ def _named(entry: str) -> tuple[str, nn.Module]:
     return kind, model
 
 
-def _parts(model: nn.Module, noise: float) -> tuple[nn.Module, dgm.InputDensity]:
+def _parts(model: nn.Module, noise: float) -> tuple[nn.Module, dgm.models.InputDensity]:
     """A decoder of normal pixels, and the density of its latents.
 
     Raises:
         ConfigError: the pixels are discrete.
     """
-    found = dgm.LatentVariableModel.find(model)
+    found = dgm.models.LatentVariableModel.find(model)
     if found is None:
         generator = as_generative_model(model)
         return NoisyDecoder(generator, noise), generator.input_density

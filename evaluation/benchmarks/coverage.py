@@ -25,13 +25,13 @@ __all__ = ["METHODS", "bench", "page", "row"]
 METHODS: dict[str, Method | None] = {
     "default": None,
     "AIS": dgm.AIS(),
-    "Hamiltonian AIS": dgm.HamiltonianAIS(),
+    "Hamiltonian AIS": dgm.evidence.HamiltonianAIS(),
     "SMC, adaptive": dgm.SMC(),
     "SMC, frozen": dgm.SMC(schedule="barrier", temperatures=30),
     "Gibbs tempering": dgm.GibbsTempering(),
     "joint tempering": dgm.ContinuousTempering(),
     "simulated tempering": dgm.SimulatedTempering(),
-    "path sampling": dgm.PathSampling(),
+    "path sampling": dgm.evidence.PathSampling(),
     "parallel tempering": dgm.ParallelTempering(),
 }
 
@@ -78,7 +78,7 @@ def _measured(name: str, family: str, problems: int, chains: int, seed: int) -> 
     target, base = FAMILIES[family](problems)
     started = time.process_time()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dgm.DiagnosisWarning)
+        warnings.simplefilter("ignore", dgm.diagnosis.DiagnosisWarning)
         evidence = uninterrupted(
             # the families have one mode: the search for others would find none
             dgm.log_evidence(

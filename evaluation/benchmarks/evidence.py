@@ -167,7 +167,7 @@ def bench(
 def _compared(target: LatentPosterior, base: Gaussian, chains: int, temperatures: int, seed: int) -> list[Estimates]:
     methods = [
         (dgm.Elbo(), 16),
-        (dgm.ImportanceSampling(), 16),
+        (dgm.evidence.ImportanceSampling(), 16),
         (dgm.AIS(temperatures=temperatures), chains),
         (dgm.GibbsTempering(), 16),
         (dgm.ContinuousTempering(), 16),

@@ -15,9 +15,10 @@ from torch import Tensor
 
 import dgm_infer as dgm
 import generators
-from dgm_infer import Gaussian, LatentVariableModel, Target
+from dgm_infer import Gaussian, Target
 from dgm_infer.errors import ConfigError, EvidenceError, uninterrupted
 from dgm_infer.evidence import Method
+from dgm_infer.models import LatentVariableModel
 from dgm_infer.references.density import Whitened
 from trainers import DigitsData
 
@@ -36,19 +37,19 @@ __all__ = ["METHODS", "bench", "evaluations_to_error", "table"]
 
 METHODS: dict[str, Method] = {
     "ELBO": dgm.Elbo(),
-    "Hamiltonian ELBO": dgm.HamiltonianElbo(),
-    "importance sampling": dgm.ImportanceSampling(),
+    "Hamiltonian ELBO": dgm.evidence.HamiltonianElbo(),
+    "importance sampling": dgm.evidence.ImportanceSampling(),
     "AIS": dgm.AIS(),
-    "Hamiltonian AIS": dgm.HamiltonianAIS(),
+    "Hamiltonian AIS": dgm.evidence.HamiltonianAIS(),
     "SMC, adaptive": dgm.SMC(),
     "SMC, frozen": dgm.SMC(schedule="barrier"),
     "SMC, waste-free": dgm.SMC(waste_free=4),
     "parallel tempering": dgm.ParallelTempering(),
     "simulated tempering": dgm.SimulatedTempering(),
-    "importance tempering": dgm.ImportanceTempering(),
+    "importance tempering": dgm.evidence.ImportanceTempering(),
     "Gibbs tempering": dgm.GibbsTempering(),
     "joint tempering": dgm.ContinuousTempering(),
-    "path sampling": dgm.PathSampling(),
+    "path sampling": dgm.evidence.PathSampling(),
     "joint tempering, NUTS": dgm.ContinuousTempering(nuts=31),
 }
 _ERROR = 0.05
@@ -145,7 +146,7 @@ def _experiments(data: Path | None, images: int, runs: int, chains: int, seed: i
         fitted = Gaussian.fit(radon, steps=2000, seed=seed, dtype=torch.float64)
         words = f"hierarchical regression, 92 dimensions, from a diagonal fit of the bound; {runs} runs"
         yield Experiment("radon, diagonal base", words, *repeated(radon, fitted, runs))
-        refined = dgm.refine_base(radon, fitted, kind="full", chains=chains, seed=seed, progress=False).base
+        refined = dgm.evidence.refine_base(radon, fitted, kind="full", chains=chains, seed=seed, progress=False).base
         words = f"the same from a base of full covariance that two tempered pilots left; {runs} runs"
         yield Experiment("radon, refined base", words, *repeated(radon, refined, runs))
 

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 import dgm_infer as dgm
-from dgm_infer import Gaussian, Kernel
+from dgm_infer import Gaussian
 from dgm_infer.errors import uninterrupted
+from dgm_infer.kernels import Kernel
 
 from ..problems.boltzmann import BoltzmannRelaxation, Moments, published_machines, random_machines
 from ..reports.documents import multimodal_table

@@ -47,12 +47,12 @@ class _Sampler:
 
 
 _SAMPLERS = {
-    "RandomWalk": _Sampler(dgm.RandomWalk, gradient=False),
-    "EllipticalSlice": _Sampler(dgm.EllipticalSlice, gradient=False),
-    "LinearSlice": _Sampler(dgm.LinearSlice, gradient=False),
+    "RandomWalk": _Sampler(dgm.kernels.RandomWalk, gradient=False),
+    "EllipticalSlice": _Sampler(dgm.kernels.EllipticalSlice, gradient=False),
+    "LinearSlice": _Sampler(dgm.kernels.LinearSlice, gradient=False),
     "HMC": _Sampler(dgm.HMC),
     "NUTS": _Sampler(dgm.NUTS),
-    "RiemannianHMC": _Sampler(dgm.RiemannianHMC),
+    "RiemannianHMC": _Sampler(dgm.kernels.RiemannianHMC),
     "the default, exact, with noise": _Sampler(lambda: None, fibre=True),
 }
 

@@ -36,7 +36,7 @@ def run(arguments: Sequence[str]) -> None:
 
 @runtime_checkable
 class AnyKernel(Protocol):
-    """What a configuration may name as a kernel; :class:`dgm_infer.Kernel` without its types."""
+    """What a configuration may name as a kernel; :class:`dgm_infer.kernels.Kernel` without its types."""
 
     def check(self, problem, /) -> Any: ...
 

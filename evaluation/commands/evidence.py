@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import dgm_infer as dgm
-from dgm_infer import AIS, Evidence, Gaussian, LatentVariableModel
+from dgm_infer import AIS, Evidence, Gaussian
 from dgm_infer.arguments import random_seed
 from dgm_infer.errors import ConfigError, ModelError, uninterrupted
 from dgm_infer.evidence import Bounds, Method
 from dgm_infer.files import complete_run, write_file
+from dgm_infer.models import LatentVariableModel
 from generators import LatentPosterior
 from generators.pictures import PixelScale
 
@@ -29,7 +30,7 @@ __all__ = ["DEFAULT_METHODS", "estimate_evidence", "fitted_base", "run"]
 
 DEFAULT_METHODS = (
     dgm.Elbo(),
-    dgm.ImportanceSampling(),
+    dgm.evidence.ImportanceSampling(),
     dgm.AIS(),
     dgm.GibbsTempering(),
     dgm.ContinuousTempering(),

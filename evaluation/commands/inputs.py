@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import generators
-from dgm_infer import GenerativeModel, LatentVariableModel
+from dgm_infer import GenerativeModel
 from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError, ModelError, cause
+from dgm_infer.models import LatentVariableModel
 from generators.pictures import ENDINGS, PixelScale, read_picture
 
 __all__ = [

@@ -58,7 +58,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
 
     bounds = [
         estimate("ELBO", dgm.Elbo()),
-        *(estimate(f"IWAE-{k}", dgm.ImportanceSampling(k)) for k in ((50,) if fast else (50, 2000))),
+        *(estimate(f"IWAE-{k}", dgm.evidence.ImportanceSampling(k)) for k in ((50,) if fast else (50, 2000))),
     ]
     families = {
         "AIS": lambda k: dgm.AIS(temperatures=k),

@@ -48,7 +48,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     reduced = dgm.condition(model, summaries(observed), observe=summaries)
     wide, narrow = (dgm.condition(model, observed, tolerance=eps, kernel="uniform") for eps in (100.0, 10.0))
     smooth = dgm.condition(model, observed, tolerance=10.0)
-    slices = dgm.Alternating(dgm.EllipticalSlice(), dgm.EllipticalSlice(), ("global", "local"))
+    slices = dgm.kernels.Alternating(dgm.kernels.EllipticalSlice(), dgm.kernels.EllipticalSlice(), ("global", "local"))
     starts = typical_inputs(full, chains=chains, warmup=25 if fast else 100, seed=seed)
     samplers = [
         Sampler("constrained HMC, full series", full, dgm.ConstrainedHMC(), *sizes[0]),

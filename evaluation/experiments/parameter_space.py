@@ -6,7 +6,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
-from dgm_infer import DirectedModel, Simulation
+from dgm_infer import DirectedModel
+from dgm_infer.likelihood_free import Simulation
 from dgm_infer.likelihood_free.smc import Particles, move
 
 __all__ = ["Attempt", "as_results", "chains", "describe", "rejection"]

@@ -24,13 +24,15 @@ def pseudo_marginal_kernel(name: str, scale: float | Tensor | None) -> Kernel:
         scale: step size of the random walk, None to adapt it, or width of the bracket; ``[*batch]`` or a number.
     """
     if name == "PM-MH":
-        return dgm.PseudoMarginalMH(scale, "identity")
+        return dgm.kernels.PseudoMarginalMH(scale, "identity")
     noise, target = name.split("+")
-    first = dgm.Independence() if noise == "MI" else dgm.EllipticalSlice()
+    first = dgm.kernels.Independence() if noise == "MI" else dgm.kernels.EllipticalSlice()
     if target == "MH":
-        return dgm.Alternating(first, dgm.RandomWalk(scale, "identity"), ("noise", "target"))
+        return dgm.kernels.Alternating(first, dgm.kernels.RandomWalk(scale, "identity"), ("noise", "target"))
     assert scale is not None
-    return dgm.Alternating(first, dgm.LinearSlice(scale, max_steps=1, metric="identity"), ("noise", "target"))
+    return dgm.kernels.Alternating(
+        first, dgm.kernels.LinearSlice(scale, max_steps=1, metric="identity"), ("noise", "target")
+    )
 
 
 def estimates_per_draw(draws: Draws) -> Tensor:
@@ -39,7 +41,7 @@ def estimates_per_draw(draws: Draws) -> Tensor:
     One per proposal of a Metropolis-Hastings update, and one per point that a slice update tries; the estimate at the
     present point is kept.
     """
-    blocks = ("noise", "target") if isinstance(draws.kernel, dgm.Alternating) else ("",)
+    blocks = ("noise", "target") if isinstance(draws.kernel, dgm.kernels.Alternating) else ("",)
     one = draws.stats["acceptance_rate"].new_ones(())
     counts = (draws.stats.get(f"{block}_slice_evaluations", one) for block in blocks)
     return sum((count.double().expand(draws.shape).mean((0, 1)) for count in counts), one.double() * 0)

@@ -34,13 +34,13 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     exact = dgm.condition(model, observed)
     wide, narrow = (dgm.condition(model, observed, tolerance=eps) for eps in (0.25, 0.05))
     cube = QuantileIntervals(model, observed, 0.1)
-    slices = dgm.Alternating(dgm.EllipticalSlice(), dgm.EllipticalSlice(), ("global", "local"))
+    slices = dgm.kernels.Alternating(dgm.kernels.EllipticalSlice(), dgm.kernels.EllipticalSlice(), ("global", "local"))
     starts = typical_inputs(exact, chains=chains, warmup=25 if fast else 100, seed=seed)
     samplers = [
         Sampler("constrained HMC", exact, dgm.ConstrainedHMC(), *sizes[0]),
         Sampler("ABC-HMC, ε = 0.25", wide, dgm.HMC(n_steps=(20, 40)), *sizes[1], starts),
         Sampler("ABC-HMC, ε = 0.05", narrow, dgm.HMC(n_steps=(40, 80)), *sizes[2], starts),
-        Sampler("ABC-MCMC by intervals, ε = 0.1", cube, dgm.RandomWalk(), *sizes[3], model.split(starts)[0]),
+        Sampler("ABC-MCMC by intervals, ε = 0.1", cube, dgm.kernels.RandomWalk(), *sizes[3], model.split(starts)[0]),
         Sampler("ABC slices, ε = 0.25", wide, slices, *sizes[4], starts),
     ]
     return report(folder, run_samplers(samplers, chains=chains, seed=seed), truth)

@@ -94,7 +94,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     print("refinement of the base by a pilot", flush=True)
     started = time.perf_counter()
     short = dgm.GibbsTempering(draws=lengths[-1] // 4, warmup=warmup, pilot_temperatures=pilot)
-    refined = dgm.refine_base(target, fitted, short, rounds=2, kind="full", chains=chains, seed=seed)
+    refined = dgm.evidence.refine_base(target, fitted, short, rounds=2, kind="full", chains=chains, seed=seed)
     assert refined.base.log_zeta is not None
     seconds_refined = seconds_fit + time.perf_counter() - started
     curves["tempering, refined base"] = curve("tempering, refined base", refined.base, seconds_refined)

@@ -43,7 +43,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
             print(f"{name}: {generator}", flush=True)
             model = generators.load(generator)
             # a bound that is loose is no mistake here: the least effective number of chains is in the record
-            found = dgm.rate_distortion(
+            found = dgm.evidence.rate_distortion(
                 model, kind.images, chains=chains, temperatures=temperatures, seed=seed, progress=False
             )
             curves[generator] = _record(found)
@@ -63,7 +63,7 @@ def _sets(data: Path | None, n: int) -> Iterator[tuple[str, _Set]]:
         yield "mnist", _Set(f"{n} held-out images of MNIST", MNISTData(data / "mnist_10k").held_out(n), mnist)
 
 
-def _record(found: dgm.RateDistortion) -> dict[str, Any]:
+def _record(found: dgm.evidence.RateDistortion) -> dict[str, Any]:
     means = found.mean()
     kept = torch.linspace(0, len(found.beta) - 1, min(_POINTS, len(found.beta))).round().long()
     return {

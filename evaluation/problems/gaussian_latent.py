@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 import dgm_infer as dgm
-from dgm_infer import PseudoMarginal, StandardNormal
+from dgm_infer import StandardNormal
 from dgm_infer.arguments import whole_number
+from dgm_infer.kernels import PseudoMarginal
 
 __all__ = ["GaussianLatent", "published_observations"]
 
@@ -54,7 +55,9 @@ class GaussianLatent(PseudoMarginal):
     def noise_posterior(self) -> tuple[float, float]:
         """Mean and standard deviation of the first coordinate of the noise given y, which is normal for N = 1."""
         if self.samples != 1:
-            raise dgm.ArgumentError(f"GaussianLatent(samples={self.samples}).noise_posterior(): is normal for 1 alone")
+            raise dgm.errors.ArgumentError(
+                f"GaussianLatent(samples={self.samples}).noise_posterior(): is normal for 1 alone"
+            )
         covariance = torch.eye(len(self.y), dtype=self.y.dtype) * (self.sigma**2 + self.eps**2) + 1
         weights = self.sigma * torch.linalg.inv(covariance)[0]
         return float(weights @ self.y[:, 0]), float(1 - self.sigma * weights[0]) ** 0.5

@@ -13,9 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from dgm_infer import PseudoMarginal, StandardNormal
+from dgm_infer import StandardNormal
 from dgm_infer.arguments import whole_number
 from dgm_infer.errors import ArgumentError, CheckpointError, cause
+from dgm_infer.kernels import PseudoMarginal
 
 __all__ = ["Cases", "CovariancePrior", "LaplaceFit", "ProbitEstimate", "gp_probit", "read_cases"]
 

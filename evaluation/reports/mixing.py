@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 
 from dgm_infer import Draws, Fibre
-from dgm_infer.sampling.components import side_by_side
+from dgm_infer.sampling.chain_groups import side_by_side
 
 from .mixed_draws import r_hats
 from .tables import aligned
@@ -71,7 +71,7 @@ def describe(draws: Draws, summary: pd.DataFrame, seconds: float) -> str:
 def _groups(draws: Draws) -> Iterator[str]:
     """For every image whose chains are not one group: the groups, and how the largest mixed within itself."""
     latents = side_by_side(draws.latents, 1)
-    for i, groups in enumerate(draws.components.flatten(1).T):
+    for i, groups in enumerate(draws.chain_groups.flatten(1).T):
         sizes = [int((groups == group).sum()) for group in range(int(groups.max()) + 1)]
         if not sizes or sizes[0] == len(groups):
             continue

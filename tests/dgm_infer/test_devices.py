@@ -19,16 +19,16 @@ ROOT = Path(__file__).parents[2]
 QUICK = {"warmup": 12, "draws": 3, "chains": 2, "seed": 1, "progress": False}
 PILOT = {"pilot_temperatures": 4}
 METHODS = {
-    "ImportanceSampling": dgm.ImportanceSampling(8),
+    "ImportanceSampling": dgm.evidence.ImportanceSampling(8),
     "Elbo": dgm.Elbo(8),
     "AIS": dgm.AIS(4, **PILOT),
-    "HamiltonianAIS": dgm.HamiltonianAIS(4, **PILOT),
+    "HamiltonianAIS": dgm.evidence.HamiltonianAIS(4, **PILOT),
     "SMC": dgm.SMC(particles=8),
     "GibbsTempering": dgm.GibbsTempering(draws=4, warmup=2, **PILOT),
     "ContinuousTempering": dgm.ContinuousTempering(draws=4, warmup=2, step_size=0.2, **PILOT),
     "SimulatedTempering": dgm.SimulatedTempering(draws=4, warmup=2, **PILOT),
     "ParallelTempering": dgm.ParallelTempering(draws=8, temperatures=3, **PILOT),
-    "PathSampling": dgm.PathSampling(dgm.GibbsTempering(draws=8, warmup=2, **PILOT), parts=2),
+    "PathSampling": dgm.evidence.PathSampling(dgm.GibbsTempering(draws=8, warmup=2, **PILOT), parts=2),
 }
 
 
@@ -145,7 +145,7 @@ def test_operators_follow_the_device(observe, values):
         assert draws.generate(1).device == DEVICE
 
 
-GRADIENT_FREE = {"EllipticalSlice": dgm.EllipticalSlice(), "HMC": dgm.HMC()}
+GRADIENT_FREE = {"EllipticalSlice": dgm.kernels.EllipticalSlice(), "HMC": dgm.HMC()}
 
 
 @pytest.mark.parametrize("kernel", cases(GRADIENT_FREE, quick=()))

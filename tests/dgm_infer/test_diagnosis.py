@@ -37,5 +37,5 @@ def test_problems_are_named_by_their_flat_indices():
 
 def test_findings_make_a_table():
     table = pandas.DataFrame(diagnosis([SLOW, STUCK], ""))
-    assert list(table.columns) == ["severity", "what", "remedy", "problems"]
+    assert list(table.columns) == ["severity", "what", "remedy", "problems", "code"]
     assert list(table.severity) == ["useless", "imprecise"]

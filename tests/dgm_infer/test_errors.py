@@ -384,5 +384,5 @@ def test_exceptions_are_of_the_package_and_of_the_kind_python_expects():
     for kind in (ArgumentError, ObservationError):
         assert issubclass(kind, DgmInferError)
         assert issubclass(kind, ValueError)
-    for kind in (ModelError, StartError, dgm.CheckpointError, dgm.ConfigError):
+    for kind in (ModelError, StartError, dgm.errors.CheckpointError, dgm.errors.ConfigError):
         assert issubclass(kind, DgmInferError)

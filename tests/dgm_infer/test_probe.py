@@ -105,15 +105,15 @@ def test_the_problem_whose_energy_levels_off_is_named():
     base = dgm.Gaussian(torch.zeros(2, 2), 1.0)
     with pytest.warns(UserWarning, match="the energy of problem 1 levels off"):
         dgm.log_evidence(target, base, dgm.Elbo(4), chains=2, seed=0, progress=False)
-    with pytest.raises(dgm.EvidenceError, match="the energy of problem 1 levels off"):
+    with pytest.raises(dgm.errors.EvidenceError, match="the energy of problem 1 levels off"):
         dgm.Gaussian.fit(target, steps=5)
 
 
 def test_an_error_of_the_project_is_left_as_it_is():
     def energy(x):
-        raise dgm.ModelError("the model's own word")
+        raise dgm.errors.ModelError("the model's own word")
 
-    with pytest.raises(dgm.ModelError, match="own word"):
+    with pytest.raises(dgm.errors.ModelError, match="own word"):
         fault(energy)
 
 
@@ -156,7 +156,7 @@ FAULTY = {
 @pytest.mark.parametrize(("energy", "words"), FAULTY.values(), ids=FAULTY)
 def test_energies_are_looked_at_where_chains_are_told_to_start(energy, words, chains):
     target, kernel = dgm.Target(energy, 2), dgm.HMC(step_size=0.1, n_steps=1)
-    with pytest.raises(dgm.ArgumentError, match=words):
+    with pytest.raises(dgm.errors.ArgumentError, match=words):
         dgm.sample(target, kernel, chains=chains, warmup=0, draws=3, initial=torch.zeros(chains, 2), progress=False)
 
 

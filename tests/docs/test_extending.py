@@ -114,7 +114,8 @@ def test_adding_all_of_them_takes_two_files_each_and_their_contracts_hold(tmp_pa
         "from dgm_infer.structures import STRUCTURES\n"
         "from dgm_infer.conditioning import Differences\n"
         "from generators.registry import CLASSES\n"
-        "print(dgm.__file__, dgm.GaussianWalk, dgm.Antithetic, STRUCTURES['forward'], CLASSES['PoissonVAE'])"
+        "print(dgm.__file__, dgm.kernels.GaussianWalk, dgm.evidence.Antithetic)\n"
+        "print(STRUCTURES['forward'], CLASSES['PoissonVAE'])"
     )
     seen = subprocess.run([sys.executable, "-c", check], cwd=tmp_path, env=environment, capture_output=True, text=True)
     assert seen.returncode == 0, seen.stderr

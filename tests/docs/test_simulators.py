@@ -202,7 +202,7 @@ def test_postures_on_each_curve_are_those_of_quadrature(arm_curves, postures):
 
 @pytest.mark.slow
 def test_the_run_says_which_curve_its_chains_are_on(arm_curves, postures):
-    own, group = piece_of(arm_curves, postures.latents["z"]), postures.components
+    own, group = piece_of(arm_curves, postures.latents["z"]), postures.chain_groups
     assert group.amax() == 2
     for i in range(3):
         assert len(own[group == i].unique()) == 1

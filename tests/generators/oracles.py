@@ -65,7 +65,7 @@ class QuantileDistribution:
     """A quantile function of the local input, increasing, and the density of one observation."""
 
     model: Callable[[int], dgm.DirectedModel]
-    prior: dgm.InputDensity
+    prior: dgm.models.InputDensity
     parameters: Callable[[Tensor], Tensor]
     """``u1 [..., 4] -> z [..., 4]``."""
     quantile: Callable[[Tensor, Tensor], Tensor]

@@ -80,8 +80,8 @@ def model(request):
     return MODELS[request.param]().eval()
 
 
-def parts_of(model) -> dgm.LatentVariableModel:
-    return dgm.LatentVariableModel.of(model)
+def parts_of(model) -> dgm.models.LatentVariableModel:
+    return dgm.models.LatentVariableModel.of(model)
 
 
 def images(model, n: int = 3) -> torch.Tensor:
@@ -167,7 +167,7 @@ def test_log_evidence_from_the_encoder_lies_above_its_own_bound(model):
     base = dgm.Gaussian.from_encoder(parts.encoder, x.flatten(1))
     options = {"chains": 8, "seed": 0, "progress": False}
     bound = dgm.log_evidence(target, base, dgm.Elbo(), **options)
-    found = dgm.log_evidence(target, base, dgm.ImportanceSampling(2000), **options)
+    found = dgm.log_evidence(target, base, dgm.evidence.ImportanceSampling(2000), **options)
     assert found.log_z.isfinite().all()
     assert (found.log_z > bound.log_z - 5 * (found.std_error + bound.std_error)).all()
     # by quadrature over the two latents
@@ -304,10 +304,10 @@ def test_discrete_outputs_other_than_bits_are_conditioned_on_as_a_whole():
 
 def test_what_has_no_decoder_or_prior_is_said():
     with pytest.raises(ModelError, match="GAN has no decoder"):
-        dgm.LatentVariableModel.of(generators.GAN(2, (4, 4), channels=(4,)))
+        dgm.models.LatentVariableModel.of(generators.GAN(2, (4, 4), channels=(4,)))
     toy = ToyBinary()
     del toy.prior
     with pytest.raises(ModelError, match=r"ToyBinary\.prior is not set"):
-        dgm.LatentVariableModel.of(toy)
+        dgm.models.LatentVariableModel.of(toy)
     with pytest.raises(ModelError, match="expected a GenerativeModel, got ToyBinary"):
         dgm.condition(toy, torch.zeros(SHAPE))

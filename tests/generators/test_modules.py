@@ -233,7 +233,7 @@ WRONG = {
     "latent of no size": (lambda: from_module(nn.Identity(), 0), ArgumentError, "latent=0"),
     "latent of a negative shape": (lambda: from_module(nn.Identity(), (2, -1)), ArgumentError, r"latent=\(2, -1\)"),
     "latent of another class": (
-        lambda: from_module(nn.Identity(), dgm.Uniform(16)),  # type: ignore[arg-type]
+        lambda: from_module(nn.Identity(), dgm.kernels.Uniform(16)),  # type: ignore[arg-type]
         ArgumentError,
         r"latent=Uniform.*an integer >= 1, a shape such as \(1, 4, 4\), or a density: dgm.StandardNormal\(16\)",
     ),

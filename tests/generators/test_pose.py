@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.autodiff.jacobian_products import push_forward
 from dgm_infer.errors import ArgumentError, CheckpointError
-from dgm_infer.structures.jacobian import push_forward
 from generators import HumanPose
 from generators.pose import read_bvh
 from tests.files import reference_folder

@@ -10,8 +10,8 @@ from torch.func import vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import dgm_infer as dgm
+from dgm_infer.autodiff.jacobian_products import push_forward
 from dgm_infer.errors import ArgumentError
-from dgm_infer.structures.jacobian import push_forward
 from generators import GAndK, GeneralisedLambda
 from tests.generators.oracles import reference_data
 from tests.oracles import FLOAT

@@ -22,7 +22,7 @@ from trainers.monitoring import grid, reconstructions, samples
 pytestmark = pytest.mark.filterwarnings("ignore:.*:UserWarning:lightning", "ignore:.*LeafSpec:FutureWarning")
 
 
-QUICK = dgm.ImportanceSampling()
+QUICK = dgm.evidence.ImportanceSampling()
 
 
 def fit(folder, module, callbacks, epochs=2, logger=True, data=None):

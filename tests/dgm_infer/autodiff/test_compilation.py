@@ -92,7 +92,7 @@ def test_a_traced_linearisation_by_structure_is_called_for_any_number_of_rows(co
     for rows in (3, 7):
         u = torch.randn(rows, problem.dim, generator=torch.Generator().manual_seed(4), dtype=FLOAT)
         expected = problem.rows(rows).linearise(u)
-        found = problem.compiled().rows(rows).evaluate(dgm.Fibre.linearise, u)
+        found = problem.computed(mode="compiled").rows(rows).evaluate(dgm.Fibre.linearise, u)
         torch.testing.assert_close(found.energy, expected.energy)
         torch.testing.assert_close(found.gradient, expected.gradient)
     # code is for what is evaluated often
@@ -128,7 +128,7 @@ def test_a_fibre_keeps_what_it_compiled(compiled):
 
 def test_a_solver_of_many_updates_is_one_graph_of_a_few(compiled):
     problem = dgm.condition(Wave(), [0.0])
-    fibre = problem.rows(1).compiled()
+    fibre = problem.rows(1).computed(mode="compiled")
     u = torch.tensor([[0.9, 0.4]], dtype=FLOAT)
     base, none = fibre.jacobian(u), torch.zeros(1, dtype=FLOAT)
     everything = torch.ones(1, dtype=torch.bool)
@@ -142,11 +142,11 @@ def test_a_solver_of_many_updates_is_one_graph_of_a_few(compiled):
 
 
 def test_variants_that_share_a_compiler_keep_their_functions(compiled):
-    fibre = PROBLEMS["pairs"]().rows(3).compiled()
+    fibre = PROBLEMS["pairs"]().rows(3).computed(mode="compiled")
     u = fibre.start(1, torch.Generator().manual_seed(0))[0]
-    both = [each.evaluate(dgm.Fibre.linearise, u, often=False) for each in (fibre, fibre.without_gram_force())]
+    both = [each.evaluate(dgm.Fibre.linearise, u, often=False) for each in (fibre, fibre.computed(gram_force=False))]
     assert len(compiled) == 0
-    for found, each in zip(both, (fibre, fibre.without_gram_force()), strict=True):
+    for found, each in zip(both, (fibre, fibre.computed(gram_force=False)), strict=True):
         torch.testing.assert_close(found.gradient, each.linearise(u).gradient, rtol=1e-8, atol=1e-10)
     assert (both[0].gradient - both[1].gradient).abs().max() > 0.01
 
@@ -189,7 +189,7 @@ def test_tracing_computes_a_few_rows_only():
     problem = dgm.condition(Counted(), [1.0])
     for rows in (3, 500):
         u = torch.randn(rows, 2, generator=torch.Generator().manual_seed(rows), dtype=FLOAT)
-        fibre = problem.compiled().rows(rows)
+        fibre = problem.computed(mode="compiled").rows(rows)
         problem.model.most = 0
         fibre.evaluate(dgm.Fibre.linearise, u)
         # once traced, the graph computes, not the model
@@ -213,14 +213,14 @@ class Sized(Circle):
 
 
 def test_a_model_that_depends_on_the_number_of_rows_is_refused_before_it_is_compiled():
-    with pytest.raises(dgm.ModelError, match=r"Sized\.observed changes the output of a row when the other rows"):
+    with pytest.raises(dgm.errors.ModelError, match=r"Sized\.observed changes the output of a row when the other rows"):
         dgm.condition(Sized(), [1.0])
 
 
 def test_a_model_that_cannot_be_compiled_is_refused_in_one_line():
     kernel = dgm.ConstrainedHMC(0.3, n_steps=2, compile=True)
     problem = dgm.condition(Undecided(), [1.0])
-    with pytest.raises(dgm.ModelError, match="compile=True") as caught:
+    with pytest.raises(dgm.errors.ModelError, match="compile=True") as caught:
         dgm.sample(problem, kernel, chains=2, warmup=0, draws=1, seed=0, progress=False)
     assert "\n" not in str(caught.value)
     # the control: it can be sampled without
@@ -233,7 +233,9 @@ def test_a_broken_file_of_a_stopped_compilation_is_named(monkeypatch):
 
     monkeypatch.setattr(torch._inductor, "standalone_compile", broken)
     problem = dgm.condition(Ellipse(), [2.0])
-    with pytest.raises(dgm.ModelError, match=r"file too short\): a compilation that was stopped left .*, remove /"):
+    with pytest.raises(
+        dgm.errors.ModelError, match=r"file too short\): a compilation that was stopped left .*, remove /"
+    ):
         dgm.sample(problem, dgm.ConstrainedHMC(0.3, compile=True), chains=2, draws=1, warmup=0, progress=False)
 
 

@@ -12,7 +12,7 @@ from dgm_infer.autodiff.pytrees import flatten, unflatten
 from dgm_infer.autodiff.randomness import normal
 from dgm_infer.errors import ModelError
 from dgm_infer.kernels.jumps import Jumps
-from dgm_infer.kernels.metrics import DenseMetric, DiagonalMetric
+from dgm_infer.linear_maps import DiagonalMap, TriangularMap
 from dgm_infer.sampling.execution import Execution
 from tests.oracles import FLOAT, assert_agrees, linear_gaussian
 
@@ -33,8 +33,8 @@ def stepped(target, kernel, chains=4, seed=1):
 
 METRICS = {
     "identity": "identity",
-    "diagonal": DiagonalMetric(torch.tensor([[0.5, 1.0, 2.0], [1.0, 1.0, 0.3]], dtype=FLOAT)),
-    "dense": DenseMetric(torch.tensor([[[1.0, 0, 0], [0.5, 0.8, 0], [0, 0.2, 0.6]]] * 2, dtype=FLOAT)),
+    "diagonal": DiagonalMap(torch.tensor([[0.5, 1.0, 2.0], [1.0, 1.0, 0.3]], dtype=FLOAT)),
+    "dense": TriangularMap(torch.tensor([[[1.0, 0, 0], [0.5, 0.8, 0], [0, 0.2, 0.6]]] * 2, dtype=FLOAT)),
 }
 
 
@@ -125,9 +125,9 @@ def test_what_cannot_be_captured_is_sampled_as_it_is_and_refused_if_asked_to_com
     assert draws.inputs.isfinite().all()
     with pytest.raises(ModelError, match="captured"):
         dgm.sample(target, dgm.HMC(compile=True), warmup=10, draws=10, seed=1, progress=False)
-    with pytest.raises(dgm.ArgumentError, match="compile"):
+    with pytest.raises(dgm.errors.ArgumentError, match="compile"):
         dgm.HMC(compile="yes")  # type: ignore[arg-type]
-    with pytest.raises(dgm.ArgumentError, match="trees are not compiled"):
+    with pytest.raises(dgm.errors.ArgumentError, match="trees are not compiled"):
         dgm.LiftedHMC(trajectory="nuts", compile=True)
 
 

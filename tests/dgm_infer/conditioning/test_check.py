@@ -105,7 +105,7 @@ class BatchNorm(nn.BatchNorm1d):
 def test_a_derivative_that_forward_mode_alone_has_wrong_is_named():
     # which mode a run takes depends on its size
     report = dgm.check(OtherTangent().eval())
-    assert any("reverse- and forward-mode derivatives" in finding.words for finding in report.findings)
+    assert any("reverse- and forward-mode derivatives" in finding.what for finding in report.findings)
 
 
 MODELS = {
@@ -127,7 +127,7 @@ def test_a_model_with_one_fault_is_found_to_have_that_one(code, make):
     assert report.codes == (code,)
     assert report.ok == bool(report) == (code == "rank")
     (finding,) = report.findings
-    assert "\n" not in finding.words
+    assert "\n" not in finding.what
     assert str(report).splitlines()[1].startswith(f"  {finding.severity}, {code}: ")
 
 
@@ -139,7 +139,7 @@ class Noisy(nn.Module):
 def test_hidden_randomness_of_a_network_becomes_an_input_as_the_message_says():
     (finding,) = dgm.check(generators.from_module(Noisy().eval(), (1, 4, 4))).findings
     assert finding.code == "hidden_randomness"
-    assert "inputs={'noise': (1, 4, 4)}" in finding.words
+    assert "inputs={'noise': (1, 4, 4)}" in finding.what
     cured = generators.from_module(Noisy().eval(), (1, 4, 4), inputs={"noise": (1, 4, 4)})
     assert dgm.check(cured).codes == ()
 
@@ -172,7 +172,7 @@ def test_a_function_without_forward_mode_is_named():
 
     (finding,) = dgm.check(Old().eval()).findings
     assert finding.code == "derivatives"
-    assert "setup_context" in finding.words
+    assert "setup_context" in finding.what
 
 
 SOUND = {
@@ -239,7 +239,7 @@ def test_the_published_models_pass():
 def test_the_rank_is_that_of_the_observed_part():
     report = dgm.check(Normalised().eval())
     assert (report.n_inputs, report.n_outputs, report.rank) == (3, 5, 2)
-    assert "rank 2" in report.findings[0].words
+    assert "rank 2" in report.findings[0].what
     tall = Normalised(n_outputs=40).eval()
     assert dgm.check(tall).rank == 2
     seen = torch.zeros(5, dtype=torch.bool)
@@ -253,7 +253,7 @@ def test_more_observations_than_rank_suggest_noise_that_helps():
     report = dgm.check(model, torch.zeros(5))
     assert report.codes == ("too_many_observations",)
     assert not report
-    words = report.findings[0].words
+    words = report.findings[0].what
     sd = float(words.split("sd=")[1].rstrip(")"))
     assert f"noise={sd:.2g})" in words
     # the residual of least squares, with five values and three inputs
@@ -278,7 +278,7 @@ def test_the_noise_that_is_suggested_has_the_size_of_the_data_s():
     mean = Mean().observed(torch.randn(5, generator=rng, dtype=torch.float64))
     for noise in (0.113, 0.007):
         data = mean + noise * torch.randn(200, generator=rng, dtype=torch.float64)
-        words = dgm.check(Mean(), data).findings[-1].words
+        words = dgm.check(Mean(), data).findings[-1].what
         assert float(words.split("sd=")[1].rstrip(")")) == pytest.approx(noise, rel=0.2)
 
 
@@ -291,7 +291,7 @@ def test_observations_at_the_edge_of_the_range(value):
     mask = torch.tensor([True, True, False, False, False])
     report = dgm.check(model, y, dgm.pixels(mask))
     assert report.codes == ("observations_range",)
-    assert "1 of 2" in report.findings[0].words
+    assert "1 of 2" in report.findings[0].what
     with pytest.raises(ObservationError, match=r"1 of 2 .*output_range \(-1, 1\)") as caught:
         dgm.condition(model, y, observe=dgm.pixels(mask))
     assert "\n" not in str(caught.value)
@@ -313,7 +313,7 @@ def test_means_of_pixels_keep_the_range_and_other_functions_do_not():
 def test_data_that_do_not_fit_are_named():
     report = dgm.check(Network().eval(), torch.zeros(4))
     assert report.codes == ("observations",)
-    assert "(4,)" in report.findings[0].words
+    assert "(4,)" in report.findings[0].what
 
 
 def test_discrete_outputs_are_checked_through_their_decoder():
@@ -326,7 +326,9 @@ def test_discrete_outputs_are_checked_through_their_decoder():
     report = dgm.check(model, torch.full((2, 4, 4), 0.5))
     assert report.codes == ("observations_range",)
     assert "binarise" in str(report)
-    with pytest.raises(dgm.ArgumentError, match=r"noise=0.1\): outputs are discrete, and have no such noise: omit it"):
+    with pytest.raises(
+        dgm.errors.ArgumentError, match=r"noise=0.1\): outputs are discrete, and have no such noise: omit it"
+    ):
         dgm.condition(model, torch.ones(2, 4, 4), noise=0.1)
     model.decoder.network.append(nn.Dropout(0.5))
     assert dgm.check(model.train()).codes == ("training_mode",)
@@ -364,7 +366,7 @@ def test_a_log_factor_is_held_to_what_outputs_are(code, function, words):
         dgm.condition(model, [2.0])
     report = dgm.check(model)
     assert report.codes == (code,)
-    assert report.findings[0].words.startswith("Weighted.log_factor")
+    assert report.findings[0].what.startswith("Weighted.log_factor")
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -430,5 +432,5 @@ def test_noise_of_the_measurement_allows_for_more_values_than_the_rank():
         report = dgm.check(model, data, dgm.linear(blurring), noise=0.1)
         assert report
         assert report.rank == 5
-    with pytest.raises(dgm.ArgumentError, match="noise=0"):
+    with pytest.raises(dgm.errors.ArgumentError, match="noise=0"):
         dgm.check(model, torch.zeros(5), noise=0)

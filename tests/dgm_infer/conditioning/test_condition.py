@@ -150,7 +150,7 @@ def test_a_refused_model_in_training_mode_is_not_changed_either():
     model = Images().train()
     before = snapshot(model)
     state = torch.get_rng_state()
-    with pytest.raises(dgm.ModelError):
+    with pytest.raises(dgm.errors.ModelError):
         dgm.condition(model, image())
     assert_unchanged(model, before)
     assert torch.equal(torch.get_rng_state(), state)
@@ -265,7 +265,7 @@ def test_noise_may_differ_between_outputs():
 
 @pytest.mark.slow
 def test_noise_makes_an_impossible_observation_possible():
-    with pytest.raises(dgm.StartError):
+    with pytest.raises(dgm.errors.StartError):
         dgm.condition(Circle(), [-1.0]).start(2, torch.Generator().manual_seed(0))
     fibre = dgm.condition(WithNoise(Circle(), sd=0.5), [-1.0])
     u = fibre.start(2, torch.Generator().manual_seed(0))

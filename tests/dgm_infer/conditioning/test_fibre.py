@@ -23,8 +23,8 @@ def fibre(dtype=FLOAT):
 @pytest.mark.parametrize("compiled", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["eager", "compiled"])
 def test_float32_jacobians_are_those_of_the_model_to_rounding_and_nothing_else_is(compiled):
     exact = fibre()
-    coarse = exact.with_float32_derivatives()
-    coarse = coarse.compiled() if compiled else coarse
+    coarse = exact.computed(float32=True)
+    coarse = coarse.computed(mode="compiled") if compiled else coarse
     u = exact.start(6, torch.Generator().manual_seed(1)).reshape(-1, 8)
     rows, coarse_rows = exact.rows(6), coarse.rows(6)
     assert torch.equal(coarse_rows.constraint(u), rows.constraint(u))
@@ -44,19 +44,19 @@ def test_float32_jacobians_are_those_of_the_model_to_rounding_and_nothing_else_i
 def test_without_gram_force_the_gradient_is_that_of_the_density_and_nothing_else_changes():
     exact = fibre()
     u = exact.start(6, torch.Generator().manual_seed(1)).reshape(-1, 8)
-    rows = exact.without_gram_force().rows(6)
+    rows = exact.computed(gram_force=False).rows(6)
     mine, theirs = (f.evaluate(type(f).linearise, u) for f in (rows, exact.rows(6)))
     assert torch.equal(mine.energy, theirs.energy)
     # of a standard normal density
     torch.testing.assert_close(mine.gradient, u)
     assert (theirs.gradient - u).abs().max() > 0.1
-    for other in (rows.take(torch.tensor([3, 1])), rows.with_float32_derivatives(), rows.heated(None)):
-        assert other.without_gram_force() is other
+    for other in (rows.take(torch.tensor([3, 1])), rows.computed(float32=True), rows.with_noise_scale(None)):
+        assert other.computed(gram_force=False) is other
 
 
 def test_the_fibre_of_float32_positions_is_its_own():
     single = fibre(torch.float32)
-    assert single.with_float32_derivatives() is single
+    assert single.computed(float32=True) is single
 
 
 def test_networks_with_convolutions_take_derivatives_in_float32_unless_told():

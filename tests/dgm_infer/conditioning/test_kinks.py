@@ -7,7 +7,7 @@ from torch.nn import functional
 
 import dgm_infer as dgm
 import generators
-from dgm_infer.conditioning import kinks
+from dgm_infer.conditioning import derivatives as kinks
 from tests.models import Network
 from tests.oracles import FLOAT
 
@@ -30,9 +30,9 @@ def test_kinks_are_found_with_what_they_cost_and_cure(activation):
     assert report.ok
     (finding,) = report.findings
     named = type(activation()).__name__
-    assert (f"2 {named}" if named != "Absolute" else "abs") in finding.words
-    assert "smooth=10" in finding.words
-    assert "% of these can be accepted" in finding.words
+    assert (f"2 {named}" if named != "Absolute" else "abs") in finding.what
+    assert "smooth=10" in finding.what
+    assert "% of these can be accepted" in finding.what
 
 
 @pytest.mark.parametrize("activation", [nn.SiLU, nn.Softplus, nn.Tanh, nn.ELU])
@@ -64,7 +64,7 @@ class Written(dgm.GenerativeModel):
 def test_jumps_of_the_jacobian_are_named(code):
     (finding,) = dgm.check(Written(code)).findings
     assert finding.code == "kinks"
-    assert "the Jacobian jumps, by" in finding.words
+    assert "the Jacobian jumps, by" in finding.what
 
 
 @pytest.mark.parametrize("code", SMOOTH.values(), ids=SMOOTH)
@@ -105,8 +105,8 @@ def test_a_smoothed_model_that_still_has_kinks_is_not_told_to_smooth_again(remai
     assert "2 activation modules replaced" in str(smooth.smoothing)
     report = dgm.check(smooth if noise is None else dgm.WithNoise(smooth, noise))
     (finding,) = (finding for finding in report.findings if finding.code == "kinks")
-    assert words in finding.words
-    assert "smooth=10" not in finding.words
+    assert words in finding.what
+    assert "smooth=10" not in finding.what
 
 
 @pytest.mark.slow
@@ -140,7 +140,7 @@ def test_badly_conditioned_observations_are_noted():
     report = dgm.check(Squeezed().eval(), torch.zeros(5), dgm.pixels(seen))
     (finding,) = report.findings
     assert (finding.code, finding.severity) == ("conditioning", "note")
-    assert "hardly vary" in finding.words
+    assert "hardly vary" in finding.what
     assert dgm.check(Network().eval(), torch.zeros(5), dgm.pixels(seen)).findings == ()
 
 
@@ -175,15 +175,15 @@ def hidden():
 def test_weights_of_another_type_are_named(make, words):
     (finding,) = dgm.check(generators.from_module(make(), 3)).findings
     assert finding.code == "observed"
-    assert "weights of another type" in finding.words
-    assert words in finding.words
+    assert "weights of another type" in finding.what
+    assert words in finding.what
 
 
 def test_batch_statistics_of_a_network_in_training_mode_are_named():
     net = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5), nn.Tanh()).train()
     (finding,) = dgm.check(generators.from_module(net, 3)).findings
     assert finding.code == "training_mode"
-    assert "eval()" in finding.words
+    assert "eval()" in finding.what
 
 
 class Old(torch.autograd.Function):
@@ -205,7 +205,7 @@ def test_custom_functions_that_torch_func_refuses_are_named():
 
     (finding,) = dgm.check(Custom().eval()).findings
     assert finding.code == "derivatives"
-    assert "setup_context" in finding.words.split("): ")[-1]
+    assert "setup_context" in finding.what.split("): ")[-1]
 
 
 def test_operations_in_place_that_vmap_refuses_are_named():
@@ -219,7 +219,7 @@ def test_operations_in_place_that_vmap_refuses_are_named():
 
     (finding,) = dgm.check(InPlace().eval()).findings
     assert finding.code == "derivatives"
-    assert "in place" in finding.words
+    assert "in place" in finding.what
 
 
 def test_operations_that_write_into_a_given_tensor_are_named():
@@ -229,4 +229,4 @@ def test_operations_that_write_into_a_given_tensor_are_named():
 
     (finding,) = dgm.check(Written().eval()).findings
     assert finding.code == "derivatives"
-    assert "out=" in finding.words.split("): ")[-1]
+    assert "out=" in finding.what.split("): ")[-1]

@@ -220,7 +220,9 @@ def test_the_evidence_of_a_linear_decoder_is_in_closed_form_in_chunks_that_do_no
     decoder, x = Linear(2, 4).double(), torch.randn(5, 4, dtype=FLOAT)
     target = LatentPosterior(decoder, x, dgm.StandardNormal(2))
     base = dgm.Gaussian.fit(target, steps=300, dtype=FLOAT)
-    found = dgm.log_evidence(target, base, dgm.ImportanceSampling(2000), chains=16, chunk=2, seed=0, progress=False)
+    found = dgm.log_evidence(
+        target, base, dgm.evidence.ImportanceSampling(2000), chains=16, chunk=2, seed=0, progress=False
+    )
     weight = decoder.weight.detach()
     covariance = weight @ weight.mT + 0.49 * torch.eye(4, dtype=FLOAT)
     exact = torch.distributions.MultivariateNormal(decoder.bias.detach(), covariance).log_prob(x)

@@ -76,7 +76,7 @@ def masks(different):
 def test_the_marginals_of_some_problems_are_those_of_all(different, dtype):
     model, y = linear_gaussian_model(), draws(3, 6)
     problem = dgm.condition(model, y, observe=dgm.pixels(masks(different)))
-    whole = (problem.with_float32_derivatives() if dtype == torch.float32 else problem).marginal
+    whole = (problem.computed(float32=True) if dtype == torch.float32 else problem).marginal
     rows = torch.tensor([2, 0, 2, 1])
     part = whole.take(rows)
     assert part.batch_shape == (4,)
@@ -193,7 +193,9 @@ class Clipped(dgm.WithNoise):
 def test_other_noise_does_not_integrate_out(model):
     fibre = dgm.condition(model, model(draws(model.input_density.dim)))
     assert fibre.marginal is None
-    with pytest.raises(dgm.ArgumentError, match=f"additive normal noise, which this one of a {type(model).__name__}"):
+    with pytest.raises(
+        dgm.errors.ArgumentError, match=f"additive normal noise, which this one of a {type(model).__name__}"
+    ):
         dgm.LiftedHMC().check(fibre)
 
 

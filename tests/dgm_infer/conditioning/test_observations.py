@@ -173,7 +173,7 @@ def condition(observe, y, model=None):
 
 @pytest.mark.parametrize(("wrong", "words"), WRONG.values(), ids=WRONG.keys())
 def test_what_is_wrong_with_an_operator_is_said_in_one_line(wrong, words):
-    with pytest.raises(dgm.ObservationError) as caught:
+    with pytest.raises(dgm.errors.ObservationError) as caught:
         wrong()
     message = str(caught.value)
     assert "\n" not in message
@@ -215,7 +215,7 @@ def test_the_pixels_of_an_image_are_the_data_of_which_the_rest_is_hidden():
         dgm.condition(Pictures(), image, observe=observation).values,
     )
     assert torch.equal(Pixels()(image), image)
-    with pytest.raises(dgm.ObservationError, match=r"the mask has shape \(2, 6, 4\); the image's is \(6, 4\)"):
+    with pytest.raises(dgm.errors.ObservationError, match=r"the mask has shape \(2, 6, 4\); the image's is \(6, 4\)"):
         observation(image[0, 0])
 
 
@@ -223,7 +223,7 @@ def test_the_pixels_of_an_image_are_the_data_of_which_the_rest_is_hidden():
 def test_derivatives_in_float32_leave_the_operator_its_own_type(observe):
     fibre = dgm.condition(Pictures("dense"), observe(pictures()), observe=observe)
     u = torch.randn(3, 50, generator=torch.Generator().manual_seed(116), dtype=FLOAT)
-    exact, coarse = fibre.rows(3).jacobian(u), fibre.with_float32_derivatives().rows(3).jacobian(u)
+    exact, coarse = fibre.rows(3).jacobian(u), fibre.computed(float32=True).rows(3).jacobian(u)
     torch.testing.assert_close(coarse.log_det, exact.log_det, rtol=1e-3, atol=1e-3)
 
 
@@ -290,7 +290,7 @@ def test_the_posterior_under_noise_of_a_blurred_measurement_is_exact():
 
 
 def test_noise_of_what_has_none_is_refused():
-    with pytest.raises(dgm.ArgumentError, match=r"noise=0.1\): tolerance= is the width of such noise"):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"noise=0.1\): tolerance= is the width of such noise"):
         dgm.condition(Pictures(), pictures(), noise=0.1, tolerance=0.1)
-    with pytest.raises(dgm.ArgumentError, match=r"noise=-1"):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"noise=-1"):
         dgm.condition(Pictures(), pictures(), noise=-1)

@@ -9,7 +9,7 @@ import dgm_infer as dgm
 from dgm_infer.conditioning.projection import SOLVERS, Stop, _no_steps, broyden, masked, project
 from dgm_infer.conditioning.solve import damped_gauss_newton
 from dgm_infer.structures import DenseJacobian
-from dgm_infer.structures.scalar import solve_local_inputs
+from dgm_infer.structures.diagonal import solve_local_inputs
 from tests.models import Bent
 from tests.oracles import FLOAT, Circle, Ellipse, Wave
 
@@ -353,30 +353,6 @@ def test_a_chain_that_finds_no_start_shares_one_of_its_problem():
     assert len(start[:, 0].unique(dim=0)) > 1
 
 
-@pytest.mark.parametrize("reverse", [False, True])
-def test_compiled_updates_in_float32_end_at_the_same_roots(reverse, monkeypatch):
-    fibre, v, base = off_the_fibre(n=20)
-    root = project(fibre, v, base, solvers=("broyden",), **settings(fibre, v)).position
-    v[::3] = root[::3]
-    v[1] = 1e9
-    near = {"expected": root, "within": 1e-6} if reverse else {}
-    quick = fibre.with_float32_derivatives().compiled()
-    asked = []
-    evaluate = type(quick).evaluate
-    monkeypatch.setattr(type(quick), "evaluate", lambda self, *a, **k: asked.append(self) or evaluate(self, *a, **k))
-    result = project(quick, v, base, solvers=("broyden",), **settings(fibre, v, **near))
-    # float32 first, while that tells; float64 has the last word
-    rough = [fibre._is_rough for fibre in asked]
-    assert rough[0]
-    assert not rough[-1]
-    # rows that begin on the fibre, and one from which nothing leads there
-    assert result.converged.tolist() == [i != 1 for i in range(20)]
-    found, expected = result.position[result.converged], root[result.converged]
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6 if reverse else 1e-8)
-    if not reverse:
-        assert fibre.take(result.converged.nonzero().squeeze(-1)).constraint_error(found).max() < TOLERANCE
-
-
 def test_steps_of_zero_change_nothing_of_broydens_method():
     fibre, v, base = off_the_fibre()
     rng = torch.Generator().manual_seed(2)
@@ -390,48 +366,3 @@ def test_steps_of_zero_change_nothing_of_broydens_method():
         torch.testing.assert_close((padded, same), (u, made), rtol=1e-12, atol=1e-14)
     # control: steps that were made change it
     assert (u - broyden(fibre, v, c, base, ())[0]).abs().max() > 1e-3
-
-
-class Shrinking:
-    """The constraint ``u = 0`` of one number per row, and a Jacobian map by which an update takes a share of it off."""
-
-    is_compiled = False
-
-    def __init__(self, share, rough=False):
-        self.share, self._is_rough = share, rough
-
-    def constraint(self, u):
-        return u.float().double() if self._is_rough else u
-
-    def pseudo_inverse(self, c):
-        return self.share * c
-
-    def __getitem__(self, rows):
-        return Shrinking(self.share[rows], self._is_rough)
-
-    take = __getitem__
-
-    def evaluate(self, function, *arguments, often):
-        return function(self, *arguments)
-
-    @property
-    def rough(self):
-        return None if self._is_rough else Shrinking(self.share, rough=True)
-
-
-def test_a_row_that_waits_has_all_its_updates_left_when_others_come_near():
-    start = torch.tensor([[3e-4], [1e6], [1e6], [1e6]], dtype=FLOAT)
-    fibre = Shrinking(torch.tensor([[0.4], [0.58], [0.58], [0.58]], dtype=FLOAT))
-
-    def solved(rows, most):
-        part, active = fibre[rows], torch.ones(len(start[rows]), dtype=torch.bool)
-        tolerance = torch.full((len(active),), 1e-9, dtype=FLOAT)
-        return project(part, start[rows], part, tolerance=tolerance, active=active, max_iterations=most)
-
-    together, alone = solved(slice(None), 50), solved(slice(1), 50)
-    assert together.converged.all()
-    assert together.iterations[0] == alone.iterations[0]
-    # the last update that is allowed counts
-    needed = int(alone.iterations[0])
-    assert solved(slice(1), needed).converged.all()
-    assert not solved(slice(1), needed - 1).converged.any()

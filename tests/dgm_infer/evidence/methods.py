@@ -73,7 +73,7 @@ class Inflated(Weighted):
 # where a temperature is a chain, or has states of its own
 FEWER = {
     dgm.ParallelTempering: {"temperatures": 5, "draws": 32},
-    dgm.ImportanceTempering: {
+    dgm.evidence.ImportanceTempering: {
         "tempering": dgm.SimulatedTempering(
             temperatures=6, schedule="sigmoid", draws=60, warmup=10, pilot_temperatures=20
         )

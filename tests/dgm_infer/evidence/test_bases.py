@@ -170,7 +170,9 @@ def test_a_mixture_that_knows_the_modes_is_much_better_than_one_gaussian_that_co
 def test_a_refined_mixture_stays_one():
     known = known_bimodal()
     start = dgm.Mixture(torch.tensor([[-1.0, -1.0], [1.0, 0.0]], dtype=FLOAT), 1.5)
-    refined = dgm.refine_base(known.target, start, dgm.GibbsTempering(draws=100, warmup=20), seed=0, progress=False)
+    refined = dgm.evidence.refine_base(
+        known.target, start, dgm.GibbsTempering(draws=100, warmup=20), seed=0, progress=False
+    )
     assert isinstance(refined.base, dgm.Mixture)
     bound = dgm.Elbo(samples=200)
     before, after = (

@@ -25,7 +25,7 @@ METHODS = {
     "AIS": dgm.AIS(),
     "AIS, barrier": dgm.AIS(schedule="barrier"),
     "AIS, linear": dgm.AIS(schedule="linear"),
-    "Hamiltonian AIS": dgm.HamiltonianAIS(500),
+    "Hamiltonian AIS": dgm.evidence.HamiltonianAIS(500),
     "Gibbs tempering": dgm.GibbsTempering(),
     "continuous tempering": dgm.ContinuousTempering(),
     "simulated tempering": dgm.SimulatedTempering(),
@@ -86,7 +86,7 @@ def estimated(target, name):
 def test_estimates_are_within_three_standard_errors_of_the_truth(target, name):
     known, estimate = estimated(target, name)
     assert_right(estimate, known)
-    frozen = isinstance(METHODS[name], dgm.AIS | dgm.HamiltonianAIS)
+    frozen = isinstance(METHODS[name], dgm.AIS | dgm.evidence.HamiltonianAIS)
     assert estimate.status == ("unbiased" if frozen else "consistent")
     assert estimate.diagnostics["ess"].min() > 20
     # the control: a truth that is three tenths off
@@ -96,7 +96,9 @@ def test_estimates_are_within_three_standard_errors_of_the_truth(target, name):
 @pytest.mark.parametrize("make", TARGETS.values(), ids=TARGETS)
 def test_bounds_are_on_their_side_and_in_order(make):
     known = make()
-    elbo, few, many = (run(known, m) for m in (dgm.Elbo(), dgm.ImportanceSampling(5), dgm.ImportanceSampling(500)))
+    elbo, few, many = (
+        run(known, m) for m in (dgm.Elbo(), dgm.evidence.ImportanceSampling(5), dgm.evidence.ImportanceSampling(500))
+    )
     for below, above in ((elbo, few), (few, many)):
         assert (below.log_z < above.log_z + 3 * above.std_error).all()
     assert (elbo.log_z < many.log_z).all()
@@ -107,7 +109,7 @@ def test_bounds_are_on_their_side_and_in_order(make):
     assert (few.log_z - elbo.log_z > 3 * elbo.std_error).all()
 
 
-BOTH_WAYS = {"AIS": dgm.AIS(), "Hamiltonian AIS": dgm.HamiltonianAIS(400)}
+BOTH_WAYS = {"AIS": dgm.AIS(), "Hamiltonian AIS": dgm.evidence.HamiltonianAIS(400)}
 
 
 @pytest.mark.slow
@@ -157,7 +159,7 @@ def test_draws_that_are_not_exact_make_heuristic_bounds():
 @pytest.mark.parametrize("name", cases([(name,) for name in METHODS], {("Gibbs tempering",)}))
 def test_weighted_draws_have_the_targets_moments(name):
     method = METHODS[name]
-    if isinstance(method, dgm.AIS | dgm.HamiltonianAIS):
+    if isinstance(method, dgm.AIS | dgm.evidence.HamiltonianAIS):
         # one draw a chain
         known = TARGETS["gaussian 10"]()
         estimate = run(known, method.replace(temperatures=60), chains=2000)
@@ -195,7 +197,7 @@ def test_control_a_momentum_that_is_not_turned_round_is_noticed(monkeypatch, mis
     monkeypatch.setattr(AnnealedPath, "move_on", right if mistake == "none" else wrong)
     known = known_gaussian(2, (3,))
     # long steps, often rejected
-    estimate = run(known, dgm.HamiltonianAIS(40, half_life=5.0, step_size=1.9), chains=20_000)
+    estimate = run(known, dgm.evidence.HamiltonianAIS(40, half_life=5.0, step_size=1.9), chains=20_000)
     off = standard_errors_off(estimate, known).abs().max()
     assert off <= 5 if mistake == "none" else off > 5
 

@@ -106,7 +106,7 @@ def test_control_searches_from_the_base_alone_miss_it_in_some_runs(monkeypatch):
 
     def named():
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", dgm.DiagnosisWarning)
+            warnings.simplefilter("ignore", dgm.diagnosis.DiagnosisWarning)
             runs = (
                 dgm.log_evidence(target, base, dgm.SMC(8, n_steps=2), chains=8, seed=seed, progress=False)
                 for seed in range(6)
@@ -169,7 +169,7 @@ def test_a_base_without_unseen_modes_is_left_as_it_is():
     assert estimate.diagnostics["refinements"] == 0
     assert torch.equal(estimate.log_z, said(BIMODAL.target, BIMODAL.base, method)[0].log_z)
     for wrong in ({"coverage": False}, {"method": dgm.Elbo(10)}):
-        with pytest.raises(dgm.ArgumentError, match="refine=True"):
+        with pytest.raises(dgm.errors.ArgumentError, match="refine=True"):
             said(BIMODAL.target, BIMODAL.base, **{"method": method, "refine": True, **wrong})
 
 

@@ -36,7 +36,7 @@ def run(fitted, method, chains=32, seed=1):
 
 def test_it_is_tighter_than_the_bound_of_its_base_and_never_above_log_z(fitted):
     _, log_z, _ = fitted
-    plain, flown = run(fitted, dgm.Elbo(samples=1000)), run(fitted, dgm.HamiltonianElbo(samples=1000))
+    plain, flown = run(fitted, dgm.Elbo(samples=1000)), run(fitted, dgm.evidence.HamiltonianElbo(samples=1000))
     assert flown.status == "lower"
     assert (flown.log_z < log_z + 5 * flown.std_error).all()
     assert (flown.log_z - plain.log_z > 5 * (flown.std_error.square() + plain.std_error.square()).sqrt()).all()
@@ -51,7 +51,7 @@ def test_control_a_flow_that_forgets_its_momentum_is_above_log_z(fitted, monkeyp
         return end._replace(log_weights=end.log_weights + 0.5 * noise.square().sum(-1))
 
     monkeypatch.setattr(lower_bounds, "_fly", without)
-    flown = run(fitted, dgm.HamiltonianElbo(fit_steps=40))
+    flown = run(fitted, dgm.evidence.HamiltonianElbo(fit_steps=40))
     assert (flown.log_z > fitted[1] + 5 * flown.std_error).any()
 
 
@@ -99,7 +99,7 @@ def test_a_flow_that_stays_is_the_plain_bound():
 def test_learning_costs_what_it_says_and_the_flow_is_learned_per_problem():
     sds = torch.tensor([0.3, 1.0], dtype=FLOAT)
     target = dgm.Target(lambda x: 0.5 * (x / sds.unsqueeze(-1)).square().sum(-1), 2, (2,))
-    method = dgm.HamiltonianElbo(n_steps=3, fit_steps=60, fit_samples=8, samples=10)
+    method = dgm.evidence.HamiltonianElbo(n_steps=3, fit_steps=60, fit_samples=8, samples=10)
     estimate = dgm.log_evidence(
         target, dgm.Gaussian(torch.zeros(2, 2, dtype=FLOAT), 1.0), method, chains=4, seed=0, progress=False
     )
@@ -136,7 +136,7 @@ def test_an_energy_without_second_derivatives_is_refused():
             return grad.unsqueeze(-1) * Slope.apply(ctx.saved_tensors[0])
 
     target, base = dgm.Target(Square.apply, 2), dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 1.5)
-    with pytest.raises(dgm.EvidenceError, match="no second derivatives"):
-        dgm.log_evidence(target, base, dgm.HamiltonianElbo(), progress=False)
+    with pytest.raises(dgm.errors.EvidenceError, match="no second derivatives"):
+        dgm.log_evidence(target, base, dgm.evidence.HamiltonianElbo(), progress=False)
     # which the other methods do not need
     assert dgm.log_evidence(target, base, dgm.Elbo(), seed=0, progress=False).log_z < math.log(2 * math.pi) + 0.1

@@ -69,7 +69,7 @@ def truth(beta: Tensor, x: Tensor) -> Curve:
     return Curve(rate, missed / SIZE)
 
 
-def run(x: Tensor, **options) -> dgm.RateDistortion:
+def run(x: Tensor, **options) -> dgm.evidence.RateDistortion:
     options = {
         "prior": PRIOR,
         "beta": 500.0,
@@ -78,10 +78,10 @@ def run(x: Tensor, **options) -> dgm.RateDistortion:
         "seed": 0,
         "progress": False,
     } | options
-    return dgm.rate_distortion(Linear(), x, **options)
+    return dgm.evidence.rate_distortion(Linear(), x, **options)
 
 
-def deviations(found: dgm.RateDistortion, x: Tensor) -> Tensor:
+def deviations(found: dgm.evidence.RateDistortion, x: Tensor) -> Tensor:
     """Errors of rates and distortions at some temperatures, in standard errors."""
     z = []
     for k in range(10, len(found.beta), 15):
@@ -132,7 +132,7 @@ def tangents(points: CurvePoints, beta: Tensor, x: Tensor) -> Tensor:
     return points.rate[:, None] + beta * points.distortion[:, None] - least
 
 
-def bounded(found: dgm.RateDistortion, x: Tensor) -> tuple[Tensor, Tensor]:
+def bounded(found: dgm.evidence.RateDistortion, x: Tensor) -> tuple[Tensor, Tensor]:
     """How far means of points are above the curve's tangents, in standard errors over the images, at all betas."""
     points = found.mean()
     gaps = tangents(points, found.beta, x)
@@ -166,7 +166,9 @@ def test_at_beta_one_rate_and_nll_add_up_to_the_evidence():
     x, decoder = images(3), Linear()
     covariance = decoder.weight @ decoder.weight.mT + 0.25 * torch.eye(SIZE, dtype=FLOAT)
     log_p = torch.distributions.MultivariateNormal(decoder.bias, covariance).log_prob(x)
-    found = dgm.rate_distortion(Noisy(), x, "nll", prior=PRIOR, chains=200, temperatures=100, seed=1, progress=False)
+    found = dgm.evidence.rate_distortion(
+        Noisy(), x, "nll", prior=PRIOR, chains=200, temperatures=100, seed=1, progress=False
+    )
     assert found.beta[-1] == 1
     assert found.ess.min() > 20
     # the sum is -log of the mean weight, of whose error the ess tells
@@ -200,7 +202,7 @@ def test_a_function_and_a_chunk_give_the_same_law():
 def test_shipped_generators_have_a_curve(name):
     from trainers import DigitsData
 
-    found = dgm.rate_distortion(
+    found = dgm.evidence.rate_distortion(
         generators.load(name), DigitsData().held_out(2), temperatures=12, chains=4, seed=0, progress=False
     )
     assert found.beta[-1] == 64 / (2 * 0.1**2)
@@ -214,7 +216,7 @@ def test_shipped_generators_have_a_curve(name):
 def test_a_result_is_saved_and_tabulated(tmp_path):
     found = run(images(3), chains=8, temperatures=10)
     found.save(tmp_path / "curve.npz")
-    again = dgm.RateDistortion.load(tmp_path / "curve.npz")
+    again = dgm.evidence.RateDistortion.load(tmp_path / "curve.npz")
     assert repr(again) == repr(found)
     assert torch.equal(again.rate, found.rate)
     assert again.diagnostics["gradient_evaluations"] == found.diagnostics["gradient_evaluations"]
@@ -224,8 +226,8 @@ def test_a_result_is_saved_and_tabulated(tmp_path):
     assert len(found.to_dataframe(per_image=True)) == 11 * 3
     (tmp_path / "other.npz").write_bytes(b"nothing")
     for name in ("other.npz", "missing.npz"):
-        with pytest.raises(dgm.CheckpointError, match=name):
-            dgm.RateDistortion.load(tmp_path / name)
+        with pytest.raises(dgm.errors.CheckpointError, match=name):
+            dgm.evidence.RateDistortion.load(tmp_path / name)
 
 
 @honest
@@ -239,15 +241,15 @@ def test_the_same_seed_gives_the_same_curve():
 @pytest.mark.parametrize(
     ("options", "error", "words"),
     [
-        ({"distortion": "l2"}, dgm.ArgumentError, r'must be "mse", "nll" or a function'),
-        ({"distortion": "nll"}, dgm.ModelError, "no distribution"),
-        ({"distortion": lambda f, x: f[..., 0], "beta": None}, dgm.ArgumentError, "name the largest"),
-        ({"beta": -1.0}, dgm.ArgumentError, "beta"),
-        ({"betas": [0.0, 2.0, 1.0]}, dgm.ArgumentError, "rises from 0"),
-        ({"temperatures": 0}, dgm.ArgumentError, "temperatures"),
-        ({"prior": None}, dgm.ModelError, "has no prior"),
-        ({"prior": dgm.Logistic(4)}, dgm.ModelError, "standard normal"),
-        ({"distortion": lambda f, x: f}, dgm.ArgumentError, "shape"),
+        ({"distortion": "l2"}, dgm.errors.ArgumentError, r'must be "mse", "nll" or a function'),
+        ({"distortion": "nll"}, dgm.errors.ModelError, "no distribution"),
+        ({"distortion": lambda f, x: f[..., 0], "beta": None}, dgm.errors.ArgumentError, "name the largest"),
+        ({"beta": -1.0}, dgm.errors.ArgumentError, "beta"),
+        ({"betas": [0.0, 2.0, 1.0]}, dgm.errors.ArgumentError, "rises from 0"),
+        ({"temperatures": 0}, dgm.errors.ArgumentError, "temperatures"),
+        ({"prior": None}, dgm.errors.ModelError, "has no prior"),
+        ({"prior": dgm.Logistic(4)}, dgm.errors.ModelError, "standard normal"),
+        ({"distortion": lambda f, x: f}, dgm.errors.ArgumentError, "shape"),
     ],
 )
 def test_mistakes_are_named(options, error, words):
@@ -256,5 +258,5 @@ def test_mistakes_are_named(options, error, words):
 
 
 def test_images_of_another_size_are_named():
-    with pytest.raises(dgm.ArgumentError, match="12 values per image"):
+    with pytest.raises(dgm.errors.ArgumentError, match="12 values per image"):
         run(images(2)[:, :5])

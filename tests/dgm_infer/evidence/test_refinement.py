@@ -15,7 +15,9 @@ def test_pilots_give_a_poor_base_the_moments_and_the_evidence_of_the_target():
     known = known_gaussian(4)
     mean, covariance = known.target.parts[1][0], known.target.parts[2][0]
     poor = dgm.Gaussian(mean + covariance.diagonal().sqrt(), 0.6 * covariance.diagonal().sqrt())
-    refined = dgm.refine_base(known.target, poor, METHOD, rounds=3, kind="full", chains=32, seed=1, progress=False)
+    refined = dgm.evidence.refine_base(
+        known.target, poor, METHOD, rounds=3, kind="full", chains=32, seed=1, progress=False
+    )
     base = refined.base
     assert len(refined.pilots) == 3
     assert base.kind == "full"
@@ -32,7 +34,8 @@ def test_the_same_seed_gives_the_same_base():
     known = known_gaussian(3)
     base = dgm.Gaussian(torch.zeros(3, dtype=FLOAT), 2.0)
     one, other = (
-        dgm.refine_base(known.target, base, METHOD, rounds=2, chains=4, seed=5, progress=False) for _ in range(2)
+        dgm.evidence.refine_base(known.target, base, METHOD, rounds=2, chains=4, seed=5, progress=False)
+        for _ in range(2)
     )
     torch.testing.assert_close(one.base.mean, other.base.mean, rtol=0, atol=0)
     # rounds are independent of each other
@@ -52,5 +55,5 @@ def test_the_same_seed_gives_the_same_base():
 )
 def test_bad_arguments_are_named(options, message):
     known = known_gaussian(2)
-    with pytest.raises(dgm.ArgumentError, match=message):
-        dgm.refine_base(known.target, dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 1.0), **options)
+    with pytest.raises(dgm.errors.ArgumentError, match=message):
+        dgm.evidence.refine_base(known.target, dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 1.0), **options)

@@ -66,16 +66,16 @@ def test_a_draw_of_no_weight_counts_for_nothing_whatever_its_value():
 def test_expectations_of_any_shape(estimate):
     assert estimate.expectation(lambda x: x).value.shape == (2, 3, 3)
     assert estimate.expectation(lambda x: x.sum(-1)).std_error.shape == (2, 3)
-    with pytest.raises(dgm.ArgumentError, match=r"f returns shape \(5,"):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"f returns shape \(5,"):
         estimate.expectation(lambda x: x[:, :5])
 
 
 def test_draws_can_be_left_out():
     known = known_gaussian(2)
-    method = dgm.ImportanceSampling(10)
+    method = dgm.evidence.ImportanceSampling(10)
     result = dgm.log_evidence(known.target, known.base, method, keep_draws=False, seed=0, progress=False)
     assert result.draws is None
-    with pytest.raises(dgm.ArgumentError, match="keep_draws=True"):
+    with pytest.raises(dgm.errors.ArgumentError, match="keep_draws=True"):
         result.expectation(lambda x: x)
 
 
@@ -110,24 +110,24 @@ def test_a_file_without_draws(tmp_path):
 
 
 def test_files_that_are_missing_or_of_another_kind_are_named(tmp_path, estimate):
-    with pytest.raises(dgm.CheckpointError, match="no evidence at"):
+    with pytest.raises(dgm.errors.CheckpointError, match="no evidence at"):
         dgm.Evidence.load(tmp_path / "none.npz")
     (tmp_path / "text.npz").write_text("no archive")
-    with pytest.raises(dgm.CheckpointError, match="damaged"):
+    with pytest.raises(dgm.errors.CheckpointError, match="damaged"):
         dgm.Evidence.load(tmp_path / "text.npz")
     np.savez(tmp_path / "other.npz", a=np.zeros(3))
-    with pytest.raises(dgm.CheckpointError, match=r"was not written by Evidence.save"):
+    with pytest.raises(dgm.errors.CheckpointError, match=r"was not written by Evidence.save"):
         dgm.Evidence.load(tmp_path / "other.npz")
-    with pytest.raises(dgm.ArgumentError, match="does not exist"):
+    with pytest.raises(dgm.errors.ArgumentError, match="does not exist"):
         estimate.save(tmp_path / "no" / "folder.npz")
-    with pytest.raises(dgm.ArgumentError, match="it is a folder"):
+    with pytest.raises(dgm.errors.ArgumentError, match="it is a folder"):
         estimate.save(tmp_path)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["other.npz", "text.npz"]
 
 
 @pytest.mark.parametrize("level", [0, 1, 95, "0.9"])
 def test_levels_outside_their_range_are_named(estimate, level):
-    with pytest.raises(dgm.ArgumentError, match="must lie between 0 and 1"):
+    with pytest.raises(dgm.errors.ArgumentError, match="must lie between 0 and 1"):
         estimate.interval(level)
 
 

@@ -21,14 +21,14 @@ pytestmark = honest
 QUICK = {
     "AIS": dgm.AIS(30, pilot_temperatures=20),
     "AIS, barrier": dgm.AIS(30, "barrier", pilot_temperatures=20),
-    "Hamiltonian AIS": dgm.HamiltonianAIS(60, pilot_temperatures=20),
+    "Hamiltonian AIS": dgm.evidence.HamiltonianAIS(60, pilot_temperatures=20),
     "Gibbs tempering": dgm.GibbsTempering(draws=30, warmup=10, pilot_temperatures=20),
     "continuous tempering": dgm.ContinuousTempering(draws=30, warmup=30, pilot_temperatures=20),
     "simulated tempering": dgm.SimulatedTempering(draws=30, warmup=10, pilot_temperatures=20, temperatures=50),
-    "path sampling": dgm.PathSampling(dgm.GibbsTempering(draws=60, warmup=10, pilot_temperatures=20), parts=2),
+    "path sampling": dgm.evidence.PathSampling(dgm.GibbsTempering(draws=60, warmup=10, pilot_temperatures=20), parts=2),
     "SMC": dgm.SMC(8, pilot_temperatures=20),
     "SMC, waste-free": dgm.SMC(8, "linear", 10, waste_free=4, pilot_temperatures=20),
-    "importance sampling": dgm.ImportanceSampling(50),
+    "importance sampling": dgm.evidence.ImportanceSampling(50),
     "ELBO": dgm.Elbo(50),
 }
 every_method = pytest.mark.parametrize("method", QUICK.values(), ids=QUICK)
@@ -179,7 +179,7 @@ def test_an_interrupt_of_importance_sampling_keeps_the_draws_made(monkeypatch):
     monkeypatch.setattr(lower_bounds, "_POINTS", 40)
     stop_after(monkeypatch, AnnealedPath, "normal", 3)
     with pytest.warns(UserWarning, match="interrupted"):
-        part = run(known.target, known.base, dgm.ImportanceSampling(50))
+        part = run(known.target, known.base, dgm.evidence.ImportanceSampling(50))
     assert part.draws.shape[1] == 30
     assert part.log_z.isfinite()
 
@@ -198,7 +198,7 @@ def test_who_needs_a_whole_estimate_is_interrupted_too(monkeypatch):
     known = known_gaussian(2)
     stop_after(monkeypatch, LadderChain, "step", 15)
     with pytest.warns(UserWarning, match="interrupted"), pytest.raises(KeyboardInterrupt):
-        dgm.refine_base(known.target, known.base, QUICK["Gibbs tempering"], chains=4, progress=False)
+        dgm.evidence.refine_base(known.target, known.base, QUICK["Gibbs tempering"], chains=4, progress=False)
 
 
 # --------------------------------------------------------------------------------------------------------------- types
@@ -270,7 +270,7 @@ class HalfPlane(dgm.Target):
 
 
 @pytest.mark.parametrize("outside", some((math.inf, math.nan, -math.inf), quick=(math.nan,)))
-@pytest.mark.parametrize("method", [dgm.AIS(20), dgm.ImportanceSampling(500)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("method", [dgm.AIS(20), dgm.evidence.ImportanceSampling(500)], ids=lambda m: type(m).__name__)
 def test_weights_that_are_not_finite_count_as_zero(method, outside):
     base = dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 1.2)
     with warnings.catch_warnings(record=True) as said:
@@ -290,17 +290,17 @@ def test_weights_that_are_not_finite_count_as_zero(method, outside):
 def test_a_target_without_a_density_at_any_draw_of_the_base_is_a_named_error(method):
     target = dgm.Target(lambda x: x.square().sum(-1) + math.inf * (x.sum(-1) < 40), 2)
     base = dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 1.0)
-    with pytest.raises(dgm.EvidenceError, match="base"):
+    with pytest.raises(dgm.errors.EvidenceError, match="base"):
         run(target, base, method)
 
 
 def test_a_base_that_covers_one_of_two_modes_is_seen_in_the_weights():
     known = known_bimodal()
     narrow = dgm.Gaussian(torch.tensor([1.5, 1.0], dtype=FLOAT), torch.tensor([0.45, 0.5], dtype=FLOAT))
-    covered = run(known.target, narrow, dgm.ImportanceSampling(1000), chains=16)
+    covered = run(known.target, narrow, dgm.evidence.ImportanceSampling(1000), chains=16)
     # importance weights alone see the mode they have; it is a lower bound all the same
     assert covered.log_z < known.log_z - 0.3
-    wide = run(known.target, known.base, dgm.ImportanceSampling(1000), chains=16)
+    wide = run(known.target, known.base, dgm.evidence.ImportanceSampling(1000), chains=16)
     assert abs(wide.log_z - known.log_z) <= 5 * wide.std_error - wide.bias
 
 
@@ -319,7 +319,7 @@ def test_a_base_that_covers_one_of_two_modes_is_seen_in_the_weights():
 )
 def test_bad_settings_are_named(settings, message):
     known = known_gaussian(2, (3,))
-    with pytest.raises(dgm.ArgumentError, match=message):
+    with pytest.raises(dgm.errors.ArgumentError, match=message):
         run(known.target, known.base, QUICK["AIS"], **settings)
 
 
@@ -339,9 +339,9 @@ def test_what_does_not_fit_is_named():
         ),
     ]
     for (target, base, method), message in cases:
-        with pytest.raises(dgm.ArgumentError, match=message):
+        with pytest.raises(dgm.errors.ArgumentError, match=message):
             dgm.log_evidence(target, base, method, progress=False)
-    with pytest.raises(dgm.ArgumentError, match="a Target has no take"):
+    with pytest.raises(dgm.errors.ArgumentError, match="a Target has no take"):
         run(plain, known.base, QUICK["AIS"], chunk=1)
 
 
@@ -349,7 +349,7 @@ def test_a_target_that_computes_in_another_type_is_named():
     linear = torch.nn.Linear(2, 1).requires_grad_(False)
     target = dgm.Target(lambda x: linear(x).square().sum(-1) + x.square().sum(-1), 2)
     base = dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 1.0)
-    with pytest.raises(dgm.ArgumentError, match=r"energy fails at .*, torch.float64 on cpu; base.to\(...\)"):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"energy fails at .*, torch.float64 on cpu; base.to\(...\)"):
         run(target, base, QUICK["AIS"])
     assert run(target, base.to(torch.float32), QUICK["AIS"]).log_z.isfinite()
 
@@ -364,16 +364,19 @@ def test_a_target_that_computes_in_another_type_is_named():
         (lambda: dgm.AIS(step_size=0.0), "step_size=0"),
         (lambda: dgm.AIS(n_steps=0), "n_steps=0"),
         (lambda: dgm.AIS(target_acceptance=0), "target_acceptance=0"),
-        (lambda: dgm.HamiltonianAIS(0), r"HamiltonianAIS\(temperatures=0\)"),
-        (lambda: dgm.HamiltonianAIS(half_life=0), r"HamiltonianAIS\(half_life=0\): must be a positive number"),
-        (lambda: dgm.HamiltonianAIS(half_life=math.inf), "half_life=inf"),
-        (lambda: dgm.HamiltonianAIS(schedule="adaptive"), "one of linear, sigmoid, barrier, a function"),
-        (lambda: dgm.ImportanceSampling(0), "samples=0"),
+        (lambda: dgm.evidence.HamiltonianAIS(0), r"HamiltonianAIS\(temperatures=0\)"),
+        (lambda: dgm.evidence.HamiltonianAIS(half_life=0), r"HamiltonianAIS\(half_life=0\): must be a positive number"),
+        (lambda: dgm.evidence.HamiltonianAIS(half_life=math.inf), "half_life=inf"),
+        (
+            lambda: dgm.evidence.HamiltonianAIS(schedule="adaptive"),
+            "one of linear, sigmoid, barrier, a function",
+        ),
+        (lambda: dgm.evidence.ImportanceSampling(0), "samples=0"),
         (lambda: dgm.Elbo(-3), "samples=-3"),
     ],
 )
 def test_methods_check_themselves(make, message):
-    with pytest.raises(dgm.ArgumentError, match=message):
+    with pytest.raises(dgm.errors.ArgumentError, match=message):
         make()
 
 
@@ -388,13 +391,13 @@ def test_methods_check_themselves(make, message):
 def test_bidirectional_checks_its_arguments(change, message):
     known = known_gaussian(2)
     arguments = {"exact_draws": known.base.mean, "method": dgm.AIS(5)} | change
-    with pytest.raises(dgm.ArgumentError, match=message):
+    with pytest.raises(dgm.errors.ArgumentError, match=message):
         dgm.bidirectional(known.target, known.base, chains=4, progress=False, **arguments)
 
 
 def test_exact_draws_without_a_density_are_a_named_error():
     base = dgm.Gaussian(torch.ones(2, dtype=FLOAT), 1.0)
-    with pytest.raises(dgm.EvidenceError, match="zero density at the exact draws of 1 of 1 problems"):
+    with pytest.raises(dgm.errors.EvidenceError, match="zero density at the exact draws of 1 of 1 problems"):
         dgm.bidirectional(HalfPlane(math.inf), base, -torch.ones(2), dgm.AIS(5), chains=4, progress=False)
 
 
@@ -426,9 +429,9 @@ def test_the_defaults_take_as_many_gradients_as_their_docstring_says():
     known = known_gaussian(2)
     diagnostics = run(known.target, known.base, dgm.AIS()).diagnostics
     assert (diagnostics["gradient_evaluations"], diagnostics["pilot_evaluations"]) == (2537, 536)
-    diagnostics = run(known.target, known.base, dgm.HamiltonianAIS()).diagnostics
+    diagnostics = run(known.target, known.base, dgm.evidence.HamiltonianAIS()).diagnostics
     assert (diagnostics["gradient_evaluations"], diagnostics["pilot_evaluations"]) == (2537, 536)
-    for method in (dgm.AIS, dgm.HamiltonianAIS):
+    for method in (dgm.AIS, dgm.evidence.HamiltonianAIS):
         assert all(str(n) in (method.__doc__ or "").replace(" ", "") for n in (2537, 536))
 
 

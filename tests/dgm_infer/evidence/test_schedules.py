@@ -74,7 +74,7 @@ def test_temperatures_are_as_far_apart_as_the_barrier_says():
     "method",
     [
         dgm.AIS(60, "barrier", pilot_temperatures=30),
-        dgm.HamiltonianAIS(120, "barrier", pilot_temperatures=30),
+        dgm.evidence.HamiltonianAIS(120, "barrier", pilot_temperatures=30),
         dgm.SMC(16, "barrier", 20, pilot_temperatures=30),
         dgm.SimulatedTempering(draws=200, schedule="barrier", temperatures=20, pilot_temperatures=30),
     ],

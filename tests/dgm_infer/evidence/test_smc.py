@@ -245,5 +245,5 @@ def test_two_modes_keep_their_weights():
     ],
 )
 def test_bad_arguments_are_named(settings, message):
-    with pytest.raises(dgm.ArgumentError, match=message):
+    with pytest.raises(dgm.errors.ArgumentError, match=message):
         dgm.SMC(**settings)

@@ -83,9 +83,9 @@ def test_the_choice_is_said_in_one_line(capsys):
 @pytest.mark.parametrize(
     ("problem", "error", "message"),
     [
-        ((1, 2), dgm.ArgumentError, r"\(int, int\)\): expected a target, or a pair \(model, images\)"),
-        ((torch.nn.Linear(2, 2), torch.zeros(2)), dgm.ModelError, "has no decoder"),
-        ((torch.nn.Linear(2, 2),), dgm.ArgumentError, r"a pair \(model, images\)"),
+        ((1, 2), dgm.errors.ArgumentError, r"\(int, int\)\): expected a target, or a pair \(model, images\)"),
+        ((torch.nn.Linear(2, 2), torch.zeros(2)), dgm.errors.ModelError, "has no decoder"),
+        ((torch.nn.Linear(2, 2),), dgm.errors.ArgumentError, r"a pair \(model, images\)"),
     ],
 )
 def test_what_is_no_problem_is_named(problem, error, message):
@@ -94,7 +94,7 @@ def test_what_is_no_problem_is_named(problem, error, message):
 
 
 def test_images_of_another_size_are_named(vae):
-    with pytest.raises(dgm.ObservationError, match="do not end in the 64 values"):
+    with pytest.raises(dgm.errors.ObservationError, match="do not end in the 64 values"):
         estimated((vae, torch.zeros(2, 7, 7)))
 
 
@@ -137,7 +137,7 @@ def test_bounds_make_the_difference_one_or_leave_it_open():
     assert dgm.compare(bounds.upper, elbo).status == "upper"
     assert dgm.compare(elbo, elbo).status == "heuristic"
     assert dgm.compare(bounds.lower, bounds.combined).status in ("lower", "consistent")
-    with pytest.raises(dgm.ArgumentError, match=r"batch shapes \(3,\) and \(2,\)"):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"batch shapes \(3,\) and \(2,\)"):
         dgm.compare(elbo, estimated(known_gaussian(2, (2,)).target))
-    with pytest.raises(dgm.ArgumentError, match="compare"):
+    with pytest.raises(dgm.errors.ArgumentError, match="compare"):
         dgm.compare(elbo, 1.0)

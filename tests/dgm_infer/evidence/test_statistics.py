@@ -25,7 +25,7 @@ def mean_and_error(log_weights, log_z):
 # every problem tunes its plan on a pilot of its own; as many of them as an error of one or two thousandths takes
 FROZEN = {
     "AIS": (dgm.AIS(100, n_steps=3, pilot_temperatures=25), 8, known_bimodal((16_000,)), 0.002),
-    "Hamiltonian AIS": (dgm.HamiltonianAIS(200, pilot_temperatures=25), 8, known_bimodal((7_000,)), 0.002),
+    "Hamiltonian AIS": (dgm.evidence.HamiltonianAIS(200, pilot_temperatures=25), 8, known_bimodal((7_000,)), 0.002),
     "SMC": (
         dgm.SMC(8, "barrier", 15, n_steps=2, threshold=0.8, pilot_temperatures=25),
         6,
@@ -89,11 +89,11 @@ def test_control_weights_of_the_state_after_the_move_are_noticed(monkeypatch):
 METHODS = {
     "AIS": dgm.AIS(),
     "AIS, barrier": dgm.AIS(schedule="barrier"),
-    "Hamiltonian AIS": dgm.HamiltonianAIS(1000),
+    "Hamiltonian AIS": dgm.evidence.HamiltonianAIS(1000),
     "Gibbs tempering": dgm.GibbsTempering(),
     "continuous tempering": dgm.ContinuousTempering(),
     "simulated tempering": dgm.SimulatedTempering(),
-    "path sampling": dgm.PathSampling(),
+    "path sampling": dgm.evidence.PathSampling(),
     "SMC": dgm.SMC(),
     "SMC, frozen": dgm.SMC(32, "barrier", 30),
 }

@@ -37,7 +37,7 @@ def images(digits):
 
 
 def short(model, **options):
-    return dgm.DeepinvReconstructor(model, kernel=KERNEL, chains=3, warmup=0, draws=4, seed=1, **options)
+    return dgm.interop.DeepinvReconstructor(model, kernel=KERNEL, chains=3, warmup=0, draws=4, seed=1, **options)
 
 
 def fixed(problem, **options):
@@ -166,7 +166,7 @@ def test_images_given_noisy_measurements_have_the_exact_moments(name):
     rng = torch.Generator().manual_seed(4)
     y = how.A(torch.randn(2, 1, 2, 3, generator=rng))
     kernel = dgm.ConstrainedHMC(step_size=0.5, n_steps=(3, 5), n_geodesic=1)
-    ours = dgm.DeepinvReconstructor(model, kernel=kernel, chains=100, warmup=15, draws=10, seed=5)
+    ours = dgm.interop.DeepinvReconstructor(model, kernel=kernel, chains=100, warmup=15, draws=10, seed=5)
     chains = ours.sample(y, how).double().reshape(10, 100, 2, 6)
     matrix = how.A(torch.eye(6).reshape(6, 1, 2, 3)).flatten(1).mT.double()
     seen = (matrix != 0).any(1)
@@ -257,7 +257,7 @@ def test_what_is_not_mapped_is_one_line(digits, images):
     with pytest.raises(ModelError, match="fails for images of shape"):
         ours(images, physics.Physics(A=lambda x: x.reshape(-1, 1, 8, 9)))
     with pytest.raises(ArgumentError, match="draws=0"):
-        dgm.DeepinvReconstructor(digits, draws=0)
+        dgm.interop.DeepinvReconstructor(digits, draws=0)
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):
@@ -274,5 +274,5 @@ def test_a_missing_package_is_named_with_its_extra(monkeypatch):
     for module in ("dgm_infer.interop.deepinv", "dgm_infer.interop.measurements"):
         monkeypatch.delitem(sys.modules, module, raising=False)
     monkeypatch.setattr(builtins, "__import__", absent)
-    with pytest.raises(dgm.MissingExtraError, match=r"^deepinv is not installed: pip install"):
-        _ = dgm.DeepinvReconstructor
+    with pytest.raises(dgm.errors.MissingExtraError, match=r"^deepinv is not installed: pip install"):
+        _ = dgm.interop.DeepinvReconstructor

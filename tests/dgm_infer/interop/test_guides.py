@@ -120,7 +120,7 @@ def agree(found, exact):
 def test_from_every_guide_the_evidence_is_that_in_closed_form(name, guide):
     program, args, exact = PROGRAMS[name]
     target = dgm.target_from_pyro(program, *args)
-    base = dgm.base_from_guide(target, GUIDES[guide], steps=200, samples=4)
+    base = dgm.interop.base_from_guide(target, GUIDES[guide], steps=200, samples=4)
     found = estimated(target, base)
     assert found.std_error < 0.1
     assert found.diagnostics["effective_chains"] > 30
@@ -143,21 +143,21 @@ def test_control_of_another_prior_or_without_the_jacobian_the_evidence_is_anothe
     # of the logistic map: log p + log(1 - p)
     bare = dgm.Target(lambda x: target.energy(x) + torch.nn.functional.logsigmoid(torch.cat([x, -x], -1)).sum(-1), 1)
     for other in (dgm.target_from_pyro(flat_prior, COUNTS, 10), bare):
-        base = dgm.base_from_guide(target, ag.AutoMultivariateNormal, steps=200, samples=4)
+        base = dgm.interop.base_from_guide(target, ag.AutoMultivariateNormal, steps=200, samples=4)
         assert not agree(estimated(other, base), exact)
 
 
 def test_the_fit_of_a_normal_posterior_is_the_posterior():
     mean, covariance = line_posterior()
     target = dgm.target_from_pyro(line, X, LINE)
-    base = dgm.base_from_guide(target, ag.AutoLaplaceApproximation, steps=400, samples=1)
+    base = dgm.interop.base_from_guide(target, ag.AutoLaplaceApproximation, steps=400, samples=1)
     torch.testing.assert_close(base.covariance, covariance, rtol=1e-6, atol=1e-8)
     torch.testing.assert_close(base.mean, mean, rtol=0, atol=0.02)
     exact = PROGRAMS["line"][2]
     assert base.elbo is not None
     assert abs(base.elbo.item() - exact) < 0.01
     # the control: a guide without correlations has a lower bound
-    loose = dgm.base_from_guide(target, ag.AutoNormal, steps=150, samples=4).elbo
+    loose = dgm.interop.base_from_guide(target, ag.AutoNormal, steps=150, samples=4).elbo
     assert loose is not None
     assert loose < exact - 0.1
 
@@ -178,7 +178,7 @@ def fitted_guide(make, program, *args, steps=3):
 @pytest.mark.filterwarnings("ignore::UserWarning:pyro")
 def test_a_fitted_guide_is_taken_over_in_the_targets_order(kind, program):
     guide = fitted_guide(GUIDES[kind], program, X, LINE)
-    base = dgm.base_from_guide(dgm.target_from_pyro(line, X, LINE), guide)
+    base = dgm.interop.base_from_guide(dgm.target_from_pyro(line, X, LINE), guide)
     x = base.sample((5,), torch.Generator().manual_seed(2))
     # the target has the intercept first
     order = [0, 1, 2] if program is line else [1, 2, 0]
@@ -202,14 +202,14 @@ def test_discrete_variables_are_summed_out_while_a_guide_is_fitted():
 
     with pytest.warns(UserWarning, match="cannot be vectorised"):
         target = dgm.target_from_pyro(mixture, number([3.0, 2.5, 3.5]))
-    base = dgm.base_from_guide(target, ag.AutoNormal, steps=12, samples=2, rate=0.3)
+    base = dgm.interop.base_from_guide(target, ag.AutoNormal, steps=12, samples=2, rate=0.3)
     assert target.latents(base.mean)["p"] > 0.6
 
 
 def test_any_target_without_a_batch_is_fitted():
     covariance = number([[1.0, 0.8], [0.8, 1.0]])
     target = dgm.Target(lambda x: 0.5 * (x @ torch.linalg.inv(covariance).to(x) * x).sum(-1), 2)
-    base = dgm.base_from_guide(target, ag.AutoLaplaceApproximation, steps=60, samples=1)
+    base = dgm.interop.base_from_guide(target, ag.AutoLaplaceApproximation, steps=60, samples=1)
     torch.testing.assert_close(base.covariance.to(FLOAT), covariance, rtol=1e-4, atol=1e-4)
 
 
@@ -218,7 +218,7 @@ def test_a_seed_fixes_the_fit_and_the_callers_state_is_left_alone():
     pyro.clear_param_store()
     pyro.param("AutoDiagonalNormal.loc", torch.ones(7))
     before = torch.get_rng_state()
-    a, b, c = (dgm.base_from_guide(target, ag.AutoDiagonalNormal, steps=5, seed=seed) for seed in (1, 1, 2))
+    a, b, c = (dgm.interop.base_from_guide(target, ag.AutoDiagonalNormal, steps=5, seed=seed) for seed in (1, 1, 2))
     assert torch.equal(a.mean, b.mean)
     assert not torch.equal(a.mean, c.mean)
     assert torch.equal(before, torch.get_rng_state())
@@ -235,7 +235,7 @@ def dependent_support(y):
 
 def refused(words, target, guide, error: type[Exception] = ArgumentError, **options):
     with pytest.raises(error, match=words) as caught:
-        dgm.base_from_guide(target, guide, **options)
+        dgm.interop.base_from_guide(target, guide, **options)
     assert "\n" not in str(caught.value)
 
 
@@ -272,7 +272,7 @@ def test_a_guide_in_other_coordinates_is_refused_and_its_class_fitted():
     # Pyro's guides keep the bijection of the first run, where the support depends on another variable
     target = dgm.target_from_pyro(dependent_support, Y)
     refused("its bijection of 'mean' is not the target's", target, fitted_guide(ag.AutoNormal, dependent_support, Y))
-    base = dgm.base_from_guide(target, ag.AutoNormal, steps=20)
+    base = dgm.interop.base_from_guide(target, ag.AutoNormal, steps=20)
     assert base.mean.dtype == FLOAT
 
 
@@ -283,7 +283,7 @@ def test_the_way_to_the_evidence_is_in_the_messages():
     fibre = dgm.condition(model, model.data)
     with pytest.raises(ArgumentError, match="an exact observation leaves a surface without a density"):
         dgm.log_evidence(fibre, dgm.Gaussian(torch.zeros(2), 1.0))
-    with pytest.raises(dgm.ModelError, match=r"for likelihoods alone sample\(target_from_pyro"):
+    with pytest.raises(dgm.errors.ModelError, match=r"for likelihoods alone sample\(target_from_pyro"):
         dgm.from_pyro(normal_mean, Y, soft={"y": Y})
 
 

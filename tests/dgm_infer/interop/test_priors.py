@@ -205,7 +205,7 @@ def test_programs_compute_in_64_bits_unless_asked():
     x = torch.tensor([[0.3], [2.0]])
     assert narrow.energy(x).dtype == torch.float32
     torch.testing.assert_close(narrow.energy(x).double(), target.energy(x.double()), rtol=1e-5, atol=1e-5)
-    with pytest.raises(dgm.ArgumentError, match="dtype"):
+    with pytest.raises(dgm.errors.ArgumentError, match="dtype"):
         dgm.target_from_pyro(successes, 3, dtype=torch.int64)
 
 

@@ -35,7 +35,7 @@ def moments(x):
 
 
 def posterior(chains, warmup=15, **options):
-    return dgm.SBIPosterior(linear(), kernel=KERNEL, chains=chains, warmup=warmup, thin=1, **options)
+    return dgm.interop.SBIPosterior(linear(), kernel=KERNEL, chains=chains, warmup=warmup, thin=1, **options)
 
 
 class Both(dgm.GenerativeModel):
@@ -87,11 +87,11 @@ def test_samples_of_each_observation_are_those_of_its_posterior():
 
 
 def test_theta_is_the_latents_in_the_stated_order():
-    ours = dgm.SBIPosterior(Both(), kernel=KERNEL, chains=3, warmup=0, thin=1)
+    ours = dgm.interop.SBIPosterior(Both(), kernel=KERNEL, chains=3, warmup=0, thin=1)
     assert ours.entries == ["shared", "own[0, 0]", "own[1, 0]"]
-    chosen = dgm.SBIPosterior(Both(), ["own", "shared"], kernel=KERNEL, chains=3, warmup=0, thin=1)
+    chosen = dgm.interop.SBIPosterior(Both(), ["own", "shared"], kernel=KERNEL, chains=3, warmup=0, thin=1)
     assert chosen.entries == ["own[0, 0]", "own[1, 0]", "shared"]
-    assert dgm.SBIPosterior(Both(), "shared").entries == ["shared"]
+    assert dgm.interop.SBIPosterior(Both(), "shared").entries == ["shared"]
     x = torch.tensor([0.3, -0.2])
     theta = ours.sample((5,), x, show_progress_bars=False)
     torch.testing.assert_close(theta[:, 1:] + theta[:, :1], x.expand(5, 2))
@@ -110,7 +110,7 @@ def test_what_is_simulated_is_what_is_observed():
         (dgm.downsample(4), (1, 1)),
         (lambda x: x[..., 0, :1], (1,)),
     ):
-        ours = dgm.SBIPosterior(image, observe=observe, kernel=KERNEL, chains=2, warmup=0)
+        ours = dgm.interop.SBIPosterior(image, observe=observe, kernel=KERNEL, chains=2, warmup=0)
         thetas, xs = ours.simulate(3)
         assert xs.shape == (3, *shape)
         assert ours.sample_batched((2,), xs, show_progress_bars=False).shape == (2, 3, thetas.shape[-1])
@@ -137,7 +137,7 @@ def test_the_default_observation_and_the_seed_are_those_of_sbi():
 
 def test_models_of_discrete_outputs_have_a_posterior_too():
     model = generators.BernoulliVAE(2, (2, 3), hidden=(4,))
-    ours = dgm.SBIPosterior(model, kernel=dgm.HMC(step_size=0.3, n_steps=2), chains=2, warmup=0)
+    ours = dgm.interop.SBIPosterior(model, kernel=dgm.HMC(step_size=0.3, n_steps=2), chains=2, warmup=0)
     thetas, xs = ours.simulate(4, seed=1)
     assert set(xs.unique().tolist()) <= {0.0, 1.0}
     assert ours.sample_batched((3,), xs, show_progress_bars=False).shape == (3, *thetas.shape)
@@ -161,15 +161,15 @@ def test_faults_are_named():
     with pytest.raises(ArgumentError, match="sample_shape=0"):
         ours.sample_batched((0,), xs)
     with pytest.raises(ArgumentError, match="must be among the latents z"):
-        dgm.SBIPosterior(linear(), "slope").simulate(2)
+        dgm.interop.SBIPosterior(linear(), "slope").simulate(2)
     with pytest.raises(ArgumentError, match="must be among the latents z"):
-        dgm.SBIPosterior(linear(), "slope", warmup=10**6).sample((2,), xs[0])
+        dgm.interop.SBIPosterior(linear(), "slope", warmup=10**6).sample((2,), xs[0])
     with pytest.raises(ArgumentError, match="reduce_fns='marginals'"):
         ours.log_prob(torch.zeros(2))
     with pytest.raises(ArgumentError, match="chains=0"):
-        dgm.SBIPosterior(linear(), chains=0)
+        dgm.interop.SBIPosterior(linear(), chains=0)
     with pytest.raises(ModelError, match="has a log factor"):
-        dgm.SBIPosterior(dgm.from_simulator(gamma, td.Gamma(2.0, 1.0))).simulate(2)
+        dgm.interop.SBIPosterior(dgm.from_simulator(gamma, td.Gamma(2.0, 1.0))).simulate(2)
 
 
 class Planted:

@@ -10,7 +10,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer import kernels
-from dgm_infer.conditioning.soft import InputPosterior
+from dgm_infer.conditioning.abc_kernels import InputPosterior
 from dgm_infer.errors import ArgumentError, Status
 from dgm_infer.kernels import Kernel
 from dgm_infer.kernels.tuning import Tunable
@@ -96,7 +96,7 @@ def estimated(batch, edge=False):
     def log_estimate(x, u):
         return torch.where(x[..., 0] > 2, math.nan, 0.5 * u[..., 0] - 0.125)
 
-    class Estimated(dgm.PseudoMarginal):
+    class Estimated(dgm.kernels.PseudoMarginal):
         def initial_draws(self, n, rng):
             return super().initial_draws(n, rng).to(FLOAT)
 

@@ -77,7 +77,7 @@ def test_the_law_is_that_of_the_energies_whatever_the_gradients_are():
     draws = run(oracle.problem, kernel)
     assert_agrees(oracle, draws)
     # the control: gradients of another model were used, and moved the chains elsewhere
-    coarse = linear_gaussian(model=model).problem.with_float32_derivatives()
+    coarse = linear_gaussian(model=model).problem.computed(float32=True)
     coarse._coarse = other.problem.observed.to(torch.float32)
     wrong = run(coarse, kernel)
     assert_agrees(oracle, wrong)
@@ -174,7 +174,7 @@ def test_with_it_chains_cross_a_narrow_posterior_in_a_few_steps():
 
 def test_float32_gradients_are_those_of_the_model_to_rounding_and_energies_exactly_its_own():
     fibre = linear_gaussian(masks=MASKS, problems=(2,)).problem
-    exact, coarse = fibre.marginal, fibre.with_float32_derivatives().marginal
+    exact, coarse = fibre.marginal, fibre.computed(float32=True).marginal
     x = torch.randn(5, 2, 3, generator=torch.Generator().manual_seed(3), dtype=FLOAT)
     energy, gradient = exact.energy_and_gradient(x)
     mine, rounded = coarse.energy_and_gradient(x)
@@ -192,7 +192,7 @@ def test_gradients_of_convolutions_are_float32_unless_told_and_never_those_of_tr
     net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Unflatten(1, (2, 2, 2)), torch.nn.Conv2d(2, 2, 1)).eval()
     fibre = dgm.condition(generators.from_module(net, 4, noise=0.5), torch.zeros(2, 2, 2))
     x = torch.randn(5, 4, generator=torch.Generator().manual_seed(3), dtype=FLOAT)
-    exact, coarse = fibre.marginal.gradient(x), fibre.with_float32_derivatives().marginal.gradient(x)
+    exact, coarse = fibre.marginal.gradient(x), fibre.computed(float32=True).marginal.gradient(x)
     assert not torch.equal(exact, coarse)
 
     def gradient(**settings):
@@ -317,5 +317,5 @@ def test_warm_up_tunes_step_length_and_metric_per_problem():
     ],
 )
 def test_bad_arguments_are_named(make, message):
-    with pytest.raises(dgm.ArgumentError, match=message):
+    with pytest.raises(dgm.errors.ArgumentError, match=message):
         make()

@@ -150,7 +150,9 @@ def sampled(kernel, **changes) -> Any:
     return dgm.sample(Bananas(), kernel, **settings)
 
 
-@pytest.mark.parametrize("kernel", [dgm.HMC(), dgm.NUTS(), dgm.RandomWalk()], ids=lambda kernel: type(kernel).__name__)
+@pytest.mark.parametrize(
+    "kernel", [dgm.HMC(), dgm.NUTS(), dgm.kernels.RandomWalk()], ids=lambda kernel: type(kernel).__name__
+)
 def test_chains_hold_the_modes_in_the_proportions_of_the_target(kernel):
     draws = sampled(dgm.ModeJumps(kernel))
     left = (draws.inputs[..., 0] < 0).double()
@@ -227,7 +229,7 @@ def test_problems_of_one_mode_each_have_nowhere_to_jump_and_keep_their_type(batc
 
 
 def test_kernels_of_blocks_jump_too():
-    walk = dgm.Alternating(dgm.RandomWalk(0.5), dgm.RandomWalk(), blocks=((0, 1), (1, 2)))
+    walk = dgm.kernels.Alternating(dgm.kernels.RandomWalk(0.5), dgm.kernels.RandomWalk(), blocks=((0, 1), (1, 2)))
     draws = sampled(dgm.ModeJumps(walk), draws=100)
     assert (draws.stats["jump_acceptance"].mean((0, 1)) > 0.2).all()
 
@@ -273,14 +275,14 @@ def test_what_does_not_fit_is_named():
     with pytest.raises(ArgumentError, match=r"ModeJumps\(modes=3\): must be modes, dgm.modes\(problem\), or None"):
         dgm.ModeJumps(modes=3)
     soft = dgm.condition(Bent(), torch.zeros(1, dtype=FLOAT), tolerance=0.1)
-    for kernel in (dgm.RiemannianHMC(), dgm.LinearSlice(width=1.0, max_steps=1, reflect=True)):
+    for kernel in (dgm.kernels.RiemannianHMC(), dgm.kernels.LinearSlice(width=1.0, max_steps=1, reflect=True)):
         with pytest.raises(ArgumentError, match=r"its chains can't jump: use HMC"):
             dgm.ModeJumps(kernel).check(soft)
     with pytest.raises(ArgumentError, match=r"ModeJumps\(modes=None\): only sample\(\) finds modes"):
         dgm.ModeJumps().init(Bananas(), torch.zeros(2, 2, 2, dtype=FLOAT))
     uniform = dgm.condition(Bent(), torch.zeros(1, dtype=FLOAT), tolerance=0.1, kernel="uniform")
     with pytest.raises(ArgumentError, match=r"modes are found by gradients, .* or use the kernel alone"):
-        dgm.ModeJumps(dgm.EllipticalSlice()).check(uniform)
+        dgm.ModeJumps(dgm.kernels.EllipticalSlice()).check(uniform)
     with pytest.raises(ArgumentError, match=r"not a Fibre: where noise is additive LiftedHMC"):
         dgm.ModeJumps().check(dgm.condition(Bent(), torch.zeros(1, dtype=FLOAT)))
     for kind in (dgm.LiftedHMC, dgm.ConstrainedHMC):

@@ -189,7 +189,7 @@ def open_step():
     ],
 )
 def test_bad_arguments_are_named(make, message):
-    with pytest.raises(dgm.ArgumentError, match=message):
+    with pytest.raises(dgm.errors.ArgumentError, match=message):
         make()
 
 

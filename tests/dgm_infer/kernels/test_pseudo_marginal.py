@@ -13,13 +13,21 @@ from tests.oracles import FLOAT
 from tests.quick import marks
 
 METHODS = {
-    "PM-MH": dgm.PseudoMarginalMH(),
-    "MI+MH": dgm.Alternating(dgm.Independence(), dgm.RandomWalk(), blocks=("noise", "target")),
-    "SS+MH": dgm.Alternating(dgm.EllipticalSlice(), dgm.RandomWalk(), blocks=("noise", "target")),
-    "MI+SS": dgm.Alternating(dgm.Independence(), dgm.EllipticalSlice(), blocks=("noise", "target")),
-    "SS+SS": dgm.Alternating(dgm.EllipticalSlice(), dgm.LinearSlice(), blocks=("noise", "target")),
+    "PM-MH": dgm.kernels.PseudoMarginalMH(),
+    "MI+MH": dgm.kernels.Alternating(dgm.kernels.Independence(), dgm.kernels.RandomWalk(), blocks=("noise", "target")),
+    "SS+MH": dgm.kernels.Alternating(
+        dgm.kernels.EllipticalSlice(), dgm.kernels.RandomWalk(), blocks=("noise", "target")
+    ),
+    "MI+SS": dgm.kernels.Alternating(
+        dgm.kernels.Independence(), dgm.kernels.EllipticalSlice(), blocks=("noise", "target")
+    ),
+    "SS+SS": dgm.kernels.Alternating(
+        dgm.kernels.EllipticalSlice(), dgm.kernels.LinearSlice(), blocks=("noise", "target")
+    ),
 }
-UNIFORM = dgm.Alternating(dgm.LinearSlice(1.0, 1, reflect=True), dgm.RandomWalk(), blocks=("noise", "target"))
+UNIFORM = dgm.kernels.Alternating(
+    dgm.kernels.LinearSlice(1.0, 1, reflect=True), dgm.kernels.RandomWalk(), blocks=("noise", "target")
+)
 
 
 def run(oracle, kernel, chains=200, draws=80):
@@ -54,7 +62,7 @@ def test_uniform_noise_by_reflected_slices_has_them_too():
 def test_control_an_estimate_that_is_drawn_afresh_at_every_step_is_noticed():
     """The mistake: the estimate at the present point is not the one that it was accepted with."""
 
-    class Forgetful(dgm.PseudoMarginalMH):
+    class Forgetful(dgm.kernels.PseudoMarginalMH):
         def step(self, problem: Any, state, rng):
             x, u = problem.split(state.position)
             fresh = torch.randn(u.shape, generator=rng, dtype=u.dtype)
@@ -67,7 +75,11 @@ def test_control_an_estimate_that_is_drawn_afresh_at_every_step_is_noticed():
 def test_the_longest_stay_of_a_chain_counts_the_draws_that_repeat():
     x = torch.tensor([[0.0, 1.0, 1.0, 1.0, 2.0, 2.0], [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]]).unsqueeze(-1)
     draws = dgm.Draws(
-        inputs=None, latents={"x": x}, stats={"acceptance_rate": x[..., 0]}, kernel=dgm.PseudoMarginalMH(), seed=0
+        inputs=None,
+        latents={"x": x},
+        stats={"acceptance_rate": x[..., 0]},
+        kernel=dgm.kernels.PseudoMarginalMH(),
+        seed=0,
     )
     assert draws.longest_stay.tolist() == [2, 0]
 
@@ -76,7 +88,7 @@ def test_statistics_are_summarised_by_problem():
     x = torch.tensor([[[0.0, 1.0], [0.0, 3.0], [2.0, 3.0], [2.0, 5.0]]]).unsqueeze(-1)
     diverging = torch.tensor([[[True, False]] * 2 + [[False, False]] * 2])
     stats = {"acceptance_rate": x[..., 0], "diverging": diverging}
-    draws = dgm.Draws(inputs=None, latents={"x": x}, stats=stats, kernel=dgm.PseudoMarginalMH(), seed=0)
+    draws = dgm.Draws(inputs=None, latents={"x": x}, stats=stats, kernel=dgm.kernels.PseudoMarginalMH(), seed=0)
     assert draws.stats_summary().to_dict("list") == {
         "acceptance_rate": [1.0, 3.0], "diverging": [0.5, 0.0], "longest_stay": [1, 1]
     }  # fmt: skip
@@ -107,7 +119,7 @@ def linear_chain(n_steps=4, particles=8):
         covariance = root @ root.mT + torch.eye(n_steps, dtype=FLOAT)
         return torch.distributions.MultivariateNormal(torch.zeros(n_steps, dtype=FLOAT), covariance).log_prob(y)
 
-    return dgm.ParticleFilter(step, log_observation, n_steps, 1, particles), exact
+    return dgm.kernels.ParticleFilter(step, log_observation, n_steps, 1, particles), exact
 
 
 def test_a_particle_filter_is_unbiased():
@@ -126,8 +138,8 @@ def logit(x, z):
 
 def test_importance_by_the_laplace_approximation_is_unbiased_and_closer_than_by_the_prior():
     rng, x = torch.Generator().manual_seed(2), torch.full((5000, 1), 1.5, dtype=FLOAT)
-    laplace = dgm.LaplaceEstimate(logit, 1, samples=4)
-    prior = dgm.ImportanceEstimate(logit, lambda x: (0 * x, x), 1, samples=4)
+    laplace = dgm.kernels.LaplaceEstimate(logit, 1, samples=4)
+    prior = dgm.kernels.ImportanceEstimate(logit, lambda x: (0 * x, x), 1, samples=4)
     truth = math.log(0.5) + 0.5 * math.log(2 * math.pi)
     u = torch.randn(5000, laplace.noise_dim, generator=rng, dtype=FLOAT)
     estimates = [method(x, u) for method in (laplace, prior)]
@@ -151,14 +163,16 @@ def test_importance_by_the_laplace_approximation_is_unbiased_and_closer_than_by_
 )
 def test_estimators_that_return_no_density_are_named(log_estimate, named):
     with pytest.raises(ArgumentError, match=named):
-        dgm.PseudoMarginal(log_estimate, dgm.StandardNormal(2), dgm.StandardNormal(3))
+        dgm.kernels.PseudoMarginal(log_estimate, dgm.StandardNormal(2), dgm.StandardNormal(3))
 
 
 def test_a_broken_estimate_later_on_is_a_divergence_of_its_chain():
-    target = dgm.PseudoMarginal(
-        lambda x, u: torch.where(x[..., 0] > 4, math.nan, 0.0 * u[..., 0]), dgm.StandardNormal(1), dgm.Uniform(1)
+    target = dgm.kernels.PseudoMarginal(
+        lambda x, u: torch.where(x[..., 0] > 4, math.nan, 0.0 * u[..., 0]),
+        dgm.StandardNormal(1),
+        dgm.kernels.Uniform(1),
     )
-    kernel = dgm.PseudoMarginalMH(step_size=3.0)
+    kernel = dgm.kernels.PseudoMarginalMH(step_size=3.0)
     state = kernel.init(target, torch.tensor([[3.9, 0.5]], dtype=FLOAT).repeat(100, 1))
     after, info = kernel.step(target, state, torch.Generator().manual_seed(1))
     assert (info.status == dgm.errors.Status.DIVERGED).any()

@@ -33,10 +33,10 @@ def test_the_energy_on_the_graph_is_the_riemannian_hamiltonian():
     kinetic = 0.5 * torch.einsum("ci,cij,cj->c", v, metric, v)
     hamiltonian = target.energy(u) + 0.5 * metric.logdet() + kinetic
 
-    state = dgm.RiemannianHMC(0.1, n_steps=2).init(target, u)
+    state = dgm.kernels.RiemannianHMC(0.1, n_steps=2).init(target, u)
     momentum = torch.cat([v, -(jacobian @ v.unsqueeze(-1)).squeeze(-1) / EPS], -1)
-    on_graph = state.lifted.energy + 0.5 * momentum.square().sum(-1)
-    differences = hamiltonian - on_graph
+    on_embedding = state.lifted.energy + 0.5 * momentum.square().sum(-1)
+    differences = hamiltonian - on_embedding
     torch.testing.assert_close(differences, differences[:1].expand(5))
     torch.testing.assert_close(state.energy, target.energy(u))
     # the momentum is a tangent of the graph
@@ -56,11 +56,13 @@ def test_pixels_of_one_mask_per_image_and_summaries_are_on_the_graph():
     mean = dgm.condition(Bent(), [1.0, 0.5], tolerance=EPS, summaries=lambda x: x.mean(-1, keepdim=True))
     for target in (several, mean):
         u = target.initial_draws(3, torch.Generator().manual_seed(1))
-        graph = target.graph
-        assert graph is not None
-        assert graph.fibre.constraint_error(graph.lift(u)).max() < 1e-12
-        assert torch.equal(graph.project(graph.lift(u)), u)
-        dgm.sample(target, dgm.RiemannianHMC(0.2, n_steps=2), chains=3, warmup=0, draws=2, seed=1, progress=False)
+        embedding = target.embedding
+        assert embedding is not None
+        assert embedding.fibre.constraint_error(embedding.lift(u)).max() < 1e-12
+        assert torch.equal(embedding.project(embedding.lift(u)), u)
+        dgm.sample(
+            target, dgm.kernels.RiemannianHMC(0.2, n_steps=2), chains=3, warmup=0, draws=2, seed=1, progress=False
+        )
 
 
 @pytest.mark.parametrize(
@@ -69,7 +71,7 @@ def test_pixels_of_one_mask_per_image_and_summaries_are_on_the_graph():
 def test_what_is_no_gaussian_width_is_refused(options):
     target = dgm.condition(Ellipse(), [2.0], tolerance=EPS, **options)
     with pytest.raises(ArgumentError, match="kernel='gaussian'"):
-        dgm.sample(target, dgm.RiemannianHMC(), chains=2, warmup=1, draws=2, progress=False)
+        dgm.sample(target, dgm.kernels.RiemannianHMC(), chains=2, warmup=1, draws=2, progress=False)
 
 
 def test_the_narrowness_of_a_tolerance_is_the_largest_singular_value_over_it():
@@ -79,11 +81,11 @@ def test_the_narrowness_of_a_tolerance_is_the_largest_singular_value_over_it():
         [cast(Tensor, torch.autograd.functional.jacobian(Bent().observed, point)) for point in u.flatten(0, 1)]
     )
     expected = torch.linalg.svdvals(jacobian)[:, 0].reshape(3, 2) / EPS
-    assert target.graph is not None
-    torch.testing.assert_close(target.graph.stretch(u), expected, rtol=0.02, atol=0.0)
+    assert target.embedding is not None
+    torch.testing.assert_close(target.embedding.stretch(u), expected, rtol=0.02, atol=0.0)
 
 
-@pytest.mark.parametrize(("tolerance", "picked"), [(2.0, dgm.HMC), (0.1, dgm.RiemannianHMC)])
+@pytest.mark.parametrize(("tolerance", "picked"), [(2.0, dgm.HMC), (0.1, dgm.kernels.RiemannianHMC)])
 def test_it_is_the_default_where_the_tolerance_is_small(tolerance, picked):
     target = dgm.condition(Ellipse(), [2.0], tolerance=tolerance)
     draws = dgm.sample(target, chains=2, warmup=5, draws=2, seed=1, progress=False)
@@ -105,6 +107,6 @@ def test_it_moves_along_a_narrow_ridge_where_hmc_does_not():
     target = dgm.condition(Ellipse(), [2.0], tolerance=0.01)
     angle = 2 * torch.pi * torch.rand(40, generator=torch.Generator().manual_seed(1), dtype=FLOAT)
     start = torch.stack([2**0.5 * angle.cos(), 0.5**0.5 * angle.sin()], -1)
-    ours = ess_per_evaluation(target, dgm.RiemannianHMC(0.4, trajectory_length=2.0), start)
+    ours = ess_per_evaluation(target, dgm.kernels.RiemannianHMC(0.4, trajectory_length=2.0), start)
     # shorter trajectories do not mix, longer steps are rejected
     assert ours > 5 * ess_per_evaluation(target, dgm.HMC(0.0035, n_steps=(200, 400)), start)

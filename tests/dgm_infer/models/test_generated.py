@@ -22,5 +22,5 @@ def test_images_from_the_prior(noise):
     left = images - net(inputs[:, :3])
     assert left.square().mean().sqrt().item() == pytest.approx(noise or 0, rel=0.1, abs=1e-12)
     assert not images.requires_grad
-    with pytest.raises(dgm.ArgumentError, match="n"):
+    with pytest.raises(dgm.errors.ArgumentError, match="n"):
         model.generate(0, seed=1)

@@ -90,12 +90,12 @@ def test_zuko_is_asked_for_in_one_line_where_it_is_missing(monkeypatch):
 
 
 def test_arguments_are_checked():
-    with pytest.raises(dgm.ArgumentError, match="20 draws or more"):
+    with pytest.raises(dgm.errors.ArgumentError, match="20 draws or more"):
         dgm.Flow.from_draws(torch.zeros(2, 3, 4))
     target = dgm.Target(lambda x: x.square().sum(-1), 2)
-    with pytest.raises(dgm.ArgumentError, match="expected a Gaussian over"):
+    with pytest.raises(dgm.errors.ArgumentError, match="expected a Gaussian over"):
         dgm.Flow.fit(target, start=dgm.Gaussian(torch.zeros(3), 1.0))
-    with pytest.raises(dgm.EvidenceError, match=r"diverged at step [1-9]: use a rate"):
+    with pytest.raises(dgm.errors.EvidenceError, match=r"diverged at step [1-9]: use a rate"):
         dgm.Flow.from_draws(torch.randn(2, 20, 2, generator=torch.Generator().manual_seed(0)), rate=1e30, **SMALL)
 
 

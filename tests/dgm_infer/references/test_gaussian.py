@@ -138,9 +138,9 @@ def test_laplace_finds_modes_of_targets_that_are_no_gaussians():
 
 def test_laplace_refuses_a_saddle_and_a_slope_without_end():
     saddle = dgm.Target(lambda x: x[..., 0] ** 2 - x[..., 1] ** 2, 2)
-    with pytest.raises(dgm.EvidenceError, match=r"1 of 1 problems: pass start="):
+    with pytest.raises(dgm.errors.EvidenceError, match=r"1 of 1 problems: pass start="):
         dgm.Gaussian.laplace(saddle)
-    with pytest.raises(dgm.EvidenceError, match="not positive definite"):
+    with pytest.raises(dgm.errors.EvidenceError, match="not positive definite"):
         dgm.Gaussian.laplace(dgm.Target(lambda x: x.sum(-1), 2))
 
 
@@ -211,7 +211,7 @@ def test_components_without_weight_do_not_count_and_some_must_have_one():
     base = dgm.Gaussian.of_mixture(means, covariances, torch.tensor([1.0, -math.inf]))
     assert base.mean == 0
     assert base.log_zeta == 1
-    with pytest.raises(dgm.EvidenceError, match="all components have zero weight for 1 of 1 problems"):
+    with pytest.raises(dgm.errors.EvidenceError, match="all components have zero weight for 1 of 1 problems"):
         mixture_of(2, log_weight=-math.inf)
 
 
@@ -251,7 +251,7 @@ def test_a_base_from_an_encoder():
     images = torch.randn(3, 4, generator=torch.Generator().manual_seed(0))
     base = dgm.Gaussian.from_encoder(encoder, images)
     torch.testing.assert_close(base.log_prob(images[:, :2]), encoder(images).log_prob(images[:, :2]))
-    with pytest.raises(dgm.ArgumentError, match="the encoder returns a Bernoulli"):
+    with pytest.raises(dgm.errors.ArgumentError, match="the encoder returns a Bernoulli"):
         dgm.Gaussian.from_encoder(lambda x: Bernoulli(logits=x), images)
 
 
@@ -293,7 +293,7 @@ def test_a_base_from_an_encoder():
     ],
 )
 def test_bad_arguments_are_named(make, message):
-    with pytest.raises(dgm.ArgumentError, match=message):
+    with pytest.raises(dgm.errors.ArgumentError, match=message):
         make()
 
 
@@ -335,7 +335,7 @@ def test_copies_of_a_base_are_the_same_density():
 
 def test_weights_that_are_all_zero_make_no_base():
     base = dgm.Gaussian(torch.zeros(2), 1.0)
-    with pytest.raises(dgm.EvidenceError, match="all weights are zero for 1 of 1"):
+    with pytest.raises(dgm.errors.EvidenceError, match="all weights are zero for 1 of 1"):
         base.refined(torch.zeros(1, 3, 2), torch.full((1, 3), -math.inf))
 
 
@@ -358,7 +358,7 @@ def test_draws_without_a_density_do_not_pull_a_fit():
     ],
 )
 def test_what_is_no_density_is_not_fitted(energy, words):
-    with pytest.raises(dgm.EvidenceError, match=words):
+    with pytest.raises(dgm.errors.EvidenceError, match=words):
         dgm.Gaussian.fit(dgm.Target(energy, 2), steps=5)
 
 
@@ -366,5 +366,5 @@ def test_a_fit_that_diverges_says_so():
     target = dgm.Target(lambda x: x.square().sum(-1), 2, (2,))
     # to numbers that are not finite, or to a density far from the target's
     for rate in (1e300, 100.0):
-        with pytest.raises(dgm.EvidenceError, match="diverged for 2 of 2 problems: use a rate below"):
+        with pytest.raises(dgm.errors.EvidenceError, match="diverged for 2 of 2 problems: use a rate below"):
             dgm.Gaussian.fit(target, dtype=FLOAT, rate=rate, steps=5)

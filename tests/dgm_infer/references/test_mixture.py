@@ -112,17 +112,17 @@ def test_a_mixture_is_frozen_and_its_arguments_are_checked():
     with pytest.raises(FrozenInstanceError):
         base.mean = base.mean
     means = torch.zeros(2, 3, 4)
-    with pytest.raises(dgm.ArgumentError, match=r"expected \[components, \*batch, D\]"):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"expected \[components, \*batch, D\]"):
         dgm.Mixture(torch.zeros(4), 1.0)
-    with pytest.raises(dgm.ArgumentError, match="log_weights of shape"):
+    with pytest.raises(dgm.errors.ArgumentError, match="log_weights of shape"):
         dgm.Mixture(means, 1.0, log_weights=torch.zeros(2))
-    with pytest.raises(dgm.ArgumentError, match="sd"):
+    with pytest.raises(dgm.errors.ArgumentError, match="sd"):
         dgm.Mixture(means, -1.0)
-    with pytest.raises(dgm.ArgumentError, match="log_zeta of shape"):
+    with pytest.raises(dgm.errors.ArgumentError, match="log_zeta of shape"):
         dgm.Mixture(means, 1.0, log_zeta=0.0)
-    with pytest.raises(dgm.EvidenceError, match="zero weight for 3 of 3"):
+    with pytest.raises(dgm.errors.EvidenceError, match="zero weight for 3 of 3"):
         dgm.Mixture(means, 1.0, log_weights=torch.full((2, 3), -math.inf))
-    with pytest.raises(dgm.ArgumentError, match=r"expected \[\.\.\., \*batch, 4\]"):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"expected \[\.\.\., \*batch, 4\]"):
         dgm.Mixture(means, 1.0).energy(torch.zeros(3))
 
 

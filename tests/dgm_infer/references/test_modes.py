@@ -123,7 +123,7 @@ def test_the_modes_of_a_mixture_have_its_masses_for_every_problem():
     base = dgm.Gaussian.covering(found)
     assert (base.whiten(means.unsqueeze(1)).square().mean(-1) < 3).all()
     # control: few steps find nothing
-    with pytest.raises(dgm.EvidenceError, match="no mode was found"):
+    with pytest.raises(dgm.errors.EvidenceError, match="no mode was found"):
         dgm.modes(MixtureTarget(weights, means, covariances, 2.0), iterations=2)
 
 
@@ -150,9 +150,9 @@ def test_where_there_is_a_prior_it_is_the_broad_gaussian():
 def test_bad_settings_are_named(call):
     target = dgm.Target(lambda x: x.square().sum(-1), 2)
     for wrong in ({"starts": 0}, {"iterations": 0.5}, {"seed": "x"}):
-        with pytest.raises(dgm.ArgumentError, match=next(iter(wrong))):
+        with pytest.raises(dgm.errors.ArgumentError, match=next(iter(wrong))):
             call(target, **wrong)
-    with pytest.raises(dgm.ArgumentError, match="expected a Target"):
+    with pytest.raises(dgm.errors.ArgumentError, match="expected a Target"):
         call(3)
 
 

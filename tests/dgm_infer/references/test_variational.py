@@ -155,5 +155,5 @@ def test_the_upper_bound_covers_both_modes_and_the_lower_bound_picks_one():
 
 
 def test_an_unknown_objective_is_refused():
-    with pytest.raises(dgm.ArgumentError, match="objective='vlbo'"):
+    with pytest.raises(dgm.errors.ArgumentError, match="objective='vlbo'"):
         dgm.Gaussian.fit(TARGET, objective="vlbo")

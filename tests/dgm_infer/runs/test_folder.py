@@ -74,30 +74,30 @@ def test_what_a_run_is_made_from_is_stored(tmp_path):
 def test_a_problem_that_cannot_be_stored_is_asked_for(tmp_path):
     made = folder(tmp_path / "run", lambda x: x)
     assert "cannot be stored" in made.manifest["unstored"]
-    with pytest.raises(dgm.CheckpointError, match="give problem="):
+    with pytest.raises(dgm.errors.CheckpointError, match="give problem="):
         made.stored("problem")
 
 
 def test_a_kernel_that_cannot_be_stored_leaves_no_folder(tmp_path):
-    with pytest.raises(dgm.ArgumentError, match=r"kernel=.*cannot be stored.*not lambdas"):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"kernel=.*cannot be stored.*not lambdas"):
         folder(tmp_path / "run", kernel=lambda x: x)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_takes_one_run(tmp_path):
     folder(tmp_path / "run")
-    with pytest.raises(dgm.ArgumentError, match=r"dgm\.resume.*dgm\.extend.*another folder"):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"dgm\.resume.*dgm\.extend.*another folder"):
         folder(tmp_path / "run")
 
 
 def test_paths_that_are_no_run_are_named(tmp_path):
-    with pytest.raises(dgm.CheckpointError, match="no run is there"):
+    with pytest.raises(dgm.errors.CheckpointError, match="no run is there"):
         RunFolder.open("resume", tmp_path)
     (tmp_path / "file").write_text("")
-    with pytest.raises(dgm.ArgumentError, match="cannot be written to"):
+    with pytest.raises(dgm.errors.ArgumentError, match="cannot be written to"):
         folder(tmp_path / "file" / "run")
     (tmp_path / "run.json").write_text('{"format": "of another"}')
-    with pytest.raises(dgm.CheckpointError, match="not the manifest of a run"):
+    with pytest.raises(dgm.errors.CheckpointError, match="not the manifest of a run"):
         RunFolder.open("resume", tmp_path)
 
 
@@ -108,13 +108,13 @@ def test_a_damaged_file_is_named(tmp_path, name):
     (path,) = shard.folder.glob(f"{name}*")
     path.write_bytes(path.read_bytes()[:20])
     read = shard.draws if name == "draws" else shard.read
-    with pytest.raises(dgm.CheckpointError, match=path.name):
+    with pytest.raises(dgm.errors.CheckpointError, match=path.name):
         read()
 
 
 def test_one_process_at_a_time_goes_on_with_a_run(tmp_path):
     made = folder(tmp_path / "run")
-    with made.locked(), pytest.raises(dgm.ArgumentError, match="another process"), RunFolder(made.path).locked():
+    with made.locked(), pytest.raises(dgm.errors.ArgumentError, match="another process"), RunFolder(made.path).locked():
         pass
     # and afterwards the next one
     with made.locked():

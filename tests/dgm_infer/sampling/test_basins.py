@@ -69,8 +69,8 @@ class OfLogistics(TwoSides):
 
 def test_what_has_no_basins_is_refused(draws, tmp_path):
     draws.save(tmp_path / "draws.nc")
-    with pytest.raises(dgm.ArgumentError, match="with their problem"):
+    with pytest.raises(dgm.errors.ArgumentError, match="with their problem"):
         dgm.Draws.load(tmp_path / "draws.nc").basins()
     problem = dgm.condition(OfLogistics(1.5), torch.ones(1, dtype=FLOAT))
-    with pytest.raises(dgm.ArgumentError, match="standard normal inputs"):
+    with pytest.raises(dgm.errors.ArgumentError, match="standard normal inputs"):
         basins(problem, problem.start(2, torch.Generator()).unsqueeze(0))

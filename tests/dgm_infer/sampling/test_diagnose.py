@@ -136,7 +136,7 @@ def test_groups_of_chains_are_named_once():
     (found,) = held(x).diagnose()
     assert found.severity == "misleading"
     assert found.what == "chains of problem 1 form 2 groups that never overlap (2 and 2 chains)"
-    assert "draws.components" in found.remedy
+    assert "draws.chain_groups" in found.remedy
 
 
 # ---------------------------------------------------------------------------------------------------------- transitions
@@ -160,7 +160,7 @@ def test_failures_are_named_from_a_share_on(name, share, severity, words):
 
 
 def test_zero_density_at_proposals_of_a_random_walk_is_no_fault():
-    draws = held(normal(CHAINS, DRAWS, 1), kernel=dgm.RandomWalk(step_size=0.3), diverging=failing(0.3))
+    draws = held(normal(CHAINS, DRAWS, 1), kernel=dgm.kernels.RandomWalk(step_size=0.3), diverging=failing(0.3))
     del draws.stats["n_steps"]
     assert not draws.diagnose()
 

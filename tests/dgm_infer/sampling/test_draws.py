@@ -228,7 +228,7 @@ def interrupt_after(monkeypatch, calls, error=KeyboardInterrupt):
     step, count = dgm.ConstrainedHMC.step, [0]
 
     def interrupted(self, problem, *args):
-        if problem.observed.heat is None:
+        if problem.observed.noise_scale is None:
             if count[0] == calls:
                 raise error
             count[0] += 1
@@ -360,5 +360,5 @@ def test_a_latent_named_as_a_dimension_is_refused():
     draws = dgm.Draws(
         inputs=made.inputs, latents={"draw": made.inputs}, stats=made.stats, kernel=KERNEL, seed=1, problem=made.problem
     )
-    with pytest.raises(dgm.ArgumentError, match="'draw'"):
+    with pytest.raises(dgm.errors.ArgumentError, match="'draw'"):
         draws.to_arviz()

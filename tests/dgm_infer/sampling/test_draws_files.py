@@ -81,7 +81,7 @@ def test_an_adapted_kernel_is_loaded_and_goes_on_as_it_was(tmp_path, kernel, mak
 
 def test_loaded_draws_generate_as_the_original_did(tmp_path, draws):
     draws.save(tmp_path / "posterior.nc")
-    with pytest.raises(dgm.ArgumentError, match="problem="):
+    with pytest.raises(dgm.errors.ArgumentError, match="problem="):
         dgm.Draws.load(tmp_path / "posterior.nc").generate()
     loaded = dgm.Draws.load(tmp_path / "posterior.nc", problem=draws.problem)
     assert torch.equal(loaded.generate(seed=3), draws.generate(seed=3))
@@ -102,7 +102,10 @@ def test_a_disk_that_is_full_is_one_line_and_leaves_nothing_behind(tmp_path, dra
     if before is not None:
         path.write_bytes(before)
     # HDF5 itself ends the process when its file cannot grow
-    with largest_file(4096), pytest.raises(dgm.ArgumentError, match=r"cannot save .*posterior\.nc: File too large"):
+    with (
+        largest_file(4096),
+        pytest.raises(dgm.errors.ArgumentError, match=r"cannot save .*posterior\.nc: File too large"),
+    ):
         draws.save(path)
     assert os.listdir(tmp_path) == ([] if before is None else ["posterior.nc"])
     assert before is None or path.read_bytes() == before
@@ -221,7 +224,9 @@ def test_a_file_that_points_to_another_is_refused(tmp_path, draws, point):
 def test_draws_of_another_observation_are_refused(tmp_path, draws):
     draws.save(tmp_path / "posterior.nc")
     other = dgm.condition(draws.problem.model, image(3) + 0.2, observe=dgm.pixels(MASK))
-    with pytest.raises(dgm.ArgumentError, match=r"miss its observation by 0\.2: give the problem that was sampled"):
+    with pytest.raises(
+        dgm.errors.ArgumentError, match=r"miss its observation by 0\.2: give the problem that was sampled"
+    ):
         dgm.Draws.load(tmp_path / "posterior.nc", problem=other)
 
 
@@ -260,14 +265,14 @@ def test_draws_of_another_target_are_refused(tmp_path, make, other):
     draws = run(make(), dgm.HMC(step_size=0.1, n_steps=1), draws=3)
     draws.save(path)
     assert_same(dgm.Draws.load(path, problem=make()), draws)
-    with pytest.raises(dgm.ArgumentError, match=r"energy at the draws in .* differs .* give the problem"):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"energy at the draws in .* differs .* give the problem"):
         dgm.Draws.load(path, problem=other())
 
 
 def test_draws_loaded_without_their_target_still_know_it(tmp_path):
     run(decoded(0.2), dgm.HMC(step_size=0.1, n_steps=1), draws=3).save(tmp_path / "first.nc")
     dgm.Draws.load(tmp_path / "first.nc").save(tmp_path / "second.nc")
-    with pytest.raises(dgm.ArgumentError, match=r"energy at the draws in .* differs"):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"energy at the draws in .* differs"):
         dgm.Draws.load(tmp_path / "second.nc", problem=decoded(0.3))
 
 
@@ -290,5 +295,5 @@ def test_draws_are_saved_though_their_energy_fails(tmp_path, monkeypatch):
 @pytest.mark.parametrize("problem", [5, nn.Linear(2, 3), Ellipse()], ids=["a number", "a network", "a model"])
 def test_what_is_no_problem_is_named(tmp_path, draws, problem):
     draws.save(tmp_path / "posterior.nc")
-    with pytest.raises(dgm.ArgumentError, match=f"^expected a Target, not a {type(problem).__name__}: "):
+    with pytest.raises(dgm.errors.ArgumentError, match=f"^expected a Target, not a {type(problem).__name__}: "):
         dgm.Draws.load(tmp_path / "posterior.nc", problem=problem)

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.sampling import course as course_module
-from dgm_infer.sampling.course import Course
+from dgm_infer.sampling import run as run_module
+from dgm_infer.sampling.run import SamplingRun
 from tests.models import Bent
 from tests.oracles import FLOAT, Ellipse, assert_agrees, correlated_gaussian
 
@@ -51,7 +51,7 @@ def killed_at(monkeypatch, transition, path, kind=Killed, **changes):
             raise kind
         return after
 
-    started, begin = [10**9], Course.begin.__func__
+    started, begin = [10**9], SamplingRun.begin.__func__
 
     def begun(cls, *arguments):
         found = begin(cls, *arguments)
@@ -60,7 +60,7 @@ def killed_at(monkeypatch, transition, path, kind=Killed, **changes):
         return found
 
     monkeypatch.setattr(dgm.ConstrainedHMC, "step", stepped)
-    monkeypatch.setattr(Course, "begin", classmethod(begun))
+    monkeypatch.setattr(SamplingRun, "begin", classmethod(begun))
     try:
         return run(run=path, checkpoint_every=1e-9, **changes)
     finally:
@@ -96,13 +96,13 @@ def test_a_run_killed_at_any_transition_goes_on_as_if_it_had_not_been(tmp_path, 
 def test_control_other_random_numbers_after_a_stop_give_other_draws(tmp_path, monkeypatch, whole):
     with pytest.raises(Killed):
         killed_at(monkeypatch, 40, tmp_path / "run")
-    resume = Course.resume
+    resume = SamplingRun.resume
 
     def careless(self, *arguments):
         resume(self, *arguments)
         self._rng.manual_seed(0)
 
-    monkeypatch.setattr(Course, "resume", careless)
+    monkeypatch.setattr(SamplingRun, "resume", careless)
     draws = dgm.resume(tmp_path / "run", progress=False)
     assert torch.equal(draws.inputs[:, :9], whole.inputs[:, :9])
     assert not torch.equal(draws.inputs[:, 10:], whole.inputs[:, 10:])
@@ -128,11 +128,11 @@ def test_a_run_may_be_stopped_again_and_again(tmp_path, monkeypatch, whole):
 
 
 def test_a_stop_before_the_first_checkpoint_begins_anew(tmp_path, monkeypatch, whole):
-    monkeypatch.setattr(Course, "begin", classmethod(lambda *_: (_ for _ in ()).throw(Killed)))
+    monkeypatch.setattr(SamplingRun, "begin", classmethod(lambda *_: (_ for _ in ()).throw(Killed)))
     with pytest.raises(Killed):
         run(run=tmp_path / "run")
     monkeypatch.undo()
-    with pytest.raises(dgm.CheckpointError, match="no draws yet, 0 of 30"):
+    with pytest.raises(dgm.errors.CheckpointError, match="no draws yet, 0 of 30"):
         dgm.collect(tmp_path / "run")
     assert_same(dgm.resume(tmp_path / "run", progress=False), whole)
 
@@ -151,7 +151,7 @@ def test_an_interrupt_within_warm_up_passes_and_costs_at_most_what_came_after_th
 ):
     with pytest.raises(KeyboardInterrupt):
         killed_at(monkeypatch, 12, tmp_path / "run", KeyboardInterrupt)
-    with pytest.raises(dgm.CheckpointError, match="no draws yet, 11 of 30"):
+    with pytest.raises(dgm.errors.CheckpointError, match="no draws yet, 11 of 30"):
         dgm.collect(tmp_path / "run")
     assert_same(dgm.resume(tmp_path / "run", progress=False), whole)
 
@@ -194,7 +194,7 @@ def test_the_pick_of_the_pilot_is_kept(tmp_path, monkeypatch):
     options = {"chains": CHAINS, "warmup": WARMUP, "draws": DRAWS, "seed": 7, "progress": False}
     whole = dgm.sample(problem, **options)
     dgm.sample(problem, run=tmp_path / "run", **{**options, "draws": 5})
-    monkeypatch.setattr(course_module, "pick_kernel", None)
+    monkeypatch.setattr(run_module, "pick_kernel", None)
     assert_same(dgm.extend(tmp_path / "run", draws=DRAWS - 5, progress=False), whole)
 
 
@@ -223,14 +223,14 @@ class TestProblemsThatCannotBeStored:
         whole = dgm.sample(target, dgm.HMC(), draws=9, **options)
         with pytest.warns(UserWarning, match=r"cannot be stored.*dgm\.resume\(run, problem=\.\.\.\)"):
             dgm.sample(target, dgm.HMC(), draws=4, run=tmp_path / "run", **options)
-        with pytest.raises(dgm.CheckpointError, match="give problem="):
+        with pytest.raises(dgm.errors.CheckpointError, match="give problem="):
             dgm.resume(tmp_path / "run", progress=False)
         draws = dgm.extend(tmp_path / "run", 5, target, progress=False)
         assert_same(draws, whole)
         assert_same(dgm.collect(tmp_path / "run", target), whole)
 
     def test_do_not_go_to_other_processes(self, tmp_path, target):
-        with pytest.raises(dgm.ArgumentError, match=r"devices=.*cannot be stored"):
+        with pytest.raises(dgm.errors.ArgumentError, match=r"devices=.*cannot be stored"):
             dgm.sample(target, run=tmp_path / "run", devices=["cpu", "cpu"], progress=False)
         assert not (tmp_path / "run").exists()
 
@@ -238,7 +238,7 @@ class TestProblemsThatCannotBeStored:
 def test_another_problem_is_refused(tmp_path):
     run(run=tmp_path / "run")
     for call in (dgm.resume, dgm.collect):
-        with pytest.raises(dgm.ArgumentError, match="give the problem that was sampled"):
+        with pytest.raises(dgm.errors.ArgumentError, match="give the problem that was sampled"):
             call(tmp_path / "run", fibre(0.9))
 
 
@@ -257,7 +257,7 @@ def test_a_disk_that_refuses_the_last_checkpoint_costs_no_draw(tmp_path, monkeyp
     def refused(path, content):
         times.append(path)
         if len(times) > 5:
-            raise dgm.ArgumentError(f"cannot save {path}: No space left on device")
+            raise dgm.errors.ArgumentError(f"cannot save {path}: No space left on device")
         write(path, content)
 
     monkeypatch.setattr(module, "write_file", refused)
@@ -274,7 +274,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path, monkeypatch, wh
     def refused(path, content):
         times.append(path)
         if 10 < len(times) < 40:
-            raise dgm.ArgumentError(f"cannot save {path}: No space left on device")
+            raise dgm.errors.ArgumentError(f"cannot save {path}: No space left on device")
         write(path, content)
 
     monkeypatch.setattr(module, "write_file", refused)
@@ -296,7 +296,7 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path, monkeypatch, wh
 )
 def test_bad_arguments_are_named(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(dgm.ArgumentError, match=message):
+    with pytest.raises(dgm.errors.ArgumentError, match=message):
         run(**options)
     assert not any(tmp_path.iterdir())
 
@@ -304,7 +304,7 @@ def test_bad_arguments_are_named(tmp_path, monkeypatch, options, message):
 @pytest.mark.parametrize("draws", [0, 1.5, None])
 def test_an_extension_has_at_least_one_draw(tmp_path, draws):
     run(run=tmp_path / "run")
-    with pytest.raises(dgm.ArgumentError, match="extend\\(draws="):
+    with pytest.raises(dgm.errors.ArgumentError, match="extend\\(draws="):
         dgm.extend(tmp_path / "run", draws=draws)
 
 
@@ -339,7 +339,7 @@ def test_shards_in_processes_have_the_law_and_streams_of_their_own(tmp_path):
 @pytest.mark.filterwarnings("ignore:observed values")
 def test_what_a_process_raises_is_raised_here():
     problem = dgm.condition(Ellipse(), torch.tensor([-1.0], dtype=FLOAT))
-    with pytest.raises(dgm.StartError, match="no inputs were found"):
+    with pytest.raises(dgm.errors.StartError, match="no inputs were found"):
         run(problem, devices=["cpu", "cpu"])
 
 
@@ -380,7 +380,7 @@ def started(path, devices):
         try:
             if dgm.collect(path).shape[1] >= 5:
                 return process
-        except dgm.CheckpointError:
+        except dgm.errors.CheckpointError:
             continue
     process.kill()
     raise AssertionError(process.communicate()[1])
@@ -390,7 +390,7 @@ def started(path, devices):
 def test_a_process_killed_by_the_system_leaves_what_its_checkpoint_has(tmp_path, whole):
     """And its draws can be read while it runs."""
     process = started(tmp_path / "run", None)
-    with pytest.raises(dgm.ArgumentError, match="another process"):
+    with pytest.raises(dgm.errors.ArgumentError, match="another process"):
         dgm.resume(tmp_path / "run", progress=False)
     process.kill()
     process.communicate()
@@ -426,6 +426,6 @@ def test_processes_of_shards_end_with_their_parent(tmp_path, stop):
                 warnings.simplefilter("ignore")
                 assert dgm.resume(tmp_path / "run", progress=False).shape[1] >= n
             break
-        except dgm.ArgumentError:
+        except dgm.errors.ArgumentError:
             assert time.monotonic() < deadline
             time.sleep(0.5)

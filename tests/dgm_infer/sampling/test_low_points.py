@@ -130,5 +130,5 @@ def test_a_problem_without_any_point_has_more_attempts(monkeypatch):
 
 def test_an_observation_that_nothing_generates_is_named():
     problem = dgm.condition(TwoSides(1.5), torch.tensor([[1.0], [-5.0]], dtype=FLOAT))
-    with pytest.raises(dgm.StartError, match="problem 1"):
+    with pytest.raises(dgm.errors.StartError, match="problem 1"):
         points(problem)

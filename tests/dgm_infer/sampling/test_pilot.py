@@ -4,7 +4,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.sampling import course, pilot
+from dgm_infer.sampling import pilot
+from dgm_infer.sampling import run as run_module
 from tests.oracles import FLOAT, Wave, circle, linear_gaussian
 
 
@@ -71,7 +72,7 @@ def test_no_pilot_runs_where_there_is_nothing_to_pick(monkeypatch):
     def refused(*arguments, **more):
         raise AssertionError("a pilot ran")
 
-    monkeypatch.setattr(course, "pick_kernel", refused)
+    monkeypatch.setattr(run_module, "pick_kernel", refused)
     fibre, start = linear_gaussian().problem, torch.Generator().manual_seed(1)
     run(circle().problem)
     run(fibre, dgm.LiftedHMC())

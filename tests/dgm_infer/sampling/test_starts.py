@@ -1,4 +1,4 @@
-"""Where chains begin: heated fibres, and the annealing of the noise."""
+"""Where chains begin: fibres with wider noise, and the annealing of the noise."""
 
 import pytest
 import torch
@@ -30,31 +30,31 @@ def false_mode(sd=0.1):
     return dgm.condition(dgm.WithNoise(FalseMode(), sd=sd), 3 + 0.1 * noise)
 
 
-def test_a_heated_fibre_is_that_of_the_model_with_wider_noise():
-    heated, wider = false_mode(sd=0.125).heated(torch.tensor(4.0, dtype=FLOAT)), false_mode(sd=0.5)
+def test_a_fibre_with_scaled_noise_is_that_of_the_model_with_wider_noise():
+    widened, wider = false_mode(sd=0.125).with_noise_scale(torch.tensor(4.0, dtype=FLOAT)), false_mode(sd=0.5)
     u = torch.randn(5, 21, generator=rng(), dtype=FLOAT)
-    assert torch.allclose(heated.constraint(u), wider.constraint(u), atol=1e-12)
-    for ours, theirs in zip(heated.linearise(u)[1:], wider.linearise(u)[1:], strict=True):
+    assert torch.allclose(widened.constraint(u), wider.constraint(u), atol=1e-12)
+    for ours, theirs in zip(widened.linearise(u)[1:], wider.linearise(u)[1:], strict=True):
         assert torch.allclose(ours, theirs, rtol=1e-10)
 
 
 @pytest.mark.parametrize("observe", ["everything", "a mask a problem"])
-def test_every_problem_has_its_own_heat(observe):
+def test_every_problem_has_its_own_noise_scale(observe):
     model = Images().eval()
     images = torch.rand(3, 2, 3, generator=rng())
     mask = torch.ones(2, 3, dtype=torch.bool)
     if observe != "everything":
         mask = torch.stack([mask.index_fill(1, torch.tensor(i), False) for i in range(3)])
     problem = dgm.condition(model, images, observe=dgm.pixels(mask))
-    heat = torch.tensor([1.0, 2.0, 5.0], dtype=FLOAT)
+    scale = torch.tensor([1.0, 2.0, 5.0], dtype=FLOAT)
     u = torch.randn(4, 3, problem.dim, generator=rng(), dtype=FLOAT)
     u1, u2 = model.split(u)
-    scaled = torch.cat([u1, heat.unsqueeze(-1) * u2], -1)
-    heated = problem.heated(heat)
-    assert torch.allclose(heated.constraint(u), problem.constraint(scaled), atol=1e-12)
-    rows = heated.rows(4)
+    scaled = torch.cat([u1, scale.unsqueeze(-1) * u2], -1)
+    widened = problem.with_noise_scale(scale)
+    assert torch.allclose(widened.constraint(u), problem.constraint(scaled), atol=1e-12)
+    rows = widened.rows(4)
     assert torch.allclose(rows.constraint(u.flatten(0, 1)), problem.constraint(scaled).flatten(0, 1), atol=1e-12)
-    assert problem.observed.heat is None
+    assert problem.observed.noise_scale is None
 
 
 def test_increments_leave_half_the_points_in_effect():

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.kernels.metrics import DiagonalMetric, LowRankMetric
 from dgm_infer.kernels.stored import UnknownKernel, from_json, to_json
+from dgm_infer.linear_maps import DiagonalMap, LowRankMap
 from dgm_infer.settings import Settings
 
 DATA = Path(__file__).parents[2] / "data"
@@ -51,8 +51,8 @@ KERNELS = [
     dgm.HMC(step_size=torch.tensor([0.25, 0.5]), trajectory_length=1.5),
     dgm.NUTS(step_size=torch.tensor(0.1, dtype=torch.float64), n_steps=31),
     dgm.NUTS(metric="low_rank"),
-    dgm.HMC(metric=DiagonalMetric(torch.tensor([0.5, 2.0]))),
-    dgm.LiftedHMC(0.1, trajectory="nuts", metric=LowRankMetric(torch.ones(3), torch.eye(3)[:, :2], torch.ones(2) / 2)),
+    dgm.HMC(metric=DiagonalMap(torch.tensor([0.5, 2.0]))),
+    dgm.LiftedHMC(0.1, trajectory="nuts", metric=LowRankMap(torch.ones(3), torch.eye(3)[:, :2], torch.ones(2) / 2)),
     dgm.ConstrainedHMC(solver="newton", compile=True),
     Either(dgm.HMC(step_size=torch.tensor([0.3])), 0.25),
 ]
@@ -125,7 +125,7 @@ def test_what_cannot_be_made_again_names_itself_and_samples_nothing(stored):
     # and is stored again as it was
     assert to_json(kernel) == json.loads(json.dumps(values))
     target = dgm.Target(lambda x: x.square().sum(-1), 2)
-    with pytest.raises(dgm.ArgumentError, match=values["class_path"].replace(".", r"\.")):
+    with pytest.raises(dgm.errors.ArgumentError, match=values["class_path"].replace(".", r"\.")):
         dgm.sample(target, kernel, progress=False)
 
 
@@ -177,5 +177,5 @@ def test_evidence_of_the_first_version_loads():
 def test_draws_refuse_a_problem_of_another_size(tmp_path):
     path = DATA / "draws_hmc_0.1.0.nc"
     other = dgm.Target(lambda x: x.square().sum(-1), 3, (2,))
-    with pytest.raises(dgm.ArgumentError, match=r"\(2, 2\).*\(2, 3\)"):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"\(2, 2\).*\(2, 3\)"):
         dgm.Draws.load(path, problem=other)

@@ -184,20 +184,20 @@ def test_a_structure_that_the_model_has_is_accepted(make):
 @pytest.mark.parametrize("make", WRONG)
 def test_a_structure_that_the_model_lacks_is_refused_in_one_line(make):
     model = make()
-    with pytest.raises(dgm.ModelError, match="directional derivatives differ") as caught:
+    with pytest.raises(dgm.errors.ModelError, match="directional derivatives differ") as caught:
         dgm.condition(model, torch.zeros(model.output_shape))
     assert "\n" not in str(caught.value)
 
 
 def test_a_structure_object_must_have_the_sizes_of_its_model():
-    with pytest.raises(dgm.ModelError, match="3 global inputs, but global_density has 2"):
+    with pytest.raises(dgm.errors.ModelError, match="3 global inputs, but global_density has 2"):
         dgm.condition(Bent(Diagonal(Units(3))), torch.zeros(5))
     assert dgm.condition(Bent(Diagonal(Units(2))), torch.zeros(5)).structure == Bent().jacobian_structure
 
 
 @pytest.mark.parametrize("structure", ["sparse", None, ["dense"]])
 def test_what_is_no_structure_is_named(structure):
-    with pytest.raises(dgm.ModelError, match="not one of independent, markov, dense, additive"):
+    with pytest.raises(dgm.errors.ModelError, match="not one of independent, markov, dense, additive"):
         dgm.condition(Bent(structure), torch.zeros(5))
 
 

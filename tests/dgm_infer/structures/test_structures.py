@@ -371,7 +371,7 @@ WRONG = {
 def test_a_structure_that_is_not_the_models_is_refused_in_one_line(make, words):
     model = make()
     shape = vars(model).get("output_shape", (8,) if isinstance(model, Walk) else (6,))
-    with pytest.raises(dgm.ModelError) as caught:
+    with pytest.raises(dgm.errors.ModelError) as caught:
         dgm.condition(model, torch.zeros(shape))
     message = str(caught.value)
     assert "\n" not in message

@@ -45,7 +45,7 @@ def test_every_method_is_measured_on_every_family_and_kept(tmp_path, monkeypatch
         for row in by_family.values():
             assert max(row["covered"], row["named"]) <= row["covered_or_named"] <= 1
     assert (tmp_path / "coverage.md").read_text() == coverage.page(record)
-    with pytest.raises(dgm.ConfigError, match="'SMC' is not one of AIS; Gibbs tempering"):
+    with pytest.raises(dgm.errors.ConfigError, match="'SMC' is not one of AIS; Gibbs tempering"):
         coverage.bench(methods="SMC", output=str(tmp_path))
 
 
@@ -54,7 +54,7 @@ def share(name, family, n):
     target, base = FAMILIES[family](n)
     method = coverage.METHODS[name]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", dgm.DiagnosisWarning)
+        warnings.simplefilter("ignore", dgm.diagnosis.DiagnosisWarning)
         found = dgm.log_evidence(target, base, method, seed=1, coverage=method is None, progress=False)
     return coverage.row(found)
 

@@ -42,7 +42,7 @@ def test_a_quarter_of_the_error_takes_sixteen_times_the_gradients():
 
 def test_all_public_methods_are_compared():
     compared = {type(method) for method in methods.METHODS.values()}
-    public = {getattr(dgm, name) for name in dgm.__all__}
+    public = {getattr(dgm.evidence, name) for name in dgm.evidence.__all__}
     every = {kind for kind in public if isinstance(kind, type) and {"status", "run"} <= set(dir(kind))}
     # the protocol itself is public too
     assert every - {dgm.evidence.Method} <= compared
@@ -53,5 +53,5 @@ def test_all_public_methods_are_compared():
     [({"chains": 1}, "chains: 1"), ({"runs": 1}, "runs: 1"), ({"seed": -1}, "seed: -1"), ({"data": "/none"}, "data:")],
 )
 def test_bad_options_are_named(options, message, tmp_path):
-    with pytest.raises(dgm.ConfigError, match=message):
+    with pytest.raises(dgm.errors.ConfigError, match=message):
         methods.bench(**options, output=str(tmp_path))

@@ -37,7 +37,7 @@ def test_every_method_is_compared_from_every_base(tmp_path, monkeypatch):
 
 def test_bad_options_are_named(tmp_path):
     for options in ({"systems": 1}, {"units": 1}, {"runs": 0}, {"seed": -1}):
-        with pytest.raises(dgm.ConfigError, match=next(iter(options))):
+        with pytest.raises(dgm.errors.ConfigError, match=next(iter(options))):
             modes.bench(**options, output=str(tmp_path))
 
 

@@ -30,7 +30,7 @@ def test_every_sampler_is_compared_with_the_truth(tmp_path, monkeypatch):
 
 def test_bad_options_are_named(tmp_path):
     for options in ({"systems": 1}, {"units": 1}, {"runs": 0}, {"seed": -1}):
-        with pytest.raises(dgm.ConfigError, match=next(iter(options))):
+        with pytest.raises(dgm.errors.ConfigError, match=next(iter(options))):
             multimodal.bench(**options, output=str(tmp_path))
 
 

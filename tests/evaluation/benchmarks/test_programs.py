@@ -66,7 +66,7 @@ def test_the_table_has_milliseconds_ratios_and_overheads():
 
 def test_bad_options_are_named(tmp_path):
     for options in ({"units": 1}, {"steps": 1}, {"chains": 0}, {"repeats": 0}, {"seed": -1}):
-        with pytest.raises(dgm.ConfigError, match=next(iter(options))):
+        with pytest.raises(dgm.errors.ConfigError, match=next(iter(options))):
             programs.bench(**options, output=str(tmp_path))
 
 

@@ -129,7 +129,7 @@ def test_pyro_and_this_project_agree_on_a_binary_decoder():
     base = dgm.Gaussian(torch.zeros(3, 3), torch.ones(3, 3))
     target = generators.LatentPosterior(model.decoder, images, dgm.StandardNormal(3))
     problem = baselines.PyroDecoder(target.decoder, target.images, base)
-    method = dgm.ImportanceSampling(1000)
+    method = dgm.evidence.ImportanceSampling(1000)
     ours = dgm.log_evidence(target, base, method, chains=16, seed=0, progress=False)
     theirs = baselines.renyi_elbo(problem, particles=1000)
     error = (ours.std_error**2 + theirs.std_error**2).sqrt()

@@ -43,5 +43,5 @@ def test_the_best_of_a_column_is_that_of_the_chains_that_mixed():
 
 def test_bad_options_are_named(tmp_path):
     for options in ({"chains": 1}, {"warmup": 0}, {"draws": 19}, {"seed": -1}):
-        with pytest.raises(dgm.ConfigError, match=next(iter(options))):
+        with pytest.raises(dgm.errors.ConfigError, match=next(iter(options))):
             samplers.bench(**options, output=str(tmp_path))

@@ -52,7 +52,7 @@ def test_what_was_measured_with_the_same_settings_is_kept(tmp_path, monkeypatch)
 
 def test_a_method_that_fails_is_a_row_of_the_table(tmp_path, monkeypatch):
     def fails(*arguments, **options):
-        raise dgm.EvidenceError("no chain visited this")
+        raise dgm.errors.EvidenceError("no chain visited this")
 
     monkeypatch.setattr(targets.dgm, "log_evidence", fails)
     path = targets.bench(targets="seeds", fast=True, chains=2, runs=1, output=str(tmp_path))
@@ -79,5 +79,5 @@ def test_a_cell_says_how_large_the_error_is_and_whether_it_was_claimed():
 
 def test_bad_options_are_named(tmp_path):
     for options in ({"chains": 1}, {"runs": 0}, {"seed": -1}, {"targets": "funnel"}):
-        with pytest.raises(dgm.ConfigError, match=next(iter(options))):
+        with pytest.raises(dgm.errors.ConfigError, match=next(iter(options))):
             targets.bench(**options, output=str(tmp_path))

@@ -252,7 +252,7 @@ def test_the_report_names_groups_of_chains_and_how_the_largest_mixed():
     draws.latents["z"][3, :, 1] += 20
     # and one that drifts away
     draws.latents["z"][0, :, 0] += 20 + torch.arange(100).unsqueeze(-1)
-    vars(draws).pop("components")
+    vars(draws).pop("chain_groups")
     first, second = describe(draws, draws.summary(), 1.0).splitlines()[-2:]
     mixed = r"within the largest group [12] of 2 latents have R-hat at most 1\.05, all at most 1\.0\d"
     assert re.fullmatch(f"image 0: 3 chains overlap, 1 mix too slowly to tell; {mixed}", first)

@@ -117,10 +117,10 @@ def test_a_generator_without_an_encoder_has_other_bases(kind):
     torch.manual_seed(0)
     model = WithoutEncoder()
     target = generators.LatentPosterior(model.decoder, torch.rand(3, 8, 8), model.prior)
-    base = fitted_base(dgm.LatentVariableModel.of(model), target, kind, 0)
+    base = fitted_base(dgm.models.LatentVariableModel.of(model), target, kind, 0)
     assert base.batch_shape == (3,)
     assert base.mean.dtype == torch.float32
-    estimate = dgm.log_evidence(target, base, dgm.ImportanceSampling(200), chains=4, seed=0, progress=False)
+    estimate = dgm.log_evidence(target, base, dgm.evidence.ImportanceSampling(200), chains=4, seed=0, progress=False)
     assert estimate.log_z.isfinite().all()
 
 

@@ -42,7 +42,7 @@ images: trainers.DigitsData
 n_images: 3
 methods:
   - {class_path: dgm_infer.Elbo, init_args: {samples: 20}}
-  - {class_path: dgm_infer.ImportanceSampling, init_args: {samples: 20}}
+  - {class_path: dgm_infer.evidence.ImportanceSampling, init_args: {samples: 20}}
   - {class_path: dgm_infer.AIS, init_args: {temperatures: 5, pilot_temperatures: 5, n_steps: 2}}
 bounds: null
 chains: 4

@@ -7,26 +7,32 @@ import dgm_infer as dgm
 from evaluation.commands.condition import AnyKernel
 
 CONFIGURED = [
-    ({"class_path": "dgm_infer.RandomWalk", "init_args": {"metric": "dense"}}, dgm.RandomWalk(metric="dense")),
-    ({"class_path": "dgm_infer.EllipticalSlice", "init_args": {"scale": 2.0}}, dgm.EllipticalSlice(scale=2.0)),
-    ({"class_path": "dgm_infer.LinearSlice", "init_args": {"width": 0.5}}, dgm.LinearSlice(0.5)),
-    ({"class_path": "dgm_infer.PseudoMarginalMH"}, dgm.PseudoMarginalMH()),
+    (
+        {"class_path": "dgm_infer.kernels.RandomWalk", "init_args": {"metric": "dense"}},
+        dgm.kernels.RandomWalk(metric="dense"),
+    ),
+    (
+        {"class_path": "dgm_infer.kernels.EllipticalSlice", "init_args": {"scale": 2.0}},
+        dgm.kernels.EllipticalSlice(scale=2.0),
+    ),
+    ({"class_path": "dgm_infer.kernels.LinearSlice", "init_args": {"width": 0.5}}, dgm.kernels.LinearSlice(0.5)),
+    ({"class_path": "dgm_infer.kernels.PseudoMarginalMH"}, dgm.kernels.PseudoMarginalMH()),
     (
         {
-            "class_path": "dgm_infer.Independence",
+            "class_path": "dgm_infer.kernels.Independence",
             "init_args": {"proposal": {"class_path": "dgm_infer.StandardNormal", "init_args": {"dim": 2}}},
         },
-        dgm.Independence(dgm.StandardNormal(2)),
+        dgm.kernels.Independence(dgm.StandardNormal(2)),
     ),
     (
         {
-            "class_path": "dgm_infer.Alternating",
+            "class_path": "dgm_infer.kernels.Alternating",
             "init_args": {
-                "first": {"class_path": "dgm_infer.RandomWalk", "init_args": {"step_size": 0.5}},
+                "first": {"class_path": "dgm_infer.kernels.RandomWalk", "init_args": {"step_size": 0.5}},
                 "blocks": ["global", [2, 3]],
             },
         },
-        dgm.Alternating(dgm.RandomWalk(0.5), dgm.EllipticalSlice(), blocks=("global", (2, 3))),
+        dgm.kernels.Alternating(dgm.kernels.RandomWalk(0.5), dgm.kernels.EllipticalSlice(), blocks=("global", (2, 3))),
     ),
 ]
 

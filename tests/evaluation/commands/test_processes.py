@@ -68,7 +68,12 @@ def others(process: subprocess.Popen) -> list[int]:
 
 
 def test_a_run_of_two_processes_ends_and_leaves_everything(tmp_path):
-    quick = {"n_images": 2, "chains": 2, "samples": 10, "method": {"class_path": "dgm_infer.ImportanceSampling"}}
+    quick = {
+        "n_images": 2,
+        "chains": 2,
+        "samples": 10,
+        "method": {"class_path": "dgm_infer.evidence.ImportanceSampling"},
+    }
     callbacks = [
         {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": {"filename": "best"}},
         {"class_path": "trainers.ImageGrids", "init_args": {"n": 4}},
@@ -109,7 +114,7 @@ def test_every_shipped_configuration_trains_in_two_processes_and_resumes(tmp_pat
         for callback in callbacks:
             if callback["class_path"] == "trainers.HeldOutEvidence":
                 # the method has tests of its own
-                cheap = {"method": {"class_path": "dgm_infer.ImportanceSampling"}, "samples": 10}
+                cheap = {"method": {"class_path": "dgm_infer.evidence.ImportanceSampling"}, "samples": 10}
                 callback["init_args"] = {"every_n_epochs": 1, "n_images": 2, "chains": 2} | cheap
             if callback["class_path"] == "trainers.ImageGrids":
                 callback["init_args"] = {"every_n_epochs": 1, "n": 4}

@@ -59,7 +59,7 @@ def test_simulated_tempering_agrees(published, both):
 
 def test_bounds_by_the_encoder_are_in_order_and_as_published(published, both):
     target, encoder, _, _ = published
-    known = [(dgm.Elbo(2000), -109.53), (dgm.ImportanceSampling(50), -101.98)]
+    known = [(dgm.Elbo(2000), -109.53), (dgm.evidence.ImportanceSampling(50), -101.98)]
     values = []
     for method, expected in known:
         bound = dgm.log_evidence(target, encoder, method, chains=8, seed=1, keep_draws=False, progress=False)

@@ -108,12 +108,12 @@ def test_repeated_problems_are_independent_runs_of_one(small):
     ],
 )
 def test_bad_arguments_are_named(make, message):
-    with pytest.raises(dgm.ArgumentError, match=message):
+    with pytest.raises(dgm.errors.ArgumentError, match=message):
         make()
 
 
 def test_missing_systems_are_named(tmp_path):
-    with pytest.raises(dgm.CheckpointError, match=r"system_0\.npz does not exist"):
+    with pytest.raises(dgm.errors.CheckpointError, match=r"system_0\.npz does not exist"):
         published_system(tmp_path, 0)
 
 

@@ -37,7 +37,7 @@ def test_the_posterior_of_the_noise_is_that_of_quadrature():
     mean = (weight * u).sum() / weight.sum()
     sd = ((weight * (u - mean) ** 2).sum() / weight.sum()).sqrt()
     assert problem.noise_posterior() == pytest.approx((float(mean), float(sd)), abs=1e-6)
-    with pytest.raises(dgm.ArgumentError, match="samples=2"):
+    with pytest.raises(dgm.errors.ArgumentError, match="samples=2"):
         GaussianLatent(problem.y, 2).noise_posterior()
 
 

@@ -146,17 +146,19 @@ def test_a_covariance_that_cannot_be_factorised_has_no_density(small):
 
 def test_it_is_sampled_by_blocks(larger):
     problem = gp_probit(ProbitEstimate(larger, samples=2))
-    kernel = dgm.Alternating(dgm.Independence(), dgm.RandomWalk(0.3, "identity"), ("noise", "target"))
+    kernel = dgm.kernels.Alternating(
+        dgm.kernels.Independence(), dgm.kernels.RandomWalk(0.3, "identity"), ("noise", "target")
+    )
     draws = dgm.sample(problem, kernel, chains=2, warmup=0, draws=5, seed=0, progress=False)
     assert draws.latents["x"].shape == (2, 5, 3)
     assert draws.latents["x"].dtype == FLOAT
 
 
 def test_files_that_hold_no_cases_are_named(tmp_path):
-    with pytest.raises(dgm.CheckpointError, match=r"wisconsin_original\.csv does not exist"):
+    with pytest.raises(dgm.errors.CheckpointError, match=r"wisconsin_original\.csv does not exist"):
         read_cases(tmp_path)
     (tmp_path / "wisconsin_original.csv").write_text("id,a,class\n1,2,3\n")
-    with pytest.raises(dgm.CheckpointError, match="holds no cases: expected nine features"):
+    with pytest.raises(dgm.errors.CheckpointError, match="holds no cases: expected nine features"):
         read_cases(tmp_path)
 
 
@@ -166,5 +168,5 @@ def test_the_published_data_have_683_complete_cases():
     assert cases.features.shape == (449, 9)
     assert (cases.positive.sum(), cases.negative.sum()) == (239, 444)
     assert read_cases(folder, 60).positive.sum() + read_cases(folder, 60).negative.sum() == 60
-    with pytest.raises(dgm.ArgumentError, match="count=700"):
+    with pytest.raises(dgm.errors.ArgumentError, match="count=700"):
         read_cases(folder, 700)

@@ -165,13 +165,13 @@ def test_targets_that_claim_to_be_normalised_are(target):
 
 def test_what_cannot_be_made_is_named():
     rng = torch.Generator().manual_seed(0)
-    with pytest.raises(dgm.ArgumentError, match="even degrees of freedom"):
+    with pytest.raises(dgm.errors.ArgumentError, match="even degrees of freedom"):
         StudentMixture.spread(2, 2, 1, 0, dof=3).draw(4, rng)
-    with pytest.raises(dgm.ArgumentError, match="must be even"):
+    with pytest.raises(dgm.errors.ArgumentError, match="must be even"):
         ManyWell(3)
-    with pytest.raises(dgm.ArgumentError, match=r"expected \[n, n\]"):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"expected \[n, n\]"):
         CoxProcess(torch.zeros(2, 3))
-    with pytest.raises(dgm.ArgumentError, match="labels 0 or 1"):
+    with pytest.raises(dgm.errors.ArgumentError, match="labels 0 or 1"):
         LogisticRegression(torch.zeros(3, 2), torch.full((3,), 2.0))
 
 
@@ -310,9 +310,9 @@ def test_a_data_frame_of_r_is_read(tmp_path, version, pack):
 def test_a_file_that_holds_no_data_frame_is_named(tmp_path):
     for name, content in (("a.rda", b"PK"), ("b.rda", gzip.compress(b"RDX2\nX\n")), ("c.rda", b"")):
         (tmp_path / name).write_bytes(content)
-        with pytest.raises(dgm.CheckpointError, match=name):
+        with pytest.raises(dgm.errors.CheckpointError, match=name):
             read_frame(tmp_path / name)
-    with pytest.raises(dgm.CheckpointError, match="no data frame"):
+    with pytest.raises(dgm.errors.CheckpointError, match="no data frame"):
         read_frame(tmp_path / "missing.rda")
 
 
@@ -340,5 +340,5 @@ def test_data_are_fetched_from_packages_and_used(tmp_path, monkeypatch):
     # the first at the corner, the others in the middle
     assert counts[0] == 1
     assert counts[20 * 40 + 20] == 125
-    with pytest.raises(dgm.CheckpointError, match="Sonar"):
+    with pytest.raises(dgm.errors.CheckpointError, match="Sonar"):
         known_target("sonar", tmp_path / "known_targets")

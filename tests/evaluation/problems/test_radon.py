@@ -48,7 +48,7 @@ def test_the_energy_is_that_of_the_model_on_paper():
 
 
 def test_missing_data_are_named(tmp_path):
-    with pytest.raises(dgm.CheckpointError, match=r"radon\.npz does not exist"):
+    with pytest.raises(dgm.errors.CheckpointError, match=r"radon\.npz does not exist"):
         read_radon(tmp_path)
 
 
@@ -59,7 +59,7 @@ def test_methods_agree_on_the_evidence_of_the_published_data():
     fitted = dgm.Gaussian.fit(target, steps=2000, dtype=FLOAT)
     assert fitted.elbo == pytest.approx(-1087, abs=1)
     pilot = dgm.GibbsTempering(draws=250)
-    base = dgm.refine_base(target, fitted, pilot, kind="full", seed=1, progress=False).base
+    base = dgm.evidence.refine_base(target, fitted, pilot, kind="full", seed=1, progress=False).base
     found = [
         dgm.log_evidence(target, base, method, chains=chains, seed=1, progress=False)
         for method, chains in (

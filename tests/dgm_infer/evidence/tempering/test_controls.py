@@ -187,19 +187,19 @@ def test_the_evidence_by_warped_temperatures(method, monkeypatch):
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.7])
 def test_bad_shares_are_named(share):
-    with pytest.raises(dgm.ArgumentError, match=rf"plateau={share}"):
+    with pytest.raises(dgm.errors.ArgumentError, match=rf"plateau={share}"):
         dgm.ContinuousTempering(plateau=share)
 
 
 def test_path_sampling_needs_uniform_temperatures():
-    with pytest.raises(dgm.ArgumentError, match="not uniform; leave plateau out"):
-        dgm.PathSampling(PLATEAUS)
-    with pytest.raises(dgm.ArgumentError, match="not uniform; leave schedule out"):
-        dgm.PathSampling(dgm.GibbsTempering(schedule="barrier"))
+    with pytest.raises(dgm.errors.ArgumentError, match="not uniform; leave plateau out"):
+        dgm.evidence.PathSampling(PLATEAUS)
+    with pytest.raises(dgm.errors.ArgumentError, match="not uniform; leave schedule out"):
+        dgm.evidence.PathSampling(dgm.GibbsTempering(schedule="barrier"))
 
 
 def test_one_thing_alone_bends_the_temperatures():
-    with pytest.raises(dgm.ArgumentError, match="use one of them"):
+    with pytest.raises(dgm.errors.ArgumentError, match="use one of them"):
         dgm.ContinuousTempering(plateau=0.1, schedule="barrier")
-    with pytest.raises(dgm.ArgumentError, match="schedule='even'"):
+    with pytest.raises(dgm.errors.ArgumentError, match="schedule='even'"):
         dgm.GibbsTempering(schedule="even")

@@ -41,7 +41,7 @@ def test_both_ladders_know_the_prior_weights_of_their_temperatures():
 @pytest.mark.parametrize("shares", ["ess", "equal"])
 @pytest.mark.parametrize("ladder", sorted(LADDERS))
 def test_log_z_and_moments_of_a_gaussian(ladder, shares):
-    known, estimate = run(dgm.ImportanceTempering(LADDERS[ladder], shares))
+    known, estimate = run(dgm.evidence.ImportanceTempering(LADDERS[ladder], shares))
     assert standard_errors_off(known, estimate).max() <= 5
     mean = estimate.expectation(lambda x: x)
     assert ((mean.value - known.target.parts[1][0]) / mean.std_error).abs().max() <= 5
@@ -58,17 +58,17 @@ def test_control_weights_without_the_temperatures_prior_are_noticed(monkeypatch)
         return record, spent
 
     monkeypatch.setattr(simulated.SimulatedTempering, "recorded", without)
-    known, estimate = run(dgm.ImportanceTempering(LADDERS["listed"], "equal"))
+    known, estimate = run(dgm.evidence.ImportanceTempering(LADDERS["listed"], "equal"))
     assert standard_errors_off(known, estimate).max() > 5
 
 
 def test_an_average_over_the_temperature_has_the_smaller_error_and_parallel_tempering_agrees():
     ladder = LADDERS["listed"]
-    known, drawn = run(dgm.ImportanceTempering(ladder), problems=(16,))
+    known, drawn = run(dgm.evidence.ImportanceTempering(ladder), problems=(16,))
     # the same chains, averaged over the temperature
     _, averaged = run(ladder, problems=(16,))
     torch.testing.assert_close(drawn.diagnostics["tempering_log_z"], averaged.log_z)
-    _, naive = run(dgm.ImportanceTempering(ladder, "equal"), problems=(16,))
+    _, naive = run(dgm.evidence.ImportanceTempering(ladder, "equal"), problems=(16,))
     _, parallel = run(dgm.ParallelTempering(temperatures=8, draws=32, broad=False), problems=(16,), chains=16)
     errors = [estimate.std_error.square().mean().sqrt() for estimate in (averaged, drawn, naive)]
     assert errors[0] < errors[1]
@@ -78,9 +78,9 @@ def test_an_average_over_the_temperature_has_the_smaller_error_and_parallel_temp
 
 
 def test_arguments_are_checked():
-    with pytest.raises(dgm.ArgumentError, match="shares='best'"):
-        dgm.ImportanceTempering(shares="best")
-    with pytest.raises(dgm.ArgumentError, match="must be a SimulatedTempering"):
-        dgm.ImportanceTempering(dgm.GibbsTempering())
-    with pytest.raises(dgm.ArgumentError, match="1000 temperatures"):
-        dgm.ImportanceTempering(dgm.SimulatedTempering())
+    with pytest.raises(dgm.errors.ArgumentError, match="shares='best'"):
+        dgm.evidence.ImportanceTempering(shares="best")
+    with pytest.raises(dgm.errors.ArgumentError, match="must be a SimulatedTempering"):
+        dgm.evidence.ImportanceTempering(dgm.GibbsTempering())
+    with pytest.raises(dgm.errors.ArgumentError, match="1000 temperatures"):
+        dgm.evidence.ImportanceTempering(dgm.SimulatedTempering())

@@ -209,5 +209,5 @@ def test_control_a_law_without_the_prior_weights_is_noticed(make):
     ],
 )
 def test_bad_arguments_are_named(settings, message):
-    with pytest.raises(dgm.ArgumentError, match=message):
+    with pytest.raises(dgm.errors.ArgumentError, match=message):
         dgm.SimulatedTempering(**settings)

@@ -235,9 +235,9 @@ def test_many_problems_any_kind_of_base_and_given_references():
         assert z < 5
         assert estimate.diagnostics["barrier"].shape == (2, 2, 2)
         assert estimate.draws.shape == (8, 32, 2, 2, 3)
-    with pytest.raises(dgm.ArgumentError, match="broad of shape"):
+    with pytest.raises(dgm.errors.ArgumentError, match="broad of shape"):
         error(method.replace(broad=dgm.Gaussian(torch.zeros(2), 1.0)), full, known)
-    with pytest.raises(dgm.ArgumentError, match="must be a Gaussian"):
+    with pytest.raises(dgm.errors.ArgumentError, match="must be a Gaussian"):
         method.replace(broad=3.0)
 
 

@@ -32,7 +32,7 @@ CASES = {f"{name}, 10": (name, 10) for name in TARGETS} | {f"gaussian, {n}": ("g
 def test_any_number_of_parts_gives_the_truth(name, parts):
     known = TARGETS[name]()
     # the method's own error, without what a cross-check may add
-    estimate = run(known, dgm.PathSampling(parts=parts), coverage=False)
+    estimate = run(known, dgm.evidence.PathSampling(parts=parts), coverage=False)
     assert off(estimate, known) <= 3
     assert estimate.std_error.max() < 0.05
     assert estimate.status == "consistent"
@@ -42,7 +42,7 @@ def test_any_number_of_parts_gives_the_truth(name, parts):
 @pytest.mark.slow
 def test_chains_in_the_joint_space_will_do():
     known = known_gaussian(10, (3,))
-    assert off(run(known, dgm.PathSampling(dgm.ContinuousTempering())), known) <= 3
+    assert off(run(known, dgm.evidence.PathSampling(dgm.ContinuousTempering())), known) <= 3
 
 
 # A third of the gradients: enough for equalities, and for what is wrong by dozens of standard errors.
@@ -52,10 +52,10 @@ SHORT = {"draws": 100, "warmup": 50, "pilot_temperatures": 50}
 @pytest.mark.slow
 def test_one_part_is_the_estimate_of_tempering():
     known, method = known_gaussian(10, (3,)), dgm.GibbsTempering(**SHORT)
-    whole, tempered = run(known, dgm.PathSampling(method, parts=1)), run(known, method)
+    whole, tempered = run(known, dgm.evidence.PathSampling(method, parts=1)), run(known, method)
     for value in ("log_z", "std_error", "bias"):
         torch.testing.assert_close(getattr(whole, value), getattr(tempered, value))
-    parts = run(known, dgm.PathSampling(method))
+    parts = run(known, dgm.evidence.PathSampling(method))
     torch.testing.assert_close(parts.diagnostics["tempering_log_z"], tempered.log_z)
     assert not torch.allclose(parts.log_z, tempered.log_z)
     torch.testing.assert_close(parts.draws, tempered.draws)
@@ -64,7 +64,7 @@ def test_one_part_is_the_estimate_of_tempering():
 @pytest.mark.slow
 def test_the_mean_difference_falls_along_the_path_and_integrates_to_log_z():
     known = known_gaussian(10)
-    estimate = run(known, dgm.PathSampling(parts=20))
+    estimate = run(known, dgm.evidence.PathSampling(parts=20))
     means = estimate.diagnostics["mean_difference"]
     # by the convexity of log Z(beta)
     assert means[0] > means[10] > means[-1]
@@ -76,7 +76,7 @@ def test_control_the_weights_of_the_whole_path_in_every_part_are_noticed(monkeyp
     right = path_sampling.log_weights_at_ends
     monkeypatch.setattr(path_sampling, "log_weights_at_ends", lambda delta: right(10 * delta))
     known = known_gaussian(10, (3,))
-    assert off(run(known, dgm.PathSampling(dgm.GibbsTempering(log_zeta=-5.0, **SHORT))), known) > 5
+    assert off(run(known, dgm.evidence.PathSampling(dgm.GibbsTempering(log_zeta=-5.0, **SHORT))), known) > 5
 
 
 def test_control_states_with_the_temperatures_of_others_are_noticed(monkeypatch):
@@ -89,15 +89,15 @@ def test_control_states_with_the_temperatures_of_others_are_noticed(monkeypatch)
     monkeypatch.setattr(path_sampling, "_integral", mixed_up)
     known = known_gaussian(10, (3,))
     # a guess that is off keeps chains at one end: a mean over states is then no mean over temperatures
-    assert off(run(known, dgm.PathSampling(dgm.GibbsTempering(log_zeta=-6.0, **SHORT))), known) > 5
+    assert off(run(known, dgm.evidence.PathSampling(dgm.GibbsTempering(log_zeta=-6.0, **SHORT))), known) > 5
 
 
 def test_parts_that_no_chain_visits_are_named():
     known = known_gaussian(2)
-    with pytest.raises(
-        dgm.EvidenceError, match=r"parts=1000\): for 1 of 1 problems no chain visited temperatures between"
-    ):
-        run(known, dgm.PathSampling(dgm.GibbsTempering(draws=3, warmup=0, pilot_temperatures=5), 1000), chains=2)
+    method = dgm.evidence.PathSampling(dgm.GibbsTempering(draws=3, warmup=0, pilot_temperatures=5), 1000)
+    message = r"parts=1000\): for 1 of 1 problems no chain visited temperatures between"
+    with pytest.raises(dgm.errors.EvidenceError, match=message):
+        run(known, method, chains=2)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +110,13 @@ def test_parts_that_no_chain_visits_are_named():
     ],
 )
 def test_bad_arguments_are_named(settings, message):
-    with pytest.raises(dgm.ArgumentError, match=message):
-        dgm.PathSampling(**settings)
+    with pytest.raises(dgm.errors.ArgumentError, match=message):
+        dgm.evidence.PathSampling(**settings)
 
 
 def test_values_that_are_not_visited_by_a_chain_make_no_error_of_zero():
     known = known_gaussian(2)
-    short = dgm.PathSampling(dgm.GibbsTempering(draws=10, warmup=5, pilot_temperatures=10), parts=4)
+    short = dgm.evidence.PathSampling(dgm.GibbsTempering(draws=10, warmup=5, pilot_temperatures=10), parts=4)
     with pytest.warns(UserWarning, match="standard error of log Z is inf"):
         estimate = run(known, short, chains=2)
     assert estimate.std_error > 0

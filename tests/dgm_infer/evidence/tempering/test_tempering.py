@@ -215,7 +215,7 @@ def test_two_modes_are_both_visited():
     ],
 )
 def test_bad_arguments_are_named(make, message):
-    with pytest.raises(dgm.ArgumentError, match=message):
+    with pytest.raises(dgm.errors.ArgumentError, match=message):
         make()
 
 
@@ -226,7 +226,7 @@ def test_tempering_refuses_a_target_without_a_density_where_the_base_has_one():
 
     half = dgm.Target(energy, 2)
     base = dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 1.0)
-    with pytest.raises(dgm.EvidenceError, match=r"zero density at .* % of the base's draws"):
+    with pytest.raises(dgm.errors.EvidenceError, match=r"zero density at .* % of the base's draws"):
         dgm.log_evidence(half, base, dgm.GibbsTempering(draws=2), progress=False)
 
 
@@ -260,11 +260,11 @@ def test_no_chain_moves_to_an_energy_of_minus_infinity(method):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_base_of_which_a_hundredth_is_outside_the_support_is_refused(seed):
     # all chains would agree on log Z less the log of the base's mass inside
-    with pytest.raises(dgm.EvidenceError, match=r"zero density at \d.* % of the base's draws"):
+    with pytest.raises(dgm.errors.EvidenceError, match=r"zero density at \d.* % of the base's draws"):
         dgm.log_evidence(_Edged(2.3, math.inf), _base(1.0), dgm.GibbsTempering(draws=10), chains=4, seed=seed)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, torch.tensor(math.nan)])
 def test_a_guess_that_is_not_finite_is_refused(value):
-    with pytest.raises(dgm.ArgumentError, match=r"log_zeta=.*not finite"):
+    with pytest.raises(dgm.errors.ArgumentError, match=r"log_zeta=.*not finite"):
         dgm.GibbsTempering(log_zeta=value)

@@ -7,12 +7,11 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..structures import Units
-from ..structures.independent import of_units
+from ..structures import Units, of_units
 from .fibre import Fibre
-from .reduced import ObservedModel
+from .observed import ObservedModel
 
-__all__ = ["NoiseGraph"]
+__all__ = ["NoiseEmbedding"]
 
 # Iterations of the power method, which say a largest singular value well enough.
 _POWERS = 10
@@ -65,7 +64,7 @@ class NoisyOutputs(ObservedModel):
         return self.inner.log_density(u) - 0.5 * n.square().sum(-1)
 
 
-class NoiseGraph:
+class NoiseEmbedding:
     """The graph ``n(u) = (y - g(u)) / tolerance`` over the inputs, as a fibre of ``g(u) + tolerance n = y``.
 
     On it the Euclidean metric of ``(u, n)`` is ``G(u) = I + J^T J / tolerance^2``, J the Jacobian of g, and the

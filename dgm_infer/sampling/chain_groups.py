@@ -5,7 +5,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-__all__ = ["chain_groups", "connected", "labels", "looks", "numbered", "side_by_side"]
+__all__ = ["connected", "group_chains", "labels", "looks", "numbered", "side_by_side"]
 
 # Draws of a chain that are looked at, evenly spaced, and blocks of consecutive ones.
 _LOOKS, _BLOCKS = 64, 8
@@ -45,7 +45,7 @@ def labels(latents: dict[str, Tensor], batch: int) -> list[str]:
 
 
 @torch.no_grad()
-def chain_groups(values: Tensor) -> Tensor:
+def group_chains(values: Tensor) -> Tensor:
     """Number of the group of each chain, by the draws ``values [chains, draws, *batch, D]``.
 
     Two chains *overlap* unless nine tenths of the draws of either have their nearest neighbour in their own chain, but

@@ -9,8 +9,8 @@ from torch import Tensor
 from ..arguments import choice, function, positive
 from ..errors import ArgumentError, StartError, cause
 from ..target import Block, Target
-from .graph import NoiseGraph
-from .reduced import ObservedModel
+from .noise_embedding import NoiseEmbedding
+from .observed import ObservedModel
 
 __all__ = ["KERNELS", "InputPosterior"]
 
@@ -98,11 +98,11 @@ class InputPosterior(Target):
         return {"global": Block(0, n_global), "local": Block(n_global, self.dim)}
 
     @cached_property
-    def graph(self) -> NoiseGraph | None:
+    def embedding(self) -> NoiseEmbedding | None:
         """The fibre of inputs and noise whose posterior of the inputs this is; None if there is no such noise."""
         if self.kernel != "gaussian" or self.distance is not None or not self.has_gradient:
             return None
-        return NoiseGraph(self.observed, self._summarised, self.tolerance, self._summary)
+        return NoiseEmbedding(self.observed, self._summarised, self.tolerance, self._summary)
 
     def square_distance(self, u: Tensor) -> Tensor:
         """Squared distance of the outputs at ``u`` from the observed values: ``[..., *batch, D] -> [..., *batch]``."""

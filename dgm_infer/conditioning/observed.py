@@ -1,4 +1,4 @@
-"""A model seen through an observation operator, in the input space that its structure allows."""
+"""A model seen through an observation operator, in the input space that its structure allows, and its noise."""
 
 import copy
 from typing import Any, Self
@@ -8,15 +8,33 @@ from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
 from ..autodiff.pytrees import tree_map
-from ..models import DirectedModel, GenerativeModel, copied, reference_tensor
-from ..structures import Dense, ReceptiveFields, Structure, quicker
-from .operators import Operator, Selection
+from ..errors import ArgumentError
+from ..models import DirectedModel, GenerativeModel, WithNoise, copied, reference_tensor
+from ..structures import Dense, Structure
+from .operators import Everything, Operator, Selection
 
-__all__ = ["ObservedModel", "ObservedUnits", "observed_model"]
+__all__ = [
+    "MeasuredOutputs",
+    "NoisyMeasurement",
+    "ObservedMeasurement",
+    "ObservedModel",
+    "ObservedUnits",
+    "constraint_units",
+    "made_by",
+    "magnitude",
+    "observed_model",
+]
 
 
 # The methods by which a directed model tells its inputs apart.
 _SPLITTING = {"split", "observed", "one_step_ahead"}
+
+
+# Variation, in scales of the data, below which an output is measured in units of it: the tolerance 1e-8 is then at most
+# 1e-5 of what an output varies by.
+_HARDLY = 1e-3
+# The least unit, in rounding errors of the output per default tolerance of a kernel: solvers get no nearer.
+_ROUNDING, _TOLERANCE = 64, 1e-8
 
 
 class ObservedModel:
@@ -28,9 +46,9 @@ class ObservedModel:
         structure: the part of the model's declared structure that A preserves; None for a dense Jacobian.
     """
 
-    heat: Tensor | None = None
+    noise_scale: Tensor | None = None
     """``[*batch]``: local inputs are this many times their coordinates, None for 1. The density stays that of the
-    coordinates, so heat h turns output noise of standard deviation s into noise of h s."""
+    coordinates, so a scale h turns output noise of standard deviation s into noise of h s."""
     unit: Tensor | None = None
     """``[*batch, Dy]``: what each constraint is measured in (math 3.3), None for 1."""
 
@@ -40,25 +58,20 @@ class ObservedModel:
         self._kept = structure
         self.structure = structure or Dense()
         self.dim = model.input_density.dim
-        # where outputs look is the same for all problems, unless these observe different ones
-        self.fields = None if operator.data else ReceptiveFields()
-        """Receptive fields of the observed values, shared by copies of this model."""
         self.convolves = any(isinstance(module, _ConvNd) for module in model.modules())
         """Whether the model has layers that are convolutions."""
-        self.quicker = set[torch.dtype]().union(*map(quicker, model.modules()))
-        """Types in which :class:`QuickConvolutions` may spare time."""
 
     @property
     def data(self) -> tuple[Any, ...]:
         """The data of each problem: a tree of tensors ``[*batch, ...]``."""
-        own = (() if tensor is None else (tensor,) for tensor in (self.heat, self.unit))
+        own = (() if tensor is None else (tensor,) for tensor in (self.noise_scale, self.unit))
         return self.operator.data, *own
 
     def with_data(self, data: tuple[Any, ...]) -> Self:
         """The same model with the data of other problems."""
         other = copy.copy(self)
         other.operator = self.operator.with_data(*data[0])
-        other.heat, other.unit = ((*own, None)[0] for own in data[1:3])
+        other.noise_scale, other.unit = ((*own, None)[0] for own in data[1:3])
         return other
 
     def to(self, dtype: torch.dtype) -> Self:
@@ -72,10 +85,10 @@ class ObservedModel:
         other.model = copied(self.model).to(dtype)
         return other
 
-    def heated(self, heat: Tensor | None) -> Self:
-        """The same model with local inputs that spread ``heat`` times as wide, ``[*batch]``."""
+    def with_noise_scale(self, scale: Tensor | None) -> Self:
+        """The same model with local inputs that spread ``scale`` times as wide, ``[*batch]``."""
         other = copy.copy(self)
-        other.heat = heat
+        other.noise_scale = scale
         return other
 
     def measured_in(self, unit: Tensor | None) -> Self:
@@ -89,9 +102,9 @@ class ObservedModel:
         return c if self.unit is None else c / self.unit
 
     @property
-    def can_be_heated(self) -> bool:
-        """Whether local inputs are normal noise, whose standard deviation heat multiplies."""
-        return self.model.can_be_heated
+    def can_scale_noise(self) -> bool:
+        """Whether local inputs are normal noise, whose standard deviation can be scaled."""
+        return self.model.can_scale_noise
 
     def check_declaration(self, u: Tensor) -> None:
         """Compare the declared structure with the model.
@@ -107,10 +120,10 @@ class ObservedModel:
 
     def inputs(self, u: Tensor) -> Tensor:
         """The model's inputs at the coordinates of a position: ``[..., *batch, dim] -> [..., *batch, Du]``."""
-        if self.heat is None:
+        if self.noise_scale is None:
             return u
         u1, u2 = self.model.split(u)
-        return torch.cat([u1, self.heat.unsqueeze(-1) * u2], -1)
+        return torch.cat([u1, self.noise_scale.unsqueeze(-1) * u2], -1)
 
     def outputs(self, u: Tensor) -> Tensor:
         """``[..., *batch, dim] -> [..., *batch, Dy]``."""
@@ -246,3 +259,117 @@ def observed_model(model: GenerativeModel, operator: Operator) -> ObservedModel:
     if structure.is_separable:
         return ObservedUnits(model, operator, structure, local)
     return ObservedModel(model, operator, structure)
+
+
+def magnitude(values: Tensor) -> Tensor:
+    """``max(1, |y|_max)`` per problem: ``[*batch, Dy] -> [*batch]``."""
+    return values.abs().amax(-1).clamp_min(1)
+
+
+def made_by(operator: Operator, values: Tensor, x: Tensor) -> Tensor:
+    """What is observed of outputs ``x [n, Dx]``: ``[n, *batch, Dy]``, or with dimensions of 1 for the batch."""
+    # an operator may have data of each problem, with which draws broadcast
+    return operator(x.reshape(len(x), *[1] * (values.ndim - 1), -1))
+
+
+@torch.no_grad()
+def constraint_units(operator: Operator, values: Tensor, x: Tensor) -> Tensor | None:
+    """What the constraints are measured in, ``[*batch, Dy]``, so that one tolerance suits all; None if all by 1.
+
+    An output whose range r over prior draws is small beside the scale ``s = max(1, |y|_max)`` has the unit ``r / s``
+    (math 3.3), others have 1.
+
+    Args:
+        operator: A.
+        values: ``[*batch, Dy]``.
+        x: outputs at prior draws, ``[n, Dx]``.
+    """
+    made = made_by(operator, values, x)
+    # a simulator may overflow at some prior draws
+    lost = ~made.isfinite()
+    high, low = made.masked_fill(lost, -torch.inf).amax(0), made.masked_fill(lost, torch.inf).amin(0)
+    scale = magnitude(values).unsqueeze(-1)
+    size = torch.maximum(values.abs(), torch.maximum(high.abs(), low.abs()))
+    least = _ROUNDING * torch.finfo(values.dtype).eps / _TOLERANCE * size / scale
+    ratio = torch.maximum((high - low) / scale, least)
+    # an output that does not vary at all is named where the search for a start fails
+    hardly = (high > low) & (ratio < _HARDLY)
+    return torch.where(hardly, ratio, 1.0).expand_as(values).clone() if hardly.any() else None
+
+
+class MeasuredOutputs(GenerativeModel):
+    """``A(g_x(u))`` as a model of its own.
+
+    Args:
+        model: g.
+        operator: A, the same for all problems; None for the outputs themselves.
+        size: number of values.
+    """
+
+    def __init__(self, model: GenerativeModel, operator: Operator | None, size: int):
+        super().__init__()
+        self.model, self.operator = model, operator
+        # an operator may hold tensors of this type
+        self._computed_in = reference_tensor(model).dtype
+        self.input_density = model.input_density
+        self.output_shape = (size,) if operator is not None else model.output_shape
+
+    def observed(self, u):
+        x = self.model.observed(u)
+        return x if self.operator is None else self.operator(x.to(self._computed_in)).to(x)
+
+    def latents(self, u):
+        return self.model.latents(u)
+
+    def log_factor(self, u):
+        return self.model.log_factor(u)
+
+    @property
+    def has_log_factor(self):
+        return self.model.has_log_factor
+
+
+class NoisyMeasurement(WithNoise):
+    """``A(g_x(u)) + sd n``, of which :meth:`output` is ``g_x(u)``."""
+
+    model: MeasuredOutputs
+
+    def output(self, u1: Tensor) -> Tensor:
+        """``g_x(u)``, flat: ``[..., L] -> [..., Dx]``."""
+        return self.model.model.observed(u1)
+
+    @property
+    def measured_shape(self) -> tuple[int, ...]:
+        """The shape of ``g_x(u)``."""
+        return self.model.model.output_shape
+
+
+class ObservedMeasurement(ObservedUnits):
+    """A noisy measurement, whose completions are the outputs before it."""
+
+    @classmethod
+    def of(cls, model: GenerativeModel, operator: Operator, sd: float, size: int) -> Self:
+        """``size`` values of A with noise.
+
+        Noise of selected entries is noise of all, of which the others stay hidden.
+
+        Raises:
+            ArgumentError: A differs between problems.
+        """
+        inner = operator
+        if isinstance(operator, Everything | Selection):
+            inner, size = None, operator.size
+        elif operator.data:
+            raise ArgumentError("condition(noise=): the operator differs between problems, condition them separately")
+        else:
+            operator = Everything(size)
+        measured = NoisyMeasurement(MeasuredOutputs(model, inner, size), sd)
+        measured.to(reference_tensor(model).device).eval().requires_grad_(False)
+        reduction = operator.reduce(measured.jacobian_structure)
+        assert reduction is not None, "entries of independent outputs are independent"
+        return cls(measured, operator, *reduction)
+
+    def complete(self, u, values, rng):
+        with torch.no_grad():
+            x = self.model.output(self.model.split(u)[0])
+        return x.reshape(*x.shape[:-1], *self.model.measured_shape)

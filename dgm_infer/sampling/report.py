@@ -3,14 +3,14 @@
 import warnings
 
 from ..diagnosis import DiagnosisWarning
-from .course import Outcome, named
 from .draws import Draws
+from .run import RunOutcome, named
 from .verdict import verdict
 
-__all__ = ["as_draws", "concluded"]
+__all__ = ["as_draws", "finalise"]
 
 
-def as_draws(outcome: Outcome) -> Draws:
+def as_draws(outcome: RunOutcome) -> Draws:
     """The draws of a run, finished or not."""
     return Draws(
         inputs=outcome.draws.get("inputs"),
@@ -24,7 +24,7 @@ def as_draws(outcome: Outcome) -> Draws:
     )
 
 
-def concluded(outcome: Outcome, stopped_by: str | None, stacklevel: int = 3) -> Draws:
+def finalise(outcome: RunOutcome, stopped_by: str | None, stacklevel: int = 3) -> Draws:
     """The draws of a run, with warnings for what stopped it and for what makes them useless.
 
     Args:

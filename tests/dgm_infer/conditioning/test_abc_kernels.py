@@ -76,7 +76,7 @@ def test_a_simulator_in_numpy_needs_a_tolerance_and_is_sampled_without_gradients
         dgm.condition(Counts(), [2.0])
     target = dgm.condition(Counts(), [2.0], tolerance=0.5, kernel="uniform")
     draws = dgm.sample(target, chains=200, warmup=10, draws=40, seed=1, progress=False)
-    assert isinstance(draws.kernel, dgm.EllipticalSlice)
+    assert isinstance(draws.kernel, dgm.kernels.EllipticalSlice)
     assert draws.inputs is not None
     total = draws.inputs.sum(-1)
     assert ((total > 1.5) & (total < 2.5)).all()
@@ -91,7 +91,7 @@ def test_a_simulator_in_numpy_needs_a_tolerance_and_is_sampled_without_gradients
 def test_a_tolerance_that_nothing_meets_names_the_smallest_distance():
     target = dgm.condition(Counts(), [12.0], tolerance=0.5, kernel="epanechnikov")
     with pytest.raises(StartError, match=r"none of \d+ prior draws.*nearest.* is [5-9](\.\d+)? away.*fewer than 1 in"):
-        dgm.sample(target, dgm.RandomWalk(), chains=4, warmup=2, draws=2, seed=1, progress=False)
+        dgm.sample(target, dgm.kernels.RandomWalk(), chains=4, warmup=2, draws=2, seed=1, progress=False)
 
 
 @pytest.mark.parametrize(

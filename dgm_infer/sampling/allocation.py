@@ -9,11 +9,11 @@ from torch import Tensor
 from ..conditioning.marginal import NoiseMarginal
 from ..kernels.jumps import Jumps
 from ..kernels.lifted import curvature_metric
-from ..kernels.metrics import IDENTITY
+from ..linear_maps import IDENTITY
 from ..references.minimise import minimise
 from ..references.modes import laplace_masses, places, same_minimum, same_mode
 
-__all__ = ["Shares", "shared_out"]
+__all__ = ["Allocation", "allocate_chains"]
 
 # Descents from prior draws, beside those from the points: at most, 6 % of which reach the best mode of the hardest
 # digit that was looked at (math 5.10), and for every point: there are fewer points where a gradient takes long.
@@ -33,7 +33,7 @@ _LEVEL, _DEGENERATE = 1e-2, 1e8
 _NUMBERS = 2**24
 
 
-class Shares(NamedTuple):
+class Allocation(NamedTuple):
     """Where chains start."""
 
     chosen: Tensor
@@ -44,7 +44,7 @@ class Shares(NamedTuple):
     """Between the modes that the points ended in; None where no problem has several."""
 
 
-def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torch.Generator) -> Shares:
+def allocate_chains(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torch.Generator) -> Allocation:
     """The point that each chain starts from, so that modes hold chains in proportion to their Laplace masses.
 
     The energy is minimised from every point, and from up to 256 draws of the prior, which may lead to modes without a
@@ -63,7 +63,7 @@ def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torc
     index = places(position[..., 0])
     own, size = index[:chains], dim * max(dim, math.prod(marginal.model.output_shape))
     if n * size > _NUMBERS:
-        return Shares(own)
+        return Allocation(own)
     # descents and second derivatives of 32 bits would end anywhere near a minimum
     like, marginal, position = position, marginal.to(torch.float64), position.double()
     searches = min(_SEARCHES, _PER_POINT * n, max(0, _NUMBERS // size - n))
@@ -81,7 +81,7 @@ def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torc
     told = converged[:n].all(0) & (energy.isfinite() & (first > 0)).any(0)
     n_modes = int((hopeful & told).sum(0).max())
     if n_modes == 0 or n_modes * dim**2 * batch.numel() > _NUMBERS:
-        return Shares(own)
+        return Allocation(own)
     # the hopeful ones of every problem, still in the order of their energies
     front = (~hopeful).to(torch.int8).argsort(dim=0, stable=True)[:n_modes]
     counts = hopeful.gather(0, front)
@@ -91,7 +91,7 @@ def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torc
         raise
     except RuntimeError:
         # an operation of the model has no second derivative
-        return Shares(own)
+        return Allocation(own)
     first = index.scatter(0, front, torch.where(counts, front.gather(0, found.same), front)).gather(0, first)
     # points are typical of their modes; where a mode has none, any descent that led to it counts
     with_point = torch.zeros_like(energy).scatter_add(0, first, is_point.to(energy)).gather(0, first) > 0
@@ -109,9 +109,9 @@ def shared_out(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torc
     chosen = torch.where(told, order.gather(0, chosen), own)
     jumps = found.jumps.to(like) if (found.jumps.counts > 1).any() else None
     if (chosen < n).all():
-        return Shares(chosen, jumps=jumps)
+        return Allocation(chosen, jumps=jumps)
     kept = like.gather(0, chosen.clamp_max(n - 1).unsqueeze(-1).expand(*chosen.shape, dim))
-    return Shares(chosen, torch.where((chosen < n).unsqueeze(-1), kept, drawn.to(like)), jumps)
+    return Allocation(chosen, torch.where((chosen < n).unsqueeze(-1), kept, drawn.to(like)), jumps)
 
 
 def _drawn(marginal: NoiseMarginal, x: Tensor, covariance: Tensor, mode: Tensor, rng: torch.Generator) -> Tensor:
@@ -141,16 +141,16 @@ def _descended(marginal: NoiseMarginal, x: Tensor) -> tuple[Tensor, Tensor, Tens
     metric = curvature_metric(marginal, x) or IDENTITY
 
     def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:
-        energy, gradient = marginal.energy_and_gradient(metric.velocity(v))
-        return energy, metric.force(gradient)
+        energy, gradient = marginal.energy_and_gradient(metric.apply(v))
+        return energy, metric.transpose(gradient)
 
-    minima = minimise(evaluate, metric.whiten(x), iterations=_ITERATIONS)
-    return metric.velocity(minima.position), minima.energy, minima.converged
+    minima = minimise(evaluate, metric.solve(x), iterations=_ITERATIONS)
+    return metric.apply(minima.position), minima.energy, minima.converged
 
 
 class _Weighed(NamedTuple):
     mass: Tensor
-    """Shares of the mass, ``[M, *batch]``: 0 of minima that do not count, are another one's mode or hardly any."""
+    """Allocation of the mass, ``[M, *batch]``: 0 of minima that do not count, are another one's mode or hardly any."""
     same: Tensor
     """The first minimum that is the same mode as each, ``[M, *batch]``."""
     sound: Tensor

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.sampling import components
-from dgm_infer.sampling.components import chain_groups
+from dgm_infer.sampling import chain_groups as module
+from dgm_infer.sampling.chain_groups import group_chains
 from tests.oracles import FLOAT, compare
 
 CHAINS = 32
@@ -67,17 +67,17 @@ def test_two_moons_are_told_apart(moons):
     assert (on_second == on_second[:, :1]).all()
     n_second = int(on_second[:, 0].sum())
     assert 1 <= n_second < CHAINS / 2
-    assert torch.equal(draws.components == 1, on_second[:, 0])
+    assert torch.equal(draws.chain_groups == 1, on_second[:, 0])
     assert said == [
         f"sample(): chains form 2 groups that never overlap ({CHAINS - n_second} and {n_second} chains): their numbers "
-        "come from the starting points and are not posterior weights (see draws.components)"
+        "come from the starting points and are not posterior weights (see draws.chain_groups)"
     ]
 
 
 def test_the_draws_of_a_group_are_those_of_its_moon(moons):
     draws, _ = moons
     for group, mean in enumerate(TwoMoons.truth()[1]):
-        z, ess = compare(draws.latents["z"][draws.components == group], mean)
+        z, ess = compare(draws.latents["z"][draws.chain_groups == group], mean)
         assert ess.min() > 100
         assert z.abs().max() <= 5
 
@@ -85,47 +85,47 @@ def test_the_draws_of_a_group_are_those_of_its_moon(moons):
 def test_groups_of_loaded_draws_and_of_inputs_are_the_same(moons, tmp_path):
     draws, _ = moons
     draws.save(tmp_path / "moons.nc")
-    assert torch.equal(dgm.Draws.load(tmp_path / "moons.nc").components, draws.components)
-    assert torch.equal(chain_groups(draws.inputs), draws.components)
+    assert torch.equal(dgm.Draws.load(tmp_path / "moons.nc").chain_groups, draws.chain_groups)
+    assert torch.equal(group_chains(draws.inputs), draws.chain_groups)
 
 
 def test_each_problem_of_a_batch_has_its_own_groups():
     x = torch.randn(6, 100, 3, 2, generator=torch.Generator().manual_seed(1), dtype=FLOAT)
     x[:2, :, 1, 0] += 20
     x[5, :, 2, 1] = torch.arange(100)
-    assert chain_groups(x).T.tolist() == [[0] * 6, [1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, -1]]
+    assert group_chains(x).T.tolist() == [[0] * 6, [1, 1, 0, 0, 0, 0], [0, 0, 0, 0, 0, -1]]
 
 
 def test_pieces_in_many_dimensions_are_told_apart_by_few_draws():
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(6, 32, 100, generator=generator, dtype=FLOAT)
-    assert chain_groups(x).tolist() == [0] * 6
+    assert group_chains(x).tolist() == [0] * 6
     x[4:] += 1.5
-    assert chain_groups(x).tolist() == [0, 0, 0, 0, 1, 1]
+    assert group_chains(x).tolist() == [0, 0, 0, 0, 1, 1]
     # a coordinate in which all chains drift, and overlap, hides nothing
     x[..., 0] = torch.randn(6, 32, generator=generator, dtype=FLOAT).cumsum(1)
-    assert chain_groups(x).tolist() == [0, 0, 0, 0, 1, 1]
+    assert group_chains(x).tolist() == [0, 0, 0, 0, 1, 1]
 
 
 def test_a_ring_in_a_ring_is_another_group():
     angle = 2 * math.pi * torch.rand(8, 64, generator=torch.Generator().manual_seed(1), dtype=FLOAT)
     radius = torch.tensor([1.0, 1, 2, 1, 2, 1, 1, 1], dtype=FLOAT).view(-1, 1)
     rings = torch.stack([radius * angle.cos(), radius * angle.sin()], -1)
-    assert chain_groups(rings).tolist() == [0, 0, 1, 0, 1, 0, 0, 0]
+    assert group_chains(rings).tolist() == [0, 0, 1, 0, 1, 0, 0, 0]
 
 
 def test_a_chain_on_both_pieces_makes_them_one():
     x = torch.randn(5, 64, 1, generator=torch.Generator().manual_seed(1), dtype=FLOAT)
     x[:2] += 20
-    assert chain_groups(x).tolist() == [1, 1, 0, 0, 0]
+    assert group_chains(x).tolist() == [1, 1, 0, 0, 0]
     x[4, ::3] += 20
-    assert chain_groups(x).tolist() == [0] * 5
+    assert group_chains(x).tolist() == [0] * 5
 
 
 def test_nothing_is_said_of_too_few_draws_or_of_one_chain():
     x = torch.randn(4, 31, 1, dtype=FLOAT) + 20 * torch.arange(4).view(-1, 1, 1)
-    assert (chain_groups(x) == -1).all()
-    assert chain_groups(torch.randn(1, 100, 1)).tolist() == [-1]
+    assert (group_chains(x) == -1).all()
+    assert group_chains(torch.randn(1, 100, 1)).tolist() == [-1]
 
 
 # ------------------------------------------------------------------------------------------------------- slow mixing
@@ -150,17 +150,17 @@ TIMES = [1, 10, 50, 200, 10_000]
 @pytest.mark.parametrize(("chains", "dim"), [(2, 1), (4, 1), (4, 5), (16, 1)])
 def test_slow_chains_on_one_piece_are_seldom_taken_for_several(time, chains, dim):
     runs = 500 if chains < 16 else 50
-    alarms = (chain_groups(autoregressive(time, chains=chains, runs=runs, dim=dim)).amax(0) > 0).sum()
+    alarms = (group_chains(autoregressive(time, chains=chains, runs=runs, dim=dim)).amax(0) > 0).sum()
     # 0.8 % at the worst, see math 5.7: 5 standard deviations above
     assert alarms <= 0.008 * runs + 5 * math.sqrt(0.008 * runs)
 
 
 def test_control_without_the_first_condition_they_are(monkeypatch):
-    monkeypatch.setattr(components, "_DRIFT", 1.0)
-    alarms = (chain_groups(autoregressive(10_000, runs=100)).amax(0) > 0).sum()
+    monkeypatch.setattr(module, "_DRIFT", 1.0)
+    alarms = (group_chains(autoregressive(10_000, runs=100)).amax(0) > 0).sum()
     assert alarms > 50
 
 
 def test_control_without_the_second_every_chain_is_a_group(monkeypatch):
-    monkeypatch.setattr(components, "_AT_HOME", 0.0)
-    assert chain_groups(torch.randn(4, 64, 1, dtype=FLOAT)).amax() == 3
+    monkeypatch.setattr(module, "_AT_HOME", 0.0)
+    assert group_chains(torch.randn(4, 64, 1, dtype=FLOAT)).amax() == 3

@@ -7,8 +7,8 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.references.minimise import minimise
-from dgm_infer.sampling import shares, starts
-from dgm_infer.sampling.shares import Shares, _weighed, shared_out
+from dgm_infer.sampling import allocation, starts
+from dgm_infer.sampling.allocation import Allocation, _weighed, allocate_chains
 from tests.findings import honest
 from tests.oracles import FLOAT, compare
 
@@ -51,7 +51,7 @@ def points(n_wide, n_narrow):
 @pytest.mark.parametrize("chains", [16, 64])
 def test_modes_hold_chains_in_proportion_to_their_masses(n_wide, chains):
     u = points(n_wide, 64 - n_wide)
-    chosen = shared_out(folded(1.0).marginal, u, chains, rng(1)).chosen
+    chosen = allocate_chains(folded(1.0).marginal, u, chains, rng(1)).chosen
     assert chosen.shape == (chains,)
     share = (u[chosen, 0] > 0).double().mean().item()
     # a systematic sample rounds to one chain; Laplace's masses are good to a hundredth here
@@ -63,7 +63,7 @@ def test_modes_hold_chains_in_proportion_to_their_masses(n_wide, chains):
 
 def test_every_problem_has_modes_of_its_own():
     u = torch.stack([points(16, 48), points(16, 48).flip(0), torch.zeros(64, 1, dtype=FLOAT)], 1)
-    chosen = shared_out(folded(1.0, 1.0, -0.5).marginal, u, 64, rng(1)).chosen
+    chosen = allocate_chains(folded(1.0, 1.0, -0.5).marginal, u, 64, rng(1)).chosen
     share = (u.squeeze(-1).gather(0, chosen)[:, :2] > 0).double().mean(0)
     assert (share - wide_mass()).abs().max() < 0.03
     # one mode, whose points are left alone
@@ -72,7 +72,7 @@ def test_every_problem_has_modes_of_its_own():
 
 def moved(problem, u, chains=64):
     """Whether some chain starts from another point than its own."""
-    return shared_out(problem.marginal, u, chains, rng()).chosen.tolist() != list(range(chains))
+    return allocate_chains(problem.marginal, u, chains, rng()).chosen.tolist() != list(range(chains))
 
 
 def test_where_few_points_would_remain_every_chain_keeps_its_own(monkeypatch):
@@ -84,10 +84,10 @@ def test_where_few_points_would_remain_every_chain_keeps_its_own(monkeypatch):
     few[60] = -1.99
     assert moved(problem, few)
     # and where descents do not end, or second derivatives would take long
-    monkeypatch.setattr(shares, "_ITERATIONS", 1)
+    monkeypatch.setattr(allocation, "_ITERATIONS", 1)
     assert not moved(problem, few)
-    monkeypatch.setattr(shares, "_NUMBERS", 63)
-    monkeypatch.setattr(shares, "minimise", underivable)
+    monkeypatch.setattr(allocation, "_NUMBERS", 63)
+    monkeypatch.setattr(allocation, "minimise", underivable)
     assert not moved(problem, few)
 
 
@@ -126,7 +126,9 @@ def test_kinks_and_ridges_are_told_from_modes():
 def test_problems_in_32_bits_are_shared_out_as_those_in_64():
     problem = dgm.condition(dgm.WithNoise(Folded(), NOISE), torch.ones(1), dtype=torch.float32)
     u = points(8, 56)
-    rough, exact = (shared_out(each.marginal, x, 16, rng(1)) for each, x in ((problem, u.float()), (folded(1.0), u)))
+    rough, exact = (
+        allocate_chains(each.marginal, x, 16, rng(1)) for each, x in ((problem, u.float()), (folded(1.0), u))
+    )
     assert torch.equal(u[rough.chosen] > 0, u[exact.chosen] > 0)
     assert rough.jumps is not None
     assert rough.jumps.centres.dtype == torch.float32
@@ -145,7 +147,7 @@ class Tilted(dgm.GenerativeModel):
 def test_a_mode_that_no_point_is_in_is_found_by_descents_from_the_prior():
     problem = dgm.condition(dgm.WithNoise(Tilted(), 0.1), torch.tensor([4.0], dtype=FLOAT))
     left = torch.full((64, 1), -2.26, dtype=FLOAT) + 0.02 * torch.randn(64, 1, generator=rng(), dtype=FLOAT)
-    found = shared_out(problem.marginal, left, 64, rng(1))
+    found = allocate_chains(problem.marginal, left, 64, rng(1))
     assert found.position is not None
     u = torch.linspace(-8, 8, 400_001, dtype=FLOAT)
     log_density = -0.5 * (u.square() + ((4 - u.square() - 0.5 * u) / 0.1).square())
@@ -161,9 +163,9 @@ def test_a_mode_that_no_point_is_in_is_found_by_descents_from_the_prior():
 
 
 def test_control_without_descents_from_the_prior_it_is_not_found(monkeypatch):
-    monkeypatch.setattr(shares, "_SEARCHES", 0)
+    monkeypatch.setattr(allocation, "_SEARCHES", 0)
     problem = dgm.condition(dgm.WithNoise(Tilted(), 0.1), torch.tensor([4.0], dtype=FLOAT))
-    found = shared_out(problem.marginal, torch.full((64, 1), -2.26, dtype=FLOAT), 64, rng(1))
+    found = allocate_chains(problem.marginal, torch.full((64, 1), -2.26, dtype=FLOAT), 64, rng(1))
     assert found.position is None
     assert found.jumps is None
 
@@ -189,14 +191,14 @@ def underivable(*arguments, **options):
 
 
 def test_where_there_are_no_second_derivatives_every_chain_keeps_its_point(monkeypatch):
-    monkeypatch.setattr(shares, "laplace_masses", underivable)
-    assert shared_out(folded(1.0).marginal, points(8, 56), 64, rng()).chosen.tolist() == list(range(64))
+    monkeypatch.setattr(allocation, "laplace_masses", underivable)
+    assert allocate_chains(folded(1.0).marginal, points(8, 56), 64, rng()).chosen.tolist() == list(range(64))
 
 
 def test_modes_of_no_mass_hold_no_chain():
     # an output of 8 has modes at 8 and -2, 30 nats apart
     u = torch.cat([torch.full((20, 1), 7.99), torch.full((44, 1), -1.99)]).double()
-    chosen = shared_out(folded(8.0).marginal, u, 32, rng()).chosen
+    chosen = allocate_chains(folded(8.0).marginal, u, 32, rng()).chosen
     assert (u[chosen] < 0).all()
     assert len(chosen.unique()) == 32
 
@@ -213,7 +215,7 @@ def test_annealed_starts_have_the_shares_of_the_posterior(monkeypatch):
     assert (found() - mass).abs().max() < 1 / 1000 + 0.01
     # control: all points have a start of their own. Of independent draws of the posterior the statistic is chi-square
     # with 12 degrees of freedom, 54 at 5 standard deviations
-    monkeypatch.setattr(starts, "shared_out", lambda marginal, u, chains, rng: Shares(torch.arange(chains)))
+    monkeypatch.setattr(starts, "allocate_chains", lambda marginal, u, chains, rng: Allocation(torch.arange(chains)))
     assert ((found() - mass).square() / (mass * (1 - mass) / 1000)).sum() > 54
 
 

@@ -1,21 +1,34 @@
-"""Markov models observed at every step: independent units by the conditional residual (math 4.7)."""
+"""The structures that models declare by name: independent units, Markov models observed at every step, dense."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..errors import ModelError, cause
-from .independent import of_units
-from .structure import Units
-from .units import UnitStructure, View
+from .blocks import Blocks
+from .dense import Dense
+from .diagonal import Diagonal
+from .structure import Structure, Units
+from .units import SIMULATED, UnitStructure, View
 
-__all__ = ["OneStepAhead", "markov"]
+__all__ = ["STRUCTURES", "declared_structure", "independent", "markov", "of_units", "validate_structure"]
+
+
+def of_units(sizes: Units, view: View = SIMULATED) -> UnitStructure:
+    """The structure of units of these sizes."""
+    return Diagonal(sizes, view) if sizes.is_scalar else Blocks(sizes, view)
+
+
+def independent(model: Any) -> UnitStructure:
+    """Single outputs, or ``unit_outputs`` consecutive ones, given the global inputs (math 4.6, J 8.2)."""
+    return of_units(Units(model.global_density.dim, model.unit_inputs or 1, model.unit_outputs or 1))
 
 
 @dataclass(frozen=True)
 class OneStepAhead(View):
-    """Every state as one step from the previous observed state.
+    """Every state as one step from the previous observed state (math 4.7).
 
     ``c_t(u) = f(y_{t-1}, z(u1), u2_t) - y_t`` has the zeros of ``g_x(u) - y`` and, at these, the same ``|J J^T|`` and
     row space of J; but its steps are independent units.
@@ -59,3 +72,25 @@ def markov(model: Any) -> UnitStructure:
     state = torch.Size(model.output_shape).numel() // model.n_steps
     sizes = Units(model.global_density.dim, model.unit_inputs or model.step_inputs, model.unit_outputs or state)
     return of_units(sizes, OneStepAhead())
+
+
+STRUCTURES: dict[str, Callable[[Any], Structure]] = {
+    "independent": independent,
+    "markov": markov,
+    "dense": lambda model: Dense(),
+}
+"""The structures that a model can declare by name, as functions of the model."""
+
+
+def validate_structure(model: Any) -> None:
+    """Raise :class:`ModelError` unless the model declares a name of :data:`STRUCTURES` or a :class:`Structure`."""
+    declared = model.structure
+    known = declared in STRUCTURES if isinstance(declared, str) else isinstance(declared, Structure)
+    if not known:
+        raise ModelError(f"{type(model).__name__}.structure = {declared!r} is not one of {', '.join(STRUCTURES)}")
+
+
+def declared_structure(model: Any) -> Structure:
+    """The structure that a model's attribute ``structure`` names or is."""
+    declared = model.structure
+    return STRUCTURES[declared](model) if isinstance(declared, str) else declared

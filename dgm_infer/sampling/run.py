@@ -24,15 +24,15 @@ from .warmup import WarmUp
 
 __all__ = [
     "LONGEST_WARMUP",
-    "Course",
-    "Moment",
-    "Outcome",
-    "Outset",
-    "Plan",
+    "RunInputs",
+    "RunOutcome",
+    "RunPlan",
+    "RunState",
+    "SamplingRun",
     "device_of",
     "diagnostics",
-    "driven",
     "named",
+    "run_until_stopped",
 ]
 
 # Iterations of a warm-up whose length is not given, at most.
@@ -40,7 +40,7 @@ LONGEST_WARMUP = 300
 
 
 @dataclass(frozen=True)
-class Plan:
+class RunPlan:
     """The numbers of a run, as :func:`sample` takes them."""
 
     chains: int
@@ -88,7 +88,7 @@ class Plan:
         return self.warmup + self.draws * self.thin
 
 
-class Outset(NamedTuple):
+class RunInputs(NamedTuple):
     """What a run begins with."""
 
     problem: Fibre | Target
@@ -99,13 +99,13 @@ class Outset(NamedTuple):
     """Whether a pilot may pick another kernel."""
 
 
-class Outcome(NamedTuple):
+class RunOutcome(NamedTuple):
     """What a run has come to."""
 
     problem: Fibre | Target | None
     """None if it is not at hand."""
     kernel: Kernel
-    plan: Plan
+    plan: RunPlan
     draws: dict[str, Tensor]
     """``inputs`` or ``latents.*``, and ``stats.*``: each ``[chains, draws, ...]``."""
     made: int
@@ -116,7 +116,7 @@ class Outcome(NamedTuple):
     """Whether warm-up chose the step size."""
 
 
-class Moment(NamedTuple):
+class RunState(NamedTuple):
     """Where a run is after a transition; replaced whole, so that an interrupt finds all of it or none."""
 
     state: State
@@ -128,7 +128,7 @@ class Moment(NamedTuple):
     """State of the generator of random numbers."""
 
 
-class Course:
+class SamplingRun:
     """Chains on their way through warm-up and the main run.
 
     It can be put down after any transition and taken up again in another process, with the same draws: everything but
@@ -136,7 +136,7 @@ class Course:
 
     Attributes:
         kernel: the kernel of the main run: adapted once the warm-up is over.
-        now: the :class:`Moment` that the next transition begins at.
+        now: the :class:`RunState` that the next transition begins at.
         kept: what is kept of the draws so far, each ``[chains, plan.draws, ...]``, of which :attr:`count` are filled.
     """
 
@@ -144,7 +144,7 @@ class Course:
         self,
         problem: Fibre | Target,
         kernel: Kernel,
-        plan: Plan,
+        plan: RunPlan,
         state: State,
         rng: torch.Generator,
         *,
@@ -170,16 +170,16 @@ class Course:
             is_open=plan.is_open,
         )
         stayed = torch.ones_like(state.energy, dtype=torch.bool)
-        self.now = Moment(state, 0, stayed, rng.get_state())
+        self.now = RunState(state, 0, stayed, rng.get_state())
 
     @classmethod
-    def begin(cls, outset: Outset, plan: Plan, bar: Progress) -> Self:
+    def begin(cls, run_inputs: RunInputs, plan: RunPlan, bar: Progress) -> Self:
         """Chains at their starting points.
 
         Raises:
             StartError: no starting points were found.
         """
-        problem, kernel, initial, undecided = outset
+        problem, kernel, initial, undecided = run_inputs
         rng = torch.Generator(device_of(problem, initial)).manual_seed(plan.seed)
         if undecided and isinstance(problem, Fibre) and problem.marginal is not None:
             picked = pick_kernel(
@@ -229,9 +229,9 @@ class Course:
         """What is kept of the draws from the ``first`` one on, each ``[chains, count - first, ...]``."""
         return {name: value[:, first : self.count] for name, value in self.kept.items()}
 
-    def outcome(self) -> Outcome:
+    def outcome(self) -> RunOutcome:
         """What the run has come to."""
-        return Outcome(
+        return RunOutcome(
             self.problem,
             self.kernel,
             self.plan,
@@ -242,8 +242,8 @@ class Course:
             self.adapts,
         )
 
-    def advance(self, bar: Progress, after_each: "Callable[[Course], None]") -> None:
-        """Make the transitions that are left, and call ``after_each`` with the course after every one of them."""
+    def advance(self, bar: Progress, after_each: "Callable[[SamplingRun], None]") -> None:
+        """Make the transitions that are left, and call ``after_each`` with the run after every one of them."""
         plan = self.plan
         while self._warm is not None and self.now.transitions < plan.warmup:
             state, info = self._execution.step(
@@ -284,9 +284,9 @@ class Course:
         return (position == self._first).all(-1).all(0)
 
     def _move(self, state: State, stayed: Tensor, transitions: int = 1) -> None:
-        self.now = Moment(state, self.now.transitions + transitions, stayed, self._rng.get_state())
+        self.now = RunState(state, self.now.transitions + transitions, stayed, self._rng.get_state())
 
-    def resume(self, problem: Fibre | Target, draws: dict[str, Tensor], plan: Plan) -> None:
+    def resume(self, problem: Fibre | Target, draws: dict[str, Tensor], plan: RunPlan) -> None:
         """Go on where a pickle was made, with the draws made by then, each ``[chains, count, ...]``."""
         self.problem, self.plan = problem, plan
         self._rng = torch.Generator(self.now.state.position.device)
@@ -314,15 +314,17 @@ class Course:
                 self.kept[name] = value.new_empty(value.shape[0], self.plan.draws, *value.shape[1:])
 
 
-def driven(course: Course, bar: Progress, after_each: Callable[[Course], None] = lambda course: None) -> str | None:
+def run_until_stopped(
+    sampling: SamplingRun, bar: Progress, after_each: Callable[[SamplingRun], None] = lambda sampling: None
+) -> str | None:
     """Make the transitions that are left; what stopped them after the first draw, None if nothing did.
 
     Before the first draw an interrupt, or an exception of the model, passes.
     """
     try:
-        course.advance(bar, after_each)
+        sampling.advance(bar, after_each)
     except (KeyboardInterrupt, Exception) as error:
-        if course.count == 0:
+        if sampling.count == 0:
             raise
         return "interrupted" if isinstance(error, KeyboardInterrupt) else named(error)
     return None

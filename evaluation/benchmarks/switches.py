@@ -1,0 +1,182 @@
+"""What ``dgm-infer bench ablations`` can switch off, one at a time; the package itself has no such switches."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dgm_infer.kernels import LiftedHMC
+from dgm_infer.kernels import hmc as hmc_module
+from dgm_infer.sampling import allocation, low_points, pilot, run, starts, warmup
+from dgm_infer.sampling.settling import Settling
+
+__all__ = ["SWITCHES", "Switch", "replaced", "switch"]
+
+
+@dataclass(frozen=True)
+class Switch:
+    """Something that a run does without being asked, and how to run without it.
+
+    Args:
+        name: as ``--switches`` has it.
+        room: whose problems it is measured on, ``"sampling"`` or ``"evidence"``.
+        words: what it is, in a line.
+        off: a context in which it is off.
+    """
+
+    name: str
+    room: str
+    words: str
+    off: Callable[[], AbstractContextManager[None]]
+
+
+SWITCHES: dict[str, Switch] = {}
+"""By name, in the order of the table."""
+
+
+def switch(name: str, words: str, room: str = "sampling") -> Callable[[Callable[[], Iterator[None]]], None]:
+    """Register a generator that switches something off, yields, and switches it on again."""
+
+    def register(off: Callable[[], Iterator[None]]) -> None:
+        SWITCHES[name] = Switch(name, room, words, contextmanager(off))
+
+    return register
+
+
+@contextmanager
+def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Other values for attributes of a module or class, which must have them."""
+    before = {name: getattr(owner, name) for name in attributes}
+    try:
+        for name, value in attributes.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(owner, name, value)
+
+
+@switch("pilot", "a pilot picks ConstrainedHMC where it is cheaper than LiftedHMC")
+def _pilot():
+    def lifted(*arguments: Any, **options: Any) -> pilot.Choice:
+        return pilot.Choice(LiftedHMC(), "LiftedHMC")
+
+    with replaced(run, pick_kernel=lifted):
+        yield
+
+
+@switch("annealing", "additive noise is annealed from wide to its own width before descents find the modes")
+def _annealing():
+    anneal = starts.anneal_noise
+
+    def descended(problem: Any, kernel: Any, chains: int, rng: torch.Generator, **options: Any) -> starts.Start:
+        marginal = problem.marginal
+        if marginal is None:
+            return anneal(problem, kernel, chains, rng, **options)
+        n = max(chains, starts._LARGE_POPULATION)
+        points = marginal.start(n, rng)
+        found = allocation.allocate_chains(marginal, points, chains, rng)
+        u1 = points[:chains] if found.position is None else found.position
+        if found.position is None:
+            u1 = points.gather(0, found.chosen.unsqueeze(-1).expand(*found.chosen.shape, marginal.dim))
+        return starts.Start(marginal.lift(u1, rng), found.chosen, jumps=found.jumps)
+
+    with replaced(starts, anneal_noise=descended):
+        yield
+
+
+@switch("masses", "chains are shared out over modes by their Laplace masses, found by descents")
+def _masses():
+    def own(marginal: Any, position: torch.Tensor, chains: int, rng: torch.Generator) -> allocation.Allocation:
+        return allocation.Allocation(allocation.places(position[..., 0])[:chains])
+
+    with replaced(starts, allocate_chains=own):
+        yield
+
+
+@switch("prior descents", "descents to the modes begin at prior draws too, and not at annealed points alone")
+def _prior_descents():
+    with replaced(allocation, _SEARCHES=0):
+        yield
+
+
+@switch("jumps", "kernels on fibres of additive noise jump between the modes that were found")
+def _jumps():
+    found = run.starting_points
+
+    def without(*arguments: Any, **options: Any) -> starts.Start:
+        return found(*arguments, **options)._replace(jumps=None)
+
+    with replaced(run, starting_points=without):
+        yield
+
+
+@switch("low points", "chains on fibres of no noise begin at low points of the prior's energy")
+def _low_points():
+    def near_prior(
+        problem: Any, chains: int, rng: torch.Generator, **options: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        position = problem.start(chains, rng, **options)
+        own = torch.arange(chains, device=position.device).view(-1, *[1] * (position.ndim - 2))
+        return position, own.expand(position.shape[:-1])
+
+    with replaced(starts, low_points=near_prior):
+        yield
+
+
+@switch("strays", "starting points that end far above the lowest of their problem begin anew, or elsewhere")
+def _strays():
+    with replaced(low_points, _ASTRAY=float("inf")):
+        yield
+
+
+@switch("open warm-up", "a warm-up of no given length ends as soon as it has settled, and not after 300 iterations")
+def _open_warmup():
+    with replaced(Settling, reached=property(lambda self: False)):
+        yield
+
+
+@switch("trajectory length", "warm-up adapts the length of trajectories; without it they last pi/2 or one step")
+def _trajectory_length():
+    with replaced(warmup.ChEES, update=lambda self, end, acceptance: None):
+        yield
+
+
+@switch("sub-steps", "warm-up adds geodesic sub-steps while solvers fail")
+def _sub_steps():
+    with replaced(warmup.SubSteps, update=lambda self, info, counted: setattr(self, "is_steady", True)):
+        yield
+
+
+@switch("plateau", "steps stop shrinking where acceptance does not respond to them")
+def _plateau():
+    def update(self: Any, step_size: torch.Tensor, acceptance: torch.Tensor) -> None:
+        self.floor = torch.zeros_like(step_size)
+
+    with replaced(warmup.Response, update=update):
+        yield
+
+
+@switch("start-up phase", "a warm-up begins with steps of every chain's own size, one or two a transition")
+def _startup_phase():
+    begin = warmup.WarmUp.__init__
+
+    def without(self: Any, *arguments: Any, **options: Any) -> None:
+        begin(self, *arguments, **{**options, "typical": True})
+
+    with replaced(warmup.WarmUp, __init__=without):
+        yield
+
+
+@switch("curvature metric", "a dense metric of LiftedHMC begins with the curvature of the noise")
+def _curvature_metric():
+    with replaced(LiftedHMC, metric_at=lambda self, problem, position: None):
+        yield
+
+
+@switch("few rows", "gradients are computed for the chains alone that still move, where these are few")
+def _few_rows():
+    with replaced(hmc_module, few=lambda moving: None):
+        yield
