@@ -94,7 +94,7 @@ class AIS(Annealing):
     Args:
         temperatures: K, transitions from the base to the target.
         schedule: ``"sigmoid"``, ``"linear"``, ``"barrier"`` (neighbours overlap equally, by the pilot's estimate of the
-            communication barrier, math 6.12), a function of K, or the K + 1 values themselves, which then set K.
+            communication barrier, math 6.11), a function of K, or the K + 1 values themselves, which then set K.
         n_steps: leapfrog steps per temperature.
         step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per temperature and
             problem on a pilot.

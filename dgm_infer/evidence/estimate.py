@@ -47,11 +47,10 @@ def log_evidence(
             from widely spread starts end in several minima, :class:`GibbsTempering` otherwise.
         chains: independent chains per problem (runs of :class:`SMC`); a single one has no standard error.
         seed: seed of all randomness; None draws one and records it in ``Evidence.seed``.
-        chunk: problems at a time; None for as many as fit 1 GiB, and for parallel tempering on a CPU a few thousand
-            replicas. On a CPU, chunks of a few thousand chains stay in its caches and can run 1.5 times faster.
+        chunk: problems at a time; None for as many as fit 1 GiB.
         keep_draws: whether the result holds the weighted draws, most of its memory; ``thin`` saves memory too.
         coverage: whether to look for modes that no draw has visited, by minimisations from widely spread starts for at
-            most a tenth of the run's gradients (math 6.15); bounds are not checked. A mode whose Laplace mass would
+            most a tenth of the run's gradients (math 6.14); bounds are not checked. A mode whose Laplace mass would
             move log Z by more than a standard error is a warning, and its shift is added to ``std_error`` in squares:
             diagnostics ``unseen_modes`` and ``unseen_shift``. Where it ends in several modes, a short parallel
             tempering, for at most a quarter of the gradients, says whether they are visited too rarely: ``rare_shift``.

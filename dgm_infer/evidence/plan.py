@@ -1,4 +1,4 @@
-"""How a run along the path is tuned: temperatures and step sizes, by a pilot (math 7.4, math 6.12)."""
+"""How a run along the path is tuned: temperatures and step sizes, by a pilot (math 7.4, math 6.11)."""
 
 import math
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def sigmoid(n: int) -> Tensor:
 
 
 def equal_distances(n: int, betas: Tensor, lengths: Tensor) -> Tensor:
-    """Temperatures at equal distances along a path whose parts have these lengths, ``[n + 1, *batch]`` (math 6.12).
+    """Temperatures at equal distances along a path whose parts have these lengths, ``[n + 1, *batch]`` (math 6.11).
 
     With the communication barrier as length, swaps between neighbours are rejected equally often (Syed et al. 2021).
 
@@ -199,7 +199,7 @@ class Pilot(NamedTuple):
     """``[J + 1]``."""
     rates: Tensor
     """Half the mean difference of Delta between two chains at every temperature, the speed of the communication barrier
-    (math 6.12), ``[J + 1, *batch]``."""
+    (math 6.11), ``[J + 1, *batch]``."""
     log_weights: Tensor
     """Log weights of the pilot itself, ``[chains, *batch]``; biased, since the steps were adapted on the way."""
     point: Point

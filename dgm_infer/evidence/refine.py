@@ -1,4 +1,4 @@
-"""Refinement: a base with what a run from it has found, and another run, three times at most (math 6.17)."""
+"""Refinement: a base with what a run from it has found, and another run, three times at most (math 6.16)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -91,7 +91,7 @@ def _improved(base: Whitened, outcome: Outcome, unseen: Unseen) -> Whitened:
 
 
 def base_with(base: Whitened, modes: Components, log_z: Tensor) -> Mixture:
-    """A mixture that covers modes beside what the base covers already (math 6.17): ``[*batch]`` as before.
+    """A mixture that covers modes beside what the base covers already (math 6.16): ``[*batch]`` as before.
 
     Half of its weight is that of the base, the other half the modes' by their masses. A problem without modes keeps its
     density. Of a base that is no mixture of Gaussians the moments stay.

@@ -156,7 +156,7 @@ class Run:
         self.estimated, self.interrupted = n, False
 
     def _chunk(self, name: str, chunk: int | None, n: int) -> int:
-        """Problems at a time: those that are asked for, or as many as the memory, or a CPU's caches, hold."""
+        """Problems at a time: those that are asked for, or as many as the memory holds."""
         can_take = self.target.can_take and n > 1
         if chunk is not None:
             chunk = whole_number(name, "chunk", chunk, 1)
@@ -168,12 +168,8 @@ class Run:
             return chunk
         if not can_take:
             return n
-        mean = self.base.mean
-        rows = self.chains * getattr(self.method, "particles", 1)
-        most = LIMITS.memory // ((LIMITS.activations + 16 * self.base.dim * mean.element_size()) * rows)
-        if mean.device.type == "cpu":
-            most = min(most, getattr(self.method, "cpu_rows", most * rows) // rows)
-        return max(1, most)
+        row = LIMITS.activations + 16 * self.base.dim * self.base.mean.element_size()
+        return max(1, LIMITS.memory // (row * self.chains * getattr(self.method, "particles", 1)))
 
     def _probe(self, name: str) -> None:
         """Name an energy that is faulty at draws of the base; the run's random numbers are left."""

@@ -18,8 +18,9 @@ from ..arguments import (
     whole_number,
 )
 from ..errors import ArgumentError, EvidenceError
+from ..linear_maps import Scale
 from ..target import Target, reference
-from .scales import Kind, Scale, given_scale
+from .scales import Kind, given_scale
 
 __all__ = [
     "GaussianDensity",

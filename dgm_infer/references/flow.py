@@ -12,11 +12,12 @@ from torch import Tensor, nn
 from ..arguments import indices, instance, numbers, positive, random_seed, whole_number
 from ..errors import ArgumentError, EvidenceError
 from ..extras import extra
+from ..linear_maps import TriangularMap
 from ..probe import energy_fault, probe_points
 from ..target import as_target
 from .density import Whitened, origin, weighted_moments
 from .gaussian import Gaussian
-from .scales import Full, factorised
+from .scales import factorised
 
 __all__ = ["Flow"]
 
@@ -70,7 +71,7 @@ class Flow(Whitened):
         vars(self).update(networks=networks.eval(), start=start, log_zeta=log_zeta, mean=start.mean, scale=start.scale)
         x = self.sample((FLOW.moments,), torch.Generator(start.mean.device).manual_seed(seed))
         moments = weighted_moments(x.double(), x.new_zeros(x.shape[:-1]))
-        scale = Full(factorised(moments.covariance).to(start.mean))
+        scale = TriangularMap(factorised(moments.covariance).to(start.mean))
         vars(self).update(mean=moments.mean.to(start.mean), scale=scale)
 
     @property
@@ -185,7 +186,7 @@ class Flow(Whitened):
         # as many draws' worth of the diagonal as Gaussian.refined takes of its old covariance
         share = (moments.ess / (moments.ess + x.shape[-1] + 2))[..., None, None]
         diagonal = torch.diag_embed(moments.covariance.diagonal(dim1=-2, dim2=-1))
-        scale = Full(factorised(torch.lerp(diagonal, moments.covariance, share)).to(x))
+        scale = TriangularMap(factorised(torch.lerp(diagonal, moments.covariance, share)).to(x))
         start = Gaussian._of(moments.mean.to(x), scale, log_zeta=log_zeta)
         rng = torch.Generator(x.device).manual_seed(seed)
         order = torch.randperm(len(x), generator=rng, device=x.device)

@@ -11,7 +11,7 @@ from ..errors import EvidenceError
 
 __all__ = ["Descended", "Minima", "Mode", "curvature", "descended", "find_mode", "minimise"]
 
-# Share of the decrease promised by the slope that a step must bring (Nocedal and Wright 2006, section 3.1).
+# Share of the decrease promised by the slope that a step must bring, the usual one of textbooks.
 _ARMIJO = 1e-4
 
 

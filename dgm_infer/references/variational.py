@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.distributions import LowRankMultivariateNormal
 
 from ..errors import EvidenceError
-from .scales import Diagonal, Full, LowRank, Scale
+from ..linear_maps import DiagonalMap, LowRankMap, Scale, TriangularMap
 
 __all__ = ["OBJECTIVES", "Objective", "check_divergence", "lower_bound", "maximise_elbo", "score_weights"]
 
@@ -67,10 +67,10 @@ class _Parameters:
     def scale(self) -> Scale:
         sd = self.log_sd.exp()
         if self.kind == "diagonal":
-            return Diagonal(sd)
+            return DiagonalMap(sd)
         if self.kind == "full":
-            return Full(torch.diag_embed(sd) + sd.unsqueeze(-1) * self.lower.tril(-1))
-        return LowRank.of(sd, sd.unsqueeze(-1) * self.factor)
+            return TriangularMap(torch.diag_embed(sd) + sd.unsqueeze(-1) * self.lower.tril(-1))
+        return LowRankMap.of(sd, sd.unsqueeze(-1) * self.factor)
 
     def sample(self, samples: int, rng: torch.Generator) -> Tensor:
         """Draws ``[samples, *batch, D]``, differentiable in the parameters."""

@@ -28,7 +28,7 @@ class ContinuousTempering(Tempering):
     The control xi has its own mass; ``mass`` times c squared is equivalent to ``scale`` times c.
 
     With ``plateau`` it is the extended Hamiltonian of Gobbo and Leimkuhler (2015), beside a base: xi moves on a circle,
-    where beta is 1 on one part and 0 on another, so that states rest at both ends (T (5.19), math 6.20).
+    where beta is 1 on one part and 0 on another, so that states rest at both ends (T (5.19), math 6.18).
 
     Args:
         draws, n_steps, log_zeta, thin, target_acceptance, pilot_temperatures: as in :class:`GibbsTempering`.

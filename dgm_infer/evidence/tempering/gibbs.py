@@ -35,7 +35,7 @@ class GibbsTempering(Tempering):
         pilot_temperatures: temperatures of the annealing run that tunes step sizes and starts the chains, spread over
             all of them.
         schedule: density of the temperatures: ``"linear"``, uniform on [0, 1], or ``"barrier"``, at equal distances
-            along the communication barrier that the pilot measures (math 6.21).
+            along the communication barrier that the pilot measures (math 6.19).
     """
 
     schedule: Literal["linear", "barrier"] = "linear"

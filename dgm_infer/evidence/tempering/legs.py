@@ -4,107 +4,18 @@ import torch
 from torch import Tensor
 
 from ...errors import ArgumentError
+from ...linear_maps import DiagonalMap, LowRankMap, Scale, TriangularMap
 from ...references import Gaussian
 from ...references.density import GaussianDensity, Whitened
 from ...references.modes import Modes, cover
-from ...references.scales import Diagonal, Full, LowRank, Scale, factorised, remade
+from ...references.scales import factorised
 from ..path import AnnealedPath, Point
 
-__all__ = ["HalfMoments", "Legs", "broad_reference", "improved"]
-
-
-# Shares of the draws' moments in a new base, of which the best by the other half of the chains is taken.
-_SHARES = (0.0, 0.25, 0.5, 0.75, 0.9, 1.0)
-
-
-class HalfMoments:
-    """Sums over states at the target, of the first and of the second half of the chains.
-
-    Args:
-        like: a state, ``[chains, legs, *batch, D]``, of two chains or more.
-    """
-
-    def __init__(self, like: Tensor):
-        shape = like.shape[2:]
-        self._middle = (len(like) + 1) // 2
-        self._first = torch.zeros(2, *shape, dtype=torch.float64, device=like.device)
-        self._second = torch.zeros(2, *shape, shape[-1], dtype=torch.float64, device=like.device)
-        self._count = torch.zeros(2, dtype=torch.float64, device=like.device)
-
-    def add(self, x: Tensor) -> None:
-        """Add states ``[chains, legs, *batch, D]``."""
-        for half, part in enumerate((x[: self._middle], x[self._middle :])):
-            rows = part.flatten(0, 1).double()
-            self._first[half] += rows.sum(0)
-            self._second[half] += torch.einsum("n...i,n...j->...ij", rows, rows)
-            self._count[half] += len(rows)
-
-    def halves(self) -> tuple[Tensor, Tensor]:
-        """Means ``[2, *batch, D]`` and covariances ``[2, *batch, D, D]``."""
-        return _moments(self._first, self._second, self._count)
-
-    def whole(self) -> tuple[Tensor, Tensor]:
-        """Mean ``[*batch, D]`` and covariance ``[*batch, D, D]`` of all."""
-        sums = (part.sum(0, keepdim=True) for part in (self._first, self._second, self._count))
-        mean, covariance = _moments(*sums)
-        return mean[0], covariance[0]
-
-
-def improved(mean: Tensor, covariance: Tensor, draws: HalfMoments) -> tuple[Tensor, Tensor, Tensor]:
-    """A base of smaller cross-entropy to the target than the present one, by draws that it is not fitted to.
-
-    Candidates have the moments of mixtures of the present base and of the draws, in several shares. Each is fitted to
-    one half of the chains and judged by the other, ``E[psi]``, and the best share is then fitted to all.
-
-    Args:
-        mean, covariance: of the present base, ``[*batch, D]`` and ``[*batch, D, D]``, float64.
-        draws: states at the target.
-
-    Returns:
-        mean and covariance of the new base, and whether it is another one than before, ``[*batch]``.
-    """
-    means, covariances = draws.halves()
-    scores = []
-    for share in _SHARES:
-        fitted = _mixed(torch.full_like(mean[..., 0], share), mean, covariance, means, covariances)
-        scores.append(_cross_entropy(*fitted, means.flip(0), covariances.flip(0)).mean(0))
-    best = torch.stack(scores).nan_to_num(torch.inf).argmin(0)
-    share = torch.tensor(_SHARES, dtype=mean.dtype, device=mean.device)[best]
-    return *_mixed(share, mean, covariance, *draws.whole()), best > 0
-
-
-def _moments(first: Tensor, second: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
-    n = count.reshape(-1, *[1] * (first.ndim - 1))
-    mean = first / n
-    return mean, second / n.unsqueeze(-1) - mean.unsqueeze(-1) * mean.unsqueeze(-2)
-
-
-def _mixed(
-    share: Tensor, mean: Tensor, covariance: Tensor, other_mean: Tensor, other_covariance: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Moments of a mixture of two densities; ``share [*batch]`` is that of the other."""
-    row, matrix = share.unsqueeze(-1), share[..., None, None]
-    apart = other_mean - mean
-    spread = matrix * (1 - matrix) * apart.unsqueeze(-1) * apart.unsqueeze(-2)
-    return mean + row * apart, torch.lerp(covariance, other_covariance, matrix) + spread
-
-
-def _cross_entropy(mean: Tensor, covariance: Tensor, other_mean: Tensor, other_covariance: Tensor) -> Tensor:
-    """``-E[log q]`` without its constant, for a normal q and a density of the other moments; infinite for no normal."""
-    factor, failed = torch.linalg.cholesky_ex(covariance)
-    unit = torch.eye(mean.shape[-1], dtype=mean.dtype, device=mean.device)
-    factor = torch.where((failed == 0)[..., None, None], factor, unit)
-    apart = other_mean - mean
-    second = other_covariance + apart.unsqueeze(-1) * apart.unsqueeze(-2)
-    trace = torch.cholesky_solve(second, factor).diagonal(dim1=-2, dim2=-1).sum(-1)
-    entropy = 0.5 * trace + factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
-    return torch.where(failed == 0, entropy, torch.inf)
+__all__ = ["Legs", "broad_reference"]
 
 
 # Standard deviations of the broad reference in those of the base, where there is no mode to cover.
 _WIDER = 2.0
-# Replicas that are evaluated at once on a CPU.
-_ROWS = 1024
 
 
 class Legs(AnnealedPath):
@@ -121,21 +32,19 @@ class Legs(AnnealedPath):
     """
 
     def __init__(self, path: AnnealedPath, broad: Gaussian | None):
-        super().__init__(path.target, _side_by_side(path.base, broad))
+        self._own, self._broad = path.base, broad
+        super().__init__(path.target, _side_by_side(self._own, broad))
         self.count = 1 if broad is None else 2
 
-    def rebase(self, mean: Tensor, covariance: Tensor, which: Tensor) -> None:
-        """Give the first leg of the problems ``which [*batch]`` a reference of these moments.
+    @property
+    def can_refit(self) -> bool:
+        """Whether the base is a full normal density, beside a reference that stays."""
+        return self.count == 2 and isinstance(self._own, GaussianDensity) and self._own.kind == "full"
 
-        Args:
-            mean, covariance: ``[*batch, D]`` and ``[*batch, D, D]``.
-        """
-        means, factors = self.base.mean.clone(), _triangular(self.base.scale).clone()
-        factor, failed = torch.linalg.cholesky_ex(covariance)
-        which = which & (failed == 0)
-        means[0] = torch.where(which.unsqueeze(-1), mean.to(means), means[0])
-        factors[0] = torch.where(which[..., None, None], factor.to(factors), factors[0])
-        self._start_from(Gaussian(means, cholesky=factors))
+    def refit(self, draws: Tensor) -> None:
+        """Give the base the moments of draws of the target ``[chains, draws, *batch, D]``, shrunk (math 6.15)."""
+        self._own = self._own.refined(draws, draws.new_zeros(draws.shape[:-1]))
+        self._start_from(_side_by_side(self._own, self._broad))
 
     def at(self, v: Tensor) -> Point:
         """Evaluate at ``[..., chains, legs, *batch, D]``."""
@@ -143,15 +52,6 @@ class Legs(AnnealedPath):
         replicas = v.shape[: v.ndim - self.base.mean.ndim - 1].numel() * self.count
         self.evaluations += replicas - 1
         return point
-
-    def _evaluated(self, x):
-        # blocks of whole temperatures, whose activations stay in a CPU's caches
-        blocks = min(len(x), -(-x.shape[:-1].numel() // _ROWS)) if x.device.type == "cpu" else 1
-        if blocks <= 1:
-            return super()._evaluated(x)
-        parts = [super(Legs, self)._evaluated(part) for part in x.tensor_split(blocks)]
-        energies, gradients = zip(*parts, strict=True)
-        return torch.cat(energies), torch.cat(gradients)
 
     def coordinates(self, x: Tensor) -> Tensor:
         """Whitened coordinates on every leg of points ``[..., *batch, D]``: ``[..., legs, *batch, D]``."""
@@ -228,11 +128,11 @@ def _gaussians(references: list[GaussianDensity]) -> Gaussian:
     """One Gaussian over ``[legs, *batch, D]``, whose kind is the more general of theirs."""
     scales = [reference.scale for reference in references]
     means = torch.stack([reference.mean for reference in references])
-    if all(isinstance(scale, Diagonal) for scale in scales):
-        return Gaussian(means, torch.stack([scale.sd for scale in scales if isinstance(scale, Diagonal)]))
-    if any(isinstance(scale, Full) for scale in scales):
+    if all(isinstance(scale, DiagonalMap) for scale in scales):
+        return Gaussian(means, torch.stack([scale.sd for scale in scales if isinstance(scale, DiagonalMap)]))
+    if any(isinstance(scale, TriangularMap) for scale in scales):
         return Gaussian(means, cholesky=torch.stack([_triangular(scale) for scale in scales]))
-    rank = max(scale.factor.shape[-1] for scale in scales if isinstance(scale, LowRank))
+    rank = max(scale.factor.shape[-1] for scale in scales if isinstance(scale, LowRankMap))
     sds, factors = zip(*(_low_rank(scale, rank) for scale in scales), strict=True)
     return Gaussian(means, torch.stack(sds), factor=torch.stack(factors))
 
@@ -244,19 +144,19 @@ def _fitting(broad: Gaussian, base: Whitened) -> Gaussian:
             f"ParallelTempering(broad of shape {tuple(broad.mean.shape)}): expected {tuple(base.mean.shape)}, or "
             f"{(base.dim,)} for all problems"
         )
-    parts = [part.expand(*base.batch_shape, *part.shape[len(broad.batch_shape) :]) for part in broad.scale.tensors]
-    return Gaussian._of(broad.mean.expand_as(base.mean), remade(broad.scale, parts))
+    parts = [part.expand(*base.batch_shape, *part.shape[len(broad.batch_shape) :]) for part in broad.scale.parts]
+    return Gaussian._of(broad.mean.expand_as(base.mean), broad.scale.remade(parts))
 
 
 def _triangular(scale: Scale) -> Tensor:
-    if isinstance(scale, Full):
-        return scale.cholesky
+    if isinstance(scale, TriangularMap):
+        return scale.factor
     covariance = scale.covariance()
     return torch.linalg.cholesky(covariance.double()).to(covariance)
 
 
 def _low_rank(scale: Scale, rank: int) -> tuple[Tensor, Tensor]:
     """Standard deviations, and a factor of this rank, padded with zeros."""
-    sd = scale.tensors[0]
-    factor = scale.factor if isinstance(scale, LowRank) else sd.new_zeros(*sd.shape, 0)
+    sd = scale.parts[0]
+    factor = scale.factor if isinstance(scale, LowRankMap) else sd.new_zeros(*sd.shape, 0)
     return sd, torch.cat([factor, factor.new_zeros(*sd.shape, rank - factor.shape[-1])], -1)

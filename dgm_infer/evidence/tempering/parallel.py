@@ -9,13 +9,12 @@ from ...arguments import flag, fraction, optional_positive, whole_number
 from ...errors import ArgumentError
 from ...progress import Progress
 from ...references import Gaussian
-from ...references.density import GaussianDensity
 from ...references.modes import search
 from ...settings import Settings
 from ..method import EstimateStatus, Outcome, check_held
 from ..path import AnnealedPath
 from ..plan import anneal_pilot, equal_distances, interpolated
-from .legs import Legs, broad_reference, improved
+from .legs import Legs, broad_reference
 from .replicas import Replicas, Round
 
 __all__ = ["ParallelTempering"]
@@ -46,15 +45,15 @@ class ParallelTempering(Settings):
 
     A replica at ``beta_k`` of a leg has the density ``~ exp(-beta_k phi - (1 - beta_k) psi)``, psi the energy of the
     leg's reference. A sweep makes one Hamiltonian move of every replica above the references, swaps neighbours, even
-    pairs and then odd ones, and draws the references anew (math 6.11); the two legs exchange their targets. Tuning
+    pairs and then odd ones, and draws the references anew (math 6.10); the two legs exchange their targets. Tuning
     takes rounds of sweeps that double: each moves the temperatures to equal distances along the
-    communication barrier (math 6.12). The last round, frozen, gives ``log Z`` by Bennett's ratio of neighbours
-    (math 6.13), a mean of the legs' estimates whose weights come from tuning: consistent. Chains are independent
+    communication barrier (math 6.11). The last round, frozen, gives ``log Z`` by Bennett's ratio of neighbours
+    (math 6.12), a mean of the legs' estimates whose weights come from tuning: consistent. Chains are independent
     groups of replicas, and the standard error is that between them.
 
     A mode that the base misses enters along the broad leg, and a base that is far worse than the broad reference is
-    cut off (math 6.14): a bad base costs time, not correctness. Between the rounds of tuning the base is fitted to the
-    draws of the target so far (math 6.16), as in stabilised variational parallel tempering.
+    cut off (math 6.13): a bad base costs time, not correctness. Between the rounds of tuning the base is fitted to the
+    draws of the target so far (math 6.15), as in stabilised variational parallel tempering.
 
     Diagnostics beside those of all methods: ``barrier [legs, *batch]``, ``round_trips`` between references and target
     (all chains), ``round_trip_rate`` (per chain and sweep), ``restarts`` (independent arrivals at the target, per
@@ -68,10 +67,10 @@ class ParallelTempering(Settings):
         step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per temperature and
             problem until the last round.
         broad: the second reference: True for :meth:`Gaussian.broad` of the target, and for problems in which its
-            search finds no minimum, or spikes alone, the base's mean with 4 times its covariance (math 6.11); a
+            search finds no minimum, or spikes alone, the base's mean with 4 times its covariance (math 6.10); a
             Gaussian ``[*batch, D]`` or ``[D]``; or False for none.
-        adapt_base: whether rounds of tuning fit the base anew to their draws of the target, where that is better and
-            the references have full covariances (math 6.16); the broad reference stays, so that it cannot hurt.
+        adapt_base: whether rounds of tuning fit a base of full covariance anew to their draws of the target
+            (math 6.15); the broad reference stays, so that it cannot hurt.
         thin: sweeps per draw of x in the result, which are two with two legs.
         target_acceptance: mean acceptance probability that step sizes are adapted to.
         pilot_temperatures: temperatures of the annealing run that makes the first schedule and step sizes.
@@ -105,8 +104,6 @@ class ParallelTempering(Settings):
 
     explores = True
     """It starts from a broad reference too: no cross-check of its modes is made."""
-    cpu_rows = 2**12
-    """Replicas that run at once on a CPU, whose caches then hold their activations."""
 
     @property
     def particles(self) -> int:
@@ -130,15 +127,16 @@ class ParallelTempering(Settings):
         replicas = self._replicas(legs, chains, rng, progress)
         powers = torch.ones(legs.batch_shape, dtype=torch.float64, device=replicas.betas.device) / legs.count
         for i, sweeps in enumerate(rounds):
-            tuned = Round(replicas, tunes=True, moments=self._fits(legs, chains) and i + 1 < len(rounds))
+            # the last round of tuning has the base of the run itself
+            fits = self.adapt_base and legs.can_refit and sweeps >= ROUNDS.fitted and i + 1 < len(rounds)
+            tuned = Round(replicas, sweeps if fits else 0, tunes=True)
             for _ in range(sweeps):
                 tuned.add(replicas.sweep(self.target_acceptance if self.step_size is None else None))
                 progress.update("tuning")
             powers, replicas.coupled = _leg_powers(tuned)
             self._retune(replicas, tuned)
-            if tuned.moments is not None and sweeps >= ROUNDS.fitted:
-                old = legs.base
-                replicas.rebase(*improved(old.mean[0].double(), old.covariance[0].double(), tuned.moments))
+            if fits:
+                replicas.refit(tuned.draws)
         spent = searched + legs.evaluations
         final = Round(replicas, keep=self.draws // self.thin, thin=self.thin)
         interrupted = False
@@ -152,11 +150,6 @@ class ParallelTempering(Settings):
             interrupted = True
         path.evaluations += legs.evaluations
         return final.outcome(powers, spent, interrupted)
-
-    def _fits(self, legs: Legs, chains: int) -> bool:
-        """Whether the base is fitted to draws: a full normal one, by half the chains, beside a reference that stays."""
-        normal = isinstance(legs.base, GaussianDensity) and legs.base.kind == "full"
-        return self.adapt_base and legs.count == 2 and normal and chains > 1
 
     def _broad(self, path: AnnealedPath, chains: int, rng: torch.Generator) -> Gaussian | None:
         if isinstance(self.broad, Gaussian) or not self.broad:
@@ -198,7 +191,7 @@ class ParallelTempering(Settings):
 
 
 def _leg_powers(tuned: Round) -> tuple[Tensor, Tensor]:
-    """Shares of the legs in the estimate ``[legs, *batch]`` (math 6.14), and whether the base takes part ``[*batch]``.
+    """Shares of the legs in the estimate ``[legs, *batch]`` (math 6.13), and whether the base takes part ``[*batch]``.
 
     A base far worse than the broad reference would fill the targets with the modes that it knows: it is cut off.
     """

@@ -1,4 +1,4 @@
-"""Replicas of parallel tempering: swaps, trips, stepping stones, sweeps and rounds (math 6.11, math 6.13)."""
+"""Replicas of parallel tempering: swaps, trips, stepping stones, sweeps and rounds (math 6.10, math 6.12)."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ from ..estimators import Estimate, log_ratios
 from ..method import Outcome
 from ..path import Point
 from ..plan import TUNING
-from .legs import HalfMoments, Legs
+from .legs import Legs
 
 __all__ = ["Replicas", "Round", "SteppingStones", "Sweep", "Trips", "exchanged", "swap_log_ratios", "swaps"]
 
@@ -178,10 +178,10 @@ class Replicas:
         # whether the legs' targets change places, per problem
         self.coupled = torch.ones(betas.shape[2:], dtype=torch.bool, device=betas.device)
 
-    def rebase(self, mean: Tensor, covariance: Tensor, which: Tensor) -> None:
-        """Another base, as :meth:`Legs.rebase`, with the replicas where they are."""
+    def refit(self, draws: Tensor) -> None:
+        """Another base, as :meth:`Legs.refit`, with the replicas where they are."""
         x = self.legs.base.unwhiten(self.point.v)
-        self.legs.rebase(mean, covariance, which)
+        self.legs.refit(draws)
         self.point = self.legs.at(self.legs.base.whiten(x))
 
     def sweep(self, target_acceptance: float | None) -> Sweep:
@@ -232,10 +232,9 @@ class Round:
         keep: draws of x per chain and leg.
         thin: sweeps per draw.
         tunes: whether to sum up how far the references are from the target.
-        moments: whether to sum up the moments of the states at the target, for a new base.
     """
 
-    def __init__(self, replicas: Replicas, keep: int = 0, thin: int = 1, *, tunes: bool = False, moments: bool = False):
+    def __init__(self, replicas: Replicas, keep: int = 0, thin: int = 1, *, tunes: bool = False):
         legs, betas, chains = replicas.legs, replicas.betas, replicas.chains
         self.legs, self.betas, self.chains, self.thin, self.sweeps = legs, betas, chains, thin, 0
         self.stones = SteppingStones(betas, replicas.centre, chains)
@@ -243,7 +242,6 @@ class Round:
         self._swaps = torch.zeros_like(betas[1:])
         self._acceptance = torch.zeros_like(betas[1:])
         self._tunes, self._at_target = tunes, torch.zeros_like(betas[0])
-        self.moments = HalfMoments(replicas.point.v[-1]) if moments else None
         self._draws = legs.base.mean.new_empty(chains, keep, *legs.base.mean.shape)
         self.kept = 0
 
@@ -254,11 +252,14 @@ class Round:
         if self._tunes:
             self._at_target += self.legs.at_last(sweep.targets).mean(0)
         self.sweeps += 1
-        if self.moments is not None:
-            self.moments.add(self.legs.base.unwhiten(sweep.targets.v))
         if self.sweeps % self.thin == 0 and self.kept < self._draws.shape[1]:
             self._draws[:, self.kept] = self.legs.base.unwhiten(sweep.targets.v)
             self.kept += 1
+
+    @property
+    def draws(self) -> Tensor:
+        """States at the target that were kept, those of both legs in turn: ``[chains, draws, *batch, D]``."""
+        return self._draws[:, : self.kept].flatten(1, 2)
 
     @property
     def rejections(self) -> Tensor:
@@ -276,8 +277,7 @@ class Round:
     def outcome(self, powers: Tensor, pilot_evaluations: int, interrupted: bool) -> Outcome:
         """Estimates and diagnostics; ``powers [legs, *batch]`` are the shares of the legs."""
         estimates = self.stones.estimates(powers)
-        # [chains, draws, legs, *batch, D]: those of both legs in turn
-        draws = self._draws[:, : self.kept].flatten(1, 2)
+        draws = self.draws
         rejections = self.rejections
         restarts, round_trips = (
             (now - before).sum(1)

@@ -17,14 +17,10 @@ from ..method import EstimateStatus, Outcome
 from ..path import AnnealedPath
 from ..plan import TUNED, Pilot, check_schedule, interpolated, values_of
 from .gibbs import LadderChain
-from .temperatures import EvenLadder, Ladder, ListedLadder, even_knots, is_even
+from .temperatures import Ladder, ListedLadder
 from .tempering import Tempering
 
 __all__ = ["ImportanceTempering", "SimulatedTempering"]
-
-
-# Segments along which the prior weights of even temperatures follow the pilot; a draw costs time per segment.
-_SEGMENTS = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,16 +35,14 @@ class SimulatedTempering(Tempering):
         draws, warmup, n_steps, step_size, log_zeta, thin, target_acceptance: as in :class:`GibbsTempering`.
         pilot_temperatures: temperatures of the annealing run that tunes step sizes and prior weights and starts the
             chains.
-        temperatures: K. With even temperatures it affects neither time nor memory: k given x is a mixture of a few
-            geometric distributions.
+        temperatures: K.
         schedule: ``"linear"`` (even), ``"sigmoid"`` and ``"barrier"`` as in :class:`AIS`, a function
-            of K, or the K + 1 values themselves, which then set K. With uneven temperatures a draw of k takes time
-            proportional to K.
+            of K, or the K + 1 values themselves, which then set K.
         weights: ``"pilot"``, g such that all temperatures are visited equally often, by the pilot's estimates of
             ``log Z(beta_k)``; ``"equal"``, all of them 1. They are frozen, and affect speed, not correctness.
     """
 
-    temperatures: int = 1000
+    temperatures: int = 100
     schedule: str | Tensor | Callable[[int], Tensor] = "linear"
     weights: Literal["pilot", "equal"] = "pilot"
 
@@ -78,15 +72,8 @@ class SimulatedTempering(Tempering):
             own = pilot.barrier(self.temperatures)
             return ListedLadder(own, -interpolated(own, at, known))
         own = values_of("SimulatedTempering", self.schedule, self.temperatures).to(log_zeta.device)
-
-        def weights(betas: Tensor) -> Tensor:
-            return -interpolated(betas.reshape(-1, *[1] * log_zeta.ndim).expand(-1, *log_zeta.shape), at, known)
-
-        if not is_even(own):
-            return ListedLadder(own, weights(own))
-        n = len(own) - 1
-        knots = even_knots(n, pilot.betas, _SEGMENTS) if self.weights == "pilot" else own.new_tensor([0, n]).long()
-        return EvenLadder(n, knots, weights(knots.double() / n))
+        columns = own.reshape(-1, *[1] * log_zeta.ndim).expand(-1, *log_zeta.shape)
+        return ListedLadder(own, -interpolated(columns, at, known))
 
 
 @dataclass(frozen=True, eq=False)

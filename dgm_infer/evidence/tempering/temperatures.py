@@ -16,7 +16,6 @@ from ..plan import Pilot, interpolated
 
 __all__ = [
     "Control",
-    "EvenLadder",
     "Ladder",
     "ListedLadder",
     "Plateaus",
@@ -25,8 +24,6 @@ __all__ = [
     "Temperature",
     "Warped",
     "draw_beta",
-    "even_knots",
-    "is_even",
 ]
 
 
@@ -113,7 +110,7 @@ class Sigmoid:
 
 @dataclass(frozen=True, eq=False)
 class Plateaus:
-    """The extended Hamiltonian: beta is 1 on a plateau of t, 0 on another, and smooth between (T (5.19), math 6.20).
+    """The extended Hamiltonian: beta is 1 on a plateau of t, 0 on another, and smooth between (T (5.19), math 6.18).
 
     t is uniform on a circle of length ``2 H``. With ``s = |t|/H`` on [0, 1], beta is 1 for ``s <= share``, 0 for
     ``s >= 1 - share`` and ``3 r^2 - 2 r^3`` between, r falling from 1 to 0 along a straight line.
@@ -198,63 +195,6 @@ class Ladder(Protocol):
         ...
 
 
-class EvenLadder:
-    """Temperatures ``k/K`` whose ``h`` is linear in k between knots: ``O(R)`` numbers per draw, for any K.
-
-    Within a segment of n temperatures ``p(k | x)`` is a truncated geometric distribution with ratio ``exp(r)``,
-    ``r = slope - d/K``: its sum is ``expm1(n r)/expm1(r)``, and the integer part of n times an exponential variable
-    of rate ``-n r`` truncated to [0, 1] has this distribution. The last temperature is its own segment.
-
-    Args:
-        n: K.
-        knots: increasing integers ``[R + 1]``, from 0 to K.
-        h: values of ``h`` at the knots, ``[R + 1, *batch]``, float64.
-    """
-
-    def __init__(self, n: int, knots: Tensor, h: Tensor):
-        self.n = n
-        column = (-1, *[1] * h.ndim)
-        widths = knots.diff()
-        # [R + 1, 1, *batch]: one row per segment, the last with a single temperature
-        self.first, self.h = knots.reshape(column).double(), h.unsqueeze(1)
-        self.widths = torch.cat([widths, widths.new_ones(1)]).reshape(column).double()
-        slopes = h.diff(dim=0).unsqueeze(1) / self.widths[:-1]
-        self.slopes = torch.cat([slopes, torch.zeros_like(slopes[:1])])
-
-    def draw(self, difference: Tensor, rng: torch.Generator) -> Rung:
-        rate = self.slopes - difference / self.n
-        start = self.h - self.first * (difference / self.n)
-        log_sums = start + _log_geometric_sum(rate, self.widths)
-        log_total = log_sums.logsumexp(0)
-        uniform = torch.rand(difference.shape, generator=rng, dtype=difference.dtype, device=difference.device)
-        below = (log_sums - log_total).exp().cumsum(0)
-        # rounding may leave the last sum below one
-        segment = (below <= uniform * below[-1]).sum(0, keepdim=True).clamp_max(len(self.widths) - 1)
-        shape = (len(self.widths), *difference.shape)
-        width, first = (x.expand(shape).gather(0, segment)[0] for x in (self.widths, self.first))
-        part = (draw_beta(-width * rate.gather(0, segment)[0], rng) * width).floor()
-        beta = (first + torch.minimum(part, width - 1)) / self.n
-        return Rung(beta, self.h[-1] - difference - log_total, -log_total)
-
-    def log_prior(self, beta):
-        k = (beta.double() * self.n).round()
-        segment = (torch.searchsorted(self.first.flatten(), k.contiguous(), right=True) - 1).unsqueeze(0)
-        shape = (len(self.widths), *beta.shape)
-        column = self.h.ndim - 2
-        h, slope, first = (
-            x.reshape(len(x), *[1] * (beta.ndim - column), *x.shape[2:]).expand(shape).gather(0, segment)[0]
-            for x in (self.h, self.slopes, self.first)
-        )
-        return h + slope * (k - first)
-
-
-def _log_geometric_sum(rate: Tensor, n: Tensor) -> Tensor:
-    """``log sum_{i<n} exp(i r)``: with ``a = |r|``, the terms fall from the larger end as ``exp(-i a)``."""
-    a = rate.abs()
-    falling = torch.expm1(-n * a).neg().log() - torch.expm1(-a).neg().log()
-    return torch.where(a < 1e-12, n.log(), falling) + (n - 1) * rate.clamp_min(0)
-
-
 class ListedLadder:
     """Any temperatures and weights, by inverting the cumulative sum: ``O(K)`` numbers per draw.
 
@@ -304,19 +244,7 @@ class ListedLadder:
         return chosen.squeeze(-1).clamp_max(betas.shape[1] - 1), (largest + total.log()).squeeze(-1)
 
 
-def even_knots(n: int, betas: Tensor, most: int) -> Tensor:
-    """Integers from 0 to n, at most ``most + 1`` of them, spaced like the temperatures ``betas``."""
-    every = betas[torch.linspace(0, len(betas) - 1, most + 1, device=betas.device).round().long()]
-    return (every * n).round().long().unique()
-
-
-def is_even(betas: Tensor) -> bool:
-    """Whether temperatures ``[K + 1]`` are ``k/K``."""
-    n = len(betas) - 1
-    return bool(torch.allclose(betas * n, torch.arange(n + 1, dtype=betas.dtype, device=betas.device), atol=1e-9))
-
-
-# Straight pieces that the temperatures are made of.
+# Straight pieces that warped temperatures are made of.
 _PIECES = 16
 
 

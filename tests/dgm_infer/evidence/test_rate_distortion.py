@@ -10,7 +10,7 @@ from torch.distributions import Independent, Normal
 
 import dgm_infer as dgm
 import generators
-from dgm_infer.evidence.rates import CurvePoints, curve_points
+from dgm_infer.evidence.estimators import CurvePoints, curve_points
 from tests.findings import honest
 from tests.oracles import FLOAT
 

@@ -37,7 +37,7 @@ def narrow_pilot():
 
 
 def test_the_pilot_measures_the_barrier_of_a_normal():
-    """Half the mean difference of d falls as the precision grows, by the constant of math 6.12."""
+    """Half the mean difference of d falls as the precision grows, by the constant of math 6.11."""
     pilot = narrow_pilot()
     rng = torch.Generator().manual_seed(2)
     precision = 1 - pilot.betas + pilot.betas / SD**2
