@@ -24,7 +24,7 @@ from .derivatives import JUMP, Spectrum, find_jump, find_kinks, named_kinks, spe
 from .fibre import Fibre
 from .observations import Bound
 from .observed import ObservedModel
-from .solve import damped_gauss_newton
+from .projection import damped_gauss_newton
 from .subject import Subject
 
 __all__ = ["Report", "check"]

@@ -22,6 +22,7 @@ __all__ = [
     "Projection",
     "Stop",
     "Update",
+    "damped_gauss_newton",
     "evaluate_constraint",
     "evaluate_jacobian",
     "masked",
@@ -325,6 +326,54 @@ def _solve(
             loop, stop, steps = _take((loop, stop, steps), keep)
             fibre, base = fibre.take(keep), base[keep]
     return store(rows, whole, (loop.u, loop.converged, loop.updates))
+
+
+def damped_gauss_newton(
+    fibre: Constraint, u: Tensor, *, tolerance: Tensor, max_iterations: int = 100
+) -> tuple[Tensor, Tensor]:
+    """Nearby points on the fibre by Levenberg-Marquardt: ``u' = u - J^T (J J^T + mu I)^-1 c(u)``.
+
+    Damping is divided by 10 after a step that reduces ``|c|``, after which the Jacobian is computed anew, and
+    multiplied by 10 otherwise. Unlike in :func:`project`, moves may leave the row space of one Jacobian: this finds
+    starting points, not proposals. Rows that have converged leave the batch.
+
+    Returns:
+        points ``[R, D]`` and the max-norm of their constraint ``[R]``.
+    """
+    position, c = u, fibre.evaluate(evaluate_constraint, u)
+    residual = c.abs().amax(-1)
+    rows = torch.arange(len(u), device=u.device)
+    moved = torch.ones_like(residual, dtype=torch.bool)
+    jacobian = damping = floor = None
+    for _ in range(max_iterations):
+        running = ~(c.abs().amax(-1) < tolerance)
+        if not running.all():
+            position, residual = store(rows, (position, residual), (u, c.abs().amax(-1)))
+            keep = running.nonzero().squeeze(-1)
+            if len(keep) == 0:
+                break
+            rows, u, c, tolerance, fibre = rows[keep], u[keep], c[keep], tolerance[keep], fibre.take(keep)
+            moved = moved[keep]
+            if jacobian is not None and damping is not None and floor is not None:
+                jacobian, damping, floor = jacobian[keep], damping[keep], floor[keep]
+        if jacobian is None or moved.all():
+            jacobian = fibre.evaluate(evaluate_jacobian, u)
+        elif moved.any():
+            changed = moved.nonzero().squeeze(-1)
+            news = fibre.take(changed).evaluate(evaluate_jacobian, u[changed])
+            jacobian = jacobian.map(lambda mine, new, at=changed: mine.index_copy(0, at, new), news)
+        if damping is None or floor is None:
+            # relative to the stiffness of J J^T along c
+            stiffness = jacobian.transpose(c).square().sum(-1) / c.square().sum(-1).clamp_min(1e-30)
+            damping, floor = 1e-2 * stiffness, 1e-14 * stiffness
+        proposal = u - jacobian.damped_step(c, damping)
+        c_new = fibre.evaluate(evaluate_constraint, proposal)
+        better = c_new.norm(dim=-1) < c.norm(dim=-1)
+        u = torch.where(better.unsqueeze(-1), proposal, u)
+        c = torch.where(better.unsqueeze(-1), c_new, c)
+        damping = torch.where(better, torch.maximum(0.1 * damping, floor), 10 * damping)
+        moved = better
+    return store(rows, (position, residual), (u, c.abs().amax(-1)))  # type: ignore[return-value]
 
 
 def _take(tree: Any, rows: Tensor) -> Any:

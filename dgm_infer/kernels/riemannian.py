@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import choice, fraction, whole_number
-from ..conditioning.abc_kernels import InputPosterior
-from ..conditioning.noise_embedding import NoiseEmbedding
+from ..conditioning.abc_kernels import InputPosterior, NoiseEmbedding
 from ..conditioning.projection import SOLVERS
 from ..errors import ArgumentError
 from ..settings import Settings

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..conditioning.fibre import Fibre
 from ..conditioning.projection import solver_tolerance
-from ..conditioning.search import towards
+from ..conditioning.start_points import towards
 from ..errors import ArgumentError
 from .chain_groups import connected, numbered
 

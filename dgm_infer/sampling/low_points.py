@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from ..conditioning.fibre import Fibre
-from ..conditioning.search import towards
-from ..conditioning.solve import search_once
+from ..conditioning.start_points import search_once, towards
 
 __all__ = ["low_points"]
 

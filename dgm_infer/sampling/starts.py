@@ -9,8 +9,7 @@ from torch import Tensor
 
 from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
-from ..conditioning.projection import solver_tolerance
-from ..conditioning.solve import damped_gauss_newton
+from ..conditioning.projection import damped_gauss_newton, solver_tolerance
 from ..errors import ArgumentError, EvidenceError
 from ..kernels import Kernel, LiftedHMC
 from ..kernels.jumps import Jumps

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.conditioning.projection import SOLVERS, Stop, _no_steps, broyden, masked, project
-from dgm_infer.conditioning.solve import damped_gauss_newton
+from dgm_infer.conditioning.projection import SOLVERS, Stop, _no_steps, broyden, damped_gauss_newton, masked, project
 from dgm_infer.structures import DenseJacobian
 from dgm_infer.structures.diagonal import solve_local_inputs
 from tests.models import Bent

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.conditioning.projection import project
-from dgm_infer.conditioning.solve import damped_gauss_newton
+from dgm_infer.conditioning.projection import damped_gauss_newton, project
 from dgm_infer.errors import Status
 from dgm_infer.kernels.drifts import CIRCULAR, STRAIGHT, Flow
 from dgm_infer.kernels.integrators import PhasePoint, geodesic, leapfrog
