@@ -14,10 +14,10 @@ from ..references.density import Whitened
 from ..settings import Settings
 from .estimators import Estimate, bennett, finite_or_zero, largest_share, log_mean, weight_ess
 from .method import EstimateStatus, Outcome
-from .path import AnnealedPath, Move, Point
+from .path import AnnealedPath, Move, PathPoint
 from .plan import Plan, check_settings, frozen_plan
 from .result import Evidence
-from .run import Run, RunOptions
+from .run import EvidenceRun, RunOptions
 
 __all__ = [
     "AIS",
@@ -39,7 +39,7 @@ class Annealed(NamedTuple):
 
     log_weights: Tensor
     """``[chains, *batch]``, float64."""
-    point: Point
+    point: PathPoint
     acceptance: Tensor
     """Mean over temperatures, ``[chains, *batch]``."""
 
@@ -47,11 +47,11 @@ class Annealed(NamedTuple):
 class Moves(Protocol):
     """Transitions of annealed chains, and their reversals."""
 
-    def forward(self, point: Point, beta: Tensor, step_size: Tensor) -> Move:
+    def forward(self, point: PathPoint, beta: Tensor, step_size: Tensor) -> Move:
         """A transition that leaves the density at ``beta [*batch]`` invariant."""
         ...
 
-    def backward(self, point: Point, beta: Tensor, step_size: Tensor) -> Move:
+    def backward(self, point: PathPoint, beta: Tensor, step_size: Tensor) -> Move:
         """The reversal of :meth:`forward`."""
         ...
 
@@ -126,7 +126,7 @@ class FreshMoves:
     def __init__(self, path: AnnealedPath, n_steps: int, rng: torch.Generator):
         self.path, self.n_steps, self.rng = path, n_steps, rng
 
-    def forward(self, point: Point, beta: Tensor, step_size: Tensor) -> Move:
+    def forward(self, point: PathPoint, beta: Tensor, step_size: Tensor) -> Move:
         return self.path.move(point, beta, step_size, self.n_steps, self.rng)
 
     backward = forward
@@ -148,7 +148,7 @@ def anneal(
     v: Tensor,
     moves: Moves,
     progress: Progress,
-    watch: Callable[[Tensor, Point], None] | None = None,
+    watch: Callable[[Tensor, PathPoint], None] | None = None,
 ) -> Annealed:
     """From base draws ``v``: ``log w = sum_k (beta_{k+1} - beta_k) (psi - phi)(x_k)``.
 
@@ -251,13 +251,13 @@ class _Persistent:
     def __init__(self, path: AnnealedPath, half_life: float, momentum: Tensor, rng: torch.Generator):
         self.path, self.half_life, self.momentum, self.rng = path, half_life, momentum, rng
 
-    def forward(self, point: Point, beta: Tensor, step_size: Tensor) -> Move:
+    def forward(self, point: PathPoint, beta: Tensor, step_size: Tensor) -> Move:
         step = self.path.random_step(point, step_size, self.rng)
         move, self.momentum = self.path.move_on(point, self.momentum, beta, step, self.rng)
         self._refresh(step)
         return move
 
-    def backward(self, point: Point, beta: Tensor, step_size: Tensor) -> Move:
+    def backward(self, point: PathPoint, beta: Tensor, step_size: Tensor) -> Move:
         step = self.path.random_step(point, step_size, self.rng)
         self._refresh(step)
         move, self.momentum = self.path.move_on(point, self.momentum, beta, step, self.rng)
@@ -326,7 +326,7 @@ def bidirectional(
     if not isinstance(method, Annealing):
         raise ArgumentError(f"bidirectional(method={method!r}): expected an AIS or a HamiltonianAIS")
     flag("bidirectional", "exact", exact)
-    run = Run("bidirectional", target, base, method, RunOptions(chains, seed, chunk, keep_draws, progress))
+    run = EvidenceRun("bidirectional", target, base, method, RunOptions(chains, seed, chunk, keep_draws, progress))
     draws = finite("bidirectional", "exact_draws", exact_draws).to(base.mean)
     shared = draws.shape == base.mean.shape
     if shared:

@@ -13,7 +13,7 @@ from .method import Method, Outcome, check_method
 from .path import AnnealedPath
 from .refine import until_seen
 from .result import Evidence
-from .run import Run, RunOptions, started
+from .run import EvidenceRun, RunOptions, started
 from .tempering.gibbs import GibbsTempering
 from .tempering.parallel import ParallelTempering
 
@@ -76,7 +76,7 @@ def log_evidence(
     target, base, said = started(call, target, base)
     if method is not None:
         check_method(method)
-    run = Run(
+    run = EvidenceRun(
         call,
         target,
         base,
@@ -107,7 +107,7 @@ def log_evidence(
     return run.evidence(outcome, type(run.method).__name__, run.method.status)
 
 
-def _chosen(run: Run) -> Method:
+def _chosen(run: EvidenceRun) -> Method:
     """The default method: parallel tempering of one problem with several minima, else Gibbs tempering."""
     if run.target.batch_shape.numel() > 1:
         return run.method
@@ -115,7 +115,7 @@ def _chosen(run: Run) -> Method:
     return ParallelTempering() if bool(count_minima(run.path(), rng) > 1) else run.method
 
 
-def _estimated(run: Run, path: AnnealedPath) -> Outcome:
+def _estimated(run: EvidenceRun, path: AnnealedPath) -> Outcome:
     """The method's own outcome, with the effective number of chains."""
     outcome = run.method.run(path, run.chains, run.rng, run.bar)
     effective = weight_ess(outcome.log_weights.logsumexp(1))

@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 from ..progress import Progress
 from .estimators import finite_or_zero, log_mean
 from .method import check_held
-from .path import AnnealedPath, Point
+from .path import AnnealedPath, PathPoint
 
 __all__ = [
     "SCHEDULES",
@@ -24,12 +24,12 @@ __all__ = [
     "Schedule",
     "StepSizes",
     "anneal_pilot",
-    "check_schedule",
     "check_settings",
+    "check_temperatures",
     "equal_distances",
+    "even_schedule",
     "frozen_plan",
     "interpolated",
-    "linear",
     "sigmoid",
     "temperatures_of",
     "tuned_steps",
@@ -43,6 +43,8 @@ class TuningSettings:
 
     gain: float = 0.4
     """Change of the log step size per unit of error in the mean acceptance."""
+    trend: float = 0.1
+    """Share of that change that a pilot goes on making: else steps lag behind widths that fall along the path."""
     first: int = 8
     """Moves at the first temperature, in which the step finds its size before the path leaves the base."""
     regions: int = 12
@@ -59,7 +61,7 @@ TUNING = TuningSettings()
 # ----------------------------------------------------------------------------------------------------------- schedules
 
 
-def linear(n: int) -> Tensor:
+def even_schedule(n: int) -> Tensor:
     """``beta_k = k/K``, ``[K + 1]``."""
     return torch.arange(n + 1, dtype=torch.float64) / n
 
@@ -108,13 +110,13 @@ def _column(values: Tensor, like: Tensor) -> Tensor:
 TUNED = "barrier"
 """The schedule that a pilot's estimates determine."""
 
-SCHEDULES: dict[str, Callable[[int], Tensor]] = {"linear": linear, "sigmoid": sigmoid}
+SCHEDULES: dict[str, Callable[[int], Tensor]] = {"linear": even_schedule, "sigmoid": sigmoid}
 
 Schedule = str | Tensor | Callable[[int], Tensor]
 """A name, the K + 1 values, or a function of K that returns them."""
 
 
-def check_schedule(name: str, schedule: Schedule, n: int, also: tuple[str, ...] = ()) -> None:
+def check_temperatures(name: str, schedule: Schedule, n: int, also: tuple[str, ...] = ()) -> None:
     """Raise ArgumentError unless a schedule gives values from 0 to 1 for ``n``, or is a name that is known."""
     if not isinstance(schedule, str):
         values_of(name, schedule, n)
@@ -202,7 +204,7 @@ class Pilot(NamedTuple):
     (math 6.11), ``[J + 1, *batch]``."""
     log_weights: Tensor
     """Log weights of the pilot itself, ``[chains, *batch]``; biased, since the steps were adapted on the way."""
-    point: Point
+    point: PathPoint
     """States of its chains at temperatures spread evenly over [0, 1], one per chain."""
     log_z_path: Tensor
     """Estimates of ``log Z(beta)`` at every temperature, ``[J + 1, *batch]``, from 0 to ``log_z``."""
@@ -245,6 +247,7 @@ def anneal_pilot(
     adapts = method.step_size is None
     start = 1.2 * path.base.dim**-0.25 if method.step_size is None else method.step_size
     log_step = StepSizes.constant(start, path.batch_shape, point.v).log_step[0].clone()
+    trend = torch.zeros_like(log_step)
     log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=betas.device)
     kept, keep_at = point, _spread(point.energy, rng)
     rates, log_steps, log_z_path = [_mean_gap(path.difference(point))], [], [torch.zeros_like(log_weights[0])]
@@ -256,7 +259,8 @@ def anneal_pilot(
             point = move.point
             if adapts:
                 error = move.acceptance.mean(0).to(log_step) - method.target_acceptance
-                log_step = (log_step + TUNING.gain * error).clamp(-10, math.log(2))
+                trend = trend + TUNING.trend * TUNING.gain * error * (k > 0)
+                log_step = (log_step + TUNING.gain * error + trend).clamp(-10, math.log(2))
         log_steps.append(log_step)
         rates.append(_mean_gap(path.difference(point)))
         kept = point.where((keep_at > betas[k]) & (keep_at <= betas[k + 1]), kept)
@@ -331,7 +335,7 @@ def check_settings(method: Planned, *also: str) -> None:
         whole_number(name, field, getattr(method, field))
     optional_positive(name, "step_size", method.step_size)
     fraction(name, "target_acceptance", method.target_acceptance)
-    check_schedule(name, method.schedule, method.temperatures, also)
+    check_temperatures(name, method.schedule, method.temperatures, also)
 
 
 def tuned_steps(

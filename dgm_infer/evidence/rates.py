@@ -15,10 +15,8 @@ from torch.distributions import Distribution
 from ..arguments import (
     finite,
     flag,
-    fraction,
     instance,
     numbers,
-    optional_positive,
     positive,
     random_seed,
     whole_number,
@@ -32,7 +30,7 @@ from ..references import Gaussian
 from ..target import Target
 from .annealing import AIS, anneal
 from .estimators import CurvePoints, curve_points, finite_or_zero
-from .path import AnnealedPath, Point
+from .path import AnnealedPath, PathPoint
 from .result import read_archive, write_archive
 
 if TYPE_CHECKING:
@@ -127,9 +125,6 @@ class RateDistortion:
         )
 
 
-# Draws of the prior that set the scale of the first temperatures, at least.
-_SCALE_DRAWS = 64
-
 Distortion = Callable[[Tensor, Tensor], Tensor]
 """Outputs ``[..., *batch, Dx]`` and images ``[*batch, Dx]`` to ``[..., *batch]``, differentiable."""
 
@@ -151,12 +146,8 @@ def rate_distortion(
     distortion: str | Distortion = "mse",
     *,
     prior: InputDensity | None = None,
-    beta: float | None = None,
-    betas: Tensor | None = None,
-    temperatures: int = 400,
-    n_steps: int = 5,
-    step_size: float | None = None,
-    target_acceptance: float = 0.8,
+    beta: float | Tensor | None = None,
+    method: AIS | None = None,
     chains: int = 16,
     seed: int | None = None,
     chunk: int | None = None,
@@ -178,14 +169,10 @@ def rate_distortion(
             decoder, in nats, for which ``rate + distortion = -log p(x)`` at beta = 1; or a function of the outputs
             ``[..., *batch, Dx]`` and the images ``[*batch, Dx]``, differentiable, which returns ``[..., *batch]``.
         prior: density of z, standard normal; None for the model's own.
-        beta: the largest; None for ``Dx/(2 0.1^2)`` with ``"mse"`` (the posterior of normal noise of sd 0.1) and 1
-            with ``"nll"``.
-        betas: all of them, ``[K + 1]``, rising from 0, in place of ``beta`` and ``temperatures``.
-        temperatures: K. They grow linearly where prior draws tell no beta from 0, and geometrically from there on.
-        n_steps: leapfrog steps per temperature.
-        step_size: largest step, z being standard normal; None adapts it, per temperature and image, on a pilot of
-            half of the temperatures, whose chains are discarded.
-        target_acceptance: mean acceptance probability that step sizes are adapted to.
+        beta: the largest inverse temperature, or all of them ``[K + 1]``, rising from 0; None for ``Dx/(2 0.1^2)`` with
+            ``"mse"`` (the posterior of normal noise of sd 0.1) and 1 with ``"nll"``. From a largest one the others grow
+            linearly where prior draws tell no beta from 0, and geometrically from there on.
+        method: an :class:`AIS`, whose schedule is not used; None for 400 temperatures and an acceptance of 0.85.
         chains: per image; one alone has no standard errors.
         seed: seed of all randomness; None draws one.
         chunk: images at a time; None for all.
@@ -196,23 +183,21 @@ def rate_distortion(
         ModelError: the model has no decoder or prior, or the prior is not standard normal.
     """
     name = "rate_distortion"
-    temperatures, n_steps = whole_number(name, "temperatures", temperatures, 4), whole_number(name, "n_steps", n_steps)
-    optional_positive(name, "step_size", step_size)
-    fraction(name, "target_acceptance", target_acceptance)
+    method = AIS(target_acceptance=0.85) if method is None else instance(name, "method", method, AIS, "AIS(200)")
     chains, seed = whole_number(name, "chains", chains), random_seed(name, seed)
     shown = flag(name, "progress", progress)
     decoder = _decoder(model, prior)
     like = reference_tensor(decoder.module)
     x, batch = _flat_images(decoder, finite(name, "images", images).to(like))
     measure, usual = _measure(decoder, distortion, x.shape[-1])
-    largest = _largest(beta, betas, usual)
+    largest = _largest(beta, usual)
     problem = _Problem(decoder, measure, x, largest)
     chunk = len(x) if chunk is None else whole_number(name, "chunk", chunk)
     rng = torch.Generator(like.device).manual_seed(seed)
     problem.check(chunk)
-    schedule = _schedule(problem, betas, temperatures, rng)
-    # half of the temperatures for the pilot
-    method = AIS(len(schedule) - 1, schedule / largest, n_steps, step_size, target_acceptance, -(-len(schedule) // 2))
+    schedule = _schedule(problem, method.temperatures, rng) if beta is None or isinstance(beta, int | float) else beta
+    schedule = numbers(name, "beta", schedule, torch.float64).to(x.device)
+    method = method.replace(schedule=schedule / largest)
     started, parts = time.perf_counter(), []
     with Progress(shown, describe=lambda news: "") as bar:
         for first in range(0, len(x), chunk):
@@ -348,29 +333,28 @@ def _measure(
     return lambda z, x: own(decoder.outputs(z), x), None
 
 
-def _largest(beta: float | None, betas: Tensor | None, usual: float | None) -> float:
+def _largest(beta: float | Tensor | None, usual: float | None) -> float:
     name = "rate_distortion"
-    if betas is not None:
-        values = numbers(name, "betas", betas, torch.float64)
-        rises = values.ndim == 1 and len(values) >= 2 and bool((values[1:] > values[:-1]).all())
-        if not (rises and values[0] == 0 and values.isfinite().all()):
-            raise ArgumentError(f"{name}(betas of shape {tuple(values.shape)}): must be a vector that rises from 0")
-        return float(values[-1])
     if beta is None and usual is None:
         raise ArgumentError(f"{name}(beta=None): name the largest inverse temperature for a distortion of your own")
-    return positive(name, "beta", usual if beta is None else beta)
+    if beta is None or isinstance(beta, int | float):
+        return positive(name, "beta", usual if beta is None else beta)
+    values = numbers(name, "beta", beta, torch.float64)
+    rises = values.ndim == 1 and len(values) >= 2 and bool((values[1:] > values[:-1]).all())
+    if not (rises and values[0] == 0 and values.isfinite().all()):
+        raise ArgumentError(f"{name}(beta of shape {tuple(values.shape)}): must be a vector that rises from 0")
+    return float(values[-1])
 
 
-def _schedule(problem: _Problem, betas: Tensor | None, n: int, rng: torch.Generator) -> Tensor:
+def _schedule(problem: _Problem, n: int, rng: torch.Generator) -> Tensor:
     """``beta_k = beta expm1(a k/K)/expm1(a)``, ``a = log(1 + beta s)``, s the sd of d over prior draws: ``[K + 1]``.
 
     The logarithm of ``1 + s beta_k`` grows evenly.
     """
-    if betas is not None:
-        return numbers("rate_distortion", "betas", betas, torch.float64).to(problem.x.device)
-    x = problem.x[:_SCALE_DRAWS]
+    # as many draws of the prior as images, to set the scale of the first temperatures
+    x = problem.x[:64]
     with torch.no_grad():
-        z = problem.base(x).sample((_SCALE_DRAWS,), rng)
+        z = problem.base(x).sample((64,), rng)
         spread = float(problem.measure(z, x).double().std(0).median())
     a = max(math.log1p(problem.beta * spread), 1e-6) if math.isfinite(spread) else 1.0
     k = torch.arange(n + 1, dtype=torch.float64, device=x.device)
@@ -384,7 +368,7 @@ def _anneal(path: AnnealedPath, method: AIS, schedule: Tensor, chains: int, rng:
     the pilot."""
     seen = []
 
-    def watch(log_weights: Tensor, point: Point) -> None:
+    def watch(log_weights: Tensor, point: PathPoint) -> None:
         # the difference from the prior is the largest beta times the distortion
         distortions = path.difference(point) / schedule[-1]
         seen.append(curve_points(schedule[len(seen)], finite_or_zero(log_weights), distortions))

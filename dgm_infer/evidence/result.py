@@ -39,6 +39,7 @@ class Expectation(NamedTuple):
     """From the spread over chains."""
 
 
+@dataclass(eq=False, kw_only=True, repr=False)
 class Evidence:
     """Result of :func:`log_evidence`.
 
@@ -70,25 +71,17 @@ class Evidence:
         interrupted: whether Ctrl-C ended the run: chains may be shorter, and problems without an estimate are NaN.
     """
 
-    def __init__(
-        self,
-        *,
-        log_z: Tensor,
-        std_error: Tensor,
-        bias: Tensor,
-        dof: int,
-        status: EstimateStatus,
-        method: str,
-        diagnostics: dict[str, Any],
-        draws: Tensor | None,
-        log_weights: Tensor,
-        seed: int,
-        interrupted: bool = False,
-    ):
-        self.log_z, self.std_error, self.bias, self.dof = log_z, std_error, bias, dof
-        self.status: EstimateStatus = status
-        self.method, self.diagnostics = method, diagnostics
-        self.draws, self.log_weights, self.seed, self.interrupted = draws, log_weights, seed, interrupted
+    log_z: Tensor
+    std_error: Tensor
+    bias: Tensor
+    dof: int
+    status: EstimateStatus
+    method: str
+    diagnostics: dict[str, Any]
+    draws: Tensor | None
+    log_weights: Tensor
+    seed: int
+    interrupted: bool = False
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Ends of ``log_z +- t std_error``, Student's t of ``dof`` degrees of freedom: each ``[*batch]``."""

@@ -24,7 +24,7 @@ from .path import AnnealedPath
 from .result import Evidence
 from .warnings import run_warnings
 
-__all__ = ["Run", "RunOptions", "Started", "started"]
+__all__ = ["EvidenceRun", "RunOptions", "Started", "started"]
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class RunOptions(NamedTuple):
     progress: bool
 
 
-class Run:
+class EvidenceRun:
     """One call of the public function ``name``: its checked arguments and its chunks."""
 
     def __init__(self, name: str, target: Target, base: Whitened, method: Method, options: RunOptions):

@@ -14,7 +14,7 @@ from ..progress import Progress
 from ..settings import Settings
 from .estimators import largest_share, log_mean, weight_ess
 from .method import EstimateStatus, Outcome, check_held
-from .path import AnnealedPath, Point
+from .path import AnnealedPath, PathPoint
 from .plan import StepSizes, check_settings, temperatures_of, tuned_steps
 
 __all__ = ["SMC", "pick", "systematic"]
@@ -41,7 +41,7 @@ def systematic(log_weights: Tensor, count: int, rng: torch.Generator) -> Tensor:
     return chosen.clamp_max(log_weights.shape[1] - 1).movedim(-1, 1)
 
 
-def pick(point: Point, runs: int, ancestors: Tensor) -> Point:
+def pick(point: PathPoint, runs: int, ancestors: Tensor) -> PathPoint:
     """Points ``[runs * particles, *batch]`` of the ancestors ``[runs, count, *batch]``: ``[runs * count, *batch]``."""
 
     def picked(values: Tensor) -> Tensor:
@@ -51,7 +51,7 @@ def pick(point: Point, runs: int, ancestors: Tensor) -> Point:
             index = index.unsqueeze(-1).expand(*ancestors.shape, values.shape[-1])
         return values.gather(1, index).flatten(0, 1)
 
-    return Point(*(picked(values) for values in point))
+    return PathPoint(*(picked(values) for values in point))
 
 
 # Chains of the pilot, which only tunes.
@@ -253,7 +253,7 @@ class _Swarm:
         while len(states) < self.chain_length:
             states.append(self._moved(states[-1]))
         # [runs, P, M]: the states of a chain are M particles apart
-        self.point = Point(
+        self.point = PathPoint(
             *(
                 torch.stack([part.unflatten(0, (self.runs, -1)) for part in parts], 1).flatten(1, 2).flatten(0, 1)
                 for parts in zip(*states, strict=True)
@@ -261,7 +261,7 @@ class _Swarm:
         )
         self.log_weights = torch.full_like(self.log_weights, -self.log_n)
 
-    def _moved(self, point: Point) -> Point:
+    def _moved(self, point: PathPoint) -> PathPoint:
         beta = self.beta.repeat_interleave(self.movers, 0)
         move = self.path.move(point, beta, self.sizes.at(beta), self.method.n_steps, self.rng)
         self.acceptance += move.acceptance.unflatten(0, (self.runs, -1)).mean(1) / max(self.chain_length - 1, 1)

@@ -31,7 +31,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class SearchSettings:
+class ModeSearch:
     """What a search for modes takes for one mode, and how long it goes on."""
 
     spread: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
@@ -49,25 +49,24 @@ class SearchSettings:
     same: float = 1e-2
     """Distance (sds of the coordinates) and energy (relative to its log) within which minima are the same."""
     within: float = 0.1
-    """Squared distance (sds of the mode) and nats within which another minimum is in the same mode."""
+    """Squared distance (in sds of the mode) and nats within which another minimum is in the same mode."""
     newton: int = 10
-    """Newton steps at a time from where a descent ended."""
+    """Newton steps at a time from where a descent ended, for as long as they bring ``fall``."""
     decrease: float = 1e-6
     """Decrease in nats that a Newton step must promise to be taken."""
     fall: float = 1e-3
-    """Nats that so many steps must bring for further ones."""
     rows: int = 2**13
     """Rows of Hessians that are computed at once: 0.5 GB in 1000 dimensions."""
 
 
-SEARCH = SearchSettings()
+SEARCH = ModeSearch()
 
 
 @dataclass(frozen=True, eq=False)
 class Modes:
     """Local minima of an energy, the largest Laplace mass first, for every problem of a batch.
 
-    Problems have different numbers of modes: missing ones have mass ``-inf`` and no hits.
+    Missing modes of problems that have fewer have mass ``-inf`` and no hits.
 
     Attributes:
         positions: ``[M, *batch, D]``.
@@ -167,7 +166,8 @@ def search(
                 f"no mode was found for {int(lost.sum())} of {lost.numel()} problems: start nearer to one, or the "
                 "energy has no minimum with a positive definite Hessian"
             )
-        if lost.all() or (before is not None and not _adds(found, before)):
+        # a round that adds too little, in every problem, was the last
+        if lost.all() or (before is not None and not (before.log_z < found.log_z + math.log1p(-SEARCH.share)).any()):
             break
         mean, covariance = cover(found)
         sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
@@ -268,11 +268,6 @@ def _without_spikes(found: Modes, start: Whitened) -> Modes:
     return replace(found, log_masses=torch.where(sound, found.log_masses, -math.inf))
 
 
-def _adds(found: Modes, before: Modes) -> bool:
-    """Whether modes beyond those known before have more than a thousandth of the mass in some problem."""
-    return bool((before.log_z < found.log_z + math.log1p(-SEARCH.share)).any())
-
-
 def cover(found: Modes) -> tuple[Tensor, Tensor]:
     """Mean ``[*batch, D]`` and covariance of a mixture of modes whose weights are fourth roots of their masses.
 
@@ -286,12 +281,10 @@ def cover(found: Modes) -> tuple[Tensor, Tensor]:
 
 
 class Settled(NamedTuple):
-    """Minima, as exact as Newton's steps make them."""
+    """Minima ``[N, *batch, D]``, as exact as Newton's steps make them, and their energies ``[N, *batch]``."""
 
     position: Tensor
-    """``[N, *batch, D]``."""
     energy: Tensor
-    """``[N, *batch]``."""
     log_mass: Tensor
     """Laplace's, ``[N, *batch]``, float64; ``-inf`` where the Hessian is not positive definite."""
     covariance: Tensor

@@ -12,7 +12,7 @@ from ...errors import ArgumentError
 from ...kernels.integrators import PhasePoint, leapfrog
 from ...kernels.trees import deepest, grow
 from ...sampling.step_size import DualAveraging
-from ..path import AnnealedPath, Point
+from ..path import AnnealedPath, PathPoint
 from ..plan import TUNED, StepSizes
 from .temperatures import Control, Plateaus, Sigmoid, Warped, draw_beta
 from .tempering import TemperedState, Tempering
@@ -73,15 +73,11 @@ class ContinuousTempering(Tempering):
             )
 
     def _chain(self, path, pilot, log_zeta, point, rng):
-        adapts = self.step_size is None
-        rate = 1 / (self.scale * math.sqrt(self.mass))
-        target = self.target_acceptance if adapts else None
         control = Sigmoid(log_zeta) if self.plateau is None else Plateaus(self.plateau, log_zeta)
         if self.schedule == TUNED:
             control = Warped(pilot, log_zeta)
-        if self.nuts is not None:
-            return _JointTrees(path, pilot.step_sizes, log_zeta, point, rng, deepest(self.nuts), rate, target, control)
-        return _JointChain(path, pilot.step_sizes, log_zeta, point, rng, self.n_steps, rate, target, control)
+        kind = _JointChain if self.nuts is None else _JointTrees
+        return kind(self, path, pilot.step_sizes, control, point, rng)
 
 
 class _JointChain:
@@ -89,27 +85,16 @@ class _JointChain:
 
     log_prior = None
 
-    def __init__(
-        self,
-        path: AnnealedPath,
-        step_sizes: StepSizes,
-        log_zeta,
-        point: Point,
-        rng,
-        n_steps: int,
-        rate: float,
-        target,
-        control: Control,
-    ):
-        self.control = control
-        self.path, self.rng, self.n_steps, self.rate = path, rng, n_steps, rate
-        self.point = point
+    def __init__(self, method: ContinuousTempering, path: AnnealedPath, sizes: StepSizes, control: Control, point, rng):
+        self.method, self.path, self.control, self.point, self.rng = method, path, control, point, rng
+        self.rate = 1 / (method.scale * math.sqrt(method.mass))
         # energies at the two ends up to a common constant: that of the base and phi + offset
-        self.offset = (log_zeta - path.base_constant).to(point.energy.dtype)
-        beta = draw_beta(path.difference(point) + log_zeta, rng)
+        self.offset = (control.log_zeta - path.base_constant).to(point.energy.dtype)
+        beta = draw_beta(path.difference(point) + control.log_zeta, rng)
         self.t = control.inverse(beta).to(point.energy.dtype)
-        self.step_size = step_sizes.log_step.amin(0).exp()
-        self.averaging = None if target is None else DualAveraging(self.step_size, target)
+        self.step_size = sizes.log_step.amin(0).exp()
+        adapts = method.step_size is None
+        self.averaging = DualAveraging(self.step_size, method.target_acceptance) if adapts else None
 
     def warm(self) -> None:
         if self.averaging is not None:
@@ -127,7 +112,7 @@ class _JointChain:
         p = torch.randn(point.v.shape, generator=rng, dtype=point.v.dtype, device=point.v.device)
         q, jitter, uniform = self._numbers(self.t)
         start = self._start(torch.cat([p, q.unsqueeze(-1)], -1))
-        end = leapfrog(self._evaluate, start, self.step_size * (0.5 + 0.5 * jitter), self.n_steps)
+        end = leapfrog(self._evaluate, start, self.step_size * (0.5 + 0.5 * jitter), self.method.n_steps)
         acceptance = (start.hamiltonian - end.hamiltonian).clamp_max(0).exp().nan_to_num_(0.0)
         self._go_to(end.where(uniform < acceptance, start))
         return self._state(acceptance)
@@ -145,24 +130,24 @@ class _JointChain:
     def _evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         return self._energies(self.path.at(x[..., :-1]), self.rate * x[..., -1])
 
-    def _energies(self, point: Point, t: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def _energies(self, point: PathPoint, t: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         force, force_t = self._forces(point, t)
         gradient = torch.cat([force, force_t.unsqueeze(-1)], -1)
         return self._potential(point, t), gradient, (point.energy, point.gradient, point.square, point.pull)
 
     def _go_to(self, there: PhasePoint) -> None:
-        self.point, self.t = Point(there.position[..., :-1], *there.extra), self.rate * there.position[..., -1]
+        self.point, self.t = PathPoint(there.position[..., :-1], *there.extra), self.rate * there.position[..., -1]
 
     def _state(self, acceptance: Tensor) -> TemperedState:
         ends = self.control.log_ends(self.path.difference(self.point))
         return TemperedState(self.point, self.control.temperature(self.t.double()).beta, acceptance, ends)
 
-    def _potential(self, point: Point, t: Tensor) -> Tensor:
+    def _potential(self, point: PathPoint, t: Tensor) -> Tensor:
         """``(1 - beta) psi + beta (phi + log zeta) - log p(t)``, up to a constant."""
         energy = torch.lerp(point.square, point.energy + self.offset, self.control.temperature(t).beta)
         return energy + self.control.energy(t)
 
-    def _forces(self, point: Point, t: Tensor) -> tuple[Tensor, Tensor]:
+    def _forces(self, point: PathPoint, t: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the potential in v and in ``t/rate``."""
         at = self.control.temperature(t)
         delta = point.energy + self.offset - point.square
@@ -171,11 +156,12 @@ class _JointChain:
 
 
 class _JointTrees(_JointChain):
-    """The same with trajectories that end at a U-turn; ``n_steps`` is the depth of their trees."""
+    """The same with trajectories that end at a U-turn."""
 
     def step(self) -> TemperedState:
         shape = (*self.t.shape, self.point.v.shape[-1] + 1)
         start = self._start(torch.randn(shape, generator=self.rng, dtype=self.t.dtype, device=self.t.device))
-        tree = grow(start, self._evaluate, self.step_size.expand(self.t.shape), self.n_steps, self.rng)
+        depth = deepest(self.method.nuts or 1)
+        tree = grow(start, self._evaluate, self.step_size.expand(self.t.shape), depth, self.rng)
         self._go_to(tree.draw)
         return self._state(tree.acceptance)

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 
 from ...arguments import choice
-from ..path import AnnealedPath, Point
+from ..path import AnnealedPath, PathPoint
 from ..plan import TUNED, StepSizes
 from .temperatures import Ladder, Sigmoid, Warped
 from .tempering import TemperedState, Tempering
@@ -57,7 +57,7 @@ class LadderChain:
         path: AnnealedPath,
         step_sizes: StepSizes,
         ladder: Ladder,
-        point: Point,
+        point: PathPoint,
         rng: torch.Generator,
         n_steps: int,
     ):

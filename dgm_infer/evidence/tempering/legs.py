@@ -9,7 +9,7 @@ from ...references import Gaussian
 from ...references.density import GaussianDensity, Whitened
 from ...references.modes import Modes, cover
 from ...references.scales import factorised
-from ..path import AnnealedPath, Point
+from ..path import AnnealedPath, PathPoint
 
 __all__ = ["Legs", "broad_reference"]
 
@@ -46,7 +46,7 @@ class Legs(AnnealedPath):
         self._own = self._own.refined(draws, draws.new_zeros(draws.shape[:-1]))
         self._start_from(_side_by_side(self._own, self._broad))
 
-    def at(self, v: Tensor) -> Point:
+    def at(self, v: Tensor) -> PathPoint:
         """Evaluate at ``[..., chains, legs, *batch, D]``."""
         point = super().at(v)
         replicas = v.shape[: v.ndim - self.base.mean.ndim - 1].numel() * self.count
@@ -63,7 +63,7 @@ class Legs(AnnealedPath):
         dim = v.ndim - self.base.mean.ndim
         return self.base.whiten(self.base.unwhiten(v).flip(dim))
 
-    def at_last(self, targets: Point) -> Tensor:
+    def at_last(self, targets: PathPoint) -> Tensor:
         """``phi - psi`` of every leg at the last leg's targets ``[chains, legs, *batch]``, in float64."""
         x = self.base.unwhiten(targets.v)[:, -1]
         energy = targets.energy[:, -1:].expand_as(targets.energy)

@@ -8,7 +8,7 @@ from torch.nn.functional import logsigmoid
 
 from ..estimators import Estimate, log_ratios
 from ..method import Outcome
-from ..path import Point
+from ..path import PathPoint
 from ..plan import TUNING
 from .legs import Legs
 
@@ -143,7 +143,7 @@ class Sweep(NamedTuple):
     """``[K, chains, legs, *batch]``."""
     acceptance: Tensor
     """Of the moves above the reference, ``[K, chains, legs, *batch]``."""
-    targets: Point
+    targets: PathPoint
     """States at the target, ``[chains, legs, *batch]``."""
 
 
@@ -190,9 +190,9 @@ class Replicas:
         Args:
             target_acceptance: what the step sizes are adapted to; None leaves them.
         """
-        upper = Point(*(part[1:] for part in self.point))
+        upper = PathPoint(*(part[1:] for part in self.point))
         move = self.legs.move(upper, self.betas[1:, None], self.step_sizes[1:, None], self.n_steps, self.rng)
-        point = Point(*(torch.cat([old[:1], new]) for old, new in zip(self.point, move.point, strict=True)))
+        point = PathPoint(*(torch.cat([old[:1], new]) for old, new in zip(self.point, move.point, strict=True)))
         if target_acceptance is not None:
             error = move.acceptance.mean(1) - target_acceptance
             self.step_sizes[1:] *= (TUNING.gain * error).exp()
@@ -202,13 +202,13 @@ class Replicas:
         # a replica goes two temperatures a sweep: swaps cost no gradient
         after = swap_log_ratios(self.betas, exchanged(differences, source)).clamp_max(0).exp()
         source = exchanged(source, swaps(after, 1, self.rng))
-        targets = Point(*(part[-1] for part in point))
+        targets = PathPoint(*(part[-1] for part in point))
         crosses = self.legs.count == 2
-        self.point = self._renewed(Point(*(exchanged(part, source) for part in point)), crosses)
+        self.point = self._renewed(PathPoint(*(exchanged(part, source) for part in point)), crosses)
         self.trips.follow(source, self.coupled if crosses else None)
         return Sweep(differences, probabilities, move.acceptance, targets)
 
-    def _renewed(self, point: Point, crosses: bool) -> Point:
+    def _renewed(self, point: PathPoint, crosses: bool) -> PathPoint:
         """The references drawn anew and, if the targets change places, each evaluated on the other's leg."""
         v = [self.legs.draws(self.chains, self.rng)]
         if crosses:
@@ -218,7 +218,7 @@ class Replicas:
         for old, new in zip(point, fresh, strict=True):
             old[0] = new[0]
         if crosses:
-            there, here = (Point(*(part[-1] for part in whole)) for whole in (fresh, point))
+            there, here = (PathPoint(*(part[-1] for part in whole)) for whole in (fresh, point))
             for old, new in zip(point, there.where(self.coupled.expand(here.energy.shape), here), strict=True):
                 old[-1] = new
         return point

@@ -15,7 +15,7 @@ from ...settings import Settings
 from ..estimators import log_ratio
 from ..method import EstimateStatus, Outcome
 from ..path import AnnealedPath
-from ..plan import TUNED, Pilot, check_schedule, interpolated, values_of
+from ..plan import TUNED, Pilot, check_temperatures, interpolated, values_of
 from .gibbs import LadderChain
 from .temperatures import Ladder, ListedLadder
 from .tempering import Tempering
@@ -49,7 +49,7 @@ class SimulatedTempering(Tempering):
     def __post_init__(self):
         super().__post_init__()
         whole_number("SimulatedTempering", "temperatures", self.temperatures)
-        check_schedule("SimulatedTempering", self.schedule, self.temperatures)
+        check_temperatures("SimulatedTempering", self.schedule, self.temperatures)
         choice("SimulatedTempering", "weights", self.weights, ("pilot", "equal"))
 
     def _chain(self, path, pilot, log_zeta, point, rng):

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -57,6 +57,11 @@ class Temperature(NamedTuple):
 
 class Control(Protocol):
     """A control variable: beta, the prior energy of t, and what follows for the ends."""
+
+    @property
+    def log_zeta(self) -> Any:
+        """Guess of log Z, ``[*batch]``."""
+        ...
 
     def temperature(self, t: Tensor) -> Temperature: ...
     def energy(self, t: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from ...progress import Progress
 from ...settings import Settings
 from ..estimators import Estimate, largest_share, log_mean, log_ratio, weight_ess
 from ..method import EstimateStatus, Outcome, check_held
-from ..path import AnnealedPath, Point
+from ..path import AnnealedPath, PathPoint
 from ..plan import Pilot, anneal_pilot
 
 __all__ = ["Record", "TemperedChain", "TemperedState", "Tempering", "base_check"]
@@ -22,7 +22,7 @@ __all__ = ["Record", "TemperedChain", "TemperedState", "Tempering", "base_check"
 class TemperedState(NamedTuple):
     """State of the chains after one transition."""
 
-    point: Point
+    point: PathPoint
     beta: Tensor
     """``[chains, *batch]``, float64."""
     acceptance: Tensor
@@ -185,7 +185,7 @@ class Tempering(Settings):
         log_zeta = self._log_zeta(path, pilot, rng)
         # start at all temperatures: chains that do not travel then disagree, as their spread shows
         start = torch.linspace(0, len(pilot.point.v) - 1, chains, device=pilot.point.v.device).long()
-        point = Point(*(part[start] for part in pilot.point))
+        point = PathPoint(*(part[start] for part in pilot.point))
         if not point.energy.isfinite().all():
             raise EvidenceError(_NO_DENSITY.format(share="some"))
         chain = self._chain(path, pilot, log_zeta, point, rng)
@@ -241,7 +241,7 @@ class Tempering(Settings):
         return torch.cat([*parts, pilot.log_weights.isneginf()]).double().mean(0)
 
     def _chain(
-        self, path: AnnealedPath, pilot: Pilot, log_zeta: Tensor, point: Point, rng: torch.Generator
+        self, path: AnnealedPath, pilot: Pilot, log_zeta: Tensor, point: PathPoint, rng: torch.Generator
     ) -> "TemperedChain":
         raise NotImplementedError
 

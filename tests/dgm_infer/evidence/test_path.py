@@ -7,7 +7,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence.path import AnnealedPath
-from dgm_infer.evidence.plan import StepSizes, anneal_pilot, equal_distances, linear, sigmoid
+from dgm_infer.evidence.plan import StepSizes, anneal_pilot, equal_distances, even_schedule, sigmoid
 from dgm_infer.progress import Progress
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT, compare
@@ -123,7 +123,7 @@ def test_one_gradient_a_leapfrog_step_and_none_between_temperatures():
 # ------------------------------------------------------------------------------------------- schedules and pilots
 
 
-@pytest.mark.parametrize("schedule", [linear, sigmoid])
+@pytest.mark.parametrize("schedule", [even_schedule, sigmoid])
 def test_schedules_rise_from_0_to_1(schedule):
     for n in (1, 2, 50):
         betas = schedule(n)
@@ -154,7 +154,7 @@ def test_a_schedule_at_equal_distances_makes_the_steps_alike():
     # the least that 40 steps can have is the squared length of the path over 40
     least = math.log(1.05 / 0.05) ** 2 / 40
     assert variance(schedule[:, 0]) < 1.25 * least
-    assert variance(linear(40)) > 1.8 * least
+    assert variance(even_schedule(40)) > 1.8 * least
     assert variance(sigmoid(40)) > 1.3 * least
 
 

@@ -7,7 +7,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence import smc
-from dgm_infer.evidence.path import Point
+from dgm_infer.evidence.path import PathPoint
 from dgm_infer.evidence.smc import _Adaptive, pick, systematic
 from tests.findings import honest
 from tests.known_evidence import known_bimodal, known_gaussian
@@ -66,7 +66,7 @@ def test_what_is_picked_are_the_ancestors_of_the_own_run_and_problem():
     runs, n, batch, dim = 2, 4, (3,), 5
     v = torch.randn(runs, n, *batch, dim, generator=rng(4), dtype=FLOAT)
     energy = v.sum(-1)
-    point = Point(
+    point = PathPoint(
         v.flatten(0, 1), energy.flatten(0, 1), 2 * v.flatten(0, 1), 3 * energy.flatten(0, 1), 4 * v.flatten(0, 1)
     )
     ancestors = torch.randint(n, (runs, 6, *batch), generator=rng(5))
