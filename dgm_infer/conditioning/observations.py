@@ -27,7 +27,7 @@ __all__ = [
     "batch_shape",
     "blur",
     "downsample",
-    "finite",
+    "finite_values",
     "linear",
     "observe",
     "pixels",
@@ -141,7 +141,7 @@ class Transform(Observation):
     def bind(self, y, model):
         shape = tuple(model.output_shape)
         batch = batch_shape(y, self._checked(y, shape))
-        return Bound(Function(OfImages(self.function, shape)), finite(y).reshape(*batch, -1))
+        return Bound(Function(OfImages(self.function, shape)), finite_values(y).reshape(*batch, -1))
 
     def _checked(self, y: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of what is observed of one output.
@@ -179,10 +179,10 @@ class Flat(Observation):
         with torch.no_grad():
             n_values = self.operator(y.new_zeros(torch.Size(model.output_shape).numel())).shape[-1]
         batch_shape(y, (n_values,))
-        return Bound(self.operator, finite(y))
+        return Bound(self.operator, finite_values(y))
 
 
-def finite(y: Tensor) -> Tensor:
+def finite_values(y: Tensor) -> Tensor:
     """The values.
 
     Raises:
@@ -281,7 +281,7 @@ class Downsample(Observation):
         blocks = torch.arange(size, device=y.device).reshape(shape).unfold(-2, k, k).unfold(-2, k, k)
         index = blocks.reshape(-1, k * k)
         operator = DisjointSums(index, torch.full_like(index, 1 / k**2, dtype=y.dtype), size)
-        return Bound(operator, finite(y).reshape(*batch, -1))
+        return Bound(operator, finite_values(y).reshape(*batch, -1))
 
 
 class Linear(Observation):
@@ -328,7 +328,7 @@ class Linear(Observation):
             operator = DisjointSums(index, matrix.gather(1, index), size)
         else:
             operator = Function(functools.partial(times, matrix))
-        return Bound(operator, finite(y).reshape(*batch, -1))
+        return Bound(operator, finite_values(y).reshape(*batch, -1))
 
 
 class Blur(Observation):
@@ -372,7 +372,7 @@ class Blur(Observation):
         batch = batch_shape(y, shape)
 
         blurring = functools.partial(blurred, kernel=kernel)
-        return Bound(Function(OfImages(blurring, shape)), finite(y).reshape(*batch, -1))
+        return Bound(Function(OfImages(blurring, shape)), finite_values(y).reshape(*batch, -1))
 
 
 def _given(call: str, image) -> Tensor:

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from dgm_infer.autodiff import convolution, jacobian_products
+from dgm_infer.conditioning import Fibre, observed, projection, start_points
 from dgm_infer.evidence import checks, estimate
 from dgm_infer.evidence.tempering import legs
 from dgm_infer.kernels import LiftedHMC
@@ -23,7 +25,7 @@ class Switch:
 
     Args:
         name: as ``--switches`` has it.
-        room: whose problems it is measured on, ``"sampling"`` or ``"evidence"``.
+        room: whose problems it is measured on, ``"sampling"``, ``"conditioning"`` or ``"evidence"``.
         words: what it is, in a line.
         off: a context in which it is off.
     """
@@ -211,11 +213,68 @@ def _count_of_minima():
 
 @switch("refine", "runs whose draws contradict the base run again from a better one", "evidence")
 def _refine():
-    with replaced(estimate, until_seen=lambda path, once: once(path)[0]):
+    with replaced(estimate, refined=lambda path, once: once(path)[0]):
         yield
 
 
 @switch("base fit", "parallel tempering fits its base to its draws between rounds of tuning", "evidence")
 def _base_fit():
     with replaced(legs.Legs, can_refit=False):
+        yield
+
+
+@switch("fixed convolutions", "convolutions are differentiated as the linear functions that they are", "conditioning")
+def _fixed_convolutions():
+    with replaced(jacobian_products, SETTINGS=jacobian_products.ProductSettings(fixed_convolutions=False)):
+        yield
+
+
+@switch("affine normalisations", "batch normalisations are differentiated as affine functions", "conditioning")
+def _affine_normalisations():
+    with replaced(convolution, _normalised=lambda *arguments: None):
+        yield
+
+
+@switch("reverse twice", "of few rows J v is made by reverse mode twice, and not by forward mode", "conditioning")
+def _reverse_twice():
+    with replaced(jacobian_products, SETTINGS=jacobian_products.ProductSettings(reverse=0)):
+        yield
+
+
+@switch("traced derivatives", "Jacobians of few rows run as operations that were traced once", "conditioning")
+def _traced_derivatives():
+    with replaced(Fibre, traces=False):
+        yield
+
+
+@switch("float32 derivatives", "Jacobians of networks with convolutions are those in float32", "conditioning")
+def _float32_derivatives():
+    with replaced(Fibre, prefers_float32=False):
+        yield
+
+
+@switch("Broyden", "solvers correct their factorisation by the steps that they make", "conditioning")
+def _broyden():
+    with replaced(projection, SOLVERS={**projection.SOLVERS, "broyden": projection.quasi_newton}):
+        yield
+
+
+@switch("near roots", "reverse checks end once a solver contracts towards where the trajectory began", "conditioning")
+def _near_roots():
+    def reached(self: Any, u: torch.Tensor, residual: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return residual < self.tolerance
+
+    with replaced(projection.Stop, reached=reached):
+        yield
+
+
+@switch("moves to prior draws", "starts move along the fibre to where they are nearest to prior draws", "conditioning")
+def _moves():
+    with replaced(start_points, SETTINGS=start_points.SearchSettings(moves=0)):
+        yield
+
+
+@switch("noiseless", "with additive noise derivatives leave the noise itself out")
+def _noiseless():
+    with replaced(observed._Noiseless, suits=staticmethod(lambda model: False)):
         yield
