@@ -1,7 +1,7 @@
-"""Refinement: a base with what a run from it has found, and another run (math 6.16)."""
+"""Refinement: a base with what a run from it has found, and another run, three times at most (math 6.16)."""
 
 from collections.abc import Callable
-from contextlib import suppress
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -19,45 +19,60 @@ from .warnings import few_round_trips
 __all__ = ["base_with", "refined"]
 
 
-# Standard deviations of a mode in a base, in those of Laplace's approximation: tails may be heavier.
-_WIDER = 1.2
+@dataclass(frozen=True)
+class RefineSettings:
+    """How often bases are refined, and how wide their new modes are."""
+
+    rounds: int = 3
+    """Runs that may follow the first; normals fifty times narrower than the base, in ten dimensions, take two."""
+    widen: float = 1.2
+    """Standard deviations of a mode in a base, in those of Laplace's approximation: tails may be heavier."""
+
+
+REFINE = RefineSettings()
 
 
 def refined(path: AnnealedPath, once: Callable[[AnnealedPath], tuple[Outcome, Unseen]]) -> Outcome:
-    """A run, and another one of the problems whose draws contradict their base, from one that they improve.
+    """Repeat a run whose draws contradict its base, from one that they improve, three times at most.
 
     Problems with fewer round trips between base and target than chains get a base with the moments of the draws; modes
     that no draw has visited are added to the base. Only these problems run again, if the target can take some of its
-    problems. The gradients of both runs count, those of the first as tuning.
+    problems. The gradients of all runs count, those of all but the last as tuning.
 
     Args:
         path: from the first base.
         once: a run from a base, and what it has not seen.
     """
-    first, unseen = once(path)
-    again, shape = (unseen.modes > 0) | _stayed(first), path.batch_shape
-    outcome, base = first, None
-    if again.any() and not first.interrupted:
-        # a covariance without a factor, or a base of a user that has no refined(): what is said of it stands
-        with suppress(EvidenceError, NotImplementedError):
-            base = _improved(path.base, first, unseen)
-    if base is None:
-        again = torch.zeros_like(again)
-    else:
-        target, rows = path.target, again.reshape(-1).nonzero().flatten()
-        some = target.can_take and not again.all()
-        if some:
-            target, base = as_target(target.take(rows)), base.take(rows)
-        second = AnnealedPath(target, base)
-        spent = path.evaluations
-        found, _ = once(second)
-        path.evaluations += second.evaluations
-        outcome = replaced(first, found, rows, shape) if some else found
-        outcome = outcome._replace(pilot_evaluations=spent + found.pilot_evaluations)
-        if found.interrupted:
-            outcome, again = first._replace(interrupted=True), torch.zeros_like(again)
-    done = {"refinements": again.long(), "added_modes": torch.where(again, unseen.modes, 0)}
-    return outcome._replace(diagnostics=outcome.diagnostics | done)
+    outcome, unseen = once(path)
+    whole, shape = outcome, path.batch_shape
+    rows = torch.arange(shape.numel(), device=path.base.mean.device)
+    times, added = (torch.zeros_like(unseen.modes).reshape(-1) for _ in range(2))
+    spent, current = 0, path
+    for _ in range(REFINE.rounds):
+        again = (unseen.modes > 0) | _stayed(outcome)
+        if outcome.interrupted or not again.any():
+            break
+        try:
+            base = _improved(current.base, outcome, unseen)
+        except (EvidenceError, NotImplementedError):
+            # a covariance without a factor, or a base of a user that has no refined(): what is said of it stands
+            break
+        again, found, target = again.reshape(-1), unseen.modes.reshape(-1), current.target
+        if target.can_take and not again.all():
+            own = again.nonzero().flatten()
+            rows, found, target, base = rows[own], found[own], as_target(target.take(own)), base.take(own)
+        times[rows] += 1
+        added[rows] += found
+        spent += current.evaluations
+        current = AnnealedPath(target, base)
+        outcome, unseen = once(current)
+        if outcome.interrupted:
+            whole = whole._replace(interrupted=True)
+            break
+        whole = outcome if len(rows) == len(times) else replaced(whole, outcome, rows, shape)
+    path.evaluations = spent + current.evaluations
+    done = {"refinements": times.reshape(shape), "added_modes": added.reshape(shape)}
+    return whole._replace(diagnostics=whole.diagnostics | done, pilot_evaluations=spent + outcome.pilot_evaluations)
 
 
 def _stayed(outcome: Outcome) -> Tensor:
@@ -99,7 +114,7 @@ def base_with(base: Whitened, modes: Components, log_z: Tensor) -> Mixture:
         means, old, log_weights = base.mean[None], base.covariance[None], torch.zeros_like(shares[:1])
     return Mixture(
         torch.cat([means, torch.where(there.unsqueeze(-1), modes.means.to(base.mean), base.mean)]),
-        cholesky=torch.cat([factorised(old), _WIDER * factorised(covariances)]),
+        cholesky=torch.cat([factorised(old), REFINE.widen * factorised(covariances)]),
         log_weights=torch.cat([log_weights, shares]),
         log_zeta=torch.logaddexp(log_z.double(), total.double()),
     )
