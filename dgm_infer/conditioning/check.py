@@ -1,7 +1,7 @@
 """``check()``: a report of the faults of a generator, or of conditioning it on some data."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -144,7 +144,7 @@ def check(model: GenerativeModel, observed=None, observe=None, *, noise: float |
             seen = pixels_only(observe, name) if discrete else observe
             bound = bind(subject.model, observed, seen, torch.float64, subject.u.device)
             if not discrete:
-                subject = replace(subject, operator=bound.operator, values=bound.values, noise=noise)
+                subject.observe(*bound, noise)
             elif fault := _outside_support(subject, bound):
                 found.append(fault)
             _ = subject.reduced

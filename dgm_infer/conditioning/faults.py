@@ -37,9 +37,7 @@ __all__ = [
     "mixing",
     "own_random_numbers",
     "passes",
-    "repeated",
     "said_interval",
-    "said_random",
     "type_remedy",
 ]
 
@@ -107,25 +105,16 @@ def _version(module: nn.Module) -> tuple[Any, ...]:
 
 def check_agreeing(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
     """Raise :class:`ModelError` if two evaluations of a function at ``u`` differ."""
-    if (difference := repeated(function, u)) > 0:
-        raise ModelError(said_random(name, difference))
-
-
-def repeated(function: Callable[[Tensor], Tensor], u: Tensor) -> float:
-    """By how much two evaluations at ``u`` differ; 0 up to rounding."""
     first, second = evaluated(function, u, u)
     difference = largest_difference(first, second)
     # a GPU adds in another order each time
     rounding = 0.0 if u.device.type == "cpu" else torch.finfo(first.dtype).eps ** 0.75 * max(1e-3, largest(first))
-    return difference if difference > rounding else 0.0
-
-
-def said_random(name: str, difference: float) -> str:
-    return (
-        f"{name} returns different outputs for the same inputs (by {difference:.3g}): make its hidden randomness "
-        "an input: a part of u, or for a network an argument of forward, named in from_module(net, ..., "
-        "inputs={'noise': (1, 4, 4)})"
-    )
+    if difference > rounding:
+        raise ModelError(
+            f"{name} returns different outputs for the same inputs (by {difference:.3g}): make its hidden randomness "
+            "an input: a part of u, or for a network an argument of forward, named in from_module(net, ..., "
+            "inputs={'noise': (1, 4, 4)})"
+        )
 
 
 def check_rows(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:

@@ -94,7 +94,7 @@ class Pixels(Observation):
         if len(shape) == 2 and batch in _COLOURS:
             _warn_of_colours(y)
         flat = y.reshape(*batch, size)
-        index = self._index(shape, batch).to(y.device)
+        index = self.index(shape, batch).to(y.device)
         selection = select(index, size)
         values = selection(flat)
         bad = ~values.isfinite()
@@ -112,7 +112,8 @@ class Pixels(Observation):
             )
         return Bound(selection, values)
 
-    def _index(self, shape, batch) -> Tensor:
+    def index(self, shape: tuple[int, ...], batch: tuple[int, ...] = ()) -> Tensor:
+        """The observed entries of a flat output, ``[n]`` or ``[*batch, n]``."""
         size = torch.Size(shape).numel()
         if self.mask is None:
             return torch.arange(size)

@@ -25,9 +25,8 @@ from .hamiltonian import (
     schedule_tuning,
 )
 from .integrators import PhasePoint, few, leapfrog
-from .kernel import Info, TrajectoryEnd, Trial
+from .kernel import Info, TrajectoryEnd, Trial, Tuning
 from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
-from .tuning import Tuning
 
 __all__ = ["HMC"]
 

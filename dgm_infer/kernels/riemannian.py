@@ -13,8 +13,7 @@ from ..errors import ArgumentError
 from ..settings import Settings
 from .constrained import ConstrainedHMC, ConstrainedState
 from .hamiltonian import check_schedule
-from .kernel import Info
-from .tuning import Tuning
+from .kernel import Info, Tuning
 
 __all__ = ["RiemannianHMC", "RiemannianState"]
 

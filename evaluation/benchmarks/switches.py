@@ -13,8 +13,8 @@ from dgm_infer.evidence import checks, estimate
 from dgm_infer.evidence.tempering import legs
 from dgm_infer.kernels import LiftedHMC
 from dgm_infer.kernels import hmc as hmc_module
-from dgm_infer.sampling import allocation, low_points, pilot, run, starts, warmup
-from dgm_infer.sampling.settling import Settling
+from dgm_infer.sampling import allocation, low_points, run, starts, warmup
+from dgm_infer.sampling.adaptation import Settling
 
 __all__ = ["SWITCHES", "Switch", "replaced", "switch"]
 
@@ -60,15 +60,6 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(owner, name, value)
-
-
-@switch("pilot", "a pilot picks ConstrainedHMC where it is cheaper than LiftedHMC")
-def _pilot():
-    def lifted(*arguments: Any, **options: Any) -> pilot.Choice:
-        return pilot.Choice(LiftedHMC(), "LiftedHMC")
-
-    with replaced(run, pick_kernel=lifted):
-        yield
 
 
 @switch("annealing", "additive noise is annealed from wide to its own width before descents find the modes")
@@ -159,7 +150,7 @@ def _plateau():
     def update(self: Any, step_size: torch.Tensor, acceptance: torch.Tensor) -> None:
         self.floor = torch.zeros_like(step_size)
 
-    with replaced(warmup.Response, update=update):
+    with replaced(warmup.AcceptancePlateau, update=update):
         yield
 
 

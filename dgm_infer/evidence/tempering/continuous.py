@@ -10,8 +10,8 @@ from torch import Tensor
 from ...arguments import choice, fraction, positive, whole_number
 from ...errors import ArgumentError
 from ...kernels.integrators import PhasePoint, leapfrog
-from ...kernels.trees import deepest, grow
-from ...sampling.step_size import DualAveraging
+from ...kernels.nuts import deepest, grow
+from ...sampling.adaptation import DualAveraging
 from ..path import AnnealedPath, PathPoint
 from ..plan import TUNED, StepSizes
 from .temperatures import Control, Plateaus, Sigmoid, Warped, draw_beta
