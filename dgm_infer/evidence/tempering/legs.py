@@ -38,12 +38,12 @@ class Legs(AnnealedPath):
 
     @property
     def can_refit(self) -> bool:
-        """Whether the base is a full normal density, beside a reference that stays."""
-        return self.count == 2 and isinstance(self._own, GaussianDensity) and self._own.kind == "full"
+        """Whether the base is a Gaussian, beside one of full covariance that stays."""
+        return self.count == 2 and isinstance(self._own, Gaussian) and self.base.kind == "full"
 
     def refit(self, draws: Tensor) -> None:
         """Give the base the moments of draws of the target ``[chains, draws, *batch, D]``, shrunk (math 6.15)."""
-        self._own = self._own.refined(draws, draws.new_zeros(draws.shape[:-1]))
+        self._own = self._own.refined(draws, draws.new_zeros(draws.shape[:-1]), kind="full")
         self._start_from(_side_by_side(self._own, self._broad))
 
     def at(self, v: Tensor) -> PathPoint:

@@ -69,8 +69,8 @@ class ParallelTempering(Settings):
         broad: the second reference: True for :meth:`Gaussian.broad` of the target, and for problems in which its
             search finds no minimum, or spikes alone, the base's mean with 4 times its covariance (math 6.10); a
             Gaussian ``[*batch, D]`` or ``[D]``; or False for none.
-        adapt_base: whether rounds of tuning fit a base of full covariance anew to their draws of the target
-            (math 6.15); the broad reference stays, so that it cannot hurt.
+        adapt_base: whether rounds of tuning fit a Gaussian base anew, with full covariance, to their draws of the
+            target (math 6.15); the broad reference stays, so that it cannot hurt.
         thin: sweeps per draw of x in the result, which are two with two legs.
         target_acceptance: mean acceptance probability that step sizes are adapted to.
         pilot_temperatures: temperatures of the annealing run that makes the first schedule and step sizes.

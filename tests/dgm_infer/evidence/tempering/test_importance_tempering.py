@@ -81,4 +81,4 @@ def test_arguments_are_checked():
     with pytest.raises(dgm.errors.ArgumentError, match="must be a SimulatedTempering"):
         dgm.evidence.ImportanceTempering(dgm.GibbsTempering())
     with pytest.raises(dgm.errors.ArgumentError, match="1000 temperatures"):
-        dgm.evidence.ImportanceTempering(dgm.SimulatedTempering())
+        dgm.evidence.ImportanceTempering(dgm.SimulatedTempering(temperatures=1000))
