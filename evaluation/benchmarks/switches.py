@@ -70,7 +70,7 @@ def _annealing():
         marginal = problem.marginal
         if marginal is None:
             return anneal(problem, kernel, chains, rng, **options)
-        n = max(chains, starts._LARGE_POPULATION)
+        n = max(chains, starts.AnnealingSettings().large_population)
         points = marginal.start(n, rng)
         found = allocation.allocate_chains(marginal, points, chains, rng)
         u1 = points[:chains] if found.position is None else found.position
@@ -93,7 +93,7 @@ def _masses():
 
 @switch("prior descents", "descents to the modes begin at prior draws too, and not at annealed points alone")
 def _prior_descents():
-    with replaced(allocation, _SEARCHES=0):
+    with replaced(allocation, _SETTINGS=allocation.AllocationSettings(searches=0)):
         yield
 
 
@@ -123,7 +123,7 @@ def _low_points():
 
 @switch("strays", "starting points that end far above the lowest of their problem begin anew, or elsewhere")
 def _strays():
-    with replaced(low_points, _ASTRAY=float("inf")):
+    with replaced(low_points, _STRAYS=low_points.StraySettings(astray=float("inf"))):
         yield
 
 
