@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.references.descent import minimise
+from dgm_infer.references.minimise import minimise
 from dgm_infer.sampling import allocation, starts
 from dgm_infer.sampling.allocation import Allocation, AllocationSettings, _weighed, allocate_chains
 from tests.findings import honest
