@@ -1,7 +1,7 @@
 """Hamiltonian Monte Carlo on the global inputs of a fibre whose local inputs are additive normal noise."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -12,20 +12,29 @@ from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError, Status
 from ..linear_maps import TriangularMap
 from ..settings import Settings
-from .hamiltonian import HMCState, check_schedule
-from .hmc import HMC
-from .jumps import Jumps, JumpsOnFibre, jump_on_fibre
-from .kernel import Info
+from .hmc import HMC, HMCState, check_schedule
+from .kernel import Info, Tuning
 from .metrics import Metric, check_metric, check_shape
+from .metropolis import Point
 from .nuts import NUTS
-from .tuning import Tuning
 
 __all__ = ["LiftedHMC", "LiftedState", "curvature_metric"]
 
 
 _CURVATURE = "curvature"
-# A metric that is adapted begins with the curvature of at most so many global inputs, at so many chains.
-_DIM, _CHAINS = 512, 16
+
+
+@dataclass(frozen=True)
+class CurvatureSettings:
+    """Of the metric of the curvature, which takes a forward derivative per global input and chain."""
+
+    dim: int = 512
+    """Global inputs up to which a metric that is adapted begins with it."""
+    chains: int = 16
+    """Chains it is averaged over, at most."""
+
+
+_SETTINGS = CurvatureSettings()
 
 
 class LiftedState(NamedTuple):
@@ -51,7 +60,7 @@ class LiftedState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class LiftedHMC(JumpsOnFibre, Settings):
+class LiftedHMC(Settings):
     """HMC or NUTS on a fibre with the noise integrated out (math 8.8).
 
     For models ``y = f(u1) + d(u1) u2`` with standard normal ``u2``: the transition is one of the global inputs ``u1``
@@ -75,8 +84,6 @@ class LiftedHMC(JumpsOnFibre, Settings):
             type of the positions: the same law, and faster where a network's arithmetic takes the time, on a CPU 2 to
             4 times for convolutions. None does so for networks with convolutions. Not for ``"nuts"``, which needs an
             energy with every gradient.
-        jumps: whether trajectories are followed by jumps of half of the chains to other modes (math 8.15), between
-            those that :func:`sample` finds at its start; or what :func:`modes` found of the fibre.
         compile: as in :class:`HMC`; not for ``"nuts"``.
     """
 
@@ -87,7 +94,6 @@ class LiftedHMC(JumpsOnFibre, Settings):
     metric: str | Metric = "dense"
     tolerance: float | None = None
     float32_gradients: bool | None = None
-    jumps: bool | Any = True
     compile: bool | None = None
 
     def __post_init__(self):
@@ -99,7 +105,6 @@ class LiftedHMC(JumpsOnFibre, Settings):
             raise ArgumentError(
                 "LiftedHMC(trajectory='nuts', float32_gradients=True): trees need the energy of every point, omit one"
             )
-        self._take_jumps()
         choice("LiftedHMC", "trajectory", self.trajectory, ("hmc", "nuts"))
         if self.trajectory == "nuts" and self.trajectory_length is not None:
             raise ArgumentError(
@@ -112,9 +117,6 @@ class LiftedHMC(JumpsOnFibre, Settings):
 
     def is_program(self, problem: Fibre) -> bool:
         """Whether :meth:`step` can be captured as one program."""
-        if isinstance(self.jumps, Jumps) and not self._marginal(problem).holds_everywhere:
-            # whether a jump stays on the fibre then takes the model
-            return False
         return self.trajectory == "hmc"
 
     @property
@@ -138,7 +140,6 @@ class LiftedHMC(JumpsOnFibre, Settings):
             )
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
         check_shape("LiftedHMC", self.metric, problem.batch_shape, problem.marginal.dim)
-        self._check_jumps(problem)
 
     def relative_tolerance(self, dtype: torch.dtype) -> float:
         """The tolerance for this dtype."""
@@ -154,7 +155,7 @@ class LiftedHMC(JumpsOnFibre, Settings):
 
     def metric_at(self, problem: Fibre, position: Tensor) -> Metric | None:
         marginal = self._marginal(problem)
-        if not (self.metric == _CURVATURE or (self.metric == "dense" and marginal.dim <= _DIM)):
+        if not (self.metric == _CURVATURE or (self.metric == "dense" and marginal.dim <= _SETTINGS.dim)):
             return None
         return curvature_metric(marginal, position[..., : marginal.dim])
 
@@ -188,9 +189,11 @@ class LiftedHMC(JumpsOnFibre, Settings):
             },
             tuning=info.tuning,
         )
-        if isinstance(self.jumps, Jumps):
-            return jump_on_fibre(problem, self, self.jumps, here, info, rng, here.energy)
         return here, info
+
+    def inputs_of(self, problem: Fibre, state: LiftedState) -> Point:
+        """The global inputs and their energy."""
+        return Point(state.marginal.position, state.energy)
 
     def at_inputs(self, problem: Fibre, u1: Tensor, rng: torch.Generator) -> LiftedState:
         """State at global inputs ``[chains, *batch, L]``, with noise that gives the observation."""
@@ -213,7 +216,7 @@ class LiftedHMC(JumpsOnFibre, Settings):
 
 def curvature_metric(marginal: NoiseMarginal, u1: Tensor) -> Metric | None:
     """The inverse of the mean of ``I + K^T K`` over at most 16 of the positions ``[points, *batch, D]`` (math 8.8)."""
-    precision = marginal.precision(u1[:_CHAINS]).mean(0)
+    precision = marginal.precision(u1[: _SETTINGS.chains]).mean(0)
     try:
         return TriangularMap.of_precision(precision, u1.dtype)
     except RuntimeError:

@@ -1,22 +1,73 @@
-"""Metropolis-Hastings kernels: random walks and independent proposals (math 8.9)."""
+"""Metropolis-Hastings kernels: random walks and independent proposals (math 8.9), and the decision on their points."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from ..arguments import fraction, optional_positive
-from ..errors import ArgumentError
+from ..autodiff.randomness import uniform
+from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..target import Density, Target, check_density
-from .hamiltonian import check_target, draw_momentum, given_step_size
-from .kernel import Info, Trial
+from .hmc import check_target, draw_momentum, given_step_size
+from .kernel import Info, Trial, Tuning
 from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
-from .points import Point, metropolis, point_at
-from .tuning import Tuning
 
-__all__ = ["Independence", "RandomWalk", "drawn"]
+__all__ = ["Decision", "Independence", "Point", "RandomWalk", "broken", "drawn", "metropolis", "point_at", "status_of"]
+
+
+class Point(NamedTuple):
+    """Positions ``[chains, *batch, D]`` and their energies ``[chains, *batch]``."""
+
+    position: Tensor
+    energy: Tensor
+
+    def where(self, condition: Tensor, other: "Point") -> "Point":
+        """These where the condition ``[chains, *batch]`` holds, else the others."""
+        position = torch.where(condition.unsqueeze(-1), self.position, other.position)
+        return Point(position, torch.where(condition, self.energy, other.energy))
+
+
+@torch.no_grad()
+def point_at(problem: Target, position: Tensor) -> Point:
+    """The state at a position."""
+    return Point(position, problem.energy(position))
+
+
+def broken(energy: Tensor) -> Tensor:
+    """Where an energy is NaN or minus infinity; plus infinity is where the density is zero."""
+    return energy.isnan() | energy.isneginf()
+
+
+def status_of(failed: Tensor) -> Tensor:
+    """Diverged where a proposal's energy was :func:`broken`."""
+    return torch.where(failed, int(Status.DIVERGED), int(Status.OK)).to(torch.int8)
+
+
+class Decision(NamedTuple):
+    """The outcome of proposals, each ``[chains, *batch]``."""
+
+    point: Point
+    probability: Tensor
+    status: Tensor
+
+
+def metropolis(here: Point, there: Point, log_hastings: Tensor | float, rng: torch.Generator) -> Decision:
+    """Accept with probability ``min(1, exp(phi(x) - phi(x')) q(x | x') / q(x' | x))`` (math 8.9).
+
+    Args:
+        here: present points x.
+        there: proposed points x'.
+        log_hastings: ``log q(x | x') - log q(x' | x)``, ``[chains, *batch]``; 0 for symmetric proposals.
+    """
+    failed = broken(there.energy)
+    log_ratio = torch.where(failed, -torch.inf, here.energy - there.energy + log_hastings)
+    probability = log_ratio.clamp_max(0).exp()
+    return Decision(
+        there.where(uniform(probability.shape, probability, rng) < probability, here), probability, status_of(failed)
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,9 +12,8 @@ from ..conditioning.projection import SOLVERS
 from ..errors import ArgumentError
 from ..settings import Settings
 from .constrained import ConstrainedHMC, ConstrainedState
-from .hamiltonian import check_schedule
-from .kernel import Info
-from .tuning import Tuning
+from .hmc import check_schedule
+from .kernel import Info, Tuning
 
 __all__ = ["RiemannianHMC", "RiemannianState"]
 

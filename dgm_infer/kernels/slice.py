@@ -13,11 +13,10 @@ from ..errors import ArgumentError
 from ..linear_maps import IDENTITY
 from ..settings import Settings
 from ..target import Target
-from .hamiltonian import check_target, draw_momentum
-from .kernel import Info, Trial
+from .hmc import check_target, draw_momentum
+from .kernel import Info, Trial, Tuning
 from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
-from .points import Point, broken, point_at, status_of
-from .tuning import Tuning
+from .metropolis import Point, broken, point_at, status_of
 
 __all__ = ["EllipticalSlice", "LinearSlice", "narrowed"]
 

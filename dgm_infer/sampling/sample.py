@@ -1,29 +1,27 @@
-"""``sample()``: starting points, warm-up and the main loop."""
+"""``sample()``, stage by stage: choose a kernel, check, find starting points, warm up, draw, report."""
 
 import os
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import torch
 
 from ..arguments import flag, numbers, positive
-from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError
-from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Kernel, RiemannianHMC
+from ..kernels import Kernel
 from ..progress import Progress
 from ..target import Target, as_target
+from .default_kernel import default_kernel
 from .draws import Draws
-from .durable import begin_run
 from .preflight import check_energy, check_size
 from .report import finalise
 from .run import RunInputs, RunPlan, SamplingRun, device_of, diagnostics, run_until_stopped
 
 __all__ = ["sample"]
 
-# Prior draws that say how narrow a tolerance is, and the ratio from which the default follows the ridge: steps of HMC
-# per step of RiemannianHMC, against what that costs, which grows with the rows of its Jacobian.
-_DRAWN, _STEP, _ROW = 8, 5, 2
+begin_run: Callable[..., Draws] | None = None
+"""What makes the runs that are kept in a folder: set by their room, which is above this one."""
 
 
 def sample(
@@ -42,6 +40,8 @@ def sample(
     run: str | os.PathLike | None = None,
     checkpoint_every: float = 60.0,
     devices: Sequence[str | torch.device] | str | torch.device | None = None,
+    executor: Any = None,
+    shards: int | None = None,
 ) -> Draws:
     """Draw from a conditioned problem with many chains at once.
 
@@ -49,9 +49,9 @@ def sample(
         problem: a :class:`Fibre`, a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``.
         kernel: None for :class:`HMC` on a target (:class:`EllipticalSlice` if it has no gradient,
             :class:`RiemannianHMC` where a Gaussian tolerance is small beside the slope of the outputs), and on a fibre
-            :class:`ConstrainedHMC`, or :class:`LiftedHMC` if the model's noise is additive and normal and a short pilot
-            finds it cheaper per effective draw (:func:`~dgm_infer.sampling.pilot.pick_kernel`); the pilot has its own
-            random numbers, so that the draws are those of the kernel that it picks, which is in ``Draws.kernel``.
+            :class:`LiftedHMC` if the model's noise is additive and normal, unless it is narrow and there are fewer
+            observed values than other inputs, else :class:`ConstrainedHMC`. Where the start finds several modes,
+            :class:`ModeJumps` of the default kernel. ``Draws.kernel`` has it.
         chains: chains per problem of the batch.
         warmup: iterations that adapt the kernel and are not kept; None for as many as it takes until step sizes,
             trajectory lengths and energies have settled, at most 300 (a kernel that adapts no step size, or a metric
@@ -69,10 +69,13 @@ def sample(
         run: a new folder that keeps the run while it runs: :func:`resume` goes on with it after a stop of any kind,
             :func:`extend` adds draws, :func:`collect` reads what is there. The draws are the same as without.
         checkpoint_every: seconds from one checkpoint to the next, which is what a stop may cost.
-        devices: where chains run; None for the problem's device, ``"auto"`` for all CUDA devices, or a list. On several
-            devices every one has its share of the chains in a process of its own, which adapts its kernel to its own
-            chains and draws its own random numbers (``Draws.kernel`` is the first one's); ``["cpu", "cpu"]`` is two
-            processes.
+        devices: where chains run; None for the problem's device, ``"auto"`` for all CUDA devices, or a list, of which
+            each has a process of its own; ``["cpu", "cpu"]`` is two processes.
+        executor: a ``concurrent.futures`` executor whose workers run the chains, such as those of Dask, ``submitit``
+            or ``mpi4py``; they have to reach the folder ``run``. Under ``torchrun`` ranks share a run's chains.
+        shards: parts that the chains are cut into after a common warm-up, each with its own random numbers, which
+            workers make one by one. Draws depend on the number of shards, not on who makes them. None for one, and
+            with ``devices``, ``executor`` or ranks for eight, at most one a chain.
 
     Returns:
         :class:`Draws`. An interrupt (Ctrl-C), or an exception of the model, after the first draw returns the draws made
@@ -85,16 +88,17 @@ def sample(
         StartError: no starting points were found.
         EvidenceError: :class:`ModeJumps` was to find the modes of a target, and found none.
     """
+    # choose a kernel
     if not isinstance(problem, Fibre | Target):
         problem = as_target(problem)
-    # without a warm-up, or with given starts, there is nothing for a pilot to go by
-    undecided = kernel is None and warmup != 0 and initial is None
+    undecided = kernel is None
     kernel = default_kernel(problem) if kernel is None else kernel
     if isinstance(kernel, type) or not isinstance(kernel, Kernel):
         name = kernel.__name__ if isinstance(kernel, type) else repr(kernel)
         raise ArgumentError(
             f"kernel={name}: expected an instance, for example {type(default_kernel(problem)).__name__}()"
         )
+    # check
     kernel.check(problem)
     plan = RunPlan.checked(
         chains=chains,
@@ -111,30 +115,22 @@ def sample(
     check_size(problem, chains=chains, warmup=plan.warmup, draws=draws, thin=thin, keep=keep)
     if isinstance(problem, Target) and initial is None:
         check_energy(problem, kernel, device_of(problem, initial))
+    # find starting points, warm up, draw
     run_inputs = RunInputs(problem, kernel, initial, undecided)
-    if run is not None or devices is not None:
-        every = positive("sample", "checkpoint_every", checkpoint_every)
-        return begin_run(run, run_inputs, plan, checkpoint_every=every, devices=devices, progress=progress)
+    if (run, devices, executor, shards) != (None, None, None, None):
+        assert begin_run is not None
+        return begin_run(
+            run,
+            run_inputs,
+            plan,
+            checkpoint_every=positive("sample", "checkpoint_every", checkpoint_every),
+            devices=devices,
+            executor=executor,
+            shards=shards,
+            progress=progress,
+        )
     with Progress(progress, diagnostics, plan.transitions) as bar:
         sampling_run = SamplingRun.begin(run_inputs, plan, bar)
         stopped_by = run_until_stopped(sampling_run, bar)
+    # report
     return finalise(sampling_run.outcome(), stopped_by)
-
-
-def default_kernel(problem: Fibre | Target) -> Kernel:
-    """The default kernel for this kind of problem."""
-    if isinstance(problem, Fibre):
-        return ConstrainedHMC()
-    if not problem.has_gradient:
-        return EllipticalSlice()
-    return RiemannianHMC() if isinstance(problem, InputPosterior) and _is_narrow(problem) else HMC()
-
-
-def _is_narrow(problem: InputPosterior) -> bool:
-    """Whether a tolerance is so small that its steps cost HMC more than Jacobians cost :class:`RiemannianHMC`."""
-    if problem.embedding is None:
-        return False
-    u = problem.initial_draws(_DRAWN, torch.Generator(problem.values.device).manual_seed(0))
-    rows = min(problem.embedding.fibre.values.shape[-1], problem.dim)
-    # a simulator may overflow at prior draws, which says nothing
-    return problem.embedding.stretch(u).nanmedian().item() > _STEP + _ROW * rows

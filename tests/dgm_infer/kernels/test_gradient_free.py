@@ -9,7 +9,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.errors import ArgumentError
 from dgm_infer.kernels import slice as slices
-from dgm_infer.kernels.points import Point
+from dgm_infer.kernels.metropolis import Point
 from dgm_infer.target import Block
 from tests.gradient_free_oracles import Coin, Cube, TwoModes, coin, cube, two_modes
 from tests.oracles import FLOAT, Ellipse, correlated_gaussian, funnel

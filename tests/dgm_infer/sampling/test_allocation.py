@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.references.descent import minimise
+from dgm_infer.references.minimise import minimise
 from dgm_infer.sampling import allocation, starts
-from dgm_infer.sampling.allocation import Allocation, _weighed, allocate_chains
+from dgm_infer.sampling.allocation import Allocation, AllocationSettings, _weighed, allocate_chains
 from tests.findings import honest
 from tests.oracles import FLOAT, compare
 
@@ -84,9 +84,9 @@ def test_where_few_points_would_remain_every_chain_keeps_its_own(monkeypatch):
     few[60] = -1.99
     assert moved(problem, few)
     # and where descents do not end, or second derivatives would take long
-    monkeypatch.setattr(allocation, "_ITERATIONS", 1)
+    monkeypatch.setattr(allocation, "_SETTINGS", AllocationSettings(iterations=1))
     assert not moved(problem, few)
-    monkeypatch.setattr(allocation, "_NUMBERS", 63)
+    monkeypatch.setattr(allocation, "_SETTINGS", AllocationSettings(numbers=63))
     monkeypatch.setattr(allocation, "minimise", underivable)
     assert not moved(problem, few)
 
@@ -163,7 +163,7 @@ def test_a_mode_that_no_point_is_in_is_found_by_descents_from_the_prior():
 
 
 def test_control_without_descents_from_the_prior_it_is_not_found(monkeypatch):
-    monkeypatch.setattr(allocation, "_SEARCHES", 0)
+    monkeypatch.setattr(allocation, "_SETTINGS", AllocationSettings(searches=0))
     problem = dgm.condition(dgm.WithNoise(Tilted(), 0.1), torch.tensor([4.0], dtype=FLOAT))
     found = allocate_chains(problem.marginal, torch.full((64, 1), -2.26, dtype=FLOAT), 64, rng(1))
     assert found.position is None
@@ -220,8 +220,8 @@ def test_annealed_starts_have_the_shares_of_the_posterior(monkeypatch):
 
 
 def test_chains_of_several_modes_have_their_shares_and_the_warning_names_the_masses():
-    kernel = dgm.ConstrainedHMC(jumps=False)
-    with pytest.warns(UserWarning, match=r"2 groups that never overlap .*dgm\.modes\(fibre\)"):
+    kernel = dgm.ConstrainedHMC()
+    with pytest.warns(UserWarning, match=r"2 groups that never overlap .*dgm\.modes\(fibre\).*ModeJumps\(kernel\)"):
         draws = dgm.sample(folded(1.0), kernel, chains=32, warmup=50, draws=60, seed=1, progress=False)
     right = draws.inputs[..., 0] > 0
     assert (right == right[:, :1]).all()
@@ -239,9 +239,9 @@ def test_chains_of_several_modes_have_their_shares_and_the_warning_names_the_mas
 @pytest.mark.parametrize("kind", [dgm.LiftedHMC, dgm.ConstrainedHMC], ids=lambda kind: kind.__name__)
 def test_chains_jump_between_modes_in_proportion_to_their_masses(kind):
     problem, settings = folded(1.0, 8.0), {"chains": 8, "warmup": 60, "draws": 300, "seed": 1, "progress": False}
-    draws: Any = dgm.sample(problem, kind(), **settings)
+    draws: Any = dgm.sample(problem, dgm.ModeJumps(kind()), **settings)
     assert draws.stats["constraint_error"].max() < 1e-7
-    assert draws.kernel.jumps.counts.tolist() == [2, 1]
+    assert draws.kernel.modes.counts.tolist() == [2, 1]
     right = (draws.inputs[:, :, 0, 0] > 0).double()
     assert ((right[:, 1:] != right[:, :-1]).sum(1) > 50).all()
     z, ess = compare(right.unsqueeze(-1), torch.tensor([wide_mass()], dtype=FLOAT))
@@ -251,6 +251,6 @@ def test_chains_jump_between_modes_in_proportion_to_their_masses(kind):
     assert accepted[0] > 0.5
     assert (accepted[1:] == 0).all()
     # control: without them no chain ever crosses
-    still = dgm.sample(problem, kind(jumps=False), **(settings | {"warmup": 20, "draws": 40}))
+    still = dgm.sample(problem, kind(), **(settings | {"warmup": 20, "draws": 40}))
     right = still.inputs[:, :, 0, 0] > 0
     assert (right == right[:, :1]).all()

@@ -1,0 +1,307 @@
+"""Bounds from draws of the base: plain, importance-weighted, and moved by a learned Hamiltonian flow."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..arguments import positive, whole_number
+from ..errors import EvidenceError
+from ..progress import Progress
+from ..settings import Settings
+from .estimators import Estimate, finite_or_zero, largest_share, log_mean, mean_of_chains, weight_ess
+from .method import EstimateStatus, Outcome, check_held
+from .path import AnnealedPath
+
+__all__ = ["Elbo", "HamiltonianElbo", "ImportanceSampling"]
+
+
+# Maximum points per evaluation of a target's energy.
+_POINTS = 8192
+
+
+@dataclass(frozen=True, eq=False)
+class ImportanceSampling(Settings):
+    """The importance-weighted bound ``E[log 1/S sum_s p(x_s)/q(x_s)] <= log Z``, one per chain (math 7.8).
+
+    The mean over chains estimates the bound without bias. The diagnostic ``log_z_pooled`` pools the draws of all
+    chains into one sample, a tighter bound; ``bias``, per chain, is ``-(S/ESS - 1)/(2 (S - 1))``.
+
+    Args:
+        samples: S, draws per chain.
+    """
+
+    samples: int = 100
+
+    @property
+    def status(self) -> EstimateStatus:
+        return "lower"
+
+    def __post_init__(self):
+        whole_number("ImportanceSampling", "samples", self.samples)
+
+    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        draws, log_weights, interrupted = _weighted(self, path, chains, rng, progress)
+        each = log_mean(log_weights.movedim(1, 0))
+        pooled = log_weights.flatten(0, 1)
+        estimate = mean_of_chains(each.log_z)._replace(bias=each.bias.mean(0))
+        diagnostics = {
+            "ess": weight_ess(pooled),
+            "max_weight_share": largest_share(pooled),
+            "log_z_pooled": log_mean(pooled).log_z,
+        }
+        return Outcome(estimate, draws, log_weights, diagnostics, interrupted=interrupted)
+
+
+@dataclass(frozen=True, eq=False)
+class Elbo(Settings):
+    """The evidence lower bound ``E_q[log p(x)/q(x)] <= log Z``; the gap is unknown.
+
+    Args:
+        samples: draws per chain.
+    """
+
+    samples: int = 100
+
+    @property
+    def status(self) -> EstimateStatus:
+        return "lower"
+
+    def __post_init__(self):
+        whole_number("Elbo", "samples", self.samples)
+
+    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        draws, log_weights, interrupted = _weighted(self, path, chains, rng, progress)
+        pooled = log_weights.flatten(0, 1)
+        diagnostics = {"ess": weight_ess(pooled), "max_weight_share": largest_share(pooled)}
+        return Outcome(_mean(log_weights.mean(1)), draws, log_weights, diagnostics, interrupted=interrupted)
+
+
+def _mean(values: Tensor) -> Estimate:
+    estimate = mean_of_chains(values)
+    # one infinite energy makes the bound and its error infinite
+    return estimate._replace(std_error=torch.where(estimate.log_z.isneginf(), math.inf, estimate.std_error))
+
+
+@torch.no_grad()
+def _weighted(
+    method: ImportanceSampling | Elbo, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress
+) -> tuple[Tensor, Tensor, bool]:
+    """Draws of the base ``[chains, samples, *batch, D]``, their log weights, and whether an interrupt left fewer."""
+    samples = method.samples
+    check_held(method, path, samples=chains * samples * path.base.mean.numel())
+    at_once = max(1, _POINTS // (chains * path.batch_shape.numel()))
+    progress.expect(-(-samples // at_once))
+    mean = path.base.mean
+    draws = mean.new_empty(chains, samples, *mean.shape)
+    log_weights = torch.empty(draws.shape[:-1], dtype=torch.float64, device=mean.device)
+    made = 0
+    try:
+        while made < samples:
+            n = min(at_once, samples - made)
+            v = path.draws(chains * n, rng)
+            draws[:, made : made + n] = path.base.unwhiten(v).unflatten(0, (chains, n))
+            log_weights[:, made : made + n] = -path.differences(v).unflatten(0, (chains, n))
+            made += n
+            done = log_weights[:, :made]
+            progress.update("importance", lambda done=done: log_mean(done.flatten(0, 1)).log_z)
+    except KeyboardInterrupt:
+        if made == 0:
+            raise
+    return draws[:, :made], finite_or_zero(log_weights[:, :made]), made < samples
+
+
+# Length of the flow and beta_0 before learning.
+_LENGTH, _BETA = 0.2, 0.95
+# Share of a step in the running mean of the bound, and what a bound counts that is not finite.
+_NEW, _FAR = 0.05, 1e6
+
+
+@dataclass(frozen=True, eq=False)
+class HamiltonianElbo(Settings):
+    """The evidence lower bound of draws of the base that a short Hamiltonian flow has moved towards the target.
+
+    ``E[-phi(x_K) - |p_K|^2/2 + psi(x) + sum log s + |g|^2/2] <= log Z`` over draws x of the base and standard normal g.
+    In whitened coordinates a draw starts at ``v_0 = m + s v`` with momentum ``p_0 = g/sqrt(beta_0)`` and takes K
+    leapfrog steps of the target, after each of which the momentum is scaled by ``sqrt(beta_{k-1}/beta_k)``, up to
+    ``beta_K = 1`` (Caterini, Doucet and Sejdinovic 2018, arXiv:1805.11328; Salimans, Kingma and Welling 2015).
+
+    The step sizes of every step, m and s, by coordinate and problem, and beta_0 are learned by ascent of the bound on
+    draws that are discarded, and then frozen: the bound holds whatever was learned; with m = 0, s = 1 and steps of
+    length zero it is that of :class:`Elbo`. The draws are the ends of the flow, with valid importance weights;
+    ``log_z_pooled`` is the bound of their pooled mean.
+
+    Learning differentiates the target's gradient, so that the energy must be twice differentiable; such a gradient
+    counts as two.
+
+    Args:
+        samples: draws per chain.
+        n_steps: K, leapfrog steps.
+        fit_steps: steps of Adam.
+        fit_samples: draws per problem and step.
+        rate: initial learning rate, which falls to zero along a cosine.
+    """
+
+    samples: int = 100
+    n_steps: int = 4
+    fit_steps: int = 150
+    fit_samples: int = 32
+    rate: float = 0.05
+
+    @property
+    def status(self) -> EstimateStatus:
+        return "lower"
+
+    def __post_init__(self):
+        for field in ("samples", "n_steps", "fit_steps", "fit_samples"):
+            whole_number("HamiltonianElbo", field, getattr(self, field))
+        positive("HamiltonianElbo", "rate", self.rate)
+
+    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        check_held(self, path, samples=chains * self.samples * path.base.mean.numel())
+        at_once = max(1, _POINTS // (chains * path.batch_shape.numel()))
+        progress.expect(self.fit_steps + -(-self.samples // at_once))
+        flow = self._learned(path, rng, progress)
+        # all problems' draws of a step, shared among the chains
+        spent = -(-self.fit_steps * self.fit_samples * 2 * (self.n_steps + 1) // chains)
+        path.evaluations = spent
+        mean = path.base.mean
+        draws = mean.new_empty(chains, self.samples, *mean.shape)
+        log_weights = torch.empty(draws.shape[:-1], dtype=torch.float64, device=mean.device)
+        made = 0
+        while made < self.samples:
+            n = min(at_once, self.samples - made)
+            rows = chains * n
+            end = _fly(path, flow, path.draws(rows, rng), path.normal(rows, rng), _evaluated)
+            # path.at counts a batch as one gradient per chain
+            path.evaluations += (n - 1) * (self.n_steps + 1)
+            draws[:, made : made + n] = path.base.unwhiten(end.v).unflatten(0, (chains, n))
+            log_weights[:, made : made + n] = end.log_weights.unflatten(0, (chains, n))
+            made += n
+            progress.update("bound", lambda made=made: log_weights[:, :made].mean((0, 1)))
+        log_weights = finite_or_zero(log_weights)
+        pooled = log_weights.flatten(0, 1)
+        estimate = mean_of_chains(log_weights.mean(1))
+        # one infinite energy makes the bound and its error infinite
+        error = torch.where(estimate.log_z.isneginf(), math.inf, estimate.std_error)
+        diagnostics = {
+            "ess": weight_ess(pooled),
+            "max_weight_share": largest_share(pooled),
+            "log_z_pooled": log_mean(pooled).log_z,
+            "step_size": flow.log_step.exp().mean((0, -1)),
+            "beta_0": flow.logit_beta.sigmoid(),
+        }
+        return Outcome(estimate._replace(std_error=error), draws, log_weights, diagnostics, spent)
+
+    def _learned(self, path: AnnealedPath, rng: torch.Generator, progress: Progress) -> "_Flow":
+        """Step sizes and temperings that maximise the bound for every problem, by Adam.
+
+        Raises:
+            EvidenceError: the energy is not twice differentiable.
+        """
+        flow = _Flow.still(path.base.mean, self.n_steps)
+        parameters = [part.requires_grad_() for part in flow.parameters]
+        optimiser = torch.optim.Adam(parameters, lr=self.rate, betas=(0.9, 0.99))
+        best, score, smooth = [part.detach().clone() for part in parameters], None, None
+        for i in range(self.fit_steps):
+            for group in optimiser.param_groups:
+                group["lr"] = self.rate * 0.5 * (1 + math.cos(math.pi * i / self.fit_steps))
+            v, momentum = path.draws(self.fit_samples, rng), path.normal(self.fit_samples, rng)
+            try:
+                with torch.enable_grad():
+                    bound = _fly(path, flow, v, momentum, _differentiable).log_weights
+                    # a draw that leaves the support pulls nowhere
+                    inside = bound.isfinite()
+                    (-torch.where(inside, bound, 0.0).sum() / self.fit_samples).backward()
+            except RuntimeError as error:
+                raise EvidenceError(
+                    f"HamiltonianElbo(): the energy has no second derivatives, by which steps are learned ({error}); "
+                    "use Elbo or HamiltonianAIS"
+                ) from error
+            # steps that grow too long are left behind: kept is the best of the running means
+            now = torch.where(inside.all(0), bound.detach().mean(0), -_FAR)
+            smooth = now if smooth is None else torch.lerp(smooth, now, _NEW)
+            # a mean of few steps is noise
+            if score is None or i * _NEW < 1:
+                score = torch.full_like(smooth, -math.inf)
+            better = smooth > score
+            score = torch.where(better, smooth, score)
+            for k, part in enumerate(parameters):
+                row = better.unsqueeze(-1) if part.ndim > better.ndim else better
+                best[k] = torch.where(row, part.detach(), best[k])
+                if part.grad is not None:
+                    part.grad.nan_to_num_(0.0, 0.0, 0.0)
+            optimiser.step()
+            optimiser.zero_grad()
+            progress.update("learning")
+        return _Flow(*best, n_steps=self.n_steps)
+
+
+class _Flow(NamedTuple):
+    """What is learned, in whitened coordinates."""
+
+    log_step: Tensor
+    """``[K, *batch, D]``."""
+    shift: Tensor
+    """``[*batch, D]``: draws v of the base start at ``shift + exp(log_widen) v``."""
+    log_widen: Tensor
+    """``[*batch, D]``."""
+    logit_beta: Tensor
+    """Of beta_0, ``[*batch]``."""
+    n_steps: int
+
+    @classmethod
+    def still(cls, mean: Tensor, n_steps: int) -> "_Flow":
+        """A flow that hardly moves what the base draws."""
+        zero = torch.zeros_like(mean)
+        beta = torch.full_like(mean[..., 0], math.log(_BETA / (1 - _BETA)))
+        steps = math.log(_LENGTH / n_steps) + zero.repeat(n_steps, *[1] * zero.ndim)
+        return cls(steps, zero.clone(), zero.clone(), beta, n_steps)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        return [self.log_step, self.shift, self.log_widen, self.logit_beta]
+
+    def scales(self) -> list[Tensor]:
+        """``1/sqrt(beta_k)`` for k from 0 to K, ``[*batch, 1]``: quadratic in k, as published."""
+        first = self.logit_beta.sigmoid().rsqrt().unsqueeze(-1)
+        return [first + (1 - first) * (k / self.n_steps) ** 2 for k in range(self.n_steps + 1)]
+
+
+class _End(NamedTuple):
+    v: Tensor
+    log_weights: Tensor
+    """``[rows, *batch]``, float64."""
+
+
+def _fly(path: AnnealedPath, flow: _Flow, v: Tensor, noise: Tensor, evaluate) -> _End:
+    """The ends of flows from whitened draws of the base, with their log weights."""
+    start = path.base.energy(path.base.unwhiten(v)).double() + 0.5 * noise.double().square().sum(-1)
+    start = start + flow.log_widen.double().sum(-1)
+    v = flow.shift + flow.log_widen.exp() * v
+    steps, scales = flow.log_step.exp(), flow.scales()
+    p = scales[0] * noise
+    energy, gradient = evaluate(path, v)
+    for step, before, after in zip(steps, scales[:-1], scales[1:], strict=True):
+        p = p - 0.5 * step * gradient
+        v = v + step * p
+        energy, gradient = evaluate(path, v)
+        p = (p - 0.5 * step * gradient) * (after / before)
+    return _End(v, start - energy.double() - 0.5 * p.double().square().sum(-1))
+
+
+def _evaluated(path: AnnealedPath, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Energy of the target and its gradient in v."""
+    point = path.at(v)
+    return point.energy, point.gradient
+
+
+def _differentiable(path: AnnealedPath, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The same, to be differentiated."""
+    if not v.requires_grad:
+        v = v.detach().requires_grad_()
+    energy = path.target.energy(path.base.unwhiten(v))
+    (gradient,) = torch.autograd.grad(energy.sum(), v, create_graph=True)
+    return energy, gradient

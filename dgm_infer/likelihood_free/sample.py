@@ -1,0 +1,108 @@
+"""``sample_abc()``: a simulation and a method become weighted draws."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+
+from ..arguments import instance, random_seed, whole_number
+from ..arguments.shown import shown
+from ..errors import ArgumentError, StartError
+from .simulation import Simulation
+
+__all__ = ["ABCDraws", "ABCMethod", "Found", "equal_weights", "nothing_accepted", "sample_abc"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a method returns."""
+
+    parameters: Tensor
+    log_weights: Tensor
+    distances: Tensor
+    tolerance: float
+    simulations: int
+    acceptance_rate: float
+
+
+@dataclass(frozen=True)
+class ABCDraws(Found):
+    """Draws from an ABC posterior.
+
+    Args:
+        parameters: z, ``[n, D]``.
+        log_weights: of the draws, ``[n]``; all 0 where draws count equally.
+        distances: of their simulations from the data, ``[n]``.
+        tolerance: the tolerance that was reached.
+        simulations: rows that were simulated in all.
+        acceptance_rate: share of the simulations, or of the proposals, that were accepted.
+        seed: seed of the run.
+    """
+
+    seed: int
+
+    @property
+    def weights(self) -> Tensor:
+        """Normalised weights ``[n]``."""
+        return self.log_weights.softmax(0)
+
+    @property
+    def ess(self) -> float:
+        """``1/sum w^2``: how many equally weighted draws these are worth, if they are independent."""
+        return 1 / self.weights.square().sum().item()
+
+    @property
+    def mean(self) -> Tensor:
+        """Posterior means ``[D]``."""
+        return self.weights @ self.parameters
+
+    @property
+    def sd(self) -> Tensor:
+        """Posterior standard deviations ``[D]``."""
+        return (self.weights @ (self.parameters - self.mean).square()).sqrt()
+
+
+def nothing_accepted(tolerance: float, smallest: float, simulations: int) -> StartError:
+    """The error of a run without any acceptance."""
+    return StartError(
+        f"none of {simulations} simulations was accepted at tolerance={tolerance:g}: the smallest distance seen is "
+        f"{smallest:.3g}, and the acceptance rate is below {3 / simulations:.1g}: raise the tolerance, simulate "
+        "more, or use ABCSMC()"
+    )
+
+
+def equal_weights(parameters: Tensor) -> Tensor:
+    """Log weights of 0, ``[n]``."""
+    return torch.zeros(len(parameters), dtype=parameters.dtype)
+
+
+@runtime_checkable
+class ABCMethod(Protocol):
+    """An immutable configuration of a way to draw."""
+
+    def run(self, simulation: Simulation, draws: int, rng: torch.Generator, /) -> Found: ...
+
+
+def sample_abc(simulation: Simulation, method: ABCMethod, *, draws: int = 1000, seed: int | None = None) -> ABCDraws:
+    """Draw from the ABC posterior of a simulator's parameters (math 2.8).
+
+    Args:
+        simulation: simulator, prior, data and distance.
+        method: :class:`ABCRejection`, :class:`ABCImportance`, :class:`ABCMCMC` or :class:`ABCSMC`.
+        draws: draws to return; of :class:`ABCImportance`, simulations.
+        seed: seed of all randomness; None draws one and records it.
+
+    Raises:
+        ArgumentError: an argument is outside its range.
+        StartError: nothing is accepted; the message names the smallest distance seen and bounds the acceptance rate.
+    """
+    instance("sample_abc", "simulation", simulation, Simulation, "Simulation(simulate, prior, observed)")
+    if isinstance(method, type) or not isinstance(method, ABCMethod):
+        raise ArgumentError(f"sample_abc(method={shown(method)}): must be a method, such as ABCSMC(tolerance=0.1)")
+    draws = whole_number("sample_abc", "draws", draws, 2)
+    seed = random_seed("sample_abc", seed)
+    found = method.run(simulation, draws, torch.Generator().manual_seed(seed))
+    fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
+    return ABCDraws(**fields, seed=seed)

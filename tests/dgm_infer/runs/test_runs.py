@@ -1,0 +1,363 @@
+"""Runs in a folder: stopped anywhere and resumed, extended, collected, in shards: the draws are those of one run."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.runs.folder import RunFolder
+from dgm_infer.runs.shards import count_of
+from dgm_infer.sampling.run import SamplingRun
+from tests.dgm_infer.runs.same import Killed, assert_same
+from tests.models import Bent
+from tests.oracles import FLOAT, Ellipse, assert_agrees, correlated_gaussian
+
+ROOT = Path(__file__).resolve().parents[3]
+CHAINS, WARMUP, DRAWS = 4, 30, 20
+
+
+def fibre(values=0.3):
+    return dgm.condition(Bent(), torch.full((2, 5), values, dtype=FLOAT))
+
+
+def run(problem=None, kernel=None, **changes):
+    options = {"chains": CHAINS, "warmup": WARMUP, "draws": DRAWS, "seed": 7, "progress": False} | changes
+    return dgm.sample(fibre() if problem is None else problem, kernel or dgm.ConstrainedHMC(), **options)
+
+
+@pytest.fixture(scope="module")
+def whole():
+    return run()
+
+
+def killed_at(monkeypatch, transition, path, kind=Killed, **changes):
+    """A run with a checkpoint after every transition that ends while it makes this one."""
+    step, made = dgm.ConstrainedHMC.step, []
+
+    def stepped(self, problem, state, rng):
+        made.append(None)
+        after = step(self, problem, state, rng)
+        if len(made) == transition + started[0]:
+            raise kind
+        return after
+
+    started, begin = [10**9], SamplingRun.begin.__func__
+
+    def begun(cls, *arguments):
+        found = begin(cls, *arguments)
+        # starting points take transitions of their own
+        started[0] = len(made)
+        return found
+
+    monkeypatch.setattr(dgm.ConstrainedHMC, "step", stepped)
+    monkeypatch.setattr(SamplingRun, "begin", classmethod(begun))
+    try:
+        return run(run=path, checkpoint_every=1e-9, **changes)
+    finally:
+        monkeypatch.undo()
+
+
+def test_a_run_in_a_folder_has_the_draws_of_one_without(tmp_path, whole):
+    assert_same(run(run=tmp_path / "run", checkpoint_every=1e-9), whole)
+    assert_same(dgm.resume(tmp_path / "run", progress=False), whole)
+    assert_same(dgm.collect(tmp_path / "run"), whole)
+
+
+@pytest.mark.parametrize("transition", [1, 4, 7, 13, 29, 30, 31, 42, 50])
+def test_a_run_killed_at_any_transition_goes_on_as_if_it_had_not_been(tmp_path, monkeypatch, whole, transition):
+    """In start-up of the warm-up, in adaptation, at its end, in the main run, at the last draw."""
+    with pytest.raises(Killed):
+        killed_at(monkeypatch, transition, tmp_path / "run")
+    assert_same(dgm.resume(tmp_path / "run", progress=False), whole)
+
+
+def test_control_other_random_numbers_after_a_stop_give_other_draws(tmp_path, monkeypatch, whole):
+    with pytest.raises(Killed):
+        killed_at(monkeypatch, 40, tmp_path / "run")
+    resume = SamplingRun.resume
+
+    def careless(self, *arguments):
+        resume(self, *arguments)
+        self._rng.manual_seed(0)
+
+    monkeypatch.setattr(SamplingRun, "resume", careless)
+    draws = dgm.resume(tmp_path / "run", progress=False)
+    assert torch.equal(draws.inputs[:, :9], whole.inputs[:, :9])
+    assert not torch.equal(draws.inputs[:, 10:], whole.inputs[:, 10:])
+
+
+def test_a_run_may_be_stopped_again_and_again(tmp_path, monkeypatch, whole):
+    with pytest.raises(Killed):
+        killed_at(monkeypatch, 3, tmp_path / "run")
+    for _ in range(9):
+        step, made = dgm.ConstrainedHMC.step, []
+
+        def stepped(self, problem, state, rng, step=step, made=made):
+            made.append(None)
+            if len(made) == 6:
+                raise Killed
+            return step(self, problem, state, rng)
+
+        monkeypatch.setattr(dgm.ConstrainedHMC, "step", stepped)
+        with pytest.raises(Killed):
+            dgm.resume(tmp_path / "run", progress=False)
+        monkeypatch.undo()
+    assert_same(dgm.resume(tmp_path / "run", progress=False), whole)
+
+
+def test_a_stop_before_the_first_checkpoint_begins_anew(tmp_path, monkeypatch, whole):
+    monkeypatch.setattr(SamplingRun, "begin", classmethod(lambda *_: (_ for _ in ()).throw(Killed)))
+    with pytest.raises(Killed):
+        run(run=tmp_path / "run")
+    monkeypatch.undo()
+    with pytest.raises(dgm.errors.CheckpointError, match="no draws yet, 0 of 30"):
+        dgm.collect(tmp_path / "run")
+    assert_same(dgm.resume(tmp_path / "run", progress=False), whole)
+
+
+def test_an_interrupt_returns_the_draws_and_leaves_them_in_the_folder(tmp_path, monkeypatch, whole):
+    with pytest.warns(UserWarning, match=r"interrupted \(dgm\.resume.* goes on\): 11 of 20 draws"):
+        draws = killed_at(monkeypatch, WARMUP + 12, tmp_path / "run", KeyboardInterrupt)
+    assert draws.interrupted
+    assert torch.equal(draws.inputs, whole.inputs[:, :11])
+    assert_same(dgm.collect(tmp_path / "run"), draws)
+    assert_same(dgm.resume(tmp_path / "run", progress=False), whole)
+
+
+def test_an_interrupt_within_warm_up_passes_and_costs_at_most_what_came_after_the_checkpoint(
+    tmp_path, monkeypatch, whole
+):
+    with pytest.raises(KeyboardInterrupt):
+        killed_at(monkeypatch, 12, tmp_path / "run", KeyboardInterrupt)
+    with pytest.raises(dgm.errors.CheckpointError, match="no draws yet, 11 of 30"):
+        dgm.collect(tmp_path / "run")
+    assert_same(dgm.resume(tmp_path / "run", progress=False), whole)
+
+
+def test_an_extended_run_is_a_longer_run(tmp_path, whole):
+    short = run(run=tmp_path / "run", draws=8)
+    assert short.shape[1] == 8
+    assert_same(dgm.extend(tmp_path / "run", draws=DRAWS - 8, progress=False), whole)
+    assert dgm.extend(tmp_path / "run", draws=1, progress=False).shape[1] == DRAWS + 1
+
+
+def test_a_stopped_run_is_extended_after_what_was_left(tmp_path, monkeypatch, whole):
+    with pytest.raises(Killed):
+        killed_at(monkeypatch, 20, tmp_path / "run", draws=8)
+    assert_same(dgm.extend(tmp_path / "run", draws=DRAWS - 8, progress=False), whole)
+
+
+def test_thinned_draws_of_latents_alone_go_on_within_a_draw(tmp_path, monkeypatch):
+    options = {"thin": 3, "keep": "latents", "draws": 6}
+    whole = run(**options)
+    with pytest.raises(Killed):
+        killed_at(monkeypatch, WARMUP + 8, tmp_path / "run", **options)
+    assert dgm.collect(tmp_path / "run").shape[1] == 2
+    draws = dgm.resume(tmp_path / "run", progress=False)
+    assert draws.inputs is None
+    assert torch.equal(draws.latents["z"], whole.latents["z"])
+
+
+def test_draws_without_a_warm_up_and_from_given_starts(tmp_path, monkeypatch):
+    initial = fibre().start(CHAINS, torch.Generator().manual_seed(3))
+    options = {"warmup": 0, "initial": initial}
+    whole = run(**options)
+    with pytest.raises(Killed):
+        killed_at(monkeypatch, 5, tmp_path / "run", **options)
+    assert_same(dgm.resume(tmp_path / "run", progress=False), whole)
+
+
+def test_the_problem_comes_back_with_the_draws(tmp_path, whole):
+    run(run=tmp_path / "run")
+    draws = dgm.collect(tmp_path / "run")
+    assert torch.equal(draws.generate(2), whole.generate(2))
+    assert torch.equal(draws.latents["z"], whole.latents["z"])
+
+
+def test_the_last_state_says_which_chains_never_moved(tmp_path):
+    frozen = dgm.ConstrainedHMC(step_size=0.5, n_steps=2, tolerance=1e-15, max_iterations=1)
+    with pytest.warns(UserWarning, match="never moved"):
+        run(run=tmp_path / "run", kernel=frozen, warmup=0, draws=60)
+    with pytest.warns(UserWarning, match="never moved"):
+        dgm.extend(tmp_path / "run", draws=20, progress=False)
+
+
+class TestProblemsThatCannotBeStored:
+    @pytest.fixture
+    def target(self):
+        return dgm.Target(lambda x: 0.5 * x.square().sum(-1), 2)
+
+    def test_are_sampled_with_a_warning_and_given_again(self, tmp_path, target):
+        options = {"chains": 4, "warmup": 10, "seed": 1, "progress": False}
+        whole = dgm.sample(target, dgm.HMC(), draws=9, **options)
+        with pytest.warns(UserWarning, match=r"cannot be stored.*dgm\.resume\(run, problem=\.\.\.\)"):
+            dgm.sample(target, dgm.HMC(), draws=4, run=tmp_path / "run", **options)
+        with pytest.raises(dgm.errors.CheckpointError, match="give problem="):
+            dgm.resume(tmp_path / "run", progress=False)
+        draws = dgm.extend(tmp_path / "run", 5, target, progress=False)
+        assert_same(draws, whole)
+        assert_same(dgm.collect(tmp_path / "run", target), whole)
+
+    def test_do_not_go_to_other_processes(self, tmp_path, target):
+        with pytest.raises(dgm.errors.ArgumentError, match=r"devices=.*cannot be stored"):
+            dgm.sample(target, run=tmp_path / "run", devices=["cpu", "cpu"], progress=False)
+        assert not (tmp_path / "run").exists()
+
+
+def test_another_problem_is_refused(tmp_path):
+    run(run=tmp_path / "run")
+    for call in (dgm.resume, dgm.collect):
+        with pytest.raises(dgm.errors.ArgumentError, match="give the problem that was sampled"):
+            call(tmp_path / "run", fibre(0.9))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"run": 3}, "run=3"),
+        ({"checkpoint_every": 0, "run": "x"}, "checkpoint_every=0"),
+        ({"devices": []}, "devices="),
+        ({"devices": 2}, "'auto' or a list of devices"),
+        ({"devices": ["nowhere"]}, "nowhere"),
+        ({"shards": 0}, "shards=0"),
+        ({"executor": 3, "run": "x"}, r"executor=3.*submit"),
+        ({"executor": ProcessPoolExecutor}, "needs run="),
+    ],
+)
+def test_bad_arguments_are_named(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(dgm.errors.ArgumentError, match=message):
+        run(**options)
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("draws", [0, 1.5, None])
+def test_an_extension_has_at_least_one_draw(tmp_path, draws):
+    run(run=tmp_path / "run")
+    with pytest.raises(dgm.errors.ArgumentError, match="extend\\(draws="):
+        dgm.extend(tmp_path / "run", draws=draws)
+
+
+# --------------------------------------------------------------------------------------------------------------- shards
+
+
+def gaussian(chains=200, **changes):
+    oracle = correlated_gaussian()
+    options = {"chains": chains, "warmup": 60, "draws": 60, "seed": 5, "progress": False} | changes
+    return oracle, dgm.sample(oracle.problem, dgm.HMC(), **options)
+
+
+@pytest.mark.slow
+def test_draws_of_shards_have_the_law_and_do_not_depend_on_who_makes_them(tmp_path):
+    oracle, draws = gaussian(shards=4)
+    assert draws.shape[:2] == (200, 60)
+    assert_agrees(oracle, draws)
+    quarters = draws.inputs.split(50)
+    assert not any((quarters[0] == other).any() for other in quarters[1:])
+    for n in (1, 2, 4):
+        assert_same(gaussian(run=tmp_path / f"{n}", devices=["cpu"] * n, shards=4)[1], draws)
+    longer = dgm.extend(tmp_path / "2", 5, devices=["cpu"] * 2, progress=False)
+    assert torch.equal(longer.inputs[:, :60], draws.inputs)
+    assert longer.shape[1] == 65
+    assert_same(dgm.extend(tmp_path / "1", 5, progress=False), longer)
+    # the control: other shards have other random numbers
+    assert not torch.equal(gaussian(shards=3)[1].inputs, draws.inputs)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:observed values")
+def test_what_a_process_raises_is_raised_here():
+    problem = dgm.condition(Ellipse(), torch.tensor([-1.0], dtype=FLOAT))
+    with pytest.raises(dgm.errors.StartError, match="no inputs were found"):
+        run(problem, devices=["cpu", "cpu"])
+
+
+SCRIPT = """
+import sys, dgm_infer as dgm
+from tests.dgm_infer.runs.test_runs import fibre
+if __name__ == "__main__":
+    devices = eval(sys.argv[2])
+    dgm.sample(fibre(), dgm.ConstrainedHMC(), chains=4, warmup=30, draws=100000, seed=7, run=sys.argv[1],
+               checkpoint_every=0.2, progress=False, devices=devices, shards=devices and 2)
+"""
+
+
+def started(path, devices):
+    script = path.parent / "script.py"
+    script.write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(path), repr(devices)],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.2)
+        try:
+            if dgm.collect(path).shape[1] >= 5:
+                return process
+        except dgm.errors.CheckpointError:
+            continue
+    process.kill()
+    raise AssertionError(process.communicate()[1])
+
+
+@pytest.mark.slow
+def test_a_process_killed_by_the_system_leaves_what_its_checkpoint_has(tmp_path, whole):
+    """And its draws can be read while it runs."""
+    process = started(tmp_path / "run", None)
+    with pytest.raises(dgm.errors.ArgumentError, match="another process"):
+        dgm.resume(tmp_path / "run", progress=False)
+    process.kill()
+    process.communicate()
+    draws = dgm.collect(tmp_path / "run")
+    assert draws.interrupted
+    n = min(draws.shape[1], DRAWS)
+    assert torch.equal(draws.inputs[:, :n], whole.inputs[:, :n])
+    shorten(tmp_path / "run", draws.shape[1] + 3)
+    assert torch.equal(dgm.resume(tmp_path / "run", progress=False).inputs[:, : draws.shape[1]], draws.inputs)
+
+
+def shorten(path, draws):
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            folder = RunFolder.open("resume", path)
+            with folder.writing() as writer:
+                folder.change(writer, plan={**folder.plan, "draws": draws})
+            return
+        except dgm.errors.ArgumentError:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
+def test_processes_of_shards_end_with_their_parent(tmp_path, stop):
+    process = started(tmp_path / "run", ["cpu", "cpu"])
+    process.send_signal(stop)
+    error = process.communicate(timeout=60)[1]
+    if stop == signal.SIGINT:
+        assert "interrupted" in error
+    # none holds the folder any longer
+    deadline = time.monotonic() + 60
+    n = dgm.collect(tmp_path / "run").shape[1]
+    shorten(tmp_path / "run", count_of(RunFolder.open("resume", tmp_path / "run")))
+    while True:
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                assert dgm.resume(tmp_path / "run", progress=False).shape[1] >= n
+            break
+        except dgm.errors.ArgumentError:
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
