@@ -1,4 +1,4 @@
-"""A power cut: what a disk holds at any moment, without what the system has not written yet, has the last checkpoint."""
+"""A power cut: what a disk holds, without what the system has not written to it yet, has the last checkpoint."""
 
 import os
 import shutil
