@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import ModelError
 from .constants import Constants, is_wrapped, unwrapped
@@ -100,7 +101,9 @@ class Interception(Promotion):
         if self._constants is None:
             return super().__torch_function__(func, types, args, kwargs)
         if func in _LEAVING and self._constants.has(args[0]):
-            return func(unwrapped(args[0]), *args[1:], **kwargs)
+            # a graph that is being captured would refuse to give a number
+            with _disable_current_modes():
+                return func(unwrapped(args[0]), *args[1:], **kwargs)
         result = super().__torch_function__(func, types, args, kwargs)
         self._constants.follow(func, args, kwargs, result)
         return result
@@ -238,7 +241,7 @@ def _is_all_true(mode, func, args, kwargs):
     # the distributions' checks of their arguments, which one chain of many, or one draw of the prior, may not pass
     if mode.tape.u is None and mode.tape.invalid is None and not func(*args, **kwargs):
         mode.tape.invalid = present_line()
-    return torch.ones((), dtype=torch.bool)
+    return True
 
 
 def _clamp_in_place(mode, func, args, kwargs):
