@@ -17,10 +17,8 @@ from ..errors import DgmInferError, ModelError, cause
 from ..models import frozen_copy, reference_tensor
 from .charts import chart_of
 from .log_densities import TOLERATED, lost_mass, warn_of_lost_mass
-from .sources import line_of_error, solver_of_error
-from .sparsity import find_units
-from .tape import Tape, check_same
-from .traced import Outcome, TracedModel
+from .tape import Tape, check_same, line_of_error, solver_of_error
+from .traced import Outcome, TracedModel, UnitSplit
 
 __all__ = ["prepared"]
 
@@ -36,6 +34,10 @@ _SEARCHED, _FACTORS = 1000, (1.0, 2.0, 4.0)
 _STEPPED = 100
 # Entries of a Jacobian up to which its structure is searched.
 _ENTRIES = 2**21
+# Global inputs up to which inputs of the prior are not searched for local ones.
+_FEW = 8
+# Outputs per unit up to which units are searched.
+_LARGEST = 64
 _STEP = 1e-6
 _TOLERANCE = 1e-3
 # Relative difference up to which forward and reverse mode agree.
@@ -211,7 +213,7 @@ def _find_structure(model: TracedModel, frozen: TracedModel, u: Tensor, structur
         return
     pattern = _depends(frozen.observed, u)
     is_noise = torch.cat([torch.full((draw.size,), not draw.is_prior) for draw in model.draws])
-    split = find_units(pattern, is_noise)
+    split = _find_units(pattern, is_noise)
     if split is None:
         if structure == "independent":
             raise ModelError(f"structure='independent', but the outputs of {model.name} share their noise ({line})")
@@ -230,6 +232,50 @@ def _find_structure(model: TracedModel, frozen: TracedModel, u: Tensor, structur
         f"{n_units} independent units of {_number(split.outputs, 'output')} and "
         f"{_number(split.inputs, 'local input')} each, {_number(split.n_global, 'global input')}"
     )
+
+
+def _find_units(pattern: Tensor, is_noise: Tensor) -> UnitSplit | None:
+    """The cheapest split into units; None if there is none.
+
+    The inputs of the prior are global, unless that makes many of them which belong to single units.
+
+    Args:
+        pattern: whether an output may depend on an input, ``[N, D]``.
+        is_noise: whether an input is not one of the prior, ``[D]``.
+    """
+    split = _split(pattern, is_noise)
+    if split is not None and split.n_global <= _FEW:
+        return split
+    wider = _split(pattern, torch.ones_like(is_noise))
+    if split is None or (wider is not None and 2 * wider.n_global <= split.n_global):
+        # inputs of the prior alone are not noise that a unit could be solved by
+        return wider if is_noise.any() else None
+    return split
+
+
+def _split(pattern: Tensor, candidates: Tensor) -> UnitSplit | None:
+    """The cheapest split whose local inputs are among the candidates."""
+    n_outputs = len(pattern)
+    sizes = [m for m in range(1, _LARGEST + 1) if n_outputs % m == 0 and m < max(n_outputs, 2)]
+    splits = [split for m in sizes if (split := _units_of(m, pattern, candidates)) is not None]
+    # entries per output, which the factorisation squares
+    return min(splits, key=lambda split: split.n_global**2 + split.inputs * split.outputs, default=None)
+
+
+def _units_of(size: int, pattern: Tensor, candidates: Tensor) -> UnitSplit | None:
+    n_outputs, dim = pattern.shape
+    n_units = n_outputs // size
+    touched = pattern.unflatten(0, (n_units, size)).any(1)
+    own = candidates & (touched.sum(0) == 1)
+    unit = touched.to(torch.int8).argmax(0)
+    inputs = int(torch.bincount(unit[own], minlength=n_units).min())
+    if inputs < size or dim - n_units * inputs > n_outputs:
+        return None
+    # an equal number each: what a unit has beyond it is global
+    local = torch.stack([torch.nonzero(own & (unit == i)).flatten()[-inputs:] for i in range(n_units)]).flatten()
+    is_global = torch.ones(dim, dtype=torch.bool).index_fill(0, local, False)
+    order = torch.cat([torch.nonzero(is_global).flatten(), local])
+    return UnitSplit(int(is_global.sum()), inputs, size, order)
 
 
 def _depends(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:

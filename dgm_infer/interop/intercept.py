@@ -12,10 +12,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import ModelError
 from .constants import Constants, is_wrapped, unwrapped
-from .forms import Form, cauchy, exponential, gamma, location_scale, uniform
-from .sources import present_line, within
+from .reparametrisation import Reparametrisation, cauchy, exponential, gamma, location_scale, uniform
 from .straight_line import writes
-from .tape import Tape
+from .tape import Tape, present_line, within
 
 __all__ = ["Interception", "Promotion"]
 
@@ -121,7 +120,7 @@ class Interception(Promotion):
             self._constants.add(made)
         return made
 
-    def draw(self, func: Callable[..., Any], args: tuple, kwargs: dict, form: Form) -> Tensor:
+    def draw(self, func: Callable[..., Any], args: tuple, kwargs: dict, form: Reparametrisation) -> Tensor:
         if kwargs.get("out") is not None or (kwargs.get("dtype") or torch.float).is_complex:
             raise ModelError(f"{self.tape.name} draws in a way that is not supported (out=, complex), {present_line()}")
         if self.tape.u is not None:
@@ -168,7 +167,7 @@ def _standard_gamma(mode, func, args, kwargs):
     return mode.draw(func, args, kwargs, gamma(concentration.to(mode.tape.dtype)))
 
 
-def _in_place(form: Callable[..., Form], *names: tuple[str, float]) -> Special:
+def _in_place(form: Callable[..., Reparametrisation], *names: tuple[str, float]) -> Special:
     """A method that fills a tensor with draws."""
 
     def fill(mode: Interception, func: Callable[..., Any], args: tuple, kwargs: dict) -> Tensor:
@@ -182,9 +181,9 @@ def _in_place(form: Callable[..., Form], *names: tuple[str, float]) -> Special:
     return fill
 
 
-def _log_normal(mean: Any, std: Any, shape: torch.Size) -> Form:
+def _log_normal(mean: Any, std: Any, shape: torch.Size) -> Reparametrisation:
     normal = location_scale(mean, std, shape)
-    return Form("normal", shape, lambda v: normal.value(v).exp(), lambda x: (x.log() - mean) / std)
+    return Reparametrisation("normal", shape, lambda v: normal.value(v).exp(), lambda x: (x.log() - mean) / std)
 
 
 def _parameters(args: tuple, kwargs: dict, *names: tuple[str, float]) -> list[Any]:
