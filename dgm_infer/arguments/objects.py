@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ..errors import ArgumentError
-from .shown import shown
+from .objects import shown
 
 __all__ = [
     "file_path",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import file_path, fraction, function
-from ..arguments.shown import of_problems
+from ..arguments.objects import of_problems
 from ..diagnosis import Diagnosis, diagnosis, finding
 from ..errors import ArgumentError, CheckpointError, cause
 from ..files import write_file

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
-from ..arguments.shown import of_problems
+from ..arguments.objects import of_problems
 from ..diagnosis import Finding, finding
 from .method import EstimateStatus
 

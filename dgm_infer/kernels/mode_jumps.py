@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..arguments.shown import shown
+from ..arguments.objects import shown
 from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError
 from ..settings import Settings

@@ -6,7 +6,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from ..arguments import instance, random_seed, whole_number
-from ..arguments.shown import shown
+from ..arguments.objects import shown
 from ..errors import ArgumentError
 from .result import ABCDraws, Found
 from .simulation import Simulation

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from ..arguments.shown import of_problems
+from ..arguments.objects import of_problems
 from ..conditioning.fibre import Fibre
 from ..diagnosis import Diagnosis, Finding, Severity, diagnosis, finding
 from .chain_groups import labels, side_by_side

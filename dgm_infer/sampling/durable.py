@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import available_device
-from ..arguments.shown import is_sequence, shown
+from ..arguments.objects import is_sequence, shown
 from ..errors import ArgumentError, CheckpointError, DgmInferError
 from ..kernels.stored import from_json, to_json
 from ..progress import Progress

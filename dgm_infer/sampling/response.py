@@ -6,7 +6,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from ..arguments.shown import of_problems
+from ..arguments.objects import of_problems
 
 __all__ = ["Response"]
 
