@@ -5,33 +5,58 @@ import warnings
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .errors import DgmInferError, cause
+from .settings import Settings
 from .target import Target
 
-__all__ = ["Differences", "differences", "disagreement", "energy_doubt", "energy_fault", "probe_points"]
+__all__ = [
+    "Differences",
+    "ProbeSettings",
+    "differences",
+    "disagreement",
+    "energy_doubt",
+    "energy_fault",
+    "probe_points",
+]
 
-# Energies computed at once, and the fewest and most points per problem.
-_ENERGIES, _FEWEST, _MOST = 1024, 2, 32
-# Points at which gradients are compared with differences, and by how much they may differ of their size.
-_COMPARED, _APART = 4, 0.05
+
+@dataclass(frozen=True)
+class ProbeSettings(Settings):
+    """Where energies are looked at before a run, and what counts as a fault."""
+
+    energies: int = 1024
+    """Energies computed at once."""
+    fewest: int = 2
+    """Fewest points per problem."""
+    most: int = 32
+    """Most points per problem."""
+    compared: int = 4
+    """Points at which gradients are compared with differences."""
+    apart: float = 0.05
+    """Difference of gradients, as a share of their size, that is a fault."""
+    nan: float = 0.1
+    """Share of the points at which an energy may be NaN without a word: chains reject them like divergences."""
+    near: float = 1e4
+    """Distance in units of the points' spread; from here to :attr:`far` a density with a finite integral falls."""
+    far: float = 1e8
+    slope: tuple[float, float] = (2.0, 20.0)
+    """Distances between which the slope of an energy that overflows before that is taken."""
+
+
+SETTINGS = ProbeSettings()
 # Targets whose gradients agree.
 _AGREEING: weakref.WeakSet[Target] = weakref.WeakSet()
-# Share of the points at which an energy may be NaN without a word: chains reject them like divergences.
-_NAN = 0.1
-# Distances in units of the points' spread: over such a range a density with a finite integral falls.
-_NEAR, _FAR = 1e4, 1e8
-# Where the slope of an energy that overflows before that is taken.
-_SLOPE = 2.0, 20.0
 
 
 def probe_points(target: Target) -> int:
     """Number of points to probe per problem: fewer in a large batch."""
-    return min(max(_ENERGIES // max(target.batch_shape.numel(), 1), _FEWEST), _MOST)
+    return min(max(SETTINGS.energies // max(target.batch_shape.numel(), 1), SETTINGS.fewest), SETTINGS.most)
 
 
 @torch.no_grad()
@@ -83,7 +108,7 @@ def energy_doubt(target: Target, x: Tensor, around: Tensor | None = None) -> str
     """
     energy = target.energy(x)
     lost = energy.isnan()
-    if _NAN * lost.numel() < lost.sum() < lost.numel():
+    if SETTINGS.nan * lost.numel() < lost.sum() < lost.numel():
         return (
             f"the energy is NaN at {int(lost.sum())} of {lost.numel()} points tried: these count as points without "
             "density; return inf where that is so, and mend the energy elsewhere"
@@ -106,7 +131,7 @@ def _gradient_fault(target: Target, x: Tensor) -> str | None:
     """
     if not target.has_gradient or target in _AGREEING:
         return None
-    x = x[:_COMPARED]
+    x = x[: SETTINGS.compared]
     rng = torch.Generator(x.device).manual_seed(0)
     spread = x.std(0).clamp_min(1e-3) if len(x) > 1 else torch.ones_like(x[0])
     v = spread * torch.randn(x.shape, generator=rng, dtype=x.dtype, device=x.device)
@@ -117,7 +142,7 @@ def _gradient_fault(target: Target, x: Tensor) -> str | None:
         # what keeps it from being differentiated is said where derivatives are needed
         return None
     apart = disagreement(found, torch.linalg.vecdot(gradient, v).to(found.combined))
-    if apart > _APART:
+    if apart > SETTINGS.apart:
         return (
             f"the gradient of this {type(target).__name__} is not that of its energy (finite differences differ by "
             f"{apart:.2g} of their size): look for detach(), no_grad() or rounding in the energy, for a backward of "
@@ -146,7 +171,10 @@ def _far_energies(target: Target, x: Tensor) -> list[Tensor]:
         with warnings.catch_warnings():
             # overflows are expected out there
             warnings.simplefilter("ignore")
-            return [target.energy(center + distance * directions) for distance in (*_SLOPE, _NEAR, _FAR)]
+            return [
+                target.energy(center + distance * directions)
+                for distance in (*SETTINGS.slope, SETTINGS.near, SETTINGS.far)
+            ]
     except Exception:
         # a model may refuse such points
         return [x.new_full(directions.shape[:-1], torch.inf)] * 4
@@ -160,7 +188,7 @@ def _level(energies: list[Tensor], here: Tensor, dim: int) -> Tensor:
     """
     _, _, near, far = energies
     least = here.masked_fill(~here.isfinite(), torch.inf).amin(0)
-    level = (far - near < dim * math.log(_FAR / _NEAR)) & (far - least < dim * math.log(_FAR))
+    level = (far - near < dim * math.log(SETTINGS.far / SETTINGS.near)) & (far - least < dim * math.log(SETTINGS.far))
     return (near.isfinite() & far.isfinite() & level).any(0)
 
 

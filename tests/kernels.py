@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dgm_infer.errors import ArgumentError, Status
 from dgm_infer.kernels import Info
-from dgm_infer.kernels.tuning import Tuning
+from dgm_infer.kernels.kernel import Tuning
 from dgm_infer.settings import Settings
 from dgm_infer.target import Target
 

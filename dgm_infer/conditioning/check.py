@@ -1,7 +1,7 @@
 """``check()``: a report of the faults of a generator, or of conditioning it on some data."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,23 +18,32 @@ from ..models import (
     is_discrete,
     reference_tensor,
 )
+from ..settings import Settings
 from .checks import DATA_CHECKS, MODEL_CHECKS, findings, is_final
 from .condition import bind, pixels_only
 from .derivatives import JUMP, Spectrum, find_jump, find_kinks, named_kinks, spectrum, tame_draws
 from .fibre import Fibre
 from .observations import Bound
 from .observed import ObservedModel
-from .solve import damped_gauss_newton
+from .projection import damped_gauss_newton
 from .subject import Subject
 
-__all__ = ["Report", "check"]
+__all__ = ["Report", "ReportSettings", "check"]
 
-# Ratio of singular values from which a report mentions it.
-BADLY_CONDITIONED = 300.0
-# Steps of the least squares that say how far data are from the model.
-_FITS = 30
-# Misfit that is none, as a share of the noise proposed without data.
-_EXACT = 1e-3
+
+@dataclass(frozen=True)
+class ReportSettings(Settings):
+    """What a report mentions."""
+
+    condition: float = 300.0
+    """Ratio of singular values from which it does."""
+    fits: int = 30
+    """Steps of the least squares that say how far data are from the model."""
+    exact: float = 1e-3
+    """Misfit that is none, as a share of the noise proposed without data."""
+
+
+SETTINGS = ReportSettings()
 
 
 @dataclass(frozen=True)
@@ -135,7 +144,7 @@ def check(model: GenerativeModel, observed=None, observe=None, *, noise: float |
             seen = pixels_only(observe, name) if discrete else observe
             bound = bind(subject.model, observed, seen, torch.float64, subject.u.device)
             if not discrete:
-                subject = replace(subject, operator=bound.operator, values=bound.values, noise=noise)
+                subject.observe(*bound, noise)
             elif fault := _outside_support(subject, bound):
                 found.append(fault)
             _ = subject.reduced
@@ -182,7 +191,7 @@ def _misfit(reduced: ObservedModel, u: Tensor, values: Tensor, rank: int) -> flo
     """Standard deviation of noise by the residual of least squares: the least one of searches from ``u [draws, D]``."""
     fibre = Fibre(reduced, values)
     tolerance = u.new_full((len(u),), 1e-8)
-    points, _ = damped_gauss_newton(fibre.rows(len(u)), u, tolerance=tolerance, max_iterations=_FITS)
+    points, _ = damped_gauss_newton(fibre.rows(len(u)), u, tolerance=tolerance, max_iterations=SETTINGS.fits)
     with torch.no_grad():
         squares = reduced.residual(points, values).square().sum(-1)
     return (squares.nan_to_num(torch.inf).min() / max(values.shape[-1] - rank, 1)).sqrt().item()
@@ -197,7 +206,7 @@ def _of_rank(
     with torch.no_grad():
         sd = 0.05 * reduced.outputs(u).std(-1).mean().item()
     # data that the model fits exactly say nothing of their noise
-    if data is not None and _EXACT * sd < (misfit := _misfit(reduced, u, data, rank)) < torch.inf:
+    if data is not None and SETTINGS.exact * sd < (misfit := _misfit(reduced, u, data, rank)) < torch.inf:
         sd = misfit
     sd = f"{sd:.2g}"
     noise = f"WithNoise(model, sd={sd})"
@@ -222,7 +231,7 @@ def _of_rank(
 
 def _of_geometry(reduced: ObservedModel, u: Tensor, sizes: Spectrum, with_data: bool) -> Iterator[Finding]:
     """What makes constrained chains slow: outputs that hardly vary beside others, and kinks."""
-    if with_data and sizes.condition > BADLY_CONDITIONED:
+    if with_data and sizes.condition > SETTINGS.condition:
         yield Finding(
             "note",
             f"some combinations of the observed values hardly vary: the singular values of their Jacobian range from "

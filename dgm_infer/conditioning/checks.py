@@ -1,14 +1,13 @@
 """The ordered checks of a model and of data for it: ``condition()`` enforces them, ``check()`` reports them.
 
 Each check is a function of a :class:`Subject` that returns a :class:`Finding` or None; it may rely on those before it.
-Together they take fewer than ten evaluations of the model for itself, and as many for data and derivatives; what a
-module with the same weights has passed is not looked at again.
+The model takes nine evaluations, data and derivatives six more; what a module with the same weights has passed is not
+looked at again.
 """
 
 import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +18,7 @@ from ..errors import DgmInferError, ModelError, ObservationError, cause
 from ..models import copied
 from .derivatives import tame_draws
 from .faults import (
+    check_agreeing,
     check_agreement,
     check_rows,
     constant_outputs,
@@ -32,9 +32,7 @@ from .faults import (
     mixing,
     own_random_numbers,
     passes,
-    repeated,
     said_interval,
-    said_random,
     type_remedy,
 )
 from .observed import made_by, observed_model
@@ -167,10 +165,9 @@ def output_range(subject: Subject) -> Finding | None:
 
 def randomness(subject: Subject) -> Finding | None:
     """The same inputs give the same outputs."""
-    again = {name: partial(repeated, function, subject.u) for name, function in functions_of(subject.model).items()}
-    for name, difference in again.items():
-        if (apart := difference()) > 0:
-            return _error("hidden_randomness", said_random(f"{subject.name}.{name}", apart))
+    for name, function in functions_of(subject.model).items():
+        if found := _raised("hidden_randomness", check_agreeing, function, subject.u, f"{subject.name}.{name}"):
+            return found
     return None
 
 
@@ -250,9 +247,9 @@ def structure(subject: Subject) -> Finding | None:
 
 def derivatives(subject: Subject) -> Finding | None:
     """The derivatives that sampling uses are those of the outputs, and of the factor; one problem stands for all."""
-    if not subject.has_gradient and not subject.thorough:
-        return None
     if subject.source is not None and has_passed(subject.source[0], "derivatives", subject.source[1]):
+        return None
+    if not subject.has_gradient and not subject.thorough:
         return None
     # without the noise of the measurement, which hides that outputs are constant
     plain, values = observed_model(subject.model, subject.operator.first()), subject.values

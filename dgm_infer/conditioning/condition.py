@@ -1,7 +1,6 @@
 """``condition()``: a generative model and an observation become a problem to sample."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import overload
 
 import torch
@@ -35,24 +34,11 @@ __all__ = ["bind", "condition", "pixels_only"]
 
 @overload
 def condition(
-    model: DiscreteModel,
-    observed,
-    *,
-    observe=...,
-    tolerance: None = ...,
-    dtype: torch.dtype | None = ...,
-    device: torch.device | str | None = ...,
+    model: DiscreteModel, observed, *, observe=..., tolerance: None = ..., dtype=..., device=...
 ) -> LatentPosterior: ...
 @overload
 def condition(
-    model: nn.Module,
-    observed,
-    *,
-    observe=...,
-    noise: float | None = ...,
-    tolerance: None = ...,
-    dtype: torch.dtype | None = ...,
-    device: torch.device | str | None = ...,
+    model: nn.Module, observed, *, observe=..., noise=..., tolerance: None = ..., dtype=..., device=...
 ) -> Fibre: ...
 @overload
 def condition(
@@ -62,10 +48,10 @@ def condition(
     observe=...,
     tolerance: float,
     kernel: str = ...,
-    distance: Callable[[Tensor, Tensor], Tensor] | None = ...,
-    summaries: Callable[[Tensor], Tensor] | None = ...,
-    dtype: torch.dtype | None = ...,
-    device: torch.device | str | None = ...,
+    distance=...,
+    summaries=...,
+    dtype=...,
+    device=...,
 ) -> InputPosterior: ...
 def condition(
     model,
@@ -132,7 +118,7 @@ def condition(
     bound = bind(subject.model, observed, observe, dtype, device)
     # a shipped operator has no attributes that could differ
     own = observe if callable(observe) and not isinstance(bound.operator, Everything | Selection) else None
-    subject = replace(subject, operator=bound.operator, values=bound.values, noise=noise, source=(given, own))
+    subject.observe(*bound, noise).source = given, own
     enforce(subject, DATA_CHECKS if tolerance is None else APPROXIMATE_CHECKS)
     reduced, values = subject.reduced, bound.values
     if tolerance is not None:

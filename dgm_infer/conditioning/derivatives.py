@@ -3,21 +3,60 @@
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
+from ..settings import Settings
 from .observed import ObservedModel
 
-__all__ = ["JUMP", "Kinks", "Spectrum", "find_jump", "find_kinks", "named_kinks", "spectrum", "tame_draws"]
+__all__ = [
+    "JUMP",
+    "SETTINGS",
+    "JacobianSettings",
+    "Kinks",
+    "Spectrum",
+    "find_jump",
+    "find_kinks",
+    "named_kinks",
+    "spectrum",
+    "tame_draws",
+]
 
-# Singular values below this, relative to the largest, count as zero: normalisation adds a small number to a norm, which
-# leaves the direction it removes with a derivative of about that size.
-RANK_TOLERANCE = 1e-6
-# Maximum entries of derivatives held at once.
-ENTRIES = 2**25
+
+@dataclass(frozen=True)
+class JacobianSettings(Settings):
+    """At which points a Jacobian is looked at, and what counts."""
+
+    rank: float = 1e-6
+    """Singular values below this, relative to the largest, count as zero: normalisation adds a small number to a norm,
+    which leaves the direction that it removes with a derivative of about that size."""
+    entries: int = 2**25
+    """Entries of derivatives held at once: 256 MiB."""
+    duration: float = 0.3
+    """Duration of the lines along which kinks are looked for, that of a short trajectory: they move by this times a
+    standard normal momentum."""
+    lines: int = 5
+    intervals: int = 6
+    """Intervals of a line, and with half of their length twice as many: the error of a smooth model falls by 4."""
+    rows: int = 16
+    """Combinations of outputs whose volume is followed."""
+    chunk: int = 256
+    """Rows times derivatives of each that are evaluated at once."""
+    harmless: float = 0.9
+    """Acceptance that jumps must leave attainable for them to matter."""
+    nodes: int = 9
+    """Points of a line whose slopes are compared first."""
+    halvings: int = 20
+    """Times that the interval of the largest change is halved, to a millionth."""
+    large: float = 0.3
+    """Share of a gradient by which it jumps from which a jump is said."""
+
+
+SETTINGS = JacobianSettings()
 
 
 def tame_draws(
@@ -79,7 +118,7 @@ def spectrum(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> Spectrum
         data: observed values; None for the model's own outputs at ``u``.
     """
     function = _constraint(reduced, u, data)
-    if reduced.structure.has_full_rank(function, u, RANK_TOLERANCE):
+    if reduced.structure.has_full_rank(function, u, SETTINGS.rank):
         return Spectrum(function(u).shape[-1], math.nan, math.nan)
     value, pull = vjp(function, u)[:2]
     n_outputs, n_inputs = value.shape[-1], u.shape[-1]
@@ -89,27 +128,13 @@ def spectrum(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> Spectrum
         # random combinations of many outputs have the rank of all of them
         rng = torch.Generator(u.device).manual_seed(4)
         rows = torch.randn(n_inputs + 8, n_outputs, generator=rng, dtype=u.dtype, device=u.device)
-    chunk = max(1, ENTRIES // (value.numel() + u.numel()))
+    chunk = max(1, SETTINGS.entries // (value.numel() + u.numel()))
     jacobian = vmap(lambda row: pull(row.expand_as(value))[0], chunk_size=chunk)(rows).movedim(0, -2)
     values = torch.linalg.svdvals(jacobian.nan_to_num(0, 0, 0))
-    rank = int((values > RANK_TOLERANCE * values[..., :1]).sum(-1).max())
+    rank = int((values > SETTINGS.rank * values[..., :1]).sum(-1).max())
     return Spectrum(rank, values[..., 0].median().item(), values[..., max(rank, 1) - 1].median().item())
 
 
-# Duration of the lines, that of a short trajectory: they move by this times a standard normal momentum.
-DURATION = 0.3
-LINES = 5
-INTERVALS = 6
-# Combinations of outputs whose volume is followed.
-MOST_ROWS = 16
-# Rows times derivatives of each evaluated at once.
-CHUNK = 256
-# Acceptance that jumps must leave attainable for them to matter.
-HARMLESS = 0.9
-# Points of a line whose slopes are compared first, and times that the interval of the largest change is halved.
-NODES, HALVINGS = 9, 20
-# Share of a gradient by which it jumps from which a jump is said.
-LARGE = 0.3
 JUMP = (
     "of its size between neighbouring points (abs, max, where or a branch in the model's code): trajectories are "
     "rejected there, and chains may never cross: use smooth functions, such as softplus or logsumexp"
@@ -124,7 +149,7 @@ _WITH_KINKS = (
 
 
 class Kinks(NamedTuple):
-    """The effect of kinks on trajectories of the length :data:`DURATION`."""
+    """The effect of kinks on trajectories of the length ``SETTINGS.duration``."""
 
     unseen: float
     """Typical change of ``log|J J^T| / 2`` along one beyond the integral of its slope."""
@@ -151,13 +176,13 @@ class Kinks(NamedTuple):
         cause = self.activations or "a function such as relu, abs, clamp or max in its code"
         return (
             f"kinks ({cause}): log|J J^T| / 2 jumps where its slope does not show it, by {self.unseen:.2g} over a "
-            f"trajectory of length {DURATION:g}; at most about {100 * self.acceptance:.0f} % of these can be accepted, "
-            f"however small the steps: {self.remedy}"
+            f"trajectory of length {SETTINGS.duration:g}; at most about {100 * self.acceptance:.0f} % of these can be "
+            f"accepted, however small the steps: {self.remedy}"
         )
 
 
 def find_kinks(reduced: ObservedModel, u: Tensor, rank: int) -> Kinks | None:
-    """What kinks cost at lines ``u + t p``, with ``p`` standard normal and t up to :data:`DURATION`; None if little.
+    """What kinks cost at lines ``u + t p``, ``p`` standard normal and t up to ``SETTINGS.duration``; None if little.
 
     The change of ``f = log|J J^T| / 2`` along a line is compared with the trapezoidal integral of its slope by
     autograd, in 6 and in 12 intervals. For a smooth model the difference falls by 4, that of jumps stays. The energy
@@ -172,12 +197,12 @@ def find_kinks(reduced: ObservedModel, u: Tensor, rank: int) -> Kinks | None:
     if rank < 1:
         return None
     rng = torch.Generator(u.device).manual_seed(5)
-    start = u[torch.arange(LINES, device=u.device) % len(u)]
+    start = u[torch.arange(SETTINGS.lines, device=u.device) % len(u)]
     momentum = torch.randn(start.shape, generator=rng, dtype=u.dtype, device=u.device)
-    times = torch.linspace(0, DURATION, 2 * INTERVALS + 1, dtype=u.dtype, device=u.device)
+    times = torch.linspace(0, SETTINGS.duration, 2 * SETTINGS.intervals + 1, dtype=u.dtype, device=u.device)
     # [nodes, lines, D]
     nodes = start + times[:, None, None] * momentum
-    volume, gradient = _volumes(reduced, nodes.flatten(0, 1), min(rank, MOST_ROWS), rng)
+    volume, gradient = _volumes(reduced, nodes.flatten(0, 1), min(rank, SETTINGS.rows), rng)
     volume, slope = volume.unflatten(0, nodes.shape[:2]), (gradient.unflatten(0, nodes.shape[:2]) * momentum).sum(-1)
     change = volume[-1] - volume[0]
     coarse, fine = (
@@ -187,7 +212,7 @@ def find_kinks(reduced: ObservedModel, u: Tensor, rank: int) -> Kinks | None:
     # medians: near a zero of |J J^T| a single line of a smooth model can err by anything
     unseen = fine.median().item() / 0.6745
     acceptance = math.erfc(unseen / math.sqrt(8))
-    if acceptance > HARMLESS or fine.median() < 0.5 * coarse.median():
+    if acceptance > SETTINGS.harmless or fine.median() < 0.5 * coarse.median():
         return None
     # noise wraps the generator that was smoothed
     is_smoothed = any(getattr(module, "smoothing", None) is not None for module in reduced.model.modules())
@@ -217,12 +242,12 @@ def find_jump(outputs: Callable[[Tensor], Tensor], start: Tensor, end: Tensor) -
         (slope,) = torch.autograd.grad((outputs(u) @ weight).sum(), u)
         return slope.reshape(*share.shape, -1)
 
-    nodes = torch.linspace(0, 1, NODES, dtype=start.dtype, device=start.device)
+    nodes = torch.linspace(0, 1, SETTINGS.nodes, dtype=start.dtype, device=start.device)
     slopes = gradient(nodes[:, None].expand(-1, len(start)))
     first = (slopes[1:] - slopes[:-1]).norm(dim=-1).nan_to_num(0, 0, 0).argmax(0)
     low, high = nodes[first], nodes[first + 1]
     at_low, at_high = (slopes.gather(0, at[None, :, None].expand(1, *start.shape))[0] for at in (first, first + 1))
-    for _ in range(HALVINGS):
+    for _ in range(SETTINGS.halvings):
         middle = 0.5 * (low + high)
         between = gradient(middle)
         left = (between - at_low).norm(dim=-1) > (at_high - between).norm(dim=-1)
@@ -231,7 +256,7 @@ def find_jump(outputs: Callable[[Tensor], Tensor], start: Tensor, end: Tensor) -
         at_high = torch.where(left.unsqueeze(-1), between, at_high)
     size = torch.maximum(at_low.norm(dim=-1), at_high.norm(dim=-1))
     jump = ((at_high - at_low).norm(dim=-1) / size).nan_to_num(0, 0, 0).max().item()
-    return jump if jump > LARGE else None
+    return jump if jump > SETTINGS.large else None
 
 
 def _volumes(reduced: ObservedModel, u: Tensor, n_rows: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -240,7 +265,7 @@ def _volumes(reduced: ObservedModel, u: Tensor, n_rows: int, rng: torch.Generato
         values = reduced.outputs(u[:1])[0]
     mixing = torch.randn(len(values), n_rows, generator=rng, dtype=u.dtype, device=u.device)
     rows = torch.linalg.qr(mixing).Q.T
-    parts = [_volume(reduced, part, values, rows) for part in u.split(max(1, CHUNK // n_rows))]
+    parts = [_volume(reduced, part, values, rows) for part in u.split(max(1, SETTINGS.chunk // n_rows))]
     volume, gradient = zip(*parts, strict=True)
     return torch.cat(volume), torch.cat(gradient)
 

@@ -4,6 +4,7 @@ import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,8 +17,10 @@ from ..diagnosis import Finding
 from ..errors import ModelError, cause
 from ..models import GenerativeModel, copied
 from ..probe import Differences, differences, disagreement
+from ..settings import Settings
 
 __all__ = [
+    "FaultSettings",
     "check_agreeing",
     "check_agreement",
     "check_once",
@@ -34,24 +37,31 @@ __all__ = [
     "mixing",
     "own_random_numbers",
     "passes",
-    "repeated",
     "said_interval",
-    "said_random",
     "type_remedy",
 ]
 
-# Widths of what the model generates beyond which data are far outside: the prior draws of a few images reach several
-# standard deviations, so that a posterior far in the tail of the prior is still within.
-_WIDTHS = 3.0
-# Share of the values beyond which they are of another unit; a few far values are those of heavy tails.
-_SHARE = 0.1
-# Largest output of a generator of pixels in (0, 1) or (-1, 1).
-_PIXEL = 2.0
-# Relative difference up to which derivatives agree: between the modes, and with finite differences.
-MODES_TOLERANCE = 1e-6
-DIFFERENCES_TOLERANCE = 1e-3
-# The same in 32 bits, for both.
-COARSE_TOLERANCE = 5e-2
+
+@dataclass(frozen=True)
+class FaultSettings(Settings):
+    """Where a difference counts as a fault."""
+
+    widths: float = 3.0
+    """Widths of what the model generates beyond which data are far outside: the prior draws of a few images reach
+    several standard deviations, so that a posterior far in the tail of the prior is still within."""
+    share: float = 0.1
+    """Share of the values beyond which they are of another unit; a few far values are those of heavy tails."""
+    pixel: float = 2.0
+    """Largest output of a generator of pixels in (0, 1) or (-1, 1)."""
+    modes: float = 1e-6
+    """Relative difference up to which derivatives in both modes agree."""
+    differences: float = 1e-3
+    """The same of derivatives and finite differences."""
+    coarse: float = 5e-2
+    """Both in 32 bits."""
+
+
+SETTINGS = FaultSettings()
 # Operations of torch with a wrong derivative, by the beginning of the name of their node, and what to use instead.
 _FAULTY = {
     "CholeskyInverseBackward": "the forward-mode derivative of torch.cholesky_inverse(L) is wrong (torch 2.14.1): use "
@@ -95,25 +105,16 @@ def _version(module: nn.Module) -> tuple[Any, ...]:
 
 def check_agreeing(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
     """Raise :class:`ModelError` if two evaluations of a function at ``u`` differ."""
-    if (difference := repeated(function, u)) > 0:
-        raise ModelError(said_random(name, difference))
-
-
-def repeated(function: Callable[[Tensor], Tensor], u: Tensor) -> float:
-    """By how much two evaluations at ``u`` differ; 0 up to rounding."""
     first, second = evaluated(function, u, u)
     difference = largest_difference(first, second)
     # a GPU adds in another order each time
     rounding = 0.0 if u.device.type == "cpu" else torch.finfo(first.dtype).eps ** 0.75 * max(1e-3, largest(first))
-    return difference if difference > rounding else 0.0
-
-
-def said_random(name: str, difference: float) -> str:
-    return (
-        f"{name} returns different outputs for the same inputs (by {difference:.3g}): make its hidden randomness "
-        "an input: a part of u, or for a network an argument of forward, named in from_module(net, ..., "
-        "inputs={'noise': (1, 4, 4)})"
-    )
+    if difference > rounding:
+        raise ModelError(
+            f"{name} returns different outputs for the same inputs (by {difference:.3g}): make its hidden randomness "
+            "an input: a part of u, or for a network an argument of forward, named in from_module(net, ..., "
+            "inputs={'noise': (1, 4, 4)})"
+        )
 
 
 def check_rows(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
@@ -152,12 +153,12 @@ def far_values(
         low, high = made.min().item(), made.max().item()
         where = f"its outputs lie between {low:.3g} and {high:.3g} at {n} prior draws"
     least, largest = values.min().item(), values.max().item()
-    beyond = torch.maximum(low - values, values - high) > _WIDTHS * (high - low)
+    beyond = torch.maximum(low - values, values - high) > SETTINGS.widths * (high - low)
     if not beyond.any() or high == low:
         return None
     what = f"observed values from {least:.3g} to {largest:.3g} are far outside what {name} generates: {where}"
-    images = len(image_shape) >= 2 and max(-low, high) <= _PIXEL
-    if not images and declared is None and beyond.double().mean() < _SHARE:
+    images = len(image_shape) >= 2 and max(-low, high) <= SETTINGS.pixel
+    if not images and declared is None and beyond.double().mean() < SETTINGS.share:
         return None
     if not images or least < 0 or largest > 255:
         severity = "error" if declared is not None else "warning"
@@ -288,7 +289,7 @@ def check_agreement(
             raise
     exact = u.dtype == torch.float64
     apart = disagreement(found, reverse)
-    if not apart <= (DIFFERENCES_TOLERANCE if exact else COARSE_TOLERANCE):
+    if not apart <= (SETTINGS.differences if exact else SETTINGS.coarse):
         raise ModelError(
             f"the derivatives of {name} do not match its outputs (finite differences differ by {apart:.2g} of "
             "their size): look for detach(), no_grad(), rounding, or a backward of another function"
@@ -297,7 +298,7 @@ def check_agreement(
         return found
     size = found.size.maximum(reverse.abs()).clamp_min(1e-12)
     apart = ((reverse - forward).abs() / size).nanmedian().item()
-    if not apart <= (MODES_TOLERANCE if exact else COARSE_TOLERANCE):
+    if not apart <= (SETTINGS.modes if exact else SETTINGS.coarse):
         raise ModelError(
             f"reverse- and forward-mode derivatives of {name} differ, by {apart:.2g} of their size: "
             + (faulty_operation(function, u) or "correct the backward or the jvp of its autograd.Function")

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ..autodiff.pytrees import take, tree_map
+from ..autodiff.row_execution import PLAIN, Computation, evaluate
 from ..structures import Dense, Evaluation, JacobianMap, Units
-from .execution import PLAIN, Computation, evaluate
 from .marginal import NoiseMarginal
 from .observed import ObservedModel, magnitude
 from .projection import solver_tolerance
-from .solve import find_starts
+from .start_points import find_starts
 
 if TYPE_CHECKING:
     from ..autodiff.compilation import Compiler
@@ -180,7 +180,7 @@ class Fibre:
         return {**own, "_rows": None, "_variants": {}, "compiler": None}
 
     def evaluate(self, function: Callable[..., Any], *arguments: Any, often: bool = False) -> Any:
-        """``function(fibre, *arguments)`` without gradients, see :func:`~dgm_infer.conditioning.execution.evaluate`."""
+        """``function(fibre, *arguments)`` without gradients, see :func:`~dgm_infer.autodiff.row_execution.evaluate`."""
         return evaluate(self, function, arguments, often)
 
     @property

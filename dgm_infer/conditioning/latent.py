@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Normal
 from torch.nn import functional as F
 
-from ..arguments import boolean_mask, indices, instance, numbers
-from ..errors import ArgumentError, ModelError, ObservationError, reported_as
+from ..arguments import indices, instance, numbers
+from ..errors import ArgumentError, ModelError, ObservationError
 from ..models import (
     InputDensity,
     base_distribution,
@@ -20,6 +20,7 @@ from ..models import (
 )
 from ..target import Target
 from .faults import check_agreeing, check_agreement, check_once, check_rows, far_values
+from .observations import pixels
 from .operators import ObservedPixels
 
 __all__ = ["LatentPosterior", "check_decoder"]
@@ -58,7 +59,7 @@ class LatentPosterior(Target):
         images = numbers("LatentPosterior", "images", images)
         shape = _image_shape(images, output_distribution(frozen, prior).event_shape)
         values = images.reshape(*images.shape[: images.ndim - len(shape)], shape.numel())
-        index = None if mask is None else _mask_index(mask, shape).to(images.device)
+        index = None if mask is None else pixels(mask).index(tuple(shape)).to(images.device)
         check_weights(frozen)
         check_once(decoder, "decoder", lambda: check_decoder(frozen, prior))
         _check_unit(frozen, prior, shape, values if index is None else values[..., index])
@@ -227,23 +228,6 @@ def _image_shape(images: Tensor, event_shape: torch.Size) -> torch.Size:
         f"images of shape {tuple(images.shape)} do not end in the {event_shape.numel()} values that the decoder "
         "returns per image"
     )
-
-
-def _mask_index(mask, image_shape: torch.Size) -> Tensor:
-    """The pixels of a flat image that a boolean mask ``[*image_shape]`` observes.
-
-    Raises:
-        ObservationError: it has another shape or dtype, or observes nothing.
-    """
-    with reported_as(ObservationError):
-        mask = boolean_mask("LatentPosterior", "mask", mask)
-    if mask.shape != image_shape:
-        raise ObservationError(
-            f"LatentPosterior(mask of shape {tuple(mask.shape)}): expected that of the images, {tuple(image_shape)}"
-        )
-    if not mask.any():
-        raise ObservationError("the mask observes no pixel: set True where the image is known")
-    return mask.flatten().nonzero()[:, 0]
 
 
 class KnownSlope(NamedTuple):

@@ -1,6 +1,7 @@
 """The posterior of the global inputs where local ones are additive normal noise, which then integrates out."""
 
 import math
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -10,18 +11,27 @@ from ..autodiff.affine import affine_graph
 from ..autodiff.capture import Graph
 from ..autodiff.pytrees import take
 from ..autodiff.randomness import normal
+from ..settings import Settings
 from ..structures import Dense, Units, push_forward
 from ..target import Target
 from .observed import ObservedModel
 
-__all__ = ["NoiseMarginal"]
+__all__ = ["MarginalSettings", "NoiseMarginal"]
 
-# Prior draws at which the constraint must be linear in the noise.
-_DRAWS = 4
-# Forward derivatives taken at once.
-_COLUMNS = 20
-# Rounding errors, in units of the dtype's spacing, that a linear constraint may show.
-_ROUNDING = 1e4
+
+@dataclass(frozen=True)
+class MarginalSettings(Settings):
+    """How a constraint is found to be linear in its noise, and differentiated."""
+
+    draws: int = 4
+    """Prior draws at which it must be."""
+    rounding: float = 1e4
+    """Rounding errors, in units of the dtype's spacing, that it may show."""
+    columns: int = 20
+    """Forward derivatives taken at once: memory for so many copies of the network."""
+
+
+SETTINGS = MarginalSettings()
 
 
 class NoiseMarginal(Target):
@@ -78,7 +88,7 @@ class NoiseMarginal(Target):
             return None
         rng = torch.Generator(values.device).manual_seed(0)
         with torch.no_grad():
-            u = observed.sample_inputs((_DRAWS, *marginal.batch_shape), rng, values)
+            u = observed.sample_inputs((SETTINGS.draws, *marginal.batch_shape), rng, values)
             u1, u2 = u[..., : marginal.dim], u[..., marginal.dim :]
             graph = affine_graph(lambda a, b: observed.residual(torch.cat([a, b], -1), values), u1, u2)
             shown = graph is not None
@@ -89,7 +99,7 @@ class NoiseMarginal(Target):
             size = torch.stack([constraint.abs().amax(-1), residual.abs().amax(-1), data])
             # a simulator may overflow at some prior draws
             usable = blocks.isfinite().flatten(-3).all(-1) if shown else size.amax(0).isfinite()
-            allowed = _ROUNDING * torch.finfo(u.dtype).eps * size.amax(0)
+            allowed = SETTINGS.rounding * torch.finfo(u.dtype).eps * size.amax(0)
             error = (residual + _times(blocks, u2) - constraint).abs().amax(-1)
             depends = usable & ~(((error <= allowed) | shown) & _has_full_rank(blocks))
             if model.has_log_factor:
@@ -100,7 +110,7 @@ class NoiseMarginal(Target):
             first = usable.to(torch.int8).argmax(0)[None, ..., None, None, None].expand(1, *blocks.shape[1:])
             one = blocks.gather(0, first)[0]
             # rounding of D itself where outputs overflow
-            allowed = torch.where(allowed.isfinite(), allowed, _ROUNDING * torch.finfo(u.dtype).eps)
+            allowed = torch.where(allowed.isfinite(), allowed, SETTINGS.rounding * torch.finfo(u.dtype).eps)
             differs = (blocks - one).abs().flatten(-3).amax(-1) > allowed
         return cls(observed, values, None if (usable & differs).any() else one, coarse, shown)
 
@@ -205,7 +215,7 @@ class NoiseMarginal(Target):
             root = own._root or _Root.of(own._linear(u)[1])
             columns = [
                 root.whiten(push_forward(own._residual, u, part)[1])
-                for part in torch.eye(self.dim, dtype=u.dtype, device=u.device).split(_COLUMNS)
+                for part in torch.eye(self.dim, dtype=u.dtype, device=u.device).split(SETTINGS.columns)
             ]
             jacobian = torch.cat(columns).movedim(0, -1).double()
             return torch.eye(self.dim, dtype=torch.float64, device=u1.device) + jacobian.mT @ jacobian

@@ -27,7 +27,7 @@ __all__ = [
     "batch_shape",
     "blur",
     "downsample",
-    "finite",
+    "finite_values",
     "linear",
     "observe",
     "pixels",
@@ -94,7 +94,7 @@ class Pixels(Observation):
         if len(shape) == 2 and batch in _COLOURS:
             _warn_of_colours(y)
         flat = y.reshape(*batch, size)
-        index = self._index(shape, batch).to(y.device)
+        index = self.index(shape, batch).to(y.device)
         selection = select(index, size)
         values = selection(flat)
         bad = ~values.isfinite()
@@ -112,7 +112,8 @@ class Pixels(Observation):
             )
         return Bound(selection, values)
 
-    def _index(self, shape, batch) -> Tensor:
+    def index(self, shape: tuple[int, ...], batch: tuple[int, ...] = ()) -> Tensor:
+        """The observed entries of a flat output, ``[n]`` or ``[*batch, n]``."""
         size = torch.Size(shape).numel()
         if self.mask is None:
             return torch.arange(size)
@@ -141,7 +142,7 @@ class Transform(Observation):
     def bind(self, y, model):
         shape = tuple(model.output_shape)
         batch = batch_shape(y, self._checked(y, shape))
-        return Bound(Function(OfImages(self.function, shape)), finite(y).reshape(*batch, -1))
+        return Bound(Function(OfImages(self.function, shape)), finite_values(y).reshape(*batch, -1))
 
     def _checked(self, y: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of what is observed of one output.
@@ -179,10 +180,10 @@ class Flat(Observation):
         with torch.no_grad():
             n_values = self.operator(y.new_zeros(torch.Size(model.output_shape).numel())).shape[-1]
         batch_shape(y, (n_values,))
-        return Bound(self.operator, finite(y))
+        return Bound(self.operator, finite_values(y))
 
 
-def finite(y: Tensor) -> Tensor:
+def finite_values(y: Tensor) -> Tensor:
     """The values.
 
     Raises:
@@ -281,7 +282,7 @@ class Downsample(Observation):
         blocks = torch.arange(size, device=y.device).reshape(shape).unfold(-2, k, k).unfold(-2, k, k)
         index = blocks.reshape(-1, k * k)
         operator = DisjointSums(index, torch.full_like(index, 1 / k**2, dtype=y.dtype), size)
-        return Bound(operator, finite(y).reshape(*batch, -1))
+        return Bound(operator, finite_values(y).reshape(*batch, -1))
 
 
 class Linear(Observation):
@@ -328,7 +329,7 @@ class Linear(Observation):
             operator = DisjointSums(index, matrix.gather(1, index), size)
         else:
             operator = Function(functools.partial(times, matrix))
-        return Bound(operator, finite(y).reshape(*batch, -1))
+        return Bound(operator, finite_values(y).reshape(*batch, -1))
 
 
 class Blur(Observation):
@@ -372,7 +373,7 @@ class Blur(Observation):
         batch = batch_shape(y, shape)
 
         blurring = functools.partial(blurred, kernel=kernel)
-        return Bound(Function(OfImages(blurring, shape)), finite(y).reshape(*batch, -1))
+        return Bound(Function(OfImages(blurring, shape)), finite_values(y).reshape(*batch, -1))
 
 
 def _given(call: str, image) -> Tensor:

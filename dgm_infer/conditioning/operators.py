@@ -251,8 +251,9 @@ class ObservedPixels(nn.Module):
 
     def forward(self, z: Tensor) -> Independent:
         base = self._pixels(z)
-        parameters = {name: self._select(getattr(base, name).flatten(z.ndim - 1)) for name in _PARAMETERS[type(base)]}
-        return Independent(type(base)(**parameters, validate_args=False), 1, validate_args=False)
+        parameters = {name: getattr(base, name).flatten(z.ndim - 1) for name in _PARAMETERS[type(base)]}
+        seen = {name: Selection(self.index, value.shape[-1])(value) for name, value in parameters.items()}
+        return Independent(type(base)(**seen, validate_args=False), 1, validate_args=False)
 
     def complete(self, z: Tensor, observed: Tensor, rng: torch.Generator) -> Tensor:
         """Flat images ``[..., Dx]`` drawn from the decoder, with the observed pixels ``[..., n]`` as they are."""
@@ -264,7 +265,7 @@ class ObservedPixels(nn.Module):
                 base.mean.shape, generator=rng, dtype=base.mean.dtype, device=base.mean.device
             )
         x = x.flatten(z.ndim - 1)
-        return x.scatter(-1, self.index.expand(observed.shape), observed.to(x.dtype))
+        return Selection(self.index, x.shape[-1]).complete(observed.to(x.dtype), x)
 
     def take(self, problems: Tensor) -> Self:
         """The decoder for the problems with these indices into the flat batch."""
@@ -272,14 +273,8 @@ class ObservedPixels(nn.Module):
             return self
         return type(self)(self.decoder, self.index.flatten(0, -2)[problems.to(self.index.device)])
 
-    def _select(self, parameter: Tensor) -> Tensor:
-        if self.index.ndim == 1:
-            return parameter[..., self.index]
-        return parameter.gather(-1, self.index.expand(*parameter.shape[:-1], -1))
-
     def _pixels(self, z: Tensor) -> Bernoulli | Normal:
-        likelihood = self.decoder(z)
-        base = base_distribution(likelihood)
+        base = base_distribution(self.decoder(z))
         if type(base) not in _PARAMETERS:
             name = type(self.decoder).__name__
             raise ModelError(

@@ -6,14 +6,16 @@ solver fails fall back to the next one. A device works off a fixed number of mas
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
-from itertools import count, pairwise
+from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from ..autodiff.pytrees import tree_map
+from ..settings import Settings
 from ..structures import Evaluation, JacobianMap
 
 __all__ = [
@@ -22,6 +24,7 @@ __all__ = [
     "Projection",
     "Stop",
     "Update",
+    "damped_gauss_newton",
     "evaluate_constraint",
     "evaluate_jacobian",
     "masked",
@@ -93,7 +96,7 @@ def broyden(fibre, u, c, base, steps):
     if steps:
         step = step / (1 - _dot(step, steps[-1][1]))
     # a row that stands on a root of its own has made a step of 0
-    along = step / step.square().sum(-1, keepdim=True).clamp_min(_SMALL)
+    along = step / step.square().sum(-1, keepdim=True).clamp_min(1e-30)
     return u + step, ((step, along),)
 
 
@@ -109,20 +112,25 @@ def _dot(a: Tensor, b: Tensor) -> Tensor:
     return torch.linalg.vecdot(a, b).unsqueeze(-1)
 
 
-# Steps that Broyden's method keeps before it starts anew from the factorisation; with more it needs as many updates,
-# and its graph takes longer to compile.
-_MEMORY = 6
-_SMALL = 1e-30
-# Growth of the residual that counts as divergence; after some iterations any growth is a failure, so that the few
-# chains that will not converge do not delay the others.
-_DIVERGENCE = 1e3
-_PATIENCE = 10
-# Compact the batch when less than this fraction of it is still iterating.
-_COMPACTION = 0.75
-# Updates of every solve on a device, which never asks how far its rows are: the host would wait for the answer.
-_DEVICE_ITERATIONS = 16
-# Decrease of the residual per update that shows that a solver converges.
-_CONTRACTION = 0.5
+@dataclass(frozen=True)
+class SolverSettings(Settings):
+    """When a solve has failed, and how many of its rows iterate at once."""
+
+    divergence: float = 1e3
+    """Growth of the residual that counts as divergence."""
+    patience: int = 10
+    """Updates after which any growth is: the few chains that will not converge must not delay the others."""
+    contraction: float = 0.5
+    """Decrease of the residual per update that shows that a solver converges."""
+    compaction: float = 0.75
+    """Share of the rows still iterating below which the batch is compacted."""
+    several: int = 6
+    """Updates per call of generated code, and on a device: in the time of some calls, few rows are done before that."""
+    device_updates: int = 16
+    """Updates of every solve on a device, which never asks how far its rows are: the host would wait for the answer."""
+
+
+SETTINGS = SolverSettings()
 
 
 def project(
@@ -156,7 +164,7 @@ def project(
         within: the distance from ``expected`` that counts as near.
     """
     on_device = v.device.type != "cpu"
-    limit = min(max_iterations, _DEVICE_ITERATIONS) if on_device else max_iterations
+    limit = min(max_iterations, SETTINGS.device_updates) if on_device else max_iterations
     if fibre.is_compiled and expected is None:
         # near no root: one graph for both kinds of solve
         expected = torch.full_like(v, torch.nan)
@@ -206,7 +214,7 @@ class Stop(NamedTuple):
         near = (u - root).abs().amax(-1) < distance
         # what halves the residual from then on may run out of updates
         early = updates <= self.updates // 2
-        return converged | (near & early & (residual < _CONTRACTION * before))
+        return converged | (near & early & (residual < SETTINGS.contraction * before))
 
 
 class _Loop(NamedTuple):
@@ -235,7 +243,7 @@ class _Loop(NamedTuple):
         converged = self.converged | (self.running & torch.where(fresh, residual < stop.tolerance, reached))
         first = torch.where(fresh, residual, self.first)
         # a NaN residual is neither below its limit nor converged
-        limit = torch.where(self.updates < _PATIENCE, _DIVERGENCE * first, first)
+        limit = torch.where(self.updates < SETTINGS.patience, SETTINGS.divergence * first, first)
         running = self.running & ~converged & (residual <= limit) & (self.updates < stop.updates)
         return _Loop(self.u, first, residual, converged, running, self.updates)
 
@@ -274,15 +282,10 @@ def _several(update: Update, n: int) -> Callable[..., _Loop]:
     return make
 
 
-def _no_steps(v: Tensor) -> Steps:
-    """As many steps of 0 as are remembered: code is for a given number of them."""
-    return tuple((torch.zeros_like(v), torch.zeros_like(v)) for _ in range(_MEMORY))
-
-
 def _per_call(update: Update) -> int:
-    """Updates between two looks at which rows still iterate, where a call takes longer than an update: as many as
-    Broyden's method remembers; of Newton's, with a Jacobian each, one."""
-    return 1 if update is newton else _MEMORY
+    """Updates between two looks at which rows still iterate, where a call takes longer than an update; of Newton's,
+    with a Jacobian each, one."""
+    return 1 if update is newton else SETTINGS.several
 
 
 def masked(
@@ -300,31 +303,75 @@ def _solve(
 ) -> tuple[Tensor, ...]:
     """:func:`project` by one solver, with all rows active: position, converged and iterations."""
     loop = _Loop.start(v, stop, torch.ones_like(stop.updates, dtype=torch.bool))
-    # calls of one update where the network takes longer than a call: they take less time to compile
     n = _per_call(update) if fibre.is_compiled else 1
-    remembers = fibre.is_compiled and update is broyden
     steps: Steps = ()
     whole = (loop.u, loop.converged, loop.updates)
     # the rows still in the loop: all of them until the batch is first compacted
     rows: Tensor | None = None
-    for made in count(step=n):
+    while True:
         if n > 1:
             loop = fibre.evaluate(_several(update, n), loop, stop, base, often=often)
         else:
-            if made % _MEMORY == 0:
-                steps = _no_steps(loop.u) if remembers else ()
             loop, step = fibre.evaluate(_one(update), loop, stop, base, steps, often=often)
-            steps = (*steps, *step)[-_MEMORY:]
+            steps = (*steps, *step)
         n_running = int(loop.running.sum())
         if n_running == 0:
             break
-        if n_running < _COMPACTION * len(loop.running):
+        if n_running < SETTINGS.compaction * len(loop.running):
             whole = store(rows, whole, (loop.u, loop.converged, loop.updates))
             keep = loop.running.nonzero().squeeze(-1)
             rows = keep if rows is None else rows[keep]
             loop, stop, steps = _take((loop, stop, steps), keep)
             fibre, base = fibre.take(keep), base[keep]
     return store(rows, whole, (loop.u, loop.converged, loop.updates))
+
+
+def damped_gauss_newton(
+    fibre: Constraint, u: Tensor, *, tolerance: Tensor, max_iterations: int = 100
+) -> tuple[Tensor, Tensor]:
+    """Nearby points on the fibre by Levenberg-Marquardt: ``u' = u - J^T (J J^T + mu I)^-1 c(u)``.
+
+    Damping is divided by 10 after a step that reduces ``|c|``, after which the Jacobian is computed anew, and
+    multiplied by 10 otherwise. Unlike in :func:`project`, moves may leave the row space of one Jacobian: this finds
+    starting points, not proposals. Rows that have converged leave the batch.
+
+    Returns:
+        points ``[R, D]`` and the max-norm of their constraint ``[R]``.
+    """
+    position, c = u, fibre.evaluate(evaluate_constraint, u)
+    residual = c.abs().amax(-1)
+    rows = torch.arange(len(u), device=u.device)
+    moved = torch.ones_like(residual, dtype=torch.bool)
+    jacobian = damping = floor = None
+    for _ in range(max_iterations):
+        running = ~(c.abs().amax(-1) < tolerance)
+        if not running.all():
+            position, residual = store(rows, (position, residual), (u, c.abs().amax(-1)))
+            keep = running.nonzero().squeeze(-1)
+            if len(keep) == 0:
+                break
+            rows, u, c, tolerance, fibre = rows[keep], u[keep], c[keep], tolerance[keep], fibre.take(keep)
+            moved = moved[keep]
+            if jacobian is not None and damping is not None and floor is not None:
+                jacobian, damping, floor = jacobian[keep], damping[keep], floor[keep]
+        if jacobian is None or moved.all():
+            jacobian = fibre.evaluate(evaluate_jacobian, u)
+        elif moved.any():
+            changed = moved.nonzero().squeeze(-1)
+            news = fibre.take(changed).evaluate(evaluate_jacobian, u[changed])
+            jacobian = jacobian.map(lambda mine, new, at=changed: mine.index_copy(0, at, new), news)
+        if damping is None or floor is None:
+            # relative to the stiffness of J J^T along c
+            stiffness = jacobian.transpose(c).square().sum(-1) / c.square().sum(-1).clamp_min(1e-30)
+            damping, floor = 1e-2 * stiffness, 1e-14 * stiffness
+        proposal = u - jacobian.damped_step(c, damping)
+        c_new = fibre.evaluate(evaluate_constraint, proposal)
+        better = c_new.norm(dim=-1) < c.norm(dim=-1)
+        u = torch.where(better.unsqueeze(-1), proposal, u)
+        c = torch.where(better.unsqueeze(-1), c_new, c)
+        damping = torch.where(better, torch.maximum(0.1 * damping, floor), 10 * damping)
+        moved = better
+    return store(rows, (position, residual), (u, c.abs().amax(-1)))  # type: ignore[return-value]
 
 
 def _take(tree: Any, rows: Tensor) -> Any:

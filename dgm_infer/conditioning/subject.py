@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -60,9 +60,7 @@ class Subject:
     """The user's module and operator, whose derivatives are looked at once; None to look at them in any case."""
 
     @classmethod
-    def of(
-        cls, given: GenerativeModel, dtype: torch.dtype, device: torch.device, n: int = 2, **options: Any
-    ) -> "Subject":
+    def of(cls, given: GenerativeModel, dtype: torch.dtype, device: torch.device, n: int = 2, **options: Any) -> Self:
         """A model without data.
 
         Raises:
@@ -76,6 +74,11 @@ class Subject:
                 frozen.output_range = interval(name, "output_range", frozen.output_range)
         size = torch.Size(frozen.output_shape).numel()
         return cls(given, frozen, prior_draws(frozen, n, dtype, device), Everything(size), **options)
+
+    def observe(self, operator: Operator, values: Tensor, noise: float | None) -> Self:
+        """With data: what is known of the model stays known."""
+        self.operator, self.values, self.noise = operator, values, noise
+        return self
 
     @property
     def name(self) -> str:

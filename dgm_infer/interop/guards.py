@@ -37,7 +37,7 @@ class CheckSettings:
     searched: int = 1000
     """Prior draws among which others of finite outputs are looked for, if the runs have too few."""
     factors: tuple[float, ...] = (1.0, 2.0, 4.0)
-    """By which these draws are spread out: wide priors of rates explode where they have their mass, not in their tails."""
+    """By which these draws are spread out: wide priors of rates explode where their mass is, not in their tails."""
     stepped: int = 100
     """Prior draws at which derivatives are 0 before outputs are said to change in steps."""
     step: float = 1e-6

@@ -2,14 +2,20 @@
 
 from .alternating import Alternating
 from .constrained import ConstrainedHMC
-from .density_estimates import ImportanceEstimate, LaplaceEstimate, ParticleFilter
 from .hmc import HMC
 from .kernel import Info, Kernel
 from .lifted import LiftedHMC
 from .metropolis import Independence, RandomWalk
 from .mode_jumps import ModeJumps
 from .nuts import NUTS
-from .pseudo_marginal import PseudoMarginal, PseudoMarginalMH, Uniform
+from .pseudo_marginal import (
+    ImportanceEstimate,
+    LaplaceEstimate,
+    ParticleFilter,
+    PseudoMarginal,
+    PseudoMarginalMH,
+    Uniform,
+)
 from .riemannian import RiemannianHMC
 from .slice import EllipticalSlice, LinearSlice
 

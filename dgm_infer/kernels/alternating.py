@@ -12,11 +12,9 @@ from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..target import Block, Target
 from .hamiltonian import check_target
-from .kernel import Info, Kernel, Trial
-from .metropolis import RandomWalk
-from .points import Point, point_at
+from .kernel import Info, Kernel, Trial, Tunable, Tuning
+from .metropolis import Point, RandomWalk, point_at
 from .slice import EllipticalSlice
-from .tuning import Tunable, Tuning
 
 __all__ = ["Alternating", "Conditional"]
 

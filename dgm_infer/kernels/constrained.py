@@ -15,22 +15,26 @@ from ..conditioning.projection import SOLVERS, Projection, project, solver_toler
 from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..structures import JacobianMap
-from .drifts import CIRCULAR, STRAIGHT
 from .hamiltonian import accept, check_schedule, constant_steps, draw_momentum, draw_schedule, schedule_tuning
-from .integrators import geodesic
-from .jumps import Jumps, JumpsOnFibre, jump_on_fibre
-from .kernel import Info, TrajectoryEnd, Trial
-from .tuning import Tuning
+from .integrators import CIRCULAR, STRAIGHT, geodesic
+from .kernel import Info, TrajectoryEnd, Trial, Tuning
+from .metropolis import Point, point_at
 
 __all__ = ["ConstrainedHMC", "ConstrainedState"]
 
 
-# Longest arc of the split motion, well below the half period, after which the end does not depend on the momentum.
-_LONGEST_ARC = math.pi / 2
-# Acceptance that step sizes are adapted to: solvers take more updates for longer steps, and fail at more of them.
-_ACCEPTANCE = 0.9
-# Rows of a Jacobian without structure up to which Newton's method, with one for each iteration, is worth its time.
-_FEW_ROWS = 16
+@dataclass(frozen=True)
+class ConstrainedSettings:
+    """What :class:`ConstrainedHMC` goes by where its fields are None."""
+
+    acceptance: float = 0.9
+    """That step sizes are adapted to: solvers take more updates for longer steps, and fail at more of them."""
+    few_rows: int = 16
+    """Rows of a Jacobian without structure up to which Newton's method, with one for each iteration, is worth its
+    time."""
+
+
+_SETTINGS = ConstrainedSettings()
 
 
 class ConstrainedState(NamedTuple):
@@ -58,7 +62,7 @@ class ConstrainedState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ConstrainedHMC(JumpsOnFibre, Settings):
+class ConstrainedHMC(Settings):
     """Constrained HMC with geodesic trajectories of random length, unit mass.
 
     Args:
@@ -88,7 +92,6 @@ class ConstrainedHMC(JumpsOnFibre, Settings):
         gram_force: whether trajectories follow the gradient of the Gram term ``log|J J^T| / 2``. The energy that
             decides on acceptance has the term either way, so that the law is the same; without its gradient a step of a
             network takes half the time or less, and fewer trajectories are accepted, above all long ones.
-        jumps: as in :class:`LiftedHMC`, of models with additive normal noise.
     """
 
     step_size: float | Tensor | None = None
@@ -102,7 +105,6 @@ class ConstrainedHMC(JumpsOnFibre, Settings):
     compile: bool = False
     float32_jacobians: bool | None = None
     gram_force: bool = True
-    jumps: bool | Any = True
 
     def __post_init__(self):
         check_schedule(self)
@@ -115,7 +117,6 @@ class ConstrainedHMC(JumpsOnFibre, Settings):
         flag(name, "compile", self.compile)
         choice(name, "float32_jacobians", self.float32_jacobians, (True, False, None))
         flag(name, "gram_force", self.gram_force)
-        self._take_jumps()
         if self.tolerance is not None:
             fraction(name, "tolerance", self.tolerance)
 
@@ -131,7 +132,6 @@ class ConstrainedHMC(JumpsOnFibre, Settings):
                 "between which no chain can move: observe fewer, or give the model noise, WithNoise(model, sd=...)"
             )
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
-        self._check_jumps(problem)
 
     def relative_tolerance(self, dtype: torch.dtype) -> float:
         """The tolerance for this dtype."""
@@ -140,7 +140,7 @@ class ConstrainedHMC(JumpsOnFibre, Settings):
     def solvers(self, problem: Fibre) -> tuple[str, ...]:
         """The solvers, in the order in which a projection tries them."""
         first = self.solver or ("newton" if problem.structure.is_cheap else "broyden")
-        if self.solver is None and problem.units is None and problem.values.shape[-1] > _FEW_ROWS:
+        if self.solver is None and problem.units is None and problem.values.shape[-1] > _SETTINGS.few_rows:
             # what Broyden's method cannot solve is rejected: that is cheaper than so many Jacobians
             return (first,)
         return first, "broyden" if first == "newton" else "newton"
@@ -155,12 +155,13 @@ class ConstrainedHMC(JumpsOnFibre, Settings):
 
     def longest_step(self, problem: Fibre) -> float:
         """Upper bound on the step size."""
-        return _LONGEST_ARC * self.sub_steps(problem) if self.splits(problem) else math.inf
+        # arcs well below the half period, after which the end does not depend on the momentum
+        return math.pi / 2 * self.sub_steps(problem) if self.splits(problem) else math.inf
 
     def tuning(self, problem: Fibre) -> Tuning:
         n_geodesic = self.sub_steps(problem) if self.n_geodesic is None else None
         tuning = schedule_tuning(self, self.longest_step(problem))
-        return dataclasses.replace(tuning, n_geodesic=n_geodesic, usual_acceptance=_ACCEPTANCE)
+        return dataclasses.replace(tuning, n_geodesic=n_geodesic, usual_acceptance=_SETTINGS.acceptance)
 
     def probe(self, step_size: Tensor, n_steps: int) -> Self:
         return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)
@@ -191,6 +192,11 @@ class ConstrainedHMC(JumpsOnFibre, Settings):
         flat = self._problem(problem).rows(position.shape[0])
         there = position.reshape(-1, problem.dim)
         return ConstrainedState(position, flat.evaluate(type(flat).linearise, there, often=True))
+
+    def inputs_of(self, problem: Fibre, state: ConstrainedState) -> Point:
+        """The global inputs and their energy under the marginal density."""
+        assert problem.marginal is not None, "check() refuses jumps on this problem"
+        return point_at(problem.marginal, state.position[..., : problem.marginal.dim])
 
     def at_inputs(self, problem: Fibre, u1: Tensor, rng: torch.Generator) -> ConstrainedState:
         """State at global inputs ``[chains, *batch, L]``, with noise that gives the observation."""
@@ -242,7 +248,4 @@ class ConstrainedHMC(JumpsOnFibre, Settings):
                 end.retried.reshape(shape),
             ),
         )
-        after = ConstrainedState(u_new.reshape(full), here)
-        if isinstance(self.jumps, Jumps):
-            return jump_on_fibre(problem, self, self.jumps, after, info, rng)
-        return after, info
+        return ConstrainedState(u_new.reshape(full), here), info

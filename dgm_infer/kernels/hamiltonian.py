@@ -1,6 +1,7 @@
 """The common parts of Hamiltonian kernels: momenta, trajectory schedules, acceptance, and the state on a target."""
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -11,26 +12,33 @@ from ..autodiff.randomness import normal
 from ..autodiff.randomness import uniform as random_uniform
 from ..errors import ArgumentError, Status
 from ..target import Target
-from .tuning import Tuning
+from .kernel import Tuning
 
 __all__ = [
-    "DEFAULT_LENGTH",
-    "DIVERGENCE",
-    "MAX_STEPS",
+    "TRAJECTORY",
     "HMCState",
     "Schedule",
+    "TrajectorySettings",
     "accept",
     "constant_steps",
     "draw_schedule",
     "either",
 ]
 
-# Initial trajectory length: on a standard normal density it makes the next position independent of this one.
-DEFAULT_LENGTH = math.pi / 2
-# Maximum steps per transition, however small they are.
-MAX_STEPS = 200
-# Energy error above which a trajectory is a divergence.
-DIVERGENCE = 1000.0
+
+@dataclass(frozen=True)
+class TrajectorySettings:
+    """Of trajectories whose kernel leaves them open."""
+
+    length: float = math.pi / 2
+    """Initial trajectory length: on a standard normal density it makes the next position independent of this one."""
+    most_steps: int = 200
+    """Maximum steps per transition, however small they are: a bound on its time."""
+    divergence: float = 1000.0
+    """Energy error, in nats, above which a trajectory is a divergence (Stan's)."""
+
+
+TRAJECTORY = TrajectorySettings()
 
 
 class HMCState(NamedTuple):
@@ -79,7 +87,7 @@ def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -
     """
     error = h_new - h_old
     # false for NaN, as is an infinite energy
-    fine = (error < DIVERGENCE) & (h_new > -math.inf)
+    fine = (error < TRAJECTORY.divergence) & (h_new > -math.inf)
     ok = status == Status.OK
     status = torch.where(ok & ~fine, int(Status.DIVERGED), status)
     probability = torch.where(ok & fine, error.neg().clamp_max(0).exp(), 0.0)
@@ -141,11 +149,11 @@ def draw_schedule(kernel: Scheduled, longest_step: float, like: Tensor, rng: tor
         if low < high:
             steps = steps + ((high - low + 1) * random_uniform((), like, rng)).floor().clamp_max(high - low)
         return Schedule(steps.to(torch.int64).expand(like.shape), step_size, like.new_ones(batch))
-    length = DEFAULT_LENGTH if kernel.trajectory_length is None else kernel.trajectory_length
+    length = TRAJECTORY.length if kernel.trajectory_length is None else kernel.trajectory_length
     length = torch.as_tensor(length, dtype=like.dtype, device=like.device)
     fraction = 0.5 + random_uniform((), like, rng).expand(batch)
     time = (fraction * length).expand_as(like)
-    steps = (time / step_size).ceil().clamp(1, MAX_STEPS)
+    steps = (time / step_size).ceil().clamp(1, TRAJECTORY.most_steps)
     return Schedule(steps.to(torch.int64), torch.minimum(time / steps, step_size), fraction)
 
 
@@ -177,7 +185,7 @@ def schedule_tuning(kernel: Scheduled, longest_step: float = math.inf) -> Tuning
     # arcs have a scale of 1; otherwise a step is about the smallest scale, and from above 1.5 times the best length
     # the criterion climbs to an inferior maximum
     given = None if kernel.step_size is None else torch.as_tensor(kernel.step_size)
-    initial = DEFAULT_LENGTH if math.isfinite(longest_step) else given
+    initial = TRAJECTORY.length if math.isfinite(longest_step) else given
     return Tuning(
         step_size=kernel.step_size is None,
         longest_step=longest_step,

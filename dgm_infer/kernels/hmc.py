@@ -25,9 +25,8 @@ from .hamiltonian import (
     schedule_tuning,
 )
 from .integrators import PhasePoint, few, leapfrog
-from .kernel import Info, TrajectoryEnd, Trial
-from .metrics import Metric, check_metric, metric_in_use, open_metric
-from .tuning import Tuning
+from .kernel import Info, TrajectoryEnd, Trial, Tuning
+from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
 
 __all__ = ["HMC"]
 
@@ -64,7 +63,7 @@ class HMC(Settings):
     def check(self, problem) -> None:
         check_target("HMC", problem)
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
-        metric_in_use(self.metric).check("HMC", problem.batch_shape, problem.dim)
+        check_shape("HMC", self.metric, problem.batch_shape, problem.dim)
 
     def is_program(self, problem: Target) -> bool:
         """Whether :meth:`step` can be captured as one program."""
@@ -97,7 +96,7 @@ class HMC(Settings):
             stats={"n_steps": n_steps.to(torch.int32), "step_size": step_size},
             tuning=Trial(
                 step_size,
-                TrajectoryEnd(metric.whiten(start.position), metric.whiten(end.position), end.momentum, fraction),
+                TrajectoryEnd(metric.solve(start.position), metric.solve(end.position), end.momentum, fraction),
                 position=there.position,
             ),
         )

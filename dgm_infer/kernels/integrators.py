@@ -1,21 +1,163 @@
-"""Symplectic integrators: leapfrog on R^D, geodesic on a fibre (J Algorithm 1, T Algorithm 11)."""
+"""Symplectic integrators: leapfrog on R^D, reversible geodesics on a fibre (J Algorithm 1, T Algorithm 11)."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ..autodiff.loops import is_captured, repeat
-from ..autodiff.pytrees import tree_map
+from ..autodiff.pytrees import flatten, tree_map
 from ..conditioning.fibre import Fibre, Linearisation
+from ..conditioning.projection import Projection
 from ..errors import Status
+from ..linear_maps import IDENTITY
+from ..structures.jacobian import JacobianMap
 from ..target import Target
-from .drifts import STRAIGHT, Drift, Flow, ReverseChecks, Solver
 from .hamiltonian import either
-from .metrics import IDENTITY, Metric
+from .metrics import Metric
 
-__all__ = ["Evaluate", "PhasePoint", "energy_of", "few", "geodesic", "leapfrog"]
+__all__ = [
+    "CIRCULAR",
+    "STRAIGHT",
+    "Drift",
+    "Evaluate",
+    "FreeMotion",
+    "PhasePoint",
+    "ReverseChecks",
+    "Solver",
+    "energy_of",
+    "few",
+    "geodesic",
+    "leapfrog",
+]
+
+# Most numbers that drifts waiting for their check hold.
+_WAITING = 2**23
+
+
+class FreeMotion(NamedTuple):
+    """Free motion in the input space, and the force left to the kicks."""
+
+    move: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """``(u, p, h)``: the point that momentum p reaches from u in time h."""
+    arrival: Callable[[Tensor, Tensor, Tensor], Tensor]
+    """``(u, u', h)``: the momentum on arrival at u' of the motion from u that reaches u' in time h."""
+    force: Callable[[Tensor, Tensor], Tensor]
+    """``(u, grad phi)``: the gradient left to the kicks."""
+
+
+STRAIGHT = FreeMotion(
+    move=lambda u, p, h: u + h * p,
+    arrival=lambda u, u_new, h: (u_new - u) / h,
+    force=lambda u, gradient: gradient,
+)
+"""Straight lines: ``u' = u + h p``."""
+
+CIRCULAR = FreeMotion(
+    move=lambda u, p, h: u * h.cos() + p * h.sin(),
+    arrival=lambda u, u_new, h: (u_new * h.cos() - u) / h.sin(),
+    force=lambda u, gradient: gradient - u,
+)
+"""The exact motion under the energy ``u.u / 2`` of a standard normal density (the Gaussian split, math 3.6)."""
+
+
+class Solver(Protocol):
+    """:func:`projection.project` with its settings filled in."""
+
+    def __call__(
+        self,
+        fibre: Fibre,
+        v: Tensor,
+        base: JacobianMap,
+        *,
+        active: Tensor,
+        expected: Tensor | None = None,
+        within: float = 0.0,
+    ) -> Projection: ...
+
+
+class Drift(NamedTuple):
+    """Where drifts of some rows ended, and where they came from."""
+
+    start: Tensor
+    """``[R, D]``."""
+    position: Tensor
+    momentum: Tensor
+    """On arrival."""
+    duration: Tensor
+    """``[R, 1]``."""
+    jacobian: JacobianMap
+    """At the position."""
+    moved: Tensor
+    """``[R]``; the other rows do not count."""
+    rows: Tensor
+    """``[R]``, their problems in the fibre."""
+
+
+class ReverseChecks:
+    """Whether drifts of a trajectory are reversible: the solver, started with the momentum negated, must return.
+
+    Drifts are collected and reversed together, as many as memory allows: one solve of many rows in the place of one
+    after every drift. What a row does after a drift that does not return is for nothing; that is rare.
+
+    Args:
+        fibre: R constraints, one per row.
+        solver: projects drifted points back.
+        flow: the free motion.
+        tolerance: max-norm distance within which a reversed drift must return.
+    """
+
+    def __init__(self, fibre: Fibre, solver: Solver, flow: FreeMotion, tolerance: float):
+        self._fibre, self._solver, self._flow, self._tolerance = fibre, solver, flow, tolerance
+        self._waiting: list[Drift] = []
+        self._size = 0
+        n, device = len(fibre.values), fibre.values.device
+        self._failures, self._retries, self._iterations = torch.zeros(3, n, dtype=torch.int32, device=device)
+
+    def add(self, drift: Drift) -> None:
+        """Reverse this drift, of a row per constraint, now or later."""
+        if drift.moved.device.type == "cpu" and not drift.moved.all():
+            moved = drift.moved.nonzero().squeeze(-1)
+            drift = tree_map(lambda tensor: tensor[moved], drift)
+        self._waiting.append(drift)
+        self._size += sum(tensor.numel() for tensor in flatten(drift)[0])
+        if self._size > _WAITING:
+            self._reverse()
+
+    def finished(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Per row ``[R]``: whether all its drifts returned, solver iterations, whether the first solver failed."""
+        if self._waiting:
+            self._reverse()
+        return self._failures == 0, self._iterations, self._retries > 0
+
+    def _reverse(self) -> None:
+        drift, several = self._waiting[0], len(self._waiting) > 1
+        if several:
+            drift = tree_map(lambda *tensors: torch.cat(tensors), *self._waiting)
+        self._waiting, self._size = [], 0
+        if not len(drift.rows):
+            return
+        alone = not several and len(drift.rows) == len(self._fibre.values)
+        # until it converges, or contracts towards its start from nearby: a truncated solve would accept moves whose
+        # reversal fails, and bias the draws
+        back = self._solver(
+            self._fibre if alone else self._fibre.take(drift.rows),
+            self._flow.move(drift.position, -drift.momentum, drift.duration),
+            drift.jacobian,
+            active=drift.moved,
+            expected=drift.start,
+            within=self._tolerance,
+        )
+        near = (back.position - drift.start).abs().amax(-1) < self._tolerance
+        failed = drift.moved & ~(back.converged & near)
+        for total, more in (
+            (self._failures, failed),
+            (self._retries, back.retried),
+            (self._iterations, back.iterations),
+        ):
+            total.index_add_(0, drift.rows, more.to(total.dtype))
+
 
 Tree = TypeVar("Tree")
 
@@ -78,19 +220,19 @@ def leapfrog(
     step = step_size.unsqueeze(-1)
     position, energy, gradient, extra = start.position, start.energy, start.gradient, start.extra
     # a new tensor: it is updated in place
-    momentum = start.momentum - 0.5 * step * metric.force(gradient)
+    momentum = start.momentum - 0.5 * step * metric.transpose(gradient)
     if is_captured():
         return _leapfrog_program(
             evaluate, PhasePoint(position, momentum, *start[2:]), step, n_steps, metric, gradient_alone
         )
     longest = _longest(n_steps)
     for i, (moving, drift, kick) in enumerate(_lengths(step, n_steps, longest)):
-        position = position + drift * metric.velocity(momentum)
+        position = position + drift * metric.apply(momentum)
         if gradient_alone is None or i == longest - 1:
             energy, gradient, extra = evaluate(position)
         else:
             gradient = gradient_alone(position, moving)
-        momentum.sub_(kick * metric.force(gradient))
+        momentum.sub_(kick * metric.transpose(gradient))
     return PhasePoint(position, momentum, energy, gradient, extra)
 
 
@@ -102,13 +244,13 @@ def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone) ->
 
     def drifted(k, position, momentum, constants) -> Tensor:
         step, n_steps, metric = constants
-        return torch.where((k < n_steps).unsqueeze(-1), position + step * metric.velocity(momentum), position)
+        return torch.where((k < n_steps).unsqueeze(-1), position + step * metric.apply(momentum), position)
 
     def kicked(k, momentum, gradient, constants) -> Tensor:
         step, n_steps, metric = constants
         # a full step inside a trajectory, half a step at its end, and nothing after it
         halves = (k < n_steps).to(step) + (k + 1 < n_steps).to(step)
-        return momentum - 0.5 * halves.unsqueeze(-1) * step * metric.force(gradient)
+        return momentum - 0.5 * halves.unsqueeze(-1) * step * metric.transpose(gradient)
 
     def body(k, carried, constants):
         position, momentum = carried
@@ -179,7 +321,7 @@ def geodesic(
     solver: Solver,
     reversal_tolerance: float,
     *,
-    flow: Flow = STRAIGHT,
+    flow: FreeMotion = STRAIGHT,
     trace: Callable[[Tensor], None] | None = None,
 ) -> GeodesicEndpoint:
     """``n_steps`` steps of projected kicks around ``n_geodesic`` projected drifts each (math 3.2).

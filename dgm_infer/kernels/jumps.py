@@ -1,26 +1,19 @@
-"""Jumps between the modes of a target, by the affine maps between their normal approximations (math 8.15)."""
+"""The modes to jump between, and proposals by the affine maps between their normal approximations (math 8.15)."""
 
-import dataclasses
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from ..arguments.objects import shown
-from ..autodiff.captured import captured
 from ..autodiff.loops import is_captured
 from ..autodiff.randomness import normal, uniform
-from ..conditioning.fibre import Fibre
-from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError
 from ..settings import Settings
 from ..target import Target
-from .kernel import Info, Trial
-from .metrics import IDENTITY, Metric, metric_in_use
-from .points import Point, metropolis, point_at
+from .metropolis import Point, metropolis, point_at
 
-__all__ = ["Jumps", "JumpsOnFibre", "as_jumps", "jump", "jump_on_fibre", "within_modes"]
+__all__ = ["Jumps"]
 
 # Modes that are kept, at most, and numbers in their covariances, which files and checkpoints hold.
 _MOST, _NUMBERS = 256, 2**21
@@ -218,140 +211,3 @@ def _at(values: Tensor, index: Tensor, inner: int = 0) -> Tensor:
     """``values [(chains,) *batch, M, *inner]`` at indices ``[chains, *batch]``: ``[chains, *batch, *inner]``."""
     values = values.expand(*index.shape, *values.shape[values.ndim - inner - 1 :])
     return values.take_along_dim(index.reshape(*index.shape, *[1] * (inner + 1)), -1 - inner).squeeze(-1 - inner)
-
-
-def as_jumps(name: str, field: str, value: Any, options: tuple[Any, ...]) -> Any:
-    """The value of a kernel's field: one of the options as it is, jumps, or what :func:`modes` found as jumps.
-
-    Raises:
-        ArgumentError: it is none of these.
-    """
-    if any(value is option for option in options) or isinstance(value, Jumps):
-        return value
-    parts = [getattr(value, part, None) for part in ("positions", "covariances", "log_masses")]
-    tensors = [part for part in parts if isinstance(part, Tensor)]
-    if len(tensors) < len(parts):
-        others = ", ".join(map(repr, options))
-        raise ArgumentError(f"{name}({field}={shown(value)}): must be modes, dgm.modes(problem), or {others}")
-    return Jumps.between(*tensors)
-
-
-def jump(problem: Target, kernel: Any, jumps: Jumps, state: Any, info: Info, rng: torch.Generator) -> tuple[Any, Info]:
-    """Jumps of half of the chains after a transition of a kernel.
-
-    Args:
-        problem: the target.
-        kernel: whose ``init`` makes states at positions, with ``where``.
-        state, info: what the transition led to.
-    """
-    target, here = captured(problem), Point(state.position, state.energy)
-    point, moved, probability = jumps.to(state.position).land(target, here, rng)
-    landed = kernel.init(problem, point.position).where(moved, state) if is_captured() or moved.any() else state
-    return landed, _told(info, state, landed, probability)
-
-
-def jump_on_fibre(
-    problem: Fibre,
-    kernel: Any,
-    jumps: Jumps,
-    state: Any,
-    info: Info,
-    rng: torch.Generator,
-    energy: Tensor | None = None,
-) -> tuple[Any, Info]:
-    """The same of the global inputs of a fibre with additive noise, under their marginal density; lifted to the fibre.
-
-    Args:
-        problem: a fibre with ``marginal``.
-        kernel: whose states, by ``at_inputs(problem, u1, rng)`` too, have ``where`` and ``constraint_error``.
-        state, info: what the transition led to.
-        energy: of the global inputs under that density, ``[chains, *batch]``; None to compute it.
-    """
-    marginal = problem.marginal
-    assert marginal is not None, "check() refuses jumps on this problem"
-    target = _OnFibre(problem, marginal, kernel.relative_tolerance(state.position.dtype))
-    u1 = state.position[..., : marginal.dim]
-    here = point_at(marginal, u1) if energy is None else Point(u1, energy)
-    point, moved, probability = jumps.to(u1).land(target, here, rng)
-    landed = state
-    if is_captured() or moved.any():
-        # of all rows: compiled code is that of so many
-        landed = kernel.at_inputs(problem, point.position, rng).where(moved, state)
-    info = _told(info, state, landed, probability)
-    return landed, dataclasses.replace(info, stats={**info.stats, "constraint_error": landed.constraint_error})
-
-
-def _told(info: Info, state: Any, landed: Any, probability: Tensor) -> Info:
-    # with the momentum's part, which a jump leaves as it is
-    energy = info.energy + (landed.energy - state.energy)
-    return dataclasses.replace(info, energy=energy, stats={**info.stats, "jump_acceptance": probability})
-
-
-class JumpsOnFibre:
-    """What kernels on fibres with additive noise share: a field ``jumps``, True, False or :class:`Jumps`."""
-
-    jumps: Any
-
-    @property
-    def seeks_modes(self) -> bool:
-        return self.jumps is True
-
-    def jumping(self, jumps: Jumps) -> Self:
-        own: Any = self
-        return own.replace(jumps=jumps)
-
-    def within_modes(self, trial: Trial) -> Trial:
-        metric = metric_in_use(getattr(self, "metric", IDENTITY))
-        return within_modes(trial, self.jumps, metric) if isinstance(self.jumps, Jumps) else trial
-
-    def _take_jumps(self) -> None:
-        # the classes are frozen
-        object.__setattr__(self, "jumps", as_jumps(type(self).__name__, "jumps", self.jumps, (True, False)))
-
-    def _check_jumps(self, problem: Fibre) -> None:
-        if not isinstance(self.jumps, Jumps):
-            return
-        name = type(self).__name__
-        if problem.marginal is None:
-            raise ArgumentError(f"{name}(jumps={self.jumps!r}): the model has no additive normal noise: omit jumps")
-        self.jumps.check(name, problem.batch_shape, problem.marginal.dim)
-
-
-class _OnFibre(Target):
-    """The marginal density of global inputs, zero where the noise that should explain the observation does not."""
-
-    def __init__(self, problem: Fibre, marginal: NoiseMarginal, tolerance: float):
-        self._problem, self._marginal, self._tolerance = problem, marginal, tolerance
-        super().__init__(None, marginal.dim, tuple(problem.batch_shape))
-
-    def energy(self, x: Tensor) -> Tensor:
-        if self._marginal.holds_everywhere:
-            return captured(self._marginal).energy(x)
-        energy, extra = captured(self._marginal).energy_and_extra(x)
-        # any noise that gives the observation will do
-        _, error = self._marginal.explained(x, None, *extra)
-        on_fibre = error < self._tolerance * self._problem.scale
-        return torch.where(on_fibre, energy, torch.inf)
-
-    def take(self, problems: Tensor) -> "_OnFibre":
-        # the marginal of the part is not found anew, by its derivatives
-        return _OnFibre(self._problem.take(problems), self._marginal.take(problems), self._tolerance)
-
-
-def within_modes(trial: Trial, jumps: Jumps, metric: Metric) -> Trial:
-    """The same with positions about the centres of their modes, which are no matter of a metric or trajectories.
-
-    Of positions that have more coordinates than the modes, the first ones; those of a block are as they were.
-    """
-    dim = jumps.centres.shape[-1]
-
-    def centre(x: Tensor) -> Tensor:
-        return torch.cat([x[..., :dim] - jumps.to(x).centred(x[..., :dim]), torch.zeros_like(x[..., dim:])], -1)
-
-    if trial.position is not None and trial.position.shape[-1] >= dim:
-        trial = trial._replace(position=trial.position - centre(trial.position))
-    if trial.end is not None and trial.end.start.shape[-1] >= dim:
-        moved = metric.whiten(centre(metric.velocity(trial.end.start)))
-        end = trial.end._replace(start=trial.end.start - moved, position=trial.end.position - moved)
-        trial = trial._replace(end=end)
-    return trial

@@ -1,7 +1,7 @@
 """Hamiltonian Monte Carlo on the global inputs of a fibre whose local inputs are additive normal noise."""
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -10,14 +10,14 @@ from ..arguments import choice, fraction
 from ..conditioning.fibre import Fibre
 from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError, Status
+from ..linear_maps import TriangularMap
 from ..settings import Settings
 from .hamiltonian import HMCState, check_schedule
 from .hmc import HMC
-from .jumps import Jumps, JumpsOnFibre, jump_on_fibre
-from .kernel import Info
-from .metrics import DenseMetric, Metric, check_metric, metric_in_use
+from .kernel import Info, Tuning
+from .metrics import Metric, check_metric, check_shape
+from .metropolis import Point
 from .nuts import NUTS
-from .tuning import Tuning
 
 __all__ = ["LiftedHMC", "LiftedState", "curvature_metric"]
 
@@ -50,7 +50,7 @@ class LiftedState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class LiftedHMC(JumpsOnFibre, Settings):
+class LiftedHMC(Settings):
     """HMC or NUTS on a fibre with the noise integrated out (math 8.8).
 
     For models ``y = f(u1) + d(u1) u2`` with standard normal ``u2``: the transition is one of the global inputs ``u1``
@@ -74,8 +74,6 @@ class LiftedHMC(JumpsOnFibre, Settings):
             type of the positions: the same law, and faster where a network's arithmetic takes the time, on a CPU 2 to
             4 times for convolutions. None does so for networks with convolutions. Not for ``"nuts"``, which needs an
             energy with every gradient.
-        jumps: whether trajectories are followed by jumps of half of the chains to other modes (math 8.15), between
-            those that :func:`sample` finds at its start; or what :func:`modes` found of the fibre.
         compile: as in :class:`HMC`; not for ``"nuts"``.
     """
 
@@ -86,7 +84,6 @@ class LiftedHMC(JumpsOnFibre, Settings):
     metric: str | Metric = "dense"
     tolerance: float | None = None
     float32_gradients: bool | None = None
-    jumps: bool | Any = True
     compile: bool | None = None
 
     def __post_init__(self):
@@ -98,7 +95,6 @@ class LiftedHMC(JumpsOnFibre, Settings):
             raise ArgumentError(
                 "LiftedHMC(trajectory='nuts', float32_gradients=True): trees need the energy of every point, omit one"
             )
-        self._take_jumps()
         choice("LiftedHMC", "trajectory", self.trajectory, ("hmc", "nuts"))
         if self.trajectory == "nuts" and self.trajectory_length is not None:
             raise ArgumentError(
@@ -111,9 +107,6 @@ class LiftedHMC(JumpsOnFibre, Settings):
 
     def is_program(self, problem: Fibre) -> bool:
         """Whether :meth:`step` can be captured as one program."""
-        if isinstance(self.jumps, Jumps) and not self._marginal(problem).holds_everywhere:
-            # whether a jump stays on the fibre then takes the model
-            return False
         return self.trajectory == "hmc"
 
     @property
@@ -136,8 +129,7 @@ class LiftedHMC(JumpsOnFibre, Settings):
                 "WithNoise(model, sd=...)"
             )
         self.check_batch(problem.batch_shape, "step_size", "trajectory_length")
-        metric_in_use(self.metric).check("LiftedHMC", problem.batch_shape, problem.marginal.dim)
-        self._check_jumps(problem)
+        check_shape("LiftedHMC", self.metric, problem.batch_shape, problem.marginal.dim)
 
     def relative_tolerance(self, dtype: torch.dtype) -> float:
         """The tolerance for this dtype."""
@@ -187,9 +179,11 @@ class LiftedHMC(JumpsOnFibre, Settings):
             },
             tuning=info.tuning,
         )
-        if isinstance(self.jumps, Jumps):
-            return jump_on_fibre(problem, self, self.jumps, here, info, rng, here.energy)
         return here, info
+
+    def inputs_of(self, problem: Fibre, state: LiftedState) -> Point:
+        """The global inputs and their energy."""
+        return Point(state.marginal.position, state.energy)
 
     def at_inputs(self, problem: Fibre, u1: Tensor, rng: torch.Generator) -> LiftedState:
         """State at global inputs ``[chains, *batch, L]``, with noise that gives the observation."""
@@ -214,7 +208,7 @@ def curvature_metric(marginal: NoiseMarginal, u1: Tensor) -> Metric | None:
     """The inverse of the mean of ``I + K^T K`` over at most 16 of the positions ``[points, *batch, D]`` (math 8.8)."""
     precision = marginal.precision(u1[:_CHAINS]).mean(0)
     try:
-        return DenseMetric.of_precision(precision, u1.dtype)
+        return TriangularMap.of_precision(precision, u1.dtype)
     except RuntimeError:
         # not positive definite: not finite, or of noise so small that rounding hides the prior beside it
         return None

@@ -1,22 +1,73 @@
-"""Metropolis-Hastings kernels: random walks and independent proposals (math 8.9)."""
+"""Metropolis-Hastings kernels: random walks and independent proposals (math 8.9), and the decision on their points."""
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from ..arguments import fraction, optional_positive
-from ..errors import ArgumentError
+from ..autodiff.randomness import uniform
+from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..target import Density, Target, check_density
 from .hamiltonian import check_target, draw_momentum, given_step_size
-from .kernel import Info, Trial
-from .metrics import Metric, check_metric, metric_in_use, open_metric
-from .points import Point, metropolis, point_at
-from .tuning import Tuning
+from .kernel import Info, Trial, Tuning
+from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
 
-__all__ = ["Independence", "RandomWalk", "drawn"]
+__all__ = ["Decision", "Independence", "Point", "RandomWalk", "broken", "drawn", "metropolis", "point_at", "status_of"]
+
+
+class Point(NamedTuple):
+    """Positions ``[chains, *batch, D]`` and their energies ``[chains, *batch]``."""
+
+    position: Tensor
+    energy: Tensor
+
+    def where(self, condition: Tensor, other: "Point") -> "Point":
+        """These where the condition ``[chains, *batch]`` holds, else the others."""
+        position = torch.where(condition.unsqueeze(-1), self.position, other.position)
+        return Point(position, torch.where(condition, self.energy, other.energy))
+
+
+@torch.no_grad()
+def point_at(problem: Target, position: Tensor) -> Point:
+    """The state at a position."""
+    return Point(position, problem.energy(position))
+
+
+def broken(energy: Tensor) -> Tensor:
+    """Where an energy is NaN or minus infinity; plus infinity is where the density is zero."""
+    return energy.isnan() | energy.isneginf()
+
+
+def status_of(failed: Tensor) -> Tensor:
+    """Diverged where a proposal's energy was :func:`broken`."""
+    return torch.where(failed, int(Status.DIVERGED), int(Status.OK)).to(torch.int8)
+
+
+class Decision(NamedTuple):
+    """The outcome of proposals, each ``[chains, *batch]``."""
+
+    point: Point
+    probability: Tensor
+    status: Tensor
+
+
+def metropolis(here: Point, there: Point, log_hastings: Tensor | float, rng: torch.Generator) -> Decision:
+    """Accept with probability ``min(1, exp(phi(x) - phi(x')) q(x | x') / q(x' | x))`` (math 8.9).
+
+    Args:
+        here: present points x.
+        there: proposed points x'.
+        log_hastings: ``log q(x | x') - log q(x' | x)``, ``[chains, *batch]``; 0 for symmetric proposals.
+    """
+    failed = broken(there.energy)
+    log_ratio = torch.where(failed, -torch.inf, here.energy - there.energy + log_hastings)
+    probability = log_ratio.clamp_max(0).exp()
+    return Decision(
+        there.where(uniform(probability.shape, probability, rng) < probability, here), probability, status_of(failed)
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +99,7 @@ class RandomWalk(Settings):
     def _check_walk(self, problem: Target, dim: int) -> None:
         """Raise :class:`ArgumentError` unless step sizes and metric suit a walk of ``dim`` coordinates."""
         self.check_batch(problem.batch_shape, "step_size")
-        metric_in_use(self.metric).check(type(self).__name__, problem.batch_shape, dim)
+        check_shape(type(self).__name__, self.metric, problem.batch_shape, dim)
 
     def tuning(self, problem: Target) -> Tuning:
         return Tuning(
@@ -74,7 +125,7 @@ class RandomWalk(Settings):
         self, problem: Any, x: Tensor, step_size: Tensor, rng: torch.Generator
     ) -> tuple[Tensor, Tensor | float]:
         """Proposals for positions, and ``log q(x | x') - log q(x' | x)``."""
-        return x + step_size.unsqueeze(-1) * metric_in_use(self.metric).velocity(draw_momentum(x, rng)), 0.0
+        return x + step_size.unsqueeze(-1) * metric_in_use(self.metric).apply(draw_momentum(x, rng)), 0.0
 
     def _walking(self, problem: Any, x: Tensor) -> Tensor:
         """The coordinates of positions that walk."""

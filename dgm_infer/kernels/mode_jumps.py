@@ -2,30 +2,45 @@
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from ..arguments.objects import shown
+from ..autodiff.captured import captured
+from ..autodiff.loops import is_captured
 from ..conditioning.fibre import Fibre
+from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError
 from ..settings import Settings
 from ..target import Target
-from .hamiltonian import check_target
 from .hmc import HMC
-from .jumps import Jumps, as_jumps, jump, within_modes
-from .kernel import Info, Kernel, Trial
-from .metrics import IDENTITY, metric_in_use
+from .jumps import Jumps
+from .kernel import Compilable, FibreKernel, Info, Kernel, Preconditioned, Trial, Tunable, Tuning
+from .metrics import metric_in_use
+from .metropolis import Point
 from .riemannian import RiemannianHMC
-from .tuning import Compilable, Tunable, Tuning
 
-__all__ = ["ModeJumps"]
+__all__ = ["ModeJumps", "innermost"]
+
+
+@runtime_checkable
+class _OverInputs(FibreKernel, Protocol):
+    """A kernel on a fibre with additive noise whose chains can go on at other global inputs u1."""
+
+    def inputs_of(self, problem: Fibre, state: Any, /) -> Point:
+        """The global inputs of a state, and their energy under the marginal density."""
+        ...
+
+    def at_inputs(self, problem: Fibre, u1: Tensor, rng: torch.Generator, /) -> Any:
+        """A state at global inputs ``[chains, *batch, L]``, with noise that gives the observation."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
 class ModeJumps(Settings):
-    """A transition of a kernel on R^D, then jumps of half of the chains to other modes of the target (math 8.15).
+    """A transition of a kernel, then jumps of half of the chains to other modes (math 8.15).
 
     From x a mode i of normal approximation ``N(m_i, L_i L_i^T)`` is drawn by its share of the density at x, then
     another mode j, and ``x' = m_j + L_j L_i^-1 (x - m_i)`` is proposed: draws hold the modes in the proportions of the
@@ -33,10 +48,16 @@ class ModeJumps(Settings):
     modes resemble normal densities: ``Draws.stats["jump_acceptance"]``. Modes that are not among the given ones are
     left to the kernel. (Tjelmeland and Hegstad 2001; Pompe et al. 2020)
 
+    On a :class:`Fibre` with additive normal noise the jumps are those of the global inputs under their marginal
+    density, lifted to the fibre.
+
     Args:
-        kernel: kernel of a target; None for :class:`HMC`. Its fields are those that warm-up adapts.
-        modes: what :func:`modes` found of the same target; None has :func:`sample` find them, from 256 starts a round
-            spread about the origin, and start its chains there, in proportion to their Laplace masses.
+        kernel: kernel of a target, or :class:`LiftedHMC` or :class:`ConstrainedHMC`; None for :class:`HMC`. Its fields
+            are those that warm-up adapts.
+        modes: what :func:`modes` found of the same problem. None has :func:`sample` find them and start its chains
+            there, in proportion to their Laplace masses: of a target from 256 starts a round spread about the origin,
+            of a fibre, which takes a warm-up, by descents from the prior; where a fibre has one mode the kernel runs
+            alone.
     """
 
     # not Kernel: configurations name kernels by class path, which a protocol with types does not take
@@ -49,51 +70,57 @@ class ModeJumps(Settings):
             object.__setattr__(self, "kernel", HMC())
         if isinstance(self.kernel, type) or not isinstance(self.kernel, Kernel):
             raise ArgumentError(f"ModeJumps(kernel={shown(self.kernel)}): must be a kernel, such as HMC()")
-        object.__setattr__(self, "modes", as_jumps("ModeJumps", "modes", self.modes, (None,)))
-
-    @property
-    def seeks_modes(self) -> bool:
-        return self.modes is None
-
-    def jumping(self, jumps: Jumps) -> Self:
-        return dataclasses.replace(self, modes=jumps)
-
-    def within_modes(self, trial: Trial) -> Trial:
-        metric = metric_in_use(getattr(self.kernel, "metric", IDENTITY))
-        return trial if self.modes is None else within_modes(trial, self.modes, metric)
+        if self.modes is not None and not isinstance(self.modes, Jumps):
+            parts = [getattr(self.modes, part, None) for part in ("positions", "covariances", "log_masses")]
+            tensors = [part for part in parts if isinstance(part, Tensor)]
+            if len(tensors) < len(parts):
+                raise ArgumentError(f"ModeJumps(modes={shown(self.modes)}): must be modes, dgm.modes(problem), or None")
+            object.__setattr__(self, "modes", Jumps.between(*tensors))
 
     def check(self, problem) -> None:
+        name = type(self.kernel).__name__
         if isinstance(problem, Fibre):
-            raise ArgumentError(
-                "ModeJumps samples a Target, not a Fibre: where noise is additive LiftedHMC and ConstrainedHMC jump by "
-                "themselves"
-            )
-        check_target("ModeJumps", problem)
+            if problem.marginal is None or not isinstance(self.kernel, _OverInputs):
+                raise ArgumentError(
+                    f"ModeJumps(kernel={name}): on a Fibre only LiftedHMC and ConstrainedHMC jump, and only where the "
+                    "model's noise is additive and normal: use the kernel alone, or WithNoise(model, sd=...)"
+                )
+            dim = problem.marginal.dim
+        elif isinstance(problem, Target):
+            dim = problem.dim
+        else:
+            raise ArgumentError(f"ModeJumps samples a Target or a Fibre, not a {type(problem).__name__}")
         self.kernel.check(problem)
         if isinstance(self.kernel, RiemannianHMC) or getattr(self.kernel, "reflect", False):
             raise ArgumentError(
-                f"ModeJumps(kernel={type(self.kernel).__name__}): its chains can't jump: use HMC, NUTS, RandomWalk or "
-                "slices that are not reflected"
+                f"ModeJumps(kernel={name}): its chains can't jump: use HMC, NUTS, RandomWalk or slices that are not "
+                "reflected"
             )
-        if self.modes is None and not problem.has_gradient:
+        if self.modes is not None:
+            self.modes.check("ModeJumps", problem.batch_shape, dim)
+        elif isinstance(problem, Target) and not problem.has_gradient:
             raise ArgumentError(
                 f"ModeJumps(modes=None): modes are found by gradients, which this {type(problem).__name__} does not "
                 "have: give modes, or use the kernel alone"
             )
-        if self.modes is not None:
-            self.modes.check("ModeJumps", problem.batch_shape, problem.dim)
 
     @property
     def compile(self) -> bool | None:
         """That of the kernel."""
         return getattr(self.kernel, "compile", False)
 
-    def is_program(self, problem: Target) -> bool:
+    def is_program(self, problem: Fibre | Target) -> bool:
         """Whether :meth:`step` can be captured as one program."""
-        return isinstance(self.kernel, Compilable) and self.kernel.is_program(problem)
+        if not isinstance(self.kernel, Compilable) or not self.kernel.is_program(problem):
+            return False
+        # else it takes the model to know whether a jump stays on the fibre
+        return isinstance(problem, Target) or (problem.marginal is not None and problem.marginal.holds_everywhere)
 
-    def tuning(self, problem: Target) -> Tuning:
+    def tuning(self, problem: Fibre | Target) -> Tuning:
         return self.kernel.tuning(problem) if isinstance(self.kernel, Tunable) else Tuning()
+
+    def metric_at(self, problem: Fibre | Target, position: Tensor) -> Any:
+        return self.kernel.metric_at(problem, position) if isinstance(self.kernel, Preconditioned) else None
 
     def replace(self, **changes: Any) -> Self:
         """A copy with some fields changed, of its own or of its kernel."""
@@ -104,9 +131,9 @@ class ModeJumps(Settings):
     def probe(self, step_size: Tensor, n_steps: int) -> Self:
         return dataclasses.replace(self, kernel=self.kernel.probe(step_size, n_steps))
 
-    def init(self, problem: Target, position: Tensor) -> Any:
+    def init(self, problem: Fibre | Target, position: Tensor) -> Any:
         if self.modes is None:
-            raise ArgumentError("ModeJumps(modes=None): only sample() finds modes: give modes=dgm.modes(target)")
+            raise ArgumentError("ModeJumps(modes=None): only sample() finds modes: give modes=dgm.modes(problem)")
         state = self.kernel.init(problem, position)
         if not hasattr(state, "where"):
             raise ArgumentError(
@@ -115,6 +142,72 @@ class ModeJumps(Settings):
             )
         return state
 
-    def step(self, problem: Target, state: Any, rng: torch.Generator) -> tuple[Any, Info]:
+    def step(self, problem: Fibre | Target, state: Any, rng: torch.Generator) -> tuple[Any, Info]:
         after, info = self.kernel.step(problem, state, rng)
-        return jump(problem, self.kernel, self.modes, after, info, rng)
+        if isinstance(problem, Fibre):
+            assert problem.marginal is not None, "check() refuses jumps on this problem"
+            tolerance = self.kernel.relative_tolerance(after.position.dtype)
+            target, here = _OnFibre(problem, problem.marginal, tolerance), self.kernel.inputs_of(problem, after)
+        else:
+            target, here = captured(problem), Point(after.position, after.energy)
+        point, moved, probability = self.modes.to(here.position).land(target, here, rng)
+        landed = after
+        if is_captured() or moved.any():
+            # of all chains: compiled code is that of so many
+            if isinstance(problem, Fibre):
+                landed = self.kernel.at_inputs(problem, point.position, rng).where(moved, after)
+            else:
+                landed = self.kernel.init(problem, point.position).where(moved, after)
+        stats = {**info.stats, "jump_acceptance": probability}
+        if isinstance(problem, Fibre):
+            stats["constraint_error"] = landed.constraint_error
+        # with the momentum's part, which a jump leaves as it is
+        return landed, dataclasses.replace(info, energy=info.energy + (landed.energy - after.energy), stats=stats)
+
+    def within_modes(self, trial: Trial) -> Trial:
+        """What warm-up learns from, with positions about the centres of their modes: distances between modes, which
+        jumps see to, affect neither metrics nor trajectories.
+
+        Of positions that have more coordinates than the modes, the first ones; those of a block are as they were.
+        """
+        jumps = self.modes
+        if jumps is None:
+            return trial
+        dim, metric = jumps.centres.shape[-1], metric_in_use(getattr(self.kernel, "metric", "identity"))
+
+        def centre(x: Tensor) -> Tensor:
+            return torch.cat([x[..., :dim] - jumps.to(x).centred(x[..., :dim]), torch.zeros_like(x[..., dim:])], -1)
+
+        if trial.position is not None and trial.position.shape[-1] >= dim:
+            trial = trial._replace(position=trial.position - centre(trial.position))
+        if trial.end is not None and trial.end.start.shape[-1] >= dim:
+            moved = metric.solve(centre(metric.apply(trial.end.start)))
+            end = trial.end._replace(start=trial.end.start - moved, position=trial.end.position - moved)
+            trial = trial._replace(end=end)
+        return trial
+
+
+def innermost(kernel: Any) -> Any:
+    """The kernel that jumps follow; another kernel as it is."""
+    return kernel.kernel if isinstance(kernel, ModeJumps) else kernel
+
+
+class _OnFibre(Target):
+    """The marginal density of global inputs, zero where the noise that should explain the observation does not."""
+
+    def __init__(self, problem: Fibre, marginal: NoiseMarginal, tolerance: float):
+        self._problem, self._marginal, self._tolerance = problem, marginal, tolerance
+        super().__init__(None, marginal.dim, tuple(problem.batch_shape))
+
+    def energy(self, x: Tensor) -> Tensor:
+        if self._marginal.holds_everywhere:
+            return captured(self._marginal).energy(x)
+        energy, extra = captured(self._marginal).energy_and_extra(x)
+        # any noise that gives the observation will do
+        _, error = self._marginal.explained(x, None, *extra)
+        on_fibre = error < self._tolerance * self._problem.scale
+        return torch.where(on_fibre, energy, torch.inf)
+
+    def take(self, problems: Tensor) -> "_OnFibre":
+        # the marginal of the part is not found anew, by its derivatives
+        return _OnFibre(self._problem.take(problems), self._marginal.take(problems), self._tolerance)

@@ -7,15 +7,13 @@ import torch
 from torch import Tensor
 
 from ..arguments import choice, fraction, whole_number
-from ..conditioning.abc_kernels import InputPosterior
-from ..conditioning.noise_embedding import NoiseEmbedding
+from ..conditioning.abc_kernels import InputPosterior, NoiseEmbedding
 from ..conditioning.projection import SOLVERS
 from ..errors import ArgumentError
 from ..settings import Settings
 from .constrained import ConstrainedHMC, ConstrainedState
 from .hamiltonian import check_schedule
-from .kernel import Info
-from .tuning import Tuning
+from .kernel import Info, Tuning
 
 __all__ = ["RiemannianHMC", "RiemannianState"]
 

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from ..arguments import flag, numbers, optional_positive, positive_numbers, whole_number
 from ..errors import ArgumentError
+from ..linear_maps import IDENTITY
 from ..settings import Settings
 from ..target import Target
 from .hamiltonian import check_target, draw_momentum
-from .kernel import Info, Trial
-from .metrics import IDENTITY, Metric, check_metric, metric_in_use, open_metric
-from .points import Point, broken, point_at, status_of
-from .tuning import Tuning
+from .kernel import Info, Trial, Tuning
+from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
+from .metropolis import Point, broken, point_at, status_of
 
 __all__ = ["EllipticalSlice", "LinearSlice", "narrowed"]
 
@@ -160,7 +160,7 @@ class LinearSlice(Settings):
     def check(self, problem) -> None:
         check_target("LinearSlice", problem)
         self.check_batch(problem.batch_shape, "width")
-        metric_in_use(self.metric).check("LinearSlice", problem.batch_shape, problem.dim)
+        check_shape("LinearSlice", self.metric, problem.batch_shape, problem.dim)
 
     def tuning(self, problem: Target) -> Tuning:
         return Tuning(metric=None if self.reflect else open_metric(self.metric))
@@ -176,7 +176,7 @@ class LinearSlice(Settings):
         x, energy = state
         metric = IDENTITY if self.reflect else metric_in_use(self.metric)
         noise = draw_momentum(x, rng)
-        direction = metric.velocity(noise / noise.norm(dim=-1, keepdim=True))
+        direction = metric.apply(noise / noise.norm(dim=-1, keepdim=True))
 
         def path(t: Tensor) -> Tensor:
             y = x + t.unsqueeze(-1) * direction

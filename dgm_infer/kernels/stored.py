@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
+from ..linear_maps import LinearMap
 from .jumps import Jumps
-from .metrics import Metric
 
 __all__ = ["UnknownKernel", "from_json", "to_json"]
 
 _METHODS = ("check", "init", "step")
 # What kernels hold beside numbers.
-_PARTS = (Jumps, Metric)
+_PARTS = (Jumps, LinearMap)
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,6 @@ def from_json(stored: dict[str, Any]) -> Any:
 
     Classes are looked up in modules that are already imported: loading a file runs no code that it names.
     """
-    if "class_path" not in stored:
-        stored = _current(stored)
     cls = _imported(stored["class_path"])
     if cls is not None:
         try:
@@ -118,18 +116,3 @@ def _value_from_json(value: Any) -> Any:
         if not isinstance(kernel, UnknownKernel):
             return kernel
     raise ValueError(f"{value} cannot be rebuilt")
-
-
-def _current(stored: dict[str, Any]) -> dict[str, Any]:
-    """The format of version 0.1.0, ``{"name", **fields}`` with tensors as lists, converted to the present one.
-
-    Fields that a class no longer has were None in all its kernels.
-    """
-    cls = _imported(f"dgm_infer.{stored['name']}")
-    known = {field.name for field in dataclasses.fields(cls)} if cls is not None else set(stored)
-
-    def value(name: str, old: Any) -> Any:
-        return {"tensor": old, "dtype": "float64"} if isinstance(old, list) and name != "n_steps" else old
-
-    fields = {k: value(k, v) for k, v in stored.items() if k != "name" and (k in known or v is not None)}
-    return {"class_path": f"dgm_infer.{stored['name']}", "init_args": fields}

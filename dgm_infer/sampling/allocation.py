@@ -9,7 +9,7 @@ from torch import Tensor
 from ..conditioning.marginal import NoiseMarginal
 from ..kernels.jumps import Jumps
 from ..kernels.lifted import curvature_metric
-from ..kernels.metrics import IDENTITY
+from ..linear_maps import IDENTITY
 from ..references.descent import minimise
 from ..references.minima import laplace_masses, places, same_minimum, same_mode
 
@@ -141,11 +141,11 @@ def _descended(marginal: NoiseMarginal, x: Tensor) -> tuple[Tensor, Tensor, Tens
     metric = curvature_metric(marginal, x) or IDENTITY
 
     def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:
-        energy, gradient = marginal.energy_and_gradient(metric.velocity(v))
-        return energy, metric.force(gradient)
+        energy, gradient = marginal.energy_and_gradient(metric.apply(v))
+        return energy, metric.transpose(gradient)
 
-    minima = minimise(evaluate, metric.whiten(x), iterations=_ITERATIONS)
-    return metric.velocity(minima.position), minima.energy, minima.converged
+    minima = minimise(evaluate, metric.solve(x), iterations=_ITERATIONS)
+    return metric.apply(minima.position), minima.energy, minima.converged
 
 
 class _Weighed(NamedTuple):

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..arguments.objects import of_problems
 from ..conditioning.fibre import Fibre
 from ..diagnosis import Diagnosis, Finding, Severity, diagnosis, finding
+from ..kernels.mode_jumps import innermost
 from .chain_groups import labels, side_by_side
 from .inference_data import effective_draws, r_hat
 from .verdict import FAILING, TRANSITIONS, Run, percent, verdict
@@ -107,7 +108,7 @@ def _transitions(draws: Run, told: Tensor) -> Iterator[Finding]:
                 bad,
             )
     finer = "smaller steps (target_acceptance=0.95)"
-    if hasattr(draws.kernel, "n_geodesic"):
+    if hasattr(innermost(draws.kernel), "n_geodesic"):
         finer += " or more sub-steps (n_geodesic=)"
     for name, what in (("projection_failed", "projections"), ("reversal_failed", "reversals")):
         if name in stats:

@@ -20,10 +20,10 @@ from ..files import complete_file
 from ..kernels import Kernel
 from ..kernels.stored import UnknownKernel, from_json, to_json
 from ..target import Target, as_target, reference
-from .basins import Basins, basins
 from .chain_groups import group_chains, looks, side_by_side
 from .diagnose import diagnose
 from .inference_data import import_arviz, inference_data, refuse_what_is_not_there
+from .low_points import Basins, basins
 from .predictive import Program, observed_data, predicted, program_of
 from .reloaded import check_problem, last_energy_of
 

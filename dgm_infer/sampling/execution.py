@@ -13,8 +13,7 @@ from ..autodiff.pytrees import flatten, tree_map
 from ..conditioning.fibre import Fibre
 from ..errors import ModelError
 from ..kernels import Info, Kernel
-from ..kernels.kernel import State
-from ..kernels.tuning import Compilable
+from ..kernels.kernel import Compilable, State
 from ..target import Target
 
 __all__ = ["Execution"]

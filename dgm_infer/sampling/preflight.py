@@ -11,6 +11,7 @@ from torch import Tensor
 from ..arguments import allocatable
 from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, ModelError
+from ..kernels.mode_jumps import innermost
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import Target
 from .inference_data import names_dimension
@@ -55,7 +56,7 @@ def check_energy(problem: Target, kernel: Any, device: torch.device, given: Tens
         # all chains may start at one point, whose spread would be no distance
         noise = torch.randn(n, *given.shape[1:], generator=rng, dtype=given.dtype, device=given.device)
         points, around = given[:n], given[0] + noise
-    differentiated = hasattr(getattr(kernel, "kernel", kernel), "n_steps")
+    differentiated = hasattr(innermost(kernel), "n_steps")
     fault = energy_fault(problem, points, "", around, differentiated=differentiated)
     if fault:
         raise ArgumentError(f"sample(): {fault}")

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..conditioning import Fibre
 from ..errors import ArgumentError
 from ..kernels import Kernel
+from ..kernels.mode_jumps import innermost
 from ..target import Target, reference
 
 __all__ = ["check_problem", "last_energy_of"]
@@ -51,7 +52,7 @@ def check_problem(
         )
     if isinstance(problem, Fibre):
         error = problem.constraint_error(inputs[:, -1].to(problem.values))
-        if not (error < max(_NEAR, 10 * (getattr(kernel, "tolerance", None) or 0)) * problem.scale).all():
+        if not (error < max(_NEAR, 10 * (getattr(innermost(kernel), "tolerance", None) or 0)) * problem.scale).all():
             raise ArgumentError(
                 f"{call}(problem=...): the draws in {path} miss its observation by {error.max():.2g}: give the "
                 "problem that was sampled"

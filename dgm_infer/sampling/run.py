@@ -12,12 +12,12 @@ from ..arguments import choice, fraction, random_seed, whole_number
 from ..conditioning.fibre import Fibre
 from ..errors import StartError, cause
 from ..kernels import Info, Kernel
-from ..kernels.kernel import State
-from ..kernels.tuning import Jumping, Tunable
+from ..kernels.jumps import Jumps
+from ..kernels.kernel import State, Tunable
+from ..kernels.mode_jumps import ModeJumps
 from ..progress import Progress
 from ..target import Target, reference
 from .execution import Execution
-from .pilot import pick_kernel
 from .preflight import check_energy, check_latents
 from .starts import starting_points
 from .warmup import WarmUp
@@ -96,7 +96,7 @@ class RunInputs(NamedTuple):
     initial: Tensor | None
     """Given starting points, ``[chains, *batch, D]``."""
     undecided: bool
-    """Whether a pilot may pick another kernel."""
+    """Whether the kernel is the default one, which jumps where several modes are found."""
 
 
 class RunOutcome(NamedTuple):
@@ -181,16 +181,6 @@ class SamplingRun:
         """
         problem, kernel, initial, undecided = run_inputs
         rng = torch.Generator(device_of(problem, initial)).manual_seed(plan.seed)
-        if undecided and isinstance(problem, Fibre) and problem.marginal is not None:
-            picked = pick_kernel(
-                problem,
-                plan.chains,
-                transitions=plan.transitions,
-                target_acceptance=plan.target_acceptance,
-                report=bar.say,
-            )
-            kernel = picked.kernel
-            bar.note(picked.reason)
         start = starting_points(
             problem,
             kernel,
@@ -203,8 +193,7 @@ class SamplingRun:
         )
         if isinstance(problem, Target) and initial is not None:
             check_energy(problem, kernel, start.position.device, start.position)
-        if start.jumps is not None and isinstance(kernel, Jumping) and kernel.seeks_modes:
-            kernel = kernel.jumping(start.jumps)
+        kernel = _jumping(kernel, start.jumps, undecided)
         check_latents(problem, start.position, plan.draws if plan.keep == "latents" else 0)
         state = kernel.init(problem, start.position)
         lost = int((~state.energy.isfinite()).sum())
@@ -328,6 +317,13 @@ def run_until_stopped(
             raise
         return "interrupted" if isinstance(error, KeyboardInterrupt) else named(error)
     return None
+
+
+def _jumping(kernel: Kernel, jumps: Jumps | None, undecided: bool) -> Kernel:
+    """The kernel with jumps between the modes that were found, where it is to jump or was not chosen by the user."""
+    if isinstance(kernel, ModeJumps) and kernel.modes is None:
+        return kernel.kernel if jumps is None else kernel.replace(modes=jumps)
+    return ModeJumps(kernel, jumps) if undecided and jumps is not None else kernel
 
 
 def named(error: Exception) -> str:

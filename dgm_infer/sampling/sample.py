@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -9,8 +10,9 @@ import torch
 from ..arguments import flag, numbers, positive
 from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
+from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError
-from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Kernel, RiemannianHMC
+from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Kernel, LiftedHMC, RiemannianHMC
 from ..progress import Progress
 from ..target import Target, as_target
 from .draws import Draws
@@ -21,9 +23,28 @@ from .run import RunInputs, RunPlan, SamplingRun, device_of, diagnostics, run_un
 
 __all__ = ["sample"]
 
-# Prior draws that say how narrow a tolerance is, and the ratio from which the default follows the ridge: steps of HMC
-# per step of RiemannianHMC, against what that costs, which grows with the rows of its Jacobian.
-_DRAWN, _STEP, _ROW = 8, 5, 2
+
+@dataclass(frozen=True)
+class RidgeSettings:
+    """When a posterior is a ridge so narrow that kernels with Jacobians cost less than HMC.
+
+    HMC takes steps of the width of a ridge, :class:`ConstrainedHMC` and :class:`RiemannianHMC` move along it. On
+    ``dgm-infer bench samplers`` HMC no longer mixes from a stretch of about 40, with one row.
+    """
+
+    prior_draws: int = 8
+    """At which the stretch is measured: how much narrower than the prior a posterior is across the ridge."""
+    step: float = 5
+    """Steps of HMC per step with a Jacobian of no rows, in time."""
+    row: float = 2
+    """The same for every row of the Jacobian: a backward pass."""
+
+    def least(self, rows: int) -> float:
+        """The stretch from which a ridge is narrow."""
+        return self.step + self.row * rows
+
+
+_RIDGE = RidgeSettings()
 
 
 def sample(
@@ -49,9 +70,9 @@ def sample(
         problem: a :class:`Fibre`, a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``.
         kernel: None for :class:`HMC` on a target (:class:`EllipticalSlice` if it has no gradient,
             :class:`RiemannianHMC` where a Gaussian tolerance is small beside the slope of the outputs), and on a fibre
-            :class:`ConstrainedHMC`, or :class:`LiftedHMC` if the model's noise is additive and normal and a short pilot
-            finds it cheaper per effective draw (:func:`~dgm_infer.sampling.pilot.pick_kernel`); the pilot has its own
-            random numbers, so that the draws are those of the kernel that it picks, which is in ``Draws.kernel``.
+            :class:`LiftedHMC` if the model's noise is additive and normal, unless it is narrow and there are fewer
+            observed values than other inputs, else :class:`ConstrainedHMC`. Where the start finds several modes,
+            :class:`ModeJumps` of the default kernel. ``Draws.kernel`` has it.
         chains: chains per problem of the batch.
         warmup: iterations that adapt the kernel and are not kept; None for as many as it takes until step sizes,
             trajectory lengths and energies have settled, at most 300 (a kernel that adapts no step size, or a metric
@@ -87,8 +108,7 @@ def sample(
     """
     if not isinstance(problem, Fibre | Target):
         problem = as_target(problem)
-    # without a warm-up, or with given starts, there is nothing for a pilot to go by
-    undecided = kernel is None and warmup != 0 and initial is None
+    undecided = kernel is None
     kernel = default_kernel(problem) if kernel is None else kernel
     if isinstance(kernel, type) or not isinstance(kernel, Kernel):
         name = kernel.__name__ if isinstance(kernel, type) else repr(kernel)
@@ -124,17 +144,31 @@ def sample(
 def default_kernel(problem: Fibre | Target) -> Kernel:
     """The default kernel for this kind of problem."""
     if isinstance(problem, Fibre):
-        return ConstrainedHMC()
+        narrow = problem.marginal is None or _is_ridge(problem, problem.marginal)
+        return ConstrainedHMC() if narrow else LiftedHMC()
     if not problem.has_gradient:
         return EllipticalSlice()
     return RiemannianHMC() if isinstance(problem, InputPosterior) and _is_narrow(problem) else HMC()
+
+
+def _is_ridge(problem: Fibre, marginal: NoiseMarginal) -> bool:
+    """Whether additive noise is narrow, and the observation leaves global inputs free."""
+    rows = problem.values.shape[-1]
+    if rows >= marginal.dim:
+        return False
+    u1 = marginal.initial_draws(_RIDGE.prior_draws, torch.Generator(problem.values.device).manual_seed(0))
+    precision = marginal.precision(u1)
+    # a simulator may overflow at prior draws, which says nothing
+    told = precision.isfinite().all(-1).all(-1)
+    unit = torch.eye(marginal.dim).to(precision)
+    stretch = torch.linalg.eigvalsh(torch.where(told[..., None, None], precision, unit))[..., -1].sqrt()
+    return bool(told.any()) and stretch[told].median().item() > _RIDGE.least(rows)
 
 
 def _is_narrow(problem: InputPosterior) -> bool:
     """Whether a tolerance is so small that its steps cost HMC more than Jacobians cost :class:`RiemannianHMC`."""
     if problem.embedding is None:
         return False
-    u = problem.initial_draws(_DRAWN, torch.Generator(problem.values.device).manual_seed(0))
+    u = problem.initial_draws(_RIDGE.prior_draws, torch.Generator(problem.values.device).manual_seed(0))
     rows = min(problem.embedding.fibre.values.shape[-1], problem.dim)
-    # a simulator may overflow at prior draws, which says nothing
-    return problem.embedding.stretch(u).nanmedian().item() > _STEP + _ROW * rows
+    return problem.embedding.stretch(u).nanmedian().item() > _RIDGE.least(rows)

@@ -9,18 +9,18 @@ from torch import Tensor
 
 from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
-from ..conditioning.projection import solver_tolerance
-from ..conditioning.solve import damped_gauss_newton
+from ..conditioning.projection import damped_gauss_newton, solver_tolerance
 from ..errors import ArgumentError, EvidenceError
 from ..kernels import Kernel, LiftedHMC
 from ..kernels.jumps import Jumps
-from ..kernels.tuning import FibreKernel, Jumping, Tunable, Tuning
+from ..kernels.kernel import FibreKernel, Tunable, Tuning
+from ..kernels.mode_jumps import ModeJumps, innermost
 from ..models import DirectedModel
 from ..references.modes import modes
 from ..target import Target
+from .adaptation import reasonable_step_size
 from .allocation import allocate_chains
 from .low_points import low_points
-from .step_size import reasonable_step_size
 
 __all__ = ["Start", "anneal_noise", "starting_points"]
 
@@ -74,11 +74,11 @@ def starting_points(
     """
     if not isinstance(problem, Fibre):
         given = None if initial is None else _given(problem, chains, initial)
-        if isinstance(kernel, Jumping) and kernel.seeks_modes:
+        if isinstance(kernel, ModeJumps) and kernel.modes is None:
             report("start-up, modes")
             return _near_modes(problem, chains, rng, given)
         return Start(problem.start(chains, rng) if given is None else given)
-    tolerance, annealing = solver_tolerance(problem.values.dtype), None
+    tolerance, annealing, kernel = solver_tolerance(problem.values.dtype), None, innermost(kernel)
     if isinstance(kernel, FibreKernel):
         tolerance, annealing = kernel.relative_tolerance(problem.values.dtype), kernel.annealing()
     if initial is not None:

@@ -11,9 +11,8 @@ from ..arguments.objects import of_problems
 from ..conditioning.derivatives import JUMP, find_jump
 from ..conditioning.fibre import Fibre
 from ..diagnosis import Finding, finding
-from ..kernels.hamiltonian import MAX_STEPS
-from ..kernels.mode_jumps import ModeJumps
-from ..target import Target
+from ..kernels.hamiltonian import TRAJECTORY
+from ..kernels.mode_jumps import ModeJumps, innermost
 
 __all__ = ["FAILING", "FAILURES", "TRANSITIONS", "Run", "percent", "verdict"]
 
@@ -93,7 +92,7 @@ def verdict(draws: Run, problem: Any, stayed: Tensor, transitions: int, adapted:
                 "no step is accepted, however small: check the density, or start elsewhere (initial=)",
                 collapsed,
             )
-    tolerance = getattr(draws.kernel, "relative_tolerance", None)
+    tolerance = getattr(innermost(draws.kernel), "relative_tolerance", None)
     if isinstance(problem, Fibre) and tolerance is not None and "constraint_error" in stats:
         error = stats["constraint_error"]
         yield from _off_fibre(error, draws.inputs, problem, tolerance(error.dtype) * problem.scale)
@@ -102,14 +101,14 @@ def verdict(draws: Run, problem: Any, stayed: Tensor, transitions: int, adapted:
     if transitions >= TRANSITIONS:
         # points that were given were not shared out
         shared = isinstance(problem, Fibre) and problem.marginal is not None and draws.ancestors is not None
-        jumps = isinstance(draws.kernel, ModeJumps) or not isinstance(problem, Target)
+        jumps = isinstance(draws.kernel, ModeJumps) or (isinstance(problem, Fibre) and problem.marginal is None)
         yield from _groups(draws.chain_groups, weighed=shared, jumps=jumps)
 
 
 def _most_steps(kernel: Any) -> int | None:
     """The steps at which a kernel ends a trajectory that would go on; None if it is as long as was asked for."""
-    kernel = getattr(kernel, "kernel", kernel)
-    return MAX_STEPS if getattr(kernel, "n_steps", 0) is None else getattr(kernel, "max_steps", None)
+    kernel = innermost(kernel)
+    return TRAJECTORY.most_steps if getattr(kernel, "n_steps", 0) is None else getattr(kernel, "max_steps", None)
 
 
 def _stuck(stats: dict[str, Tensor], stayed: Tensor) -> Finding:

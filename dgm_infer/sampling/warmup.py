@@ -8,16 +8,21 @@ import torch
 from torch import Tensor
 
 from ..kernels import Info, Kernel
-from ..kernels.hamiltonian import DEFAULT_LENGTH
-from ..kernels.kernel import State, Trial
+from ..kernels.hamiltonian import TRAJECTORY
+from ..kernels.kernel import Preconditioned, State, Trial, Tunable, Tuning
 from ..kernels.metrics import Metric
-from ..kernels.tuning import Jumping, Preconditioned, Tunable, Tuning
-from .metric import MetricWindows
-from .response import Response
-from .settling import Settling, is_level
-from .step_size import DualAveraging, bounded, reasonable_step_size
-from .sub_steps import SubSteps
-from .trajectory_length import ChEES
+from ..kernels.mode_jumps import ModeJumps
+from .adaptation import (
+    AcceptancePlateau,
+    ChEES,
+    DualAveraging,
+    MetricWindows,
+    Settling,
+    SubSteps,
+    bounded,
+    is_level,
+    reasonable_step_size,
+)
 
 __all__ = ["WarmUp"]
 
@@ -37,7 +42,7 @@ class WarmUp:
     problems :class:`SubSteps`, up to the last quarter; and per problem the metric, in :class:`MetricWindows` up to the
     last third, after each of which the step size and the trajectory length start again in its units; a metric that the
     kernel finds by itself is refined once, by the positions of the second third. Step sizes stop shrinking where
-    acceptance does not respond (:class:`Response`).
+    acceptance does not respond (:class:`AcceptancePlateau`).
 
     Args:
         kernel: the kernel with what is open in it.
@@ -76,7 +81,7 @@ class WarmUp:
         self._open = is_open and self._tuning.step_size
         self._settling, self._energies = Settling(), []
         self._averaging: DualAveraging | None = None
-        self._response: Response | None = None
+        self._acceptance_plateau: AcceptancePlateau | None = None
         self._sub_steps: SubSteps | None = None
         if self._tuning.n_geodesic is not None:
             self._sub_steps = SubSteps(self._tuning.n_geodesic, _OPEN_WINDOW if self._open else iterations // 10)
@@ -106,7 +111,7 @@ class WarmUp:
         """Learn from the iteration that ``kernel`` just made, and the state it led to."""
         self._done += 1
         acceptance, trial = info.tuned_acceptance, info.tuning or Trial()
-        if isinstance(self._kernel, Jumping):
+        if isinstance(self._kernel, ModeJumps):
             trial = self._kernel.within_modes(trial)
         if self._done <= self._startup:
             log_step = self._chain_step_size.log() + 0.5 * (acceptance - self._target)
@@ -125,7 +130,7 @@ class WarmUp:
             settled = averaging.current <= 1.2 * averaging.final
             # what was made of longer ones
             taken = averaging.current.clamp_max(self._longest_step)
-            averaging.floor = self._responding(acceptance, taken)
+            averaging.floor = self._least_step(acceptance, taken)
             averaging.update(acceptance.mean(0), _told(trial, averaging.current))
         if self._tuning.trajectory_length and trial.end is not None:
             self._lengths().update(trial.end, acceptance)
@@ -210,17 +215,17 @@ class WarmUp:
         if self._tuning.step_size:
             kernel = self._with_sub_steps(self._kernel)
             self._chain_step_size = reasonable_step_size(kernel, self._problem, state, self._rng)
-            self._averaging = self._response = None
+            self._averaging = self._acceptance_plateau = None
         if self._tuning.trajectory_length:
-            self._tuning = replace(self._tuning, initial_length=DEFAULT_LENGTH)
+            self._tuning = replace(self._tuning, initial_length=TRAJECTORY.length)
             self._chees = None
 
     def frozen(self) -> Kernel:
         """The adapted kernel: step size and trajectory length are tensors ``[*batch]``."""
         kernel = self._with_sub_steps(self._kernel)
         if self._tuning.step_size:
-            if self._response is not None:
-                self._response.say()
+            if self._acceptance_plateau is not None:
+                self._acceptance_plateau.say()
             kernel = kernel.replace(step_size=self._dual_averaging().final.clamp_max(self._longest_step))
         if self._tuning.trajectory_length:
             kernel = kernel.replace(trajectory_length=self._lengths().final)
@@ -231,12 +236,12 @@ class WarmUp:
         # added sub-steps allow longer steps
         return self._with_sub_steps(self._kernel).tuning(self._problem).longest_step
 
-    def _responding(self, acceptance: Tensor, step_size: Tensor) -> Tensor:
+    def _least_step(self, acceptance: Tensor, step_size: Tensor) -> Tensor:
         """The step sizes not to go below, given what was accepted of this one."""
-        if self._response is None:
-            self._response = Response(step_size, self._target)
-        self._response.update(step_size, acceptance)
-        return self._response.floor
+        if self._acceptance_plateau is None:
+            self._acceptance_plateau = AcceptancePlateau(step_size, self._target)
+        self._acceptance_plateau.update(step_size, acceptance)
+        return self._acceptance_plateau.floor
 
     def _with_sub_steps(self, kernel: Any) -> Any:
         return kernel if self._sub_steps is None else kernel.replace(n_geodesic=self._sub_steps.n)

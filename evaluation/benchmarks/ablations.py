@@ -46,7 +46,7 @@ class Problem:
     """Something to run with and without a switch.
 
     Args:
-        room: ``"sampling"`` or ``"evidence"``, which switches are measured on it.
+        room: ``"sampling"``, ``"conditioning"`` or ``"evidence"``, which switches are measured on it.
         words: what it is, in a line.
         measure: runs it with ``seed, chains, draws``; ``rate`` (smallest effective draws per second), ``seconds``,
             ``r_hat``, ``findings`` and, where the truth is known, ``error``: None for what it does not have.
@@ -279,6 +279,18 @@ PROBLEMS: dict[str, Problem] = {
     "mixture": Problem(
         "sampling", "six normals in five dimensions, ModeJumps; error of the means in standard deviations",
         _sampled(_mixture, dgm.ModeJumps(), _mixture_error),
+    ),
+    "conv gan": Problem(
+        "conditioning", "16 pixels of a larger digit, a convolutional generator without noise",
+        _sampled(_image("gan", 1), dgm.ConstrainedHMC()),
+    ),
+    "exact series": Problem(
+        "conditioning", "10 steps of prey and predators, given exactly",
+        _sampled(Published("lotka_volterra", 20).fibre, dgm.ConstrainedHMC()),
+    ),
+    "exact quantiles": Problem(
+        "conditioning", "50 draws of a generalised lambda, given exactly",
+        _sampled(Published("generalised_lambda", 50).fibre, dgm.ConstrainedHMC()),
     ),
 }  # fmt: skip
 """By name; of other kinds than those that numbers were chosen on."""

@@ -7,10 +7,12 @@ from typing import Any
 
 import torch
 
+from dgm_infer.autodiff import convolution, jacobian_products
+from dgm_infer.conditioning import Fibre, observed, projection, start_points
 from dgm_infer.kernels import LiftedHMC
 from dgm_infer.kernels import hmc as hmc_module
-from dgm_infer.sampling import allocation, low_points, pilot, run, starts, warmup
-from dgm_infer.sampling.settling import Settling
+from dgm_infer.sampling import allocation, low_points, run, starts, warmup
+from dgm_infer.sampling.adaptation import Settling
 
 __all__ = ["SWITCHES", "Switch", "replaced", "switch"]
 
@@ -21,7 +23,7 @@ class Switch:
 
     Args:
         name: as ``--switches`` has it.
-        room: whose problems it is measured on, ``"sampling"`` or ``"evidence"``.
+        room: whose problems it is measured on, ``"sampling"``, ``"conditioning"`` or ``"evidence"``.
         words: what it is, in a line.
         off: a context in which it is off.
     """
@@ -56,15 +58,6 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(owner, name, value)
-
-
-@switch("pilot", "a pilot picks ConstrainedHMC where it is cheaper than LiftedHMC")
-def _pilot():
-    def lifted(*arguments: Any, **options: Any) -> pilot.Choice:
-        return pilot.Choice(LiftedHMC(), "LiftedHMC")
-
-    with replaced(run, pick_kernel=lifted):
-        yield
 
 
 @switch("annealing", "additive noise is annealed from wide to its own width before descents find the modes")
@@ -155,7 +148,7 @@ def _plateau():
     def update(self: Any, step_size: torch.Tensor, acceptance: torch.Tensor) -> None:
         self.floor = torch.zeros_like(step_size)
 
-    with replaced(warmup.Response, update=update):
+    with replaced(warmup.AcceptancePlateau, update=update):
         yield
 
 
@@ -179,4 +172,61 @@ def _curvature_metric():
 @switch("few rows", "gradients are computed for the chains alone that still move, where these are few")
 def _few_rows():
     with replaced(hmc_module, few=lambda moving: None):
+        yield
+
+
+@switch("fixed convolutions", "convolutions are differentiated as the linear functions that they are", "conditioning")
+def _fixed_convolutions():
+    with replaced(jacobian_products, SETTINGS=jacobian_products.ProductSettings(fixed_convolutions=False)):
+        yield
+
+
+@switch("affine normalisations", "batch normalisations are differentiated as affine functions", "conditioning")
+def _affine_normalisations():
+    with replaced(convolution, _normalised=lambda *arguments: None):
+        yield
+
+
+@switch("reverse twice", "of few rows J v is made by reverse mode twice, and not by forward mode", "conditioning")
+def _reverse_twice():
+    with replaced(jacobian_products, SETTINGS=jacobian_products.ProductSettings(reverse=0)):
+        yield
+
+
+@switch("traced derivatives", "Jacobians of few rows run as operations that were traced once", "conditioning")
+def _traced_derivatives():
+    with replaced(Fibre, traces=False):
+        yield
+
+
+@switch("float32 derivatives", "Jacobians of networks with convolutions are those in float32", "conditioning")
+def _float32_derivatives():
+    with replaced(Fibre, prefers_float32=False):
+        yield
+
+
+@switch("Broyden", "solvers correct their factorisation by the steps that they make", "conditioning")
+def _broyden():
+    with replaced(projection, SOLVERS={**projection.SOLVERS, "broyden": projection.quasi_newton}):
+        yield
+
+
+@switch("near roots", "reverse checks end once a solver contracts towards where the trajectory began", "conditioning")
+def _near_roots():
+    def reached(self: Any, u: torch.Tensor, residual: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        return residual < self.tolerance
+
+    with replaced(projection.Stop, reached=reached):
+        yield
+
+
+@switch("moves to prior draws", "starts move along the fibre to where they are nearest to prior draws", "conditioning")
+def _moves():
+    with replaced(start_points, SETTINGS=start_points.SearchSettings(moves=0)):
+        yield
+
+
+@switch("noiseless", "with additive noise derivatives leave the noise itself out")
+def _noiseless():
+    with replaced(observed._Noiseless, suits=staticmethod(lambda model: False)):
         yield

@@ -10,8 +10,8 @@ from torch import Tensor
 from ...arguments import choice, fraction, positive, whole_number
 from ...errors import ArgumentError
 from ...kernels.integrators import PhasePoint, leapfrog
-from ...kernels.trees import deepest, grow
-from ...sampling.step_size import DualAveraging
+from ...kernels.nuts import deepest, grow
+from ...sampling.adaptation import DualAveraging
 from .. import schedules
 from ..path import AnnealedPath, Point
 from ..pilot import StepSizes
@@ -181,7 +181,7 @@ class _JointChain:
 
 
 class _JointTrees(_JointChain):
-    """The same with trajectories that end at a U-turn; ``n_steps`` is the depth of their trees."""
+    """The same with trajectories that end at a U-turn; ``n_steps`` is the depth of their nuts."""
 
     def step(self) -> TemperedState:
         shape = (*self.t.shape, self.point.v.shape[-1] + 1)

@@ -12,7 +12,7 @@ from dgm_infer.autodiff.pytrees import flatten, unflatten
 from dgm_infer.autodiff.randomness import normal
 from dgm_infer.errors import ModelError
 from dgm_infer.kernels.jumps import Jumps
-from dgm_infer.kernels.metrics import DenseMetric, DiagonalMetric
+from dgm_infer.linear_maps import DiagonalMap, TriangularMap
 from dgm_infer.sampling.execution import Execution
 from tests.oracles import FLOAT, assert_agrees, linear_gaussian
 
@@ -33,8 +33,8 @@ def stepped(target, kernel, chains=4, seed=1):
 
 METRICS = {
     "identity": "identity",
-    "diagonal": DiagonalMetric(torch.tensor([[0.5, 1.0, 2.0], [1.0, 1.0, 0.3]], dtype=FLOAT)),
-    "dense": DenseMetric(torch.tensor([[[1.0, 0, 0], [0.5, 0.8, 0], [0, 0.2, 0.6]]] * 2, dtype=FLOAT)),
+    "diagonal": DiagonalMap(torch.tensor([[0.5, 1.0, 2.0], [1.0, 1.0, 0.3]], dtype=FLOAT)),
+    "dense": TriangularMap(torch.tensor([[[1.0, 0, 0], [0.5, 0.8, 0], [0, 0.2, 0.6]]] * 2, dtype=FLOAT)),
 }
 
 

@@ -123,7 +123,7 @@ def test_the_acceptance_that_kinks_allow_is_that_of_trajectories_with_small_step
     assert found is not None
     rates = []
     for step_size in (0.03, 0.0075):
-        kernel = dgm.ConstrainedHMC(step_size=step_size, trajectory_length=kinks.DURATION, n_geodesic=1)
+        kernel = dgm.ConstrainedHMC(step_size=step_size, trajectory_length=kinks.SETTINGS.duration, n_geodesic=1)
         draws = dgm.sample(fibre, kernel, chains=32, warmup=0, draws=4, seed=0, progress=False)
         rates.append(draws.stats["acceptance_rate"].mean().item())
     assert abs(rates[1] - rates[0]) < 0.15

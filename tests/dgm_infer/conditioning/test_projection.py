@@ -6,8 +6,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.conditioning.projection import SOLVERS, Stop, _no_steps, broyden, masked, project
-from dgm_infer.conditioning.solve import damped_gauss_newton
+from dgm_infer.conditioning.projection import SOLVERS, Stop, damped_gauss_newton, masked, project
 from dgm_infer.structures import DenseJacobian
 from dgm_infer.structures.diagonal import solve_local_inputs
 from tests.models import Bent
@@ -351,18 +350,3 @@ def test_a_chain_that_finds_no_start_shares_one_of_its_problem():
         start = fibre.start(40, rng, attempts=2)
     assert fibre.constraint_error(start).max() < 2e-8
     assert len(start[:, 0].unique(dim=0)) > 1
-
-
-def test_steps_of_zero_change_nothing_of_broydens_method():
-    fibre, v, base = off_the_fibre()
-    rng = torch.Generator().manual_seed(2)
-    made = 0.1 * torch.randn(2, *v.shape, generator=rng, dtype=FLOAT)
-    steps = tuple((s, s / s.square().sum(-1, keepdim=True)) for s in made)
-    none = _no_steps(v)
-    c = fibre.constraint(v)
-    for known in ((), steps):
-        u, made = broyden(fibre, v, c, base, known)
-        padded, same = broyden(fibre, v, c, base, (*none, *known))
-        torch.testing.assert_close((padded, same), (u, made), rtol=1e-12, atol=1e-14)
-    # control: steps that were made change it
-    assert (u - broyden(fibre, v, c, base, ())[0]).abs().max() > 1e-3

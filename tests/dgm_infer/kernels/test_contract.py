@@ -13,7 +13,7 @@ from dgm_infer import kernels
 from dgm_infer.conditioning.abc_kernels import InputPosterior
 from dgm_infer.errors import ArgumentError, Status
 from dgm_infer.kernels import Kernel
-from dgm_infer.kernels.tuning import Tunable
+from dgm_infer.kernels.kernel import Tunable
 from dgm_infer.sampling.durable import Keeper
 from tests.gradient_free_oracles import gaussian_latent
 from tests.kernels import CarelessWalk, RandomWalk, Wanderer

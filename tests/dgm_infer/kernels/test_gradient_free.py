@@ -9,7 +9,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.errors import ArgumentError
 from dgm_infer.kernels import slice as slices
-from dgm_infer.kernels.points import Point
+from dgm_infer.kernels.metropolis import Point
 from dgm_infer.target import Block
 from tests.gradient_free_oracles import Coin, Cube, TwoModes, coin, cube, two_modes
 from tests.oracles import FLOAT, Ellipse, correlated_gaussian, funnel
@@ -199,7 +199,7 @@ def test_warm_up_brings_a_walk_to_its_own_acceptance_and_the_covariance():
     )
     assert (draws.stats["acceptance_rate"].mean((0, 1)) - 0.234).abs().max() < 0.08
     metric: Any = draws.kernel
-    assert metric.metric.scale.shape == (2, 3)
+    assert metric.metric.sd.shape == (2, 3)
 
 
 def test_slices_of_chains_that_are_done_cost_no_new_points():

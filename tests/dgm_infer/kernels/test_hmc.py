@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.sampling.step_size import DualAveraging
+from dgm_infer.sampling.adaptation import DualAveraging
 from tests.oracles import FLOAT, assert_agrees, assert_refuted, correlated_gaussian, funnel
 
 SCALES = (0.1, 1.0, 10.0)

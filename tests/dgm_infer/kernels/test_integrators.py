@@ -8,11 +8,9 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.conditioning.projection import project
-from dgm_infer.conditioning.solve import damped_gauss_newton
+from dgm_infer.conditioning.projection import damped_gauss_newton, project
 from dgm_infer.errors import Status
-from dgm_infer.kernels.drifts import CIRCULAR, STRAIGHT, Flow
-from dgm_infer.kernels.integrators import PhasePoint, geodesic, leapfrog
+from dgm_infer.kernels.integrators import CIRCULAR, STRAIGHT, FreeMotion, PhasePoint, geodesic, leapfrog
 from tests.dgm_infer.kernels.quartic import CHAINS, QUARTIC, leapfrog_start, slope
 from tests.models import Bent, BentPairs, Stretched
 from tests.oracles import FLOAT, Ellipse, Wave, linear_gaussian_model, trusted, without_reverse_check
@@ -351,7 +349,7 @@ def without_multiplier():
         return CIRCULAR.move(u, p, h)
 
     # on arrival the last motion is the forward one
-    return Flow(move, lambda u, u_new, h: moved[-1] * h.cos() - u * h.sin(), CIRCULAR.force)
+    return FreeMotion(move, lambda u, u_new, h: moved[-1] * h.cos() - u * h.sin(), CIRCULAR.force)
 
 
 def ellipse_by_arc_length():

@@ -10,7 +10,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.errors import Status
 from dgm_infer.kernels import HMC, NUTS, ConstrainedHMC
-from dgm_infer.kernels.hamiltonian import MAX_STEPS
+from dgm_infer.kernels.hamiltonian import TRAJECTORY
 from tests.models import Bent, Stretched, Walk
 from tests.oracles import FLOAT, GaussianTarget, linear_gaussian_model
 from tests.quick import some
@@ -200,7 +200,7 @@ def test_a_trajectory_takes_no_more_steps_than_it_may(by_length):
     kernel, make = by_length
     problem = make(())
     _, info = kernel.replace(step_size=1e-6).step(problem, start(kernel, problem), rng())
-    assert (info.stats["n_steps"] == MAX_STEPS).all()
+    assert (info.stats["n_steps"] == TRAJECTORY.most_steps).all()
     assert (info.stats["step_size"] == 1e-6).all()
 
 

@@ -7,9 +7,10 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.kernels import metrics
 from dgm_infer.kernels.integrators import PhasePoint, leapfrog
-from dgm_infer.kernels.metrics import METRICS, DenseMetric, DiagonalMetric, IdentityMetric, LowRankMetric
+from dgm_infer.kernels.metrics import METRICS, MetricSettings, refined
+from dgm_infer.kernels.metrics import fitted as fitted_to
+from dgm_infer.linear_maps import IDENTITY, DiagonalMap, IdentityMap, TriangularMap
 from tests.dgm_infer.kernels.quartic import QUARTIC, leapfrog_start, slope
 from tests.oracles import FLOAT, assert_agrees, assert_refuted, gaussian_oracle
 from tests.quick import marks
@@ -25,7 +26,7 @@ MIX = torch.linalg.qr(draws(4, 4))[0] * torch.tensor([0.05, 1.0, 3.0, 0.4], dtyp
 
 
 def fitted(name, n=4000, batch=(2,)):
-    return METRICS[name].fit(draws(n, *batch, 4) @ MIX.mT)
+    return IDENTITY if name == "identity" else fitted_to(name, draws(n, *batch, 4) @ MIX.mT)
 
 
 def matrix(linear, batch=(2,)):
@@ -38,14 +39,14 @@ def matrix(linear, batch=(2,)):
 @pytest.mark.parametrize("name", METRICS)
 def test_velocity_force_and_whitening_are_one_factor_its_transpose_and_its_inverse(name, batch):
     metric = fitted(name, 50, batch)
-    factor = matrix(metric.velocity, batch)
-    torch.testing.assert_close(matrix(metric.force, batch), factor.mT)
-    torch.testing.assert_close(matrix(metric.whiten, batch) @ factor, torch.eye(4, dtype=FLOAT).expand_as(factor))
+    factor = matrix(metric.apply, batch)
+    torch.testing.assert_close(matrix(metric.transpose, batch), factor.mT)
+    torch.testing.assert_close(matrix(metric.solve, batch) @ factor, torch.eye(4, dtype=FLOAT).expand_as(factor))
 
 
 @pytest.mark.parametrize("name", ["dense", "low_rank"])
 def test_samples_give_their_covariance(name):
-    factor = matrix(fitted(name).velocity)
+    factor = matrix(fitted(name).apply)
     whitened = torch.linalg.solve(factor, MIX.expand_as(factor))
     torch.testing.assert_close(whitened @ whitened.mT, torch.eye(4, dtype=FLOAT).expand_as(factor), rtol=0, atol=0.2)
 
@@ -55,44 +56,44 @@ def test_few_samples_refine_a_dense_metric_where_they_differ_from_it(n):
     dim = 100
     widths = torch.logspace(-2, 1, dim, dtype=FLOAT)
     truth = torch.linalg.qr(draws(dim, dim))[0] * widths
-    mine = DenseMetric(torch.linalg.cholesky(truth @ truth.mT))
+    mine = TriangularMap(torch.linalg.cholesky(truth @ truth.mT))
     narrower = truth[:, [40]] @ truth[:, [40]].mT * (1 / 50**2 - 1)
     changed = torch.linalg.cholesky(truth @ truth.mT + narrower)
 
     def ratios(metric, factor):
         """Eigenvalues, in increasing order, of the covariance in the metric's coordinates."""
-        white = metric.whiten(factor.mT)
+        white = metric.solve(factor.mT)
         return torch.linalg.eigvalsh(white.mT @ white)
 
     samples = draws(n, dim)
-    kept = ratios(mine.refined((samples @ mine.factor.mT).unflatten(0, (-1, 10))), mine.factor)
+    kept = ratios(refined("dense", mine, (samples @ mine.factor.mT).unflatten(0, (-1, 10))), mine.factor)
     assert kept[-1] / kept[0] < 4
     # the control: from these samples alone
-    alone = ratios(DenseMetric.fit(samples @ mine.factor.mT), mine.factor)
+    alone = ratios(fitted_to("dense", samples @ mine.factor.mT), mine.factor)
     assert alone[-1] / alone[0] > 1.3 * kept[-1] / kept[0]
     if n > 4 * dim:
         assert ratios(mine, changed)[0] < 1e-3
-        found = ratios(mine.refined((samples @ changed.mT).unflatten(0, (-1, 10))), changed)
+        found = ratios(refined("dense", mine, (samples @ changed.mT).unflatten(0, (-1, 10))), changed)
         assert found[-1] / found[0] < 4
 
 
 def test_the_diagonal_metric_has_the_variances_of_the_samples():
     diagonal: Any = fitted("diagonal")
-    scale = diagonal.scale
+    scale = diagonal.sd
     torch.testing.assert_close(scale, MIX.square().sum(-1).sqrt().expand_as(scale), rtol=0.1, atol=0)
 
 
 def test_few_samples_and_constant_coordinates_still_give_a_metric():
     for name in ADAPTED:
-        metric = METRICS[name].fit(torch.cat([draws(3, 2, 6), torch.ones(3, 2, 1, dtype=FLOAT)], -1))
-        moved = metric.velocity(draws(5, 2, 7))
+        metric = fitted_to(name, torch.cat([draws(3, 2, 6), torch.ones(3, 2, 1, dtype=FLOAT)], -1))
+        moved = metric.apply(draws(5, 2, 7))
         assert moved.isfinite().all()
         assert (moved != 0).any(-1).all()
 
 
 def test_a_low_rank_metric_has_few_directions_in_many_dimensions():
-    metric = LowRankMetric.fit(draws(30, 2, 400))
-    assert metric.directions.shape == (2, 400, metrics._RANK)
+    metric = fitted_to("low_rank", draws(30, 2, 400))
+    assert metric.directions.shape == (2, 400, MetricSettings().rank)
 
 
 # ------------------------------------------------------------------------------------------------------ the integrator
@@ -131,11 +132,11 @@ def test_a_trajectory_under_a_metric_preserves_volume(name):
         torch.testing.assert_close(torch.linalg.det(jacobian), torch.ones((), dtype=FLOAT), rtol=0, atol=1e-8)
 
 
-class Mistaken(DenseMetric):
+class Mistaken(TriangularMap):
     """The mistake: velocity and force are not transposes of each other."""
 
-    def force(self, gradient):
-        return self.velocity(gradient)
+    def transpose(self, gradient):
+        return self.apply(gradient)
 
 
 def energy_slope(metric):
@@ -213,7 +214,7 @@ def test_under_an_adapted_metric_draws_have_the_right_moments(kernel, make, name
     assert_agrees(make(), draws)
     assert_refuted(make(1.4), draws)
     adapted: Any = draws.kernel
-    assert type(adapted.metric) is METRICS[name]
+    assert adapted.metric.kind == {"dense": "full"}.get(name, name)
 
 
 @functools.cache
@@ -247,11 +248,9 @@ def test_control_a_diagonal_metric_gains_little_where_directions_are_no_axes():
 
 def test_the_identity_is_what_there_was_before():
     oracle = scaled()
-    metric = DiagonalMetric(torch.ones(2, 5, dtype=FLOAT))
+    metric = DiagonalMap(torch.ones(2, 5, dtype=FLOAT))
     for kernel in (dgm.HMC(0.01, n_steps=4), dgm.NUTS(0.01, n_steps=7)):
-        same = [
-            run(oracle, k, chains=3, warmup=0, n=5).inputs for k in (kernel, kernel.replace(metric=IdentityMetric()))
-        ]
+        same = [run(oracle, k, chains=3, warmup=0, n=5).inputs for k in (kernel, kernel.replace(metric=IdentityMap()))]
         assert torch.equal(*same)
         torch.testing.assert_close(same[0], run(oracle, kernel.replace(metric=metric), chains=3, warmup=0, n=5).inputs)
 
@@ -269,8 +268,8 @@ def test_an_adapted_metric_can_be_reused():
         (lambda: dgm.HMC(metric="full"), r"HMC\(metric='full'\)"),
         (lambda: dgm.NUTS(metric=1), r"NUTS\(metric=1\)"),
         (lambda: dgm.LiftedHMC(metric="round"), r"LiftedHMC\(metric='round'\)"),
-        (lambda: run(scaled(), dgm.HMC(metric=DiagonalMetric(torch.ones(2, 4)))), "2, 4.*problems of 5 coordinates"),
-        (lambda: run(scaled(), dgm.HMC(metric=DenseMetric(torch.eye(5)))), "give the metric's name"),
+        (lambda: run(scaled(), dgm.HMC(metric=DiagonalMap(torch.ones(2, 4)))), "2, 4.*problems of 5 coordinates"),
+        (lambda: run(scaled(), dgm.HMC(metric=TriangularMap(torch.eye(5)))), "give the metric's name"),
     ],
 )
 def test_bad_metrics_are_named(make, message):
@@ -280,5 +279,5 @@ def test_bad_metrics_are_named(make, message):
 
 def test_an_adapted_kernel_prints_shapes_in_the_place_of_numbers():
     kernel = dgm.LiftedHMC(0.5, metric=fitted("dense"))
-    assert "metric=DenseMetric(factor of shape (2, 4, 4))" in repr(kernel)
-    assert repr(IdentityMetric()) == "IdentityMetric()"
+    assert "metric=TriangularMap(factor of shape (2, 4, 4))" in repr(kernel)
+    assert repr(IdentityMap()) == "IdentityMap()"

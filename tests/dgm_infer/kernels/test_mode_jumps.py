@@ -11,7 +11,7 @@ import dgm_infer as dgm
 from dgm_infer.errors import ArgumentError
 from dgm_infer.kernels import Info
 from dgm_infer.kernels.jumps import Jumps
-from dgm_infer.kernels.points import point_at
+from dgm_infer.kernels.metropolis import point_at
 from tests.findings import honest
 from tests.oracles import FLOAT, compare
 
@@ -258,7 +258,7 @@ def test_a_jump_off_the_fibre_is_none(kind):
     centres = torch.tensor([[5.0], [-5.0]], dtype=FLOAT)
     modes = Jumps(centres, torch.full((2, 1, 1), 0.01, dtype=FLOAT), torch.zeros(2, dtype=FLOAT))
     start = problem.marginal.lift(centres[:1].expand(4, 1), torch.Generator())
-    kernel = kind(step_size=0.01, n_steps=2, jumps=modes)
+    kernel = dgm.ModeJumps(kind(step_size=0.01, n_steps=2), modes)
     draws = dgm.sample(problem, kernel, chains=4, initial=start, warmup=0, draws=20, seed=1, progress=False)
     assert (draws.inputs[..., 0] > 0).all()
     assert draws.stats["constraint_error"].max() < 1e-6
@@ -283,16 +283,12 @@ def test_what_does_not_fit_is_named():
     uniform = dgm.condition(Bent(), torch.zeros(1, dtype=FLOAT), tolerance=0.1, kernel="uniform")
     with pytest.raises(ArgumentError, match=r"modes are found by gradients, .* or use the kernel alone"):
         dgm.ModeJumps(dgm.kernels.EllipticalSlice()).check(uniform)
-    with pytest.raises(ArgumentError, match=r"not a Fibre: where noise is additive LiftedHMC"):
-        dgm.ModeJumps().check(dgm.condition(Bent(), torch.zeros(1, dtype=FLOAT)))
-    for kind in (dgm.LiftedHMC, dgm.ConstrainedHMC):
-        with pytest.raises(ArgumentError, match=rf"{kind.__name__}\(jumps=1\): must be modes, .* or True, False"):
-            kind(jumps=1)
-    with pytest.raises(ArgumentError, match=r"ConstrainedHMC\(jumps=Jumps\(.*no additive normal noise: omit jumps"):
-        dgm.ConstrainedHMC(jumps=found).check(dgm.condition(Bent(), torch.zeros(1, dtype=FLOAT)))
     noisy = dgm.condition(dgm.WithNoise(Bent(), 0.1), torch.zeros(1, dtype=FLOAT))
-    with pytest.raises(ArgumentError, match=r"LiftedHMC\(Jumps\(.*1 problems|problem has \(\) problems"):
-        dgm.LiftedHMC(jumps=found).check(noisy)
+    for kernel, fibre in ((dgm.HMC(), noisy), (dgm.ConstrainedHMC(), dgm.condition(Bent(), noisy.values))):
+        with pytest.raises(ArgumentError, match=r"on a Fibre only LiftedHMC and ConstrainedHMC jump, and only where"):
+            dgm.ModeJumps(kernel).check(fibre)
+    with pytest.raises(ArgumentError, match=r"ModeJumps\(Jumps\(.*1 problems|problem has \(\) problems"):
+        dgm.ModeJumps(dgm.LiftedHMC(), found).check(noisy)
 
 
 class Bent(dgm.GenerativeModel):

@@ -7,9 +7,9 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.errors import Status
-from dgm_infer.kernels import trees
+from dgm_infer.kernels import nuts
 from dgm_infer.kernels.integrators import PhasePoint
-from dgm_infer.kernels.trees import deepest, grow
+from dgm_infer.kernels.nuts import deepest, grow
 from tests.oracles import FLOAT, assert_agrees, assert_refuted, correlated_gaussian, funnel
 from tests.quick import some
 
@@ -74,7 +74,7 @@ def test_exact_draws_stay_exact(step_size):
 
 @pytest.mark.parametrize("step_size", some((0.5, 1.2), quick=(1.2,)))
 def test_control_sub_trees_that_are_not_checked_are_noticed(monkeypatch, step_size):
-    monkeypatch.setattr(trees._SubTree, "_turned", lambda *_: None)
+    monkeypatch.setattr(nuts._SubTree, "_turned", lambda *_: None)
     assert variance_in_standard_errors(step_size) > 5
 
 
@@ -88,11 +88,11 @@ def test_control_weights_without_the_kinetic_energy_are_noticed(monkeypatch):
 
 def turned_somewhere(p, first, last):
     """Whether leaves ``first`` to ``last`` have turned, or their halves with the next step of the other."""
-    found = trees.turns(p[first], p[last], p[first : last + 1].sum(0))
+    found = nuts.turns(p[first], p[last], p[first : last + 1].sum(0))
     if last - first > 1:
         middle = (first + last + 1) // 2
-        found = found | trees.turns(p[first], p[middle], p[first : middle + 1].sum(0))
-        found = found | trees.turns(p[middle - 1], p[last], p[middle - 1 : last + 1].sum(0))
+        found = found | nuts.turns(p[first], p[middle], p[first : middle + 1].sum(0))
+        found = found | nuts.turns(p[middle - 1], p[last], p[middle - 1 : last + 1].sum(0))
     return found
 
 
@@ -103,7 +103,7 @@ def test_every_sub_tree_is_checked_when_its_last_leaf_is_there(level):
     angle = torch.linspace(0, 2.5, 2**level, dtype=FLOAT).unsqueeze(-1) * 3 * torch.rand(200, generator=rng).double()
     p = torch.stack([angle.cos(), angle.sin()], -1) + 0.3 * torch.randn(2**level, 200, 2, generator=rng).double()
     zero = torch.zeros(200, dtype=FLOAT)
-    sub = trees._SubTree(PhasePoint(p[0], p[0], zero, p[0]), zero, zero == 0, level)
+    sub = nuts._SubTree(PhasePoint(p[0], p[0], zero, p[0]), zero, zero == 0, level)
     seen = 0
     for i in range(2**level):
         before, sub.total = sub.total, sub.total + p[i]

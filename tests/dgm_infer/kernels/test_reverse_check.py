@@ -6,7 +6,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.conditioning.projection import project
 from dgm_infer.errors import Status
-from dgm_infer.kernels import drifts
+from dgm_infer.kernels import integrators
 from dgm_infer.kernels.integrators import geodesic
 from tests.models import Bent
 from tests.oracles import FLOAT, Wave
@@ -78,11 +78,11 @@ def ends(n=1000):
 
 def test_drifts_reversed_together_are_decided_as_those_reversed_one_by_one(monkeypatch):
     together, solves = ends(), []
-    reverse = drifts.ReverseChecks._reverse
-    monkeypatch.setattr(drifts.ReverseChecks, "_reverse", lambda self: (solves.append(1), reverse(self)))
+    reverse = integrators.ReverseChecks._reverse
+    monkeypatch.setattr(integrators.ReverseChecks, "_reverse", lambda self: (solves.append(1), reverse(self)))
     assert torch.equal(ends().status, together.status)
     assert len(solves) == 1
-    monkeypatch.setattr(drifts, "_WAITING", 0)
+    monkeypatch.setattr(integrators, "_WAITING", 0)
     one_by_one = ends()
     assert len(solves) == 1 + 8
     assert torch.equal(one_by_one.status, together.status)
@@ -93,5 +93,5 @@ def test_drifts_reversed_together_are_decided_as_those_reversed_one_by_one(monke
 
 def test_control_drifts_that_are_not_reversed_are_taken_for_good(monkeypatch):
     checked = ends().status
-    monkeypatch.setattr(drifts.ReverseChecks, "add", lambda *arguments: None)
+    monkeypatch.setattr(integrators.ReverseChecks, "add", lambda *arguments: None)
     assert not torch.equal(ends().status, checked)

@@ -220,8 +220,8 @@ def test_annealed_starts_have_the_shares_of_the_posterior(monkeypatch):
 
 
 def test_chains_of_several_modes_have_their_shares_and_the_warning_names_the_masses():
-    kernel = dgm.ConstrainedHMC(jumps=False)
-    with pytest.warns(UserWarning, match=r"2 groups that never overlap .*dgm\.modes\(fibre\)"):
+    kernel = dgm.ConstrainedHMC()
+    with pytest.warns(UserWarning, match=r"2 groups that never overlap .*dgm\.modes\(fibre\).*ModeJumps\(kernel\)"):
         draws = dgm.sample(folded(1.0), kernel, chains=32, warmup=50, draws=60, seed=1, progress=False)
     right = draws.inputs[..., 0] > 0
     assert (right == right[:, :1]).all()
@@ -239,9 +239,9 @@ def test_chains_of_several_modes_have_their_shares_and_the_warning_names_the_mas
 @pytest.mark.parametrize("kind", [dgm.LiftedHMC, dgm.ConstrainedHMC], ids=lambda kind: kind.__name__)
 def test_chains_jump_between_modes_in_proportion_to_their_masses(kind):
     problem, settings = folded(1.0, 8.0), {"chains": 8, "warmup": 60, "draws": 300, "seed": 1, "progress": False}
-    draws: Any = dgm.sample(problem, kind(), **settings)
+    draws: Any = dgm.sample(problem, dgm.ModeJumps(kind()), **settings)
     assert draws.stats["constraint_error"].max() < 1e-7
-    assert draws.kernel.jumps.counts.tolist() == [2, 1]
+    assert draws.kernel.modes.counts.tolist() == [2, 1]
     right = (draws.inputs[:, :, 0, 0] > 0).double()
     assert ((right[:, 1:] != right[:, :-1]).sum(1) > 50).all()
     z, ess = compare(right.unsqueeze(-1), torch.tensor([wide_mass()], dtype=FLOAT))
@@ -251,6 +251,6 @@ def test_chains_jump_between_modes_in_proportion_to_their_masses(kind):
     assert accepted[0] > 0.5
     assert (accepted[1:] == 0).all()
     # control: without them no chain ever crosses
-    still = dgm.sample(problem, kind(jumps=False), **(settings | {"warmup": 20, "draws": 40}))
+    still = dgm.sample(problem, kind(), **(settings | {"warmup": 20, "draws": 40}))
     right = still.inputs[:, :, 0, 0] > 0
     assert (right == right[:, :1]).all()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.kernels.hamiltonian import MAX_STEPS
+from dgm_infer.kernels.hamiltonian import TRAJECTORY
 from tests.dgm_infer.sampling.short_runs import fibre
 from tests.oracles import FLOAT, linear_gaussian_model
 
@@ -194,7 +194,10 @@ def test_an_interrupted_run_is_named():
     ("kernel", "words"),
     [
         (dgm.HMC(step_size=1e4, n_steps=3), f"{CHAINS} of {CHAINS} chains never moved: in 100 %"),
-        (dgm.HMC(step_size=1e-3, trajectory_length=1.5), f"trajectories are at their longest, {MAX_STEPS} steps"),
+        (
+            dgm.HMC(step_size=1e-3, trajectory_length=1.5),
+            f"trajectories are at their longest, {TRAJECTORY.most_steps} steps",
+        ),
     ],
     ids=["stuck", "short steps"],
 )

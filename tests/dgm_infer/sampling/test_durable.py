@@ -13,7 +13,6 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.sampling import run as run_module
 from dgm_infer.sampling.run import SamplingRun
 from tests.models import Bent
 from tests.oracles import FLOAT, Ellipse, assert_agrees, correlated_gaussian
@@ -187,15 +186,6 @@ def test_draws_without_a_warm_up_and_from_given_starts(tmp_path, monkeypatch):
     with pytest.raises(Killed):
         killed_at(monkeypatch, 5, tmp_path / "run", **options)
     assert_same(dgm.resume(tmp_path / "run", progress=False), whole)
-
-
-def test_the_pick_of_the_pilot_is_kept(tmp_path, monkeypatch):
-    problem = dgm.condition(dgm.WithNoise(Bent(), 0.3), torch.full((2, 5), 0.3, dtype=FLOAT))
-    options = {"chains": CHAINS, "warmup": WARMUP, "draws": DRAWS, "seed": 7, "progress": False}
-    whole = dgm.sample(problem, **options)
-    dgm.sample(problem, run=tmp_path / "run", **{**options, "draws": 5})
-    monkeypatch.setattr(run_module, "pick_kernel", None)
-    assert_same(dgm.extend(tmp_path / "run", draws=DRAWS - 5, progress=False), whole)
 
 
 def test_the_problem_comes_back_with_the_draws(tmp_path, whole):

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.conditioning import search
-from dgm_infer.conditioning.solve import search_once
+from dgm_infer.conditioning import start_points
+from dgm_infer.conditioning.start_points import search_once
 from dgm_infer.sampling import low_points as module
 from dgm_infer.sampling.low_points import low_points
 from tests.dgm_infer.sampling.two_sides import CHAINS, TwoSides, fibre
@@ -105,7 +105,7 @@ def test_long_searches_end_when_most_rows_are_found(monkeypatch):
     rows = problem.rows(CHAINS)
     options = {"tolerance": 1e-8 * rows.scale, "report": lambda text: None, "enough": lambda found: found.any()}
     assert search_once(rows, rng(), **options)[1].all()
-    monkeypatch.setattr(search, "_LONG", 0)
+    monkeypatch.setattr(start_points, "SETTINGS", start_points.SearchSettings(long=0))
     found = search_once(rows, rng(), **options)[1]
     assert 0 < found.sum() < 36
     monkeypatch.setattr(module, "_most", lambda found: found.any())

@@ -138,7 +138,7 @@ def test_every_route_is_calibrated_over_simulated_observations(route):
 @pytest.mark.filterwarnings("ignore:warm-up stopped shrinking steps:UserWarning")
 @pytest.mark.parametrize("route", ROUTES)
 def test_control_a_route_without_its_correction_is_not_calibrated(route, monkeypatch):
-    # the pilot of the default picks the lifted kernel
+    # the default is the lifted kernel
     if route.startswith(("lifted", "default")):
         without_determinant(monkeypatch)
     # the mistake of constrained routes is the smallest: in as many problems as the law has it shows by 1e-9 to 1e-5

@@ -12,8 +12,7 @@ import dgm_infer as dgm
 from dgm_infer.errors import Status
 from dgm_infer.kernels import Info
 from dgm_infer.kernels.kernel import TrajectoryEnd, Trial
-from dgm_infer.sampling.sub_steps import SubSteps
-from dgm_infer.sampling.trajectory_length import ChEES
+from dgm_infer.sampling.adaptation import ChEES, SubSteps
 from tests.models import Bent
 from tests.oracles import FLOAT, correlated_gaussian, linear_gaussian, wave
 from tests.quick import some

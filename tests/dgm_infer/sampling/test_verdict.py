@@ -8,7 +8,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.errors import ModelError, ObservationError
-from dgm_infer.kernels.hamiltonian import MAX_STEPS
+from dgm_infer.kernels.hamiltonian import TRAJECTORY
 from dgm_infer.sampling import report
 from dgm_infer.sampling.verdict import verdict
 from tests.oracles import FLOAT
@@ -180,7 +180,7 @@ def test_trajectories_at_their_longest_are_named(kernel):
     stayed = torch.zeros(CHAINS, dtype=torch.bool)
     (line,) = map(str, verdict(draws, target, stayed, 50, adapted=False))
     assert line.startswith("trajectories are at their longest")
-    assert f" {MAX_STEPS if isinstance(kernel, dgm.HMC) else 7} steps, in 100 % of the transitions" in line
+    assert f" {TRAJECTORY.most_steps if isinstance(kernel, dgm.HMC) else 7} steps, in 100 % of the transitions" in line
     # a few transitions are too few to say
     assert list(verdict(draws, target, stayed, 5, adapted=False)) == []
 

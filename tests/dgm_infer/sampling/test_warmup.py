@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.sampling.step_size import DualAveraging
+from dgm_infer.sampling.adaptation import DualAveraging
 from tests.models import Bent
 from tests.oracles import FLOAT, Ellipse, correlated_gaussian, linear_gaussian, linear_gaussian_model
 from tests.quick import some

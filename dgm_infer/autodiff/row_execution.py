@@ -7,8 +7,8 @@ from typing import Any, Literal
 
 import torch
 
-from ..autodiff.pytrees import tree_map
 from ..settings import Settings
+from .pytrees import tree_map
 
 __all__ = ["PLAIN", "SETTINGS", "Computation", "ExecutionSettings", "evaluate"]
 

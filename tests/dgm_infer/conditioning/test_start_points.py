@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.conditioning import search
-from dgm_infer.conditioning.search import annealed_search, towards
+from dgm_infer.conditioning import start_points
+from dgm_infer.conditioning.start_points import annealed_search, towards
 from dgm_infer.errors import ArgumentError, StartError
 from tests.oracles import FLOAT, Circle
 
@@ -137,5 +137,5 @@ def test_starts_are_nearer_to_prior_draws_than_where_the_search_ended(problem, m
         return problem.rows(20).linearise(u.reshape(-1, INPUTS)).energy.reshape(20, 3).mean(0)
 
     moved = energies()
-    monkeypatch.setattr(search, "_MOVES", 0)
+    monkeypatch.setattr(start_points, "SETTINGS", start_points.SearchSettings(moves=0))
     assert (moved < energies()).all()

@@ -9,7 +9,7 @@ import torch
 
 from dgm_infer.errors import Status
 from dgm_infer.kernels import Info
-from dgm_infer.kernels.tuning import Tuning
+from dgm_infer.kernels.kernel import Tuning
 from dgm_infer.sampling.warmup import WarmUp
 from dgm_infer.settings import Settings
 from tests.kernels import Place
@@ -108,9 +108,9 @@ def test_every_problem_is_judged_by_its_own_chains():
 
 
 def test_control_without_the_response_steps_shrink_for_ever(monkeypatch):
-    from dgm_infer.sampling.response import Response
+    from dgm_infer.sampling.adaptation import AcceptancePlateau
 
-    monkeypatch.setattr(Response, "rise", -1.0)
+    monkeypatch.setattr(AcceptancePlateau, "rise", -1.0)
     step_size, said = warmed(flat)
     assert (step_size < 1e-3).all()
     assert said == []

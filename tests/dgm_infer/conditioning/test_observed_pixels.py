@@ -134,7 +134,7 @@ def test_what_does_not_fit_is_named():
     for mask, words in (
         (MASK.T, r"shape \(4, 3\)"),
         (MASK.float(), "torch.float32"),
-        (torch.zeros(SHAPE, dtype=torch.bool), "observes no pixel"),
+        (torch.zeros(SHAPE, dtype=torch.bool), "observes no entry"),
     ):
         with pytest.raises(ObservationError, match=words):
             LatentPosterior(decoder, x, prior, mask)

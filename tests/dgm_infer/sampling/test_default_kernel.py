@@ -1,0 +1,43 @@
+"""The default kernel of a fibre with additive noise: the noise is integrated out, unless that leaves a narrow ridge."""
+
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.sampling.sample import default_kernel
+from generators import LotkaVolterra
+from tests.oracles import Wave, circle, linear_gaussian
+
+
+def curve(sd):
+    """One of two inputs' wave is known but for noise: a curve."""
+    return dgm.condition(dgm.WithNoise(Wave(), sd), [0.0])
+
+
+class Corner(dgm.GenerativeModel):
+    input_density = dgm.StandardNormal(2)
+
+    def observed(self, u):
+        return torch.stack([u.sum(-1), u[..., 0] - u[..., 1].square()], -1)
+
+
+def test_noise_is_integrated_out_unless_the_posterior_is_a_narrow_ridge():
+    assert isinstance(default_kernel(curve(1.0)), dgm.LiftedHMC)
+    assert isinstance(default_kernel(curve(0.002)), dgm.ConstrainedHMC)
+    # as many values as inputs leave points, however narrow
+    assert isinstance(default_kernel(dgm.condition(dgm.WithNoise(Corner(), 0.002), [0.0, 0.0])), dgm.LiftedHMC)
+    assert isinstance(default_kernel(linear_gaussian().problem), dgm.LiftedHMC)
+    # without additive noise there is nothing to integrate out
+    assert isinstance(default_kernel(circle().problem), dgm.ConstrainedHMC)
+
+
+def test_prior_draws_that_overflow_say_nothing():
+    y, _ = LotkaVolterra.published_observations()
+    assert isinstance(default_kernel(dgm.condition(LotkaVolterra(), y, noise=1.0)), dgm.LiftedHMC | dgm.ConstrainedHMC)
+
+
+def test_the_draws_are_those_of_the_kernel_given():
+    problem = linear_gaussian().problem
+    settings = {"chains": 4, "warmup": 20, "draws": 5, "seed": 1, "progress": False}
+    default, given = dgm.sample(problem, **settings), dgm.sample(problem, dgm.LiftedHMC(), **settings)
+    assert default.kernel == given.kernel
+    assert torch.equal(default.inputs, given.inputs)
