@@ -88,24 +88,10 @@ class Recording(TorchFunctionMode):
     def code(self, outputs: Sequence[Tensor]) -> Function:
         """The calls that these tensors of the run need, as a function of the input."""
         written = {_memory(call.changed) for call in self._calls if call.changed is not None}
-        written -= self._filled(written)
-        writer = _Writer(self._u, written)
+        writer = _Writer(self._u)
         for call in self._needed(outputs, written):
             writer.write(call)
         return writer.code(outputs)
-
-    def _filled(self, written: set[int]) -> set[int]:
-        """Memory that is new when a call fills it and that nothing else writes to: it only renames what it is given."""
-        calls: dict[int, list[_Call]] = {}
-        for call in self._calls:
-            for memory in {_memory(part) for part in call.parts}:
-                calls.setdefault(memory, []).append(call)
-
-        def is_filled(of_it: list[_Call]) -> bool:
-            once = sum(call.changed is not None for call in of_it) == 1
-            return once and len(of_it) > 1 and _fills(*of_it[:2]) and _memory(of_it[1].args[1]) not in written
-
-        return {memory for memory in written if is_filled(calls[memory])}
 
     def _needed(self, outputs: Sequence[Tensor], written: set[int]) -> list[_Call]:
         """The calls that the outputs depend on, in order: also writes to memory that is read later."""
@@ -127,24 +113,16 @@ class _Writer:
 
     Args:
         u: its argument.
-        written: memory that the run changes in place.
     """
 
-    def __init__(self, u: Tensor, written: set[int]):
-        self._written = written
+    def __init__(self, u: Tensor):
         self._names: dict[int, str] = {id(u): "u"}
-        self._aliases: dict[int, Tensor] = {}
         self._constant_names: dict[int, str] = {}
         self._constants: dict[str, Any] = {"own": _own}
         # each with the variables that it uses or makes
         self._lines: list[tuple[str, list[str]]] = []
 
     def write(self, call: _Call) -> None:
-        unchanged = self._unchanged(call)
-        if unchanged is not None:
-            pairs = zip(call.made, unchanged, strict=True)
-            self._aliases.update({id(new): old for new, old in pairs if new is not old})
-            return
         if call.fixed is not None and call.changed is None and not _shares_memory(call):
             # memory that is written to: each chain has its own
             name = self._named(call.made[0])
@@ -180,35 +158,13 @@ class _Writer:
         exec(compile("\n    ".join(["def run(u):", *reversed(body)]), "<recorded run>", "exec"), names)
         return names["run"]
 
-    def _unchanged(self, call: _Call) -> list[Tensor] | None:
-        """What a product with 1, a sum with 0 or a change to the same shape leaves as it is; None for other calls."""
-        if any(_memory(tensor) in self._written for tensor in [*call.made, *call.tensors]):
-            return None
-        if call.func in _RESHAPES or call.func is Tensor.to:
-            before = list(call.args) if call.func is torch.broadcast_tensors else [call.args[0]]
-            same = len(before) == len(call.made) and all(map(_alike, before, call.made))
-            return before if same else None
-        if call.func is Tensor.copy_:
-            return [call.args[1]]
-        neutral = _NEUTRAL.get(call.func)
-        if neutral is None or len(call.args) != 2 or call.kwargs:
-            return None
-        for x, other in (call.args, call.args[::-1])[: 1 if call.func in _LEFT_NEUTRAL else 2]:
-            if _alike(x, call.made[0]) and self._name(x) and not self._name(other) and _is_number(other, neutral):
-                return [x]
-        return None
-
     def _named(self, tensor: Tensor) -> str:
         return self._names.setdefault(id(tensor), f"v{len(self._names)}")
 
     def _name(self, value: Any) -> str | None:
-        while id(value) in self._aliases:
-            value = self._aliases[id(value)]
         return self._names.get(id(value))
 
     def _constant(self, value: Any) -> str:
-        while id(value) in self._aliases:
-            value = self._aliases[id(value)]
         name = self._constant_names.setdefault(id(value), f"c{len(self._constant_names)}")
         self._constants[name] = value
         return name
@@ -232,39 +188,12 @@ def _own(constant: Tensor, u: Tensor) -> Tensor:
     return constant + u.new_zeros((), dtype=constant.dtype)
 
 
-def _alike(x: Any, made: Tensor) -> bool:
-    return isinstance(x, Tensor) and (x.shape, x.dtype, x.device) == (made.shape, made.dtype, made.device)
-
-
 def _shares_memory(call: _Call) -> bool:
     return _memory(call.made[0]) in map(_memory, call.tensors)
 
 
-def _fills(made: _Call, filled: _Call) -> bool:
-    """Whether the second call gives all values to the new tensor of the first."""
-    if made.fixed is None or made.changed is not None or _shares_memory(made) or filled.func is not Tensor.copy_:
-        return False
-    new, source = filled.args[:2]
-    whole = new.numel() * new.element_size() == new.untyped_storage().nbytes()
-    return whole and new is made.made[0] and _alike(source, new)
-
-
-def _is_number(value: Any, number: float) -> bool:
-    if isinstance(value, Tensor):
-        return not value.requires_grad and bool((value == number).all())
-    return isinstance(value, int | float) and value == number
-
-
 _FIXED = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new, Tensor.new_tensor}
 _FIXED |= {torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like}
-_RESHAPES = {torch.broadcast_tensors, Tensor.expand, Tensor.expand_as, torch.reshape, Tensor.reshape, Tensor.view}
-_RESHAPES |= {torch.unsqueeze, Tensor.unsqueeze, torch.squeeze, Tensor.squeeze, torch.flatten, Tensor.flatten}
-_RESHAPES |= {Tensor.contiguous, Tensor.ravel, torch.ravel}
-_NEUTRAL: dict[Any, float] = dict.fromkeys([torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__], 1.0)
-_LEFT_NEUTRAL: dict[Any, float] = dict.fromkeys([torch.div, Tensor.div, Tensor.__truediv__], 1.0)
-_LEFT_NEUTRAL |= dict.fromkeys([torch.sub, Tensor.sub, Tensor.__sub__], 0.0)
-_NEUTRAL |= _LEFT_NEUTRAL
-_NEUTRAL |= dict.fromkeys([torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__], 0.0)
 
 
 def _leaves(tree: Any) -> list[Any]:
