@@ -24,8 +24,8 @@ from .evidence import (
 from .kernels import HMC, NUTS, ConstrainedHMC, LiftedHMC, ModeJumps
 from .models import DirectedModel, GenerativeModel, Logistic, Product, StandardNormal, WithNoise
 from .references import Flow, Gaussian, Mixture, modes
+from .runs.resume import collect, extend, resume
 from .sampling.draws import Draws
-from .sampling.resume import collect, extend, resume
 from .sampling.sample import sample
 from .target import Target
 

@@ -117,7 +117,7 @@ def test_the_wheel_holds_what_the_commands_import_and_no_benchmarks():
 
 def test_modules_are_small():
     lengths = sorted(len(path.read_text().splitlines()) for path, _, is_package in MODULES if not is_package)
-    assert lengths[len(lengths) // 2] <= 150
+    assert lengths[len(lengths) // 2] <= 200
     assert lengths[-1] <= 400
 
 

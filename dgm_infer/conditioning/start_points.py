@@ -357,7 +357,7 @@ def _step(fibre: Constraint, rows: _Rows) -> _Rows:
     u, c = torch.where(accepted.unsqueeze(-1), proposal, u), torch.where(accepted.unsqueeze(-1), c_new, c)
     # nothing is left to gain at this width, if the Jacobian is right
     least = (promised < SETTINGS.little * c.shape[-1]) & (damping < 1)
-    # the usual ratios of a trust region (Nocedal and Wright 2006, 4.1)
+    # the usual ratios of a trust region
     worse = (gain < 0.25) & ~least
     damping = torch.where(worse, 4 * damping + 1, torch.where(gain > 0.7, damping / 4, damping))
     # the misfit is as small as the width, or no smaller one is to be had at it

@@ -3,24 +3,18 @@
 The registry of methods: ``dgm_infer`` re-exports what is exported here, and the tests' contract suite runs on it.
 """
 
-from .annealing import AIS
-from .comparison import Comparison, compare
-from .curve import RateDistortion
-from .hamiltonian import HamiltonianAIS
-from .hamiltonian_bound import HamiltonianElbo
-from .importance import Elbo, ImportanceSampling
+from .annealing import AIS, Bounds, HamiltonianAIS, bidirectional
+from .estimate import Refined, log_evidence, refine_base
+from .lower_bounds import Elbo, HamiltonianElbo, ImportanceSampling
 from .method import Method
-from .rates import rate_distortion
-from .refinement import Refined, refine_base
-from .result import Evidence, Expectation
-from .run import Bounds, bidirectional, log_evidence
+from .rates import RateDistortion, rate_distortion
+from .result import Comparison, Evidence, Expectation, compare
 from .smc import SMC
 from .tempering.continuous import ContinuousTempering
 from .tempering.gibbs import GibbsTempering
-from .tempering.importance_tempering import ImportanceTempering
 from .tempering.parallel import ParallelTempering
 from .tempering.path_sampling import PathSampling
-from .tempering.simulated import SimulatedTempering
+from .tempering.simulated import ImportanceTempering, SimulatedTempering
 
 __all__ = [
     "AIS",

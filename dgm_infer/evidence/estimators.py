@@ -7,9 +7,12 @@ import torch
 from torch import Tensor
 
 __all__ = [
+    "CurvePoints",
     "Estimate",
     "bennett",
+    "curve_points",
     "finite_or_zero",
+    "largest_share",
     "log_mean",
     "log_ratio",
     "log_ratios",
@@ -158,6 +161,11 @@ def weight_ess(log_weights: Tensor) -> Tensor:
     return ess.nan_to_num(nan=0.0)
 
 
+def largest_share(log_weights: Tensor) -> Tensor:
+    """The largest of the weights ``[N, *batch]`` over their sum; NaN if all are zero."""
+    return (log_weights.amax(0) - log_weights.logsumexp(0)).exp()
+
+
 def bennett(forward: Tensor, reverse: Tensor, *, iterations: int = 200) -> tuple[Estimate, Tensor]:
     """Bennett's acceptance ratio on forward log weights ``f [N, *batch]`` and reverse ones ``r [M, *batch]``.
 
@@ -197,3 +205,39 @@ def bennett(forward: Tensor, reverse: Tensor, *, iterations: int = 200) -> tuple
 
 def _variance(values: Tensor) -> Tensor:
     return values.var(0) if values.shape[0] > 1 else torch.full_like(values[0], math.nan)
+
+
+class CurvePoints(NamedTuple):
+    """Estimates at one temperature, each ``[*batch]``, float64."""
+
+    rate: Tensor
+    rate_error: Tensor
+    distortion: Tensor
+    distortion_error: Tensor
+    ess: Tensor
+
+
+def curve_points(beta: Tensor | float, log_weights: Tensor, distortions: Tensor) -> CurvePoints:
+    """Rate ``-log Z - beta D`` and distortion D of weighted draws (math 7.9), both ``[chains, *batch]``.
+
+    The errors are those of the delta method: with shares w of the weights, which sum to 1 over C chains, the mean of
+    squares over ``C - 1`` of ``C w_c (d_c - D)``, and of ``-(C w_c - 1) - beta C w_c (d_c - D)``.
+    """
+    n = log_weights.shape[0]
+    total = log_weights.logsumexp(0)
+    shares = (log_weights - total).exp().nan_to_num(nan=0.0)
+    # a state of infinite distortion has no weight
+    weighted = torch.where(shares > 0, shares * distortions, 0.0)
+    mean = weighted.sum(0)
+    moved = n * (weighted - shares * mean)
+    log_z = total - math.log(n)
+
+    def error(influence: Tensor) -> Tensor:
+        if n == 1:
+            return torch.full_like(mean, torch.nan)
+        return (influence.square().sum(0) / (n * (n - 1))).sqrt()
+
+    ess = 1 / shares.square().sum(0)
+    return CurvePoints(
+        -log_z - beta * mean, error(-(n * shares - 1) - beta * moved), mean, error(moved), ess.nan_to_num(posinf=0.0)
+    )

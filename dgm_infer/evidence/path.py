@@ -10,10 +10,10 @@ from ..kernels.integrators import PhasePoint, leapfrog
 from ..references.density import GaussianDensity, Whitened
 from ..target import Target
 
-__all__ = ["AnnealedPath", "Move", "Point"]
+__all__ = ["AnnealedPath", "Move", "PathPoint"]
 
 
-class Point(NamedTuple):
+class PathPoint(NamedTuple):
     """Positions of chains, with the parts of energy and gradient at any temperature."""
 
     v: Tensor
@@ -32,10 +32,10 @@ class Point(NamedTuple):
         """Gradient of the base's energy in v, ``[chains, *batch, D]``."""
         return self.pull if self.pull.shape[-1] else self.v
 
-    def where(self, condition: Tensor, other: "Point") -> "Point":
+    def where(self, condition: Tensor, other: "PathPoint") -> "PathPoint":
         """These rows where the condition ``[chains, *batch]`` holds, elsewhere those of ``other``."""
         rows = condition.unsqueeze(-1)
-        return Point(
+        return PathPoint(
             torch.where(rows, self.v, other.v),
             torch.where(condition, self.energy, other.energy),
             torch.where(rows, self.gradient, other.gradient),
@@ -47,7 +47,7 @@ class Point(NamedTuple):
 class Move(NamedTuple):
     """Result of one Hamiltonian transition."""
 
-    point: Point
+    point: PathPoint
     acceptance: Tensor
     """``min(1, exp(H - H'))``, ``[chains, *batch]``."""
 
@@ -84,7 +84,7 @@ class AnnealedPath:
         """Draws of the base in whitened coordinates, ``[chains, *batch, D]``."""
         return self.normal(chains, rng) if self._normal_base else self.base.whiten(self.base.sample((chains,), rng))
 
-    def at(self, v: Tensor) -> Point:
+    def at(self, v: Tensor) -> PathPoint:
         """Evaluate at ``v [chains, *batch, D]``; a non-finite energy becomes ``+inf``, a non-finite gradient zero."""
         self.evaluations += 1
         x = self.base.unwhiten(v)
@@ -92,20 +92,20 @@ class AnnealedPath:
         # zero weight: no chain moves there
         energy = torch.where(energy.isfinite(), energy, math.inf)
         gradient = self.base.scale.transpose(gradient).nan_to_num_(0.0, 0.0, 0.0)
-        return Point(v, energy.to(v.dtype), gradient, *self._of_base(v, x))
+        return PathPoint(v, energy.to(v.dtype), gradient, *self._of_base(v, x))
 
     def _evaluated(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Energy and gradient of the target."""
         return self.target.energy_and_gradient(x)
 
     def _of_base(self, v: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
-        """``psi`` less the constant and its gradient in v, as a :class:`Point` holds them."""
+        """``psi`` less the constant and its gradient in v, as a :class:`PathPoint` holds them."""
         if self._normal_base:
             return 0.5 * v.square().sum(-1), v[..., :0]
         energy, gradient = self.base.energy_and_gradient(x)
         return (energy - self.base_constant.to(energy)).to(v.dtype), self.base.scale.transpose(gradient)
 
-    def difference(self, point: Point) -> Tensor:
+    def difference(self, point: PathPoint) -> Tensor:
         """``phi - psi`` in float64, ``[chains, *batch]``; ``+inf`` where phi is not finite."""
         return self._difference(point.energy, point.square)
 
@@ -121,7 +121,7 @@ class AnnealedPath:
         energy = energy.double()
         return torch.where(energy.isfinite(), energy, math.inf) - square.double() - self.base_constant
 
-    def move(self, point: Point, beta: Tensor, step_size: Tensor, n_steps: int, rng: torch.Generator) -> Move:
+    def move(self, point: PathPoint, beta: Tensor, step_size: Tensor, n_steps: int, rng: torch.Generator) -> Move:
         """One transition of Hamiltonian Monte Carlo that leaves the density at ``beta`` invariant.
 
         Steps are a random fraction, between a half and one, of the step size: with a fixed trajectory length chains
@@ -139,7 +139,7 @@ class AnnealedPath:
         return Move(end.where(self._uniform(point, rng) < probability, point), probability)
 
     def move_on(
-        self, point: Point, momentum: Tensor, beta: Tensor, step: Tensor, rng: torch.Generator
+        self, point: PathPoint, momentum: Tensor, beta: Tensor, step: Tensor, rng: torch.Generator
     ) -> tuple[Move, Tensor]:
         """One leapfrog step with a persistent momentum ``[chains, *batch, D]``, negated if the step is rejected.
 
@@ -155,27 +155,27 @@ class AnnealedPath:
         momentum = torch.where(accepted.unsqueeze(-1), p, -momentum)
         return Move(end.where(accepted, point), probability), momentum
 
-    def random_step(self, point: Point, step_size: Tensor, rng: torch.Generator) -> Tensor:
+    def random_step(self, point: PathPoint, step_size: Tensor, rng: torch.Generator) -> Tensor:
         """A uniform draw between half the step size and all of it: ``[chains, *batch]``."""
         return step_size * (0.5 + 0.5 * self._uniform(point, rng))
 
     def _trajectory(
-        self, point: Point, momentum: Tensor, beta: Tensor, step: Tensor, n_steps: int
-    ) -> tuple[Point, Tensor, Tensor]:
+        self, point: PathPoint, momentum: Tensor, beta: Tensor, step: Tensor, n_steps: int
+    ) -> tuple[PathPoint, Tensor, Tensor]:
         """Leapfrog steps at ``beta``: the end, its momentum, and ``min(1, exp(H - H'))``."""
         beta = beta.to(point.v.dtype)
         weight = beta.unsqueeze(-1)
 
-        def annealed(point: Point) -> tuple[Tensor, Tensor, Point]:
+        def annealed(point: PathPoint) -> tuple[Tensor, Tensor, PathPoint]:
             return torch.lerp(point.square, point.energy, beta), torch.lerp(point.slope, point.gradient, weight), point
 
         start = PhasePoint(point.v, momentum, *annealed(point))
         end = leapfrog(lambda v: annealed(self.at(v)), start, step, n_steps)
         # energies that are not finite give NaN: rejected
         probability = (start.hamiltonian - end.hamiltonian).clamp_max(0).exp().nan_to_num_(0.0)
-        return Point(*end.extra), end.momentum, probability
+        return PathPoint(*end.extra), end.momentum, probability
 
     @staticmethod
-    def _uniform(point: Point, rng: torch.Generator) -> Tensor:
+    def _uniform(point: PathPoint, rng: torch.Generator) -> Tensor:
         like = point.v
         return torch.rand(like.shape[:-1], generator=rng, dtype=like.dtype, device=like.device)

@@ -1,10 +1,12 @@
 """Rate against distortion of a decoder, the whole curve from one annealing run (Huang et al. 2020; math 7.9)."""
 
 import math
+import os
 import time
 import warnings
 from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass, fields
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,10 +15,8 @@ from torch.distributions import Distribution
 from ..arguments import (
     finite,
     flag,
-    fraction,
     instance,
     numbers,
-    optional_positive,
     positive,
     random_seed,
     whole_number,
@@ -28,20 +28,102 @@ from ..probe import energy_fault, probe_points
 from ..progress import Progress
 from ..references import Gaussian
 from ..target import Target
-from .annealing import Annealed, FreshMoves, anneal
-from .curve import RateDistortion, curve_points
-from .estimators import finite_or_zero
-from .path import AnnealedPath, Point
-from .plan import Plan
+from .annealing import AIS, anneal
+from .estimators import CurvePoints, curve_points, finite_or_zero
+from .path import AnnealedPath, PathPoint
+from .result import read_archive, write_archive
 
-__all__ = ["rate_distortion"]
+if TYPE_CHECKING:
+    import pandas
 
-# Change of the log step size per unit of error in the mean acceptance, and the acceptance aimed at.
-_GAIN = 0.4
-# Draws of the prior that set the scale of the first temperatures, at least.
-_SCALE_DRAWS = 64
-# Below so many effective chains the bound is loose.
-_EFFECTIVE = 1.5
+__all__ = ["RateDistortion", "rate_distortion"]
+
+
+_FORMAT = "dgm-infer rate distortion 1"
+
+
+@dataclass(frozen=True, eq=False)
+class RateDistortion:
+    """Result of :func:`rate_distortion`: points ``(distortion, rate)`` at every ``beta``, in one run.
+
+    In expectation, and for each image, a point lies on or above the curve of the decoder and its prior: no code whose
+    codewords are prior draws has less rate at that distortion. Rates are in nats.
+
+    Attributes:
+        beta: inverse temperatures, ``[K + 1]``, from 0 on.
+        rate: ``[K + 1, *batch]``, float64 like all estimates.
+        rate_error: standard errors from the spread over chains.
+        distortion, distortion_error: ``[K + 1, *batch]``.
+        ess: effective number of chains, ``[K + 1, *batch]``; a bound from less than two is loose.
+        chains: chains per image.
+        diagnostics: ``acceptance [*batch]``, ``gradient_evaluations`` per chain and image, including
+            ``pilot_evaluations``, ``seconds``.
+        seed: seed of the run.
+    """
+
+    beta: Tensor
+    rate: Tensor
+    rate_error: Tensor
+    distortion: Tensor
+    distortion_error: Tensor
+    ess: Tensor
+    chains: int
+    diagnostics: dict[str, Any]
+    seed: int
+
+    @property
+    def images(self) -> int:
+        """Number of images."""
+        return self.rate[0].numel()
+
+    def mean(self) -> CurvePoints:
+        """Means over the images, each ``[K + 1]``, with errors for these very images; the smallest ess of each."""
+
+        def error(values: Tensor) -> Tensor:
+            return values.reshape(len(self.beta), -1).square().sum(1).sqrt() / self.images
+
+        def mean(values: Tensor) -> Tensor:
+            return values.reshape(len(self.beta), -1).mean(1)
+
+        least = self.ess.reshape(len(self.beta), -1).amin(1)
+        return CurvePoints(
+            mean(self.rate), error(self.rate_error), mean(self.distortion), error(self.distortion_error), least
+        )
+
+    def to_dataframe(self, per_image: bool = False) -> "pandas.DataFrame":
+        """One row per temperature, of means over the images; or one per temperature and image."""
+        import pandas
+
+        beta = self.beta.cpu().numpy()
+        if not flag("to_dataframe", "per_image", per_image):
+            columns = {name: value.cpu().numpy() for name, value in self.mean()._asdict().items()}
+            return pandas.DataFrame({"beta": beta, **columns})
+        index = pandas.MultiIndex.from_product([beta, range(self.images)], names=["beta", "image"])
+        names = CurvePoints._fields
+        return pandas.DataFrame({name: getattr(self, name).reshape(-1).cpu().numpy() for name in names}, index=index)
+
+    def save(self, path: str | os.PathLike) -> None:
+        """Write a NumPy archive (``.npz``) atomically."""
+        tensors = {f.name: value for f in fields(self) if isinstance(value := getattr(self, f.name), Tensor)}
+        write_archive(path, _FORMAT, tensors, {"chains": self.chains, "seed": self.seed}, self.diagnostics)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike) -> "RateDistortion":
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            CheckpointError: the file is missing, damaged, or was not written by :meth:`save`.
+        """
+        return read_archive(cls, path, _FORMAT, "rates and distortions")
+
+    def __repr__(self):
+        means = self.mean()
+        return (
+            f"RateDistortion({self.images} images, {len(self.beta)} temperatures; at beta = {self.beta[-1]:.4g} rate "
+            f"{means.rate[-1]:.2f} +- {means.rate_error[-1]:.2f}, distortion {means.distortion[-1]:.4g} +- "
+            f"{means.distortion_error[-1]:.2g})"
+        )
+
 
 Distortion = Callable[[Tensor, Tensor], Tensor]
 """Outputs ``[..., *batch, Dx]`` and images ``[*batch, Dx]`` to ``[..., *batch]``, differentiable."""
@@ -64,12 +146,8 @@ def rate_distortion(
     distortion: str | Distortion = "mse",
     *,
     prior: InputDensity | None = None,
-    beta: float | None = None,
-    betas: Tensor | None = None,
-    temperatures: int = 400,
-    n_steps: int = 5,
-    step_size: float | None = None,
-    target_acceptance: float = 0.8,
+    beta: float | Tensor | None = None,
+    method: AIS | None = None,
     chains: int = 16,
     seed: int | None = None,
     chunk: int | None = None,
@@ -91,14 +169,10 @@ def rate_distortion(
             decoder, in nats, for which ``rate + distortion = -log p(x)`` at beta = 1; or a function of the outputs
             ``[..., *batch, Dx]`` and the images ``[*batch, Dx]``, differentiable, which returns ``[..., *batch]``.
         prior: density of z, standard normal; None for the model's own.
-        beta: the largest; None for ``Dx/(2 0.1^2)`` with ``"mse"`` (the posterior of normal noise of sd 0.1) and 1
-            with ``"nll"``.
-        betas: all of them, ``[K + 1]``, rising from 0, in place of ``beta`` and ``temperatures``.
-        temperatures: K. They grow linearly where prior draws tell no beta from 0, and geometrically from there on.
-        n_steps: leapfrog steps per temperature.
-        step_size: largest step, z being standard normal; None adapts it, per temperature and image, on a pilot of a
-            quarter of the temperatures, whose chains are discarded.
-        target_acceptance: mean acceptance probability that step sizes are adapted to.
+        beta: the largest inverse temperature, or all of them ``[K + 1]``, rising from 0; None for ``Dx/(2 0.1^2)`` with
+            ``"mse"`` (the posterior of normal noise of sd 0.1) and 1 with ``"nll"``. From a largest one the others grow
+            linearly where prior draws tell no beta from 0, and geometrically from there on.
+        method: an :class:`AIS`, whose schedule is not used; None for 400 temperatures and an acceptance of 0.85.
         chains: per image; one alone has no standard errors.
         seed: seed of all randomness; None draws one.
         chunk: images at a time; None for all.
@@ -109,34 +183,33 @@ def rate_distortion(
         ModelError: the model has no decoder or prior, or the prior is not standard normal.
     """
     name = "rate_distortion"
-    temperatures, n_steps = whole_number(name, "temperatures", temperatures, 4), whole_number(name, "n_steps", n_steps)
-    optional_positive(name, "step_size", step_size)
-    fraction(name, "target_acceptance", target_acceptance)
+    method = AIS(target_acceptance=0.85) if method is None else instance(name, "method", method, AIS, "AIS(200)")
     chains, seed = whole_number(name, "chains", chains), random_seed(name, seed)
     shown = flag(name, "progress", progress)
     decoder = _decoder(model, prior)
     like = reference_tensor(decoder.module)
     x, batch = _flat_images(decoder, finite(name, "images", images).to(like))
     measure, usual = _measure(decoder, distortion, x.shape[-1])
-    largest = _largest(beta, betas, usual)
+    largest = _largest(beta, usual)
     problem = _Problem(decoder, measure, x, largest)
     chunk = len(x) if chunk is None else whole_number(name, "chunk", chunk)
     rng = torch.Generator(like.device).manual_seed(seed)
     problem.check(chunk)
-    schedule, growth = _schedule(problem, betas, temperatures, rng)
+    schedule = _schedule(problem, method.temperatures, rng) if beta is None or isinstance(beta, int | float) else beta
+    schedule = numbers(name, "beta", schedule, torch.float64).to(x.device)
+    method = method.replace(schedule=schedule / largest)
     started, parts = time.perf_counter(), []
     with Progress(shown, describe=lambda news: "") as bar:
         for first in range(0, len(x), chunk):
             path = AnnealedPath(problem.take(first, first + chunk), problem.base(x[first : first + chunk]))
-            plan = _plan(path, schedule / largest, growth, step_size, n_steps, target_acceptance, chains, rng, bar)
-            spent = path.evaluations
-            parts.append((*_anneal(path, plan, schedule, n_steps, chains, rng, bar), spent, path.evaluations))
+            points, acceptance, spent = _anneal(path, method, schedule, chains, rng, bar)
+            parts.append((points, acceptance, spent, path.evaluations))
     curves, acceptances, spent, evaluations = zip(*parts, strict=True)
     curve = {
         field: torch.cat([getattr(points, field) for points in curves], 1).reshape(len(schedule), *batch)
         for field in curves[0]._fields
     }
-    if chains > 1 and (few := (curve["ess"].amin(0) < _EFFECTIVE)).any():
+    if chains > 1 and (few := (curve["ess"].amin(0) < 1.5)).any():
         warnings.warn(
             f"{name}: the weights of {int(few.sum())} of {few.numel()} images rest on one chain at some beta: their "
             "rates are bounds still, but loose, with errors that are too small; use more temperatures or chains",
@@ -260,105 +333,48 @@ def _measure(
     return lambda z, x: own(decoder.outputs(z), x), None
 
 
-def _largest(beta: float | None, betas: Tensor | None, usual: float | None) -> float:
+def _largest(beta: float | Tensor | None, usual: float | None) -> float:
     name = "rate_distortion"
-    if betas is not None:
-        values = numbers(name, "betas", betas, torch.float64)
-        rises = values.ndim == 1 and len(values) >= 2 and bool((values[1:] > values[:-1]).all())
-        if not (rises and values[0] == 0 and values.isfinite().all()):
-            raise ArgumentError(f"{name}(betas of shape {tuple(values.shape)}): must be a vector that rises from 0")
-        return float(values[-1])
     if beta is None and usual is None:
         raise ArgumentError(f"{name}(beta=None): name the largest inverse temperature for a distortion of your own")
-    return positive(name, "beta", usual if beta is None else beta)
+    if beta is None or isinstance(beta, int | float):
+        return positive(name, "beta", usual if beta is None else beta)
+    values = numbers(name, "beta", beta, torch.float64)
+    rises = values.ndim == 1 and len(values) >= 2 and bool((values[1:] > values[:-1]).all())
+    if not (rises and values[0] == 0 and values.isfinite().all()):
+        raise ArgumentError(f"{name}(beta of shape {tuple(values.shape)}): must be a vector that rises from 0")
+    return float(values[-1])
 
 
-def _schedule(problem: _Problem, betas: Tensor | None, n: int, rng: torch.Generator) -> tuple[Tensor, float]:
+def _schedule(problem: _Problem, n: int, rng: torch.Generator) -> Tensor:
     """``beta_k = beta expm1(a k/K)/expm1(a)``, ``a = log(1 + beta s)``, s the sd of d over prior draws: ``[K + 1]``.
 
-    Also a, by which the logarithm of ``1 + s beta_k`` grows evenly; 0 for temperatures that are given.
+    The logarithm of ``1 + s beta_k`` grows evenly.
     """
-    if betas is not None:
-        return numbers("rate_distortion", "betas", betas, torch.float64).to(problem.x.device), 0.0
-    x = problem.x[:_SCALE_DRAWS]
+    # as many draws of the prior as images, to set the scale of the first temperatures
+    x = problem.x[:64]
     with torch.no_grad():
-        z = problem.base(x).sample((_SCALE_DRAWS,), rng)
+        z = problem.base(x).sample((64,), rng)
         spread = float(problem.measure(z, x).double().std(0).median())
     a = max(math.log1p(problem.beta * spread), 1e-6) if math.isfinite(spread) else 1.0
     k = torch.arange(n + 1, dtype=torch.float64, device=x.device)
     values = problem.beta * torch.expm1(a * k / n) / math.expm1(a)
     values[-1] = problem.beta
-    return values, a
+    return values
 
 
-def _plan(
-    path: AnnealedPath,
-    shares: Tensor,
-    growth: float,
-    step_size: float | None,
-    n_steps: int,
-    target_acceptance: float,
-    chains: int,
-    rng: torch.Generator,
-    bar: Progress,
-) -> Plan:
-    """Temperatures as shares of the largest, and step sizes, adapted on a pilot at every fourth of them.
-
-    Widths of a density fall with the root of beta: steps follow it from one temperature to the next, and what is
-    adapted is their factor.
-    """
-    n, (problems,) = len(shares) - 1, path.batch_shape
-    betas = shares[:, None].expand(-1, problems)
-    like = path.base.mean
-    if step_size is not None:
-        return Plan(betas, torch.full_like(betas, step_size).to(like))
-    at = torch.arange(1, n + 1, 4, device=shares.device)
-    bar.expect(len(at))
-    point = path.at(path.normal(max(chains, 4), rng))
-    log_step = like.new_full((problems,), math.log(1.2 * path.base.dim**-0.25))
-    fall = growth / (2 * n)
-    found = []
-    for k in at.tolist():
-        # before the path leaves the prior, the step finds its size
-        for _ in range(8 if k == 1 else 1):
-            move = path.move(point, betas[k].expand(point.energy.shape), (log_step - fall * k).exp(), n_steps, rng)
-            point = move.point
-            error = move.acceptance.mean(0).to(like.dtype) - target_acceptance
-            log_step = (log_step + _GAIN * error).clamp(-12, math.log(2))
-        found.append(log_step)
-        bar.update("pilot")
-    smooth = _running_mean(torch.stack(found))
-    # at the temperatures between, the nearest before
-    index = torch.arange(n + 1, device=shares.device).sub(1).clamp_min(0) // 4
-    falling = fall * torch.arange(n + 1, device=shares.device, dtype=like.dtype)
-    return Plan(betas, (smooth[index] - falling[:, None]).exp())
-
-
-def _running_mean(rows: Tensor, half: int = 3) -> Tensor:
-    n = len(rows)
-    sums = torch.cat([torch.zeros_like(rows[:1]), rows.cumsum(0)])
-    index = torch.arange(n, device=rows.device)
-    low, high = (index - half).clamp_min(0), (index + half + 1).clamp_max(n)
-    return (sums[high] - sums[low]) / (high - low)[:, None]
-
-
-def _anneal(
-    path: AnnealedPath,
-    plan: Plan,
-    schedule: Tensor,
-    n_steps: int,
-    chains: int,
-    rng: torch.Generator,
-    bar: Progress,
-):
-    """Points of the curve at every temperature, each ``[K + 1, n]``, and the mean acceptance ``[n]``."""
+def _anneal(path: AnnealedPath, method: AIS, schedule: Tensor, chains: int, rng: torch.Generator, bar: Progress):
+    """Points of the curve at every temperature, each ``[K + 1, n]``, the mean acceptance ``[n]``, and the gradients of
+    the pilot."""
     seen = []
 
-    def watch(log_weights: Tensor, point: Point) -> None:
+    def watch(log_weights: Tensor, point: PathPoint) -> None:
         # the difference from the prior is the largest beta times the distortion
         distortions = path.difference(point) / schedule[-1]
         seen.append(curve_points(schedule[len(seen)], finite_or_zero(log_weights), distortions))
 
-    done: Annealed = anneal(path, plan, path.normal(chains, rng), FreshMoves(path, n_steps, rng), bar, watch)
+    plan = method.plan(path, chains, rng, bar)
+    spent = path.evaluations
+    done = anneal(path, plan, path.normal(chains, rng), method.moves(path, chains, rng), bar, watch)
     points = type(seen[0])(*(torch.stack(values) for values in zip(*seen, strict=True)))
-    return points, done.acceptance.mean(0)
+    return points, done.acceptance.mean(0), spent

@@ -1,17 +1,12 @@
-"""``Evidence``: estimates of log Z with their errors, status and diagnostics, weighted draws, and their file."""
+"""``Evidence``: estimates of log Z with their errors, status, diagnostics and weighted draws; ``compare()`` of two."""
 
-import io
-import json
-import math
-import os
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from ..arguments import file_path, fraction, function
+from ..arguments import file_path, fraction, function, instance
 from ..arguments.objects import of_problems
 from ..diagnosis import Diagnosis, diagnosis, finding
 from ..errors import ArgumentError, CheckpointError, cause
@@ -21,10 +16,19 @@ from .warnings import further_findings, run_warnings
 
 if TYPE_CHECKING:
     import pandas
+import io
+import json
+import math
+import os
 
-__all__ = ["Evidence", "Expectation"]
+import numpy as np
+import torch
+
+__all__ = ["Comparison", "Evidence", "Expectation", "compare", "read_archive", "write_archive"]
+
 
 _FORMAT = "dgm-infer evidence 1"
+_Result = TypeVar("_Result")
 
 
 class Expectation(NamedTuple):
@@ -35,6 +39,7 @@ class Expectation(NamedTuple):
     """From the spread over chains."""
 
 
+@dataclass(eq=False, kw_only=True, repr=False)
 class Evidence:
     """Result of :func:`log_evidence`.
 
@@ -66,25 +71,17 @@ class Evidence:
         interrupted: whether Ctrl-C ended the run: chains may be shorter, and problems without an estimate are NaN.
     """
 
-    def __init__(
-        self,
-        *,
-        log_z: Tensor,
-        std_error: Tensor,
-        bias: Tensor,
-        dof: int,
-        status: EstimateStatus,
-        method: str,
-        diagnostics: dict[str, Any],
-        draws: Tensor | None,
-        log_weights: Tensor,
-        seed: int,
-        interrupted: bool = False,
-    ):
-        self.log_z, self.std_error, self.bias, self.dof = log_z, std_error, bias, dof
-        self.status: EstimateStatus = status
-        self.method, self.diagnostics = method, diagnostics
-        self.draws, self.log_weights, self.seed, self.interrupted = draws, log_weights, seed, interrupted
+    log_z: Tensor
+    std_error: Tensor
+    bias: Tensor
+    dof: int
+    status: EstimateStatus
+    method: str
+    diagnostics: dict[str, Any]
+    draws: Tensor | None
+    log_weights: Tensor
+    seed: int
+    interrupted: bool = False
 
     def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
         """Ends of ``log_z +- t std_error``, Student's t of ``dof`` degrees of freedom: each ``[*batch]``."""
@@ -177,25 +174,8 @@ class Evidence:
         tensors = {"log_z": self.log_z, "std_error": self.std_error, "bias": self.bias, "log_weights": self.log_weights}
         if self.draws is not None:
             tensors["draws"] = self.draws
-        plain = {}
-        for name, value in self.diagnostics.items():
-            if isinstance(value, Tensor):
-                tensors[f"diagnostics.{name}"] = value
-            else:
-                plain[name] = value
-        header = {
-            "format": _FORMAT,
-            "dof": self.dof,
-            "status": self.status,
-            "method": self.method,
-            "seed": self.seed,
-            "interrupted": self.interrupted,
-            "diagnostics": plain,
-        }
-        arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in tensors.items()}
-        file = io.BytesIO()
-        np.savez_compressed(file, header=np.array(json.dumps(header)), **arrays)
-        write_file(path, file)
+        names = ("dof", "status", "method", "seed", "interrupted")
+        write_archive(path, _FORMAT, tensors, {name: getattr(self, name) for name in names}, self.diagnostics)
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Evidence":
@@ -204,34 +184,7 @@ class Evidence:
         Raises:
             CheckpointError: the file is missing, damaged, or was not written by :meth:`save`.
         """
-        path = file_path("Evidence.load", "path", path)
-        if not path.is_file():
-            raise CheckpointError(f"no evidence at {path}: Evidence.save(path) writes it")
-        try:
-            with np.load(path, allow_pickle=False) as file:
-                header = json.loads(str(file["header"]))
-                tensors = {name: torch.from_numpy(file[name]) for name in file.files if name != "header"}
-            if header.get("format") != _FORMAT:
-                raise CheckpointError(f"{path} was not written by Evidence.save (format {header.get('format')!r})")
-            prefix = "diagnostics."
-            own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-            return cls(
-                log_z=tensors["log_z"],
-                std_error=tensors["std_error"],
-                bias=tensors["bias"],
-                dof=header["dof"],
-                status=header["status"],
-                method=header["method"],
-                diagnostics={**own, **header["diagnostics"]},
-                draws=tensors.get("draws"),
-                log_weights=tensors["log_weights"],
-                seed=header["seed"],
-                interrupted=header.get("interrupted", False),
-            )
-        except CheckpointError:
-            raise
-        except Exception as error:
-            raise CheckpointError(f"{path} is damaged, or was not written by Evidence.save: {cause(error)}") from error
+        return read_archive(cls, path, _FORMAT, "evidence", {"draws": None})
 
     def __repr__(self):
         shape = tuple(self.log_z.shape)
@@ -240,3 +193,144 @@ class Evidence:
         else:
             number = f"mean log_z {self.log_z.mean().item():.3f}, mean std_error {self.std_error.mean().item():.3f}"
         return f"Evidence({self.method}, *batch = {shape}; {number}; {self.status})"
+
+
+def write_archive(
+    path: str | os.PathLike,
+    form: str,
+    tensors: dict[str, Tensor],
+    numbers: dict[str, Any],
+    diagnostics: dict[str, Any],
+) -> None:
+    """Write tensors, and a header with plain values, as a NumPy archive of this format, atomically."""
+    plain = {name: value for name, value in diagnostics.items() if not isinstance(value, Tensor)}
+    own = {f"diagnostics.{name}": value for name, value in diagnostics.items() if isinstance(value, Tensor)}
+    header = np.array(json.dumps({"format": form, **numbers, "diagnostics": plain}))
+    arrays: dict[str, Any] = {name: tensor.cpu().numpy() for name, tensor in (tensors | own).items()}
+    file = io.BytesIO()
+    np.savez_compressed(file, header=header, **arrays)
+    write_file(path, file)
+
+
+def read_archive(
+    kind: type[_Result], path: str | os.PathLike, form: str, what: str, absent: dict[str, Any] | None = None
+) -> _Result:
+    """The result that :func:`write_archive` wrote, whose arguments are its tensors, its plain values and diagnostics.
+
+    Args:
+        kind: class of the result.
+        what: its name in messages.
+        absent: arguments of tensors that may be missing.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or of another format.
+    """
+    name = f"{kind.__name__}.save"
+    path = file_path(f"{kind.__name__}.load", "path", path)
+    if not path.is_file():
+        raise CheckpointError(f"no {what} at {path}: {name}(path) writes it")
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            header = json.loads(str(file["header"]))
+            found = header.pop("format", None)
+            if found != form:
+                raise CheckpointError(f"{path} was not written by {name} (format {found!r})")
+            tensors = {key: torch.from_numpy(file[key]) for key in file.files if key != "header"}
+        prefix = "diagnostics."
+        diagnostics = {key.removeprefix(prefix): tensors.pop(key) for key in list(tensors) if key.startswith(prefix)}
+        header["diagnostics"] = {**diagnostics, **header["diagnostics"]}
+        return kind(**{**(absent or {}), **tensors, **header})
+    except CheckpointError:
+        raise
+    except Exception as error:
+        raise CheckpointError(f"{path} is damaged, or was not written by {name}: {cause(error)}") from error
+
+
+# Which bound the difference of two results is: that of the first, and the other side of the second.
+_LOWER, _UPPER = {"lower", "unbiased", "consistent"}, {"upper", "unbiased", "consistent"}
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """``log Z_a - log Z_b`` of the same problems under two targets, such as two models.
+
+    Attributes:
+        difference: ``[*batch]``; NaN where either has no estimate.
+        std_error: from the chains of both, ``sqrt(e_a^2 + e_b^2)``, ``[*batch]``.
+        dof: degrees of freedom of ``std_error`` (Welch), ``[*batch]``.
+        status: ``"consistent"``; ``"lower"`` or ``"upper"`` if a bound of one makes the difference one;
+            ``"heuristic"`` if two bounds leave its sign open.
+    """
+
+    difference: Tensor
+    std_error: Tensor
+    dof: Tensor
+    status: EstimateStatus
+
+    @property
+    def mean(self) -> float:
+        """Mean difference over problems with estimates."""
+        return float(self._known.mean())
+
+    @property
+    def mean_std_error(self) -> float:
+        """Its standard error over problems like these: from the spread of the differences, in which the chains' errors
+        are; from the chains for a single problem."""
+        known = self._known
+        if len(known) == 1:
+            return float(self.std_error[self.difference.isfinite()])
+        return float(known.std() / math.sqrt(len(known)))
+
+    def interval(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Ends of ``difference +- t std_error``, each ``[*batch]``."""
+        from scipy.stats import t
+
+        fraction("interval", "level", level)
+        half = torch.as_tensor(t.ppf(0.5 + level / 2, self.dof.cpu().numpy())).to(self.std_error) * self.std_error
+        return self.difference - half, self.difference + half
+
+    @property
+    def _known(self) -> Tensor:
+        return self.difference[self.difference.isfinite()].double()
+
+    def __repr__(self):
+        n = self.difference.numel()
+        over = "" if n == 1 else f", mean over {len(self._known)} problems"
+        return f"Comparison(log Z_a - log Z_b {self.mean:.3f} +- {self.mean_std_error:.3f}{over}; {self.status})"
+
+
+def compare(a: Evidence, b: Evidence) -> Comparison:
+    """The difference of two estimates of log Z with its error, problem by problem.
+
+    What problems have in common, such as an image that is unlikely under both models, drops out of the differences, so
+    that their mean is known better than either mean.
+
+    Args:
+        a, b: of the same problems in the same order, with separate random numbers (``seed``).
+
+    Raises:
+        ArgumentError: their batch shapes differ, or no problem has an estimate in both.
+    """
+    for name, value in (("a", a), ("b", b)):
+        instance("compare", name, value, Evidence, "log_evidence(target)")
+    if a.log_z.shape != b.log_z.shape:
+        raise ArgumentError(
+            f"compare(): batch shapes {tuple(a.log_z.shape)} and {tuple(b.log_z.shape)} must be equal: the same "
+            "problems in the same order"
+        )
+    difference = a.log_z - b.log_z.to(a.log_z)
+    if not difference.isfinite().any():
+        raise ArgumentError("compare(): no problem has an estimate in both")
+    squares = torch.stack([a.std_error, b.std_error.to(a.std_error)]).square()
+    free = squares.new_tensor([a.dof, b.dof]).clamp_min(1).reshape(2, *[1] * difference.ndim)
+    total = squares.sum(0)
+    # two errors of zero have no degrees of freedom of their own
+    dof = (total.square() / (squares.square() / free).sum(0)).nan_to_num(float(free.min()))
+    return Comparison(difference, total.sqrt(), dof, _status(a.status, b.status))
+
+
+def _status(a: EstimateStatus, b: EstimateStatus) -> EstimateStatus:
+    below, above = a in _LOWER and b in _UPPER, a in _UPPER and b in _LOWER
+    if below and above:
+        return "consistent"
+    return "lower" if below else "upper" if above else "heuristic"

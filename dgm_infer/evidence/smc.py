@@ -12,19 +12,50 @@ from ..arguments import fraction, positive, whole_number, within
 from ..errors import ArgumentError
 from ..progress import Progress
 from ..settings import Settings
-from .estimators import log_mean, weight_ess
-from .importance import largest_share
+from .estimators import largest_share, log_mean, weight_ess
 from .method import EstimateStatus, Outcome, check_held
-from .path import AnnealedPath, Point
-from .pilot import StepSizes
-from .plan import check_settings, temperatures_of, tuned_steps
-from .resampling import pick, systematic
+from .path import AnnealedPath, PathPoint
+from .plan import StepSizes, check_settings, temperatures_of, tuned_steps
 
-__all__ = ["SMC"]
+__all__ = ["SMC", "pick", "systematic"]
+
+
+def systematic(log_weights: Tensor, count: int, rng: torch.Generator) -> Tensor:
+    """Ancestors by systematic resampling: particle i has ``count w_i`` offspring, rounded up or down, unbiased.
+
+    One uniform number per run places ``count`` evenly spaced points on the cumulative sum of the weights.
+
+    Args:
+        log_weights: ``[runs, particles, *batch]``, normalised per run.
+        count: number of offspring per run.
+
+    Returns:
+        indices ``[runs, count, *batch]`` of particles.
+    """
+    below = log_weights.exp().movedim(1, -1).cumsum(-1)
+    shape = (*below.shape[:-1], 1)
+    uniform = torch.rand(shape, generator=rng, dtype=below.dtype, device=below.device)
+    places = (torch.arange(count, dtype=below.dtype, device=below.device) + uniform) / count * below[..., -1:]
+    # right=True: a particle of zero weight has no offspring
+    chosen = torch.searchsorted(below.contiguous(), places.contiguous(), right=True)
+    return chosen.clamp_max(log_weights.shape[1] - 1).movedim(-1, 1)
+
+
+def pick(point: PathPoint, runs: int, ancestors: Tensor) -> PathPoint:
+    """Points ``[runs * particles, *batch]`` of the ancestors ``[runs, count, *batch]``: ``[runs * count, *batch]``."""
+
+    def picked(values: Tensor) -> Tensor:
+        values = values.unflatten(0, (runs, -1))
+        index = ancestors
+        if values.ndim > ancestors.ndim:
+            index = index.unsqueeze(-1).expand(*ancestors.shape, values.shape[-1])
+        return values.gather(1, index).flatten(0, 1)
+
+    return PathPoint(*(picked(values) for values in point))
+
 
 # Chains of the pilot, which only tunes.
 _PILOT = 32
-_BISECTIONS = 30
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +70,7 @@ class SMC(Settings):
     Args:
         particles: particles per run.
         schedule: ``"adaptive"``, temperatures as far apart as ``conditional_ess`` allows, or a schedule of
-            :class:`AIS`: ``"equalised"``, ``"barrier"``, ``"sigmoid"``, ``"linear"``, a function of K, or values.
+            :class:`AIS`: ``"barrier"``, ``"sigmoid"``, ``"linear"``, a function of K, or values.
         temperatures: K; for the adaptive schedule the maximum, and the last step then goes to 1.
         conditional_ess: share of the particles that an adaptive step leaves effective (Zhou, Johansen and Aston 2016).
         threshold: share of effective particles below which a run resamples.
@@ -157,7 +188,7 @@ class _Adaptive:
         low, high = torch.zeros_like(rest), rest.clone()
         # finish in one step if that is not too long; a tiny step replaces one of zero length, as 0 * inf is NaN
         finish = ~too_long(rest.clamp_min(1e-300))
-        for _ in range(_BISECTIONS):
+        for _ in range(30):
             middle = 0.5 * (low + high)
             long = too_long(middle)
             low, high = torch.where(long, low, middle), torch.where(long, middle, high)
@@ -222,7 +253,7 @@ class _Swarm:
         while len(states) < self.chain_length:
             states.append(self._moved(states[-1]))
         # [runs, P, M]: the states of a chain are M particles apart
-        self.point = Point(
+        self.point = PathPoint(
             *(
                 torch.stack([part.unflatten(0, (self.runs, -1)) for part in parts], 1).flatten(1, 2).flatten(0, 1)
                 for parts in zip(*states, strict=True)
@@ -230,7 +261,7 @@ class _Swarm:
         )
         self.log_weights = torch.full_like(self.log_weights, -self.log_n)
 
-    def _moved(self, point: Point) -> Point:
+    def _moved(self, point: PathPoint) -> PathPoint:
         beta = self.beta.repeat_interleave(self.movers, 0)
         move = self.path.move(point, beta, self.sizes.at(beta), self.method.n_steps, self.rng)
         self.acceptance += move.acceptance.unflatten(0, (self.runs, -1)).mean(1) / max(self.chain_length - 1, 1)

@@ -1,34 +1,65 @@
 """Estimates that are of no use, or little, and how they show."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from ..arguments.objects import of_problems
-from ..diagnosis import Finding, finding
+from ..diagnosis import Finding, Severity, finding
 from .method import EstimateStatus
 
 __all__ = ["few_round_trips", "further_findings", "run_warnings"]
 
-# Share of the weights that one draw may have, the acceptance of moves below which none are made, and a standard error
-# of log Z, in nats, that says nothing.
-_SHARE, _MOVES, _NATS = 0.999, 1e-3, 10.0
-# An error from the spread over chains needs more of them than this, by their shares of the weight, of at least so many.
-_EFFECTIVE, _CHAINS = 1.5, 8
-# Independent arrivals at the target, per chain, below which parallel tempering of several modes is too short: the first
-# of them are of where its chains began. On machines of known log Z all runs with fewer are too low.
-_RESTARTS = 14
-# The same whatever the target is: fewer say nothing of it.
-_ANY_RESTARTS = 2
-# A share of the weights on one draw, and a standard error in nats, that leave an estimate imprecise; effective chains
-# below which the spread of weights, the logs of which are nearly normal, is seen too small.
-_LARGE_SHARE, _WIDE, _FEW = 0.5, 1.0, 4.0
+
+@dataclass(frozen=True)
+class WarningLevels:
+    """Where numbers begin to mislead."""
+
+    share: float = 0.999
+    """Share of the weights on one draw that leaves nothing but this draw."""
+    large_share: float = 0.5
+    """The same, that leaves an estimate imprecise."""
+    moves: float = 1e-3
+    """Acceptance of moves below which none are made."""
+    nats: float = 10.0
+    """Standard error of log Z that says nothing."""
+    wide: float = 1.0
+    """The same, that leaves Z known to a factor of e."""
+    effective: float = 1.5
+    """Effective chains below which the estimate rests on one or two of many."""
+    chains: int = 8
+    """How many are many."""
+    few: float = 4.0
+    """Effective chains below which the spread of nearly normal log weights is underestimated."""
+    restarts: float = 14
+    """Independent arrivals at the target per chain, below which parallel tempering of several modes is too short: the
+    first of them reflect where its chains began."""
+    any_restarts: float = 2
+    """The same whatever the target is."""
+
+
+LEVELS = WarningLevels()
+
+
+class _Findings(list[Finding]):
+    """Findings, each made only where some problem has it."""
+
+    def look(
+        self, severity: Severity, which: Tensor, what: str, remedy: str, values: Tensor | None = None, *, least=False
+    ) -> None:
+        """Add a finding of the problems ``which [*batch]``; ``{of}`` names them, ``{x}`` is the worst value."""
+        if which.any():
+            shown: dict[str, object] = {"of": of_problems(which)}
+            if values is not None:
+                shown["x"] = (values[which].min() if least else values[which].max()).item()
+            self.append(finding(severity, what.format(**shown), remedy.format(**shown), which))
 
 
 def run_warnings(
     diagnostics: Mapping[str, Tensor], std_error: Tensor, status: EstimateStatus, chains: int
-) -> Iterator[Finding]:
+) -> list[Finding]:
     """Problems whose estimate or standard error misleads, whatever their status promises: a run warns of them.
 
     Args:
@@ -37,155 +68,149 @@ def run_warnings(
         status: that of the method; bounds may rest on few draws and are bounds still.
         chains: chains per problem; of one alone nothing is said.
     """
+    found, none = _Findings(), torch.zeros_like(std_error, dtype=torch.bool)
     if chains == 1 or status not in ("unbiased", "consistent"):
-        return
-    share = diagnostics.get("max_weight_share")
-    if share is not None and (share > _SHARE).any():
-        yield finding(
-            "useless",
-            f"all weight is on one draw{of_problems(share > _SHARE)}",
-            "the estimate is far too low, and its standard error means nothing: use a base near the target, or more "
-            "temperatures",
-            share > _SHARE,
-        )
-    few = _few_chains(diagnostics, chains)
-    if few is not None and few.any():
-        yield finding(
-            "misleading",
-            f"the estimate rests on one or two of {chains} chains{of_problems(few)} (effectively "
-            f"{diagnostics['effective_chains'][few].min().item():.2g})",
-            "its standard error is too small; use more chains, or a base nearer the target",
-            few,
-        )
-    shift = diagnostics.get("unseen_shift")
-    if shift is not None and (shift > 0).any():
-        yield finding(
-            "misleading",
-            f"a search found modes that no draw has visited{of_problems(shift > 0)}",
-            f"log Z may be too low by about {shift.max().item():.2g}, which std_error now includes; use refine=True, "
-            "ParallelTempering, or a base that covers them, such as Gaussian.broad(target)",
-            shift > 0,
-        )
-    rare = diagnostics.get("rare_shift")
-    # both are of the same mass: a smaller one adds nothing
-    rare = None if rare is None else rare * (True if shift is None else rare > shift)
-    if rare is not None and (rare > 0).any():
-        yield finding(
-            "misleading",
-            f"the draws visit some modes too rarely{of_problems(rare > 0)}",
-            f"a short parallel tempering finds log Z larger by about {rare.max().item():.2g}, which std_error now "
-            "includes; use ParallelTempering",
-            rare > 0,
-        )
-    restarts, named = diagnostics.get("restarts"), torch.zeros_like(std_error, dtype=torch.bool)
+        return found
+    share = diagnostics.get("max_weight_share", torch.zeros_like(std_error))
+    found.look(
+        "useless",
+        share > LEVELS.share,
+        "all weight is on one draw{of}",
+        "the estimate is far too low, and its standard error means nothing: use a base near the target, or more "
+        "temperatures",
+    )
+    found.look(
+        "misleading",
+        _few_chains(diagnostics, std_error, chains),
+        f"the estimate rests on one or two of {chains} chains{{of}} (effectively {{x:.2g}})",
+        "its standard error is too small; use more chains, or a base nearer the target",
+        diagnostics.get("effective_chains"),
+        least=True,
+    )
+    shift, rare = (diagnostics.get(name, torch.zeros_like(std_error)) for name in ("unseen_shift", "rare_shift"))
+    found.look(
+        "misleading",
+        shift > 0,
+        "a search found modes that no draw has visited{of}",
+        "log Z may be too low by about {x:.2g}, which std_error now includes; use refine=True, ParallelTempering, or a "
+        "base that covers them, such as Gaussian.broad(target)",
+        shift,
+    )
+    found.look(
+        "misleading",
+        # both are of the same mass: a smaller one adds nothing
+        (rare > 0) & (rare > shift),
+        "the draws visit some modes too rarely{of}",
+        "a short parallel tempering finds log Z larger by about {x:.2g}, which std_error now includes; use "
+        "ParallelTempering",
+        rare,
+    )
+    restarts, short, seldom = diagnostics.get("restarts"), none, none
     if restarts is not None:
         several = diagnostics.get("minima", torch.zeros_like(restarts)) > 1
-        if (short := (restarts < _RESTARTS) & several).any():
-            times = f"only {restarts[short].min().item():.2g} times{of_problems(short)}"
-            yield finding(
-                "misleading",
-                f"the target has several modes, and chains came to it anew {times}",
-                "log Z may be too low, by more than std_error says; use more draws",
-                short,
-            )
-        if (seldom := (restarts < _ANY_RESTARTS) & ~several).any():
-            times = f"only {restarts[seldom].min().item():.2g} times each{of_problems(seldom)}"
-            yield finding(
-                "misleading",
-                f"chains came to the target anew {times}",
-                "log Z and std_error say little; use more draws and temperatures",
-                seldom,
-            )
-        named = short | seldom
-    if (none := few_round_trips(diagnostics, std_error, 1) & ~named).any():
-        yield finding(
-            "misleading",
-            f"no chain went from the base to the target and back{of_problems(none)}",
-            "log Z and std_error are unreliable; use refine=True, a base nearer the target, or more draws",
-            none,
-        )
-    acceptance = diagnostics.get("acceptance")
-    if acceptance is not None and (acceptance < _MOVES).any():
-        yield finding(
-            "useless",
-            f"no chain moved{of_problems(acceptance < _MOVES)}",
-            "use a base near the target, more temperatures, or a smaller step_size",
-            acceptance < _MOVES,
-        )
-    wide = std_error > _NATS
-    if wide.any():
-        yield finding(
-            "useless",
-            f"the standard error of log Z is {std_error[wide].max().item():.2g}{of_problems(wide)}",
-            "the estimate says nothing: use a base near the target, more temperatures, or more draws",
-            wide,
-        )
+        short, seldom = (restarts < LEVELS.restarts) & several, (restarts < LEVELS.any_restarts) & ~several
+    found.look(
+        "misleading",
+        short,
+        "the target has several modes, and only {x:.2g} restarts per chain reached it{of}",
+        "log Z may be too low, by more than std_error says; use more draws",
+        restarts,
+        least=True,
+    )
+    found.look(
+        "misleading",
+        seldom,
+        "only {x:.2g} restarts per chain reached the target{of}",
+        "log Z and std_error are unreliable; use more draws and temperatures",
+        restarts,
+        least=True,
+    )
+    found.look(
+        "misleading",
+        few_round_trips(diagnostics, std_error, 1) & ~short & ~seldom,
+        "no chain went from the base to the target and back{of}",
+        "log Z and std_error are unreliable; use refine=True, a base nearer the target, or more draws",
+    )
+    found.look(
+        "useless",
+        diagnostics.get("acceptance", torch.ones_like(std_error)) < LEVELS.moves,
+        "no chain moved{of}",
+        "use a base near the target, more temperatures, or a smaller step_size",
+    )
+    found.look(
+        "useless",
+        std_error > LEVELS.nats,
+        "the standard error of log Z is {x:.2g}{of}",
+        "the estimate says nothing: use a base near the target, more temperatures, or more draws",
+        std_error,
+    )
+    return found
 
 
 def further_findings(
     diagnostics: Mapping[str, Tensor], std_error: Tensor, status: EstimateStatus, chains: int
-) -> Iterator[Finding]:
+) -> list[Finding]:
     """What is wrong by less than a run warns of, where :func:`run_warnings` says nothing; arguments as there."""
-    known = ~std_error.isnan()
-    if chains == 1 and not known.all():
-        yield finding("misleading", "there is one chain, and no standard error", "run 4 or more (chains=)", ~known)
+    found, known = _Findings(), ~std_error.isnan()
+    if chains == 1:
+        found.look("misleading", ~known, "there is one chain, and no standard error", "run 4 or more (chains=)")
     if chains == 1 or status not in ("unbiased", "consistent"):
-        return
-    few_trips = few_round_trips(diagnostics, std_error, chains) & ~few_round_trips(diagnostics, std_error, 1)
-    if few_trips.any():
-        yield finding(
+        return found
+    few_trips = few_round_trips(diagnostics, std_error, chains)
+    found.look(
+        "misleading",
+        few_trips & ~few_round_trips(diagnostics, std_error, 1),
+        f"only {{x:.0f}} round trips between base and target for {chains} chains{{of}}",
+        "std_error assumes that every chain makes one: use refine=True, a base nearer the target, or more draws",
+        diagnostics.get("round_trips"),
+        least=True,
+    )
+    if "base_moments_agree" in diagnostics:
+        found.look(
             "misleading",
-            f"only {int(diagnostics['round_trips'][few_trips].min())} round trips between base and target for {chains} "
-            f"chains{of_problems(few_trips)}",
-            "std_error assumes that every chain makes one: use refine=True, a base nearer the target, or more draws",
-            few_trips,
-        )
-    agree = diagnostics.get("base_moments_agree")
-    if agree is not None and (off := ~agree & known & ~few_round_trips(diagnostics, std_error, chains)).any():
-        error = diagnostics.get("base_moment_error")
-        by = "" if error is None or error.shape != off.shape else f" (off by {error[off].max().item():.2g})"
-        yield finding(
-            "misleading",
-            f"base moments are not recovered at beta = 0{of_problems(off)}{by}",
+            ~diagnostics["base_moments_agree"] & known & ~few_trips,
+            "base moments are not recovered at beta = 0{of}"
+            + (" (off by {x:.2g})" if "base_moment_error" in diagnostics else ""),
             "chains mix poorly, and errors are too small: use more draws or a better base",
-            off,
+            diagnostics.get("base_moment_error"),
         )
-    share, few = diagnostics.get("max_weight_share"), _few_chains(diagnostics, chains)
-    if status == "unbiased" and few is not None:
-        effective = diagnostics["effective_chains"]
-        if (thin := (effective < _FEW) & ~few & (True if share is None else share <= _LARGE_SHARE)).any():
-            yield finding(
-                "misleading",
-                f"the estimate rests on effectively {effective[thin].min().item():.2g} of {chains} chains"
-                f"{of_problems(thin)}",
-                "it is probably too low, and errors are underestimated: use more temperatures or chains",
-                thin,
-            )
+    share = diagnostics.get("max_weight_share", torch.zeros_like(std_error))
+    few, effective = _few_chains(diagnostics, std_error, chains), diagnostics.get("effective_chains")
     # weights of tempering are averages over chains, of which a few may count
-    if status == "unbiased" and share is not None:
-        large = (share > _LARGE_SHARE) & (share <= _SHARE)
-        if (large := large if few is None else large & ~few).any():
-            yield finding(
+    if status == "unbiased":
+        if effective is not None and chains >= LEVELS.chains:
+            found.look(
                 "misleading",
-                f"one draw has {100 * share[large].max().item():.0f} % of the weight{of_problems(large)}",
-                "errors are underestimated: use more temperatures or chains",
-                large,
+                (effective < LEVELS.few) & ~few & (share <= LEVELS.large_share),
+                f"the estimate rests on effectively {{x:.2g}} of {chains} chains{{of}}",
+                "it is probably too low, and errors are underestimated: use more temperatures or chains",
+                effective,
+                least=True,
             )
-    if (wide := (std_error > _WIDE) & (std_error <= _NATS)).any():
-        yield finding(
-            "imprecise",
-            f"the standard error of log Z is {std_error[wide].max().item():.2g}{of_problems(wide)}",
-            "Z is known to a factor of e at best: use a base nearer the target, more temperatures, or more draws",
-            wide,
+        found.look(
+            "misleading",
+            (share > LEVELS.large_share) & (share <= LEVELS.share) & ~few,
+            "one draw has {x:.0f} % of the weight{of}",
+            "errors are underestimated: use more temperatures or chains",
+            100 * share,
         )
+    found.look(
+        "imprecise",
+        (std_error > LEVELS.wide) & (std_error <= LEVELS.nats),
+        "the standard error of log Z is {x:.2g}{of}",
+        "Z is known to a factor of e at best: use a base nearer the target, more temperatures, or more draws",
+        std_error,
+    )
+    return found
 
 
-def _few_chains(diagnostics: Mapping[str, Tensor], chains: int) -> Tensor | None:
+def _few_chains(diagnostics: Mapping[str, Tensor], like: Tensor, chains: int) -> Tensor:
     """Whether an estimate rests on one or two of many chains, ``[*batch]``, where not on one draw."""
     effective, share = diagnostics.get("effective_chains"), diagnostics.get("max_weight_share")
-    if effective is None or chains < _CHAINS:
-        return None
-    return effective < _EFFECTIVE if share is None else (effective < _EFFECTIVE) & (share <= _SHARE)
+    if effective is None or chains < LEVELS.chains:
+        return torch.zeros_like(like, dtype=torch.bool)
+    few = effective < LEVELS.effective
+    return few if share is None else few & (share <= LEVELS.share)
 
 
 def few_round_trips(diagnostics: Mapping[str, Tensor], like: Tensor, least: int) -> Tensor:

@@ -14,7 +14,7 @@ from ..errors import ArgumentError, EvidenceError, cause
 from ..extras import extra
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..references import Gaussian
-from ..references.origin import origin
+from ..references.density import origin
 from ..references.variational import check_divergence, lower_bound
 from ..target import Target, as_target
 from .pyro import PyroTarget

@@ -10,7 +10,7 @@ from ..conditioning.abc_kernels import KERNELS
 from ..errors import ArgumentError
 from ..settings import Settings
 from ..target import Density, check_density
-from .result import Found, equal_weights, nothing_accepted
+from .sample import Found, equal_weights, nothing_accepted
 from .simulation import Simulation
 
 __all__ = ["ABCImportance", "ABCRejection"]

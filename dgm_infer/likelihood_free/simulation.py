@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -14,10 +15,20 @@ from ..target import Density, check_density
 
 __all__ = ["Simulation"]
 
-# Copies of its inputs and outputs that a simulator is taken to hold at once, and the most rows of a call.
-_COPIES, _MOST_ROWS = 16, 100_000
-# Rows of the first call, which finds the size of the outputs.
-_FIRST = 4
+
+@dataclass(frozen=True)
+class BatchSettings:
+    """Rows that a simulator is called with."""
+
+    copies: int = 16
+    """Copies of its inputs and outputs that it is taken to hold at once."""
+    most: int = 100_000
+    """Rows of a call at most."""
+    first: int = 4
+    """Rows of the first call, which finds the size of the outputs."""
+
+
+BATCHES = BatchSettings()
 
 
 class Simulation:
@@ -58,14 +69,14 @@ class Simulation:
             raise ArgumentError(f"Simulation(observed of shape {tuple(y.shape)}): must be one vector, [K]")
         self._distance, self._summaries = distance, summaries
         memory = whole_number("Simulation", "memory", memory)
-        self._rows = _FIRST
+        self._rows = BATCHES.first
         self.observed, self._summary = y, y[None]
         if summaries is not None:
             self._summary = function("Simulation", "summaries", summaries, "lambda x: x.mean(-1, True)")(y[None])
         # draws of its own, so that a run's random numbers are left
         rng = torch.Generator().manual_seed(0)
-        self.distances(self.draw_prior(_FIRST, rng), rng)
-        self._rows = max(1, min(memory // (8 * _COPIES * (self.dim + len(y))), _MOST_ROWS))
+        self.distances(self.draw_prior(BATCHES.first, rng), rng)
+        self._rows = max(1, min(memory // (8 * BATCHES.copies * (self.dim + len(y))), BATCHES.most))
 
     @property
     def rows(self) -> int:

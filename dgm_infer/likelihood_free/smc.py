@@ -1,17 +1,107 @@
-"""Sequential Monte Carlo without likelihoods, with tolerances that adapt (math 2.8)."""
+"""Random walks without likelihoods: Markov chains, and sequential Monte Carlo with falling tolerances (math 2.8)."""
 
 import warnings
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
-from ..arguments import fraction, positive, whole_number
+from ..arguments import choice, fraction, positive, whole_number
+from ..conditioning.abc_kernels import KERNELS
 from ..settings import Settings
-from .mcmc import Particles, move, walk_factor
-from .result import Found, equal_weights, nothing_accepted
+from .rejection import ABCRejection
+from .sample import Found, equal_weights, nothing_accepted
 from .simulation import Simulation
 
-__all__ = ["ABCSMC"]
+__all__ = ["ABCMCMC", "ABCSMC", "Particles", "move", "walk_factor"]
+
+
+class Particles(NamedTuple):
+    """Parameters ``[n, D]``, the distances of their simulations ``[n]`` and their log priors ``[n]``."""
+
+    z: Tensor
+    distance: Tensor
+    log_prior: Tensor
+
+
+def walk_factor(z: Tensor) -> Tensor:
+    """A factor of the covariance ``2.38^2/D`` times that of draws ``[n, D]``, regularised."""
+    covariance = torch.atleast_2d(z.mT.cov()) * (2.38**2 / z.shape[-1])
+    scale = covariance.diagonal().mean().clamp_min(torch.finfo(z.dtype).tiny)
+    return torch.linalg.cholesky(covariance + 1e-9 * scale * torch.eye(z.shape[-1], dtype=z.dtype))
+
+
+def move(
+    simulation: Simulation, here: Particles, factor: Tensor, tolerance: float, kernel: str, rng: torch.Generator
+) -> tuple[Particles, Tensor]:
+    """One Metropolis-Hastings step of each, with the kernel of its own simulation kept: particles, and what moved."""
+    z = here.z + torch.randn(here.z.shape, generator=rng, dtype=here.z.dtype) @ factor.mT
+    log_prior = simulation.prior.log_prob(z)
+    uniform = torch.rand(len(z), generator=rng, dtype=z.dtype).log()
+    # what the prior alone rejects need not be simulated, but for a kernel that may raise the ratio
+    possible = log_prior > -torch.inf
+    if kernel == "uniform":
+        possible &= uniform < log_prior - here.log_prior
+    distance = torch.full_like(here.distance, torch.inf)
+    if possible.any():
+        distance[possible] = simulation.distances(z[possible], rng)
+    energy = [KERNELS[kernel]((d / tolerance).square()) for d in (here.distance, distance)]
+    moved = possible & (uniform < log_prior - here.log_prior + energy[0] - energy[1])
+    there = Particles(z, distance, log_prior)
+    new = (torch.where(moved[:, None] if a.ndim > 1 else moved, a, b) for a, b in zip(there, here, strict=True))
+    return Particles(*new), moved
+
+
+@dataclass(frozen=True, eq=False)
+class ABCMCMC(Settings):
+    """Random-walk chains on the parameters, each proposal accepted by the kernel of one simulation.
+
+    Chains start at draws by rejection at the same tolerance, whose covariance is that of the walk.
+
+    Args:
+        tolerance: eps.
+        kernel: K, as of :class:`ABCRejection`.
+        chains: chains, simulated together.
+        warmup: steps of each chain that are not kept.
+        scale: factor on the steps ``2.38/sqrt(D)`` standard deviations; positive.
+        max_simulations: simulations by which the starts must be found.
+    """
+
+    tolerance: float
+    kernel: str = "uniform"
+    chains: int = 100
+    warmup: int = 50
+    scale: float = 1.0
+    max_simulations: int = 1_000_000
+
+    def __post_init__(self):
+        positive("ABCMCMC", "tolerance", self.tolerance)
+        choice("ABCMCMC", "kernel", self.kernel, tuple(KERNELS))
+        whole_number("ABCMCMC", "chains", self.chains, 2)
+        whole_number("ABCMCMC", "warmup", self.warmup, 0)
+        positive("ABCMCMC", "scale", self.scale)
+        whole_number("ABCMCMC", "max_simulations", self.max_simulations)
+
+    def run(self, simulation: Simulation, draws: int, rng: torch.Generator) -> Found:
+        start = ABCRejection(self.tolerance, self.kernel, self.max_simulations).run(simulation, self.chains, rng)
+        # fewer starts than chains: some share one
+        source = torch.arange(self.chains) % len(start.parameters)
+        z = start.parameters[source]
+        here = Particles(z, start.distances[source], simulation.prior.log_prob(z))
+        spread = simulation.draw_prior(self.chains, rng) if len(start.parameters) <= simulation.dim else z
+        factor = self.scale * walk_factor(spread)
+        kept, near, accepted = [], [], 0.0
+        length = -(-draws // self.chains)
+        for i in range(self.warmup + length):
+            here, moved = move(simulation, here, factor, self.tolerance, self.kernel, rng)
+            if i >= self.warmup:
+                kept.append(here.z)
+                near.append(here.distance)
+                accepted += moved.double().mean().item()
+        parameters, distances = torch.cat(kept)[:draws], torch.cat(near)[:draws]
+        simulations = start.simulations + self.chains * (self.warmup + length)
+        return Found(parameters, equal_weights(parameters), distances, self.tolerance, simulations, accepted / length)
 
 
 @dataclass(frozen=True, eq=False)

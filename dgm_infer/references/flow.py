@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self, cast
 
 import torch
@@ -11,24 +12,35 @@ from torch import Tensor, nn
 from ..arguments import indices, instance, numbers, positive, random_seed, whole_number
 from ..errors import ArgumentError, EvidenceError
 from ..extras import extra
+from ..linear_maps import TriangularMap
 from ..probe import energy_fault, probe_points
 from ..target import as_target
-from .density import Whitened
+from .density import Whitened, origin, weighted_moments
 from .gaussian import Gaussian
-from .moments import weighted_moments
-from .origin import origin
-from .scales import Full, factorised
+from .scales import factorised
 
 __all__ = ["Flow"]
 
-# Draws that the moments of a flow are taken from, and rows that are evaluated at once.
-_MOMENTS, _ROWS = 2**16, 2**15
-# Share of the draws that are held out to choose the step of training that is kept, and steps between two looks.
-_HELD_OUT, _LOOK = 0.1, 25
-# Factor of the last weights of every layer at first.
-_FIRST = 0.01
-# Factor by which a start by the bound, which is narrow, is widened.
-_WIDER = 2.0
+
+@dataclass(frozen=True)
+class FlowSettings:
+    """How flows are trained and evaluated."""
+
+    moments: int = 2**16
+    """Draws that a flow's own moments are taken from: to a 250th of a standard deviation."""
+    rows: int = 2**15
+    """Rows that are evaluated at once."""
+    held_out: float = 0.1
+    """Share of the draws that chooses the step of training that is kept."""
+    look: int = 25
+    """Steps between two looks at these."""
+    first: float = 0.01
+    """Factor of the last weights of every layer at first: a flow starts as its Gaussian."""
+    widen: float = 2.0
+    """Factor of the sds of a start by the bound, which is too narrow."""
+
+
+FLOW = FlowSettings()
 
 
 class Flow(Whitened):
@@ -57,9 +69,9 @@ class Flow(Whitened):
         for parameter in networks.parameters():
             parameter.requires_grad_(False)
         vars(self).update(networks=networks.eval(), start=start, log_zeta=log_zeta, mean=start.mean, scale=start.scale)
-        x = self.sample((_MOMENTS,), torch.Generator(start.mean.device).manual_seed(seed))
+        x = self.sample((FLOW.moments,), torch.Generator(start.mean.device).manual_seed(seed))
         moments = weighted_moments(x.double(), x.new_zeros(x.shape[:-1]))
-        scale = Full(factorised(moments.covariance).to(start.mean))
+        scale = TriangularMap(factorised(moments.covariance).to(start.mean))
         vars(self).update(mean=moments.mean.to(start.mean), scale=scale)
 
     @property
@@ -174,11 +186,11 @@ class Flow(Whitened):
         # as many draws' worth of the diagonal as Gaussian.refined takes of its old covariance
         share = (moments.ess / (moments.ess + x.shape[-1] + 2))[..., None, None]
         diagonal = torch.diag_embed(moments.covariance.diagonal(dim1=-2, dim2=-1))
-        scale = Full(factorised(torch.lerp(diagonal, moments.covariance, share)).to(x))
+        scale = TriangularMap(factorised(torch.lerp(diagonal, moments.covariance, share)).to(x))
         start = Gaussian._of(moments.mean.to(x), scale, log_zeta=log_zeta)
         rng = torch.Generator(x.device).manual_seed(seed)
         order = torch.randperm(len(x), generator=rng, device=x.device)
-        held, kept = order[: max(1, int(_HELD_OUT * len(x)))], order[max(1, int(_HELD_OUT * len(x))) :]
+        held, kept = order[: max(1, int(FLOW.held_out * len(x)))], order[max(1, int(FLOW.held_out * len(x))) :]
         flat, weights = start.whiten(x).reshape(len(x), -1, x.shape[-1]), logs.softmax(0).reshape(len(x), -1)
         networks = _networks(call, start, seed, **network)
         for problem, one in enumerate(networks):
@@ -234,7 +246,7 @@ class Flow(Whitened):
         target = as_target(target)
         if start is None:
             local = Gaussian.fit(target, start=Gaussian(origin(call, target, dtype, device), 1.0), seed=seed)
-            start = Gaussian(local.mean, _WIDER * local.covariance_diagonal.sqrt())
+            start = Gaussian(local.mean, FLOW.widen * local.covariance_diagonal.sqrt())
         instance(call, "start", start, Gaussian, "Gaussian(mean, sd)")
         if tuple(start.mean.shape) != (*target.batch_shape, target.dim):
             raise ArgumentError(f"{call}(start={start}): expected a Gaussian over {(*target.batch_shape, target.dim)}")
@@ -291,7 +303,7 @@ def _networks(
             # near the identity at first: the flow starts as its Gaussian
             last = layer.hyper[-1] if hasattr(layer, "hyper") else layer.phi
             for parameter in last.parameters():
-                parameter.data *= _FIRST
+                parameter.data *= FLOW.first
     return nn.ModuleList(networks).to(start.mean)
 
 
@@ -307,7 +319,8 @@ def _energy(networks: nn.ModuleList, start: Gaussian, x: Tensor) -> Tensor:
     lead = v.shape[: v.ndim - start.mean.ndim]
     flat = v.reshape(lead.numel(), -1, start.dim)
     columns = [
-        torch.cat([_log_prob(network, part) for part in flat[:, i].split(_ROWS)]) for i, network in enumerate(networks)
+        torch.cat([_log_prob(network, part) for part in flat[:, i].split(FLOW.rows)])
+        for i, network in enumerate(networks)
     ]
     return start.log_det - torch.stack(columns, 1).reshape((*lead, *start.batch_shape))
 
@@ -316,7 +329,7 @@ def _drawn(networks: nn.ModuleList, start: Gaussian, z: Tensor) -> tuple[Tensor,
     """Points of standard normal numbers ``[..., *batch, D]`` through the flows, and in the flows' own coordinates."""
     flat = z.reshape(-1, len(networks), start.dim)
     columns = [
-        torch.cat([network().transform.inv(part) for part in flat[:, i].split(_ROWS)])
+        torch.cat([network().transform.inv(part) for part in flat[:, i].split(FLOW.rows)])
         for i, network in enumerate(networks)
     ]
     v = torch.stack(columns, 1).reshape(z.shape)
@@ -334,7 +347,7 @@ def _train(
     optimiser = torch.optim.Adam(network.parameters(), lr=rate)
     best, kept = math.inf, None
     for i in range(steps):
-        if outside is not None and i % _LOOK == 0:
+        if outside is not None and i % FLOW.look == 0:
             with torch.no_grad():
                 now = float(outside())
             if now < best:

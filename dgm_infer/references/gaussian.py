@@ -20,16 +20,14 @@ from ..arguments import (
     within,
 )
 from ..errors import ArgumentError, EvidenceError, cause
+from ..linear_maps import LowRankMap, TriangularMap
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import as_target
-from .density import GaussianDensity, Whitened
-from .laplace import find_mode
+from .density import GaussianDensity, Whitened, check_mixture, distinct, mixture_moments, origin, weighted_moments
+from .minimise import find_mode
 from .modes import Modes, cover, modes
-from .moments import check_mixture, distinct, mixture_moments, weighted_moments
-from .objectives import OBJECTIVES, Objective
-from .origin import origin
-from .scales import KINDS, Full, Kind, LowRank, factorised, remade, scale_of
-from .variational import check_divergence, lower_bound, maximise_elbo
+from .scales import KINDS, Kind, factorised, scale_of
+from .variational import OBJECTIVES, Objective, check_divergence, lower_bound, maximise_elbo
 
 __all__ = ["Gaussian"]
 
@@ -87,16 +85,16 @@ class Gaussian(GaussianDensity):
         """
         problems = indices("Gaussian.take", "problems", problems, self.batch_shape.numel()).to(self.mean.device)
         n = len(self.batch_shape)
-        parts = [tensor.flatten(0, n - 1)[problems] if n else tensor[None][problems] for tensor in self.scale.tensors]
+        parts = [tensor.flatten(0, n - 1)[problems] if n else tensor[None][problems] for tensor in self.scale.parts]
         mean = self.mean.reshape(-1, self.dim)[problems]
         log_zeta = None if self.log_zeta is None else self.log_zeta.reshape(-1)[problems]
-        return Gaussian._of(mean, remade(self.scale, parts), log_zeta=log_zeta)
+        return Gaussian._of(mean, self.scale.remade(parts), log_zeta=log_zeta)
 
     def to(self, *args: Any, **kwargs: Any) -> "Gaussian":
         """The same Gaussians on another device or in another dtype."""
-        parts = [tensor.to(*args, **kwargs) for tensor in self.scale.tensors]
+        parts = [tensor.to(*args, **kwargs) for tensor in self.scale.parts]
         log_zeta = None if self.log_zeta is None else self.log_zeta.to(parts[0].device)
-        return Gaussian._of(self.mean.to(*args, **kwargs), remade(self.scale, parts), log_zeta=log_zeta)
+        return Gaussian._of(self.mean.to(*args, **kwargs), self.scale.remade(parts), log_zeta=log_zeta)
 
     def refined(
         self,
@@ -134,9 +132,9 @@ class Gaussian(GaussianDensity):
         share = (ess / (ess + own))[..., None, None]
         # a full-rank unbiased estimate needs more draws than dimensions; a shrunk one does not
         covariance = share * covariance + (1 - share) * self.covariance.double()
-        rank = self.scale.factor.shape[-1] if isinstance(self.scale, LowRank) else min(4, self.dim)
+        rank = self.scale.directions.shape[-1] if isinstance(self.scale, LowRankMap) else min(4, self.dim)
         scale = scale_of(covariance, kind, rank)
-        scale = remade(scale, [tensor.to(self.mean) for tensor in scale.tensors])
+        scale = scale.remade([part.to(self.mean) for part in scale.parts])
         return Gaussian._of(mean.to(self.mean), scale, log_zeta=log_zeta)
 
     @classmethod
@@ -359,7 +357,7 @@ class Gaussian(GaussianDensity):
     def covering(cls, found: Modes) -> Self:
         """A Gaussian moment-matched to Laplace's approximations at modes, all those of some mass counting alike."""
         mean, covariance = cover(instance("Gaussian.covering", "found", found, Modes, "dgm.modes(target)"))
-        return cls._of(mean, Full(factorised(covariance)), log_zeta=found.log_z)
+        return cls._of(mean, TriangularMap(factorised(covariance)), log_zeta=found.log_z)
 
     @classmethod
     def laplace(
@@ -394,6 +392,6 @@ class Gaussian(GaussianDensity):
         if tuple(start.shape) != shape:
             raise ArgumentError(f"{call}(start of shape {tuple(start.shape)}): expected {shape}")
         mode = find_mode(target, start, max_iterations=whole_number(call, "max_iterations", max_iterations))
-        scale = Full(factorised(torch.cholesky_inverse(mode.cholesky)))
+        scale = TriangularMap(factorised(torch.cholesky_inverse(mode.cholesky)))
         log_evidence = -mode.energy + 0.5 * target.dim * math.log(2 * math.pi) + scale.log_det()
         return cls._of(mode.position, scale, log_evidence=log_evidence)

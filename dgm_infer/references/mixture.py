@@ -8,13 +8,12 @@ from torch import Tensor
 
 from ..arguments import finite, indices, instance, numbers, random_seed, whole_number, within
 from ..errors import ArgumentError, EvidenceError
+from ..linear_maps import TriangularMap
 from ..target import as_target
-from .density import GaussianDensity, Whitened
+from .density import GaussianDensity, Whitened, distinct, mixture_moments, origin, weighted_moments
 from .gaussian import Gaussian
 from .modes import Modes, modes
-from .moments import distinct, mixture_moments, weighted_moments
-from .origin import origin
-from .scales import Full, factorised, remade, scale_of
+from .scales import factorised, scale_of
 
 __all__ = ["Mixture"]
 
@@ -83,7 +82,7 @@ class Mixture(Whitened):
             )
         log_weights = log_weights - total
         parts = mixture_moments(components.mean.double(), components.covariance.double(), log_weights.double())
-        scale = Full(factorised(parts.covariance).to(components.mean))
+        scale = TriangularMap(factorised(parts.covariance).to(components.mean))
         new = object.__new__(cls)
         vars(new).update(
             components=components,
@@ -111,7 +110,7 @@ class Mixture(Whitened):
             return (value.flatten(1, n) if n else value.unsqueeze(1))[:, problems]
 
         components = self.components
-        scale = remade(components.scale, [taken(tensor) for tensor in components.scale.tensors])
+        scale = components.scale.remade([taken(part) for part in components.scale.parts])
         log_zeta = None if self.log_zeta is None else self.log_zeta.reshape(-1)[problems]
         components = GaussianDensity._of(taken(components.mean), scale)
         return Mixture._made(components, taken(self.log_weights), log_zeta)
@@ -119,7 +118,7 @@ class Mixture(Whitened):
     def to(self, *args: Any, **kwargs: Any) -> "Mixture":
         """The same mixtures on another device or in another dtype."""
         components = self.components
-        scale = remade(components.scale, [tensor.to(*args, **kwargs) for tensor in components.scale.tensors])
+        scale = components.scale.remade([part.to(*args, **kwargs) for part in components.scale.parts])
         mean = components.mean.to(*args, **kwargs)
         log_zeta = None if self.log_zeta is None else self.log_zeta.to(mean.device)
         return Mixture._made(GaussianDensity._of(mean, scale), self.log_weights.to(mean), log_zeta)
@@ -174,8 +173,8 @@ class Mixture(Whitened):
             chosen += uniform * below[-1] >= edge
         x = torch.empty_like(noise)
         for k in range(len(below)):
-            tensors = [tensor[k] for tensor in self.components.scale.tensors]
-            own = self.components.mean[k] + remade(self.components.scale, tensors).apply(noise)
+            parts = [part[k] for part in self.components.scale.parts]
+            own = self.components.mean[k] + self.components.scale.remade(parts).apply(noise)
             x = torch.where((chosen == k).unsqueeze(-1), own, x)
         return x
 
@@ -214,7 +213,7 @@ class Mixture(Whitened):
         weights = (count.clamp_min(1.0)).log().masked_fill(self.log_weights.isneginf(), -math.inf)
         kind = self.components.kind if kind is None else kind
         scale = scale_of(covariance, "diagonal" if kind == "diagonal" else "full", 1)
-        scale = remade(scale, [tensor.to(self.mean) for tensor in scale.tensors])
+        scale = scale.remade([part.to(self.mean) for part in scale.parts])
         components = GaussianDensity._of(mean.to(self.mean), scale)
         return Mixture._made(components, weights.to(self.mean), log_zeta)
 
@@ -244,7 +243,7 @@ class Mixture(Whitened):
         first = found.covariances[:1].expand_as(found.covariances)
         covariances = torch.where(kept[..., None, None], found.covariances, first)
         means = torch.where(kept.unsqueeze(-1), found.positions, found.positions[:1])
-        components = GaussianDensity._of(means, Full(widen * factorised(covariances)))
+        components = GaussianDensity._of(means, TriangularMap(widen * factorised(covariances)))
         return cls._made(components, found.log_masses.to(means), found.log_z.double())
 
     @classmethod

@@ -1,8 +1,9 @@
-"""Modes of a target by minimisation from many starts, and a Gaussian that covers them (math 11.8)."""
+"""Modes of a target: minimisations from many starts, which minima are one mode, and its mass (math 11.8)."""
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,30 +11,62 @@ from torch import Tensor
 from ..arguments import instance, random_seed, whole_number
 from ..errors import EvidenceError
 from ..target import Target, as_target
-from .density import GaussianDensity, Whitened
-from .descent import minimise
-from .minima import same_minimum, same_mode, settled
-from .moments import mixture_moments
-from .origin import origin
+from .density import GaussianDensity, Whitened, mixture_moments, origin
+from .minimise import Descended, curvature, descended, minimise
 
-__all__ = ["Modes", "cover", "in_units_of", "modes", "search", "spread_out"]
+__all__ = [
+    "Modes",
+    "Settled",
+    "cover",
+    "in_units_of",
+    "laplace_masses",
+    "modes",
+    "places",
+    "same_minimum",
+    "same_mode",
+    "search",
+    "settled",
+    "spread_out",
+]
 
-# Factors by which the starts of a search are spread out.
-_FACTORS = (1.0, 2.0, 4.0, 8.0)
-# Share of the mass above which new modes let a search go on, and the power of the masses by which a Gaussian covers.
-_SHARE, _POWER = 1e-3, 0.25
-_ROUNDS = 4
-# Ratio of the curvatures of a minimum above which it is a spike or a ridge.
-_DEGENERATE = 1e8
-# Modes that are kept, those of the lowest energies, as many as have this many numbers in their covariances.
-_FEWEST, _MOST, _NUMBERS = 64, 256, 2**24
+
+@dataclass(frozen=True)
+class ModeSearch:
+    """What a search for modes takes for one mode, and how long it goes on."""
+
+    spread: tuple[float, ...] = (1.0, 2.0, 4.0, 8.0)
+    """Factors by which starts are spread out, in turn: modes up to eight standard deviations outside are reached."""
+    rounds: int = 4
+    """Rounds of minimisations at most; most searches end after two."""
+    share: float = 1e-3
+    """Share of the mass that new modes must add for another round: a thousandth of a nat of log Z."""
+    power: float = 0.25
+    """Power of the masses by which a Gaussian covers modes: 1 would rest on the few deepest, 0 on all alike."""
+    degenerate: float = 1e8
+    """Ratio of curvatures above which a minimum is a spike: half of the digits of float64."""
+    most: int = 256
+    """Modes that are kept, those of the lowest energies."""
+    same: float = 1e-2
+    """Distance (sds of the coordinates) and energy (relative to its log) within which minima are the same."""
+    within: float = 0.1
+    """Squared distance (in sds of the mode) and nats within which another minimum is in the same mode."""
+    newton: int = 10
+    """Newton steps at a time from where a descent ended, for as long as they bring ``fall``."""
+    decrease: float = 1e-6
+    """Decrease in nats that a Newton step must promise to be taken."""
+    fall: float = 1e-3
+    rows: int = 2**13
+    """Rows of Hessians that are computed at once: 0.5 GB in 1000 dimensions."""
+
+
+SEARCH = ModeSearch()
 
 
 @dataclass(frozen=True, eq=False)
 class Modes:
     """Local minima of an energy, the largest Laplace mass first, for every problem of a batch.
 
-    Problems have different numbers of modes: missing ones have mass ``-inf`` and no hits.
+    Missing modes of problems that have fewer have mass ``-inf`` and no hits.
 
     Attributes:
         positions: ``[M, *batch, D]``.
@@ -121,7 +154,7 @@ def search(
     """
     found: Modes | None = None
     reach = start
-    for _ in range(_ROUNDS):
+    for _ in range(SEARCH.rounds):
         noise = torch.randn(starts, *start.mean.shape, generator=rng, dtype=start.mean.dtype, device=start.mean.device)
         before = found
         found = _merged(target, reach, spread_out(noise), iterations, found)
@@ -133,7 +166,8 @@ def search(
                 f"no mode was found for {int(lost.sum())} of {lost.numel()} problems: start nearer to one, or the "
                 "energy has no minimum with a positive definite Hessian"
             )
-        if lost.all() or (before is not None and not _adds(found, before)):
+        # a round that adds too little, in every problem, was the last
+        if lost.all() or (before is not None and not (before.log_z < found.log_z + math.log1p(-SEARCH.share)).any()):
             break
         mean, covariance = cover(found)
         sd = covariance.diagonal(dim1=-2, dim2=-1).sqrt()
@@ -165,8 +199,7 @@ def _merged(target: Target, reach: Whitened, v: Tensor, iterations: int, known: 
     first = same_minimum(reach.whiten(x), energy)
     hits = torch.zeros_like(hits).scatter_add(0, first, hits)
     hits = torch.where(energy.isfinite(), hits, 0)
-    most = min(_MOST, max(_FEWEST, _NUMBERS // max(1, covariances[:1].numel())))
-    order = torch.where(hits > 0, energy, math.inf).argsort(0)[: int((hits > 0).sum(0).max().clamp(1, most))]
+    order = torch.where(hits > 0, energy, math.inf).argsort(0)[: int((hits > 0).sum(0).max().clamp(1, SEARCH.most))]
     x, energy, hits, masses, covariances = (_taken(part, order) for part in (x, energy, hits, masses, covariances))
     new = masses.isnan() & (hits > 0)
     rows = new.flatten(1).any(1) if new.ndim > 1 else new
@@ -194,7 +227,9 @@ def _merged(target: Target, reach: Whitened, v: Tensor, iterations: int, known: 
 
 def spread_out(v: Tensor) -> Tensor:
     """Starts of a search from draws ``[N, *batch, D]`` of standard normals: 1, 2, 4 and 8 times as far, in turn."""
-    factors = torch.tensor(_FACTORS, dtype=v.dtype, device=v.device).repeat(-(-len(v) // len(_FACTORS)))[: len(v)]
+    factors = torch.tensor(SEARCH.spread, dtype=v.dtype, device=v.device).repeat(-(-len(v) // len(SEARCH.spread)))[
+        : len(v)
+    ]
     return v * factors.reshape(-1, *[1] * (v.ndim - 1))
 
 
@@ -229,13 +264,8 @@ def _without_spikes(found: Modes, start: Whitened) -> Modes:
     sound = whitened.flatten(-2).isfinite().all(-1) & (found.log_masses > -math.inf)
     unit = torch.eye(whitened.shape[-1], dtype=whitened.dtype, device=whitened.device)
     values = torch.linalg.eigvalsh(torch.where(sound[..., None, None], whitened, unit))
-    sound &= values[..., 0] * _DEGENERATE > values[..., -1]
+    sound &= values[..., 0] * SEARCH.degenerate > values[..., -1]
     return replace(found, log_masses=torch.where(sound, found.log_masses, -math.inf))
-
-
-def _adds(found: Modes, before: Modes) -> bool:
-    """Whether modes beyond those known before have more than a thousandth of the mass in some problem."""
-    return bool((before.log_z < found.log_z + math.log1p(-_SHARE)).any())
 
 
 def cover(found: Modes) -> tuple[Tensor, Tensor]:
@@ -245,6 +275,125 @@ def cover(found: Modes) -> tuple[Tensor, Tensor]:
     """
     there = found.log_masses > -math.inf
     covariances = torch.where(there[..., None, None], found.covariances, 0.0)
-    log_weights = torch.where(there, _POWER * found.log_masses, -math.inf).to(found.positions)
+    log_weights = torch.where(there, SEARCH.power * found.log_masses, -math.inf).to(found.positions)
     moments = mixture_moments(found.positions, covariances, log_weights)
     return moments.mean, moments.covariance
+
+
+class Settled(NamedTuple):
+    """Minima ``[N, *batch, D]``, as exact as Newton's steps make them, and their energies ``[N, *batch]``."""
+
+    position: Tensor
+    energy: Tensor
+    log_mass: Tensor
+    """Laplace's, ``[N, *batch]``, float64; ``-inf`` where the Hessian is not positive definite."""
+    covariance: Tensor
+    """Inverse Hessians, ``[N, *batch, D, D]``, NaN where there is no mass."""
+    counts: Tensor
+    """Whether each is a minimum, or the best there is, ``[N, *batch]``."""
+    evaluations: int
+    """Gradients per problem."""
+
+
+def settled(target: Target, x: Tensor, counts: Tensor, gradients: int) -> Settled:
+    """Newton's steps from where descents ended, ``x [N, *batch, D]``, for those that count, ``[N, *batch]``.
+
+    A descent ends where it sees no slope any more, which in a narrow and curved valley is anywhere along its floor.
+    What still goes down after about so many gradients is no minimum, and has no mass where its problem has others. What
+    no step lowers is one, at a kink.
+    """
+    ends, evaluations = _newton(target, x, 0), len(x) * target.dim
+    on_its_way = counts & ~ends.converged & ends.energy.isfinite()
+    while on_its_way.any() and evaluations < gradients:
+        rows = on_its_way.flatten(1).any(1) if on_its_way.ndim > 1 else on_its_way
+        moved = _newton(target, ends.position[rows], SEARCH.newton)
+        evaluations += SEARCH.newton * len(moved.position) * target.dim
+        falling = ~moved.converged & (ends.energy[rows] - moved.energy > SEARCH.fall)
+        own, ends = on_its_way[rows], Descended(*(part.clone() for part in ends))
+        for part, new in zip(ends, moved, strict=True):
+            part[rows] = torch.where(own.reshape(*own.shape, *[1] * (part.ndim - own.ndim)), new, part[rows])
+        on_its_way = on_its_way.clone()
+        on_its_way[rows] &= falling
+    energy = torch.where(counts, ends.energy, math.inf)
+    mass, covariance = _masses(energy, ends.hessian)
+    # what has no mass takes none from others
+    others = (counts & ~on_its_way & mass.isfinite()).any(0)
+    counts = counts & ~(on_its_way & others)
+    return Settled(ends.position, energy, torch.where(counts, mass, -math.inf), covariance, counts, evaluations)
+
+
+def _newton(target: Target, x: Tensor, steps: int) -> Descended:
+    relative = 8 * torch.finfo(x.dtype).eps
+    parts = [descended(target, part, steps, SEARCH.decrease, relative) for part in x.split(_at_once(x))]
+    return Descended(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def same_minimum(v: Tensor, energy: Tensor) -> Tensor:
+    """The first of the minima that are the same as each, ``[N, *batch]`` indices.
+
+    The same are those whose whitened positions ``v [N, *batch, D]`` are less than a hundredth apart in root mean square
+    and whose energies ``[N, *batch]`` are as near.
+    """
+    index = places(energy)
+    first = index.clone()
+    for i in range(1, len(v)):
+        near = (v[i] - v[:i]).square().mean(-1) < SEARCH.same**2
+        level = (energy[i] - energy[:i]).abs() < SEARCH.same * energy[i].abs().clamp_min(1).log1p()
+        same = near & level & (first[:i] == index[:i])
+        first[i] = torch.where(same.any(0), same.long().argmax(0), i)
+    return first
+
+
+def same_mode(x: Tensor, energy: Tensor, covariance: Tensor, counts: Tensor) -> Tensor:
+    """The first of the minima that are in the same mode as each, ``[N, *batch]`` indices, by their curvatures.
+
+    Descents along a wide direction of a narrow energy end some way from each other: what lies within a third of a
+    standard deviation and a tenth of a nat of a minimum is the same mode.
+
+    Args:
+        x: ``[N, *batch, D]``, in the order of their energies.
+        energy: ``[N, *batch]``.
+        covariance: inverse Hessians ``[N, *batch, D, D]``, NaN where one is not positive definite.
+        counts: whether each is a minimum at all, ``[N, *batch]``; those that are not stand for none but themselves.
+    """
+    unit = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    counts = counts & covariance.flatten(-2).isfinite().all(-1)
+    factor = torch.linalg.cholesky_ex(torch.where(counts[..., None, None], covariance, unit)).L
+    index = places(energy)
+    first = index.clone()
+    for i in range(1, len(x)):
+        distance = torch.linalg.solve_triangular(factor[:i], (x[i] - x[:i]).unsqueeze(-1), upper=False)
+        same = (distance.square().sum((-2, -1)) < SEARCH.within) & (energy[i] - energy[:i] < SEARCH.within)
+        same &= counts[:i] & (first[:i] == index[:i])
+        first[i] = torch.where(same.any(0), same.long().argmax(0), i)
+    return first
+
+
+def laplace_masses(target: Target, x: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
+    """Laplace's log masses of minima ``x [N, *batch, D]`` of these energies, and inverse Hessians.
+
+    ``-inf`` and a matrix of NaN where the Hessian is not positive definite.
+    """
+    hessians = [curvature(target, part)[2] for part in x.split(_at_once(x))]
+    return _masses(energy, torch.cat(hessians))
+
+
+def _at_once(x: Tensor) -> int:
+    """Rows of ``[N, *batch, D]`` whose Hessians are computed together."""
+    return max(1, SEARCH.rows // max(1, x[:1].numel()))
+
+
+def _masses(energy: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]:
+    dim = hessian.shape[-1]
+    factor, failed = torch.linalg.cholesky_ex(hessian.nan_to_num(0.0, 0.0, 0.0))
+    definite = (failed == 0) & energy.isfinite()
+    wide = definite[..., None, None]
+    safe = torch.where(wide, factor, torch.eye(dim, dtype=hessian.dtype, device=hessian.device))
+    log_det = safe.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    masses = torch.where(definite, 0.5 * dim * math.log(2 * math.pi) - energy - log_det, -math.inf).double()
+    return masses, torch.where(wide, torch.cholesky_inverse(safe), math.nan)
+
+
+def places(values: Tensor) -> Tensor:
+    """The place of each in dimension 0, ``[N, *batch]``."""
+    return torch.arange(len(values), device=values.device).reshape(-1, *[1] * (values.ndim - 1)).expand_as(values)

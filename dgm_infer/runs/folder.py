@@ -1,262 +1,222 @@
-"""The folder of a durable run: what was asked for, the problem, and shards of chains, each written by one process."""
+"""The folder of a run: plan and problem in ``run.sqlite``, and a file of checkpoints and draws for every shard."""
 
-import io
 import json
 import os
-import pickle
+import secrets
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..arguments import file_path
 from ..errors import ArgumentError, CheckpointError, cause
-from ..files import check_room, make_folder, remove_folders, write_file
+from ..files import make_folder
+from ..sampling.fingerprint import check_problem, known_problem, packed, unpacked
+from .encoding import decode, encode, modules_of
+from .store import Store, Writer
 
-__all__ = ["Checkpoint", "RunFolder", "Shard"]
+__all__ = ["WARMUP", "RunFolder"]
 
-_FORMAT = "dgm-infer run 1"
-_MANIFEST, _PROBLEM, _PROGRESS, _LOCK = "run.json", "problem.pt", "progress.json", "lock"
-# What pickling raises for what it cannot hold, and unpickling for what is not there.
-_UNPICKLABLE = (pickle.PicklingError, AttributeError, TypeError, RuntimeError, NotImplementedError, ValueError)
-_NOT_THERE = (pickle.UnpicklingError, AttributeError, ImportError, TypeError, RuntimeError, EOFError, OSError)
+_FORMAT = "dgm-infer run 2"
+_FILE = "run.sqlite"
 
-
-class Checkpoint(NamedTuple):
-    """Chains as they were put down."""
-
-    progress: dict[str, Any]
-    """What a reader needs, as JSON holds it."""
-    state: Any
-    """What the next transition needs."""
-
-
-class Shard:
-    """Chains that one process moves: draws in parts that are only added to, and the state after the last of them.
-
-    A checkpoint counts once ``progress.json`` names its files: a process that ends before leaves the one before it.
-    """
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-
-    def progress(self) -> dict[str, Any] | None:
-        """The progress of the last checkpoint; None before the first.
-
-        Raises:
-            CheckpointError: it is damaged.
-        """
-        path = self.folder / _PROGRESS
-        return _read_json(path) if path.exists() else None
-
-    def write(self, progress: dict[str, Any], state: Any, draws: dict[str, Tensor]) -> None:
-        """Make a checkpoint, with the draws ``[chains, new draws, ...]`` that the last one has not.
-
-        Raises:
-            ArgumentError: it cannot be written, or the state cannot be pickled; the last one stays as it was.
-        """
-        make_folder(self.folder)
-        before = self.progress() or {"parts": [], "number": -1}
-        number, parts = before["number"] + 1, list(before["parts"])
-        state_file = f"state-{number}.pt"
-        write_file(self.folder / state_file, _pickled(state, "the state of this kernel"))
-        if draws:
-            parts.append(f"draws-{number}.pt")
-            write_file(self.folder / parts[-1], _tensors(draws))
-        files = {"number": number, "parts": parts, "state": state_file}
-        write_file(self.folder / _PROGRESS, json.dumps({**progress, **files}))
-        self._remove_all_but({*parts, state_file, _PROGRESS, _LOCK})
-
-    def read(self, device: torch.device | None = None) -> Checkpoint | None:
-        """The last checkpoint, on a device; None before the first.
-
-        Raises:
-            CheckpointError: a file of it is missing or damaged, or holds a class that is not available.
-        """
-        progress = self.progress()
-        if progress is None:
-            return None
-        return Checkpoint(progress, _unpickled(self.folder / progress["state"], device))
-
-    def draws(self, device: torch.device | None = None) -> dict[str, Tensor]:
-        """The draws of all checkpoints, each ``[chains, draws, ...]``, on a device; reads no pickle.
-
-        Raises:
-            CheckpointError: a file of them is missing or damaged.
-        """
-        progress = self.progress()
-        parts = [] if progress is None else [_read_tensors(self.folder / name, device) for name in progress["parts"]]
-        return {name: torch.cat([part[name] for part in parts], 1) for name in (parts[0] if parts else {})}
-
-    def locked(self) -> AbstractContextManager[None]:
-        """As :meth:`RunFolder.locked`, for a process that makes this shard alone."""
-        make_folder(self.folder)
-        return _locked(self.folder)
-
-    def _remove_all_but(self, names: set[str]) -> None:
-        """Remove earlier states, and what processes left that ended while they wrote."""
-        for path in self.folder.iterdir():
-            if path.name not in names:
-                with suppress(OSError):
-                    path.unlink()
+WARMUP = "warmup"
+"""The shard of the common warm-up of all chains, in runs of several shards."""
 
 
 class RunFolder:
-    """The folder of a run."""
+    """The folder of a run.
 
-    def __init__(self, path: Path):
-        self.path = path
+    Attributes:
+        manifest: the plan of the run and what it was made with, as JSON holds it.
+    """
+
+    def __init__(self, path: Path, manifest: dict[str, Any]):
+        self.path, self.manifest = path, manifest
+        self._store = Store(path / _FILE, "run")
 
     @classmethod
-    def make(
-        cls, path: str | os.PathLike, manifest: dict[str, Any], problem: Any, others: dict[str, Any]
-    ) -> "RunFolder":
-        """A new folder with the manifest of a run and what it is made from.
+    @contextmanager
+    def begin(
+        cls, path: str | os.PathLike, manifest: dict[str, Any], problem: Any, inputs: dict[str, Any], *, sent: bool
+    ) -> Iterator[tuple["RunFolder", Writer]]:
+        """A new run, and what writes its plan: as long as the block lasts, other processes are refused.
 
-        A problem that cannot be pickled is left out, and ``manifest["unstored"]`` then says why.
+        A problem that cannot be stored is left out, and ``manifest["unstored"]`` then says why.
+
+        Args:
+            inputs: what else it begins with, by name.
+            sent: whether other processes read the problem from the folder.
 
         Raises:
-            ArgumentError: there is a run already, the folder cannot be written to, or one of the others cannot be
-                pickled.
+            ArgumentError: there is a run already, or anything else; the folder cannot be written to; or one of the
+                inputs cannot be stored. Nothing has changed.
         """
-        path = file_path("sample", "run", path)
-        if (path / _MANIFEST).exists():
-            raise ArgumentError(
-                f"sample(run={str(path)!r}): there is a run in it already: dgm.resume({str(path)!r}) goes on with it, "
-                f"dgm.extend({str(path)!r}, draws=...) adds draws, another folder takes another run"
-            )
+        path = _checked_path("sample", path)
+        known = known_problem(problem)
+        records = {name: encode(value, f"sample({name}=...)") for name, value in inputs.items()}
+        if known is not None:
+            records["fingerprint"] = packed(known).numpy().tobytes()
         unstored = None
-        content = {name: _pickled(value, f"sample({name}=...)") for name, value in others.items()}
         try:
-            content["problem"] = _pickled(problem, "the problem")
-        except ArgumentError as error:
+            records["problem"] = encode(problem, "the problem")
+            # what comes back differently is asked for
+            check_problem("sample", path, decode(records["problem"], "the problem"), known, None)
+        except (ArgumentError, CheckpointError) as error:
             unstored = str(error)
+            records.pop("problem", None)
+            if sent:
+                raise ArgumentError(f"sample(devices=...): {unstored}") from error
+        manifest = {"format": _FORMAT, "id": secrets.token_hex(8), **manifest, "unstored": unstored}
         made: list[Path] = []
-        try:
-            made = make_folder(path)
-            check_room(path)
-            write_file(path / _PROBLEM, _tensors(content))
-            write_file(path / _MANIFEST, json.dumps({"format": _FORMAT, **manifest, "unstored": unstored}, indent=1))
-        except OSError as error:
-            remove_folders(made)
-            raise ArgumentError(f"sample(run={str(path)!r}): cannot be written to: {error.strerror}") from error
-        except ArgumentError:
-            remove_folders(made)
-            raise
-        return cls(path)
+        with ExitStack() as stack:
+            try:
+                _refuse_what_is_there(path)
+                made = make_folder(path)
+                folder = cls(path, manifest)
+                writer = stack.enter_context(folder._store.writing(make=True))
+                if writer.names():
+                    raise ArgumentError(_taken(path))
+                try:
+                    writer.write({"manifest": json.dumps(manifest).encode(), **records})
+                except BaseException:
+                    # only who has the lock removes it
+                    folder._store.path.unlink(missing_ok=True)
+                    raise
+            except BaseException as error:
+                for each in made:
+                    # refused where another run is in it
+                    with suppress(OSError):
+                        each.rmdir()
+                if isinstance(error, OSError):
+                    raise ArgumentError(f"sample(run={str(path)!r}): cannot be written to: {error.strerror}") from error
+                raise
+            yield folder, writer
 
     @classmethod
     def open(cls, call: str, path: str | os.PathLike) -> "RunFolder":
         """The folder of a run that was begun.
 
         Raises:
-            CheckpointError: there is none.
+            CheckpointError: there is none, or it is damaged.
         """
-        folder = cls(file_path(call, "run", path))
-        if not (folder.path / _MANIFEST).is_file():
+        path = _checked_path(call, path)
+        if not os.path.lexists(path / _FILE):
             raise CheckpointError(f"{call}({str(path)!r}): no run is there: sample(..., run={str(path)!r}) begins one")
-        if folder.manifest.get("format") != _FORMAT:
-            raise CheckpointError(f"{folder.path / _MANIFEST} is not the manifest of a run that this version can read")
-        return folder
+        return cls(path, _manifest(path))
 
     @property
-    def manifest(self) -> dict[str, Any]:
-        return _read_json(self.path / _MANIFEST)
-
-    def rewrite(self, manifest: dict[str, Any]) -> None:
-        """Replace the manifest as a whole."""
-        write_file(self.path / _MANIFEST, json.dumps(manifest, indent=1))
-
-    def remove(self) -> None:
-        """Remove the folder with all that is in it."""
-        remove_folders([self.path])
+    def plan(self) -> dict[str, Any]:
+        return self.manifest["plan"]
 
     @property
-    def shards(self) -> list[Shard]:
-        return [Shard(self.path / f"shard-{rank}") for rank in range(len(self.manifest["shards"]))]
+    def names(self) -> list[str]:
+        """The shards that hold draws."""
+        return [f"shard-{i}" for i in range(self.manifest["shards"])]
 
-    def stored(self, name: str, device: torch.device | None = None) -> Any:
-        """The problem, or one of the others that :meth:`make` was given, on a device.
+    def shard(self, name: str) -> Store:
+        return Store(self.path / f"{name}.sqlite", f"{self.manifest['id']}/{name}")
+
+    @contextmanager
+    def writing(self) -> Iterator[Writer]:
+        """What writes the plan; other processes are refused meanwhile.
 
         Raises:
-            CheckpointError: it was not stored, or needs a class that is not available.
+            ArgumentError: another process goes on with the run.
         """
-        content = _read_tensors(self.path / _PROBLEM, None)
-        if name not in content:
+        with self._store.writing() as writer:
+            # another process may have changed it since
+            self.manifest = _manifest(self.path)
+            yield writer
+
+    def change(self, writer: Writer, **changes: Any) -> None:
+        """Replace entries of the manifest."""
+        changed = {**self.manifest, **changes}
+        writer.write({"manifest": json.dumps(changed).encode()})
+        self.manifest = changed
+
+    def stored(self, name: str, devices: dict[str, str] | None = None) -> Any:
+        """The problem, or one of the inputs that :meth:`begin` was given; ``devices`` as for :func:`decode`.
+
+        Raises:
+            CheckpointError: it was not stored, is damaged, or needs a class that is not available.
+        """
+        content = self._read(name)
+        if content is None:
             raise CheckpointError(f"{self.path} does not hold the problem ({self.manifest['unstored']}): give problem=")
-        return _unpickled(self.path / _PROBLEM, device, content[name])
+        value = decode(content, f"the {name} in {self.path}", devices)
+        if name == "problem":
+            self.check("resume", value)
+        return value
 
-    def locked(self) -> AbstractContextManager[None]:
-        """Keep other processes from going on with this run; the lock ends with the process.
+    def modules(self) -> list[str]:
+        """Modules that define what is stored."""
+        return modules_of(*(content for name in ("problem", "kernel") if (content := self._read(name)) is not None))
 
-        Raises:
-            ArgumentError: another process is at work.
-        """
-        return _locked(self.path)
+    def check(self, call: str, problem: Any) -> None:
+        """Raise ArgumentError unless a problem is the one that was sampled."""
+        content = self._read("fingerprint")
+        known = None if content is None else unpacked(torch.frombuffer(bytearray(content), dtype=torch.uint8))
+        check_problem(call, self.path, problem, known, None)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the process that began, or went on with, the run asks its workers to stop."""
+        return self._read("stop") == b"1"
+
+    def _read(self, name: str) -> bytes | None:
+        with self._store.reading() as reader:
+            return reader.read(name)
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
+def _manifest(path: Path) -> dict[str, Any]:
+    with Store(path / _FILE, "run").reading() as reader:
+        content = reader.read("manifest")
     try:
-        import fcntl
-    except ImportError:  # of Windows, where nothing keeps them
-        yield
-        return
-    with (folder / _LOCK).open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ArgumentError(f"{folder}: another process goes on with this run: wait for it to end") from error
-        yield
+        found = json.loads(content or b"")
+        if found["format"] != _FORMAT:
+            raise ValueError("another format")
+        return found
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path / _FILE} is not of a run that this version can read: {cause(error)}") from error
 
 
-def _pickled(value: Any, what: str) -> bytes:
-    file = io.BytesIO()
+def _checked_path(call: str, run: str | os.PathLike) -> Path:
+    """The path of a run's folder, ``~`` expanded.
+
+    Raises:
+        ArgumentError: it is none, or a link.
+    """
+    path = given = file_path(call, "run", run)
     try:
-        torch.save(value, file)
-    except _UNPICKLABLE as error:
-        raise ArgumentError(
-            f"{what} cannot be stored: {cause(error)}; functions and classes have to be those of a module, not lambdas"
-        ) from error
-    return file.getvalue()
+        path = given.expanduser()
+        if path.is_symlink():
+            raise ArgumentError(
+                f"{call}(run={str(path)!r}): is a symbolic link, which is not followed: give its target"
+            )
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return path
+    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(f"{call}(run={str(given)[:60]!r}...): is not a path: {cause(error)}") from error
+    return path
 
 
-def _unpickled(path: Path, device: torch.device | None, content: Tensor | None = None) -> Any:
-    try:
-        file = io.BytesIO(path.read_bytes() if content is None else content.numpy().tobytes())
-        # made by this user's own run: what others made is not to be resumed
-        return torch.load(file, map_location=device, weights_only=False)
-    except _NOT_THERE as error:
-        raise CheckpointError(
-            f"{path} cannot be read here: {cause(error)}; import the module that defines its classes, or give problem="
-        ) from error
+def _refuse_what_is_there(path: Path) -> None:
+    if os.path.lexists(path / _FILE):
+        raise ArgumentError(_taken(path))
+    if path.resolve() == path.resolve().parent:
+        raise ArgumentError(f"sample(run={str(path)!r}): is the root of a file system: give a new folder")
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise ArgumentError(f"sample(run={str(path)!r}): holds something that is not a run: give a new folder")
 
 
-def _tensors(values: dict[str, Any]) -> bytes:
-    """Tensors by name, and bytes as tensors."""
-    file = io.BytesIO()
-    torch.save(
-        {
-            n: torch.frombuffer(bytearray(v), dtype=torch.uint8) if isinstance(v, bytes) else v
-            for n, v in values.items()
-        },
-        file,
+def _taken(path: Path) -> str:
+    return (
+        f"sample(run={str(path)!r}): there is a run in it already: dgm.resume({str(path)!r}) goes on with it, "
+        f"dgm.extend({str(path)!r}, draws=...) adds draws, another folder takes another run"
     )
-    return file.getvalue()
-
-
-def _read_tensors(path: Path, device: torch.device | None) -> dict[str, Tensor]:
-    try:
-        return torch.load(path, map_location=device, weights_only=True)
-    except _NOT_THERE as error:
-        raise CheckpointError(f"{path} is missing or damaged: {cause(error)}") from error
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} is missing or damaged: {cause(error)}") from error

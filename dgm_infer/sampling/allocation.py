@@ -1,6 +1,7 @@
 """Starts shared out over the modes of a posterior by their masses (math 5.10)."""
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -10,27 +11,40 @@ from ..conditioning.marginal import NoiseMarginal
 from ..kernels.jumps import Jumps
 from ..kernels.lifted import curvature_metric
 from ..linear_maps import IDENTITY
-from ..references.descent import minimise
-from ..references.minima import laplace_masses, places, same_minimum, same_mode
+from ..references.minimise import minimise
+from ..references.modes import laplace_masses, places, same_minimum, same_mode
 
 __all__ = ["Allocation", "allocate_chains"]
 
-# Descents from prior draws, beside those from the points: at most, 6 % of which reach the best mode of the hardest
-# digit that was looked at (math 5.10), and for every point: there are fewer points where a gradient takes long.
-_SEARCHES, _PER_POINT = 256, 4
-# Gradients of a descent, at most.
-_ITERATIONS = 100
-# Share of the mass of all modes below which a mode needs no chain.
-_SHARE = 1e-3
-# Nats above the lowest minimum, beyond which curvatures make up for no energy.
-_WITHIN = 30.0
-# Points that have to remain, for R-hat to compare chains, and points per mode, of an energy that is not a ridge.
-_FEWEST, _EACH = 4, 4
-# Largest g^T H^-1 g at a minimum of a smooth energy, and ratio of its curvatures.
-_LEVEL, _DEGENERATE = 1e-2, 1e8
-# Numbers in the second derivatives of all points of a problem, and in the images they take, up to which they are worth
-# their time; and in the second derivatives of the modes of all problems, up to which memory holds them.
-_NUMBERS = 2**24
+
+@dataclass(frozen=True)
+class AllocationSettings:
+    """Of the descents to the modes, and of when their masses are reliable."""
+
+    searches: int = 256
+    """Descents from prior draws at most: 6 % of them reach the best mode of the hardest digit that was looked at (math
+    5.10)."""
+    per_point: int = 4
+    """The same for every point: there are fewer points where a gradient takes long."""
+    iterations: int = 100
+    """Gradients of a descent, at most."""
+    share: float = 1e-3
+    """Share of the mass of all modes below which a mode needs no chain."""
+    within: float = 30.0
+    """Nats above the lowest minimum, beyond which curvature cannot offset the energy gap."""
+    fewest: int = 4
+    """Points that have to remain, for R-hat to compare chains."""
+    each: int = 4
+    """Points per mode, of an energy that is not a ridge."""
+    level: float = 1e-2
+    """Largest g^T H^-1 g at a minimum of a smooth energy, in nats."""
+    degenerate: float = 1e8
+    """Largest ratio of the curvatures at a minimum."""
+    numbers: int = 2**24
+    """Numbers in second derivatives up to which they are worth their time and memory."""
+
+
+_SETTINGS = AllocationSettings()
 
 
 class Allocation(NamedTuple):
@@ -62,11 +76,11 @@ def allocate_chains(marginal: NoiseMarginal, position: Tensor, chains: int, rng:
     n, batch, dim = len(position), position.shape[1:-1], marginal.dim
     index = places(position[..., 0])
     own, size = index[:chains], dim * max(dim, math.prod(marginal.model.output_shape))
-    if n * size > _NUMBERS:
+    if n * size > _SETTINGS.numbers:
         return Allocation(own)
     # descents and second derivatives of 32 bits would end anywhere near a minimum
     like, marginal, position = position, marginal.to(torch.float64), position.double()
-    searches = min(_SEARCHES, _PER_POINT * n, max(0, _NUMBERS // size - n))
+    searches = min(_SETTINGS.searches, _SETTINGS.per_point * n, max(0, _SETTINGS.numbers // size - n))
     pool = torch.cat([position, marginal.initial_draws(searches, rng)])
     index = places(pool[..., 0])
     is_point = index < n
@@ -77,10 +91,10 @@ def allocate_chains(marginal: NoiseMarginal, position: Tensor, chains: int, rng:
     x = minimum.gather(0, order.unsqueeze(-1).expand_as(pool))
     is_point = is_point.gather(0, order)
     first = same_minimum(x, energy)
-    hopeful = (first == index) & (energy < energy.amin(0) + _WITHIN)
+    hopeful = (first == index) & (energy < energy.amin(0) + _SETTINGS.within)
     told = converged[:n].all(0) & (energy.isfinite() & (first > 0)).any(0)
     n_modes = int((hopeful & told).sum(0).max())
-    if n_modes == 0 or n_modes * dim**2 * batch.numel() > _NUMBERS:
+    if n_modes == 0 or n_modes * dim**2 * batch.numel() > _SETTINGS.numbers:
         return Allocation(own)
     # the hopeful ones of every problem, still in the order of their energies
     front = (~hopeful).to(torch.int8).argsort(dim=0, stable=True)[:n_modes]
@@ -98,8 +112,8 @@ def allocate_chains(marginal: NoiseMarginal, position: Tensor, chains: int, rng:
     counted = (is_point | ~with_point) & energy.isfinite()
     hits = torch.zeros_like(energy).scatter_add(0, first, counted.to(energy)).gather(0, first).clamp_min(1)
     share = torch.zeros_like(energy).scatter(0, front, found.mass).gather(0, first) / hits * counted
-    enough = ((share > 0).sum(0) >= min(_FEWEST, chains)) | (~with_point & (share > 0)).any(0)
-    told &= found.sound & enough & (_EACH * (found.mass > 0).sum(0) <= len(pool))
+    enough = ((share > 0).sum(0) >= min(_SETTINGS.fewest, chains)) | (~with_point & (share > 0)).any(0)
+    told &= found.sound & enough & (_SETTINGS.each * (found.mass > 0).sum(0) <= len(pool))
     ends = share.reshape(len(pool), -1).cumsum(0)
     comb = own.reshape(chains, -1) + torch.rand(ends.shape[1:], generator=rng, dtype=ends.dtype, device=ends.device)
     chosen = torch.searchsorted((ends / ends[-1]).T.contiguous(), (comb / chains).T.contiguous()).T
@@ -131,7 +145,7 @@ def _drawn(marginal: NoiseMarginal, x: Tensor, covariance: Tensor, mode: Tensor,
     noise = torch.randn(centre.shape, generator=rng, dtype=x.dtype, device=x.device)
     draw = centre + (factor @ noise.unsqueeze(-1)).squeeze(-1)
     with torch.no_grad():
-        near = marginal.energy(draw) < marginal.energy(centre) + _WITHIN
+        near = marginal.energy(draw) < marginal.energy(centre) + _SETTINGS.within
     return torch.where(near.unsqueeze(-1), draw, centre)
 
 
@@ -144,7 +158,7 @@ def _descended(marginal: NoiseMarginal, x: Tensor) -> tuple[Tensor, Tensor, Tens
         energy, gradient = marginal.energy_and_gradient(metric.apply(v))
         return energy, metric.transpose(gradient)
 
-    minima = minimise(evaluate, metric.solve(x), iterations=_ITERATIONS)
+    minima = minimise(evaluate, metric.solve(x), iterations=_SETTINGS.iterations)
     return metric.apply(minima.position), minima.energy, minima.converged
 
 
@@ -169,9 +183,9 @@ def _weighed(marginal: NoiseMarginal, x: Tensor, counts: Tensor) -> _Weighed:
     same = same_mode(x, energy, covariance, counts)
     unit = torch.eye(x.shape[-1]).to(x)
     spread = torch.linalg.eigvalsh(torch.where(definite[..., None, None], covariance, unit))
-    level = (gradient * (covariance @ gradient.unsqueeze(-1)).squeeze(-1)).sum(-1) < _LEVEL
-    sound = definite & level & (spread[..., 0] * _DEGENERATE > spread[..., -1])
+    level = (gradient * (covariance @ gradient.unsqueeze(-1)).squeeze(-1)).sum(-1) < _SETTINGS.level
+    sound = definite & level & (spread[..., 0] * _SETTINGS.degenerate > spread[..., -1])
     modes = counts & (same == places(counts))
     mass = torch.softmax(torch.where(modes, log_mass.to(energy), -torch.inf), 0).nan_to_num()
-    mass = torch.where(mass < _SHARE, 0.0, mass)
+    mass = torch.where(mass < _SETTINGS.share, 0.0, mass)
     return _Weighed(mass, same, (sound | ~modes).all(0), covariance, Jumps.between(x, covariance, mass.log()))

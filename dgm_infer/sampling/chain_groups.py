@@ -1,5 +1,6 @@
 """Groups of chains that never overlap: what a run shows of a posterior in several pieces (math 5.7)."""
 
+from dataclasses import dataclass
 from itertools import product
 
 import torch
@@ -7,25 +8,36 @@ from torch import Tensor
 
 __all__ = ["connected", "group_chains", "labels", "looks", "numbered", "side_by_side"]
 
-# Draws of a chain that are looked at, evenly spaced, and blocks of consecutive ones.
-_LOOKS, _BLOCKS = 64, 8
-# Fewest of them that say anything.
-_FEWEST = 32
-# Share of the variance of a chain's draws, along the line to another group, that is between its blocks, up to which it
-# moves about in its own place: 1/8 for independent draws, 7/8 on average for a random walk, 4 % of which stay below.
-_DRIFT = 0.5
-# Share of a chain's draws that have their nearest neighbour at home from which two chains do not overlap: 1/2 where
-# both draw from the same distribution.
-_AT_HOME = 0.9
-# Groups that are told apart: more are chains that hardly move.
-_MOST = 32
-# Distances computed at once.
-_DISTANCES = 2**23
+
+@dataclass(frozen=True)
+class GroupSettings:
+    """Of the draws by which groups are told apart; the shares are judged in math 5.7."""
+
+    looks: int = 64
+    """Draws of a chain that are looked at, evenly spaced."""
+    blocks: int = 8
+    """Blocks of consecutive ones."""
+    fewest: int = 32
+    """Fewest of them that say anything."""
+    drift: float = 0.5
+    """Share of the variance of a chain's draws, along the line to another group, that is between its blocks, up to
+    which it moves about in its own place: 1/8 for independent draws, 7/8 on average for a random walk, 4 % of which
+    stay below."""
+    at_home: float = 0.9
+    """Share of a chain's draws that have their nearest neighbour at home from which two chains do not overlap: 1/2
+    where both draw from the same distribution."""
+    most: int = 32
+    """Groups that are told apart: more are chains that hardly move."""
+    distances: int = 2**23
+    """Distances computed at once."""
+
+
+_SETTINGS = GroupSettings()
 
 
 def looks(n: int) -> Tensor:
     """Indices of the draws that are looked at, of n per chain: evenly spaced, a multiple of the blocks, 64 at most."""
-    kept = max(1, min(n, _LOOKS) // _BLOCKS * _BLOCKS)
+    kept = max(1, min(n, _SETTINGS.looks) // _SETTINGS.blocks * _SETTINGS.blocks)
     return torch.arange(kept) * n // kept
 
 
@@ -62,10 +74,10 @@ def group_chains(values: Tensor) -> Tensor:
     chains, _, *batch = values.shape[:-1]
     x = values[:, looks(values.shape[1]).to(values.device)].double()
     labels = torch.full((chains, *batch), -1, device=x.device)
-    if chains < 2 or x.shape[1] < _FEWEST or not labels.numel():
+    if chains < 2 or x.shape[1] < _SETTINGS.fewest or not labels.numel():
         return labels
     x = _standardised(x.reshape(chains, x.shape[1], -1, x.shape[-1]).movedim(2, 0))
-    size = max(1, _DISTANCES // (chains * x.shape[2] ** 2))
+    size = max(1, _SETTINGS.distances // (chains * x.shape[2] ** 2))
     return torch.cat([_of_problems(part) for part in x.split(size)]).T.reshape(labels.shape)
 
 
@@ -84,7 +96,7 @@ def _of_problems(x: Tensor) -> Tensor:
     linked = torch.eye(chains, dtype=torch.bool, device=x.device).repeat(problems, 1, 1)
     # each group by comparison with its first chain: linear in the chains where there is one group
     waiting = torch.ones(problems, chains, dtype=torch.bool, device=x.device)
-    for _ in range(_MOST):
+    for _ in range(_SETTINGS.most):
         rows = waiting.any(1).nonzero().flatten()
         if not len(rows):
             break
@@ -118,9 +130,9 @@ def _most(settled: Tensor, chains: Tensor) -> Tensor:
 def _settle(x: Tensor, line: Tensor) -> Tensor:
     """Whether chains settle along a line ``[P, D]``, ``[P, chains]``."""
     along = (x * line[:, None, None]).sum(-1)
-    between = along.unflatten(-1, (_BLOCKS, -1)).mean(-1).var(-1, correction=0)
+    between = along.unflatten(-1, (_SETTINGS.blocks, -1)).mean(-1).var(-1, correction=0)
     # what is constant in a chain does not drift
-    return between <= _DRIFT * along.var(-1, correction=0) + 1e-12 * line.square().sum(-1, keepdim=True)
+    return between <= _SETTINGS.drift * along.var(-1, correction=0) + 1e-12 * line.square().sum(-1, keepdim=True)
 
 
 def _at_home(x: Tensor, first: Tensor) -> Tensor:
@@ -130,7 +142,7 @@ def _at_home(x: Tensor, first: Tensor) -> Tensor:
     block = _block(x.shape[2], x.device)
     across = across.masked_fill(block.unsqueeze(1) == block, torch.inf)
     home = (own < across.amin(-1)).double().mean(-1), (leading < across.amin(-2)).double().mean(-1)
-    return torch.minimum(*home) >= _AT_HOME
+    return torch.minimum(*home) >= _SETTINGS.at_home
 
 
 def _nearest(x: Tensor, y: Tensor) -> Tensor:
@@ -140,7 +152,7 @@ def _nearest(x: Tensor, y: Tensor) -> Tensor:
 
 
 def _block(draws: int, device: torch.device) -> Tensor:
-    return torch.arange(draws, device=device) // (draws // _BLOCKS)
+    return torch.arange(draws, device=device) // (draws // _SETTINGS.blocks)
 
 
 def connected(linked: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -12,19 +13,36 @@ from ..diagnosis import Diagnosis, Finding, Severity, diagnosis, finding
 from ..kernels.mode_jumps import innermost
 from .chain_groups import labels, side_by_side
 from .inference_data import effective_draws, r_hat
-from .verdict import FAILING, TRANSITIONS, Run, percent, verdict
+from .verdict import VERDICT, Run, percent, verdict
 
 __all__ = ["diagnose"]
 
-# R-hat above which chains have not mixed, and up to which they have; in between, the probability over all latents that
-# chains which have mixed show a larger one.
-_APART, _MIXED, _CHANCE = 1.05, 1.01, 0.01
-# Effective draws for means with an error of a twentieth of the sd; fewest draws per chain that R-hat can be had from.
-_ENOUGH, _FEWEST = 400, 4
-# Share of diverging transitions, and E-BFMI and starting points below which there is something to say.
-_DIVERGING, _BFMI, _STARTS = 1e-3, 0.2, 4
-# Root mean square of standard normal noise above which the data are not those of the model.
-_MISFIT = 2.0
+
+@dataclass(frozen=True)
+class DiagnosisSettings:
+    """From where there is something to say."""
+
+    apart: float = 1.05
+    """R-hat above which chains have not mixed."""
+    mixed: float = 1.01
+    """R-hat up to which they have."""
+    chance: float = 0.01
+    """In between, the probability over all latents that chains which have mixed show a larger one."""
+    enough: int = 400
+    """Effective draws for means with an error of a twentieth of the sd."""
+    fewest: int = 4
+    """Fewest draws per chain that R-hat can be had from."""
+    diverging: float = 1e-3
+    """Share of diverging transitions."""
+    bfmi: float = 0.2
+    """E-BFMI below which momenta change the energy too little (Betancourt 2016)."""
+    starts: int = 4
+    """Starting points below which R-hat compares too few."""
+    misfit: float = 2.0
+    """Root mean square of standard normal noise above which the data are not those of the model."""
+
+
+_SETTINGS = DiagnosisSettings()
 _MEANS = "errors of means exceed a twentieth of the posterior's standard deviation"
 _TAILS = "the ends of intervals are imprecise"
 
@@ -60,7 +78,7 @@ def _starts(ancestors: Tensor | None) -> Iterator[Finding]:
         return
     ordered = ancestors.cpu().sort(0).values
     starts = 1 + (ordered[1:] != ordered[:-1]).sum(0)
-    few = starts < min(_STARTS, len(ancestors))
+    few = starts < min(_SETTINGS.starts, len(ancestors))
     if few.any():
         fewest = _counted(starts[few].min(), "starting point")
         yield finding(
@@ -80,7 +98,7 @@ def _misfit(draws: Run) -> Iterator[Finding]:
     noise = draws.inputs[..., problem.marginal.dim :]
     square = noise.square().mean((0, 1, -1)).cpu()
     # of n standard normal variables the mean square is 1, with a standard deviation of sqrt(2/n)
-    far = square - 1 > max(_MISFIT**2 - 1, 6 * math.sqrt(2 / noise.shape[-1]))
+    far = square - 1 > max(_SETTINGS.misfit**2 - 1, 6 * math.sqrt(2 / noise.shape[-1]))
     if far.any():
         yield finding(
             "misleading",
@@ -98,7 +116,7 @@ def _transitions(draws: Run, told: Tensor) -> Iterator[Finding]:
     # of kernels without trajectories: a proposal outside the support is a rejection like others
     if "n_steps" in stats:
         share = stats["diverging"].mean((0, 1)) * ~told
-        if (bad := share > _DIVERGING).any():
+        if (bad := share > _SETTINGS.diverging).any():
             yield finding(
                 "misleading",
                 f"{_counted(share.max() * made, 'transition')} of {made} diverged ({100 * share.max():.2g} %)"
@@ -113,21 +131,21 @@ def _transitions(draws: Run, told: Tensor) -> Iterator[Finding]:
     for name, what in (("projection_failed", "projections"), ("reversal_failed", "reversals")):
         if name in stats:
             share = stats[name].mean((0, 1)) * ~told
-            if (bad := share > FAILING).any():
+            if (bad := share > VERDICT.failing).any():
                 yield finding(
                     "imprecise",
                     f"{what} fail in {percent(share.max())} of the transitions{of_problems(bad)}",
                     f"these are rejected, and chains mix more slowly: use {finer}",
                     bad,
                 )
-    if "n_steps" in stats and draws.shape[1] >= TRANSITIONS:
+    if "n_steps" in stats and draws.shape[1] >= VERDICT.transitions:
         energy = stats["energy"]
         moved = energy.diff(dim=1).square().mean((0, 1))
         bfmi = moved / energy.var(1).mean(0)
-        if (low := (bfmi < _BFMI) & ~told).any():
+        if (low := (bfmi < _SETTINGS.bfmi) & ~told).any():
             yield finding(
                 "misleading",
-                f"E-BFMI is {bfmi[low].min():.2g}, less than {_BFMI}{of_problems(low)}",
+                f"E-BFMI is {bfmi[low].min():.2g}, less than {_SETTINGS.bfmi}{of_problems(low)}",
                 "momenta change the energy too little to reach the tails: draw longer, rescale heavy-tailed variables, "
                 "or see metric=",
                 low,
@@ -138,7 +156,7 @@ def _mixing(variables: dict[str, Tensor], shape: torch.Size, told: Tensor) -> tu
     """Findings by R-hat and effective draws, and their worst values in words."""
     (chains, n), batch = shape[:2], shape[2:]
     every = torch.ones(batch, dtype=torch.bool)
-    if n < _FEWEST:
+    if n < _SETTINGS.fewest:
         what = f"{_counted(n, 'draw')} per chain"
         return [finding("misleading", what, "R-hat and effective draws need more (draws=)", every)], [what]
     values = side_by_side(variables, len(batch)).cpu()
@@ -162,7 +180,7 @@ def _mixing(variables: dict[str, Tensor], shape: torch.Size, told: Tensor) -> tu
         numbers.append(f"R-hat at most {rates[varies].max():.3f}")
         # chains that stand still at different points
         rates = rates.nan_to_num(torch.inf, torch.inf)
-        unmixed = looked & (rates > _APART)
+        unmixed = looked & (rates > _SETTINGS.apart)
         found += _apart(rates, unmixed, looked & (rates > _by_chance(bulk.minimum(tail), chains, looked.sum())), names)
         looked &= ~unmixed
     if varies.any():
@@ -176,7 +194,7 @@ def _apart(rates: Tensor, unmixed: Tensor, unlikely: Tensor, names: list[str]) -
     yield from _named(
         "misleading",
         "R-hat is {worst:.2f}",
-        f", and above {_APART}",
+        f", and above {_SETTINGS.apart}",
         "chains have not mixed or are too short to tell, and errors mislead: use a longer warm-up and more draws "
         "(warmup=, draws=), or another kernel or metric",
         rates,
@@ -186,7 +204,7 @@ def _apart(rates: Tensor, unmixed: Tensor, unlikely: Tensor, names: list[str]) -
     yield from _named(
         "imprecise",
         "R-hat is {worst:.3f}",
-        f", and above {_MIXED}",
+        f", and above {_SETTINGS.mixed}",
         "chains differ by more than chance: use more draws (draws=)",
         rates,
         unlikely & ~unmixed,
@@ -197,13 +215,13 @@ def _apart(rates: Tensor, unmixed: Tensor, unlikely: Tensor, names: list[str]) -
 def _few(kind: str, effective: Tensor, looked: Tensor, meaning: str, names: list[str]) -> Iterator[Finding]:
     """A finding by effective draws ``[*batch, D]``."""
     effective = effective.nan_to_num(1.0)
-    few = looked & (effective < _ENOUGH)
+    few = looked & (effective < _SETTINGS.enough)
     if few.any():
-        times = (_ENOUGH / effective[few].min()).clamp_min(1.1)
+        times = (_SETTINGS.enough / effective[few].min()).clamp_min(1.1)
         yield from _named(
             "imprecise",
             f"there are {{worst:.0f}} effective draws ({kind})",
-            f", and fewer than {_ENOUGH}",
+            f", and fewer than {_SETTINGS.enough}",
             f"{meaning}: draw {times:.2g} times as many (draws=, chains=)",
             -effective,
             few,
@@ -238,8 +256,8 @@ def _by_chance(effective: Tensor, chains: int, tests: Tensor) -> Tensor:
 
     halves = 2 * chains
     # by ranks, and by folded ranks
-    largest = float(chi2.isf(_CHANCE / max(2 * int(tests), 1), halves - 1)) / (halves - 1)
-    return (1 + largest * halves / effective.nan_to_num(1.0)).sqrt().clamp(_MIXED, _APART)
+    largest = float(chi2.isf(_SETTINGS.chance / max(2 * int(tests), 1), halves - 1)) / (halves - 1)
+    return (1 + largest * halves / effective.nan_to_num(1.0)).sqrt().clamp(_SETTINGS.mixed, _SETTINGS.apart)
 
 
 def _numbers(draws: Run) -> Iterator[str]:

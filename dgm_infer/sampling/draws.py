@@ -22,10 +22,10 @@ from ..kernels.stored import UnknownKernel, from_json, to_json
 from ..target import Target, as_target, reference
 from .chain_groups import group_chains, looks, side_by_side
 from .diagnose import diagnose
+from .fingerprint import check_problem, known_problem, packed, unpacked
 from .inference_data import import_arviz, inference_data, refuse_what_is_not_there
 from .low_points import Basins, basins
 from .predictive import Program, observed_data, predicted, program_of
-from .reloaded import check_problem, last_energy_of
 
 if TYPE_CHECKING:
     import arviz
@@ -73,7 +73,7 @@ class Draws:
         self.interrupted = interrupted
         self.ancestors = ancestors
         self._latents = latents
-        self._last_energy: Tensor | None = None
+        self._fingerprint: dict[str, Tensor] | None = None
         self._observed: dict[str, Tensor] | None = None
 
     @cached_property
@@ -297,10 +297,10 @@ class Draws:
         """
         with complete_file(path) as part:
             data = self.to_arviz()
-            energy = last_energy_of(self.problem, self.inputs) if self._last_energy is None else self._last_energy
-            if energy is not None:
-                last = {"last_energy": energy.numpy()}
-                data.add_groups({"constant_data": import_arviz().dict_to_dataset(last, default_dims=[])})
+            known = known_problem(self.problem) if self._fingerprint is None else self._fingerprint
+            if known is not None:
+                known = {"fingerprint": packed(known).numpy()}
+                data.add_groups({"constant_data": import_arviz().dict_to_dataset(known, default_dims=[])})
             tree = data.to_datatree()
             compressed = {node.path: {name: {"zlib": True} for name in node.variables} for node in tree.subtree}
             # in memory first: HDF5 ends the process when its disk is full
@@ -348,15 +348,14 @@ class Draws:
                 problem=problem,
                 ancestors=None if ancestors is None else torch.tensor(ancestors),
             )
-            # files of earlier versions have none
-            draws._last_energy = groups.get("constant_data", {}).get("last_energy")
+            draws._fingerprint = unpacked(groups.get("constant_data", {}).get("fingerprint"))
             draws._observed = None if problem is not None else groups.get("observed_data", {})
         except (OSError, LookupError, ValueError, TypeError, AttributeError, MemoryError) as error:
             raise CheckpointError(f"{path} is damaged, or not a file of draws: {cause(error)}") from error
         if isinstance(draws.kernel, UnknownKernel):
             warnings.warn(f"{path}: {_UNKNOWN.format(draws.kernel.class_path)}", stacklevel=2)
-        if problem is not None and draws.inputs is not None:
-            check_problem("Draws.load", path, problem, draws.kernel, draws.inputs, draws._last_energy)
+        if problem is not None:
+            check_problem("Draws.load", path, problem, draws._fingerprint, draws.inputs)
             draws._follow(problem)
         return draws
 

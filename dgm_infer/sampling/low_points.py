@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -15,14 +16,22 @@ from .chain_groups import connected, numbered
 
 __all__ = ["Basins", "basins", "low_points"]
 
-# Nats above the lowest point of a problem from which a point has strayed: with normal inputs, pieces of a fibre that
-# is nearly flat have masses in proportion to exp(-energy) at their lowest points. Few moves do not lead all points down
-# to these: on fibres of faces, those up to 25 above were found to mix with the others.
-_ASTRAY = 30.0
-# Rounds in which strays are searched for anew, each from one prior draw: a search for a face takes seconds.
-_ROUNDS = 1
-# Share of long searches that have to end on the fibre: the last ones take as long as all others.
-_ENOUGH = 0.75
+
+@dataclass(frozen=True)
+class StraySettings:
+    """Of starts that end too high."""
+
+    astray: float = 30.0
+    """Nats above the lowest point of a problem from which a point has strayed: with normal inputs, pieces of a fibre
+    that is nearly flat have masses in proportion to exp(-energy) at their lowest points. On fibres of faces, those
+    up to 25 above were found to mix with the others."""
+    rounds: int = 1
+    """Rounds in which strays are searched for anew, each from one prior draw: a search for a face takes seconds."""
+    enough: float = 0.75
+    """Share of long searches that have to end on the fibre: the last ones take as long as all others."""
+
+
+_STRAYS = StraySettings()
 
 
 def low_points(
@@ -63,7 +72,7 @@ def low_points(
         # more attempts, and what to say if they fail
         u = problem.start(chains, rng, tolerance=tolerance, report=report, typical=False).flatten(0, -2)
         u, energy = _descended(rows, u, tolerance)
-    for _ in range(_ROUNDS):
+    for _ in range(_STRAYS.rounds):
         astray = _astray(energy, chains).nonzero().squeeze(-1)
         if len(astray) == 0:
             break
@@ -90,7 +99,7 @@ def _searched(
 
 def _most(found: Tensor) -> bool:
     """Whether few enough searches are left to be given up."""
-    return int(found.sum()) >= _ENOUGH * len(found)
+    return int(found.sum()) >= _STRAYS.enough * len(found)
 
 
 def _descended(rows: Fibre, u: Tensor, tolerance: float) -> tuple[Tensor, Tensor]:
@@ -106,7 +115,7 @@ def _descended(rows: Fibre, u: Tensor, tolerance: float) -> tuple[Tensor, Tensor
 def _astray(energy: Tensor, chains: int) -> Tensor:
     """Which points ``[chains * problems]`` are too far above the lowest of their problem."""
     own = energy.reshape(chains, -1)
-    return (own > own.amin(0) + _ASTRAY).flatten()
+    return (own > own.amin(0) + _STRAYS.astray).flatten()
 
 
 def _sources(astray: Tensor, rng: torch.Generator) -> Tensor:
@@ -119,11 +128,19 @@ def _sources(astray: Tensor, rng: torch.Generator) -> Tensor:
     return torch.where(astray, order.gather(0, turn), own)
 
 
-# Rounds of moves after which a point is as low as it gets, and the distance moved in a round, root mean square over the
-# inputs, below which it is before.
-_ROUNDS, _STILL = 4, 0.01
-# Distance, root mean square over the inputs, up to which two low points are the same: prior draws are 1.4 apart.
-_SAME = 0.1
+@dataclass(frozen=True)
+class BasinSettings:
+    """Of moves down a fibre; distances are root mean squares over the inputs."""
+
+    rounds: int = 4
+    """Rounds of moves after which a point is as low as it gets."""
+    still: float = 0.01
+    """Distance moved in a round below which it is before."""
+    same: float = 0.1
+    """Distance up to which two low points are the same: prior draws are 1.4 apart."""
+
+
+_BASINS = BasinSettings()
 
 
 class Basins(NamedTuple):
@@ -158,12 +175,12 @@ def basins(fibre: Fibre, position: Tensor) -> Basins:
     cheap = rows.for_searches.computed(gram_force=False)
     point = position.reshape(-1, fibre.dim).clone()
     left = torch.arange(len(point), device=point.device)
-    for _ in range(_ROUNDS):
+    for _ in range(_BASINS.rounds):
         here = cheap.take(left)
         tolerance = solver_tolerance(point.dtype) * here.scale
         start, active = point[left], torch.ones_like(tolerance, dtype=torch.bool)
         point[left] = towards(here, start, torch.zeros_like(start), tolerance=tolerance, active=active)
-        left = left[(point[left] - start).square().mean(-1).sqrt() > _STILL]
+        left = left[(point[left] - start).square().mean(-1).sqrt() > _BASINS.still]
         if not len(left):
             break
     energy = cheap.evaluate(type(cheap).linearise, point).energy
@@ -176,7 +193,7 @@ def _modes(point: Tensor) -> Tensor:
     """Numbers of the modes ``[P, chains]`` of low points ``[P, looks, chains, D]``."""
     _, looks, chains, dim = point.shape
     flat = point.flatten(1, 2)
-    linked = torch.cdist(flat, flat) < _SAME * math.sqrt(dim)
+    linked = torch.cdist(flat, flat) < _BASINS.same * math.sqrt(dim)
     # draws of one chain are linked by what it did between them
     chain = torch.arange(chains, device=point.device).repeat(looks)
     linked |= chain == chain.unsqueeze(-1)

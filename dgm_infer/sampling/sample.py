@@ -1,9 +1,9 @@
 """``sample()``: starting points, warm-up and the main loop."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -16,12 +16,14 @@ from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Kernel, LiftedHMC, R
 from ..progress import Progress
 from ..target import Target, as_target
 from .draws import Draws
-from .durable import begin_run
 from .preflight import check_energy, check_size
 from .report import finalise
 from .run import RunInputs, RunPlan, SamplingRun, device_of, diagnostics, run_until_stopped
 
 __all__ = ["sample"]
+
+begin_run: Callable[..., Draws] | None = None
+"""What makes the runs that are kept in a folder: set by their room, which is above this one."""
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,8 @@ def sample(
     run: str | os.PathLike | None = None,
     checkpoint_every: float = 60.0,
     devices: Sequence[str | torch.device] | str | torch.device | None = None,
+    executor: Any = None,
+    shards: int | None = None,
 ) -> Draws:
     """Draw from a conditioned problem with many chains at once.
 
@@ -90,10 +94,13 @@ def sample(
         run: a new folder that keeps the run while it runs: :func:`resume` goes on with it after a stop of any kind,
             :func:`extend` adds draws, :func:`collect` reads what is there. The draws are the same as without.
         checkpoint_every: seconds from one checkpoint to the next, which is what a stop may cost.
-        devices: where chains run; None for the problem's device, ``"auto"`` for all CUDA devices, or a list. On several
-            devices every one has its share of the chains in a process of its own, which adapts its kernel to its own
-            chains and draws its own random numbers (``Draws.kernel`` is the first one's); ``["cpu", "cpu"]`` is two
-            processes.
+        devices: where chains run; None for the problem's device, ``"auto"`` for all CUDA devices, or a list, of which
+            each has a process of its own; ``["cpu", "cpu"]`` is two processes.
+        executor: a ``concurrent.futures`` executor whose workers run the chains, such as those of Dask, ``submitit``
+            or ``mpi4py``; they have to reach the folder ``run``. Under ``torchrun`` ranks share a run's chains.
+        shards: parts that the chains are cut into after a common warm-up, each with its own random numbers, which
+            workers make one by one. Draws depend on the number of shards, not on who makes them. None for one, and
+            with ``devices``, ``executor`` or ranks for eight, at most one a chain.
 
     Returns:
         :class:`Draws`. An interrupt (Ctrl-C), or an exception of the model, after the first draw returns the draws made
@@ -132,9 +139,18 @@ def sample(
     if isinstance(problem, Target) and initial is None:
         check_energy(problem, kernel, device_of(problem, initial))
     run_inputs = RunInputs(problem, kernel, initial, undecided)
-    if run is not None or devices is not None:
-        every = positive("sample", "checkpoint_every", checkpoint_every)
-        return begin_run(run, run_inputs, plan, checkpoint_every=every, devices=devices, progress=progress)
+    if (run, devices, executor, shards) != (None, None, None, None):
+        assert begin_run is not None
+        return begin_run(
+            run,
+            run_inputs,
+            plan,
+            checkpoint_every=positive("sample", "checkpoint_every", checkpoint_every),
+            devices=devices,
+            executor=executor,
+            shards=shards,
+            progress=progress,
+        )
     with Progress(progress, diagnostics, plan.transitions) as bar:
         sampling_run = SamplingRun.begin(run_inputs, plan, bar)
         stopped_by = run_until_stopped(sampling_run, bar)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -24,22 +25,30 @@ from .low_points import low_points
 
 __all__ = ["Start", "anneal_noise", "starting_points"]
 
-# Fewest points annealed per problem: weights compare them with each other.
-_POPULATION = 16
-# The same where a step takes little time: of few points none may be in the good modes when the noise begins to tell
-# them from others.
-_LARGE_POPULATION = 64
-# Share of the points that the weights of one increment leave effective.
-_EFFECTIVE = 0.5
-# Nats of annealing weight behind the best: weights of points in good modes differ by tens, since few transitions per
-# increment do not equilibrate; points further behind have stranded.
-_LOST = 50.0
-# Increments after which the last one goes to 1.
-_MOST = 300
-# Minimisations per round of a search for the modes of a target: a mode that is missed here may be missed for good.
-_SEARCHES = 256
-# Distance, root mean square over the inputs, up to which given points are moved onto the fibre.
-_NEARBY = 0.1
+
+@dataclass(frozen=True)
+class AnnealingSettings:
+    """Of the annealing of noise, and of given and searched starts."""
+
+    population: int = 16
+    """Fewest points annealed per problem: weights compare them with each other."""
+    large_population: int = 64
+    """The same where a step takes little time: of few points none may be in the good modes when the noise begins to
+    tell them from others."""
+    effective: float = 0.5
+    """Share of the points that the weights of one increment leave effective."""
+    lost: float = 50.0
+    """Nats of annealing weight behind the best: weights of points in good modes differ by tens, since few transitions
+    per increment do not equilibrate; points further behind have stranded."""
+    most: int = 300
+    """Increments after which the last one goes to 1."""
+    searches: int = 256
+    """Minimisations per round of a search for the modes of a target: a mode that is missed may be missed for good."""
+    nearby: float = 0.1
+    """Distance, root mean square over the inputs, up to which given points are moved onto the fibre."""
+
+
+_SETTINGS = AnnealingSettings()
 
 
 class Start(NamedTuple):
@@ -103,7 +112,7 @@ def _near_modes(problem: Target, chains: int, rng: torch.Generator, given: Tenso
     start = problem.start(chains, rng) if given is None else given
     seed = int(torch.randint(2**31, (), generator=rng, device=rng.device))
     try:
-        found = modes(problem, _SEARCHES, seed=seed, dtype=start.dtype, device=start.device)
+        found = modes(problem, _SETTINGS.searches, seed=seed, dtype=start.dtype, device=start.device)
     except EvidenceError as error:
         raise EvidenceError(
             f"ModeJumps: {error}; give modes=dgm.modes(target, start=...), or use the kernel alone"
@@ -136,7 +145,7 @@ def _on_fibre(problem: Fibre, initial: Tensor, tolerance: float) -> Tensor:
         return initial
     fibre, flat = problem.rows(len(initial)), initial.reshape(-1, problem.dim)
     point, residual = damped_gauss_newton(fibre, flat, tolerance=tolerance * fibre.scale)
-    far = ~(residual < tolerance * fibre.scale) | ((point - flat).square().mean(-1).sqrt() > _NEARBY)
+    far = ~(residual < tolerance * fibre.scale) | ((point - flat).square().mean(-1).sqrt() > _SETTINGS.nearby)
     if far.any():
         raise ArgumentError(
             f"initial violates the constraint at {int(far.sum())} of {len(far)} points, by up to {error.max():.3g} "
@@ -189,10 +198,10 @@ def anneal_noise(
     step_size: Tensor | None = None
     # of whatever kernel: these points are no draws yet
     acceptance = target_acceptance or Tuning.usual_acceptance
-    for count in range(1, _MOST + 1):
+    for count in range(1, _SETTINGS.most + 1):
         u1, u2 = model.split(u)
         square = u2.square().sum(-1)
-        target = _next_beta(beta, square) if count < _MOST else torch.ones_like(beta)
+        target = _next_beta(beta, square) if count < _SETTINGS.most else torch.ones_like(beta)
         log_weight = log_weight - 0.5 * (target - beta) * square
         beta = target
         source = _survivors(log_weight, rng)
@@ -253,12 +262,12 @@ class _Moves(NamedTuple):
 
 def _moves(problem: Fibre, kernel: Tunable) -> _Moves:
     if problem.marginal is None:
-        return _Moves(kernel, n_steps=2, transitions=1, at_last=1, points=_POPULATION)
+        return _Moves(kernel, n_steps=2, transitions=1, at_last=1, points=_SETTINGS.population)
     # steps without a Jacobian: enough of them that few points strand where the noise is small
     lifted = kernel if isinstance(kernel, LiftedHMC) else LiftedHMC()
     if problem.observed.convolves:
-        return _Moves(lifted, n_steps=10, transitions=1, at_last=5, points=_POPULATION)
-    return _Moves(lifted, n_steps=10, transitions=2, at_last=10, points=_LARGE_POPULATION)
+        return _Moves(lifted, n_steps=10, transitions=1, at_last=5, points=_SETTINGS.population)
+    return _Moves(lifted, n_steps=10, transitions=2, at_last=10, points=_SETTINGS.large_population)
 
 
 def _next_beta(beta: Tensor, square: Tensor) -> Tensor:
@@ -273,7 +282,7 @@ def _next_beta(beta: Tensor, square: Tensor) -> Tensor:
     for _ in range(40):
         middle = 0.5 * (low + high)
         weight = torch.softmax(-0.5 * middle.exp() * square, 0)
-        enough = weight.square().sum(0) * len(square) * _EFFECTIVE <= 1
+        enough = weight.square().sum(0) * len(square) * _SETTINGS.effective <= 1
         low, high = torch.where(enough, middle, low), torch.where(enough, high, middle)
     return (beta + high.exp()).clamp_max(1)
 
@@ -281,7 +290,7 @@ def _next_beta(beta: Tensor, square: Tensor) -> Tensor:
 def _survivors(log_weight: Tensor, rng: torch.Generator) -> Tensor:
     """The point from which each continues, itself unless it has stranded: ``[points, *batch]``."""
     flat = log_weight.nan_to_num(nan=-torch.inf).reshape(len(log_weight), -1)
-    lost = flat < flat.amax(0) - _LOST
+    lost = flat < flat.amax(0) - _SETTINGS.lost
     others = torch.multinomial((~lost).T.to(flat.dtype), len(flat), replacement=True, generator=rng).T
     own = torch.arange(len(flat), device=flat.device).unsqueeze(-1)
     return torch.where(lost, others, own).reshape(log_weight.shape)

@@ -1,6 +1,7 @@
 """What a run says at its end if its draws are of no use, or not those of one distribution."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -14,19 +15,28 @@ from ..diagnosis import Finding, finding
 from ..kernels.hamiltonian import TRAJECTORY
 from ..kernels.mode_jumps import ModeJumps, innermost
 
-__all__ = ["FAILING", "FAILURES", "TRANSITIONS", "Run", "percent", "verdict"]
+__all__ = ["FAILURES", "VERDICT", "Run", "VerdictSettings", "percent", "verdict"]
 
-# Transitions per chain below which a run is too short to judge: a chain that has not moved may be unlucky.
-TRANSITIONS = 50
-# Share of the transitions at their longest from which trajectories are too short.
-_LONGEST = 0.5
-# Steps below this share of the widest spread of the draws have collapsed.
-_COLLAPSED = 1e-6
-# Constraint error of chains that are evaluated alone, in tolerances: rounding depends on the number of rows.
-_ALONE = 100
-# Share of failing transitions from which jumps of the Jacobian are looked for, and draws between which.
-FAILING = 0.1
-_LINES = 8
+
+@dataclass(frozen=True)
+class VerdictSettings:
+    """From where a run is of no use."""
+
+    transitions: int = 50
+    """Transitions per chain below which a run is too short to judge: a chain that has not moved may be unlucky."""
+    longest: float = 0.5
+    """Share of the transitions at their longest from which trajectories are too short."""
+    collapsed: float = 1e-6
+    """Steps below this share of the widest spread of the draws have collapsed."""
+    alone: float = 100
+    """Constraint error of chains that are evaluated alone, in tolerances: rounding depends on the number of rows."""
+    failing: float = 0.1
+    """Share of failing transitions from which jumps of the Jacobian are looked for."""
+    lines: int = 8
+    """Draws between which they are."""
+
+
+VERDICT = VerdictSettings()
 FAILURES = {
     "diverging": ("the energy is not finite, or its error exceeds 1000", "check the density there, or start elsewhere"),
     "projection_failed": ("projections fail", "raise tolerance=, or give the model more noise"),
@@ -65,24 +75,24 @@ def verdict(draws: Run, problem: Any, stayed: Tensor, transitions: int, adapted:
         adapted: whether warm-up chose the step size.
     """
     stats = draws.stats
-    if transitions >= TRANSITIONS and stayed.any():
+    if transitions >= VERDICT.transitions and stayed.any():
         yield _stuck(stats, stayed)
-    if transitions >= TRANSITIONS and "n_steps" in stats and (most := _most_steps(draws.kernel)) is not None:
+    if transitions >= VERDICT.transitions and "n_steps" in stats and (most := _most_steps(draws.kernel)) is not None:
         # of chains that are stuck that is all there is to say
         share = (stats["n_steps"] >= most).double().mean((0, 1)) * ~stayed.all(0)
-        if (share > _LONGEST).any():
+        if (share > VERDICT.longest).any():
             yield finding(
                 "imprecise",
                 f"trajectories are at their longest, {most} steps, in {percent(share.max())} of the transitions"
-                f"{of_problems(share > _LONGEST)}",
+                f"{of_problems(share > VERDICT.longest)}",
                 "steps are far smaller than the posterior: see metric=, or rescale",
-                share > _LONGEST,
+                share > VERDICT.longest,
             )
     if adapted and draws.inputs is not None and "step_size" in stats:
         inputs = draws.inputs.flatten(0, 1)
         # of medians: standard deviations of inputs with heavy tails say nothing of their scale
         spread = (inputs - inputs.median(0).values).abs().median(0).values.amax(-1)
-        collapsed = stats["step_size"].amax((0, 1)) < _COLLAPSED * spread
+        collapsed = stats["step_size"].amax((0, 1)) < VERDICT.collapsed * spread
         if collapsed.any():
             smallest = stats["step_size"].min().item()
             where = of_problems(collapsed)
@@ -96,9 +106,9 @@ def verdict(draws: Run, problem: Any, stayed: Tensor, transitions: int, adapted:
     if isinstance(problem, Fibre) and tolerance is not None and "constraint_error" in stats:
         error = stats["constraint_error"]
         yield from _off_fibre(error, draws.inputs, problem, tolerance(error.dtype) * problem.scale)
-        if transitions >= TRANSITIONS and draws.inputs is not None and len(draws.inputs) > 1:
+        if transitions >= VERDICT.transitions and draws.inputs is not None and len(draws.inputs) > 1:
             yield from _jumps(stats, draws.inputs, problem)
-    if transitions >= TRANSITIONS:
+    if transitions >= VERDICT.transitions:
         # points that were given were not shared out
         shared = isinstance(problem, Fibre) and problem.marginal is not None and draws.ancestors is not None
         jumps = isinstance(draws.kernel, ModeJumps) or (isinstance(problem, Fibre) and problem.marginal is None)
@@ -144,7 +154,7 @@ def _off_fibre(error: Tensor, inputs: Tensor | None, problem: Fibre, tolerance: 
         what = f"the model's outputs are NaN at draws, where they were not before{of_problems(lost)}"
         yield finding("useless", what, "check the model", lost)
         return
-    off = alone > _ALONE * tolerance
+    off = alone > VERDICT.alone * tolerance
     if off.any():
         yield finding(
             "useless",
@@ -162,15 +172,15 @@ def _jumps(stats: dict[str, Tensor], inputs: Tensor, problem: Fibre) -> Iterator
         return
     failed = torch.stack(kinds).any(0).double().mean((0, 1)).flatten()
     worst = int(failed.argmax())
-    if failed[worst] < FAILING:
+    if failed[worst] < VERDICT.failing:
         return
 
     def constraint(u: Tensor) -> Tensor:
         return problem.take(torch.full(u.shape[:1], worst, device=u.device)).constraint(u)
 
-    last = inputs[:_LINES, -1].reshape(min(len(inputs), _LINES), -1, problem.dim)[:, worst]
+    last = inputs[: VERDICT.lines, -1].reshape(min(len(inputs), VERDICT.lines), -1, problem.dim)[:, worst]
     if (jump := find_jump(constraint, last, last.roll(1, 0))) is not None:
-        failing = failed.reshape(problem.batch_shape) >= FAILING
+        failing = failed.reshape(problem.batch_shape) >= VERDICT.failing
         fault, remedy = JUMP.split(": ", 1)
         yield finding(
             "misleading",

@@ -27,7 +27,7 @@ METHODS: dict[str, Method | None] = {
     "AIS": dgm.AIS(),
     "Hamiltonian AIS": dgm.evidence.HamiltonianAIS(),
     "SMC, adaptive": dgm.SMC(),
-    "SMC, frozen": dgm.SMC(schedule="equalised", temperatures=30),
+    "SMC, frozen": dgm.SMC(schedule="barrier", temperatures=30),
     "Gibbs tempering": dgm.GibbsTempering(),
     "joint tempering": dgm.ContinuousTempering(),
     "simulated tempering": dgm.SimulatedTempering(),

@@ -41,7 +41,7 @@ METHODS: dict[str, Method] = {
     "AIS": dgm.AIS(),
     "Hamiltonian AIS": dgm.evidence.HamiltonianAIS(),
     "SMC, adaptive": dgm.SMC(),
-    "SMC, frozen": dgm.SMC(schedule="equalised"),
+    "SMC, frozen": dgm.SMC(schedule="barrier"),
     "SMC, waste-free": dgm.SMC(waste_free=4),
     "parallel tempering": dgm.ParallelTempering(),
     "simulated tempering": dgm.SimulatedTempering(),

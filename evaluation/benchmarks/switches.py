@@ -9,6 +9,8 @@ import torch
 
 from dgm_infer.autodiff import convolution, jacobian_products
 from dgm_infer.conditioning import Fibre, observed, projection, start_points
+from dgm_infer.evidence import checks, estimate
+from dgm_infer.evidence.tempering import legs
 from dgm_infer.kernels import LiftedHMC
 from dgm_infer.kernels import hmc as hmc_module
 from dgm_infer.sampling import allocation, low_points, run, starts, warmup
@@ -68,7 +70,7 @@ def _annealing():
         marginal = problem.marginal
         if marginal is None:
             return anneal(problem, kernel, chains, rng, **options)
-        n = max(chains, starts._LARGE_POPULATION)
+        n = max(chains, starts.AnnealingSettings().large_population)
         points = marginal.start(n, rng)
         found = allocation.allocate_chains(marginal, points, chains, rng)
         u1 = points[:chains] if found.position is None else found.position
@@ -91,7 +93,7 @@ def _masses():
 
 @switch("prior descents", "descents to the modes begin at prior draws too, and not at annealed points alone")
 def _prior_descents():
-    with replaced(allocation, _SEARCHES=0):
+    with replaced(allocation, _SETTINGS=allocation.AllocationSettings(searches=0)):
         yield
 
 
@@ -121,7 +123,7 @@ def _low_points():
 
 @switch("strays", "starting points that end far above the lowest of their problem begin anew, or elsewhere")
 def _strays():
-    with replaced(low_points, _ASTRAY=float("inf")):
+    with replaced(low_points, _STRAYS=low_points.StraySettings(astray=float("inf"))):
         yield
 
 
@@ -172,6 +174,43 @@ def _curvature_metric():
 @switch("few rows", "gradients are computed for the chains alone that still move, where these are few")
 def _few_rows():
     with replaced(hmc_module, few=lambda moving: None):
+        yield
+
+
+@switch("unseen modes", "searches after a run look for modes that no draw has visited", "evidence")
+def _unseen_modes():
+    def none(path: Any, outcome: Any, rng: torch.Generator) -> checks.Unseen:
+        return checks.Unseen.none(outcome.estimate.log_z)
+
+    with replaced(checks, look_for_unseen=none):
+        yield
+
+
+@switch("cross-check", "a short parallel tempering checks other methods where there are several modes", "evidence")
+def _cross_check():
+    def none(path: Any, outcome: Any, rng: torch.Generator) -> checks.CrossCheck:
+        nothing = torch.zeros_like(outcome.estimate.log_z)
+        return checks.CrossCheck(nothing, nothing)
+
+    with replaced(checks, cross_check=none):
+        yield
+
+
+@switch("count of minima", "one problem with several minima is a case for parallel tempering", "evidence")
+def _count_of_minima():
+    with replaced(estimate, _chosen=lambda run: run.method):
+        yield
+
+
+@switch("refine", "runs whose draws contradict the base run again from a better one", "evidence")
+def _refine():
+    with replaced(estimate, refined=lambda path, once: once(path)[0]):
+        yield
+
+
+@switch("base fit", "parallel tempering fits its base to its draws between rounds of tuning", "evidence")
+def _base_fit():
+    with replaced(legs.Legs, can_refit=False):
         yield
 
 

@@ -20,7 +20,7 @@ import dgm_infer as dgm
 from dgm_infer import Gaussian
 from dgm_infer.errors import uninterrupted
 from dgm_infer.evidence import Method
-from dgm_infer.references.moments import weighted_moments
+from dgm_infer.references.density import weighted_moments
 
 from ..figures import log_evidence
 from ..problems.boltzmann import BoltzmannRelaxation, Moments, published_system, random_system
@@ -34,7 +34,7 @@ _STEPS = 20
 # Functions of a length and a number of chains.
 _FAMILIES: dict[str, Callable[[int, int], Method]] = {
     "AIS": lambda k, _: dgm.AIS(temperatures=k, n_steps=_STEPS),
-    "SMC": lambda k, chains: dgm.SMC(particles=chains, temperatures=k, schedule="equalised", n_steps=_STEPS),
+    "SMC": lambda k, chains: dgm.SMC(particles=chains, temperatures=k, schedule="barrier", n_steps=_STEPS),
     "ST": lambda k, _: dgm.SimulatedTempering(draws=k, n_steps=_STEPS, thin=_thin(k), schedule="sigmoid"),
     "Gibbs CT": lambda k, _: dgm.GibbsTempering(draws=k, n_steps=_STEPS, thin=_thin(k)),
     "CT-HMC": lambda k, _: dgm.ContinuousTempering(draws=k, n_steps=_STEPS, thin=_thin(k)),

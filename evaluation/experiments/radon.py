@@ -113,7 +113,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
             refined.base,
             dgm.SMC(
                 particles=pooled,
-                schedule="equalised",
+                schedule="barrier",
                 temperatures=temperatures // 10,
                 pilot_temperatures=pilot,
             ),

@@ -12,13 +12,10 @@ from ...errors import ArgumentError
 from ...kernels.integrators import PhasePoint, leapfrog
 from ...kernels.nuts import deepest, grow
 from ...sampling.adaptation import DualAveraging
-from .. import schedules
-from ..path import AnnealedPath, Point
-from ..pilot import StepSizes
-from .controls import Control, Plateaus, Sigmoid
-from .record import TemperedState
-from .tempering import Tempering, draw_beta
-from .warped import Warped
+from ..path import AnnealedPath, PathPoint
+from ..plan import TUNED, StepSizes
+from .temperatures import Control, Plateaus, Sigmoid, Warped, draw_beta
+from .tempering import TemperedState, Tempering
 
 __all__ = ["ContinuousTempering"]
 
@@ -31,31 +28,25 @@ class ContinuousTempering(Tempering):
     The control xi has its own mass; ``mass`` times c squared is equivalent to ``scale`` times c.
 
     With ``plateau`` it is the extended Hamiltonian of Gobbo and Leimkuhler (2015), beside a base: xi moves on a circle,
-    where beta is 1 on one part and 0 on another, so that states rest at both ends (T (5.19), math 6.20).
+    where beta is 1 on one part and 0 on another, so that states rest at both ends (T (5.19), math 6.18).
 
     Args:
-        draws: states kept per chain.
-        warmup: states discarded before them, which adapt the step size if it is None.
-        n_steps: leapfrog steps per state.
+        draws, n_steps, log_zeta, thin, target_acceptance, pilot_temperatures: as in :class:`GibbsTempering`.
+        warmup: states discarded before the draws, which adapt the step size if it is None.
         step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per problem.
-        log_zeta: guess of log Z, as in :class:`GibbsTempering`.
-        thin: states per draw of x in the result.
-        target_acceptance: mean acceptance probability that the step size is adapted to.
-        pilot_temperatures: temperatures of the annealing run that starts the chains, spread over all of them.
         mass: mass of xi, positive.
         scale: scale of xi, positive.
         nuts: maximum leapfrog steps of a trajectory that ends at a U-turn in (x, xi), as in :class:`NUTS`; None for
             trajectories of ``n_steps``. Chains step together, and those that have ended wait.
         plateau: share of the circle where beta is 1, and where it is 0, below 1/2; None for ``beta = sigmoid``.
-        schedule: density of the temperatures: ``"linear"``, uniform on [0, 1], or by the pilot as the temperatures of
-            :class:`SimulatedTempering`, ``"equalised"`` or ``"barrier"`` (math 6.21).
+        schedule: density of the temperatures, as in :class:`GibbsTempering`.
     """
 
     mass: float = 1.0
     scale: float = 1.0
     nuts: int | None = None
     plateau: float | None = None
-    schedule: Literal["linear", "equalised", "barrier"] = "linear"
+    schedule: Literal["linear", "barrier"] = "linear"
 
     def __post_init__(self):
         super().__post_init__()
@@ -70,7 +61,7 @@ class ContinuousTempering(Tempering):
                     f"ContinuousTempering(plateau={self.plateau}): the two plateaus leave no way between them; use a "
                     "share below 0.5"
                 )
-        choice("ContinuousTempering", "schedule", self.schedule, ("linear", *schedules.TUNED))
+        choice("ContinuousTempering", "schedule", self.schedule, ("linear", TUNED))
         if self.schedule != "linear" and self.plateau is not None:
             raise ArgumentError(
                 f"ContinuousTempering(plateau={self.plateau}, schedule={self.schedule!r}): both say how beta "
@@ -82,15 +73,11 @@ class ContinuousTempering(Tempering):
             )
 
     def _chain(self, path, pilot, log_zeta, point, rng):
-        adapts = self.step_size is None
-        rate = 1 / (self.scale * math.sqrt(self.mass))
-        target = self.target_acceptance if adapts else None
-        control = Sigmoid() if self.plateau is None else Plateaus(self.plateau)
-        if self.schedule != "linear":
-            control = Warped(self.schedule, pilot, log_zeta)
-        if self.nuts is not None:
-            return _JointTrees(path, pilot.step_sizes, log_zeta, point, rng, deepest(self.nuts), rate, target, control)
-        return _JointChain(path, pilot.step_sizes, log_zeta, point, rng, self.n_steps, rate, target, control)
+        control = Sigmoid(log_zeta) if self.plateau is None else Plateaus(self.plateau, log_zeta)
+        if self.schedule == TUNED:
+            control = Warped(pilot, log_zeta)
+        kind = _JointChain if self.nuts is None else _JointTrees
+        return kind(self, path, pilot.step_sizes, control, point, rng)
 
 
 class _JointChain:
@@ -98,28 +85,16 @@ class _JointChain:
 
     log_prior = None
 
-    def __init__(
-        self,
-        path: AnnealedPath,
-        step_sizes: StepSizes,
-        log_zeta,
-        point: Point,
-        rng,
-        n_steps: int,
-        rate: float,
-        target,
-        control: Control,
-    ):
-        self.control = control
-        self.path, self.rng, self.n_steps, self.rate = path, rng, n_steps, rate
-        self.point = point
+    def __init__(self, method: ContinuousTempering, path: AnnealedPath, sizes: StepSizes, control: Control, point, rng):
+        self.method, self.path, self.control, self.point, self.rng = method, path, control, point, rng
+        self.rate = 1 / (method.scale * math.sqrt(method.mass))
         # energies at the two ends up to a common constant: that of the base and phi + offset
-        self.offset = (log_zeta - path.base_constant).to(point.energy.dtype)
-        beta = draw_beta(path.difference(point) + log_zeta, rng)
-        self.log_zeta = log_zeta
+        self.offset = (control.log_zeta - path.base_constant).to(point.energy.dtype)
+        beta = draw_beta(path.difference(point) + control.log_zeta, rng)
         self.t = control.inverse(beta).to(point.energy.dtype)
-        self.step_size = step_sizes.log_step.amin(0).exp()
-        self.averaging = None if target is None else DualAveraging(self.step_size, target)
+        self.step_size = sizes.log_step.amin(0).exp()
+        adapts = method.step_size is None
+        self.averaging = DualAveraging(self.step_size, method.target_acceptance) if adapts else None
 
     def warm(self) -> None:
         if self.averaging is not None:
@@ -137,7 +112,7 @@ class _JointChain:
         p = torch.randn(point.v.shape, generator=rng, dtype=point.v.dtype, device=point.v.device)
         q, jitter, uniform = self._numbers(self.t)
         start = self._start(torch.cat([p, q.unsqueeze(-1)], -1))
-        end = leapfrog(self._evaluate, start, self.step_size * (0.5 + 0.5 * jitter), self.n_steps)
+        end = leapfrog(self._evaluate, start, self.step_size * (0.5 + 0.5 * jitter), self.method.n_steps)
         acceptance = (start.hamiltonian - end.hamiltonian).clamp_max(0).exp().nan_to_num_(0.0)
         self._go_to(end.where(uniform < acceptance, start))
         return self._state(acceptance)
@@ -155,24 +130,24 @@ class _JointChain:
     def _evaluate(self, x: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         return self._energies(self.path.at(x[..., :-1]), self.rate * x[..., -1])
 
-    def _energies(self, point: Point, t: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    def _energies(self, point: PathPoint, t: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         force, force_t = self._forces(point, t)
         gradient = torch.cat([force, force_t.unsqueeze(-1)], -1)
         return self._potential(point, t), gradient, (point.energy, point.gradient, point.square, point.pull)
 
     def _go_to(self, there: PhasePoint) -> None:
-        self.point, self.t = Point(there.position[..., :-1], *there.extra), self.rate * there.position[..., -1]
+        self.point, self.t = PathPoint(there.position[..., :-1], *there.extra), self.rate * there.position[..., -1]
 
     def _state(self, acceptance: Tensor) -> TemperedState:
-        ends = self.control.log_ends(self.path.difference(self.point) + self.log_zeta)
+        ends = self.control.log_ends(self.path.difference(self.point))
         return TemperedState(self.point, self.control.temperature(self.t.double()).beta, acceptance, ends)
 
-    def _potential(self, point: Point, t: Tensor) -> Tensor:
+    def _potential(self, point: PathPoint, t: Tensor) -> Tensor:
         """``(1 - beta) psi + beta (phi + log zeta) - log p(t)``, up to a constant."""
         energy = torch.lerp(point.square, point.energy + self.offset, self.control.temperature(t).beta)
         return energy + self.control.energy(t)
 
-    def _forces(self, point: Point, t: Tensor) -> tuple[Tensor, Tensor]:
+    def _forces(self, point: PathPoint, t: Tensor) -> tuple[Tensor, Tensor]:
         """Gradients of the potential in v and in ``t/rate``."""
         at = self.control.temperature(t)
         delta = point.energy + self.offset - point.square
@@ -181,11 +156,12 @@ class _JointChain:
 
 
 class _JointTrees(_JointChain):
-    """The same with trajectories that end at a U-turn; ``n_steps`` is the depth of their nuts."""
+    """The same with trajectories that end at a U-turn."""
 
     def step(self) -> TemperedState:
         shape = (*self.t.shape, self.point.v.shape[-1] + 1)
         start = self._start(torch.randn(shape, generator=self.rng, dtype=self.t.dtype, device=self.t.device))
-        tree = grow(start, self._evaluate, self.step_size.expand(self.t.shape), self.n_steps, self.rng)
+        depth = deepest(self.method.nuts or 1)
+        tree = grow(start, self._evaluate, self.step_size.expand(self.t.shape), depth, self.rng)
         self._go_to(tree.draw)
         return self._state(tree.acceptance)

@@ -3,16 +3,15 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ...arguments import choice
-from .. import schedules
-from ..path import Point
-from ..pilot import StepSizes
-from .ladder import LadderChain
-from .record import TemperedState
-from .tempering import Tempering, draw_beta
-from .warped import Warped
+import torch
 
-__all__ = ["GibbsTempering"]
+from ...arguments import choice
+from ..path import AnnealedPath, PathPoint
+from ..plan import TUNED, StepSizes
+from .temperatures import Ladder, Sigmoid, Warped
+from .tempering import TemperedState, Tempering
+
+__all__ = ["GibbsTempering", "LadderChain"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,34 +34,43 @@ class GibbsTempering(Tempering):
         target_acceptance: mean acceptance probability that step sizes are adapted to.
         pilot_temperatures: temperatures of the annealing run that tunes step sizes and starts the chains, spread over
             all of them.
-        schedule: density of the temperatures: ``"linear"``, uniform on [0, 1], or by the pilot as the temperatures of
-            :class:`SimulatedTempering`, ``"equalised"`` or ``"barrier"`` (math 6.21).
+        schedule: density of the temperatures: ``"linear"``, uniform on [0, 1], or ``"barrier"``, at equal distances
+            along the communication barrier that the pilot measures (math 6.19).
     """
 
-    schedule: Literal["linear", "equalised", "barrier"] = "linear"
+    schedule: Literal["linear", "barrier"] = "linear"
 
     def __post_init__(self):
         super().__post_init__()
-        choice("GibbsTempering", "schedule", self.schedule, ("linear", *schedules.TUNED))
+        choice("GibbsTempering", "schedule", self.schedule, ("linear", TUNED))
 
     def _chain(self, path, pilot, log_zeta, point, rng):
-        if self.schedule != "linear":
-            ladder = Warped(self.schedule, pilot, log_zeta)
-            return LadderChain(path, pilot.step_sizes, ladder, point, rng, self.n_steps)
-        return _GibbsChain(path, pilot.step_sizes, log_zeta, point, rng, self.n_steps)
+        ladder = Warped(pilot, log_zeta) if self.schedule == TUNED else Sigmoid(log_zeta)
+        return LadderChain(path, pilot.step_sizes, ladder, point, rng, self.n_steps)
 
 
-class _GibbsChain:
-    log_prior = None
+class LadderChain:
+    """Chains that alternate a Hamiltonian move of x with an exact draw of its temperature."""
 
-    def __init__(self, path, step_sizes: StepSizes, log_zeta, point: Point, rng, n_steps: int):
-        self.path, self.step_sizes, self.log_zeta, self.rng, self.n_steps = path, step_sizes, log_zeta, rng, n_steps
-        self.point = point
+    def __init__(
+        self,
+        path: AnnealedPath,
+        step_sizes: StepSizes,
+        ladder: Ladder,
+        point: PathPoint,
+        rng: torch.Generator,
+        n_steps: int,
+    ):
+        self.path, self.step_sizes, self.ladder, self.rng, self.n_steps = path, step_sizes, ladder, rng, n_steps
+        self.point, self.log_prior = point, ladder.log_prior
+        self.beta = ladder.draw(path.difference(point), rng).beta
 
     def step(self) -> TemperedState:
-        beta = draw_beta(self.path.difference(self.point) + self.log_zeta, self.rng)
-        self.point, acceptance = self.path.move(self.point, beta, self.step_sizes.at(beta), self.n_steps, self.rng)
-        return TemperedState(self.point, beta, acceptance)
+        step_size = self.step_sizes.at(self.beta)
+        self.point, acceptance = self.path.move(self.point, self.beta, step_size, self.n_steps, self.rng)
+        rung = self.ladder.draw(self.path.difference(self.point), self.rng)
+        self.beta = rung.beta
+        return TemperedState(self.point, rung.beta, acceptance, (rung.log_p1, rung.log_p0))
 
     def warm(self) -> None:
         self.step()

@@ -9,28 +9,34 @@ from ...arguments import flag, fraction, optional_positive, whole_number
 from ...errors import ArgumentError
 from ...progress import Progress
 from ...references import Gaussian
-from ...references.density import GaussianDensity
 from ...references.modes import search
 from ...settings import Settings
-from .. import schedules
 from ..method import EstimateStatus, Outcome, check_held
 from ..path import AnnealedPath
-from ..pilot import anneal_pilot
-from .adaptation import improved
-from .barrier import equalised, interpolated_rows
-from .references import Legs, broad_reference
+from ..plan import anneal_pilot, equal_distances, interpolated
+from .legs import Legs, broad_reference
 from .replicas import Replicas, Round
 
 __all__ = ["ParallelTempering"]
 
-# Sweeps of the first round of tuning.
-_FIRST = 4
-# Sweeps of the shortest round whose draws the base is fitted to.
-_FITTED = 8
-# Of the search for modes: minimisations per round, and gradients of each.
-_STARTS, _ITERATIONS = 64, 200
-# Share of the estimate below which the base is cut off.
-_LEAST_SHARE = 0.05
+
+@dataclass(frozen=True)
+class TuningRounds:
+    """The rounds of sweeps that tune parallel tempering, and the search for its broad reference."""
+
+    first: int = 4
+    """Sweeps of the first round, at least."""
+    fitted: int = 8
+    """Sweeps of the shortest round whose draws the base is fitted to."""
+    starts: int = 64
+    """Minimisations per round of the search, as of ``dgm_infer.modes``."""
+    iterations: int = 200
+    """Gradients of each."""
+    least_share: float = 0.05
+    """Share of the estimate below which the base is cut off: it would cost as much again for a twentieth."""
+
+
+ROUNDS = TuningRounds()
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,15 +45,15 @@ class ParallelTempering(Settings):
 
     A replica at ``beta_k`` of a leg has the density ``~ exp(-beta_k phi - (1 - beta_k) psi)``, psi the energy of the
     leg's reference. A sweep makes one Hamiltonian move of every replica above the references, swaps neighbours, even
-    pairs and then odd ones, and draws the references anew (math 6.11); the two legs exchange their targets. Tuning
+    pairs and then odd ones, and draws the references anew (math 6.10); the two legs exchange their targets. Tuning
     takes rounds of sweeps that double: each moves the temperatures to equal distances along the
-    communication barrier (math 6.12). The last round, frozen, gives ``log Z`` by Bennett's ratio of neighbours
-    (math 6.13), a mean of the legs' estimates whose weights come from tuning: consistent. Chains are independent
+    communication barrier (math 6.11). The last round, frozen, gives ``log Z`` by Bennett's ratio of neighbours
+    (math 6.12), a mean of the legs' estimates whose weights come from tuning: consistent. Chains are independent
     groups of replicas, and the standard error is that between them.
 
     A mode that the base misses enters along the broad leg, and a base that is far worse than the broad reference is
-    cut off (math 6.14): a bad base costs time, not correctness. Between the rounds of tuning the base is fitted to the
-    draws of the target so far (math 6.16), as in stabilised variational parallel tempering.
+    cut off (math 6.13): a bad base costs time, not correctness. Between the rounds of tuning the base is fitted to the
+    draws of the target so far (math 6.15), as in stabilised variational parallel tempering.
 
     Diagnostics beside those of all methods: ``barrier [legs, *batch]``, ``round_trips`` between references and target
     (all chains), ``round_trip_rate`` (per chain and sweep), ``restarts`` (independent arrivals at the target, per
@@ -61,10 +67,10 @@ class ParallelTempering(Settings):
         step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per temperature and
             problem until the last round.
         broad: the second reference: True for :meth:`Gaussian.broad` of the target, and for problems in which its
-            search finds no minimum, or spikes alone, the base's mean with 4 times its covariance (math 6.11); a
+            search finds no minimum, or spikes alone, the base's mean with 4 times its covariance (math 6.10); a
             Gaussian ``[*batch, D]`` or ``[D]``; or False for none.
-        adapt_base: whether rounds of tuning fit the base anew to their draws of the target, where that is better and
-            the references have full covariances (math 6.16); the broad reference stays, so that it cannot hurt.
+        adapt_base: whether rounds of tuning fit a Gaussian base anew, with full covariance, to their draws of the
+            target (math 6.15); the broad reference stays, so that it cannot hurt.
         thin: sweeps per draw of x in the result, which are two with two legs.
         target_acceptance: mean acceptance probability that step sizes are adapted to.
         pilot_temperatures: temperatures of the annealing run that makes the first schedule and step sizes.
@@ -96,6 +102,9 @@ class ParallelTempering(Settings):
     def status(self) -> EstimateStatus:
         return "consistent"
 
+    explores = True
+    """It starts from a broad reference too: no cross-check of its modes is made."""
+
     @property
     def particles(self) -> int:
         """Points per chain that are evaluated together, by which a run is cut into chunks."""
@@ -118,15 +127,16 @@ class ParallelTempering(Settings):
         replicas = self._replicas(legs, chains, rng, progress)
         powers = torch.ones(legs.batch_shape, dtype=torch.float64, device=replicas.betas.device) / legs.count
         for i, sweeps in enumerate(rounds):
-            tuned = Round(replicas, tunes=True, moments=self._fits(legs, chains) and i + 1 < len(rounds))
+            # the last round of tuning has the base of the run itself
+            fits = self.adapt_base and legs.can_refit and sweeps >= ROUNDS.fitted and i + 1 < len(rounds)
+            tuned = Round(replicas, sweeps if fits else 0, tunes=True)
             for _ in range(sweeps):
                 tuned.add(replicas.sweep(self.target_acceptance if self.step_size is None else None))
                 progress.update("tuning")
             powers, replicas.coupled = _leg_powers(tuned)
             self._retune(replicas, tuned)
-            if tuned.moments is not None and sweeps >= _FITTED:
-                old = legs.base
-                replicas.rebase(*improved(old.mean[0].double(), old.covariance[0].double(), tuned.moments))
+            if fits:
+                replicas.refit(tuned.draws)
         spent = searched + legs.evaluations
         final = Round(replicas, keep=self.draws // self.thin, thin=self.thin)
         interrupted = False
@@ -141,24 +151,19 @@ class ParallelTempering(Settings):
         path.evaluations += legs.evaluations
         return final.outcome(powers, spent, interrupted)
 
-    def _fits(self, legs: Legs, chains: int) -> bool:
-        """Whether the base is fitted to draws: a full normal one, by half the chains, beside a reference that stays."""
-        normal = isinstance(legs.base, GaussianDensity) and legs.base.kind == "full"
-        return self.adapt_base and legs.count == 2 and normal and chains > 1
-
     def _broad(self, path: AnnealedPath, chains: int, rng: torch.Generator) -> Gaussian | None:
         if isinstance(self.broad, Gaussian) or not self.broad:
             return self.broad or None
         if path.target.standardised:
             return Gaussian.broad(path.target, like=path.base)
-        found = search(path.target, path.base, _STARTS, _ITERATIONS, rng, required=False)
+        found = search(path.target, path.base, ROUNDS.starts, ROUNDS.iterations, rng, required=False)
         path.evaluations += -(-found.evaluations // chains)
         return broad_reference(found, path.base)
 
     def _rounds(self) -> list[int]:
         """Sweeps of every round of tuning: each twice the one before, the last half of the draws."""
         sweeps, rounds = self.draws // 2, []
-        while sweeps >= _FIRST or not rounds:
+        while sweeps >= ROUNDS.first or not rounds:
             rounds.insert(0, max(sweeps, 1))
             sweeps //= 2
         return rounds
@@ -168,35 +173,25 @@ class ParallelTempering(Settings):
 
         So they start where the broad reference is: what is too wide narrows sooner than what is missing comes.
         """
-        pilot = anneal_pilot(
-            legs,
-            max(chains, 4),
-            rng,
-            temperatures=self.pilot_temperatures,
-            n_steps=self.n_steps,
-            target_acceptance=self.target_acceptance,
-            step_size=self.step_size,
-            progress=progress,
-        )
-        betas = schedules.equalised(self.temperatures, pilot.betas, pilot.variances)
-        known = pilot.betas.reshape(-1, *[1] * len(legs.batch_shape)).expand_as(pilot.log_z_path).contiguous()
-        curve = interpolated_rows(betas, known, pilot.log_z_path.nan_to_num(0.0, 0.0, 0.0))
+        pilot = anneal_pilot(legs, chains, rng, self, self.n_steps, progress)
+        betas = pilot.barrier(self.temperatures)
+        curve = interpolated(betas, pilot.columns, pilot.log_z_path.nan_to_num(0.0, 0.0, 0.0))
         start = legs.base.unwhiten(legs.draws(len(betas) * chains, rng))[:, -1]
         return Replicas(legs, betas, pilot.step_sizes.at(betas), curve.diff(dim=0), start, self.n_steps, rng)
 
     def _retune(self, replicas: Replicas, tuned: Round) -> None:
         """Move the temperatures, and what belongs to them, by the rejections of a round."""
         old = replicas.betas
-        new = equalised(old, tuned.rejections)
+        new = equal_distances(self.temperatures, old, tuned.rejections)
         steps = tuned.stones.bennett.nan_to_num(0.0, 0.0, 0.0)
         curve = torch.cat([torch.zeros_like(steps[:1]), steps.cumsum(0)])
-        log_steps = interpolated_rows(new, old, replicas.step_sizes.log().to(old))
-        replicas.betas, replicas.centre = new, interpolated_rows(new, old, curve).diff(dim=0)
+        log_steps = interpolated(new, old, replicas.step_sizes.log().to(old))
+        replicas.betas, replicas.centre = new, interpolated(new, old, curve).diff(dim=0)
         replicas.step_sizes = log_steps.exp().to(replicas.step_sizes)
 
 
 def _leg_powers(tuned: Round) -> tuple[Tensor, Tensor]:
-    """Shares of the legs in the estimate ``[legs, *batch]`` (math 6.14), and whether the base takes part ``[*batch]``.
+    """Shares of the legs in the estimate ``[legs, *batch]`` (math 6.13), and whether the base takes part ``[*batch]``.
 
     A base far worse than the broad reference would fill the targets with the modes that it knows: it is cut off.
     """
@@ -204,6 +199,6 @@ def _leg_powers(tuned: Round) -> tuple[Tensor, Tensor]:
     odds = (rejections / (1 - rejections).clamp_min(1e-9)).sum(0).square()
     share = 1 / (torch.maximum(odds, tuned.missed.nan_to_num(1e9)).square() + 1e-6)
     share = share / share.sum(0)
-    coupled = share[0] >= _LEAST_SHARE
+    coupled = share[0] >= ROUNDS.least_share
     share[0] = torch.where(coupled, share[0], 0.0)
     return share / share.sum(0), coupled

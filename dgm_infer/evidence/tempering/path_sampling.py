@@ -14,7 +14,7 @@ from ..method import EstimateStatus, Outcome
 from ..path import AnnealedPath
 from .continuous import ContinuousTempering
 from .gibbs import GibbsTempering
-from .record import Record
+from .tempering import Record
 
 __all__ = ["PathSampling"]
 

@@ -1,21 +1,137 @@
-"""Replicas of parallel tempering: their sweeps, and the record of a round of them."""
+"""Replicas of parallel tempering: swaps, trips, stepping stones, sweeps and rounds (math 6.10, math 6.12)."""
 
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
+from ..estimators import Estimate, log_ratios
 from ..method import Outcome
-from ..path import Point
-from .adaptation import HalfMoments
-from .references import Legs
-from .stepping import SteppingStones
-from .swaps import Trips, exchanged, swap_log_ratios, swaps
+from ..path import PathPoint
+from ..plan import TUNING
+from .legs import Legs
 
-__all__ = ["Replicas", "Round", "Sweep"]
+__all__ = ["Replicas", "Round", "SteppingStones", "Sweep", "Trips", "exchanged", "swap_log_ratios", "swaps"]
 
-# Change of the log step size per unit of error in the mean acceptance.
-_GAIN = 0.4
+
+def swap_log_ratios(betas: Tensor, differences: Tensor) -> Tensor:
+    """Log of ``pi_k(x') pi_{k+1}(x)/(pi_k(x) pi_{k+1}(x'))``, ``[K, chains, *batch]``.
+
+    It is ``(beta_{k+1} - beta_k) (d(x') - d(x))`` for x at ``beta_k``, x' at ``beta_{k+1}`` and ``d = phi - psi``;
+    ``-inf`` where both states have zero density.
+
+    Args:
+        betas: ``[K + 1, *batch]``.
+        differences: ``d``, ``[K + 1, chains, *batch]``.
+    """
+    return ((betas[1:] - betas[:-1]).unsqueeze(1) * differences.diff(dim=0)).nan_to_num(
+        -torch.inf, posinf=torch.inf, neginf=-torch.inf
+    )
+
+
+def swaps(probabilities: Tensor, parity: int, rng: torch.Generator) -> Tensor:
+    """Which row every temperature takes its new state from, ``[K + 1, chains, *batch]``.
+
+    Only the pairs (k, k + 1) with k of this parity may swap: even and odd pairs in turn, never at random, which lets
+    replicas travel without turning back (Syed et al. 2021).
+
+    Args:
+        probabilities: of acceptance, ``[K, chains, *batch]``.
+    """
+    n = len(probabilities)
+    column = (-1, *[1] * (probabilities.ndim - 1))
+    uniform = torch.rand(probabilities.shape, generator=rng, dtype=probabilities.dtype, device=probabilities.device)
+    rungs = torch.arange(n + 1, device=probabilities.device)
+    accepted = ((uniform < probabilities) & (rungs[:n] % 2 == parity).reshape(column)).long()
+    none = torch.zeros_like(accepted[:1])
+    return rungs.reshape(column) + torch.cat([accepted, none]) - torch.cat([none, accepted])
+
+
+def exchanged(values: Tensor, source: Tensor) -> Tensor:
+    """Values ``[K + 1, chains, *batch]``, or with one more dimension, rearranged as :func:`swaps` says."""
+    if values.ndim > source.ndim:
+        source = source.unsqueeze(-1).expand_as(values)
+    return values.gather(0, source)
+
+
+class Trips:
+    """Counts of replicas that reach the target from a reference, and come back.
+
+    Attributes:
+        restarts: arrivals at the target since the last visit to a reference, ``[chains, legs, *batch]``.
+        round_trips: returns to a reference after that.
+    """
+
+    def __init__(self, like: Tensor):
+        # 1 after a visit to a reference, 2 after the target was reached from there, else 0
+        self._past = torch.zeros(like.shape, dtype=torch.int8, device=like.device)
+        self.restarts = torch.zeros(like.shape[1:], dtype=torch.int64, device=like.device)
+        self.round_trips = torch.zeros_like(self.restarts)
+
+    def follow(self, source: Tensor, crossed: Tensor | None) -> None:
+        """Move the replicas' marks with their states; ``crossed [*batch]``, if any, is where the targets did."""
+        past = exchanged(self._past, source)
+        if crossed is not None:
+            past[-1] = torch.where(crossed, past[-1].flip(1), past[-1])
+        # not in place: who counts a part of a run keeps the earlier counts
+        self.restarts = self.restarts + (past[-1] == 1)
+        past[-1] = torch.where(past[-1] == 1, 2, past[-1])
+        self.round_trips = self.round_trips + (past[0] == 2)
+        past[0] = 1
+        self._past = past
+
+
+class SteppingStones:
+    """Sums, per chain and pair of neighbours, from which ``log Z(beta_{k+1}) - log Z(beta_k)`` is estimated.
+
+    With ``f = -(beta_{k+1} - beta_k) d`` at a state of ``beta_k``, ``r = (beta_{k+1} - beta_k) d`` at one of
+    ``beta_{k+1}`` and ``d = phi - psi``: forward ``log mean exp f``, backward ``-log mean exp r``, and Bennett's
+    ``c + log sum sigmoid(f - c) - log sum sigmoid(r + c)``, right for any c and best near the answer. c comes from
+    earlier states, so that sums are all that is stored.
+
+    Args:
+        betas: ``[K + 1, *batch]``.
+        centre: c, ``[K, *batch]``.
+        chains: independent chains.
+    """
+
+    def __init__(self, betas: Tensor, centre: Tensor, chains: int):
+        self.widths, self.centre = betas.diff(dim=0).unsqueeze(1), centre.unsqueeze(1)
+        shape = (len(centre), chains, *centre.shape[1:])
+        self._sums = torch.full((4, *shape), -torch.inf, dtype=torch.float64, device=betas.device)
+        self.count = 0
+
+    def add(self, differences: Tensor) -> None:
+        """Add states with these ``d``, ``[K + 1, chains, *batch]``."""
+        # an infinite difference over no distance is none
+        forward = torch.where(self.widths > 0, -self.widths * differences[:-1], 0.0)
+        reverse = torch.where(self.widths > 0, self.widths * differences[1:], 0.0)
+        bennett = logsigmoid(forward - self.centre), logsigmoid(reverse + self.centre)
+        new = torch.stack([forward, reverse, *bennett])
+        torch.logaddexp(self._sums, new, out=self._sums)
+        self.count += 1
+
+    @property
+    def bennett(self) -> Tensor:
+        """Bennett's estimate for every pair from all chains, ``[K, *batch]``."""
+        _, _, up, down = self._sums.logsumexp(2)
+        return self.centre.squeeze(1) + up - down
+
+    def estimates(self, powers: Tensor) -> dict[str, Estimate]:
+        """Estimates ``forward``, ``backward`` and ``bennett`` of log Z, with jackknife errors over the chains.
+
+        Args:
+            powers: shares of the legs in the estimate, ``[legs, *batch]`` with sum 1; the sums are of
+                ``[K, chains, legs, *batch]``.
+        """
+        log_n = torch.full_like(self._sums[0], 0.0) + torch.tensor(float(self.count)).log()
+        forward, reverse, up, down = self._sums
+        pairs = {"forward": (forward, log_n), "backward": (log_n, reverse), "bennett": (up + self.centre, down)}
+        share = powers.expand(len(log_n), *powers.shape).flatten(0, 1)
+        # [chains, K * legs, *batch]
+        flat = {name: tuple(part.movedim(1, 0).flatten(1, 2) for part in pair) for name, pair in pairs.items()}
+        return {name: log_ratios(above, below, share) for name, (above, below) in flat.items()}
 
 
 class Sweep(NamedTuple):
@@ -27,7 +143,7 @@ class Sweep(NamedTuple):
     """``[K, chains, legs, *batch]``."""
     acceptance: Tensor
     """Of the moves above the reference, ``[K, chains, legs, *batch]``."""
-    targets: Point
+    targets: PathPoint
     """States at the target, ``[chains, legs, *batch]``."""
 
 
@@ -62,10 +178,10 @@ class Replicas:
         # whether the legs' targets change places, per problem
         self.coupled = torch.ones(betas.shape[2:], dtype=torch.bool, device=betas.device)
 
-    def rebase(self, mean: Tensor, covariance: Tensor, which: Tensor) -> None:
-        """Another base, as :meth:`Legs.rebase`, with the replicas where they are."""
+    def refit(self, draws: Tensor) -> None:
+        """Another base, as :meth:`Legs.refit`, with the replicas where they are."""
         x = self.legs.base.unwhiten(self.point.v)
-        self.legs.rebase(mean, covariance, which)
+        self.legs.refit(draws)
         self.point = self.legs.at(self.legs.base.whiten(x))
 
     def sweep(self, target_acceptance: float | None) -> Sweep:
@@ -74,25 +190,25 @@ class Replicas:
         Args:
             target_acceptance: what the step sizes are adapted to; None leaves them.
         """
-        upper = Point(*(part[1:] for part in self.point))
+        upper = PathPoint(*(part[1:] for part in self.point))
         move = self.legs.move(upper, self.betas[1:, None], self.step_sizes[1:, None], self.n_steps, self.rng)
-        point = Point(*(torch.cat([old[:1], new]) for old, new in zip(self.point, move.point, strict=True)))
+        point = PathPoint(*(torch.cat([old[:1], new]) for old, new in zip(self.point, move.point, strict=True)))
         if target_acceptance is not None:
             error = move.acceptance.mean(1) - target_acceptance
-            self.step_sizes[1:] *= (_GAIN * error).exp()
+            self.step_sizes[1:] *= (TUNING.gain * error).exp()
         differences = self.legs.difference(point)
         probabilities = swap_log_ratios(self.betas, differences).clamp_max(0).exp()
         source = swaps(probabilities, 0, self.rng)
         # a replica goes two temperatures a sweep: swaps cost no gradient
         after = swap_log_ratios(self.betas, exchanged(differences, source)).clamp_max(0).exp()
         source = exchanged(source, swaps(after, 1, self.rng))
-        targets = Point(*(part[-1] for part in point))
+        targets = PathPoint(*(part[-1] for part in point))
         crosses = self.legs.count == 2
-        self.point = self._renewed(Point(*(exchanged(part, source) for part in point)), crosses)
+        self.point = self._renewed(PathPoint(*(exchanged(part, source) for part in point)), crosses)
         self.trips.follow(source, self.coupled if crosses else None)
         return Sweep(differences, probabilities, move.acceptance, targets)
 
-    def _renewed(self, point: Point, crosses: bool) -> Point:
+    def _renewed(self, point: PathPoint, crosses: bool) -> PathPoint:
         """The references drawn anew and, if the targets change places, each evaluated on the other's leg."""
         v = [self.legs.draws(self.chains, self.rng)]
         if crosses:
@@ -102,7 +218,7 @@ class Replicas:
         for old, new in zip(point, fresh, strict=True):
             old[0] = new[0]
         if crosses:
-            there, here = (Point(*(part[-1] for part in whole)) for whole in (fresh, point))
+            there, here = (PathPoint(*(part[-1] for part in whole)) for whole in (fresh, point))
             for old, new in zip(point, there.where(self.coupled.expand(here.energy.shape), here), strict=True):
                 old[-1] = new
         return point
@@ -116,10 +232,9 @@ class Round:
         keep: draws of x per chain and leg.
         thin: sweeps per draw.
         tunes: whether to sum up how far the references are from the target.
-        moments: whether to sum up the moments of the states at the target, for a new base.
     """
 
-    def __init__(self, replicas: Replicas, keep: int = 0, thin: int = 1, *, tunes: bool = False, moments: bool = False):
+    def __init__(self, replicas: Replicas, keep: int = 0, thin: int = 1, *, tunes: bool = False):
         legs, betas, chains = replicas.legs, replicas.betas, replicas.chains
         self.legs, self.betas, self.chains, self.thin, self.sweeps = legs, betas, chains, thin, 0
         self.stones = SteppingStones(betas, replicas.centre, chains)
@@ -127,7 +242,6 @@ class Round:
         self._swaps = torch.zeros_like(betas[1:])
         self._acceptance = torch.zeros_like(betas[1:])
         self._tunes, self._at_target = tunes, torch.zeros_like(betas[0])
-        self.moments = HalfMoments(replicas.point.v[-1]) if moments else None
         self._draws = legs.base.mean.new_empty(chains, keep, *legs.base.mean.shape)
         self.kept = 0
 
@@ -138,11 +252,14 @@ class Round:
         if self._tunes:
             self._at_target += self.legs.at_last(sweep.targets).mean(0)
         self.sweeps += 1
-        if self.moments is not None:
-            self.moments.add(self.legs.base.unwhiten(sweep.targets.v))
         if self.sweeps % self.thin == 0 and self.kept < self._draws.shape[1]:
             self._draws[:, self.kept] = self.legs.base.unwhiten(sweep.targets.v)
             self.kept += 1
+
+    @property
+    def draws(self) -> Tensor:
+        """States at the target that were kept, those of both legs in turn: ``[chains, draws, *batch, D]``."""
+        return self._draws[:, : self.kept].flatten(1, 2)
 
     @property
     def rejections(self) -> Tensor:
@@ -160,8 +277,7 @@ class Round:
     def outcome(self, powers: Tensor, pilot_evaluations: int, interrupted: bool) -> Outcome:
         """Estimates and diagnostics; ``powers [legs, *batch]`` are the shares of the legs."""
         estimates = self.stones.estimates(powers)
-        # [chains, draws, legs, *batch, D]: those of both legs in turn
-        draws = self._draws[:, : self.kept].flatten(1, 2)
+        draws = self.draws
         rejections = self.rejections
         restarts, round_trips = (
             (now - before).sum(1)

@@ -1,23 +1,26 @@
-"""Simulated tempering (Marinari and Parisi 1992): chains over x and one of K + 1 temperatures."""
+"""Simulated tempering (Marinari and Parisi 1992), and importance tempering, which weights its states otherwise."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 from torch import Tensor
 
 from ...arguments import choice, whole_number
-from .. import schedules
-from ..pilot import Pilot
-from ..plan import tuned_betas
-from .barrier import interpolated_rows
-from .ladder import EvenLadder, Ladder, LadderChain, ListedLadder, even_knots, interpolated, is_even
+from ...errors import ArgumentError, EvidenceError
+from ...progress import Progress
+from ...settings import Settings
+from ..estimators import log_ratio
+from ..method import EstimateStatus, Outcome
+from ..path import AnnealedPath
+from ..plan import TUNED, Pilot, check_temperatures, interpolated, values_of
+from .gibbs import LadderChain
+from .temperatures import Ladder, ListedLadder
 from .tempering import Tempering
 
-__all__ = ["SimulatedTempering"]
-
-# Segments along which the prior weights of even temperatures follow the pilot; a draw costs time per segment.
-_SEGMENTS = 16
+__all__ = ["ImportanceTempering", "SimulatedTempering"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,33 +32,24 @@ class SimulatedTempering(Tempering):
     x has weight ``p(K | x)``, whatever its temperature.
 
     Args:
-        draws: states kept per chain.
-        warmup: states discarded before them.
-        n_steps: leapfrog steps per state.
-        step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per temperature and
-            problem on a pilot.
-        log_zeta: guess of log Z, as in :class:`GibbsTempering`.
-        thin: states per draw of x in the result; the estimates use all states.
-        target_acceptance: mean acceptance probability that step sizes are adapted to.
+        draws, warmup, n_steps, step_size, log_zeta, thin, target_acceptance: as in :class:`GibbsTempering`.
         pilot_temperatures: temperatures of the annealing run that tunes step sizes and prior weights and starts the
             chains.
-        temperatures: K. With even temperatures it affects neither time nor memory: k given x is a mixture of a few
-            geometric distributions.
-        schedule: ``"linear"`` (even), ``"sigmoid"``, ``"equalised"`` and ``"barrier"`` as in :class:`AIS`, a function
-            of K, or the K + 1 values themselves, which then set K. With uneven temperatures a draw of k takes time
-            proportional to K.
+        temperatures: K.
+        schedule: ``"linear"`` (even), ``"sigmoid"`` and ``"barrier"`` as in :class:`AIS`, a function
+            of K, or the K + 1 values themselves, which then set K.
         weights: ``"pilot"``, g such that all temperatures are visited equally often, by the pilot's estimates of
             ``log Z(beta_k)``; ``"equal"``, all of them 1. They are frozen, and affect speed, not correctness.
     """
 
-    temperatures: int = 1000
+    temperatures: int = 100
     schedule: str | Tensor | Callable[[int], Tensor] = "linear"
     weights: Literal["pilot", "equal"] = "pilot"
 
     def __post_init__(self):
         super().__post_init__()
         whole_number("SimulatedTempering", "temperatures", self.temperatures)
-        schedules.check("SimulatedTempering", self.schedule, self.temperatures, schedules.TUNED)
+        check_temperatures("SimulatedTempering", self.schedule, self.temperatures)
         choice("SimulatedTempering", "weights", self.weights, ("pilot", "equal"))
 
     def _chain(self, path, pilot, log_zeta, point, rng):
@@ -68,18 +62,95 @@ class SimulatedTempering(Tempering):
 
     def _ladder(self, pilot: Pilot, log_zeta: Tensor) -> Ladder:
         """``h_k = log g_k - beta_k log zeta``, which is ``-log Z(beta_k)`` for the pilot's weights."""
-        known = pilot.betas.reshape(-1, *[1] * log_zeta.ndim) * log_zeta
+        at = pilot.columns
+        known = at * log_zeta
         if self.weights == "pilot":
             # the pilot's curve, tilted to end at the guess; flat where all its weights were zero
             curve = pilot.log_z_path.nan_to_num(0.0, 0.0, 0.0)
-            known = curve + known - pilot.betas.reshape(-1, *[1] * log_zeta.ndim) * curve[-1]
-        if schedules.is_tuned(self.schedule):
-            own = tuned_betas(self.schedule, self.temperatures, pilot)
-            at = pilot.betas.reshape(-1, *[1] * log_zeta.ndim).expand_as(known).contiguous()
-            return ListedLadder(own, -interpolated_rows(own, at, known.expand_as(at).contiguous()))
-        own = schedules.values_of("SimulatedTempering", self.schedule, self.temperatures).to(log_zeta.device)
-        if not is_even(own):
-            return ListedLadder(own, -interpolated(own, pilot.betas, known))
-        n = len(own) - 1
-        knots = even_knots(n, pilot.betas, _SEGMENTS) if self.weights == "pilot" else own.new_tensor([0, n]).long()
-        return EvenLadder(n, knots, -interpolated(knots.double() / n, pilot.betas, known))
+            known = curve + known - at * curve[-1]
+        if isinstance(self.schedule, str) and self.schedule == TUNED:
+            own = pilot.barrier(self.temperatures)
+            return ListedLadder(own, -interpolated(own, at, known))
+        own = values_of("SimulatedTempering", self.schedule, self.temperatures).to(log_zeta.device)
+        columns = own.reshape(-1, *[1] * log_zeta.ndim).expand(-1, *log_zeta.shape)
+        return ListedLadder(own, -interpolated(columns, at, known))
+
+
+@dataclass(frozen=True, eq=False)
+class ImportanceTempering(Settings):
+    """Simulated tempering whose states are weighted by temperature: beside :class:`SimulatedTempering`, for comparison.
+
+    A state x at ``beta_k`` has the weight ``w = p(K | x)/p(k | x)``, whose mean over states at any k is the share of
+    the target's temperature: ``log Z = log zeta + log sum_k l_k sum_{n at k} w_n - log #(states at 0)``, for any
+    shares l of sum 1, consistent (T (5.54), T (5.55)). :class:`SimulatedTempering` averages over the temperature
+    instead (math 6.8), which has less variance: its estimate from these states is the diagnostic ``tempering_log_z``.
+
+    Args:
+        tempering: runs the chains, at 500 temperatures or fewer; None for 20 on the sigmoid schedule.
+        shares: ``"ess"``, ``l_k`` proportional to the effective sample size of the weights at k, or ``"equal"``, the
+            naive estimator T (5.56).
+    """
+
+    tempering: SimulatedTempering | None = None
+    shares: str = "ess"
+
+    def __post_init__(self):
+        choice("ImportanceTempering", "shares", self.shares, ("ess", "equal"))
+        if not isinstance(self.tempering, SimulatedTempering | None):
+            raise ArgumentError(
+                f"ImportanceTempering(tempering={self.tempering!r}): must be a SimulatedTempering or None"
+            )
+        if (
+            self.tempering is not None
+            and isinstance(self.tempering.schedule, str)
+            and self.tempering.temperatures > 500
+        ):
+            raise ArgumentError(
+                f"ImportanceTempering(tempering=...): {self.tempering.temperatures} temperatures have few states each; "
+                "use 500 or fewer"
+            )
+
+    @property
+    def status(self) -> EstimateStatus:
+        return "consistent"
+
+    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        tempering = self.tempering or SimulatedTempering(temperatures=20, schedule="sigmoid")
+        record, spent = tempering.recorded(path, chains, rng, progress)
+        outcome = record.outcome(spent)
+        assert record.log_prior is not None
+        h_last, h_own = record.log_prior(torch.ones_like(record.beta)), record.log_prior(record.beta)
+        # phi - psi, from the odds of the two ends
+        difference = h_last - (record.log_w1 - record.log_w0)
+        log_w = h_last - h_own - (1 - record.beta.double()) * difference
+        betas = record.beta.unique()
+        inside = torch.stack([record.beta == beta for beta in betas])
+        # [temperatures, chains, *batch]
+        sums = torch.where(inside, log_w, -math.inf).logsumexp(2)
+        share = self._shares(inside, log_w)
+        at_base = (record.beta == 0).sum(1).double()
+        if (at_base.sum(0) == 0).any():
+            raise EvidenceError(
+                "ImportanceTempering(): no chain visited the base: use fewer temperatures, or more draws"
+            )
+        estimate = log_ratio((share.log().unsqueeze(1) + sums).logsumexp(0), at_base.log())
+        estimate = estimate._replace(log_z=record.log_zeta + estimate.log_z)
+        # every temperature's weights sum to its share
+        scale = share.log() - (sums.logsumexp(1) if self.shares == "ess" else 0.0)
+        scale = torch.where(share > 0, scale, -math.inf)
+        log_weights = (torch.where(inside, log_w, -math.inf) + scale.unsqueeze(1).unsqueeze(1)).amax(0)
+        diagnostics = outcome.diagnostics | {"tempering_log_z": outcome.estimate.log_z}
+        thin = record.thin
+        return outcome._replace(
+            estimate=estimate, log_weights=log_weights[:, thin - 1 :: thin], diagnostics=diagnostics
+        )
+
+    def _shares(self, inside: Tensor, log_w: Tensor) -> Tensor:
+        """``l``, ``[temperatures, *batch]``; 0 for a temperature that was not visited."""
+        visited = inside.any(2).any(1)
+        if self.shares == "equal":
+            share = visited.double()
+        else:
+            logs = torch.where(inside, log_w, -math.inf).flatten(1, 2)
+            share = torch.where(visited, (2 * logs.logsumexp(1) - (2 * logs).logsumexp(1)).exp().nan_to_num(0.0), 0.0)
+        return share / share.sum(0)

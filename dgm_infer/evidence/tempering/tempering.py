@@ -1,8 +1,8 @@
-"""The common part of the tempering methods: chains over x and a temperature (T 5)."""
+"""The common part of the tempering methods: chains over x and a temperature, and the record of their states (T 5)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -11,18 +11,131 @@ from ...arguments import choice, finite, fraction, optional_positive, whole_numb
 from ...errors import ArgumentError, EvidenceError
 from ...progress import Progress
 from ...settings import Settings
-from ..importance import importance_log_z
+from ..estimators import Estimate, largest_share, log_mean, log_ratio, weight_ess
 from ..method import EstimateStatus, Outcome, check_held
-from ..path import AnnealedPath, Point
-from ..pilot import Pilot, anneal_pilot
-from .record import Record, TemperedState
+from ..path import AnnealedPath, PathPoint
+from ..plan import Pilot, anneal_pilot
 
-__all__ = ["TemperedChain", "Tempering", "draw_beta"]
+__all__ = ["Record", "TemperedChain", "TemperedState", "Tempering", "base_check"]
 
-# Draws of the base for a first guess of log Z.
+
+class TemperedState(NamedTuple):
+    """State of the chains after one transition."""
+
+    point: PathPoint
+    beta: Tensor
+    """``[chains, *batch]``, float64."""
+    acceptance: Tensor
+    log_ends: tuple[Tensor, Tensor]
+    """Logs of ``p(1 | x)`` and ``p(0 | x)`` up to one constant, float64."""
+
+
+class Record:
+    """Sums over the states of the chains."""
+
+    def __init__(self, path: AnnealedPath, log_zeta: Tensor, chains: int, draws: int, thin: int):
+        shape = (chains, draws, *path.batch_shape)
+        mean = path.base.mean
+        self.path, self.log_zeta, self.thin = path, log_zeta, thin
+        self.log_w1 = torch.empty(shape, dtype=torch.float64, device=mean.device)
+        self.log_w0 = torch.empty_like(self.log_w1)
+        self.beta = torch.empty(shape, dtype=torch.float32, device=mean.device)
+        self.kept = mean.new_empty(chains, draws // thin, *mean.shape)
+        self.acceptance = torch.zeros_like(self.log_w1[:, 0])
+        self.first = torch.zeros(chains, *mean.shape, dtype=torch.float64, device=mean.device)
+        self.second = torch.zeros_like(self.first)
+        self.last_end = torch.full(self.acceptance.shape, -1, dtype=torch.int8, device=mean.device)
+        self.crossings = torch.zeros_like(self.last_end, dtype=torch.int32)
+        self.count = 0
+        self.interrupted = False
+        # log prior weights of discrete temperatures
+        self.log_prior: Callable[[Tensor], Tensor] | None = None
+
+    def add(self, state: TemperedState) -> None:
+        i = self.count
+        (self.log_w1[:, i], self.log_w0[:, i]), self.beta[:, i] = state.log_ends, state.beta
+        if (i + 1) % self.thin == 0:
+            self.kept[:, i // self.thin] = self.path.base.unwhiten(state.point.v)
+        self.acceptance += state.acceptance
+        weight, v = state.log_ends[1].exp().unsqueeze(-1), state.point.v.double()
+        self.first += weight * v
+        self.second += weight * v.square()
+        cold, hot = state.beta > 0.9, state.beta < 0.1
+        self.crossings += (cold & (self.last_end == 0)) | (hot & (self.last_end == 1))
+        self.last_end[cold], self.last_end[hot] = 1, 0
+        # last, so that what is counted is there whenever an interrupt comes
+        self.count = i + 1
+
+    def end_early(self) -> None:
+        """Drop the room for states that were not made: the estimates are consistent at every length."""
+        n, self.interrupted = self.count, True
+        self.log_w1, self.log_w0, self.beta = self.log_w1[:, :n], self.log_w0[:, :n], self.beta[:, :n]
+        self.kept = self.kept[:, : n // self.thin]
+
+    def estimate(self) -> Estimate:
+        w1, w0 = self.log_w1[:, : self.count], self.log_w0[:, : self.count]
+        ratio = log_ratio(w1.logsumexp(1), w0.logsumexp(1))
+        return ratio._replace(log_z=self.log_zeta + ratio.log_z)
+
+    def outcome(self, pilot_evaluations: int) -> Outcome:
+        w1, w0 = self.log_w1, self.log_w0
+        tenths = (self.beta * 10).clamp(0, 9).to(torch.int64)
+        occupancy = torch.stack([(tenths == b).double().mean((0, 1)) for b in range(10)])
+        diagnostics = {
+            "ess": weight_ess(w1.flatten(0, 1)),
+            "max_weight_share": largest_share(w1.flatten(0, 1)),
+            "base_ess": weight_ess(w0.flatten(0, 1)),
+            "beta_occupancy": occupancy,
+            "round_trips": (self.crossings // 2).sum(0),
+            "acceptance": (self.acceptance / self.count).mean(0),
+            "log_zeta": self.log_zeta,
+            **base_check(self.first, self.second, w0.exp().sum(1)),
+        }
+        log_weights = w1[:, self.thin - 1 :: self.thin]
+        return Outcome(self.estimate(), self.kept, log_weights, diagnostics, pilot_evaluations, self.interrupted)
+
+
+def base_check(first: Tensor, second: Tensor, weight: Tensor) -> dict[str, Tensor]:
+    """Compare weighted moments at the base's end with those of a standard normal, in whitened coordinates.
+
+    ``base_mean_error`` and ``base_sd_error`` are root mean squares over coordinates, in standard deviations of the
+    base, and ``base_moment_error`` is the larger of them; ``base_moment_z`` is the error in standard errors, from the
+    spread over chains: about 1 if chains mix. ``base_moments_agree`` if the error is below 0.3 and z below 4; an error
+    of 0.3 is that of about eleven independent draws.
+
+    Args:
+        first, second: ``sum_n w0 v`` and ``sum_n w0 v^2`` per chain, ``[chains, *batch, D]``.
+        weight: ``sum_n w0``, ``[chains, *batch]``.
+    """
+    chains = len(weight)
+    total = weight.sum(0).unsqueeze(-1)
+    share = weight.unsqueeze(-1) / (total / chains)
+
+    def moment(sums: Tensor) -> tuple[Tensor, Tensor]:
+        mean = sums.sum(0) / total
+        residual = sums / (total / chains) - mean * share
+        spread = residual.square().sum(0) / (max(chains - 1, 1) * chains)
+        return mean, spread
+
+    mean, mean_spread = moment(first)
+    square, square_spread = moment(second)
+    variance_error = square - mean.square() - 1
+    mean_error = mean.square().mean(-1).sqrt()
+    sd_error = ((square - mean.square()).clamp_min(0).sqrt() - 1).square().mean(-1).sqrt()
+    z_mean = mean_error / mean_spread.mean(-1).sqrt()
+    z_square = (variance_error.square().mean(-1) / square_spread.mean(-1)).sqrt()
+    error, z = torch.maximum(mean_error, sd_error), torch.maximum(z_mean, z_square)
+    return {
+        "base_mean_error": mean_error,
+        "base_sd_error": sd_error,
+        "base_moment_error": error,
+        "base_moment_z": z,
+        "base_moments_agree": (error < 0.3) & (z < 4),
+    }
+
+
+# Draws of the base for a first guess of log Z; ten times as many must have a density.
 _GUESS = 100
-# Draws of the base at which the target must have a density, in batches of _GUESS.
-_INSIDE = 1000
 _NO_DENSITY = (
     "the target has zero density at {share} of the base's draws, to which tempering cannot give weights: use AIS or "
     "ImportanceSampling, or a base inside the target's support"
@@ -68,20 +181,11 @@ class Tempering(Settings):
         """All states of the chains, and the gradient evaluations spent on tuning."""
         check_held(self, path, **self._held(path, chains))
         progress.expect(self.pilot_temperatures + self.warmup + self.draws)
-        pilot = anneal_pilot(
-            path,
-            max(chains, 4),
-            rng,
-            temperatures=self.pilot_temperatures,
-            n_steps=self.n_steps,
-            target_acceptance=self.target_acceptance,
-            step_size=self.step_size,
-            progress=progress,
-        )
+        pilot = anneal_pilot(path, chains, rng, self, self.n_steps, progress)
         log_zeta = self._log_zeta(path, pilot, rng)
         # start at all temperatures: chains that do not travel then disagree, as their spread shows
         start = torch.linspace(0, len(pilot.point.v) - 1, chains, device=pilot.point.v.device).long()
-        point = Point(*(part[start] for part in pilot.point))
+        point = PathPoint(*(part[start] for part in pilot.point))
         if not point.energy.isfinite().all():
             raise EvidenceError(_NO_DENSITY.format(share="some"))
         chain = self._chain(path, pilot, log_zeta, point, rng)
@@ -115,7 +219,8 @@ class Tempering(Settings):
         Raises:
             EvidenceError: the target has zero density at draws of the base.
         """
-        guess, _ = importance_log_z(path, _GUESS, rng)
+        log_weights = -path.differences(path.draws(_GUESS, rng))
+        guess = log_mean(log_weights).log_z
         lost = self._outside(path, pilot, rng)
         if (lost > 0).any():
             raise EvidenceError(_NO_DENSITY.format(share=f"{100 * lost.max().item():.2g} %"))
@@ -132,11 +237,11 @@ class Tempering(Settings):
         """
         # a generator of its own: the run's random numbers do not depend on how many are drawn here
         own = torch.Generator(rng.device).manual_seed(rng.initial_seed() + 1)
-        shares = [importance_log_z(path, _GUESS, own)[1] for _ in range(_INSIDE // _GUESS)]
-        return torch.stack([*shares, pilot.log_weights.isneginf().double().mean(0)]).mean(0)
+        parts = [path.differences(path.draws(_GUESS, own)).isposinf() for _ in range(10)]
+        return torch.cat([*parts, pilot.log_weights.isneginf()]).double().mean(0)
 
     def _chain(
-        self, path: AnnealedPath, pilot: Pilot, log_zeta: Tensor, point: Point, rng: torch.Generator
+        self, path: AnnealedPath, pilot: Pilot, log_zeta: Tensor, point: PathPoint, rng: torch.Generator
     ) -> "TemperedChain":
         raise NotImplementedError
 
@@ -170,15 +275,3 @@ def _fitting(name: str, log_zeta: float | Tensor, like: Tensor) -> Tensor:
             f"{name}(log_zeta of shape {tuple(torch.as_tensor(log_zeta).shape)}): expected a number or "
             f"{tuple(like.shape)}"
         ) from None
-
-
-def draw_beta(delta: Tensor, rng: torch.Generator) -> Tensor:
-    """An exact draw of ``beta`` given x: exponential with rate Delta, truncated to [0, 1].
-
-    With ``a = |Delta|``, ``t = -log1p(U expm1(-a))/a`` (``t = U`` when a < 1e-8), and beta is t where Delta >= 0, else
-    ``1 - t``.
-    """
-    uniform = torch.rand(delta.shape, generator=rng, dtype=delta.dtype, device=delta.device)
-    a = delta.abs()
-    t = torch.where(a < 1e-8, uniform, -(uniform * torch.expm1(-a)).log1p() / a.clamp_min(1e-8))
-    return torch.where(delta >= 0, t, 1 - t)

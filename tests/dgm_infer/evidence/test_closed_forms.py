@@ -9,7 +9,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.evidence import annealing
 from dgm_infer.evidence.path import AnnealedPath, Move
-from dgm_infer.evidence.tempering import continuous, gibbs, record
+from dgm_infer.evidence.tempering import continuous, temperatures
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
 from tests.mistakes import anneal_with_weights_after_the_move
 from tests.oracles import FLOAT
@@ -23,7 +23,7 @@ TARGETS = {
 }
 METHODS = {
     "AIS": dgm.AIS(),
-    "AIS, equalised": dgm.AIS(schedule="equalised"),
+    "AIS, barrier": dgm.AIS(schedule="barrier"),
     "AIS, linear": dgm.AIS(schedule="linear"),
     "Hamiltonian AIS": dgm.evidence.HamiltonianAIS(500),
     "Gibbs tempering": dgm.GibbsTempering(),
@@ -213,8 +213,8 @@ def test_control_weights_of_the_state_after_the_move_are_noticed(monkeypatch):
 
 @pytest.mark.slow
 def test_control_weights_of_the_two_ends_swapped_are_noticed(monkeypatch):
-    right = record.log_weights_at_ends
-    monkeypatch.setattr(record, "log_weights_at_ends", lambda delta: right(delta)[::-1])
+    right = temperatures.log_weights_at_ends
+    monkeypatch.setattr(temperatures, "log_weights_at_ends", lambda delta: right(delta)[::-1])
     known = known_gaussian(10, (3,))
     for method in (dgm.GibbsTempering(log_zeta=-3.7, **SHORT), dgm.ContinuousTempering(log_zeta=-3.7, **SHORT)):
         assert_wrong(run(known, method), known)
@@ -222,14 +222,14 @@ def test_control_weights_of_the_two_ends_swapped_are_noticed(monkeypatch):
 
 @pytest.mark.slow
 def test_control_a_sum_of_ratios_is_noticed(monkeypatch):
-    right = record.log_weights_at_ends
+    right = temperatures.log_weights_at_ends
 
     def sum_of_ratios(delta):
         w1, w0 = right(delta)
         return w1 - w0, torch.zeros_like(w0)
 
     known = known_gaussian(10, (3,))
-    monkeypatch.setattr(record, "log_weights_at_ends", sum_of_ratios)
+    monkeypatch.setattr(temperatures, "log_weights_at_ends", sum_of_ratios)
     assert_wrong(run(known, dgm.GibbsTempering(**SHORT)), known)
 
 
@@ -242,7 +242,7 @@ def test_control_temperatures_of_the_wrong_law_are_noticed(monkeypatch):
     # a guess of log Z that is off makes the law of beta given x far from uniform
     method = dgm.GibbsTempering(log_zeta=-1.0, n_steps=2, **SHORT)
     assert standard_errors_off(run(known, method), known).abs().max() <= 5
-    monkeypatch.setattr(gibbs, "draw_beta", uniform)
+    monkeypatch.setattr(temperatures, "draw_beta", uniform)
     assert_wrong(run(known, method), known)
 
 

@@ -73,7 +73,7 @@ SECOND: dict[str, tuple[dict[str, Any], str, str]] = {
     "restarts": (
         {"restarts": torch.tensor([30.0, 0.5])},
         "misleading",
-        "chains came to the target anew only 0.5 times each of problem 1",
+        "only 0.5 restarts per chain reached the target of problem 1",
     ),
     "no round trip": (
         {"round_trips": torch.tensor([40, 0]), "base_moments_agree": torch.tensor([True, False])},

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.evidence import hamiltonian_bound
+from dgm_infer.evidence import lower_bounds
 from dgm_infer.evidence.path import AnnealedPath
 from tests.known_evidence import known_bimodal
 from tests.oracles import FLOAT
@@ -43,14 +43,14 @@ def test_it_is_tighter_than_the_bound_of_its_base_and_never_above_log_z(fitted):
 
 
 def test_control_a_flow_that_forgets_its_momentum_is_above_log_z(fitted, monkeypatch):
-    fly = hamiltonian_bound._fly
+    fly = lower_bounds._fly
 
     def without(path, flow, v, noise, evaluate):
         # as if what the momentum gained were the target's
         end = fly(path, flow, v, noise, evaluate)
         return end._replace(log_weights=end.log_weights + 0.5 * noise.square().sum(-1))
 
-    monkeypatch.setattr(hamiltonian_bound, "_fly", without)
+    monkeypatch.setattr(lower_bounds, "_fly", without)
     flown = run(fitted, dgm.evidence.HamiltonianElbo(fit_steps=40))
     assert (flown.log_z > fitted[1] + 5 * flown.std_error).any()
 
@@ -60,7 +60,7 @@ def moving(path, n_steps=3):
     mean = path.base.mean
     log_step = torch.linspace(-2.2, -1.6, n_steps, dtype=FLOAT).reshape(-1, *[1] * mean.ndim).expand(-1, *mean.shape)
     beta = torch.full_like(mean[..., 0], 0.3)
-    return hamiltonian_bound._Flow(log_step, 0.1 + 0 * mean, 0.2 + 0 * mean, beta, n_steps)
+    return lower_bounds._Flow(log_step, 0.1 + 0 * mean, 0.2 + 0 * mean, beta, n_steps)
 
 
 def test_weights_of_the_ends_are_those_of_the_target():
@@ -70,7 +70,7 @@ def test_weights_of_the_ends_are_those_of_the_target():
     rng = torch.Generator().manual_seed(0)
     flow = moving(path)
     v, noise = path.draws(50000, rng), path.normal(50000, rng)
-    end = hamiltonian_bound._fly(path, flow, v, noise, hamiltonian_bound._evaluated)
+    end = lower_bounds._fly(path, flow, v, noise, lower_bounds._evaluated)
     assert (end.v - v).abs().mean() > 0.3
     weights = (end.log_weights - log_z).exp()
 
@@ -91,10 +91,8 @@ def test_a_flow_that_stays_is_the_plain_bound():
     path = AnnealedPath(known.target, known.base)
     rng = torch.Generator().manual_seed(0)
     v, noise = path.draws(50, rng), path.normal(50, rng)
-    still = hamiltonian_bound._Flow.still(known.base.mean, 3)._replace(
-        log_step=torch.full((3, 2), -math.inf, dtype=FLOAT)
-    )
-    end = hamiltonian_bound._fly(path, still, v, noise, hamiltonian_bound._evaluated)
+    still = lower_bounds._Flow.still(known.base.mean, 3)._replace(log_step=torch.full((3, 2), -math.inf, dtype=FLOAT))
+    end = lower_bounds._fly(path, still, v, noise, lower_bounds._evaluated)
     torch.testing.assert_close(end.log_weights, -path.differences(v))
 
 

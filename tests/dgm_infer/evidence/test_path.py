@@ -7,8 +7,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence.path import AnnealedPath
-from dgm_infer.evidence.pilot import StepSizes, anneal_pilot
-from dgm_infer.evidence.schedules import equalised, linear, sigmoid
+from dgm_infer.evidence.plan import StepSizes, anneal_pilot, equal_distances, even_schedule, sigmoid
 from dgm_infer.progress import Progress
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT, compare
@@ -124,7 +123,7 @@ def test_one_gradient_a_leapfrog_step_and_none_between_temperatures():
 # ------------------------------------------------------------------------------------------- schedules and pilots
 
 
-@pytest.mark.parametrize("schedule", [linear, sigmoid])
+@pytest.mark.parametrize("schedule", [even_schedule, sigmoid])
 def test_schedules_rise_from_0_to_1(schedule):
     for n in (1, 2, 50):
         betas = schedule(n)
@@ -136,11 +135,12 @@ def test_schedules_rise_from_0_to_1(schedule):
     assert sigmoid(100).diff()[0] < 0.3 * sigmoid(100).diff()[50]
 
 
-def test_an_equalised_schedule_makes_the_steps_alike():
+def test_a_schedule_at_equal_distances_makes_the_steps_alike():
     betas = sigmoid(400)
     # sd of Delta 1/(0.05 + beta) for one problem, constant for the other
     sd = torch.stack([1 / (0.05 + betas), torch.full_like(betas, 3.0)], -1)
-    schedule = equalised(40, betas, sd.square())
+    lengths = 0.5 * (sd[1:] + sd[:-1]) * betas.diff().unsqueeze(-1)
+    schedule = equal_distances(40, betas.unsqueeze(-1).expand(-1, 2), lengths)
     assert schedule.shape == (41, 2)
     assert (schedule[0] == 0).all()
     assert (schedule[-1] == 1).all()
@@ -154,7 +154,7 @@ def test_an_equalised_schedule_makes_the_steps_alike():
     # the least that 40 steps can have is the squared length of the path over 40
     least = math.log(1.05 / 0.05) ** 2 / 40
     assert variance(schedule[:, 0]) < 1.25 * least
-    assert variance(linear(40)) > 1.8 * least
+    assert variance(even_schedule(40)) > 1.8 * least
     assert variance(sigmoid(40)) > 1.3 * least
 
 
@@ -171,7 +171,7 @@ def test_a_pilot_finds_step_sizes_that_are_accepted_as_asked_at_every_temperatur
     target = dgm.Target(lambda x: 0.5 * (scales.unsqueeze(-1) * x).square().sum(-1), 8, (3,))
     path = AnnealedPath(target, dgm.Gaussian(torch.zeros(3, 8, dtype=FLOAT), 1.0))
     rng = torch.Generator().manual_seed(5)
-    pilot = anneal_pilot(path, 64, rng, temperatures=100, n_steps=5, target_acceptance=0.8, progress=Progress(False))
+    pilot = anneal_pilot(path, 64, rng, dgm.AIS(pilot_temperatures=100), 5, Progress(False))
     last = pilot.step_sizes.at(torch.ones(3))
     torch.testing.assert_close(last[0] / last, scales, rtol=0.35, atol=0)
     for beta in (0.01, 0.3, 1.0):
@@ -187,7 +187,7 @@ def test_a_pilot_keeps_points_from_all_along_the_path():
     known = known_gaussian(10)
     path = AnnealedPath(known.target, known.base)
     rng = torch.Generator().manual_seed(6)
-    pilot = anneal_pilot(path, 4000, rng, temperatures=60, n_steps=3, target_acceptance=0.8, progress=Progress(False))
+    pilot = anneal_pilot(path, 4000, rng, dgm.AIS(pilot_temperatures=60), 3, Progress(False))
     # with a right guess of log Z these are draws of the joint density: Delta has the mean that tempering finds
     start = path.difference(pilot.point) + known.log_z
     chain = dgm.log_evidence(

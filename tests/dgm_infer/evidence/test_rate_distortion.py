@@ -10,7 +10,7 @@ from torch.distributions import Independent, Normal
 
 import dgm_infer as dgm
 import generators
-from dgm_infer.evidence.curve import CurvePoints, curve_points
+from dgm_infer.evidence.estimators import CurvePoints, curve_points
 from tests.findings import honest
 from tests.oracles import FLOAT
 
@@ -74,10 +74,12 @@ def run(x: Tensor, **options) -> dgm.evidence.RateDistortion:
         "prior": PRIOR,
         "beta": 500.0,
         "chains": 1000,
-        "temperatures": 200,
         "seed": 0,
         "progress": False,
     } | options
+    n, step_size = options.pop("temperatures", 200), options.pop("step_size", None)
+    # the default, at another number of temperatures
+    options["method"] = dgm.AIS(n, step_size=step_size, target_acceptance=0.85, pilot_temperatures=max(n // 4, 1))
     return dgm.evidence.rate_distortion(Linear(), x, **options)
 
 
@@ -167,7 +169,14 @@ def test_at_beta_one_rate_and_nll_add_up_to_the_evidence():
     covariance = decoder.weight @ decoder.weight.mT + 0.25 * torch.eye(SIZE, dtype=FLOAT)
     log_p = torch.distributions.MultivariateNormal(decoder.bias, covariance).log_prob(x)
     found = dgm.evidence.rate_distortion(
-        Noisy(), x, "nll", prior=PRIOR, chains=200, temperatures=100, seed=1, progress=False
+        Noisy(),
+        x,
+        "nll",
+        prior=PRIOR,
+        method=dgm.AIS(100, target_acceptance=0.85, pilot_temperatures=25),
+        chains=200,
+        seed=1,
+        progress=False,
     )
     assert found.beta[-1] == 1
     assert found.ess.min() > 20
@@ -203,7 +212,12 @@ def test_shipped_generators_have_a_curve(name):
     from trainers import DigitsData
 
     found = dgm.evidence.rate_distortion(
-        generators.load(name), DigitsData().held_out(2), temperatures=12, chains=4, seed=0, progress=False
+        generators.load(name),
+        DigitsData().held_out(2),
+        method=dgm.AIS(12, pilot_temperatures=6),
+        chains=4,
+        seed=0,
+        progress=False,
     )
     assert found.beta[-1] == 64 / (2 * 0.1**2)
     assert found.rate.shape == (13, 2)
@@ -245,7 +259,7 @@ def test_the_same_seed_gives_the_same_curve():
         ({"distortion": "nll"}, dgm.errors.ModelError, "no distribution"),
         ({"distortion": lambda f, x: f[..., 0], "beta": None}, dgm.errors.ArgumentError, "name the largest"),
         ({"beta": -1.0}, dgm.errors.ArgumentError, "beta"),
-        ({"betas": [0.0, 2.0, 1.0]}, dgm.errors.ArgumentError, "rises from 0"),
+        ({"beta": [0.0, 2.0, 1.0]}, dgm.errors.ArgumentError, "rises from 0"),
         ({"temperatures": 0}, dgm.errors.ArgumentError, "temperatures"),
         ({"prior": None}, dgm.errors.ModelError, "has no prior"),
         ({"prior": dgm.Logistic(4)}, dgm.errors.ModelError, "standard normal"),

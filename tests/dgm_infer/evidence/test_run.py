@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.evidence import importance
+from dgm_infer.evidence import lower_bounds
 from dgm_infer.evidence.path import AnnealedPath
-from dgm_infer.evidence.tempering.gibbs import _GibbsChain
+from dgm_infer.evidence.tempering.gibbs import LadderChain
 from tests.findings import honest
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT
@@ -20,7 +20,7 @@ pytestmark = honest
 
 QUICK = {
     "AIS": dgm.AIS(30, pilot_temperatures=20),
-    "AIS, equalised": dgm.AIS(30, "equalised", pilot_temperatures=20),
+    "AIS, barrier": dgm.AIS(30, "barrier", pilot_temperatures=20),
     "Hamiltonian AIS": dgm.evidence.HamiltonianAIS(60, pilot_temperatures=20),
     "Gibbs tempering": dgm.GibbsTempering(draws=30, warmup=10, pilot_temperatures=20),
     "continuous tempering": dgm.ContinuousTempering(draws=30, warmup=30, pilot_temperatures=20),
@@ -147,7 +147,7 @@ def test_an_interrupt_of_tempering_keeps_the_estimate_of_shorter_chains(monkeypa
     short, long = (dgm.GibbsTempering(draws=n, warmup=5, pilot_temperatures=10, thin=2) for n in (14, 40))
     expected = run(known.target, known.base, short)
     # five of the warm-up
-    stop_after(monkeypatch, _GibbsChain, "step", 5 + 14)
+    stop_after(monkeypatch, LadderChain, "step", 5 + 14)
     with pytest.warns(UserWarning, match="interrupted: estimates of 3 of 3"):
         part = run(known.target, known.base, long)
     assert part.interrupted
@@ -163,7 +163,7 @@ def test_an_interrupt_of_a_later_chunk_keeps_its_shorter_chains(monkeypatch):
     known = known_linear_gaussian((3,))
     method = dgm.GibbsTempering(draws=10, warmup=0, pilot_temperatures=10)
     whole = run(known.target, known.base, method, chunk=1)
-    stop_after(monkeypatch, _GibbsChain, "step", 10 + 4)
+    stop_after(monkeypatch, LadderChain, "step", 10 + 4)
     with pytest.warns(UserWarning, match="interrupted: estimates of 2 of 3"):
         part = run(known.target, known.base, method, chunk=1)
     assert part.log_z[0] == whole.log_z[0]
@@ -176,7 +176,7 @@ def test_an_interrupt_of_a_later_chunk_keeps_its_shorter_chains(monkeypatch):
 
 def test_an_interrupt_of_importance_sampling_keeps_the_draws_made(monkeypatch):
     known = known_gaussian(2)
-    monkeypatch.setattr(importance, "_POINTS", 40)
+    monkeypatch.setattr(lower_bounds, "_POINTS", 40)
     stop_after(monkeypatch, AnnealedPath, "normal", 3)
     with pytest.warns(UserWarning, match="interrupted"):
         part = run(known.target, known.base, dgm.evidence.ImportanceSampling(50))
@@ -196,7 +196,7 @@ def test_an_interrupt_before_any_estimate_is_an_interrupt(method, monkeypatch):
 
 def test_who_needs_a_whole_estimate_is_interrupted_too(monkeypatch):
     known = known_gaussian(2)
-    stop_after(monkeypatch, _GibbsChain, "step", 15)
+    stop_after(monkeypatch, LadderChain, "step", 15)
     with pytest.warns(UserWarning, match="interrupted"), pytest.raises(KeyboardInterrupt):
         dgm.evidence.refine_base(known.target, known.base, QUICK["Gibbs tempering"], chains=4, progress=False)
 
@@ -369,7 +369,7 @@ def test_a_target_that_computes_in_another_type_is_named():
         (lambda: dgm.evidence.HamiltonianAIS(half_life=math.inf), "half_life=inf"),
         (
             lambda: dgm.evidence.HamiltonianAIS(schedule="adaptive"),
-            "one of linear, sigmoid, equalised, barrier, a function",
+            "one of linear, sigmoid, barrier, a function",
         ),
         (lambda: dgm.evidence.ImportanceSampling(0), "samples=0"),
         (lambda: dgm.Elbo(-3), "samples=-3"),
@@ -418,7 +418,7 @@ def test_schedules_can_be_values_or_a_function():
 @pytest.mark.slow
 def test_short_pilots_will_do(temperatures):
     known = known_gaussian(2, (2,))
-    for method in (dgm.AIS(60), dgm.AIS(60, "equalised"), dgm.GibbsTempering(draws=100), dgm.ContinuousTempering()):
+    for method in (dgm.AIS(60), dgm.AIS(60, "barrier"), dgm.GibbsTempering(draws=100), dgm.ContinuousTempering()):
         method = method.replace(pilot_temperatures=temperatures)
         estimate = run(known.target, known.base, method, chains=64)
         assert ((estimate.log_z - known.log_z).abs() <= 5 * estimate.std_error).all()

@@ -6,10 +6,9 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.evidence import schedules
 from dgm_infer.evidence.path import AnnealedPath
-from dgm_infer.evidence.pilot import _mean_gap, anneal_pilot
-from dgm_infer.evidence.tempering.ladder import ListedLadder
+from dgm_infer.evidence.plan import TUNING, _mean_gap, anneal_pilot, equal_distances, sigmoid
+from dgm_infer.evidence.tempering.temperatures import ListedLadder
 from dgm_infer.progress import Progress
 from tests.known_evidence import known_gaussian
 from tests.oracles import FLOAT
@@ -34,12 +33,11 @@ def narrow_pilot():
         dgm.Target(lambda x: 0.5 * (x / SD).square().sum(-1), DIM), dgm.Gaussian(torch.zeros(DIM, dtype=FLOAT), 1.0)
     )
     rng = torch.Generator().manual_seed(1)
-    options = {"temperatures": 200, "n_steps": 5, "target_acceptance": 0.8, "progress": Progress(False)}
-    return anneal_pilot(path, 500, rng, **options)
+    return anneal_pilot(path, 500, rng, dgm.AIS(pilot_temperatures=200), 5, Progress(False))
 
 
 def test_the_pilot_measures_the_barrier_of_a_normal():
-    """Half the mean difference of d falls as the precision grows, by the constant of math 6.12."""
+    """Half the mean difference of d falls as the precision grows, by the constant of math 6.11."""
     pilot = narrow_pilot()
     rng = torch.Generator().manual_seed(2)
     precision = 1 - pilot.betas + pilot.betas / SD**2
@@ -58,13 +56,15 @@ def test_the_pilot_measures_the_barrier_of_a_normal():
 
 
 def test_temperatures_are_as_far_apart_as_the_barrier_says():
-    """Equal distances are equal ratios of the precision, in the four fifths that the pilot determines."""
-    n, betas = 40, schedules.sigmoid(2000)
+    """Equal distances are equal ratios of the precision, in the part that the pilot determines."""
+    n, betas = 40, sigmoid(2000)
     precision = 1 - betas + betas / SD**2
-    new = schedules.barrier(n, betas, 1 / precision)
+    new = equal_distances(n, betas, 0.5 * (1 / precision[1:] + 1 / precision[:-1]) * betas.diff())
     distance = (1 - new + new / SD**2).log() / math.log(1 / SD**2)
     own = torch.searchsorted(betas, new).double() / 2000
-    torch.testing.assert_close(0.8 * distance + 0.2 * own, torch.linspace(0, 1, n + 1, dtype=FLOAT), atol=2e-3, rtol=0)
+    torch.testing.assert_close(
+        (1 - TUNING.even) * distance + TUNING.even * own, torch.linspace(0, 1, n + 1, dtype=FLOAT), atol=2e-3, rtol=0
+    )
     # control: even temperatures are not
     even = torch.linspace(0, 1, n + 1, dtype=FLOAT)
     assert ((1 - even + even / SD**2).log() / math.log(1 / SD**2) - even).abs().max() > 0.3
@@ -77,7 +77,6 @@ def test_temperatures_are_as_far_apart_as_the_barrier_says():
         dgm.evidence.HamiltonianAIS(120, "barrier", pilot_temperatures=30),
         dgm.SMC(16, "barrier", 20, pilot_temperatures=30),
         dgm.SimulatedTempering(draws=200, schedule="barrier", temperatures=20, pilot_temperatures=30),
-        dgm.SimulatedTempering(draws=200, schedule="equalised", temperatures=20, pilot_temperatures=30),
     ],
     ids=lambda method: f"{type(method).__name__} {method.schedule}",
 )

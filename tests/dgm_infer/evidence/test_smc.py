@@ -7,9 +7,8 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence import smc
-from dgm_infer.evidence.path import Point
-from dgm_infer.evidence.resampling import pick, systematic
-from dgm_infer.evidence.smc import _Adaptive
+from dgm_infer.evidence.path import PathPoint
+from dgm_infer.evidence.smc import _Adaptive, pick, systematic
 from tests.findings import honest
 from tests.known_evidence import known_bimodal, known_gaussian
 from tests.mistakes import systematic_without_chance
@@ -67,7 +66,7 @@ def test_what_is_picked_are_the_ancestors_of_the_own_run_and_problem():
     runs, n, batch, dim = 2, 4, (3,), 5
     v = torch.randn(runs, n, *batch, dim, generator=rng(4), dtype=FLOAT)
     energy = v.sum(-1)
-    point = Point(
+    point = PathPoint(
         v.flatten(0, 1), energy.flatten(0, 1), 2 * v.flatten(0, 1), 3 * energy.flatten(0, 1), 4 * v.flatten(0, 1)
     )
     ancestors = torch.randint(n, (runs, 6, *batch), generator=rng(5))
@@ -139,14 +138,14 @@ def run(known, method, **settings):
 
 def test_a_schedule_says_what_the_estimate_is():
     assert dgm.SMC().status == "consistent"
-    for schedule in ("equalised", "sigmoid", torch.tensor([0.0, 0.5, 1.0])):
+    for schedule in ("barrier", "sigmoid", torch.tensor([0.0, 0.5, 1.0])):
         assert dgm.SMC(schedule=schedule).status == "unbiased"
     known = known_gaussian(2)
     assert run(known, dgm.SMC(8, "linear", 4, step_size=0.8), chains=2).status == "unbiased"
 
 
 KINDS = {
-    "equalised": dgm.SMC(schedule="equalised", temperatures=20),
+    "barrier": dgm.SMC(schedule="barrier", temperatures=20),
     "resampled every time": dgm.SMC(32, "sigmoid", 20, threshold=1.0),
     "waste-free": dgm.SMC(conditional_ess=0.9, waste_free=16),
     "waste-free and frozen": dgm.SMC(schedule="linear", temperatures=20, waste_free=8),
@@ -232,7 +231,7 @@ def test_two_modes_keep_their_weights():
     [
         ({"particles": 1}, r"SMC\(particles=1\): must be an integer >= 2"),
         ({"particles": 2.5}, "particles=2.5"),
-        ({"schedule": "cubic"}, "one of linear, sigmoid, equalised, barrier, adaptive"),
+        ({"schedule": "cubic"}, "one of linear, sigmoid, barrier, adaptive"),
         ({"conditional_ess": 1}, "conditional_ess=1"),
         ({"conditional_ess": 0.0}, "conditional_ess=0.0"),
         ({"threshold": 1.5}, "threshold=1.5"),

@@ -5,7 +5,7 @@ import torch
 
 import dgm_infer as dgm
 import generators
-from dgm_infer.evidence.start import started
+from dgm_infer.evidence.run import started
 from generators import LatentPosterior
 from tests.findings import honest
 from tests.known_evidence import known_gaussian, known_linear_gaussian

@@ -8,7 +8,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.evidence import annealing, smc
 from dgm_infer.evidence.path import AnnealedPath
-from dgm_infer.evidence.pilot import anneal_pilot
+from dgm_infer.evidence.plan import anneal_pilot
 from dgm_infer.progress import Progress
 from tests.known_evidence import known_bimodal, known_gaussian
 from tests.mistakes import anneal_with_weights_after_the_move, systematic_without_chance
@@ -27,13 +27,13 @@ FROZEN = {
     "AIS": (dgm.AIS(100, n_steps=3, pilot_temperatures=25), 8, known_bimodal((16_000,)), 0.002),
     "Hamiltonian AIS": (dgm.evidence.HamiltonianAIS(200, pilot_temperatures=25), 8, known_bimodal((7_000,)), 0.002),
     "SMC": (
-        dgm.SMC(8, "equalised", 15, n_steps=2, threshold=0.8, pilot_temperatures=25),
+        dgm.SMC(8, "barrier", 15, n_steps=2, threshold=0.8, pilot_temperatures=25),
         6,
         known_bimodal((10_000,)),
         0.002,
     ),
     "SMC, waste-free": (
-        dgm.SMC(12, "equalised", 10, n_steps=2, waste_free=3, pilot_temperatures=25),
+        dgm.SMC(12, "barrier", 10, n_steps=2, waste_free=3, pilot_temperatures=25),
         6,
         known_gaussian(3, (5_000,)),
         0.001,
@@ -68,15 +68,8 @@ def test_control_adapting_inside_the_run_is_noticed():
     known = known_bimodal((60_000,))
     path = AnnealedPath(known.target, known.base)
     # a pilot's own weights: its step sizes follow the acceptance of the chains that they move
-    pilot = anneal_pilot(
-        path,
-        2,
-        torch.Generator().manual_seed(0),
-        temperatures=100,
-        n_steps=3,
-        target_acceptance=0.8,
-        progress=Progress(False),
-    )
+    rng = torch.Generator().manual_seed(0)
+    pilot = anneal_pilot(path, 2, rng, dgm.AIS(pilot_temperatures=100), 3, Progress(False))
     mean, error = mean_and_error(pilot.log_weights, known.log_z)
     assert (mean - 1).abs() > 3 * error, f"{mean:.5f} +- {error:.5f}"
 
@@ -95,14 +88,14 @@ def test_control_weights_of_the_state_after_the_move_are_noticed(monkeypatch):
 
 METHODS = {
     "AIS": dgm.AIS(),
-    "AIS, equalised": dgm.AIS(schedule="equalised"),
+    "AIS, barrier": dgm.AIS(schedule="barrier"),
     "Hamiltonian AIS": dgm.evidence.HamiltonianAIS(1000),
     "Gibbs tempering": dgm.GibbsTempering(),
     "continuous tempering": dgm.ContinuousTempering(),
     "simulated tempering": dgm.SimulatedTempering(),
     "path sampling": dgm.evidence.PathSampling(),
     "SMC": dgm.SMC(),
-    "SMC, frozen": dgm.SMC(32, "equalised", 30),
+    "SMC, frozen": dgm.SMC(32, "barrier", 30),
 }
 TARGETS = {"bimodal": lambda n: known_bimodal((n,)), "Gaussian": lambda n: known_gaussian(10, (n,))}
 

@@ -74,7 +74,7 @@ def test_few_arrivals_at_a_target_of_several_modes_are_named():
         return [str(each) for each in run_warnings(diagnostics, ERROR, "consistent", 16)]
 
     (line,) = lines(6.5, 2)
-    assert line.startswith("the target has several modes, and chains came to it anew only 6.5 times of problem 1")
+    assert line.startswith("the target has several modes, and only 6.5 restarts per chain reached it of problem 1")
     # control: one mode, or enough arrivals
     assert lines(6.5, 1) == lines(20.0, 2) == []
 
@@ -86,7 +86,7 @@ def test_chains_that_hardly_ever_came_to_the_target_are_named():
 
     (line,) = lines(0.6)
     assert line.startswith(
-        "chains came to the target anew only 0.6 times each of problem 1: log Z and std_error say little"
+        "only 0.6 restarts per chain reached the target of problem 1: log Z and std_error are unreliable"
     )
     assert lines(2.0) == []
     # of several modes the other line is enough
@@ -117,7 +117,7 @@ def test_fewer_round_trips_than_chains_are_named_whatever_else_agrees():
     # control: one each; and of few arrivals one line is enough
     assert lines(16, True) == [[], []]
     (line,), _ = lines(0, True, 0.5)
-    assert "chains came to the target anew only 0.5 times" in line
+    assert "only 0.5 restarts per chain reached the target" in line
 
 
 @pytest.fixture(scope="module")

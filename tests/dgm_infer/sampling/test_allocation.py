@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.references.descent import minimise
+from dgm_infer.references.minimise import minimise
 from dgm_infer.sampling import allocation, starts
-from dgm_infer.sampling.allocation import Allocation, _weighed, allocate_chains
+from dgm_infer.sampling.allocation import Allocation, AllocationSettings, _weighed, allocate_chains
 from tests.findings import honest
 from tests.oracles import FLOAT, compare
 
@@ -84,9 +84,9 @@ def test_where_few_points_would_remain_every_chain_keeps_its_own(monkeypatch):
     few[60] = -1.99
     assert moved(problem, few)
     # and where descents do not end, or second derivatives would take long
-    monkeypatch.setattr(allocation, "_ITERATIONS", 1)
+    monkeypatch.setattr(allocation, "_SETTINGS", AllocationSettings(iterations=1))
     assert not moved(problem, few)
-    monkeypatch.setattr(allocation, "_NUMBERS", 63)
+    monkeypatch.setattr(allocation, "_SETTINGS", AllocationSettings(numbers=63))
     monkeypatch.setattr(allocation, "minimise", underivable)
     assert not moved(problem, few)
 
@@ -163,7 +163,7 @@ def test_a_mode_that_no_point_is_in_is_found_by_descents_from_the_prior():
 
 
 def test_control_without_descents_from_the_prior_it_is_not_found(monkeypatch):
-    monkeypatch.setattr(allocation, "_SEARCHES", 0)
+    monkeypatch.setattr(allocation, "_SETTINGS", AllocationSettings(searches=0))
     problem = dgm.condition(dgm.WithNoise(Tilted(), 0.1), torch.tensor([4.0], dtype=FLOAT))
     found = allocate_chains(problem.marginal, torch.full((64, 1), -2.26, dtype=FLOAT), 64, rng(1))
     assert found.position is None

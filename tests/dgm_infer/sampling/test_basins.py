@@ -52,7 +52,7 @@ def test_a_chain_that_went_between_makes_two_basins_one_mode(draws):
 
 
 def test_control_with_a_wide_reach_all_is_one_mode(draws, monkeypatch):
-    monkeypatch.setattr(module, "_SAME", 2.0)
+    monkeypatch.setattr(module, "_BASINS", module.BasinSettings(same=2.0))
     assert (draws.basins().mode == 0).all()
 
 

@@ -156,11 +156,11 @@ def test_slow_chains_on_one_piece_are_seldom_taken_for_several(time, chains, dim
 
 
 def test_control_without_the_first_condition_they_are(monkeypatch):
-    monkeypatch.setattr(module, "_DRIFT", 1.0)
+    monkeypatch.setattr(module, "_SETTINGS", module.GroupSettings(drift=1.0))
     alarms = (group_chains(autoregressive(10_000, runs=100)).amax(0) > 0).sum()
     assert alarms > 50
 
 
 def test_control_without_the_second_every_chain_is_a_group(monkeypatch):
-    monkeypatch.setattr(module, "_AT_HOME", 0.0)
+    monkeypatch.setattr(module, "_SETTINGS", module.GroupSettings(at_home=0.0))
     assert group_chains(torch.randn(4, 64, 1, dtype=FLOAT)).amax() == 3

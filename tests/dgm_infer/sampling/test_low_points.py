@@ -38,7 +38,7 @@ def test_strays_in_negligible_pieces_begin_anew_or_where_others_do():
 
 
 def test_without_new_searches_strays_share_other_starts_evenly(monkeypatch):
-    monkeypatch.setattr(module, "_ROUNDS", 0)
+    monkeypatch.setattr(module, "_STRAYS", module.StraySettings(rounds=0))
     _, ancestors = points(fibre(far=10.0))
     for own in ancestors.T:
         times = own.bincount(minlength=CHAINS)

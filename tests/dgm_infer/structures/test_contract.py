@@ -147,8 +147,8 @@ def test_a_row_costs_as_many_numbers_as_the_structure_says(make):
 class Forced(dgm.Fibre):
     """The same constraint without the structure of its Jacobian."""
 
-    def __init__(self, *arguments):
-        super().__init__(*arguments)
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
         self.structure = Dense()
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.autodiff import row_execution
 from dgm_infer.structures import Units
 from tests.models import Bent, BentPairs, FreeWalk, Walk
 from tests.oracles import FLOAT
@@ -399,9 +400,9 @@ def test_rows_worked_off_in_parts_make_the_same_chains(monkeypatch, model, solve
         return dgm.sample(problem, kernel, chains=7, warmup=0, draws=3, seed=1, progress=False).inputs
 
     whole, calls = chains(), []
-    evaluate = dgm.Fibre._evaluate
-    monkeypatch.setattr(dgm.Fibre, "_evaluate", lambda self, *a: calls.append(len(self.values)) or evaluate(self, *a))
+    evaluate = row_execution._evaluate
+    monkeypatch.setattr(row_execution, "_evaluate", lambda f, *a: calls.append(len(f.values)) or evaluate(f, *a))
     row_size = problem.structure.row_size(problem.values.shape[-1], problem.dim)
-    monkeypatch.setattr("dgm_infer.conditioning.fibre._ELEMENTS", 3 * row_size)
+    monkeypatch.setattr(row_execution, "SETTINGS", row_execution.ExecutionSettings(elements=3 * row_size))
     assert torch.allclose(chains(), whole, rtol=1e-10, atol=1e-12)
     assert max(calls) == 3

@@ -69,6 +69,6 @@ def test_parallel_tempering_that_is_too_short_for_its_modes_says_so():
     machine, moments = published_system(reference_folder("boltzmann"), 0)
     base = dgm.Gaussian.from_local_fits(machine, dtype=moments.log_z.dtype)
     method = dgm.ParallelTempering(draws=32)
-    with pytest.warns(UserWarning, match="came to it anew only .* use more draws"):
+    with pytest.warns(UserWarning, match="restarts per chain reached it.* use more draws"):
         short = dgm.log_evidence(machine, base, method, seed=0, keep_draws=False, progress=False)
     assert moments.log_z - short.log_z > 3 * short.std_error

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.references.moments import weighted_moments
+from dgm_infer.references.density import weighted_moments
 from evaluation.problems.boltzmann import BoltzmannRelaxation, published_system, random_system
 from evaluation.problems.repeated import repeated
 from tests.files import reference_folder

@@ -4,8 +4,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.evidence.tempering import importance_tempering
-from dgm_infer.evidence.tempering.ladder import EvenLadder, ListedLadder
+from dgm_infer.evidence.tempering import simulated
+from dgm_infer.evidence.tempering.temperatures import ListedLadder
 from tests.known_evidence import known_gaussian
 from tests.oracles import FLOAT
 
@@ -26,14 +26,12 @@ def standard_errors_off(known, estimate):
     return ((estimate.log_z - known.log_z) / estimate.std_error).abs()
 
 
-def test_both_ladders_know_the_prior_weights_of_their_temperatures():
+def test_a_ladder_knows_the_prior_weights_of_their_temperatures():
     h = torch.tensor([[0.0, 0.0], [1.0, -2.0], [4.0, 3.0]], dtype=FLOAT)
-    even = EvenLadder(8, torch.tensor([0, 3, 8]), h)
     beta = (torch.arange(9) / 8).reshape(3, 3, 1).expand(3, 3, 2)
     known = torch.stack(
         [h[0] + (h[1] - h[0]) * k / 3 if k < 3 else h[1] + (h[2] - h[1]) * (k - 3) / 5 for k in range(9)]
     )
-    torch.testing.assert_close(even.log_prior(beta), known.reshape(3, 3, 2))
     listed = ListedLadder(torch.arange(9, dtype=FLOAT) / 8, known)
     torch.testing.assert_close(listed.log_prior(beta), known.reshape(3, 3, 2))
 
@@ -57,7 +55,7 @@ def test_control_weights_without_the_temperatures_prior_are_noticed(monkeypatch)
         record.log_prior = lambda beta: torch.where(beta == 1, own(beta), 0.0)
         return record, spent
 
-    monkeypatch.setattr(importance_tempering.SimulatedTempering, "recorded", without)
+    monkeypatch.setattr(simulated.SimulatedTempering, "recorded", without)
     known, estimate = run(dgm.evidence.ImportanceTempering(LADDERS["listed"], "equal"))
     assert standard_errors_off(known, estimate).max() > 5
 
@@ -83,4 +81,4 @@ def test_arguments_are_checked():
     with pytest.raises(dgm.errors.ArgumentError, match="must be a SimulatedTempering"):
         dgm.evidence.ImportanceTempering(dgm.GibbsTempering())
     with pytest.raises(dgm.errors.ArgumentError, match="1000 temperatures"):
-        dgm.evidence.ImportanceTempering(dgm.SimulatedTempering())
+        dgm.evidence.ImportanceTempering(dgm.SimulatedTempering(temperatures=1000))

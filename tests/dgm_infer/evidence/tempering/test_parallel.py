@@ -8,14 +8,10 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence.path import AnnealedPath, Move
-from dgm_infer.evidence.tempering import references
+from dgm_infer.evidence.plan import equal_distances, interpolated
 from dgm_infer.evidence.tempering import replicas as replicas_module
-from dgm_infer.evidence.tempering.adaptation import HalfMoments, improved
-from dgm_infer.evidence.tempering.barrier import equalised, interpolated_rows
-from dgm_infer.evidence.tempering.references import Legs, broad_reference
-from dgm_infer.evidence.tempering.replicas import Replicas, Round
-from dgm_infer.evidence.tempering.stepping import SteppingStones
-from dgm_infer.evidence.tempering.swaps import swap_log_ratios, swaps
+from dgm_infer.evidence.tempering.legs import Legs, broad_reference
+from dgm_infer.evidence.tempering.replicas import Replicas, Round, SteppingStones, swap_log_ratios, swaps
 from dgm_infer.references.modes import search
 from evaluation.problems.boltzmann import BoltzmannRelaxation, random_system
 from tests.known_evidence import known_bimodal, known_gaussian
@@ -31,7 +27,7 @@ def narrow() -> dgm.Target:
 
 
 def exact_barrier() -> float:
-    """Of the path from a standard normal to :func:`narrow` (math 6.12)."""
+    """Of the path from a standard normal to :func:`narrow` (math 6.11)."""
     shape = DIM / 2
     difference = 4 * shape * math.exp(math.lgamma(shape + 0.5) - math.lgamma(shape + 1)) / math.sqrt(math.pi)
     return 0.5 * math.log(1 / SD) * difference
@@ -57,7 +53,7 @@ def travelled(sweeps=300, temperatures=12, chains=32):
         tuned = Round(replicas)
         for _ in range(n):
             tuned.add(replicas.sweep(None))
-        replicas.betas = equalised(replicas.betas, tuned.rejections)
+        replicas.betas = equal_distances(len(tuned.rejections), replicas.betas, tuned.rejections)
     final = Round(replicas, keep=1, thin=sweeps)
     for _ in range(sweeps):
         final.add(replicas.sweep(None))
@@ -126,23 +122,14 @@ def test_a_replica_that_is_never_rejected_goes_two_temperatures_a_sweep():
     assert (replicas.point.v[0, 0, 0] - start[1]).abs().max() > 0.1
 
 
-def test_targets_are_the_same_in_blocks(monkeypatch):
-    known = known_gaussian(3, (2, 2))
-    whole = dgm.log_evidence(known.target, known.base, SHORT, chains=4, seed=1, progress=False)
-    monkeypatch.setattr(references, "_ROWS", 48)
-    blocks = dgm.log_evidence(known.target, known.base, SHORT, chains=4, seed=1, progress=False)
-    torch.testing.assert_close(blocks.log_z, whole.log_z)
-    assert blocks.diagnostics["gradient_evaluations"] == whole.diagnostics["gradient_evaluations"]
-
-
 def test_temperatures_go_to_equal_distances_along_the_barrier():
     betas = torch.tensor([[0.0, 0.0], [0.5, 0.1], [1.0, 1.0]], dtype=FLOAT)
-    new = equalised(betas, torch.tensor([[0.3, 0.2], [0.3, 0.2]], dtype=FLOAT))
+    new = equal_distances(2, betas, torch.tensor([[0.3, 0.2], [0.3, 0.2]], dtype=FLOAT))
     torch.testing.assert_close(new, betas)
-    skewed = equalised(betas, torch.tensor([[0.9, 0.0], [0.1, 0.0]], dtype=FLOAT))
+    skewed = equal_distances(2, betas, torch.tensor([[0.9, 0.0], [0.1, 0.0]], dtype=FLOAT))
     assert 0.25 < skewed[1, 0] < 0.3
     at = torch.tensor([[0.25, 0.05]], dtype=FLOAT)
-    torch.testing.assert_close(interpolated_rows(at, betas, 2 * betas), 2 * at)
+    torch.testing.assert_close(interpolated(at, betas, 2 * betas), 2 * at)
 
 
 def test_stepping_stones_agree_from_below_above_and_between():
@@ -204,27 +191,21 @@ def test_the_base_is_fitted_to_what_the_broad_reference_finds():
     assert fixed.diagnostics["leg_shares"][0] == 0
 
 
-def half_moments(chains: int, dim: int, sweeps: int = 1) -> HalfMoments:
-    """Of independent draws of a standard normal."""
-    x = torch.randn(sweeps, chains, 2, dim, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
-    moments = HalfMoments(x[0])
-    for state in x:
-        moments.add(state)
-    return moments
-
-
-def test_a_base_changes_where_draws_that_it_is_not_fitted_to_say_so(monkeypatch):
-    mean, unit = torch.zeros(20, dtype=FLOAT), torch.eye(20, dtype=FLOAT)
-    # many draws: their moments, whatever the base
-    new, covariance, better = improved(mean + 3, 9 * unit, half_moments(16, 20, 200))
-    assert better
-    assert new.abs().max() < 0.1
-    assert (covariance - unit).abs().max() < 0.1
-    # few draws, of which the base is right: it stays
-    assert not improved(mean, unit, half_moments(16, 20))[2]
-    # control: judged by the draws that they are fitted to, it would go
-    monkeypatch.setattr(HalfMoments, "halves", lambda self: tuple(torch.stack([part] * 2) for part in self.whole()))
-    assert improved(mean, unit, half_moments(16, 20))[2]
+def test_a_base_is_fitted_to_many_draws_and_stays_where_there_are_few():
+    path = AnnealedPath(
+        dgm.Target(lambda x: 0.5 * x.square().sum(-1), 20),
+        dgm.Gaussian(3 * torch.ones(20, dtype=FLOAT), cholesky=3 * torch.eye(20, dtype=FLOAT)),
+    )
+    rng = torch.Generator().manual_seed(0)
+    for draws, share in ((400, 0.9), (2, 0.1)):
+        legs = Legs(path, dgm.Gaussian(torch.zeros(20, dtype=FLOAT), 5.0))
+        assert legs.can_refit
+        legs.refit(torch.randn(16, draws, 20, generator=rng, dtype=FLOAT))
+        # the covariance is 1 of the draws and 9 of the base
+        kept = (legs.base.covariance_diagonal[0].mean() - 1) / 8
+        assert kept < 1 - share if draws > 2 else kept > share
+        torch.testing.assert_close(legs.base.mean[1], torch.zeros(20, dtype=FLOAT))
+        torch.testing.assert_close(legs.base.covariance_diagonal[1], torch.full((20,), 25.0, dtype=FLOAT))
 
 
 def test_many_problems_any_kind_of_base_and_given_references():

@@ -5,6 +5,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence.tempering import path_sampling
+from tests.findings import honest
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT
 from tests.quick import cases
@@ -114,6 +115,7 @@ def test_bad_arguments_are_named(settings, message):
         dgm.evidence.PathSampling(**settings)
 
 
+@honest
 def test_values_that_are_not_visited_by_a_chain_make_no_error_of_zero():
     known = known_gaussian(2)
     short = dgm.evidence.PathSampling(dgm.GibbsTempering(draws=10, warmup=5, pilot_temperatures=10), parts=4)

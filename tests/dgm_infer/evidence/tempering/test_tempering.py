@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.evidence.tempering.record import base_check
-from dgm_infer.evidence.tempering.tempering import draw_beta
+from dgm_infer.evidence.tempering.temperatures import draw_beta
+from dgm_infer.evidence.tempering.tempering import base_check
 from dgm_infer.kernels.integrators import PhasePoint
 from tests.findings import honest
 from tests.known_evidence import MixtureTarget, known_bimodal, known_gaussian, known_linear_gaussian

@@ -1,19 +1,22 @@
 """Runs in a folder: stopped anywhere and resumed, extended, collected, in shards: the draws are those of one run."""
 
-import json
 import os
 import signal
 import subprocess
 import sys
 import time
 import warnings
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.runs.folder import RunFolder
+from dgm_infer.runs.shards import count_of
 from dgm_infer.sampling.run import SamplingRun
+from tests.dgm_infer.runs.same import Killed, assert_same
 from tests.models import Bent
 from tests.oracles import FLOAT, Ellipse, assert_agrees, correlated_gaussian
 
@@ -33,10 +36,6 @@ def run(problem=None, kernel=None, **changes):
 @pytest.fixture(scope="module")
 def whole():
     return run()
-
-
-class Killed(BaseException):
-    """Nothing catches it, as nothing does a kill."""
 
 
 def killed_at(monkeypatch, transition, path, kind=Killed, **changes):
@@ -64,18 +63,6 @@ def killed_at(monkeypatch, transition, path, kind=Killed, **changes):
         return run(run=path, checkpoint_every=1e-9, **changes)
     finally:
         monkeypatch.undo()
-
-
-def assert_same(draws, other):
-    assert torch.equal(draws.inputs, other.inputs)
-    assert draws.stats.keys() == other.stats.keys()
-    for name, value in draws.stats.items():
-        assert torch.equal(value, other.stats[name]), name
-    assert draws.kernel == other.kernel
-    assert draws.seed == other.seed
-    assert draws.interrupted == other.interrupted
-    assert (draws.ancestors is None) == (other.ancestors is None)
-    assert draws.ancestors is None or torch.equal(draws.ancestors, other.ancestors)
 
 
 def test_a_run_in_a_folder_has_the_draws_of_one_without(tmp_path, whole):
@@ -137,7 +124,7 @@ def test_a_stop_before_the_first_checkpoint_begins_anew(tmp_path, monkeypatch, w
 
 
 def test_an_interrupt_returns_the_draws_and_leaves_them_in_the_folder(tmp_path, monkeypatch, whole):
-    with pytest.warns(UserWarning, match="interrupted: 11 of 20 draws"):
+    with pytest.warns(UserWarning, match=r"interrupted \(dgm\.resume.* goes on\): 11 of 20 draws"):
         draws = killed_at(monkeypatch, WARMUP + 12, tmp_path / "run", KeyboardInterrupt)
     assert draws.interrupted
     assert torch.equal(draws.inputs, whole.inputs[:, :11])
@@ -232,48 +219,6 @@ def test_another_problem_is_refused(tmp_path):
             call(tmp_path / "run", fibre(0.9))
 
 
-def test_collecting_with_a_problem_reads_no_pickle(tmp_path, whole):
-    run(run=tmp_path / "run")
-    for path in [tmp_path / "run" / "problem.pt", *(tmp_path / "run" / "shard-0").glob("state-*")]:
-        path.write_bytes(b"not to be read")
-    assert_same(dgm.collect(tmp_path / "run", fibre()), whole)
-
-
-def test_a_disk_that_refuses_the_last_checkpoint_costs_no_draw(tmp_path, monkeypatch, whole):
-    from dgm_infer.runs import folder as module
-
-    write, times = module.write_file, []
-
-    def refused(path, content):
-        times.append(path)
-        if len(times) > 5:
-            raise dgm.errors.ArgumentError(f"cannot save {path}: No space left on device")
-        write(path, content)
-
-    monkeypatch.setattr(module, "write_file", refused)
-    with pytest.warns(UserWarning, match=r"not all draws are in .*No space left"):
-        draws = run(run=tmp_path / "run", checkpoint_every=1000)
-    assert torch.equal(draws.inputs, whole.inputs)
-
-
-def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path, monkeypatch, whole):
-    from dgm_infer.runs import folder as module
-
-    write, times = module.write_file, []
-
-    def refused(path, content):
-        times.append(path)
-        if 10 < len(times) < 40:
-            raise dgm.errors.ArgumentError(f"cannot save {path}: No space left on device")
-        write(path, content)
-
-    monkeypatch.setattr(module, "write_file", refused)
-    with pytest.warns(UserWarning, match=r"no checkpoint after .* transitions: .*No space left"):
-        draws = run(run=tmp_path / "run", checkpoint_every=1e-9)
-    assert_same(draws, whole)
-    assert_same(dgm.collect(tmp_path / "run"), whole)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -282,6 +227,9 @@ def test_a_disk_that_is_full_for_a_while_costs_nothing(tmp_path, monkeypatch, wh
         ({"devices": []}, "devices="),
         ({"devices": 2}, "'auto' or a list of devices"),
         ({"devices": ["nowhere"]}, "nowhere"),
+        ({"shards": 0}, "shards=0"),
+        ({"executor": 3, "run": "x"}, r"executor=3.*submit"),
+        ({"executor": ProcessPoolExecutor}, "needs run="),
     ],
 )
 def test_bad_arguments_are_named(tmp_path, monkeypatch, options, message):
@@ -308,21 +256,20 @@ def gaussian(chains=200, **changes):
 
 
 @pytest.mark.slow
-def test_shards_in_processes_have_the_law_and_streams_of_their_own(tmp_path):
-    oracle, draws = gaussian(run=tmp_path / "run", devices=["cpu", "cpu"])
+def test_draws_of_shards_have_the_law_and_do_not_depend_on_who_makes_them(tmp_path):
+    oracle, draws = gaussian(shards=4)
     assert draws.shape[:2] == (200, 60)
     assert_agrees(oracle, draws)
-    halves = draws.inputs.split(100)
-    assert not torch.isclose(halves[0], halves[1]).any()
-    # the first shard is a run of its chains
-    alone = gaussian(chains=100)[1]
-    assert torch.equal(halves[0], alone.inputs)
-    assert draws.kernel == alone.kernel
-    longer = dgm.extend(tmp_path / "run", 5, progress=False)
+    quarters = draws.inputs.split(50)
+    assert not any((quarters[0] == other).any() for other in quarters[1:])
+    for n in (1, 2, 4):
+        assert_same(gaussian(run=tmp_path / f"{n}", devices=["cpu"] * n, shards=4)[1], draws)
+    longer = dgm.extend(tmp_path / "2", 5, devices=["cpu"] * 2, progress=False)
     assert torch.equal(longer.inputs[:, :60], draws.inputs)
     assert longer.shape[1] == 65
-    # without a folder, a temporary one
-    assert_same(gaussian(devices=["cpu", "cpu"])[1], draws)
+    assert_same(dgm.extend(tmp_path / "1", 5, progress=False), longer)
+    # the control: other shards have other random numbers
+    assert not torch.equal(gaussian(shards=3)[1].inputs, draws.inputs)
 
 
 @pytest.mark.slow
@@ -333,25 +280,13 @@ def test_what_a_process_raises_is_raised_here():
         run(problem, devices=["cpu", "cpu"])
 
 
-def test_ancestors_are_counted_on_over_shards():
-    from dgm_infer.sampling.durable import _ancestors
-
-    states = [
-        {"ancestors": None, "stayed": [[False], [False]]},
-        {"ancestors": [[1], [1], [2]], "stayed": [[False]] * 3},
-    ]
-    found = _ancestors(states, torch.device("cpu"))
-    assert found is not None
-    assert found.tolist() == [[0], [1], [3], [3], [4]]
-    assert _ancestors(states[:1], torch.device("cpu")) is None
-
-
 SCRIPT = """
 import sys, dgm_infer as dgm
-from tests.dgm_infer.sampling.test_durable import fibre
+from tests.dgm_infer.runs.test_runs import fibre
 if __name__ == "__main__":
+    devices = eval(sys.argv[2])
     dgm.sample(fibre(), dgm.ConstrainedHMC(), chains=4, warmup=30, draws=100000, seed=7, run=sys.argv[1],
-               checkpoint_every=0.2, progress=False, devices=eval(sys.argv[2]))
+               checkpoint_every=0.2, progress=False, devices=devices, shards=devices and 2)
 """
 
 
@@ -393,9 +328,16 @@ def test_a_process_killed_by_the_system_leaves_what_its_checkpoint_has(tmp_path,
 
 
 def shorten(path, draws):
-    manifest = json.loads((path / "run.json").read_text())
-    manifest["plan"]["draws"] = draws
-    (path / "run.json").write_text(json.dumps(manifest))
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            folder = RunFolder.open("resume", path)
+            with folder.writing() as writer:
+                folder.change(writer, plan={**folder.plan, "draws": draws})
+            return
+        except dgm.errors.ArgumentError:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
 
 
 @pytest.mark.slow
@@ -409,7 +351,7 @@ def test_processes_of_shards_end_with_their_parent(tmp_path, stop):
     # none holds the folder any longer
     deadline = time.monotonic() + 60
     n = dgm.collect(tmp_path / "run").shape[1]
-    shorten(tmp_path / "run", n + 3)
+    shorten(tmp_path / "run", count_of(RunFolder.open("resume", tmp_path / "run")))
     while True:
         try:
             with warnings.catch_warnings():

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.references.objectives import _BETAS, score_weights
-from dgm_infer.references.variational import _Parameters, _slope
+from dgm_infer.references.variational import _BETAS, _Parameters, _slope, score_weights
 from tests.known_evidence import known_gaussian
 from tests.oracles import FLOAT
 

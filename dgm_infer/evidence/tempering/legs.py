@@ -1,21 +1,21 @@
-"""The references of parallel tempering, side by side, and the paths from them to the target."""
+"""The references of parallel tempering, side by side: paths from them to the target, and fits to its draws."""
 
 import torch
 from torch import Tensor
 
 from ...errors import ArgumentError
+from ...linear_maps import DiagonalMap, LowRankMap, Scale, TriangularMap
 from ...references import Gaussian
 from ...references.density import GaussianDensity, Whitened
 from ...references.modes import Modes, cover
-from ...references.scales import Diagonal, Full, LowRank, Scale, factorised, remade
-from ..path import AnnealedPath, Point
+from ...references.scales import factorised
+from ..path import AnnealedPath, PathPoint
 
 __all__ = ["Legs", "broad_reference"]
 
+
 # Standard deviations of the broad reference in those of the base, where there is no mode to cover.
 _WIDER = 2.0
-# Replicas that are evaluated at once on a CPU.
-_ROWS = 1024
 
 
 class Legs(AnnealedPath):
@@ -32,37 +32,26 @@ class Legs(AnnealedPath):
     """
 
     def __init__(self, path: AnnealedPath, broad: Gaussian | None):
-        super().__init__(path.target, _side_by_side(path.base, broad))
+        self._own, self._broad = path.base, broad
+        super().__init__(path.target, _side_by_side(self._own, broad))
         self.count = 1 if broad is None else 2
 
-    def rebase(self, mean: Tensor, covariance: Tensor, which: Tensor) -> None:
-        """Give the first leg of the problems ``which [*batch]`` a reference of these moments.
+    @property
+    def can_refit(self) -> bool:
+        """Whether the base is a Gaussian, beside one of full covariance that stays."""
+        return self.count == 2 and isinstance(self._own, Gaussian) and self.base.kind == "full"
 
-        Args:
-            mean, covariance: ``[*batch, D]`` and ``[*batch, D, D]``.
-        """
-        means, factors = self.base.mean.clone(), _triangular(self.base.scale).clone()
-        factor, failed = torch.linalg.cholesky_ex(covariance)
-        which = which & (failed == 0)
-        means[0] = torch.where(which.unsqueeze(-1), mean.to(means), means[0])
-        factors[0] = torch.where(which[..., None, None], factor.to(factors), factors[0])
-        self._start_from(Gaussian(means, cholesky=factors))
+    def refit(self, draws: Tensor) -> None:
+        """Give the base the moments of draws of the target ``[chains, draws, *batch, D]``, shrunk (math 6.15)."""
+        self._own = self._own.refined(draws, draws.new_zeros(draws.shape[:-1]), kind="full")
+        self._start_from(_side_by_side(self._own, self._broad))
 
-    def at(self, v: Tensor) -> Point:
+    def at(self, v: Tensor) -> PathPoint:
         """Evaluate at ``[..., chains, legs, *batch, D]``."""
         point = super().at(v)
         replicas = v.shape[: v.ndim - self.base.mean.ndim - 1].numel() * self.count
         self.evaluations += replicas - 1
         return point
-
-    def _evaluated(self, x):
-        # blocks of whole temperatures, whose activations stay in a CPU's caches
-        blocks = min(len(x), -(-x.shape[:-1].numel() // _ROWS)) if x.device.type == "cpu" else 1
-        if blocks <= 1:
-            return super()._evaluated(x)
-        parts = [super(Legs, self)._evaluated(part) for part in x.tensor_split(blocks)]
-        energies, gradients = zip(*parts, strict=True)
-        return torch.cat(energies), torch.cat(gradients)
 
     def coordinates(self, x: Tensor) -> Tensor:
         """Whitened coordinates on every leg of points ``[..., *batch, D]``: ``[..., legs, *batch, D]``."""
@@ -74,7 +63,7 @@ class Legs(AnnealedPath):
         dim = v.ndim - self.base.mean.ndim
         return self.base.whiten(self.base.unwhiten(v).flip(dim))
 
-    def at_last(self, targets: Point) -> Tensor:
+    def at_last(self, targets: PathPoint) -> Tensor:
         """``phi - psi`` of every leg at the last leg's targets ``[chains, legs, *batch]``, in float64."""
         x = self.base.unwhiten(targets.v)[:, -1]
         energy = targets.energy[:, -1:].expand_as(targets.energy)
@@ -139,11 +128,11 @@ def _gaussians(references: list[GaussianDensity]) -> Gaussian:
     """One Gaussian over ``[legs, *batch, D]``, whose kind is the more general of theirs."""
     scales = [reference.scale for reference in references]
     means = torch.stack([reference.mean for reference in references])
-    if all(isinstance(scale, Diagonal) for scale in scales):
-        return Gaussian(means, torch.stack([scale.sd for scale in scales if isinstance(scale, Diagonal)]))
-    if any(isinstance(scale, Full) for scale in scales):
+    if all(isinstance(scale, DiagonalMap) for scale in scales):
+        return Gaussian(means, torch.stack([scale.sd for scale in scales if isinstance(scale, DiagonalMap)]))
+    if any(isinstance(scale, TriangularMap) for scale in scales):
         return Gaussian(means, cholesky=torch.stack([_triangular(scale) for scale in scales]))
-    rank = max(scale.factor.shape[-1] for scale in scales if isinstance(scale, LowRank))
+    rank = max(scale.factor.shape[-1] for scale in scales if isinstance(scale, LowRankMap))
     sds, factors = zip(*(_low_rank(scale, rank) for scale in scales), strict=True)
     return Gaussian(means, torch.stack(sds), factor=torch.stack(factors))
 
@@ -155,19 +144,19 @@ def _fitting(broad: Gaussian, base: Whitened) -> Gaussian:
             f"ParallelTempering(broad of shape {tuple(broad.mean.shape)}): expected {tuple(base.mean.shape)}, or "
             f"{(base.dim,)} for all problems"
         )
-    parts = [part.expand(*base.batch_shape, *part.shape[len(broad.batch_shape) :]) for part in broad.scale.tensors]
-    return Gaussian._of(broad.mean.expand_as(base.mean), remade(broad.scale, parts))
+    parts = [part.expand(*base.batch_shape, *part.shape[len(broad.batch_shape) :]) for part in broad.scale.parts]
+    return Gaussian._of(broad.mean.expand_as(base.mean), broad.scale.remade(parts))
 
 
 def _triangular(scale: Scale) -> Tensor:
-    if isinstance(scale, Full):
-        return scale.cholesky
+    if isinstance(scale, TriangularMap):
+        return scale.factor
     covariance = scale.covariance()
     return torch.linalg.cholesky(covariance.double()).to(covariance)
 
 
 def _low_rank(scale: Scale, rank: int) -> tuple[Tensor, Tensor]:
     """Standard deviations, and a factor of this rank, padded with zeros."""
-    sd = scale.tensors[0]
-    factor = scale.factor if isinstance(scale, LowRank) else sd.new_zeros(*sd.shape, 0)
+    sd = scale.parts[0]
+    factor = scale.factor if isinstance(scale, LowRankMap) else sd.new_zeros(*sd.shape, 0)
     return sd, torch.cat([factor, factor.new_zeros(*sd.shape, rank - factor.shape[-1])], -1)

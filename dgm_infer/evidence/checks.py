@@ -1,0 +1,266 @@
+"""Checks after a run: searches for modes that no draw has visited, and a cross-check by parallel tempering."""
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..errors import DgmInferError
+from ..progress import Progress
+from ..references.minimise import minimise
+from ..references.modes import in_units_of, laplace_masses, same_minimum, same_mode, spread_out
+from .method import Outcome
+from .path import AnnealedPath
+from .tempering.parallel import ParallelTempering
+
+__all__ = [
+    "Components",
+    "CrossCheck",
+    "Unseen",
+    "checked",
+    "count_minima",
+    "cross_check",
+    "look_for_unseen",
+    "widened",
+]
+
+
+@dataclass(frozen=True)
+class SearchesAfterwards:
+    """Sizes of the searches for unseen modes."""
+
+    share: float = 0.1
+    """Share of the run's gradients that they may take in all."""
+    sequential: float = 0.05
+    """The same, one after the other: as seconds where a batch costs as much as a point."""
+    starts: int = 32
+    """Minimisations at most."""
+    iterations: int = 100
+    """Gradients of each at most."""
+    fewest: int = 8
+    """Gradients of each below which no search is made."""
+    candidates: int = 4
+    """Modes whose Hessians are computed, those of the lowest energies."""
+    rows: int = 2**14
+    """Rows of Hessians, over all problems, above which no search is made."""
+    within: float = 5.0
+    """Standard deviations of the squared distance within which a draw has visited a mode."""
+
+
+@dataclass(frozen=True)
+class CrossCheckSettings:
+    """Sizes of the parallel tempering that checks others."""
+
+    share: float = 0.25
+    """Share of the run's gradients that it may take."""
+    sizes: tuple[tuple[int, int], ...] = ((64, 4), (64, 2), (32, 4), (32, 2))
+    """Sweeps and chains, of which the first that is affordable is taken."""
+    pilot: int = 20
+    """Temperatures of its pilot."""
+    n_steps: int = 3
+    """Leapfrog steps, fewer than by default, so that one is affordable sooner."""
+    false: float = 0.05
+    """Probability of a warning where there is nothing to warn of, over all problems."""
+    beyond: float = 1.5
+    """Standard errors of the difference above which it widens the error."""
+
+
+SEARCHES, CROSS = SearchesAfterwards(), CrossCheckSettings()
+
+
+class Components(NamedTuple):
+    """Laplace's approximations at modes."""
+
+    means: Tensor
+    """``[M, *batch, D]``."""
+    covariances: Tensor
+    """``[M, *batch, D, D]``; of any value where there is no mass."""
+    log_masses: Tensor
+    """``[M, *batch]``, float64, ``-inf`` for what is no unseen mode."""
+
+
+class Unseen(NamedTuple):
+    """Modes that searches found and no draw has visited, each ``[*batch]``."""
+
+    modes: Tensor
+    shift: Tensor
+    """``log(1 + mass/Z)``, by their Laplace masses: what they would add to log Z."""
+    found: Tensor
+    """Different minima that the searches ended in, visited or not."""
+    components: Components | None = None
+    """The unseen modes themselves."""
+
+    @classmethod
+    def none(cls, like: Tensor) -> "Unseen":
+        nothing = torch.zeros(like.shape, dtype=torch.int64, device=like.device)
+        return cls(nothing, torch.zeros_like(like), nothing)
+
+
+def look_for_unseen(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> Unseen:
+    """Minimise the energy from widely spread starts, and see whether any draw is near where they end.
+
+    A mode is unseen if no draw of positive weight lies where a normal with its inverse Hessian has its draws. The
+    searches take at most a tenth of the run's gradients, and none where that is too few, or Hessians too large. An
+    energy that fails far from the base, or is not twice differentiable, leaves the question open: none is reported.
+    """
+    log_z, base = outcome.estimate.log_z, path.base
+    chains = len(outcome.draws)
+    iterations = min(SEARCHES.iterations, int(SEARCHES.sequential * path.evaluations))
+    starts = min(SEARCHES.starts, int(SEARCHES.share * path.evaluations * chains / max(iterations, 1)))
+    usable = log_z.isfinite().all() and outcome.draws.shape[1] > 0 and not outcome.interrupted
+    if iterations < SEARCHES.fewest or starts < 1 or base.mean.numel() > SEARCHES.rows or not usable:
+        return Unseen.none(log_z)
+    try:
+        return _searched(path, outcome, starts, iterations, rng)
+    except (RuntimeError, ValueError, ArithmeticError):
+        return Unseen.none(log_z)
+
+
+def count_minima(path: AnnealedPath, rng: torch.Generator) -> Tensor:
+    """Different minima that searches from widely spread starts end in, ``[*batch]``; 0 where they cannot be made."""
+    try:
+        _, energy = _minima(path, SEARCHES.starts, SEARCHES.iterations, rng)
+    except (RuntimeError, ValueError, ArithmeticError):
+        return torch.zeros(path.batch_shape, dtype=torch.int64)
+    return energy.isfinite().sum(0)
+
+
+def widened(std_error: Tensor, unseen: Unseen) -> tuple[Tensor, Unseen]:
+    """The standard error with a shift that exceeds it added in squares, and what is unseen beyond the error."""
+    large = unseen.shift > std_error
+    components = unseen.components
+    if components is not None:
+        components = components._replace(log_masses=torch.where(large, components.log_masses, -math.inf))
+    kept = Unseen(torch.where(large, unseen.modes, 0), torch.where(large, unseen.shift, 0.0), unseen.found, components)
+    return torch.where(large, (std_error.square() + unseen.shift.square()).sqrt(), std_error), kept
+
+
+def _searched(path: AnnealedPath, outcome: Outcome, starts: int, iterations: int, rng: torch.Generator) -> Unseen:
+    base, log_z = path.base, outcome.estimate.log_z
+    position, energy = _minima(path, starts, iterations, rng)
+    found = energy.isfinite().sum(0)
+    most = min(SEARCHES.candidates, int(found.max()))
+    if not most:
+        return Unseen.none(log_z)
+    order = energy.argsort(0)[:most]
+    x = base.unwhiten(position).gather(0, order.unsqueeze(-1).expand(most, *position.shape[1:]))
+    energy = energy.gather(0, order)
+    masses, covariances = laplace_masses(path.target, x, energy)
+    same = same_mode(x, energy, covariances, energy.isfinite())
+    draws, log_weights = outcome.draws.flatten(0, 1), outcome.log_weights.flatten(0, 1)
+    for i in range(most):
+        known = (same[i] != i) | _visited(draws, log_weights, x[i], covariances[i])
+        masses[i] = torch.where(known, -math.inf, masses[i])
+    shift = (masses.logsumexp(0) - log_z).exp().log1p().to(log_z)
+    return Unseen((masses > -math.inf).sum(0), shift, found, Components(x, covariances, masses))
+
+
+def _minima(path: AnnealedPath, starts: int, iterations: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Whitened minima ``[starts, *batch, D]`` and their energies, infinite for what is the same as one before."""
+    minima = minimise(in_units_of(path.base, path.target), _starts(path, starts, rng), iterations=iterations)
+    energy = torch.where(minima.converged, minima.energy, math.inf)
+    index = torch.arange(starts, device=energy.device).reshape(-1, *[1] * (energy.ndim - 1))
+    return minima.position, torch.where(same_minimum(minima.position, energy) == index, energy, math.inf)
+
+
+def _starts(path: AnnealedPath, n: int, rng: torch.Generator) -> Tensor:
+    """Whitened starts ``[n, *batch, D]``: the base spread out; and, whatever the base, broad draws of x.
+
+    These are draws of the prior where there is one, or else those of :func:`~dgm_infer.modes`.
+    """
+    near, broad = spread_out(path.normal(n, rng)), path.normal(n, rng)
+    x = path.target.initial_draws(n, rng).to(broad) if path.target.standardised else spread_out(broad)
+    half = n - n // 2
+    return torch.cat([near[:half], path.base.whiten(x)[: n - half]])
+
+
+def _visited(draws: Tensor, log_weights: Tensor, mode: Tensor, covariance: Tensor) -> Tensor:
+    """Whether a draw of positive weight is within reach of a mode ``[*batch, D]`` of this covariance, ``[*batch]``."""
+    dim = mode.shape[-1]
+    factor, failed = torch.linalg.cholesky_ex(covariance.nan_to_num(0.0))
+    factor = torch.where((failed == 0)[..., None, None], factor, torch.eye(dim, dtype=mode.dtype, device=mode.device))
+    apart = (draws - mode).movedim(0, -1)
+    squares = torch.linalg.solve_triangular(factor, apart, upper=False).square().sum(-2).movedim(-1, 0)
+    near = squares < dim + SEARCHES.within * math.sqrt(2 * dim)
+    return (near & (log_weights > -math.inf)).any(0) | (failed != 0)
+
+
+class CrossCheck(NamedTuple):
+    """What another method says, each ``[*batch]``."""
+
+    shift: Tensor
+    """By how much log Z is larger, 0 where that can be chance."""
+    spread: Tensor
+    """What the standard error of the run lacks, by the difference: an error that adds to it in squares."""
+
+
+def cross_check(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) -> CrossCheck:
+    """By how much log Z is larger after a short parallel tempering, for at most a quarter of the run's gradients.
+
+    The difference has an error from both. What it exceeds 1.5 of these by, in squares, is a variance that the run does
+    not claim; it counts as a shift beyond the quantile of Student's t by which one batch in twenty has one by chance.
+    Short runs give too small a log Z rather than too large, so that a smaller one says nothing. None is made where the
+    gradients do not suffice for one.
+    """
+    from scipy.stats import t
+
+    estimate = outcome.estimate
+    nothing = CrossCheck(*[torch.zeros_like(estimate.log_z)] * 2)
+    affordable = CROSS.share * path.evaluations * len(outcome.draws)
+    for draws, chains in CROSS.sizes:
+        method = ParallelTempering(draws=draws, n_steps=CROSS.n_steps, pilot_temperatures=CROSS.pilot)
+        # rounds of tuning take as many sweeps as the last
+        if chains * method.n_steps * method.particles * 2 * draws <= affordable:
+            break
+    else:
+        return nothing
+    # a path of its own, so that the run's gradients stay its own
+    own = AnnealedPath(path.target, path.base)
+    try:
+        with Progress(False) as silent:
+            other = method.run(own, chains, rng, silent).estimate
+    except (DgmInferError, RuntimeError, ValueError, ArithmeticError):
+        return nothing
+    errors = torch.stack([other.std_error, estimate.std_error]).double().square()
+    total = errors.sum(0)
+    # Welch's degrees of freedom
+    free = total.new_tensor([chains - 1, max(len(outcome.draws) - 1, 1)]).reshape(2, *[1] * total.ndim)
+    dof = total.square() / (errors.square() / free).sum(0)
+    quantile = torch.as_tensor(t.isf(CROSS.false / total.numel(), dof.clamp_min(1.0).cpu().numpy())).to(total)
+    error = total.sqrt()
+    difference = (other.log_z - estimate.log_z).double().clamp_min(0.0).nan_to_num(0.0)
+    spread = (difference.square() - CROSS.beyond**2 * total).clamp_min(0.0).nan_to_num(0.0).sqrt()
+    shift = torch.where(difference > quantile * error, difference, 0.0)
+    return CrossCheck(shift.to(estimate.log_z), spread.to(estimate.log_z))
+
+
+def checked(
+    path: AnnealedPath, outcome: Outcome, rng: torch.Generator, *, compare: bool = True
+) -> tuple[Outcome, Unseen]:
+    """The outcome with what its draws have not seen, or too rarely, in its error and diagnostics; and the unseen.
+
+    Args:
+        compare: whether to cross-check where there are several modes.
+    """
+    rare = spread = torch.zeros_like(outcome.estimate.log_z)
+    try:
+        unseen = look_for_unseen(path, outcome, rng)
+        if compare and (unseen.found > 1).any():
+            second = cross_check(path, outcome, rng)
+            rare, spread = (torch.where(unseen.found > 1, each, 0.0) for each in second)
+    except KeyboardInterrupt:
+        # the estimates are whole, and are kept; further chunks are not begun
+        outcome, unseen = outcome._replace(interrupted=True), Unseen.none(outcome.estimate.log_z)
+    error, unseen = widened(outcome.estimate.std_error, unseen)
+    # the two are of the same mass: the larger counts
+    error = torch.maximum(error, (outcome.estimate.std_error.square() + spread.square()).sqrt())
+    found = {
+        "minima": unseen.found,
+        "unseen_modes": unseen.modes,
+        "unseen_shift": unseen.shift,
+        "rare_shift": rare,
+    }
+    estimate = outcome.estimate._replace(std_error=error)
+    return outcome._replace(estimate=estimate, diagnostics=outcome.diagnostics | found), unseen

@@ -1,0 +1,185 @@
+"""``log_evidence()``: estimate, check, refine, in this order; and ``refine_base()``, which repeats them for a base."""
+
+from typing import Literal, NamedTuple
+
+import torch
+
+from ..arguments import flag, random_seed, whole_number
+from ..errors import ArgumentError, uninterrupted
+from ..references.density import Whitened
+from .checks import Unseen, checked, count_minima
+from .estimators import weight_ess
+from .method import Method, Outcome, check_method
+from .path import AnnealedPath
+from .refine import refined
+from .result import Evidence
+from .run import EvidenceRun, RunOptions, started
+from .tempering.gibbs import GibbsTempering
+from .tempering.parallel import ParallelTempering
+
+__all__ = ["Refined", "log_evidence", "refine_base"]
+
+
+def log_evidence(
+    target,
+    base: Whitened | None = None,
+    method: Method | None = None,
+    *,
+    chains: int = 16,
+    seed: int | None = None,
+    chunk: int | None = None,
+    keep_draws: bool = True,
+    coverage: bool = True,
+    refine: bool | None = None,
+    progress: bool = True,
+) -> Evidence:
+    """Estimate ``log Z``, with ``Z`` the integral of ``exp(-energy(x))``, for every problem of a batch.
+
+    Args:
+        target: a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``. If it has
+            ``take(problems)``, which returns the target of the problems with these flat indices, a large batch is
+            evaluated in chunks. A fibre with additive normal noise stands for its posterior, and ``(model, images)``,
+            with a decoder and a prior, for the :class:`LatentPosterior` of the images.
+        base: normalised density to start from (a Gaussian, a Mixture, a Flow or one's own), with the target's batch
+            shape; its dtype is that of all positions. None for the encoder's posterior if there is an encoder, else
+            Laplace's approximation, else a fit of the evidence lower bound, as one line says.
+        method: an evidence method; None for :class:`ParallelTempering` if the target is one problem in which searches
+            from widely spread starts end in several minima, :class:`GibbsTempering` otherwise.
+        chains: independent chains per problem (runs of :class:`SMC`); a single one has no standard error.
+        seed: seed of all randomness; None draws one and records it in ``Evidence.seed``.
+        chunk: problems at a time; None for as many as fit 1 GiB.
+        keep_draws: whether the result holds the weighted draws, most of its memory; ``thin`` saves memory too.
+        coverage: whether to look for modes that no draw has visited, by minimisations from widely spread starts for at
+            most a tenth of the run's gradients (math 6.14); bounds are not checked. A mode whose Laplace mass would
+            move log Z by more than a standard error is a warning, and its shift is added to ``std_error`` in squares:
+            diagnostics ``unseen_modes`` and ``unseen_shift``. Where it ends in several modes, a short parallel
+            tempering, for at most a quarter of the gradients, says whether they are visited too rarely: ``rare_shift``.
+        refine: whether problems whose draws contradict the base run again from a better one, up to three times (math
+            6.16): with fewer round trips between base and target than chains the base takes the moments of the draws,
+            and unseen modes join it, with a share of a half. None for True without a ``method``, and else False.
+            Diagnostics ``refinements`` (how often, per problem) and ``added_modes``.
+        progress: show a bar with the running estimate on the standard error stream.
+
+    Returns:
+        :class:`Evidence`. An interrupt (Ctrl-C) returns what there is, with ``interrupted`` set and a warning: the
+        estimates of finished chunks, NaN for the problems of others, and from shorter chains those of tempering,
+        ``ImportanceSampling`` and ``Elbo``.
+
+    Raises:
+        ArgumentError: an argument is outside its range, or base and target do not fit.
+        ModelError, ObservationError: of ``(model, images)``, the model has no decoder, or the images do not fit it.
+        EvidenceError: no base can be fitted, all weights of a problem are zero, or the method has no weights for this
+            target.
+        KeyboardInterrupt: interrupted before there was any estimate.
+    """
+    call = "log_evidence"
+    target, base, said = started(call, target, base)
+    if method is not None:
+        check_method(method)
+    run = EvidenceRun(
+        call,
+        target,
+        base,
+        GibbsTempering() if method is None else method,
+        RunOptions(chains, seed, chunk, keep_draws, progress),
+    )
+    if method is None:
+        run.method = _chosen(run)
+    check = flag(call, "coverage", coverage) and run.method.status in ("unbiased", "consistent")
+    refine = check and method is None if refine is None else flag(call, "refine", refine)
+    if refine and not check:
+        raise ArgumentError(
+            f"{call}(refine=True): modes are looked for by coverage=True, of a method that is not a bound"
+        )
+
+    def estimate_and_check(path: AnnealedPath) -> tuple[Outcome, Unseen]:
+        outcome = _estimated(run, path)
+        if not check:
+            return outcome, Unseen.none(outcome.estimate.log_z)
+        # a generator of its own: the check leaves the numbers of a run as they are without it
+        rng = torch.Generator(path.base.mean.device).manual_seed(run.seed + 1)
+        return checked(path, outcome, rng, compare=not getattr(run.method, "explores", False))
+
+    def work(path: AnnealedPath, problems: slice | None) -> list[Outcome]:
+        return [refined(path, estimate_and_check) if refine else estimate_and_check(path)[0]]
+
+    (outcome,) = run.outcomes(work, said)
+    return run.evidence(outcome, type(run.method).__name__, run.method.status)
+
+
+def _chosen(run: EvidenceRun) -> Method:
+    """The default method: parallel tempering of one problem with several minima, else Gibbs tempering."""
+    if run.target.batch_shape.numel() > 1:
+        return run.method
+    rng = torch.Generator(run.base.mean.device).manual_seed(0)
+    return ParallelTempering() if bool(count_minima(run.path(), rng) > 1) else run.method
+
+
+def _estimated(run: EvidenceRun, path: AnnealedPath) -> Outcome:
+    """The method's own outcome, with the effective number of chains."""
+    outcome = run.method.run(path, run.chains, run.rng, run.bar)
+    effective = weight_ess(outcome.log_weights.logsumexp(1))
+    return outcome._replace(diagnostics=outcome.diagnostics | {"effective_chains": effective})
+
+
+class Refined(NamedTuple):
+    """Result of :func:`refine_base`."""
+
+    base: Whitened
+    """The refined base, with the last pilot's log evidence as ``log_zeta``."""
+    pilots: list[Evidence]
+    """One per round, run from the base that the round started with."""
+
+    @property
+    def gradient_evaluations(self) -> int:
+        """Total over rounds, per chain and problem."""
+        return sum(pilot.diagnostics["gradient_evaluations"] for pilot in self.pilots)
+
+
+def refine_base(
+    target,
+    base: Whitened,
+    method: Method | None = None,
+    *,
+    rounds: int = 2,
+    kind: Literal["diagonal", "full", "low_rank"] | None = None,
+    chains: int = 16,
+    seed: int = 0,
+    progress: bool = True,
+) -> Refined:
+    """Refine a base in rounds: each gives it the target's moments and log Z as a pilot run estimates them.
+
+    The pilots' draws are discarded: a run that starts from the frozen base with fresh randomness keeps the status of
+    its method. Refinement improves a base only as far as the chains of its pilots travel.
+
+    Args:
+        target, base: as in :func:`log_evidence`.
+        method: method of the pilots, which must draw from the target; None for ``GibbsTempering()``.
+        rounds: number of pilots, each run from the base that the previous one refined.
+        kind: kind of the refined scale; None keeps the base's own. A full or low-rank scale holds correlations that a
+            diagonal fit leaves out.
+        chains: chains per problem in every pilot.
+        seed: seed of all randomness.
+        progress: as in :func:`log_evidence`.
+
+    Raises:
+        ArgumentError: an argument is outside its range, or the method is a bound.
+        EvidenceError: a pilot failed, or all its weights of a problem are zero.
+    """
+    method = GibbsTempering() if method is None else method
+    check_method(method)
+    if method.status not in ("unbiased", "consistent"):
+        raise ArgumentError(
+            f"refine_base(method={type(method).__name__}): it draws from the base; use a method that draws from the "
+            "target, such as GibbsTempering"
+        )
+    rounds = whole_number("refine_base", "rounds", rounds, 1)
+    seeds = torch.Generator().manual_seed(random_seed("refine_base", seed))
+    pilots = []
+    for _ in range(rounds):
+        own = int(torch.randint(2**31, (), generator=seeds))
+        pilot = uninterrupted(log_evidence(target, base, method, chains=chains, seed=own, progress=progress))
+        assert pilot.draws is not None
+        base = base.refined(pilot.draws, pilot.log_weights, pilot.log_z, kind=kind)
+        pilots.append(pilot)
+    return Refined(base, pilots)

@@ -1,0 +1,257 @@
+"""What a user calls: ``sample(run=...)``, ``resume()``, ``extend()`` and ``collect()``."""
+
+import dataclasses
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..arguments import available_device, flag, whole_number
+from ..arguments.objects import is_sequence, shown
+from ..conditioning.fibre import Fibre
+from ..errors import ArgumentError, CheckpointError, DgmInferError
+from ..sampling import sample as hook
+from ..sampling.draws import Draws
+from ..sampling.preflight import check_size
+from ..sampling.report import as_draws
+from ..sampling.run import RunInputs, RunPlan, device_of
+from ..target import Target, as_target
+from .engine import go_on, problem_at, ranks
+from .folder import RunFolder
+from .shards import collected, count_of
+
+__all__ = ["begin_run", "collect", "extend", "resume"]
+
+# Shards of a run that several processes may make: enough for eight devices.
+_SHARDS = 8
+# Seconds that ranks wait for the first one to begin a run, and from one look to the next.
+_PATIENCE, _LOOK = 60.0, 0.2
+
+Devices = Sequence[str | torch.device] | str | torch.device | None
+
+
+def resume(
+    run: str | os.PathLike, problem: Any = None, *, devices: Devices = None, executor: Any = None, progress: bool = True
+) -> Draws:
+    """Go on with a run where its last checkpoint was made; its draws are those of a run that was never stopped.
+
+    On the same device and with the same version of torch they agree to the last digit: the state of the chains, of the
+    warm-up and of the random numbers is part of a checkpoint. A run that is finished is collected.
+
+    Args:
+        run: the folder that ``sample(..., run=...)`` was given.
+        problem: what is sampled, if the folder could not store it, or if its classes have moved; it is compared with
+            what the folder knows of it.
+        devices: as for :func:`sample`; on another kind of device the random numbers after the stop are other ones.
+        executor: as for :func:`sample`.
+        progress: show a bar on the standard error stream.
+
+    Returns:
+        :class:`Draws`, those made before the stop included.
+
+    Raises:
+        CheckpointError: no run is there, a file of it is damaged, or it needs a class that is not available.
+        ArgumentError: another process goes on with this run, or the problem is another one.
+
+    Example:
+        >>> draws = dgm.sample(fibre, run="runs/lens")  # doctest: +SKIP
+        >>> draws = dgm.resume("runs/lens")  # in another process, after that one was stopped  # doctest: +SKIP
+    """
+    return _gone_on("resume", run, problem, 0, devices, executor, progress)
+
+
+def extend(
+    run: str | os.PathLike,
+    draws: int,
+    problem: Any = None,
+    *,
+    devices: Devices = None,
+    executor: Any = None,
+    progress: bool = True,
+) -> Draws:
+    """Add draws to a run: a longer run from the start would have had the same ones.
+
+    A run that is not finished is finished first. The kernel stays as warm-up left it.
+
+    Args:
+        run: the folder, as for :func:`resume`.
+        draws: draws to add per chain.
+        problem: as for :func:`resume`.
+        devices: as for :func:`resume`.
+        executor: as for :func:`resume`.
+        progress: show a bar on the standard error stream.
+
+    Returns:
+        :class:`Draws`, the earlier ones included.
+
+    Raises:
+        CheckpointError: as for :func:`resume`.
+        ArgumentError: as for :func:`resume`, or ``draws`` is not at least 1, or more than memory holds; the run is as
+            it was.
+    """
+    more = whole_number("extend", "draws", draws)
+    if ranks()[1] > 1:
+        raise ArgumentError("extend(): ranks of torchrun do not agree on it: use one process, with executor=")
+    return _gone_on("extend", run, problem, more, devices, executor, progress)
+
+
+def collect(run: str | os.PathLike, problem: Any = None) -> Draws:
+    """The draws in a folder so far, also while a process adds to them.
+
+    Of shards that differ, those chains, and as many draws of each, as make the most.
+
+    Args:
+        run: the folder, as for :func:`resume`.
+        problem: what is sampled; None reads the stored one.
+
+    Returns:
+        :class:`Draws`, ``interrupted`` as long as the run is not finished.
+
+    Raises:
+        CheckpointError: there are no draws, a file is damaged, or a class of the problem is not available.
+        ArgumentError: the draws are not those of this problem.
+    """
+    folder = RunFolder.open("collect", run)
+    if count_of(folder) == 0:
+        # says how far it is, whatever the problem
+        collected(folder, None)
+    draws = as_draws(collected(folder, _given("collect", folder, problem)))
+    draws.interrupted |= draws.shape[0] < folder.plan["chains"]
+    return draws
+
+
+def begin_run(
+    run: str | os.PathLike | None,
+    inputs: RunInputs,
+    plan: RunPlan,
+    *,
+    checkpoint_every: float,
+    devices: Any,
+    executor: Any,
+    shards: int | None,
+    progress: bool,
+) -> Draws:
+    """A run kept in a folder, for ``run=None`` a temporary one, made here or by workers.
+
+    Raises:
+        ArgumentError: there is a run in the folder, a device is not there, or what to sample cannot be stored.
+    """
+    own = device_of(inputs.problem, inputs.initial)
+    places = _workers("sample", devices, executor, own)
+    ranked = ranks() if run is not None and places is None and executor is None else (0, 1)
+    if shards is None:
+        shards = 1 if places is None and executor is None and ranked[1] == 1 else _SHARDS
+    shards = min(whole_number("sample", "shards", shards), plan.chains)
+    if executor is not None and run is None:
+        raise ArgumentError("sample(executor=...): needs run=, a folder that all workers reach")
+    manifest = {
+        "plan": dataclasses.asdict(plan),
+        "shards": shards,
+        "undecided": inputs.undecided,
+        "checkpoint_every": checkpoint_every,
+        "device": str(own),
+        "torch_version": str(torch.__version__),
+        "launch": _launch(),
+    }
+    with ExitStack() as stack:
+        path = stack.enter_context(tempfile.TemporaryDirectory(prefix="dgm-infer-")) if run is None else run
+        if run is not None and ranked[0] > 0:
+            return go_on("sample", _joined(run), None, inputs.problem, None, None, False, ranked)
+        folder, writer = stack.enter_context(
+            RunFolder.begin(
+                path,
+                manifest,
+                inputs.problem,
+                {"kernel": inputs.kernel, "initial": inputs.initial},
+                sent=places is not None and len(places) > 1,
+            )
+        )
+        if run is not None and (reason := folder.manifest["unstored"]):
+            warnings.warn(f"sample(run=...): {reason}; dgm.resume(run, problem=...) will need it", stacklevel=4)
+        return go_on("sample", folder, writer, inputs.problem, places, executor, progress, ranked)
+
+
+hook.begin_run = begin_run
+
+
+def _workers(call: str, devices: Any, executor: Any, own: torch.device) -> list[torch.device] | None:
+    """The devices asked for, of a problem on its ``own``; None for none.
+
+    Raises:
+        ArgumentError: they are none, or the executor is not one.
+    """
+    if executor is not None and (devices is not None or not callable(getattr(executor, "submit", None))):
+        what = "give devices= or executor=, not both" if devices is not None else "must have submit(), as executors do"
+        raise ArgumentError(f"{call}(executor={shown(executor)}): {what}")
+    if devices is None:
+        return None
+    if devices == "auto":
+        return [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or [own]
+    if isinstance(devices, str | torch.device):
+        devices = [devices]
+    if not is_sequence(devices) or len(devices) == 0:
+        raise ArgumentError(
+            f"{call}(devices={shown(devices)}): must be 'auto' or a list of devices, such as ['cuda:0', 'cuda:1']; "
+            "['cpu', 'cpu'] is two processes"
+        )
+    return [available_device(call, "devices", device) for device in devices]
+
+
+def _launch() -> str:
+    """What the ranks of one launch have in common, and those of another do not."""
+    names = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT")
+    return "/".join(os.environ.get(name, "") for name in names)
+
+
+def _joined(run: str | os.PathLike) -> RunFolder:
+    """The folder that rank 0 of this launch makes."""
+    deadline = time.monotonic() + _PATIENCE
+    while time.monotonic() < deadline:
+        with suppress(CheckpointError):
+            folder = RunFolder.open("sample", run)
+            if folder.manifest["launch"] == _launch():
+                return folder
+        time.sleep(_LOOK)
+    raise ArgumentError(f"sample(run={str(Path(run))!r}): rank 0 has begun no run there in {_PATIENCE:.0f} s")
+
+
+def _gone_on(
+    call: str, run: str | os.PathLike, given: Any, more: int, devices: Devices, executor: Any, progress: bool
+) -> Draws:
+    flag(call, "progress", progress)
+    folder = RunFolder.open(call, run)
+    places = _workers(call, devices, executor, torch.device(folder.manifest["device"]))
+    ranked = ranks() if places is None and executor is None else (0, 1)
+    if ranked[0] > 0:
+        return go_on(call, folder, None, _given(call, folder, given, places), None, None, False, ranked)
+    with folder.writing() as writer:
+        before = RunPlan(**folder.plan)
+        problem = _given(call, folder, given, places)
+        if more:
+            plan = dataclasses.replace(before, draws=before.draws + more)
+            numbers = {name: getattr(plan, name) for name in ("chains", "warmup", "draws", "thin", "keep")}
+            check_size(problem, **numbers)
+            folder.change(writer, plan=dataclasses.asdict(plan))
+        made = count_of(folder)
+        try:
+            return go_on(call, folder, writer, problem, places, executor, progress, ranked)
+        finally:
+            # stopped before it added a draw: the run as it was
+            with suppress(DgmInferError):
+                if more and count_of(folder) == made:
+                    folder.change(writer, plan=dataclasses.asdict(before))
+
+
+def _given(call: str, folder: RunFolder, given: Any, places: list[torch.device] | None = None) -> Fibre | Target:
+    """The given problem if it is the one that was sampled, else the stored one."""
+    if given is None:
+        return problem_at(folder, None, places[0] if places else None)
+    problem = given if isinstance(given, Fibre | Target) else as_target(given)
+    folder.check(call, problem)
+    return problem
