@@ -94,6 +94,7 @@ ORDER = {
         "diagnose",
         "draws",
         "preflight",
+        "default_kernel",
         "warmup",
         "allocation",
         "starts",

@@ -23,8 +23,19 @@ __all__ = ["LiftedHMC", "LiftedState", "curvature_metric"]
 
 
 _CURVATURE = "curvature"
-# A metric that is adapted begins with the curvature of at most so many global inputs, at so many chains.
-_DIM, _CHAINS = 512, 16
+
+
+@dataclass(frozen=True)
+class CurvatureSettings:
+    """Of the metric of the curvature, which takes a forward derivative per global input and chain."""
+
+    dim: int = 512
+    """Global inputs up to which a metric that is adapted begins with it."""
+    chains: int = 16
+    """Chains it is averaged over, at most."""
+
+
+_SETTINGS = CurvatureSettings()
 
 
 class LiftedState(NamedTuple):
@@ -145,7 +156,7 @@ class LiftedHMC(Settings):
 
     def metric_at(self, problem: Fibre, position: Tensor) -> Metric | None:
         marginal = self._marginal(problem)
-        if not (self.metric == _CURVATURE or (self.metric == "dense" and marginal.dim <= _DIM)):
+        if not (self.metric == _CURVATURE or (self.metric == "dense" and marginal.dim <= _SETTINGS.dim)):
             return None
         return curvature_metric(marginal, position[..., : marginal.dim])
 
@@ -206,7 +217,7 @@ class LiftedHMC(Settings):
 
 def curvature_metric(marginal: NoiseMarginal, u1: Tensor) -> Metric | None:
     """The inverse of the mean of ``I + K^T K`` over at most 16 of the positions ``[points, *batch, D]`` (math 8.8)."""
-    precision = marginal.precision(u1[:_CHAINS]).mean(0)
+    precision = marginal.precision(u1[: _SETTINGS.chains]).mean(0)
     try:
         return TriangularMap.of_precision(precision, u1.dtype)
     except RuntimeError:

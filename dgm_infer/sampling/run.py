@@ -233,6 +233,11 @@ class SamplingRun:
 
     def advance(self, bar: Progress, after_each: "Callable[[SamplingRun], None]") -> None:
         """Make the transitions that are left, and call ``after_each`` with the run after every one of them."""
+        self.warm_up(bar, after_each)
+        self.draw(bar, after_each)
+
+    def warm_up(self, bar: Progress, after_each: "Callable[[SamplingRun], None]") -> None:
+        """Adapt the kernel, and freeze it."""
         plan = self.plan
         while self._warm is not None and self.now.transitions < plan.warmup:
             state, info = self._execution.step(
@@ -250,6 +255,10 @@ class SamplingRun:
         if self._warm is not None:
             kernel = self._warm.frozen()
             self.kernel, self._first, self._warm = kernel, self.now.state.position, None
+
+    def draw(self, bar: Progress, after_each: "Callable[[SamplingRun], None]") -> None:
+        """The main run."""
+        plan = self.plan
         while self.now.transitions < plan.transitions:
             left = plan.transitions - self.now.transitions
             state, states, infos, n = self._execution.several(self.kernel, self.now.state, self._rng, left, bar.note)

@@ -1,20 +1,18 @@
-"""``sample()``: starting points, warm-up and the main loop."""
+"""``sample()``, stage by stage: choose a kernel, check, find starting points, warm up, draw, report."""
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
 from ..arguments import flag, numbers, positive
-from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
-from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError
-from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Kernel, LiftedHMC, RiemannianHMC
+from ..kernels import Kernel
 from ..progress import Progress
 from ..target import Target, as_target
+from .default_kernel import default_kernel
 from .draws import Draws
 from .preflight import check_energy, check_size
 from .report import finalise
@@ -24,29 +22,6 @@ __all__ = ["sample"]
 
 begin_run: Callable[..., Draws] | None = None
 """What makes the runs that are kept in a folder: set by their room, which is above this one."""
-
-
-@dataclass(frozen=True)
-class RidgeSettings:
-    """When a posterior is a ridge so narrow that kernels with Jacobians cost less than HMC.
-
-    HMC takes steps of the width of a ridge, :class:`ConstrainedHMC` and :class:`RiemannianHMC` move along it. On
-    ``dgm-infer bench samplers`` HMC no longer mixes from a stretch of about 40, with one row.
-    """
-
-    prior_draws: int = 8
-    """At which the stretch is measured: how much narrower than the prior a posterior is across the ridge."""
-    step: float = 5
-    """Steps of HMC per step with a Jacobian of no rows, in time."""
-    row: float = 2
-    """The same for every row of the Jacobian: a backward pass."""
-
-    def least(self, rows: int) -> float:
-        """The stretch from which a ridge is narrow."""
-        return self.step + self.row * rows
-
-
-_RIDGE = RidgeSettings()
 
 
 def sample(
@@ -113,6 +88,7 @@ def sample(
         StartError: no starting points were found.
         EvidenceError: :class:`ModeJumps` was to find the modes of a target, and found none.
     """
+    # choose a kernel
     if not isinstance(problem, Fibre | Target):
         problem = as_target(problem)
     undecided = kernel is None
@@ -122,6 +98,7 @@ def sample(
         raise ArgumentError(
             f"kernel={name}: expected an instance, for example {type(default_kernel(problem)).__name__}()"
         )
+    # check
     kernel.check(problem)
     plan = RunPlan.checked(
         chains=chains,
@@ -138,6 +115,7 @@ def sample(
     check_size(problem, chains=chains, warmup=plan.warmup, draws=draws, thin=thin, keep=keep)
     if isinstance(problem, Target) and initial is None:
         check_energy(problem, kernel, device_of(problem, initial))
+    # find starting points, warm up, draw
     run_inputs = RunInputs(problem, kernel, initial, undecided)
     if (run, devices, executor, shards) != (None, None, None, None):
         assert begin_run is not None
@@ -154,37 +132,5 @@ def sample(
     with Progress(progress, diagnostics, plan.transitions) as bar:
         sampling_run = SamplingRun.begin(run_inputs, plan, bar)
         stopped_by = run_until_stopped(sampling_run, bar)
+    # report
     return finalise(sampling_run.outcome(), stopped_by)
-
-
-def default_kernel(problem: Fibre | Target) -> Kernel:
-    """The default kernel for this kind of problem."""
-    if isinstance(problem, Fibre):
-        narrow = problem.marginal is None or _is_ridge(problem, problem.marginal)
-        return ConstrainedHMC() if narrow else LiftedHMC()
-    if not problem.has_gradient:
-        return EllipticalSlice()
-    return RiemannianHMC() if isinstance(problem, InputPosterior) and _is_narrow(problem) else HMC()
-
-
-def _is_ridge(problem: Fibre, marginal: NoiseMarginal) -> bool:
-    """Whether additive noise is narrow, and the observation leaves global inputs free."""
-    rows = problem.values.shape[-1]
-    if rows >= marginal.dim:
-        return False
-    u1 = marginal.initial_draws(_RIDGE.prior_draws, torch.Generator(problem.values.device).manual_seed(0))
-    precision = marginal.precision(u1)
-    # a simulator may overflow at prior draws, which says nothing
-    told = precision.isfinite().all(-1).all(-1)
-    unit = torch.eye(marginal.dim).to(precision)
-    stretch = torch.linalg.eigvalsh(torch.where(told[..., None, None], precision, unit))[..., -1].sqrt()
-    return bool(told.any()) and stretch[told].median().item() > _RIDGE.least(rows)
-
-
-def _is_narrow(problem: InputPosterior) -> bool:
-    """Whether a tolerance is so small that its steps cost HMC more than Jacobians cost :class:`RiemannianHMC`."""
-    if problem.embedding is None:
-        return False
-    u = problem.initial_draws(_RIDGE.prior_draws, torch.Generator(problem.values.device).manual_seed(0))
-    rows = min(problem.embedding.fibre.values.shape[-1], problem.dim)
-    return problem.embedding.stretch(u).nanmedian().item() > _RIDGE.least(rows)
