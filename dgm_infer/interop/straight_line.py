@@ -263,9 +263,9 @@ def straight_line_code(run: Callable[[Tensor], Parts], probes: Tensor) -> tuple[
 
 def _is_same(code: Function, part: Function, probes: Tensor) -> bool:
     """Whether values and gradients agree, of each input alone and of all at once."""
-    together = torch.func.vmap(lambda v: _with_gradient(code, v))(probes)
+    together = _with_gradients(lambda v: torch.func.vmap(lambda row: _flat(code, row))(v), probes)
     for probe, *many in zip(probes, *together, strict=True):
-        expected, alone = _with_gradient(part, probe), _with_gradient(code, probe)
+        expected, alone = (_with_gradients(lambda v, f=f: _flat(f, v), probe) for f in (part, code))
         for e, a, m in zip(expected, alone, many, strict=True):
             # numbers that are not finite agree with anything
             if not (e.isfinite().all() and _agree(a, e) and _agree(m, e)):
@@ -273,14 +273,16 @@ def _is_same(code: Function, part: Function, probes: Tensor) -> bool:
     return True
 
 
-def _with_gradient(function: Function, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Outputs ``[N]``, and the gradient ``[D]`` of a weighted sum."""
+def _flat(function: Function, v: Tensor) -> Tensor:
+    """All outputs of one input, ``[N]``."""
+    return torch.cat([v.new_zeros(0), *(x.reshape(-1).to(v.dtype) for x in function(v))])
 
-    def flat(v: Tensor) -> Tensor:
-        return torch.cat([v.new_zeros(0), *(x.reshape(-1).to(v.dtype) for x in function(v))])
 
-    value, pull, *_ = torch.func.vjp(flat, v.clone())
-    return value, pull(torch.linspace(1, 2, len(value), dtype=value.dtype, device=value.device))[0]
+def _with_gradients(outputs: Callable[[Tensor], Tensor], v: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs ``[..., N]``, and the gradients ``[..., D]`` of a weighted sum of them."""
+    value, pull, *_ = torch.func.vjp(outputs, v.clone())
+    weights = torch.linspace(1, 2, value.shape[-1], dtype=value.dtype, device=value.device)
+    return value, pull(weights.expand_as(value))[0]
 
 
 def _agree(a: Tensor, b: Tensor) -> bool:
