@@ -11,7 +11,7 @@ from .checks import Unseen, checked, count_minima
 from .estimators import weight_ess
 from .method import Method, Outcome, check_method
 from .path import AnnealedPath
-from .refine import refined
+from .refine import run_and_refine
 from .result import Evidence
 from .run import EvidenceRun, RunOptions, started
 from .tempering.gibbs import GibbsTempering
@@ -101,7 +101,7 @@ def log_evidence(
         return checked(path, outcome, rng, compare=not getattr(run.method, "explores", False))
 
     def work(path: AnnealedPath, problems: slice | None) -> list[Outcome]:
-        return [refined(path, estimate_and_check) if refine else estimate_and_check(path)[0]]
+        return [run_and_refine(path, estimate_and_check) if refine else estimate_and_check(path)[0]]
 
     (outcome,) = run.outcomes(work, said)
     return run.evidence(outcome, type(run.method).__name__, run.method.status)

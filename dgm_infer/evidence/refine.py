@@ -16,7 +16,7 @@ from .method import Outcome, replaced
 from .path import AnnealedPath
 from .warnings import few_round_trips
 
-__all__ = ["base_with", "refined"]
+__all__ = ["base_with", "run_and_refine"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RefineSettings:
 REFINE = RefineSettings()
 
 
-def refined(path: AnnealedPath, once: Callable[[AnnealedPath], tuple[Outcome, Unseen]]) -> Outcome:
+def run_and_refine(path: AnnealedPath, once: Callable[[AnnealedPath], tuple[Outcome, Unseen]]) -> Outcome:
     """Repeat a run whose draws contradict its base, from one that they improve, three times at most.
 
     Problems with fewer round trips between base and target than chains get a base with the moments of the draws; modes

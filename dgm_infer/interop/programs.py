@@ -10,7 +10,7 @@ from torch import Tensor
 from ..arguments import choice, instance
 from ..errors import ArgumentError, ModelError, cause
 from ..extras import extra
-from ..sampling.predictive import Program
+from ..sampling.predictive import CalledProgram
 from .charts import has_fewer_dimensions, is_point
 from .guards import prepared
 from .reparametrisation import reparametrise
@@ -133,7 +133,7 @@ class ProgramModel(TracedModel):
         self._seen = {name: v for name, v in {**own, **self._soft}.items() if name not in values and v.numel()}
         made = {name: function for name, function in functions.items() if name in values}
         self._weighted = {name for name, node in nodes.items() if _is_weighted(node)}
-        self.source = Program(program, args, kwargs, (*values, *self._soft), made)
+        self.source = CalledProgram(program, args, kwargs, (*values, *self._soft), made)
 
     def observed_data(self, outputs: Tensor) -> dict[str, Tensor]:
         """The observations by name, each ``[*batch, *shape]``; those without an entry that is a number are left out.

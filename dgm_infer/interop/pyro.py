@@ -11,7 +11,7 @@ from torch import Tensor
 from ..arguments import floating_type
 from ..errors import ArgumentError, ModelError, cause
 from ..extras import extra
-from ..sampling.predictive import Program
+from ..sampling.predictive import CalledProgram
 from ..target import Target
 from .charts import chart_of, has_chart, is_point
 from .intercept import Promotion
@@ -94,7 +94,7 @@ class PyroTarget(Target):
     ):
         name = getattr(program, "__name__", type(program).__name__)
         self._args, self._kwargs, self.dtype = args, kwargs, dtype
-        self.source = Program(program, args, kwargs, tuple(observed))
+        self.source = CalledProgram(program, args, kwargs, tuple(observed))
         if observed:
             program = poutine.condition(program, data={key: torch.as_tensor(v) for key, v in observed.items()})
         self._program = program

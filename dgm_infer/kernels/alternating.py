@@ -11,7 +11,7 @@ from ..arguments.objects import is_sequence, shown
 from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..target import Block, Target
-from .hamiltonian import check_target
+from .hmc import check_target
 from .kernel import Info, Kernel, Trial, Tunable, Tuning
 from .metropolis import Point, RandomWalk, point_at
 from .slice import EllipticalSlice

@@ -15,7 +15,7 @@ from ..conditioning.projection import SOLVERS, Projection, project, solver_toler
 from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..structures import JacobianMap
-from .hamiltonian import accept, check_schedule, constant_steps, draw_momentum, draw_schedule, schedule_tuning
+from .hmc import accept, check_schedule, constant_steps, draw_momentum, draw_schedule, schedule_tuning
 from .integrators import CIRCULAR, STRAIGHT, geodesic
 from .kernel import Info, TrajectoryEnd, Trial, Tuning
 from .metropolis import Point, point_at

@@ -1,34 +1,201 @@
-"""Hamiltonian Monte Carlo on R^D (math 8.1, T Algorithm 6)."""
+"""Hamiltonian Monte Carlo on R^D (math 8.1, T Algorithm 6), and what all Hamiltonian kernels share.
+
+Momenta, trajectory schedules, acceptance, and the state on a target.
+"""
 
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
-from ..arguments import choice
+from ..arguments import choice, counts, optional_positive
 from ..autodiff.captured import captured
 from ..autodiff.loops import is_captured
-from ..errors import Status
+from ..autodiff.randomness import normal
+from ..autodiff.randomness import uniform as random_uniform
+from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..target import Target
-from .hamiltonian import (
-    HMCState,
-    accept,
-    check_schedule,
-    check_target,
-    constant_steps,
-    draw_momentum,
-    draw_schedule,
-    schedule_tuning,
-)
 from .integrators import PhasePoint, few, leapfrog
-from .kernel import Info, TrajectoryEnd, Trial, Tuning
+from .kernel import Info, TrajectoryEnd, Trial, Tuning, either
 from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
 
-__all__ = ["HMC"]
+__all__ = [
+    "HMC",
+    "TRAJECTORY",
+    "HMCState",
+    "Schedule",
+    "TrajectorySettings",
+    "accept",
+    "constant_steps",
+    "draw_schedule",
+]
+
+
+@dataclass(frozen=True)
+class TrajectorySettings:
+    """Of trajectories whose kernel leaves them open."""
+
+    length: float = math.pi / 2
+    """Initial trajectory length: on a standard normal density it makes the next position independent of this one."""
+    most_steps: int = 200
+    """Maximum steps per transition, however small they are: a bound on its time."""
+    divergence: float = 1000.0
+    """Energy error, in nats, above which a trajectory is a divergence (Stan's)."""
+
+
+TRAJECTORY = TrajectorySettings()
+
+
+class HMCState(NamedTuple):
+    """Positions on R^D ``[chains, *batch, D]``, with their energy and its gradient."""
+
+    position: Tensor
+    energy: Tensor
+    gradient: Tensor
+    extra: tuple[Tensor, ...] = ()
+    """What else the target keeps at the positions, ``[chains, *batch]`` or ``[chains, *batch, E]``."""
+
+    def where(self, condition: Tensor, other: "HMCState") -> "HMCState":
+        """This state where the condition ``[chains, *batch]`` holds, else the other."""
+        return HMCState(
+            either(condition, self.position, other.position),
+            either(condition, self.energy, other.energy),
+            either(condition, self.gradient, other.gradient),
+            tuple(either(condition, a, b) for a, b in zip(self.extra, other.extra, strict=True)),
+        )
+
+
+def check_target(name: str, problem: object) -> None:
+    """Raise ArgumentError unless the problem is a target."""
+    if not isinstance(problem, Target):
+        raise ArgumentError(
+            f"{name} samples a Target, not a {type(problem).__name__}: use ConstrainedHMC, or "
+            "condition(..., tolerance=eps)"
+        )
+
+
+def draw_momentum(position: Tensor, rng: torch.Generator) -> Tensor:
+    """Standard normal momentum, ``[..., D]``."""
+    return normal(position.shape, position, rng)
+
+
+def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Metropolis decision on the Hamiltonian, per chain.
+
+    Returns:
+        accepted, acceptance probability and status, each ``[...]``.
+    """
+    error = h_new - h_old
+    # false for NaN, as is an infinite energy
+    fine = (error < TRAJECTORY.divergence) & (h_new > -math.inf)
+    ok = status == Status.OK
+    status = torch.where(ok & ~fine, int(Status.DIVERGED), status)
+    probability = torch.where(ok & fine, error.neg().clamp_max(0).exp(), 0.0)
+    uniform = random_uniform(error.shape, error, rng)
+    return uniform < probability, probability, status
+
+
+class Scheduled(Protocol):
+    """The fields that determine the steps of a trajectory."""
+
+    @property
+    def step_size(self) -> float | Tensor | None: ...
+
+    @property
+    def n_steps(self) -> int | tuple[int, int] | None: ...
+
+    @property
+    def trajectory_length(self) -> float | Tensor | None: ...
+
+
+class Schedule(NamedTuple):
+    """Number and size of the steps of one transition."""
+
+    n_steps: Tensor
+    """``[chains, *batch]``."""
+    step_size: Tensor
+    """``[chains, *batch]``."""
+    fraction: Tensor
+    """Duration over the trajectory length, ``[*batch]``."""
+
+
+def given_step_size(step_size: float | Tensor | None, like: Tensor) -> Tensor:
+    """The step size per chain, ``[chains, *batch]``.
+
+    Raises:
+        ArgumentError: it is None.
+    """
+    if step_size is None:
+        raise ArgumentError("step_size=None is chosen by sample(); to call step() directly, set it to a number")
+    return torch.as_tensor(step_size, dtype=like.dtype, device=like.device).expand_as(like)
+
+
+def draw_schedule(kernel: Scheduled, longest_step: float, like: Tensor, rng: torch.Generator) -> Schedule:
+    """Draw the steps of one transition.
+
+    ``n_steps`` is one number for all chains and problems, uniform on the kernel's inclusive range. If that is None, a
+    trajectory lasts ``t = U T``, with ``T`` the trajectory length of a problem and ``U ~ Uniform(1/2, 3/2)`` shared by
+    all, since the longest trajectory sets the pace, in the fewest equal steps that do not exceed the step size.
+
+    Args:
+        longest_step: upper bound on the step size.
+        like: ``[chains, *batch]``.
+    """
+    step_size = given_step_size(kernel.step_size, like).clamp_max(longest_step)
+    batch = like.shape[1:]
+    if kernel.n_steps is not None:
+        low, high = counts(type(kernel).__name__, "n_steps", kernel.n_steps)
+        steps = like.new_full((), low)
+        if low < high:
+            steps = steps + ((high - low + 1) * random_uniform((), like, rng)).floor().clamp_max(high - low)
+        return Schedule(steps.to(torch.int64).expand(like.shape), step_size, like.new_ones(batch))
+    length = TRAJECTORY.length if kernel.trajectory_length is None else kernel.trajectory_length
+    length = torch.as_tensor(length, dtype=like.dtype, device=like.device)
+    fraction = 0.5 + random_uniform((), like, rng).expand(batch)
+    time = (fraction * length).expand_as(like)
+    steps = (time / step_size).ceil().clamp(1, TRAJECTORY.most_steps)
+    return Schedule(steps.to(torch.int64), torch.minimum(time / steps, step_size), fraction)
+
+
+def constant_steps(kernel: Scheduled) -> int | None:
+    """The steps of every transition, which no host need ask its device for; None if they vary."""
+    if kernel.n_steps is None:
+        return None
+    low, high = counts(type(kernel).__name__, "n_steps", kernel.n_steps)
+    return low if low == high else None
+
+
+def check_schedule(kernel: Scheduled) -> None:
+    """Check the fields that :func:`draw_schedule` reads.
+
+    Raises:
+        ArgumentError: one is outside its range, or both ``n_steps`` and ``trajectory_length`` are given.
+    """
+    name = type(kernel).__name__
+    optional_positive(name, "step_size", kernel.step_size)
+    if kernel.n_steps is not None:
+        counts(name, "n_steps", kernel.n_steps)
+        if kernel.trajectory_length is not None:
+            raise ArgumentError(f"{name}(n_steps={kernel.n_steps}, trajectory_length=...): give one of them")
+    optional_positive(name, "trajectory_length", kernel.trajectory_length)
+
+
+def schedule_tuning(kernel: Scheduled, longest_step: float = math.inf) -> Tuning:
+    """What a schedule leaves for warm-up to tune."""
+    # arcs have a scale of 1; otherwise a step is about the smallest scale, and from above 1.5 times the best length
+    # the criterion climbs to an inferior maximum
+    given = None if kernel.step_size is None else torch.as_tensor(kernel.step_size)
+    initial = TRAJECTORY.length if math.isfinite(longest_step) else given
+    return Tuning(
+        step_size=kernel.step_size is None,
+        longest_step=longest_step,
+        trajectory_length=kernel.n_steps is None and kernel.trajectory_length is None,
+        initial_length=initial,
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,7 +14,7 @@ from ..errors import Status
 from ..linear_maps import IDENTITY
 from ..structures.jacobian import JacobianMap
 from ..target import Target
-from .hamiltonian import either
+from .kernel import either
 from .metrics import Metric
 
 __all__ = [

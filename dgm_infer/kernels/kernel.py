@@ -21,6 +21,7 @@ __all__ = [
     "Trial",
     "Tunable",
     "Tuning",
+    "either",
 ]
 
 
@@ -191,3 +192,8 @@ class FibreKernel(Kernel, Protocol):
     def annealing(self) -> Tunable | None:
         """The kernel whose probes move on fibres with other noise widths; None if it has none."""
         ...
+
+
+def either(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """``a`` where the condition ``[...]`` holds, else ``b``: tensors ``[...]`` or ``[..., E]``."""
+    return torch.where(condition.unsqueeze(-1) if a.ndim > condition.ndim else condition, a, b)

@@ -12,8 +12,7 @@ from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError, Status
 from ..linear_maps import TriangularMap
 from ..settings import Settings
-from .hamiltonian import HMCState, check_schedule
-from .hmc import HMC
+from .hmc import HMC, HMCState, check_schedule
 from .kernel import Info, Tuning
 from .metrics import Metric, check_metric, check_shape
 from .metropolis import Point

@@ -15,7 +15,7 @@ from ..arguments import choice
 from ..errors import ArgumentError
 from ..linear_maps import IDENTITY, DiagonalMap, LinearMap, LowRankMap, TriangularMap
 
-__all__ = ["METRICS", "Metric", "MetricSettings", "check_metric", "fitted", "metric_in_use", "open_metric", "refined"]
+__all__ = ["METRICS", "Metric", "MetricSettings", "check_metric", "fitted", "metric_in_use", "open_metric", "refitted"]
 
 METRICS = ("identity", "diagonal", "dense", "low_rank")
 """The metrics that warm-up can adapt, by the names that kernels take."""
@@ -95,7 +95,7 @@ def fitted(name: str, samples: Tensor) -> Metric:
     return LowRankMap(*(tensor.to(samples.dtype) for tensor in (sd, directions, stretch)))
 
 
-def refined(name: str, metric: Metric | None, positions: Tensor) -> Metric:
+def refitted(name: str, metric: Metric | None, positions: Tensor) -> Metric:
     """The metric of positions ``[n, chains, *batch, D]`` of chains that moved under this one.
 
     A dense one is corrected by the covariance that the positions have in its own coordinates. Eigenvalues that differ

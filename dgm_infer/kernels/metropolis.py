@@ -11,7 +11,7 @@ from ..autodiff.randomness import uniform
 from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..target import Density, Target, check_density
-from .hamiltonian import check_target, draw_momentum, given_step_size
+from .hmc import check_target, draw_momentum, given_step_size
 from .kernel import Info, Trial, Tuning
 from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
 

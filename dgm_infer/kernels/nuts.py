@@ -17,7 +17,7 @@ from ..errors import Status
 from ..linear_maps import IDENTITY
 from ..settings import Settings
 from ..target import Target
-from .hamiltonian import TRAJECTORY, HMCState, check_target, draw_momentum, given_step_size
+from .hmc import TRAJECTORY, HMCState, check_target, draw_momentum, given_step_size
 from .integrators import Evaluate, PhasePoint, energy_of, leapfrog
 from .kernel import Info, Trial, Tuning
 from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric

@@ -12,7 +12,7 @@ from ..conditioning.projection import SOLVERS
 from ..errors import ArgumentError
 from ..settings import Settings
 from .constrained import ConstrainedHMC, ConstrainedState
-from .hamiltonian import check_schedule
+from .hmc import check_schedule
 from .kernel import Info, Tuning
 
 __all__ = ["RiemannianHMC", "RiemannianState"]

@@ -13,7 +13,7 @@ from ..errors import ArgumentError
 from ..linear_maps import IDENTITY
 from ..settings import Settings
 from ..target import Target
-from .hamiltonian import check_target, draw_momentum
+from .hmc import check_target, draw_momentum
 from .kernel import Info, Trial, Tuning
 from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
 from .metropolis import Point, broken, point_at, status_of

@@ -208,10 +208,14 @@ def _checked_path(call: str, run: str | os.PathLike) -> Path:
 
 def _refuse_what_is_there(path: Path) -> None:
     if os.path.lexists(path / _FILE):
-        raise ArgumentError(_taken(path))
+        with suppress(CheckpointError):
+            _manifest(path)
+            raise ArgumentError(_taken(path))
     if path.resolve() == path.resolve().parent:
         raise ArgumentError(f"sample(run={str(path)!r}): is the root of a file system: give a new folder")
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    # a process that was killed while it began a run leaves these, without a plan
+    begun = {_FILE, f"{_FILE}-journal"}
+    if path.exists() and (not path.is_dir() or {each.name for each in path.iterdir()} - begun):
         raise ArgumentError(f"sample(run={str(path)!r}): holds something that is not a run: give a new folder")
 
 

@@ -11,7 +11,7 @@ from ..arguments.objects import of_problems
 from ..errors import Status
 from ..kernels import Info
 from ..kernels.kernel import TrajectoryEnd, Tunable
-from ..kernels.metrics import Metric, refined
+from ..kernels.metrics import Metric, refitted
 
 __all__ = [
     "AcceptancePlateau",
@@ -328,7 +328,7 @@ class MetricWindows:
             return None
         positions = torch.stack(self._positions)
         self._positions.clear()
-        return refined(self._name, metric, positions)
+        return refitted(self._name, metric, positions)
 
 
 def _ends(first: int, last: int, shortest: int) -> set[int]:

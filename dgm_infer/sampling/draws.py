@@ -25,7 +25,7 @@ from .diagnose import diagnose
 from .fingerprint import check_problem, known_problem, packed, unpacked
 from .inference_data import import_arviz, inference_data, refuse_what_is_not_there
 from .low_points import Basins, basins
-from .predictive import Program, observed_data, predicted, program_of
+from .predictive import CalledProgram, observed_data, predicted, program_of
 
 if TYPE_CHECKING:
     import arviz
@@ -205,14 +205,16 @@ class Draws:
             ModelError: the program fails, or has a discrete latent variable that was summed out.
         """
         if program is not None:
-            source = Program(function("predictive", "program", program, "def program(x)"), args, kwargs, is_new=True)
+            source = CalledProgram(
+                function("predictive", "program", program, "def program(x)"), args, kwargs, is_new=True
+            )
         else:
             source = program_of(self.problem)
             if source is None:
                 why = "were loaded without their problem" if self.problem is None else "are not those of a Pyro program"
                 raise ArgumentError(f"predictive(program=None): these draws {why}: give the program that has the data")
             if args or kwargs:
-                source = Program(source.program, args, kwargs, is_new=True)
+                source = CalledProgram(source.program, args, kwargs, is_new=True)
         latents = {name: _evenly_spaced("predictive", n, value) for name, value in self.latents.items()}
         seed = other_seed("predictive", self.seed if seed is None else random_seed("predictive", seed))
         return predicted(latents, len(self.shape), source, (fresh,) if isinstance(fresh, str) else tuple(fresh), seed)

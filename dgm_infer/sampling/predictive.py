@@ -13,14 +13,14 @@ from torch.overrides import TorchFunctionMode
 from ..errors import ArgumentError, ModelError, cause
 from ..extras import extra
 
-__all__ = ["Program", "observed_data", "predicted", "program_of"]
+__all__ = ["CalledProgram", "observed_data", "predicted", "program_of"]
 
 # Runs that are vectorised at once.
 _ROWS = 4096
 
 
 @dataclass(frozen=True, eq=False)
-class Program:
+class CalledProgram:
     """A Pyro program and how it is called: ``program(*args, **kwargs)``.
 
     Attributes:
@@ -36,7 +36,7 @@ class Program:
     functions: Mapping[str, Callable[[dict[str, Tensor]], Tensor]] = field(default_factory=dict)
     is_new: bool = False
 
-    def __deepcopy__(self, memo: dict) -> "Program":
+    def __deepcopy__(self, memo: dict) -> "CalledProgram":
         # the user's own, not the frozen copy of another type that conditioning computes with
         return self
 
@@ -45,10 +45,10 @@ class Program:
         return getattr(self.program, "__name__", type(self.program).__name__)
 
 
-def program_of(problem: Any) -> Program | None:
+def program_of(problem: Any) -> CalledProgram | None:
     """The Pyro program that a problem was made of; None if it was made otherwise."""
     source = getattr(getattr(problem, "model", problem), "source", None)
-    return source if isinstance(source, Program) else None
+    return source if isinstance(source, CalledProgram) else None
 
 
 def observed_data(problem: Any) -> dict[str, Tensor]:
@@ -66,7 +66,7 @@ def observed_data(problem: Any) -> dict[str, Tensor]:
 
 
 def predicted(
-    latents: Mapping[str, Tensor], n_lead: int, program: Program, fresh: Collection[str], seed: int
+    latents: Mapping[str, Tensor], n_lead: int, program: CalledProgram, fresh: Collection[str], seed: int
 ) -> dict[str, Tensor]:
     """Values of the statements that latents do not fix, each ``[*lead, *shape]``.
 
@@ -116,7 +116,7 @@ class _Site(NamedTuple):
     """Whether the program itself has data for it."""
 
 
-def _first_run(program: Program) -> dict[str, _Site]:
+def _first_run(program: CalledProgram) -> dict[str, _Site]:
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         try:
@@ -127,7 +127,7 @@ def _first_run(program: Program) -> dict[str, _Site]:
 
 
 def _check(
-    program: Program,
+    program: CalledProgram,
     sites: dict[str, _Site],
     latents: Mapping[str, Tensor],
     n_lead: int,
@@ -161,11 +161,11 @@ def _check(
         )
 
 
-def _is_wanted(name: str, site: _Site, program: Program, fresh: Collection[str]) -> bool:
+def _is_wanted(name: str, site: _Site, program: CalledProgram, fresh: Collection[str]) -> bool:
     return program.is_new or site.was_observed or name in program.observed or name in fresh
 
 
-def _run(program: Program, values: Mapping[str, Tensor]) -> tuple[dict[str, Any], set[str]]:
+def _run(program: CalledProgram, values: Mapping[str, Tensor]) -> tuple[dict[str, Any], set[str]]:
     """The statements of one run that takes these values, and the names of those that the program has data for."""
     with extra("pyro"), warnings.catch_warnings():
         # torch.jit warns about this Python version; only parts of Pyro that are unused here need it

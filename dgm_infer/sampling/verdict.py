@@ -12,7 +12,7 @@ from ..arguments.objects import of_problems
 from ..conditioning.derivatives import JUMP, find_jump
 from ..conditioning.fibre import Fibre
 from ..diagnosis import Finding, finding
-from ..kernels.hamiltonian import TRAJECTORY
+from ..kernels.hmc import TRAJECTORY
 from ..kernels.mode_jumps import ModeJumps, innermost
 
 __all__ = ["FAILURES", "VERDICT", "Run", "VerdictSettings", "percent", "verdict"]

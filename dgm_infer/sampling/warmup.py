@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..kernels import Info, Kernel
-from ..kernels.hamiltonian import TRAJECTORY
+from ..kernels.hmc import TRAJECTORY
 from ..kernels.kernel import Preconditioned, State, Trial, Tunable, Tuning
 from ..kernels.metrics import Metric
 from ..kernels.mode_jumps import ModeJumps

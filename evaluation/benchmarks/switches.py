@@ -204,7 +204,7 @@ def _count_of_minima():
 
 @switch("refine", "runs whose draws contradict the base run again from a better one", "evidence")
 def _refine():
-    with replaced(estimate, refined=lambda path, once: once(path)[0]):
+    with replaced(estimate, run_and_refine=lambda path, once: once(path)[0]):
         yield
 
 

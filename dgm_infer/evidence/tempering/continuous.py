@@ -42,6 +42,7 @@ class ContinuousTempering(Tempering):
         schedule: density of the temperatures, as in :class:`GibbsTempering`.
     """
 
+    continuous = True
     mass: float = 1.0
     scale: float = 1.0
     nuts: int | None = None

@@ -38,6 +38,7 @@ class GibbsTempering(Tempering):
             along the communication barrier that the pilot measures (math 6.19).
     """
 
+    continuous = True
     schedule: Literal["linear", "barrier"] = "linear"
 
     def __post_init__(self):

@@ -40,7 +40,7 @@ class PathSampling(Settings):
 
     def __post_init__(self):
         whole_number("PathSampling", "parts", self.parts)
-        if not isinstance(self.tempering, GibbsTempering | ContinuousTempering | None):
+        if self.tempering is not None and not getattr(self.tempering, "continuous", False):
             raise ArgumentError(
                 f"PathSampling(tempering={self.tempering!r}): must be a GibbsTempering or a ContinuousTempering, whose "
                 "temperatures are continuous, or None"

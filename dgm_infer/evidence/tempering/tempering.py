@@ -146,6 +146,9 @@ _NO_DENSITY = (
 class Tempering(Settings):
     """Base of the tempering methods: a pilot, a warm-up, and estimates from every state of the chains."""
 
+    continuous = False
+    """Whether its temperatures are, as path sampling needs."""
+
     draws: int = 400
     warmup: int = 100
     n_steps: int = 5

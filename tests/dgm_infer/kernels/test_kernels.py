@@ -10,7 +10,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.errors import Status
 from dgm_infer.kernels import HMC, NUTS, ConstrainedHMC
-from dgm_infer.kernels.hamiltonian import TRAJECTORY
+from dgm_infer.kernels.hmc import TRAJECTORY
 from tests.models import Bent, Stretched, Walk
 from tests.oracles import FLOAT, GaussianTarget, linear_gaussian_model
 from tests.quick import some

@@ -8,7 +8,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.kernels.integrators import PhasePoint, leapfrog
-from dgm_infer.kernels.metrics import METRICS, MetricSettings, refined
+from dgm_infer.kernels.metrics import METRICS, MetricSettings, refitted
 from dgm_infer.kernels.metrics import fitted as fitted_to
 from dgm_infer.linear_maps import IDENTITY, DiagonalMap, IdentityMap, TriangularMap
 from tests.dgm_infer.kernels.quartic import QUARTIC, leapfrog_start, slope
@@ -66,14 +66,14 @@ def test_few_samples_refine_a_dense_metric_where_they_differ_from_it(n):
         return torch.linalg.eigvalsh(white.mT @ white)
 
     samples = draws(n, dim)
-    kept = ratios(refined("dense", mine, (samples @ mine.factor.mT).unflatten(0, (-1, 10))), mine.factor)
+    kept = ratios(refitted("dense", mine, (samples @ mine.factor.mT).unflatten(0, (-1, 10))), mine.factor)
     assert kept[-1] / kept[0] < 4
     # the control: from these samples alone
     alone = ratios(fitted_to("dense", samples @ mine.factor.mT), mine.factor)
     assert alone[-1] / alone[0] > 1.3 * kept[-1] / kept[0]
     if n > 4 * dim:
         assert ratios(mine, changed)[0] < 1e-3
-        found = ratios(refined("dense", mine, (samples @ changed.mT).unflatten(0, (-1, 10))), changed)
+        found = ratios(refitted("dense", mine, (samples @ changed.mT).unflatten(0, (-1, 10))), changed)
         assert found[-1] / found[0] < 4
 
 

@@ -1,10 +1,23 @@
-"""What tests of runs share: a stop that nothing catches, and when draws are the same."""
+"""What tests of runs share: a stop that nothing catches, a quick target, and when draws are the same."""
 
 import torch
+
+import dgm_infer as dgm
 
 
 class Killed(BaseException):
     """Nothing catches it, as nothing does a kill."""
+
+
+class Well(dgm.Target):
+    """A normal density of this width in the plane."""
+
+    def __init__(self, width):
+        super().__init__(None, 2)
+        self.width = width
+
+    def energy(self, x):
+        return 0.5 * (x / self.width).square().sum(-1)
 
 
 def assert_same(draws, other):

@@ -1,9 +1,13 @@
 """Whatever happens to a run's folder, its process or its workers: the same draws, or one line, and nothing made up."""
 
+import os
 import shutil
+import subprocess
+import sys
 import threading
 import warnings
 from concurrent.futures import Future
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,22 +16,12 @@ import dgm_infer as dgm
 from dgm_infer.runs.folder import RunFolder
 from dgm_infer.runs.store import Writer
 from dgm_infer.sampling.run import SamplingRun
-from tests.dgm_infer.runs.same import Killed, assert_same
+from tests.dgm_infer.runs.same import Killed, Well, assert_same
 from tests.models import Bent
 from tests.oracles import FLOAT
 
+ROOT = Path(__file__).resolve().parents[3]
 CHAINS, WARMUP, DRAWS = 4, 6, 20
-
-
-class Well(dgm.Target):
-    """A normal density of this width in the plane."""
-
-    def __init__(self, width):
-        super().__init__(None, 2)
-        self.width = width
-
-    def energy(self, x):
-        return 0.5 * (x / self.width).square().sum(-1)
 
 
 def target(width=1.0):
@@ -398,3 +392,38 @@ def test_workers_that_are_lost_again_and_again_end_the_run_in_one_line(tmp_path)
     with pytest.raises(dgm.errors.DgmInferError, match=r"worker of warmup was lost .*dgm\.resume") as caught:
         run(run=tmp_path / "run", executor=Lossy(set(), before=set(range(10))), shards=4)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_runs_stopped_at_random_moments_equal_one_that_was_not():
+    """As many as fit into a minute and a half; ``python -m tests.dgm_infer.runs.fuzz 300`` makes 300."""
+    code = "from tests.dgm_infer.runs.fuzz import fuzz; print(sum(fuzz(300, 1, seconds=90).values()))"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert int(ended.stdout) >= 20
+
+
+RANKS = """
+import os, sys, torch, dgm_infer as dgm
+from tests.dgm_infer.runs.same import Well
+torch.set_num_threads(1)
+draws = dgm.sample(Well(1.0), dgm.HMC(n_steps=2), chains=4, warmup=6, draws=20, seed=7, progress=False, run=sys.argv[1],
+                   shards=4)
+draws.save(f"{sys.argv[1]}-{os.environ['RANK']}.nc")
+"""
+
+
+@pytest.mark.slow
+def test_ranks_of_torchrun_share_the_shards_and_all_have_the_draws(tmp_path):
+    (tmp_path / "script.py").write_text(RANKS)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+    command += [str(tmp_path / "script.py"), str(tmp_path / "run")]
+    ended = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True, timeout=200)
+    assert ended.returncode == 0, ended.stderr
+    whole = run(shards=4)
+    files = sorted(tmp_path.glob("*.nc"))
+    assert len(files) == 2
+    for file in files:
+        assert torch.equal(dgm.Draws.load(file).inputs, whole.inputs)

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.kernels.hamiltonian import TRAJECTORY
+from dgm_infer.kernels.hmc import TRAJECTORY
 from tests.dgm_infer.sampling.short_runs import fibre
 from tests.oracles import FLOAT, linear_gaussian_model
 

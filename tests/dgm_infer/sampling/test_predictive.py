@@ -10,7 +10,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.errors import ArgumentError, ModelError
 from dgm_infer.sampling import predictive
-from dgm_infer.sampling.predictive import Program, predicted
+from dgm_infer.sampling.predictive import CalledProgram, predicted
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=r".*torch\.jit")
@@ -159,10 +159,10 @@ def test_vectorised_runs_have_the_law_of_single_ones(name, monkeypatch):
             pyro.sample("y", LAWS[name](z))
 
     z = 0.5 * torch.randn(20, 40, generator=torch.Generator().manual_seed(1))
-    together = predicted({"z": z}, 2, Program(program, is_new=True), (), 1)["y"]
+    together = predicted({"z": z}, 2, CalledProgram(program, is_new=True), (), 1)["y"]
     calls: list[bool] = []
     monkeypatch.setattr(predictive, "_vectorised", lambda *arguments: calls.append(True))
-    alone = predicted({"z": z}, 2, Program(program, is_new=True), (), 2)["y"]
+    alone = predicted({"z": z}, 2, CalledProgram(program, is_new=True), (), 2)["y"]
     assert calls == [True]
     assert together.shape == alone.shape == (20, 40, 2)
     # bounded functions, whose means have errors also where the draws have no moments

@@ -8,7 +8,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.errors import ModelError, ObservationError
-from dgm_infer.kernels.hamiltonian import TRAJECTORY
+from dgm_infer.kernels.hmc import TRAJECTORY
 from dgm_infer.sampling import report
 from dgm_infer.sampling.verdict import verdict
 from tests.oracles import FLOAT
