@@ -131,18 +131,26 @@ def remove_unfinished(made: list[Path]) -> bool:
 def complete_file(path: str | os.PathLike) -> Iterator[Path]:
     """A temporary path beside ``path`` to write to; moved there when the block is done, removed when it fails.
 
+    A link's target is replaced, not the link; a file that is there keeps its mode.
+
     Raises:
-        ArgumentError: the folder does not exist, the path is a folder, or the file cannot be written.
+        ArgumentError: the folder does not exist, the path is a folder or a device, or the file cannot be written.
     """
     path = file_path("save", "path", path)
+    if path.is_symlink():
+        path = path.resolve()
     if not path.parent.is_dir():
         raise ArgumentError(f"cannot save {path}: the folder {path.parent} does not exist")
     if path.is_dir():
         raise ArgumentError(f"cannot save {path}: it is a folder, name a file in it")
+    if path.exists() and not path.is_file():
+        raise ArgumentError(f"cannot save {path}: it is a device or a pipe, not a file")
     # unique: neither a thread nor another process writes to it
     part = path.with_name(f"{path.name}.{os.getpid()}.{secrets.token_hex(4)}.part")
     try:
         part.touch()
+        if path.exists():
+            part.chmod(path.stat().st_mode & 0o7777)
         yield part
         os.replace(part, path)
     except OSError as error:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .arguments import function, sizes, whole_number
-from .arguments.shown import shown
+from .arguments.objects import shown
 from .errors import ArgumentError
 
 __all__ = ["Block", "Density", "Target", "as_target", "check_density", "reference"]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, cause
-from .shown import is_sequence, shown
+from .objects import is_sequence, shown
 from .values import whole_number
 
 __all__ = [

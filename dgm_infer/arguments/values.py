@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from .shown import is_sequence, real_number, shown
+from .objects import is_sequence, real_number, shown
 
 __all__ = [
     "choice",

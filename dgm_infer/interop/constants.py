@@ -1,13 +1,13 @@
 """Tensors of a vectorised program that have a value per chain, and the same for all."""
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .leading import acts_pointwise
 from .straight_line import writes
 
 __all__ = ["Constants", "is_wrapped", "unwrapped"]
@@ -46,7 +46,7 @@ class Constants:
             return
         made = [each for each in pytree.tree_leaves(result) if isinstance(each, Tensor) and is_wrapped(each)]
         # pointwise results have memory of their own
-        group = _Group() if func in _SHAPED or acts_pointwise(func) else _Group.of(known)
+        group = _Group() if func in _SHAPED or _is_pointwise(func.__name__) else _Group.of(known)
         for each in made:
             if id(each) not in self._groups:
                 self.add(each, group)
@@ -87,3 +87,21 @@ def unwrapped(tensor: Tensor) -> Tensor:
         tensor = functorch.get_unwrapped(tensor)
         tensor = tensor if dim < 0 else tensor.select(dim, 0)
     return tensor.detach()
+
+
+@cache
+def _is_pointwise(name: str) -> bool:
+    """By torch's own tags: of ``add`` for ``torch.add``, ``Tensor.add_``, ``Tensor.__add__`` and ``__radd__``."""
+    name = name.strip("_")
+    for plain in (name, name[1:]):
+        packet = getattr(torch.ops.aten, _OPERATORS.get(plain, plain), None)
+        if packet is not None and name in (plain, f"r{plain}", f"i{plain}"):
+            # those of numbers have no tags
+            overloads = [getattr(packet, overload) for overload in packet.overloads()]
+            return plain not in _REDUCE_TOO and any(torch.Tag.pointwise in overload.tags for overload in overloads)
+    return False
+
+
+# without a second argument they are extremes of all elements
+_REDUCE_TOO = {"max", "min"}
+_OPERATORS = {"truediv": "div", "floordiv": "floor_divide", "mod": "remainder", "invert": "bitwise_not"}

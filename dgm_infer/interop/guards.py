@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -17,29 +18,43 @@ from ..errors import DgmInferError, ModelError, cause
 from ..models import frozen_copy, reference_tensor
 from .charts import chart_of
 from .log_densities import TOLERATED, lost_mass, warn_of_lost_mass
-from .sources import line_of_error, solver_of_error
-from .sparsity import find_units
-from .tape import Tape, check_same
-from .traced import Outcome, TracedModel
+from .tape import Tape, check_same, line_of_error, solver_of_error
+from .traced import Outcome, TracedModel, UnitSplit
 
-__all__ = ["prepared"]
+__all__ = ["CheckSettings", "prepared"]
 
 Model = TypeVar("Model", bound=TracedModel)
 
-# Runs that are compared.
-_RUNS = 3
-# Runs to find as many of finite outputs in.
-_TRIES = 30
-# Draws of the prior among which others are looked for, and how far they are spread out.
-_SEARCHED, _FACTORS = 1000, (1.0, 2.0, 4.0)
-# Draws of the prior at which derivatives are 0 before outputs are said to change in steps.
-_STEPPED = 100
-# Entries of a Jacobian up to which its structure is searched.
-_ENTRIES = 2**21
-_STEP = 1e-6
-_TOLERANCE = 1e-3
-# Relative difference up to which forward and reverse mode agree.
-_MODES_TOLERANCE = 1e-6
+
+@dataclass(frozen=True)
+class CheckSettings:
+    """How a program is checked when it is converted."""
+
+    runs: int = 3
+    """Runs that are compared; the median over an odd number ignores one at a kink."""
+    tries: int = 30
+    """Runs to find as many of finite outputs in."""
+    searched: int = 1000
+    """Prior draws among which others of finite outputs are looked for, if the runs have too few."""
+    factors: tuple[float, ...] = (1.0, 2.0, 4.0)
+    """By which these draws are spread out: wide priors of rates explode where their mass is, not in their tails."""
+    stepped: int = 100
+    """Prior draws at which derivatives are 0 before outputs are said to change in steps."""
+    step: float = 1e-6
+    """Of central differences in float64; their error is about its square, and rounding over it."""
+    tolerance: float = 1e-3
+    """Relative difference of derivatives from finite differences, far above the errors of these."""
+    modes_tolerance: float = 1e-6
+    """Relative difference of forward from reverse mode: both are exact to rounding."""
+    jacobian_entries: int = 2**21
+    """Up to which a Jacobian is searched for units: 16 MB, as many as one of 1448 x 1448."""
+    few_global: int = 8
+    """Global inputs up to which inputs of the prior are not searched for local ones."""
+    unit_outputs: int = 64
+    """Outputs per unit up to which units are searched; their blocks are factorised at the cost of its square."""
+
+
+CHECKS = CheckSettings()
 
 
 def prepared(model: Model, structure: str | None, line: str) -> Model:
@@ -86,7 +101,7 @@ def _recorded(frozen: TracedModel, device: torch.device, line: str) -> list[tupl
             are not valid in every run.
     """
     name, runs, finite = frozen.name, [], []
-    for seed in range(_TRIES):
+    for seed in range(CHECKS.tries):
         with _named(name, "fails"):
             tape, outcome = frozen.record(torch.float64, device, seed)
         _check_output(name, outcome, line)
@@ -94,13 +109,13 @@ def _recorded(frozen: TracedModel, device: torch.device, line: str) -> list[tupl
         check_same(name, runs[0][0].draws, tape.draws)
         if tape.invalid is None and outcome.output.isfinite().all():
             finite.append(runs[-1])
-        if len(finite) == _RUNS:
+        if len(finite) == CHECKS.runs:
             return finite
     if not finite:
         for tape, outcome in runs:
             if tape.invalid and outcome.output.isfinite().all():
                 raise ModelError(f"{name} gives a distribution parameters that are not valid, at {tape.invalid}")
-    return (finite + runs)[:_RUNS]
+    return (finite + runs)[: CHECKS.runs]
 
 
 def _check_output(name: str, outcome: Outcome, line: str) -> None:
@@ -130,13 +145,13 @@ def _check_replay(frozen: TracedModel, u: Tensor, outputs: Tensor, line: str) ->
 
 def _finite(frozen: TracedModel, u: Tensor, line: str) -> Tensor:
     """The inputs of finite outputs, with others in their place where those are few; all of them if there are none."""
-    rng = torch.Generator(u.device).manual_seed(_RUNS)
+    rng = torch.Generator(u.device).manual_seed(CHECKS.runs)
     with torch.no_grad(), _named(frozen.name, "fails"):
         if frozen.observed(u).isfinite().all():
             return u
-        more = frozen.input_density.sample((_SEARCHED,), generator=rng, dtype=u.dtype, device=u.device)
+        more = frozen.input_density.sample((CHECKS.searched,), generator=rng, dtype=u.dtype, device=u.device)
         # wide priors of rates explode where they have their mass, and not in their tails
-        every = torch.cat([u, *(factor * more for factor in _FACTORS)])
+        every = torch.cat([u, *(factor * more for factor in CHECKS.factors)])
         finite = every[frozen.observed(every).isfinite().flatten(1).all(1)][: len(u)]
     if len(finite) < 2:
         warnings.warn(
@@ -156,7 +171,7 @@ def _check_derivatives(frozen: TracedModel, u: Tensor, line: str) -> None:
         functions.append(lambda x: frozen.log_factor(x).unsqueeze(-1))
     for function in functions:
         with torch.no_grad():
-            difference = (function(u + _STEP * v) - function(u - _STEP * v)) / (2 * _STEP)
+            difference = (function(u + CHECKS.step * v) - function(u - CHECKS.step * v)) / (2 * CHECKS.step)
         w = torch.randn(difference.shape, generator=rng, dtype=u.dtype, device=u.device)
         exact = (difference * w).sum(-1)
         with _named(name, "has no derivative"):
@@ -173,7 +188,9 @@ def _check_derivatives(frozen: TracedModel, u: Tensor, line: str) -> None:
         size = difference.norm(dim=-1) * w.norm(dim=-1)
         for mode, each in found.items():
             # the median over runs: at a kink finite differences mean little
-            expected, tolerance = (exact, _TOLERANCE) if mode == "reverse" else (found["reverse"], _MODES_TOLERANCE)
+            expected, tolerance = (
+                (exact, CHECKS.tolerance) if mode == "reverse" else (found["reverse"], CHECKS.modes_tolerance)
+            )
             apart = ((each - expected).abs() / size.maximum(each.abs()).clamp_min(1e-9)).nanmedian().item()
             if apart > tolerance:
                 cuts = frozen.replay(u[0])[2]
@@ -189,7 +206,7 @@ def _check_derivatives(frozen: TracedModel, u: Tensor, line: str) -> None:
 def _check_steps(frozen: TracedModel, u: Tensor, line: str) -> None:
     """Outputs that change only in steps: they differ between prior draws, and no derivative at any is other than 0."""
     rng = torch.Generator(u.device).manual_seed(2)
-    more = frozen.input_density.sample((_STEPPED,), generator=rng, dtype=u.dtype, device=u.device)
+    more = frozen.input_density.sample((CHECKS.stepped,), generator=rng, dtype=u.dtype, device=u.device)
     u = torch.cat([u, more])
     with torch.no_grad():
         outputs = frozen.observed(u)
@@ -206,12 +223,12 @@ def _find_structure(model: TracedModel, frozen: TracedModel, u: Tensor, structur
     if structure == "dense":
         model.found = "dense, as asked for"
         return
-    if n_outputs * dim > _ENTRIES and structure is None:
+    if n_outputs * dim > CHECKS.jacobian_entries and structure is None:
         model.found = f"dense (a Jacobian of {n_outputs} x {dim} was not searched for units)"
         return
     pattern = _depends(frozen.observed, u)
     is_noise = torch.cat([torch.full((draw.size,), not draw.is_prior) for draw in model.draws])
-    split = find_units(pattern, is_noise)
+    split = _find_units(pattern, is_noise)
     if split is None:
         if structure == "independent":
             raise ModelError(f"structure='independent', but the outputs of {model.name} share their noise ({line})")
@@ -230,6 +247,50 @@ def _find_structure(model: TracedModel, frozen: TracedModel, u: Tensor, structur
         f"{n_units} independent units of {_number(split.outputs, 'output')} and "
         f"{_number(split.inputs, 'local input')} each, {_number(split.n_global, 'global input')}"
     )
+
+
+def _find_units(pattern: Tensor, is_noise: Tensor) -> UnitSplit | None:
+    """The cheapest split into units; None if there is none.
+
+    The inputs of the prior are global, unless that makes many of them which belong to single units.
+
+    Args:
+        pattern: whether an output may depend on an input, ``[N, D]``.
+        is_noise: whether an input is not one of the prior, ``[D]``.
+    """
+    split = _split(pattern, is_noise)
+    if split is not None and split.n_global <= CHECKS.few_global:
+        return split
+    wider = _split(pattern, torch.ones_like(is_noise))
+    if split is None or (wider is not None and 2 * wider.n_global <= split.n_global):
+        # inputs of the prior alone are not noise that a unit could be solved by
+        return wider if is_noise.any() else None
+    return split
+
+
+def _split(pattern: Tensor, candidates: Tensor) -> UnitSplit | None:
+    """The cheapest split whose local inputs are among the candidates."""
+    n_outputs = len(pattern)
+    sizes = [m for m in range(1, CHECKS.unit_outputs + 1) if n_outputs % m == 0 and m < max(n_outputs, 2)]
+    splits = [split for m in sizes if (split := _units_of(m, pattern, candidates)) is not None]
+    # entries per output, which the factorisation squares
+    return min(splits, key=lambda split: split.n_global**2 + split.inputs * split.outputs, default=None)
+
+
+def _units_of(size: int, pattern: Tensor, candidates: Tensor) -> UnitSplit | None:
+    n_outputs, dim = pattern.shape
+    n_units = n_outputs // size
+    touched = pattern.unflatten(0, (n_units, size)).any(1)
+    own = candidates & (touched.sum(0) == 1)
+    unit = touched.to(torch.int8).argmax(0)
+    inputs = int(torch.bincount(unit[own], minlength=n_units).min())
+    if inputs < size or dim - n_units * inputs > n_outputs:
+        return None
+    # an equal number each: what a unit has beyond it is global
+    local = torch.stack([torch.nonzero(own & (unit == i)).flatten()[-inputs:] for i in range(n_units)]).flatten()
+    is_global = torch.ones(dim, dtype=torch.bool).index_fill(0, local, False)
+    order = torch.cat([torch.nonzero(is_global).flatten(), local])
+    return UnitSplit(int(is_global.sum()), inputs, size, order)
 
 
 def _depends(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:

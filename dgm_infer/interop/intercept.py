@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import ModelError
 from .constants import Constants, is_wrapped, unwrapped
-from .forms import Form, cauchy, exponential, gamma, location_scale, uniform
-from .sources import present_line, within
+from .reparametrisation import Reparametrisation, cauchy, exponential, gamma, location_scale, uniform
 from .straight_line import writes
-from .tape import Tape
+from .tape import Tape, present_line, within
 
 __all__ = ["Interception", "Promotion"]
 
@@ -100,7 +100,9 @@ class Interception(Promotion):
         if self._constants is None:
             return super().__torch_function__(func, types, args, kwargs)
         if func in _LEAVING and self._constants.has(args[0]):
-            return func(unwrapped(args[0]), *args[1:], **kwargs)
+            # a graph that is being captured would refuse to give a number
+            with _disable_current_modes():
+                return func(unwrapped(args[0]), *args[1:], **kwargs)
         result = super().__torch_function__(func, types, args, kwargs)
         self._constants.follow(func, args, kwargs, result)
         return result
@@ -118,7 +120,7 @@ class Interception(Promotion):
             self._constants.add(made)
         return made
 
-    def draw(self, func: Callable[..., Any], args: tuple, kwargs: dict, form: Form) -> Tensor:
+    def draw(self, func: Callable[..., Any], args: tuple, kwargs: dict, form: Reparametrisation) -> Tensor:
         if kwargs.get("out") is not None or (kwargs.get("dtype") or torch.float).is_complex:
             raise ModelError(f"{self.tape.name} draws in a way that is not supported (out=, complex), {present_line()}")
         if self.tape.u is not None:
@@ -165,7 +167,7 @@ def _standard_gamma(mode, func, args, kwargs):
     return mode.draw(func, args, kwargs, gamma(concentration.to(mode.tape.dtype)))
 
 
-def _in_place(form: Callable[..., Form], *names: tuple[str, float]) -> Special:
+def _in_place(form: Callable[..., Reparametrisation], *names: tuple[str, float]) -> Special:
     """A method that fills a tensor with draws."""
 
     def fill(mode: Interception, func: Callable[..., Any], args: tuple, kwargs: dict) -> Tensor:
@@ -179,9 +181,9 @@ def _in_place(form: Callable[..., Form], *names: tuple[str, float]) -> Special:
     return fill
 
 
-def _log_normal(mean: Any, std: Any, shape: torch.Size) -> Form:
+def _log_normal(mean: Any, std: Any, shape: torch.Size) -> Reparametrisation:
     normal = location_scale(mean, std, shape)
-    return Form("normal", shape, lambda v: normal.value(v).exp(), lambda x: (x.log() - mean) / std)
+    return Reparametrisation("normal", shape, lambda v: normal.value(v).exp(), lambda x: (x.log() - mean) / std)
 
 
 def _parameters(args: tuple, kwargs: dict, *names: tuple[str, float]) -> list[Any]:
@@ -238,7 +240,7 @@ def _is_all_true(mode, func, args, kwargs):
     # the distributions' checks of their arguments, which one chain of many, or one draw of the prior, may not pass
     if mode.tape.u is None and mode.tape.invalid is None and not func(*args, **kwargs):
         mode.tape.invalid = present_line()
-    return torch.ones((), dtype=torch.bool)
+    return True
 
 
 def _clamp_in_place(mode, func, args, kwargs):

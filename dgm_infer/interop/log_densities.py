@@ -17,8 +17,19 @@ from torch.distributions import transforms
 from torch.nn import functional as F
 
 from ..errors import ModelError
-from .charts import GENERALIZED_PARETO, Chart, chart_of, flattened, support_of, without_events
-from .log_space import log_cosh_sums, log_one_minus_exp, log_simplex, log_softplus, sum_last
+from .charts import (
+    GENERALIZED_PARETO,
+    Chart,
+    chart_of,
+    flattened,
+    log_cosh_sums,
+    log_one_minus_exp,
+    log_simplex,
+    log_softplus,
+    sum_last,
+    support_of,
+    without_events,
+)
 
 __all__ = ["TOLERATED", "log_density", "lost_mass", "warn_of_lost_mass"]
 

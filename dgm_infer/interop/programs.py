@@ -12,10 +12,9 @@ from ..errors import ArgumentError, ModelError, cause
 from ..extras import extra
 from ..sampling.predictive import CalledProgram
 from .charts import has_fewer_dimensions, is_point
-from .forms import form_of
 from .guards import prepared
-from .sources import first_line
-from .tape import Tape
+from .reparametrisation import reparametrise
+from .tape import Tape, first_line
 from .traced import Outcome, TracedModel
 
 with extra("pyro"), warnings.catch_warnings():
@@ -234,7 +233,7 @@ class _Sites(Messenger):
         if isinstance(fn, _Subsample) or _is_deterministic(msg) or (msg["is_observed"] and not is_hard):
             return
         self.tape.in_prior = not is_hard
-        msg["value"], msg["done"] = self.tape.draw(form_of(fn), f"site {name!r}"), True
+        msg["value"], msg["done"] = self.tape.draw(reparametrise(fn), f"site {name!r}"), True
         self.tape.in_prior = False
 
 

@@ -10,10 +10,9 @@ from torch import distributions as td
 from ..arguments import choice, function
 from ..errors import ArgumentError, ModelError
 from ..models import InputDensity
-from .forms import form_of, form_of_density
 from .guards import prepared
-from .sources import first_line
-from .tape import Tape
+from .reparametrisation import reparametrise, reparametrise_density
+from .tape import Tape, first_line
 from .traced import Outcome, TracedModel
 
 __all__ = ["SimulatorModel", "from_simulator"]
@@ -94,11 +93,11 @@ class SimulatorModel(TracedModel):
     def _drawn(self, tape: Tape) -> Any:
         prior: Any = self.prior
         if isinstance(prior, InputDensity):
-            return torch.cat([tape.draw(form, "the prior") for form in form_of_density(prior)])
+            return torch.cat([tape.draw(form, "the prior") for form in reparametrise_density(prior)])
         if isinstance(prior, td.Distribution):
-            return tape.draw(form_of(prior), "the prior")
+            return tape.draw(reparametrise(prior), "the prior")
         if isinstance(prior, Mapping):
-            return {name: tape.draw(form_of(d), f"the prior of {name}") for name, d in prior.items()}
+            return {name: tape.draw(reparametrise(d), f"the prior of {name}") for name, d in prior.items()}
         z = prior()
         if not isinstance(z, Tensor | Mapping):
             raise ModelError(f"the prior of {self.name} returns a {type(z).__name__}: expected a tensor or a dict")

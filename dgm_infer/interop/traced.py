@@ -7,12 +7,10 @@ from torch import Tensor
 
 from ..models import DirectedModel, InputDensity, Logistic, StandardNormal
 from .intercept import Interception
-from .sparsity import UnitSplit
-from .straight_line import Code, Function
-from .straightened import Codes, Parts, straightened
+from .straight_line import Function, Parts, straight_line_code
 from .tape import Draw, Tape
 
-__all__ = ["Outcome", "TracedModel"]
+__all__ = ["Outcome", "TracedModel", "UnitSplit"]
 
 
 class Outcome(NamedTuple):
@@ -21,6 +19,18 @@ class Outcome(NamedTuple):
     output: Tensor
     """The observed output, ``[*output_shape]``."""
     latents: dict[str, Tensor]
+
+
+class UnitSplit(NamedTuple):
+    """A Jacobian whose columns, in another order, are ``[A | blockdiag(D_1, ..., D_U)]``."""
+
+    n_global: int
+    inputs: int
+    """Local inputs per unit."""
+    outputs: int
+    """Consecutive outputs per unit."""
+    order: Tensor
+    """The columns in that order, ``[D]``."""
 
 
 class Mixed(InputDensity):
@@ -77,7 +87,7 @@ class TracedModel(DirectedModel):
         self.register_buffer("_place", torch.empty(0, dtype=torch.long), persistent=False)
         self.register_buffer("probes", torch.empty(0, 0), persistent=False)
         self._place: Tensor
-        self._codes: Codes | None = None
+        self._codes: tuple[Function, ...] | None = None
         self._latent_names: list[str] = []
 
     def run(self, tape: Tape) -> Outcome:
@@ -128,43 +138,30 @@ class TracedModel(DirectedModel):
         )
 
     def observed(self, u):
-        codes = self._codes_for(u)
-        if codes is not None:
-            return self._each(codes.output, u)[0]
-        return self._each(lambda v: tuple(self._parts(v).output), u)[0]
+        return self._each(0, u)[0]
 
     def latents(self, u):
-        codes = self._codes_for(u)
-        if codes is not None:
-            return dict(zip(self._latent_names, self._each(codes.latents, u), strict=True))
-        names = list(self.replay(u.new_zeros(u.shape[-1]))[1].latents)
-        return dict(zip(names, self._each(lambda v: tuple(self._parts(v).latents), u), strict=True))
+        names = self._latent_names if self._has_code(u) else list(self.replay(u.new_zeros(u.shape[-1]))[1].latents)
+        return dict(zip(names, self._each(1, u), strict=True))
 
     def log_factor(self, u):
-        if not self.has_factor:
-            return u.new_zeros(u.shape[:-1])
-        codes = self._codes_for(u)
-        factors = self._each((lambda v: tuple(self._parts(v).factors)) if codes is None else codes.factors, u)
-        return torch.stack(factors).sum(0)
+        return torch.stack(self._each(2, u)).sum(0) if self.has_factor else u.new_zeros(u.shape[:-1])
 
-    def _each(self, function: Function | Code, u: Tensor) -> tuple[Tensor, ...]:
-        """The outputs of every row ``[..., D]``, each ``[..., *shape]``."""
+    def _each(self, part: int, u: Tensor) -> tuple[Tensor, ...]:
+        """One of :class:`Parts` at every row ``[..., D]``, each tensor ``[..., *shape]``."""
+        run = self._codes[part] if self._codes is not None and self._has_code(u) else None
         v = u if self.structure == "dense" else u[..., self._place]
-        row = function.row if isinstance(function, Code) else function
+        function = run or (lambda v: tuple(self._parts(v)[part]))
         if u.ndim == 1:
-            return row(v)
-        lead, v = u.shape[:-1], v.reshape(-1, u.shape[-1])
-        if isinstance(function, Code) and function.rows is not None:
-            values = tuple(value.movedim(-1, 0) for value in function.rows(v.T.contiguous()))
-        else:
-            values = torch.func.vmap(row)(v)
-        return tuple(value.reshape(*lead, *value.shape[1:]) for value in values)
+            return function(v)
+        values = torch.func.vmap(function)(v.reshape(-1, u.shape[-1]))
+        return tuple(value.reshape(*u.shape[:-1], *value.shape[1:]) for value in values)
 
     def train(self, mode: bool = True):
         super().train(mode)
         self._codes = None
         if not mode and len(self.probes):
-            self._codes = straightened(self._parts, self.probes)
+            self._codes = straight_line_code(self._parts, self.probes)
             if self._codes is not None:
                 self._latent_names = list(self.replay(self.probes[0])[1].latents)
         return self
@@ -177,9 +174,8 @@ class TracedModel(DirectedModel):
     def __getstate__(self):
         return {**vars(self), "_codes": None}
 
-    def _codes_for(self, u: Tensor) -> Codes | None:
-        same = u.dtype == self.probes.dtype and u.device == self.probes.device
-        return self._codes if same else None
+    def _has_code(self, u: Tensor) -> bool:
+        return self._codes is not None and (u.dtype, u.device) == (self.probes.dtype, self.probes.device)
 
     @property
     def has_log_factor(self):

@@ -7,7 +7,7 @@ from typing import Any, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..arguments.shown import shown
+from ..arguments.objects import shown
 from ..autodiff.captured import captured
 from ..autodiff.loops import is_captured
 from ..conditioning.fibre import Fibre

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import instance, random_seed, whole_number
-from ..arguments.shown import shown
+from ..arguments.objects import shown
 from ..errors import ArgumentError, StartError
 from .simulation import Simulation
 

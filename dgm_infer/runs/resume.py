@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..arguments import available_device, flag, whole_number
-from ..arguments.shown import is_sequence, shown
+from ..arguments.objects import is_sequence, shown
 from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, CheckpointError, DgmInferError
 from ..sampling import sample as hook

@@ -63,7 +63,13 @@ class Reader:
         return b"".join(content for _, _, content, _ in rows) if rows else None
 
     def _query(self, query: str, values: tuple) -> list:
-        return _checked(self.path, lambda: self._connection.execute(query, values).fetchall())
+        def found() -> list:
+            # a process that was killed as it made the file has made no table
+            if self._connection.execute("SELECT 1 FROM sqlite_master").fetchone() is None:
+                return []
+            return self._connection.execute(query, values).fetchall()
+
+        return _checked(self.path, found)
 
     def _checksum(self, name: str, part: int, parts: int, content: bytes) -> bytes:
         digest = hashlib.blake2b(f"{self._key}/{name}/{part}/{parts}/".encode(), digest_size=16)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments.shown import of_problems
+from ..arguments.objects import of_problems
 from ..errors import Status
 from ..kernels import Info
 from ..kernels.kernel import TrajectoryEnd, Tunable

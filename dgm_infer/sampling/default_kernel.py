@@ -47,9 +47,13 @@ def default_kernel(problem: Fibre | Target) -> Kernel:
 
 
 def _is_ridge(problem: Fibre, marginal: NoiseMarginal) -> bool:
-    """Whether additive noise is narrow, and the observation leaves global inputs free."""
+    """Whether additive noise is narrow, and leaves most directions of the global inputs free.
+
+    Where it fixes most of them an adapted metric suffices: a predator-prey series of 104 inputs and 100 values, and
+    digits of 12 latents and 9 pixels, mix no better on the fibre.
+    """
     rows = problem.values.shape[-1]
-    if rows >= marginal.dim:
+    if 2 * rows > marginal.dim:
         return False
     u1 = marginal.initial_draws(_RIDGE.prior_draws, torch.Generator(problem.values.device).manual_seed(0))
     precision = marginal.precision(u1)

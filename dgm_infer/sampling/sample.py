@@ -49,8 +49,8 @@ def sample(
         problem: a :class:`Fibre`, a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``.
         kernel: None for :class:`HMC` on a target (:class:`EllipticalSlice` if it has no gradient,
             :class:`RiemannianHMC` where a Gaussian tolerance is small beside the slope of the outputs), and on a fibre
-            :class:`LiftedHMC` if the model's noise is additive and normal, unless it is narrow and there are fewer
-            observed values than other inputs, else :class:`ConstrainedHMC`. Where the start finds several modes,
+            :class:`LiftedHMC` if the model's noise is additive and normal, unless it is narrow and leaves half of
+            the other inputs free or more, else :class:`ConstrainedHMC`. Where the start finds several modes,
             :class:`ModeJumps` of the default kernel. ``Draws.kernel`` has it.
         chains: chains per problem of the batch.
         warmup: iterations that adapt the kernel and are not kept; None for as many as it takes until step sizes,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..arguments.shown import of_problems
+from ..arguments.objects import of_problems
 from ..conditioning.derivatives import JUMP, find_jump
 from ..conditioning.fibre import Fibre
 from ..diagnosis import Finding, finding

@@ -9,17 +9,18 @@ means show, over independent runs: ``sd^2 / E (mean found - mean)^2``.
 """
 
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from ..reports.abc import chains_table, sequential_table
 from ..reports.records import write_record
+from ..reports.tables import markdown
 from . import abc_chains, abc_sequential
 from .abc_problem import ABCTask, NormalData
 from .publishing import new_record, publish, versions
 from .settings import check_counts, check_positive, check_seed, writable_folder
 from .workers import torch_threads
 
-__all__ = ["bench", "page"]
+__all__ = ["bench", "chains_table", "page", "sequential_table"]
 
 
 def bench(
@@ -107,3 +108,52 @@ def page(record: dict[str, Any]) -> str:
 
 def _failures(rows: dict[str, Any]) -> list[str]:
     return [f"{label} failed: {row['error']}" for label, row in rows.items() if "error" in row]
+
+
+def chains_table(record: dict[str, Any]) -> str:
+    """Seconds of chains in one call, and of as many chains one by one."""
+    chains = record["chains"]
+    n, evaluations = chains["chains"], chains["evaluations"]
+    together, alone = (median(chains[f"seconds_{name}"]) for name in ("together", "alone"))
+    rows = [
+        [f"{n} chains in one call", f"{together:.3g}", f"{together:.3g}", f"{evaluations['together']:.1f}", ""],
+        [
+            f"one chain, {n} times",
+            f"{alone:.3g}",
+            f"{n * alone:.3g}",
+            f"{evaluations['alone']:.1f}",
+            f"{chains['ratio']:.0f}",
+        ],
+    ]
+    header = [
+        "",
+        "seconds of a call",
+        f"seconds of {n} chains",
+        "evaluations per transition",
+        "times as long",
+    ]
+    return markdown(header, rows)
+
+
+def sequential_table(record: dict[str, Any]) -> str:
+    """Every method that ran: simulations, seconds, errors and seconds to equal effective size."""
+    rows = [
+        [
+            label,
+            str(row["particles"]),
+            f"{row['simulations']:.0f}",
+            f"{row['seconds']:.3g}",
+            f"{row['ess']:.0f}",
+            f"{row['rms_error']:.3f}",
+            f"{row['effective']:.0f}",
+            f"{row['simulations'] / row['effective']:.0f}",
+            f"{row['seconds_per_1000']:.3g}",
+        ]
+        for label, row in record["sequential"].items()
+        if "error" not in row
+    ]
+    header = [
+        *("SMC-ABC", "particles", "simulations", "seconds", "ESS of weights", "rms error of means"),
+        *("effective draws by the errors", "simulations per one", "seconds per 1000"),
+    ]
+    return markdown(header, rows)

@@ -15,12 +15,12 @@ from dgm_infer.errors import ConfigError, uninterrupted
 from dgm_infer.evidence import Evidence, Method
 
 from ..problems.families import FAMILIES
-from ..reports.documents import coverage_table
 from ..reports.records import write_record
+from ..reports.tables import markdown
 from .publishing import cores_of, measured_before, new_record, publish, versions
 from .settings import check_counts, check_seed, writable_folder
 
-__all__ = ["METHODS", "bench", "page", "row"]
+__all__ = ["METHODS", "bench", "coverage_table", "page", "row"]
 
 METHODS: dict[str, Method | None] = {
     "default": None,
@@ -128,3 +128,16 @@ def page(record: dict[str, Any]) -> str:
             f"On {record['processor']}, {cores_of(record['threads'])}; {versions(record)}.\n",
         ]
     )
+
+
+def coverage_table(methods: dict[str, Any]) -> str:
+    """Coverage of 95 % intervals, and errors as they are and as claimed: one row per method, one column per family."""
+
+    def cell(row: dict[str, Any]) -> str:
+        covered, either = (f"{100 * row[key]:.0f} %" for key in ("covered", "covered_or_named"))
+        shares = covered if covered == either else f"{covered} / {either}"
+        return f"{shares} ({row['rmse']:.2g}, {row['std_error']:.2g})"
+
+    families = next(iter(methods.values()))
+    rows = [[name, *(cell(row) for row in by_family.values())] for name, by_family in methods.items()]
+    return markdown(["method", *families], rows)

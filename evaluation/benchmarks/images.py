@@ -17,7 +17,6 @@ from typing import Any
 from dgm_infer.arguments import positive
 from dgm_infer.errors import CheckpointError, ConfigError, reported_as
 
-from ..reports.images import page
 from ..reports.records import plain, write_record
 from .earlier_peer import LATE, revision
 from .image_energies import reached
@@ -25,6 +24,7 @@ from .image_methods import METHODS, SMALL_NOISE, Method
 from .image_problems import GIVEN_WARMUP, PROBLEMS, SWEPT, ImageProblem
 from .image_sampling import Conditioned, ImageTask
 from .image_summary import agreement, summarise
+from .image_tables import page
 from .machine import checked_cores
 from .publishing import measured_before, new_record, publish
 from .settings import check_counts, check_positive, check_seed, names_of, writable_folder

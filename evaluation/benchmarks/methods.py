@@ -26,14 +26,13 @@ from ..experiments.reference import reference_folder
 from ..problems.boltzmann import BoltzmannRelaxation, published_system, random_system
 from ..problems.radon import radon_target, read_radon
 from ..problems.repeated import repeated
-from ..reports.documents import methods_table
 from ..reports.estimates import Estimates, caveats
 from ..reports.records import write_record
 from ..reports.tables import markdown
 from .publishing import new_record, publish, versions
 from .settings import check_counts, check_seed, writable_folder
 
-__all__ = ["METHODS", "bench", "evaluations_to_error", "table"]
+__all__ = ["METHODS", "bench", "evaluations_to_error", "methods_table", "table"]
 
 METHODS: dict[str, Method] = {
     "ELBO": dgm.Elbo(),
@@ -212,3 +211,19 @@ def _runs(methods: dict[str, dict[str, Any]]) -> list[str]:
         )
         notes += row["caveats"]
     return [markdown(header, rows), *(["".join(f"- {note}\n" for note in notes)] if notes else [])]
+
+
+def methods_table(record: dict[str, Any]) -> str:
+    """Thousands of gradient evaluations to the error aimed at: one row per method, one column per experiment."""
+    experiments = record["experiments"]
+    labels = next(iter(experiments.values()))["methods"]
+    rows = [[label, *(_effort(entry["methods"][label]) for entry in experiments.values())] for label in labels]
+    return markdown(["method", *experiments], rows)
+
+
+def _effort(row: dict[str, Any]) -> str:
+    if "error" in row:
+        return "failed"
+    if row["to_error"] is None:
+        return "a bound"
+    return f"{row['to_error'] / 1000:.3g}" + ("*" if row["caveats"] else "")

@@ -19,12 +19,12 @@ from dgm_infer.errors import uninterrupted
 from dgm_infer.evidence import Method
 
 from ..problems.boltzmann import BoltzmannRelaxation, Moments, published_machines, random_machines
-from ..reports.documents import modes_table
 from ..reports.records import write_record
+from ..reports.tables import markdown
 from .publishing import new_record, publish, versions
 from .settings import check_counts, check_seed, writable_folder
 
-__all__ = ["bench", "page"]
+__all__ = ["bench", "modes_table", "page"]
 
 # Methods with the chains that make their times alike.
 _METHODS: dict[str, tuple[Method, int]] = {
@@ -141,3 +141,16 @@ def page(record: dict[str, Any]) -> str:
             f"On {record['processor']}, {record['threads']} threads; {versions(record)}.\n",
         ]
     )
+
+
+def modes_table(methods: dict[str, Any]) -> str:
+    """Errors of every method from every base, over the systems of the benchmark."""
+    rows = []
+    for name, row in methods.items():
+        method, base = name.split("; ")
+        errors = (f"{row[key]:.2f}" for key in ("rmse", "largest", "largest_unwarned", "std_error"))
+        shares = (f"{100 * row[key]:.0f} %" for key in ("covered", "warned", "covered_or_warned"))
+        rows.append([method, base, str(row["chains"]), f"{row['seconds']:.1f}", *errors, *shares])
+    errors = ["rms error", "largest error", "without a warning", "claimed error"]
+    shares = ["in 95 % interval", "warned", "either"]
+    return markdown(["method", "base", "chains", "seconds", *errors, *shares], rows)

@@ -19,12 +19,12 @@ from dgm_infer.errors import uninterrupted
 from dgm_infer.kernels import Kernel
 
 from ..problems.boltzmann import BoltzmannRelaxation, Moments, published_machines, random_machines
-from ..reports.documents import multimodal_table
 from ..reports.records import write_record
+from ..reports.tables import markdown
 from .publishing import new_record, publish, versions
 from .settings import check_counts, check_seed, writable_folder
 
-__all__ = ["bench", "page"]
+__all__ = ["bench", "multimodal_table", "page"]
 
 _CHAINS = 16
 
@@ -172,3 +172,14 @@ def page(record: dict[str, Any]) -> str:
             f"On {record['processor']}, {record['threads']} threads; {versions(record)}.\n",
         ]
     )
+
+
+def multimodal_table(samplers: dict[str, Any]) -> str:
+    """Errors of expectations by every sampler, over the systems of the benchmark."""
+    rows = []
+    for name, row in samplers.items():
+        errors = (f"{row[key]:.3f}" for key in ("mean", "largest", "largest_unwarned", "covariance"))
+        r_hat = "-" if row["r_hat"] is None else f"{row['r_hat']:.2f}"
+        rows.append([name, f"{row['seconds']:.1f}", *errors, r_hat, f"{100 * row['warned']:.0f} %"])
+    errors = ["mean, rms error", "largest", "largest without a warning", "covariance, relative error"]
+    return markdown(["sampler", "seconds", *errors, "R-hat, median of worst", "warned"], rows)

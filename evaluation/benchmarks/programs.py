@@ -21,12 +21,12 @@ from dgm_infer import Fibre, GenerativeModel
 from generators import GeneralisedLambda, LotkaVolterra
 
 from ..problems import naive
-from ..reports.programs import programs_table
 from ..reports.records import write_record
+from ..reports.tables import markdown
 from .publishing import new_record, publish, versions
 from .settings import check_counts, check_seed, writable_folder
 
-__all__ = ["bench", "page"]
+__all__ = ["bench", "page", "programs_table"]
 
 # Leapfrog steps of a transition.
 _STEPS = 5
@@ -191,3 +191,20 @@ def _seconds(work: Callable[[], object], calls: int) -> float:
     for _ in range(calls):
         work()
     return (time.perf_counter() - started) / calls
+
+
+def programs_table(record: dict[str, Any]) -> str:
+    """Milliseconds: one row per simulator and measure, one column per way of writing, and ratios to that by hand."""
+    rows = []
+    for problem, entry in record["problems"].items():
+        for measure, by_label in entry["seconds"].items():
+            cells = [_milliseconds(by_label, label) for label in ("traced", "by hand", "vectorised", "declared")]
+            ratio = f"{by_label['traced']['median'] / by_label['by hand']['median']:.2f}"
+            overhead = f"{100 * entry['overhead']:.0f} %" if measure == "forward" else ""
+            rows.append([problem, measure, *cells, ratio, overhead])
+    header = ["simulator", "measure", "traced", "by hand", "vectorised", "declared", "traced / by hand"]
+    return markdown([*header, "overhead of tracing"], rows)
+
+
+def _milliseconds(by_label: dict[str, Any], label: str) -> str:
+    return f"{1000 * by_label[label]['median']:.3g}" if label in by_label else ""

@@ -7,7 +7,7 @@ simulations, where it costs everything.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,18 @@ import dgm_infer as dgm
 
 from ..experiments.pseudo_marginal import quietly_sampled
 from ..problems.bowl import Bowl
-from ..reports.crossovers import tables
+from ..reports.mixing import R_HAT
 from ..reports.records import write_record
+from ..reports.tables import markdown
 from .comparison import diagnose
 from .publishing import new_record, publish, versions
 from .settings import check_counts, check_seed, writable_folder
 
-__all__ = ["bench", "page"]
+__all__ = ["bench", "page", "tables"]
 
 _TOLERANCES = (1.0, 0.3, 0.1, 0.03, 0.01)
 _INPUTS = (2, 8, 32, 128)
+_RATES = {"ess_per_thousand": "thousand simulations", "ess_per_second": "second"}
 
 
 @dataclass(frozen=True)
@@ -148,3 +150,44 @@ def page(record: dict[str, Any]) -> str:
             f"On {record['processor']}, {record['threads']} threads; {versions(record)}.\n",
         ]
     )
+
+
+def tables(record: Mapping[str, Any]) -> str:
+    """Markdown: one table per quantity that varies and per unit of effort, the best of a column in bold."""
+    smooth = [row for row in record["rows"] if row["kernel"] == "gaussian"]
+    two = [row for row in smooth if row["inputs"] == 2]
+    wide = [row for row in smooth if row["tolerance"] == 0.1]
+    jumps = [row for row in record["rows"] if row["kernel"] != "gaussian"]
+    parts = []
+    for rate, unit in _RATES.items():
+        parts += [f"Effective draws per {unit}, by tolerance, two inputs:\n", _table(two, "tolerance", rate)]
+    for rate, unit in _RATES.items():
+        parts += [f"Per {unit}, by number of inputs, tolerance 0.1:\n", _table(wide, "inputs", rate)]
+    parts += ["A uniform kernel, without a gradient, per thousand simulations, by tolerance:\n"]
+    parts += [_table(jumps, "tolerance", "ess_per_thousand")]
+    return "\n".join([*parts, f"In brackets where R-hat is above {R_HAT}.\n"])
+
+
+def _table(rows: list[dict[str, Any]], column: str, rate: str) -> str:
+    columns = list(dict.fromkeys(row[column] for row in rows))
+    names = list(dict.fromkeys(row["sampler"] for row in rows))
+    by = {(row["sampler"], row[column]): row for row in rows}
+    best = {c: max((by[n, c][rate] for n in names if _mixed(by[n, c])), default=None) for c in columns}
+    return markdown(
+        ["sampler", *map(str, columns)], [[n, *(_cell(by[n, c], rate, best[c]) for c in columns)] for n in names]
+    )
+
+
+def _mixed(row: Mapping[str, Any]) -> bool:
+    # not a number where a chain never moved
+    return row["max_r_hat"] is not None and row["max_r_hat"] <= R_HAT
+
+
+def _cell(row: Mapping[str, Any], rate: str, best: float | None) -> str:
+    if row[rate] is None:
+        return "-"
+    # two digits, without an exponent
+    value = f"{float(f'{row[rate]:.2g}'):g}"
+    if not _mixed(row):
+        return f"({value})"
+    return f"**{value}**" if row[rate] == best else value

@@ -17,10 +17,10 @@ import torch
 
 from dgm_infer.errors import ConfigError
 
-from ..reports.images import details
 from ..reports.records import plain, write_record
 from .earlier_peer import LATE
 from .image_summary import agreement, summarise
+from .image_tables import details
 from .machine import checked_cores
 from .publishing import cores_of, measured_before, new_record, publish, versions
 from .series_problems import SERIES, SeriesTask

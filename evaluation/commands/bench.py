@@ -1,10 +1,10 @@
 """The ``bench`` command: measure beside peers."""
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 from dgm_infer.errors import ConfigError
 
-from ..benchmarks import BENCHMARKS, load
 from .messages import suggest
 from .options import make_parser, parse
 
@@ -13,6 +13,10 @@ __all__ = ["run"]
 
 def run(arguments: Sequence[str]) -> None:
     """``dgm-infer bench NAME [--OPTION VALUE ...]``: the options are the arguments of the benchmark's ``bench``."""
+    if find_spec("evaluation.benchmarks") is None:
+        raise ConfigError("benchmarks are not part of the installed package: run this in a clone of the repository")
+    from ..benchmarks import BENCHMARKS, load
+
     known = ", ".join(BENCHMARKS)
     name = arguments[0] if arguments else ""
     if name in ("-h", "--help"):

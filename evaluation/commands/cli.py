@@ -36,7 +36,7 @@ commands:
   condition  complete images of which a part is observed: --config FILE
   evidence   estimate log p(x) of images, between two bounds: --config FILE
   reproduce  run a published experiment: NAME [--fast] [--data FOLDER]
-  bench      measure beside peers: NAME (every option of the benchmark's)
+  bench      measure beside peers, in a clone of the repository: NAME (every option of the benchmark's)
 
 dgm-infer COMMAND --help lists a command's options; dgm-infer --version prints the version.
 """

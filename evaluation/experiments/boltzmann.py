@@ -25,7 +25,7 @@ from dgm_infer.references.density import weighted_moments
 from ..figures import log_evidence
 from ..problems.boltzmann import BoltzmannRelaxation, Moments, published_system, random_system
 from ..problems.repeated import repeated
-from ..reports.documents import GOAL, seconds_to
+from ..reports.published import GOAL, seconds_to
 
 __all__ = ["run"]
 

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 import dgm_infer as dgm
+from dgm_infer.extras import extra
 
 __all__ = ["Folded", "Squares", "eight_schools", "folded", "squares", "wide_mass"]
 
@@ -47,9 +48,10 @@ def squares() -> dgm.Fibre:
 
 
 def eight_schools() -> dgm.Target:
-    """Effects of coaching in eight schools, not centred (Rubin 1981): ten unknowns, a Pyro program."""
-    import pyro
-    from pyro import distributions as dist
+    """Effects of coaching in eight schools, not centred as Rubin had them: ten unknowns, a Pyro program."""
+    with extra("bench"):
+        import pyro
+        from pyro import distributions as dist
 
     y = torch.tensor([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0], dtype=torch.float64)
     sd = torch.tensor([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0], dtype=torch.float64)

@@ -171,7 +171,7 @@ def test_for_a_constant_number_of_steps_the_host_waits_for_nothing():
 
 @pytest.mark.slow
 def test_the_walk_of_the_readme_is_sampled_on_a_device_and_its_draws_from_a_file_follow_it(tmp_path):
-    source = re.search(r"class Walk\(.*?\n\n\n", (ROOT / "README.md").read_text(), re.DOTALL)
+    source = re.search(r"class Walk\(.*?\n\n\n", (ROOT / "docs" / "tour.md").read_text(), re.DOTALL)
     assert source
     names: dict[str, Any] = {"dgm": dgm, "torch": torch}
     exec(source[0].replace("100", "3"), names)

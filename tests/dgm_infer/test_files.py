@@ -1,5 +1,6 @@
 """Run folders and files: each of one process, whole or not there, and never removed with a result in them."""
 
+import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -132,3 +133,21 @@ def test_generators_that_are_saved_together_are_each_whole(tmp_path):
     together(lambda i: [generators.save(model, tmp_path / "vae") for _ in range(10)])
     assert generators.load(tmp_path / "vae.safetensors").output_shape == (2, 2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["vae.json", "vae.safetensors"]
+
+
+def test_the_target_of_a_link_is_written_and_the_mode_of_a_file_kept(tmp_path):
+    target, link = tmp_path / "target", tmp_path / "link"
+    target.write_text("before")
+    target.chmod(0o600)
+    link.symlink_to(target)
+    write_file(link, "after")
+    assert link.is_symlink()
+    assert target.read_text() == "after"
+    assert target.stat().st_mode & 0o777 == 0o600
+
+
+def test_devices_and_pipes_are_refused(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/full"):
+        with pytest.raises(ArgumentError, match="a device or a pipe"):
+            write_file(path, "text")

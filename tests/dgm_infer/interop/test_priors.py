@@ -11,8 +11,8 @@ from torch.distributions.relaxed_bernoulli import LogitRelaxedBernoulli
 
 import dgm_infer as dgm
 from dgm_infer.interop.charts import chart_of
-from dgm_infer.interop.forms import form_of
 from dgm_infer.interop.log_densities import log_density
+from dgm_infer.interop.reparametrisation import reparametrise
 from dgm_infer.models import Logistic, StandardNormal
 
 with warnings.catch_warnings():
@@ -135,7 +135,7 @@ def test_a_prior_integrates_to_one_in_its_coordinate(name):
 @pytest.mark.parametrize("name", [name for name in PRIORS if name != "StudentT(.1)"])
 def test_a_prior_integrates_to_one_in_the_input_of_a_model(name):
     with pyro.validation_enabled(False):
-        assert integral(by_input(form_of(PRIORS[name])), reach=1e5) == pytest.approx(1, abs=2e-4)
+        assert integral(by_input(reparametrise(PRIORS[name])), reach=1e5) == pytest.approx(1, abs=2e-4)
 
 
 @pytest.mark.parametrize("name", ["Beta(.01, .01)", "Gamma(.001)", "Kumaraswamy(.1, .1)"])

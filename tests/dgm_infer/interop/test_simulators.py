@@ -9,7 +9,7 @@ from torch.nn import functional as F
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, ModelError
-from dgm_infer.interop.forms import form_of
+from dgm_infer.interop.reparametrisation import reparametrise
 from dgm_infer.models.densities import STANDARD_LOGISTIC
 from tests.recorded import assert_code_is_the_program
 
@@ -217,7 +217,7 @@ def test_the_dtype_of_the_inputs_is_that_of_the_run():
 )
 def test_the_density_of_the_inputs_is_that_of_the_variable(distribution):
     # p(v) dv = p(x) dx at any v
-    form = form_of(distribution)
+    form = reparametrise(distribution)
     v = torch.tensor([-2.5, -0.4, 0.3, 1.9], dtype=FLOAT)
     for point in v:
         v1 = point.clone().requires_grad_()

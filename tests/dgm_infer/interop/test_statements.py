@@ -11,7 +11,7 @@ from torch import distributions as td
 import dgm_infer as dgm
 from dgm_infer.errors import ArgumentError, ModelError
 from dgm_infer.interop.charts import chart_of
-from dgm_infer.interop.forms import form_of
+from dgm_infer.interop.reparametrisation import reparametrise
 from dgm_infer.probe import energy_doubt, energy_fault
 
 with warnings.catch_warnings():
@@ -90,7 +90,7 @@ def test_the_fibre_of_an_angle_is_that_of_one_turn():
     ids=["von Mises", "bivariate", "skewed"],
 )
 def test_every_distribution_of_angles_has_a_circle_of_each(prior):
-    form = form_of(prior)
+    form = reparametrise(prior)
     assert form.shape == (*prior.event_shape, 2)
     v = torch.randn(*form.shape, generator=torch.Generator().manual_seed(0))
     turned = -v

@@ -8,9 +8,7 @@ from torch import distributions as td
 from torch import nn
 
 import dgm_infer as dgm
-from dgm_infer.interop.leading import acts_on_leading
-from dgm_infer.interop.straight_line import Recording
-from dgm_infer.interop.straightened import Parts, straightened
+from dgm_infer.interop.straight_line import Parts, Recording, straight_line_code
 from tests.recorded import assert_code_is_the_program, inputs_of
 
 FLOAT = torch.float64
@@ -73,28 +71,18 @@ def extremes_and_order(z):
 
 
 @pytest.mark.parametrize(
-    ("simulate", "natively"),
+    "simulate",
     [
-        (writes_through_views, False),
-        (lists_that_grow, True),
-        (neutral_then_written, True),
-        (filled_in_place, True),
-        (dimensions_from_the_end, False),
-        (extremes_and_order, False),
+        writes_through_views,
+        lists_that_grow,
+        neutral_then_written,
+        filled_in_place,
+        dimensions_from_the_end,
+        extremes_and_order,
     ],
 )
-def test_writes_lists_and_dimensions(simulate, natively):
-    codes = assert_code_is_the_program(dgm.from_simulator(simulate, NORMAL))
-    assert not natively or codes.output.rows is not None
-
-
-def test_rows_are_pointwise_and_along_leading_dimensions():
-    x = torch.ones(2, 3)
-    for func, args, kwargs in ((torch.add, (x, x), {}), (torch.Tensor.__rsub__, (x, 2), {}), (torch.exp, (x,), {})):
-        assert acts_on_leading(func, args, kwargs)
-    for func, args in ((torch.matmul, (x, x.T)), (torch.max, (x,)), (torch.sort, (x,)), (torch.Tensor.cumsum, (x, -1))):
-        assert not acts_on_leading(func, args, {"dim": -1} if func is torch.Tensor.cumsum else {})
-    assert not acts_on_leading(torch.Tensor.__getitem__, (x, (..., 0)), {})
+def test_writes_lists_and_dimensions(simulate):
+    assert_code_is_the_program(dgm.from_simulator(simulate, NORMAL))
 
 
 class Doubled(torch.autograd.Function):
@@ -143,15 +131,14 @@ def test_control_code_of_another_function_is_noticed():
     def plain(v):
         return Parts([v + v.square()], [v[:2]], [])
 
-    assert straightened(changing, probes) is None
+    assert straight_line_code(changing, probes) is None
     # the derivative of the code is the program's, whatever its value suggests
-    codes = straightened(constant, probes)
+    codes = straight_line_code(constant, probes)
     assert codes is not None
-    torch.testing.assert_close(torch.func.jacrev(lambda v: codes.output.row(v)[0])(probes[0]), torch.eye(4).double())
-    codes = straightened(plain, probes)
+    torch.testing.assert_close(torch.func.jacrev(lambda v: codes[0](v)[0])(probes[0]), torch.eye(4).double())
+    codes = straight_line_code(plain, probes)
     assert codes is not None
-    assert codes.output.rows is not None
-    torch.testing.assert_close(codes.output.rows(probes.T)[0].T, probes + probes.square())
+    torch.testing.assert_close(codes[0](probes[0])[0], probes[0] + probes[0].square())
 
 
 def test_what_outputs_do_not_need_is_left_out():
@@ -160,9 +147,9 @@ def test_what_outputs_do_not_need_is_left_out():
         unused = torch.linalg.inv(v.diag())
         output = v[0] * 2
     zeros = torch.zeros_like(v)
-    assert torch.equal(recording.code([output]).row(zeros)[0], zeros[0])
+    assert torch.equal(recording.code([output])(zeros)[0], zeros[0])
     with pytest.raises(RuntimeError, match="singular"):
-        recording.code([unused]).row(zeros)
+        recording.code([unused])(zeros)
 
 
 def test_the_code_follows_weights_dtype_and_copies():

@@ -266,6 +266,19 @@ def test_a_shard_that_is_missing_is_never_made_up(tmp_path, shards):
     assert_same(dgm.resume(tmp_path / "run", progress=False), whole)
 
 
+@pytest.mark.parametrize("name", ["shard-0", "run"])
+def test_a_process_killed_as_it_made_a_file_is_as_one_that_had_not_begun_it(tmp_path, whole, name):
+    run(run=tmp_path / "run")
+    for path in (tmp_path / "run").iterdir():
+        if name == "run":
+            path.unlink()
+    (tmp_path / "run" / f"{name}.sqlite").write_bytes(b"")
+    with pytest.raises(dgm.errors.CheckpointError, match=r"no draws yet|not of a run"):
+        dgm.collect(tmp_path / "run")
+    again = run(run=tmp_path / "run") if name == "run" else dgm.resume(tmp_path / "run", progress=False)
+    assert_same(again, whole)
+
+
 def one_line(error):
     return "\n" not in str(error)
 

@@ -23,7 +23,7 @@ class Corner(dgm.GenerativeModel):
 def test_noise_is_integrated_out_unless_the_posterior_is_a_narrow_ridge():
     assert isinstance(default_kernel(curve(1.0)), dgm.LiftedHMC)
     assert isinstance(default_kernel(curve(0.002)), dgm.ConstrainedHMC)
-    # as many values as inputs leave points, however narrow
+    # as many values as inputs leave points, however narrow the noise
     assert isinstance(default_kernel(dgm.condition(dgm.WithNoise(Corner(), 0.002), [0.0, 0.0])), dgm.LiftedHMC)
     assert isinstance(default_kernel(linear_gaussian().problem), dgm.LiftedHMC)
     # without additive noise there is nothing to integrate out

@@ -13,9 +13,9 @@ import generators
 from dgm_infer.errors import ConfigError
 from evaluation.benchmarks import completions
 from evaluation.benchmarks.classifier import train_classifier
+from evaluation.benchmarks.completions import scorecard
 from evaluation.benchmarks.publishing import measured_before
 from evaluation.benchmarks.scores import class_scores, covered, crps, probability_integral_transform
-from evaluation.reports.scorecard import scorecard
 from trainers.data import Labelled
 
 FLOAT = torch.float64

@@ -13,15 +13,15 @@ from torch import nn
 import generators
 from dgm_infer.errors import CheckpointError, ConfigError
 from evaluation.benchmarks import earlier_peer, images
+from evaluation.benchmarks.crossover import crossover
 from evaluation.benchmarks.image_energies import latent_energy, reached
 from evaluation.benchmarks.image_methods import METHODS
 from evaluation.benchmarks.image_problems import PROBLEMS, SWEPT, ImageProblem, grid, plain_network
 from evaluation.benchmarks.image_sampling import Conditioned
 from evaluation.benchmarks.image_summary import agreement, summarise
+from evaluation.benchmarks.image_tables import page, ratios
 from evaluation.benchmarks.publishing import measured_before
 from evaluation.benchmarks.workers import WorkerResult
-from evaluation.figures.crossover import crossover
-from evaluation.reports.images import page, ratios
 
 
 def smoothed():

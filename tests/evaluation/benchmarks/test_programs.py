@@ -7,7 +7,7 @@ import torch
 
 import dgm_infer as dgm
 from evaluation.benchmarks import programs
-from evaluation.reports.programs import programs_table
+from evaluation.benchmarks.programs import programs_table
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,6 @@ import pytest
 
 import dgm_infer as dgm
 from evaluation.benchmarks import samplers
-from evaluation.reports import crossovers
 
 SHORT = {name: samplers._SAMPLERS[name] for name in ("RandomWalk", "HMC")}
 
@@ -36,7 +35,7 @@ def test_the_best_of_a_column_is_that_of_the_chains_that_mixed():
         return {"sampler": sampler, "inputs": 2, "tolerance": 0.1, "kernel": "gaussian", "max_r_hat": r_hat, **rates}
 
     rows = [row("a", 1.0, 1.01), row("b", 2.0, 1.02), row("c", 9.0, 1.2), row("d", None, None)]
-    text = crossovers.tables({"rows": rows})
+    text = samplers.tables({"rows": rows})
     for line in ("| a | 1 |", "| b | **2** |", "| c | (9) |", "| d | - |"):
         assert line in text
 

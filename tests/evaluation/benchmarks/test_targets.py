@@ -6,7 +6,7 @@ import pytest
 
 import dgm_infer as dgm
 from evaluation.benchmarks import targets
-from evaluation.reports.targets import targets_table
+from evaluation.benchmarks.targets import targets_table
 
 
 def test_every_method_is_compared_on_every_target(tmp_path):
@@ -25,7 +25,7 @@ def test_every_method_is_compared_on_every_target(tmp_path):
     assert set(funnel["bounds"]) >= {"lower", "upper", "combined"}
     assert "bounds" not in seeds
     assert seeds["methods"]["AIS"][0]["error"] is None
-    assert (tmp_path / "targets.md").read_text() == targets.table(record)
+    assert (tmp_path / "targets.md").read_text() == targets.page(record)
 
 
 def test_what_was_measured_with_the_same_settings_is_kept(tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ import torch
 
 from dgm_infer import Draws
 from dgm_infer.kernels import ConstrainedHMC
+from evaluation.commands import bench
 from evaluation.commands.cli import main
 from evaluation.commands.messages import one_line
 from evaluation.experiments import EXPERIMENTS
@@ -325,3 +326,12 @@ def test_of_a_union_the_specific_complaint_is_kept():
         "  Errors:\n    - Expected a <class 'str'>\n    - No module named 'mine'\n  Given value type: <class 'dict'>"
     )
     assert one_line(message) == "generator: No module named 'mine'"
+
+
+def test_an_installation_without_benchmarks_says_where_they_are(monkeypatch, capsys):
+    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    assert main(["bench", "fibre"]) == 2
+    assert capsys.readouterr().err == (
+        "dgm-infer bench: error: benchmarks are not part of the installed package: run this in a clone of the "
+        "repository\n"
+    )

@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from .mixing import R_HAT
-from .tables import markdown
+from ..reports.mixing import R_HAT
+from ..reports.tables import markdown
 
 __all__ = ["details", "page", "ratios", "sweep_table", "tables"]
 

@@ -15,13 +15,13 @@ from ..models.densities import STANDARD_LOGISTIC
 from .charts import chart_of, is_circular
 from .log_densities import log_density
 
-__all__ = ["Form", "Kind", "form_of", "form_of_density", "gamma", "location_scale", "uniform"]
+__all__ = ["Kind", "Reparametrisation", "gamma", "location_scale", "reparametrise", "reparametrise_density", "uniform"]
 
 Kind = Literal["normal", "logistic"]
 
 
 @dataclass(frozen=True)
-class Form:
+class Reparametrisation:
     """A random variable as a function of independent inputs v of one kind.
 
     Attributes:
@@ -41,12 +41,12 @@ class Form:
     of: td.Distribution | None = None
 
 
-def location_scale(loc: Any, scale: Any, shape: torch.Size) -> Form:
+def location_scale(loc: Any, scale: Any, shape: torch.Size) -> Reparametrisation:
     """``loc + scale v``, v normal."""
-    return Form("normal", shape, lambda v: loc + scale * v, lambda x: (x - loc) / scale)
+    return Reparametrisation("normal", shape, lambda v: loc + scale * v, lambda x: (x - loc) / scale)
 
 
-def uniform(low: Any, high: Any, shape: torch.Size) -> Form:
+def uniform(low: Any, high: Any, shape: torch.Size) -> Reparametrisation:
     """``low + (high - low) sigmoid(pi v/sqrt 3)``, v logistic."""
 
     def inverse(x: Tensor) -> Tensor:
@@ -55,12 +55,14 @@ def uniform(low: Any, high: Any, shape: torch.Size) -> Form:
         eps = torch.finfo(p.dtype).eps / 2
         return torch.logit(p.clamp(eps, 1 - eps)) / STANDARD_LOGISTIC
 
-    return Form("logistic", shape, lambda v: low + (high - low) * torch.sigmoid(STANDARD_LOGISTIC * v), inverse)
+    return Reparametrisation(
+        "logistic", shape, lambda v: low + (high - low) * torch.sigmoid(STANDARD_LOGISTIC * v), inverse
+    )
 
 
-def exponential(rate: Any, shape: torch.Size) -> Form:
+def exponential(rate: Any, shape: torch.Size) -> Reparametrisation:
     """``softplus(pi v/sqrt 3) / rate``, v logistic."""
-    return Form(
+    return Reparametrisation(
         "logistic",
         shape,
         lambda v: F.softplus(STANDARD_LOGISTIC * v, threshold=40) / rate,
@@ -69,7 +71,7 @@ def exponential(rate: Any, shape: torch.Size) -> Form:
     )
 
 
-def cauchy(loc: Any, scale: Any, shape: torch.Size) -> Form:
+def cauchy(loc: Any, scale: Any, shape: torch.Size) -> Reparametrisation:
     """``loc + scale tan(pi (p - 1/2))`` with ``p = sigmoid(pi v/sqrt 3)``, v logistic."""
 
     def value(v: Tensor) -> Tensor:
@@ -83,10 +85,10 @@ def cauchy(loc: Any, scale: Any, shape: torch.Size) -> Form:
     def inverse(x: Tensor) -> Tensor:
         return torch.logit(0.5 + torch.atan((x - loc) / scale) / math.pi) / STANDARD_LOGISTIC
 
-    return Form("logistic", shape, value, inverse)
+    return Reparametrisation("logistic", shape, value, inverse)
 
 
-def gamma(concentration: Tensor) -> Form:
+def gamma(concentration: Tensor) -> Reparametrisation:
     """``exp(digamma(a) + sqrt(trigamma(a)) v)`` of unit rate, with the density that makes it Gamma(a, 1).
 
     v then has mean 0 and variance 1 (math 1.5): digamma and trigamma are the mean and variance of the log.
@@ -97,7 +99,7 @@ def gamma(concentration: Tensor) -> Form:
         own = concentration * (centre + width * v) - x - torch.lgamma(concentration) + width.log()
         return (own - _log_normal(v)).sum()
 
-    return Form(
+    return Reparametrisation(
         "normal",
         concentration.shape,
         lambda v: torch.exp(centre + width * v),
@@ -106,7 +108,7 @@ def gamma(concentration: Tensor) -> Form:
     )
 
 
-def form_of(distribution: td.Distribution) -> Form:
+def reparametrise(distribution: td.Distribution) -> Reparametrisation:
     """The form of one draw of a distribution of torch, or of Pyro, which derives its own from them.
 
     Unit-variance inputs where there is such a form (math 1.3), else the chart of the distribution with its own density.
@@ -124,17 +126,19 @@ def form_of(distribution: td.Distribution) -> Form:
     return _own_density(distribution)
 
 
-def form_of_density(density: InputDensity) -> list[Form]:
+def reparametrise_density(density: InputDensity) -> list[Reparametrisation]:
     """The forms whose values concatenate to a draw of an input density."""
     if isinstance(density, Product):
-        return [form for factor in density.factors for form in form_of_density(factor)]
+        return [form for factor in density.factors for form in reparametrise_density(factor)]
     shape = torch.Size([density.dim])
     if isinstance(density, StandardNormal | Logistic):
-        return [Form("normal" if isinstance(density, StandardNormal) else "logistic", shape, lambda v: v)]
-    return [Form("normal", shape, lambda v: v, None, lambda v, x: density.log_prob(x) - _log_normal(v).sum())]
+        return [Reparametrisation("normal" if isinstance(density, StandardNormal) else "logistic", shape, lambda v: v)]
+    return [
+        Reparametrisation("normal", shape, lambda v: v, None, lambda v, x: density.log_prob(x) - _log_normal(v).sum())
+    ]
 
 
-def _own_density(d: td.Distribution, kind: Kind = "normal", loc: Any = 0.0, scale: Any = 1.0) -> Form:
+def _own_density(d: td.Distribution, kind: Kind = "normal", loc: Any = 0.0, scale: Any = 1.0) -> Reparametrisation:
     """``x = loc + scale v`` in the chart of the distribution."""
     chart = chart_of(d)
     base = StandardNormal(1) if kind == "normal" else Logistic(1)
@@ -143,13 +147,13 @@ def _own_density(d: td.Distribution, kind: Kind = "normal", loc: Any = 0.0, scal
         widths = (torch.as_tensor(scale).log() + torch.zeros_like(v)).sum()
         return log_density(d, chart, loc + scale * v).sum() + widths - base.coordinate_log_prob(v).sum()
 
-    return Form(kind, chart.shape, lambda v: chart.value(loc + scale * v), None, log_factor, d)
+    return Reparametrisation(kind, chart.shape, lambda v: chart.value(loc + scale * v), None, log_factor, d)
 
 
-def _transformed(d: td.TransformedDistribution) -> Form | None:
+def _transformed(d: td.TransformedDistribution) -> Reparametrisation | None:
     if not all(transform.bijective for transform in d.transforms):
         return None
-    base = form_of(d.base_dist)
+    base = reparametrise(d.base_dist)
 
     def value(v: Tensor) -> Tensor:
         x: Any = base.value(v)
@@ -163,44 +167,44 @@ def _transformed(d: td.TransformedDistribution) -> Form | None:
     )
 
 
-def _laplace(d: td.Laplace) -> Form:
+def _laplace(d: td.Laplace) -> Reparametrisation:
     def value(v: Tensor) -> Tensor:
         # log p and log(1 - p) of p = sigmoid(pi v/sqrt 3), on their own sides of the median
         magnitude = F.softplus(STANDARD_LOGISTIC * v.abs(), threshold=40) - math.log(2)
         return d.loc + d.scale * torch.where(v < 0, -magnitude, magnitude)
 
-    return Form("logistic", _shape(d), value)
+    return Reparametrisation("logistic", _shape(d), value)
 
 
-def _half_cauchy(d: td.HalfCauchy) -> Form:
+def _half_cauchy(d: td.HalfCauchy) -> Reparametrisation:
     def value(v: Tensor) -> Tensor:
         # tan(pi p/2) for p < 1/2, and 1/tan(pi (1 - p)/2) beyond
         low = v < 0
         small = torch.tan(0.5 * math.pi * torch.sigmoid(-STANDARD_LOGISTIC * torch.where(low, -v, v)))
         return d.scale * torch.where(low, small, 1 / small)
 
-    return Form("logistic", _shape(d), value)
+    return Reparametrisation("logistic", _shape(d), value)
 
 
-def _multivariate_normal(d: td.MultivariateNormal) -> Form:
-    return Form("normal", _shape(d), lambda v: d.loc + (d.scale_tril @ v.unsqueeze(-1)).squeeze(-1))
+def _multivariate_normal(d: td.MultivariateNormal) -> Reparametrisation:
+    return Reparametrisation("normal", _shape(d), lambda v: d.loc + (d.scale_tril @ v.unsqueeze(-1)).squeeze(-1))
 
 
-def _beta(d: td.Beta) -> Form:
+def _beta(d: td.Beta) -> Reparametrisation:
     """Log odds with their mean and variance, which are those of the logs of two Gamma variables."""
     return _log_odds(d, d.concentration1, d.concentration0)
 
 
-def _fisher_snedecor(d: td.FisherSnedecor) -> Form:
+def _fisher_snedecor(d: td.FisherSnedecor) -> Reparametrisation:
     return _log_odds(d, d.df1 / 2, d.df2 / 2, d.df2.log() - d.df1.log())
 
 
-def _log_odds(d: td.Distribution, a: Tensor, b: Tensor, shift: Any = 0.0) -> Form:
+def _log_odds(d: td.Distribution, a: Tensor, b: Tensor, shift: Any = 0.0) -> Reparametrisation:
     width = (torch.polygamma(1, a) + torch.polygamma(1, b)).sqrt()
     return _own_density(d, "logistic", torch.digamma(a) - torch.digamma(b) + shift, width)
 
 
-def _mixture(d: td.MixtureSameFamily) -> Form | None:
+def _mixture(d: td.MixtureSameFamily) -> Reparametrisation | None:
     """On the real line with the mean and standard deviation, where components have such."""
     if chart_of(d).kind != "real":
         return None
@@ -212,7 +216,7 @@ def _mixture(d: td.MixtureSameFamily) -> Form | None:
     return _own_density(d, "normal", torch.where(finite, loc, 0.0), torch.where(finite, scale, 1.0))
 
 
-def _gamma(d: td.Gamma) -> Form:
+def _gamma(d: td.Gamma) -> Reparametrisation:
     form = gamma(d.concentration.expand(_shape(d)))
     factor = form.log_factor
     assert factor is not None
@@ -221,7 +225,7 @@ def _gamma(d: td.Gamma) -> Form:
     )
 
 
-def _student_t(d: td.StudentT) -> Form:
+def _student_t(d: td.StudentT) -> Reparametrisation:
     standard = td.StudentT(d.df, validate_args=False)
 
     def log_factor(v: Tensor, x: Tensor) -> Tensor:
@@ -231,7 +235,7 @@ def _student_t(d: td.StudentT) -> Form:
 
 
 # by the most derived class first: half-Cauchy is a transformed distribution
-_FORMS: dict[type, Callable[[Any], Form | None]] = {
+_FORMS: dict[type, Callable[[Any], Reparametrisation | None]] = {
     td.Normal: lambda d: location_scale(d.loc, d.scale, _shape(d)),
     td.Uniform: lambda d: uniform(d.low, d.high, _shape(d)),
     td.Exponential: lambda d: exponential(d.rate, _shape(d)),
@@ -244,7 +248,7 @@ _FORMS: dict[type, Callable[[Any], Form | None]] = {
     td.Gamma: _gamma,
     td.MixtureSameFamily: _mixture,
     td.StudentT: _student_t,
-    td.Independent: lambda d: form_of(d.base_dist),
+    td.Independent: lambda d: reparametrise(d.base_dist),
     td.TransformedDistribution: _transformed,
 }
 

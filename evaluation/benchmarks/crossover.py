@@ -1,4 +1,4 @@
-"""Speed of samplers against the width of the noise; ``python -m evaluation.figures.crossover`` draws that of docs."""
+"""Speed of samplers against the width of the noise: ``python -m evaluation.benchmarks.crossover`` draws it for docs."""
 
 import os
 from collections.abc import Mapping
@@ -6,8 +6,8 @@ from typing import Any
 
 from dgm_infer.extras import extra
 
-from ..reports.documents import ROOT, read_record
-from .colours import COLOURS
+from ..figures.colours import COLOURS
+from .documents import ROOT, read_record
 
 with extra("train"):
     from matplotlib.figure import Figure
