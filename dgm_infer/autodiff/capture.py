@@ -18,11 +18,13 @@ __all__ = [
     "bound",
     "bound_graphs",
     "capture",
+    "gradient_graph",
     "operations",
     "quiet",
     "recorded_graphs",
     "traced",
     "value_and_gradient",
+    "vjp_graph",
 ]
 
 # The graphs whose constants are inputs of a program that is being captured, and those inputs.
@@ -158,6 +160,42 @@ def value_and_gradient(
         ):
             raise ModelError("its gradient is not that of its values")
     return value, both
+
+
+def vjp_graph(graph: Graph, inputs: Sequence[Tensor], outputs: Sequence[Tensor], skip: int = 0) -> Graph:
+    """The graph of cotangents of the inputs, but the first ones, given inputs and cotangents of the outputs.
+
+    Of inputs and outputs only those with derivatives have cotangents.
+    """
+    results = [k for k, each in enumerate(outputs) if each.is_floating_point()]
+    wanted = [k for k, each in enumerate(inputs) if each.is_floating_point() and k >= skip]
+
+    def pulled(*given: Tensor) -> list[Tensor]:
+        own, cotangents = given[: len(inputs)], given[len(inputs) :]
+        with torch.enable_grad():
+            leaves = [t.detach().requires_grad_() if k in wanted else t for k, t in enumerate(own)]
+            found = graph.module(*graph.constants, *leaves)
+            pairs = [(found[k], c) for k, c in zip(results, cotangents, strict=True) if found[k].requires_grad]
+            gradients = torch.autograd.grad(
+                [f for f, _ in pairs], [leaves[k] for k in wanted], [c for _, c in pairs], allow_unused=True
+            )
+        return [torch.zeros_like(own[k]) if g is None else g for k, g in zip(wanted, gradients, strict=True)]
+
+    return capture(pulled, *inputs, *(torch.ones_like(outputs[k]) for k in results))
+
+
+def gradient_graph(graph: Graph, inputs: Sequence[Tensor], wanted: Sequence[int]) -> Graph:
+    """The graph of the outputs, and of the gradients of the sum of the first one by the wanted inputs."""
+
+    def differentiated(*given: Tensor) -> list[Tensor]:
+        with torch.enable_grad():
+            leaves = [t.detach().requires_grad_() if k in wanted else t for k, t in enumerate(given)]
+            found = graph.module(*graph.constants, *leaves)
+            gradients = torch.autograd.grad(found[0].sum(), [leaves[k] for k in wanted], allow_unused=True)
+        zeros = [torch.zeros_like(given[k]) if g is None else g for k, g in zip(wanted, gradients, strict=True)]
+        return [*(each.detach() for each in found), *zeros]
+
+    return capture(differentiated, *inputs)
 
 
 def traced(function: Callable[..., Sequence[Tensor]]) -> Callable[..., fx.GraphModule]:

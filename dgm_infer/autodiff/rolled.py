@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .capture import Graph, capture, quiet
+from .capture import capture, gradient_graph, quiet, vjp_graph
 from .loops import repeat
 from .repetition import REPEATS, IrregularError, Loop, Operation, Recorder, Value, place_of, repetition
 
@@ -166,7 +166,7 @@ class Rolled:
         self._n_inside = len(inside)
         self._body = capture(body, *picks, *carried, *inside, differentiable=True)
         example = self._body(*picks, *carried, *inside)
-        self._body_vjp = _vjp(self._body, (*picks, *carried, *inside), example, skip=p)
+        self._body_vjp = vjp_graph(self._body, (*picks, *carried, *inside), example, skip=p)
         counts = [len(steps) for steps in self._steps_read]
         buffers = [e.new_zeros(c, *e.shape) for e, c in zip(example[n:], counts, strict=True)]
 
@@ -179,8 +179,8 @@ class Rolled:
 
         self._post = capture(post, *carried, *buffers, *given, differentiable=True)
         floating = [k for k, each in enumerate((*carried, *buffers, *given)) if each.is_floating_point()]
-        self._post_vjp = _gradients(self._post, (*carried, *buffers, *given), floating)
-        self._pre_vjp = _vjp(self._pre, (x,), tensors)
+        self._post_vjp = gradient_graph(self._post, (*carried, *buffers, *given), floating)
+        self._pre_vjp = vjp_graph(self._pre, (x,), tensors)
 
     def _after(self, values: dict[Any, Any], end: Sequence[Tensor], collected: Sequence[Tensor]) -> list[Tensor]:
         """The results, from values before the loop and from the loop."""
@@ -384,39 +384,3 @@ def _put(stack: Tensor, k: Any, value: Tensor) -> Tensor:
     """The stack with a value at k."""
     index = torch.as_tensor(k, device=stack.device).reshape(1)
     return stack.index_copy(0, index, value.unsqueeze(0))
-
-
-def _vjp(graph: Graph, inputs: Sequence[Tensor], outputs: Sequence[Tensor], skip: int = 0) -> Graph:
-    """The graph of cotangents of the inputs, but the first ones, given inputs and cotangents of the outputs.
-
-    Of inputs and outputs only those with derivatives have cotangents.
-    """
-    results = [k for k, each in enumerate(outputs) if each.is_floating_point()]
-    wanted = [k for k, each in enumerate(inputs) if each.is_floating_point() and k >= skip]
-
-    def pulled(*given: Tensor) -> list[Tensor]:
-        own, cotangents = given[: len(inputs)], given[len(inputs) :]
-        with torch.enable_grad():
-            leaves = [t.detach().requires_grad_() if k in wanted else t for k, t in enumerate(own)]
-            found = graph.module(*graph.constants, *leaves)
-            pairs = [(found[k], c) for k, c in zip(results, cotangents, strict=True) if found[k].requires_grad]
-            gradients = torch.autograd.grad(
-                [f for f, _ in pairs], [leaves[k] for k in wanted], [c for _, c in pairs], allow_unused=True
-            )
-        return [torch.zeros_like(own[k]) if g is None else g for k, g in zip(wanted, gradients, strict=True)]
-
-    return capture(pulled, *inputs, *(torch.ones_like(outputs[k]) for k in results))
-
-
-def _gradients(graph: Graph, inputs: Sequence[Tensor], wanted: Sequence[int]) -> Graph:
-    """The graph of the outputs, and of the gradients of the sum of the first one by the wanted inputs."""
-
-    def differentiated(*given: Tensor) -> list[Tensor]:
-        with torch.enable_grad():
-            leaves = [t.detach().requires_grad_() if k in wanted else t for k, t in enumerate(given)]
-            found = graph.module(*graph.constants, *leaves)
-            gradients = torch.autograd.grad(found[0].sum(), [leaves[k] for k in wanted], allow_unused=True)
-        zeros = [torch.zeros_like(given[k]) if g is None else g for k, g in zip(wanted, gradients, strict=True)]
-        return [*(each.detach() for each in found), *zeros]
-
-    return capture(differentiated, *inputs)
