@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-__all__ = ["Recording", "replayed"]
+__all__ = ["RecordedProgram", "replayed"]
 
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 """Runs a function of fixed memory, and returns what repeats it."""
 
 
-class Recording:
+class RecordedProgram:
     """A graph of tensor operations in memory of its own: called with new inputs, it returns new outputs.
 
     Args:
@@ -157,8 +157,8 @@ def _cuda_recorder(device: torch.device) -> Recorder:
     return record
 
 
-def replayed(module: fx.GraphModule, example: Sequence[Tensor], fixed: int) -> Recording:
+def replayed(module: fx.GraphModule, example: Sequence[Tensor], fixed: int) -> RecordedProgram:
     """The graph on the device of its inputs, after a rehearsal that loads what its operations need."""
     with torch.no_grad():
         module(*example)
-    return Recording(module, example, fixed)
+    return RecordedProgram(module, example, fixed)

@@ -19,7 +19,7 @@ from ..models import frozen_copy, reference_tensor
 from .charts import chart_of
 from .log_densities import TOLERATED, lost_mass, warn_of_lost_mass
 from .tape import Tape, check_same, line_of_error, solver_of_error
-from .traced import Outcome, TracedModel, UnitSplit
+from .traced import TracedModel, TracedRun, UnitSplit
 
 __all__ = ["CheckSettings", "prepared"]
 
@@ -93,7 +93,7 @@ def prepared(model: Model, structure: str | None, line: str) -> Model:
     return model
 
 
-def _recorded(frozen: TracedModel, device: torch.device, line: str) -> list[tuple[Tape, Outcome]]:
+def _recorded(frozen: TracedModel, device: torch.device, line: str) -> list[tuple[Tape, TracedRun]]:
     """Runs at random numbers, those of finite outputs first: a prior may reach where a simulator explodes.
 
     Raises:
@@ -118,7 +118,7 @@ def _recorded(frozen: TracedModel, device: torch.device, line: str) -> list[tupl
     return (finite + runs)[: CHECKS.runs]
 
 
-def _check_output(name: str, outcome: Outcome, line: str) -> None:
+def _check_output(name: str, outcome: TracedRun, line: str) -> None:
     output = outcome.output
     if not isinstance(output, Tensor) or not output.is_floating_point():
         what = f"a tensor of {output.dtype}" if isinstance(output, Tensor) else f"a {type(output).__name__}"

@@ -12,9 +12,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ..errors import ModelError
 from .constants import Constants, is_wrapped, unwrapped
-from .reparametrisation import Reparametrisation, cauchy, exponential, gamma, location_scale, uniform
+from .reparametrisation import Reparametrisation, cauchy, exponential, gamma, location_scale, uniform_between
 from .straight_line import writes
-from .tape import Tape, present_line, within
+from .tape import Tape, called_within, present_line
 
 __all__ = ["Interception", "Promotion"]
 
@@ -143,7 +143,7 @@ def _randn(mode, func, args, kwargs):
 
 
 def _rand(mode, func, args, kwargs):
-    return mode.draw(func, args, kwargs, uniform(0.0, 1.0, _size(args, kwargs)))
+    return mode.draw(func, args, kwargs, uniform_between(0.0, 1.0, _size(args, kwargs)))
 
 
 def _randn_like(mode, func, args, kwargs):
@@ -151,7 +151,7 @@ def _randn_like(mode, func, args, kwargs):
 
 
 def _rand_like(mode, func, args, kwargs):
-    return mode.draw(func, args, kwargs, uniform(0.0, 1.0, (args[0] if args else kwargs["input"]).shape))
+    return mode.draw(func, args, kwargs, uniform_between(0.0, 1.0, (args[0] if args else kwargs["input"]).shape))
 
 
 def _normal(mode, func, args, kwargs):
@@ -222,7 +222,7 @@ def _float(mode, func, args, kwargs):
 
 def _cut(mode, func, args, kwargs):
     # distributions detach what their own checks use
-    if args[0].is_floating_point() and not within("distributions", 3):
+    if args[0].is_floating_point() and not called_within("distributions", 3):
         mode.cuts.append(present_line())
     return func(*args, **kwargs)
 
@@ -230,7 +230,7 @@ def _cut(mode, func, args, kwargs):
 def _set_grad_enabled(mode, func, args, kwargs):
     if not args[0]:
         # sample() of a distribution is rsample() without gradient
-        if within("distributions", 6):
+        if called_within("distributions", 6):
             return None
         mode.cuts.append(present_line())
     return func(*args, **kwargs)
@@ -245,7 +245,7 @@ def _is_all_true(mode, func, args, kwargs):
 
 def _clamp_in_place(mode, func, args, kwargs):
     # of draws that distributions round away from 0, where a smooth function of inputs never is
-    if mode.tape.u is not None and within("distributions", 3):
+    if mode.tape.u is not None and called_within("distributions", 3):
         return args[0]
     return func(*args, **kwargs)
 
@@ -297,7 +297,7 @@ _SPECIAL: dict[Any, Special] = {
     torch.normal: _normal,
     torch._standard_gamma: _standard_gamma,  # type: ignore[attr-defined]
     Tensor.normal_: _in_place(location_scale, ("mean", 0.0), ("std", 1.0)),
-    Tensor.uniform_: _in_place(uniform, ("from", 0.0), ("to", 1.0)),
+    Tensor.uniform_: _in_place(uniform_between, ("from", 0.0), ("to", 1.0)),
     Tensor.exponential_: _in_place(exponential, ("lambd", 1.0)),
     Tensor.log_normal_: _in_place(_log_normal, ("mean", 1.0), ("std", 2.0)),
     Tensor.cauchy_: _in_place(cauchy, ("median", 0.0), ("sigma", 1.0)),

@@ -15,7 +15,7 @@ from .charts import has_fewer_dimensions, is_point
 from .guards import prepared
 from .reparametrisation import reparametrise
 from .tape import Tape, first_line
-from .traced import Outcome, TracedModel
+from .traced import TracedModel, TracedRun
 
 with extra("pyro"), warnings.catch_warnings():
     # torch.jit warns about this Python version; only parts of Pyro that are unused here need it
@@ -152,7 +152,7 @@ class ProgramModel(TracedModel):
         soft = {name: value.expand((*outputs.shape[:-1], *value.shape)) for name, value in self._seen.items()}
         return {**hard, **soft}
 
-    def run(self, tape: Tape) -> Outcome:
+    def run(self, tape: Tape) -> TracedRun:
         sites = _Sites(tape, self.hard)
         program = poutine.condition(self.program, data=self._soft) if self._soft else self.program
         with pyro.validation_enabled(False), sites:
@@ -169,7 +169,7 @@ class ProgramModel(TracedModel):
         hidden = {*soft, *(name for name in self.hard if name in nodes and not _is_deterministic(nodes[name]))}
         latents = {name: value for name, value in values.items() if name not in hidden}
         output = outputs[0] if len(outputs) == 1 else torch.cat([value.reshape(-1) for value in outputs])
-        return Outcome(output, {**latents, **made})
+        return TracedRun(output, {**latents, **made})
 
     def _first_run(self) -> dict[str, Any]:
         """The statements of one run as Pyro itself makes it."""

@@ -15,7 +15,15 @@ from ..models.densities import STANDARD_LOGISTIC
 from .charts import chart_of, is_circular
 from .log_densities import log_density
 
-__all__ = ["Kind", "Reparametrisation", "gamma", "location_scale", "reparametrise", "reparametrise_density", "uniform"]
+__all__ = [
+    "Kind",
+    "Reparametrisation",
+    "gamma",
+    "location_scale",
+    "reparametrise",
+    "reparametrise_density",
+    "uniform_between",
+]
 
 Kind = Literal["normal", "logistic"]
 
@@ -46,7 +54,7 @@ def location_scale(loc: Any, scale: Any, shape: torch.Size) -> Reparametrisation
     return Reparametrisation("normal", shape, lambda v: loc + scale * v, lambda x: (x - loc) / scale)
 
 
-def uniform(low: Any, high: Any, shape: torch.Size) -> Reparametrisation:
+def uniform_between(low: Any, high: Any, shape: torch.Size) -> Reparametrisation:
     """``low + (high - low) sigmoid(pi v/sqrt 3)``, v logistic."""
 
     def inverse(x: Tensor) -> Tensor:
@@ -237,7 +245,7 @@ def _student_t(d: td.StudentT) -> Reparametrisation:
 # by the most derived class first: half-Cauchy is a transformed distribution
 _FORMS: dict[type, Callable[[Any], Reparametrisation | None]] = {
     td.Normal: lambda d: location_scale(d.loc, d.scale, _shape(d)),
-    td.Uniform: lambda d: uniform(d.low, d.high, _shape(d)),
+    td.Uniform: lambda d: uniform_between(d.low, d.high, _shape(d)),
     td.Exponential: lambda d: exponential(d.rate, _shape(d)),
     td.Cauchy: lambda d: cauchy(d.loc, d.scale, _shape(d)),
     td.HalfCauchy: _half_cauchy,

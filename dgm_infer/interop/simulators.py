@@ -13,7 +13,7 @@ from ..models import InputDensity
 from .guards import prepared
 from .reparametrisation import reparametrise, reparametrise_density
 from .tape import Tape, first_line
-from .traced import Outcome, TracedModel
+from .traced import TracedModel, TracedRun
 
 __all__ = ["SimulatorModel", "from_simulator"]
 
@@ -73,19 +73,19 @@ class SimulatorModel(TracedModel):
             else:
                 setattr(self, f"argument_{name}", value)
 
-    def run(self, tape: Tape) -> Outcome:
+    def run(self, tape: Tape) -> TracedRun:
         values = [getattr(self, f"argument_{name}") for name in self._names]
         args, kwargs = values[: self._n_args], dict(zip(self._names, values, strict=True))
         kwargs = {name: kwargs[name] for name in self._names[self._n_args :]}
         if self.prior is None:
-            return Outcome(self.simulator(*args, **kwargs), {})
+            return TracedRun(self.simulator(*args, **kwargs), {})
         tape.in_prior = True
         z = self._drawn(tape)
         tape.in_prior = False
         latents = dict(z) if isinstance(z, Mapping) else {"z": z}
         # a simulator may change what it is given
         given = {name: _own(value) for name, value in latents.items()} if isinstance(z, Mapping) else _own(z)
-        return Outcome(self.simulator(given, *args, **kwargs), latents)
+        return TracedRun(self.simulator(given, *args, **kwargs), latents)
 
     def latents(self, u):
         return {"u": u} if self.prior is None else super().latents(u)

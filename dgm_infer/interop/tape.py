@@ -22,12 +22,12 @@ from .reparametrisation import Kind, Reparametrisation
 __all__ = [
     "Draw",
     "Tape",
+    "called_within",
     "check_same",
     "first_line",
     "line_of_error",
     "present_line",
     "solver_of_error",
-    "within",
 ]
 
 
@@ -245,7 +245,7 @@ def first_line(function: Callable[..., Any]) -> str:
     return _quoted(code.co_filename, code.co_firstlineno) if code else repr(function)
 
 
-def within(folder: str, most: int) -> bool:
+def called_within(folder: str, most: int) -> bool:
     """Whether one of the ``most`` frames above the caller is of this folder of torch."""
     for i, frame in enumerate(_frames(sys._getframe(2))):
         if i == most:

@@ -10,10 +10,10 @@ from .intercept import Interception
 from .straight_line import Function, Parts, straight_line_code
 from .tape import Draw, Tape
 
-__all__ = ["Outcome", "TracedModel", "UnitSplit"]
+__all__ = ["TracedModel", "TracedRun", "UnitSplit"]
 
 
-class Outcome(NamedTuple):
+class TracedRun(NamedTuple):
     """Result of one run."""
 
     output: Tensor
@@ -90,11 +90,11 @@ class TracedModel(DirectedModel):
         self._codes: tuple[Function, ...] | None = None
         self._latent_names: list[str] = []
 
-    def run(self, tape: Tape) -> Outcome:
+    def run(self, tape: Tape) -> TracedRun:
         """One run of the program that takes its draws from the tape."""
         raise NotImplementedError
 
-    def record(self, dtype: torch.dtype, device: torch.device, seed: int) -> tuple[Tape, Outcome]:
+    def record(self, dtype: torch.dtype, device: torch.device, seed: int) -> tuple[Tape, TracedRun]:
         """A run with random numbers, which the tape holds afterwards; torch's global generators stay as they were."""
         cuda = [device] if device.type == "cuda" else []
         with torch.random.fork_rng(devices=cuda), torch.no_grad():
@@ -120,7 +120,7 @@ class TracedModel(DirectedModel):
         vars(self).pop("input_density", None)
         self.order, self._place = order.to(self.order.device), torch.argsort(order).to(self.order.device)
 
-    def replay(self, v: Tensor) -> tuple[Tape, Outcome, list[str]]:
+    def replay(self, v: Tensor) -> tuple[Tape, TracedRun, list[str]]:
         """The run at inputs ``v [D]`` in the order of the program, and the lines that cut its graph."""
         tape = Tape(self.name, v.dtype, v.device, v, self.draws)
         with Interception(tape) as interception:

@@ -33,7 +33,7 @@ _LOSSES = 3
 _LOOK, _PATIENCE = 0.05, 60.0
 
 
-class Report(NamedTuple):
+class ShardReport(NamedTuple):
     """What a worker says of a shard."""
 
     stopped_by: str | None = None
@@ -122,11 +122,11 @@ def _inputs(folder: RunFolder, problem: Any) -> tuple[RunInputs, dict[str, str]]
 
 def _made_here(
     folder: RunFolder, problem: Any, signals: Signals, progress: bool, ranked: tuple[int, int]
-) -> dict[str, Report]:
+) -> dict[str, ShardReport]:
     """Make the shards of this process, one after the other: all of them, or those of its rank."""
     rank, size = ranked
     inputs, devices = _inputs(folder, problem)
-    reports: dict[str, Report] = {}
+    reports: dict[str, ShardReport] = {}
 
     def make(name: str) -> None:
         if signals.asked is None:
@@ -155,18 +155,18 @@ def _made(
     *,
     progress: bool,
     looks: bool = False,
-) -> Report:
+) -> ShardReport:
     single = folder.manifest["shards"] == 1
     if not single and is_finished(folder, name):
-        return Report()
+        return ShardReport()
     sampling, stopped_by, kept = run_shard(folder, name, inputs, devices, signals, progress=progress, looks=looks)
     if kept and (looks or not single):
-        return Report(stopped_by)
+        return ShardReport(stopped_by)
     draws = sampling.draws()
     if looks:
         # to the process that asked for them, which may have other devices
         draws = {name: value.cpu() for name, value in draws.items()}
-    return Report(stopped_by, part=Part(progress_of(sampling), draws), kernel=None if looks else sampling.kernel)
+    return ShardReport(stopped_by, part=Part(progress_of(sampling), draws), kernel=None if looks else sampling.kernel)
 
 
 def _await(folder: RunFolder, name: str, signals: Signals) -> bool:
@@ -201,7 +201,7 @@ class _Workers:
         self._problem = problem if folder.manifest["unstored"] else None
         self._places, self._executor = places, executor
 
-    def make(self, names: Sequence[str], signals: Signals) -> dict[str, Report]:
+    def make(self, names: Sequence[str], signals: Signals) -> dict[str, ShardReport]:
         """The reports of shards that are not finished yet, made by workers.
 
         Raises:
@@ -209,7 +209,7 @@ class _Workers:
         """
         waiting = [name for name in names if not is_finished(self._folder, name)]
         self._writer.write({"stop": b"0"})
-        reports: dict[str, Report] = {}
+        reports: dict[str, ShardReport] = {}
         losses: dict[str, tuple[int, int]] = {}
         free: list[Any] = list(self._places or [None] * len(waiting))
         running: dict[str, tuple[Any, Any]] = {}
@@ -316,7 +316,7 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def work(path: str, name: str, problem: Any, place: str | None, modules: list[str], progress: bool) -> Report:
+def work(path: str, name: str, problem: Any, place: str | None, modules: list[str], progress: bool) -> ShardReport:
     """Make what is left of a shard: what a worker does."""
     for module in modules:
         if module != "__main__":
@@ -328,11 +328,11 @@ def work(path: str, name: str, problem: Any, place: str | None, modules: list[st
             inputs, devices = _inputs(folder, problem)
             return _made(folder, name, inputs, devices, signals, progress=progress, looks=True)
         except KeyboardInterrupt:
-            return Report("interrupted")
+            return ShardReport("interrupted")
         except DgmInferError as error:
-            return Report(str(error), type(error).__name__)
+            return ShardReport(str(error), type(error).__name__)
         except Exception as error:
-            return Report(named(error), "DgmInferError")
+            return ShardReport(named(error), "DgmInferError")
 
 
 def ranks() -> tuple[int, int]:

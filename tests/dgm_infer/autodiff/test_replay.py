@@ -9,7 +9,7 @@ import dgm_infer as dgm
 from dgm_infer.autodiff.loops import repeat
 from dgm_infer.autodiff.programs import Program
 from dgm_infer.autodiff.randomness import normal
-from dgm_infer.autodiff.replay import Recording
+from dgm_infer.autodiff.replay import RecordedProgram
 from tests.oracles import FLOAT
 
 
@@ -37,7 +37,7 @@ class Recorder(TorchDispatchMode):
 
 def recording(program):
     example = [*program._constants, *program._inputs]
-    return Recording(program._module, example, len(program._constants), Recorder())
+    return RecordedProgram(program._module, example, len(program._constants), Recorder())
 
 
 def assert_replays(program, makes):
