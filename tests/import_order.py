@@ -299,6 +299,7 @@ ORDER = {
         "series",
         "device_parts",
         "device",
+        "device_jax",
         "jax_annealing_peer",
         "blackjax_evidence_peer",
         "evidence_in_jax",

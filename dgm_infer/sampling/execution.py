@@ -10,6 +10,7 @@ from ..autodiff.capture import operations
 from ..autodiff.captured import CapturedTarget
 from ..autodiff.programs import Program
 from ..autodiff.pytrees import flatten, tree_map
+from ..autodiff.rolled import rolled
 from ..conditioning.fibre import Fibre
 from ..errors import ModelError
 from ..kernels import Info, Kernel
@@ -33,7 +34,8 @@ _CALL, _AROUND = 1e-5, 150
 # minute to a minute and a half for 1 600. On a GPU it is captured and recorded, which takes one or two.
 _COMPILES, _EACH = 12.0, 0.1
 _RECORDS, _EACH_RECORDED = 2.0, 0.005
-# Operations of an energy that are captured unasked, at most: longer simulators take minutes to compile.
+# Operations of an energy that are captured unasked, at most, unless they are a loop: a thousand take a minute and a
+# half to compile.
 _LONGEST = 3000
 # Transitions of compiled programs between which nothing else is done.
 _BLOCK = 32
@@ -56,6 +58,7 @@ class Execution:
     def __init__(self, problem: Fibre | Target, transitions: int):
         self._problem, self._left = problem, transitions
         self._steps: list[float] = []
+        self._energy: int | None = None
         self._compiles: bool | None = None
         self._programs: dict[Any, Program] = {}
 
@@ -117,7 +120,7 @@ class Execution:
                 self._compiles = False
             elif kernel.compile is not None:
                 self._compiles = kernel.compile
-            elif len(self._steps) >= _FIRST:
+            elif len(self._steps) >= _FIRST or self._spent(state) > _COMPILES:
                 self._compiles = self._pays(state)
             if self._compiles:
                 report("compiling transitions, once per machine and problem (compile= chooses)")
@@ -128,6 +131,23 @@ class Execution:
                         raise
                     self._compiles = False
         return bool(self._compiles)
+
+    def _spent(self, state: State) -> float:
+        """Seconds that the steps so far took, by count: a gradient is three energies."""
+        if not self._steps:
+            return 0.0
+        if self._energy is None:
+            target, position = self._target(state)
+            self._energy = 0 if target is None else operations(target.energy, position)
+        return 3 * _CALL * self._energy * sum(self._steps)
+
+    def _target(self, state: State) -> tuple[Target | None, Tensor]:
+        """Whose gradients transitions are made of, and where; None on a fibre without additive noise."""
+        target, position = self._problem, state.position
+        if isinstance(target, Fibre):
+            target = target.marginal
+            return target, position if target is None else position[..., : target.dim]
+        return target, position
 
     def _pays(self, state: State) -> bool:
         steps = self._left * sum(self._steps) / len(self._steps)
@@ -143,14 +163,12 @@ class Execution:
 
     def _operations(self, state: State) -> tuple[int, int] | None:
         """Operations of a gradient, those made and those compiled; None if it cannot be captured."""
-        target, position = self._problem, state.position
-        if isinstance(target, Fibre):
-            target = target.marginal
-            if target is None:
-                return None
-            position = position[..., : target.dim]
+        target, position = self._target(state)
+        if target is None:
+            return None
         try:
-            if operations(target.energy, position) > _LONGEST:
+            long = operations(target.energy, position) > _LONGEST
+            if long and rolled(target.energy_and_extra, position) is None:
                 return None
             return CapturedTarget(target).operations(position)
         except ModelError:

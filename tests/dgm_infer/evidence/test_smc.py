@@ -218,6 +218,7 @@ def test_control_an_error_as_of_independent_states_is_noticed(monkeypatch):
     assert own_error_over_spread() < 0.85
 
 
+@honest
 def test_two_modes_keep_their_weights():
     known = known_bimodal()
     estimate = run(known, dgm.SMC(256))
