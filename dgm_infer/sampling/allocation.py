@@ -13,6 +13,7 @@ from ..kernels.lifted import curvature_metric
 from ..linear_maps import IDENTITY
 from ..references.minimise import minimise
 from ..references.modes import laplace_masses, places, same_minimum, same_mode
+from .execution import evaluation
 
 __all__ = ["Allocation", "allocate_chains"]
 
@@ -154,8 +155,11 @@ def _descended(marginal: NoiseMarginal, x: Tensor) -> tuple[Tensor, Tensor, Tens
     # in units of the curvature where they start: of the prior's draws four times as many then reach the best mode
     metric = curvature_metric(marginal, x) or IDENTITY
 
+    # a step of a descent is an evaluation or two
+    evaluated = evaluation(marginal, x, 2 * _SETTINGS.iterations)
+
     def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:
-        energy, gradient = marginal.energy_and_gradient(metric.apply(v))
+        energy, gradient = evaluated(metric.apply(v))
         return energy, metric.transpose(gradient)
 
     minima = minimise(evaluate, metric.solve(x), iterations=_SETTINGS.iterations)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ..autodiff.capture import operations
-from ..autodiff.captured import CapturedTarget
+from ..autodiff.captured import CapturedTarget, captured
 from ..autodiff.programs import Program
 from ..autodiff.pytrees import flatten, tree_map
 from ..autodiff.rolled import rolled
@@ -17,7 +17,7 @@ from ..kernels import Info, Kernel
 from ..kernels.kernel import Compilable, State
 from ..target import Target
 
-__all__ = ["Execution"]
+__all__ = ["Execution", "evaluation"]
 
 Report = Callable[[str], None]
 
@@ -162,17 +162,11 @@ class Execution:
         return _CALL * (calls * steps + _AROUND * self._left) > once + each * size
 
     def _operations(self, state: State) -> tuple[int, int] | None:
-        """Operations of a gradient, those made and those compiled; None if it cannot be captured."""
+        """Operations of a gradient, those made and those compiled; None if it is not to be captured."""
         target, position = self._target(state)
         if target is None:
             return None
-        try:
-            long = operations(target.energy, position) > _LONGEST
-            if long and rolled(target.energy_and_extra, position) is None:
-                return None
-            return CapturedTarget(target).operations(position)
-        except ModelError:
-            return None
+        return _counted(target, position)
 
     def _program(self, kernel: Any, state: State) -> tuple[list[Tensor], Program]:
         """The tensors of a kernel and a state, and the program of such."""
@@ -184,3 +178,26 @@ class Execution:
             program.compile()
             self._programs[key] = program
         return tensors, self._programs[key]
+
+
+def evaluation(target: Target, x: Tensor, times: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """The energy and gradient of a target at positions of the shape of ``x``, compiled where ``times`` of it pay."""
+    # before anything is captured: a gradient takes about three energies
+    if 3 * _CALL * operations(target.energy, x) * times < 2 * _COMPILES or _counted(target, x) is None:
+        return target.energy_and_gradient
+    try:
+        program = Program(lambda x, rng: captured(target).energy_and_gradient(x), x)
+        program.compile()
+    except ModelError:
+        return target.energy_and_gradient
+    return lambda x: program(x, torch.Generator(x.device))
+
+
+def _counted(target: Target, x: Tensor) -> tuple[int, int] | None:
+    """Operations of a gradient, those made and those compiled; None if it is not to be captured."""
+    try:
+        if operations(target.energy, x) > _LONGEST and rolled(target.energy_and_extra, x) is None:
+            return None
+        return CapturedTarget(target).operations(x)
+    except ModelError:
+        return None

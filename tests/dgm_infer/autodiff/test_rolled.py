@@ -8,6 +8,7 @@ from dgm_infer.autodiff.captured import CapturedTarget
 from dgm_infer.autodiff.programs import Program
 from dgm_infer.autodiff.pytrees import flatten
 from dgm_infer.autodiff.rolled import rolled
+from dgm_infer.sampling.execution import evaluation
 from tests.oracles import FLOAT
 
 ROWS = 3
@@ -132,3 +133,15 @@ def test_a_transition_on_a_simulator_is_a_program_of_one_step(steps):
     sizes = [len(part.graph.nodes) for _, part in program._module.named_modules() if hasattr(part, "graph")]
     assert sum(sizes) < 900
     assert flatten(found)[0][0].shape == (ROWS, 3)
+
+
+def test_what_is_evaluated_often_is_compiled_where_it_is_a_long_loop(monkeypatch):
+    function = decay(200, read="some")
+    target, u = dgm.Target(lambda u: function(u)[0], 3), numbers(ROWS, 3)
+    assert evaluation(target, u, 3) == target.energy_and_gradient
+    compiled = []
+    monkeypatch.setattr(Program, "compile", lambda self: compiled.append(self))
+    fast = evaluation(target, u, 1000)
+    assert len(compiled) == 1
+    for found, truth in zip(fast(numbers(ROWS, 3, seed=4)), expected(function, numbers(ROWS, 3, seed=4)), strict=False):
+        torch.testing.assert_close(found, truth)
