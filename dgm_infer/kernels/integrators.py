@@ -254,7 +254,7 @@ def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone) ->
         halves = (k < n_steps).to(step) + (k + 1 < n_steps).to(step)
         return momentum - 0.5 * halves.unsqueeze(-1) * step * metric.transpose(gradient)
 
-    def body(k, carried, constants):
+    def body(k, carried, constants) -> Any:
         position, momentum = carried[:2]
         position = drifted(k, position, momentum, constants)
         if gradient_alone is not None:
@@ -264,9 +264,10 @@ def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone) ->
 
     constants = (step, n_steps, metric)
     if gradient_alone is None:
-        end = repeat(longest, body, (*start[:4], *start.extra), constants)
+        end: Any = repeat(longest, body, (*start[:4], *start.extra), constants)
         return PhasePoint(*end[:4], tuple(end[4:]))
-    position, momentum = repeat(longest - 1, body, (start.position, start.momentum), constants)
+    inside: Any = repeat(longest - 1, body, (start.position, start.momentum), constants)
+    position, momentum = inside
     position = drifted(longest - 1, position, momentum, constants)
     energy, gradient, extra = evaluate(position)
     return PhasePoint(position, kicked(longest - 1, momentum, gradient, constants), energy, gradient, extra)

@@ -6,6 +6,7 @@ of the same widths, and no bookkeeping of draws: what the fastest code for this 
 
 import argparse
 import time
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -30,7 +31,8 @@ def _ours(model: Any, step: float, dtype: torch.dtype, device: str, images: int,
     fibre = dgm.condition(model, data, observe=dgm.pixels(mask), dtype=dtype, device=device)
     options: dict[str, Any] = {"chains": chains, "warmup": 0, "progress": False}
     kernel = dgm.LiftedHMC(step_size=step, n_steps=10, compile=True)
-    start = dgm.sample(fibre, kernel, draws=32, seed=1, **options).inputs[:, -1]
+    before: Any = dgm.sample(fibre, kernel, draws=32, seed=1, **options)
+    start = before.inputs[:, -1]
     seconds = []
     for draws in (200, 1200):
         began = time.perf_counter()
@@ -42,9 +44,8 @@ def _ours(model: Any, step: float, dtype: torch.dtype, device: str, images: int,
 
 def _theirs(model: Any, step: float, dtype: torch.dtype, images: int, chains: int) -> float:
     """Seconds a transition of a scan of 1000."""
-    import jax
-    import jax.numpy as jnp
-
+    jax: Any = import_module("jax")
+    jnp: Any = import_module("jax.numpy")
     jax.config.update("jax_enable_x64", dtype == torch.float64)
     kind = jnp.float64 if dtype == torch.float64 else jnp.float32
     weights = [p.detach().cpu().double().numpy() for k, p in model.named_parameters() if "decoder" in k and p.ndim == 2]

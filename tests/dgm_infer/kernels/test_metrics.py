@@ -10,7 +10,7 @@ import dgm_infer as dgm
 from dgm_infer.kernels.integrators import PhasePoint, leapfrog
 from dgm_infer.kernels.metrics import METRICS, MetricSettings, refitted
 from dgm_infer.kernels.metrics import fitted as fitted_to
-from dgm_infer.linear_maps import IDENTITY, DiagonalMap, IdentityMap, TriangularMap
+from dgm_infer.linear_maps import IDENTITY, DiagonalMap, IdentityMap, LowRankMap, TriangularMap
 from tests.dgm_infer.kernels.quartic import QUARTIC, leapfrog_start, slope
 from tests.oracles import FLOAT, assert_agrees, assert_refuted, gaussian_oracle
 from tests.quick import marks
@@ -93,6 +93,7 @@ def test_few_samples_and_constant_coordinates_still_give_a_metric():
 
 def test_a_low_rank_metric_has_few_directions_in_many_dimensions():
     metric = fitted_to("low_rank", draws(30, 2, 400))
+    assert isinstance(metric, LowRankMap)
     assert metric.directions.shape == (2, 400, MetricSettings().rank)
 
 

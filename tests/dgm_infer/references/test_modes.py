@@ -164,7 +164,9 @@ def test_second_derivatives_that_overflow_are_differences_of_gradients():
     target = dgm.Target(energy, 3)
     x = torch.full((2, 3), 20.0, dtype=torch.float64)
     # what torch makes of it
-    assert torch.autograd.functional.hessian(energy, x[0]).isnan().all()
+    hessian = torch.autograd.functional.hessian(energy, x[0])
+    assert isinstance(hessian, torch.Tensor)
+    assert hessian.isnan().all()
     torch.testing.assert_close(curvature(target, x)[2], torch.eye(3, dtype=torch.float64).expand(2, 3, 3))
     start = dgm.Gaussian(torch.zeros(3, dtype=torch.float64), 10.0)
     found = dgm.modes(target, start=start)
