@@ -265,7 +265,8 @@ def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone) ->
     constants = (step, n_steps, metric)
     if gradient_alone is None:
         end: Any = repeat(longest, body, (*start[:4], *start.extra), constants)
-        return PhasePoint(*end[:4], tuple(end[4:]))
+        position, momentum, energy, gradient, *extra = end
+        return PhasePoint(position, momentum, energy, gradient, tuple(extra))
     inside: Any = repeat(longest - 1, body, (start.position, start.momentum), constants)
     position, momentum = inside
     position = drifted(longest - 1, position, momentum, constants)
