@@ -55,12 +55,13 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
+        # whatever they are made of: numbers at random are no constants
+        self.plain &= torch.Tag.nondeterministic_seeded not in func.tags
         leaves, form = tree_flatten((args, kwargs or {}))
         if not any(isinstance(leaf, Tensor) and id(leaf) in self.known for leaf in leaves):
             return result
         results = list(result) if isinstance(result, list | tuple) else [result]
-        if func._schema.is_mutable or torch.Tag.nondeterministic_seeded in func.tags:
-            self.plain = False
+        self.plain &= not func._schema.is_mutable
         if not all(isinstance(each, Tensor) for each in results):
             self.plain = False
             return result

@@ -100,7 +100,14 @@ def of_two_steps(u):
     return torch.stack(states, -1).square().sum(-1), ()
 
 
-@pytest.mark.parametrize("function", [in_place, of_two_steps, lambda u: (u.square().sum(-1), ())])
+def at_random(u):
+    x = u[..., 0]
+    for _ in range(60):
+        x = x + 0.1 * (u[..., 1] * x).sin().cos().tanh() * torch.randn((), dtype=u.dtype)
+    return x.square(), ()
+
+
+@pytest.mark.parametrize("function", [in_place, of_two_steps, at_random, lambda u: (u.square().sum(-1), ())])
 def test_what_is_no_loop_of_one_state_is_not_taken_for_one(function):
     assert rolled(function, numbers(ROWS, 3)) is None
 
