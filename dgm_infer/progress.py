@@ -1,6 +1,7 @@
 """The progress bar of sampling and of evidence: one line on the standard error stream."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, Self
@@ -83,6 +84,10 @@ class Progress:
 
 class _Bar(tqdm):
     """A bar whose rate, and so the time left, is that of the running phase; the elapsed time is that of the run."""
+
+    # tqdm's own lock is shared with forked processes: one that is killed while it holds it stops all others for good
+    _lock = threading.RLock()
+    monitor_interval = 0
 
     _phase_start: tuple[float, int] | None = None
 

@@ -1,6 +1,9 @@
 """The progress bar: what it is told, and when it says so."""
 
+import threading
+
 import pytest
+from tqdm import tqdm
 
 from dgm_infer.progress import Progress
 
@@ -79,3 +82,13 @@ def test_the_time_left_is_that_of_the_running_phase_not_of_the_start_up(clock, c
             clock.now += 0.5
         assert bar.bar.format_dict["rate"] == pytest.approx(10 / 5.5)
     capfd.readouterr()
+
+
+def test_a_lock_that_another_process_took_with_it_stops_no_bar():
+    # tqdm's is shared with forked processes, of which one may be killed while it holds it
+    with tqdm.get_lock():
+        bars = []
+        maker = threading.Thread(target=lambda: bars.append(Progress(False)), daemon=True)
+        maker.start()
+        maker.join(timeout=10)
+        assert len(bars) == 1

@@ -412,7 +412,7 @@ def test_runs_stopped_at_random_moments_equal_one_that_was_not():
     """As many as fit into a minute and a half; ``python -m tests.dgm_infer.runs.fuzz 300`` makes 300."""
     code = "from tests.dgm_infer.runs.fuzz import fuzz; print(sum(fuzz(300, 1, seconds=90).values()))"
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=600)
     assert ended.returncode == 0, ended.stderr
     assert int(ended.stdout) >= 20
 
