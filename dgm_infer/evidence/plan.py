@@ -43,8 +43,6 @@ class TuningSettings:
 
     gain: float = 0.4
     """Change of the log step size per unit of error in the mean acceptance."""
-    trend: float = 0.1
-    """Share of that change that a pilot goes on making: else steps lag behind widths that fall along the path."""
     first: int = 8
     """Moves at the first temperature, in which the step finds its size before the path leaves the base."""
     regions: int = 12
@@ -247,7 +245,6 @@ def anneal_pilot(
     adapts = method.step_size is None
     start = 1.2 * path.base.dim**-0.25 if method.step_size is None else method.step_size
     log_step = StepSizes.constant(start, path.batch_shape, point.v).log_step[0].clone()
-    trend = torch.zeros_like(log_step)
     log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=betas.device)
     kept, keep_at = point, _spread(point.energy, rng)
     rates, log_steps, log_z_path = [_mean_gap(path.difference(point))], [], [torch.zeros_like(log_weights[0])]
@@ -259,8 +256,7 @@ def anneal_pilot(
             point = move.point
             if adapts:
                 error = move.acceptance.mean(0).to(log_step) - method.target_acceptance
-                trend = trend + TUNING.trend * TUNING.gain * error * (k > 0)
-                log_step = (log_step + TUNING.gain * error + trend).clamp(-10, math.log(2))
+                log_step = (log_step + TUNING.gain * error).clamp(-10, math.log(2))
         log_steps.append(log_step)
         rates.append(_mean_gap(path.difference(point)))
         kept = point.where((keep_at > betas[k]) & (keep_at <= betas[k + 1]), kept)

@@ -114,8 +114,9 @@ COVERED = [("bimodal", name) for name in METHODS] + [
 
 @pytest.mark.parametrize(("target", "name"), COVERED, ids=[", ".join(names) for names in COVERED])
 def test_intervals_cover_the_truth_as_often_as_they_say(target, name):
-    # 200 replicates in one batch, each with random numbers of its own
-    known = TARGETS[target](200)
+    # replicates in one batch, each with random numbers of its own; of SMC, whose doubled intervals miss 1 of 400, so
+    # many that its control tells 0.9975 from 0.99 at any seed
+    known = TARGETS[target](1000 if (target, name) == ("Gaussian", "SMC") else 200)
     estimate = dgm.log_evidence(known.target, known.base, METHODS[name], chains=16, seed=0, progress=False)
     assert 0.90 <= coverage(estimate, known.log_z) <= 0.99
     # intervals half as wide cover too little, intervals twice as wide too much
