@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import ModelError
 from ..target import Target
-from .capture import capture, quiet, value_and_gradient
+from .capture import capture, operations, quiet, value_and_gradient
 from .loops import is_captured
 from .rolled import rolled
 
@@ -43,12 +43,15 @@ def captured_targets() -> Iterator[None]:
 class CapturedTarget(Target):
     """A target of the same density, each shape of positions captured on first use.
 
+    Args:
+        longest: operations of an energy, at most, unless they are a loop; None for any number.
+
     Raises:
         ModelError: on use, if the energy or its gradient cannot be captured.
     """
 
-    def __init__(self, target: Target):
-        self._target = target
+    def __init__(self, target: Target, longest: int | None = None):
+        self._target, self._longest = target, longest
         super().__init__(target.energy, target.dim, tuple(target.batch_shape))
         self.prior, self.standardised = target.prior, target.standardised
         self._graphs: dict[tuple[torch.Size, torch.dtype], _Captured] = {}
@@ -111,6 +114,8 @@ class CapturedTarget(Target):
             ]
             if all(same):
                 return _Captured(loop.energy, loop.both, loop.gradient, loop.calls, loop.size)
+        if self._longest is not None and operations(target.energy, x) > self._longest:
+            raise ModelError(f"it has more than {self._longest} operations, and no loop")
         try:
             graphs = value_and_gradient(target.energy_and_extra, x)
         except ModelError:

@@ -10,6 +10,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ..errors import ModelError
+
 __all__ = ["REPEATS", "IrregularError", "Loop", "Operation", "Recorder", "Value", "place_of", "repetition"]
 
 aten = torch.ops.aten
@@ -114,8 +116,14 @@ class _Pick(NamedTuple):
     place: int
 
 
-class _Carried(NamedTuple):
+class _Previous(NamedTuple):
     """What the step before computed."""
+
+    value: Value
+
+
+class _Carried(NamedTuple):
+    """The same, by its place among what the loop carries."""
 
     place: int
 
@@ -173,13 +181,13 @@ class Loop:
         places = [self._place(leaf, k) for k, leaf in enumerate(leaves)]
         if all(place == places[0] and isinstance(place, _Inner) for place in places):
             return places[0]
-        if isinstance(places[1], _Carried):
-            if any(place != places[1] for place in places[1:]) or isinstance(places[0], _Inner | _Carried):
+        if isinstance(places[1], _Previous):
+            if any(place != places[1] for place in places[1:]) or places[0] is not None:
                 raise IrregularError
-            return self._carry(places[1].place, first)
-        if any(isinstance(place, _Inner | _Carried) for place in places):
+            return self._carry(places[1].value, first)
+        if any(place is not None for place in places):
             raise IrregularError
-        if all(leaf is first or (isinstance(leaf, Value) and leaf == first) for leaf in leaves):
+        if all(_is_same(leaf, first) for leaf in leaves):
             return first if isinstance(first, Tensor) else _Outer(place_of(self.outers, first))
         if all(isinstance(leaf, Tensor) for leaf in leaves):
             if len({(leaf.shape, leaf.dtype) for leaf in leaves}) > 1:
@@ -190,22 +198,22 @@ class Loop:
         self.outers.append(leaves)
         return _Outer(len(self.outers) - 1), self._stack(torch.arange(self.times))
 
-    def _place(self, leaf: Any, k: int) -> Any:
-        """Where a step has a tensor from; of a value of the step before the place is coded."""
+    def _place(self, leaf: Any, k: int) -> "_Inner | _Previous | None":
+        """What a tensor of step k is to the loop; None if it is from before it, or a constant."""
         if isinstance(leaf, Tensor) or leaf.number < self.start:
             return None
         block, offset = divmod(leaf.number - self.start, self.period)
+        value = Value(offset, leaf.part)
         if block == k:
-            return _Inner(Value(offset, leaf.part))
+            return _Inner(value)
         if block == k - 1:
-            return _Carried(offset * 1000 + leaf.part)
+            return _Previous(value)
         raise IrregularError
 
-    def _carry(self, coded: int, first: Any) -> _Carried:
-        value = Value(*divmod(coded, 1000))
+    def _carry(self, value: Value, first: Any) -> "_Carried":
         if value in self.carried:
             place = self.carried.index(value)
-            if not (self.initial[place] is first or self.initial[place] == first):
+            if not _is_same(self.initial[place], first):
                 raise IrregularError
             return _Carried(place)
         self.carried.append(value)
@@ -249,6 +257,10 @@ class Loop:
         return values
 
 
+def _is_same(a: Any, b: Any) -> bool:
+    return a is b or (isinstance(a, Value) and isinstance(b, Value) and a == b)
+
+
 def place_of(items: list[Any], item: Any) -> int:
     """The place of an item in a list, which is lengthened if need be."""
     for place, own in enumerate(items):
@@ -268,8 +280,11 @@ def _called(operation: Operation, arguments: Sequence[Any], leaves: list[Any]) -
         return [x.index_select(dim, index.reshape(1)).squeeze(dim)]
     if operation.target is aten.slice.Tensor:
         x, dim, first = args[:3]
+        step = args[4] if len(args) > 4 else 1
+        if not all(isinstance(number, int) for number in (dim, step)):
+            raise ModelError("the step of a slice differs between the steps of a loop")
         width = operation.shapes[0][0][dim]
-        return [x.index_select(dim, first.reshape(1) + torch.arange(width, device=x.device))]
+        return [x.index_select(dim, torch.as_tensor(first).to(x.device) + step * torch.arange(width, device=x.device))]
     # the overload for tensors
     result = operation.target.overloadpacket(*args, **kwargs)
     return list(result) if isinstance(result, list | tuple) else [result]

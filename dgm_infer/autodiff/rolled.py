@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..errors import ModelError
 from .capture import capture, gradient_graph, quiet, vjp_graph
 from .loops import repeat
 from .repetition import REPEATS, IrregularError, Loop, Operation, Recorder, Value, place_of, repetition
@@ -27,14 +28,13 @@ _FEW = 32
 
 
 def rolled(function: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], x: Tensor) -> "Rolled | None":
-    """A scalar function per row with the longest repetition among its operations as a loop; None if there is none.
+    """A scalar function per row with the longest repetition among its operations as a loop.
+
+    None if there is none, or a part of it cannot be captured: it is then what it was.
 
     Args:
         function: ``[..., D]`` to ``[...]``, and other tensors that it computes on the way.
         x: an example.
-
-    Raises:
-        ModelError: a part of it cannot be captured.
     """
     x = x.detach()
     with torch.no_grad(), quiet(), Recorder(x) as recorder:
@@ -45,13 +45,13 @@ def rolled(function: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], x: T
     found = repetition(recorder.operations)
     if found is None:
         return None
-    try:
-        loop = Loop(recorder.operations, *found)
-    except IrregularError:
-        return None
     # what does not depend on the input is what it was
     constants = (value, *others)
-    return Rolled(loop, [c if r is None else r for r, c in zip(results, constants, strict=True)], x)
+    try:
+        loop = Loop(recorder.operations, *found)
+        return Rolled(loop, [c if r is None else r for r, c in zip(results, constants, strict=True)], x)
+    except (IrregularError, ModelError):
+        return None
 
 
 class Rolled:

@@ -1,23 +1,23 @@
 """How the transitions of a run are computed: by the kernel itself, or by programs that are compiled of it."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..autodiff.capture import operations
-from ..autodiff.captured import CapturedTarget, captured
+from ..autodiff.captured import CapturedTarget
 from ..autodiff.programs import Program
 from ..autodiff.pytrees import flatten, tree_map
-from ..autodiff.rolled import rolled
 from ..conditioning.fibre import Fibre
 from ..errors import ModelError
 from ..kernels import Info, Kernel
 from ..kernels.kernel import Compilable, State
 from ..target import Target
 
-__all__ = ["Execution", "evaluation"]
+__all__ = ["CompilationSettings", "Execution", "evaluation"]
 
 Report = Callable[[str], None]
 
@@ -26,21 +26,36 @@ def _nothing(text: str) -> None:
     pass
 
 
-# Seconds that an operation of a captured gradient takes when the target computes it as it stands (33 to 43 operations
-# take 240 to 380 us on digits_vae and mnist_vae; the decision was judged on no others), and operations around a
-# trajectory.
-_CALL, _AROUND = 1e-5, 150
-# Seconds that a program takes to compile (10 to 25 on these), and those that every operation of a gradient adds: half a
-# minute to a minute and a half for 1 600. On a GPU it is captured and recorded, which takes one or two.
-_COMPILES, _EACH = 12.0, 0.1
-_RECORDS, _EACH_RECORDED = 2.0, 0.005
-# Operations of an energy that are captured unasked, at most, unless they are a loop: a thousand take a minute and a
-# half to compile.
-_LONGEST = 3000
-# Transitions of compiled programs between which nothing else is done.
-_BLOCK = 32
-# Transitions after which the length of trajectories is known well enough.
-_FIRST = 10
+@dataclass(frozen=True)
+class CompilationSettings:
+    """When transitions are compiled: where the seconds that this saves, counted in operations, are more than it takes.
+
+    Judged on ``digits_vae``, ``mnist_vae`` and a predator-prey series; results do not depend on them beyond rounding.
+    """
+
+    call: float = 1e-5
+    """Seconds of an operation of a gradient that the target computes as it stands: 33 to 43 take 240 to 380 us."""
+    around: int = 150
+    """Operations of a transition around its trajectory."""
+    gradient: int = 3
+    """Energies that a gradient takes: one forwards, and two products for each backwards."""
+    compiles: float = 12.0
+    """Seconds that a program takes to compile: 10 to 25."""
+    each: float = 0.1
+    """Seconds that every operation of a gradient adds: half a minute to a minute and a half for 1 600."""
+    records: float = 2.0
+    """Seconds that a program takes to be recorded on a GPU: one or two."""
+    each_recorded: float = 0.005
+    """The same for every operation of a gradient."""
+    longest: int = 3000
+    """Operations of an energy that is no loop, at most: a thousand take a minute and a half to compile."""
+    block: int = 32
+    """Transitions of compiled programs between which nothing else is done, such as drawing a bar."""
+    first: int = 10
+    """Transitions after which the length of trajectories is known to a tenth."""
+
+
+_SETTINGS = CompilationSettings()
 
 
 class Execution:
@@ -101,7 +116,7 @@ class Execution:
         if not self._decided(kernel, state, report):
             state, info = self.step(kernel, state, rng, lasting=True, report=report)
             return state, *tree_map(lambda t: t.unsqueeze(0), (state, info)), 1
-        n = min(most, _BLOCK)
+        n = min(most, _SETTINGS.block)
         self._left -= n
         tensors, program = self._program(kernel, state)
         states, infos = program.iterate(tensors, rng, n, carried=len(flatten(state)[0]))
@@ -120,7 +135,7 @@ class Execution:
                 self._compiles = False
             elif kernel.compile is not None:
                 self._compiles = kernel.compile
-            elif len(self._steps) >= _FIRST or self._spent(state) > _COMPILES:
+            elif len(self._steps) >= _SETTINGS.first or self._spent(state) > _SETTINGS.compiles:
                 self._compiles = self._pays(state)
             if self._compiles:
                 report("compiling transitions, once per machine and problem (compile= chooses)")
@@ -139,7 +154,7 @@ class Execution:
         if self._energy is None:
             target, position = self._target(state)
             self._energy = 0 if target is None else operations(target.energy, position)
-        return 3 * _CALL * self._energy * sum(self._steps)
+        return _SETTINGS.gradient * _SETTINGS.call * self._energy * sum(self._steps)
 
     def _target(self, state: State) -> tuple[Target | None, Tensor]:
         """Whose gradients transitions are made of, and where; None on a fibre without additive noise."""
@@ -151,22 +166,22 @@ class Execution:
 
     def _pays(self, state: State) -> bool:
         steps = self._left * sum(self._steps) / len(self._steps)
-        once, each = (_RECORDS, _EACH_RECORDED) if state.position.is_cuda else (_COMPILES, _EACH)
+        once, each = (
+            (_SETTINGS.records, _SETTINGS.each_recorded)
+            if state.position.is_cuda
+            else (_SETTINGS.compiles, _SETTINGS.each)
+        )
         # before anything is counted: of gradients of a hundred operations
-        if 100 * _CALL * steps + _AROUND * _CALL * self._left < once:
+        if 100 * _SETTINGS.call * steps + _SETTINGS.around * _SETTINGS.call * self._left < once:
             return False
-        operations = self._operations(state)
-        if operations is None:
-            return False
-        calls, size = operations
-        return _CALL * (calls * steps + _AROUND * self._left) > once + each * size
-
-    def _operations(self, state: State) -> tuple[int, int] | None:
-        """Operations of a gradient, those made and those compiled; None if it is not to be captured."""
         target, position = self._target(state)
         if target is None:
-            return None
-        return _counted(target, position)
+            return False
+        try:
+            calls, size = CapturedTarget(target, _SETTINGS.longest).operations(position)
+        except ModelError:
+            return False
+        return _SETTINGS.call * (calls * steps + _SETTINGS.around * self._left) > once + each * size
 
     def _program(self, kernel: Any, state: State) -> tuple[list[Tensor], Program]:
         """The tensors of a kernel and a state, and the program of such."""
@@ -182,22 +197,14 @@ class Execution:
 
 def evaluation(target: Target, x: Tensor, times: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
     """The energy and gradient of a target at positions of the shape of ``x``, compiled where ``times`` of it pay."""
-    # before anything is captured: a gradient takes about three energies
-    if 3 * _CALL * operations(target.energy, x) * times < 2 * _COMPILES or _counted(target, x) is None:
+    # before anything is captured
+    spared = _SETTINGS.gradient * _SETTINGS.call * operations(target.energy, x) * times
+    if spared < 2 * _SETTINGS.compiles:
         return target.energy_and_gradient
+    own = CapturedTarget(target, _SETTINGS.longest)
     try:
-        program = Program(lambda x, rng: captured(target).energy_and_gradient(x), x)
+        program = Program(lambda x, rng: own.energy_and_gradient(x), x)
         program.compile()
     except ModelError:
         return target.energy_and_gradient
     return lambda x: program(x, torch.Generator(x.device))
-
-
-def _counted(target: Target, x: Tensor) -> tuple[int, int] | None:
-    """Operations of a gradient, those made and those compiled; None if it is not to be captured."""
-    try:
-        if operations(target.energy, x) > _LONGEST and rolled(target.energy_and_extra, x) is None:
-            return None
-        return CapturedTarget(target).operations(x)
-    except ModelError:
-        return None

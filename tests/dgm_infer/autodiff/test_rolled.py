@@ -107,7 +107,18 @@ def at_random(u):
     return x.square(), ()
 
 
-@pytest.mark.parametrize("function", [in_place, of_two_steps, at_random, lambda u: (u.square().sum(-1), ())])
+def of_two_beginnings(u):
+    """At first the steps read two constants, and then one state."""
+    x, y = torch.ones(ROWS, dtype=FLOAT), 2 * torch.ones(ROWS, dtype=FLOAT)
+    for _ in range(60):
+        z = (u[..., 0] * x).sin() + 0.1 * (u[..., 1] * y).cos().tanh()
+        x = y = z
+    return x.square(), ()
+
+
+@pytest.mark.parametrize(
+    "function", [in_place, of_two_beginnings, of_two_steps, at_random, lambda u: (u.square().sum(-1), ())]
+)
 def test_what_is_no_loop_of_one_state_is_not_taken_for_one(function):
     assert rolled(function, numbers(ROWS, 3)) is None
 
