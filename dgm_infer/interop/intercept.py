@@ -224,7 +224,16 @@ def _cut(mode, func, args, kwargs):
     # distributions detach what their own checks use
     if args[0].is_floating_point() and not called_within("distributions", 3):
         mode.cuts.append(present_line())
-    return func(*args, **kwargs)
+    # vmap has no .data
+    return args[0].detach() if func == _DATA else func(*args, **kwargs)
+
+
+def _masked(mode, func, args, kwargs):
+    """``tensor[mask] = number``, which vmap cannot do where the mask is random."""
+    tensor, mask, value = args
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or getattr(value, "ndim", 0):
+        return func(*args, **kwargs)
+    return tensor.masked_fill_(mask.reshape(*mask.shape, *(1,) * (tensor.ndim - mask.ndim)), value)
 
 
 def _set_grad_enabled(mode, func, args, kwargs):
@@ -281,6 +290,7 @@ _COMPOSITE = _refused("draws in a function that hides its random numbers: write 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # what is built once and not written to
 _CONSTANTS = {torch.eye, torch.arange, torch.linspace, torch.logspace}
+_DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]
 # what makes a number or an array of a tensor
 _LEAVING = {Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.item, Tensor.tolist}
 # what makes tensors, in the type and on the device of the code
@@ -304,7 +314,8 @@ _SPECIAL: dict[Any, Special] = {
     Tensor.clone: _copy,
     Tensor.detach: _cut,
     Tensor.clamp_: _clamp_in_place,
-    Tensor.data.__get__: _cut,  # type: ignore[attr-defined]
+    _DATA: _cut,
+    Tensor.__setitem__: _masked,
     torch._C._set_grad_enabled: _set_grad_enabled,
     torch._is_all_true: _is_all_true,  # type: ignore[attr-defined]
     torch._sample_dirichlet: _REJECTION,  # type: ignore[attr-defined]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Parts", "Recording", "straight_line_code", "writes"]
+__all__ = ["Parts", "Recording", "Rows", "straight_line_code", "writes"]
 
 Function = Callable[[Tensor], tuple[Tensor, ...]]
 
@@ -288,3 +288,39 @@ def _with_gradients(outputs: Callable[[Tensor], Tensor], v: Tensor) -> tuple[Ten
 def _agree(a: Tensor, b: Tensor) -> bool:
     tolerance = 1000 * torch.finfo(a.dtype).eps
     return torch.allclose(a, b, tolerance, tolerance)
+
+
+class Rows:
+    """A run at every row of inputs, vectorised over them; once recorded, its torch calls without the run around them.
+
+    Args:
+        run: at one input ``[D]``.
+    """
+
+    def __init__(self, run: Callable[[Tensor], Parts]):
+        self._run = run
+        self._codes: tuple[Function, ...] | None = None
+        self._like = torch.empty(0)
+
+    def each(self, part: int, u: Tensor) -> tuple[Tensor, ...]:
+        """One of :class:`Parts` at every row ``[..., D]``, each tensor ``[..., *shape]``."""
+        function = self._codes[part] if self._codes and self.has_code(u) else lambda v: tuple(self._run(v)[part])
+        if u.ndim == 1:
+            return function(u)
+        values = torch.func.vmap(function)(u.reshape(-1, u.shape[-1]))
+        return tuple(value.reshape(*u.shape[:-1], *value.shape[1:]) for value in values)
+
+    def record(self, probes: Tensor) -> None:
+        """Note the calls, if they give the same at some inputs ``[n, D]``: see :func:`straight_line_code`."""
+        self._like, self._codes = probes, straight_line_code(self._run, probes)
+
+    def forget(self) -> None:
+        self._codes = None
+
+    def has_code(self, u: Tensor) -> bool:
+        """Whether calls were noted for inputs of this type and on this device."""
+        return self._codes is not None and (u.dtype, u.device) == (self._like.dtype, self._like.device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # generated functions have no pickle
+        return {**vars(self), "_codes": None}
