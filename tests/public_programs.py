@@ -12,13 +12,15 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=r".*torch\.jit")
     import pyro
     import pyro.distributions
+    import pyro.nn
     from pyro import poutine
     from pyro.infer import config_enumerate
     from pyro.infer.reparam import LocScaleReparam
-    from pyro.nn import PyroModule, PyroSample
 
 # Pyro's distributions are torch's with more methods, which their types do not have
 dist: Any = pyro.distributions
+PyroModule: Any = pyro.nn.PyroModule
+PyroSample: Any = pyro.nn.PyroSample
 T = torch.tensor
 
 
@@ -790,7 +792,7 @@ EXAMPLES: dict[str, Example] = {
     "occupancy": Example(occupancy, (T([0.0, 2.0, 0.0, 3.0, 1.0]), 4)),
     "variable selection": Example(variable_selection, (DESIGN, RESPONSE), is_of_pyro=False),
     "spike and slab": Example(spike_and_slab, (T(1.0),), is_of_pyro=False),
-    "mixture as a prior": Example(mixture_prior, (T(1.0),)),
+    "mixture as a prior": Example(mixture_prior, (T(1.0),), is_of_pyro=False),
     "change point": Example(change_point, (T([4.0, 5.0, 3.0, 1.0, 0.0, 2.0]),)),
     "coin": Example(coin, (T([1.0, 1.0, 0.0, 1.0]),)),
     "two variants": Example(two_variants, (T([50.0, 60.0]), T([5.0, 12.0]))),

@@ -1,13 +1,15 @@
 """What the posteriors of public programs are, by Pyro's own densities: quadrature, or Pyro's NUTS.
 
-``python -m tests.reference_programs`` writes ``tests/data/public_programs.json``, half an hour on one core; names as
-arguments choose some. Up to two coordinates are integrated by the trapezoidal rule on Pyro's potential, whose error is
-below a thousandth; the others are sampled, and their means have the standard errors of their effective sample sizes.
+``python -m tests.reference_programs`` writes ``tests/data/public_programs.json``, half an hour on one core. Names as
+arguments choose some; after a number of seconds no further one is begun. Up to two coordinates are integrated by the
+trapezoidal rule on Pyro's potential, whose error is below a thousandth; the others are sampled, and their means have
+the standard errors of their effective sample sizes.
 """
 
 import json
 import math
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -89,7 +91,7 @@ def by_quadrature(example: Example) -> dict[str, Any] | None:
     return {"means": means, "log_z": log_joint.logsumexp(0).item()}
 
 
-def by_nuts(example: Example, chains: int = 2, warmup: int = 300, draws: int = 700) -> dict[str, Any]:
+def by_nuts(example: Example, chains: int = 2, warmup: int = 200, draws: int = 400) -> dict[str, Any]:
     """Means with their Monte Carlo errors."""
     runs = []
     for seed in range(chains):
@@ -113,11 +115,15 @@ def by_nuts(example: Example, chains: int = 2, warmup: int = 300, draws: int = 7
     return {"means": means, "errors": errors}
 
 
-def main(names: list[str]) -> None:
+def main(names: list[str], seconds: float = math.inf) -> None:
+    """Compute those that are missing, or those named; no new one is begun after some seconds."""
+    began = time.monotonic()
     found = json.loads(FILE.read_text()) if FILE.exists() else {}
     for name, example in EXAMPLES.items():
-        if not example.is_of_pyro or (names and name not in names) or (not names and name in found):
+        if not example.is_of_pyro or (name not in names if names else name in found):
             continue
+        if time.monotonic() - began > seconds:
+            return
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             found[name] = by_quadrature(example) or by_nuts(example)
@@ -127,4 +133,5 @@ def main(names: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    numbers = [float(word) for word in sys.argv[1:] if word.isdigit()]
+    main([word for word in sys.argv[1:] if not word.isdigit()], *numbers)

@@ -14,6 +14,8 @@ from .charts import is_point, without_events
 from .guards import prepared
 from .reparametrisation import reparametrise
 from .statements import (
+    as_data,
+    check_numbers,
     conditioned,
     first_run,
     has_data,
@@ -71,11 +73,9 @@ def from_pyro(
         raise ArgumentError(f"from_pyro({type(program).__name__}): expected a Pyro program, a callable")
     if structure is not None:
         choice("from_pyro", "structure", structure, ("dense", "independent"))
-    given = {
-        field: dict(instance("from_pyro", field, value or {}, Mapping, "{'y': data}"))
-        for field, value in (("observed", observed), ("soft", soft), ("functions", functions))
-    }
-    model = ProgramModel(program, args, kwargs, **given)
+    hard, likely = as_data("from_pyro", "observed", observed), as_data("from_pyro", "soft", soft)
+    made = dict(instance("from_pyro", "functions", functions or {}, Mapping, "{'largest': lambda values: ...}"))
+    model = ProgramModel(program, args, kwargs, hard, likely, made)
     return prepared(model, structure, first_line(program))
 
 
@@ -94,18 +94,18 @@ class ProgramModel(TracedModel):
         program: Callable[..., Any],
         args: tuple,
         kwargs: dict[str, Any],
-        observed: dict[str, Any],
-        soft: dict[str, Any],
+        observed: dict[str, Tensor],
+        soft: dict[str, Tensor],
         functions: dict[str, Callable],
     ):
         super().__init__(getattr(program, "__name__", type(program).__name__))
         # the networks of a program are parts of the model
         self.program = program
         self._functions = functions
-        self._soft = {name: torch.as_tensor(value) for name, value in soft.items()}
+        self._soft = dict(soft)
         self.source = CalledProgram(program, args, kwargs)
         nodes = first_run(self.source, self._soft)
-        values = {name: torch.as_tensor(value) for name, value in observed.items()}
+        values = dict(observed)
         for name in (*observed, *soft):
             if name not in nodes and name not in functions:
                 known = [name for name, node in nodes.items() if is_variable(node)]
@@ -123,6 +123,7 @@ class ProgramModel(TracedModel):
             )
         self.hard = tuple(values)
         self._check(nodes)
+        check_numbers(self.name, {k: node for k, node in nodes.items() if is_likelihood(node) and k not in values})
         for name, value in values.items():
             if name in nodes and value.shape != nodes[name]["value"].shape:
                 raise ArgumentError(

@@ -15,7 +15,17 @@ from ..target import Target
 from .charts import chart_of, has_chart
 from .intercept import Interception
 from .log_densities import TOLERATED, log_density, lost_mass, warn_of_lost_mass
-from .statements import conditioned, first_run, has_data, is_deterministic, is_latent, is_likelihood, is_variable, run
+from .statements import (
+    as_data,
+    conditioned,
+    first_run,
+    has_data,
+    is_deterministic,
+    is_latent,
+    is_likelihood,
+    is_variable,
+    run,
+)
 from .straight_line import Parts, Rows
 from .tape import Draw, Tape, present_line
 
@@ -64,7 +74,7 @@ def target_from_pyro(
     if not callable(program):
         raise ArgumentError(f"target_from_pyro({type(program).__name__}): expected a Pyro program, a callable")
     dtype = torch.float64 if dtype is None else floating_type("target_from_pyro", "dtype", dtype)
-    data = {key: torch.as_tensor(value) for key, value in (observed or {}).items()}
+    data = as_data("target_from_pyro", "observed", observed)
     return PyroTarget(CalledProgram(program, args, kwargs, tuple(data)), data, dtype)
 
 
@@ -92,7 +102,7 @@ class PyroTarget(Target):
     def __init__(self, source: CalledProgram, data: Mapping[str, Tensor], dtype: torch.dtype = torch.float64):
         self.source, self.dtype = source, dtype
         name = source.name
-        nodes = first_run(source, data)
+        nodes = first_run(source, data, densities=True)
         _check(nodes, name, data)
         self.sites = _sites(nodes)
         # what pyro.factor observes is empty
@@ -109,7 +119,7 @@ class PyroTarget(Target):
         self._depth = max((-f.dim for n in nodes.values() for f in n["cond_indep_stack"] if f.vectorized), default=0)
         program = conditioned(source, data)
         if self._is_discrete:
-            parallel = poutine.infer_config(program, lambda node: _enumerated(node))
+            parallel = poutine.infer_config(program, _enumerated)
             program = poutine.enum(parallel, -1 - self._depth)
         self._program = program
         self._names: list[str] = []
@@ -138,7 +148,7 @@ class PyroTarget(Target):
         if self.vectorised:
             return self._rows.each(part, x)
         rows = zip(*(self._parts(row)[part] for row in x.reshape(-1, self.dim)), strict=True)
-        return tuple(torch.stack(values).reshape(*x.shape[:-1], *values[0].shape) for values in rows)
+        return tuple(torch.stack(values).reshape((*x.shape[:-1], *values[0].shape)) for values in rows)
 
     def _parts(self, x: Tensor) -> Parts:
         """Energy and variables of one point ``[D]``."""
@@ -213,8 +223,9 @@ class PyroTarget(Target):
         return {key: share for key, share in shares.items() if share > TOLERATED}
 
     def _capture(self, name: str) -> bool:
-        """Whether the program can be vectorised over points; then its torch calls are noted, to be repeated."""
+        """Whether all points can be computed at once: by the torch calls of one run, or the program itself."""
         rows = torch.linspace(-0.5, 0.5, 3 * self.dim, dtype=self.dtype, device=self.device).reshape(3, self.dim)
+        self._rows.record(rows)
         with torch.no_grad():
             try:
                 together, reason = self._rows.each(0, rows)[0], ""
@@ -228,7 +239,6 @@ class PyroTarget(Target):
                 "pyro.sample, and change nothing outside"
             )
         if together is not None and torch.allclose(together, alone, rtol=1e-4, atol=1e-4, equal_nan=True):
-            self._rows.record(rows)
             return True
         warnings.warn(
             f"the Pyro program {name} cannot be vectorised and runs once for every chain, which is slow: "
@@ -291,7 +301,7 @@ class _Coordinates(Tape):
         raise ModelError(f"{self.name} draws random numbers with torch, at {present_line()}: use pyro.sample")
 
 
-def _enumerated(node: Mapping[str, Any]) -> dict[str, str]:
+def _enumerated(node: Any) -> Any:
     """How Pyro treats a statement: it sums over a latent one that is discrete."""
     return {"enumerate": "parallel"} if is_latent(node) and node["fn"].has_enumerate_support else {}
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import instance, numbers
 from ..errors import ModelError, cause
 from ..extras import extra
 from ..sampling.predictive import CalledProgram
@@ -21,6 +22,8 @@ with extra("pyro"), warnings.catch_warnings():
     from pyro.poutine.subsample_messenger import _Subsample
 
 __all__ = [
+    "as_data",
+    "check_numbers",
     "conditioned",
     "first_run",
     "has_data",
@@ -38,16 +41,33 @@ Node = Mapping[str, Any]
 """One statement of a run: its distribution ``fn``, its value, and what Pyro notes of it."""
 
 
+def as_data(call: str, field: str, values: Any) -> dict[str, Tensor]:
+    """Data by name as tensors; whole numbers stay such, as programs may index by them.
+
+    Raises:
+        ArgumentError: it is not a mapping of numbers.
+    """
+    data = dict(instance(call, field, values or {}, Mapping, "{'y': data}"))
+    for name, value in data.items():
+        numbers(call, f"{field}[{name!r}]", value)
+    return {name: torch.as_tensor(value).detach() for name, value in data.items()}
+
+
 def conditioned(source: CalledProgram, data: Mapping[str, Tensor]) -> Callable[..., Any]:
     """The program with data for some of its statements."""
     return poutine.condition(source.program, data=dict(data)) if data else source.program
 
 
-def first_run(source: CalledProgram, data: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The sample statements of a run as Pyro itself makes it, plates too, with their values and log densities.
+def first_run(source: CalledProgram, data: Mapping[str, Tensor], *, densities: bool = False) -> dict[str, Any]:
+    """The sample statements of a run as Pyro itself makes it, plates too, with their values.
+
+    Args:
+        source: a program and how it is called.
+        data: values for some of its statements.
+        densities: whether all have a log density, which Pyro checks.
 
     Raises:
-        ModelError: the program fails, or takes mini-batches.
+        ModelError: the program fails, or takes mini-batches, or data that need a density are not numbers.
     """
     # Pyro draws from the global generators
     with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
@@ -60,7 +80,11 @@ def first_run(source: CalledProgram, data: Mapping[str, Tensor]) -> dict[str, An
             for node in nodes.values():
                 # obs= may be a number
                 node["value"] = torch.as_tensor(node["value"])
-            trace.compute_log_prob(lambda _, node: not is_point(node["fn"]))
+            if densities:
+                check_numbers(source.name, {name: node for name, node in nodes.items() if is_likelihood(node)})
+                trace.compute_log_prob(lambda name, _: not is_point(nodes[name]["fn"]))
+        except ModelError:
+            raise
         except Exception as error:
             raise ModelError(f"the Pyro program {source.name} fails: {cause(error)}") from error
     for name, node in nodes.items():
@@ -71,6 +95,17 @@ def first_run(source: CalledProgram, data: Mapping[str, Tensor]) -> dict[str, An
                 "evidence need them all, omit subsample_size"
             )
     return nodes
+
+
+def check_numbers(program: str, nodes: Mapping[str, Node]) -> None:
+    """Raise :class:`ModelError` if data are missing where they have a density."""
+    for name, node in nodes.items():
+        n = int(node["value"].isnan().sum()) if node["value"].is_floating_point() else 0
+        if n:
+            raise ModelError(
+                f"the data of site {name!r} of {program} have {n} missing values (NaN): leave them out, y[~y.isnan()], "
+                "or mask them, poutine.mask(mask=~y.isnan()), and observe y.nan_to_num(1)"
+            )
 
 
 class _Given(Messenger):
@@ -132,8 +167,12 @@ def is_likelihood(node: Node) -> bool:
 
 
 def is_of_lower_dimension(node: Node) -> bool:
-    """Whether no input of a model could move it over all its values: it is discrete, or on a surface."""
-    return is_discrete(node) or (not is_deterministic(node) and has_fewer_dimensions(node["fn"]))
+    """Whether no input of a model could move it over all its values: it is discrete, on a surface, or a factor."""
+    return (
+        not node["value"].numel()
+        or is_discrete(node)
+        or (not is_deterministic(node) and has_fewer_dimensions(node["fn"]))
+    )
 
 
 def is_discrete(node: Node) -> bool:
