@@ -375,6 +375,6 @@ def _anneal(path: AnnealedPath, method: AIS, schedule: Tensor, chains: int, rng:
 
     plan = method.plan(path, chains, rng, bar)
     spent = path.evaluations
-    done = anneal(path, plan, path.normal(chains, rng), method.moves(path, chains, rng), bar, watch)
+    done = anneal(path, plan, path.normal(chains, rng), method.moves(path, chains, rng), bar, watch=watch)
     points = type(seen[0])(*(torch.stack(values) for values in zip(*seen, strict=True)))
     return points, done.acceptance.mean(0), spent
