@@ -6,6 +6,7 @@ accepted, or ends in an error of torch or Python, fails.
 
 import math
 import re
+import warnings
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ import generators
 import trainers
 from dgm_infer.conditioning.check import Report
 from dgm_infer.errors import DgmInferError, ModelError
+from tests.bad_values import NEVER, TAKEN, VALUES, answer_to, public_calls
 from tests.oracles import Circle
 
 # Longest answer, in characters.
@@ -246,7 +248,7 @@ CALLS = {
     "dgm.bidirectional(tgt(),base(),zeros(2),dgm.AIS(temperatures=10**13),progress=False)": "AIS(temperatures=",
     "L(m=dgm.Elbo(10**13))": "Elbo(samples=10000000000000): needs",
     "L(m=dgm.evidence.ImportanceSampling(10**13))": "ImportanceSampling(samples=10000000000000): needs",
-    "L(m=dgm.SMC(particles=2**70))": "SMC(particles=1180591620717411303424): needs",
+    "L(m=dgm.SMC(particles=2**50))": "SMC(particles=1125899906842624): needs",
     "L(m=dgm.SMC(temperatures=10**13,schedule='linear'))": "SMC(temperatures=10000000000000): needs",
     "L(m=dgm.GibbsTempering(draws=10**13,warmup=10**9))": "GibbsTempering(draws=10000000000000): needs",
     "L(m=dgm.GibbsTempering(pilot_temperatures=10**13))": "GibbsTempering(pilot_temperatures=10000000000000): needs",
@@ -372,3 +374,40 @@ def test_a_mistyped_call_is_answered_in_one_line_that_names_it(call, names):
 def test_control_other_answers_are_noticed(call, names):
     with pytest.raises((AssertionError, TypeError, pytest.fail.Exception)):
         answer(call, names)
+
+
+@pytest.mark.slow
+def test_values_of_a_wrong_kind_are_refused_in_one_line_by_every_argument(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    calls = public_calls(tmp_path)
+    wrong = []
+    with warnings.catch_warnings():
+        # what a call says beside its answer is not looked at
+        warnings.simplefilter("ignore")
+        for name, call in calls.items():
+            for argument in call.arguments():
+                for kind in VALUES:
+                    found = answer_to(call, argument, kind)
+                    if found and not (found == "taken" and kind in TAKEN.get((name, argument), ())):
+                        wrong.append(f"{name}({argument}={kind}): {found}")
+    assert len(calls) > 120
+    assert not wrong, f"{len(wrong)} bad answers:\n" + "\n".join(wrong[:40])
+
+
+def test_control_other_answers_to_values_are_noticed():
+    def takes_all(value):
+        return value
+
+    def ends_in_torch(value):
+        return torch.zeros(value)
+
+    def never_ends(value):
+        while True:
+            pass
+
+    assert answer_to(takes_all, "value", "sparse") == "taken"
+    assert answer_to(takes_all, "value", "double") is None
+    assert "TypeError" in answer_to(ends_in_torch, "value", "text")
+    assert answer_to(never_ends, "value", "text", seconds=1) == "no end"
+    assert answer_to(dgm.StandardNormal, "dim", "text") is None
+    assert "sparse" in NEVER

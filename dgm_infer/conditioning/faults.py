@@ -25,6 +25,7 @@ __all__ = [
     "check_agreement",
     "check_once",
     "check_rows",
+    "check_second",
     "constant_outputs",
     "derivative_remedy",
     "evaluated",
@@ -306,6 +307,23 @@ def check_agreement(
     return found
 
 
+@torch.enable_grad()
+def check_second(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
+    """Raise :class:`ModelError` if the derivatives of a function ``[n, D] -> [n, N]`` cannot be differentiated."""
+    try:
+        x = u.detach().requires_grad_()
+        value = function(x)
+        if value.requires_grad:
+            (first,) = torch.autograd.grad(value.sum(), x, create_graph=True, materialize_grads=True)
+            if first.requires_grad:
+                torch.autograd.grad(first.sum(), x, materialize_grads=True)
+    except RuntimeError as error:
+        remedy = derivative_remedy(str(error)) or _DIFFERENTIABLE
+        raise ModelError(
+            f"{name} has no second derivative, which the gradient of the density takes ({cause(error)}): {remedy}"
+        ) from error
+
+
 def _reverse(function: Callable[[Tensor], Tensor], u: Tensor, w: Tensor) -> Tensor:
     """``J^T w`` by plain autograd, which asks less of a model than torch.func."""
     with torch.enable_grad():
@@ -348,6 +366,10 @@ def derivative_remedy(error: str) -> str | None:
         return "replace operations in place (x += y, x[...] = y, copy_) by ones that return new tensors"
     if "out=" in error:
         return "replace operations that write into a given tensor (torch.mul(a, b, out=c)) by ones that return new ones"
+    if "use_reentrant" in error:
+        return "call checkpoint(..., use_reentrant=False)"
+    if "once_differentiable" in error:
+        return "an adjoint or a function marked once_differentiable has a first derivative only: use plain operations"
     if "setup_context" in error:
         return "its autograd.Function needs setup_context, with forward(x) in place of forward(ctx, x), and a jvp"
     if "generate_vmap_rule" in error:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import choice, instance
+from ..arguments import array, choice, mapping
 from ..errors import ArgumentError, ModelError, cause
 from ..extras import extra
 from ..sampling.predictive import CalledProgram
@@ -69,11 +69,15 @@ def from_pyro(
     if structure is not None:
         choice("from_pyro", "structure", structure, ("dense", "independent"))
     given = {
-        field: dict(instance("from_pyro", field, value or {}, Mapping, "{'y': data}"))
+        field: mapping("from_pyro", field, value, "{'y': data}")
         for field, value in (("observed", observed), ("soft", soft), ("functions", functions))
     }
     model = ProgramModel(program, args, kwargs, **given)
     return prepared(model, structure, first_line(program))
+
+
+def _arrays(field: str, values: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: array("from_pyro", f"{field}[{name!r}]", value) for name, value in values.items()}
 
 
 class ProgramModel(TracedModel):
@@ -98,9 +102,9 @@ class ProgramModel(TracedModel):
         super().__init__(getattr(program, "__name__", type(program).__name__))
         self.program = program
         self._args, self._kwargs, self._functions = args, kwargs, functions
-        self._soft = {name: torch.as_tensor(value) for name, value in soft.items()}
+        self._soft = _arrays("soft", soft)
         nodes = self._first_run()
-        values = {name: torch.as_tensor(value) for name, value in observed.items()}
+        values = _arrays("observed", observed)
         for name in (*observed, *soft):
             if name not in nodes and name not in functions:
                 known = [name for name, node in nodes.items() if not isinstance(node["fn"], _Subsample)]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import floating_type
+from ..arguments import array, floating_type, mapping
 from ..errors import ArgumentError, ModelError, cause
 from ..extras import extra
 from ..sampling.predictive import CalledProgram
@@ -62,7 +62,9 @@ def target_from_pyro(
     if not callable(program):
         raise ArgumentError(f"target_from_pyro({type(program).__name__}): expected a Pyro program, a callable")
     dtype = torch.float64 if dtype is None else floating_type("target_from_pyro", "dtype", dtype)
-    return PyroTarget(program, args, kwargs, dict(observed or {}), dtype)
+    given = mapping("target_from_pyro", "observed", observed, "{'y': data}")
+    data = {name: array("target_from_pyro", f"observed[{name!r}]", value) for name, value in given.items()}
+    return PyroTarget(program, args, kwargs, data, dtype)
 
 
 class Site(NamedTuple):
@@ -96,7 +98,7 @@ class PyroTarget(Target):
         self._args, self._kwargs, self.dtype = args, kwargs, dtype
         self.source = CalledProgram(program, args, kwargs, tuple(observed))
         if observed:
-            program = poutine.condition(program, data={key: torch.as_tensor(v) for key, v in observed.items()})
+            program = poutine.condition(program, data=observed)
         self._program = program
         plain = self._first_trace(program, name)
         _check(plain, name, observed)

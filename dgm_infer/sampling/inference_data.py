@@ -55,7 +55,7 @@ def inference_data(
     observed = {name: value for name, value in observed.items() if _is_storable(name)}
     chains, _, *problems = next(iter(sample_stats.values())).shape
     for name, value in predictive.items():
-        if (len(value), *value.shape[2 : 2 + n_batch]) != (chains, *problems):
+        if value.ndim < 2 or (len(value), *value.shape[2 : 2 + n_batch]) != (chains, *problems):
             raise ArgumentError(
                 f"to_arviz(predictive[{name!r}] of shape {tuple(value.shape)}): must be [chains, n, *batch, *shape], "
                 f"with {chains} chains and batch {tuple(problems)}"

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import flag, fraction, optional_positive, whole_number
+from ...arguments.objects import shown
 from ...errors import ArgumentError
 from ...progress import Progress
 from ...references import Gaussian
@@ -96,7 +97,7 @@ class ParallelTempering(Settings):
         optional_positive(name, "step_size", self.step_size)
         fraction(name, "target_acceptance", self.target_acceptance)
         if not isinstance(self.broad, bool | Gaussian):
-            raise ArgumentError(f"{name}(broad={self.broad!r}): must be a Gaussian, True or False")
+            raise ArgumentError(f"{name}(broad={shown(self.broad)}): must be a Gaussian, True or False")
 
     @property
     def status(self) -> EstimateStatus:
