@@ -62,7 +62,15 @@ MADE_HERE = {
         "MeanOfDecoder",
         "NetworkGenerator",
     ),
-    *("HumanPose", "as_generative_model", "base_distribution", "check_weights", "copied", "evaluation_copy"),
+    *(
+        "HumanPose",
+        "Hyperbola",
+        "as_generative_model",
+        "base_distribution",
+        "check_weights",
+        "copied",
+        "evaluation_copy",
+    ),
     *("frozen_copy", "is_discrete", "output_distribution", "reference_tensor", "validate"),
     # to be subclassed
     *("DgmInferError", "DirectedModel", "GenerativeModel", "InputDensity", "Observation", "Operator", "DiscreteModel"),

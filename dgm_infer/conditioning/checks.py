@@ -251,19 +251,14 @@ def structure(subject: Subject) -> Finding | None:
 
 def second_derivatives(subject: Subject) -> Finding | None:
     """Derivatives have derivatives, which the gradient of ``log|J J^T|`` takes."""
-    if not subject.has_gradient or (
-        subject.source is not None and has_passed(subject.source[0], "derivatives", subject.source[1])
-    ):
+    source = subject.source
+    if not subject.has_gradient or (source is not None and has_passed(source[0], "derivatives", source[1])):
         return None
-    plain = observed_model(subject.model, subject.operator.first())
+    plain, u = observed_model(subject.model, subject.operator.first()), subject.u
     n_batch = 0 if subject.operator.data else subject.n_batch
-    return _raised(
-        "derivatives",
-        check_second,
-        lambda v: plain.outputs(v.reshape(len(v), *[1] * n_batch, -1)).flatten(1),
-        subject.u[:1],
-        subject.name,
-    )
+    point = plain.sample_inputs((1,), torch.Generator(u.device).manual_seed(0), u)
+    function = lambda v: plain.outputs(v.reshape(len(v), *[1] * n_batch, -1)).flatten(1)  # noqa: E731
+    return _raised("derivatives", check_second, function, point, subject.name)
 
 
 def derivatives(subject: Subject) -> Finding | None:
