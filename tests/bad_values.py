@@ -92,7 +92,7 @@ METHODS = {
         "refined",
     ),
     *("sample", "log_prob", "energy", "save", "summary", "start", "take", "to_arviz", "to_dataframe", "covering"),
-    *("broad", "smoothed", "whiten", "unwhiten", "prior_images", "predictive", "simulate_from", "replace"),
+    *("broad", "standard", "smoothed", "whiten", "unwhiten", "prior_images", "predictive", "simulate_from", "replace"),
 }
 
 
@@ -324,6 +324,7 @@ def valid_arguments(folder: Any) -> dict[str, dict[str, Any]]:
         "Gaussian.from_encoder": {"encoder": vae.encoder, "images": torch.zeros(2, 64)},
         "Gaussian.laplace": {"target": target},
         "Gaussian.broad": {"target": target, "starts": 2},
+        "Gaussian.standard": {"target": target},
         "Gaussian.covering": {"found": dgm.modes(target, starts=2)},
         "Mixture.from_local_fits": {"target": target, "starts": 2, "steps": 2, "samples": 2},
         "Mixture.from_modes": {"target": target, "starts": 2},

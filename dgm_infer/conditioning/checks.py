@@ -16,12 +16,11 @@ from torch import Tensor
 from ..diagnosis import Finding
 from ..errors import DgmInferError, ModelError, ObservationError, cause
 from ..models import copied
-from .derivatives import tame_draws
+from .derivatives import check_second, tame_draws
 from .faults import (
     check_agreeing,
     check_agreement,
     check_rows,
-    check_second,
     constant_outputs,
     derivative_remedy,
     evaluated,

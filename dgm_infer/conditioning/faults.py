@@ -20,12 +20,12 @@ from ..probe import Differences, differences, disagreement
 from ..settings import Settings
 
 __all__ = [
+    "DIFFERENTIABLE",
     "FaultSettings",
     "check_agreeing",
     "check_agreement",
     "check_once",
     "check_rows",
-    "check_second",
     "constant_outputs",
     "derivative_remedy",
     "evaluated",
@@ -307,23 +307,6 @@ def check_agreement(
     return found
 
 
-@torch.enable_grad()
-def check_second(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
-    """Raise :class:`ModelError` if the derivatives of a function ``[n, D] -> [n, N]`` cannot be differentiated."""
-    try:
-        x = u.detach().requires_grad_()
-        value = function(x)
-        if value.requires_grad:
-            (first,) = torch.autograd.grad(value.sum(), x, create_graph=True, materialize_grads=True)
-            if first.requires_grad:
-                torch.autograd.grad(first.sum(), x, materialize_grads=True)
-    except RuntimeError as error:
-        remedy = derivative_remedy(str(error)) or _DIFFERENTIABLE
-        raise ModelError(
-            f"{name} has no second derivative, which the gradient of the density takes ({cause(error)}): {remedy}"
-        ) from error
-
-
 def _reverse(function: Callable[[Tensor], Tensor], u: Tensor, w: Tensor) -> Tensor:
     """``J^T w`` by plain autograd, which asks less of a model than torch.func."""
     with torch.enable_grad():
@@ -356,7 +339,7 @@ def _differentiating(name: str, mode: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ModelError(
-            f"{name} has no {mode}-mode derivative ({cause(error)}): {derivative_remedy(str(error)) or _DIFFERENTIABLE}"
+            f"{name} has no {mode}-mode derivative ({cause(error)}): {derivative_remedy(str(error)) or DIFFERENTIABLE}"
         ) from error
 
 
@@ -377,7 +360,7 @@ def derivative_remedy(error: str) -> str | None:
     return None
 
 
-_DIFFERENTIABLE = (
+DIFFERENTIABLE = (
     "compute with torch's differentiable functions; an autograd.Function needs setup_context and its own jvp"
 )
 

@@ -293,16 +293,13 @@ class Linear(Observation):
 
     def __init__(self, matrix):
         with reported_as(ObservationError):
+            finite("linear", "matrix", matrix)
             matrix = array("linear", "matrix", matrix)
         if matrix.ndim != 2 or not matrix.is_floating_point():
             kind = str(matrix.dtype).removeprefix("torch.")
             raise ObservationError(
                 f"linear(matrix of shape {tuple(matrix.shape)}, {kind}): expected [Dy, Dx] of floats"
             )
-        if not matrix.numel():
-            raise ObservationError(f"linear(matrix of shape {tuple(matrix.shape)}): observes nothing, give it rows")
-        with reported_as(ObservationError):
-            finite("linear", "matrix", matrix)
         if not (matrix != 0).any(1).all():
             raise ObservationError("linear(matrix): a row of zeros observes nothing, omit it")
         self.matrix = matrix

@@ -18,7 +18,6 @@ from ..arguments import (
     function,
     mapping,
     names_of,
-    numbers,
     random_seed,
     whole_number,
 )
@@ -246,13 +245,7 @@ class Draws:
         with warnings.catch_warnings():
             # a constant column gives 0/0, which the table shows as NaN
             warnings.filterwarnings("ignore", message="invalid value encountered", category=RuntimeWarning)
-            table = az.summary(
-                self.to_arviz(),
-                group="posterior",
-                var_names=names,
-                kind="all",
-                round_to="none",
-            )
+            table = az.summary(self.to_arviz(), group="posterior", var_names=names, kind="all", round_to="none")
         assert not isinstance(table, str)
         return table  # type: ignore[return-value]
 
@@ -279,19 +272,13 @@ class Draws:
         Raises:
             ArgumentError: a variable is named like a dimension of the draws, or predictive values have other chains.
         """
-        if predictive is True:
-            predictive = self.predictive()
-        predictive = mapping(
-            "to_arviz", "predictive", None if predictive is False else predictive, "draws.predictive()"
-        )
+        given = self.predictive() if predictive is True else None if predictive is False else predictive
         data = inference_data(
             self.latents,
             self.stats,
             len(self.shape) - 2,
             inputs=self.inputs,
-            predictive={
-                name: numbers("to_arviz", f"predictive[{name!r}]", value) for name, value in predictive.items()
-            },
+            predictive=mapping("to_arviz", "predictive", given, "draws.predictive()"),
             observed=self._observed_data,
         )
         data.attrs.update(

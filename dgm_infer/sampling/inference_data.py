@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from ..arguments import numbers
 from ..errors import ArgumentError, CheckpointError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def inference_data(
     """
     az = import_arviz()
     predictive, observed = predictive or {}, observed or {}
+    predictive = {name: numbers("to_arviz", f"predictive[{name!r}]", value) for name, value in predictive.items()}
     for kind, variables in (("latent", posterior), ("predictive value", predictive)):
         taken = [name for name in variables if names_dimension(name)]
         if taken:

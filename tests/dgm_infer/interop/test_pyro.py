@@ -158,7 +158,7 @@ def test_the_evidence_of_a_hierarchical_program_is_that_of_quadrature():
 def test_tempering_finds_the_evidence_of_a_hierarchical_program():
     y = torch.tensor([0.5, -1.0, 2.0], dtype=FLOAT)
     target = dgm.target_from_pyro(hierarchical, y, centred=False)
-    base = dgm.Gaussian.fit(target, steps=200, dtype=FLOAT)
+    base = dgm.Gaussian.fit(target, steps=200, start=dgm.Gaussian.standard(target, FLOAT))
     method = dgm.GibbsTempering(draws=60, warmup=10, n_steps=4, pilot_temperatures=20)
     found = dgm.log_evidence(target, base, method, chains=64, seed=0, progress=False)
     assert found.log_z.shape == ()
