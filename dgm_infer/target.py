@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from .arguments import allocatable, function, instance, sizes, whole_number
+from .arguments import allocatable, function, random_generator, sizes, whole_number
 from .arguments.objects import shown
 from .errors import ArgumentError
 
@@ -163,7 +163,7 @@ class Target:
         call = f"{type(self).__name__}.start"
         whole_number(call, "chains", chains)
         whole_number(call, "attempts", attempts)
-        instance(call, "rng", rng, torch.Generator, "torch.Generator()")
+        random_generator(call, "rng", rng)
         allocatable(call, "chains", chains, chains * self.batch_shape.numel() * self.dim, "fewer chains")
         x = self.initial_draws(chains, rng)
         for _ in range(attempts):

@@ -3,7 +3,7 @@
 Every message has the form ``call(field=value): must be ...``.
 """
 
-from .objects import file_path, function, instance, mapping, names_of, of_kind, optional
+from .objects import file_path, function, instance, mapping, names_of, of_kind, optional, random_generator
 from .tensors import (
     allocatable,
     array,
@@ -57,6 +57,7 @@ __all__ = [
     "points",
     "positive",
     "positive_numbers",
+    "random_generator",
     "random_seed",
     "sizes",
     "whole_number",

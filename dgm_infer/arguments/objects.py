@@ -8,6 +8,7 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ..errors import ArgumentError
 
@@ -21,6 +22,7 @@ __all__ = [
     "of_kind",
     "of_problems",
     "optional",
+    "random_generator",
     "real_number",
     "shown",
 ]
@@ -44,6 +46,17 @@ def file_path(call: str, field: str, value: Any) -> Path:
         if error.errno == errno.ENAMETOOLONG:
             raise ArgumentError(f"{call}({field}={shown(value)}): must be a shorter path") from None
     return Path(value)
+
+
+def random_generator(call: str, field: str, value: Any) -> torch.Generator:
+    """A generator of random numbers, by what it can do.
+
+    Raises:
+        ArgumentError: it is not one.
+    """
+    if not (hasattr(value, "get_state") and hasattr(value, "device")):
+        raise ArgumentError(f"{call}({field}={shown(value)}): must be a torch.Generator")
+    return value
 
 
 def mapping(call: str, field: str, value: Any, example: str) -> dict[str, Any]:
@@ -92,7 +105,7 @@ def of_kind(call: str, field: str, value: Any) -> Literal[True]:
             kind, remedy = "sparse tensor", "x.to_dense() converts it"
         elif value.is_quantized:
             kind, remedy = "quantized tensor", "x.dequantize() converts it"
-        elif value.device.type == "meta":
+        elif value.device.type == "meta" and type(value) in (Tensor, Parameter):
             kind, remedy = "tensor on the meta device, which holds no numbers", "make it on 'cpu'"
     elif type(value).__module__.startswith("numpy.ma") and value.mask.any():
         kind = "masked array, whose masked entries are not numbers"

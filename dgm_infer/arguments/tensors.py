@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, cause
-from .objects import is_sequence, of_kind, shown
+from .objects import is_sequence, of_kind, random_generator, shown
 from .values import whole_number
 
 __all__ = [
@@ -136,8 +136,8 @@ def lead_shape(
     """
     sequence = isinstance(shape, tuple | list)
     lead = sizes(call, "shape", shape, least=0, empty=True) if sequence else (whole_number(call, "shape", shape, 0),)
-    if generator is not None and not isinstance(generator, torch.Generator):
-        raise ArgumentError(f"{call}(generator={shown(generator)}): must be a torch.Generator, or None")
+    if generator is not None:
+        random_generator(call, "generator", generator)
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ArgumentError(f"{call}(dtype={shown(dtype)}): must be a floating-point type, such as torch.float64")
     if device is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import allocatable, flag, function, instance, positive, whole_number
+from ..arguments import allocatable, flag, function, positive, random_generator, whole_number
 from ..autodiff.pytrees import take, tree_map
 from ..autodiff.row_execution import PLAIN, Computation, evaluate
 from ..structures import Dense, Evaluation, JacobianMap, Units
@@ -284,7 +284,7 @@ class Fibre:
         """
         call = "Fibre.start"
         whole_number(call, "chains", chains)
-        instance(call, "rng", rng, torch.Generator, "torch.Generator()")
+        random_generator(call, "rng", rng)
         whole_number(call, "attempts", attempts)
         flag(call, "typical", typical)
         function(call, "report", report, "print")

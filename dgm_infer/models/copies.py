@@ -99,7 +99,7 @@ def check_weights(model: nn.Module) -> None:
             )
         if tensor.is_nested:
             raise ModelError(f"{type(model).__name__}: its tensor {name} is nested: store rows of one length")
-        if tensor.device.type == "meta":
+        if tensor.device.type == "meta" and type(tensor) in (Tensor, nn.Parameter):
             raise ModelError(
                 f"{type(model).__name__}: its weights {name} are on the meta device, without numbers: load them, "
                 "load_state_dict(..., assign=True)"
