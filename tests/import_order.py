@@ -145,6 +145,7 @@ ORDER = {
         "intercept",
         "traced",
         "guards",
+        "statements",
         "programs",
         "simulators",
         "pyro",

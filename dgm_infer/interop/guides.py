@@ -93,7 +93,7 @@ def base_from_guide(
 
 
 def _fitted(target: Target, make: Callable[..., Any], steps: int, samples: int, rate: float, seed: int) -> Gaussian:
-    zero = origin(_CALL, target, None, None)
+    zero = origin(target)
     points = torch.randn(probe_points(target), target.dim, generator=torch.Generator().manual_seed(0)).to(zero)
     allocatable(_CALL, "samples", samples, 3 * samples * zero.numel(), "fewer draws", like=zero)
     if fault := energy_fault(target, points) or energy_doubt(target, points):
