@@ -67,7 +67,7 @@ class Progress:
         self._phase = ""
         self._news: list[Any] = []
         self._said = 0.0
-        self._left = total
+        self._total, self._made = total, 0
         self._clock: tuple[float, int] | None = None
         self._timed = ""
 
@@ -81,7 +81,7 @@ class Progress:
 
     def expect(self, transitions: int) -> None:
         """Announce work to come."""
-        self._left += transitions
+        self._total += transitions
         if not self.bar.disable:
             self.bar.total += transitions
 
@@ -98,7 +98,7 @@ class Progress:
 
     def update(self, phase: str, news: Any = None, count: int = 1) -> None:
         """Count transitions, with their news unless None."""
-        self._left -= count
+        self._made += count
         self._foretell(phase)
         if self.bar.disable:
             return
@@ -115,10 +115,10 @@ class Progress:
         """Say how long the transitions that are left will take, once a phase, as soon as its rate is known."""
         now = time.monotonic()
         if phase != self._timed:
-            self._timed, self._clock = phase, (now, self._left)
+            self._timed, self._clock = phase, (now, self._made)
         elif self._clock is not None and now - self._clock[0] > SETTINGS.after:
-            seconds, made = now - self._clock[0], self._clock[1] - self._left
-            foretell(f"{phase}, {self._left} transitions left", seconds / made * self._left)
+            seconds, made, left = now - self._clock[0], self._made - self._clock[1], self._total - self._made
+            foretell(f"{phase}, {left} transitions left", seconds / max(made, 1) * left)
             self._clock = None
 
     def _show(self) -> None:

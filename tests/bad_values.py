@@ -468,9 +468,11 @@ TAKEN: dict[tuple[str, str], set[str]] = {
 
 def answer_to(call: Callable[..., Any], argument: str, kind: str, seconds: int = 10) -> str | None:
     """What is wrong with the answer to a value; None for a DgmInferError of one line, and for one that may be taken."""
+    said: list[warnings.WarningMessage] = []
     try:
-        with bounded(seconds, 16 * 2**30), warnings.catch_warnings(record=True) as said:
+        with bounded(seconds, 16 * 2**30), warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter("always")
+            said = heard
             result = call(**{argument: VALUES[kind]()})
     except DgmInferError as error:
         message = str(error)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..errors import ModelError, cause
 
@@ -93,7 +94,7 @@ def check_weights(model: nn.Module) -> None:
                 "its quantization"
             )
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if is_lazy(tensor):
             raise ModelError(
                 f"{type(model).__name__}: its weights {name} are not initialized: call it once, with one input"
             )

@@ -238,6 +238,9 @@ class Planar(nn.Module):
 class Spline(nn.Module):
     """A monotone spline by searchsorted and gather."""
 
+    knots: Tensor
+    values: Tensor
+
     def __init__(self):
         super().__init__()
         self.register_buffer("knots", torch.linspace(-6, 6, 13))
@@ -375,7 +378,9 @@ class Hyper(nn.Module):
 
 
 class Kernelised(nn.Module):
-    """A Gaussian process's mean and root: a Cholesky factor and a solve inside."""
+    """A Gaussian process's mean and root: a Cholesky factor inside."""
+
+    x: Tensor
 
     def __init__(self):
         super().__init__()
@@ -467,7 +472,7 @@ def scripted() -> nn.Module:
     return torch.jit.script(mlp(8))
 
 
-def traced() -> nn.Module:
+def traced() -> Any:
     return torch.jit.trace(mlp(8), torch.zeros(3, 2))
 
 

@@ -34,6 +34,7 @@ def conditioned(stranger: Stranger):
         warnings.simplefilter("ignore")
         net = stranger.make().eval()
         model = generators.from_module(net, stranger.latent, **stranger.options)
+        assert isinstance(model, generators.NetworkGenerator)
         y = model.prior_images(2)[0] + 0.2
         return dgm.condition(model, y, noise=SD, dtype=stranger.dtype), model, y
 
