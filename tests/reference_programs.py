@@ -49,7 +49,11 @@ def in_parallel(program: Any) -> Any:
     """The program as Pyro's samplers want it: they sum over discrete variables in parallel only."""
     if getattr(program, "__name__", "") != "sequential_mixture":
         return program
-    return poutine.infer_config(program, lambda node: {"enumerate": "parallel"} if node["name"] == "k" else {})
+
+    def config(node: Any) -> Any:
+        return {"enumerate": "parallel"} if node["name"] == "k" else {}
+
+    return poutine.infer_config(program, config)
 
 
 def by_quadrature(example: Example) -> dict[str, Any] | None:
