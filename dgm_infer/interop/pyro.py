@@ -20,6 +20,7 @@ from .statements import (
     conditioned,
     first_run,
     has_data,
+    imputed,
     is_deterministic,
     is_latent,
     is_likelihood,
@@ -109,6 +110,7 @@ class PyroTarget(Target):
         self.observed_data = {
             key: node["value"] for key, node in nodes.items() if is_likelihood(node) and node["value"].numel()
         }
+        self._imputed = imputed(nodes)
         if not self.sites:
             raise ModelError(f"{name} has no continuous latent variables: nothing is left to integrate")
         super().__init__(None, max(site.stop for site in self.sites.values()))
@@ -183,7 +185,8 @@ class PyroTarget(Target):
             # in place of the density at the value, which is rounded
             node: Any = trace.nodes[name]
             node["unscaled_log_prob"] = density
-            node["log_prob"] = scale_and_mask(density, node["scale"], node["mask"])
+            mask = None if name in self._imputed else node["mask"]
+            node["log_prob"] = scale_and_mask(density, node["scale"], mask)
             node["log_prob_sum"] = node["log_prob"].sum()
         return trace, torch.stack(jacobians).sum()
 
