@@ -59,7 +59,8 @@ def target_from_pyro(
         base = dgm.interop.base_from_guide(target, AutoMultivariateNormal)
         evidence = dgm.log_evidence(target, base)
 
-    The program runs a few times, here; energies repeat the torch calls of one run, for all points at once.
+    The program runs a few times, here; energies repeat the torch calls of one run, for all points at once, and see what
+    the program reads from outside as it was then.
 
     Args:
         program: a callable with ``pyro.sample`` statements, called as ``program(*args, **kwargs)``.
