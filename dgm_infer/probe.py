@@ -23,6 +23,7 @@ __all__ = [
     "energy_doubt",
     "energy_fault",
     "probe_points",
+    "relative_error",
 ]
 
 
@@ -218,8 +219,10 @@ class Differences(NamedTuple):
     """``w . J v``, ``[n, ...]``."""
     size: Tensor
     """``|w| |J v|``, the size of the terms of :attr:`combined`."""
-    is_known: Tensor
-    """Whether two steps agree and rounding does not matter: not at kinks, jumps or where the function overflows."""
+    combined_error: Tensor
+    """Difference of two steps, and rounding, ``[n, ...]``: large at kinks and jumps, NaN where the function overflows."""
+    products_error: Tensor
+    """The same of :attr:`products`."""
 
 
 @torch.no_grad()
@@ -239,13 +242,12 @@ def differences(function: Callable[[Tensor], Tensor], u: Tensor, v: Tensor, w: T
     ).chunk(4)
     w = torch.ones_like(plus) if w is None else w.expand_as(plus)
     near, far = (plus - minus) / (2 * step), (far_plus - far_minus) / (4 * step)
-    norm = torch.linalg.vector_norm
+    norm, rounding = torch.linalg.vector_norm, 4 * eps / step
+    combined_error = ((near - far) * w).sum(-1).abs() + rounding * norm(plus * w, dim=-1)
+    # one output may be a small difference of terms of the others' size
+    products_error = (near - far).abs() + rounding * norm(plus, dim=-1, keepdim=True)
     size = norm(near, dim=-1) * norm(w, dim=-1)
-    rounding = 4 * eps / step * norm(plus * w, dim=-1)
-    apart = ((near - far) * w).sum(-1).abs() + rounding
-    combined = (near * w).sum(-1)
-    is_known = combined.isfinite() & (apart <= _TOLERANCE.get(u.dtype, 0.1) * size)
-    return Differences(plus, near, combined, size, is_known)
+    return Differences(plus, near, (near * w).sum(-1), size, combined_error, products_error)
 
 
 def disagreement(found: Differences, exact: Tensor) -> float:
@@ -253,7 +255,17 @@ def disagreement(found: Differences, exact: Tensor) -> float:
 
     The second largest over points, of which one may be right beside a kink.
     """
-    scale = found.size.maximum(exact.abs()).clamp_min(1e-30)
-    apart = ((exact - found.combined).abs() / scale)[found.is_known]
-    largest = apart.nan_to_num(torch.inf).flatten().sort(descending=True).values
+    apart = relative_error(found.combined, exact, found.size, found.combined_error)
+    largest = apart.flatten().sort(descending=True).values
     return largest[min(1, len(largest) - 1)].item() if len(largest) else 0.0
+
+
+def relative_error(differences: Tensor, exact: Tensor, size: Tensor, error: Tensor) -> Tensor:
+    """``|differences - exact|`` as a share of the size of a derivative, or of the exact one if that is larger.
+
+    0 where the error of the differences is not small beside it; infinite where the exact derivative is not finite.
+    """
+    scale = size.maximum(exact.abs())
+    apart = (differences - exact).abs() / scale.clamp_min(1e-30)
+    is_known = differences.isfinite() & (error <= _TOLERANCE.get(size.dtype, 0.1) * scale)
+    return apart.nan_to_num(torch.inf, torch.inf).where(is_known, 0)

@@ -2,11 +2,11 @@
 
 import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from ..autodiff.jacobian_products import forward_mode
 from ..diagnosis import Finding
 from ..errors import ModelError, cause
 from ..models import GenerativeModel, copied
-from ..probe import Differences, differences, disagreement
+from ..probe import Differences, differences, relative_error
 from ..settings import Settings
 
 __all__ = [
@@ -59,6 +59,12 @@ class FaultSettings(Settings):
     """The same of derivatives and finite differences."""
     coarse: float = 5e-2
     """Both in 32 bits."""
+    around: float = 1e-2
+    """Distance of points around one at which derivatives differ: beyond steps of differences, within a branch."""
+    looks: int = 8
+    """Points around it."""
+    agreeing: float = 0.75
+    """Share of these at which the same output must differ: by rounding it does at less than a tenth."""
 
 
 SETTINGS = FaultSettings()
@@ -86,21 +92,33 @@ _PASSED: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary(
 
 
 def has_passed(module: nn.Module, stage: str, operator: object = None) -> bool:
-    """Whether a module, seen through an operator of the user's own, has passed a check with its present weights."""
-    known = _PASSED.get(module, ())
-    return any(key == (stage, _version(module)) and (each() if each else None) is operator for key, each in known)
+    """Whether a module, seen through an operator of the user's own, has passed a check as both are now."""
+    now = (stage, _version(module), _version(operator))
+    return any(key == now and (each() if each else None) is operator for key, each in _PASSED.get(module, ()))
 
 
 def passes(module: nn.Module, stage: str, operator: object = None) -> None:
     # what takes no weak reference is looked at every time
     with suppress(TypeError):
         reference = None if operator is None else weakref.ref(operator)
-        _PASSED.setdefault(module, []).append(((stage, _version(module)), reference))
+        _PASSED.setdefault(module, []).append(((stage, _version(module), _version(operator)), reference))
 
 
-def _version(module: nn.Module) -> tuple[Any, ...]:
-    tensors = (*module.parameters(), *module.buffers())
-    return module.training, *((id(tensor), tensor._version) for tensor in tensors)
+def _version(thing: object) -> tuple[Any, ...]:
+    """Weights, modes, hooks and other attributes of a module and its parts, or of another object."""
+    parts = thing.modules() if isinstance(thing, nn.Module) else [thing]
+    return tuple((type(part), _attribute(getattr(part, "__dict__", None))) for part in parts)
+
+
+def _attribute(value: Any) -> Any:
+    """An attribute as it is now: plain values by themselves, tensors with their changes, anything else by identity."""
+    if isinstance(value, Mapping):
+        return tuple((key, _attribute(each)) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(_attribute, value))
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    return (type(value), value) if isinstance(value, bool | int | float | str) else id(value)
 
 
 def check_agreeing(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
@@ -211,14 +229,16 @@ def mixing(function: Callable[..., list[Tensor]], u: Tensor) -> float:
     """By how much the first row's result depends on the other rows, or on their number; 0 up to rounding."""
     # equally many rows in all: rounding depends on their number
     near, other = torch.cat([u[1:], u + 1]), torch.cat([u[1:] - 1, 1 - 2 * u])
-    first, second = (result[0] for result in function(torch.cat([u[:1], near]), torch.cat([u[:1], other])))
+    # at both ends: a cumulative sum looks at the rows before
+    at_start, at_end = function(torch.cat([u[:1], near]), torch.cat([other, u[:1]]))
+    first, second = at_start[0], at_end[-1]
     (few,) = function(u[:2])
     # rounding depends on the number of rows, too; less than the tolerance below
     differences = [largest_difference(first, second), largest_difference(first, few[0])]
     # a branch on the whole batch shows far out, where a simulator may refuse to go
     with suppress(Exception):
-        (far,) = function(torch.cat([u[:1], 8 * other]))
-        differences.append(largest_difference(first, far[0]))
+        (far,) = function(torch.cat([8 * other, u[:1]]))
+        differences.append(largest_difference(first, far[-1]))
     difference = max(differences)
     return difference if difference > torch.finfo(u.dtype).eps ** 0.5 * max(1e-3, largest(first)) else 0.0
 
@@ -258,7 +278,7 @@ def check_agreement(
 ) -> Differences:
     """Raise :class:`ModelError` unless reverse mode, forward mode and finite differences of a function agree.
 
-    It costs seven evaluations at every point.
+    It costs seven evaluations at every point, and as many around one at which they do not.
 
     Args:
         function: ``[..., D] -> [..., N]``.
@@ -269,6 +289,43 @@ def check_agreement(
     Returns:
         the finite differences.
     """
+    compared = _compare(function, u, name, needs_both)
+    exact = u.dtype == torch.float64
+    most = SETTINGS.differences if exact else SETTINGS.coarse
+    suspect, modes_agree = compared.apart > most, compared.modes <= (SETTINGS.modes if exact else SETTINGS.coarse)
+    # where reverse mode is right, forward mode is wrong
+    if suspect.any() and (modes_agree or suspect[:, -1].any()):
+        # a kink beside one point, or rounding, has no match around it; what is wrong has
+        worst, size = u[suspect.any(-1)][:1], (SETTINGS.looks, u.shape[-1])
+        rng = torch.Generator(u.device).manual_seed(6)
+        near = worst + SETTINGS.around * torch.randn(size, generator=rng, dtype=u.dtype, device=u.device)
+        again = (_compare(function, near, name, needs_both).apart > most)[:, suspect.any(0)]
+        if (again.double().mean(0) >= SETTINGS.agreeing).any():
+            raise ModelError(
+                f"the derivatives of {name} do not match its outputs (finite differences differ by "
+                f"{compared.apart.max().item():.2g} of their size): look for detach(), no_grad(), rounding, operations "
+                "of torch without a derivative, or a backward of another function"
+            )
+    if not modes_agree:
+        raise ModelError(
+            f"reverse- and forward-mode derivatives of {name} differ, by {compared.modes:.2g} of their size: "
+            + (faulty_operation(function, u) or "correct the backward or the jvp of its autograd.Function")
+        )
+    return compared.found
+
+
+class _Compared(NamedTuple):
+    """Derivatives at n points along a direction each."""
+
+    found: Differences
+    apart: Tensor
+    """By how much they differ from differences, as a share of the size of these, by output and for a combination of
+    all, ``[n, N + 1]``, or of the combination alone; 0 where differences tell nothing."""
+    modes: float
+    """By how much reverse and forward mode differ, as a share of their size, in the median; 0 if one is not defined."""
+
+
+def _compare(function: Callable[[Tensor], Tensor], u: Tensor, name: str, needs_both: bool) -> _Compared:
     rng = torch.Generator(u.device).manual_seed(3)
     # each point has a direction of its own: one alone may hide what is wrong with others
     v = torch.randn(u.shape, generator=rng, dtype=u.dtype, device=u.device)
@@ -278,32 +335,21 @@ def check_agreement(
     with _differentiating(name, "reverse"):
         pulled = vjp(function, u)[1](w.expand_as(found.products))[0] if needs_both else _reverse(function, u, w)
     reverse = torch.linalg.vecdot(pulled, v)
-    forward = None
+    apart = relative_error(found.combined, reverse, found.size, found.combined_error).unsqueeze(-1)
     try:
         with _differentiating(name, "forward"):
             # a number a point moves it along its direction
             start, one = u.new_zeros(len(u), 1), u.new_ones(1, 1)
-            forward = forward_mode(lambda t: function(u + t * v), start, one)[1][0] @ w
+            forward = forward_mode(lambda t: function(u + t * v), start, one)[1][0]
     except ModelError:
         if needs_both:
             raise
-    exact = u.dtype == torch.float64
-    apart = disagreement(found, reverse)
-    if not apart <= (SETTINGS.differences if exact else SETTINGS.coarse):
-        raise ModelError(
-            f"the derivatives of {name} do not match its outputs (finite differences differ by {apart:.2g} of "
-            "their size): look for detach(), no_grad(), rounding, or a backward of another function"
-        )
-    if forward is None:
-        return found
-    size = found.size.maximum(reverse.abs()).clamp_min(1e-12)
-    apart = ((reverse - forward).abs() / size).nanmedian().item()
-    if not apart <= (SETTINGS.modes if exact else SETTINGS.coarse):
-        raise ModelError(
-            f"reverse- and forward-mode derivatives of {name} differ, by {apart:.2g} of their size: "
-            + (faulty_operation(function, u) or "correct the backward or the jvp of its autograd.Function")
-        )
-    return found
+        return _Compared(found, apart, 0.0)
+    combined = forward @ w
+    modes = ((reverse - combined).abs() / found.size.maximum(reverse.abs()).clamp_min(1e-12)).nanmedian().item()
+    # one of thousands of outputs hardly shows in their combination
+    each = relative_error(found.products, forward, found.products.abs(), found.products_error)
+    return _Compared(found, torch.cat([each, apart], -1), modes)
 
 
 def _reverse(function: Callable[[Tensor], Tensor], u: Tensor, w: Tensor) -> Tensor:
