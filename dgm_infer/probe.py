@@ -66,8 +66,9 @@ def energy_fault(
 ) -> str | None:
     """Describe a fault of the energy at points ``x [n, *batch, D]`` or far from them; None if there is none.
 
-    It must be one real number per point, the same at every call, must not fall without end, as ``exp(-energy)`` would
-    have no integral, and must have the gradient that the target gives, if it gives one. An energy that is NaN or
+    It must be one real number per point, the same at every call and whatever the other points are, must not fall
+    without end, as ``exp(-energy)`` would have no integral, and must have the gradient that the target gives, if it
+    gives one. An energy that is NaN or
     infinite at all points is left to the search for a start or a base, which reports more about it; one that is NaN at
     some, or levels off, to :func:`energy_doubt`.
 
@@ -92,6 +93,18 @@ def energy_fault(
     if apart > 0:
         return (
             f"the energy differs from call to call at the same points, by {apart:.3g}: it must not draw random numbers"
+        )
+    if apart := _mixing(target, x, energy, around):
+        return (
+            f"the energy of a point changes when the other points of its batch change, by {apart:.3g}: compute every "
+            "point by itself, without batch statistics or branches on all points, and count dimensions from the right, "
+            "as in x.sum(-1)"
+        )
+    if (apart := _mixing(target, x, energy, around)) > 0:
+        return (
+            f"the energy of a point changes when the other points of its batch change, by {apart:.3g}: compute every "
+            "point by itself, without batch statistics or branches on all points, and count dimensions from the right, "
+            "as in x.sum(-1)"
         )
     if _falls(_far_energies(target, x if around is None else around)):
         return "the energy falls without end far from the origin, so that exp(-energy) has no integral: check its sign"
@@ -154,14 +167,37 @@ def _gradient_fault(target: Target, x: Tensor) -> str | None:
     return None
 
 
-def _difference(energy: Tensor, again: Tensor) -> float:
-    """Largest difference of two evaluations, 0 up to rounding."""
+def _difference(energy: Tensor, again: Tensor, rounding: float = 1e3, power: float = 1.0) -> float:
+    """Largest difference of two evaluations, 0 up to ``rounding eps^power`` of their size."""
     both = energy.isfinite() & again.isfinite()
     if not torch.equal(energy.isfinite(), again.isfinite()):
         return float("inf")
     difference = (energy - again).abs()[both]
-    rounding = 1e3 * torch.finfo(energy.dtype).eps * energy.abs()[both].clamp_min(1)
-    return difference[difference > rounding].max().item() if (difference > rounding).any() else 0.0
+    least = rounding * torch.finfo(energy.dtype).eps ** power * energy.abs()[both].clamp_min(1)
+    return difference[difference > least].max().item() if (difference > least).any() else 0.0
+
+
+def _mixing(target: Target, x: Tensor, energy: Tensor, around: Tensor | None) -> float:
+    """By how much energies depend on the other points of a batch, on their number, or on points of other problems.
+
+    Points are evaluated again behind copies of the last one, which also stands at every second problem, and the first
+    one by itself. A target is looked at once.
+    """
+    if target in _AGREEING:
+        return 0.0
+    problems = torch.arange(target.batch_shape.numel(), device=x.device)
+    kept = (problems % 2 == 0).reshape(target.batch_shape)
+    apart = 0.0
+    # a model may refuse points around given ones, which alone may all be the same
+    with suppress(Exception):
+        if around is not None and around is not x:
+            x, energy = around, target.energy(around)
+        n = (len(x) + 1) // 2
+        behind = torch.cat([x[-1:].expand_as(x[:n]), x[:n]]).where(kept.unsqueeze(-1), x[-1])
+        for own, moved in ((energy[:n], target.energy(behind)[n:]), (energy[:1], target.energy(x[:1]))):
+            # sums round in another order
+            apart = max(apart, _difference(own[..., kept], moved[..., kept], 1.0, 0.5))
+    return apart
 
 
 def _far_energies(target: Target, x: Tensor) -> list[Tensor]:
@@ -220,7 +256,7 @@ class Differences(NamedTuple):
     size: Tensor
     """``|w| |J v|``, the size of the terms of :attr:`combined`."""
     combined_error: Tensor
-    """Difference of two steps, and rounding, ``[n, ...]``: large at kinks and jumps, NaN where the function overflows."""
+    """Difference of two steps, and rounding, ``[n, ...]``: large at kinks and jumps, NaN where a function overflows."""
     products_error: Tensor
     """The same of :attr:`products`."""
 

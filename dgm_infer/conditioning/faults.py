@@ -72,6 +72,8 @@ SETTINGS = FaultSettings()
 _FAULTY = {
     "CholeskyInverseBackward": "the forward-mode derivative of torch.cholesky_inverse(L) is wrong (torch 2.14.1): use "
     "torch.linalg.inv(L @ L.mT)",
+    "ScatterReduceBackward": "the forward-mode derivative of scatter_reduce(..., 'prod') is zero (torch 2.14.1): use "
+    "sums of logarithms, or prod() of parts",
 }
 
 
