@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..arguments import choice, function, positive
+from ..arguments import choice, function, points, positive
 from ..errors import ArgumentError, StartError, cause
 from ..structures import Units, of_units
 from ..target import Block, Target
@@ -207,16 +207,23 @@ class InputPosterior(Target):
         found = self._summarised(self.observed.outputs(u))
         if self.distance is None:
             return (found - self._summary).square().sum(-1)
-        return self.distance(found, self._summary).square()
+        return self._distances(found).square()
+
+    def _distances(self, found: Tensor) -> Tensor:
+        assert self.distance is not None
+        return self.distance(found, self._summary)
 
     def energy(self, x):
+        x = points("InputPosterior.energy", "x", x, self.dim)
         return KERNELS[self.kernel](self.square_distance(x) / self.tolerance**2) - self.observed.log_density(x)
 
     def energy_and_gradient(self, x):
         if not self.has_gradient:
-            why = "a uniform kernel" if self.kernel == "uniform" else f"the outputs of {type(self.model).__name__}"
+            outputs = f"the outputs of {type(self.model).__name__} have"
+            why = "a uniform kernel has" if self.kernel == "uniform" else outputs
             raise ArgumentError(
-                f"{why} have no derivative, which this method needs: use EllipticalSlice, LinearSlice or RandomWalk"
+                f"{why} no derivative, which this method needs: use EllipticalSlice, LinearSlice or RandomWalk, "
+                f"and log_evidence(target, dgm.Gaussian(torch.zeros({self.dim}), 1.0), ImportanceSampling(10_000))"
             )
         return super().energy_and_gradient(x)
 
@@ -232,13 +239,18 @@ class InputPosterior(Target):
             with torch.no_grad():
                 self._summary = self._summarised(self.values)
                 square = self.square_distance(u)
-                found = square if self.distance is None else self.distance(self._summary, self._summary)
+                found = square if self.distance is None else self._distances(self._summary)
+                made = square if self.distance is None else self._distances(self._summarised(self.observed.outputs(u)))
         except Exception as error:
             raise ArgumentError(f"condition(distance=, summaries=): fails at prior draws: {cause(error)}") from error
         if square.shape != u.shape[:-1] or not found.isfinite().all():
             raise ArgumentError(
                 f"condition(distance=, summaries=): gives shape {tuple(square.shape)} for {tuple(u.shape[:-1])} "
                 "points: must be one finite number per point; compute with dimensions counted from the right"
+            )
+        if (made < 0).any():
+            raise ArgumentError(
+                f"condition(distance=): gives {made.min().item():.3g} at a prior draw: must not be negative"
             )
 
     def start(self, chains: int, rng: torch.Generator, attempts: int = 200):

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from ..autodiff.jacobian_products import forward_mode, pull_back
-from ..conditioning.faults import faulty_operation
+from ..conditioning.agreement import faulty_operation
 from ..errors import DgmInferError, ModelError, cause
 from ..models import frozen_copy, reference_tensor
 from .charts import chart_of

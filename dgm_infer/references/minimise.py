@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..autodiff.attention import differentiable_attention
 from ..errors import EvidenceError
 
 __all__ = ["Descended", "Minima", "Mode", "curvature", "descended", "find_mode", "minimise"]
@@ -208,6 +209,7 @@ def _newton_step(hessian: Tensor, gradient: Tensor, identity: Tensor) -> tuple[T
     return definite, torch.cholesky_solve(gradient.unsqueeze(-1), factor).squeeze(-1)
 
 
+@differentiable_attention
 def curvature(target, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Energy ``[*batch]``, gradient ``[*batch, D]`` and Hessian ``[*batch, D, D]``.
 

@@ -6,11 +6,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..arguments import finite, indices, instance, numbers, random_seed, whole_number, within
+from ..arguments import choice, finite, indices, numbers, within
 from ..errors import ArgumentError, EvidenceError
 from ..linear_maps import TriangularMap
-from ..target import as_target
-from .density import GaussianDensity, Whitened, distinct, mixture_moments, origin, weighted_moments
+from .density import GaussianDensity, Whitened, check_weighted, distinct, mixture_moments, weighted_moments
 from .gaussian import Gaussian
 from .modes import Modes, modes
 from .scales import factorised, scale_of
@@ -149,7 +148,7 @@ class Mixture(Whitened):
 
     def _repeated(self, x: Tensor) -> Tensor:
         """Points ``[..., K, *batch, D]``, of which the K are one."""
-        lead = self._across(self._points(x))
+        lead = self._across(self._points("energy", "x", x))
         batch = torch.broadcast_shapes(x.shape[max(lead, 0) :], self.mean.shape)
         x = x.expand(*x.shape[: max(lead, 0)], *batch).unsqueeze(max(lead, 0))
         return x.expand(*x.shape[: max(lead, 0)], *self.components.mean.shape)
@@ -195,6 +194,12 @@ class Mixture(Whitened):
         Raises:
             EvidenceError: all weights of a problem are zero.
         """
+        call = "Mixture.refined"
+        draws, log_weights = check_weighted(call, draws, log_weights, self.mean)
+        if kind is not None:
+            choice(call, "kind", kind, ("diagonal", "full"))
+        if log_zeta is not None:
+            log_zeta = finite(call, "log_zeta", log_zeta, torch.float64).to(self.mean.device)
         x, logs = draws.flatten(0, 1), log_weights.flatten(0, 1).double()
         effective = weighted_moments(x.double(), logs).ess
         shares = self._log_parts(self._repeated(x)).double().log_softmax(1) + logs.log_softmax(0).unsqueeze(1)
@@ -230,13 +235,13 @@ class Mixture(Whitened):
             starts: minimisations per round and problem.
             widen: factor of the components' standard deviations. A base narrower than its target hides what it misses
                 from the standard error: more for modes with heavy tails.
-            search: ``start``, ``iterations``, ``seed``, ``dtype`` and ``device`` of :func:`modes`.
+            search: ``start``, ``iterations`` and ``seed`` of :func:`modes`.
 
         Raises:
             ArgumentError: an argument is outside its range.
             EvidenceError: no mode of some problem was found.
         """
-        within("Mixture.from_modes", "widen", widen, 0)
+        widen = within("Mixture.from_modes", "widen", widen, 0)
         found = target if isinstance(target, Modes) else modes(target, starts, **search)
         kept = found.log_masses > -math.inf
         # those that are missing repeat the first, with weight zero
@@ -255,8 +260,6 @@ class Mixture(Whitened):
         start: Gaussian | None = None,
         tolerance: float = 0.3,
         seed: int | None = 0,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
         **fit: Any,
     ) -> Self:
         """Diagonal fits by the evidence lower bound from many starts, weighted by the exponentials of their bounds.
@@ -264,13 +267,7 @@ class Mixture(Whitened):
         Takes no second derivatives, unlike :meth:`from_modes`. Arguments and errors as in
         :meth:`Gaussian.from_local_fits`, which matches a single Gaussian to the moments of this mixture.
         """
-        call = "Mixture.from_local_fits"
-        target = as_target(target)
-        wide = Gaussian(origin(call, target, dtype, device), 1.0) if start is None else start
-        instance(call, "start", wide, Gaussian, "Gaussian(mean, sd)")
-        within(call, "tolerance", tolerance, 0)
-        starts = whole_number(call, "starts", starts)
-        local = Gaussian._local_fits(target, starts, wide, random_seed(call, seed), **fit)
+        local = Gaussian._local_fits("Mixture.from_local_fits", target, starts, start, tolerance, seed, **fit)
         assert local.elbo is not None
         kept = distinct(local.mean, local.covariance, local.elbo, tolerance)
         log_weights = torch.where(kept, local.elbo, -math.inf)

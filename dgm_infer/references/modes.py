@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import instance, random_seed, whole_number
+from ..arguments import allocatable, instance, random_seed, whole_number
 from ..errors import EvidenceError
 from ..target import Target, as_target
 from .density import GaussianDensity, Whitened, mixture_moments, origin
@@ -109,8 +109,6 @@ def modes(
     start: Whitened | None = None,
     iterations: int = 200,
     seed: int | None = 0,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
 ) -> Modes:
     """The modes of a target that minimisations from widely spread starts reach, with their Laplace masses.
 
@@ -120,10 +118,10 @@ def modes(
     Args:
         target: anything with ``energy``, twice differentiable, ``dim`` and ``batch_shape``.
         starts: minimisations per round and problem.
-        start: Gaussian over ``[*batch, D]`` for the first round; None for standard normals.
+        start: Gaussian over ``[*batch, D]`` for the first round; None for standard normals, in the target's type or
+            else float64.
         iterations: gradients per minimisation, at most.
         seed: seed of all randomness; None draws one.
-        dtype, device: used only when ``start`` is None; None for those of the target's ``values``, or float64.
 
     Raises:
         ArgumentError: an argument is outside its range.
@@ -133,8 +131,10 @@ def modes(
     target = as_target(target)
     starts, iterations = whole_number(call, "starts", starts), whole_number(call, "iterations", iterations)
     if start is None:
-        start = GaussianDensity(origin(call, target, dtype, device, torch.float64), 1.0)
+        start = GaussianDensity(origin(target, torch.float64), 1.0)
     instance(call, "start", start, Whitened, "Gaussian(mean, sd)")
+    # points, gradients and the history of the search
+    allocatable(call, "starts", starts, 8 * starts * start.mean.numel(), "fewer starts", like=start.mean)
     rng = torch.Generator(start.mean.device).manual_seed(random_seed(call, seed))
     return search(target, start, starts, iterations, rng)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import allocatable
-from ..conditioning.faults import check_agreement
+from ..conditioning.agreement import check_agreement
 from ..conditioning.fibre import Fibre
 from ..conditioning.subject import LIMITS
 from ..errors import ArgumentError, ModelError
