@@ -301,7 +301,7 @@ def relative_error(differences: Tensor, exact: Tensor, size: Tensor, error: Tens
 
     0 where the error of the differences is not small beside it; infinite where the exact derivative is not finite.
     """
-    scale = size.maximum(exact.abs())
+    scale = size.maximum(exact.abs().nan_to_num(0.0, 0.0))
     apart = (differences - exact).abs() / scale.clamp_min(1e-30)
     is_known = differences.isfinite() & (error <= _TOLERANCE.get(size.dtype, 0.1) * scale)
     return apart.nan_to_num(torch.inf, torch.inf).where(is_known, 0)

@@ -125,7 +125,9 @@ def _compare(function: Callable[[Tensor], Tensor], u: Tensor, name: str, needs_b
             raise
         return _Compared(found, apart, 0.0)
     combined = forward @ w
-    modes = ((reverse - combined).abs() / found.size.maximum(reverse.abs()).clamp_min(1e-12)).nanmedian().item()
+    # where reverse mode overflows, nothing is known
+    modes = ((reverse - combined).abs() / found.size.maximum(reverse.abs()).clamp_min(1e-12)).nan_to_num(torch.inf)
+    modes = torch.where(reverse.isfinite(), modes, torch.nan).nanmedian().nan_to_num(0.0).item()
     # one of thousands of outputs hardly shows in their combination
     each = relative_error(found.products, forward, found.products.abs(), found.products_error)
     return _Compared(found, torch.cat([each, apart], -1), modes)
