@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..autodiff.jacobian_products import pull_back
-from ..conditioning.faults import check_agreement
+from ..conditioning.agreement import check_agreement
 from ..errors import DgmInferError, ModelError, cause
 from ..models import frozen_copy, reference_tensor
 from .charts import chart_of
