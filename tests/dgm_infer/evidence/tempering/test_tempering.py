@@ -82,8 +82,9 @@ def test_diagnostics_of_a_run_that_went_well(method):
 
 
 @pytest.mark.slow
-@first_method
-def test_the_base_check_fires_when_chains_are_cut_short(method):
+def test_the_base_check_fires_when_chains_are_cut_short():
+    # what is checked are the moments that all methods record alike
+    method = METHODS[0]
     known = known_gaussian(50, (10,))
     # a wrong guess of log Z: the chains have far to go
     whole = run(known, method.replace(log_zeta=-7.0, draws=800), chains=16)
