@@ -13,13 +13,12 @@ from torch import Tensor
 
 from ..arguments import choice, counts, optional_positive
 from ..autodiff.captured import CapturedTarget, captured
-from ..autodiff.loops import is_captured
 from ..autodiff.randomness import normal
 from ..autodiff.randomness import uniform as random_uniform
 from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..target import Target
-from .integrators import PhasePoint, few, leapfrog
+from .integrators import PhasePoint, leapfrog
 from .kernel import Info, TrajectoryEnd, Trial, Tuning, either
 from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
 
@@ -253,7 +252,7 @@ class HMC(Settings):
         steps = constant_steps(self) or n_steps
         # the gradient of a loop takes as long as all there is
         whole = isinstance(problem, CapturedTarget) and problem.is_loop(state.position)
-        gradient = None if whole else _Gradient(problem)
+        gradient = None if whole else problem.gradient
         end = leapfrog(problem.energy_gradient_and_extra, start, step_size, steps, metric, gradient)
         h_old, h_new = start.hamiltonian, end.hamiltonian
         status = torch.full_like(h_old, int(Status.OK), dtype=torch.int8)
@@ -271,25 +270,3 @@ class HMC(Settings):
             ),
         )
         return there, info
-
-
-class _Gradient:
-    """The gradient of a target ``[chains, *batch, D]``, computed only for rows that still move if these are few."""
-
-    def __init__(self, problem: Target):
-        self._problem = problem
-        self._rows: Tensor | None = None
-        self._part = problem
-
-    def __call__(self, position: Tensor, moving: Tensor | None) -> Tensor:
-        if moving is None or is_captured() or not self._problem.can_take:
-            return self._problem.gradient(position)
-        rows = few(moving.flatten())
-        if rows is None:
-            return self._problem.gradient(position)
-        if self._rows is None or len(rows) != len(self._rows):
-            # rows stop, and none starts again
-            self._rows = rows
-            self._part = self._problem.take(rows % self._problem.batch_shape.numel())
-        there = self._part.gradient(position.reshape(-1, position.shape[-1])[rows])
-        return torch.zeros_like(position).reshape(-1, position.shape[-1]).index_copy(0, rows, there).view_as(position)
