@@ -202,7 +202,7 @@ def _merged(target: Target, reach: Whitened, v: Tensor, iterations: int, known: 
     new = masses.isnan() & (hits > 0)
     rows = new.flatten(1).any(1) if new.ndim > 1 else new
     if rows.any():
-        own = settled(target, x[rows], new[rows], len(v) * minima.evaluations)
+        own = settled(target, x[rows], new[rows], len(v), minima.evaluations)
         evaluations += own.evaluations
         x, energy, masses, covariances, hits = (
             _with_rows(part, rows, new, moved)
@@ -293,16 +293,17 @@ class Settled(NamedTuple):
     """Gradients per problem."""
 
 
-def settled(target: Target, x: Tensor, counts: Tensor, gradients: int) -> Settled:
+def settled(target: Target, x: Tensor, counts: Tensor, starts: int, steps: int) -> Settled:
     """Newton's steps from where descents ended, ``x [N, *batch, D]``, for those that count, ``[N, *batch]``.
 
     A descent ends where it sees no slope any more, which in a narrow and curved valley is anywhere along its floor.
-    What still goes down after about so many gradients is no minimum, and has no mass where its problem has others. What
-    no step lowers is one, at a kink.
+    What still goes down after about as many gradients as ``starts`` descents of so many steps took, or as many steps, is
+    no minimum, and has no mass where its problem has others. What no step lowers is one, at a kink.
     """
-    ends, evaluations = _newton(target, x, 0), len(x) * target.dim
+    ends, evaluations, made = _newton(target, x, 0), len(x) * target.dim, 0
     on_its_way = counts & ~ends.converged & ends.energy.isfinite()
-    while on_its_way.any() and evaluations < gradients:
+    while on_its_way.any() and evaluations < starts * steps and made < steps:
+        made += SEARCH.newton
         rows = on_its_way.flatten(1).any(1) if on_its_way.ndim > 1 else on_its_way
         moved = _newton(target, ends.position[rows], SEARCH.newton)
         evaluations += SEARCH.newton * len(moved.position) * target.dim

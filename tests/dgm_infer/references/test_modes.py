@@ -104,7 +104,7 @@ def test_what_is_no_mode_takes_nothing_from_modes():
         return -torch.logaddexp(-0.5 * (wave.square() + x[..., 0].square()), torch.tensor(-400.0, dtype=FLOAT))
 
     x = torch.tensor([[1.0, math.sin(2.0)], [50.0, 50.0]], dtype=FLOAT)
-    part = settled(dgm.Target(valley, 2), x, torch.ones(2, dtype=torch.bool), 10)
+    part = settled(dgm.Target(valley, 2), x, torch.ones(2, dtype=torch.bool), 1, 10)
     assert part.counts.tolist() == [True, True]
 
 
