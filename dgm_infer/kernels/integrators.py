@@ -169,13 +169,7 @@ class PhasePoint(NamedTuple):
 
     def where(self, condition: Tensor, other: "PhasePoint") -> "PhasePoint":
         """This point where the condition ``[...]`` holds, else the other."""
-        return PhasePoint(
-            either(condition, self.position, other.position),
-            either(condition, self.momentum, other.momentum),
-            either(condition, self.energy, other.energy),
-            either(condition, self.gradient, other.gradient),
-            tuple(either(condition, a, b) for a, b in zip(self.extra, other.extra, strict=True)),
-        )
+        return either(condition, self, other)
 
 
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor, tuple[Tensor, ...]]]

@@ -12,7 +12,7 @@ from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..target import Density, Target, check_density
 from .hmc import check_target, draw_momentum, given_step_size
-from .kernel import Info, Trial, Tuning
+from .kernel import Info, Trial, Tuning, either
 from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
 
 __all__ = ["Decision", "Independence", "Point", "RandomWalk", "broken", "drawn", "metropolis", "point_at", "status_of"]
@@ -26,8 +26,7 @@ class Point(NamedTuple):
 
     def where(self, condition: Tensor, other: "Point") -> "Point":
         """These where the condition ``[chains, *batch]`` holds, else the others."""
-        position = torch.where(condition.unsqueeze(-1), self.position, other.position)
-        return Point(position, torch.where(condition, self.energy, other.energy))
+        return either(condition, self, other)
 
 
 @torch.no_grad()

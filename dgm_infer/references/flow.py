@@ -18,6 +18,7 @@ from ..target import as_target
 from .density import Whitened, origin, weighted_moments
 from .gaussian import Gaussian
 from .scales import factorised
+from .variational import adam
 
 __all__ = ["Flow"]
 
@@ -341,24 +342,19 @@ def _train(
     Raises:
         EvidenceError: the loss is not finite.
     """
-    optimiser = torch.optim.Adam(network.parameters(), lr=rate)
     best, kept = math.inf, None
-    for i in range(steps):
+    for i in adam(network.parameters(), steps, rate, memory=0.999):
         if outside is not None and i % FLOW.look == 0:
             with torch.no_grad():
                 now = float(outside())
             if now < best:
                 best, kept = now, copy.deepcopy(network.state_dict())
-        for group in optimiser.param_groups:
-            group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * i / steps))
         with torch.enable_grad():
             value = loss()
         if not value.isfinite():
             raise EvidenceError(f"the training of a flow diverged at step {i}: use a rate below {rate:g}")
-        optimiser.zero_grad()
         value.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 10.0)
-        optimiser.step()
     if outside is not None and kept is not None:
         with torch.no_grad():
             last = float(outside())

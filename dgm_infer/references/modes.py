@@ -297,8 +297,8 @@ def settled(target: Target, x: Tensor, counts: Tensor, starts: int, steps: int) 
     """Newton's steps from where descents ended, ``x [N, *batch, D]``, for those that count, ``[N, *batch]``.
 
     A descent ends where it sees no slope any more, which in a narrow and curved valley is anywhere along its floor.
-    What still goes down after about as many gradients as ``starts`` descents of so many steps took, or as many steps, is
-    no minimum, and has no mass where its problem has others. What no step lowers is one, at a kink.
+    What still goes down after as many gradients as ``starts`` descents of so many steps took, or as many steps, is no
+    minimum, and has no mass where its problem has others. What no step lowers is one, at a kink.
     """
     ends, evaluations, made = _newton(target, x, 0), len(x) * target.dim, 0
     on_its_way = counts & ~ends.converged & ends.energy.isfinite()
@@ -333,12 +333,20 @@ def same_minimum(v: Tensor, energy: Tensor) -> Tensor:
     The same are those whose whitened positions ``v [N, *batch, D]`` are less than a hundredth apart in root mean square
     and whose energies ``[N, *batch]`` are as near.
     """
-    index = places(energy)
-    first = index.clone()
-    for i in range(1, len(v)):
+
+    def alike(i: int) -> Tensor:
         near = (v[i] - v[:i]).square().mean(-1) < SEARCH.same**2
-        level = (energy[i] - energy[:i]).abs() < SEARCH.same * energy[i].abs().clamp_min(1).log1p()
-        same = near & level & (first[:i] == index[:i])
+        return near & ((energy[i] - energy[:i]).abs() < SEARCH.same * energy[i].abs().clamp_min(1).log1p())
+
+    return _first(energy, alike)
+
+
+def _first(like: Tensor, alike: Callable[[int], Tensor]) -> Tensor:
+    """The first place that each of ``like [N, *batch]`` is alike, of which of those before it, ``[i, *batch]``, are."""
+    index = places(like)
+    first = index.clone()
+    for i in range(1, len(like)):
+        same = alike(i) & (first[:i] == index[:i])
         first[i] = torch.where(same.any(0), same.long().argmax(0), i)
     return first
 
@@ -358,14 +366,13 @@ def same_mode(x: Tensor, energy: Tensor, covariance: Tensor, counts: Tensor) -> 
     unit = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     counts = counts & covariance.flatten(-2).isfinite().all(-1)
     factor = torch.linalg.cholesky_ex(torch.where(counts[..., None, None], covariance, unit)).L
-    index = places(energy)
-    first = index.clone()
-    for i in range(1, len(x)):
+
+    def alike(i: int) -> Tensor:
         distance = torch.linalg.solve_triangular(factor[:i], (x[i] - x[:i]).unsqueeze(-1), upper=False)
-        same = (distance.square().sum((-2, -1)) < SEARCH.within) & (energy[i] - energy[:i] < SEARCH.within)
-        same &= counts[:i] & (first[:i] == index[:i])
-        first[i] = torch.where(same.any(0), same.long().argmax(0), i)
-    return first
+        near = distance.square().sum((-2, -1)) < SEARCH.within
+        return near & (energy[i] - energy[:i] < SEARCH.within) & counts[:i]
+
+    return _first(energy, alike)
 
 
 def laplace_masses(target: Target, x: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
