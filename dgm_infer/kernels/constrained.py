@@ -65,11 +65,7 @@ class ConstrainedHMC(Scheduled):
     """Constrained HMC with geodesic trajectories of random length, unit mass.
 
     Args:
-        step_size: positive number or tensor ``[*batch]``, fixed; None adapts it per problem in warm-up.
-        n_steps: integrator steps per transition, or the inclusive range they are drawn from; None derives them from
-            the trajectory length.
-        trajectory_length: mean duration of a trajectory, a number or ``[*batch]``; None adapts it per problem in
-            warm-up. Durations are uniform between 0.5 and 1.5 times this.
+        step_size, n_steps, trajectory_length: as in :class:`HMC`.
         n_geodesic: geodesic sub-steps per step (Ng); None adds sub-steps in warm-up while solvers fail too often.
         solver: solver that a projection tries first: ``"quasi_newton"`` (one factorisation per projection),
             ``"broyden"`` (corrected by the steps made) or ``"newton"`` (one factorisation per iteration); chains on

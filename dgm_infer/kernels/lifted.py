@@ -65,9 +65,8 @@ class LiftedHMC(Scheduled):
     and where that is small and the observation leaves u1 free in part, :class:`ConstrainedHMC` is faster.
 
     Args:
-        step_size: as in :class:`HMC`; steps are those of the global inputs.
-        n_steps: as in :class:`HMC`; for ``"nuts"`` the maximum, None for 1023.
-        trajectory_length: as in :class:`HMC`; not for ``"nuts"``.
+        step_size, n_steps, trajectory_length: as in :class:`HMC`, of the global inputs; for ``"nuts"`` n_steps is the
+            maximum, None for 1023, and there is no length.
         trajectory: ``"hmc"`` for trajectories of random length, ``"nuts"`` for such that end at a U-turn.
         metric: as in :class:`HMC`, or ``"curvature"``: after the start-up phase of the warm-up, or at once if the start
             was annealed, the inverse of ``I + K^T K``, averaged over at most 16 chains, with K the Jacobian of the

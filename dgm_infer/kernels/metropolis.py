@@ -75,8 +75,7 @@ class RandomWalk(Settings):
 
     Args:
         step_size: d, a positive number or tensor ``[*batch]``, fixed; None adapts it per problem in warm-up.
-        metric: ``S = L L^T``: ``"identity"``, or ``"diagonal"``, ``"dense"`` or ``"low_rank"`` (plus diagonal), which
-            warm-up adapts per problem to the positions of all chains, or an adapted metric of another run.
+        metric: ``S = L L^T``, as in :class:`HMC`.
         target_acceptance: mean acceptance probability that the step size is adapted to, whatever ``sample()`` is
             given; 0.234 is best for many inputs, about 0.44 for one.
     """

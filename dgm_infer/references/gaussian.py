@@ -24,7 +24,16 @@ from ..errors import ArgumentError, EvidenceError, cause
 from ..linear_maps import LowRankMap, TriangularMap
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import as_target
-from .density import GaussianDensity, Whitened, check_mixture, distinct, mixture_moments, origin, weighted_moments
+from .density import (
+    GaussianDensity,
+    Whitened,
+    check_mixture,
+    distinct,
+    given_log_zeta,
+    mixture_moments,
+    origin,
+    weighted_moments,
+)
 from .minimise import find_mode
 from .modes import Modes, cover, modes
 from .scales import KINDS, Kind, factorised, scale_of
@@ -70,13 +79,7 @@ class Gaussian(GaussianDensity):
         log_zeta: Tensor | float | None = None,
     ):
         super().__init__(mean, sd, cholesky=cholesky, factor=factor)
-        if log_zeta is not None:
-            log_zeta = finite("Gaussian", "log_zeta", log_zeta, torch.float64).to(self.mean.device, copy=True)
-            if log_zeta.shape != self.batch_shape:
-                raise ArgumentError(
-                    f"Gaussian(log_zeta of shape {tuple(log_zeta.shape)}): expected {tuple(self.batch_shape)}"
-                )
-        vars(self).update(log_zeta=log_zeta)
+        vars(self).update(log_zeta=given_log_zeta("Gaussian", log_zeta, self.mean))
 
     def refined(
         self,
@@ -102,8 +105,7 @@ class Gaussian(GaussianDensity):
         """
         draws, log_weights = (numbers("refined", *given) for given in (("draws", draws), ("log_weights", log_weights)))
         kind = self.kind if kind is None else choice("refined", "kind", kind, KINDS)
-        if log_zeta is not None:
-            log_zeta = finite("refined", "log_zeta", log_zeta, torch.float64).to(self.mean.device, copy=True)
+        log_zeta = given_log_zeta("refined", log_zeta, self.mean)
         if draws.shape[2:] != self.mean.shape or log_weights.shape != draws.shape[:-1]:
             raise ArgumentError(
                 f"refined(draws of shape {tuple(draws.shape)}, log_weights of shape {tuple(log_weights.shape)}): "

@@ -6,10 +6,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..arguments import finite, indices, numbers, within
+from ..arguments import indices, numbers, within
 from ..errors import ArgumentError, EvidenceError
 from ..linear_maps import TriangularMap
-from .density import GaussianDensity, Whitened, distinct, mixture_moments, weighted_moments
+from .density import GaussianDensity, Whitened, distinct, given_log_zeta, mixture_moments, weighted_moments
 from .gaussian import Gaussian
 from .modes import Modes, modes
 from .scales import factorised, scale_of
@@ -63,12 +63,7 @@ class Mixture(Whitened):
                 f"Mixture(log_weights of shape {tuple(log_weights.shape)}): expected {tuple(means.shape[:-1])}, finite "
                 "or -inf"
             )
-        if log_zeta is not None:
-            log_zeta = finite("Mixture", "log_zeta", log_zeta, torch.float64).to(means.device, copy=True)
-            if log_zeta.shape != means.shape[1:-1]:
-                raise ArgumentError(
-                    f"Mixture(log_zeta of shape {tuple(log_zeta.shape)}): expected {tuple(means.shape[1:-1])}"
-                )
+        log_zeta = given_log_zeta("Mixture", log_zeta, means[0])
         vars(self).update(vars(Mixture._made(components, log_weights.to(means), log_zeta)))
 
     @classmethod

@@ -7,8 +7,8 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.references.density import GaussianDensity
-from dgm_infer.references.minimise import curvature, minimise
-from dgm_infer.references.modes import Modes, _merged, laplace_masses, same_minimum, same_mode, settled
+from dgm_infer.references.minimise import curvature, minimise, same_minimum, same_mode
+from dgm_infer.references.modes import Modes, _merged, laplace_masses, settled
 from tests.known_evidence import MixtureTarget, known_bimodal
 from tests.oracles import FLOAT
 

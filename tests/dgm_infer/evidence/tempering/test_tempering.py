@@ -206,7 +206,6 @@ def test_two_modes_are_both_visited():
         (lambda: dgm.GibbsTempering(log_zeta="nothing"), "log_zeta='nothing'"),
         (lambda: dgm.GibbsTempering(target_acceptance=1.5), "target_acceptance=1.5"),
         (lambda: dgm.ContinuousTempering(mass=0), "mass=0"),
-        (lambda: dgm.ContinuousTempering(scale=-1), "scale=-1"),
         (lambda: dgm.ContinuousTempering(warmup=3), "warmup=3"),
         (lambda: dgm.ContinuousTempering(nuts=0), r"ContinuousTempering\(nuts=0\): must be an integer >= 1"),
         (
