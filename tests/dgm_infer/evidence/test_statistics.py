@@ -108,7 +108,8 @@ COVERED = [("bimodal", name) for name in METHODS] + [
 
 @pytest.mark.parametrize(("target", "name"), COVERED, ids=[", ".join(names) for names in COVERED])
 def test_intervals_cover_the_truth_as_often_as_they_say(target, name):
-    # replicates in one batch, each with random numbers of its own
+    # replicates in one batch, each with random numbers of its own; of 200 intervals that cover with probability 0.95
+    # less than 0.90 do in 1e-3 of all runs, with 0.97, as most do here, in 1e-6
     known = TARGETS[target](200)
     estimate = dgm.log_evidence(known.target, known.base, METHODS[name], chains=16, seed=0, progress=False)
     assert coverage(estimate, known.log_z) >= 0.90
