@@ -20,6 +20,7 @@ from ..probe import Differences, differences, disagreement
 from ..settings import Settings
 
 __all__ = [
+    "DIFFERENTIABLE",
     "FaultSettings",
     "check_agreeing",
     "check_agreement",
@@ -338,7 +339,7 @@ def _differentiating(name: str, mode: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise ModelError(
-            f"{name} has no {mode}-mode derivative ({cause(error)}): {derivative_remedy(str(error)) or _DIFFERENTIABLE}"
+            f"{name} has no {mode}-mode derivative ({cause(error)}): {derivative_remedy(str(error)) or DIFFERENTIABLE}"
         ) from error
 
 
@@ -348,6 +349,10 @@ def derivative_remedy(error: str) -> str | None:
         return "replace operations in place (x += y, x[...] = y, copy_) by ones that return new tensors"
     if "out=" in error:
         return "replace operations that write into a given tensor (torch.mul(a, b, out=c)) by ones that return new ones"
+    if "use_reentrant" in error:
+        return "call checkpoint(..., use_reentrant=False)"
+    if "once_differentiable" in error:
+        return "an adjoint or a function marked once_differentiable has a first derivative only: use plain operations"
     if "setup_context" in error:
         return "its autograd.Function needs setup_context, with forward(x) in place of forward(ctx, x), and a jvp"
     if "generate_vmap_rule" in error:
@@ -355,7 +360,7 @@ def derivative_remedy(error: str) -> str | None:
     return None
 
 
-_DIFFERENTIABLE = (
+DIFFERENTIABLE = (
     "compute with torch's differentiable functions; an autograd.Function needs setup_context and its own jvp"
 )
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Normal
 from torch.nn import functional as F
 
-from ..arguments import indices, instance, numbers
-from ..errors import ArgumentError, ModelError, ObservationError
+from ..arguments import indices, instance, numbers, points
+from ..errors import ModelError, ObservationError
 from ..models import (
     InputDensity,
     base_distribution,
@@ -140,8 +140,7 @@ class LatentPosterior(Target):
         return likelihood.log_prob(self.images)
 
     def energy(self, x):
-        if x.shape[-1:] != (self.dim,):
-            raise ArgumentError(f"LatentPosterior.energy(x of shape {tuple(x.shape)}): expected [..., {self.dim}]")
+        x = points("LatentPosterior.energy", "x", x, self.dim)
         return -self.log_likelihood(x) - self.prior.log_prob(x)
 
     def energy_and_gradient(self, x):

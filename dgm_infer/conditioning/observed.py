@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
+from ..autodiff.attention import differentiable_attention
 from ..autodiff.pytrees import tree_map
 from ..errors import ArgumentError
 from ..models import DirectedModel, GenerativeModel, WithNoise, copied, reference_tensor
@@ -106,6 +107,7 @@ class ObservedModel:
         """Whether local inputs are normal noise, whose standard deviation can be scaled."""
         return self.model.can_scale_noise
 
+    @differentiable_attention
     def check_declaration(self, u: Tensor) -> None:
         """Compare the declared structure with the model.
 
@@ -125,14 +127,17 @@ class ObservedModel:
         u1, u2 = self.model.split(u)
         return torch.cat([u1, self.noise_scale.unsqueeze(-1) * u2], -1)
 
+    @differentiable_attention
     def outputs(self, u: Tensor) -> Tensor:
         """``[..., *batch, dim] -> [..., *batch, Dy]``."""
         return self.operator(self.model.observed(self.inputs(u)))
 
+    @differentiable_attention
     def residual(self, u: Tensor, values: Tensor) -> Tensor:
         """The constraint ``c(u)``, zero if and only if ``outputs(u) = values``: ``[..., *batch, Dy]``."""
         return self.in_units(self.operator(self.structure.outputs(self.model, self.inputs(u), values)) - values)
 
+    @differentiable_attention
     def noiseless_residual(self, u1: Tensor, values: Tensor) -> Tensor:
         """The constraint at global inputs ``[..., *batch, L]`` and local ones of 0: ``[..., *batch, Dy]``.
 
@@ -148,6 +153,7 @@ class ObservedModel:
         """``log p_u(u)``, the density of :meth:`sample_inputs`: ``[..., Du] -> [...]``."""
         return self.model.input_density.log_prob(u)
 
+    @differentiable_attention
     def log_density(self, u: Tensor) -> Tensor:
         """``log p_u(u)`` plus the model's log factor: ``[..., Du] -> [...]``."""
         log_prob = self.log_prior(u)

@@ -179,7 +179,7 @@ class HamiltonianElbo(Bound):
         flow = _Flow.still(path.base.mean, self.n_steps)
         parameters = [part.requires_grad_() for part in flow.parameters]
         best, score, smooth = [part.detach().clone() for part in parameters], None, None
-        for i in adam(parameters, self.fit_steps, self.rate):
+        for i in adam(parameters, self.fit_steps, self.rate, f"learning a flow, {self.fit_steps} steps"):
             v, momentum = path.draws(self.fit_samples, rng), path.normal(self.fit_samples, rng)
             try:
                 with torch.enable_grad():

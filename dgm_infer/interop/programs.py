@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import choice, instance
+from ..arguments import choice, mapping
 from ..errors import ArgumentError, ModelError
 from ..sampling.predictive import CalledProgram
 from .charts import is_point, without_events
@@ -74,7 +74,7 @@ def from_pyro(
     if structure is not None:
         choice("from_pyro", "structure", structure, ("dense", "independent"))
     hard, likely = as_data("from_pyro", "observed", observed), as_data("from_pyro", "soft", soft)
-    made = dict(instance("from_pyro", "functions", functions or {}, Mapping, "{'largest': lambda values: ...}"))
+    made = mapping("from_pyro", "functions", functions, "{'largest': lambda values: ...}")
     model = ProgramModel(program, args, kwargs, hard, likely, made)
     return prepared(model, structure, first_line(program))
 

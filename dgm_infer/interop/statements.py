@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import instance, numbers
+from ..arguments import array, mapping
 from ..errors import ModelError, cause
 from ..extras import extra
 from ..sampling.predictive import CalledProgram
@@ -47,10 +47,8 @@ def as_data(call: str, field: str, values: Any) -> dict[str, Tensor]:
     Raises:
         ArgumentError: it is not a mapping of numbers.
     """
-    data = dict(instance(call, field, values or {}, Mapping, "{'y': data}"))
-    for name, value in data.items():
-        numbers(call, f"{field}[{name!r}]", value)
-    return {name: torch.as_tensor(value).detach() for name, value in data.items()}
+    given = mapping(call, field, values, "{'y': data}")
+    return {name: array(call, f"{field}[{name!r}]", value) for name, value in given.items()}
 
 
 def conditioned(source: CalledProgram, data: Mapping[str, Tensor]) -> Callable[..., Any]:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..errors import Status
+from ..arguments.objects import shown
+from ..errors import ArgumentError, Status
 from .metrics import Metric
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Trial",
     "Tunable",
     "Tuning",
+    "check_kernel",
     "either",
 ]
 
@@ -203,3 +205,15 @@ def either(condition: Tensor, a: Tree, b: Tree) -> Tree:
         return torch.where(condition.unsqueeze(-1) if a.ndim > condition.ndim else condition, a, b)  # type: ignore
     parts = [either(condition, x, y) for x, y in zip(a, b, strict=True)]  # type: ignore[call-overload]
     return type(a)(*parts) if hasattr(a, "_fields") else tuple(parts)  # type: ignore[return-value]
+
+
+def check_kernel(call: str, kernel: Any, example: str) -> Kernel:
+    """The kernel, unless it is none, or a class of them.
+
+    Raises:
+        ArgumentError: it is not an instance.
+    """
+    if isinstance(kernel, type) or not isinstance(kernel, Kernel):
+        name = kernel.__name__ if isinstance(kernel, type) else shown(kernel)
+        raise ArgumentError(f"{call}(kernel={name}): expected an instance, for example {example}")
+    return kernel

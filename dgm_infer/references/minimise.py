@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..autodiff.attention import differentiable_attention
 from ..errors import EvidenceError
 
 __all__ = [
@@ -232,6 +233,7 @@ def _newton_step(hessian: Tensor, gradient: Tensor, identity: Tensor) -> tuple[T
     return definite, torch.cholesky_solve(gradient.unsqueeze(-1), factor).squeeze(-1)
 
 
+@differentiable_attention
 def curvature(target, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Energy ``[*batch]``, gradient ``[*batch, D]`` and Hessian ``[*batch, D, D]``.
 

@@ -11,6 +11,7 @@ from torch.distributions import LowRankMultivariateNormal
 
 from ..errors import EvidenceError
 from ..linear_maps import DiagonalMap, LowRankMap, Scale, TriangularMap
+from ..progress import foretold
 
 __all__ = ["OBJECTIVES", "Objective", "adam", "check_divergence", "lower_bound", "maximise_elbo", "score_weights"]
 
@@ -98,14 +99,15 @@ class _Parameters:
         return -0.5 * squares - scale.log_det() - 0.5 * x.shape[-1] * math.log(2 * math.pi)
 
 
-def adam(parameters: Iterable[Tensor], steps: int, rate: float, memory: float = 0.99) -> Iterator[int]:
+def adam(parameters: Iterable[Tensor], steps: int, rate: float, what: str, memory: float = 0.99) -> Iterator[int]:
     """Steps of Adam, each taken once the caller has computed gradients; the rate falls to zero along a cosine.
 
     Args:
+        what: as of :func:`foretold`.
         memory: decay of the mean of squared gradients.
     """
     optimiser = torch.optim.Adam(parameters, lr=rate, betas=(0.9, memory))
-    for i in range(steps):
+    for i in foretold(steps, what):
         for group in optimiser.param_groups:
             group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * i / steps))
         optimiser.zero_grad()
@@ -144,7 +146,7 @@ def maximise_elbo(
     """
     parameters = _Parameters(mean, sd, kind, rank, rng)
     trace = mean.new_empty(steps, *mean.shape[:-1])
-    for i in adam(parameters.all, steps, rate):
+    for i in adam(parameters.all, steps, rate, f"a fit of {steps} steps"):
         with torch.enable_grad():
             x = parameters.sample(samples, rng)
             if objective == "elbo":
