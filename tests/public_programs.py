@@ -36,7 +36,7 @@ class Example(NamedTuple):
     heavy: tuple[str, ...] = ()
     """Variables without a posterior variance."""
     is_sampled_softly: bool = False
-    """Whether its likelihood is sampled, not its fibre: that takes minutes where noise has heavy tails, kinks, modes."""
+    """Whether its likelihood is sampled, not its fibre, which takes minutes where noise has heavy tails or modes."""
 
 
 # ------------------------------------------------------------------------------------------------ hierarchies
