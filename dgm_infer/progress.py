@@ -60,7 +60,9 @@ class Progress:
 
     def __init__(self, shown: bool, describe: Callable[[list[Any]], str] = str, total: int = 0):
         # in a log file every update is a separate line
-        interval = 0.2 if sys.stderr.isatty() else 10
+        # without a console there is no error stream
+        shown = shown and sys.stderr is not None
+        interval = 0.2 if shown and sys.stderr.isatty() else 10
         self.bar = _Bar(total=total, disable=not shown, mininterval=interval, dynamic_ncols=True)
         self.prefix = ""
         self._describe = describe

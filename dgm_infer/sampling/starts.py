@@ -8,6 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..arguments import default_type
 from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
 from ..conditioning.projection import damped_gauss_newton, solver_tolerance
@@ -131,7 +132,7 @@ def _given(problem: Fibre | Target, chains: int, initial: Tensor) -> Tensor:
     if isinstance(problem, Fibre | InputPosterior):
         initial = initial.to(problem.values)
     elif not initial.is_floating_point():
-        initial = initial.to(torch.get_default_dtype())
+        initial = initial.to(default_type())
     shape = (chains, *problem.batch_shape, problem.dim)
     if tuple(initial.shape) != shape:
         raise ArgumentError(f"initial has shape {tuple(initial.shape)}; expected {shape}: [chains, *batch, D]")
