@@ -54,6 +54,7 @@ ORDER = {
         "operators",
         "observations",
         "observed",
+        "agreement",
         "faults",
         "derivatives",
         "subject",

@@ -16,13 +16,11 @@ from torch import Tensor
 from ..diagnosis import Finding
 from ..errors import DgmInferError, ModelError, ObservationError, cause
 from ..models import copied
+from .agreement import check_agreement, constant_outputs, derivative_remedy
 from .derivatives import check_second, tame_draws
 from .faults import (
     check_agreeing,
-    check_agreement,
     check_rows,
-    constant_outputs,
-    derivative_remedy,
     evaluated,
     far_values,
     functions_of,

@@ -12,7 +12,7 @@ from torch.func import vjp, vmap
 
 from ..errors import ModelError, cause
 from ..settings import Settings
-from .faults import DIFFERENTIABLE, derivative_remedy
+from .agreement import DIFFERENTIABLE, derivative_remedy
 from .observed import ObservedModel
 
 __all__ = [

@@ -310,13 +310,12 @@ class MeasuredOutputs(GenerativeModel):
         model: g.
         operator: A, the same for all problems; None for the outputs themselves.
         size: number of values.
+        dtype: that of the operator's tensors.
     """
 
-    def __init__(self, model: GenerativeModel, operator: Operator | None, size: int):
+    def __init__(self, model: GenerativeModel, operator: Operator | None, size: int, dtype: torch.dtype):
         super().__init__()
-        self.model, self.operator = model, operator
-        # an operator may hold tensors of this type
-        self._computed_in = reference_tensor(model).dtype
+        self.model, self.operator, self._computed_in = model, operator, dtype
         self.input_density = model.input_density
         self.output_shape = (size,) if operator is not None else model.output_shape
 
@@ -354,23 +353,24 @@ class ObservedMeasurement(ObservedUnits):
     """A noisy measurement, whose completions are the outputs before it."""
 
     @classmethod
-    def of(cls, model: GenerativeModel, operator: Operator, sd: float, size: int) -> Self:
-        """``size`` values of A with noise.
+    def of(cls, model: GenerativeModel, operator: Operator, sd: float, like: Tensor) -> Self:
+        """The values ``like [..., Dy]`` of A with noise.
 
         Noise of selected entries is noise of all, of which the others stay hidden.
 
         Raises:
             ArgumentError: A differs between problems.
         """
-        inner = operator
+        inner, size = operator, like.shape[-1]
         if isinstance(operator, Everything | Selection):
             inner, size = None, operator.size
         elif operator.data:
             raise ArgumentError("condition(noise=): the operator differs between problems, condition them separately")
         else:
             operator = Everything(size)
-        measured = NoisyMeasurement(MeasuredOutputs(model, inner, size), sd)
-        measured.to(reference_tensor(model).device).eval().requires_grad_(False)
+        measured = NoisyMeasurement(MeasuredOutputs(model, inner, size, like.dtype), sd)
+        measured.to(device=like.device, dtype=like.dtype).eval().requires_grad_(False)
+        measured.sd.fill_(sd)
         reduction = operator.reduce(measured.jacobian_structure)
         assert reduction is not None, "entries of independent outputs are independent"
         return cls(measured, operator, *reduction)

@@ -10,7 +10,6 @@ from torch import Tensor
 from ..arguments import choice, mapping
 from ..errors import ArgumentError, ModelError
 from ..sampling.predictive import CalledProgram
-from .charts import is_point, without_events
 from .guards import prepared
 from .reparametrisation import reparametrise
 from .statements import (
@@ -25,6 +24,7 @@ from .statements import (
     is_of_lower_dimension,
     is_variable,
     log_likelihoods,
+    point_of,
     run,
 )
 from .tape import Tape, first_line
@@ -162,8 +162,8 @@ class ProgramModel(TracedModel):
         def value(node: Mapping[str, Any]) -> Tensor | None:
             name, fn = node["name"], node["fn"]
             is_hard = name in self.hard
-            if is_hard and is_point(fn):
-                return without_events(fn).v.expand(fn.batch_shape + fn.event_shape)
+            if is_hard and (point := point_of(fn)) is not None:
+                return point.v.expand(fn.batch_shape + fn.event_shape)
             if not is_variable(node) or is_deterministic(node) or (node["is_observed"] and not is_hard):
                 return None
             tape.in_prior = not is_hard
@@ -176,7 +176,7 @@ class ProgramModel(TracedModel):
         nodes: dict[str, Any] = {name: node for name, node in trace.nodes.items() if is_variable(node)}
         soft = [name for name, node in nodes.items() if is_likelihood(node) and name not in self.hard]
         tape.factors += [each.to(tape.dtype) for each in log_likelihoods(trace, soft)]
-        tape.factors += [without_events(nodes[name]["fn"]).log_density.sum() for name in self._weighted]
+        tape.factors += [point_of(nodes[name]["fn"]).log_density.sum() for name in self._weighted]
         values = {name: node["value"] for name, node in nodes.items()}
         made = {name: function(values) for name, function in self._functions.items()}
         outputs = [made[name] if name in made else values[name] for name in self.hard]
@@ -190,7 +190,7 @@ class ProgramModel(TracedModel):
             if not is_variable(node):
                 continue
             fn = node["fn"]
-            if name not in self.hard and has_data(node) and is_point(fn):
+            if name not in self.hard and has_data(node) and point_of(fn) is not None:
                 raise ModelError(
                     f"site {name!r} of {self.name} is a Delta, which has no likelihood: name it in observed, as it is "
                     "a function of the other variables"
@@ -220,4 +220,5 @@ def _is_weighed(node: Mapping[str, Any]) -> bool:
 
 def _is_weighted(node: Mapping[str, Any]) -> bool:
     """Whether it is a ``Delta`` with a density."""
-    return is_point(node["fn"]) and bool(without_events(node["fn"]).log_density.any())
+    point = point_of(node["fn"])
+    return point is not None and bool(point.log_density.any())

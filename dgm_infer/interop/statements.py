@@ -11,13 +11,14 @@ from ..arguments import array, mapping
 from ..errors import ModelError, cause
 from ..extras import extra
 from ..sampling.predictive import CalledProgram
-from .charts import has_fewer_dimensions, is_point, without_events
+from .charts import has_fewer_dimensions, without_events
 
 with extra("pyro"), warnings.catch_warnings():
     # torch.jit warns about this Python version; only parts of Pyro that are unused here need it
     warnings.filterwarnings("ignore", message=r".*torch\.jit")
     import pyro
     from pyro import poutine
+    from pyro.distributions import Delta, MaskedDistribution
     from pyro.poutine.messenger import Messenger
     from pyro.poutine.subsample_messenger import _Subsample
 
@@ -34,6 +35,7 @@ __all__ = [
     "is_of_lower_dimension",
     "is_variable",
     "log_likelihoods",
+    "point_of",
     "run",
 ]
 
@@ -80,7 +82,7 @@ def first_run(source: CalledProgram, data: Mapping[str, Tensor], *, densities: b
                 node["value"] = torch.as_tensor(node["value"])
             if densities:
                 check_numbers(source.name, {name: node for name, node in nodes.items() if is_likelihood(node)})
-                trace.compute_log_prob(lambda name, _: not is_point(nodes[name]["fn"]))
+                trace.compute_log_prob(lambda name, _: point_of(nodes[name]["fn"]) is None)
         except ModelError:
             raise
         except Exception as error:
@@ -141,9 +143,16 @@ def is_variable(node: Node) -> bool:
     return node["type"] == "sample" and not isinstance(node["fn"], _Subsample)
 
 
+def point_of(fn: Any) -> Any:
+    """The ``Delta`` of a statement, perhaps masked; None if it is none."""
+    while isinstance(fn, torch.distributions.Independent | MaskedDistribution):
+        fn = fn.base_dist
+    return fn if isinstance(fn, Delta) else None
+
+
 def is_deterministic(node: Node) -> bool:
     """Whether it is a function of others: ``pyro.deterministic``, or a ``Delta``."""
-    return _is_stated(node) or is_point(node["fn"])
+    return _is_stated(node) or point_of(node["fn"]) is not None
 
 
 def _is_stated(node: Node) -> bool:
@@ -155,13 +164,19 @@ def is_latent(node: Node) -> bool:
 
 
 def has_data(node: Node) -> bool:
-    """Whether the program, or who conditions it, gives it a value: ``obs=``, also of a ``Delta``."""
-    return is_variable(node) and node["is_observed"] and not _is_stated(node)
+    """Whether the program, or who conditions it, gives it a value: ``obs=``, also of a ``Delta``.
+
+    A ``Delta`` that is observed at its own point is what ``poutine.reparam`` makes of a variable.
+    """
+    if not is_variable(node) or not node["is_observed"] or _is_stated(node):
+        return False
+    point = point_of(node["fn"])
+    return point is None or not torch.equal(*torch.broadcast_tensors(torch.as_tensor(node["value"]), point.v))
 
 
 def is_likelihood(node: Node) -> bool:
     """Whether it has data and a density."""
-    return has_data(node) and not is_deterministic(node)
+    return is_variable(node) and node["is_observed"] and not is_deterministic(node)
 
 
 def is_of_lower_dimension(node: Node) -> bool:

@@ -239,7 +239,8 @@ def in_units_of(base: Whitened, target: Target) -> Callable[[Tensor], tuple[Tens
 
     def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:
         energy, gradient = target.energy_and_gradient(base.unwhiten(v))
-        return energy, base.scale.transpose(gradient)
+        # an energy may compute in 64 bits whatever it is given
+        return energy.to(v), base.scale.transpose(gradient)
 
     return evaluate
 

@@ -20,7 +20,7 @@ from ..progress import SETTINGS as PROGRESS
 from ..progress import Progress, foretell
 from ..target import Target, reference
 from .execution import Execution
-from .preflight import check_energy, check_latents
+from .preflight import check_derivatives, check_energy, check_latents
 from .starts import starting_points
 from .warmup import WarmUp
 
@@ -195,6 +195,8 @@ class SamplingRun:
         )
         if isinstance(problem, Target) and initial is not None:
             check_energy(problem, kernel, start.position.device, start.position)
+        if isinstance(problem, Fibre):
+            check_derivatives(problem, start.position)
         kernel = _jumping(kernel, start.jumps, undecided)
         check_latents(problem, start.position, plan.draws if plan.keep == "latents" else 0)
         began = time.monotonic()

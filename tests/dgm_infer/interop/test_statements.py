@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=r".*torch\.jit")
     import pyro
     import pyro.distributions
+    from pyro.infer.reparam import LocScaleReparam
 
 # Pyro's distributions are torch's with more methods, which their types do not have
 dist: Any = pyro.distributions
@@ -346,3 +347,26 @@ def test_data_that_are_no_numbers_are_refused(call):
         call(plain, observed={"y": "a"})
     with pytest.raises(ArgumentError, match="observed"):
         call(plain, observed=[1.0])
+
+
+def centred():
+    scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    with pyro.plate("groups", 2):
+        theta = pyro.sample("theta", dist.Normal(0.0, scale))
+        pyro.sample("y", dist.Normal(theta, 0.5), obs=torch.tensor([0.4, -1.0]))
+
+
+def test_a_program_that_is_reparametrised_is_the_same_program():
+    """Pyro then observes each variable at its own value, a function of another; that is no data."""
+    reparametrised = pyro.poutine.reparam(centred, config={"theta": LocScaleReparam(0.0)})
+    model = dgm.from_pyro(reparametrised)
+    assert model.hard == ("y",)
+    assert set(dgm.from_pyro(centred).latents(torch.zeros(5, dtype=FLOAT))) == {"scale", "theta"}
+    latents = model.latents(torch.randn(7, 5, generator=torch.Generator().manual_seed(0), dtype=FLOAT))
+    torch.testing.assert_close(latents["theta"], latents["scale"].unsqueeze(-1) * latents["theta_decentered"])
+    target, plain = dgm.target_from_pyro(reparametrised), dgm.target_from_pyro(centred)
+    x = torch.randn(7, 3, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    latents = target.latents(x)
+    at = torch.cat([x[:, :1], latents["theta"]], -1)
+    # theta = scale z
+    torch.testing.assert_close(target.energy(x), plain.energy(at) - 2 * latents["scale"].log())
