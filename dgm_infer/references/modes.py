@@ -134,7 +134,6 @@ def modes(
     if start is None:
         start = GaussianDensity(origin(target, torch.float64), 1.0)
     instance(call, "start", start, Whitened, "Gaussian(mean, sd)")
-    # points, gradients and the history of the search
     allocatable(call, "starts", starts, 8 * starts * start.mean.numel(), "fewer starts", like=start.mean)
     rng = torch.Generator(start.mean.device).manual_seed(random_seed(call, seed))
     return search(target, start, starts, iterations, rng)
