@@ -36,7 +36,7 @@ class Example(NamedTuple):
     heavy: tuple[str, ...] = ()
     """Variables without a posterior variance."""
     is_sampled_softly: bool = False
-    """Whether its likelihood is sampled, not its fibre, which takes minutes where noise has heavy tails or kinks."""
+    """Whether its likelihood is sampled, not its fibre, which takes minutes where noise has heavy tails or modes."""
 
 
 # ------------------------------------------------------------------------------------------------ hierarchies
@@ -786,7 +786,7 @@ EXAMPLES: dict[str, Example] = {
     "errors in variables": Example(errors_in_variables, (X[:4], LINE[:4])),
     "interaction": Example(two_predictors, (LINE,)),
     "Gaussian mixture, enumerated": Example(gaussian_mixture, (CLUSTERS,)),
-    "Gaussian mixture, marginal": Example(marginal_mixture, (CLUSTERS,)),
+    "Gaussian mixture, marginal": Example(marginal_mixture, (CLUSTERS,), is_sampled_softly=True),
     "Poisson mixture, sequential": Example(sequential_mixture, (T([1.0, 0.0, 9.0]),)),
     "hidden Markov model": Example(hidden_markov, (CLUSTERS,)),
     "discrete hidden Markov model": Example(discrete_hmm, (T([0, 0, 1, 2, 2]),)),

@@ -18,6 +18,7 @@ from .statements import (
     conditioned,
     first_run,
     has_data,
+    imputed,
     is_deterministic,
     is_discrete,
     is_likelihood,
@@ -122,6 +123,7 @@ class ProgramModel(TracedModel):
                 "observed; for likelihoods alone sample(target_from_pyro(program, ...)), and log_evidence of the same"
             )
         self.hard = tuple(values)
+        self._imputed = imputed(nodes)
         self._check(nodes)
         check_numbers(self.name, {k: node for k, node in nodes.items() if is_likelihood(node) and k not in values})
         for name, value in values.items():
@@ -202,9 +204,10 @@ class ProgramModel(TracedModel):
                     f"site {name!r} of {self.name} is discrete ({type(fn).__name__}): give it in soft, or use "
                     "target_from_pyro, which sums over discrete latent variables"
                 )
-            if _is_weighed(node) and not is_deterministic(node):
+            if _is_weighed(node) and not is_deterministic(node) and name not in self._imputed:
+                remedy = "give it in soft" if name in self.hard else "use target_from_pyro"
                 raise ModelError(
-                    f"site {name!r} of {self.name} is scaled or masked: only soft observations can be, give it in soft"
+                    f"site {name!r} of {self.name} is scaled or masked, and only soft observations can be: {remedy}"
                 )
 
 

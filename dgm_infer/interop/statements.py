@@ -28,6 +28,7 @@ __all__ = [
     "conditioned",
     "first_run",
     "has_data",
+    "imputed",
     "is_deterministic",
     "is_discrete",
     "is_latent",
@@ -129,6 +130,16 @@ def run(source: CalledProgram, program: Callable[..., Any], value: Callable[[Nod
     """
     with pyro.validation_enabled(False), _Given(value):
         return poutine.trace(program).get_trace(*source.args, **source.kwargs)
+
+
+def imputed(nodes: Mapping[str, Node]) -> set[str]:
+    """The variables that ``pyro.sample(name, ..., obs_mask=)`` draws for missing data.
+
+    Pyro masks their elements where data are present, which leaves those without a density; nothing depends on them, so
+    they keep their prior.
+    """
+    parts = (name.removesuffix("_unobserved") for name in nodes if name.endswith("_unobserved"))
+    return {f"{part}_unobserved" for part in parts if f"{part}_observed" in nodes and part in nodes}
 
 
 def log_likelihoods(trace: Any, names: Collection[str]) -> list[Tensor]:
