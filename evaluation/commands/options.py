@@ -53,7 +53,8 @@ def check_configurations(arguments: Sequence[str]) -> None:
     Raises:
         ConfigError: a file has such a value, or is not text.
     """
-    import yaml
+    with extra("train"):
+        import yaml
 
     given = [after for name, after in pairwise(arguments) if name == "--config"]
     given += [name.removeprefix("--config=") for name in arguments if name.startswith("--config=")]
