@@ -76,9 +76,9 @@ class NoiseMarginal(Target):
         """The marginal of a constraint; None unless it is linear in standard normal local inputs, with full row rank,
         and there are global ones.
 
-        Where the operations of the model show that it is linear, it is so everywhere. Else it is tested at prior draws,
-        with random numbers of its own: what holds there might fail elsewhere, where a position from :meth:`lift` does
-        not satisfy the constraint.
+        Where the model declares it, or its operations show it, the constraint is linear everywhere. Else it is tested
+        at prior draws, with random numbers of its own: what holds there might fail elsewhere, where a position from
+        :meth:`lift` does not satisfy the constraint.
         """
         model: Any = observed.model
         if not (model.has_local_inputs and model.local_density.is_standard_normal and model.global_density.dim):
@@ -90,10 +90,13 @@ class NoiseMarginal(Target):
         with torch.no_grad():
             u = observed.sample_inputs((SETTINGS.draws, *marginal.batch_shape), rng, values)
             u1, u2 = u[..., : marginal.dim], u[..., marginal.dim :]
-            graph = affine_graph(lambda a, b: observed.residual(torch.cat([a, b], -1), values), u1, u2)
-            shown = graph is not None
+            shown, graph = model.adds_noise and observed.operator.is_linear, None
             # a D that is fixed is found here, once
-            residual, blocks = marginal._linear(u1, exactly=True, graph=graph)
+            residual, blocks = marginal._linear(u1, exactly=True)
+            if not (shown and blocks.isfinite().all()):
+                graph = affine_graph(lambda a, b: observed.residual(torch.cat([a, b], -1), values), u1, u2)
+                residual, blocks = marginal._linear(u1, exactly=True, graph=graph)
+                shown |= graph is not None
             constraint = observed.residual(u, values)
             data = observed.in_units(values).abs().amax(-1).expand(u1.shape[:-1])
             size = torch.stack([constraint.abs().amax(-1), residual.abs().amax(-1), data])
@@ -319,8 +322,13 @@ class AnnealedMarginal(Target):
 
     def __init__(self, marginal: NoiseMarginal):
         self._marginal, self.values = marginal, marginal.values
-        self._coarse = type(self)(marginal.coarse) if marginal.coarse is not None else None
+        self.coarse = type(self)(marginal.coarse) if marginal.coarse is not None else None
         super().__init__(None, marginal.dim + 1, tuple(marginal.batch_shape))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether gradients are computed in float64."""
+        return self.coarse is None and self.values.dtype == torch.float64
 
     def energy(self, x):
         return self._marginal.tempered_energy(x[..., :-1], x[..., -1])
@@ -329,12 +337,12 @@ class AnnealedMarginal(Target):
         # as NoiseMarginal's
         finite = x.isfinite().all(-1)
         x = torch.where(finite.unsqueeze(-1), x, 0.0)
-        if self._coarse is None:
+        if self.coarse is None:
             energy, gradient = super().energy_and_gradient(x)
         else:
             with torch.no_grad():
                 energy = self.energy(x)
-            gradient = self._coarse.gradient(x.float()).to(x)
+            gradient = self.coarse.gradient(x.float()).to(x)
         return torch.where(finite, energy, torch.nan), gradient
 
 

@@ -148,13 +148,15 @@ class Execution:
         return bool(self._compiles)
 
     def _spent(self, state: State) -> float:
-        """Seconds that the steps so far took, by count: a gradient is three energies."""
-        if not self._steps:
-            return 0.0
+        """Seconds that the steps so far took, by count."""
+        return _SETTINGS.call * self._calls(state) * sum(self._steps)
+
+    def _calls(self, state: State) -> int:
+        """Operations of a gradient as the target computes it, by those of its energy; 0 without a target."""
         if self._energy is None:
             target, position = self._target(state)
             self._energy = 0 if target is None else operations(target.energy, position)
-        return _SETTINGS.gradient * _SETTINGS.call * self._energy * sum(self._steps)
+        return _SETTINGS.gradient * self._energy
 
     def _target(self, state: State) -> tuple[Target | None, Tensor]:
         """Whose gradients transitions are made of, and where; None on a fibre without additive noise."""
@@ -171,17 +173,16 @@ class Execution:
             if state.position.is_cuda
             else (_SETTINGS.compiles, _SETTINGS.each)
         )
-        # before anything is counted: of gradients of a hundred operations
-        if 100 * _SETTINGS.call * steps + _SETTINGS.around * _SETTINGS.call * self._left < once:
-            return False
+        around = _SETTINGS.around * self._left
+        # before anything is captured
         target, position = self._target(state)
-        if target is None:
+        if target is None or _SETTINGS.call * (self._calls(state) * steps + around) < once:
             return False
         try:
             calls, size = CapturedTarget(target, _SETTINGS.longest).operations(position)
         except ModelError:
             return False
-        return _SETTINGS.call * (calls * steps + _SETTINGS.around * self._left) > once + each * size
+        return _SETTINGS.call * (calls * steps + around) > once + each * size
 
     def _program(self, kernel: Any, state: State) -> tuple[list[Tensor], Program]:
         """The tensors of a kernel and a state, and the program of such."""
@@ -196,7 +197,11 @@ class Execution:
 
 
 def evaluation(target: Target, x: Tensor, times: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """The energy and gradient of a target at positions of the shape of ``x``, compiled where ``times`` of it pay."""
+    """The energy and gradient of a target at positions ``[n, *batch, D]``, of any number n.
+
+    Args:
+        x: positions of the usual number, a program for which is compiled where ``times`` of it pay.
+    """
     # before anything is captured
     spared = _SETTINGS.gradient * _SETTINGS.call * operations(target.energy, x) * times
     if spared < 2 * _SETTINGS.compiles:
@@ -207,4 +212,12 @@ def evaluation(target: Target, x: Tensor, times: int) -> Callable[[Tensor], tupl
         program.compile()
     except ModelError:
         return target.energy_and_gradient
-    return lambda x: program(x, torch.Generator(x.device))
+    rng, n = torch.Generator(x.device), len(x)
+
+    def evaluated(x: Tensor) -> tuple[Tensor, Tensor]:
+        more = -len(x) % n
+        parts = torch.cat([x, x[-1:].expand(more, *x.shape[1:])]).split(n)
+        energies, gradients = zip(*(program(part, rng) for part in parts), strict=True)
+        return torch.cat(energies)[: len(x)], torch.cat(gradients)[: len(x)]
+
+    return evaluated

@@ -226,7 +226,7 @@ def anneal_noise(
     if marginal is None:
         return Start(x[:chains], ancestors[:chains], typical=True)
     report("start-up, masses of modes")
-    chosen, there, jumps = allocate_chains(marginal, x, chains, rng)
+    chosen, there, jumps = allocate_chains(marginal, x, chains, rng, points.unwidened)
     point = chosen.clamp_max(len(x) - 1)
     u1 = x.gather(0, point.unsqueeze(-1).expand(*point.shape, marginal.dim))
     ancestors = ancestors.gather(0, point)
@@ -241,6 +241,7 @@ class _OnFibre:
     """Points ``u`` on the fibre of a model whose noise is not additive, moved by the kernel itself."""
 
     fewest, n_steps, transitions, at_last = _SETTINGS.population, 2, 1, 1
+    unwidened = None
 
     def __init__(self, problem: Fibre, kernel: Tunable):
         self._problem, self.kernel = problem, kernel
@@ -283,6 +284,10 @@ class _Integrated:
         example = self._marginal.initial_draws(max(chains, self.fewest), torch.Generator(problem.values.device))
         gradients = _SETTINGS.increments * self.transitions * (1 + self.n_steps) // 2
         self._evaluated = evaluation(annealed, _with(example, 1.0), gradients)
+        self.unwidened: Any = None
+        if annealed.is_exact:
+            own = torch.ones(problem.batch_shape, dtype=example.dtype, device=example.device)
+            self.unwidened = _AtBeta(self._evaluated, self._marginal.dim, own).energy_and_gradient
 
     def start(self, n: int, rng: torch.Generator, tolerance: float, report: Callable[[str], None]) -> Tensor:
         """Prior draws of u1."""
