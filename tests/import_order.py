@@ -144,6 +144,7 @@ ORDER = {
         "intercept",
         "traced",
         "guards",
+        "statements",
         "programs",
         "simulators",
         "pyro",

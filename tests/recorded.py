@@ -14,7 +14,7 @@ def inputs_of(model, n=5, seed=3):
 def assert_code_is_the_program(model, n=5):
     """The code of evaluation mode and the program itself: outputs, latents, factors, and their derivatives."""
     program, frozen = model.double().train(), copy.deepcopy(model).double().eval()
-    assert frozen._codes is not None
+    assert frozen._rows._codes is not None
     u = inputs_of(model, n)
     for function in ("observed", "log_factor"):
         a, pull_a = torch.func.vjp(getattr(program, function), u)
@@ -25,4 +25,4 @@ def assert_code_is_the_program(model, n=5):
     torch.testing.assert_close(program.latents(u), frozen.latents(u), check_stride=False)
     torch.testing.assert_close(program.observed(u[0]), frozen.observed(u[0]))
     torch.testing.assert_close(torch.func.jacrev(program.observed)(u[0]), torch.func.jacrev(frozen.observed)(u[0]))
-    return frozen._codes
+    return frozen._rows._codes

@@ -214,9 +214,11 @@ class InputPosterior(Target):
 
     def energy_and_gradient(self, x):
         if not self.has_gradient:
-            why = "a uniform kernel" if self.kernel == "uniform" else f"the outputs of {type(self.model).__name__}"
+            outputs = f"the outputs of {type(self.model).__name__} have"
+            why = "a uniform kernel has" if self.kernel == "uniform" else outputs
             raise ArgumentError(
-                f"{why} have no derivative, which this method needs: use EllipticalSlice, LinearSlice or RandomWalk"
+                f"{why} no derivative, which this method needs: use EllipticalSlice, LinearSlice or RandomWalk, "
+                f"and log_evidence(target, dgm.Gaussian(torch.zeros({self.dim}), 1.0), ImportanceSampling(10_000))"
             )
         return super().energy_and_gradient(x)
 

@@ -7,31 +7,18 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..arguments import finite, flag, positive, whole_number
+from ..arguments import finite, flag, positive
 from ..errors import ArgumentError, EvidenceError
 from ..progress import Progress
 from ..references.density import Whitened
-from ..settings import Settings
 from .estimators import Estimate, bennett, finite_or_zero, largest_share, log_mean, weight_ess
 from .method import EstimateStatus, Outcome
 from .path import AnnealedPath, Move, PathPoint
-from .plan import Plan, check_settings, frozen_plan
+from .plan import Plan, Planned
 from .result import Evidence
 from .run import EvidenceRun, RunOptions
 
-__all__ = [
-    "AIS",
-    "Annealed",
-    "Annealing",
-    "Bounds",
-    "FreshMoves",
-    "HamiltonianAIS",
-    "Moves",
-    "anneal",
-    "anneal_back",
-    "bidirectional",
-    "weight_diagnostics",
-]
+__all__ = ["AIS", "Annealed", "Annealing", "Bounds", "HamiltonianAIS", "Moves", "anneal", "bidirectional"]
 
 
 class Annealed(NamedTuple):
@@ -43,9 +30,20 @@ class Annealed(NamedTuple):
     acceptance: Tensor
     """Mean over temperatures, ``[chains, *batch]``."""
 
+    def outcome(self, path: AnnealedPath, pilot_evaluations: int) -> Outcome:
+        """The log of the mean weight, with the final states as draws."""
+        diagnostics = {
+            "ess": weight_ess(self.log_weights),
+            "max_weight_share": largest_share(self.log_weights),
+            "lost_chains": self.log_weights.isneginf().sum(0),
+            "acceptance": self.acceptance.mean(0),
+        }
+        draws, log_weights = path.base.unwhiten(self.point.v).unsqueeze(1), self.log_weights.unsqueeze(1)
+        return Outcome(log_mean(self.log_weights), draws, log_weights, diagnostics, pilot_evaluations)
+
 
 class Moves(Protocol):
-    """Transitions of annealed chains, and their reversals."""
+    """Transitions of annealed chains."""
 
     def forward(self, point: PathPoint, beta: Tensor, step_size: Tensor) -> Move:
         """A transition that leaves the density at ``beta [*batch]`` invariant."""
@@ -56,17 +54,56 @@ class Moves(Protocol):
         ...
 
 
+def anneal(
+    path: AnnealedPath,
+    plan: Plan,
+    v: Tensor,
+    moves: Moves,
+    progress: Progress,
+    *,
+    back: bool = False,
+    watch: Callable[[Tensor, PathPoint], None] | None = None,
+) -> Annealed:
+    """From base draws ``v = x_0``: ``log w = sum_k (beta_{k+1} - beta_k) (psi - phi)(x_k)``.
+
+    ``x_k`` is the state before the move at ``beta_{k+1}``; the last move, at 1, does not change the weight.
+
+    Args:
+        back: from target draws ``v = x_{K-1}`` instead: for k = K-1 to 0 the negative of the same term is added, then
+            the state moves at ``beta_k`` by the reversal of the forward transition. ``E[w] = 1/Z``.
+        watch: is given the log weights and the states at every temperature, which they weigh properly, from the first.
+    """
+    betas, steps = plan
+    last = len(betas) - 1
+    point = path.at(v)
+    log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=v.device)
+    acceptance = torch.zeros_like(point.energy)
+    sign, words = (-1, "annealing back") if back else (1, "annealing")
+    progress.expect(last)
+    if watch is not None:
+        watch(log_weights, point)
+    for k in reversed(range(last)) if back else range(last):
+        width, difference = sign * (betas[k + 1] - betas[k]), path.difference(point)
+        # a step of zero length adds nothing, even if the difference is infinite
+        log_weights.sub_(torch.where(width != 0, width * difference, 0.0))
+        to, move = (k, moves.backward) if back else (k + 1, moves.forward)
+        if to > 0:
+            point, accepted = move(point, betas[to], steps[to])
+            acceptance += accepted
+        if watch is not None:
+            watch(log_weights, point)
+        progress.update(words, lambda: sign * log_mean(finite_or_zero(log_weights)).log_z)
+    moved = max(last - 1, 1) if back else last
+    return Annealed(finite_or_zero(log_weights), point, acceptance / moved)
+
+
 @dataclass(frozen=True, eq=False)
-class Annealing(Settings):
+class Annealing(Planned):
     """Base of the annealing methods: a frozen plan, moves, and one weight per chain."""
 
     @property
     def status(self) -> EstimateStatus:
         return "unbiased"
-
-    def plan(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Plan:
-        """Schedule and step sizes, tuned on a pilot if needed."""
-        raise NotImplementedError
 
     def moves(self, path: AnnealedPath, chains: int, rng: torch.Generator) -> Moves:
         """Transitions of chains that start now."""
@@ -75,11 +112,8 @@ class Annealing(Settings):
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
         plan = self.plan(path, chains, rng, progress)
         spent = path.evaluations
-        done = anneal(path, plan, path.draws(chains, rng), self.moves(path, chains, rng), progress)
-        draws = path.base.unwhiten(done.point.v).unsqueeze(1)
-        return Outcome(
-            log_mean(done.log_weights), draws, done.log_weights.unsqueeze(1), weight_diagnostics(done), spent
-        )
+        start = path.draws(chains, rng)
+        return anneal(path, plan, start, self.moves(path, chains, rng), progress).outcome(path, spent)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,23 +138,12 @@ class AIS(Annealing):
 
     temperatures: int = 400
     schedule: str | Tensor | Callable[[int], Tensor] = "sigmoid"
-    n_steps: int = 5
-    step_size: float | Tensor | None = None
-    target_acceptance: float = 0.8
-    pilot_temperatures: int = 100
-
-    def __post_init__(self):
-        check_settings(self)
-        whole_number("AIS", "n_steps", self.n_steps)
-
-    def plan(self, path, chains, rng, progress):
-        return frozen_plan(self, path, chains, self.n_steps, rng, progress)
 
     def moves(self, path, chains, rng):
-        return FreshMoves(path, self.n_steps, rng)
+        return _FreshMoves(path, self.n_steps, rng)
 
 
-class FreshMoves:
+class _FreshMoves:
     """Trajectories with fresh momenta, each its own reversal."""
 
     def __init__(self, path: AnnealedPath, n_steps: int, rng: torch.Generator):
@@ -130,74 +153,6 @@ class FreshMoves:
         return self.path.move(point, beta, step_size, self.n_steps, self.rng)
 
     backward = forward
-
-
-def weight_diagnostics(done: Annealed) -> dict[str, Tensor]:
-    """Diagnostics of the weights and moves of a pass, each ``[*batch]``."""
-    return {
-        "ess": weight_ess(done.log_weights),
-        "max_weight_share": largest_share(done.log_weights),
-        "lost_chains": done.log_weights.isneginf().sum(0),
-        "acceptance": done.acceptance.mean(0),
-    }
-
-
-def anneal(
-    path: AnnealedPath,
-    plan: Plan,
-    v: Tensor,
-    moves: Moves,
-    progress: Progress,
-    watch: Callable[[Tensor, PathPoint], None] | None = None,
-) -> Annealed:
-    """From base draws ``v``: ``log w = sum_k (beta_{k+1} - beta_k) (psi - phi)(x_k)``.
-
-    ``x_k`` is the state before the move at ``beta_{k+1}``; the last move, at 1, does not change the weight.
-    ``watch`` is given the log weights and the states at every temperature, which they weigh properly, from 0 on.
-    """
-    betas, steps = plan
-    point = path.at(v)
-    log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=v.device)
-    acceptance = torch.zeros_like(point.energy)
-    progress.expect(len(betas) - 1)
-    if watch is not None:
-        watch(log_weights, point)
-    for k in range(len(betas) - 1):
-        log_weights.sub_(_increment(betas, k, path.difference(point)))
-        point, accepted = moves.forward(point, betas[k + 1], steps[k + 1])
-        acceptance += accepted
-        if watch is not None:
-            watch(log_weights, point)
-        progress.update("annealing", lambda: log_mean(finite_or_zero(log_weights)).log_z)
-    return Annealed(finite_or_zero(log_weights), point, acceptance / (len(betas) - 1))
-
-
-def anneal_back(path: AnnealedPath, plan: Plan, v: Tensor, moves: Moves, progress: Progress) -> Annealed:
-    """From target draws ``v = x_{K-1}``, for k = K-1 to 0: add ``-(beta_{k+1} - beta_k) (psi - phi)(x_k)``, then move
-    at ``beta_k`` by the reversal of the forward transition. ``E[w] = 1/Z``.
-    """
-    betas, steps = plan
-    point = path.at(v)
-    log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=v.device)
-    acceptance = torch.zeros_like(point.energy)
-    progress.expect(len(betas) - 1)
-    for k in range(len(betas) - 2, -1, -1):
-        log_weights.add_(_increment(betas, k, path.difference(point)))
-        if k > 0:
-            point, accepted = moves.backward(point, betas[k], steps[k])
-            acceptance += accepted
-        progress.update("annealing back", lambda: -log_mean(finite_or_zero(log_weights)).log_z)
-    return Annealed(finite_or_zero(log_weights), point, acceptance / max(len(betas) - 2, 1))
-
-
-def _increment(betas: Tensor, k: int, difference: Tensor) -> Tensor:
-    """``(beta_{k+1} - beta_k) (phi - psi)``; 0 for a step of zero length, even if the difference is infinite."""
-    width = betas[k + 1] - betas[k]
-    return torch.where(width > 0, width * difference, 0.0)
-
-
-# Leapfrog steps per temperature of the pilot, which draws a fresh momentum at every temperature.
-_PILOT_STEPS = 5
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,34 +168,26 @@ class HamiltonianAIS(Annealing):
 
     Args:
         temperatures: K, steps from the base to the target.
-        schedule: as in :class:`AIS`.
+        schedule, step_size, pilot_temperatures: as in :class:`AIS`.
         half_life: time after which half of the momentum's variance is replaced.
-        step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per temperature and
-            problem on a pilot.
-        target_acceptance: mean acceptance probability of the pilot's trajectories of five steps. Single steps are
-            accepted more often, as they must be: every rejection reverses a chain.
-        pilot_temperatures: temperatures of the pilot.
+        n_steps: leapfrog steps per temperature of the pilot, which draws a fresh momentum at every temperature.
+        target_acceptance: mean acceptance probability of the pilot's trajectories. Single steps are accepted more
+            often, as they must be: every rejection reverses a chain.
     """
 
     temperatures: int = 2000
     schedule: str | Tensor | Callable[[int], Tensor] = "sigmoid"
     half_life: float = 0.5
-    step_size: float | Tensor | None = None
-    target_acceptance: float = 0.8
-    pilot_temperatures: int = 100
 
     def __post_init__(self):
-        check_settings(self)
+        super().__post_init__()
         positive("HamiltonianAIS", "half_life", self.half_life)
 
-    def plan(self, path, chains, rng, progress):
-        return frozen_plan(self, path, chains, _PILOT_STEPS, rng, progress)
-
     def moves(self, path, chains, rng):
-        return _Persistent(path, self.half_life, path.normal(chains, rng), rng)
+        return _PersistentMoves(path, self.half_life, path.normal(chains, rng), rng)
 
 
-class _Persistent:
+class _PersistentMoves:
     """Steps with one persistent momentum per chain.
 
     A transition is a step, with the momentum negated if rejected, then a refreshment. Its reversal is the refreshment,
@@ -350,22 +297,17 @@ def bidirectional(
         spent = path.evaluations
         start = path.draws(run.chains, run.rng)
         forward = anneal(path, plan, start, method.moves(path, run.chains, run.rng), run.bar)
-        back = anneal_back(path, plan, path.base.whiten(own), method.moves(path, run.chains, run.rng), run.bar)
-        reverse = log_mean(back.log_weights)
-        upper = Estimate(-reverse.log_z, reverse.std_error, -reverse.bias)
-
-        def outcome(estimate: Estimate, done: Annealed) -> Outcome:
-            x = path.base.unwhiten(done.point.v).unsqueeze(1)
-            return Outcome(estimate, x, done.log_weights.unsqueeze(1), weight_diagnostics(done), spent)
-
-        lower = outcome(log_mean(forward.log_weights), forward)
-        estimate, overlap = bennett(forward.log_weights, back.log_weights)
-        combined = lower._replace(estimate=estimate, diagnostics={"overlap": overlap})
+        back = anneal(path, plan, path.base.whiten(own), method.moves(path, run.chains, run.rng), run.bar, back=True)
+        lower, upper = forward.outcome(path, spent), back.outcome(path, spent)
+        log_z, std_error, bias = upper.estimate
         # a reverse weight estimates 1/Z and weighs no draw of the target: keep the given draws, with equal weights
-        given = outcome(upper, back)._replace(
-            draws=own.unsqueeze(1), log_weights=torch.zeros_like(back.log_weights).unsqueeze(1)
+        upper = upper._replace(
+            estimate=Estimate(-log_z, std_error, -bias),
+            draws=own.unsqueeze(1),
+            log_weights=torch.zeros_like(upper.log_weights),
         )
-        return [lower, given, combined]
+        estimate, overlap = bennett(forward.log_weights, back.log_weights)
+        return [lower, upper, lower._replace(estimate=estimate, diagnostics={"overlap": overlap})]
 
     outcomes = run.outcomes(work)
     names = [(f"{type(method).__name__} {kind}", kind) for kind in ("lower", "upper")] + [("Bennett", "consistent")]

@@ -1,6 +1,7 @@
 """Bounds from draws of the base: plain, importance-weighted, and moved by a learned Hamiltonian flow."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,9 +22,74 @@ __all__ = ["Elbo", "HamiltonianElbo", "ImportanceSampling"]
 # Maximum points per evaluation of a target's energy.
 _POINTS = 8192
 
+# Of so many rows of chains: positions ``[rows, *batch, D]`` in whitened coordinates, and their log weights.
+Draw = Callable[[int], tuple[Tensor, Tensor]]
+
 
 @dataclass(frozen=True, eq=False)
-class ImportanceSampling(Settings):
+class Bound(Settings):
+    """Base of the lower bounds: independent weighted draws, ``samples`` per chain."""
+
+    samples: int = 100
+
+    @property
+    def status(self) -> EstimateStatus:
+        return "lower"
+
+    def __post_init__(self):
+        whole_number(type(self).__name__, "samples", self.samples)
+
+    def _draw(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Draw:
+        """Draws of the base, unless a method knows better ones."""
+
+        def of_base(rows: int) -> tuple[Tensor, Tensor]:
+            v = path.draws(rows, rng)
+            return v, -path.differences(v)
+
+        return of_base
+
+    def _estimate(self, log_weights: Tensor) -> Estimate:
+        """The bound by log weights ``[chains, samples, *batch]``: the mean of them all, unless it is another."""
+        estimate = mean_of_chains(log_weights.mean(1))
+        # one infinite energy makes the bound and its error infinite
+        return estimate._replace(std_error=torch.where(estimate.log_z.isneginf(), math.inf, estimate.std_error))
+
+    @torch.no_grad()
+    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
+        mean = path.base.mean
+        check_held(self, path, samples=chains * self.samples * mean.numel())
+        at_once = max(1, _POINTS // (chains * path.batch_shape.numel()))
+        progress.expect(-(-self.samples // at_once))
+        draw = self._draw(path, chains, rng, progress)
+        spent = path.evaluations
+        draws = mean.new_empty(chains, self.samples, *mean.shape)
+        log_weights = torch.empty(draws.shape[:-1], dtype=torch.float64, device=mean.device)
+        made = 0
+        try:
+            while made < self.samples:
+                n = min(at_once, self.samples - made)
+                v, new = draw(chains * n)
+                draws[:, made : made + n] = path.base.unwhiten(v).unflatten(0, (chains, n))
+                log_weights[:, made : made + n] = new.unflatten(0, (chains, n))
+                made += n
+                done = log_weights[:, :made]
+                progress.update("draws", lambda done=done: self._estimate(finite_or_zero(done)).log_z)
+        except KeyboardInterrupt:
+            if made == 0:
+                raise
+        log_weights = finite_or_zero(log_weights[:, :made])
+        pooled = log_weights.flatten(0, 1)
+        diagnostics = {
+            "ess": weight_ess(pooled),
+            "max_weight_share": largest_share(pooled),
+            "log_z_pooled": log_mean(pooled).log_z,
+        }
+        estimate = self._estimate(log_weights)
+        return Outcome(estimate, draws[:, :made], log_weights, diagnostics, spent, made < self.samples)
+
+
+@dataclass(frozen=True, eq=False)
+class ImportanceSampling(Bound):
     """The importance-weighted bound ``E[log 1/S sum_s p(x_s)/q(x_s)] <= log Z``, one per chain (math 7.8).
 
     The mean over chains estimates the bound without bias. The diagnostic ``log_z_pooled`` pools the draws of all
@@ -33,84 +99,18 @@ class ImportanceSampling(Settings):
         samples: S, draws per chain.
     """
 
-    samples: int = 100
-
-    @property
-    def status(self) -> EstimateStatus:
-        return "lower"
-
-    def __post_init__(self):
-        whole_number("ImportanceSampling", "samples", self.samples)
-
-    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
-        draws, log_weights, interrupted = _weighted(self, path, chains, rng, progress)
+    def _estimate(self, log_weights: Tensor) -> Estimate:
         each = log_mean(log_weights.movedim(1, 0))
-        pooled = log_weights.flatten(0, 1)
-        estimate = mean_of_chains(each.log_z)._replace(bias=each.bias.mean(0))
-        diagnostics = {
-            "ess": weight_ess(pooled),
-            "max_weight_share": largest_share(pooled),
-            "log_z_pooled": log_mean(pooled).log_z,
-        }
-        return Outcome(estimate, draws, log_weights, diagnostics, interrupted=interrupted)
+        return mean_of_chains(each.log_z)._replace(bias=each.bias.mean(0))
 
 
 @dataclass(frozen=True, eq=False)
-class Elbo(Settings):
+class Elbo(Bound):
     """The evidence lower bound ``E_q[log p(x)/q(x)] <= log Z``; the gap is unknown.
 
     Args:
         samples: draws per chain.
     """
-
-    samples: int = 100
-
-    @property
-    def status(self) -> EstimateStatus:
-        return "lower"
-
-    def __post_init__(self):
-        whole_number("Elbo", "samples", self.samples)
-
-    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
-        draws, log_weights, interrupted = _weighted(self, path, chains, rng, progress)
-        pooled = log_weights.flatten(0, 1)
-        diagnostics = {"ess": weight_ess(pooled), "max_weight_share": largest_share(pooled)}
-        return Outcome(_mean(log_weights.mean(1)), draws, log_weights, diagnostics, interrupted=interrupted)
-
-
-def _mean(values: Tensor) -> Estimate:
-    estimate = mean_of_chains(values)
-    # one infinite energy makes the bound and its error infinite
-    return estimate._replace(std_error=torch.where(estimate.log_z.isneginf(), math.inf, estimate.std_error))
-
-
-@torch.no_grad()
-def _weighted(
-    method: ImportanceSampling | Elbo, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress
-) -> tuple[Tensor, Tensor, bool]:
-    """Draws of the base ``[chains, samples, *batch, D]``, their log weights, and whether an interrupt left fewer."""
-    samples = method.samples
-    check_held(method, path, samples=chains * samples * path.base.mean.numel())
-    at_once = max(1, _POINTS // (chains * path.batch_shape.numel()))
-    progress.expect(-(-samples // at_once))
-    mean = path.base.mean
-    draws = mean.new_empty(chains, samples, *mean.shape)
-    log_weights = torch.empty(draws.shape[:-1], dtype=torch.float64, device=mean.device)
-    made = 0
-    try:
-        while made < samples:
-            n = min(at_once, samples - made)
-            v = path.draws(chains * n, rng)
-            draws[:, made : made + n] = path.base.unwhiten(v).unflatten(0, (chains, n))
-            log_weights[:, made : made + n] = -path.differences(v).unflatten(0, (chains, n))
-            made += n
-            done = log_weights[:, :made]
-            progress.update("importance", lambda done=done: log_mean(done.flatten(0, 1)).log_z)
-    except KeyboardInterrupt:
-        if made == 0:
-            raise
-    return draws[:, :made], finite_or_zero(log_weights[:, :made]), made < samples
 
 
 # Length of the flow and beta_0 before learning.
@@ -120,7 +120,7 @@ _NEW, _FAR = 0.05, 1e6
 
 
 @dataclass(frozen=True, eq=False)
-class HamiltonianElbo(Settings):
+class HamiltonianElbo(Bound):
     """The evidence lower bound of draws of the base that a short Hamiltonian flow has moved towards the target.
 
     ``E[-phi(x_K) - |p_K|^2/2 + psi(x) + sum log s + |g|^2/2] <= log Z`` over draws x of the base and standard normal g.
@@ -144,56 +144,30 @@ class HamiltonianElbo(Settings):
         rate: initial learning rate, which falls to zero along a cosine.
     """
 
-    samples: int = 100
     n_steps: int = 4
     fit_steps: int = 150
     fit_samples: int = 32
     rate: float = 0.05
 
-    @property
-    def status(self) -> EstimateStatus:
-        return "lower"
-
     def __post_init__(self):
-        for field in ("samples", "n_steps", "fit_steps", "fit_samples"):
+        super().__post_init__()
+        for field in ("n_steps", "fit_steps", "fit_samples"):
             whole_number("HamiltonianElbo", field, getattr(self, field))
         positive("HamiltonianElbo", "rate", self.rate)
 
-    def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
-        check_held(self, path, samples=chains * self.samples * path.base.mean.numel())
-        at_once = max(1, _POINTS // (chains * path.batch_shape.numel()))
-        progress.expect(self.fit_steps + -(-self.samples // at_once))
+    def _draw(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Draw:
+        progress.expect(self.fit_steps)
         flow = self._learned(path, rng, progress)
         # all problems' draws of a step, shared among the chains
-        spent = -(-self.fit_steps * self.fit_samples * 2 * (self.n_steps + 1) // chains)
-        path.evaluations = spent
-        mean = path.base.mean
-        draws = mean.new_empty(chains, self.samples, *mean.shape)
-        log_weights = torch.empty(draws.shape[:-1], dtype=torch.float64, device=mean.device)
-        made = 0
-        while made < self.samples:
-            n = min(at_once, self.samples - made)
-            rows = chains * n
+        path.evaluations = -(-self.fit_steps * self.fit_samples * 2 * (self.n_steps + 1) // chains)
+
+        def of_flow(rows: int) -> tuple[Tensor, Tensor]:
             end = _fly(path, flow, path.draws(rows, rng), path.normal(rows, rng), _evaluated)
             # path.at counts a batch as one gradient per chain
-            path.evaluations += (n - 1) * (self.n_steps + 1)
-            draws[:, made : made + n] = path.base.unwhiten(end.v).unflatten(0, (chains, n))
-            log_weights[:, made : made + n] = end.log_weights.unflatten(0, (chains, n))
-            made += n
-            progress.update("bound", lambda made=made: log_weights[:, :made].mean((0, 1)))
-        log_weights = finite_or_zero(log_weights)
-        pooled = log_weights.flatten(0, 1)
-        estimate = mean_of_chains(log_weights.mean(1))
-        # one infinite energy makes the bound and its error infinite
-        error = torch.where(estimate.log_z.isneginf(), math.inf, estimate.std_error)
-        diagnostics = {
-            "ess": weight_ess(pooled),
-            "max_weight_share": largest_share(pooled),
-            "log_z_pooled": log_mean(pooled).log_z,
-            "step_size": flow.log_step.exp().mean((0, -1)),
-            "beta_0": flow.logit_beta.sigmoid(),
-        }
-        return Outcome(estimate._replace(std_error=error), draws, log_weights, diagnostics, spent)
+            path.evaluations += (rows // chains - 1) * (self.n_steps + 1)
+            return end.v, end.log_weights
+
+        return of_flow
 
     def _learned(self, path: AnnealedPath, rng: torch.Generator, progress: Progress) -> "_Flow":
         """Step sizes and temperings that maximise the bound for every problem, by Adam.

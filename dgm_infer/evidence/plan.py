@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,8 +11,9 @@ from torch import Tensor
 from ..arguments import fraction, numbers, optional_positive, whole_number
 from ..errors import ArgumentError
 from ..progress import Progress
+from ..settings import Settings
 from .estimators import finite_or_zero, log_mean
-from .method import check_held
+from .method import EstimateStatus, check_held
 from .path import AnnealedPath, PathPoint
 
 __all__ = [
@@ -20,19 +21,16 @@ __all__ = [
     "TUNED",
     "TUNING",
     "Pilot",
+    "Piloted",
     "Plan",
+    "Planned",
     "Schedule",
     "StepSizes",
-    "anneal_pilot",
-    "check_settings",
     "check_temperatures",
     "equal_distances",
     "even_schedule",
-    "frozen_plan",
     "interpolated",
     "sigmoid",
-    "temperatures_of",
-    "tuned_steps",
     "values_of",
 ]
 
@@ -54,9 +52,6 @@ class TuningSettings:
 
 
 TUNING = TuningSettings()
-
-
-# ----------------------------------------------------------------------------------------------------------- schedules
 
 
 def even_schedule(n: int) -> Tensor:
@@ -142,9 +137,6 @@ def values_of(name: str, schedule: Any, n: int) -> Tensor:
     return betas
 
 
-# ----------------------------------------------------------------------------------------------------------- the pilot
-
-
 class StepSizes(NamedTuple):
     """Step sizes per problem as a function of the inverse temperature: log-linear between knots."""
 
@@ -180,17 +172,6 @@ class StepSizes(NamedTuple):
         )
 
 
-class Piloted(Protocol):
-    """Settings of a pilot."""
-
-    @property
-    def step_size(self) -> float | Tensor | None: ...
-    @property
-    def target_acceptance(self) -> float: ...
-    @property
-    def pilot_temperatures(self) -> int: ...
-
-
 class Pilot(NamedTuple):
     """Result of a pilot run."""
 
@@ -224,46 +205,58 @@ class Pilot(NamedTuple):
         return equal_distances(n, self.columns, lengths)
 
 
-def anneal_pilot(
-    path: AnnealedPath,
-    chains: int,
-    rng: torch.Generator,
-    method: Piloted,
-    n_steps: int,
-    progress: Progress,
-    betas: Tensor | None = None,
-) -> Pilot:
-    """Anneal once, with four chains or more, and adapt the step size to the acceptance on the way, if it is None.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Piloted(Settings):
+    """Settings of Hamiltonian moves along the path, whose step sizes a pilot tunes; arguments as in :class:`AIS`."""
 
-    Args:
-        method: its ``pilot_temperatures``, ``target_acceptance`` and ``step_size`` are used.
-        n_steps: leapfrog steps per temperature.
-        betas: ``[J + 1]``; None for the sigmoid schedule of ``pilot_temperatures``.
-    """
-    betas = (sigmoid(method.pilot_temperatures) if betas is None else betas).to(path.base.mean.device)
-    point = path.at(path.draws(max(chains, 4), rng))
-    adapts = method.step_size is None
-    start = 1.2 * path.base.dim**-0.25 if method.step_size is None else method.step_size
-    log_step = StepSizes.constant(start, path.batch_shape, point.v).log_step[0].clone()
-    log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=betas.device)
-    kept, keep_at = point, _spread(point.energy, rng)
-    rates, log_steps, log_z_path = [_mean_gap(path.difference(point))], [], [torch.zeros_like(log_weights[0])]
-    for k in range(len(betas) - 1):
-        log_weights -= (betas[k + 1] - betas[k]) * path.difference(point)
-        log_z_path.append(log_mean(finite_or_zero(log_weights)).log_z)
-        for _ in range(TUNING.first if k == 0 and adapts else 1):
-            move = path.move(point, betas[k + 1].expand(point.energy.shape), log_step.exp(), n_steps, rng)
-            point = move.point
-            if adapts:
-                error = move.acceptance.mean(0).to(log_step) - method.target_acceptance
-                log_step = (log_step + TUNING.gain * error).clamp(-10, math.log(2))
-        log_steps.append(log_step)
-        rates.append(_mean_gap(path.difference(point)))
-        kept = point.where((keep_at > betas[k]) & (keep_at <= betas[k + 1]), kept)
-        progress.update("pilot")
-    steps = _by_regions(betas.to(log_step), torch.stack([log_steps[0], *log_steps]))
-    log_weights = finite_or_zero(log_weights)
-    return Pilot(steps, betas, _running_mean(torch.stack(rates)), log_weights, kept, torch.stack(log_z_path))
+    n_steps: int = 5
+    step_size: float | Tensor | None = None
+    target_acceptance: float = 0.8
+    pilot_temperatures: int = 100
+
+    def __post_init__(self):
+        name = type(self).__name__
+        for field in ("n_steps", "pilot_temperatures"):
+            whole_number(name, field, getattr(self, field))
+        optional_positive(name, "step_size", self.step_size)
+        fraction(name, "target_acceptance", self.target_acceptance)
+
+    @property
+    def status(self) -> EstimateStatus:
+        return "consistent"
+
+    def pilot(
+        self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress, betas: Tensor | None = None
+    ) -> Pilot:
+        """Anneal once, with four chains or more, and adapt the step size to the acceptance on the way, if it is None.
+
+        Args:
+            betas: ``[J + 1]``; None for the sigmoid schedule of ``pilot_temperatures``.
+        """
+        betas = (sigmoid(self.pilot_temperatures) if betas is None else betas).to(path.base.mean.device)
+        point = path.at(path.draws(max(chains, 4), rng))
+        adapts = self.step_size is None
+        start = 1.2 * path.base.dim**-0.25 if self.step_size is None else self.step_size
+        log_step = StepSizes.constant(start, path.batch_shape, point.v).log_step[0].clone()
+        log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=betas.device)
+        kept, keep_at = point, _spread(point.energy, rng)
+        rates, log_steps, log_z_path = [_mean_gap(path.difference(point))], [], [torch.zeros_like(log_weights[0])]
+        for k in range(len(betas) - 1):
+            log_weights -= (betas[k + 1] - betas[k]) * path.difference(point)
+            log_z_path.append(log_mean(finite_or_zero(log_weights)).log_z)
+            for _ in range(TUNING.first if k == 0 and adapts else 1):
+                move = path.move(point, betas[k + 1].expand(point.energy.shape), log_step.exp(), self.n_steps, rng)
+                point = move.point
+                if adapts:
+                    error = move.acceptance.mean(0).to(log_step) - self.target_acceptance
+                    log_step = (log_step + TUNING.gain * error).clamp(-10, math.log(2))
+            log_steps.append(log_step)
+            rates.append(_mean_gap(path.difference(point)))
+            kept = point.where((keep_at > betas[k]) & (keep_at <= betas[k + 1]), kept)
+            progress.update("pilot")
+        steps = _by_regions(betas.to(log_step), torch.stack([log_steps[0], *log_steps]))
+        log_weights = finite_or_zero(log_weights)
+        return Pilot(steps, betas, _running_mean(torch.stack(rates)), log_weights, kept, torch.stack(log_z_path))
 
 
 def _spread(like: Tensor, rng: torch.Generator) -> Tensor:
@@ -303,9 +296,6 @@ def _by_regions(betas: Tensor, log_steps: Tensor) -> StepSizes:
     return StepSizes(knots, torch.cat([means[:1], means, means[-1:]]))
 
 
-# ------------------------------------------------------------------------------------------------------------ the plan
-
-
 class Plan(NamedTuple):
     """A frozen annealing run, ``beta_0 = 0`` to ``beta_K = 1``."""
 
@@ -315,59 +305,56 @@ class Plan(NamedTuple):
     """``[K + 1, *batch]``."""
 
 
-class Planned(Piloted, Protocol):
-    """Settings that determine a plan."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Planned(Piloted):
+    """The same with temperatures that are listed, or tuned by the pilot; arguments as in :class:`AIS`."""
+
+    own_schedules: ClassVar[tuple[str, ...]] = ()
+    """Names of schedules that the method determines itself."""
+    temperatures: int = 400
+    schedule: Schedule = "sigmoid"
+
+    def __post_init__(self):
+        super().__post_init__()
+        name = type(self).__name__
+        whole_number(name, "temperatures", self.temperatures)
+        check_temperatures(name, self.schedule, self.temperatures, self.own_schedules)
+
+    def tuned_steps(
+        self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress
+    ) -> tuple[StepSizes, Pilot | None]:
+        """Step sizes, and the pilot if one was needed; along listed temperatures if there are any, at fewer of them."""
+        problems, listed = path.batch_shape.numel(), None
+        if not isinstance(self.schedule, str):
+            listed = values_of(type(self).__name__, self.schedule, self.temperatures)
+            fewer = min(self.pilot_temperatures, len(listed) - 1)
+            listed = listed[torch.linspace(0, len(listed) - 1, fewer + 1).long()]
+        # of other schedules the number of temperatures is a limit, or not used
+        elif self.schedule in (*SCHEDULES, TUNED):
+            check_held(self, path, temperatures=self.temperatures * problems)
+        pilot = None
+        if self.step_size is None or self._is_tuned:
+            check_held(self, path, pilot_temperatures=self.pilot_temperatures * problems)
+            progress.expect(self.pilot_temperatures)
+            pilot = self.pilot(path, chains, rng, progress, listed)
+            if self.step_size is None:
+                return pilot.step_sizes, pilot
+        return StepSizes.constant(self.step_size, path.batch_shape, path.base.mean), pilot
+
+    def betas(self, path: AnnealedPath, pilot: Pilot | None) -> Tensor:
+        """Inverse temperatures ``[K + 1, *batch]``, float64, from the pilot if that determines the schedule."""
+        if self._is_tuned:
+            assert pilot is not None
+            return pilot.barrier(self.temperatures)
+        betas = values_of(type(self).__name__, self.schedule, self.temperatures).to(path.base.mean.device)
+        return betas.reshape(-1, *[1] * len(path.batch_shape)).expand(len(betas), *path.batch_shape)
+
+    def plan(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Plan:
+        """Schedule and step sizes, tuned on a pilot of ``chains`` chains if needed."""
+        sizes, pilot = self.tuned_steps(path, chains, rng, progress)
+        betas = self.betas(path, pilot)
+        return Plan(betas, sizes.at(betas))
 
     @property
-    def temperatures(self) -> int: ...
-    @property
-    def schedule(self) -> Schedule: ...
-
-
-def check_settings(method: Planned, *also: str) -> None:
-    """Raise ArgumentError if a setting is outside its range; ``also`` names the method's own schedules."""
-    name = type(method).__name__
-    for field in ("temperatures", "pilot_temperatures"):
-        whole_number(name, field, getattr(method, field))
-    optional_positive(name, "step_size", method.step_size)
-    fraction(name, "target_acceptance", method.target_acceptance)
-    check_temperatures(name, method.schedule, method.temperatures, also)
-
-
-def tuned_steps(
-    method: Planned, path: AnnealedPath, chains: int, n_steps: int, rng: torch.Generator, progress: Progress
-) -> tuple[StepSizes, Pilot | None]:
-    """Step sizes, and the pilot if one was needed; along listed temperatures if there are any, at fewer of them."""
-    problems, schedule, listed = path.batch_shape.numel(), method.schedule, None
-    if not isinstance(schedule, str):
-        listed = values_of(type(method).__name__, schedule, method.temperatures)
-        listed = listed[torch.linspace(0, len(listed) - 1, min(method.pilot_temperatures, len(listed) - 1) + 1).long()]
-    # of other schedules the number of temperatures is a limit, or not used
-    elif schedule in (*SCHEDULES, TUNED):
-        check_held(method, path, temperatures=method.temperatures * problems)
-    if method.step_size is not None and not (isinstance(schedule, str) and schedule == TUNED):
-        return StepSizes.constant(method.step_size, path.batch_shape, path.base.mean), None
-    check_held(method, path, pilot_temperatures=method.pilot_temperatures * problems)
-    progress.expect(method.pilot_temperatures)
-    pilot = anneal_pilot(path, chains, rng, method, n_steps, progress, listed)
-    if method.step_size is not None:
-        return StepSizes.constant(method.step_size, path.batch_shape, path.base.mean), pilot
-    return pilot.step_sizes, pilot
-
-
-def temperatures_of(method: Planned, path: AnnealedPath, pilot: Pilot | None) -> Tensor:
-    """Inverse temperatures ``[K + 1, *batch]``, float64, from the pilot if that determines the schedule."""
-    if isinstance(method.schedule, str) and method.schedule == TUNED:
-        assert pilot is not None
-        return pilot.barrier(method.temperatures)
-    betas = values_of(type(method).__name__, method.schedule, method.temperatures).to(path.base.mean.device)
-    return betas.reshape(-1, *[1] * len(path.batch_shape)).expand(len(betas), *path.batch_shape)
-
-
-def frozen_plan(
-    method: Planned, path: AnnealedPath, chains: int, n_steps: int, rng: torch.Generator, progress: Progress
-) -> Plan:
-    """Schedule and step sizes, tuned on a pilot of ``chains`` chains if needed."""
-    sizes, pilot = tuned_steps(method, path, chains, n_steps, rng, progress)
-    betas = temperatures_of(method, path, pilot)
-    return Plan(betas, sizes.at(betas))
+    def _is_tuned(self) -> bool:
+        return isinstance(self.schedule, str) and self.schedule == TUNED

@@ -2,7 +2,6 @@
 
 import math
 import os
-import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
@@ -12,26 +11,18 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Distribution
 
-from ..arguments import (
-    finite,
-    flag,
-    instance,
-    numbers,
-    positive,
-    random_seed,
-    whole_number,
-)
+from ..arguments import finite, flag, instance, numbers, positive
 from ..diagnosis import DiagnosisWarning
-from ..errors import ArgumentError, ModelError, cause
+from ..errors import ArgumentError, ModelError
 from ..models import GenerativeModel, InputDensity, LatentVariableModel, evaluation_copy, reference_tensor
-from ..probe import energy_fault, probe_points
-from ..progress import Progress
 from ..references import Gaussian
 from ..target import Target
 from .annealing import AIS, anneal
 from .estimators import CurvePoints, curve_points, finite_or_zero
+from .method import Outcome
 from .path import AnnealedPath, PathPoint
 from .result import read_archive, write_archive
+from .run import EvidenceRun, RunOptions
 
 if TYPE_CHECKING:
     import pandas
@@ -173,10 +164,7 @@ def rate_distortion(
             ``"mse"`` (the posterior of normal noise of sd 0.1) and 1 with ``"nll"``. From a largest one the others grow
             linearly where prior draws tell no beta from 0, and geometrically from there on.
         method: an :class:`AIS`, whose schedule is not used; None for 400 temperatures and an acceptance of 0.85.
-        chains: per image; one alone has no standard errors.
-        seed: seed of all randomness; None draws one.
-        chunk: images at a time; None for all.
-        progress: show a bar on the standard error stream.
+        chains, seed, chunk, progress: as in :func:`log_evidence`; one chain alone has no standard errors.
 
     Raises:
         ArgumentError: an argument is outside its range, or the images do not fit.
@@ -184,32 +172,36 @@ def rate_distortion(
     """
     name = "rate_distortion"
     method = AIS(target_acceptance=0.85) if method is None else instance(name, "method", method, AIS, "AIS(200)")
-    chains, seed = whole_number(name, "chains", chains), random_seed(name, seed)
-    shown = flag(name, "progress", progress)
     decoder = _decoder(model, prior)
     like = reference_tensor(decoder.module)
-    x, batch = _flat_images(decoder, finite(name, "images", images).to(like))
+    x = _flat_images(decoder, finite(name, "images", images).to(like))
     measure, usual = _measure(decoder, distortion, x.shape[-1])
     largest = _largest(beta, usual)
-    problem = _Problem(decoder, measure, x, largest)
-    chunk = len(x) if chunk is None else whole_number(name, "chunk", chunk)
-    rng = torch.Generator(like.device).manual_seed(seed)
-    problem.check(chunk)
-    schedule = _schedule(problem, method.temperatures, rng) if beta is None or isinstance(beta, int | float) else beta
-    schedule = numbers(name, "beta", schedule, torch.float64).to(x.device)
-    method = method.replace(schedule=schedule / largest)
-    started, parts = time.perf_counter(), []
-    with Progress(shown, describe=lambda news: "") as bar:
-        for first in range(0, len(x), chunk):
-            path = AnnealedPath(problem.take(first, first + chunk), problem.base(x[first : first + chunk]))
-            points, acceptance, spent = _anneal(path, method, schedule, chains, rng, bar)
-            parts.append((points, acceptance, spent, path.evaluations))
-    curves, acceptances, spent, evaluations = zip(*parts, strict=True)
-    curve = {
-        field: torch.cat([getattr(points, field) for points in curves], 1).reshape(len(schedule), *batch)
-        for field in curves[0]._fields
-    }
-    if chains > 1 and (few := (curve["ess"].amin(0) < 1.5)).any():
+    target, base = _Distorted(decoder, measure, x, largest), _prior_of(decoder, x)
+    run = EvidenceRun(name, target, base, method, RunOptions(chains, seed, chunk, True, progress))
+    betas = _schedule(target, method.temperatures, run.rng) if beta is None or isinstance(beta, int | float) else beta
+    betas = numbers(name, "beta", betas, torch.float64).to(x.device)
+    method = method.replace(schedule=betas / largest)
+
+    def work(path: AnnealedPath, problems: slice | None) -> list[Outcome]:
+        points: list[CurvePoints] = []
+
+        def watch(log_weights: Tensor, point: PathPoint) -> None:
+            # the difference from the prior is the largest beta times the distortion
+            distortions = path.difference(point) / largest
+            points.append(curve_points(betas[len(points)], finite_or_zero(log_weights), distortions))
+
+        plan = method.plan(path, run.chains, run.rng, run.bar)
+        spent = path.evaluations
+        moves = method.moves(path, run.chains, run.rng)
+        done = anneal(path, plan, path.normal(run.chains, run.rng), moves, run.bar, watch=watch)
+        curve = CurvePoints(*(torch.stack(values) for values in zip(*points, strict=True)))
+        outcome = done.outcome(path, spent)
+        return [outcome._replace(diagnostics=curve._asdict() | {"acceptance": outcome.diagnostics["acceptance"]})]
+
+    (outcome,) = run.outcomes(work)
+    found = outcome.diagnostics
+    if run.chains > 1 and (few := (found["ess"].amin(0) < 1.5)).any():
         warnings.warn(
             f"{name}: the weights of {int(few.sum())} of {few.numel()} images rest on one chain at some beta: their "
             "rates are bounds still, but loose, with errors that are too small; use more temperatures or chains",
@@ -217,49 +209,37 @@ def rate_distortion(
             stacklevel=2,
         )
     return RateDistortion(
-        beta=schedule,
-        **curve,
-        chains=chains,
+        beta=betas,
+        **{field: found[field] for field in CurvePoints._fields},
+        chains=run.chains,
         diagnostics={
-            "acceptance": torch.cat(acceptances).reshape(batch),
-            "gradient_evaluations": max(evaluations),
-            "pilot_evaluations": max(spent),
-            "seconds": time.perf_counter() - started,
+            "acceptance": found["acceptance"],
+            "gradient_evaluations": run.evaluations,
+            "pilot_evaluations": outcome.pilot_evaluations,
+            "seconds": run.seconds,
         },
-        seed=seed,
+        seed=run.seed,
     )
 
 
-class _Problem:
-    """Images ``[n, Dx]`` with a decoder and the largest beta."""
+class _Distorted(Target):
+    """``exp(-energy) = p(z) exp(-beta d(x, f(z)))`` for images ``[*batch, Dx]``, with the largest beta."""
 
     def __init__(self, decoder: _Decoder, measure: Callable[[Tensor, Tensor], Tensor], x: Tensor, beta: float):
+        super().__init__(None, decoder.prior.dim, tuple(x.shape[:-1]))
         self.decoder, self.measure, self.x, self.beta = decoder, measure, x, beta
 
-    def take(self, first: int, stop: int) -> Target:
-        """``exp(-energy) = p(z) exp(-beta d(x, f(z)))`` for some of the images."""
-        x, dim = self.x[first:stop], self.decoder.prior.dim
-        constant = 0.5 * dim * math.log(2 * math.pi)
+    def energy(self, x):
+        constant = 0.5 * self.dim * math.log(2 * math.pi)
+        return 0.5 * x.square().sum(-1) + constant + self.beta * self.measure(x, self.x)
 
-        def energy(z: Tensor) -> Tensor:
-            return 0.5 * z.square().sum(-1) + constant + self.beta * self.measure(z, x)
+    def take(self, problems):
+        return _Distorted(self.decoder, self.measure, self.x.reshape(-1, self.x.shape[-1])[problems], self.beta)
 
-        return Target(energy, dim, (len(x),))
 
-    def base(self, x: Tensor) -> Gaussian:
-        """The prior, one per image."""
-        return Gaussian(x.new_zeros(len(x), self.decoder.prior.dim), 1.0)
-
-    def check(self, chunk: int) -> None:
-        """Name a distortion that is faulty at prior draws."""
-        target, base = self.take(0, chunk), self.base(self.x[:chunk])
-        z = base.sample(probe_points(target), torch.Generator(self.x.device).manual_seed(0))
-        try:
-            fault = energy_fault(target, z)
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise ArgumentError(f"rate_distortion(): the distortion fails, {cause(error)}") from error
-        if fault:
-            raise ArgumentError(f"rate_distortion(): of prior plus beta times distortion, {fault}")
+def _prior_of(decoder: _Decoder, x: Tensor) -> Gaussian:
+    """The prior, one per image."""
+    return Gaussian(x.new_zeros(*x.shape[:-1], decoder.prior.dim), 1.0)
 
 
 def _decoder(model: nn.Module, prior: InputDensity | None) -> _Decoder:
@@ -299,8 +279,8 @@ def _decoder(model: nn.Module, prior: InputDensity | None) -> _Decoder:
     return _Decoder(frozen, outputs, log_prob if is_density else None, prior)
 
 
-def _flat_images(decoder: _Decoder, images: Tensor) -> tuple[Tensor, torch.Size]:
-    """Images ``[n, Dx]`` and their batch shape."""
+def _flat_images(decoder: _Decoder, images: Tensor) -> Tensor:
+    """Images ``[*batch, Dx]``."""
     with torch.no_grad():
         size = decoder.outputs(torch.zeros(decoder.prior.dim).to(images)).numel()
     event = 0
@@ -311,7 +291,7 @@ def _flat_images(decoder: _Decoder, images: Tensor) -> tuple[Tensor, torch.Size]
             f"rate_distortion(images of shape {tuple(images.shape)}): expected {size} values per image, as the decoder "
             "returns"
         )
-    return images.reshape(-1, size), images.shape[: images.ndim - event]
+    return images.reshape(*images.shape[: images.ndim - event], size)
 
 
 def _measure(
@@ -346,35 +326,18 @@ def _largest(beta: float | Tensor | None, usual: float | None) -> float:
     return float(values[-1])
 
 
-def _schedule(problem: _Problem, n: int, rng: torch.Generator) -> Tensor:
+def _schedule(target: _Distorted, n: int, rng: torch.Generator) -> Tensor:
     """``beta_k = beta expm1(a k/K)/expm1(a)``, ``a = log(1 + beta s)``, s the sd of d over prior draws: ``[K + 1]``.
 
     The logarithm of ``1 + s beta_k`` grows evenly.
     """
     # as many draws of the prior as images, to set the scale of the first temperatures
-    x = problem.x[:64]
+    x = target.x.reshape(-1, target.x.shape[-1])[:64]
     with torch.no_grad():
-        z = problem.base(x).sample((64,), rng)
-        spread = float(problem.measure(z, x).double().std(0).median())
-    a = max(math.log1p(problem.beta * spread), 1e-6) if math.isfinite(spread) else 1.0
+        z = _prior_of(target.decoder, x).sample((64,), rng)
+        spread = float(target.measure(z, x).double().std(0).median())
+    a = max(math.log1p(target.beta * spread), 1e-6) if math.isfinite(spread) else 1.0
     k = torch.arange(n + 1, dtype=torch.float64, device=x.device)
-    values = problem.beta * torch.expm1(a * k / n) / math.expm1(a)
-    values[-1] = problem.beta
+    values = target.beta * torch.expm1(a * k / n) / math.expm1(a)
+    values[-1] = target.beta
     return values
-
-
-def _anneal(path: AnnealedPath, method: AIS, schedule: Tensor, chains: int, rng: torch.Generator, bar: Progress):
-    """Points of the curve at every temperature, each ``[K + 1, n]``, the mean acceptance ``[n]``, and the gradients of
-    the pilot."""
-    seen = []
-
-    def watch(log_weights: Tensor, point: PathPoint) -> None:
-        # the difference from the prior is the largest beta times the distortion
-        distortions = path.difference(point) / schedule[-1]
-        seen.append(curve_points(schedule[len(seen)], finite_or_zero(log_weights), distortions))
-
-    plan = method.plan(path, chains, rng, bar)
-    spent = path.evaluations
-    done = anneal(path, plan, path.normal(chains, rng), method.moves(path, chains, rng), bar, watch)
-    points = type(seen[0])(*(torch.stack(values) for values in zip(*seen, strict=True)))
-    return points, done.acceptance.mean(0), spent

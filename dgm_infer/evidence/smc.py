@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import KW_ONLY, dataclass
 
 import torch
 from torch import Tensor
@@ -11,13 +10,12 @@ from torch import Tensor
 from ..arguments import fraction, positive, whole_number, within
 from ..errors import ArgumentError
 from ..progress import Progress
-from ..settings import Settings
 from .estimators import largest_share, log_mean, weight_ess
 from .method import EstimateStatus, Outcome, check_held
 from .path import AnnealedPath, PathPoint
-from .plan import StepSizes, check_settings, temperatures_of, tuned_steps
+from .plan import Planned, StepSizes
 
-__all__ = ["SMC", "pick", "systematic"]
+__all__ = ["SMC", "next_temperatures", "pick", "systematic"]
 
 
 def systematic(log_weights: Tensor, count: int, rng: torch.Generator) -> Tensor:
@@ -59,7 +57,7 @@ _PILOT = 32
 
 
 @dataclass(frozen=True, eq=False)
-class SMC(Settings):
+class SMC(Planned):
     """Particles that are weighted, resampled, and moved by Hamiltonian trajectories, at one temperature after another.
 
     Each chain of :func:`log_evidence` is a run with its own ``particles``, so that errors come from the spread over
@@ -74,31 +72,24 @@ class SMC(Settings):
         temperatures: K; for the adaptive schedule the maximum, and the last step then goes to 1.
         conditional_ess: share of the particles that an adaptive step leaves effective (Zhou, Johansen and Aston 2016).
         threshold: share of effective particles below which a run resamples.
-        n_steps: leapfrog steps per move.
         waste_free: P keeps all states of ``particles/P`` chains of P states, whose first states are resampled: as many
             moves, and no state is discarded. The diagnostic ``run_std_error`` is the standard error of a single run
             from the spread over its chains: too small if P states do not forget the first, or chains are few. None
             makes one move per particle.
-        step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per temperature and
-            problem on a pilot.
-        target_acceptance: mean acceptance probability that step sizes are adapted to.
-        pilot_temperatures: temperatures of the pilot.
+        n_steps, step_size, target_acceptance, pilot_temperatures: as in :class:`AIS`.
     """
 
+    own_schedules = ("adaptive",)
     particles: int = 64
+    _: KW_ONLY
     schedule: str | Tensor | Callable[[int], Tensor] = "adaptive"
     temperatures: int = 150
     conditional_ess: float = 0.97
     threshold: float = 0.5
-    n_steps: int = 5
     waste_free: int | None = None
-    step_size: float | Tensor | None = None
-    target_acceptance: float = 0.8
-    pilot_temperatures: int = 100
 
     def __post_init__(self):
-        check_settings(self, "adaptive")
-        whole_number("SMC", "n_steps", self.n_steps)
+        super().__post_init__()
         whole_number("SMC", "particles", self.particles, 2)
         fraction("SMC", "conditional_ess", self.conditional_ess)
         within("SMC", "threshold", positive("SMC", "threshold", self.threshold), 0, 1)
@@ -120,80 +111,59 @@ class SMC(Settings):
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
         check_held(self, path, particles=chains * self.particles * path.base.mean.numel())
         pilot_chains = min(_PILOT, chains * self.particles)
-        sizes, pilot = tuned_steps(self, path, pilot_chains, self.n_steps, rng, progress)
-        if self._adapts:
-            ladder = _Adaptive(self.conditional_ess, self.temperatures)
-        else:
-            ladder = _Fixed(temperatures_of(self, path, pilot))
+        sizes, pilot = self.tuned_steps(path, pilot_chains, rng, progress)
+        betas = None if self._adapts else self.betas(path, pilot)
         # per chain: the pilot's evaluations, shared among the runs
         spent = -(-path.evaluations * pilot_chains // chains)
         path.evaluations = 0
         swarm = _Swarm(self, path, sizes, chains, rng)
         while not swarm.arrived:
             progress.expect(1)
-            swarm.advance(ladder)
+            swarm.advance(betas)
             progress.update("particles", lambda: log_mean(swarm.log_z).log_z)
         path.evaluations = spent + self.particles + (path.evaluations - 1) * swarm.movers
         return swarm.outcome(spent)
 
 
-class _Ladder(Protocol):
-    def next(self, k: int, beta: Tensor, difference: Tensor, log_weights: Tensor) -> Tensor:
-        """The temperatures ``[runs, *batch]`` that follow ``beta`` after k steps, for particles with these
-        ``phi - psi`` and normalised log weights ``[runs, particles, *batch]``."""
-        ...
+def next_temperatures(share: float, beta: Tensor, difference: Tensor, log_weights: Tensor) -> Tensor:
+    """Temperatures ``[runs, *batch]`` after ``beta``, at which a share of the particles of other runs is effective.
 
+    Each half of the runs goes by the particles of the other: a run that goes by its own shortens a step if one of them
+    has a large weight, and estimates too small a Z: under tails heavier than the base's, by more than its error. A
+    single run has no other.
 
-class _Fixed:
-    """The same temperatures for all runs: ``betas [K + 1, *batch]``."""
-
-    def __init__(self, betas: Tensor):
-        self.betas = betas
-
-    def next(self, k: int, beta: Tensor, difference: Tensor, log_weights: Tensor) -> Tensor:
-        return self.betas[k + 1].expand_as(beta)
-
-
-class _Adaptive:
-    """The temperature at which a given share of the particles of the other half of the runs is effective.
-
-    A run that goes by its own particles shortens a step if one of them has a large weight, and estimates too small a Z:
-    under tails heavier than the base's, by more than its error. A single run has no other.
+    Args:
+        difference: ``phi - psi`` of the particles, ``[runs, particles, *batch]``.
+        log_weights: likewise, normalised per run.
     """
+    half = len(beta) // 2
+    if not half:
+        return _farthest(share, beta[0], difference, log_weights).unsqueeze(0)
+    first = _farthest(share, beta[0], difference[half:], log_weights[half:])
+    second = _farthest(share, beta[half], difference[:half], log_weights[:half])
+    return torch.cat([first.expand_as(beta[:half]), second.expand_as(beta[half:])])
 
-    def __init__(self, share: float, most: int):
-        self.log_share, self.most = math.log(share), most
 
-    def next(self, k: int, beta: Tensor, difference: Tensor, log_weights: Tensor) -> Tensor:
-        if k + 1 >= self.most:
-            return torch.ones_like(beta)
-        half = len(beta) // 2
-        if not half:
-            return self._after(beta[0], difference, log_weights).unsqueeze(0)
-        first = self._after(beta[0], difference[half:], log_weights[half:])
-        second = self._after(beta[half], difference[:half], log_weights[:half])
-        return torch.cat([first.expand_as(beta[:half]), second.expand_as(beta[half:])])
+def _farthest(share: float, beta: Tensor, difference: Tensor, log_weights: Tensor) -> Tensor:
+    """The temperature after ``beta [*batch]``, by bisection on ``(sum W w)^2 / sum W w^2`` for the weights
+    ``w = exp(-d Delta)`` of a step of length d, over the particles of all these runs."""
+    rest, log_shares = 1 - beta, log_weights - math.log(len(log_weights))
 
-    def _after(self, beta: Tensor, difference: Tensor, log_weights: Tensor) -> Tensor:
-        """The temperature after ``beta [*batch]``, by bisection on ``(sum W w)^2 / sum W w^2`` for the weights
-        ``w = exp(-d Delta)`` of a step of length d, over the particles of all these runs."""
-        rest, log_shares = 1 - beta, log_weights - math.log(len(log_weights))
+    def too_long(step: Tensor) -> Tensor:
+        log_w = -step * difference
+        first, second = ((log_shares + k * log_w).flatten(0, 1).logsumexp(0) for k in (1, 2))
+        # runs without weights may as well finish
+        return 2 * first - second < math.log(share)
 
-        def too_long(step: Tensor) -> Tensor:
-            log_w = -step * difference
-            first, second = ((log_shares + k * log_w).flatten(0, 1).logsumexp(0) for k in (1, 2))
-            # runs without weights may as well finish
-            return 2 * first - second < self.log_share
-
-        low, high = torch.zeros_like(rest), rest.clone()
-        # finish in one step if that is not too long; a tiny step replaces one of zero length, as 0 * inf is NaN
-        finish = ~too_long(rest.clamp_min(1e-300))
-        for _ in range(30):
-            middle = 0.5 * (low + high)
-            long = too_long(middle)
-            low, high = torch.where(long, low, middle), torch.where(long, middle, high)
-        # any step, however short, drops draws of zero density
-        return torch.where(finish, 1.0, (beta + low.clamp_min(1e-9)).clamp_max(1))
+    low, high = torch.zeros_like(rest), rest.clone()
+    # finish in one step if that is not too long; a tiny step replaces one of zero length, as 0 * inf is NaN
+    finish = ~too_long(rest.clamp_min(1e-300))
+    for _ in range(30):
+        middle = 0.5 * (low + high)
+        long = too_long(middle)
+        low, high = torch.where(long, low, middle), torch.where(long, middle, high)
+    # any step, however short, drops draws of zero density
+    return torch.where(finish, 1.0, (beta + low.clamp_min(1e-9)).clamp_max(1))
 
 
 class _Swarm:
@@ -217,10 +187,15 @@ class _Swarm:
     def arrived(self) -> bool:
         return bool((self.beta >= 1).all())
 
-    def advance(self, ladder: _Ladder) -> None:
-        """One temperature: weigh, resample, move."""
+    def advance(self, betas: Tensor | None) -> None:
+        """One temperature: weigh, resample, move; at the next of ``betas [K + 1, *batch]``, or of None adapted."""
         difference = self.path.difference(self.point).unflatten(0, (self.runs, -1))
-        beta = ladder.next(self.count, self.beta, difference, self.log_weights)
+        if betas is not None:
+            beta = betas[self.count + 1].expand_as(self.beta)
+        elif self.count + 1 >= self.method.temperatures:
+            beta = torch.ones_like(self.beta)
+        else:
+            beta = next_temperatures(self.method.conditional_ess, self.beta, difference, self.log_weights)
         self.temperatures += self.beta < 1
         width = (beta - self.beta).unsqueeze(1)
         raw = self.log_weights - torch.where(width > 0, width * difference, 0.0)

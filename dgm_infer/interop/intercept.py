@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ..errors import ModelError
 from .constants import Constants, is_wrapped, unwrapped
 from .reparametrisation import Reparametrisation, cauchy, exponential, gamma, location_scale, uniform_between
-from .straight_line import writes
+from .straight_line import LEAVING, writes
 from .tape import Tape, called_within, present_line
 
 __all__ = ["Interception", "Promotion"]
@@ -99,10 +99,10 @@ class Interception(Promotion):
         kwargs = kwargs or {}
         if self._constants is None:
             return super().__torch_function__(func, types, args, kwargs)
-        if func in _LEAVING and self._constants.has(args[0]):
+        if func in LEAVING and self._constants.has(args[0]):
             # a graph that is being captured would refuse to give a number
             with _disable_current_modes():
-                return func(unwrapped(args[0]), *args[1:], **kwargs)
+                return func(*(unwrapped(arg) if self._constants.has(arg) else arg for arg in args), **kwargs)
         result = super().__torch_function__(func, types, args, kwargs)
         self._constants.follow(func, args, kwargs, result)
         return result
@@ -224,7 +224,24 @@ def _cut(mode, func, args, kwargs):
     # distributions detach what their own checks use
     if args[0].is_floating_point() and not called_within("distributions", 3):
         mode.cuts.append(present_line())
-    return func(*args, **kwargs)
+    # vmap has no .data
+    return args[0].detach() if func == _DATA else func(*args, **kwargs)
+
+
+def _masked(mode, func, args, kwargs):
+    """``tensor[mask] = number``, which vmap cannot do where the mask is random."""
+    tensor, mask, value = args
+    if not isinstance(mask, Tensor) or mask.dtype != torch.bool or getattr(value, "ndim", 0):
+        return func(*args, **kwargs)
+    return tensor.masked_fill_(mask.reshape(*mask.shape, *(1,) * (tensor.ndim - mask.ndim)), value)
+
+
+def _masked_scatter(mode, func, args, kwargs):
+    """Data whose missing values are random: each is found by its number among them."""
+    tensor, mask, source = args
+    places = (mask.reshape(-1).cumsum(0) - 1).clamp_min(0)
+    mask, tensor = torch.broadcast_tensors(mask, tensor)
+    return torch.where(mask, source.reshape(-1)[places].reshape(mask.shape), tensor)
 
 
 def _set_grad_enabled(mode, func, args, kwargs):
@@ -245,9 +262,10 @@ def _is_all_true(mode, func, args, kwargs):
 
 def _clamp_in_place(mode, func, args, kwargs):
     # of draws that distributions round away from 0, where a smooth function of inputs never is
-    if mode.tape.u is not None and called_within("distributions", 3):
-        return args[0]
-    return func(*args, **kwargs)
+    if mode.tape.u is None:
+        return func(*args, **kwargs)
+    # vmap has no clamp_ of its own
+    return args[0] if called_within("distributions", 3) else args[0].copy_(args[0].clamp(*args[1:], **kwargs))
 
 
 def _keeps_type(func: Callable[..., Any]) -> bool:
@@ -281,8 +299,7 @@ _COMPOSITE = _refused("draws in a function that hides its random numbers: write 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # what is built once and not written to
 _CONSTANTS = {torch.eye, torch.arange, torch.linspace, torch.logspace}
-# what makes a number or an array of a tensor
-_LEAVING = {Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.item, Tensor.tolist}
+_DATA: Any = Tensor.data.__get__  # type: ignore[attr-defined]
 # what makes tensors, in the type and on the device of the code
 _MAKING: dict[Any, Special] = {Tensor.new: _new, Tensor.float: _float, torch.as_tensor: _as_tensor}
 _MAKING |= dict.fromkeys(
@@ -304,7 +321,10 @@ _SPECIAL: dict[Any, Special] = {
     Tensor.clone: _copy,
     Tensor.detach: _cut,
     Tensor.clamp_: _clamp_in_place,
-    Tensor.data.__get__: _cut,  # type: ignore[attr-defined]
+    _DATA: _cut,
+    Tensor.__setitem__: _masked,
+    Tensor.masked_scatter: _masked_scatter,
+    torch.masked_scatter: _masked_scatter,
     torch._C._set_grad_enabled: _set_grad_enabled,
     torch._is_all_true: _is_all_true,  # type: ignore[attr-defined]
     torch._sample_dirichlet: _REJECTION,  # type: ignore[attr-defined]

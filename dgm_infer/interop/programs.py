@@ -1,29 +1,34 @@
 """Pyro programs as generative models: latent variables become inputs, hard observations the constraint."""
 
-import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..arguments import choice, instance
-from ..errors import ArgumentError, ModelError, cause
-from ..extras import extra
+from ..errors import ArgumentError, ModelError
 from ..sampling.predictive import CalledProgram
-from .charts import has_fewer_dimensions, is_point
+from .charts import is_point, without_events
 from .guards import prepared
 from .reparametrisation import reparametrise
+from .statements import (
+    as_data,
+    check_numbers,
+    conditioned,
+    first_run,
+    has_data,
+    is_deterministic,
+    is_discrete,
+    is_likelihood,
+    is_of_lower_dimension,
+    is_variable,
+    log_likelihoods,
+    run,
+)
 from .tape import Tape, first_line
 from .traced import TracedModel, TracedRun
-
-with extra("pyro"), warnings.catch_warnings():
-    # torch.jit warns about this Python version; only parts of Pyro that are unused here need it
-    warnings.filterwarnings("ignore", message=r".*torch\.jit")
-    import pyro
-    from pyro import poutine
-    from pyro.poutine.messenger import Messenger
-    from pyro.poutine.subsample_messenger import _Subsample
 
 __all__ = ["ProgramModel", "from_pyro"]
 
@@ -68,11 +73,9 @@ def from_pyro(
         raise ArgumentError(f"from_pyro({type(program).__name__}): expected a Pyro program, a callable")
     if structure is not None:
         choice("from_pyro", "structure", structure, ("dense", "independent"))
-    given = {
-        field: dict(instance("from_pyro", field, value or {}, Mapping, "{'y': data}"))
-        for field, value in (("observed", observed), ("soft", soft), ("functions", functions))
-    }
-    model = ProgramModel(program, args, kwargs, **given)
+    hard, likely = as_data("from_pyro", "observed", observed), as_data("from_pyro", "soft", soft)
+    made = dict(instance("from_pyro", "functions", functions or {}, Mapping, "{'largest': lambda values: ...}"))
+    model = ProgramModel(program, args, kwargs, hard, likely, made)
     return prepared(model, structure, first_line(program))
 
 
@@ -91,25 +94,27 @@ class ProgramModel(TracedModel):
         program: Callable[..., Any],
         args: tuple,
         kwargs: dict[str, Any],
-        observed: dict[str, Any],
-        soft: dict[str, Any],
+        observed: dict[str, Tensor],
+        soft: dict[str, Tensor],
         functions: dict[str, Callable],
     ):
         super().__init__(getattr(program, "__name__", type(program).__name__))
+        # the networks of a program are parts of the model
         self.program = program
-        self._args, self._kwargs, self._functions = args, kwargs, functions
-        self._soft = {name: torch.as_tensor(value) for name, value in soft.items()}
-        nodes = self._first_run()
-        values = {name: torch.as_tensor(value) for name, value in observed.items()}
+        self._functions = functions
+        self._soft = dict(soft)
+        self.source = CalledProgram(program, args, kwargs)
+        nodes = first_run(self.source, self._soft)
+        values = dict(observed)
         for name in (*observed, *soft):
             if name not in nodes and name not in functions:
-                known = [name for name, node in nodes.items() if not isinstance(node["fn"], _Subsample)]
+                known = [name for name, node in nodes.items() if is_variable(node)]
                 raise ArgumentError(f"observed: {name!r} is not a statement of {self.name} (it has {known})")
         for name in list(values):
-            if name in nodes and _is_soft(nodes[name]):
+            if name in nodes and is_of_lower_dimension(nodes[name]):
                 self._soft[name] = values.pop(name)
         if not observed:
-            own = {name: node for name, node in nodes.items() if _has_own_data(node) and name not in soft}
+            own = {name: node for name, node in nodes.items() if has_data(node) and name not in soft}
             values = {name: node["value"] for name, node in own.items() if not _is_soft(node)}
         if not values:
             raise ModelError(
@@ -118,6 +123,7 @@ class ProgramModel(TracedModel):
             )
         self.hard = tuple(values)
         self._check(nodes)
+        check_numbers(self.name, {k: node for k, node in nodes.items() if is_likelihood(node) and k not in values})
         for name, value in values.items():
             if name in nodes and value.shape != nodes[name]["value"].shape:
                 raise ArgumentError(
@@ -128,7 +134,7 @@ class ProgramModel(TracedModel):
         flat = torch.cat([value.detach().reshape(-1).to(torch.float64) for value in values.values()])
         self.register_buffer("data", flat.reshape(one.shape) if len(values) == 1 else flat, persistent=False)
         self._shapes = {name: value.shape for name, value in values.items()}
-        own = {name: node["value"] for name, node in nodes.items() if _is_own_observation(node)}
+        own = {name: node["value"] for name, node in nodes.items() if is_likelihood(node)}
         # what pyro.factor observes is empty
         self._seen = {name: v for name, v in {**own, **self._soft}.items() if name not in values and v.numel()}
         made = {name: function for name, function in functions.items() if name in values}
@@ -153,135 +159,65 @@ class ProgramModel(TracedModel):
         return {**hard, **soft}
 
     def run(self, tape: Tape) -> TracedRun:
-        sites = _Sites(tape, self.hard)
-        program = poutine.condition(self.program, data=self._soft) if self._soft else self.program
-        with pyro.validation_enabled(False), sites:
-            trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
-            nodes: dict[str, Any] = {name: node for name, node in trace.nodes.items() if _is_variable(node)}
-            soft = [name for name, node in nodes.items() if _is_own_observation(node) and name not in self.hard]
-            if soft:
-                trace.compute_log_prob(lambda name, node: name in soft)
-                tape.factors += [nodes[name]["log_prob_sum"].to(tape.dtype) for name in soft]
-            tape.factors += [_point(nodes[name]["fn"]).log_density.sum() for name in self._weighted]
+        def value(node: Mapping[str, Any]) -> Tensor | None:
+            name, fn = node["name"], node["fn"]
+            is_hard = name in self.hard
+            if is_hard and is_point(fn):
+                return without_events(fn).v.expand(fn.batch_shape + fn.event_shape)
+            if not is_variable(node) or is_deterministic(node) or (node["is_observed"] and not is_hard):
+                return None
+            tape.in_prior = not is_hard
+            drawn = tape.draw(reparametrise(fn), f"site {name!r}")
+            tape.in_prior = False
+            return drawn
+
+        source = replace(self.source, program=self.program)
+        trace = run(source, conditioned(source, self._soft), value)
+        nodes: dict[str, Any] = {name: node for name, node in trace.nodes.items() if is_variable(node)}
+        soft = [name for name, node in nodes.items() if is_likelihood(node) and name not in self.hard]
+        tape.factors += [each.to(tape.dtype) for each in log_likelihoods(trace, soft)]
+        tape.factors += [without_events(nodes[name]["fn"]).log_density.sum() for name in self._weighted]
         values = {name: node["value"] for name, node in nodes.items()}
         made = {name: function(values) for name, function in self._functions.items()}
         outputs = [made[name] if name in made else values[name] for name in self.hard]
-        hidden = {*soft, *(name for name in self.hard if name in nodes and not _is_deterministic(nodes[name]))}
+        hidden = {*soft, *(name for name in self.hard if name in nodes and not is_deterministic(nodes[name]))}
         latents = {name: value for name, value in values.items() if name not in hidden}
         output = outputs[0] if len(outputs) == 1 else torch.cat([value.reshape(-1) for value in outputs])
         return TracedRun(output, {**latents, **made})
 
-    def _first_run(self) -> dict[str, Any]:
-        """The statements of one run as Pyro itself makes it."""
-        program = poutine.condition(self.program, data=self._soft) if self._soft else self.program
-        # this run draws from torch's global generator
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=UserWarning, module="pyro")
-            torch.manual_seed(0)
-            try:
-                trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
-            except Exception as error:
-                raise ModelError(f"{self.name} fails: {cause(error)}") from error
-        nodes: dict[str, Any] = dict(trace.nodes)
-        nodes = {name: node for name, node in nodes.items() if node["type"] == "sample"}
-        for node in nodes.values():
-            # obs= may be a number
-            node["value"] = torch.as_tensor(node["value"])
-        return nodes
-
     def _check(self, nodes: Mapping[str, Any]) -> None:
         for name, node in nodes.items():
-            fn = node["fn"]
-            if isinstance(fn, _Subsample):
-                if fn.subsample_size is not None and fn.subsample_size < fn.size:
-                    raise ModelError(
-                        f"plate {name!r} of {self.name} takes {fn.subsample_size} of {fn.size} data at a time: "
-                        "conditioning needs them all, omit subsample_size"
-                    )
+            if not is_variable(node):
                 continue
-            if name not in self.hard and _has_own_data(node) and is_point(fn):
+            fn = node["fn"]
+            if name not in self.hard and has_data(node) and is_point(fn):
                 raise ModelError(
                     f"site {name!r} of {self.name} is a Delta, which has no likelihood: name it in observed, as it is "
                     "a function of the other variables"
                 )
             if node["is_observed"] and name not in self.hard:
                 continue
-            if _is_discrete(node):
+            if is_discrete(node):
                 raise ModelError(
-                    f"site {name!r} of {self.name} is discrete ({type(fn).__name__}): give it in soft, sum over it by "
-                    "hand, or use target_from_pyro, which does"
+                    f"site {name!r} of {self.name} is discrete ({type(fn).__name__}): give it in soft, or use "
+                    "target_from_pyro, which sums over discrete latent variables"
                 )
-            if not _is_deterministic(node) and (node["scale"] != 1.0 or node["mask"] is not None):
+            if _is_weighed(node) and not is_deterministic(node):
                 raise ModelError(
                     f"site {name!r} of {self.name} is scaled or masked: only soft observations can be, give it in soft"
                 )
 
 
-class _Sites(Messenger):
-    """Gives latent variables, and those observed exactly, their values from a tape."""
-
-    def __init__(self, tape: Tape, hard: tuple[str, ...]):
-        super().__init__()
-        self.tape, self.hard = tape, hard
-
-    def _pyro_sample(self, msg):
-        name, fn = msg["name"], msg["fn"]
-        is_hard = name in self.hard
-        if is_hard and is_point(fn):
-            msg["value"], msg["done"] = _point(fn).v.expand(fn.batch_shape + fn.event_shape), True
-            return
-        if isinstance(fn, _Subsample) or _is_deterministic(msg) or (msg["is_observed"] and not is_hard):
-            return
-        self.tape.in_prior = not is_hard
-        msg["value"], msg["done"] = self.tape.draw(reparametrise(fn), f"site {name!r}"), True
-        self.tape.in_prior = False
-
-
-def _is_variable(node: Mapping[str, Any]) -> bool:
-    return node["type"] == "sample" and not isinstance(node["fn"], _Subsample)
-
-
-def _is_deterministic(node: Mapping[str, Any]) -> bool:
-    return _is_stated(node) or is_point(node["fn"])
-
-
-def _is_stated(node: Mapping[str, Any]) -> bool:
-    """Whether it is a statement ``pyro.deterministic``."""
-    return bool(node["infer"] and node["infer"].get("_deterministic"))
-
-
-def _has_own_data(node: Mapping[str, Any]) -> bool:
-    return _is_variable(node) and node["is_observed"] and not _is_stated(node)
-
-
-def _is_own_observation(node: Mapping[str, Any]) -> bool:
-    return _has_own_data(node) and not _is_deterministic(node)
-
-
 def _is_soft(node: Mapping[str, Any]) -> bool:
-    """Whether an observation is a likelihood: a discrete one, or one on a surface, which no input could reach."""
-    return _is_discrete(node) or (not _is_deterministic(node) and has_fewer_dimensions(node["fn"]))
+    """Whether the program's own observation is a likelihood."""
+    return is_of_lower_dimension(node) or (_is_weighed(node) and not is_deterministic(node))
+
+
+def _is_weighed(node: Mapping[str, Any]) -> bool:
+    """Whether the density counts in part, or of some elements: ``poutine.scale`` and ``mask``."""
+    return node["scale"] != 1.0 or node["mask"] is not None
 
 
 def _is_weighted(node: Mapping[str, Any]) -> bool:
-    return is_point(node["fn"]) and bool(_point(node["fn"]).log_density.any())
-
-
-def _point(fn: Any) -> Any:
-    """The ``Delta`` of a statement."""
-    while hasattr(fn, "base_dist"):
-        fn = fn.base_dist
-    return fn
-
-
-def _is_discrete(node: Mapping[str, Any]) -> bool:
-    if _is_deterministic(node):
-        return False
-    fn: Any = node["fn"]
-    while isinstance(fn, torch.distributions.MixtureSameFamily):
-        fn = fn.component_distribution
-    try:
-        return bool(fn.has_enumerate_support or fn.support.is_discrete)
-    except (AttributeError, NotImplementedError):
-        # a factor has no support
-        return False
+    """Whether it is a ``Delta`` with a density."""
+    return is_point(node["fn"]) and bool(without_events(node["fn"]).log_density.any())

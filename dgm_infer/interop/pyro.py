@@ -10,23 +10,33 @@ from torch import Tensor
 
 from ..arguments import floating_type
 from ..errors import ArgumentError, ModelError, cause
-from ..extras import extra
 from ..sampling.predictive import CalledProgram
 from ..target import Target
-from .charts import chart_of, has_chart, is_point
-from .intercept import Promotion
+from .charts import chart_of, has_chart
+from .intercept import Interception
 from .log_densities import TOLERATED, log_density, lost_mass, warn_of_lost_mass
+from .statements import (
+    as_data,
+    conditioned,
+    first_run,
+    has_data,
+    is_deterministic,
+    is_latent,
+    is_likelihood,
+    is_variable,
+    run,
+)
+from .straight_line import Parts, Rows
+from .tape import Draw, Tape, present_line
 
-with extra("pyro"), warnings.catch_warnings():
-    # torch.jit warns about this Python version; only parts of Pyro that are unused here need it
+with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=r".*torch\.jit")
     import pyro
     from pyro import poutine
     from pyro.distributions.util import scale_and_mask
-    from pyro.infer import config_enumerate
     from pyro.infer.mcmc.util import TraceEinsumEvaluator
-    from pyro.poutine.messenger import Messenger
-    from pyro.poutine.subsample_messenger import _Subsample
+    from pyro.ops.contract import contract_to_tensor
+    from pyro.ops.rings import LogRing
 
 __all__ = ["PyroTarget", "target_from_pyro"]
 
@@ -41,12 +51,14 @@ def target_from_pyro(
     """A Pyro program with its data as a target: ``exp(-energy)`` integrates to the evidence ``p(observed)``.
 
     Continuous latent variables are mapped to R^D by the standard bijection of their support, angles to points of the
-    plane, with priors written in these coordinates; discrete ones that Pyro can enumerate are summed out. From the
-    program to its evidence::
+    plane, with priors written in these coordinates; discrete ones that Pyro can enumerate are summed out, also where
+    distributions of continuous ones depend on them. From the program to its evidence::
 
         target = dgm.target_from_pyro(program, y)
         base = dgm.interop.base_from_guide(target, AutoMultivariateNormal)
         evidence = dgm.log_evidence(target, base)
+
+    The program runs a few times, here; energies repeat the torch calls of one run, for all points at once.
 
     Args:
         program: a callable with ``pyro.sample`` statements, called as ``program(*args, **kwargs)``.
@@ -62,7 +74,8 @@ def target_from_pyro(
     if not callable(program):
         raise ArgumentError(f"target_from_pyro({type(program).__name__}): expected a Pyro program, a callable")
     dtype = torch.float64 if dtype is None else floating_type("target_from_pyro", "dtype", dtype)
-    return PyroTarget(program, args, kwargs, dict(observed or {}), dtype)
+    data = as_data("target_from_pyro", "observed", observed)
+    return PyroTarget(CalledProgram(program, args, kwargs, tuple(data)), data, dtype)
 
 
 class Site(NamedTuple):
@@ -80,257 +93,244 @@ class PyroTarget(Target):
     ``energy(x) = -log p(observed, z) - log|dz/dx|``, ``[..., D] -> [...]``; batch shape ``()``.
 
     Attributes:
+        sites: where the latent variables are in x, by name.
         observed_data: the observations by name.
         lost_mass: the share of its prior that no coordinate reaches, by name of a variable that loses more than 0.001.
+        vectorised: whether all points are computed at once.
     """
 
-    def __init__(
-        self,
-        program: Callable[..., Any],
-        args: tuple,
-        kwargs: dict[str, Any],
-        observed: dict[str, Any],
-        dtype: torch.dtype = torch.float64,
-    ):
-        name = getattr(program, "__name__", type(program).__name__)
-        self._args, self._kwargs, self.dtype = args, kwargs, dtype
-        self.source = CalledProgram(program, args, kwargs, tuple(observed))
-        if observed:
-            program = poutine.condition(program, data={key: torch.as_tensor(v) for key, v in observed.items()})
-        self._program = program
-        plain = self._first_trace(program, name)
-        _check(plain, name, observed)
-        self.sites, dim = _sites(plain)
+    def __init__(self, source: CalledProgram, data: Mapping[str, Tensor], dtype: torch.dtype = torch.float64):
+        self.source, self.dtype = source, dtype
+        name = source.name
+        nodes = first_run(source, data, densities=True)
+        _check(nodes, name, data)
+        self.sites = _sites(nodes)
         # what pyro.factor observes is empty
         self.observed_data = {
-            key: node["value"] for key, node in plain.nodes.items() if _is_observed(node) and node["value"].numel()
+            key: node["value"] for key, node in nodes.items() if is_likelihood(node) and node["value"].numel()
         }
         if not self.sites:
-            raise ModelError(
-                f"the Pyro program {name} has no continuous latent variables: nothing is left to integrate"
-            )
-        super().__init__(None, dim)
-        self._enumerate(plain)
-        self._check_randomness(name)
-        self.lost_mass = self._lost_mass()
-        warn_of_lost_mass(f"the Pyro program {name}", self.lost_mass, 5)
-        self.vectorised = self._try_vmap(name)
+            raise ModelError(f"{name} has no continuous latent variables: nothing is left to integrate")
+        super().__init__(None, max(site.stop for site in self.sites.values()))
+        self.device = next(node["log_prob"].device for node in nodes.values() if "log_prob" in node)
+        self._draws = tuple(Draw("real", site.shape, True, f"site {key!r}") for key, site in self.sites.items())
+        self._values = {key: node["value"].shape for key, node in nodes.items() if is_variable(node)}
+        self._is_discrete = any(is_latent(node) and node["fn"].has_enumerate_support for node in nodes.values())
+        self._depth = max((-f.dim for n in nodes.values() for f in n["cond_indep_stack"] if f.vectorized), default=0)
+        program = conditioned(source, data)
+        if self._is_discrete:
+            parallel = poutine.infer_config(program, _enumerated)
+            program = poutine.enum(parallel, -1 - self._depth)
+        self._program = program
+        self._names: list[str] = []
+        self.lost_mass = self._prepare(name)
+        warn_of_lost_mass(name, self.lost_mass, 5)
+        self._rows = Rows(self._parts)
+        self.vectorised = self._capture(name)
 
     def energy(self, x):
-        rows = x.reshape(-1, self.dim)
-        if self.vectorised:
-            energy = torch.func.vmap(self._energy_of_one)(rows)
-        else:
-            energy = torch.stack([self._energy_of_one(row) for row in rows])
-        return energy.reshape(x.shape[:-1])
+        return self._each(0, x)[0]
 
     def latents(self, x):
-        """Latent and deterministic variables by name in their own supports, each ``[..., *shape]``."""
+        """Latent and deterministic variables by name in their own supports, each ``[..., *shape]``.
+
+        Deterministic ones that depend on a variable that is summed out have no value.
+        """
         with torch.no_grad():
-            rows = x.reshape(-1, self.dim)
-            if self.vectorised:
-                values = torch.func.vmap(self._variables_of_one)(rows)
-            else:
-                each = [self._variables_of_one(row) for row in rows]
-                values = {name: torch.stack([row[name] for row in each]) for name in each[0]}
-        return {name: value.reshape((*x.shape[:-1], *value.shape[1:])) for name, value in values.items()}
+            return dict(zip(self._names, self._each(1, x), strict=True))
 
     def initial_draws(self, n, rng):
         """Standard normal draws in the dtype and on the device of the program."""
         x = torch.randn(n, self.dim, generator=rng, dtype=self.dtype, device=rng.device)
         return x.to(self.device)
 
-    def _trace(self, program: Callable[..., Any], x: Tensor) -> tuple[Any, Tensor]:
-        """One run of the program with its latent variables taken from ``x [D]``: its trace, and ``log|dz/dx|``."""
-        with pyro.validation_enabled(False), Promotion(x.dtype, x.device), _Unconstrained(self.sites, x) as messenger:
-            trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
-        for name, density in messenger.densities.items():
+    def _each(self, part: int, x: Tensor) -> tuple[Tensor, ...]:
+        if self.vectorised:
+            return self._rows.each(part, x)
+        rows = zip(*(self._parts(row)[part] for row in x.reshape(-1, self.dim)), strict=True)
+        return tuple(torch.stack(values).reshape((*x.shape[:-1], *values[0].shape)) for values in rows)
+
+    def _parts(self, x: Tensor) -> Parts:
+        """Energy and variables of one point ``[D]``."""
+        with Interception(tape := _Coordinates(self.source.name, x.dtype, x.device, x, self._draws)):
+            trace, log_jacobian = self._trace(tape)
+            with pyro.validation_enabled(False):
+                log_prob = self._sums.log_prob(trace) if self._is_discrete else trace.log_prob_sum()
+            energy = -log_prob - log_jacobian
+        return Parts([energy], [trace.nodes[key]["value"] for key in self._names], [])
+
+    def _trace(self, tape: Tape) -> tuple[Any, Tensor]:
+        """One run of the program with its latent variables taken from the tape: its trace, and ``log|dz/dx|``."""
+        assert tape.u is not None
+        densities: dict[str, Tensor] = {}
+        jacobians = [tape.u.new_zeros(())]
+
+        def value(node: Mapping[str, Any]) -> Tensor | None:
+            site = self.sites.get(node["name"])
+            if site is None or node["is_observed"]:
+                return None
+            # the chart of the present distribution: a support may depend on other variables, as Uniform(0, sigma)
+            fn, x = node["fn"], tape.take("real", site.shape)
+            chart = chart_of(fn)
+            jacobian = chart.log_jacobian(x)
+            densities[node["name"]] = log_density(fn, chart, x) - jacobian
+            jacobians.append(jacobian.sum())
+            return chart.value(x)
+
+        trace = run(self.source, self._program, value)
+        tape.finish()
+        for name, density in densities.items():
             # in place of the density at the value, which is rounded
             node: Any = trace.nodes[name]
             node["unscaled_log_prob"] = density
             node["log_prob"] = scale_and_mask(density, node["scale"], node["mask"])
             node["log_prob_sum"] = node["log_prob"].sum()
-        return trace, messenger.log_jacobian
+        return trace, torch.stack(jacobians).sum()
 
-    def _energy_of_one(self, x: Tensor) -> Tensor:
-        trace, log_jacobian = self._trace(self._enumerated, x)
-        with pyro.validation_enabled(False), Promotion(x.dtype, x.device):
-            return -self._evaluator.log_prob(trace) - log_jacobian
-
-    def _variables_of_one(self, x: Tensor) -> dict[str, Tensor]:
-        trace, _ = self._trace(self._program, x)
-        return {
-            name: site["value"]
-            for name, site in trace.nodes.items()
-            if name in self.sites or (site["type"] == "sample" and site["infer"].get("_deterministic"))
-        }
-
-    def _first_trace(self, program: Callable[..., Any], name: str) -> Any:
-        # Pyro draws from the global generators
-        with torch.random.fork_rng(devices=[]), pyro.validation_enabled(True), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=UserWarning, module="pyro")
-            torch.manual_seed(0)
-            try:
-                trace = poutine.trace(program).get_trace(*self._args, **self._kwargs)
-                # of deterministic values there is no density
-                trace.compute_log_prob(_has_density)
-            except Exception as error:
-                raise ModelError(f"the Pyro program {name} fails: {cause(error)}") from error
-        return trace
-
-    def _enumerate(self, plain: Any) -> None:
-        """Prepare the sums over discrete latent variables, if there are any."""
-        latent = [site for site in plain.nodes.values() if _is_latent(site)]
-        discrete = any(site["fn"].has_enumerate_support for site in latent)
-        depth = max((-frame.dim for site in plain.nodes.values() for frame in _frames(site)), default=0)
-        self._enumerated = poutine.enum(config_enumerate(self._program), -1 - depth) if discrete else self._program
-        self.device = next(site["log_prob"].device for site in plain.nodes.values() if "log_prob" in site)
-        probe = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
-        with torch.no_grad():
-            trace, _ = self._trace(self._enumerated, probe)
-            for key in self.sites:
-                before, after = plain.nodes[key]["value"].shape, trace.nodes[key]["fn"].shape()
-                if torch.Size(after).numel() != before.numel():
-                    raise ModelError(
-                        f"site {key!r} of the Pyro program depends on a discrete latent variable and cannot be summed "
-                        "over it: marginalise by hand, for example with MixtureSameFamily"
-                    )
-            with pyro.validation_enabled(False), Promotion(self.dtype, self.device):
-                self._evaluator = TraceEinsumEvaluator(trace, discrete, depth if discrete else None)
-
-    def _check_randomness(self, name: str) -> None:
-        probe = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            energies = torch.stack([self._energy_of_one(probe) for _ in range(2)])
-        if (energies[0] - energies[1]).nan_to_num(0, 0, 0) != 0:
-            raise ModelError(
-                f"the Pyro program {name} gives different densities for the same latent variables: draw its random "
-                "numbers with pyro.sample"
-            )
-
-    def _lost_mass(self) -> dict[str, float]:
-        """The share of its prior that no coordinate reaches, by name, at one point."""
+    def _prepare(self, name: str) -> dict[str, float]:
+        """Find which values there are, and prepare the sums over discrete variables; returns the lost mass."""
+        zero = torch.zeros(self.dim, dtype=self.dtype, device=self.device)
+        tape = _Coordinates(name, self.dtype, self.device, zero, self._draws)
         cuda = [self.device] if self.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(devices=cuda), Interception(tape), pyro.validation_enabled(False):
+            try:
+                trace, _ = self._trace(tape)
+                if self._is_discrete:
+                    self._sums = _Sums(trace, True, self._depth)
+            except ModelError:
+                raise
+            except Exception as error:
+                raise ModelError(
+                    f"{name} fails where its discrete variables are summed over, as vectors of all their values "
+                    f"({cause(error)}): choose by them with torch.where or by indexing, not by branches"
+                ) from error
+        nodes: dict[str, Any] = dict(trace.nodes)
+        for key in self.sites:
+            if nodes[key]["value"].shape != self._values[key]:
+                raise ModelError(
+                    f"the support of site {key!r} of {name} depends on a discrete latent variable, which "
+                    "cannot be summed out: write both as one MixtureSameFamily"
+                )
+        self._names = [
+            key
+            for key, node in nodes.items()
+            if key in self.sites or (is_variable(node) and is_deterministic(node))
+            if torch.as_tensor(node["value"]).shape == self._values[key]
+        ]
         with torch.no_grad(), torch.random.fork_rng(devices=cuda), pyro.validation_enabled(False):
             torch.manual_seed(0)
-            trace, _ = self._trace(self._program, torch.zeros(self.dim, dtype=self.dtype, device=self.device))
-            shares = {key: lost_mass(fn, chart_of(fn)) for key in self.sites if (fn := trace.nodes[key]["fn"])}
+            shares = {key: lost_mass(fn, chart_of(fn)) for key in self.sites if (fn := nodes[key]["fn"])}
         return {key: share for key, share in shares.items() if share > TOLERATED}
 
-    def _try_vmap(self, name: str) -> bool:
-        """Whether the program can be vectorised over points."""
+    def _capture(self, name: str) -> bool:
+        """Whether all points can be computed at once: by the torch calls of one run, or the program itself."""
         rows = torch.linspace(-0.5, 0.5, 3 * self.dim, dtype=self.dtype, device=self.device).reshape(3, self.dim)
-        try:
-            with torch.no_grad():
-                together = torch.func.vmap(self._energy_of_one)(rows)
-                torch.func.vmap(self._variables_of_one)(rows)
-            reason = ""
-        except Exception as error:
-            together, reason = None, cause(error)
+        self._rows.record(rows)
         with torch.no_grad():
-            alone = torch.stack([self._energy_of_one(row) for row in rows])
+            try:
+                together, reason = self._rows.each(0, rows)[0], ""
+                self._rows.each(1, rows)
+            except Exception as error:
+                together, reason = None, cause(error)
+            alone, again = (torch.stack([self._parts(row).output[0] for row in rows]) for _ in range(2))
+        if not torch.equal(alone.nan_to_num(), again.nan_to_num()):
+            raise ModelError(
+                f"{name} gives different densities for the same latent variables: draw its random numbers with "
+                "pyro.sample, and change nothing outside"
+            )
         if together is not None and torch.allclose(together, alone, rtol=1e-4, atol=1e-4, equal_nan=True):
             return True
         warnings.warn(
             f"the Pyro program {name} cannot be vectorised and runs once for every chain, which is slow: "
             + (reason or "its densities of several points at once differ from those of each point alone"),
-            stacklevel=4,
+            stacklevel=5,
         )
         return False
 
 
-class _Unconstrained(Messenger):
-    """Gives latent variables their values ``z(x)``, with the chart of their *current* distribution.
+class _Sums(TraceEinsumEvaluator):
+    """Pyro's sums over discrete variables, in log space throughout."""
 
-    A support may depend on other variables (``Uniform(0, sigma)``): a bijection kept from an earlier run would map to
-    another set.
+    def log_prob(self, model_trace):
+        return contract_to_tensor(self._get_log_factors(model_trace), self._enum_dims, ring=_LogSums())
 
-    Attributes:
-        densities: ``log p(z(x))`` by name, each ``[*batch_shape]``.
-        log_jacobian: ``log|dz/dx|`` of all variables.
+
+class _LogSums(LogRing):
+    """Sums of products of terms, by elimination of one variable after the other.
+
+    Pyro's own goes by exponentials, with a derivative of its own that ``vmap`` does not take.
     """
 
-    def __init__(self, sites: Mapping[str, Site], x: Tensor):
-        super().__init__()
-        self.sites, self.x = sites, x
-        self.densities: dict[str, Tensor] = {}
-        self.log_jacobian = x.new_zeros(())
-
-    def _pyro_sample(self, msg):
-        site = self.sites.get(msg["name"])
-        if site is None or msg["is_observed"]:
-            return
-        x, chart = self.x[site.start : site.stop].reshape(site.shape), chart_of(msg["fn"])
-        jacobian = chart.log_jacobian(x)
-        self.densities[msg["name"]] = log_density(msg["fn"], chart, x) - jacobian
-        self.log_jacobian = self.log_jacobian + jacobian.sum()
-        msg["value"], msg["done"] = chart.value(x), True
+    def sumproduct(self, terms, dims):
+        rest: list[Any] = list(terms)
+        # the variables of fewest neighbours first
+        for dim in sorted(dims, key=lambda dim: len({*"".join(t._pyro_dims for t in terms if dim in t._pyro_dims)})):
+            joined = _product([term for term in rest if dim in term._pyro_dims])
+            rest = [term for term in rest if dim not in term._pyro_dims]
+            rest.append(_named(_log_sum(joined, joined._pyro_dims.index(dim)), joined._pyro_dims.replace(dim, "")))
+        return _product(rest)
 
 
-def _sites(trace: Any) -> tuple[dict[str, Site], int]:
-    """Continuous latent variables in the order of the program, and their total dimension."""
+def _product(terms: list[Any]) -> Any:
+    """The sum of logarithms whose dimensions have names, in the order of all their names."""
+    dims = "".join(sorted({*"".join(term._pyro_dims for term in terms)}))
+    every = []
+    for term in terms:
+        own = sorted(term._pyro_dims)
+        aligned = term.permute([term._pyro_dims.index(dim) for dim in own])
+        every.append(aligned.reshape([aligned.shape[own.index(dim)] if dim in own else 1 for dim in dims]))
+    return _named(sum(every[1:], every[0]), dims)
+
+
+def _log_sum(x: Tensor, dim: int) -> Tensor:
+    """``logsumexp`` whose derivative is finite where every term is impossible."""
+    info = torch.finfo(x.dtype)
+    shift = x.detach().amax(dim, keepdim=True).clamp_min(info.min)
+    return (x - shift).exp().sum(dim).clamp_min(info.tiny).log() + shift.squeeze(dim)
+
+
+def _named(term: Any, dims: str) -> Any:
+    term._pyro_dims = dims
+    return term
+
+
+class _Coordinates(Tape):
+    """The coordinates of a target: nothing else is drawn."""
+
+    def draw(self, form, name=None):
+        raise ModelError(f"{self.name} draws random numbers with torch, at {present_line()}: use pyro.sample")
+
+
+def _enumerated(node: Any) -> Any:
+    """How Pyro treats a statement: it sums over a latent one that is discrete."""
+    return {"enumerate": "parallel"} if is_latent(node) and node["fn"].has_enumerate_support else {}
+
+
+def _sites(nodes: Mapping[str, Any]) -> dict[str, Site]:
+    """Continuous latent variables in the order of the program."""
     sites, start = {}, 0
-    for name, node in trace.nodes.items():
-        if not _is_latent(node) or node["fn"].has_enumerate_support:
-            continue
-        shape = chart_of(node["fn"]).shape
-        stop = start + math.prod(shape)
-        sites[name] = Site(start, stop, shape)
-        start = stop
-    return sites, start
+    for name, node in nodes.items():
+        if is_latent(node) and not node["fn"].has_enumerate_support:
+            shape = chart_of(node["fn"]).shape
+            stop = start + math.prod(shape)
+            sites[name] = Site(start, stop, shape)
+            start = stop
+    return sites
 
 
-def _is_latent(node: Mapping[str, Any]) -> bool:
-    is_free = node["type"] == "sample" and not node["is_observed"] and not isinstance(node["fn"], _Subsample)
-    return is_free and not is_point(node["fn"])
-
-
-def _has_density(name: str, node: Any) -> bool:
-    return not is_point(node["fn"])
-
-
-def _is_observed(node: Mapping[str, Any]) -> bool:
-    return node["type"] == "sample" and node["is_observed"] and not _is_deterministic(node)
-
-
-def _is_deterministic(node: Mapping[str, Any]) -> bool:
-    return bool(node["infer"].get("_deterministic")) or is_point(node["fn"])
-
-
-def _frames(node: Mapping[str, Any]) -> list[Any]:
-    return [frame for frame in node.get("cond_indep_stack", ()) if frame.vectorized]
-
-
-def _check(trace: Any, program: str, observed: Mapping[str, Any]) -> None:
-    names = [name for name, node in trace.nodes.items() if node["type"] == "sample"]
+def _check(nodes: Mapping[str, Any], program: str, observed: Mapping[str, Any]) -> None:
     for name in observed:
-        if name not in names:
-            raise ArgumentError(f"observed: {name!r} is not a sample statement of the program (it has {names})")
-    for name, node in trace.nodes.items():
-        is_own = node["type"] == "sample" and node["is_observed"] and not node["infer"].get("_deterministic")
-        if name in observed or is_own:
-            _check_likelihood(name, node)
-    for name, node in trace.nodes.items():
-        if node["type"] != "sample":
-            continue
-        fn = node["fn"]
-        if isinstance(fn, _Subsample):
-            if fn.subsample_size is not None and fn.subsample_size < fn.size:
-                raise ModelError(
-                    f"plate {name!r} of the Pyro program {program} takes {fn.subsample_size} of {fn.size} data at a "
-                    "time: evidence needs them all, omit subsample_size"
-                )
-        elif _is_latent(node) and not fn.has_enumerate_support and not has_chart(fn):
-            raise ModelError(
-                f"site {name!r} of the Pyro program {program} is discrete without a finite support, or has no "
-                f"bijection from the real numbers ({type(fn).__name__}), and cannot be summed out: marginalise by hand"
+        if name not in nodes:
+            raise ArgumentError(f"observed: {name!r} is not a sample statement of {program} (it has {list(nodes)})")
+    for name, node in nodes.items():
+        if is_deterministic(node) and (name in observed or has_data(node)):
+            raise ArgumentError(
+                f"observed: {name!r} is a deterministic statement, which has no likelihood: condition(from_pyro(...)) "
+                "samples its posterior; evidence needs an error model, a sample statement around it"
             )
-
-
-def _check_likelihood(name: str, node: Mapping[str, Any]) -> None:
-    if _is_deterministic(node):
-        raise ArgumentError(
-            f"observed: {name!r} is a deterministic statement, which has no likelihood: condition(from_pyro(...)) "
-            "samples its posterior; evidence needs an error model, a sample statement around it"
-        )
+        fn = node["fn"]
+        if is_latent(node) and not fn.has_enumerate_support and not has_chart(fn):
+            raise ModelError(
+                f"site {name!r} of {program} is discrete without a finite support, or has no bijection from the real "
+                f"numbers ({type(fn).__name__}), and cannot be summed out: marginalise by hand"
+            )

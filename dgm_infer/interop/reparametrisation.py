@@ -25,7 +25,8 @@ __all__ = [
     "uniform_between",
 ]
 
-Kind = Literal["normal", "logistic"]
+Kind = Literal["normal", "logistic", "real"]
+"""Of inputs: N(0, 1), or logistic of unit variance; or coordinates without a density of their own."""
 
 
 @dataclass(frozen=True)

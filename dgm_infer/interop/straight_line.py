@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["Parts", "Recording", "straight_line_code", "writes"]
+__all__ = ["LEAVING", "Parts", "Recording", "Rows", "straight_line_code", "writes"]
 
 Function = Callable[[Tensor], tuple[Tensor, ...]]
 
@@ -53,6 +53,9 @@ class Recording(TorchFunctionMode):
 
     Args:
         u: the input of the run, ``[D]``.
+
+    Attributes:
+        decided: whether Python was given a value that depends on the input, by which it may have branched.
     """
 
     def __init__(self, u: Tensor):
@@ -63,6 +66,7 @@ class Recording(TorchFunctionMode):
         self._known: dict[int, Tensor] = {id(u): u}
         # memory of values that do not depend on the input, only their being one per chain does
         self._fixed: set[int] = set()
+        self.decided = False
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -70,6 +74,7 @@ class Recording(TorchFunctionMode):
         known = [self._known[id(leaf)] for leaf in _leaves((args, kwargs)) if id(leaf) in self._known]
         if not known:
             return result
+        self.decided |= func in LEAVING and any(_memory(tensor) not in self._fixed for tensor in known)
         changed = args[0] if writes(func) and args and isinstance(args[0], Tensor) else None
         made, picks = _made(result)
         if not made and changed is None:
@@ -192,6 +197,9 @@ def _shares_memory(call: _Call) -> bool:
     return _memory(call.made[0]) in map(_memory, call.tensors)
 
 
+# what makes a number or an array of a tensor
+LEAVING = {Tensor.__bool__, Tensor.__float__, Tensor.__int__, Tensor.__index__, Tensor.item, Tensor.tolist}
+LEAVING |= {Tensor.numpy, Tensor.__array__, Tensor.equal, Tensor.allclose, torch.equal, torch.allclose}
 _FIXED = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new, Tensor.new_tensor}
 _FIXED |= {torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like}
 
@@ -253,6 +261,8 @@ def straight_line_code(run: Callable[[Tensor], Parts], probes: Tensor) -> tuple[
         v = probes[0].clone()
         with torch.no_grad(), Recording(v) as recording:
             parts = run(v)
+        if recording.decided:
+            return None
         codes = tuple(recording.code(part) for part in parts)
         same = all(_is_same(code, lambda v, i=i: tuple(run(v)[i]), probes) for i, code in enumerate(codes))
     except Exception:
@@ -265,7 +275,8 @@ def _is_same(code: Function, part: Function, probes: Tensor) -> bool:
     """Whether values and gradients agree, of each input alone and of all at once."""
     together = _with_gradients(lambda v: torch.func.vmap(lambda row: _flat(code, row))(v), probes)
     for probe, *many in zip(probes, *together, strict=True):
-        expected, alone = (_with_gradients(lambda v, f=f: _flat(f, v), probe) for f in (part, code))
+        alone = _with_gradients(lambda v: _flat(code, v), probe)
+        expected = _by_autograd(lambda v: _flat(part, v), probe)
         for e, a, m in zip(expected, alone, many, strict=True):
             # numbers that are not finite agree with anything
             if not (e.isfinite().all() and _agree(a, e) and _agree(m, e)):
@@ -285,6 +296,52 @@ def _with_gradients(outputs: Callable[[Tensor], Tensor], v: Tensor) -> tuple[Ten
     return value, pull(weights.expand_as(value))[0]
 
 
+def _by_autograd(outputs: Callable[[Tensor], Tensor], v: Tensor) -> tuple[Tensor, Tensor]:
+    """The same of what need not be a function for ``torch.func``."""
+    with torch.enable_grad():
+        value = outputs(v := v.clone().requires_grad_())
+        weights = torch.linspace(1, 2, value.shape[-1], dtype=value.dtype, device=value.device)
+        total = (value * weights).sum()
+        gradient = torch.autograd.grad(total, v)[0] if total.requires_grad else torch.zeros_like(v)
+    return value.detach(), gradient
+
+
 def _agree(a: Tensor, b: Tensor) -> bool:
     tolerance = 1000 * torch.finfo(a.dtype).eps
     return torch.allclose(a, b, tolerance, tolerance)
+
+
+class Rows:
+    """A run at every row of inputs, vectorised over them; once recorded, its torch calls without the run around them.
+
+    Args:
+        run: at one input ``[D]``.
+    """
+
+    def __init__(self, run: Callable[[Tensor], Parts]):
+        self._run = run
+        self._codes: tuple[Function, ...] | None = None
+        self._like = torch.empty(0)
+
+    def each(self, part: int, u: Tensor) -> tuple[Tensor, ...]:
+        """One of :class:`Parts` at every row ``[..., D]``, each tensor ``[..., *shape]``."""
+        function = self._codes[part] if self._codes and self.has_code(u) else lambda v: tuple(self._run(v)[part])
+        if u.ndim == 1:
+            return function(u)
+        values = torch.func.vmap(function)(u.reshape(-1, u.shape[-1]))
+        return tuple(value.reshape((*u.shape[:-1], *value.shape[1:])) for value in values)
+
+    def record(self, probes: Tensor) -> None:
+        """Note the calls, if they give the same at some inputs ``[n, D]``: see :func:`straight_line_code`."""
+        self._like, self._codes = probes, straight_line_code(self._run, probes)
+
+    def forget(self) -> None:
+        self._codes = None
+
+    def has_code(self, u: Tensor) -> bool:
+        """Whether calls were noted for inputs of this type and on this device."""
+        return self._codes is not None and (u.dtype, u.device) == (self._like.dtype, self._like.device)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # generated functions have no pickle
+        return {**vars(self), "_codes": None}

@@ -92,7 +92,7 @@ class Tape:
                 v = density.sample(generator=self.rng, dtype=self.dtype).to(self.device).reshape(form.shape)
             self._record(form, v, name)
         else:
-            v = self._taken(form)
+            v = self.take(form.kind, form.shape)
         value = form.value(v)
         if form.log_factor is not None:
             self.factors.append(form.log_factor(v, value))
@@ -125,10 +125,15 @@ class Tape:
             self.charted[line] = form.of
         self._recorded.append(v)
 
-    def _taken(self, form: Reparametrisation) -> Tensor:
+    def take(self, kind: Kind, shape: torch.Size) -> Tensor:
+        """The next inputs.
+
+        Raises:
+            ModelError: the recorded run drew others here.
+        """
         assert self.u is not None
         index = self._next
-        if index >= len(self.draws) or self.draws[index][:2] != (form.kind, form.shape):
+        if index >= len(self.draws) or self.draws[index][:2] != (kind, shape):
             raise _changed(self.name, present_line())
         self._next = index + 1
         return self._parts[index]

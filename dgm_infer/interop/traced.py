@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..models import DirectedModel, InputDensity, Logistic, StandardNormal
 from .intercept import Interception
-from .straight_line import Function, Parts, straight_line_code
+from .straight_line import Parts, Rows
 from .tape import Draw, Tape
 
 __all__ = ["TracedModel", "TracedRun", "UnitSplit"]
@@ -87,7 +87,7 @@ class TracedModel(DirectedModel):
         self.register_buffer("_place", torch.empty(0, dtype=torch.long), persistent=False)
         self.register_buffer("probes", torch.empty(0, 0), persistent=False)
         self._place: Tensor
-        self._codes: tuple[Function, ...] | None = None
+        self._rows = Rows(self._parts)
         self._latent_names: list[str] = []
 
     def run(self, tape: Tape) -> TracedRun:
@@ -141,28 +141,22 @@ class TracedModel(DirectedModel):
         return self._each(0, u)[0]
 
     def latents(self, u):
-        names = self._latent_names if self._has_code(u) else list(self.replay(u.new_zeros(u.shape[-1]))[1].latents)
+        has_code = self._rows.has_code(u)
+        names = self._latent_names if has_code else list(self.replay(u.new_zeros(u.shape[-1]))[1].latents)
         return dict(zip(names, self._each(1, u), strict=True))
 
     def log_factor(self, u):
         return torch.stack(self._each(2, u)).sum(0) if self.has_factor else u.new_zeros(u.shape[:-1])
 
     def _each(self, part: int, u: Tensor) -> tuple[Tensor, ...]:
-        """One of :class:`Parts` at every row ``[..., D]``, each tensor ``[..., *shape]``."""
-        run = self._codes[part] if self._codes is not None and self._has_code(u) else None
-        v = u if self.structure == "dense" else u[..., self._place]
-        function = run or (lambda v: tuple(self._parts(v)[part]))
-        if u.ndim == 1:
-            return function(v)
-        values = torch.func.vmap(function)(v.reshape(-1, u.shape[-1]))
-        return tuple(value.reshape(*u.shape[:-1], *value.shape[1:]) for value in values)
+        return self._rows.each(part, u if self.structure == "dense" else u[..., self._place])
 
     def train(self, mode: bool = True):
         super().train(mode)
-        self._codes = None
+        self._rows.forget()
         if not mode and len(self.probes):
-            self._codes = straight_line_code(self._parts, self.probes)
-            if self._codes is not None:
+            self._rows.record(self.probes)
+            if self._rows.has_code(self.probes):
                 self._latent_names = list(self.replay(self.probes[0])[1].latents)
         return self
 
@@ -170,12 +164,6 @@ class TracedModel(DirectedModel):
         super()._apply(fn, recurse)
         # the code has the weights as they were
         return self.train(self.training)
-
-    def __getstate__(self):
-        return {**vars(self), "_codes": None}
-
-    def _has_code(self, u: Tensor) -> bool:
-        return self._codes is not None and (u.dtype, u.device) == (self.probes.dtype, self.probes.device)
 
     @property
     def has_log_factor(self):

@@ -2,21 +2,13 @@
 
 import math
 from dataclasses import FrozenInstanceError
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from ..arguments import (
-    allocatable,
-    available_device,
-    finite,
-    floating_type,
-    instance,
-    numbers,
-    sizes,
-    whole_number,
-)
+from ..arguments import allocatable, finite, indices, instance, numbers, sizes, whole_number
+from ..autodiff.pytrees import take
 from ..errors import ArgumentError, EvidenceError
 from ..linear_maps import Scale
 from ..target import Target, reference
@@ -197,6 +189,24 @@ class GaussianDensity(Whitened):
     def moments(self) -> "GaussianDensity":
         return self
 
+    def take(self, problems: Tensor) -> Self:
+        """The densities of the problems with flat indices ``[N]``; the batch shape is ``[N]``.
+
+        Raises:
+            ArgumentError: an index is out of range.
+        """
+        problems = indices(f"{type(self).__name__}.take", "problems", problems, self.batch_shape.numel())
+        tensors = (self.mean, *self.scale.parts, *([] if self.log_zeta is None else [self.log_zeta]))
+        mean, *parts = take(tensors, self.batch_shape, problems.to(self.mean.device))
+        log_zeta = None if self.log_zeta is None else parts.pop()
+        return self._of(mean, self.scale.remade(parts), log_zeta=log_zeta)
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """The same densities on another device or in another dtype."""
+        mean, *parts = (tensor.to(*args, **kwargs) for tensor in (self.mean, *self.scale.parts))
+        log_zeta = None if self.log_zeta is None else self.log_zeta.to(mean.device)
+        return self._of(mean, self.scale.remade(parts), log_zeta=log_zeta)
+
     def energy(self, x: Tensor) -> Tensor:
         """``-log q(x) = |v|^2/2 + log|det L| + D/2 log 2 pi``: ``[..., *batch, D] -> [..., *batch]``.
 
@@ -221,25 +231,14 @@ class GaussianDensity(Whitened):
         return self.unwhiten(self._normal(shape, generator))
 
 
-def origin(
-    call: str,
-    target: Target,
-    dtype: torch.dtype | None,
-    device: torch.device | str | None,
-    unknown: torch.dtype | None = None,
-) -> Tensor:
-    """Zeros ``[*batch, D]`` of the type and on the device that are given, or else those of the target.
+def origin(target: Target, unknown: torch.dtype | None = None) -> Tensor:
+    """Zeros ``[*batch, D]`` of the target's type and on its device.
 
     Args:
-        unknown: the type if neither says; None for torch's default.
+        unknown: the type if the target does not say; None for torch's default.
     """
     like = reference(target)
-    known = unknown if like is None else like.dtype
-    dtype = known if dtype is None else floating_type(call, "dtype", dtype)
-    if device is not None:
-        device = available_device(call, "device", device)
-    elif like is not None:
-        device = like.device
+    dtype, device = (unknown, None) if like is None else (like.dtype, like.device)
     return torch.zeros(*target.batch_shape, target.dim, dtype=dtype, device=device)
 
 

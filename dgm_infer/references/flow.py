@@ -218,8 +218,6 @@ class Flow(Whitened):
         samples: int = 64,
         rate: float = 1e-2,
         seed: int = 0,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
         **network: Any,
     ) -> Self:
         """The flow with the largest evidence lower bound, by the gradient that follows the draws (math 11.11).
@@ -232,7 +230,6 @@ class Flow(Whitened):
                 five of its standard deviations.
             steps, samples, rate: as in :meth:`from_draws`; samples are draws of the flow per step.
             seed: seed of all randomness.
-            dtype, device: used only when ``start`` is None.
             network: as in :meth:`from_draws`.
 
         Raises:
@@ -245,7 +242,7 @@ class Flow(Whitened):
         rate, seed = positive(call, "rate", rate), random_seed(call, seed)
         target = as_target(target)
         if start is None:
-            local = Gaussian.fit(target, start=Gaussian(origin(call, target, dtype, device), 1.0), seed=seed)
+            local = Gaussian.fit(target, start=Gaussian(origin(target), 1.0), seed=seed)
             start = Gaussian(local.mean, FLOW.widen * local.covariance_diagonal.sqrt())
         instance(call, "start", start, Gaussian, "Gaussian(mean, sd)")
         if tuple(start.mean.shape) != (*target.batch_shape, target.dim):

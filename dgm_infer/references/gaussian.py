@@ -8,10 +8,11 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
 from ..arguments import (
+    available_device,
     choice,
     finite,
+    floating_type,
     function,
-    indices,
     instance,
     numbers,
     positive,
@@ -77,25 +78,6 @@ class Gaussian(GaussianDensity):
                 )
         vars(self).update(log_zeta=log_zeta)
 
-    def take(self, problems: Tensor) -> "Gaussian":
-        """The Gaussians of the problems with flat indices ``[N]``; the batch shape is ``[N]``.
-
-        Raises:
-            ArgumentError: an index is out of range.
-        """
-        problems = indices("Gaussian.take", "problems", problems, self.batch_shape.numel()).to(self.mean.device)
-        n = len(self.batch_shape)
-        parts = [tensor.flatten(0, n - 1)[problems] if n else tensor[None][problems] for tensor in self.scale.parts]
-        mean = self.mean.reshape(-1, self.dim)[problems]
-        log_zeta = None if self.log_zeta is None else self.log_zeta.reshape(-1)[problems]
-        return Gaussian._of(mean, self.scale.remade(parts), log_zeta=log_zeta)
-
-    def to(self, *args: Any, **kwargs: Any) -> "Gaussian":
-        """The same Gaussians on another device or in another dtype."""
-        parts = [tensor.to(*args, **kwargs) for tensor in self.scale.parts]
-        log_zeta = None if self.log_zeta is None else self.log_zeta.to(parts[0].device)
-        return Gaussian._of(self.mean.to(*args, **kwargs), self.scale.remade(parts), log_zeta=log_zeta)
-
     def refined(
         self,
         draws: Tensor,
@@ -138,6 +120,24 @@ class Gaussian(GaussianDensity):
         return Gaussian._of(mean.to(self.mean), scale, log_zeta=log_zeta)
 
     @classmethod
+    def standard(cls, target, dtype: torch.dtype | None = None, device: torch.device | str | None = None) -> Self:
+        """Standard normals, one per problem of a target.
+
+        Args:
+            target: anything with ``energy``, ``dim`` and ``batch_shape``.
+            dtype, device: None for those of the target's ``values``, if it has any.
+
+        Raises:
+            ArgumentError: an argument is outside its range.
+        """
+        mean = origin(as_target(target))
+        if dtype is not None:
+            mean = mean.to(floating_type("Gaussian.standard", "dtype", dtype))
+        if device is not None:
+            mean = mean.to(available_device("Gaussian.standard", "device", device))
+        return cls(mean, 1.0)
+
+    @classmethod
     def from_encoder(cls, encoder, images: Tensor) -> Self:
         """The encoder's ``q(z | x)`` per image: ``encoder(images)`` is a Normal, or an Independent Normal.
 
@@ -174,8 +174,6 @@ class Gaussian(GaussianDensity):
         samples: int | None = None,
         rate: float = 0.05,
         seed: int | None = 0,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
     ) -> Self:
         """The Gaussian with the largest evidence lower bound (ADVI), found by Adam for all problems at once.
 
@@ -188,12 +186,11 @@ class Gaussian(GaussianDensity):
             kind: kind of the scale.
             objective: ``"elbo"``, ``"tvo"`` or ``"eubo"``; for these two ``start`` must reach what is to be covered.
             rank: R of a low-rank scale.
-            start: initial Gaussian; None for standard normals.
+            start: initial Gaussian, whose type and device the fit has; None for :meth:`standard`.
             steps: steps of the optimiser.
             samples: draws per step; None for 8, or 64 if their weights take the place of gradients.
             rate: initial learning rate.
             seed: seed of all randomness; None draws one.
-            dtype, device: used only when ``start`` is None; None for those of the target's ``values``, if it has any.
 
         Raises:
             ArgumentError: an argument is outside its range.
@@ -208,7 +205,7 @@ class Gaussian(GaussianDensity):
         seed = random_seed(call, seed)
         target = as_target(target)
         if start is None:
-            start = cls(origin(call, target, dtype, device), 1.0)
+            start = cls(origin(target), 1.0)
         shape = (*target.batch_shape, target.dim)
         # further leading dimensions are separate fits
         if not isinstance(start, Gaussian) or tuple(start.mean.shape)[-len(shape) :] != shape:
@@ -286,8 +283,6 @@ class Gaussian(GaussianDensity):
         start: "Gaussian | None" = None,
         tolerance: float = 0.3,
         seed: int | None = 0,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
         **fit: Any,
     ) -> Self:
         """:meth:`of_mixture` of diagonal fits by the evidence lower bound from many starts: covers several modes.
@@ -301,7 +296,6 @@ class Gaussian(GaussianDensity):
                 Their initial sds are a tenth of its sds.
             tolerance: as in :meth:`of_mixture`.
             seed: seed of all randomness; None draws one.
-            dtype, device: as in :meth:`fit`.
             fit: ``steps``, ``samples`` and ``rate`` of :meth:`fit`.
 
         Raises:
@@ -310,22 +304,20 @@ class Gaussian(GaussianDensity):
         """
         call = "Gaussian.from_local_fits"
         choice(call, "kind", kind, KINDS)
-        rank, starts = whole_number(call, "rank", rank), whole_number(call, "starts", starts)
-        within(call, "tolerance", tolerance, 0)
-        seed = random_seed(call, seed)
-        target = as_target(target)
-        wide = (
-            cls(origin(call, target, dtype, device), 1.0)
-            if start is None
-            else instance(call, "start", start, Gaussian, "Gaussian(mean, sd)")
-        )
-        local = cls._local_fits(target, starts, wide, seed, **fit)
+        rank = whole_number(call, "rank", rank)
+        local = cls._local_fits(call, target, starts, start, tolerance, seed, **fit)
         assert local.elbo is not None
         return cls.of_mixture(local.mean, local.covariance, local.elbo, kind=kind, rank=rank, tolerance=tolerance)
 
     @classmethod
-    def _local_fits(cls, target, starts: int, wide: "Gaussian", seed: int, **fit: Any) -> Self:
+    def _local_fits(cls, call: str, target, starts, start: "Gaussian | None", tolerance, seed, **fit: Any) -> Self:
         """Diagonal fits ``[starts, *batch, D]`` from draws of a wide Gaussian, with a tenth of its sds at first."""
+        starts = whole_number(call, "starts", starts)
+        within(call, "tolerance", tolerance, 0)
+        seed = random_seed(call, seed)
+        target = as_target(target)
+        wide = Gaussian(origin(target), 1.0) if start is None else start
+        instance(call, "start", wide, Gaussian, "Gaussian(mean, sd)")
         first = wide.sample((starts,), torch.Generator(wide.mean.device).manual_seed(seed))
         sds = 0.1 * wide.covariance_diagonal.sqrt().expand_as(first)
         return cls.fit(target, start=Gaussian(first, sds), seed=seed, **fit)
@@ -347,9 +339,7 @@ class Gaussian(GaussianDensity):
             ArgumentError, EvidenceError: as :func:`modes`.
         """
         if as_target(target).standardised:
-            mean = (
-                origin("Gaussian.broad", target, torch.float64, None) if like is None else torch.zeros_like(like.mean)
-            )
+            mean = origin(target, torch.float64) if like is None else torch.zeros_like(like.mean)
             return cls(mean, 1.0)
         return cls.covering(modes(target, starts, start=like, iterations=iterations, seed=seed))
 
@@ -366,8 +356,6 @@ class Gaussian(GaussianDensity):
         *,
         start: Tensor | None = None,
         max_iterations: int = 200,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
     ) -> Self:
         """The Gaussian at the mode with the inverse Hessian as its covariance; sets ``log_evidence``.
 
@@ -375,9 +363,9 @@ class Gaussian(GaussianDensity):
 
         Args:
             target: anything with ``energy``, twice differentiable, ``dim`` and ``batch_shape``.
-            start: ``[*batch, D]``; None for zero.
+            start: ``[*batch, D]``, whose type and device the result has; None for zero, in float64 if the target has no
+                type.
             max_iterations: damped Newton steps.
-            dtype, device: as in :meth:`fit`; float64 for a target without ``values``.
 
         Raises:
             ArgumentError: an argument is outside its range.
@@ -386,7 +374,7 @@ class Gaussian(GaussianDensity):
         call = "Gaussian.laplace"
         target = as_target(target)
         if start is None:
-            start = origin(call, target, dtype, device, torch.float64)
+            start = origin(target, torch.float64)
         start = finite(call, "start", start)
         shape = (*target.batch_shape, target.dim)
         if tuple(start.shape) != shape:

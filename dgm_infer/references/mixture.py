@@ -6,11 +6,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..arguments import finite, indices, instance, numbers, random_seed, whole_number, within
+from ..arguments import finite, indices, numbers, within
 from ..errors import ArgumentError, EvidenceError
 from ..linear_maps import TriangularMap
-from ..target import as_target
-from .density import GaussianDensity, Whitened, distinct, mixture_moments, origin, weighted_moments
+from .density import GaussianDensity, Whitened, distinct, mixture_moments, weighted_moments
 from .gaussian import Gaussian
 from .modes import Modes, modes
 from .scales import factorised, scale_of
@@ -230,7 +229,7 @@ class Mixture(Whitened):
             starts: minimisations per round and problem.
             widen: factor of the components' standard deviations. A base narrower than its target hides what it misses
                 from the standard error: more for modes with heavy tails.
-            search: ``start``, ``iterations``, ``seed``, ``dtype`` and ``device`` of :func:`modes`.
+            search: ``start``, ``iterations`` and ``seed`` of :func:`modes`.
 
         Raises:
             ArgumentError: an argument is outside its range.
@@ -255,8 +254,6 @@ class Mixture(Whitened):
         start: Gaussian | None = None,
         tolerance: float = 0.3,
         seed: int | None = 0,
-        dtype: torch.dtype | None = None,
-        device: torch.device | str | None = None,
         **fit: Any,
     ) -> Self:
         """Diagonal fits by the evidence lower bound from many starts, weighted by the exponentials of their bounds.
@@ -264,13 +261,7 @@ class Mixture(Whitened):
         Takes no second derivatives, unlike :meth:`from_modes`. Arguments and errors as in
         :meth:`Gaussian.from_local_fits`, which matches a single Gaussian to the moments of this mixture.
         """
-        call = "Mixture.from_local_fits"
-        target = as_target(target)
-        wide = Gaussian(origin(call, target, dtype, device), 1.0) if start is None else start
-        instance(call, "start", wide, Gaussian, "Gaussian(mean, sd)")
-        within(call, "tolerance", tolerance, 0)
-        starts = whole_number(call, "starts", starts)
-        local = Gaussian._local_fits(target, starts, wide, random_seed(call, seed), **fit)
+        local = Gaussian._local_fits("Mixture.from_local_fits", target, starts, start, tolerance, seed, **fit)
         assert local.elbo is not None
         kept = distinct(local.mean, local.covariance, local.elbo, tolerance)
         log_weights = torch.where(kept, local.elbo, -math.inf)

@@ -109,8 +109,6 @@ def modes(
     start: Whitened | None = None,
     iterations: int = 200,
     seed: int | None = 0,
-    dtype: torch.dtype | None = None,
-    device: torch.device | str | None = None,
 ) -> Modes:
     """The modes of a target that minimisations from widely spread starts reach, with their Laplace masses.
 
@@ -120,10 +118,10 @@ def modes(
     Args:
         target: anything with ``energy``, twice differentiable, ``dim`` and ``batch_shape``.
         starts: minimisations per round and problem.
-        start: Gaussian over ``[*batch, D]`` for the first round; None for standard normals.
+        start: Gaussian over ``[*batch, D]`` for the first round; None for standard normals, in the target's type or
+            else float64.
         iterations: gradients per minimisation, at most.
         seed: seed of all randomness; None draws one.
-        dtype, device: used only when ``start`` is None; None for those of the target's ``values``, or float64.
 
     Raises:
         ArgumentError: an argument is outside its range.
@@ -133,7 +131,7 @@ def modes(
     target = as_target(target)
     starts, iterations = whole_number(call, "starts", starts), whole_number(call, "iterations", iterations)
     if start is None:
-        start = GaussianDensity(origin(call, target, dtype, device, torch.float64), 1.0)
+        start = GaussianDensity(origin(target, torch.float64), 1.0)
     instance(call, "start", start, Whitened, "Gaussian(mean, sd)")
     rng = torch.Generator(start.mean.device).manual_seed(random_seed(call, seed))
     return search(target, start, starts, iterations, rng)

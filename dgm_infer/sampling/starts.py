@@ -18,7 +18,7 @@ from ..kernels.jumps import Jumps
 from ..kernels.kernel import FibreKernel, Tunable, Tuning
 from ..kernels.mode_jumps import ModeJumps, innermost
 from ..models import DirectedModel
-from ..references.modes import modes
+from ..references import Gaussian, modes
 from ..target import Target
 from .adaptation import reasonable_step_size
 from .allocation import allocate_chains
@@ -116,7 +116,7 @@ def _near_modes(problem: Target, chains: int, rng: torch.Generator, given: Tenso
     start = problem.start(chains, rng) if given is None else given
     seed = int(torch.randint(2**31, (), generator=rng, device=rng.device))
     try:
-        found = modes(problem, _SETTINGS.searches, seed=seed, dtype=start.dtype, device=start.device)
+        found = modes(problem, _SETTINGS.searches, start=Gaussian(torch.zeros_like(start[0]), 1.0), seed=seed)
     except EvidenceError as error:
         raise EvidenceError(
             f"ModeJumps: {error}; give modes=dgm.modes(target, start=...), or use the kernel alone"

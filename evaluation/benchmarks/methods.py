@@ -142,7 +142,7 @@ def _experiments(data: Path | None, images: int, runs: int, chains: int, seed: i
         yield Experiment(f"boltzmann {i}", words, target, base, truth.log_z.expand(runs))
     if data is not None and (data / "radon").is_dir():
         radon = radon_target(read_radon(data))
-        fitted = Gaussian.fit(radon, steps=2000, seed=seed, dtype=torch.float64)
+        fitted = Gaussian.fit(radon, steps=2000, seed=seed, start=Gaussian.standard(radon, torch.float64))
         words = f"hierarchical regression, 92 dimensions, from a diagonal fit of the bound; {runs} runs"
         yield Experiment("radon, diagonal base", words, *repeated(radon, fitted, runs))
         refined = dgm.evidence.refine_base(radon, fitted, kind="full", chains=chains, seed=seed, progress=False).base

@@ -88,7 +88,7 @@ def _rows(machines: Iterable[tuple[int, tuple[BoltzmannRelaxation, Moments]]], r
 
 
 def _bases(machine: BoltzmannRelaxation) -> dict[str, Gaussian]:
-    return {"local fits": Gaussian.from_local_fits(machine, dtype=torch.float64)}
+    return {"local fits": Gaussian.from_local_fits(machine, start=Gaussian.standard(machine, torch.float64))}
 
 
 def _run(

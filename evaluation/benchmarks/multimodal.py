@@ -88,7 +88,7 @@ def _by(kernel: Kernel, draws: int) -> Callable[[BoltzmannRelaxation, int], Foun
 
 def _tempered(draws: int) -> Callable[[BoltzmannRelaxation, int], Found]:
     def run(machine: BoltzmannRelaxation, seed: int) -> Found:
-        base = Gaussian.from_local_fits(machine, dtype=torch.float64)
+        base = Gaussian.from_local_fits(machine, start=Gaussian.standard(machine, torch.float64))
         method = dgm.ParallelTempering(draws=draws)
         evidence = uninterrupted(dgm.log_evidence(machine, base, method, chains=12, seed=seed, progress=False))
         mean = evidence.expectation(lambda x: x).value

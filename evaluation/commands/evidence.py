@@ -164,10 +164,9 @@ def fitted_base(model: LatentVariableModel, target: LatentPosterior, kind: str, 
             name = type(model.module).__name__
             raise ModelError(f"generator: a {name} has no encoder: choose base diagonal, low_rank, full or laplace")
         return Gaussian.from_encoder(model.encode, target.images.flatten(len(target.batch_shape)))
-    dtype, device = target.images.dtype, target.images.device
     if kind == "laplace":
-        return Gaussian.laplace(target, dtype=dtype, device=device)
-    return Gaussian.fit(target, kind, seed=seed, dtype=dtype, device=device)  # type: ignore[arg-type]
+        return Gaussian.laplace(target)
+    return Gaussian.fit(target, kind, seed=seed)  # type: ignore[arg-type]
 
 
 def _problem(model: LatentVariableModel, x: Tensor, base: str, seed: int) -> tuple[LatentPosterior, Gaussian]:

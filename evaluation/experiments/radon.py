@@ -48,7 +48,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     warmup, pilot = (20, 20) if fast else (50, 100)
     target = radon_target(read_radon(data))
     started = time.perf_counter()
-    fitted = Gaussian.fit(target, steps=steps, seed=seed, dtype=torch.float64)
+    fitted = Gaussian.fit(target, steps=steps, seed=seed, start=Gaussian.standard(target, torch.float64))
     seconds_fit = time.perf_counter() - started
     assert fitted.elbo is not None
     assert fitted.elbo_trace is not None

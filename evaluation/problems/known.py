@@ -25,8 +25,10 @@ FOLDER = "known_targets"
 _SEED = 0
 _BASES: dict[str, Callable[[Target, bool], Gaussian]] = {
     "broad": lambda target, fast: Gaussian.broad(target),
-    "full fit": lambda target, fast: Gaussian.fit(target, kind="full", steps=50 if fast else 1500, dtype=torch.float64),
-    "diagonal fit": lambda target, fast: Gaussian.fit(target, steps=50 if fast else 300, rate=0.1, dtype=torch.float32),
+    "full fit": lambda target, fast: Gaussian.fit(
+        target, "full", start=Gaussian.standard(target, torch.float64), steps=50 if fast else 1500
+    ),
+    "diagonal fit": lambda target, fast: Gaussian.fit(target, steps=50 if fast else 300, rate=0.1),
 }
 
 

@@ -1,19 +1,19 @@
 """Non-reversible parallel tempering from two references (Syed et al. 2021, Surjanovic et al. 2022)."""
 
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from ...arguments import flag, fraction, optional_positive, whole_number
+from ...arguments import flag, whole_number
 from ...errors import ArgumentError
 from ...progress import Progress
 from ...references import Gaussian
 from ...references.modes import search
-from ...settings import Settings
-from ..method import EstimateStatus, Outcome, check_held
+from ..method import Outcome, check_held
 from ..path import AnnealedPath
-from ..plan import anneal_pilot, equal_distances, interpolated
+from ..plan import Piloted, equal_distances, interpolated
 from .legs import Legs, broad_reference
 from .replicas import Replicas, Round
 
@@ -40,7 +40,7 @@ ROUNDS = TuningRounds()
 
 
 @dataclass(frozen=True, eq=False)
-class ParallelTempering(Settings):
+class ParallelTempering(Piloted):
     """Parallel tempering: every chain is a line of replicas, from the base up to the target and down to a broad base.
 
     A replica at ``beta_k`` of a leg has the density ``~ exp(-beta_k phi - (1 - beta_k) psi)``, psi the energy of the
@@ -76,34 +76,26 @@ class ParallelTempering(Settings):
         pilot_temperatures: temperatures of the annealing run that makes the first schedule and step sizes.
     """
 
+    explores: ClassVar[bool] = True
+    """It starts from a broad reference too: no cross-check of its modes is made."""
     draws: int = 144
     temperatures: int = 12
-    n_steps: int = 5
-    step_size: float | Tensor | None = None
+    _: KW_ONLY
     broad: bool | Gaussian = True
     adapt_base: bool = True
     thin: int = 1
-    target_acceptance: float = 0.8
     pilot_temperatures: int = 30
 
     def __post_init__(self):
+        super().__post_init__()
         name = "ParallelTempering"
-        for field in ("draws", "temperatures", "n_steps", "thin", "pilot_temperatures"):
+        for field in ("draws", "temperatures", "thin"):
             whole_number(name, field, getattr(self, field))
         if self.thin > self.draws:
             raise ArgumentError(f"{name}(thin={self.thin}): must be at most draws={self.draws}")
         flag(name, "adapt_base", self.adapt_base)
-        optional_positive(name, "step_size", self.step_size)
-        fraction(name, "target_acceptance", self.target_acceptance)
         if not isinstance(self.broad, bool | Gaussian):
             raise ArgumentError(f"{name}(broad={self.broad!r}): must be a Gaussian, True or False")
-
-    @property
-    def status(self) -> EstimateStatus:
-        return "consistent"
-
-    explores = True
-    """It starts from a broad reference too: no cross-check of its modes is made."""
 
     @property
     def particles(self) -> int:
@@ -173,7 +165,7 @@ class ParallelTempering(Settings):
 
         So they start where the broad reference is: what is too wide narrows sooner than what is missing comes.
         """
-        pilot = anneal_pilot(legs, chains, rng, self, self.n_steps, progress)
+        pilot = self.pilot(legs, chains, rng, progress)
         betas = pilot.barrier(self.temperatures)
         curve = interpolated(betas, pilot.columns, pilot.log_z_path.nan_to_num(0.0, 0.0, 0.0))
         start = legs.base.unwhiten(legs.draws(len(betas) * chains, rng))[:, -1]

@@ -7,14 +7,13 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ...arguments import choice, finite, fraction, optional_positive, whole_number
+from ...arguments import choice, finite, whole_number
 from ...errors import ArgumentError, EvidenceError
 from ...progress import Progress
-from ...settings import Settings
 from ..estimators import Estimate, largest_share, log_mean, log_ratio, weight_ess
-from ..method import EstimateStatus, Outcome, check_held
+from ..method import Outcome, check_held
 from ..path import AnnealedPath, PathPoint
-from ..plan import Pilot, anneal_pilot
+from ..plan import Pilot, Piloted
 
 __all__ = ["Record", "TemperedChain", "TemperedState", "Tempering", "base_check"]
 
@@ -143,7 +142,7 @@ _NO_DENSITY = (
 
 
 @dataclass(frozen=True, eq=False)
-class Tempering(Settings):
+class Tempering(Piloted):
     """Base of the tempering methods: a pilot, a warm-up, and estimates from every state of the chains."""
 
     continuous = False
@@ -151,26 +150,17 @@ class Tempering(Settings):
 
     draws: int = 400
     warmup: int = 100
-    n_steps: int = 5
-    step_size: float | Tensor | None = None
     log_zeta: str | float | Tensor | None = None
     thin: int = 1
-    target_acceptance: float = 0.8
-    pilot_temperatures: int = 100
-
-    @property
-    def status(self) -> EstimateStatus:
-        return "consistent"
 
     def __post_init__(self):
+        super().__post_init__()
         name = type(self).__name__
-        for field in ("draws", "n_steps", "thin", "pilot_temperatures"):
+        for field in ("draws", "thin"):
             whole_number(name, field, getattr(self, field))
         whole_number(name, "warmup", self.warmup, 0)
         if self.thin > self.draws:
             raise ArgumentError(f"{name}(thin={self.thin}): must be at most draws={self.draws}")
-        optional_positive(name, "step_size", self.step_size)
-        fraction(name, "target_acceptance", self.target_acceptance)
         if isinstance(self.log_zeta, str):
             choice(name, "log_zeta", self.log_zeta, ("pilot", "importance"))
         elif self.log_zeta is not None:
@@ -184,7 +174,7 @@ class Tempering(Settings):
         """All states of the chains, and the gradient evaluations spent on tuning."""
         check_held(self, path, **self._held(path, chains))
         progress.expect(self.pilot_temperatures + self.warmup + self.draws)
-        pilot = anneal_pilot(path, chains, rng, self, self.n_steps, progress)
+        pilot = self.pilot(path, chains, rng, progress)
         log_zeta = self._log_zeta(path, pilot, rng)
         # start at all temperatures: chains that do not travel then disagree, as their spread shows
         start = torch.linspace(0, len(pilot.point.v) - 1, chains, device=pilot.point.v.device).long()

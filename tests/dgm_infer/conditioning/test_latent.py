@@ -219,7 +219,7 @@ def test_the_evidence_of_a_linear_decoder_is_in_closed_form_in_chunks_that_do_no
 
     decoder, x = Linear(2, 4).double(), torch.randn(5, 4, dtype=FLOAT)
     target = LatentPosterior(decoder, x, dgm.StandardNormal(2))
-    base = dgm.Gaussian.fit(target, steps=300, dtype=FLOAT)
+    base = dgm.Gaussian.fit(target, steps=300, start=dgm.Gaussian.standard(target, FLOAT))
     found = dgm.log_evidence(
         target, base, dgm.evidence.ImportanceSampling(2000), chains=16, chunk=2, seed=0, progress=False
     )

@@ -74,13 +74,13 @@ def test_the_evidence_of_a_part_is_its_marginal_density():
     weight, bias = decoder.network[0].weight[MASK.flatten()], decoder.network[0].bias[MASK.flatten()]
     covariance = weight @ weight.T + 0.25 * torch.eye(len(bias), dtype=torch.float64)
     exact = MultivariateNormal(bias, covariance).log_prob(x[:, MASK]).detach()
-    base = dgm.Gaussian.laplace(target, dtype=torch.float64)
+    base = dgm.Gaussian.laplace(target)
     found = dgm.log_evidence(target, base, dgm.evidence.ImportanceSampling(), chains=16, seed=0, progress=False)
     assert (found.std_error < 0.1).all()
     assert ((found.log_z - exact).abs() < 5 * found.std_error + 1e-6).all()
     # control: that of the whole image is another
     whole = LatentPosterior(decoder, x, dgm.StandardNormal(2))
-    base = dgm.Gaussian.laplace(whole, dtype=torch.float64)
+    base = dgm.Gaussian.laplace(whole)
     other = dgm.log_evidence(whole, base, dgm.evidence.ImportanceSampling(), chains=16, seed=0, progress=False)
     assert ((other.log_z - exact).abs() > 5 * other.std_error + 1e-6).all()
 

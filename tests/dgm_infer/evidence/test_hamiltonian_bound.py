@@ -26,7 +26,7 @@ def bent(problems=()):
 @pytest.fixture(scope="module")
 def fitted():
     target, log_z = bent((2,))
-    return target, log_z, dgm.Gaussian.fit(target, dtype=FLOAT, steps=500)
+    return target, log_z, dgm.Gaussian.fit(target, start=dgm.Gaussian.standard(target, FLOAT), steps=500)
 
 
 def run(fitted, method, chains=32, seed=1):

@@ -7,7 +7,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence.path import AnnealedPath
-from dgm_infer.evidence.plan import StepSizes, anneal_pilot, equal_distances, even_schedule, sigmoid
+from dgm_infer.evidence.plan import StepSizes, equal_distances, even_schedule, sigmoid
 from dgm_infer.progress import Progress
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
 from tests.oracles import FLOAT, compare
@@ -171,7 +171,7 @@ def test_a_pilot_finds_step_sizes_that_are_accepted_as_asked_at_every_temperatur
     target = dgm.Target(lambda x: 0.5 * (scales.unsqueeze(-1) * x).square().sum(-1), 8, (3,))
     path = AnnealedPath(target, dgm.Gaussian(torch.zeros(3, 8, dtype=FLOAT), 1.0))
     rng = torch.Generator().manual_seed(5)
-    pilot = anneal_pilot(path, 64, rng, dgm.AIS(pilot_temperatures=100), 5, Progress(False))
+    pilot = dgm.AIS(pilot_temperatures=100).pilot(path, 64, rng, Progress(False))
     last = pilot.step_sizes.at(torch.ones(3))
     torch.testing.assert_close(last[0] / last, scales, rtol=0.35, atol=0)
     for beta in (0.01, 0.3, 1.0):
@@ -187,7 +187,7 @@ def test_a_pilot_keeps_points_from_all_along_the_path():
     known = known_gaussian(10)
     path = AnnealedPath(known.target, known.base)
     rng = torch.Generator().manual_seed(6)
-    pilot = anneal_pilot(path, 4000, rng, dgm.AIS(pilot_temperatures=60), 3, Progress(False))
+    pilot = dgm.AIS(n_steps=3, pilot_temperatures=60).pilot(path, 4000, rng, Progress(False))
     # with a right guess of log Z these are draws of the joint density: Delta has the mean that tempering finds
     start = path.difference(pilot.point) + known.log_z
     chain = dgm.log_evidence(

@@ -27,7 +27,7 @@ QUICK = {
     "simulated tempering": dgm.SimulatedTempering(draws=30, warmup=10, pilot_temperatures=20, temperatures=50),
     "path sampling": dgm.evidence.PathSampling(dgm.GibbsTempering(draws=60, warmup=10, pilot_temperatures=20), parts=2),
     "SMC": dgm.SMC(8, pilot_temperatures=20),
-    "SMC, waste-free": dgm.SMC(8, "linear", 10, waste_free=4, pilot_temperatures=20),
+    "SMC, waste-free": dgm.SMC(8, schedule="linear", temperatures=10, waste_free=4, pilot_temperatures=20),
     "importance sampling": dgm.evidence.ImportanceSampling(50),
     "ELBO": dgm.Elbo(50),
 }

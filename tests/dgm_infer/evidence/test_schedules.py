@@ -7,7 +7,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence.path import AnnealedPath
-from dgm_infer.evidence.plan import TUNING, _mean_gap, anneal_pilot, equal_distances, sigmoid
+from dgm_infer.evidence.plan import TUNING, _mean_gap, equal_distances, sigmoid
 from dgm_infer.evidence.tempering.temperatures import ListedLadder
 from dgm_infer.progress import Progress
 from tests.known_evidence import known_gaussian
@@ -33,7 +33,7 @@ def narrow_pilot():
         dgm.Target(lambda x: 0.5 * (x / SD).square().sum(-1), DIM), dgm.Gaussian(torch.zeros(DIM, dtype=FLOAT), 1.0)
     )
     rng = torch.Generator().manual_seed(1)
-    return anneal_pilot(path, 500, rng, dgm.AIS(pilot_temperatures=200), 5, Progress(False))
+    return dgm.AIS(pilot_temperatures=200).pilot(path, 500, rng, Progress(False))
 
 
 def test_the_pilot_measures_the_barrier_of_a_normal():
@@ -75,7 +75,7 @@ def test_temperatures_are_as_far_apart_as_the_barrier_says():
     [
         dgm.AIS(60, "barrier", pilot_temperatures=30),
         dgm.evidence.HamiltonianAIS(120, "barrier", pilot_temperatures=30),
-        dgm.SMC(16, "barrier", 20, pilot_temperatures=30),
+        dgm.SMC(16, schedule="barrier", temperatures=20, pilot_temperatures=30),
         dgm.SimulatedTempering(draws=200, schedule="barrier", temperatures=20, pilot_temperatures=30),
     ],
     ids=lambda method: f"{type(method).__name__} {method.schedule}",

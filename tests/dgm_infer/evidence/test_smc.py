@@ -8,7 +8,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.evidence import smc
 from dgm_infer.evidence.path import PathPoint
-from dgm_infer.evidence.smc import _Adaptive, pick, systematic
+from dgm_infer.evidence.smc import next_temperatures, pick, systematic
 from tests.findings import honest
 from tests.known_evidence import known_bimodal, known_gaussian
 from tests.mistakes import systematic_without_chance
@@ -84,7 +84,7 @@ def test_what_is_picked_are_the_ancestors_of_the_own_run_and_problem():
 def test_an_adaptive_step_leaves_the_share_that_it_is_told_of_the_other_half_of_the_runs():
     log_weights, difference = normalised(4, 200, 3, spread=0.5), 30 * torch.randn(4, 200, 3, generator=rng(6)).double()
     beta = torch.tensor([0.1, 0.1, 0.2, 0.2], dtype=FLOAT).unsqueeze(1).expand(4, 3)
-    new = _Adaptive(0.8, 100).next(0, beta, difference, log_weights)
+    new = next_temperatures(0.8, beta, difference, log_weights)
     for own, other in ((slice(0, 2), slice(2, 4)), (slice(2, 4), slice(0, 2))):
         w = (-(new - beta)[own][:1].unsqueeze(1) * difference[other]).exp()
         shares = log_weights[other].exp() / 2
@@ -100,11 +100,11 @@ def biased_by(share_of_itself, monkeypatch):
     log_z = 5 * math.log(5 * math.pi) + math.lgamma(2.5) - math.lgamma(7.5)
     if share_of_itself:
 
-        def own(self, k, beta, difference, log_weights):
-            runs = zip(beta, difference.unsqueeze(1), log_weights.unsqueeze(1), strict=True)
-            return torch.stack([self._after(*run) for run in runs])
+        def own(share, *runs):
+            # a single run has no other, and goes by itself
+            return torch.cat([next_temperatures(share, *(part[r : r + 1] for part in runs)) for r in range(8)])
 
-        monkeypatch.setattr(_Adaptive, "next", own)
+        monkeypatch.setattr(smc, "next_temperatures", own)
     base = dgm.Gaussian(torch.zeros(100, 10, dtype=FLOAT), 1.2)
     method = dgm.SMC(32, n_steps=3, pilot_temperatures=30)
     estimate = dgm.log_evidence(heavy, base, method, chains=8, seed=1, coverage=False, progress=False)
@@ -122,14 +122,13 @@ def test_steps_by_the_particles_of_others_make_no_log_z_too_small(monkeypatch):
 def test_an_adaptive_step_goes_all_the_way_where_it_can_and_where_it_must():
     flat = torch.zeros(2, 10, dtype=FLOAT)
     beta = torch.full((2,), 0.3, dtype=FLOAT)
-    adaptive = _Adaptive(0.9, 5)
-    assert (adaptive.next(0, beta, flat, flat - math.log(10)) == 1).all()
+    even = flat - math.log(10)
+    assert (next_temperatures(0.9, beta, flat, even) == 1).all()
     steep = 1000 * torch.arange(10, dtype=FLOAT).expand(2, 10)
-    assert (adaptive.next(3, beta, steep, flat - math.log(10)) < 0.31).all()
-    assert (adaptive.next(4, beta, steep, flat - math.log(10)) == 1).all()
+    assert (next_temperatures(0.9, beta, steep, even) < 0.31).all()
     # draws without a density do not stop it
     half = torch.where(torch.arange(10) < 5, math.inf, flat)
-    assert (adaptive.next(0, beta, half, flat - math.log(10)) > beta).all()
+    assert (next_temperatures(0.9, beta, half, even) > beta).all()
 
 
 def run(known, method, **settings):
@@ -141,12 +140,12 @@ def test_a_schedule_says_what_the_estimate_is():
     for schedule in ("barrier", "sigmoid", torch.tensor([0.0, 0.5, 1.0])):
         assert dgm.SMC(schedule=schedule).status == "unbiased"
     known = known_gaussian(2)
-    assert run(known, dgm.SMC(8, "linear", 4, step_size=0.8), chains=2).status == "unbiased"
+    assert run(known, dgm.SMC(8, schedule="linear", temperatures=4, step_size=0.8), chains=2).status == "unbiased"
 
 
 KINDS = {
     "barrier": dgm.SMC(schedule="barrier", temperatures=20),
-    "resampled every time": dgm.SMC(32, "sigmoid", 20, threshold=1.0),
+    "resampled every time": dgm.SMC(32, schedule="sigmoid", temperatures=20, threshold=1.0),
     "waste-free": dgm.SMC(conditional_ess=0.9, waste_free=16),
     "waste-free and frozen": dgm.SMC(schedule="linear", temperatures=20, waste_free=8),
 }
@@ -163,7 +162,11 @@ def test_every_kind_gives_the_truth(method):
 
 def test_draws_are_the_particles_with_the_weight_of_their_run():
     known = known_gaussian(3, (2,))
-    for method in (dgm.SMC(16), dgm.SMC(16, waste_free=4), dgm.SMC(16, "linear", 5, threshold=0.01)):
+    for method in (
+        dgm.SMC(16),
+        dgm.SMC(16, waste_free=4),
+        dgm.SMC(16, schedule="linear", temperatures=5, threshold=0.01),
+    ):
         estimate = run(known, method)
         assert estimate.draws.shape == (16, 16, 2, 3)
         runs = estimate.log_weights.logsumexp(1) - math.log(16)
@@ -175,11 +178,12 @@ def test_draws_are_the_particles_with_the_weight_of_their_run():
 
 def test_gradients_are_counted_for_all_particles_of_a_run():
     known = known_gaussian(2)
-    d = run(known, dgm.SMC(8, "linear", 4, n_steps=3, step_size=0.8), chains=2).diagnostics
+    d = run(known, dgm.SMC(8, schedule="linear", temperatures=4, n_steps=3, step_size=0.8), chains=2).diagnostics
     assert (d["gradient_evaluations"], d["pilot_evaluations"]) == (8 * (1 + 4 * 3), 0)
-    d = run(known, dgm.SMC(8, "linear", 4, n_steps=3, step_size=0.8, waste_free=4), chains=2).diagnostics
+    kept = dgm.SMC(8, schedule="linear", temperatures=4, n_steps=3, step_size=0.8, waste_free=4)
+    d = run(known, kept, chains=2).diagnostics
     assert d["gradient_evaluations"] == 8 + 2 * 3 * 4 * 3
-    d = run(known, dgm.SMC(8, "linear", 4, n_steps=3, pilot_temperatures=5), chains=2).diagnostics
+    d = run(known, dgm.SMC(8, schedule="linear", temperatures=4, n_steps=3, pilot_temperatures=5), chains=2).diagnostics
     # 16 chains of a pilot for two runs
     assert d["pilot_evaluations"] == 8 * (1 + (5 + 7) * 3)
 

@@ -1,5 +1,7 @@
 """A problem may come without a base, or as a model with images."""
 
+import math
+
 import pytest
 import torch
 
@@ -141,3 +143,21 @@ def test_bounds_make_the_difference_one_or_leave_it_open():
         dgm.compare(elbo, estimated(known_gaussian(2, (2,)).target))
     with pytest.raises(dgm.errors.ArgumentError, match="compare"):
         dgm.compare(elbo, 1.0)
+
+
+def test_the_evidence_of_a_uniform_kernel_names_what_can_estimate_it():
+    class First(dgm.GenerativeModel):
+        input_density = dgm.StandardNormal(2)
+
+        def observed(self, u):
+            return u[..., :1]
+
+    target = dgm.condition(First(), torch.tensor([0.5]), tolerance=0.5, kernel="uniform")
+    with pytest.raises(dgm.errors.ArgumentError, match=r"a uniform kernel has no derivative.*zeros\(2\).*ImportanceS"):
+        dgm.log_evidence(target, progress=False)
+    base, method = dgm.Gaussian(torch.zeros(2), 1.0), dgm.evidence.ImportanceSampling(10_000)
+    found = dgm.log_evidence(target, base, method, chains=16, seed=0, progress=False)
+    # the probability of (0, 1)
+    exact = math.log(0.5 * math.erf(0.5**0.5))
+    assert found.std_error < 0.01
+    assert abs(found.log_z - exact) < 5 * found.std_error

@@ -8,7 +8,6 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.evidence import annealing, smc
 from dgm_infer.evidence.path import AnnealedPath
-from dgm_infer.evidence.plan import anneal_pilot
 from dgm_infer.progress import Progress
 from tests.known_evidence import known_bimodal, known_gaussian
 from tests.mistakes import anneal_with_weights_after_the_move, systematic_without_chance
@@ -27,13 +26,13 @@ FROZEN = {
     "AIS": (dgm.AIS(100, n_steps=3, pilot_temperatures=25), 8, known_bimodal((16_000,)), 0.002),
     "Hamiltonian AIS": (dgm.evidence.HamiltonianAIS(200, pilot_temperatures=25), 8, known_bimodal((7_000,)), 0.002),
     "SMC": (
-        dgm.SMC(8, "barrier", 15, n_steps=2, threshold=0.8, pilot_temperatures=25),
+        dgm.SMC(8, schedule="barrier", temperatures=15, n_steps=2, threshold=0.8, pilot_temperatures=25),
         6,
         known_bimodal((10_000,)),
         0.002,
     ),
     "SMC, waste-free": (
-        dgm.SMC(12, "barrier", 10, n_steps=2, waste_free=3, pilot_temperatures=25),
+        dgm.SMC(12, schedule="barrier", temperatures=10, n_steps=2, waste_free=3, pilot_temperatures=25),
         6,
         known_gaussian(3, (5_000,)),
         0.001,
@@ -69,7 +68,7 @@ def test_control_adapting_inside_the_run_is_noticed():
     path = AnnealedPath(known.target, known.base)
     # a pilot's own weights: its step sizes follow the acceptance of the chains that they move
     rng = torch.Generator().manual_seed(0)
-    pilot = anneal_pilot(path, 2, rng, dgm.AIS(pilot_temperatures=100), 3, Progress(False))
+    pilot = dgm.AIS(n_steps=3, pilot_temperatures=100).pilot(path, 2, rng, Progress(False))
     mean, error = mean_and_error(pilot.log_weights, known.log_z)
     assert (mean - 1).abs() > 3 * error, f"{mean:.5f} +- {error:.5f}"
 
@@ -95,7 +94,7 @@ METHODS = {
     "simulated tempering": dgm.SimulatedTempering(),
     "path sampling": dgm.evidence.PathSampling(),
     "SMC": dgm.SMC(),
-    "SMC, frozen": dgm.SMC(32, "barrier", 30),
+    "SMC, frozen": dgm.SMC(32, schedule="barrier", temperatures=30),
 }
 TARGETS = {"bimodal": lambda n: known_bimodal((n,)), "Gaussian": lambda n: known_gaussian(10, (n,))}
 

@@ -255,7 +255,7 @@ def changing():
         (discrete_latent, (), None, "site 'k' of discrete_latent is discrete .Categorical."),
         (only_likelihood, (), None, "nothing in only_likelihood is observed exactly"),
         (mini_batches, (Y,), None, "plate 'data' of mini_batches takes 2 of 4"),
-        (scaled, (Y[0],), None, "site 'y' of scaled is scaled"),
+        (scaled, (Y[0],), {"y": Y[0]}, "site 'y' of scaled is scaled"),
         (
             branching,
             (),

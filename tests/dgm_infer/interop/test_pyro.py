@@ -158,7 +158,7 @@ def test_the_evidence_of_a_hierarchical_program_is_that_of_quadrature():
 def test_tempering_finds_the_evidence_of_a_hierarchical_program():
     y = torch.tensor([0.5, -1.0, 2.0], dtype=FLOAT)
     target = dgm.target_from_pyro(hierarchical, y, centred=False)
-    base = dgm.Gaussian.fit(target, steps=200, dtype=FLOAT)
+    base = dgm.Gaussian.fit(target, steps=200, start=dgm.Gaussian.standard(target, FLOAT))
     method = dgm.GibbsTempering(draws=60, warmup=10, n_steps=4, pilot_temperatures=20)
     found = dgm.log_evidence(target, base, method, chains=64, seed=0, progress=False)
     assert found.log_z.shape == ()
@@ -200,9 +200,9 @@ def test_discrete_variables_are_summed_out():
     def joint(w):
         return math.prod(w * stats.norm.pdf(y.numpy(), -1, 0.7) + (1 - w) * stats.norm.pdf(y.numpy(), 2, 0.7))
 
-    with pytest.warns(UserWarning, match="cannot be vectorised and runs once for every chain"):
-        target = dgm.target_from_pyro(mixture, y)
+    target = dgm.target_from_pyro(mixture, y)
     assert target.dim == 1
+    assert target.vectorised
     exact = math.log(integrate.quad(joint, 0, 1)[0])
     assert log_integral(target, -20, 20, 401) == pytest.approx(exact, abs=1e-6)
 
@@ -291,9 +291,15 @@ def unrepeatable():
     pyro.sample("y", dist.Normal(mean + torch.randn(()), 1.0), obs=torch.tensor(0.5))
 
 
-def below_a_discrete_one():
+def support_of_a_discrete_one():
     k = pyro.sample("k", dist.Categorical(torch.ones(2)))
-    x = pyro.sample("x", dist.Normal(torch.tensor([0.0, 3.0])[k], 1.0))
+    x = pyro.sample("x", dist.Uniform(0.0, torch.tensor([1.0, 3.0])[k]))
+    pyro.sample("y", dist.Normal(x, 1.0), obs=torch.tensor(0.5))
+
+
+def branch_on_a_discrete_one():
+    k = pyro.sample("k", dist.Bernoulli(0.3))
+    x = pyro.sample("x", dist.Normal(0.0, 2.0 if k == 1 else 0.05))
     pyro.sample("y", dist.Normal(x, 1.0), obs=torch.tensor(0.5))
 
 
@@ -304,8 +310,105 @@ def test_what_has_no_evidence_is_named():
     refuses(ModelError, "half_cauchy_scale fails: .*missing 1 required", half_cauchy_scale)
     refuses(ModelError, "'n' .* is discrete .*Poisson", poisson)
     refuses(ModelError, "'data' .* takes 2 of 3 data", mini_batches, Y)
-    refuses(ModelError, "different densities", unrepeatable)
-    refuses(ModelError, "'x' .* depends on a discrete latent variable", below_a_discrete_one)
+    refuses(ModelError, r"random numbers with torch, at line \d+ .*mean \+ torch.randn.*pyro.sample", unrepeatable)
+    refuses(ModelError, "support of site 'x' .* depends on a discrete latent variable", support_of_a_discrete_one)
+    refuses(ModelError, "summed over, as vectors .*torch.where", branch_on_a_discrete_one)
+
+
+def changing_outside(state=[0]):  # noqa: B006
+    state[0] += 1
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    pyro.sample("y", dist.Normal(mean, 1.0 + state[0]), obs=torch.tensor(0.5))
+
+
+def test_a_density_that_changes_from_run_to_run_is_refused():
+    refuses(ModelError, "different densities", changing_outside)
+
+
+def indicator():
+    on = pyro.sample("on", dist.Bernoulli(0.3))
+    b = pyro.sample("b", dist.Normal(0.0, torch.where(on == 1, 2.0, 0.05)))
+    pyro.deterministic("size", b.abs())
+    pyro.deterministic("scale", 1 + on)
+    pyro.sample("y", dist.Normal(b, 0.5), obs=torch.tensor(1.0))
+
+
+def test_continuous_variables_may_depend_on_an_indicator():
+    """The closed form: of each component, ``y ~ N(0, s^2 + .25)`` and ``E b = s^2 / (s^2 + .25)``."""
+    target = dgm.target_from_pyro(indicator)
+    assert target.vectorised
+    x = torch.linspace(-20, 20, 40001, dtype=FLOAT).unsqueeze(-1)
+    log_joint = -target.energy(x)
+    assert log_joint.logsumexp(0).item() + math.log(1e-3) == pytest.approx(-2.0532, abs=1e-4)
+    latents = target.latents(x)
+    # what depends on the summed variable has no value
+    assert set(latents) == {"b", "size"}
+    assert (log_joint.softmax(0) @ latents["b"]).item() == pytest.approx(0.3844, abs=1e-4)
+
+
+def impossible(y):
+    z = pyro.sample("z", dist.Bernoulli(0.4))
+    p = pyro.sample("p", dist.Beta(2.0, 2.0))
+    pyro.sample("y", dist.Binomial(3, z * p), obs=y)
+
+
+def test_sums_over_impossible_values_have_finite_derivatives():
+    target = dgm.target_from_pyro(impossible, torch.tensor(2.0))
+    x = torch.tensor([[-40.0], [0.0], [40.0]], dtype=FLOAT)
+    energy, gradient = target.energy_and_gradient(x)
+    p = torch.sigmoid(x[:, 0])
+    expected = torch.log(0.4 * 6 * p * (1 - p)) + torch.log(3 * p**2 * (1 - p)) + torch.log(p * (1 - p))
+    torch.testing.assert_close(energy[1], -expected[1])
+    assert gradient.isfinite().all()
+
+
+def multinomial(counts):
+    p = pyro.sample("p", dist.Dirichlet(torch.ones(3)))
+    pyro.sample("counts", dist.Multinomial(4, p), obs=counts)
+
+
+def sequential(y):
+    with pyro.plate("components", 2):
+        mean = pyro.sample("mean", dist.Normal(torch.tensor([-1.0, 2.0]), 1.0))
+    with pyro.plate("data", len(y)):
+        k = pyro.sample("k", dist.Bernoulli(0.5), infer={"enumerate": "sequential"})
+        pyro.sample("y", dist.Normal(mean[k.long()], 0.7), obs=y)
+
+
+def cut_points(ratings):
+    base = dist.Normal(torch.tensor([-1.0, 0.0, 1.0]), 1.0).to_event(1)
+    cuts = pyro.sample("cuts", dist.TransformedDistribution(base, [dist.transforms.OrderedTransform()]))
+    with pyro.plate("data", len(ratings)):
+        pyro.sample("ratings", dist.OrderedLogistic(torch.zeros(len(ratings)), cuts), obs=ratings)
+
+
+@pytest.mark.parametrize(
+    ("program", "data"),
+    [
+        (mixture, Y),
+        (indicator, None),
+        (sequential, Y),
+        (multinomial, torch.tensor([1.0, 0.0, 3.0])),
+        (cut_points, torch.tensor([0, 1, 3])),
+        (hierarchical, Y),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_program_is_run_when_it_is_converted_and_not_at_every_energy(program, data, monkeypatch):
+    target = dgm.target_from_pyro(program, *([] if data is None else [data]))
+    x = torch.randn(4, target.dim, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    # the control: without the calls that were noted the program runs
+    target._rows.forget()
+    expected = target.energy_and_gradient(x)
+    again = dgm.target_from_pyro(program, *([] if data is None else [data]))
+
+    def not_again(*args, **kwargs):
+        raise AssertionError("the program runs")
+
+    monkeypatch.setattr(pyro, "sample", not_again)
+    torch.testing.assert_close(again.energy_and_gradient(x), expected)
+    with pytest.raises(AssertionError, match="the program runs"):
+        target.energy(x)
 
 
 def test_the_callers_random_numbers_and_validation_are_left_alone():

@@ -9,7 +9,7 @@ import torch
 from torch import distributions as td
 
 import dgm_infer as dgm
-from dgm_infer.errors import ArgumentError, ModelError
+from dgm_infer.errors import ArgumentError, ModelError, ObservationError
 from dgm_infer.interop.charts import chart_of
 from dgm_infer.interop.reparametrisation import reparametrise
 from dgm_infer.probe import energy_doubt, energy_fault
@@ -246,3 +246,103 @@ def test_the_weight_of_a_delta_is_part_of_the_density():
 def test_a_chart_of_a_variable_on_a_sphere_is_refused():
     with pytest.raises(ModelError, match="no bijection"):
         chart_of(dist.ProjectedNormal(torch.ones(3)))
+
+
+CENSORED = torch.tensor([0.0, 0.6, 0.0, 1.1])
+
+
+def clamped(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", len(y)):
+        x = pyro.sample("x", dist.Normal(mean, 0.5))
+    pyro.deterministic("y", x.clamp_min(0.0))
+
+
+def with_the_probability_of_the_event(y):
+    """What the message about clamped values asks for: the others exactly, and the event softly."""
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    pyro.sample("seen", dist.Normal(mean, 0.5).expand([2]).to_event(1), obs=y[y > 0])
+    pyro.sample("at_zero", dist.Binomial(2, dist.Normal(mean, 0.5).cdf(torch.zeros(()))), obs=torch.tensor(2.0))
+
+
+def test_censored_values_are_events_with_a_probability():
+    model = dgm.from_pyro(clamped, CENSORED, observed={"y": CENSORED})
+    with pytest.raises(ObservationError, match=r"2 of 4 .* with positive probability.*soft observation of a program"):
+        dgm.condition(model, model.data)
+    mean = torch.linspace(-3, 3, 20001, dtype=FLOAT)
+    noise = td.Normal(mean.unsqueeze(-1), 0.5)
+    joint = td.Normal(0.0, 1.0).log_prob(mean) + noise.log_prob(CENSORED[CENSORED > 0].double()).sum(-1)
+    joint = joint + 2 * noise.cdf(torch.zeros(1, dtype=FLOAT)).log()[:, 0]
+    target = dgm.target_from_pyro(with_the_probability_of_the_event, CENSORED)
+    torch.testing.assert_close(-target.energy(mean.unsqueeze(-1)), joint, rtol=1e-5, atol=1e-5)
+    exact = joint.softmax(0) @ mean
+    model = dgm.from_pyro(with_the_probability_of_the_event, CENSORED)
+    assert model.hard == ("seen",)
+    kernel = dgm.LiftedHMC(step_size=0.5, n_steps=4)
+    draws = dgm.sample(dgm.condition(model, model.data), kernel, chains=64, warmup=20, draws=40, seed=0, progress=False)
+    means = draws.latents["mean"].mean(1)
+    error = means.std() / 8
+    assert error < 0.03
+    assert abs(means.mean() - exact) < 5 * error
+    # the control: without the event
+    assert abs(means.mean() - 0.85 * 8 / 9) > 5 * error
+
+
+MISSING = torch.tensor([0.3, math.nan, 0.7])
+
+
+def plain(y=None):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", 3):
+        pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+
+def masked(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", 3), pyro.poutine.mask(mask=~y.isnan()):
+        pyro.sample("y", dist.Normal(mean, 0.5), obs=y.nan_to_num(1))
+
+
+def test_missing_values_are_named_with_what_leaves_them_out():
+    # E mean: of two values with variance .25 and a prior of variance 1
+    exact = (0.3 + 0.7) / 0.25 / (1 + 2 / 0.25)
+    for soft in ({"observed": {"y": MISSING}}, {}):
+        args = () if soft else (MISSING,)
+        with pytest.raises(ModelError, match=r"'y' of plain have 1 missing values \(NaN\): leave .*poutine.mask"):
+            dgm.target_from_pyro(plain, *args, **soft)
+        model = dgm.from_pyro(plain, *args, **soft)
+        with pytest.raises(ObservationError, match=r"not finite.*observe=pixels\(~observed.isnan"):
+            dgm.condition(model, model.data)
+    with pytest.raises(ModelError, match="missing values"):
+        dgm.from_pyro(plain, soft={"y": MISSING}, observed={"mean": 0.1})
+    target = dgm.target_from_pyro(masked, MISSING)
+    x = torch.linspace(-6, 6, 20001, dtype=FLOAT).unsqueeze(-1)
+    assert (-target.energy(x)).softmax(0) @ x[:, 0] == pytest.approx(exact, abs=1e-5)
+    fibre = dgm.condition(model, model.data, observe=dgm.pixels(~MISSING.isnan()))
+    mean = dgm.sample(fibre, chains=64, warmup=20, draws=40, seed=0, progress=False).latents["mean"].mean(1)
+    assert abs(mean.mean() - exact) < 5 * mean.std() / 8
+
+
+def with_a_mask_and_a_factor(y):
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    pyro.factor("penalty", -mean.abs())
+    with pyro.plate("data", 2), pyro.poutine.mask(mask=torch.tensor([True, False])):
+        pyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+
+def test_factors_and_masked_observations_are_likelihoods():
+    with pytest.raises(ModelError, match="nothing in with_a_mask_and_a_factor is observed exactly"):
+        dgm.from_pyro(with_a_mask_and_a_factor, torch.ones(2))
+    model = dgm.from_pyro(with_a_mask_and_a_factor, torch.ones(2), observed={"mean": 0.3})
+    expected = -0.3 + td.Normal(0.3, 0.5).log_prob(torch.tensor(1.0, dtype=FLOAT))
+    torch.testing.assert_close(model.log_factor(torch.tensor([[0.3]], dtype=FLOAT)), expected.reshape(1))
+    with pytest.raises(ModelError, match=r"'y' .* is scaled or masked: .* give it in soft"):
+        dgm.from_pyro(with_a_mask_and_a_factor, observed={"y": torch.ones(2)}, y=None)
+
+
+@pytest.mark.parametrize("call", [dgm.from_pyro, dgm.target_from_pyro])
+def test_data_that_are_no_numbers_are_refused(call):
+    with pytest.raises(ArgumentError, match=r"observed\['y'\]='a'.*must be a tensor"):
+        call(plain, observed={"y": "a"})
+    with pytest.raises(ArgumentError, match="observed"):
+        call(plain, observed=[1.0])

@@ -113,7 +113,7 @@ def test_what_a_recording_misses_runs_as_it_is():
     model = dgm.from_simulator(lambda z: torch.func.grad(lambda x: x.pow(3))(z) + torch.randn(3), NORMAL).double()
     u = inputs_of(model)
     frozen = copy.deepcopy(model).eval()
-    assert frozen._codes is None
+    assert frozen._rows._codes is None
     torch.testing.assert_close(frozen.observed(u), model.train().observed(u))
     assert (frozen.observed(u + 1) != frozen.observed(u)).all()
 

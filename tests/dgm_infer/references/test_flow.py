@@ -102,7 +102,7 @@ def test_arguments_are_checked():
 def test_a_fit_by_the_bound_is_nearer_than_the_gaussian_it_starts_from():
     target = dgm.Target(lambda x: x.square().sum(-1).square(), 1)
     # in one dimension all parameters are offsets, which move by their rate per step
-    base = dgm.Flow.fit(target, dtype=FLOAT, steps=200, rate=0.05, layers=2, bins=16)
+    base = dgm.Flow.fit(target, start=dgm.Gaussian.standard(target, FLOAT), steps=200, rate=0.05, layers=2, bins=16)
     log_z = math.lgamma(1.25) + math.log(2)
     # the best Gaussian, whose bound is known: sd 12^(-1/4)
     gaussian = 0.5 * math.log(2 * math.pi * math.e / math.sqrt(12)) - 0.25

@@ -89,7 +89,7 @@ def precision_target(dim=4, batch=(2,)):
 @pytest.mark.slow
 def test_a_full_fit_recovers_a_gaussian_and_its_evidence():
     target, mean, precision = precision_target()
-    base = dgm.Gaussian.fit(target, "full", dtype=FLOAT, steps=2000)
+    base = dgm.Gaussian.fit(target, "full", start=dgm.Gaussian.standard(target, FLOAT), steps=2000)
     torch.testing.assert_close(base.mean, mean, atol=1e-3, rtol=0)
     torch.testing.assert_close(base.covariance, torch.linalg.inv(precision), rtol=5e-3, atol=5e-3)
     torch.testing.assert_close(base.elbo, torch.full((2,), -2.0, dtype=FLOAT), atol=1e-4, rtol=0)
@@ -98,7 +98,7 @@ def test_a_full_fit_recovers_a_gaussian_and_its_evidence():
 @pytest.mark.slow
 def test_a_diagonal_fit_is_the_mean_field_solution_and_its_bound_is_short_by_the_known_gap():
     target, mean, precision = precision_target()
-    base = dgm.Gaussian.fit(target, dtype=FLOAT, steps=2000)
+    base = dgm.Gaussian.fit(target, start=dgm.Gaussian.standard(target, FLOAT), steps=2000)
     diagonal = precision.diagonal(dim1=-2, dim2=-1)
     torch.testing.assert_close(base.mean, mean, atol=0.03, rtol=0.02)
     torch.testing.assert_close(base.covariance_diagonal, 1 / diagonal, rtol=0.05, atol=0)
@@ -112,11 +112,12 @@ def test_a_low_rank_fit_recovers_a_covariance_of_its_rank():
     rng = torch.Generator().manual_seed(5)
     sd, factor = 0.5 + torch.rand(6, generator=rng, dtype=FLOAT), torch.randn(6, 2, generator=rng, dtype=FLOAT)
     truth = dgm.Gaussian(torch.arange(6, dtype=FLOAT), sd, factor=factor)
-    base = dgm.Gaussian.fit(dgm.Target(truth.energy, 6), "low_rank", rank=2, dtype=FLOAT, steps=2500)
+    target = dgm.Target(truth.energy, 6)
+    base = dgm.Gaussian.fit(target, "low_rank", rank=2, start=dgm.Gaussian.standard(target, FLOAT), steps=2500)
     torch.testing.assert_close(base.covariance, truth.covariance, rtol=0.02, atol=0.02)
     assert base.elbo == pytest.approx(0, abs=1e-3)
     # one dimension fewer cannot
-    assert dgm.Gaussian.fit(dgm.Target(truth.energy, 6), "low_rank", rank=1, dtype=FLOAT).elbo < -0.1
+    assert dgm.Gaussian.fit(target, "low_rank", rank=1, start=dgm.Gaussian.standard(target, FLOAT)).elbo < -0.1
 
 
 def test_laplace_is_exact_for_a_gaussian():
@@ -238,7 +239,7 @@ def test_mixtures_of_every_problem_are_matched_on_their_own():
 @pytest.mark.slow
 def test_the_trace_of_a_fit_rises_to_its_bound():
     target, _, _ = precision_target()
-    base = dgm.Gaussian.fit(target, "full", dtype=FLOAT, steps=800)
+    base = dgm.Gaussian.fit(target, "full", start=dgm.Gaussian.standard(target, FLOAT), steps=800)
     assert base.elbo_trace.shape == (800, 2)
     assert (base.elbo_trace[:5].mean(0) < base.elbo - 0.5).all()
     torch.testing.assert_close(base.elbo_trace[-50:].mean(0), base.elbo, atol=0.01, rtol=0)
@@ -367,4 +368,4 @@ def test_a_fit_that_diverges_says_so():
     # to numbers that are not finite, or to a density far from the target's
     for rate in (1e300, 100.0):
         with pytest.raises(dgm.errors.EvidenceError, match="diverged for 2 of 2 problems: use a rate below"):
-            dgm.Gaussian.fit(target, dtype=FLOAT, rate=rate, steps=5)
+            dgm.Gaussian.fit(target, start=dgm.Gaussian.standard(target, FLOAT), rate=rate, steps=5)

@@ -10,6 +10,7 @@ from evaluation.benchmarks import modes
 from evaluation.problems.boltzmann import BoltzmannRelaxation, published_system, random_system
 from tests.files import reference_folder
 from tests.findings import honest
+from tests.oracles import FLOAT
 
 SHORT = {
     "simulated tempering": (dgm.SimulatedTempering(draws=10, warmup=2, pilot_temperatures=10), 4),
@@ -18,7 +19,8 @@ SHORT = {
 
 
 def quick(machine):
-    return {"full fit": dgm.Gaussian.fit(machine, kind="full", steps=20, dtype=dgm.modes(machine).positions.dtype)}
+    start = dgm.Gaussian.standard(machine, FLOAT)
+    return {"full fit": dgm.Gaussian.fit(machine, "full", start=start, steps=20)}
 
 
 def test_every_method_is_compared_from_every_base(tmp_path, monkeypatch):
@@ -46,7 +48,7 @@ def test_bad_options_are_named(tmp_path):
 def test_modes_that_are_visited_too_rarely_are_named_and_widen_the_interval():
     machine = BoltzmannRelaxation(*random_system(16, 1))
     truth = machine.exact().log_z
-    base = dgm.Gaussian.from_local_fits(machine, dtype=truth.dtype)
+    base = dgm.Gaussian.from_local_fits(machine, start=dgm.Gaussian.standard(machine, truth.dtype))
     method = dgm.SimulatedTempering()
     with pytest.warns(UserWarning, match="visit some modes too rarely.* use ParallelTempering"):
         estimate = dgm.log_evidence(machine, base, method, chains=64, seed=1, progress=False)
@@ -67,7 +69,7 @@ def test_modes_that_are_visited_too_rarely_are_named_and_widen_the_interval():
 @pytest.mark.slow
 def test_parallel_tempering_that_is_too_short_for_its_modes_says_so():
     machine, moments = published_system(reference_folder("boltzmann"), 0)
-    base = dgm.Gaussian.from_local_fits(machine, dtype=moments.log_z.dtype)
+    base = dgm.Gaussian.from_local_fits(machine, start=dgm.Gaussian.standard(machine, moments.log_z.dtype))
     method = dgm.ParallelTempering(draws=32)
     with pytest.warns(UserWarning, match="restarts per chain reached it.* use more draws"):
         short = dgm.log_evidence(machine, base, method, seed=0, keep_draws=False, progress=False)

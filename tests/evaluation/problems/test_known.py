@@ -226,7 +226,7 @@ def marginal_likelihood_of_seeds(target: Seeds, log_tau: np.ndarray, slopes: np.
 def test_the_evidence_of_seeds_by_another_route():
     # importance sampling of the five variables that are left, the precision's logarithm uniformly
     target, low, high = Seeds(), -3.0, 8.0
-    base = dgm.Gaussian.fit(target, kind="full", steps=1000, dtype=FLOAT)
+    base = dgm.Gaussian.fit(target, kind="full", steps=1000, start=dgm.Gaussian.standard(target, FLOAT))
     mean, covariance_of_slopes = base.mean[1:5].numpy(), base.covariance[1:5, 1:5].numpy()
     proposal = stats.multivariate_t(mean, 2 * covariance_of_slopes, df=4, seed=0)
     logs, jacobians = [], []

@@ -56,7 +56,7 @@ def test_missing_data_are_named(tmp_path):
 def test_methods_agree_on_the_evidence_of_the_published_data():
     target = radon_target(read_radon(reference_folder("radon")))
     assert target.dim == 92
-    fitted = dgm.Gaussian.fit(target, steps=2000, dtype=FLOAT)
+    fitted = dgm.Gaussian.fit(target, steps=2000, start=dgm.Gaussian.standard(target, FLOAT))
     assert fitted.elbo == pytest.approx(-1087, abs=1)
     pilot = dgm.GibbsTempering(draws=250)
     base = dgm.evidence.refine_base(target, fitted, pilot, kind="full", seed=1, progress=False).base

@@ -1,0 +1,188 @@
+"""Statements of Pyro programs: what each is, and runs that give some of them their values."""
+
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..arguments import instance, numbers
+from ..errors import ModelError, cause
+from ..extras import extra
+from ..sampling.predictive import CalledProgram
+from .charts import has_fewer_dimensions, is_point, without_events
+
+with extra("pyro"), warnings.catch_warnings():
+    # torch.jit warns about this Python version; only parts of Pyro that are unused here need it
+    warnings.filterwarnings("ignore", message=r".*torch\.jit")
+    import pyro
+    from pyro import poutine
+    from pyro.poutine.messenger import Messenger
+    from pyro.poutine.subsample_messenger import _Subsample
+
+__all__ = [
+    "as_data",
+    "check_numbers",
+    "conditioned",
+    "first_run",
+    "has_data",
+    "is_deterministic",
+    "is_discrete",
+    "is_latent",
+    "is_likelihood",
+    "is_of_lower_dimension",
+    "is_variable",
+    "log_likelihoods",
+    "run",
+]
+
+Node = Mapping[str, Any]
+"""One statement of a run: its distribution ``fn``, its value, and what Pyro notes of it."""
+
+
+def as_data(call: str, field: str, values: Any) -> dict[str, Tensor]:
+    """Data by name as tensors; whole numbers stay such, as programs may index by them.
+
+    Raises:
+        ArgumentError: it is not a mapping of numbers.
+    """
+    data = dict(instance(call, field, values or {}, Mapping, "{'y': data}"))
+    for name, value in data.items():
+        numbers(call, f"{field}[{name!r}]", value)
+    return {name: torch.as_tensor(value).detach() for name, value in data.items()}
+
+
+def conditioned(source: CalledProgram, data: Mapping[str, Tensor]) -> Callable[..., Any]:
+    """The program with data for some of its statements."""
+    return poutine.condition(source.program, data=dict(data)) if data else source.program
+
+
+def first_run(source: CalledProgram, data: Mapping[str, Tensor], *, densities: bool = False) -> dict[str, Any]:
+    """The sample statements of a run as Pyro itself makes it, plates too, with their values.
+
+    Args:
+        source: a program and how it is called.
+        data: values for some of its statements.
+        densities: whether all have a log density, which Pyro checks.
+
+    Raises:
+        ModelError: the program fails, or takes mini-batches, or data that need a density are not numbers.
+    """
+    # Pyro draws from the global generators
+    with torch.random.fork_rng(devices=[]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="pyro")
+        torch.manual_seed(0)
+        try:
+            trace = poutine.trace(conditioned(source, data)).get_trace(*source.args, **source.kwargs)
+            every: dict[str, Any] = dict(trace.nodes)
+            nodes = {name: node for name, node in every.items() if node["type"] == "sample"}
+            for node in nodes.values():
+                # obs= may be a number
+                node["value"] = torch.as_tensor(node["value"])
+            if densities:
+                check_numbers(source.name, {name: node for name, node in nodes.items() if is_likelihood(node)})
+                trace.compute_log_prob(lambda name, _: not is_point(nodes[name]["fn"]))
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(f"the Pyro program {source.name} fails: {cause(error)}") from error
+    for name, node in nodes.items():
+        fn = node["fn"]
+        if isinstance(fn, _Subsample) and fn.subsample_size is not None and fn.subsample_size < fn.size:
+            raise ModelError(
+                f"plate {name!r} of {source.name} takes {fn.subsample_size} of {fn.size} data at a time: posterior and "
+                "evidence need them all, omit subsample_size"
+            )
+    return nodes
+
+
+def check_numbers(program: str, nodes: Mapping[str, Node]) -> None:
+    """Raise :class:`ModelError` if data are missing where they have a density."""
+    for name, node in nodes.items():
+        n = int(node["value"].isnan().sum()) if node["value"].is_floating_point() else 0
+        if n:
+            raise ModelError(
+                f"the data of site {name!r} of {program} have {n} missing values (NaN): leave them out, y[~y.isnan()], "
+                "or mask them, poutine.mask(mask=~y.isnan()), and observe y.nan_to_num(1)"
+            )
+
+
+class _Given(Messenger):
+    def __init__(self, value: Callable[[Node], Tensor | None]):
+        super().__init__()
+        self.value = value
+
+    def _pyro_sample(self, msg):
+        value = self.value(msg)
+        if value is not None:
+            msg["value"], msg["done"] = value, True
+
+
+def run(source: CalledProgram, program: Callable[..., Any], value: Callable[[Node], Tensor | None]) -> Any:
+    """The trace of one run.
+
+    Args:
+        source: how it is called.
+        program: what is called.
+        value: gives statements their values; None leaves one to Pyro.
+    """
+    with pyro.validation_enabled(False), _Given(value):
+        return poutine.trace(program).get_trace(*source.args, **source.kwargs)
+
+
+def log_likelihoods(trace: Any, names: Collection[str]) -> list[Tensor]:
+    """The log density of each of some statements of a run, summed."""
+    with pyro.validation_enabled(False):
+        trace.compute_log_prob(lambda name, _: name in names)
+    return [trace.nodes[name]["log_prob_sum"] for name in names]
+
+
+def is_variable(node: Node) -> bool:
+    """Whether it has a value: not a plate."""
+    return node["type"] == "sample" and not isinstance(node["fn"], _Subsample)
+
+
+def is_deterministic(node: Node) -> bool:
+    """Whether it is a function of others: ``pyro.deterministic``, or a ``Delta``."""
+    return _is_stated(node) or is_point(node["fn"])
+
+
+def _is_stated(node: Node) -> bool:
+    return bool(node["infer"] and node["infer"].get("_deterministic"))
+
+
+def is_latent(node: Node) -> bool:
+    return is_variable(node) and not node["is_observed"] and not is_deterministic(node)
+
+
+def has_data(node: Node) -> bool:
+    """Whether the program, or who conditions it, gives it a value: ``obs=``, also of a ``Delta``."""
+    return is_variable(node) and node["is_observed"] and not _is_stated(node)
+
+
+def is_likelihood(node: Node) -> bool:
+    """Whether it has data and a density."""
+    return has_data(node) and not is_deterministic(node)
+
+
+def is_of_lower_dimension(node: Node) -> bool:
+    """Whether no input of a model could move it over all its values: it is discrete, on a surface, or a factor."""
+    return (
+        not node["value"].numel()
+        or is_discrete(node)
+        or (not is_deterministic(node) and has_fewer_dimensions(node["fn"]))
+    )
+
+
+def is_discrete(node: Node) -> bool:
+    if is_deterministic(node):
+        return False
+    fn: Any = node["fn"]
+    while isinstance(fn := without_events(fn), torch.distributions.MixtureSameFamily):
+        fn = fn.component_distribution
+    try:
+        return bool(fn.has_enumerate_support or fn.support.is_discrete)
+    except (AttributeError, NotImplementedError):
+        # a factor has no support
+        return False

@@ -1,0 +1,137 @@
+"""What the posteriors of public programs are, by Pyro's own densities: quadrature, or Pyro's NUTS.
+
+``python -m tests.reference_programs`` writes ``tests/data/public_programs.json``, half an hour on one core. Names as
+arguments choose some; after a number of seconds no further one is begun. Up to two coordinates are integrated by the
+trapezoidal rule on Pyro's potential, whose error is below a thousandth; the others are sampled, and their means have
+the standard errors of their effective sample sizes.
+"""
+
+import json
+import math
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+if __name__ == "__main__":
+    # the data too
+    torch.set_default_dtype(torch.float64)
+
+with warnings.catch_warnings():
+    warnings.filterwarnings("ignore", message=r".*torch\.jit")
+    import pyro
+    from pyro.infer import MCMC, NUTS
+    from pyro.infer.mcmc.util import initialize_model
+    from pyro.ops.stats import effective_sample_size
+
+from tests.public_programs import EXAMPLES, Example
+
+__all__ = ["FILE", "potential_of"]
+
+FILE = Path(__file__).parent / "data" / "public_programs.json"
+# of Pyro's potential: how far it rises above its least where a density no longer matters
+DEEP = 30.0
+
+
+def potential_of(example: Example) -> tuple[dict[str, torch.Tensor], Any, dict[str, Any]]:
+    """A point in Pyro's coordinates, its potential ``-log p`` of such a dict, and the bijections to them."""
+    with torch.random.fork_rng():
+        pyro.set_rng_seed(0)
+        start, potential, bijections, _ = initialize_model(example.program, example.args)
+    return start, potential, bijections
+
+
+def by_quadrature(example: Example) -> dict[str, Any] | None:
+    """Means and log evidence of a program of up to two coordinates; None for more."""
+    start, potential, bijections = potential_of(example)
+    sizes = {name: value.numel() for name, value in start.items()}
+    if sum(sizes.values()) > 2:
+        return None
+    shapes = {name: value.shape for name, value in start.items()}
+    angles = [name for name in start if name in ("a", "loc") and not example.has_coordinates_of_pyro]
+
+    def parts(x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {
+            name: part.reshape(shapes[name]) for name, part in zip(sizes, x.split(list(sizes.values())), strict=True)
+        }
+
+    def energies(axes: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        x = torch.cartesian_prod(*axes).reshape(-1, len(axes))
+        found = torch.stack([torch.as_tensor(potential(parts(row))).detach().reshape(()) for row in x])
+        return x, found.nan_to_num(math.inf, math.inf)
+
+    names = [name for name in sizes for _ in range(sizes[name])]
+    full = [torch.linspace(-math.pi, math.pi, 65) if name in angles else torch.linspace(-14, 14, 57) for name in names]
+    x, energy = energies(full)
+    kept = x[energy < energy.min() + DEEP]
+    n = 600 if len(full) == 1 else 90
+    axes = []
+    for axis, name, low, high in zip(full, names, kept.amin(0), kept.amax(0), strict=True):
+        step = axis[1] - axis[0]
+        if name in angles:
+            axes.append(torch.linspace(-math.pi, math.pi, n))
+        else:
+            axes.append(torch.linspace(float(low - step), float(high + step), n))
+    x, energy = energies(axes)
+    weights = torch.ones(len(x))
+    for i, axis in enumerate(axes):
+        edge = (x[:, i] == axis[0]) | (x[:, i] == axis[-1])
+        weights = weights * torch.where(edge, 0.5, 1.0) * (axis[1] - axis[0])
+    log_joint = -energy + weights.log()
+    share = log_joint.softmax(0)
+    values = [{name: bijections[name].inv(part) for name, part in parts(row).items()} for row in x]
+    means = {}
+    for name in sizes:
+        every = torch.stack([value[name] for value in values])
+        every = every.cos() if name in angles else every
+        means[f"cos {name}" if name in angles else name] = torch.tensordot(share, every, 1).tolist()
+    return {"means": means, "log_z": log_joint.logsumexp(0).item()}
+
+
+def by_nuts(example: Example, chains: int = 2, warmup: int = 200, draws: int = 400) -> dict[str, Any]:
+    """Means with their Monte Carlo errors."""
+    runs = []
+    for seed in range(chains):
+        pyro.set_rng_seed(seed)
+        mcmc = MCMC(
+            NUTS(example.program, max_tree_depth=8, target_accept_prob=0.9),
+            num_samples=draws,
+            warmup_steps=warmup,
+            disable_progbar=True,
+        )
+        mcmc.run(*example.args)
+        runs.append(mcmc.get_samples())
+    means, errors = {}, {}
+    for name in runs[0]:
+        values = torch.stack([run[name] for run in runs])
+        ess = effective_sample_size(values, 0, 1)
+        error = values.flatten(0, 1).std(0) / ess.sqrt()
+        # entries that cannot vary, as the corner of a factor
+        errors[name] = torch.where(values.flatten(0, 1).std(0) > 1e-9, error, 0.0).tolist()
+        means[name] = values.mean((0, 1)).tolist()
+    return {"means": means, "errors": errors}
+
+
+def main(names: list[str], seconds: float = math.inf) -> None:
+    """Compute those that are missing, or those named; no new one is begun after some seconds."""
+    began = time.monotonic()
+    found = json.loads(FILE.read_text()) if FILE.exists() else {}
+    for name, example in EXAMPLES.items():
+        if not example.is_of_pyro or (name not in names if names else name in found):
+            continue
+        if time.monotonic() - began > seconds:
+            return
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            found[name] = by_quadrature(example) or by_nuts(example)
+        print(name, {key: found[name][key] for key in found[name] if key == "log_z"}, flush=True)
+        ordered = {key: found[key] for key in EXAMPLES if key in found}
+        FILE.write_text(json.dumps(ordered, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    numbers = [float(word) for word in sys.argv[1:] if word.isdigit()]
+    main([word for word in sys.argv[1:] if not word.isdigit()], *numbers)
