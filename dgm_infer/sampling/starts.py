@@ -283,11 +283,14 @@ class _Integrated:
         annealed = AnnealedMarginal(lifted.marginal(problem))
         example = self._marginal.initial_draws(max(chains, self.fewest), torch.Generator(problem.values.device))
         gradients = _SETTINGS.increments * self.transitions * (1 + self.n_steps) // 2
-        self._evaluated = evaluation(annealed, _with(example, 1.0), gradients)
+        compiles = getattr(kernel, "compile", None) is not False
+        self._evaluated = evaluation(annealed, _with(example, 1.0), gradients if compiles else 0)
         self.unwidened: Any = None
         if annealed.is_exact:
             own = torch.ones(problem.batch_shape, dtype=example.dtype, device=example.device)
             self.unwidened = _AtBeta(self._evaluated, self._marginal.dim, own).energy_and_gradient
+        elif not compiles:
+            self.unwidened = self._marginal.to(torch.float64).energy_and_gradient
 
     def start(self, n: int, rng: torch.Generator, tolerance: float, report: Callable[[str], None]) -> Tensor:
         """Prior draws of u1."""
