@@ -64,9 +64,13 @@ def cause(error: BaseException, most: int = 200) -> str:
     """The message of another library's exception, as one line of at most ``most`` characters.
 
     Only its first paragraph, which ends at an empty or indented line unless a colon precedes it: torch appends call
-    stacks, Pyro tables. The exception's type if the message is empty.
+    stacks, Pyro tables. Of TorchScript, which quotes its code first, the last line. The exception's type if the message
+    is empty.
     """
-    first = re.match(r".*((?<=:)\n.*|\n\S.*)*", str(error).strip())
+    text = str(error).strip()
+    if "TorchScript" in text:
+        text = text.splitlines()[-1]
+    first = re.match(r".*((?<=:)\n.*|\n\S.*)*", text)
     assert first is not None
     return textwrap.shorten(first[0], most, placeholder=" ...") or type(error).__name__
 

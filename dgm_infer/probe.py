@@ -23,6 +23,7 @@ __all__ = [
     "energy_doubt",
     "energy_fault",
     "probe_points",
+    "relative_error",
 ]
 
 
@@ -65,8 +66,9 @@ def energy_fault(
 ) -> str | None:
     """Describe a fault of the energy at points ``x [n, *batch, D]`` or far from them; None if there is none.
 
-    It must be one real number per point, the same at every call, must not fall without end, as ``exp(-energy)`` would
-    have no integral, and must have the gradient that the target gives, if it gives one. An energy that is NaN or
+    It must be one real number per point, the same at every call and whatever the other points are, must not fall
+    without end, as ``exp(-energy)`` would have no integral, and must have the gradient that the target gives, if it
+    gives one. An energy that is NaN or
     infinite at all points is left to the search for a start or a base, which reports more about it; one that is NaN at
     some, or levels off, to :func:`energy_doubt`.
 
@@ -91,6 +93,18 @@ def energy_fault(
     if apart > 0:
         return (
             f"the energy differs from call to call at the same points, by {apart:.3g}: it must not draw random numbers"
+        )
+    if apart := _mixing(target, x, energy, around):
+        return (
+            f"the energy of a point changes when the other points of its batch change, by {apart:.3g}: compute every "
+            "point by itself, without batch statistics or branches on all points, and count dimensions from the right, "
+            "as in x.sum(-1)"
+        )
+    if (apart := _mixing(target, x, energy, around)) > 0:
+        return (
+            f"the energy of a point changes when the other points of its batch change, by {apart:.3g}: compute every "
+            "point by itself, without batch statistics or branches on all points, and count dimensions from the right, "
+            "as in x.sum(-1)"
         )
     if _falls(_far_energies(target, x if around is None else around)):
         return "the energy falls without end far from the origin, so that exp(-energy) has no integral: check its sign"
@@ -153,14 +167,37 @@ def _gradient_fault(target: Target, x: Tensor) -> str | None:
     return None
 
 
-def _difference(energy: Tensor, again: Tensor) -> float:
-    """Largest difference of two evaluations, 0 up to rounding."""
+def _difference(energy: Tensor, again: Tensor, rounding: float = 1e3, power: float = 1.0) -> float:
+    """Largest difference of two evaluations, 0 up to ``rounding eps^power`` of their size."""
     both = energy.isfinite() & again.isfinite()
     if not torch.equal(energy.isfinite(), again.isfinite()):
         return float("inf")
     difference = (energy - again).abs()[both]
-    rounding = 1e3 * torch.finfo(energy.dtype).eps * energy.abs()[both].clamp_min(1)
-    return difference[difference > rounding].max().item() if (difference > rounding).any() else 0.0
+    least = rounding * torch.finfo(energy.dtype).eps ** power * energy.abs()[both].clamp_min(1)
+    return difference[difference > least].max().item() if (difference > least).any() else 0.0
+
+
+def _mixing(target: Target, x: Tensor, energy: Tensor, around: Tensor | None) -> float:
+    """By how much energies depend on the other points of a batch, on their number, or on points of other problems.
+
+    Points are evaluated again behind copies of the last one, which also stands at every second problem, and the first
+    one by itself. A target is looked at once.
+    """
+    if target in _AGREEING:
+        return 0.0
+    problems = torch.arange(target.batch_shape.numel(), device=x.device)
+    kept = (problems % 2 == 0).reshape(target.batch_shape)
+    apart = 0.0
+    # a model may refuse points around given ones, which alone may all be the same
+    with suppress(Exception):
+        if around is not None and around is not x:
+            x, energy = around, target.energy(around)
+        n = (len(x) + 1) // 2
+        behind = torch.cat([x[-1:].expand_as(x[:n]), x[:n]]).where(kept.unsqueeze(-1), x[-1])
+        for own, moved in ((energy[:n], target.energy(behind)[n:]), (energy[:1], target.energy(x[:1]))):
+            # sums round in another order
+            apart = max(apart, _difference(own[..., kept], moved[..., kept], 1.0, 0.5))
+    return apart
 
 
 def _far_energies(target: Target, x: Tensor) -> list[Tensor]:
@@ -218,8 +255,10 @@ class Differences(NamedTuple):
     """``w . J v``, ``[n, ...]``."""
     size: Tensor
     """``|w| |J v|``, the size of the terms of :attr:`combined`."""
-    is_known: Tensor
-    """Whether two steps agree and rounding does not matter: not at kinks, jumps or where the function overflows."""
+    combined_error: Tensor
+    """Difference of two steps, and rounding, ``[n, ...]``: large at kinks and jumps, NaN where a function overflows."""
+    products_error: Tensor
+    """The same of :attr:`products`."""
 
 
 @torch.no_grad()
@@ -239,13 +278,12 @@ def differences(function: Callable[[Tensor], Tensor], u: Tensor, v: Tensor, w: T
     ).chunk(4)
     w = torch.ones_like(plus) if w is None else w.expand_as(plus)
     near, far = (plus - minus) / (2 * step), (far_plus - far_minus) / (4 * step)
-    norm = torch.linalg.vector_norm
+    norm, rounding = torch.linalg.vector_norm, 4 * eps / step
+    combined_error = ((near - far) * w).sum(-1).abs() + rounding * norm(plus * w, dim=-1)
+    # one output may be a small difference of terms of the others' size
+    products_error = (near - far).abs() + rounding * norm(plus, dim=-1, keepdim=True)
     size = norm(near, dim=-1) * norm(w, dim=-1)
-    rounding = 4 * eps / step * norm(plus * w, dim=-1)
-    apart = ((near - far) * w).sum(-1).abs() + rounding
-    combined = (near * w).sum(-1)
-    is_known = combined.isfinite() & (apart <= _TOLERANCE.get(u.dtype, 0.1) * size)
-    return Differences(plus, near, combined, size, is_known)
+    return Differences(plus, near, (near * w).sum(-1), size, combined_error, products_error)
 
 
 def disagreement(found: Differences, exact: Tensor) -> float:
@@ -253,7 +291,17 @@ def disagreement(found: Differences, exact: Tensor) -> float:
 
     The second largest over points, of which one may be right beside a kink.
     """
-    scale = found.size.maximum(exact.abs()).clamp_min(1e-30)
-    apart = ((exact - found.combined).abs() / scale)[found.is_known]
-    largest = apart.nan_to_num(torch.inf).flatten().sort(descending=True).values
+    apart = relative_error(found.combined, exact, found.size, found.combined_error)
+    largest = apart.flatten().sort(descending=True).values
     return largest[min(1, len(largest) - 1)].item() if len(largest) else 0.0
+
+
+def relative_error(differences: Tensor, exact: Tensor, size: Tensor, error: Tensor) -> Tensor:
+    """``|differences - exact|`` as a share of the size of a derivative, or of the exact one if that is larger.
+
+    0 where the error of the differences is not small beside it; infinite where the exact derivative is not finite.
+    """
+    scale = size.maximum(exact.abs().nan_to_num(0.0, 0.0))
+    apart = (differences - exact).abs() / scale.clamp_min(1e-30)
+    is_known = differences.isfinite() & (error <= _TOLERANCE.get(size.dtype, 0.1) * scale)
+    return apart.nan_to_num(torch.inf, torch.inf).where(is_known, 0)

@@ -1,14 +1,52 @@
-"""The progress bar of sampling and of evidence: one line on the standard error stream."""
+"""The progress bar of sampling and of evidence, one line on the standard error stream; and work that will not end."""
 
 import sys
 import threading
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Self
 
 from tqdm import tqdm
 
-__all__ = ["Progress"]
+from .diagnosis import DiagnosisWarning
+from .settings import Settings
+
+__all__ = ["Progress", "ProgressSettings", "foretell", "foretold"]
+
+
+@dataclass(frozen=True)
+class ProgressSettings(Settings):
+    """When a run says how long it will take, whether it shows a bar or not."""
+
+    long: float = 86400.0
+    """Seconds left above which it does: a run of a day is planned, one of years is a mistyped number."""
+    after: float = 0.5
+    """Seconds of transitions whose rate is trusted."""
+
+
+SETTINGS = ProgressSettings()
+_UNITS = (("years", 365 * 86400), ("days", 86400), ("hours", 3600), ("seconds", 1))
+
+
+def foretell(what: str, seconds: float) -> bool:
+    """Warn that work will take this long if that is above a day; whether it is."""
+    if seconds <= SETTINGS.long:
+        return False
+    unit, size = next(pair for pair in _UNITS if seconds >= pair[1])
+    warnings.warn(f"{what}: will take about {seconds / size:.3g} {unit} at this rate", DiagnosisWarning, stacklevel=4)
+    return True
+
+
+def foretold(steps: int, what: str) -> Iterator[int]:
+    """The numbers from 0 to ``steps - 1``; what takes above a day is said after the second."""
+    for i in range(steps):
+        start = time.monotonic()
+        yield i
+        # the first has preparations
+        if i == 1:
+            foretell(what, (steps - 2) * (time.monotonic() - start))
 
 
 class Progress:
@@ -29,6 +67,9 @@ class Progress:
         self._phase = ""
         self._news: list[Any] = []
         self._said = 0.0
+        self._total, self._made = total, 0
+        self._clock: tuple[float, int] | None = None
+        self._timed = ""
 
     def __enter__(self) -> Self:
         return self
@@ -40,6 +81,7 @@ class Progress:
 
     def expect(self, transitions: int) -> None:
         """Announce work to come."""
+        self._total += transitions
         if not self.bar.disable:
             self.bar.total += transitions
 
@@ -56,6 +98,8 @@ class Progress:
 
     def update(self, phase: str, news: Any = None, count: int = 1) -> None:
         """Count transitions, with their news unless None."""
+        self._made += count
+        self._foretell(phase)
         if self.bar.disable:
             return
         if phase != self._phase:
@@ -66,6 +110,16 @@ class Progress:
             self._news.append(news)
         if self.bar.update(count):
             self._show()
+
+    def _foretell(self, phase: str) -> None:
+        """Say how long the transitions that are left will take, once a phase, as soon as its rate is known."""
+        now = time.monotonic()
+        if phase != self._timed:
+            self._timed, self._clock = phase, (now, self._made)
+        elif self._clock is not None and now - self._clock[0] > SETTINGS.after:
+            seconds, made, left = now - self._clock[0], self._made - self._clock[1], self._total - self._made
+            foretell(f"{phase}, {left} transitions left", seconds / max(made, 1) * left)
+            self._clock = None
 
     def _show(self) -> None:
         self.bar.set_description(f"{self.prefix}{self._phase}", refresh=False)

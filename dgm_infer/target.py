@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from .arguments import function, sizes, whole_number
+from .arguments import allocatable, function, random_generator, sizes, whole_number
 from .arguments.objects import shown
 from .errors import ArgumentError
 
@@ -82,7 +82,7 @@ class Target:
         self._energy = energy
         self.dim = whole_number(name, "dim", getattr(self, "dim", None) if dim is None else dim)
         batch_shape = self.batch_shape if batch_shape is None else batch_shape
-        self.batch_shape = torch.Size(sizes(name, "batch_shape", batch_shape, least=0, empty=True))
+        self.batch_shape = torch.Size(sizes(name, "batch_shape", batch_shape, empty=True))
 
     @property
     def _defines_energy(self) -> bool:
@@ -155,7 +155,16 @@ class Target:
         return torch.randn(n, *self.batch_shape, self.dim, generator=rng, device=rng.device)
 
     def start(self, chains: int, rng: torch.Generator, attempts: int = 20) -> Tensor:
-        """:meth:`initial_draws`, made again up to ``attempts`` times where the energy is not finite."""
+        """:meth:`initial_draws`, made again up to ``attempts`` times where the energy is not finite.
+
+        Raises:
+            ArgumentError: an argument is outside its range.
+        """
+        call = f"{type(self).__name__}.start"
+        whole_number(call, "chains", chains)
+        whole_number(call, "attempts", attempts)
+        random_generator(call, "rng", rng)
+        allocatable(call, "chains", chains, chains * self.batch_shape.numel() * self.dim, "fewer chains")
         x = self.initial_draws(chains, rng)
         for _ in range(attempts):
             with torch.no_grad():

@@ -37,7 +37,8 @@ class BernoulliDecoder(nn.Module):
         channels: Sequence[int] | None = None,
     ):
         super().__init__()
-        self.network = to_image(latent_dim, output_shape, hidden, channels)
+        made = checked_sizes("BernoulliDecoder", output_shape, hidden, channels)
+        self.network = to_image(whole_number("BernoulliDecoder", "latent_dim", latent_dim), *made)
 
     def forward(self, z: Tensor) -> Independent:
         return Independent(Bernoulli(logits=single(self.network(z)), validate_args=False), 1, validate_args=False)

@@ -13,8 +13,9 @@ import torch
 from torch import nn
 
 from dgm_infer import GenerativeModel
-from dgm_infer.arguments import file_path
-from dgm_infer.errors import ArgumentError, CheckpointError, cause
+from dgm_infer.arguments import file_path, flag, mapping
+from dgm_infer.arguments.objects import shown
+from dgm_infer.errors import ArgumentError, CheckpointError, cause, reported_as
 from dgm_infer.files import complete_file, writable_folder
 
 from .iwae import IWAE
@@ -71,8 +72,9 @@ def save(model: nn.Module, path: str | os.PathLike, notes: dict[str, Any] | None
     weights, description = (stem.with_name(stem.name + ending) for ending in (".safetensors", ".json"))
     description_of = describe(model)
     try:
-        text = json.dumps(description_of | {"notes": notes or {}}, indent=2) + "\n"
-    except TypeError as error:
+        notes = mapping("generators.save", "notes", notes, "{'epochs': 20}")
+        text = json.dumps(description_of | {"notes": notes}, indent=2)
+    except (TypeError, ValueError) as error:
         raise ArgumentError(f"generators.save(notes=...): must be JSON values: {cause(error)}") from error
     refuse_nan(f"generators.save({type(model).__name__})", model.state_dict())
     state = serialise({name: tensor.contiguous().cpu() for name, tensor in model.state_dict().items()})
@@ -80,7 +82,7 @@ def save(model: nn.Module, path: str | os.PathLike, notes: dict[str, Any] | None
     # neither is replaced before both are complete
     with complete_file(weights) as part, complete_file(description) as other:
         part.write_bytes(state)
-        other.write_text(text)
+        other.write_text(text + "\n")
     return weights
 
 
@@ -100,8 +102,10 @@ def load(name: str | os.PathLike, *, trust: bool = False) -> GenerativeModel:
         CheckpointError: the file is missing, damaged, or not a generator of this project.
     """
     if not isinstance(name, str | os.PathLike):
-        raise CheckpointError(f"load({name!r}): expected the name of a shipped generator, or a path")
-    path = Path(name)
+        raise CheckpointError(f"load({shown(name)}): expected the name of a shipped generator, or a path")
+    flag("load", "trust", trust)
+    with reported_as(CheckpointError):
+        path = file_path("load", "name", name) if name else Path()
     if not path.name:
         raise CheckpointError(f"load({str(name)!r}): expected the name of a shipped generator, or a path")
     if path.suffix == ".npz" and path.is_file():

@@ -4,7 +4,7 @@ With transposed convolutions and batch normalisation they are those of Radford, 
 """
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -101,6 +101,7 @@ class Critic(nn.Module):
     ):
         super().__init__()
         output_shape, hidden, channels = checked_sizes(type(self).__name__, output_shape, hidden, channels)
+        choice(type(self).__name__, "normalisation", normalisation, get_args(Normalisation))
         self.config = {
             "output_shape": list(output_shape),
             "hidden": list(hidden),

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dgm_infer import DirectedModel, StandardNormal
 from dgm_infer.arguments import finite, positive, whole_number
+from dgm_infer.arguments.objects import shown
 from dgm_infer.errors import ArgumentError
 
 __all__ = ["LotkaVolterra", "summaries"]
@@ -49,7 +50,7 @@ class LotkaVolterra(DirectedModel):
         self.dt, self.noise = positive(name, "dt", dt), positive(name, "noise", noise)
         start = finite(name, "initial", initial, torch.float64)
         if start.shape != (2,):
-            raise ArgumentError(f"{name}(initial={initial!r}): must be two numbers, prey and predators")
+            raise ArgumentError(f"{name}(initial={shown(initial)}): must be two numbers, prey and predators")
         self.initial_state = tuple(start.tolist())
         self.output_shape = (2 * n_steps,)
         self.global_density = StandardNormal(4)

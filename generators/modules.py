@@ -17,12 +17,15 @@ from dgm_infer.arguments import (
     allocatable,
     choice,
     file_path,
+    flag,
     function,
-    instance,
     interval,
+    mapping,
+    optional,
     sizes,
     whole_number,
 )
+from dgm_infer.arguments.objects import shown
 from dgm_infer.errors import ArgumentError, CheckpointError, ModelError, cause
 from dgm_infer.models import InputDensity, frozen_copy, reference_tensor
 
@@ -143,9 +146,13 @@ class NetworkGenerator(GenerativeModel):
         # on a copy: the modes and statistics of the caller's network stay as they are
         like = reference_tensor(self)
         frozen = frozen_copy(self, like.dtype, like.device)
+        before = len(list(frozen.parameters()))
         u = self.input_density.sample((n,), generator=torch.Generator().manual_seed(0), dtype=like.dtype)
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return frozen._images(u.to(like.device))
+            found = frozen._images(u.to(like.device))
+        if len(list(frozen.parameters())) != before:
+            raise ModelError(f"{_name(self.net)} makes layers at its first call: call it once before")
+        return found
 
 
 def from_module(
@@ -206,8 +213,12 @@ def from_module(
         if not isinstance(net, nn.Module):
             raise ArgumentError(f"from_module(weights={weights!r}): {_name(net)} is not a torch.nn.Module")
         load_weights(net, file_path("from_module", "weights", weights), key, trust)
-    inputs = dict(instance("from_module", "inputs", inputs or {}, Mapping, "{'noise': (1, 8, 8)}"))
-    arguments = dict(instance("from_module", "arguments", arguments or {}, Mapping, "{'label': torch.tensor(3)}"))
+    inputs = mapping("from_module", "inputs", inputs, "{'noise': (1, 8, 8)}")
+    arguments = mapping("from_module", "arguments", arguments, "{'label': torch.tensor(3)}")
+    if not isinstance(select, int | str) or isinstance(select, bool):
+        raise ArgumentError(f"from_module(select={shown(select)}): must be an index or a key, such as 0 or 'sample'")
+    optional("from_module", "key", key, str, "'state_dict'")
+    flag("from_module", "trust", trust)
     for name in inputs:
         if name == "z" or name in arguments:
             raise ArgumentError(

@@ -4,6 +4,7 @@ from typing import TypeVar
 
 from torch import nn
 
+from dgm_infer.arguments.objects import shown
 from dgm_infer.errors import ArgumentError
 
 __all__ = ["CLASSES", "register"]
@@ -25,7 +26,7 @@ def register(cls: Class) -> Class:
         ArgumentError: not a ``torch.nn.Module``, or another class has this name.
     """
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise ArgumentError(f"register({cls!r}): expected a subclass of torch.nn.Module")
+        raise ArgumentError(f"register({shown(cls)}): expected a subclass of torch.nn.Module")
     known = CLASSES.get(cls.__name__, cls)
     # a class that is redefined, in a notebook or by a reload, replaces the first
     if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):

@@ -4,11 +4,12 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.nn.utils.fusion import fuse_conv_bn_eval, fuse_linear_bn_eval
 
-from dgm_infer.arguments import positive
+from dgm_infer.arguments import positive, within
 from dgm_infer.errors import ArgumentError, ModelError
 from dgm_infer.models import copied
 
@@ -107,7 +108,7 @@ def smooth_copy(net: Any, beta: float) -> tuple[nn.Module, Smoothing]:
     """
     if not isinstance(net, nn.Module):
         raise ArgumentError(f"from_module(smooth={beta!r}): replaces modules, and the network is a function")
-    beta = positive("from_module", "smooth", beta)
+    beta = within("from_module", "smooth", positive("from_module", "smooth", beta), 0, torch.finfo(torch.float32).max)
     net = copied(net).eval()
     folded = _fold(net)
     count = 0

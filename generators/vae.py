@@ -35,7 +35,9 @@ class GaussianEncoder(nn.Module):
         channels: Sequence[int] | None = None,
     ):
         super().__init__()
-        self.network = to_vector(output_shape, 2 * latent_dim, hidden, channels)
+        made = checked_sizes("GaussianEncoder", output_shape, hidden, channels)
+        latent_dim = whole_number("GaussianEncoder", "latent_dim", latent_dim)
+        self.network = to_vector(made.output_shape, 2 * latent_dim, made.hidden, made.channels)
 
     def forward(self, x: Tensor) -> Independent:
         mean, log_sd = single(self.network(x)).chunk(2, -1)
@@ -69,9 +71,10 @@ class GaussianDecoder(nn.Module):
         super().__init__()
         if sd is not None:
             positive("GaussianDecoder", "sd", sd)
-        self.network = to_image(latent_dim, output_shape, hidden, channels)
-        self.min_sd = min_sd
-        start = torch.tensor(0.3 if sd is None else sd).log()
+        made = checked_sizes("GaussianDecoder", output_shape, hidden, channels)
+        self.network = to_image(whole_number("GaussianDecoder", "latent_dim", latent_dim), *made)
+        self.min_sd = positive("GaussianDecoder", "min_sd", min_sd)
+        start = torch.tensor(0.3 if sd is None else float(sd)).log()
         if sd is None:
             self.log_sd = nn.Parameter(start)
         else:

@@ -6,7 +6,9 @@ accepted, or ends in an error of torch or Python, fails.
 
 import math
 import re
+import warnings
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -16,6 +18,7 @@ import generators
 import trainers
 from dgm_infer.conditioning.check import Report
 from dgm_infer.errors import DgmInferError, ModelError
+from tests.bad_values import NEVER, TAKEN, VALUES, answer_to, public_calls
 from tests.oracles import Circle
 
 # Longest answer, in characters.
@@ -100,6 +103,7 @@ def vocabulary(folder):
         "zeros": torch.zeros,
         "nan": math.nan,
         "inf": math.inf,
+        "masked": np.ma.masked_array([1.0], mask=[True]),
         "S": sample,
         "L": log_evidence,
         "N": dgm.StandardNormal,
@@ -174,6 +178,54 @@ CALLS = {
     "S(dgm.condition(mk(latents=lambda s,u: {'a/b':u}),tensor([1.]))).save(T+'/ab.nc')": "'a/b'",
     "S(dgm.condition(mk(latents=lambda s,u: {1:u}),tensor([1.]))).summary()": "latent 1",
     "S(dgm.condition(mk(latents=lambda s,u: {}),tensor([1.]))).summary()": "no latents",
+    # ------------------------------------------------------------------------------------------ kinds of tensors
+    "dgm.condition(mk(), zeros(1).to_sparse())": "condition(observed): is a sparse tensor",
+    "dgm.condition(mk(), zeros(1).to('meta'))": "condition(observed): is a tensor on the meta device",
+    "dgm.condition(mk(), torch.nested.nested_tensor([zeros(2), zeros(1)], layout=torch.jagged))": (
+        "condition(observed): is a nested tensor"
+    ),
+    "dgm.condition(mk(), masked)": "condition(observed): is a masked array",
+    "dgm.pixels(tensor([True]).to('meta'))": "pixels(mask): is a tensor on the meta device",
+    "dgm.linear(torch.eye(2).to_sparse())": "linear(matrix): is a sparse tensor",
+    "dgm.linear(zeros(0, 4))": "linear(matrix of shape (0, 4))",
+    "dgm.linear(torch.full((2, 2), inf))": "linear(matrix=inf): not finite",
+    "dgm.blur(torch.full((3, 3), nan))": "blur(kernel=nan): not finite",
+    "dgm.blur(zeros(3, 3))": "blur(kernel of shape (3, 3)): is zero",
+    "dgm.HMC(step_size=torch.ones(2).to_sparse())": "HMC(step_size): is a sparse tensor",
+    "dgm.HMC(step_size=zeros(0))": "step_size=tensor([])",
+    "S(tgt(), initial=torch.eye(2).to_sparse())": "sample(initial): is a sparse tensor",
+    "dgm.Gaussian(zeros(2), cholesky=tensor([[2., 1.], [1., 2.]]))": "numbers above the diagonal",
+    "dgm.kernels.EllipticalSlice(mean=nan)": "EllipticalSlice(mean=nan): not finite",
+    "dgm.condition(mk(), tensor([1.]), tolerance=1., distance=lambda a, b: -(a - b).norm(dim=-1))": "not be negative",
+    "dgm.condition(generators.from_module(net().to('meta'), 3), zeros(4))": "on the meta device",
+    # ---------------------------------------------------------------------------------------------------- sizes
+    "dgm.Target(f, 2, (0,))": "Target(batch_shape=(0,))",
+    "N(10**20)": "StandardNormal(dim=100000000000000000000)",
+    "circ().start(0, torch.Generator())": "Fibre.start(chains=0)",
+    "dgm.modes(tgt(), starts=10**12)": "modes(starts=1000000000000): needs",
+    "N(2).sample(-1)": "StandardNormal.sample(shape=-1)",
+    "N(2).log_prob('x')": "StandardNormal.log_prob(u='x')",
+    "N(2).log_prob(zeros(3))": "StandardNormal.log_prob(u of shape (3,)): expected [..., 2]",
+    "base().sample(generator=5)": "Gaussian.sample(generator=5)",
+    "draws().summary(names=[])": "summary(names=[])",
+    # ---------------------------------------------------------------------------------------------------- paths
+    **{
+        f"{call}({path})": words
+        for path, words in (("5000 * 'a'", "must be a shorter path"), ("'a' + chr(0)", "without null characters"))
+        for call in (
+            "draws().save",
+            "ev().save",
+            "dgm.Draws.load",
+            "dgm.Evidence.load",
+            "dgm.collect",
+            "dgm.resume",
+            "generators.load",
+            "generators.IWAE.from_npz",
+            "(lambda path: generators.save(vae(), path))",
+            "(lambda path: generators.from_module(net(), 3, weights=path))",
+            "(lambda path: S(circ(), run=path))",
+        )
+    },
     # ---------------------------------------------------------------------------------------------------- conditioning
     "dgm.condition(Circle(),tensor([2.]),device='meta')": "device='meta'",
     "dgm.condition(Circle(),tensor([2.]),device=1.5)": "device=1.5",
@@ -246,7 +298,7 @@ CALLS = {
     "dgm.bidirectional(tgt(),base(),zeros(2),dgm.AIS(temperatures=10**13),progress=False)": "AIS(temperatures=",
     "L(m=dgm.Elbo(10**13))": "Elbo(samples=10000000000000): needs",
     "L(m=dgm.evidence.ImportanceSampling(10**13))": "ImportanceSampling(samples=10000000000000): needs",
-    "L(m=dgm.SMC(particles=2**70))": "SMC(particles=1180591620717411303424): needs",
+    "L(m=dgm.SMC(particles=2**50))": "SMC(particles=1125899906842624): needs",
     "L(m=dgm.SMC(temperatures=10**13,schedule='linear'))": "SMC(temperatures=10000000000000): needs",
     "L(m=dgm.GibbsTempering(draws=10**13,warmup=10**9))": "GibbsTempering(draws=10000000000000): needs",
     "L(m=dgm.GibbsTempering(pilot_temperatures=10**13))": "GibbsTempering(pilot_temperatures=10000000000000): needs",
@@ -372,3 +424,40 @@ def test_a_mistyped_call_is_answered_in_one_line_that_names_it(call, names):
 def test_control_other_answers_are_noticed(call, names):
     with pytest.raises((AssertionError, TypeError, pytest.fail.Exception)):
         answer(call, names)
+
+
+@pytest.mark.slow
+def test_values_of_a_wrong_kind_are_refused_in_one_line_by_every_argument(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    calls = public_calls(tmp_path)
+    wrong = []
+    with warnings.catch_warnings():
+        # what a call says beside its answer is not looked at
+        warnings.simplefilter("ignore")
+        for name, call in calls.items():
+            for argument in call.arguments():
+                for kind in VALUES:
+                    found = answer_to(call, argument, kind)
+                    if found and not (found == "taken" and kind in TAKEN.get((name, argument), ())):
+                        wrong.append(f"{name}({argument}={kind}): {found}")
+    assert len(calls) > 120
+    assert not wrong, f"{len(wrong)} bad answers:\n" + "\n".join(wrong[:40])
+
+
+def test_control_other_answers_to_values_are_noticed():
+    def takes_all(value):
+        return value
+
+    def ends_in_torch(value):
+        return torch.zeros(value)
+
+    def never_ends(value):
+        while True:
+            pass
+
+    assert answer_to(takes_all, "value", "sparse") == "taken"
+    assert answer_to(takes_all, "value", "double") is None
+    assert "TypeError" in (answer_to(ends_in_torch, "value", "text") or "")
+    assert answer_to(never_ends, "value", "text", seconds=1) == "no end"
+    assert answer_to(dgm.StandardNormal, "dim", "text") is None
+    assert "sparse" in NEVER

@@ -3,15 +3,18 @@
 Every message has the form ``call(field=value): must be ...``.
 """
 
-from .objects import file_path, function, instance
+from .objects import file_path, function, instance, mapping, names_of, of_kind, optional, random_generator
 from .tensors import (
     allocatable,
+    array,
     available_device,
     boolean_mask,
     finite,
     floating_type,
     indices,
+    lead_shape,
     numbers,
+    points,
     positive_numbers,
     sizes,
 )
@@ -30,6 +33,7 @@ from .values import (
 
 __all__ = [
     "allocatable",
+    "array",
     "available_device",
     "boolean_mask",
     "choice",
@@ -43,10 +47,17 @@ __all__ = [
     "indices",
     "instance",
     "interval",
+    "lead_shape",
+    "mapping",
+    "names_of",
     "numbers",
+    "of_kind",
+    "optional",
     "optional_positive",
+    "points",
     "positive",
     "positive_numbers",
+    "random_generator",
     "random_seed",
     "sizes",
     "whole_number",

@@ -1,11 +1,14 @@
 """Checks of paths, functions and objects, and values as messages show them."""
 
+import errno
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
+import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from ..errors import ArgumentError
 
@@ -14,7 +17,12 @@ __all__ = [
     "function",
     "instance",
     "is_sequence",
+    "mapping",
+    "names_of",
+    "of_kind",
     "of_problems",
+    "optional",
+    "random_generator",
     "real_number",
     "shown",
 ]
@@ -26,11 +34,85 @@ def file_path(call: str, field: str, value: Any) -> Path:
     """The path of a file or a folder.
 
     Raises:
-        ArgumentError: it is neither a str nor a PathLike, or it is empty.
+        ArgumentError: it is neither a str nor a PathLike, it is empty, or no path of this system.
     """
     if not isinstance(value, str | os.PathLike) or not os.fspath(value) or isinstance(os.fspath(value), bytes):
         raise ArgumentError(f"{call}({field}={shown(value)}): must be a path, a str or a pathlib.Path")
+    try:
+        os.lstat(value)
+    except ValueError:
+        raise ArgumentError(f"{call}({field}={shown(value)}): must be a path without null characters") from None
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            raise ArgumentError(f"{call}({field}={shown(value)}): must be a shorter path") from None
     return Path(value)
+
+
+def random_generator(call: str, field: str, value: Any) -> torch.Generator:
+    """A generator of random numbers, by what it can do.
+
+    Raises:
+        ArgumentError: it is not one.
+    """
+    if not (hasattr(value, "get_state") and hasattr(value, "device")):
+        raise ArgumentError(f"{call}({field}={shown(value)}): must be a torch.Generator")
+    return value
+
+
+def mapping(call: str, field: str, value: Any, example: str) -> dict[str, Any]:
+    """Values by name; none for None.
+
+    Raises:
+        ArgumentError: it is not a mapping with names for its keys; the message shows ``example``.
+    """
+    if value is None:
+        return {}
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise ArgumentError(f"{call}({field}={shown(value)}): must be a mapping by name, such as {example}")
+    return dict(value)
+
+
+def names_of(call: str, field: str, value: Any, known: Collection[str] | None = None) -> list[str]:
+    """Some of the known names, at least one: a sequence of them, or a single one.
+
+    Raises:
+        ArgumentError: it is something else, or has a name that is not known.
+    """
+    names = [value] if isinstance(value, str) else value
+    given = is_sequence(names) and bool(names) and all(isinstance(name, str) for name in names)
+    if given and (known is None or set(names) <= set(known)):
+        return list(names)
+    expected = "one or more names" if known is None else f"among {', '.join(known)}"
+    raise ArgumentError(f"{call}({field}={shown(value)}): must be {expected}")
+
+
+def optional(call: str, field: str, value: Any, kind: type[Value], example: str) -> Value | None:
+    """As :func:`instance`, or None."""
+    return None if value is None else instance(call, field, value, kind, example)
+
+
+def of_kind(call: str, field: str, value: Any) -> Literal[True]:
+    """Refuse arrays and tensors that do not hold one number per entry; anything else passes.
+
+    Raises:
+        ArgumentError: a sparse, nested or quantized tensor, one on the meta device, or an array with masked entries.
+    """
+    kind, remedy = "", ""
+    if isinstance(value, Tensor):
+        if value.is_nested:
+            kind, remedy = "nested tensor", "give rows of one length, x.to_padded_tensor(0.0)"
+        elif value.layout is not torch.strided:
+            kind, remedy = "sparse tensor", "x.to_dense() converts it"
+        elif value.is_quantized:
+            kind, remedy = "quantized tensor", "x.dequantize() converts it"
+        elif value.device.type == "meta" and type(value) in (Tensor, Parameter):
+            kind, remedy = "tensor on the meta device, which holds no numbers", "make it on 'cpu'"
+    elif type(value).__module__.startswith("numpy.ma") and value.mask.any():
+        kind = "masked array, whose masked entries are not numbers"
+        remedy = "give x.filled(0.0), for data with observe=dgm.pixels(~x.mask)"
+    if kind:
+        raise ArgumentError(f"{call}({field}): is a {kind}: {remedy}")
+    return True
 
 
 def function(call: str, field: str, value: Any, example: str) -> Callable[..., Any]:
@@ -58,9 +140,9 @@ def instance(call: str, field: str, value: Any, kind: type[Value], example: str)
 
 def shown(value: Any) -> str:
     """A value in a message: short, and on one line."""
-    if isinstance(value, Tensor) and value.numel() > 4:
-        return f"tensor of shape {tuple(value.shape)}"
     try:
+        if isinstance(value, Tensor) and value.numel() > 4:
+            return f"tensor of shape {tuple(value.shape)}"
         text = " ".join(repr(value).split())
     except Exception:
         text = f"{type(value).__name__}()"
@@ -72,7 +154,7 @@ def shown(value: Any) -> str:
 
 def real_number(value: Any) -> float | None:
     """A real number as a float; None for anything else."""
-    if isinstance(value, bool | str) or value is None:
+    if isinstance(value, bool | str | bytes) or value is None or str(getattr(value, "dtype", "")).endswith("bool"):
         return None
     try:
         return float(value)

@@ -1,5 +1,6 @@
 """Checks of tensors, their sizes, types and devices, and the memory that they need."""
 
+import math
 import os
 from typing import Any
 
@@ -7,17 +8,20 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, cause
-from .objects import is_sequence, shown
+from .objects import is_sequence, of_kind, random_generator, shown
 from .values import whole_number
 
 __all__ = [
     "allocatable",
+    "array",
     "available_device",
     "boolean_mask",
     "finite",
     "floating_type",
     "indices",
+    "lead_shape",
     "numbers",
+    "points",
     "positive_numbers",
     "sizes",
 ]
@@ -27,11 +31,25 @@ def numbers(call: str, field: str, value: Any, dtype: torch.dtype | None = None)
     """A real tensor, without its history.
 
     Args:
-        dtype: to convert to; None keeps a floating-point type and gives others the default one.
+        dtype: to convert to; None keeps types of 32 and 64 bits and gives others the default one.
 
     Raises:
-        ArgumentError: it cannot be converted to a real tensor.
+        ArgumentError: it cannot be converted to a real tensor, or it is sparse, nested, quantized or masked, or
+            on the meta device.
     """
+    values = array(call, field, value, dtype)
+    # nothing is computed in 16 bits
+    kept = values.is_floating_point() and values.element_size() >= 4
+    return values if kept or values.dtype == dtype else values.to(torch.get_default_dtype())
+
+
+def array(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
+    """As :func:`numbers`, of the type that it has: data of a program may be counts.
+
+    Raises:
+        ArgumentError: as :func:`numbers`.
+    """
+    of_kind(call, field, value)
     try:
         values = torch.as_tensor(value).detach()
         # converted directly, Python's numbers lose no digits
@@ -46,16 +64,16 @@ def numbers(call: str, field: str, value: Any, dtype: torch.dtype | None = None)
         ) from None
     if values.is_complex():
         raise ArgumentError(f"{call}({field} of {values.dtype}): must be real")
-    return values if values.is_floating_point() else values.to(torch.get_default_dtype())
+    return values
 
 
 def finite(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
     """As :func:`numbers`, all of them finite.
 
     Raises:
-        ArgumentError: it cannot be converted to a real tensor, or a number is not finite.
+        ArgumentError: it cannot be converted to a real tensor, it is empty, or a number is not finite.
     """
-    values = numbers(call, field, value, dtype)
+    values = _some(call, field, value, dtype)
     bad = ~values.isfinite()
     if bad.any():
         raise ArgumentError(f"{call}({field}={values[bad][0].item():g}): not finite")
@@ -66,21 +84,75 @@ def positive_numbers(call: str, field: str, value: Any, dtype: torch.dtype | Non
     """As :func:`finite`, all of them above 0.
 
     Raises:
-        ArgumentError: it cannot be converted to a real tensor, or a number is not positive or not finite.
+        ArgumentError: it cannot be converted to a real tensor, it is empty or of bools, or a number is not positive or
+            not finite.
     """
-    values = numbers(call, field, value, dtype)
+    values = _some(call, field, value, dtype)
+    if getattr(value, "dtype", None) == torch.bool:
+        raise ArgumentError(f"{call}({field} of torch.bool): must be positive numbers")
     bad = ~((values > 0) & values.isfinite())
     if bad.any():
         raise ArgumentError(f"{call}({field}={values[bad][0].item():g}): must be positive and finite")
     return values
 
 
+def _some(call: str, field: str, value: Any, dtype: torch.dtype | None) -> Tensor:
+    values = numbers(call, field, value, dtype)
+    if isinstance(value, bool) or not values.numel():
+        found = f"={value}" if isinstance(value, bool) else f" of shape {tuple(values.shape)}"
+        raise ArgumentError(f"{call}({field}{found}): must be a number, or a tensor of some")
+    return values
+
+
+def points(call: str, field: str, value: Any, dim: int, lead: str = "...") -> Tensor:
+    """Points ``[..., D]``, with their history; ``lead`` is what messages call the dimensions before the last.
+
+    Raises:
+        ArgumentError: it is not a real tensor whose last dimension is D.
+    """
+    # the kinds first: a nested tensor has no shape
+    plain = isinstance(value, Tensor) and of_kind(call, field, value) and not value.is_complex()
+    plain = plain and value.dtype != torch.bool
+    if not plain or value.shape[-1:] != (dim,):
+        found = f" of shape {tuple(value.shape)}" if plain else f"={shown(value)}"
+        raise ArgumentError(f"{call}({field}{found}): expected [{lead}, {dim}], a tensor of real numbers")
+    return value
+
+
+def lead_shape(
+    call: str,
+    shape: Any,
+    size: int,
+    *,
+    generator: Any = None,
+    dtype: Any = None,
+    device: Any = None,
+) -> tuple[int, ...]:
+    """The leading dimensions of draws of ``size`` numbers each: those of a sequence, or the one of an integer.
+
+    Raises:
+        ArgumentError: the shape is neither an integer >= 0 nor a sequence of them, the draws exceed all memory, or the
+            generator, the type or the device is not one.
+    """
+    sequence = isinstance(shape, tuple | list)
+    lead = sizes(call, "shape", shape, least=0, empty=True) if sequence else (whole_number(call, "shape", shape, 0),)
+    if generator is not None:
+        random_generator(call, "generator", generator)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ArgumentError(f"{call}(dtype={shown(dtype)}): must be a floating-point type, such as torch.float64")
+    if device is not None:
+        available_device(call, "device", device)
+    allocatable(call, "shape", shape, math.prod(lead) * size, "fewer draws")
+    return lead
+
+
 def boolean_mask(call: str, field: str, value: Any) -> Tensor:
     """A tensor of bools.
 
     Raises:
-        ArgumentError: no tensor can be made of it, or one of another type.
+        ArgumentError: no tensor can be made of it, or one of another type, or it has no entries.
     """
+    of_kind(call, field, value)
     try:
         mask = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -99,6 +171,7 @@ def indices(call: str, field: str, value: Any, n: int) -> Tensor:
     Raises:
         ArgumentError: it is not a vector of integers, or one of them is out of range.
     """
+    of_kind(call, field, value)
     try:
         found = torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError, OverflowError):
@@ -132,7 +205,7 @@ def floating_type(call: str, field: str, value: Any) -> torch.dtype:
     Raises:
         ArgumentError: it is another type.
     """
-    if value not in (torch.float32, torch.float64):
+    if not isinstance(value, torch.dtype) or value not in (torch.float32, torch.float64):
         raise ArgumentError(
             f"{call}({field}={shown(value)}): must be torch.float64, or torch.float32 with less precision"
         )
@@ -147,7 +220,7 @@ def available_device(call: str, field: str, value: Any) -> torch.device:
     """
     try:
         found = torch.device(value)
-    except (TypeError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError, OverflowError):
         found = torch.device("meta")
     if found.type == "meta":
         raise ArgumentError(f"{call}({field}={shown(value)}): must be a device such as 'cpu' or 'cuda:0'")

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError
-from .objects import is_sequence, real_number, shown
+from .objects import is_sequence, of_kind, real_number, shown
 
 __all__ = [
     "choice",
@@ -36,10 +36,12 @@ def whole_number(call: str, field: str, value: Any, least: int = 1, most: int | 
     """
     try:
         whole = None if isinstance(value, bool) else operator.index(value)
-    except TypeError:
+    except (TypeError, RuntimeError):
         whole = None
-    if whole is None or whole < least or (most is not None and whole > most):
-        bounds = f">= {least}" if most is None else f"from {least} to {most}"
+    if whole is None or whole < least or whole >= 2**63 or (most is not None and whole > most):
+        bounds = f"from {least} to {most}" if most is not None else f">= {least}"
+        # what torch counts with
+        bounds += " and below 2**63" if most is None and whole is not None and whole >= 2**63 else ""
         raise ArgumentError(f"{call}({field}={shown(value)}): must be an integer {bounds}")
     return whole
 
@@ -103,11 +105,12 @@ def optional_positive(call: str, field: str, value: float | Tensor | None) -> No
     """
     if value is None:
         return
+    of_kind(call, field, value)
     try:
         values = None if isinstance(value, bool | str) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError):
         values = None
-    if values is None or values.is_complex() or values.dtype == torch.bool:
+    if values is None or values.is_complex() or values.dtype == torch.bool or not values.numel():
         raise ArgumentError(f"{call}({field}={shown(value)}): must be a positive number, or None to adapt it")
     bad = ~((values > 0) & values.isfinite())
     if bad.any():

@@ -8,7 +8,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..arguments import choice, function, positive
+from ..arguments import choice, function, points, positive
 from ..errors import ArgumentError, StartError, cause
 from ..structures import Units, of_units
 from ..target import Block, Target
@@ -207,9 +207,14 @@ class InputPosterior(Target):
         found = self._summarised(self.observed.outputs(u))
         if self.distance is None:
             return (found - self._summary).square().sum(-1)
-        return self.distance(found, self._summary).square()
+        return self._distances(found).square()
+
+    def _distances(self, found: Tensor) -> Tensor:
+        assert self.distance is not None
+        return self.distance(found, self._summary)
 
     def energy(self, x):
+        x = points("InputPosterior.energy", "x", x, self.dim)
         return KERNELS[self.kernel](self.square_distance(x) / self.tolerance**2) - self.observed.log_density(x)
 
     def energy_and_gradient(self, x):
@@ -234,13 +239,18 @@ class InputPosterior(Target):
             with torch.no_grad():
                 self._summary = self._summarised(self.values)
                 square = self.square_distance(u)
-                found = square if self.distance is None else self.distance(self._summary, self._summary)
+                found = square if self.distance is None else self._distances(self._summary)
+                made = square if self.distance is None else self._distances(self._summarised(self.observed.outputs(u)))
         except Exception as error:
             raise ArgumentError(f"condition(distance=, summaries=): fails at prior draws: {cause(error)}") from error
         if square.shape != u.shape[:-1] or not found.isfinite().all():
             raise ArgumentError(
                 f"condition(distance=, summaries=): gives shape {tuple(square.shape)} for {tuple(u.shape[:-1])} "
                 "points: must be one finite number per point; compute with dimensions counted from the right"
+            )
+        if (made < 0).any():
+            raise ArgumentError(
+                f"condition(distance=): gives {made.min().item():.3g} at a prior draw: must not be negative"
             )
 
     def start(self, chains: int, rng: torch.Generator, attempts: int = 200):

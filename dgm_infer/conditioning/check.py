@@ -24,6 +24,7 @@ from .condition import bind, pixels_only
 from .derivatives import JUMP, Spectrum, find_jump, find_kinks, named_kinks, spectrum, tame_draws
 from .fibre import Fibre
 from .observations import Bound
+from .observations import observe as as_observation
 from .observed import ObservedModel
 from .projection import damped_gauss_newton
 from .subject import Subject
@@ -139,18 +140,18 @@ def check(model: GenerativeModel, observed=None, observe=None, *, noise: float |
         )
     if is_final(found):
         return report(dim)
-    if observed is not None:
-        try:
-            seen = pixels_only(observe, name) if discrete else observe
-            bound = bind(subject.model, observed, seen, torch.float64, subject.u.device)
+    try:
+        seen = pixels_only(observe, name) if discrete else as_observation(observe)
+        if observed is not None:
+            bound = bind(subject.model, observed, seen if discrete else observe, torch.float64, subject.u.device)
             if not discrete:
                 subject.observe(*bound, noise)
             elif fault := _outside_support(subject, bound):
                 found.append(fault)
             _ = subject.reduced
-        except DgmInferError as error:
-            found.append(Finding("error", str(error), code="observations"))
-            return report(dim)
+    except DgmInferError as error:
+        found.append(Finding("error", str(error), code="observations"))
+        return report(dim)
     found += findings(subject, DATA_CHECKS)
     reduced, data = subject.first
     n_outputs = subject.x.shape[-1] if data is None else data.shape[-1]

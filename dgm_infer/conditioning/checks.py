@@ -16,13 +16,11 @@ from torch import Tensor
 from ..diagnosis import Finding
 from ..errors import DgmInferError, ModelError, ObservationError, cause
 from ..models import copied
-from .derivatives import tame_draws
+from .agreement import check_agreement, constant_outputs, derivative_remedy
+from .derivatives import check_second, tame_draws
 from .faults import (
     check_agreeing,
-    check_agreement,
     check_rows,
-    constant_outputs,
-    derivative_remedy,
     evaluated,
     far_values,
     functions_of,
@@ -202,7 +200,10 @@ def gradient(subject: Subject) -> Finding | None:
     """Outputs have derivatives, if they are needed."""
     if not subject.needs_gradient or subject.has_gradient:
         return None
-    remedy = derivative_remedy(subject.gradient_error) or "compute with torch's functions, without detach()"
+    remedy = (
+        derivative_remedy(subject.gradient_error)
+        or "compute with torch's functions, without detach(), no_grad() or NumPy"
+    )
     return _error(
         "derivatives",
         f"{subject.name}.observed has no derivative: {remedy}, or pass tolerance= and a kernel that needs none",
@@ -243,6 +244,18 @@ def operator(subject: Subject) -> Finding | None:
 def structure(subject: Subject) -> Finding | None:
     """The Jacobian has the structure that the model declares."""
     return _raised("structure", subject.reduced.check_declaration, subject.many)
+
+
+def second_derivatives(subject: Subject) -> Finding | None:
+    """Derivatives have derivatives, which the gradient of ``log|J J^T|`` takes."""
+    source = subject.source
+    if not subject.has_gradient or (source is not None and has_passed(source[0], "derivatives", source[1])):
+        return None
+    plain, u = observed_model(subject.model, subject.operator.first()), subject.u
+    n_batch = 0 if subject.operator.data else subject.n_batch
+    point = plain.sample_inputs((1,), torch.Generator(u.device).manual_seed(0), u)
+    function = lambda v: plain.outputs(v.reshape(len(v), *[1] * n_batch, -1)).flatten(1)  # noqa: E731
+    return _raised("derivatives", check_second, function, point, subject.name)
 
 
 def derivatives(subject: Subject) -> Finding | None:
@@ -356,4 +369,4 @@ def number(subject: Subject) -> Finding | None:
 
 
 APPROXIMATE_CHECKS: tuple[Check, ...] = (operator, structure, derivatives, far_data)
-DATA_CHECKS: tuple[Check, ...] = (*APPROXIMATE_CHECKS, edges, atoms, number)
+DATA_CHECKS: tuple[Check, ...] = (operator, second_derivatives, *APPROXIMATE_CHECKS[1:], edges, atoms, number)

@@ -6,7 +6,7 @@ from typing import overload
 import torch
 from torch import Tensor, nn
 
-from ..arguments import available_device, floating_type, numbers, positive
+from ..arguments import array, available_device, choice, floating_type, positive
 from ..errors import ArgumentError, ObservationError, reported_as
 from ..models import (
     DiscreteModel,
@@ -18,7 +18,7 @@ from ..models import (
     is_discrete,
     reference_tensor,
 )
-from .abc_kernels import InputPosterior
+from .abc_kernels import KERNELS, InputPosterior
 from .checks import APPROXIMATE_CHECKS, DATA_CHECKS, MODEL_CHECKS, enforce
 from .faults import check_once
 from .fibre import Fibre
@@ -101,6 +101,7 @@ def condition(
         ObservationError: the data or the mask do not fit the model.
         ArgumentError: an unsuitable dtype, device or noise, or a tolerance or noise although outputs are discrete.
     """
+    choice("condition", "kernel", kernel, tuple(KERNELS))
     if tolerance is None and (kernel != "gaussian" or distance is not None or summaries is not None):
         raise ArgumentError("condition(kernel=, distance=, summaries=) describe an ABC posterior: give tolerance= too")
     if noise is not None:
@@ -201,8 +202,7 @@ def bind(frozen: GenerativeModel, observed, observe, dtype: torch.dtype, device:
         ObservationError: the data or the mask do not fit the model.
     """
     with reported_as(ObservationError):
-        numbers("condition", "observed", observed)
-    y = torch.as_tensor(observed).detach().to(device=device, dtype=dtype)
+        y = array("condition", "observed", observed).to(device=device, dtype=dtype)
     if isinstance(observe, nn.Module):
         observe = frozen_copy(observe, dtype, device)
     operator, values = as_observation(observe).bind(y, frozen)

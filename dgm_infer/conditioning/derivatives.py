@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
 
+from ..errors import ModelError, cause
 from ..settings import Settings
+from .agreement import DIFFERENTIABLE, derivative_remedy
 from .observed import ObservedModel
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "JacobianSettings",
     "Kinks",
     "Spectrum",
+    "check_second",
     "find_jump",
     "find_kinks",
     "named_kinks",
@@ -133,6 +136,23 @@ def spectrum(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> Spectrum
     values = torch.linalg.svdvals(jacobian.nan_to_num(0, 0, 0))
     rank = int((values > SETTINGS.rank * values[..., :1]).sum(-1).max())
     return Spectrum(rank, values[..., 0].median().item(), values[..., max(rank, 1) - 1].median().item())
+
+
+@torch.enable_grad()
+def check_second(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
+    """Raise :class:`ModelError` if the derivatives of a function ``[n, D] -> [n, N]`` cannot be differentiated."""
+    try:
+        x = u.detach().requires_grad_()
+        value = function(x)
+        if value.requires_grad:
+            (first,) = torch.autograd.grad(value.sum(), x, create_graph=True, materialize_grads=True)
+            if first.requires_grad:
+                torch.autograd.grad(first.sum(), x, materialize_grads=True)
+    except RuntimeError as error:
+        remedy = derivative_remedy(str(error)) or DIFFERENTIABLE
+        raise ModelError(
+            f"{name} has no second derivative, which the gradient of the density takes ({cause(error)}): {remedy}"
+        ) from error
 
 
 JUMP = (

@@ -1,35 +1,28 @@
-"""Faults of a function of rows, of its derivatives, and of data beside what it gives, each said in one sentence."""
+"""Faults of a function of rows, and of data beside what it gives, each said in one sentence."""
 
 import re
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vjp
 
-from ..autodiff.jacobian_products import forward_mode
 from ..diagnosis import Finding
-from ..errors import ModelError, cause
+from ..errors import ModelError
 from ..models import GenerativeModel, copied
-from ..probe import Differences, differences, disagreement
 from ..settings import Settings
 
 __all__ = [
     "FaultSettings",
     "check_agreeing",
-    "check_agreement",
     "check_once",
     "check_rows",
-    "constant_outputs",
-    "derivative_remedy",
     "evaluated",
     "far_values",
-    "faulty_operation",
     "functions_of",
     "has_passed",
     "largest",
@@ -53,20 +46,9 @@ class FaultSettings(Settings):
     """Share of the values beyond which they are of another unit; a few far values are those of heavy tails."""
     pixel: float = 2.0
     """Largest output of a generator of pixels in (0, 1) or (-1, 1)."""
-    modes: float = 1e-6
-    """Relative difference up to which derivatives in both modes agree."""
-    differences: float = 1e-3
-    """The same of derivatives and finite differences."""
-    coarse: float = 5e-2
-    """Both in 32 bits."""
 
 
 SETTINGS = FaultSettings()
-# Operations of torch with a wrong derivative, by the beginning of the name of their node, and what to use instead.
-_FAULTY = {
-    "CholeskyInverseBackward": "the forward-mode derivative of torch.cholesky_inverse(L) is wrong (torch 2.14.1): use "
-    "torch.linalg.inv(L @ L.mT)",
-}
 
 
 def check_once(module: nn.Module, stage: str, check: Callable[[], None]) -> None:
@@ -86,21 +68,33 @@ _PASSED: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary(
 
 
 def has_passed(module: nn.Module, stage: str, operator: object = None) -> bool:
-    """Whether a module, seen through an operator of the user's own, has passed a check with its present weights."""
-    known = _PASSED.get(module, ())
-    return any(key == (stage, _version(module)) and (each() if each else None) is operator for key, each in known)
+    """Whether a module, seen through an operator of the user's own, has passed a check as both are now."""
+    now = (stage, _version(module), _version(operator))
+    return any(key == now and (each() if each else None) is operator for key, each in _PASSED.get(module, ()))
 
 
 def passes(module: nn.Module, stage: str, operator: object = None) -> None:
     # what takes no weak reference is looked at every time
     with suppress(TypeError):
         reference = None if operator is None else weakref.ref(operator)
-        _PASSED.setdefault(module, []).append(((stage, _version(module)), reference))
+        _PASSED.setdefault(module, []).append(((stage, _version(module), _version(operator)), reference))
 
 
-def _version(module: nn.Module) -> tuple[Any, ...]:
-    tensors = (*module.parameters(), *module.buffers())
-    return module.training, *((id(tensor), tensor._version) for tensor in tensors)
+def _version(thing: object) -> tuple[Any, ...]:
+    """Weights, modes, hooks and other attributes of a module and its parts, or of another object."""
+    parts = thing.modules() if isinstance(thing, nn.Module) else [thing]
+    return tuple((type(part), _attribute(getattr(part, "__dict__", None))) for part in parts)
+
+
+def _attribute(value: Any) -> Any:
+    """An attribute as it is now: plain values by themselves, tensors with their changes, anything else by identity."""
+    if isinstance(value, Mapping):
+        return tuple((key, _attribute(each)) for key, each in value.items())
+    if isinstance(value, list | tuple):
+        return tuple(map(_attribute, value))
+    if isinstance(value, Tensor):
+        return id(value), value._version
+    return (type(value), value) if isinstance(value, bool | int | float | str) else id(value)
 
 
 def check_agreeing(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
@@ -211,14 +205,16 @@ def mixing(function: Callable[..., list[Tensor]], u: Tensor) -> float:
     """By how much the first row's result depends on the other rows, or on their number; 0 up to rounding."""
     # equally many rows in all: rounding depends on their number
     near, other = torch.cat([u[1:], u + 1]), torch.cat([u[1:] - 1, 1 - 2 * u])
-    first, second = (result[0] for result in function(torch.cat([u[:1], near]), torch.cat([u[:1], other])))
+    # at both ends: a cumulative sum looks at the rows before
+    at_start, at_end = function(torch.cat([u[:1], near]), torch.cat([other, u[:1]]))
+    first, second = at_start[0], at_end[-1]
     (few,) = function(u[:2])
     # rounding depends on the number of rows, too; less than the tolerance below
     differences = [largest_difference(first, second), largest_difference(first, few[0])]
     # a branch on the whole batch shows far out, where a simulator may refuse to go
     with suppress(Exception):
-        (far,) = function(torch.cat([u[:1], 8 * other]))
-        differences.append(largest_difference(first, far[0]))
+        (far,) = function(torch.cat([8 * other, u[:1]]))
+        differences.append(largest_difference(first, far[-1]))
     difference = max(differences)
     return difference if difference > torch.finfo(u.dtype).eps ** 0.5 * max(1e-3, largest(first)) else 0.0
 
@@ -251,134 +247,3 @@ def largest(x: Tensor) -> float:
 
 def said_interval(low: float, high: float) -> str:
     return f"({low:g}, {high:g})"
-
-
-def check_agreement(
-    function: Callable[[Tensor], Tensor], u: Tensor, name: str, *, needs_both: bool = False
-) -> Differences:
-    """Raise :class:`ModelError` unless reverse mode, forward mode and finite differences of a function agree.
-
-    It costs seven evaluations at every point.
-
-    Args:
-        function: ``[..., D] -> [..., N]``.
-        u: points ``[n, D]``.
-        name: what it is a function of, for messages.
-        needs_both: whether a mode that is not defined is an error; else it is not compared.
-
-    Returns:
-        the finite differences.
-    """
-    rng = torch.Generator(u.device).manual_seed(3)
-    # each point has a direction of its own: one alone may hide what is wrong with others
-    v = torch.randn(u.shape, generator=rng, dtype=u.dtype, device=u.device)
-    with torch.no_grad():
-        w = torch.randn(function(u[:1]).shape[-1], generator=rng, dtype=u.dtype, device=u.device)
-    found = differences(function, u, v, w)
-    with _differentiating(name, "reverse"):
-        pulled = vjp(function, u)[1](w.expand_as(found.products))[0] if needs_both else _reverse(function, u, w)
-    reverse = torch.linalg.vecdot(pulled, v)
-    forward = None
-    try:
-        with _differentiating(name, "forward"):
-            # a number a point moves it along its direction
-            start, one = u.new_zeros(len(u), 1), u.new_ones(1, 1)
-            forward = forward_mode(lambda t: function(u + t * v), start, one)[1][0] @ w
-    except ModelError:
-        if needs_both:
-            raise
-    exact = u.dtype == torch.float64
-    apart = disagreement(found, reverse)
-    if not apart <= (SETTINGS.differences if exact else SETTINGS.coarse):
-        raise ModelError(
-            f"the derivatives of {name} do not match its outputs (finite differences differ by {apart:.2g} of "
-            "their size): look for detach(), no_grad(), rounding, or a backward of another function"
-        )
-    if forward is None:
-        return found
-    size = found.size.maximum(reverse.abs()).clamp_min(1e-12)
-    apart = ((reverse - forward).abs() / size).nanmedian().item()
-    if not apart <= (SETTINGS.modes if exact else SETTINGS.coarse):
-        raise ModelError(
-            f"reverse- and forward-mode derivatives of {name} differ, by {apart:.2g} of their size: "
-            + (faulty_operation(function, u) or "correct the backward or the jvp of its autograd.Function")
-        )
-    return found
-
-
-def _reverse(function: Callable[[Tensor], Tensor], u: Tensor, w: Tensor) -> Tensor:
-    """``J^T w`` by plain autograd, which asks less of a model than torch.func."""
-    with torch.enable_grad():
-        x = u.detach().requires_grad_()
-        value = function(x)
-        if not value.requires_grad:
-            return torch.zeros_like(u)
-        return torch.autograd.grad((value * w).sum(), x, materialize_grads=True)[0]
-
-
-def faulty_operation(function: Callable[[Tensor], Tensor], u: Tensor) -> str | None:
-    """What to use instead of an operation of torch with a wrong derivative; None if a function has none."""
-    with torch.enable_grad():
-        waiting, seen = [function(u.detach().requires_grad_()).grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        for name, remedy in _FAULTY.items():
-            if node.name().startswith(name):
-                return remedy
-        waiting += [before for before, _ in node.next_functions]
-    return None
-
-
-@contextmanager
-def _differentiating(name: str, mode: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        raise ModelError(
-            f"{name} has no {mode}-mode derivative ({cause(error)}): {derivative_remedy(str(error)) or _DIFFERENTIABLE}"
-        ) from error
-
-
-def derivative_remedy(error: str) -> str | None:
-    """What to change where torch refuses to differentiate a model, by its message; None if that does not say."""
-    if "in-place" in error.lower() or "inplace" in error.lower():
-        return "replace operations in place (x += y, x[...] = y, copy_) by ones that return new tensors"
-    if "out=" in error:
-        return "replace operations that write into a given tensor (torch.mul(a, b, out=c)) by ones that return new ones"
-    if "setup_context" in error:
-        return "its autograd.Function needs setup_context, with forward(x) in place of forward(ctx, x), and a jvp"
-    if "generate_vmap_rule" in error:
-        return "its autograd.Function needs generate_vmap_rule = True, or a vmap of its own"
-    return None
-
-
-_DIFFERENTIABLE = (
-    "compute with torch's differentiable functions; an autograd.Function needs setup_context and its own jvp"
-)
-
-
-def constant_outputs(found: Differences, name: str) -> str | None:
-    """Which observed values are constant, or change in steps; None if none does.
-
-    Args:
-        found: differences of the values at several prior draws.
-        name: of the model.
-    """
-    flat = (found.products == 0).all(0)
-    if not flat.any():
-        return None
-    index = int(flat.nonzero()[0])
-    values, n = found.values[:, index], int(flat.sum())
-    which = f"{n} of {len(flat)} observed values of {name} (the first is number {index})"
-    if (values == values[0]).all():
-        return (
-            f"{which} are the same at every prior draw: leave these constants out, "
-            "observe=pixels(mask), or add noise, WithNoise(model, sd=...)"
-        )
-    return (
-        f"{which} change only in steps, with derivatives that are exactly 0: leave out rounding (round, floor, "
-        "comparisons, argmax), or pass tolerance= and a kernel that needs no derivative"
-    )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..arguments import allocatable, flag, function, positive, random_generator, whole_number
 from ..autodiff.pytrees import take, tree_map
 from ..autodiff.row_execution import PLAIN, Computation, evaluate
 from ..structures import Dense, Evaluation, JacobianMap, Units
@@ -274,9 +275,19 @@ class Fibre:
         A tolerance of None is that of solvers, 1e-8 in float64 and 1e-5 in float32.
 
         Raises:
+            ArgumentError: an argument is outside its range.
             StartError: after ``attempts`` rounds a problem has no point; the message names the best residual.
         """
-        tolerance = solver_tolerance(self.values.dtype) if tolerance is None else tolerance
+        call = "Fibre.start"
+        whole_number(call, "chains", chains)
+        random_generator(call, "rng", rng)
+        whole_number(call, "attempts", attempts)
+        flag(call, "typical", typical)
+        function(call, "report", report, "print")
+        allocatable(
+            call, "chains", chains, chains * self.batch_shape.numel() * self.dim, "fewer chains", like=self.values
+        )
+        tolerance = solver_tolerance(self.values.dtype) if tolerance is None else positive(call, "tolerance", tolerance)
         return find_starts(self, chains, rng, tolerance=tolerance, attempts=attempts, typical=typical, report=report)
 
 

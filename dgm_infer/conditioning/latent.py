@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Normal
 from torch.nn import functional as F
 
-from ..arguments import indices, instance, numbers
-from ..errors import ArgumentError, ModelError, ObservationError
+from ..arguments import indices, instance, numbers, points
+from ..errors import ModelError, ObservationError
 from ..models import (
     InputDensity,
     base_distribution,
@@ -19,7 +19,8 @@ from ..models import (
     reference_tensor,
 )
 from ..target import Target
-from .faults import check_agreeing, check_agreement, check_once, check_rows, far_values
+from .agreement import check_agreement
+from .faults import check_agreeing, check_once, check_rows, far_values
 from .observations import pixels
 from .operators import ObservedPixels
 
@@ -140,8 +141,7 @@ class LatentPosterior(Target):
         return likelihood.log_prob(self.images)
 
     def energy(self, x):
-        if x.shape[-1:] != (self.dim,):
-            raise ArgumentError(f"LatentPosterior.energy(x of shape {tuple(x.shape)}): expected [..., {self.dim}]")
+        x = points("LatentPosterior.energy", "x", x, self.dim)
         return -self.log_likelihood(x) - self.prior.log_prob(x)
 
     def energy_and_gradient(self, x):
@@ -196,7 +196,7 @@ def check_decoder(decoder: nn.Module, prior: InputDensity) -> None:
     z = prior.sample((8,), generator=rng, dtype=like.dtype, device=like.device)
     with torch.no_grad(), torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
         torch.manual_seed(0)
-        x = decoder(z[:1]).sample()[0]
+        x = decoder(z[:2]).sample()[0]
 
     def log_prob(z: Tensor) -> Tensor:
         return base_distribution(decoder(z)).log_prob(x).reshape(len(z), -1)

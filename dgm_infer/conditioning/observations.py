@@ -11,7 +11,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from ..arguments import boolean_mask, numbers, whole_number
+from ..arguments import array, boolean_mask, finite, numbers, whole_number
 from ..errors import ObservationError, cause, reported_as
 from ..models import GenerativeModel
 from .operators import DisjointSums, Function, OfImages, Operator, blurred, select, times
@@ -293,8 +293,8 @@ class Linear(Observation):
 
     def __init__(self, matrix):
         with reported_as(ObservationError):
-            numbers("linear", "matrix", matrix)
-        matrix = torch.as_tensor(matrix).detach()
+            finite("linear", "matrix", matrix)
+            matrix = array("linear", "matrix", matrix)
         if matrix.ndim != 2 or not matrix.is_floating_point():
             kind = str(matrix.dtype).removeprefix("torch.")
             raise ObservationError(
@@ -337,8 +337,8 @@ class Blur(Observation):
 
     def __init__(self, kernel):
         with reported_as(ObservationError):
-            numbers("blur", "kernel", kernel)
-        kernel = torch.as_tensor(kernel).detach()
+            finite("blur", "kernel", kernel)
+            kernel = array("blur", "kernel", kernel)
         if kernel.ndim == 0:
             sd = float(kernel)
             if not 0 < sd <= _WIDEST:
@@ -354,6 +354,8 @@ class Blur(Observation):
                 f"blur(kernel of shape {tuple(kernel.shape)}): expected a standard deviation, or a kernel of floating "
                 "point with odd height and width"
             )
+        if not kernel.any():
+            raise ObservationError(f"blur(kernel of shape {tuple(kernel.shape)}): is zero, so that nothing is observed")
         self.kernel = kernel
 
     def __call__(self, image) -> Tensor:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.modules.conv import _ConvNd
 
+from ..autodiff.attention import differentiable_attention
 from ..autodiff.pytrees import tree_map
 from ..errors import ArgumentError
 from ..models import DirectedModel, GenerativeModel, WithNoise, copied, reference_tensor
@@ -106,6 +107,7 @@ class ObservedModel:
         """Whether local inputs are normal noise, whose standard deviation can be scaled."""
         return self.model.can_scale_noise
 
+    @differentiable_attention
     def check_declaration(self, u: Tensor) -> None:
         """Compare the declared structure with the model.
 
@@ -125,14 +127,17 @@ class ObservedModel:
         u1, u2 = self.model.split(u)
         return torch.cat([u1, self.noise_scale.unsqueeze(-1) * u2], -1)
 
+    @differentiable_attention
     def outputs(self, u: Tensor) -> Tensor:
         """``[..., *batch, dim] -> [..., *batch, Dy]``."""
         return self.operator(self.model.observed(self.inputs(u)))
 
+    @differentiable_attention
     def residual(self, u: Tensor, values: Tensor) -> Tensor:
         """The constraint ``c(u)``, zero if and only if ``outputs(u) = values``: ``[..., *batch, Dy]``."""
         return self.in_units(self.operator(self.structure.outputs(self.model, self.inputs(u), values)) - values)
 
+    @differentiable_attention
     def noiseless_residual(self, u1: Tensor, values: Tensor) -> Tensor:
         """The constraint at global inputs ``[..., *batch, L]`` and local ones of 0: ``[..., *batch, Dy]``.
 
@@ -148,6 +153,7 @@ class ObservedModel:
         """``log p_u(u)``, the density of :meth:`sample_inputs`: ``[..., Du] -> [...]``."""
         return self.model.input_density.log_prob(u)
 
+    @differentiable_attention
     def log_density(self, u: Tensor) -> Tensor:
         """``log p_u(u)`` plus the model's log factor: ``[..., Du] -> [...]``."""
         log_prob = self.log_prior(u)
@@ -304,13 +310,12 @@ class MeasuredOutputs(GenerativeModel):
         model: g.
         operator: A, the same for all problems; None for the outputs themselves.
         size: number of values.
+        dtype: that of the operator's tensors.
     """
 
-    def __init__(self, model: GenerativeModel, operator: Operator | None, size: int):
+    def __init__(self, model: GenerativeModel, operator: Operator | None, size: int, dtype: torch.dtype):
         super().__init__()
-        self.model, self.operator = model, operator
-        # an operator may hold tensors of this type
-        self._computed_in = reference_tensor(model).dtype
+        self.model, self.operator, self._computed_in = model, operator, dtype
         self.input_density = model.input_density
         self.output_shape = (size,) if operator is not None else model.output_shape
 
@@ -348,23 +353,24 @@ class ObservedMeasurement(ObservedUnits):
     """A noisy measurement, whose completions are the outputs before it."""
 
     @classmethod
-    def of(cls, model: GenerativeModel, operator: Operator, sd: float, size: int) -> Self:
-        """``size`` values of A with noise.
+    def of(cls, model: GenerativeModel, operator: Operator, sd: float, like: Tensor) -> Self:
+        """The values ``like [..., Dy]`` of A with noise.
 
         Noise of selected entries is noise of all, of which the others stay hidden.
 
         Raises:
             ArgumentError: A differs between problems.
         """
-        inner = operator
+        inner, size = operator, like.shape[-1]
         if isinstance(operator, Everything | Selection):
             inner, size = None, operator.size
         elif operator.data:
             raise ArgumentError("condition(noise=): the operator differs between problems, condition them separately")
         else:
             operator = Everything(size)
-        measured = NoisyMeasurement(MeasuredOutputs(model, inner, size), sd)
-        measured.to(reference_tensor(model).device).eval().requires_grad_(False)
+        measured = NoisyMeasurement(MeasuredOutputs(model, inner, size, like.dtype), sd)
+        measured.to(device=like.device, dtype=like.dtype).eval().requires_grad_(False)
+        measured.sd.fill_(sd)
         reduction = operator.reduce(measured.jacobian_structure)
         assert reduction is not None, "entries of independent outputs are independent"
         return cls(measured, operator, *reduction)

@@ -106,7 +106,7 @@ class Subject:
         """The model through its operator, with the noise of the measurement."""
         if self.noise is None or self.values is None:
             return observed_model(self.model, self.operator)
-        return ObservedMeasurement.of(self.model, self.operator, self.noise, self.values.shape[-1])
+        return ObservedMeasurement.of(self.model, self.operator, self.noise, self.values)
 
     @cached_property
     def many(self) -> Tensor:

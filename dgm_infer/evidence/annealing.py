@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import finite, flag, positive
+from ..arguments.objects import shown
 from ..errors import ArgumentError, EvidenceError
 from ..progress import Progress
 from ..references.density import Whitened
@@ -271,7 +272,7 @@ def bidirectional(
     """
     method = AIS() if method is None else method
     if not isinstance(method, Annealing):
-        raise ArgumentError(f"bidirectional(method={method!r}): expected an AIS or a HamiltonianAIS")
+        raise ArgumentError(f"bidirectional(method={shown(method)}): expected an AIS or a HamiltonianAIS")
     flag("bidirectional", "exact", exact)
     run = EvidenceRun("bidirectional", target, base, method, RunOptions(chains, seed, chunk, keep_draws, progress))
     draws = finite("bidirectional", "exact_draws", exact_draws).to(base.mean)

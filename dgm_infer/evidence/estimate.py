@@ -4,8 +4,9 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from ..arguments import flag, random_seed, whole_number
+from ..arguments import flag, instance, random_seed, whole_number
 from ..errors import ArgumentError, uninterrupted
+from ..progress import foretold
 from ..references.density import Whitened
 from .checks import Unseen, checked, count_minima
 from .estimators import weight_ess
@@ -167,6 +168,7 @@ def refine_base(
         EvidenceError: a pilot failed, or all its weights of a problem are zero.
     """
     method = GibbsTempering() if method is None else method
+    instance("refine_base", "base", base, Whitened, "dgm.Gaussian.fit(target)")
     check_method(method)
     if method.status not in ("unbiased", "consistent"):
         raise ArgumentError(
@@ -176,7 +178,7 @@ def refine_base(
     rounds = whole_number("refine_base", "rounds", rounds, 1)
     seeds = torch.Generator().manual_seed(random_seed("refine_base", seed))
     pilots = []
-    for _ in range(rounds):
+    for _ in foretold(rounds, f"refine_base: {rounds} rounds"):
         own = int(torch.randint(2**31, (), generator=seeds))
         pilot = uninterrupted(log_evidence(target, base, method, chains=chains, seed=own, progress=progress))
         assert pilot.draws is not None

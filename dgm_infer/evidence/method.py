@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..arguments import allocatable
+from ..arguments.objects import shown
 from ..errors import ArgumentError
 from ..progress import Progress
 from .estimators import Estimate
@@ -52,7 +53,7 @@ class Method(Protocol):
 def check_method(method: object) -> None:
     """Raise ArgumentError unless ``method`` is an instance of a method (its class is not)."""
     if isinstance(method, type) or not hasattr(method, "run"):
-        name = method.__name__ if isinstance(method, type) else repr(method)
+        name = method.__name__ if isinstance(method, type) else shown(method)
         raise ArgumentError(f"method={name}: expected an instance, for example GibbsTempering()")
 
 

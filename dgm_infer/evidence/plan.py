@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from ..arguments import fraction, numbers, optional_positive, whole_number
-from ..errors import ArgumentError
+from ..arguments.objects import shown
+from ..errors import ArgumentError, cause
 from ..progress import Progress
 from ..settings import Settings
 from .estimators import finite_or_zero, log_mean
@@ -115,7 +116,7 @@ def check_temperatures(name: str, schedule: Schedule, n: int, also: tuple[str, .
         values_of(name, schedule, n)
     elif schedule not in (*SCHEDULES, TUNED, *also):
         names = ", ".join([*SCHEDULES, TUNED, *also])
-        raise ArgumentError(f"{name}(schedule={schedule!r}): must be one of {names}, a function or values")
+        raise ArgumentError(f"{name}(schedule={shown(schedule)}): must be one of {names}, a function or values")
 
 
 def values_of(name: str, schedule: Any, n: int) -> Tensor:
@@ -126,7 +127,13 @@ def values_of(name: str, schedule: Any, n: int) -> Tensor:
     """
     if isinstance(schedule, str):
         return SCHEDULES[schedule](n)
-    betas = numbers(name, "schedule", schedule(n) if callable(schedule) else schedule, torch.float64)
+    try:
+        given = schedule(n) if callable(schedule) else schedule
+    except Exception as error:
+        raise ArgumentError(
+            f"{name}(schedule={shown(schedule)}): fails for {n} temperatures: {cause(error)}"
+        ) from error
+    betas = numbers(name, "schedule", given, torch.float64)
     rises = betas.ndim == 1 and len(betas) >= 2 and bool((betas[1:] >= betas[:-1]).all())
     if not (rises and betas[0] == 0 and betas[-1] == 1):
         raise ArgumentError(

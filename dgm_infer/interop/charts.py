@@ -20,7 +20,6 @@ __all__ = [
     "has_chart",
     "has_fewer_dimensions",
     "is_circular",
-    "is_point",
     "log_cosh_sums",
     "log_one_minus_exp",
     "log_simplex",
@@ -150,11 +149,6 @@ def has_chart(d: td.Distribution) -> bool:
     except ModelError:
         return False
     return True
-
-
-def is_point(d: Any) -> bool:
-    """Whether a distribution is Pyro's ``Delta``, which gives one value."""
-    return any(kind.__name__ == "Delta" for kind in type(without_events(d)).__mro__)
 
 
 def has_fewer_dimensions(d: td.Distribution) -> bool:

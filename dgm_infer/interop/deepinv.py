@@ -14,6 +14,7 @@ from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError
 from ..extras import extra
 from ..kernels import Kernel
+from ..kernels.kernel import check_kernel
 from ..models import DirectedModel, GenerativeModel, StandardNormal, WithNoise, as_generative_model, reference_tensor
 from ..sampling.draws import Draws
 from ..sampling.sample import sample
@@ -70,7 +71,7 @@ class DeepinvReconstructor(Reconstructor):
         super().__init__()
         self.model = as_generative_model(model)
         self.image_shape = _image_shape(tuple(self.model.output_shape), image_shape)
-        self.kernel = kernel
+        self.kernel = None if kernel is None else check_kernel("DeepinvReconstructor", kernel, "dgm.ConstrainedHMC()")
         self.settings: dict[str, Any] = {
             "chains": whole_number("DeepinvReconstructor", "chains", chains),
             "warmup": whole_number("DeepinvReconstructor", "warmup", warmup, 0),

@@ -10,10 +10,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from ..autodiff.jacobian_products import forward_mode, pull_back
-from ..conditioning.faults import faulty_operation
+from ..autodiff.jacobian_products import pull_back
+from ..conditioning.agreement import check_agreement
 from ..errors import DgmInferError, ModelError, cause
 from ..models import frozen_copy, reference_tensor
 from .charts import chart_of
@@ -40,12 +39,6 @@ class CheckSettings:
     """By which these draws are spread out: wide priors of rates explode where their mass is, not in their tails."""
     stepped: int = 100
     """Prior draws at which derivatives are 0 before outputs are said to change in steps."""
-    step: float = 1e-6
-    """Of central differences in float64; their error is about its square, and rounding over it."""
-    tolerance: float = 1e-3
-    """Relative difference of derivatives from finite differences, far above the errors of these."""
-    modes_tolerance: float = 1e-6
-    """Relative difference of forward from reverse mode: both are exact to rounding."""
     jacobian_entries: int = 2**21
     """Up to which a Jacobian is searched for units: 16 MB, as many as one of 1448 x 1448."""
     few_global: int = 8
@@ -164,43 +157,18 @@ def _finite(frozen: TracedModel, u: Tensor, line: str) -> Tensor:
 
 
 def _check_derivatives(frozen: TracedModel, u: Tensor, line: str) -> None:
-    name, rng = frozen.name, torch.Generator(u.device).manual_seed(1)
-    v = torch.randn(u.shape[-1], generator=rng, dtype=u.dtype, device=u.device)
     functions: list[Callable[[Tensor], Tensor]] = [frozen.observed]
     if frozen.has_factor:
         functions.append(lambda x: frozen.log_factor(x).unsqueeze(-1))
     for function in functions:
-        with torch.no_grad():
-            difference = (function(u + CHECKS.step * v) - function(u - CHECKS.step * v)) / (2 * CHECKS.step)
-        w = torch.randn(difference.shape, generator=rng, dtype=u.dtype, device=u.device)
-        exact = (difference * w).sum(-1)
-        with _named(name, "has no derivative"):
-            pulled = _pulled(function, u, w)
-            if function is functions[0] and not difference.any() and not pulled.any():
-                _check_steps(frozen, u, line)
-            found = {"reverse": pulled @ v}
+        with _named(frozen.name, "has no derivative"):
             try:
-                found["forward"] = (_pushed(function, u, v) * w).sum(-1)
-            except Exception:
-                # an operation of torch without forward mode, which is not used then
-                if _has_own_derivative(function, u[0]):
-                    raise
-        size = difference.norm(dim=-1) * w.norm(dim=-1)
-        for mode, each in found.items():
-            # the median over runs: at a kink finite differences mean little
-            expected, tolerance = (
-                (exact, CHECKS.tolerance) if mode == "reverse" else (found["reverse"], CHECKS.modes_tolerance)
-            )
-            apart = ((each - expected).abs() / size.maximum(each.abs()).clamp_min(1e-9)).nanmedian().item()
-            if apart > tolerance:
+                found = check_agreement(function, u, frozen.name)
+            except ModelError as error:
                 cuts = frozen.replay(u[0])[2]
-                remedy = f"look for no_grad(), detach() or rounding, at {cuts[0] if cuts else line}"
-                remedy = (faulty_operation(function, u) if mode == "forward" else None) or remedy
-                other = "finite differences" if mode == "reverse" else "reverse mode"
-                raise ModelError(
-                    f"the derivatives of {name} do not match its outputs ({mode} mode differs from {other} by "
-                    f"{apart:.2g} of their size): {remedy}"
-                )
+                raise ModelError(f"{error}, at {cuts[0] if cuts else line}") from error
+            if function is functions[0] and not found.products.any():
+                _check_steps(frozen, u, line)
 
 
 def _check_steps(frozen: TracedModel, u: Tensor, line: str) -> None:
@@ -211,7 +179,7 @@ def _check_steps(frozen: TracedModel, u: Tensor, line: str) -> None:
     with torch.no_grad():
         outputs = frozen.observed(u)
     w = torch.randn(outputs.shape, generator=rng, dtype=u.dtype, device=u.device)
-    if (outputs != outputs[0]).any() and not _pulled(frozen.observed, u, w).any():
+    if (outputs != outputs[0]).any() and not pull_back(lambda x: frozen.observed(x) * w, u)[1].any():
         raise ModelError(
             f"the outputs of {frozen.name} change only in steps, with derivatives that are exactly 0 everywhere: leave "
             f"out rounding (round, floor, comparisons, argmax), at {line}"
@@ -299,37 +267,6 @@ def _depends(function: Callable[[Tensor], Tensor], u: Tensor) -> Tensor:
         jacobian = pull_back(function, u)[1]
     # a derivative that overflows is one
     return (jacobian != 0).any(1).cpu()
-
-
-def _has_own_derivative(function: Callable[[Tensor], Tensor], u: Tensor) -> bool:
-    """Whether an autograd.Function takes part."""
-    with torch.enable_grad():
-        waiting, seen = [function(u.detach().requires_grad_()).grad_fn], set()
-    while waiting:
-        node = waiting.pop()
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            return True
-        if node is not None and node not in seen:
-            seen.add(node)
-            waiting += [parent for parent, _ in node.next_functions]
-    return False
-
-
-def _pulled(function: Callable[[Tensor], Tensor], u: Tensor, w: Tensor) -> Tensor:
-    """``J^T w`` in reverse mode, ``[n, D]``."""
-    return pull_back(lambda x: (function(x) * w).sum(-1, keepdim=True), u)[1][0]
-
-
-def _pushed(function: Callable[[Tensor], Tensor], u: Tensor, v: Tensor) -> Tensor:
-    """``J v`` in forward mode, ``[n, N]``."""
-    # loads the rules of forward mode without torch's deprecation warning
-    forward_mode(torch.sin, v[:1], v[:1].unsqueeze(0))
-    products = []
-    with forward_ad.dual_level():
-        for row in u:
-            value, product = forward_ad.unpack_dual(function(forward_ad.make_dual(row, v)))
-            products.append(torch.zeros_like(value) if product is None else product)
-    return torch.stack(products)
 
 
 def _number(n: int, what: str) -> str:

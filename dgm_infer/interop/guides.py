@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import positive, random_seed, whole_number
+from ..arguments import allocatable, positive, random_seed, whole_number
 from ..errors import ArgumentError, EvidenceError, cause
 from ..extras import extra
 from ..probe import energy_doubt, energy_fault, probe_points
+from ..progress import foretold
 from ..references import Gaussian
 from ..references.density import origin
 from ..references.variational import check_divergence, lower_bound
@@ -92,8 +93,9 @@ def base_from_guide(
 
 
 def _fitted(target: Target, make: Callable[..., Any], steps: int, samples: int, rate: float, seed: int) -> Gaussian:
-    zero = origin(_CALL, target, None, None)
+    zero = origin(target)
     points = torch.randn(probe_points(target), target.dim, generator=torch.Generator().manual_seed(0)).to(zero)
+    allocatable(_CALL, "samples", samples, 3 * samples * zero.numel(), "fewer draws", like=zero)
     if fault := energy_fault(target, points) or energy_doubt(target, points):
         raise EvidenceError(f"{_CALL}(): {fault}")
 
@@ -120,7 +122,9 @@ def _fitted(target: Target, make: Callable[..., Any], steps: int, samples: int, 
         adam = pyro.optim.ClippedAdam({"lr": rate, "betas": (0.9, 0.99), "lrd": 0.01 ** (1 / steps)})
         elbo = Trace_ELBO(num_particles=samples, vectorize_particles=True, max_plate_nesting=_DEPTH)
         svi = SVI(program, guide, adam, elbo)
-        losses = torch.tensor([svi.step() for _ in range(steps)], dtype=torch.float64)
+        losses = torch.tensor(
+            [svi.step() for _ in foretold(steps, f"fitting a guide, {steps} steps")], dtype=torch.float64
+        )
         if not losses[-1].isfinite():
             # an energy that is NaN has its own message
             lower_bound(target, Gaussian(zero, 1.0), torch.Generator(zero.device).manual_seed(seed))

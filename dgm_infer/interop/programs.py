@@ -7,10 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import choice, instance
+from ..arguments import choice, mapping
 from ..errors import ArgumentError, ModelError
 from ..sampling.predictive import CalledProgram
-from .charts import is_point, without_events
 from .guards import prepared
 from .reparametrisation import reparametrise
 from .statements import (
@@ -19,12 +18,14 @@ from .statements import (
     conditioned,
     first_run,
     has_data,
+    imputed,
     is_deterministic,
     is_discrete,
     is_likelihood,
     is_of_lower_dimension,
     is_variable,
     log_likelihoods,
+    point_of,
     run,
 )
 from .tape import Tape, first_line
@@ -74,7 +75,7 @@ def from_pyro(
     if structure is not None:
         choice("from_pyro", "structure", structure, ("dense", "independent"))
     hard, likely = as_data("from_pyro", "observed", observed), as_data("from_pyro", "soft", soft)
-    made = dict(instance("from_pyro", "functions", functions or {}, Mapping, "{'largest': lambda values: ...}"))
+    made = mapping("from_pyro", "functions", functions, "{'largest': lambda values: ...}")
     model = ProgramModel(program, args, kwargs, hard, likely, made)
     return prepared(model, structure, first_line(program))
 
@@ -122,6 +123,7 @@ class ProgramModel(TracedModel):
                 "observed; for likelihoods alone sample(target_from_pyro(program, ...)), and log_evidence of the same"
             )
         self.hard = tuple(values)
+        self._imputed = imputed(nodes)
         self._check(nodes)
         check_numbers(self.name, {k: node for k, node in nodes.items() if is_likelihood(node) and k not in values})
         for name, value in values.items():
@@ -162,8 +164,8 @@ class ProgramModel(TracedModel):
         def value(node: Mapping[str, Any]) -> Tensor | None:
             name, fn = node["name"], node["fn"]
             is_hard = name in self.hard
-            if is_hard and is_point(fn):
-                return without_events(fn).v.expand(fn.batch_shape + fn.event_shape)
+            if is_hard and (point := point_of(fn)) is not None:
+                return point.v.expand(fn.batch_shape + fn.event_shape)
             if not is_variable(node) or is_deterministic(node) or (node["is_observed"] and not is_hard):
                 return None
             tape.in_prior = not is_hard
@@ -176,7 +178,7 @@ class ProgramModel(TracedModel):
         nodes: dict[str, Any] = {name: node for name, node in trace.nodes.items() if is_variable(node)}
         soft = [name for name, node in nodes.items() if is_likelihood(node) and name not in self.hard]
         tape.factors += [each.to(tape.dtype) for each in log_likelihoods(trace, soft)]
-        tape.factors += [without_events(nodes[name]["fn"]).log_density.sum() for name in self._weighted]
+        tape.factors += [point_of(nodes[name]["fn"]).log_density.sum() for name in self._weighted]
         values = {name: node["value"] for name, node in nodes.items()}
         made = {name: function(values) for name, function in self._functions.items()}
         outputs = [made[name] if name in made else values[name] for name in self.hard]
@@ -190,7 +192,7 @@ class ProgramModel(TracedModel):
             if not is_variable(node):
                 continue
             fn = node["fn"]
-            if name not in self.hard and has_data(node) and is_point(fn):
+            if name not in self.hard and has_data(node) and point_of(fn) is not None:
                 raise ModelError(
                     f"site {name!r} of {self.name} is a Delta, which has no likelihood: name it in observed, as it is "
                     "a function of the other variables"
@@ -202,9 +204,10 @@ class ProgramModel(TracedModel):
                     f"site {name!r} of {self.name} is discrete ({type(fn).__name__}): give it in soft, or use "
                     "target_from_pyro, which sums over discrete latent variables"
                 )
-            if _is_weighed(node) and not is_deterministic(node):
+            if _is_weighed(node) and not is_deterministic(node) and name not in self._imputed:
+                remedy = "give it in soft" if name in self.hard else "use target_from_pyro"
                 raise ModelError(
-                    f"site {name!r} of {self.name} is scaled or masked: only soft observations can be, give it in soft"
+                    f"site {name!r} of {self.name} is scaled or masked, and only soft observations can be: {remedy}"
                 )
 
 
@@ -220,4 +223,5 @@ def _is_weighed(node: Mapping[str, Any]) -> bool:
 
 def _is_weighted(node: Mapping[str, Any]) -> bool:
     """Whether it is a ``Delta`` with a density."""
-    return is_point(node["fn"]) and bool(without_events(node["fn"]).log_density.any())
+    point = point_of(node["fn"])
+    return point is not None and bool(point.log_density.any())

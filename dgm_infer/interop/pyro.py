@@ -20,6 +20,7 @@ from .statements import (
     conditioned,
     first_run,
     has_data,
+    imputed,
     is_deterministic,
     is_latent,
     is_likelihood,
@@ -58,7 +59,8 @@ def target_from_pyro(
         base = dgm.interop.base_from_guide(target, AutoMultivariateNormal)
         evidence = dgm.log_evidence(target, base)
 
-    The program runs a few times, here; energies repeat the torch calls of one run, for all points at once.
+    The program runs a few times, here; energies repeat the torch calls of one run, for all points at once, and see what
+    the program reads from outside as it was then.
 
     Args:
         program: a callable with ``pyro.sample`` statements, called as ``program(*args, **kwargs)``.
@@ -109,6 +111,7 @@ class PyroTarget(Target):
         self.observed_data = {
             key: node["value"] for key, node in nodes.items() if is_likelihood(node) and node["value"].numel()
         }
+        self._imputed = imputed(nodes)
         if not self.sites:
             raise ModelError(f"{name} has no continuous latent variables: nothing is left to integrate")
         super().__init__(None, max(site.stop for site in self.sites.values()))
@@ -183,7 +186,8 @@ class PyroTarget(Target):
             # in place of the density at the value, which is rounded
             node: Any = trace.nodes[name]
             node["unscaled_log_prob"] = density
-            node["log_prob"] = scale_and_mask(density, node["scale"], node["mask"])
+            mask = None if name in self._imputed else node["mask"]
+            node["log_prob"] = scale_and_mask(density, node["scale"], mask)
             node["log_prob_sum"] = node["log_prob"].sum()
         return trace, torch.stack(jacobians).sum()
 

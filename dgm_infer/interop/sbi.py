@@ -6,12 +6,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..arguments import allocatable, random_seed, whole_number
+from ..arguments import allocatable, array, instance, names_of, positive, random_seed, whole_number
 from ..conditioning.condition import condition
 from ..conditioning.observations import Observation, Pixels
+from ..conditioning.observations import observe as as_observation
 from ..conditioning.operators import Operator
 from ..errors import ArgumentError, ModelError
 from ..kernels import Kernel
+from ..kernels.kernel import check_kernel
 from ..models import LatentVariableModel, as_generative_model, frozen_copy, is_discrete, reference_tensor
 from ..sampling.draws import Draws
 from ..sampling.sample import sample
@@ -70,9 +72,13 @@ class SBIPosterior:
         warmup: int = 300,
         thin: int = 3,
     ):
-        self.model = model
-        self.names = None if names is None else ((names,) if isinstance(names, str) else tuple(names))
-        self.observe, self.tolerance, self.kernel = observe, tolerance, kernel
+        self.model = instance("SBIPosterior", "model", model, nn.Module, "dgm.from_simulator(simulate, prior)")
+        self.names = None if names is None else tuple(names_of("SBIPosterior", "names", names))
+        # refused where it is given
+        as_observation(observe)
+        self.observe = observe
+        self.tolerance = None if tolerance is None else positive("SBIPosterior", "tolerance", tolerance)
+        self.kernel = None if kernel is None else check_kernel("SBIPosterior", kernel, "dgm.ConstrainedHMC()")
         self.chains = whole_number("SBIPosterior", "chains", chains)
         self.warmup = whole_number("SBIPosterior", "warmup", warmup, 0)
         self.thin = whole_number("SBIPosterior", "thin", thin)
@@ -90,7 +96,7 @@ class SBIPosterior:
 
     def set_default_x(self, x: Any) -> "SBIPosterior":
         """Set the observation of :meth:`sample` where none is given, and return the posterior."""
-        self._x = torch.as_tensor(x)
+        self._x = array("set_default_x", "x", x)
         return self
 
     @property

@@ -7,17 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import instance, numbers
+from ..arguments import array, mapping
 from ..errors import ModelError, cause
 from ..extras import extra
 from ..sampling.predictive import CalledProgram
-from .charts import has_fewer_dimensions, is_point, without_events
+from .charts import has_fewer_dimensions, without_events
 
 with extra("pyro"), warnings.catch_warnings():
     # torch.jit warns about this Python version; only parts of Pyro that are unused here need it
     warnings.filterwarnings("ignore", message=r".*torch\.jit")
     import pyro
     from pyro import poutine
+    from pyro.distributions import Delta, MaskedDistribution
     from pyro.poutine.messenger import Messenger
     from pyro.poutine.subsample_messenger import _Subsample
 
@@ -27,6 +28,7 @@ __all__ = [
     "conditioned",
     "first_run",
     "has_data",
+    "imputed",
     "is_deterministic",
     "is_discrete",
     "is_latent",
@@ -34,6 +36,7 @@ __all__ = [
     "is_of_lower_dimension",
     "is_variable",
     "log_likelihoods",
+    "point_of",
     "run",
 ]
 
@@ -47,10 +50,8 @@ def as_data(call: str, field: str, values: Any) -> dict[str, Tensor]:
     Raises:
         ArgumentError: it is not a mapping of numbers.
     """
-    data = dict(instance(call, field, values or {}, Mapping, "{'y': data}"))
-    for name, value in data.items():
-        numbers(call, f"{field}[{name!r}]", value)
-    return {name: torch.as_tensor(value).detach() for name, value in data.items()}
+    given = mapping(call, field, values, "{'y': data}")
+    return {name: array(call, f"{field}[{name!r}]", value) for name, value in given.items()}
 
 
 def conditioned(source: CalledProgram, data: Mapping[str, Tensor]) -> Callable[..., Any]:
@@ -82,7 +83,7 @@ def first_run(source: CalledProgram, data: Mapping[str, Tensor], *, densities: b
                 node["value"] = torch.as_tensor(node["value"])
             if densities:
                 check_numbers(source.name, {name: node for name, node in nodes.items() if is_likelihood(node)})
-                trace.compute_log_prob(lambda name, _: not is_point(nodes[name]["fn"]))
+                trace.compute_log_prob(lambda name, _: point_of(nodes[name]["fn"]) is None)
         except ModelError:
             raise
         except Exception as error:
@@ -131,6 +132,16 @@ def run(source: CalledProgram, program: Callable[..., Any], value: Callable[[Nod
         return poutine.trace(program).get_trace(*source.args, **source.kwargs)
 
 
+def imputed(nodes: Mapping[str, Node]) -> set[str]:
+    """The variables that ``pyro.sample(name, ..., obs_mask=)`` draws for missing data.
+
+    Pyro masks their elements where data are present, which leaves those without a density; nothing depends on them, so
+    they keep their prior.
+    """
+    parts = (name.removesuffix("_unobserved") for name in nodes if name.endswith("_unobserved"))
+    return {f"{part}_unobserved" for part in parts if f"{part}_observed" in nodes and part in nodes}
+
+
 def log_likelihoods(trace: Any, names: Collection[str]) -> list[Tensor]:
     """The log density of each of some statements of a run, summed."""
     with pyro.validation_enabled(False):
@@ -143,9 +154,16 @@ def is_variable(node: Node) -> bool:
     return node["type"] == "sample" and not isinstance(node["fn"], _Subsample)
 
 
+def point_of(fn: Any) -> Any:
+    """The ``Delta`` of a statement, perhaps masked; None if it is none."""
+    while isinstance(fn, torch.distributions.Independent | MaskedDistribution):
+        fn = fn.base_dist
+    return fn if isinstance(fn, Delta) else None
+
+
 def is_deterministic(node: Node) -> bool:
     """Whether it is a function of others: ``pyro.deterministic``, or a ``Delta``."""
-    return _is_stated(node) or is_point(node["fn"])
+    return _is_stated(node) or point_of(node["fn"]) is not None
 
 
 def _is_stated(node: Node) -> bool:
@@ -157,13 +175,19 @@ def is_latent(node: Node) -> bool:
 
 
 def has_data(node: Node) -> bool:
-    """Whether the program, or who conditions it, gives it a value: ``obs=``, also of a ``Delta``."""
-    return is_variable(node) and node["is_observed"] and not _is_stated(node)
+    """Whether the program, or who conditions it, gives it a value: ``obs=``, also of a ``Delta``.
+
+    A ``Delta`` that is observed at its own point is what ``poutine.reparam`` makes of a variable.
+    """
+    if not is_variable(node) or not node["is_observed"] or _is_stated(node):
+        return False
+    point = point_of(node["fn"])
+    return point is None or not torch.equal(*torch.broadcast_tensors(torch.as_tensor(node["value"]), point.v))
 
 
 def is_likelihood(node: Node) -> bool:
     """Whether it has data and a density."""
-    return has_data(node) and not is_deterministic(node)
+    return is_variable(node) and node["is_observed"] and not is_deterministic(node)
 
 
 def is_of_lower_dimension(node: Node) -> bool:

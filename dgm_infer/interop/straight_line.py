@@ -322,10 +322,12 @@ class Rows:
         self._run = run
         self._codes: tuple[Function, ...] | None = None
         self._like = torch.empty(0)
+        self._is_copy = False
 
     def each(self, part: int, u: Tensor) -> tuple[Tensor, ...]:
         """One of :class:`Parts` at every row ``[..., D]``, each tensor ``[..., *shape]``."""
-        function = self._codes[part] if self._codes and self.has_code(u) else lambda v: tuple(self._run(v)[part])
+        codes = self._codes if self.has_code(u) else None
+        function = (lambda v: tuple(self._run(v)[part])) if codes is None else codes[part]
         if u.ndim == 1:
             return function(u)
         values = torch.func.vmap(function)(u.reshape(-1, u.shape[-1]))
@@ -336,12 +338,15 @@ class Rows:
         self._like, self._codes = probes, straight_line_code(self._run, probes)
 
     def forget(self) -> None:
-        self._codes = None
+        self._codes, self._is_copy = None, False
 
     def has_code(self, u: Tensor) -> bool:
         """Whether calls were noted for inputs of this type and on this device."""
+        if self._is_copy:
+            self._is_copy = False
+            self.record(self._like)
         return self._codes is not None and (u.dtype, u.device) == (self._like.dtype, self._like.device)
 
     def __getstate__(self) -> dict[str, Any]:
-        # generated functions have no pickle
-        return {**vars(self), "_codes": None}
+        # generated functions have no pickle: a copy makes its own
+        return {**vars(self), "_codes": None, "_is_copy": self._codes is not None}

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..errors import Status
+from ..arguments.objects import shown
+from ..errors import ArgumentError, Status
 from .metrics import Metric
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "Trial",
     "Tunable",
     "Tuning",
+    "check_kernel",
     "either",
 ]
 
@@ -197,3 +199,15 @@ class FibreKernel(Kernel, Protocol):
 def either(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
     """``a`` where the condition ``[...]`` holds, else ``b``: tensors ``[...]`` or ``[..., E]``."""
     return torch.where(condition.unsqueeze(-1) if a.ndim > condition.ndim else condition, a, b)
+
+
+def check_kernel(call: str, kernel: Any, example: str) -> Kernel:
+    """The kernel, unless it is none, or a class of them.
+
+    Raises:
+        ArgumentError: it is not an instance.
+    """
+    if isinstance(kernel, type) or not isinstance(kernel, Kernel):
+        name = kernel.__name__ if isinstance(kernel, type) else shown(kernel)
+        raise ArgumentError(f"{call}(kernel={name}): expected an instance, for example {example}")
+    return kernel

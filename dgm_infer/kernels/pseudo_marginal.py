@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import function, whole_number
+from ..arguments import function, lead_shape, points, whole_number
 from ..errors import ArgumentError, cause
 from ..target import Block, Density, Target, check_density
 from .metropolis import RandomWalk, drawn
@@ -175,13 +175,15 @@ class Uniform:
 
     def log_prob(self, u: Tensor) -> Tensor:
         """0 inside the cube, minus infinity outside: ``[..., D] -> [...]``."""
+        points("Uniform.log_prob", "u", u, self.dim)
         inside = ((u >= 0) & (u <= 1)).all(-1)
         return torch.where(inside, 0.0, -torch.inf).to(u.dtype)
 
     def sample(self, shape: tuple[int, ...] = (), *, generator: torch.Generator | None = None) -> Tensor:
         """Independent draws, ``[*shape, D]``."""
+        lead = lead_shape("Uniform.sample", shape, self.dim, generator=generator)
         device = None if generator is None else generator.device
-        return torch.rand(*shape, self.dim, generator=generator, device=device)
+        return torch.rand(*lead, self.dim, generator=generator, device=device)
 
 
 class PseudoMarginal(Target):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import flag, numbers, optional_positive, positive_numbers, whole_number
+from ..arguments import finite, flag, optional_positive, positive_numbers, whole_number
 from ..errors import ArgumentError
 from ..linear_maps import IDENTITY
 from ..settings import Settings
@@ -90,7 +90,7 @@ class EllipticalSlice(Settings):
     scale: float | Tensor = 1.0
 
     def __post_init__(self):
-        numbers("EllipticalSlice", "mean", self.mean)
+        finite("EllipticalSlice", "mean", self.mean)
         positive_numbers("EllipticalSlice", "scale", self.scale)
 
     def check(self, problem) -> None:

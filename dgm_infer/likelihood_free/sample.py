@@ -1,14 +1,16 @@
 """``sample_abc()``: a simulation and a method become weighted draws."""
 
 import dataclasses
+import warnings
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from ..arguments import instance, random_seed, whole_number
+from ..arguments import allocatable, instance, random_seed, whole_number
 from ..arguments.objects import shown
+from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, StartError
 from .simulation import Simulation
 
@@ -102,7 +104,15 @@ def sample_abc(simulation: Simulation, method: ABCMethod, *, draws: int = 1000, 
     if isinstance(method, type) or not isinstance(method, ABCMethod):
         raise ArgumentError(f"sample_abc(method={shown(method)}): must be a method, such as ABCSMC(tolerance=0.1)")
     draws = whole_number("sample_abc", "draws", draws, 2)
+    allocatable("sample_abc", "draws", draws, draws * simulation.dim, "fewer draws")
     seed = random_seed("sample_abc", seed)
     found = method.run(simulation, draws, torch.Generator().manual_seed(seed))
+    if len(found.parameters) < draws and hasattr(method, "max_simulations"):
+        warnings.warn(
+            f"sample_abc(draws={draws}): {found.simulations} simulations made only {len(found.parameters)} draws: "
+            "raise max_simulations or the tolerance, or use ABCSMC()",
+            DiagnosisWarning,
+            stacklevel=2,
+        )
     fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
     return ABCDraws(**fields, seed=seed)

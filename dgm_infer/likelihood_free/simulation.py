@@ -72,7 +72,11 @@ class Simulation:
         self._rows = BATCHES.first
         self.observed, self._summary = y, y[None]
         if summaries is not None:
-            self._summary = function("Simulation", "summaries", summaries, "lambda x: x.mean(-1, True)")(y[None])
+            function("Simulation", "summaries", summaries, "lambda x: x.mean(-1, True)")
+            try:
+                self._summary = summaries(y[None])
+            except Exception as error:
+                raise ArgumentError(f"Simulation(summaries=): fails for the data: {cause(error)}") from error
         # draws of its own, so that a run's random numbers are left
         rng = torch.Generator().manual_seed(0)
         self.distances(self.draw_prior(BATCHES.first, rng), rng)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from ..errors import ModelError, cause
 
@@ -66,14 +67,44 @@ def frozen_copy(module: Module, dtype: torch.dtype, device: torch.device) -> Mod
     """A copy in evaluation mode, with this dtype and device, whose parameters need no gradients.
 
     Raises:
-        ModelError: it cannot be copied, or its weights are NaN or complex, or its buffers are complex.
+        ModelError: it cannot be copied, or its weights cannot be computed with: see :func:`check_weights`.
     """
     check_weights(module)
-    return evaluation_copy(module).to(device=device, dtype=dtype)
+    other = evaluation_copy(module).to(device=device, dtype=dtype)
+    for part in other.modules():
+        for name, buffer in part.named_buffers(recurse=False):
+            if buffer.layout is not torch.strided:
+                # products with sparse matrices have derivatives of the first order only
+                part.register_buffer(name, buffer.to_dense(), name not in part._non_persistent_buffers_set)
+    return other
 
 
 def check_weights(model: nn.Module) -> None:
-    """Raises :class:`ModelError` if weights are NaN, or they or buffers complex, which a copy in a real type halves."""
+    """Refuse weights that are NaN, complex, quantized, on the meta device or not made yet.
+
+    A copy in a real type would halve complex ones, and of quantized ones there are no derivatives.
+
+    Raises:
+        ModelError: some are; the message names the first.
+    """
+    for name, part in model.named_modules():
+        if ".quantized" in type(part).__module__:
+            raise ModelError(
+                f"{type(model).__name__}: its layer {name} is quantized, without derivatives: use the network before "
+                "its quantization"
+            )
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(tensor):
+            raise ModelError(
+                f"{type(model).__name__}: its weights {name} are not initialized: call it once, with one input"
+            )
+        if tensor.is_nested:
+            raise ModelError(f"{type(model).__name__}: its tensor {name} is nested: store rows of one length")
+        if tensor.device.type == "meta" and type(tensor) in (Tensor, nn.Parameter):
+            raise ModelError(
+                f"{type(model).__name__}: its weights {name} are on the meta device, without numbers: load them, "
+                "load_state_dict(..., assign=True)"
+            )
     for name, buffer in model.named_buffers():
         if buffer.is_complex():
             raise ModelError(

@@ -3,12 +3,13 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..arguments import instance, whole_number
+from ..arguments import instance, lead_shape, points, whole_number
 from ..errors import ArgumentError
 
 __all__ = ["STANDARD_LOGISTIC", "InputDensity", "Logistic", "Product", "StandardNormal"]
@@ -43,8 +44,12 @@ class InputDensity(ABC):
         """Independent draws, ``[*shape, D]``."""
 
     def log_prob(self, u: Tensor) -> Tensor:
-        """Log density ``[..., D] -> [...]``."""
-        return self.coordinate_log_prob(u).sum(-1)
+        """Log density ``[..., D] -> [...]``.
+
+        Raises:
+            ArgumentError: u is not a real tensor whose last dimension is D.
+        """
+        return self.coordinate_log_prob(points(f"{type(self).__name__}.log_prob", "u", u, self.dim)).sum(-1)
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,12 @@ class _Iid(InputDensity):
     dim: int
 
     def __post_init__(self):
+        # 0 of a model without parameters, or without noise
         whole_number(type(self).__name__, "dim", self.dim, 0)
+
+    def _lead(self, shape: Any, generator: Any, dtype: Any, device: Any) -> tuple[int, ...]:
+        call = f"{type(self).__name__}.sample"
+        return lead_shape(call, shape, self.dim, generator=generator, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,8 @@ class StandardNormal(_Iid):
         return -0.5 * u.square() - 0.5 * math.log(2 * math.pi)
 
     def sample(self, shape=(), *, generator=None, dtype=None, device=None):
-        return torch.randn(*shape, self.dim, generator=generator, dtype=dtype, device=device)
+        lead = self._lead(shape, generator, dtype, device)
+        return torch.randn(*lead, self.dim, generator=generator, dtype=dtype, device=device)
 
 
 @dataclass(frozen=True)
@@ -86,7 +97,8 @@ class Logistic(_Iid):
         return math.log(math.pi / (4 * math.sqrt(3))) - 2 * log_cosh
 
     def sample(self, shape=(), *, generator=None, dtype=None, device=None):
-        uniform = torch.rand(*shape, self.dim, generator=generator, dtype=dtype, device=device)
+        lead = self._lead(shape, generator, dtype, device)
+        uniform = torch.rand(*lead, self.dim, generator=generator, dtype=dtype, device=device)
         # torch.rand can return exactly 0, which represents any number below its spacing
         uniform = uniform.clamp_min(torch.finfo(uniform.dtype).eps / 2)
         return (math.sqrt(3) / math.pi) * torch.logit(uniform)
@@ -109,7 +121,8 @@ class Product(InputDensity):
         return torch.cat([f.coordinate_log_prob(v) for f, v in zip(self.factors, parts, strict=True)], -1)
 
     def sample(self, shape=(), *, generator=None, dtype=None, device=None):
-        parts = [f.sample(shape, generator=generator, dtype=dtype, device=device) for f in self.factors]
+        lead = lead_shape("Product.sample", shape, self.dim, generator=generator, dtype=dtype, device=device)
+        parts = [f.sample(lead, generator=generator, dtype=dtype, device=device) for f in self.factors]
         return torch.cat(parts, -1)
 
     @property

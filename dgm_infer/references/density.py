@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ..arguments import allocatable, finite, indices, instance, numbers, sizes, whole_number
+from ..arguments import finite, indices, lead_shape, numbers, points
 from ..autodiff.pytrees import take
 from ..errors import ArgumentError, EvidenceError
 from ..linear_maps import Scale
@@ -20,6 +20,7 @@ __all__ = [
     "WeightedMoments",
     "Whitened",
     "check_mixture",
+    "check_weighted",
     "distinct",
     "mixture_moments",
     "origin",
@@ -113,22 +114,20 @@ class Whitened:
 
     def whiten(self, x: Tensor) -> Tensor:
         """``v = L^-1 (x - mean)``, ``[..., *batch, D]``."""
-        return self.scale.solve(x - self.mean)
+        return self.scale.solve(self._points("whiten", "x", x) - self.mean)
 
     def unwhiten(self, v: Tensor) -> Tensor:
         """``x = mean + L v``, ``[..., *batch, D]``."""
-        return self.mean + self.scale.apply(v)
+        return self.mean + self.scale.apply(self._points("unwhiten", "v", v))
 
-    def _points(self, x: Tensor) -> Tensor:
+    def _points(self, method: str, field: str, value: Tensor) -> Tensor:
         """Points ``[..., *batch, D]``, checked.
 
         Raises:
-            ArgumentError: x is not a tensor whose last dimension is D.
+            ArgumentError: they are not a real tensor whose last dimension is D.
         """
-        call = f"{type(self).__name__}.energy"
-        if instance(call, "x", x, Tensor, "base.sample(10)").shape[-1:] != self.mean.shape[-1:]:
-            raise ArgumentError(f"{call}(x of shape {tuple(x.shape)}): expected [..., *batch, {self.dim}]")
-        return x
+        call = f"{type(self).__name__}.{method}"
+        return points(call, field, value, self.mean.shape[-1], "..., *batch").to(self.mean.dtype)
 
     def _normal(self, shape: tuple[int, ...] | int, generator: torch.Generator | None) -> Tensor:
         """Standard normal numbers ``[*shape, *batch, D]``.
@@ -136,13 +135,8 @@ class Whitened:
         Raises:
             ArgumentError: the shape is neither an integer >= 0 nor a sequence of them.
         """
-        call = f"{type(self).__name__}.sample"
-        if isinstance(shape, tuple | list):
-            lead = sizes(call, "shape", shape, least=0, empty=True)
-        else:
-            lead = (whole_number(call, "shape", shape, 0),)
         mean = self.mean
-        allocatable(call, "shape", shape, math.prod(lead) * mean.numel(), "fewer draws", like=mean)
+        lead = lead_shape(f"{type(self).__name__}.sample", shape, mean.numel(), generator=generator)
         return torch.randn(*lead, *mean.shape, generator=generator, dtype=mean.dtype, device=mean.device)
 
     def __repr__(self):
@@ -213,11 +207,14 @@ class GaussianDensity(Whitened):
         Raises:
             ArgumentError: x is not a tensor whose last dimension is D.
         """
-        return self._energy_of(self.whiten(self._points(x)))
+        return self._energy_of(self._whitened(x))
 
     def energy_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        v = self.whiten(self._points(x))
+        v = self._whitened(x)
         return self._energy_of(v), self.scale.solve_transpose(v)
+
+    def _whitened(self, x: Tensor) -> Tensor:
+        return self.scale.solve(self._points("energy", "x", x) - self.mean)
 
     def _energy_of(self, v: Tensor) -> Tensor:
         return 0.5 * v.square().sum(-1) + self.log_det + 0.5 * self.dim * math.log(2 * math.pi)
@@ -312,8 +309,32 @@ def distinct(means: Tensor, covariances: Tensor, order: Tensor, tolerance: float
         d = (means[i] - means[:i]).unsqueeze(-1)
         solved = torch.linalg.solve(covariances[i] + covariances[:i], d)
         distance = (d * solved).sum((-2, -1)) / means.shape[-1]
-        kept[i] = ~(kept[:i] & (distance < tolerance**2)).any(0)
+        kept[i] = ~(kept[:i] & (distance < tolerance * tolerance)).any(0)
     return torch.zeros_like(kept).scatter(0, rank, kept)
+
+
+def check_weighted(call: str, draws: Any, log_weights: Any, like: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Weighted draws ``[chains, draws, *batch, D]`` and ``[chains, draws, *batch]`` as tensors.
+
+    Args:
+        log_weights: None for equal ones.
+        like: a tensor ``[*batch, D]``; None for any batch.
+
+    Raises:
+        ArgumentError: shapes that do not fit.
+    """
+    draws = numbers(call, "draws", draws)
+    log_weights = (
+        draws.new_zeros(draws.shape[:-1]) if log_weights is None else numbers(call, "log_weights", log_weights)
+    )
+    fits = draws.ndim >= 3 if like is None else draws.shape[2:] == like.shape
+    if not fits or log_weights.shape != draws.shape[:-1]:
+        expected = "*batch, D" if like is None else f"*{tuple(like.shape)}"
+        raise ArgumentError(
+            f"{call}(draws of shape {tuple(draws.shape)}, log_weights of shape {tuple(log_weights.shape)}): "
+            f"expected [chains, draws, {expected}] and the same without its last dimension"
+        )
+    return draws, log_weights
 
 
 class WeightedMoments(NamedTuple):

@@ -9,13 +9,14 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from ..arguments import indices, instance, numbers, positive, random_seed, whole_number
+from ..arguments import allocatable, finite, indices, instance, positive, random_seed, whole_number, within
 from ..errors import ArgumentError, EvidenceError
 from ..extras import extra
 from ..linear_maps import TriangularMap
 from ..probe import energy_fault, probe_points
+from ..progress import foretold
 from ..target import as_target
-from .density import Whitened, origin, weighted_moments
+from .density import Whitened, check_weighted, origin, weighted_moments
 from .gaussian import Gaussian
 from .scales import factorised
 
@@ -84,7 +85,7 @@ class Flow(Whitened):
         Raises:
             ArgumentError: x is not a tensor whose last dimension is D.
         """
-        return _energy(self.networks, self.start, self._points(x))
+        return _energy(self.networks, self.start, self._points("energy", "x", x))
 
     def energy_and_gradient(self, x: Tensor) -> tuple[Tensor, Tensor]:
         with torch.enable_grad():
@@ -171,16 +172,15 @@ class Flow(Whitened):
             MissingExtraError: Zuko is not installed.
         """
         call = "Flow.from_draws"
-        draws = numbers(call, "draws", draws)
-        if log_weights is None:
-            log_weights = draws.new_zeros(draws.shape[:-1])
-        if draws.ndim < 3 or log_weights.shape != draws.shape[:-1] or draws.shape[:2].numel() < 20:
-            raise ArgumentError(
-                f"{call}(draws of shape {tuple(draws.shape)}, log_weights of shape {tuple(log_weights.shape)}): "
-                "expected [chains, draws, *batch, D] and the same without its last dimension, 20 draws or more"
-            )
+        draws, log_weights = check_weighted(call, draws, log_weights)
+        if draws.shape[:2].numel() < 20:
+            raise ArgumentError(f"{call}(draws of shape {tuple(draws.shape)}): expected 20 draws or more in all")
         steps, samples = whole_number(call, "steps", steps), whole_number(call, "samples", samples)
-        rate, seed = positive(call, "rate", rate), random_seed(call, seed)
+        positive(call, "rate", rate)
+        rate, seed = within(call, "rate", rate, 0, torch.finfo(draws.dtype).max), random_seed(call, seed)
+        allocatable(call, "samples", samples, 3 * samples * draws.shape[-1], "fewer draws", like=draws)
+        if log_zeta is not None:
+            log_zeta = finite(call, "log_zeta", log_zeta, torch.float64).to(draws.device)
         x, logs = draws.flatten(0, 1), log_weights.flatten(0, 1).double()
         moments = weighted_moments(x.double(), logs)
         # as many draws' worth of the diagonal as Gaussian.refined takes of its old covariance
@@ -251,6 +251,8 @@ class Flow(Whitened):
         points = start.sample(probe_points(target), torch.Generator(start.mean.device).manual_seed(0))
         if fault := energy_fault(target, points):
             raise EvidenceError(f"{call}(): {fault}")
+        within(call, "rate", rate, 0, torch.finfo(start.mean.dtype).max)
+        allocatable(call, "samples", samples, 3 * samples * start.mean.numel(), "fewer draws", like=start.mean)
         networks = _networks(call, start, seed, **network)
         frozen = copy.deepcopy(networks).requires_grad_(False)
 
@@ -343,7 +345,7 @@ def _train(
     """
     optimiser = torch.optim.Adam(network.parameters(), lr=rate)
     best, kept = math.inf, None
-    for i in range(steps):
+    for i in foretold(steps, f"training a flow, {steps} steps"):
         if outside is not None and i % FLOW.look == 0:
             with torch.no_grad():
                 now = float(outside())

@@ -8,13 +8,13 @@ from torch import Tensor
 from torch.distributions import Distribution, Independent, Normal
 
 from ..arguments import (
+    allocatable,
     available_device,
     choice,
     finite,
     floating_type,
     function,
     instance,
-    numbers,
     positive,
     random_seed,
     whole_number,
@@ -24,7 +24,16 @@ from ..errors import ArgumentError, EvidenceError, cause
 from ..linear_maps import LowRankMap, TriangularMap
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import as_target
-from .density import GaussianDensity, Whitened, check_mixture, distinct, mixture_moments, origin, weighted_moments
+from .density import (
+    GaussianDensity,
+    Whitened,
+    check_mixture,
+    check_weighted,
+    distinct,
+    mixture_moments,
+    origin,
+    weighted_moments,
+)
 from .minimise import find_mode
 from .modes import Modes, cover, modes
 from .scales import KINDS, Kind, factorised, scale_of
@@ -100,15 +109,11 @@ class Gaussian(GaussianDensity):
             ArgumentError: shapes that do not fit, or an unknown kind.
             EvidenceError: all weights of a problem are zero.
         """
-        draws, log_weights = (numbers("refined", *given) for given in (("draws", draws), ("log_weights", log_weights)))
-        kind = self.kind if kind is None else choice("refined", "kind", kind, KINDS)
+        call = "Gaussian.refined"
+        draws, log_weights = check_weighted(call, draws, log_weights, self.mean)
+        kind = self.kind if kind is None else choice(call, "kind", kind, KINDS)
         if log_zeta is not None:
-            log_zeta = finite("refined", "log_zeta", log_zeta, torch.float64).to(self.mean.device, copy=True)
-        if draws.shape[2:] != self.mean.shape or log_weights.shape != draws.shape[:-1]:
-            raise ArgumentError(
-                f"refined(draws of shape {tuple(draws.shape)}, log_weights of shape {tuple(log_weights.shape)}): "
-                f"expected [chains, draws, *{tuple(self.mean.shape)}] and the same without its last dimension"
-            )
+            log_zeta = finite(call, "log_zeta", log_zeta, torch.float64).to(self.mean.device, copy=True)
         mean, covariance, ess = weighted_moments(draws.flatten(0, 1).double(), log_weights.flatten(0, 1))
         own = self.dim + 2
         share = (ess / (ess + own))[..., None, None]
@@ -211,6 +216,9 @@ class Gaussian(GaussianDensity):
         if not isinstance(start, Gaussian) or tuple(start.mean.shape)[-len(shape) :] != shape:
             found = start if isinstance(start, Gaussian) else f"a {type(start).__name__}"
             raise ArgumentError(f"{call}(start={found}): expected a Gaussian over {shape}, like the target")
+        within(call, "rate", rate, 0, torch.finfo(start.mean.dtype).max)
+        allocatable(call, "samples", samples, 3 * samples * start.mean.numel(), "fewer draws", like=start.mean)
+        allocatable(call, "steps", steps, steps * start.mean[..., 0].numel(), "fewer steps", like=start.mean)
         points = start.sample(probe_points(target), torch.Generator(start.mean.device).manual_seed(0))
         if fault := energy_fault(target, points) or energy_doubt(target, points):
             raise EvidenceError(f"{call}(): {fault}")

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..autodiff.attention import differentiable_attention
 from ..errors import EvidenceError
 
 __all__ = ["Descended", "Minima", "Mode", "curvature", "descended", "find_mode", "minimise"]
@@ -190,7 +191,7 @@ def descended(target, x: Tensor, steps: int, tolerance: float, relative: float) 
             break
         definite, step = _newton_step(hessian + damping[..., None, None] * identity, gradient, identity)
         proposal = torch.where((definite & ~converged).unsqueeze(-1), x - step, x)
-        new_energy = target.energy_and_gradient(proposal)[0]
+        new_energy = target.energy_and_gradient(proposal)[0].to(x)
         better = definite & (new_energy <= energy + resolution * energy.abs()) & ~converged
         x = torch.where(better.unsqueeze(-1), proposal, x)
         scale = hessian.diagonal(dim1=-2, dim2=-1).abs().amax(-1).clamp_min(1e-6)
@@ -208,24 +209,29 @@ def _newton_step(hessian: Tensor, gradient: Tensor, identity: Tensor) -> tuple[T
     return definite, torch.cholesky_solve(gradient.unsqueeze(-1), factor).squeeze(-1)
 
 
+@differentiable_attention
 def curvature(target, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Energy ``[*batch]``, gradient ``[*batch, D]`` and Hessian ``[*batch, D, D]``.
 
-    Where second derivatives overflow, as those of ``torch.logaddexp`` of far apart values do, the Hessian is that of
-    central differences of the gradient.
+    Where there are no second derivatives, or they overflow, as those of ``torch.logaddexp`` of far apart values do, the
+    Hessian is that of central differences of the gradient.
     """
     dim = x.shape[-1]
-    with torch.enable_grad():
-        # one copy per row of the Hessian: an energy takes any leading dimensions, but need not support torch.func.vmap
-        copies = x.detach().expand(dim, *x.shape).clone().requires_grad_()
-        energy = target.energy(copies)
-        (gradient,) = torch.autograd.grad(energy.sum(), copies, create_graph=True)
-        rows = torch.eye(dim, dtype=x.dtype, device=x.device).reshape(dim, *[1] * (x.ndim - 1), dim)
-        if gradient.requires_grad:
-            hessian = torch.autograd.grad((gradient * rows).sum(), copies)[0].movedim(0, -2)
-        else:
-            hessian = torch.zeros(*x.shape, dim, dtype=x.dtype, device=x.device)
-    energy, gradient, hessian = energy[0].detach(), gradient[0].detach(), hessian.detach()
+    rows = torch.eye(dim, dtype=x.dtype, device=x.device).reshape(dim, *[1] * (x.ndim - 1), dim)
+    hessian = x.new_full((*x.shape, dim), torch.nan)
+    try:
+        with torch.enable_grad():
+            # one copy per row of the Hessian: an energy takes any leading dimensions, but need not support
+            # torch.func.vmap
+            copies = x.detach().expand(dim, *x.shape).clone().requires_grad_()
+            value = target.energy(copies)
+            (slope,) = torch.autograd.grad(value.sum(), copies, create_graph=True)
+            if slope.requires_grad:
+                hessian = torch.autograd.grad((slope * rows).sum(), copies)[0].movedim(0, -2).detach()
+        energy, gradient = value[0].detach().to(x), slope[0].detach()
+    except RuntimeError:
+        energy, gradient = target.energy_and_gradient(x)
+        energy = energy.to(x)
     lost = energy.isfinite() & gradient.isfinite().all(-1) & ~hessian.flatten(-2).isfinite().all(-1)
     if lost.any():
         hessian = torch.where(lost[..., None, None], _differences(target, x, rows), hessian)

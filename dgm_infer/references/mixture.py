@@ -6,10 +6,10 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..arguments import finite, indices, numbers, within
+from ..arguments import choice, finite, indices, numbers, within
 from ..errors import ArgumentError, EvidenceError
 from ..linear_maps import TriangularMap
-from .density import GaussianDensity, Whitened, distinct, mixture_moments, weighted_moments
+from .density import GaussianDensity, Whitened, check_weighted, distinct, mixture_moments, weighted_moments
 from .gaussian import Gaussian
 from .modes import Modes, modes
 from .scales import factorised, scale_of
@@ -148,7 +148,7 @@ class Mixture(Whitened):
 
     def _repeated(self, x: Tensor) -> Tensor:
         """Points ``[..., K, *batch, D]``, of which the K are one."""
-        lead = self._across(self._points(x))
+        lead = self._across(self._points("energy", "x", x))
         batch = torch.broadcast_shapes(x.shape[max(lead, 0) :], self.mean.shape)
         x = x.expand(*x.shape[: max(lead, 0)], *batch).unsqueeze(max(lead, 0))
         return x.expand(*x.shape[: max(lead, 0)], *self.components.mean.shape)
@@ -194,6 +194,12 @@ class Mixture(Whitened):
         Raises:
             EvidenceError: all weights of a problem are zero.
         """
+        call = "Mixture.refined"
+        draws, log_weights = check_weighted(call, draws, log_weights, self.mean)
+        if kind is not None:
+            choice(call, "kind", kind, ("diagonal", "full"))
+        if log_zeta is not None:
+            log_zeta = finite(call, "log_zeta", log_zeta, torch.float64).to(self.mean.device)
         x, logs = draws.flatten(0, 1), log_weights.flatten(0, 1).double()
         effective = weighted_moments(x.double(), logs).ess
         shares = self._log_parts(self._repeated(x)).double().log_softmax(1) + logs.log_softmax(0).unsqueeze(1)
@@ -235,7 +241,7 @@ class Mixture(Whitened):
             ArgumentError: an argument is outside its range.
             EvidenceError: no mode of some problem was found.
         """
-        within("Mixture.from_modes", "widen", widen, 0)
+        widen = within("Mixture.from_modes", "widen", widen, 0)
         found = target if isinstance(target, Modes) else modes(target, starts, **search)
         kept = found.log_masses > -math.inf
         # those that are missing repeat the first, with weight zero

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import instance, random_seed, whole_number
+from ..arguments import allocatable, instance, random_seed, whole_number
 from ..errors import EvidenceError
 from ..target import Target, as_target
 from .density import GaussianDensity, Whitened, mixture_moments, origin
@@ -133,6 +133,8 @@ def modes(
     if start is None:
         start = GaussianDensity(origin(target, torch.float64), 1.0)
     instance(call, "start", start, Whitened, "Gaussian(mean, sd)")
+    # points, gradients and the history of the search
+    allocatable(call, "starts", starts, 8 * starts * start.mean.numel(), "fewer starts", like=start.mean)
     rng = torch.Generator(start.mean.device).manual_seed(random_seed(call, seed))
     return search(target, start, starts, iterations, rng)
 
@@ -236,7 +238,8 @@ def in_units_of(base: Whitened, target: Target) -> Callable[[Tensor], tuple[Tens
 
     def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:
         energy, gradient = target.energy_and_gradient(base.unwhiten(v))
-        return energy, base.scale.transpose(gradient)
+        # an energy may compute in 64 bits whatever it is given
+        return energy.to(v), base.scale.transpose(gradient)
 
     return evaluate
 

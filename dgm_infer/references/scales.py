@@ -28,9 +28,13 @@ def given_scale(mean: Tensor, sd: Any, cholesky: Any, factor: Any) -> Scale:
         cholesky = numbers("Gaussian", "cholesky", cholesky).to(mean)
         if cholesky.shape != (*shape, shape[-1]):
             raise ArgumentError(f"Gaussian(cholesky of shape {tuple(cholesky.shape)}): expected {(*shape, shape[-1])}")
+        if cholesky.triu(1).any():
+            raise ArgumentError(
+                "Gaussian(cholesky): has numbers above the diagonal: must be the lower triangular factor, "
+                "torch.linalg.cholesky(covariance)"
+            )
         positive_numbers("Gaussian", "diagonal of cholesky", cholesky.diagonal(dim1=-2, dim2=-1))
-        # tril copies
-        return TriangularMap(finite("Gaussian", "cholesky", cholesky.tril()))
+        return TriangularMap(finite("Gaussian", "cholesky", cholesky).clone())
     sd = positive_numbers("Gaussian", "sd", sd).to(mean)
     if sd.ndim and sd.shape != mean.shape:
         raise ArgumentError(f"Gaussian(sd of shape {tuple(sd.shape)}): expected {shape}, or a number")

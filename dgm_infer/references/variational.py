@@ -10,6 +10,7 @@ from torch.distributions import LowRankMultivariateNormal
 
 from ..errors import EvidenceError
 from ..linear_maps import DiagonalMap, LowRankMap, Scale, TriangularMap
+from ..progress import foretold
 
 __all__ = ["OBJECTIVES", "Objective", "check_divergence", "lower_bound", "maximise_elbo", "score_weights"]
 
@@ -129,7 +130,7 @@ def maximise_elbo(
     parameters = _Parameters(mean, sd, kind, rank, rng)
     optimiser = torch.optim.Adam(parameters.all, lr=rate, betas=(0.9, 0.99))
     trace = mean.new_empty(steps, *mean.shape[:-1])
-    for i in range(steps):
+    for i in foretold(steps, f"a fit of {steps} steps"):
         for group in optimiser.param_groups:
             group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * i / steps))
         with torch.enable_grad():

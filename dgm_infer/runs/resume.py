@@ -191,7 +191,7 @@ def _workers(call: str, devices: Any, executor: Any, own: torch.device) -> list[
         raise ArgumentError(f"{call}(executor={shown(executor)}): {what}")
     if devices is None:
         return None
-    if devices == "auto":
+    if isinstance(devices, str) and devices == "auto":
         return [torch.device("cuda", i) for i in range(torch.cuda.device_count())] or [own]
     if isinstance(devices, str | torch.device):
         devices = [devices]

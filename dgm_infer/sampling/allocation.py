@@ -90,7 +90,16 @@ def allocate_chains(
     if n * size > _SETTINGS.numbers:
         return Allocation(own)
     # descents and second derivatives of 32 bits would end anywhere near a minimum
-    like, marginal, position = position, marginal.to(torch.float64), position.double()
+    like = position
+    if position.dtype != torch.float64:
+        exact, position = marginal.to(torch.float64), position.double()
+        try:
+            with torch.no_grad():
+                exact.energy(position[:1])
+        except RuntimeError:
+            # layers that compute in no other type, for which the user chose this one
+            return Allocation(own)
+        marginal = exact
     searches = min(_SETTINGS.searches, _SETTINGS.per_point * n, max(0, _SETTINGS.numbers // size - n))
     pool = torch.cat([position, marginal.initial_draws(searches, rng)])
     index = places(pool[..., 0])

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..arguments import allocatable, file_path, function, instance, random_seed, whole_number
+from ..arguments import (
+    allocatable,
+    file_path,
+    function,
+    mapping,
+    names_of,
+    random_seed,
+    whole_number,
+)
 from ..conditioning.fibre import Fibre
 from ..diagnosis import Diagnosis
 from ..errors import ArgumentError, CheckpointError, cause
@@ -231,21 +239,13 @@ class Draws:
             ArgumentError: no latent has such a name, or there are no latents.
         """
         az = import_arviz()
-        names = [names] if isinstance(names, str) else names
+        names = None if names is None else names_of("summary", "names", names, self.latents)
         if not self.latents:
             raise ArgumentError("summary(): there are no latents to summarise: the model's latents(u) names none")
-        if names is not None and not (isinstance(names, Sequence) and set(names) <= set(self.latents)):
-            raise ArgumentError(f"summary(names={names!r}): must be among the latents {', '.join(self.latents)}")
         with warnings.catch_warnings():
             # a constant column gives 0/0, which the table shows as NaN
             warnings.filterwarnings("ignore", message="invalid value encountered", category=RuntimeWarning)
-            table = az.summary(
-                self.to_arviz(),
-                group="posterior",
-                var_names=None if names is None else list(names),
-                kind="all",
-                round_to="none",
-            )
+            table = az.summary(self.to_arviz(), group="posterior", var_names=names, kind="all", round_to="none")
         assert not isinstance(table, str)
         return table  # type: ignore[return-value]
 
@@ -272,13 +272,13 @@ class Draws:
         Raises:
             ArgumentError: a variable is named like a dimension of the draws, or predictive values have other chains.
         """
-        predictive = self.predictive() if predictive is True else predictive or {}
+        given = self.predictive() if predictive is True else None if predictive is False else predictive
         data = inference_data(
             self.latents,
             self.stats,
             len(self.shape) - 2,
             inputs=self.inputs,
-            predictive=instance("to_arviz", "predictive", predictive, Mapping, "draws.predictive()"),
+            predictive=mapping("to_arviz", "predictive", given, "draws.predictive()"),
             observed=self._observed_data,
         )
         data.attrs.update(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 import torch
 from torch import Tensor
 
+from ..arguments import numbers
 from ..errors import ArgumentError, CheckpointError
 
 if TYPE_CHECKING:
@@ -47,6 +48,7 @@ def inference_data(
     """
     az = import_arviz()
     predictive, observed = predictive or {}, observed or {}
+    predictive = {name: numbers("to_arviz", f"predictive[{name!r}]", value) for name, value in predictive.items()}
     for kind, variables in (("latent", posterior), ("predictive value", predictive)):
         taken = [name for name in variables if names_dimension(name)]
         if taken:
@@ -55,7 +57,7 @@ def inference_data(
     observed = {name: value for name, value in observed.items() if _is_storable(name)}
     chains, _, *problems = next(iter(sample_stats.values())).shape
     for name, value in predictive.items():
-        if (len(value), *value.shape[2 : 2 + n_batch]) != (chains, *problems):
+        if value.ndim < 2 or (len(value), *value.shape[2 : 2 + n_batch]) != (chains, *problems):
             raise ArgumentError(
                 f"to_arviz(predictive[{name!r}] of shape {tuple(value.shape)}): must be [chains, n, *batch, *shape], "
                 f"with {chains} chains and batch {tuple(problems)}"

@@ -1,4 +1,4 @@
-"""What would fail in a long run, found before it begins: sizes, faulty energies, latents that have no names."""
+"""What would fail in a long run, found before it begins: sizes, faulty energies, derivatives and latents."""
 
 import math
 import warnings
@@ -9,14 +9,17 @@ import torch
 from torch import Tensor
 
 from ..arguments import allocatable
+from ..conditioning.agreement import check_agreement
 from ..conditioning.fibre import Fibre
+from ..conditioning.subject import LIMITS
 from ..errors import ArgumentError, ModelError
 from ..kernels.mode_jumps import innermost
+from ..models import GenerativeModel
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import Target
 from .inference_data import names_dimension
 
-__all__ = ["check_energy", "check_latents", "check_size"]
+__all__ = ["check_derivatives", "check_energy", "check_latents", "check_size"]
 
 # Iterations that no run reaches: at a microsecond each they take three hours, and none is that fast.
 _MOST = 10**10
@@ -64,8 +67,30 @@ def check_energy(problem: Target, kernel: Any, device: torch.device, given: Tens
         warnings.warn(f"sample(): {doubt}", stacklevel=3)
 
 
+def check_derivatives(fibre: Fibre, position: Tensor) -> None:
+    """Raise ModelError unless derivatives of the constraint are those of its values where chains start.
+
+    ``condition()`` compares them at prior draws; data may be where a model computes another way. The first problem
+    stands for all.
+
+    Args:
+        fibre: what is sampled.
+        position: points on it, ``[chains, *batch, D]``.
+    """
+    model = fibre.model
+    while isinstance(inner := getattr(model, "model", None), GenerativeModel):
+        # noise wraps the user's model
+        model = inner
+    one = fibre.take(torch.zeros(1, dtype=torch.int64, device=position.device))
+    points = position.reshape(len(position), -1, fibre.dim)[: LIMITS.derivatives, 0]
+    name = f"{type(model).__name__} at the data"
+    check_agreement(lambda u: one.constraint(u.unsqueeze(-2)).squeeze(-2), points, name)
+
+
 def check_latents(problem: Any, position: Tensor, kept_draws: int = 0) -> None:
     """Raise ModelError unless ``latents`` are tensors ``[chains, *batch, *shape]`` that a file can hold, by name.
+
+    Each is a function of its position: not of other positions, nor of random numbers.
 
     Raises:
         ArgumentError: no memory holds ``kept_draws`` of them.
@@ -91,5 +116,16 @@ def check_latents(problem: Any, position: Tensor, kept_draws: int = 0) -> None:
         if value.is_complex() or value.dtype == torch.bfloat16:
             remedy = "torch.view_as_real(...)" if value.is_complex() else "float()"
             raise ModelError(f"{name} gives {key!r} of {value.dtype}, which no file of draws holds: use {remedy}")
+    # chains may all start at one point, where latents are zero
+    moved = position + 0.5
+    alone, again = problem.latents(moved), problem.latents(torch.cat([moved[-1:] + 1, moved]))
+    for key, value in alone.items():
+        size, apart = value.double(), value.double() - again[key][1:].double()
+        apart, size = (each.nan_to_num(0.0, 0.0, 0.0).abs().max().item() for each in (apart, size))
+        if apart > torch.finfo(position.dtype).eps ** 0.5 * max(size, 1e-3):
+            raise ModelError(
+                f"{name} gives {key!r} that changes with the other positions of its batch, or from call to call (by "
+                f"{apart:.3g}): compute it from each position by itself, without random numbers"
+            )
     each = sum(value.numel() for value in latents.values())
     allocatable("sample", "draws", kept_draws, kept_draws * each, "make fewer draws, or thin=", like=position)

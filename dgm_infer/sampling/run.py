@@ -1,6 +1,7 @@
 """A sampling run under way: what its next transition needs, and what it has drawn."""
 
 import dataclasses
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
@@ -15,10 +16,11 @@ from ..kernels import Info, Kernel
 from ..kernels.jumps import Jumps
 from ..kernels.kernel import State, Tunable
 from ..kernels.mode_jumps import ModeJumps
-from ..progress import Progress
+from ..progress import SETTINGS as PROGRESS
+from ..progress import Progress, foretell
 from ..target import Target, reference
 from .execution import Execution
-from .preflight import check_energy, check_latents
+from .preflight import check_derivatives, check_energy, check_latents
 from .starts import starting_points
 from .warmup import WarmUp
 
@@ -195,9 +197,13 @@ class SamplingRun:
         )
         if isinstance(problem, Target) and initial is not None:
             check_energy(problem, kernel, start.position.device, start.position)
+        if isinstance(problem, Fibre):
+            check_derivatives(problem, start.position)
         kernel = _jumping(kernel, start.jumps, undecided)
         check_latents(problem, start.position, plan.draws if plan.keep == "latents" else 0)
+        began = time.monotonic()
         state = kernel.init(problem, start.position)
+        _foretell(problem, kernel, start.position, plan.transitions, time.monotonic() - began)
         lost = int((~state.energy.isfinite()).sum())
         if lost:
             raise StartError(
@@ -330,6 +336,19 @@ def run_until_stopped(
             raise
         return "interrupted" if isinstance(error, KeyboardInterrupt) else named(error)
     return None
+
+
+def _foretell(problem: Any, kernel: Kernel, position: Tensor, transitions: int, seconds: float) -> None:
+    """Say how long a run of so many transitions will take, by the time of an evaluation, if that is above a day."""
+    # where trajectories have no length, as those of trees, the number of steps is a limit
+    given = getattr(kernel, "n_steps", None) if hasattr(kernel, "trajectory_length") else None
+    steps = sum(given) / 2 if isinstance(given, tuple) else given or 1
+    what = f"sample: {transitions} transitions of {steps:g} steps"
+    if steps * transitions * seconds > PROGRESS.long:
+        # the first evaluation has preparations
+        began = time.monotonic()
+        kernel.init(problem, position)
+        foretell(what, steps * transitions * (time.monotonic() - began))
 
 
 def _jumping(kernel: Kernel, jumps: Jumps | None, undecided: bool) -> Kernel:

@@ -8,8 +8,8 @@ import torch
 
 from ..arguments import flag, numbers, positive
 from ..conditioning.fibre import Fibre
-from ..errors import ArgumentError
 from ..kernels import Kernel
+from ..kernels.kernel import check_kernel
 from ..progress import Progress
 from ..target import Target, as_target
 from .default_kernel import default_kernel
@@ -92,12 +92,8 @@ def sample(
     if not isinstance(problem, Fibre | Target):
         problem = as_target(problem)
     undecided = kernel is None
-    kernel = default_kernel(problem) if kernel is None else kernel
-    if isinstance(kernel, type) or not isinstance(kernel, Kernel):
-        name = kernel.__name__ if isinstance(kernel, type) else repr(kernel)
-        raise ArgumentError(
-            f"kernel={name}: expected an instance, for example {type(default_kernel(problem)).__name__}()"
-        )
+    example = "ConstrainedHMC()" if isinstance(problem, Fibre) else "HMC()"
+    kernel = check_kernel("sample", default_kernel(problem) if kernel is None else kernel, example)
     # check
     kernel.check(problem)
     plan = RunPlan.checked(
@@ -117,13 +113,14 @@ def sample(
         check_energy(problem, kernel, device_of(problem, initial))
     # find starting points, warm up, draw
     run_inputs = RunInputs(problem, kernel, initial, undecided)
-    if (run, devices, executor, shards) != (None, None, None, None):
+    every = positive("sample", "checkpoint_every", checkpoint_every)
+    if any(given is not None for given in (run, devices, executor, shards)):
         assert begin_run is not None
         return begin_run(
             run,
             run_inputs,
             plan,
-            checkpoint_every=positive("sample", "checkpoint_every", checkpoint_every),
+            checkpoint_every=every,
             devices=devices,
             executor=executor,
             shards=shards,

@@ -39,6 +39,37 @@ def test_every_fault_of_an_energy_is_described(energy, words):
     assert words in fault(energy)
 
 
+MIXING = {
+    "batch statistics": (lambda x: bowl(x - x.mean(0)), ()),
+    "scaled by the batch": (lambda x: bowl(x) / bowl(x).mean(), ()),
+    "points before": (lambda x: bowl(x) + 0.1 * x[..., 0].cumsum(0), ()),
+    "their number": (lambda x: bowl(x) * (1 + 0.1 * (len(x) > 3)), ()),
+    "a branch on all": (lambda x: bowl(x) if x.sum() > 0 else 2 * bowl(x), ()),
+    "the largest of all": (lambda x: bowl(x) / (1 + x.abs().max()), ()),
+    "other problems": (lambda x: bowl(x) + 0.1 * x[..., 0].sum(-1, keepdim=True) ** 2, (3,)),
+    "a dimension from the left": (lambda x: bowl(x - x.mean(1, keepdim=True)), (3,)),
+}
+
+
+@pytest.mark.parametrize(("energy", "batch"), MIXING.values(), ids=MIXING)
+def test_an_energy_that_depends_on_the_other_points_is_a_fault(energy, batch):
+    assert "changes when the other points of its batch change" in fault(energy, batch)
+    target, short = dgm.Target(energy, 2, batch), {"chains": 4, "seed": 0, "progress": False}
+    # also where no gradient is used, and where all chains start at one point
+    for options in ({}, {"initial": torch.zeros(4, *batch, 2)}):
+        with pytest.raises(dgm.errors.ArgumentError, match=r"sample\(\): the energy of a point changes"):
+            dgm.sample(target, dgm.kernels.RandomWalk(), warmup=1, draws=1, **options, **short)
+    base = dgm.Gaussian(torch.zeros(*batch, 2), 1.0)
+    with pytest.raises(dgm.errors.ArgumentError, match=r"log_evidence\(\): the energy of a point changes"):
+        dgm.log_evidence(target, base, dgm.AIS(10), **short)
+
+
+def test_control_energies_of_points_by_themselves_are_taken_in_any_batch():
+    for batch in ((), (3,), (2, 2)):
+        assert fault(bowl, batch) is None
+        assert fault(bowl, batch, n=2) is None
+
+
 @pytest.mark.parametrize(
     "energy",
     [
@@ -48,7 +79,7 @@ def test_every_fault_of_an_energy_is_described(energy, words):
         lambda x: 1.5 * (1 + x.square().sum(-1)).log() * 2,
         # without a density on half the space, or not a number at one point of many
         lambda x: bowl(x).where(x[..., 0] > 0, math.inf),
-        lambda x: bowl(x).where(x[..., 0] > x[..., 0].min(), math.nan),
+        lambda x: bowl(x).where(x[..., 0] > -3, math.nan),
         # left to the search for a start, which says more
         lambda x: bowl(x) * math.nan,
         # overflow or an error far away is not a fault

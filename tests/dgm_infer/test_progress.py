@@ -1,11 +1,15 @@
 """The progress bar: what it is told, and when it says so."""
 
 import threading
+import time
+import warnings
 
 import pytest
 from tqdm import tqdm
 
-from dgm_infer.progress import Progress
+import dgm_infer as dgm
+from dgm_infer.diagnosis import DiagnosisWarning
+from dgm_infer.progress import Progress, foretold
 
 
 def test_the_words_come_from_all_news_since_the_bar_was_last_drawn(capfd):
@@ -92,3 +96,44 @@ def test_a_lock_that_another_process_took_with_it_stops_no_bar():
         maker.start()
         maker.join(timeout=10)
         assert len(bars) == 1
+
+
+@pytest.mark.parametrize("transitions", [100, 10**9])
+def test_a_run_that_will_not_end_says_so_as_soon_as_its_rate_is_known(transitions, monkeypatch):
+    now = iter(range(10**6))
+    monkeypatch.setattr("dgm_infer.progress.time.monotonic", lambda: float(next(now)))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with Progress(False, total=transitions) as bar:
+            for _ in range(5):
+                bar.update("sampling")
+    # a second each
+    expected = ["sampling, 999999998 transitions left: will take about 31.7 years at this rate"]
+    assert [str(each.message) for each in said] == (expected if transitions > 100 else [])
+
+
+def test_steps_that_will_not_end_say_so_after_the_second():
+    steps = foretold(10**15, "a fit")
+    assert [next(steps), next(steps)] == [0, 1]
+    time.sleep(0.001)
+    with pytest.warns(DiagnosisWarning, match="a fit: will take about .* years at this rate"):
+        assert next(steps) == 2
+    assert list(foretold(3, "a fit")) == [0, 1, 2]
+
+
+def test_a_trajectory_that_will_not_end_is_said_before_the_first_transition():
+    def energy(x):
+        return 0.5 * x.square().sum(-1)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DiagnosisWarning)
+        with pytest.raises(DiagnosisWarning, match=r"sample: 10 transitions of 1e\+10 steps: will take about"):
+            dgm.sample(
+                dgm.Target(energy, 2),
+                dgm.HMC(0.1, 10**10, compile=False),
+                chains=2,
+                warmup=0,
+                draws=10,
+                seed=0,
+                progress=False,
+            )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import flag, whole_number
+from ...arguments.objects import shown
 from ...errors import ArgumentError
 from ...progress import Progress
 from ...references import Gaussian
@@ -95,7 +96,7 @@ class ParallelTempering(Piloted):
             raise ArgumentError(f"{name}(thin={self.thin}): must be at most draws={self.draws}")
         flag(name, "adapt_base", self.adapt_base)
         if not isinstance(self.broad, bool | Gaussian):
-            raise ArgumentError(f"{name}(broad={self.broad!r}): must be a Gaussian, True or False")
+            raise ArgumentError(f"{name}(broad={shown(self.broad)}): must be a Gaussian, True or False")
 
     @property
     def particles(self) -> int:

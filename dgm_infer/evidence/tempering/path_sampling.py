@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import whole_number
+from ...arguments.objects import shown
 from ...errors import ArgumentError, EvidenceError
 from ...progress import Progress
 from ...settings import Settings
@@ -42,8 +43,8 @@ class PathSampling(Settings):
         whole_number("PathSampling", "parts", self.parts)
         if self.tempering is not None and not getattr(self.tempering, "continuous", False):
             raise ArgumentError(
-                f"PathSampling(tempering={self.tempering!r}): must be a GibbsTempering or a ContinuousTempering, whose "
-                "temperatures are continuous, or None"
+                f"PathSampling(tempering={shown(self.tempering)}): must be a GibbsTempering or a ContinuousTempering, "
+                "whose temperatures are continuous, or None"
             )
         if self.tempering is not None:
             for field, plain in (("plateau", None), ("schedule", "linear")):

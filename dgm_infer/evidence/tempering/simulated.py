@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import choice, whole_number
+from ...arguments.objects import shown
 from ...errors import ArgumentError, EvidenceError
 from ...progress import Progress
 from ...settings import Settings
@@ -98,7 +99,7 @@ class ImportanceTempering(Settings):
         choice("ImportanceTempering", "shares", self.shares, ("ess", "equal"))
         if not isinstance(self.tempering, SimulatedTempering | None):
             raise ArgumentError(
-                f"ImportanceTempering(tempering={self.tempering!r}): must be a SimulatedTempering or None"
+                f"ImportanceTempering(tempering={shown(self.tempering)}): must be a SimulatedTempering or None"
             )
         if (
             self.tempering is not None

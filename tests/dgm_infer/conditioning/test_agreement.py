@@ -91,6 +91,131 @@ def test_the_check_costs_few_evaluations_and_is_made_once_a_model():
     assert len(counted) == first
 
 
+class Function(dgm.GenerativeModel):
+    """Any function of standard normal inputs."""
+
+    def __init__(self, function, dim):
+        super().__init__()
+        self.function, self.input_density = function, dgm.StandardNormal(dim)
+
+    def observed(self, u):
+        return self.function(u)
+
+
+@pytest.mark.parametrize("n", [10, 1000])
+def test_one_output_of_many_is_refused(n):
+    """It is hardly seen in a combination of all."""
+    wide = torch.randn(n, n, generator=torch.Generator().manual_seed(0), dtype=FLOAT) / n**0.5
+
+    def outputs(u, stops=True):
+        x = torch.tanh(u @ wide.to(u))
+        second = x[..., 1].detach() if stops else x[..., 1]
+        return torch.cat([x[..., :-1], (x[..., 0] * (1 + 0.5 * second)).unsqueeze(-1)], -1)
+
+    with pytest.raises(ModelError, match="derivatives of Function do not match its outputs"):
+        dgm.condition(Function(outputs, n), torch.zeros(n))
+    dgm.condition(Function(lambda u: outputs(u, False), n), torch.zeros(n))
+
+
+def beyond(edge, stops=True):
+    """The identity, which bends beyond an edge, with the derivative of the bend or without."""
+    return lambda u: torch.where(u > edge, u + 0.3 * ((u.detach() if stops else u) - edge) ** 2, u)
+
+
+def test_a_fault_that_one_prior_draw_of_eight_meets_is_refused():
+    data = torch.tensor([0.0, 2.0, 2.5])
+    with pytest.raises(ModelError, match="derivatives of Function do not match its outputs"):
+        dgm.condition(Function(beyond(1.0), 3), data)
+    dgm.condition(Function(beyond(1.0, stops=False), 3), data)
+
+
+@pytest.mark.parametrize("noise", [None, 0.1])
+def test_derivatives_are_compared_where_the_data_are_too(noise):
+    """No prior draw is beyond 2.5; all starting points are."""
+    options = {"observe": lambda x: x[..., :2], "noise": noise}
+    short = {"chains": 4, "warmup": 2, "draws": 2, "seed": 0, "progress": False}
+    data = torch.tensor([0.0, 3.5])
+    fibre = dgm.condition(Function(beyond(2.5), 3), data, **options)
+    with pytest.raises(ModelError, match="derivatives of Function at the data do not match its outputs"):
+        dgm.sample(fibre, **short)
+    dgm.sample(dgm.condition(Function(beyond(2.5, stops=False), 3), data, **options), **short)
+
+
+class Reversed(torch.autograd.Function):
+    """The identity, whose gradient is reversed, as adversarial training of domains does."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return -gradient
+
+
+def clipped(u):
+    h = u.tanh()
+    if h.requires_grad:
+        h.register_hook(lambda gradient: gradient.clamp(-0.1, 0.1))
+    return 2 * h
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda u: Reversed.apply(u) + 2 * u.sin(),
+        clipped,
+        lambda u: u + (u.round() - u).detach(),
+        lambda u: u + torch.special.bessel_j0(u),
+    ],
+    ids=["gradient reversal", "clipped gradients", "straight through", "an operation of torch without derivative"],
+)
+def test_other_ways_to_another_derivative_are_refused(function):
+    with pytest.raises(ModelError, match="derivatives of Function do not match its outputs"):
+        dgm.condition(Function(function, 3), torch.zeros(3))
+
+
+class Doubling(nn.Module):
+    """``x + x / 2``, of which the second has no derivative."""
+
+    def forward(self, x):
+        return x + 0.5 * x.detach()
+
+
+class Product:
+    """An operator with an attribute that changes its derivative."""
+
+    stops = False
+
+    def __call__(self, x):
+        second = x[..., 1:].detach() if self.stops else x[..., 1:]
+        return x[..., :1] * second
+
+
+def test_what_has_changed_since_is_looked_at_again():
+    model, data = Coupled(False), torch.zeros(2)
+    dgm.condition(model, data)
+    model.stops = True
+    with pytest.raises(ModelError, match="derivatives of Coupled do not match"):
+        dgm.condition(model, data)
+    net = nn.Sequential(nn.Linear(2, 8), nn.Tanh(), nn.Linear(8, 2))
+    generator = generators.from_module(net, latent=2)
+    dgm.condition(generator, data)
+    hook = net[0].register_full_backward_hook(lambda module, inputs, outputs: (0.5 * inputs[0],))
+    with pytest.raises(ModelError, match="derivatives of NetworkGenerator do not match"):
+        dgm.condition(generator, data)
+    hook.remove()
+    dgm.condition(generator, data)
+    net[1] = Doubling()
+    with pytest.raises(ModelError, match="derivatives of NetworkGenerator do not match"):
+        dgm.condition(generator, data)
+    operator = Product()
+    dgm.condition(Coupled(False), torch.ones(1), observe=operator)
+    operator.stops = True
+    with pytest.raises(ModelError, match="derivatives of Coupled do not match"):
+        dgm.condition(Coupled(False), torch.ones(1), observe=operator)
+
+
 class Decoder(nn.Module):
     """Of 16 pixels, with batch statistics of its rows or without, with a stop-gradient or without."""
 
@@ -127,6 +252,27 @@ def test_control_a_plain_decoder_is_taken_and_the_callers_random_numbers_are_lef
     posterior = generators.LatentPosterior(decoder, IMAGES, prior=dgm.StandardNormal(3))
     assert torch.equal(torch.get_rng_state(), before)
     assert posterior.batch_shape == (5,)
+
+
+class Mixing(nn.Module):
+    """A decoder of 16 pixels whose rows another function mixes."""
+
+    def __init__(self, mix):
+        super().__init__()
+        self.linear, self.mix = nn.Linear(3, 16), mix
+
+    def forward(self, z):
+        return td.Independent(td.Normal(self.mix(self.linear(z)), 0.1), 1)
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [lambda h: h + h.std(0), lambda h: h.cumsum(0), lambda h: h / h.abs().max(), lambda h: h.softmax(0)],
+    ids=["deviation of a batch", "rows before", "largest of all", "softmax over rows"],
+)
+def test_other_ways_to_mix_rows_are_refused(mix):
+    with pytest.raises(ModelError, match="changes the output of a row when the other rows of its batch change"):
+        generators.LatentPosterior(Mixing(mix), IMAGES, prior=dgm.StandardNormal(3))
 
 
 class WrongGradient(dgm.Target):
@@ -170,9 +316,37 @@ def inverse(z, function):
 
 def test_a_wrong_forward_derivative_of_torch_is_refused_with_what_to_use():
     if torch.__version__.startswith("2.14.1"):
-        with pytest.raises(ModelError, match=r"forward mode differs.*cholesky_inverse.*torch\.linalg\.inv"):
+        with pytest.raises(ModelError, match=r"forward-mode derivatives .*cholesky_inverse.*torch\.linalg\.inv"):
             dgm.from_simulator(inverse, td.Normal(0.0, 1.0), torch.cholesky_inverse)
     dgm.from_simulator(inverse, td.Normal(0.0, 1.0), lambda factor: torch.linalg.inv(factor @ factor.mT))
+
+
+class Products(dgm.GenerativeModel):
+    """Products of inputs by ``scatter_reduce``, whose forward derivative is zero in torch 2.14.1."""
+
+    input_density = dgm.StandardNormal(4)
+
+    def observed(self, u):
+        index = torch.tensor([0, 1, 0, 1]).expand_as(u)
+        return torch.ones_like(u[..., :2]).scatter_reduce(-1, index, u, "prod")
+
+
+class Inverses(dgm.GenerativeModel):
+    input_density = dgm.StandardNormal(3)
+
+    def observed(self, u):
+        whole = 2 * torch.eye(3, dtype=u.dtype) + 0.1 * u[..., None, None, 0].exp() * torch.ones(3, 3, dtype=u.dtype)
+        factor = torch.linalg.cholesky(whole, upper=True)
+        return torch.cholesky_inverse(factor, upper=True)[..., 0] + u
+
+
+@pytest.mark.skipif(not torch.__version__.startswith("2.14.1"), reason="faults of one version of torch")
+@pytest.mark.parametrize(
+    ("model", "words"), [(Products(), "scatter_reduce.*use"), (Inverses(), r"cholesky_inverse.*torch\.linalg\.inv")]
+)
+def test_other_wrong_forward_derivatives_of_torch_are_refused(model, words):
+    with pytest.raises(ModelError, match=f"reverse- and forward-mode derivatives of .* differ.*{words}"):
+        dgm.condition(model, torch.ones(torch.Size(model.output_shape)))
 
 
 class Doubled(dgm.GenerativeModel):

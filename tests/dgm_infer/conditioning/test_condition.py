@@ -277,6 +277,20 @@ def test_noise_makes_an_impossible_observation_possible():
 # ------------------------------------------------------------------------------------------------------------- models
 
 
+def test_operators_and_noise_of_models_without_weights_are_computed_in_64_bits():
+    class Inputs(dgm.GenerativeModel):
+        input_density = dgm.StandardNormal(3)
+
+        def observed(self, u):
+            return u
+
+    fibre = dgm.condition(Inputs(), torch.zeros(2), observe=lambda x: x[..., :2].exp(), noise=0.1)
+    u = torch.full((5,), 1 / 3, dtype=FLOAT)
+    expected = u[:2].exp() + 0.1 * u[3:]
+    # the rounding of 32 bits is 1e-7
+    torch.testing.assert_close(fibre.constraint(u), expected, rtol=0, atol=1e-15)
+
+
 def test_a_directed_model_splits_its_inputs():
     model = Bent()
     u = torch.randn(4, 7, generator=torch.Generator().manual_seed(81), dtype=FLOAT)

@@ -222,22 +222,35 @@ def test_the_searches_take_a_small_share_of_the_gradients():
     assert rows[0] < 8 * 300
 
 
-def test_an_energy_that_is_not_twice_differentiable_is_left_alone():
-    class Custom(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            ctx.save_for_backward(x)
-            return 0.5 * x.square().sum(-1)
+class OnceOnly(torch.autograd.Function):
+    """An energy whose gradient cannot be differentiated, as that of attention on a CPU."""
 
-        @staticmethod
-        @torch.autograd.function.once_differentiable
-        def backward(ctx, gradient):
-            return gradient.unsqueeze(-1) * ctx.saved_tensors[0]
+    @staticmethod
+    def forward(ctx, x, known):
+        energy, ctx.gradient = known.target.energy_and_gradient(x)
+        return energy
 
-    base = dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 1.2)
-    estimate, lines = said(dgm.Target(Custom.apply, 2), base, SIMULATED)
-    assert lines == []
-    assert estimate.diagnostics["unseen_modes"] == 0
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient):
+        return gradient.unsqueeze(-1) * ctx.gradient, None
+
+
+def test_modes_of_an_energy_that_is_not_twice_differentiable_are_looked_for():
+    estimate, lines = said(dgm.Target(lambda x: OnceOnly.apply(x, BIMODAL), 2), BLIND, METHODS["AIS"])
+    assert any("modes that no draw has visited" in line for line in lines)
+    assert abs(estimate.diagnostics["unseen_shift"] + math.log(0.65)) < 0.1
+    known = known_gaussian(2)
+    assert said(dgm.Target(lambda x: OnceOnly.apply(x, known), 2), known.base, METHODS["AIS"])[1] == []
+
+
+def test_modes_are_looked_for_where_an_energy_has_more_bits_than_its_base():
+    """Data of 64 bits make such energies; no search was made, and no word said."""
+    narrow = dgm.Gaussian(BLIND.mean.float(), 0.5)
+    target = dgm.Target(lambda x: BIMODAL.target.energy(x.double()), 2)
+    assert any("modes that no draw has visited" in line for line in said(target, narrow, METHODS["AIS"])[1])
+    estimate = dgm.log_evidence(target, narrow, chains=8, seed=1, progress=False)
+    assert abs(estimate.log_z - BIMODAL.log_z) < 5 * estimate.std_error
 
 
 def test_searches_that_end_in_no_minimum_find_no_mode():

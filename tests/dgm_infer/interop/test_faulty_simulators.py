@@ -140,7 +140,7 @@ FAULTS = {
     round_trip: ("NumPy array", r"z.numpy\(\)"),
     outside_in_place: ("in place", r"OUTSIDE\[0\] = z"),
     custom_function: ("setup_context", "Doubled.apply"),
-    wrong_forward: ("forward mode differs", "def wrong_forward"),
+    wrong_forward: ("forward-mode derivatives of wrong_forward differ", "def wrong_forward"),
     numpy_noise: ("different outputs for the same", "def numpy_noise"),
     python_noise: ("different outputs for the same", "def python_noise"),
     several_results: ("returns a tuple", "def several_results"),

@@ -1,5 +1,6 @@
 """Pyro programs as targets: densities with their Jacobians, evidences in closed form and by quadrature, variables."""
 
+import copy
 import math
 import subprocess
 import sys
@@ -428,3 +429,29 @@ def test_the_core_loads_pyro_only_when_it_is_used():
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout.split() == ["False", "True"]
+
+
+def hidden_states(words):
+    stay = pyro.sample("stay", dist.Beta(number(4.0), number(2.0)))
+    transition = torch.stack([torch.stack([stay, 1 - stay]), torch.stack([1 - stay, stay])])
+    emission = torch.tensor([[0.7, 0.3], [0.2, 0.8]], dtype=FLOAT)
+    states = dist.DiscreteHMM(torch.zeros(2, dtype=FLOAT), transition.log(), dist.Categorical(emission))
+    pyro.sample("words", states, obs=words)
+
+
+def test_a_copy_of_a_target_is_vectorised_too():
+    """Pyro's hidden Markov model has derivatives of its own, which vmap does not take: only its torch calls are."""
+    words = [0, 1, 1]
+    target = dgm.target_from_pyro(hidden_states, torch.tensor(words))
+    x = torch.linspace(-3, 3, 7, dtype=FLOAT).unsqueeze(-1)
+    stay = torch.sigmoid(x)
+    transition = torch.stack([torch.cat([stay, 1 - stay], -1), torch.cat([1 - stay, stay], -1)], -2)
+    emission = torch.tensor([[0.7, 0.3], [0.2, 0.8]], dtype=FLOAT)
+    # Pyro moves before it emits, and normalises the initial weights
+    state = torch.full((7, 2), 0.5, dtype=FLOAT)
+    for word in words:
+        state = (state.unsqueeze(-2) @ transition).squeeze(-2) * emission[:, word]
+    prior = dist.Beta(number(4.0), number(2.0)).log_prob(stay[:, 0]) + torch.log(stay * (1 - stay))[:, 0]
+    for each in (target, copy.deepcopy(target)):
+        torch.testing.assert_close(-each.energy(x), state.sum(-1).log() + prior)
+        assert each._rows.has_code(x)

@@ -18,6 +18,7 @@ with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=r".*torch\.jit")
     import pyro
     import pyro.distributions
+    from pyro.infer.reparam import LocScaleReparam
 
 # Pyro's distributions are torch's with more methods, which their types do not have
 dist: Any = pyro.distributions
@@ -323,6 +324,34 @@ def test_missing_values_are_named_with_what_leaves_them_out():
     assert abs(mean.mean() - exact) < 5 * mean.std() / 8
 
 
+def observed_in_part():
+    """Missing values as Pyro has them."""
+    mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
+    with pyro.plate("data", 3):
+        pyro.sample("y", dist.Normal(mean, 0.5), obs=MISSING.nan_to_num(0), obs_mask=~MISSING.isnan())
+    pyro.sample("other", dist.Normal(mean, 1.0), obs=torch.tensor(0.2))
+
+
+def test_data_observed_in_part_leave_no_coordinate_without_a_density():
+    target = dgm.target_from_pyro(observed_in_part)
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    seen = MISSING[[0, 2]].double()
+    mean, drawn = x[:, :1], x[:, 1:]
+    joint = td.Normal(0.0, 1.0).log_prob(mean) + td.Normal(mean, 1.0).log_prob(torch.tensor(0.2, dtype=FLOAT))
+    joint = joint + td.Normal(mean, 0.5).log_prob(seen).sum(-1, keepdim=True)
+    # what is drawn for data that are present integrates to 1
+    joint = joint + td.Normal(mean, 0.5).log_prob(drawn).sum(-1, keepdim=True)
+    torch.testing.assert_close(-target.energy(x), joint[:, 0], rtol=1e-6, atol=1e-6)
+    values = target.latents(x)["y"]
+    torch.testing.assert_close(values[:, 1], drawn[:, 1])
+    torch.testing.assert_close(values[:, [0, 2]], seen.expand(5, 2))
+    model = dgm.from_pyro(observed_in_part)
+    assert model.hard == ("other",)
+    u = torch.randn(5, 5, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    mean = model.latents(u)["mean"].unsqueeze(-1)
+    torch.testing.assert_close(model.log_factor(u), td.Normal(mean, 0.5).log_prob(seen).sum(-1))
+
+
 def with_a_mask_and_a_factor(y):
     mean = pyro.sample("mean", dist.Normal(0.0, 1.0))
     pyro.factor("penalty", -mean.abs())
@@ -336,7 +365,7 @@ def test_factors_and_masked_observations_are_likelihoods():
     model = dgm.from_pyro(with_a_mask_and_a_factor, torch.ones(2), observed={"mean": 0.3})
     expected = -0.3 + td.Normal(0.3, 0.5).log_prob(torch.tensor(1.0, dtype=FLOAT))
     torch.testing.assert_close(model.log_factor(torch.tensor([[0.3]], dtype=FLOAT)), expected.reshape(1))
-    with pytest.raises(ModelError, match=r"'y' .* is scaled or masked: .* give it in soft"):
+    with pytest.raises(ModelError, match=r"'y' .* is scaled or masked.* give it in soft"):
         dgm.from_pyro(with_a_mask_and_a_factor, observed={"y": torch.ones(2)}, y=None)
 
 
@@ -346,3 +375,26 @@ def test_data_that_are_no_numbers_are_refused(call):
         call(plain, observed={"y": "a"})
     with pytest.raises(ArgumentError, match="observed"):
         call(plain, observed=[1.0])
+
+
+def centred():
+    scale = pyro.sample("scale", dist.LogNormal(0.0, 0.5))
+    with pyro.plate("groups", 2):
+        theta = pyro.sample("theta", dist.Normal(0.0, scale))
+        pyro.sample("y", dist.Normal(theta, 0.5), obs=torch.tensor([0.4, -1.0]))
+
+
+def test_a_program_that_is_reparametrised_is_the_same_program():
+    """Pyro then observes each variable at its own value, a function of another; that is no data."""
+    reparametrised = pyro.poutine.reparam(centred, config={"theta": LocScaleReparam(0.0)})
+    model = dgm.from_pyro(reparametrised)
+    assert model.hard == ("y",)
+    assert set(dgm.from_pyro(centred).latents(torch.zeros(5, dtype=FLOAT))) == {"scale", "theta"}
+    latents = model.latents(torch.randn(7, 5, generator=torch.Generator().manual_seed(0), dtype=FLOAT))
+    torch.testing.assert_close(latents["theta"], latents["scale"].unsqueeze(-1) * latents["theta_decentered"])
+    target, plain = dgm.target_from_pyro(reparametrised), dgm.target_from_pyro(centred)
+    x = torch.randn(7, 3, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    latents = target.latents(x)
+    at = torch.cat([x[:, :1], latents["theta"]], -1)
+    # theta = scale z
+    torch.testing.assert_close(target.energy(x), plain.energy(at) - 2 * latents["scale"].log())

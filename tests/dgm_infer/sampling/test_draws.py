@@ -362,3 +362,42 @@ def test_a_latent_named_as_a_dimension_is_refused():
     )
     with pytest.raises(dgm.errors.ArgumentError, match="'draw'"):
         draws.to_arviz()
+
+
+class Named(dgm.GenerativeModel):
+    """One observed input, and a latent by any function of the others."""
+
+    input_density = dgm.StandardNormal(3)
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def observed(self, u):
+        return u[..., :1]
+
+    def latents(self, u):
+        return {"a": self.function(u[..., 1])}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda a: a - a.mean(),
+        lambda a: a / (1 + a.norm()),
+        lambda a: a.cumsum(0),
+        lambda a: a + torch.randn(a.shape),
+    ],
+    ids=["centred", "scaled by the norm", "those before", "random"],
+)
+@pytest.mark.parametrize("chains", [1, 4])
+def test_latents_that_depend_on_other_chains_or_on_chance_are_refused(function, chains):
+    short = {"chains": chains, "warmup": 1, "draws": 2, "seed": 0, "progress": False}
+    with pytest.raises(dgm.errors.ModelError, match=r"Named\.latents gives 'a' that changes with the other positions"):
+        dgm.sample(dgm.condition(Named(function), torch.zeros(1)), **short)
+    # the control
+    dgm.sample(dgm.condition(Named(torch.sin), torch.zeros(1)), **short)
+    target = dgm.Target(lambda x: 0.5 * x.square().sum(-1), 2)
+    target.latents = lambda x: {"a": function(x[..., 1])}
+    with pytest.raises(dgm.errors.ModelError, match=r"Target\.latents gives 'a' that changes with the other positions"):
+        dgm.sample(target, dgm.HMC(0.1, n_steps=1), **short)

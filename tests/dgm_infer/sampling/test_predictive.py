@@ -393,7 +393,7 @@ def test_faults_are_named():
         draws.predictive(line, 3.0)
     with pytest.raises(ArgumentError, match=r"predictive\['y'\] of shape \(4, 3\)\): must be \[chains, n"):
         draws.to_arviz(predictive={"y": torch.zeros(4, 3)})
-    with pytest.raises(ArgumentError, match="must be a Mapping"):
+    with pytest.raises(ArgumentError, match="must be a mapping"):
         draws.to_arviz(predictive=3)  # type: ignore[arg-type]
     target = dgm.target_from_pyro(mixture, torch.tensor(0.5))
     summed = held(target, {"mean": torch.zeros(2, 3)})

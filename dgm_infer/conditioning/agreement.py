@@ -1,0 +1,215 @@
+"""Derivatives of a function in both modes beside finite differences, and what to change where they fail or differ."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import vjp
+
+from ..autodiff.jacobian_products import forward_mode
+from ..errors import ModelError, cause
+from ..probe import Differences, differences, relative_error
+from ..settings import Settings
+
+__all__ = [
+    "DIFFERENTIABLE",
+    "AgreementSettings",
+    "check_agreement",
+    "constant_outputs",
+    "derivative_remedy",
+    "faulty_operation",
+]
+
+
+@dataclass(frozen=True)
+class AgreementSettings(Settings):
+    """Where derivatives count as different."""
+
+    modes: float = 1e-6
+    """Relative difference up to which derivatives in both modes agree."""
+    differences: float = 1e-3
+    """The same of derivatives and finite differences."""
+    coarse: float = 5e-2
+    """Both in 32 bits."""
+    around: float = 1e-2
+    """Distance of points around one at which derivatives differ: beyond steps of differences, within a branch."""
+    looks: int = 8
+    """Points around it."""
+    agreeing: float = 0.75
+    """Share of these at which the same output must differ: by rounding it does at less than a tenth."""
+
+
+SETTINGS = AgreementSettings()
+# Operations of torch with a wrong derivative, by the beginning of the name of their node, and what to use instead.
+_FAULTY = {
+    "CholeskyInverseBackward": "the forward-mode derivative of torch.cholesky_inverse(L) is wrong (torch 2.14.1): use "
+    "torch.linalg.inv(L @ L.mT)",
+    "ScatterReduceBackward": "the forward-mode derivative of scatter_reduce(..., 'prod') is zero (torch 2.14.1): use "
+    "sums of logarithms, or prod() of parts",
+}
+
+
+def check_agreement(
+    function: Callable[[Tensor], Tensor], u: Tensor, name: str, *, needs_both: bool = False
+) -> Differences:
+    """Raise :class:`ModelError` unless reverse mode, forward mode and finite differences of a function agree.
+
+    It costs seven evaluations at every point, and as many around one at which they do not.
+
+    Args:
+        function: ``[..., D] -> [..., N]``.
+        u: points ``[n, D]``.
+        name: what it is a function of, for messages.
+        needs_both: whether a mode that is not defined is an error; else it is not compared.
+
+    Returns:
+        the finite differences.
+    """
+    compared = _compare(function, u, name, needs_both)
+    exact = u.dtype == torch.float64
+    most = SETTINGS.differences if exact else SETTINGS.coarse
+    suspect, modes_agree = compared.apart > most, compared.modes <= (SETTINGS.modes if exact else SETTINGS.coarse)
+    # where reverse mode is right, forward mode is wrong
+    if suspect.any() and (modes_agree or suspect[:, -1].any()):
+        # a kink beside one point, or rounding, has no match around it; what is wrong has
+        worst, size = u[suspect.any(-1)][:1], (SETTINGS.looks, u.shape[-1])
+        rng = torch.Generator(u.device).manual_seed(6)
+        near = worst + SETTINGS.around * torch.randn(size, generator=rng, dtype=u.dtype, device=u.device)
+        again = (_compare(function, near, name, needs_both).apart > most)[:, suspect.any(0)]
+        if (again.double().mean(0) >= SETTINGS.agreeing).any():
+            raise ModelError(
+                f"the derivatives of {name} do not match its outputs (finite differences differ by "
+                f"{compared.apart.max().item():.2g} of their size): look for detach(), no_grad(), rounding, operations "
+                "of torch without a derivative, or a backward of another function"
+            )
+    if not modes_agree:
+        raise ModelError(
+            f"reverse- and forward-mode derivatives of {name} differ, by {compared.modes:.2g} of their size: "
+            + (faulty_operation(function, u) or "correct the backward or the jvp of its autograd.Function")
+        )
+    return compared.found
+
+
+class _Compared(NamedTuple):
+    """Derivatives at n points along a direction each."""
+
+    found: Differences
+    apart: Tensor
+    """By how much they differ from differences, as a share of the size of these, by output and for a combination of
+    all, ``[n, N + 1]``, or of the combination alone; 0 where differences tell nothing."""
+    modes: float
+    """By how much reverse and forward mode differ, as a share of their size, in the median; 0 if one is not defined."""
+
+
+def _compare(function: Callable[[Tensor], Tensor], u: Tensor, name: str, needs_both: bool) -> _Compared:
+    rng = torch.Generator(u.device).manual_seed(3)
+    # each point has a direction of its own: one alone may hide what is wrong with others
+    v = torch.randn(u.shape, generator=rng, dtype=u.dtype, device=u.device)
+    with torch.no_grad():
+        w = torch.randn(function(u[:1]).shape[-1], generator=rng, dtype=u.dtype, device=u.device)
+    found = differences(function, u, v, w)
+    with _differentiating(name, "reverse"):
+        pulled = vjp(function, u)[1](w.expand_as(found.products))[0] if needs_both else _reverse(function, u, w)
+    reverse = torch.linalg.vecdot(pulled, v)
+    apart = relative_error(found.combined, reverse, found.size, found.combined_error).unsqueeze(-1)
+    try:
+        with _differentiating(name, "forward"):
+            # a number a point moves it along its direction
+            start, one = u.new_zeros(len(u), 1), u.new_ones(1, 1)
+            forward = forward_mode(lambda t: function(u + t * v), start, one)[1][0]
+    except ModelError:
+        if needs_both:
+            raise
+        return _Compared(found, apart, 0.0)
+    combined = forward @ w
+    # where reverse mode overflows, nothing is known
+    modes = ((reverse - combined).abs() / found.size.maximum(reverse.abs()).clamp_min(1e-12)).nan_to_num(torch.inf)
+    modes = torch.where(reverse.isfinite(), modes, torch.nan).nanmedian().nan_to_num(0.0).item()
+    # one of thousands of outputs hardly shows in their combination
+    each = relative_error(found.products, forward, found.products.abs(), found.products_error)
+    return _Compared(found, torch.cat([each, apart], -1), modes)
+
+
+def _reverse(function: Callable[[Tensor], Tensor], u: Tensor, w: Tensor) -> Tensor:
+    """``J^T w`` by plain autograd, which asks less of a model than torch.func."""
+    with torch.enable_grad():
+        x = u.detach().requires_grad_()
+        value = function(x)
+        if not value.requires_grad:
+            return torch.zeros_like(u)
+        return torch.autograd.grad((value * w).sum(), x, materialize_grads=True)[0]
+
+
+def faulty_operation(function: Callable[[Tensor], Tensor], u: Tensor) -> str | None:
+    """What to use instead of an operation of torch with a wrong derivative; None if a function has none."""
+    with torch.enable_grad():
+        waiting, seen = [function(u.detach().requires_grad_()).grad_fn], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        for name, remedy in _FAULTY.items():
+            if node.name().startswith(name):
+                return remedy
+        waiting += [before for before, _ in node.next_functions]
+    return None
+
+
+@contextmanager
+def _differentiating(name: str, mode: str) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        raise ModelError(
+            f"{name} has no {mode}-mode derivative ({cause(error)}): {derivative_remedy(str(error)) or DIFFERENTIABLE}"
+        ) from error
+
+
+def derivative_remedy(error: str) -> str | None:
+    """What to change where torch refuses to differentiate a model, by its message; None if that does not say."""
+    if "in-place" in error.lower() or "inplace" in error.lower():
+        return "replace operations in place (x += y, x[...] = y, copy_) by ones that return new tensors"
+    if "out=" in error:
+        return "replace operations that write into a given tensor (torch.mul(a, b, out=c)) by ones that return new ones"
+    if "use_reentrant" in error:
+        return "call checkpoint(..., use_reentrant=False)"
+    if "once_differentiable" in error:
+        return "an adjoint or a function marked once_differentiable has a first derivative only: use plain operations"
+    if "setup_context" in error:
+        return "its autograd.Function needs setup_context, with forward(x) in place of forward(ctx, x), and a jvp"
+    if "generate_vmap_rule" in error:
+        return "its autograd.Function needs generate_vmap_rule = True, or a vmap of its own"
+    return None
+
+
+DIFFERENTIABLE = (
+    "compute with torch's differentiable functions; an autograd.Function needs setup_context and its own jvp"
+)
+
+
+def constant_outputs(found: Differences, name: str) -> str | None:
+    """Which observed values are constant, or change in steps; None if none does.
+
+    Args:
+        found: differences of the values at several prior draws.
+        name: of the model.
+    """
+    flat = (found.products == 0).all(0)
+    if not flat.any():
+        return None
+    index = int(flat.nonzero()[0])
+    values, n = found.values[:, index], int(flat.sum())
+    which = f"{n} of {len(flat)} observed values of {name} (the first is number {index})"
+    if (values == values[0]).all():
+        return (
+            f"{which} are the same at every prior draw: leave these constants out, "
+            "observe=pixels(mask), or add noise, WithNoise(model, sd=...)"
+        )
+    return (
+        f"{which} change only in steps, with derivatives that are exactly 0: leave out rounding (round, floor, "
+        "comparisons, argmax), or pass tolerance= and a kernel that needs no derivative"
+    )
