@@ -188,8 +188,8 @@ def page(record: Mapping[str, Any]) -> str:
     settings = record["settings"]
     parts = [
         "# A noisy series, sampler beside sampler\n\nFour parameters of a predator-prey series, and the noise of every "
-        "step where there is any, given the series with noise of 0.1; bulk ESS of the parameters' logarithms per second "
-        f"of the whole budget, compilation and warm-up included; {settings['chains']} chains.\n"
+        "step where there is any, given the series with noise of 0.1; bulk ESS of the logarithms of parameters per "
+        f"second of the whole budget, compilation and warm-up included; {settings['chains']} chains.\n"
     ]
     for entry in record["problems"].values():
         parts += [f"## {entry['title'][0].upper()}{entry['title'][1:]}\n", details(entry)]
