@@ -106,7 +106,7 @@ ORDER = {
         "report",
         "sample",
     ],
-    "dgm_infer.likelihood_free": ["simulation", "sample", "rejection", "smc"],
+    "dgm_infer.likelihood_free": ["simulation", "sample", "methods"],
     "dgm_infer.runs": ["encoding", "store", "folder", "shards", "engine", "resume"],
     "dgm_infer.evidence": [
         "estimators",

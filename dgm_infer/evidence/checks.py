@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ..errors import DgmInferError
 from ..progress import Progress
-from ..references.minimise import minimise
-from ..references.modes import in_units_of, laplace_masses, same_minimum, same_mode, spread_out
+from ..references.minimise import minimise, same_minimum, same_mode
+from ..references.modes import in_units_of, laplace_masses, spread_out
 from .method import Outcome
 from .path import AnnealedPath
 from .tempering.parallel import ParallelTempering

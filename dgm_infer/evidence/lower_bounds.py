@@ -11,6 +11,7 @@ from torch import Tensor
 from ..arguments import positive, whole_number
 from ..errors import EvidenceError
 from ..progress import Progress
+from ..references.variational import adam
 from ..settings import Settings
 from .estimators import Estimate, finite_or_zero, largest_share, log_mean, mean_of_chains, weight_ess
 from .method import EstimateStatus, Outcome, check_held
@@ -177,11 +178,8 @@ class HamiltonianElbo(Bound):
         """
         flow = _Flow.still(path.base.mean, self.n_steps)
         parameters = [part.requires_grad_() for part in flow.parameters]
-        optimiser = torch.optim.Adam(parameters, lr=self.rate, betas=(0.9, 0.99))
         best, score, smooth = [part.detach().clone() for part in parameters], None, None
-        for i in range(self.fit_steps):
-            for group in optimiser.param_groups:
-                group["lr"] = self.rate * 0.5 * (1 + math.cos(math.pi * i / self.fit_steps))
+        for i in adam(parameters, self.fit_steps, self.rate, f"learning a flow, {self.fit_steps} steps"):
             v, momentum = path.draws(self.fit_samples, rng), path.normal(self.fit_samples, rng)
             try:
                 with torch.enable_grad():
@@ -207,8 +205,6 @@ class HamiltonianElbo(Bound):
                 best[k] = torch.where(row, part.detach(), best[k])
                 if part.grad is not None:
                     part.grad.nan_to_num_(0.0, 0.0, 0.0)
-            optimiser.step()
-            optimiser.zero_grad()
             progress.update("learning")
         return _Flow(*best, n_steps=self.n_steps)
 

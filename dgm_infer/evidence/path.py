@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.integrators import PhasePoint, leapfrog
+from ..kernels.kernel import either
 from ..references.density import GaussianDensity, Whitened
 from ..target import Target
 
@@ -34,14 +35,7 @@ class PathPoint(NamedTuple):
 
     def where(self, condition: Tensor, other: "PathPoint") -> "PathPoint":
         """These rows where the condition ``[chains, *batch]`` holds, elsewhere those of ``other``."""
-        rows = condition.unsqueeze(-1)
-        return PathPoint(
-            torch.where(rows, self.v, other.v),
-            torch.where(condition, self.energy, other.energy),
-            torch.where(rows, self.gradient, other.gradient),
-            torch.where(condition, self.square, other.square),
-            torch.where(rows, self.pull, other.pull) if self.pull.shape[-1] else self.pull,
-        )
+        return either(condition, self, other)
 
 
 class Move(NamedTuple):

@@ -20,6 +20,7 @@ __all__ = [
     "has_chart",
     "has_fewer_dimensions",
     "is_circular",
+    "is_masked",
     "log_cosh_sums",
     "log_one_minus_exp",
     "log_simplex",
@@ -43,7 +44,7 @@ class Chart:
 
     ``real``: z = x. ``log``: ``low + exp(x)``. ``logit``: ``low + (high - low) sigmoid(x)``. ``simplex``: broken
     sticks. ``correlation``: the bijection to Cholesky factors of correlations. ``circle``: the angle of a point x of
-    the plane, so that z never leaves one turn and has no edge.
+    the plane, or a function of it, so that z never leaves one turn and has no edge.
 
     Attributes:
         kind: one of these, or ``other``.
@@ -51,7 +52,7 @@ class Chart:
         event_dim: number of the last dimensions of z that make one event.
         low: an edge of the support.
         high: the other edge.
-        bijection: the map of kinds ``correlation`` and ``other``.
+        bijection: the map of kinds ``correlation`` and ``other``, and that of angles; None for the angles themselves.
     """
 
     kind: Kind
@@ -78,7 +79,8 @@ class Chart:
                 info = torch.finfo(x.dtype)
                 return self.low + (self.high - self.low) * torch.sigmoid(x).clamp(info.tiny, 1 - info.eps)
             case "circle":
-                return torch.atan2(x[..., 1], x[..., 0])
+                angle = torch.atan2(x[..., 1], x[..., 0])
+                return angle if self.bijection is None else self.bijection(angle)
             case "simplex":
                 return log_simplex(x).exp()
         return self.bijection(x)
@@ -91,7 +93,12 @@ class Chart:
         if self.kind == "simplex":
             return self._over_events(log_simplex(x).sum(-1), 1)
         if self.kind == "circle":
-            return self._over_events(-0.5 * x.square().sum(-1), 0)
+            given = self._over_events(-0.5 * x.square().sum(-1), 0)
+            if self.bijection is None:
+                return given
+            angle = torch.atan2(x[..., 1], x[..., 0])
+            slope = self.bijection.log_abs_det_jacobian(angle, self.bijection(angle))
+            return given + self._over_events(slope, self.bijection.codomain.event_dim)
         if self.kind == "correlation":
             sums = log_cosh_sums(x)
             return self._over_events(-sums.tril(-2).sum((-2, -1)) - 2 * log_cosh(x).sum(-1), 2)
@@ -115,7 +122,9 @@ def chart_of(d: td.Distribution) -> Chart:
     """
     shape, event_dim = torch.Size(d.batch_shape + d.event_shape), len(d.event_shape)
     if is_circular(d):
-        return Chart("circle", torch.Size((*shape, 2)), event_dim)
+        parts = _functions_of_angles(d)
+        bijection = transforms.ComposeTransform(parts) if parts else None
+        return Chart("circle", torch.Size((*shape, 2)), event_dim, bijection=bijection)
     if isinstance(without_events(d), GENERALIZED_PARETO):
         return Chart("other", shape, event_dim, bijection=_OfExponential(without_events(d)))
     support = support_of(d)
@@ -136,10 +145,41 @@ def chart_of(d: td.Distribution) -> Chart:
 
 
 def is_circular(d: td.Distribution) -> bool:
-    """Whether a distribution is one of angles, whose support torch and Pyro give as all real numbers."""
-    while isinstance(d, td.Independent | td.MixtureSameFamily):
-        d = d.base_dist if isinstance(d, td.Independent) else d.component_distribution
+    """Whether a distribution is one of angles or functions of them, whose support torch and Pyro give as real."""
+    while not _is_of_angles(d) and (inner := _inner(d)) is not None:
+        d = inner
+    return _is_of_angles(d)
+
+
+def _is_of_angles(d: td.Distribution) -> bool:
     return any(kind.__name__ in _CIRCULAR for kind in type(d).__mro__)
+
+
+def _inner(d: Any) -> td.Distribution | None:
+    """What a distribution is made of, if its values are those of one other or functions of them."""
+    if isinstance(d, td.MixtureSameFamily):
+        return d.component_distribution
+    return d.base_dist if isinstance(d, td.Independent | td.TransformedDistribution) or is_masked(d) else None
+
+
+def is_masked(d: td.Distribution) -> bool:
+    """Whether it is Pyro's wrapper of a distribution that leaves the density of some elements out."""
+    return type(d).__name__ == "MaskedDistribution"
+
+
+def _functions_of_angles(d: Any) -> list[Any]:
+    """The transforms between angles and a variable, in order.
+
+    Raises:
+        ModelError: components of a mixture have some of their own.
+    """
+    parts: list[Any] = []
+    while not _is_of_angles(d):
+        if isinstance(d, td.MixtureSameFamily) and _functions_of_angles(d.component_distribution):
+            raise _no_chart(d)
+        parts = [*getattr(d, "transforms", ()), *parts]
+        d = _inner(d)
+    return parts
 
 
 def has_chart(d: td.Distribution) -> bool:

@@ -22,6 +22,7 @@ from .charts import (
     Chart,
     chart_of,
     flattened,
+    is_masked,
     log_cosh_sums,
     log_one_minus_exp,
     log_simplex,
@@ -83,6 +84,10 @@ def warn_of_lost_mass(program: str, lost: Mapping[str, float], stacklevel: int) 
 
 def _written(d: td.Distribution, chart: Chart, x: Tensor) -> Tensor | None:
     """The density in the coordinate; None if it has to be evaluated at the value."""
+    if is_masked(d):
+        masked: Any = d
+        inner = _written(masked.base_dist, chart, x)
+        return None if inner is None else torch.where(torch.as_tensor(masked._mask), inner, chart.log_jacobian(x))
     for kind in type(d).__mro__:
         if kind in _DENSITIES:
             return _DENSITIES[kind](d, chart, x)

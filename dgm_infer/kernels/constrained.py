@@ -13,9 +13,8 @@ from ..arguments import choice, flag, fraction, whole_number
 from ..conditioning.fibre import Fibre, Linearisation
 from ..conditioning.projection import SOLVERS, Projection, project, solver_tolerance
 from ..errors import ArgumentError, Status
-from ..settings import Settings
 from ..structures import JacobianMap
-from .hmc import accept, check_schedule, constant_steps, draw_momentum, draw_schedule, schedule_tuning
+from .hmc import Scheduled, accept, draw_momentum
 from .integrators import CIRCULAR, STRAIGHT, geodesic
 from .kernel import Info, TrajectoryEnd, Trial, Tuning
 from .metropolis import Point, point_at
@@ -62,16 +61,12 @@ class ConstrainedState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class ConstrainedHMC(Settings):
+class ConstrainedHMC(Scheduled):
     """Constrained HMC with geodesic trajectories of random length, unit mass.
 
     Args:
-        step_size: positive number or tensor ``[*batch]``, fixed; None adapts it per problem in warm-up.
-        n_steps: integrator steps per transition, or the inclusive range they are drawn from; None derives them from
-            the trajectory length.
+        step_size, n_steps, trajectory_length: as in :class:`HMC`.
         n_geodesic: geodesic sub-steps per step (Ng); None adds sub-steps in warm-up while solvers fail too often.
-        trajectory_length: mean duration of a trajectory, a number or ``[*batch]``; None adapts it per problem in
-            warm-up. Durations are uniform between 0.5 and 1.5 times this.
         solver: solver that a projection tries first: ``"quasi_newton"`` (one factorisation per projection),
             ``"broyden"`` (corrected by the steps made) or ``"newton"`` (one factorisation per iteration); chains on
             which it fails fall back to Newton, or from Newton to Broyden. None chooses Newton if its Jacobian is cheap
@@ -94,10 +89,7 @@ class ConstrainedHMC(Settings):
             network takes half the time or less, and fewer trajectories are accepted, above all long ones.
     """
 
-    step_size: float | Tensor | None = None
-    n_steps: int | tuple[int, int] | None = None
     n_geodesic: int | None = None
-    trajectory_length: float | Tensor | None = None
     solver: str | None = None
     split: bool | None = None
     tolerance: float | None = None
@@ -107,7 +99,7 @@ class ConstrainedHMC(Settings):
     gram_force: bool = True
 
     def __post_init__(self):
-        check_schedule(self)
+        super().__post_init__()
         name = type(self).__name__
         if self.n_geodesic is not None:
             whole_number(name, "n_geodesic", self.n_geodesic)
@@ -160,11 +152,8 @@ class ConstrainedHMC(Settings):
 
     def tuning(self, problem: Fibre) -> Tuning:
         n_geodesic = self.sub_steps(problem) if self.n_geodesic is None else None
-        tuning = schedule_tuning(self, self.longest_step(problem))
+        tuning = self.schedule_tuning(self.longest_step(problem))
         return dataclasses.replace(tuning, n_geodesic=n_geodesic, usual_acceptance=_SETTINGS.acceptance)
-
-    def probe(self, step_size: Tensor, n_steps: int) -> Self:
-        return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)
 
     def annealing(self) -> Self:
         # annealing uses each of many fibres once: compiling would take longer
@@ -208,7 +197,7 @@ class ConstrainedHMC(Settings):
         flat = self._problem(problem).rows(shape[0])
         u, here = state.position.reshape(-1, problem.dim), state.linearisation
         tolerance = self.relative_tolerance(u.dtype)
-        n_steps, step_size, fraction = draw_schedule(self, self.longest_step(problem), u.new_empty(shape), rng)
+        n_steps, step_size, fraction = self.draw_schedule(self.longest_step(problem), u.new_empty(shape), rng)
         momentum = here.jacobian.tangent(draw_momentum(u, rng))
         end = geodesic(
             flat,
@@ -216,7 +205,7 @@ class ConstrainedHMC(Settings):
             momentum,
             here,
             step_size.reshape(-1),
-            constant_steps(self) or n_steps.reshape(-1),
+            self.constant_steps or n_steps.reshape(-1),
             self.sub_steps(problem),
             partial(self._project, tolerance, self.solvers(problem)),
             tolerance**0.5,

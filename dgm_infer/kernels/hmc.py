@@ -6,20 +6,19 @@ Momenta, trajectory schedules, acceptance, and the state on a target.
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from ..arguments import choice, counts, optional_positive
 from ..autodiff.captured import CapturedTarget, captured
-from ..autodiff.loops import is_captured
 from ..autodiff.randomness import normal
 from ..autodiff.randomness import uniform as random_uniform
 from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..target import Target
-from .integrators import PhasePoint, few, leapfrog
+from .integrators import PhasePoint, leapfrog
 from .kernel import Info, TrajectoryEnd, Trial, Tuning, either
 from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
 
@@ -28,10 +27,9 @@ __all__ = [
     "TRAJECTORY",
     "HMCState",
     "Schedule",
+    "Scheduled",
     "TrajectorySettings",
     "accept",
-    "constant_steps",
-    "draw_schedule",
 ]
 
 
@@ -61,12 +59,7 @@ class HMCState(NamedTuple):
 
     def where(self, condition: Tensor, other: "HMCState") -> "HMCState":
         """This state where the condition ``[chains, *batch]`` holds, else the other."""
-        return HMCState(
-            either(condition, self.position, other.position),
-            either(condition, self.energy, other.energy),
-            either(condition, self.gradient, other.gradient),
-            tuple(either(condition, a, b) for a, b in zip(self.extra, other.extra, strict=True)),
-        )
+        return either(condition, self, other)
 
 
 def check_target(name: str, problem: object) -> None:
@@ -99,19 +92,6 @@ def accept(h_old: Tensor, h_new: Tensor, status: Tensor, rng: torch.Generator) -
     return uniform < probability, probability, status
 
 
-class Scheduled(Protocol):
-    """The fields that determine the steps of a trajectory."""
-
-    @property
-    def step_size(self) -> float | Tensor | None: ...
-
-    @property
-    def n_steps(self) -> int | tuple[int, int] | None: ...
-
-    @property
-    def trajectory_length(self) -> float | Tensor | None: ...
-
-
 class Schedule(NamedTuple):
     """Number and size of the steps of one transition."""
 
@@ -134,72 +114,75 @@ def given_step_size(step_size: float | Tensor | None, like: Tensor) -> Tensor:
     return torch.as_tensor(step_size, dtype=like.dtype, device=like.device).expand_as(like)
 
 
-def draw_schedule(kernel: Scheduled, longest_step: float, like: Tensor, rng: torch.Generator) -> Schedule:
-    """Draw the steps of one transition.
+@dataclass(frozen=True, eq=False)
+class Scheduled(Settings):
+    """Settings of kernels with trajectories of so many steps, or of a length; arguments as in :class:`HMC`."""
 
-    ``n_steps`` is one number for all chains and problems, uniform on the kernel's inclusive range. If that is None, a
-    trajectory lasts ``t = U T``, with ``T`` the trajectory length of a problem and ``U ~ Uniform(1/2, 3/2)`` shared by
-    all, since the longest trajectory sets the pace, in the fewest equal steps that do not exceed the step size.
+    step_size: float | Tensor | None = None
+    n_steps: int | tuple[int, int] | None = None
+    trajectory_length: float | Tensor | None = None
 
-    Args:
-        longest_step: upper bound on the step size.
-        like: ``[chains, *batch]``.
-    """
-    step_size = given_step_size(kernel.step_size, like).clamp_max(longest_step)
-    batch = like.shape[1:]
-    if kernel.n_steps is not None:
-        low, high = counts(type(kernel).__name__, "n_steps", kernel.n_steps)
-        steps = like.new_full((), low)
-        if low < high:
-            steps = steps + ((high - low + 1) * random_uniform((), like, rng)).floor().clamp_max(high - low)
-        return Schedule(steps.to(torch.int64).expand(like.shape), step_size, like.new_ones(batch))
-    length = TRAJECTORY.length if kernel.trajectory_length is None else kernel.trajectory_length
-    length = torch.as_tensor(length, dtype=like.dtype, device=like.device)
-    fraction = 0.5 + random_uniform((), like, rng).expand(batch)
-    time = (fraction * length).expand_as(like)
-    steps = (time / step_size).ceil().clamp(1, TRAJECTORY.most_steps)
-    return Schedule(steps.to(torch.int64), torch.minimum(time / steps, step_size), fraction)
+    def __post_init__(self):
+        name = type(self).__name__
+        optional_positive(name, "step_size", self.step_size)
+        if self.n_steps is not None:
+            counts(name, "n_steps", self.n_steps)
+            if self.trajectory_length is not None:
+                raise ArgumentError(f"{name}(n_steps={self.n_steps}, trajectory_length=...): give one of them")
+        optional_positive(name, "trajectory_length", self.trajectory_length)
 
+    def probe(self, step_size: Tensor, n_steps: int) -> Self:
+        return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)
 
-def constant_steps(kernel: Scheduled) -> int | None:
-    """The steps of every transition, which no host need ask its device for; None if they vary."""
-    if kernel.n_steps is None:
-        return None
-    low, high = counts(type(kernel).__name__, "n_steps", kernel.n_steps)
-    return low if low == high else None
+    def draw_schedule(self, longest_step: float, like: Tensor, rng: torch.Generator) -> Schedule:
+        """Draw the steps of one transition.
 
+        ``n_steps`` is one number for all chains and problems, uniform on the inclusive range. If that is None, a
+        trajectory lasts ``t = U T``, with ``T`` the trajectory length of a problem and ``U ~ Uniform(1/2, 3/2)`` shared
+        by all, since the longest trajectory sets the pace, in the fewest equal steps that do not exceed the step size.
 
-def check_schedule(kernel: Scheduled) -> None:
-    """Check the fields that :func:`draw_schedule` reads.
+        Args:
+            longest_step: upper bound on the step size.
+            like: ``[chains, *batch]``.
+        """
+        step_size = given_step_size(self.step_size, like).clamp_max(longest_step)
+        batch = like.shape[1:]
+        if self.n_steps is not None:
+            low, high = counts(type(self).__name__, "n_steps", self.n_steps)
+            steps = like.new_full((), low)
+            if low < high:
+                steps = steps + ((high - low + 1) * random_uniform((), like, rng)).floor().clamp_max(high - low)
+            return Schedule(steps.to(torch.int64).expand(like.shape), step_size, like.new_ones(batch))
+        length = TRAJECTORY.length if self.trajectory_length is None else self.trajectory_length
+        length = torch.as_tensor(length, dtype=like.dtype, device=like.device)
+        fraction = 0.5 + random_uniform((), like, rng).expand(batch)
+        time = (fraction * length).expand_as(like)
+        steps = (time / step_size).ceil().clamp(1, TRAJECTORY.most_steps)
+        return Schedule(steps.to(torch.int64), torch.minimum(time / steps, step_size), fraction)
 
-    Raises:
-        ArgumentError: one is outside its range, or both ``n_steps`` and ``trajectory_length`` are given.
-    """
-    name = type(kernel).__name__
-    optional_positive(name, "step_size", kernel.step_size)
-    if kernel.n_steps is not None:
-        counts(name, "n_steps", kernel.n_steps)
-        if kernel.trajectory_length is not None:
-            raise ArgumentError(f"{name}(n_steps={kernel.n_steps}, trajectory_length=...): give one of them")
-    optional_positive(name, "trajectory_length", kernel.trajectory_length)
+    @property
+    def constant_steps(self) -> int | None:
+        """The steps of every transition, which no host need ask its device for; None if they vary."""
+        if self.n_steps is None:
+            return None
+        low, high = counts(type(self).__name__, "n_steps", self.n_steps)
+        return low if low == high else None
 
-
-def schedule_tuning(kernel: Scheduled, longest_step: float = math.inf) -> Tuning:
-    """What a schedule leaves for warm-up to tune."""
-    # arcs have a scale of 1; otherwise a step is about the smallest scale, and from above 1.5 times the best length
-    # the criterion climbs to an inferior maximum
-    given = None if kernel.step_size is None else torch.as_tensor(kernel.step_size)
-    initial = TRAJECTORY.length if math.isfinite(longest_step) else given
-    return Tuning(
-        step_size=kernel.step_size is None,
-        longest_step=longest_step,
-        trajectory_length=kernel.n_steps is None and kernel.trajectory_length is None,
-        initial_length=initial,
-    )
+    def schedule_tuning(self, longest_step: float = math.inf) -> Tuning:
+        """What is left for warm-up to tune."""
+        # arcs have a scale of 1; otherwise a step is about the smallest scale, and from above 1.5 times the best length
+        # the criterion climbs to an inferior maximum
+        given = None if self.step_size is None else torch.as_tensor(self.step_size)
+        return Tuning(
+            step_size=self.step_size is None,
+            longest_step=longest_step,
+            trajectory_length=self.n_steps is None and self.trajectory_length is None,
+            initial_length=TRAJECTORY.length if math.isfinite(longest_step) else given,
+        )
 
 
 @dataclass(frozen=True, eq=False)
-class HMC(Settings):
+class HMC(Scheduled):
     """Hamiltonian Monte Carlo with leapfrog trajectories of random length.
 
     Args:
@@ -216,14 +199,11 @@ class HMC(Settings):
             time.
     """
 
-    step_size: float | Tensor | None = None
-    n_steps: int | tuple[int, int] | None = None
-    trajectory_length: float | Tensor | None = None
     metric: str | Metric = "identity"
     compile: bool | None = None
 
     def __post_init__(self):
-        check_schedule(self)
+        super().__post_init__()
         check_metric("HMC", self.metric)
         choice("HMC", "compile", self.compile, (True, False, None))
 
@@ -237,10 +217,7 @@ class HMC(Settings):
         return True
 
     def tuning(self, problem: Target) -> Tuning:
-        return dataclasses.replace(schedule_tuning(self), metric=open_metric(self.metric))
-
-    def probe(self, step_size: Tensor, n_steps: int) -> Self:
-        return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)
+        return dataclasses.replace(self.schedule_tuning(), metric=open_metric(self.metric))
 
     def init(self, problem: Target, position: Tensor) -> HMCState:
         return HMCState(position, *captured(problem).energy_gradient_and_extra(position))
@@ -248,12 +225,12 @@ class HMC(Settings):
     def step(self, problem: Target, state: HMCState, rng: torch.Generator) -> tuple[HMCState, Info]:
         problem, metric = captured(problem), metric_in_use(self.metric)
         momentum = draw_momentum(state.position, rng)
-        n_steps, step_size, fraction = draw_schedule(self, math.inf, state.energy, rng)
+        n_steps, step_size, fraction = self.draw_schedule(math.inf, state.energy, rng)
         start = PhasePoint(state.position, momentum, state.energy, state.gradient, state.extra)
-        steps = constant_steps(self) or n_steps
+        steps = self.constant_steps or n_steps
         # the gradient of a loop takes as long as all there is
         whole = isinstance(problem, CapturedTarget) and problem.is_loop(state.position)
-        gradient = None if whole else _Gradient(problem)
+        gradient = None if whole else problem.gradient
         end = leapfrog(problem.energy_gradient_and_extra, start, step_size, steps, metric, gradient)
         h_old, h_new = start.hamiltonian, end.hamiltonian
         status = torch.full_like(h_old, int(Status.OK), dtype=torch.int8)
@@ -271,25 +248,3 @@ class HMC(Settings):
             ),
         )
         return there, info
-
-
-class _Gradient:
-    """The gradient of a target ``[chains, *batch, D]``, computed only for rows that still move if these are few."""
-
-    def __init__(self, problem: Target):
-        self._problem = problem
-        self._rows: Tensor | None = None
-        self._part = problem
-
-    def __call__(self, position: Tensor, moving: Tensor | None) -> Tensor:
-        if moving is None or is_captured() or not self._problem.can_take:
-            return self._problem.gradient(position)
-        rows = few(moving.flatten())
-        if rows is None:
-            return self._problem.gradient(position)
-        if self._rows is None or len(rows) != len(self._rows):
-            # rows stop, and none starts again
-            self._rows = rows
-            self._part = self._problem.take(rows % self._problem.batch_shape.numel())
-        there = self._part.gradient(position.reshape(-1, position.shape[-1])[rows])
-        return torch.zeros_like(position).reshape(-1, position.shape[-1]).index_copy(0, rows, there).view_as(position)

@@ -1,7 +1,7 @@
 """Symplectic integrators: leapfrog on R^D, reversible geodesics on a fibre (J Algorithm 1, T Algorithm 11)."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -27,7 +27,6 @@ __all__ = [
     "ReverseChecks",
     "Solver",
     "energy_of",
-    "few",
     "geodesic",
     "leapfrog",
 ]
@@ -91,8 +90,6 @@ class Drift(NamedTuple):
     """At the position."""
     moved: Tensor
     """``[R]``; the other rows do not count."""
-    rows: Tensor
-    """``[R]``, their problems in the fibre."""
 
 
 class ReverseChecks:
@@ -117,9 +114,6 @@ class ReverseChecks:
 
     def add(self, drift: Drift) -> None:
         """Reverse this drift, of a row per constraint, now or later."""
-        if drift.moved.device.type == "cpu" and not drift.moved.all():
-            moved = drift.moved.nonzero().squeeze(-1)
-            drift = tree_map(lambda tensor: tensor[moved], drift)
         self._waiting.append(drift)
         self._size += sum(tensor.numel() for tensor in flatten(drift)[0])
         if self._size > _WAITING:
@@ -132,17 +126,15 @@ class ReverseChecks:
         return self._failures == 0, self._iterations, self._retries > 0
 
     def _reverse(self) -> None:
-        drift, several = self._waiting[0], len(self._waiting) > 1
-        if several:
+        drift, n = self._waiting[0], len(self._waiting)
+        rows = torch.arange(len(self._failures), device=self._failures.device).repeat(n)
+        if n > 1:
             drift = tree_map(lambda *tensors: torch.cat(tensors), *self._waiting)
         self._waiting, self._size = [], 0
-        if not len(drift.rows):
-            return
-        alone = not several and len(drift.rows) == len(self._fibre.values)
         # until it converges, or contracts towards its start from nearby: a truncated solve would accept moves whose
         # reversal fails, and bias the draws
         back = self._solver(
-            self._fibre if alone else self._fibre.take(drift.rows),
+            self._fibre if n == 1 else self._fibre.take(rows),
             self._flow.move(drift.position, -drift.momentum, drift.duration),
             drift.jacobian,
             active=drift.moved,
@@ -156,10 +148,7 @@ class ReverseChecks:
             (self._retries, back.retried),
             (self._iterations, back.iterations),
         ):
-            total.index_add_(0, drift.rows, more.to(total.dtype))
-
-
-Tree = TypeVar("Tree")
+            total.index_add_(0, rows, more.to(total.dtype))
 
 
 class PhasePoint(NamedTuple):
@@ -180,13 +169,7 @@ class PhasePoint(NamedTuple):
 
     def where(self, condition: Tensor, other: "PhasePoint") -> "PhasePoint":
         """This point where the condition ``[...]`` holds, else the other."""
-        return PhasePoint(
-            either(condition, self.position, other.position),
-            either(condition, self.momentum, other.momentum),
-            either(condition, self.energy, other.energy),
-            either(condition, self.gradient, other.gradient),
-            tuple(either(condition, a, b) for a, b in zip(self.extra, other.extra, strict=True)),
-        )
+        return either(condition, self, other)
 
 
 Evaluate = Callable[[Tensor], tuple[Tensor, Tensor, tuple[Tensor, ...]]]
@@ -204,7 +187,7 @@ def leapfrog(
     step_size: Tensor,
     n_steps: int | Tensor,
     metric: Metric = IDENTITY,
-    gradient_alone: Callable[[Tensor, Tensor | None], Tensor] | None = None,
+    gradient_alone: Callable[[Tensor], Tensor] | None = None,
 ) -> PhasePoint:
     """``n_steps`` steps of kick-drift-kick with adjacent half kicks merged.
 
@@ -214,8 +197,7 @@ def leapfrog(
         step_size: ``[...]``; negative to go backwards.
         n_steps: one number, or one per row, ``[...]``.
         metric: the inverse of the mass; momenta are those in which the kinetic energy is ``|p|^2 / 2``.
-        gradient_alone: the gradient at the points before the last, given which rows ``[...]`` still move, None for all;
-            of others any finite number will do. None to ``evaluate`` at all points.
+        gradient_alone: the gradient at the points before the last; None to ``evaluate`` at all points.
     """
     step = step_size.unsqueeze(-1)
     position, energy, gradient, extra = start.position, start.energy, start.gradient, start.extra
@@ -226,12 +208,12 @@ def leapfrog(
             evaluate, PhasePoint(position, momentum, *start[2:]), step, n_steps, metric, gradient_alone
         )
     longest = _longest(n_steps)
-    for i, (moving, drift, kick) in enumerate(_lengths(step, n_steps, longest)):
+    for i, (_, drift, kick) in enumerate(_lengths(step, n_steps, longest)):
         position = position + drift * metric.apply(momentum)
         if gradient_alone is None or i == longest - 1:
             energy, gradient, extra = evaluate(position)
         else:
-            gradient = gradient_alone(position, moving)
+            gradient = gradient_alone(position)
         momentum.sub_(kick * metric.transpose(gradient))
     return PhasePoint(position, momentum, energy, gradient, extra)
 
@@ -258,7 +240,7 @@ def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone) ->
         position, momentum = carried[:2]
         position = drifted(k, position, momentum, constants)
         if gradient_alone is not None:
-            return position, kicked(k, momentum, gradient_alone(position, None), constants)
+            return position, kicked(k, momentum, gradient_alone(position), constants)
         energy, gradient, extra = evaluate(position)
         return position, kicked(k, momentum, gradient, constants), energy, gradient, *extra
 
@@ -272,16 +254,6 @@ def _leapfrog_program(evaluate, start, step, n_steps, metric, gradient_alone) ->
     position = drifted(longest - 1, position, momentum, constants)
     energy, gradient, extra = evaluate(position)
     return PhasePoint(position, kicked(longest - 1, momentum, gradient, constants), energy, gradient, extra)
-
-
-def few(rows: Tensor) -> Tensor | None:
-    """The indices of the rows ``[R]`` for which this holds if they are few enough to be computed alone, else None.
-
-    On a device None: the host would wait for the answer.
-    """
-    if rows.device.type != "cpu" or 4 * int(rows.sum()) > 3 * len(rows):
-        return None
-    return rows.nonzero().squeeze(-1)
 
 
 def _longest(n_steps: int | Tensor) -> int:
@@ -331,7 +303,6 @@ def geodesic(
     reversal_tolerance: float,
     *,
     flow: FreeMotion = STRAIGHT,
-    trace: Callable[[Tensor], None] | None = None,
 ) -> GeodesicEndpoint:
     """``n_steps`` steps of projected kicks around ``n_geodesic`` projected drifts each (math 3.2).
 
@@ -346,7 +317,6 @@ def geodesic(
         solver: projects drifted points back.
         reversal_tolerance: max-norm distance within which a reversed drift must return.
         flow: the free motion that drifts follow, :data:`STRAIGHT` or :data:`CIRCULAR`.
-        trace: called with the position after every step.
     """
     longest = _longest(n_steps)
     n_steps = torch.as_tensor(n_steps, device=position.device).expand_as(step_size)
@@ -356,7 +326,7 @@ def geodesic(
     u, p = position, momentum - 0.5 * step * jacobian.tangent(flow.force(position, linearisation.gradient))
     status = torch.full(u.shape[:1], int(Status.OK), dtype=torch.int8, device=u.device)
     iterations, retried = torch.zeros_like(status, dtype=torch.int32), torch.zeros_like(status, dtype=torch.bool)
-    checks, rows = ReverseChecks(fibre, solver, flow, reversal_tolerance), torch.arange(len(u), device=u.device)
+    checks = ReverseChecks(fibre, solver, flow, reversal_tolerance)
     for i, (moving, _, kick) in enumerate(_lengths(step, n_steps, longest)):
         for j in range(n_geodesic):
             alive = moving & (status == Status.OK)
@@ -366,32 +336,19 @@ def geodesic(
             # a failed row stays at its last valid point, so that the rest of the batch meets no NaN
             u_new = torch.where(moved.unsqueeze(-1), forward.position, u)
             if j < n_geodesic - 1:
-                jacobian = _evaluated(type(fibre).jacobian, fibre, u_new, moved, jacobian)
+                jacobian = fibre.evaluate(type(fibre).jacobian, u_new, often=True)
             else:
-                linearisation = _evaluated(type(fibre).linearise, fibre, u_new, moved, linearisation)
+                linearisation = fibre.evaluate(type(fibre).linearise, u_new, often=True)
                 jacobian = linearisation.jacobian
             p_new = jacobian.tangent(flow.arrival(u, u_new, drift))
-            checks.add(Drift(u, u_new, p_new, drift, jacobian, moved, rows))
+            checks.add(Drift(u, u_new, p_new, drift, jacobian, moved))
             iterations += forward.iterations
             retried |= forward.retried
             u, p = u_new, torch.where(moved.unsqueeze(-1), p_new, p)
         p = p - kick * jacobian.tangent(flow.force(u, linearisation.gradient))
-        if trace is not None:
-            trace(u)
         # a device would make the host wait for the answer
         if u.device.type == "cpu" and i + 1 < longest and not (status == Status.OK).any():
             break
     returned, more, again = checks.finished()
     status = torch.where(returned, status, int(Status.REVERSAL_FAILED))
     return GeodesicEndpoint(u, p, linearisation, status, iterations + more, retried | again)
-
-
-def _evaluated(function: Callable[[Fibre, Tensor], Tree], fibre: Fibre, u: Tensor, moved: Tensor, before: Tree) -> Tree:
-    """``function`` of a fibre at rows ``u``, evaluated only for those that moved if these are few."""
-    rows = few(moved)
-    if rows is None:
-        return fibre.evaluate(function, u, often=True)
-    if not len(rows):
-        return before
-    there = fibre.take(rows).evaluate(function, u[rows], often=True)
-    return tree_map(lambda whole, part: whole.index_copy(0, rows, part), before, there)

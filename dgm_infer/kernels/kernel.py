@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
+from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -25,6 +25,9 @@ __all__ = [
     "check_kernel",
     "either",
 ]
+
+
+Tree = TypeVar("Tree")
 
 
 class TrajectoryEnd(NamedTuple):
@@ -196,9 +199,12 @@ class FibreKernel(Kernel, Protocol):
         ...
 
 
-def either(condition: Tensor, a: Tensor, b: Tensor) -> Tensor:
-    """``a`` where the condition ``[...]`` holds, else ``b``: tensors ``[...]`` or ``[..., E]``."""
-    return torch.where(condition.unsqueeze(-1) if a.ndim > condition.ndim else condition, a, b)
+def either(condition: Tensor, a: Tree, b: Tree) -> Tree:
+    """``a`` where the condition ``[...]`` holds, else ``b``: nested tuples of tensors ``[...]`` or ``[..., E]``."""
+    if isinstance(a, Tensor):
+        return torch.where(condition.unsqueeze(-1) if a.ndim > condition.ndim else condition, a, b)  # type: ignore
+    parts = [either(condition, x, y) for x, y in zip(a, b, strict=True)]  # type: ignore[call-overload]
+    return type(a)(*parts) if hasattr(a, "_fields") else tuple(parts)  # type: ignore[return-value]
 
 
 def check_kernel(call: str, kernel: Any, example: str) -> Kernel:

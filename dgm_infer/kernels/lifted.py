@@ -11,9 +11,8 @@ from ..conditioning.fibre import Fibre
 from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError, Status
 from ..linear_maps import TriangularMap
-from ..settings import Settings
-from .hmc import HMC, HMCState, check_schedule
-from .kernel import Info, Tuning
+from .hmc import HMC, HMCState, Scheduled
+from .kernel import Info, Tuning, either
 from .metrics import Metric, check_metric, check_shape
 from .metropolis import Point
 from .nuts import NUTS
@@ -52,15 +51,11 @@ class LiftedState(NamedTuple):
 
     def where(self, condition: Tensor, other: "LiftedState") -> "LiftedState":
         """This state where the condition ``[chains, *batch]`` holds, else the other."""
-        return LiftedState(
-            torch.where(condition.unsqueeze(-1), self.position, other.position),
-            self.marginal.where(condition, other.marginal),
-            torch.where(condition, self.constraint_error, other.constraint_error),
-        )
+        return either(condition, self, other)
 
 
 @dataclass(frozen=True, eq=False)
-class LiftedHMC(Settings):
+class LiftedHMC(Scheduled):
     """HMC or NUTS on a fibre with the noise integrated out (math 8.8).
 
     For models ``y = f(u1) + d(u1) u2`` with standard normal ``u2``: the transition is one of the global inputs ``u1``
@@ -70,9 +65,8 @@ class LiftedHMC(Settings):
     and where that is small and the observation leaves u1 free in part, :class:`ConstrainedHMC` is faster.
 
     Args:
-        step_size: as in :class:`HMC`; steps are those of the global inputs.
-        n_steps: as in :class:`HMC`; for ``"nuts"`` the maximum, None for 1023.
-        trajectory_length: as in :class:`HMC`; not for ``"nuts"``.
+        step_size, n_steps, trajectory_length: as in :class:`HMC`, of the global inputs; for ``"nuts"`` n_steps is the
+            maximum, None for 1023, and there is no length.
         trajectory: ``"hmc"`` for trajectories of random length, ``"nuts"`` for such that end at a U-turn.
         metric: as in :class:`HMC`, or ``"curvature"``: after the start-up phase of the warm-up, or at once if the start
             was annealed, the inverse of ``I + K^T K``, averaged over at most 16 chains, with K the Jacobian of the
@@ -87,9 +81,6 @@ class LiftedHMC(Settings):
         compile: as in :class:`HMC`; not for ``"nuts"``.
     """
 
-    step_size: float | Tensor | None = None
-    n_steps: int | tuple[int, int] | None = None
-    trajectory_length: float | Tensor | None = None
     trajectory: str = "hmc"
     metric: str | Metric = "dense"
     tolerance: float | None = None
@@ -110,7 +101,7 @@ class LiftedHMC(Settings):
             raise ArgumentError(
                 "LiftedHMC(trajectory='nuts', trajectory_length=...): U-turns end trajectories, omit it"
             )
-        check_schedule(self)
+        super().__post_init__()
         check_metric("LiftedHMC", self.metric, (_CURVATURE,))
         if self.tolerance is not None:
             fraction("LiftedHMC", "tolerance", self.tolerance)
@@ -158,9 +149,6 @@ class LiftedHMC(Settings):
         if not (self.metric == _CURVATURE or (self.metric == "dense" and marginal.dim <= _SETTINGS.dim)):
             return None
         return curvature_metric(marginal, position[..., : marginal.dim])
-
-    def probe(self, step_size: Tensor, n_steps: int) -> Self:
-        return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)
 
     def init(self, problem: Fibre, position: Tensor) -> LiftedState:
         marginal = self.marginal(problem)

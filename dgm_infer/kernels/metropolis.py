@@ -12,7 +12,7 @@ from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..target import Density, Target, check_density
 from .hmc import check_target, draw_momentum, given_step_size
-from .kernel import Info, Trial, Tuning
+from .kernel import Info, Trial, Tuning, either
 from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
 
 __all__ = ["Decision", "Independence", "Point", "RandomWalk", "broken", "drawn", "metropolis", "point_at", "status_of"]
@@ -26,8 +26,7 @@ class Point(NamedTuple):
 
     def where(self, condition: Tensor, other: "Point") -> "Point":
         """These where the condition ``[chains, *batch]`` holds, else the others."""
-        position = torch.where(condition.unsqueeze(-1), self.position, other.position)
-        return Point(position, torch.where(condition, self.energy, other.energy))
+        return either(condition, self, other)
 
 
 @torch.no_grad()
@@ -76,8 +75,7 @@ class RandomWalk(Settings):
 
     Args:
         step_size: d, a positive number or tensor ``[*batch]``, fixed; None adapts it per problem in warm-up.
-        metric: ``S = L L^T``: ``"identity"``, or ``"diagonal"``, ``"dense"`` or ``"low_rank"`` (plus diagonal), which
-            warm-up adapts per problem to the positions of all chains, or an adapted metric of another run.
+        metric: ``S = L L^T``, as in :class:`HMC`.
         target_acceptance: mean acceptance probability that the step size is adapted to, whatever ``sample()`` is
             given; 0.234 is best for many inputs, about 0.44 for one.
     """

@@ -171,7 +171,7 @@ class NUTS(Settings):
     earlier states still count. Chains step together, so a transition takes as long as its longest trajectory.
 
     Args:
-        step_size: positive number or tensor ``[*batch]``, fixed; None adapts it per problem in warm-up.
+        step_size: as in :class:`HMC`.
         n_steps: maximum leapfrog steps per transition: trees have at most ``2^depth - 1`` of them. Only the upper end
             of a range counts.
         metric: as in :class:`HMC`.

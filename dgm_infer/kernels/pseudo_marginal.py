@@ -19,7 +19,31 @@ __all__ = ["ImportanceEstimate", "LaplaceEstimate", "ParticleFilter", "PseudoMar
 _NEWTON, _LONGEST = 25, 5.0
 
 
-class ImportanceEstimate:
+class _Estimate:
+    """``log mean_n p(y, z_n | x)/q(z_n | x)``, ``z_n = m(x) + L(x) u_n``."""
+
+    def __init__(self, log_joint: Callable[[Tensor, Tensor], Tensor], n_latents: int, samples: int = 1):
+        name = type(self).__name__
+        self.log_joint = function(name, "log_joint", log_joint, "lambda x, z: ...")
+        self.n_latents = whole_number(name, "n_latents", n_latents)
+        self.samples = whole_number(name, "samples", samples)
+        self.noise_dim = self.n_latents * self.samples
+
+    def approximation(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """m ``[..., Dz]`` and L ``[..., Dz, Dz]`` of the normal proposal q."""
+        raise NotImplementedError
+
+    def __call__(self, x: Tensor, u: Tensor) -> Tensor:
+        mean, factor = self.approximation(x)
+        n = u.unflatten(-1, (self.samples, -1))
+        z = mean.unsqueeze(-2) + (factor.unsqueeze(-3) @ n.unsqueeze(-1)).squeeze(-1)
+        log_det = factor.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1, keepdim=True)
+        log_q = -0.5 * n.square().sum(-1) - log_det - 0.5 * n.shape[-1] * math.log(2 * math.pi)
+        log_p = self.log_joint(x.unsqueeze(-2).expand(*x.shape[:-1], self.samples, -1), z)
+        return torch.logsumexp(log_p - log_q, -1) - math.log(self.samples)
+
+
+class ImportanceEstimate(_Estimate):
     """``log mean_n p(y, z_n | x)/q(z_n | x)``, ``z_n = m(x) + s(x) u_n`` (math 8.13).
 
     Args:
@@ -36,19 +60,15 @@ class ImportanceEstimate:
         n_latents: int,
         samples: int = 1,
     ):
-        self.log_joint = function("ImportanceEstimate", "log_joint", log_joint, "lambda x, z: ...")
+        super().__init__(log_joint, n_latents, samples)
         self.proposal = function("ImportanceEstimate", "proposal", proposal, "lambda x: (mean, sd)")
-        self.n_latents = whole_number("ImportanceEstimate", "n_latents", n_latents)
-        self.samples = whole_number("ImportanceEstimate", "samples", samples)
-        self.noise_dim = self.n_latents * self.samples
 
-    def __call__(self, x: Tensor, u: Tensor) -> Tensor:
+    def approximation(self, x):
         mean, sd = self.proposal(x)
-        factor = sd.expand(*x.shape[:-1], -1).diag_embed()
-        return _log_mean_weight(self.log_joint, x, u, mean, factor, self.samples)
+        return mean, sd.expand(*x.shape[:-1], -1).diag_embed()
 
 
-class LaplaceEstimate:
+class LaplaceEstimate(_Estimate):
     """The same with the Laplace approximation of ``p(z | y, x)`` as the proposal (math 8.13).
 
     Its mode is found by Newton's method with steps of bounded length, without a gradient through it: one factorisation
@@ -60,19 +80,8 @@ class LaplaceEstimate:
         samples: N.
     """
 
-    def __init__(self, log_joint: Callable[[Tensor, Tensor], Tensor], n_latents: int, samples: int = 1):
-        self.log_joint = function("LaplaceEstimate", "log_joint", log_joint, "lambda x, z: ...")
-        self.n_latents = whole_number("LaplaceEstimate", "n_latents", n_latents)
-        self.samples = whole_number("LaplaceEstimate", "samples", samples)
-        self.noise_dim = self.n_latents * self.samples
-
-    def __call__(self, x: Tensor, u: Tensor) -> Tensor:
-        mode, factor = self.laplace(x)
-        return _log_mean_weight(self.log_joint, x, u, mode, factor, self.samples)
-
     @torch.no_grad()
-    def laplace(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The mode ``[..., Dz]`` and a factor of the covariance ``[..., Dz, Dz]``."""
+    def approximation(self, x):
         flat = x.reshape(-1, x.shape[-1])
         z = flat.new_zeros(len(flat), self.n_latents)
         slope = torch.func.vmap(torch.func.grad(lambda z, x: -self.log_joint(x, z)))
@@ -94,16 +103,6 @@ def _factor(matrix: Tensor) -> Tensor:
     factor, failed = torch.linalg.cholesky_ex(matrix)
     identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     return torch.where((failed == 0)[..., None, None], factor, identity)
-
-
-def _log_mean_weight(log_joint, x: Tensor, u: Tensor, mean: Tensor, factor: Tensor, samples: int) -> Tensor:
-    """``log mean_n p(y, z_n | x)/N(z_n | mean, factor factor^T)`` at ``z_n = mean + factor u_n``."""
-    n = u.unflatten(-1, (samples, -1))
-    z = mean.unsqueeze(-2) + (factor.unsqueeze(-3) @ n.unsqueeze(-1)).squeeze(-1)
-    log_det = factor.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1, keepdim=True)
-    log_q = -0.5 * n.square().sum(-1) - log_det - 0.5 * n.shape[-1] * math.log(2 * math.pi)
-    log_p = log_joint(x.unsqueeze(-2).expand(*x.shape[:-1], samples, -1), z)
-    return torch.logsumexp(log_p - log_q, -1) - math.log(samples)
 
 
 class ParticleFilter:

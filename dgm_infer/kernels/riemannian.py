@@ -1,7 +1,7 @@
 """Riemannian-manifold Hamiltonian Monte Carlo under a Gaussian tolerance (J 7, J (80))."""
 
 from dataclasses import dataclass, replace
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,9 +10,8 @@ from ..arguments import choice, fraction, whole_number
 from ..conditioning.abc_kernels import InputPosterior, NoiseEmbedding
 from ..conditioning.projection import SOLVERS
 from ..errors import ArgumentError
-from ..settings import Settings
 from .constrained import ConstrainedHMC, ConstrainedState
-from .hmc import check_schedule
+from .hmc import Scheduled
 from .kernel import Info, Tuning
 
 __all__ = ["RiemannianHMC", "RiemannianState"]
@@ -28,7 +27,7 @@ class RiemannianState(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class RiemannianHMC(Settings):
+class RiemannianHMC(Scheduled):
     """HMC under the metric ``G(u) = I + J^T J / eps^2`` of an ABC posterior of Gaussian width eps (math 8.14, J (80)).
 
     ``H(u, p) = phi(u) + log|G(u)| / 2 + p^T G(u)^-1 p / 2``
@@ -39,23 +38,16 @@ class RiemannianHMC(Settings):
     fro. ``condition(WithNoise(model, eps), y)`` poses the same problem, there with starts whose noise is annealed.
 
     Args:
-        step_size: as in :class:`ConstrainedHMC`.
-        n_steps: as in :class:`ConstrainedHMC`.
-        trajectory_length: as in :class:`ConstrainedHMC`.
-        solver: as in :class:`ConstrainedHMC`.
+        step_size, n_steps, trajectory_length, solver, max_iterations: as in :class:`ConstrainedHMC`.
         tolerance: of the solver, as in :class:`ConstrainedHMC`; no ABC tolerance.
-        max_iterations: as in :class:`ConstrainedHMC`.
     """
 
-    step_size: float | Tensor | None = None
-    n_steps: int | tuple[int, int] | None = None
-    trajectory_length: float | Tensor | None = None
     solver: str | None = None
     tolerance: float | None = None
     max_iterations: int = 50
 
     def __post_init__(self):
-        check_schedule(self)
+        super().__post_init__()
         choice("RiemannianHMC", "solver", self.solver, (*SOLVERS, None))
         whole_number("RiemannianHMC", "max_iterations", self.max_iterations)
         if self.tolerance is not None:
@@ -85,9 +77,6 @@ class RiemannianHMC(Settings):
 
     def tuning(self, problem: InputPosterior) -> Tuning:
         return self.lifted.tuning(_embedding(problem).fibre)
-
-    def probe(self, step_size: Tensor, n_steps: int) -> Self:
-        return self.replace(step_size=step_size, n_steps=(1, n_steps), trajectory_length=None)
 
     def init(self, problem: InputPosterior, position: Tensor) -> RiemannianState:
         embedding = _embedding(problem)

@@ -137,9 +137,7 @@ class LinearSlice(Settings):
         width: initial width of the bracket, a positive number or tensor ``[*batch]``.
         max_steps: the bracket is stepped out to at most this many widths; 1 for no stepping out.
         reflect: for targets on the unit cube: lines are reflected at its faces.
-        metric: ``S = L L^T``: ``"identity"``, or ``"diagonal"``, ``"dense"`` or ``"low_rank"`` (plus diagonal), which
-            warm-up adapts per problem to the positions of all chains, or an adapted metric of another run. Not used
-            with ``reflect``, where directions must be symmetric.
+        metric: ``S = L L^T``, as in :class:`HMC`. Not used with ``reflect``, where directions must be symmetric.
     """
 
     width: float | Tensor = 2.0

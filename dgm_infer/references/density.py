@@ -22,6 +22,7 @@ __all__ = [
     "check_mixture",
     "check_weighted",
     "distinct",
+    "given_log_zeta",
     "mixture_moments",
     "origin",
     "weighted_moments",
@@ -146,16 +147,7 @@ class Whitened:
 class GaussianDensity(Whitened):
     """``N(mean, L L^T)`` for every problem of a batch; standard normal in whitened coordinates.
 
-    It copies the tensors it is made of.
-
-    Args:
-        mean: ``[*batch, D]``.
-        sd: ``[*batch, D]`` standard deviations, positive; with ``factor``, those of the diagonal part.
-        cholesky: ``[*batch, D, D]`` lower triangular factor of the covariance, in place of ``sd``.
-        factor: ``[*batch, D, R]``, for the covariance ``diag(sd^2) + factor factor^T``.
-
-    Raises:
-        ArgumentError: shapes that do not fit, or a value that is not finite or, in a scale, not positive.
+    It copies the tensors it is made of; arguments and errors as of :class:`Gaussian`.
     """
 
     def __init__(
@@ -226,6 +218,20 @@ class GaussianDensity(Whitened):
             ArgumentError: the shape is neither an integer >= 0 nor a sequence of them.
         """
         return self.unwhiten(self._normal(shape, generator))
+
+
+def given_log_zeta(call: str, log_zeta: Any, mean: Tensor) -> Tensor | None:
+    """A copy of a guess of log Z that a user gives, ``[*batch]`` in float64; None for none.
+
+    Raises:
+        ArgumentError: it is not finite, or of another shape.
+    """
+    if log_zeta is None:
+        return None
+    log_zeta = finite(call, "log_zeta", log_zeta, torch.float64).to(mean.device, copy=True)
+    if log_zeta.shape != mean.shape[:-1]:
+        raise ArgumentError(f"{call}(log_zeta of shape {tuple(log_zeta.shape)}): expected {tuple(mean.shape[:-1])}")
+    return log_zeta
 
 
 def origin(target: Target, unknown: torch.dtype | None = None) -> Tensor:

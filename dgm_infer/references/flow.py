@@ -9,16 +9,16 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
-from ..arguments import allocatable, finite, indices, instance, positive, random_seed, whole_number, within
+from ..arguments import allocatable, indices, instance, positive, random_seed, whole_number, within
 from ..errors import ArgumentError, EvidenceError
 from ..extras import extra
 from ..linear_maps import TriangularMap
 from ..probe import energy_fault, probe_points
-from ..progress import foretold
 from ..target import as_target
-from .density import Whitened, check_weighted, origin, weighted_moments
+from .density import Whitened, check_weighted, given_log_zeta, origin, weighted_moments
 from .gaussian import Gaussian
 from .scales import factorised
+from .variational import adam
 
 __all__ = ["Flow"]
 
@@ -179,8 +179,7 @@ class Flow(Whitened):
         positive(call, "rate", rate)
         rate, seed = within(call, "rate", rate, 0, torch.finfo(draws.dtype).max), random_seed(call, seed)
         allocatable(call, "samples", samples, 3 * samples * draws.shape[-1], "fewer draws", like=draws)
-        if log_zeta is not None:
-            log_zeta = finite(call, "log_zeta", log_zeta, torch.float64).to(draws.device)
+        log_zeta = given_log_zeta(call, log_zeta, draws[0, 0])
         x, logs = draws.flatten(0, 1), log_weights.flatten(0, 1).double()
         moments = weighted_moments(x.double(), logs)
         # as many draws' worth of the diagonal as Gaussian.refined takes of its old covariance
@@ -343,24 +342,19 @@ def _train(
     Raises:
         EvidenceError: the loss is not finite.
     """
-    optimiser = torch.optim.Adam(network.parameters(), lr=rate)
     best, kept = math.inf, None
-    for i in foretold(steps, f"training a flow, {steps} steps"):
+    for i in adam(network.parameters(), steps, rate, f"training a flow, {steps} steps", memory=0.999):
         if outside is not None and i % FLOW.look == 0:
             with torch.no_grad():
                 now = float(outside())
             if now < best:
                 best, kept = now, copy.deepcopy(network.state_dict())
-        for group in optimiser.param_groups:
-            group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * i / steps))
         with torch.enable_grad():
             value = loss()
         if not value.isfinite():
             raise EvidenceError(f"the training of a flow diverged at step {i}: use a rate below {rate:g}")
-        optimiser.zero_grad()
         value.backward()
         nn.utils.clip_grad_norm_(network.parameters(), 10.0)
-        optimiser.step()
     if outside is not None and kept is not None:
         with torch.no_grad():
             last = float(outside())

@@ -30,6 +30,7 @@ from .density import (
     check_mixture,
     check_weighted,
     distinct,
+    given_log_zeta,
     mixture_moments,
     origin,
     weighted_moments,
@@ -79,13 +80,7 @@ class Gaussian(GaussianDensity):
         log_zeta: Tensor | float | None = None,
     ):
         super().__init__(mean, sd, cholesky=cholesky, factor=factor)
-        if log_zeta is not None:
-            log_zeta = finite("Gaussian", "log_zeta", log_zeta, torch.float64).to(self.mean.device, copy=True)
-            if log_zeta.shape != self.batch_shape:
-                raise ArgumentError(
-                    f"Gaussian(log_zeta of shape {tuple(log_zeta.shape)}): expected {tuple(self.batch_shape)}"
-                )
-        vars(self).update(log_zeta=log_zeta)
+        vars(self).update(log_zeta=given_log_zeta("Gaussian", log_zeta, self.mean))
 
     def refined(
         self,
@@ -112,8 +107,7 @@ class Gaussian(GaussianDensity):
         call = "Gaussian.refined"
         draws, log_weights = check_weighted(call, draws, log_weights, self.mean)
         kind = self.kind if kind is None else choice(call, "kind", kind, KINDS)
-        if log_zeta is not None:
-            log_zeta = finite(call, "log_zeta", log_zeta, torch.float64).to(self.mean.device, copy=True)
+        log_zeta = given_log_zeta(call, log_zeta, self.mean)
         mean, covariance, ess = weighted_moments(draws.flatten(0, 1).double(), log_weights.flatten(0, 1))
         own = self.dim + 2
         share = (ess / (ess + own))[..., None, None]

@@ -1,7 +1,8 @@
-"""Minimisers of energies, many rows at once: L-BFGS with a line search per row, and damped Newton steps (math 11.7)."""
+"""Minimisers of energies, many rows at once: L-BFGS, damped Newton steps (math 11.7), and which ends are the same."""
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -10,8 +11,31 @@ from torch import Tensor
 from ..autodiff.attention import differentiable_attention
 from ..errors import EvidenceError
 
-__all__ = ["Descended", "Minima", "Mode", "curvature", "descended", "find_mode", "minimise"]
+__all__ = [
+    "Descended",
+    "Minima",
+    "Mode",
+    "curvature",
+    "descended",
+    "find_mode",
+    "minimise",
+    "places",
+    "same_minimum",
+    "same_mode",
+]
 
+
+@dataclass(frozen=True)
+class AlikeSettings:
+    """Which minima are one."""
+
+    same: float = 1e-2
+    """Distance (sds of the coordinates) and energy (relative to its log) within which minima are the same."""
+    within: float = 0.1
+    """Squared distance (in sds of the mode) and nats within which another minimum is in the same mode."""
+
+
+ALIKE = AlikeSettings()
 # Share of the decrease promised by the slope that a step must bring, the usual one of textbooks.
 _ARMIJO = 1e-4
 
@@ -244,3 +268,56 @@ def _differences(target, x: Tensor, rows: Tensor) -> Tensor:
     step = torch.finfo(x.dtype).eps ** (1 / 3) * x.abs().amax(-1, keepdim=True).clamp_min(1)
     ahead, behind = target.energy_and_gradient(torch.cat([x + step * rows, x - step * rows]))[1].chunk(2)
     return ((ahead - behind) / (2 * step)).movedim(0, -2)
+
+
+def same_minimum(v: Tensor, energy: Tensor) -> Tensor:
+    """The first of the minima that are the same as each, ``[N, *batch]`` indices.
+
+    The same are those whose whitened positions ``v [N, *batch, D]`` are less than a hundredth apart in root mean square
+    and whose energies ``[N, *batch]`` are as near.
+    """
+
+    def alike(i: int) -> Tensor:
+        near = (v[i] - v[:i]).square().mean(-1) < ALIKE.same**2
+        return near & ((energy[i] - energy[:i]).abs() < ALIKE.same * energy[i].abs().clamp_min(1).log1p())
+
+    return _first(energy, alike)
+
+
+def _first(like: Tensor, alike: Callable[[int], Tensor]) -> Tensor:
+    """The first place that each of ``like [N, *batch]`` is alike, of which of those before it, ``[i, *batch]``, are."""
+    index = places(like)
+    first = index.clone()
+    for i in range(1, len(like)):
+        same = alike(i) & (first[:i] == index[:i])
+        first[i] = torch.where(same.any(0), same.long().argmax(0), i)
+    return first
+
+
+def same_mode(x: Tensor, energy: Tensor, covariance: Tensor, counts: Tensor) -> Tensor:
+    """The first of the minima that are in the same mode as each, ``[N, *batch]`` indices, by their curvatures.
+
+    Descents along a wide direction of a narrow energy end some way from each other: what lies within a third of a
+    standard deviation and a tenth of a nat of a minimum is the same mode.
+
+    Args:
+        x: ``[N, *batch, D]``, in the order of their energies.
+        energy: ``[N, *batch]``.
+        covariance: inverse Hessians ``[N, *batch, D, D]``, NaN where one is not positive definite.
+        counts: whether each is a minimum at all, ``[N, *batch]``; those that are not stand for none but themselves.
+    """
+    unit = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+    counts = counts & covariance.flatten(-2).isfinite().all(-1)
+    factor = torch.linalg.cholesky_ex(torch.where(counts[..., None, None], covariance, unit)).L
+
+    def alike(i: int) -> Tensor:
+        distance = torch.linalg.solve_triangular(factor[:i], (x[i] - x[:i]).unsqueeze(-1), upper=False)
+        near = distance.square().sum((-2, -1)) < ALIKE.within
+        return near & (energy[i] - energy[:i] < ALIKE.within) & counts[:i]
+
+    return _first(energy, alike)
+
+
+def places(values: Tensor) -> Tensor:
+    """The place of each in dimension 0, ``[N, *batch]``."""
+    return torch.arange(len(values), device=values.device).reshape(-1, *[1] * (values.ndim - 1)).expand_as(values)

@@ -6,10 +6,18 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..arguments import choice, finite, indices, numbers, within
+from ..arguments import choice, indices, numbers, within
 from ..errors import ArgumentError, EvidenceError
 from ..linear_maps import TriangularMap
-from .density import GaussianDensity, Whitened, check_weighted, distinct, mixture_moments, weighted_moments
+from .density import (
+    GaussianDensity,
+    Whitened,
+    check_weighted,
+    distinct,
+    given_log_zeta,
+    mixture_moments,
+    weighted_moments,
+)
 from .gaussian import Gaussian
 from .modes import Modes, modes
 from .scales import factorised, scale_of
@@ -63,12 +71,7 @@ class Mixture(Whitened):
                 f"Mixture(log_weights of shape {tuple(log_weights.shape)}): expected {tuple(means.shape[:-1])}, finite "
                 "or -inf"
             )
-        if log_zeta is not None:
-            log_zeta = finite("Mixture", "log_zeta", log_zeta, torch.float64).to(means.device, copy=True)
-            if log_zeta.shape != means.shape[1:-1]:
-                raise ArgumentError(
-                    f"Mixture(log_zeta of shape {tuple(log_zeta.shape)}): expected {tuple(means.shape[1:-1])}"
-                )
+        log_zeta = given_log_zeta("Mixture", log_zeta, means[0])
         vars(self).update(vars(Mixture._made(components, log_weights.to(means), log_zeta)))
 
     @classmethod
@@ -198,8 +201,7 @@ class Mixture(Whitened):
         draws, log_weights = check_weighted(call, draws, log_weights, self.mean)
         if kind is not None:
             choice(call, "kind", kind, ("diagonal", "full"))
-        if log_zeta is not None:
-            log_zeta = finite(call, "log_zeta", log_zeta, torch.float64).to(self.mean.device)
+        log_zeta = given_log_zeta(call, log_zeta, self.mean)
         x, logs = draws.flatten(0, 1), log_weights.flatten(0, 1).double()
         effective = weighted_moments(x.double(), logs).ess
         shares = self._log_parts(self._repeated(x)).double().log_softmax(1) + logs.log_softmax(0).unsqueeze(1)

@@ -12,7 +12,7 @@ from ..arguments import allocatable, instance, random_seed, whole_number
 from ..errors import EvidenceError
 from ..target import Target, as_target
 from .density import GaussianDensity, Whitened, mixture_moments, origin
-from .minimise import Descended, curvature, descended, minimise
+from .minimise import Descended, curvature, descended, minimise, same_minimum, same_mode
 
 __all__ = [
     "Modes",
@@ -21,9 +21,6 @@ __all__ = [
     "in_units_of",
     "laplace_masses",
     "modes",
-    "places",
-    "same_minimum",
-    "same_mode",
     "search",
     "settled",
     "spread_out",
@@ -46,10 +43,6 @@ class ModeSearch:
     """Ratio of curvatures above which a minimum is a spike: half of the digits of float64."""
     most: int = 256
     """Modes that are kept, those of the lowest energies."""
-    same: float = 1e-2
-    """Distance (sds of the coordinates) and energy (relative to its log) within which minima are the same."""
-    within: float = 0.1
-    """Squared distance (in sds of the mode) and nats within which another minimum is in the same mode."""
     newton: int = 10
     """Newton steps at a time from where a descent ended, for as long as they bring ``fall``."""
     decrease: float = 1e-6
@@ -180,56 +173,63 @@ def search(
     return found
 
 
+class _Found(NamedTuple):
+    """Minima of every problem, ``[N, *batch, ...]``, with masses of NaN where they are not known."""
+
+    position: Tensor
+    energy: Tensor
+    hits: Tensor
+    mass: Tensor
+    covariance: Tensor
+
+    def taken(self, order: Tensor) -> "_Found":
+        """Those of an order ``[M, *batch]``."""
+
+        def rows(values: Tensor) -> Tensor:
+            index = order.reshape(*order.shape, *[1] * (values.ndim - order.ndim))
+            return values.gather(0, index.expand(len(order), *values.shape[1:]))
+
+        return _Found(*(rows(part) for part in self))
+
+
 def _merged(target: Target, reach: Whitened, v: Tensor, iterations: int, known: Modes | None) -> Modes:
     """The modes known, and those that minimisations from ``v [starts, *batch, D]`` in whitened coordinates reach."""
     minima = minimise(in_units_of(reach, target), v, iterations=iterations)
-    energy = torch.where(minima.converged, minima.energy, math.inf)
-    order = energy.argsort(0)
-    x, energy = _taken(reach.unwhiten(minima.position), order), energy.gather(0, order)
-    hits, masses = energy.isfinite().long(), torch.full_like(energy, math.nan, dtype=torch.float64)
+    x, energy = reach.unwhiten(minima.position), torch.where(minima.converged, minima.energy, math.inf)
+    unknown = torch.full_like(energy, math.nan, dtype=torch.float64)
     covariances = x.new_full((*x.shape, x.shape[-1]), math.nan)
+    found = _Found(x, energy, energy.isfinite().long(), unknown, covariances).taken(energy.argsort(0))
     evaluations = len(v) * minima.evaluations
     if known is not None:
         # first, so that what is found again is counted there, unless that is no mode
         known_energy = torch.where(known.hits > 0, known.energies, math.inf)
-        x, energy = torch.cat([known.positions, x]), torch.cat([known_energy, energy])
-        hits, masses = torch.cat([known.hits, hits]), torch.cat([known.log_masses, masses])
-        covariances = torch.cat([known.covariances, covariances])
+        before = _Found(known.positions, known_energy, known.hits, known.log_masses, known.covariances)
+        found = _Found(*(torch.cat(pair) for pair in zip(before, found, strict=True)))
         evaluations += known.evaluations
-    first = same_minimum(reach.whiten(x), energy)
-    hits = torch.zeros_like(hits).scatter_add(0, first, hits)
-    hits = torch.where(energy.isfinite(), hits, 0)
-    order = torch.where(hits > 0, energy, math.inf).argsort(0)[: int((hits > 0).sum(0).max().clamp(1, SEARCH.most))]
-    x, energy, hits, masses, covariances = (_taken(part, order) for part in (x, energy, hits, masses, covariances))
-    new = masses.isnan() & (hits > 0)
+    first = same_minimum(reach.whiten(found.position), found.energy)
+    hits = torch.zeros_like(found.hits).scatter_add(0, first, found.hits)
+    hits = torch.where(found.energy.isfinite(), hits, 0)
+    order = torch.where(hits > 0, found.energy, math.inf).argsort(0)
+    found = found._replace(hits=hits).taken(order[: int((hits > 0).sum(0).max().clamp(1, SEARCH.most))])
+    new = found.mass.isnan() & (found.hits > 0)
     rows = new.flatten(1).any(1) if new.ndim > 1 else new
     if rows.any():
-        own = settled(target, x[rows], new[rows], len(v) * minima.evaluations)
+        own = settled(target, found.position[rows], new[rows], len(v), minima.evaluations)
         evaluations += own.evaluations
-        x, energy, masses, covariances, hits = (
-            _with_rows(part, rows, new, moved)
-            for part, moved in (
-                (x, own.position),
-                (energy, own.energy),
-                (masses, own.log_mass),
-                (covariances, own.covariance),
-                (hits, torch.where(own.counts, hits[rows], 0)),
-            )
-        )
-    order = torch.where(hits > 0, energy, math.inf).argsort(0)
-    x, energy, hits, masses, covariances = (_taken(part, order) for part in (x, energy, hits, masses, covariances))
-    hits = torch.zeros_like(hits).scatter_add(0, same_mode(x, energy, covariances, hits > 0), hits)
-    masses = torch.where(hits > 0, masses, -math.inf)
-    order = masses.argsort(0, descending=True)
-    parts = (_taken(part, order) for part in (x, energy, masses, hits, covariances))
-    return Modes(*parts, evaluations=evaluations)
+        moved = (own.position, own.energy, torch.where(own.counts, found.hits[rows], 0), own.log_mass, own.covariance)
+        found = _Found(*(_with_rows(part, rows, new, there) for part, there in zip(found, moved, strict=True)))
+    found = found.taken(torch.where(found.hits > 0, found.energy, math.inf).argsort(0))
+    alike = same_mode(found.position, found.energy, found.covariance, found.hits > 0)
+    hits = torch.zeros_like(found.hits).scatter_add(0, alike, found.hits)
+    found = found._replace(hits=hits, mass=torch.where(hits > 0, found.mass, -math.inf))
+    x, energy, hits, masses, covariances = found.taken(found.mass.argsort(0, descending=True))
+    return Modes(x, energy, masses, hits, covariances, evaluations)
 
 
 def spread_out(v: Tensor) -> Tensor:
     """Starts of a search from draws ``[N, *batch, D]`` of standard normals: 1, 2, 4 and 8 times as far, in turn."""
-    factors = torch.tensor(SEARCH.spread, dtype=v.dtype, device=v.device).repeat(-(-len(v) // len(SEARCH.spread)))[
-        : len(v)
-    ]
+    factors = torch.tensor(SEARCH.spread, dtype=v.dtype, device=v.device)
+    factors = factors[torch.arange(len(v), device=v.device) % len(factors)]
     return v * factors.reshape(-1, *[1] * (v.ndim - 1))
 
 
@@ -249,12 +249,6 @@ def _with_rows(values: Tensor, rows: Tensor, new: Tensor, moved: Tensor) -> Tens
     values, where = values.clone(), new[rows].reshape(*new[rows].shape, *[1] * (values.ndim - new.ndim))
     values[rows] = torch.where(where, moved, values[rows])
     return values
-
-
-def _taken(values: Tensor, order: Tensor) -> Tensor:
-    """Rows ``[N, *batch, ...]`` in an order ``[M, *batch]``."""
-    index = order.reshape(*order.shape, *[1] * (values.ndim - order.ndim))
-    return values.gather(0, index.expand(len(order), *values.shape[1:]))
 
 
 def _without_spikes(found: Modes, start: Whitened) -> Modes:
@@ -296,16 +290,17 @@ class Settled(NamedTuple):
     """Gradients per problem."""
 
 
-def settled(target: Target, x: Tensor, counts: Tensor, gradients: int) -> Settled:
+def settled(target: Target, x: Tensor, counts: Tensor, starts: int, steps: int) -> Settled:
     """Newton's steps from where descents ended, ``x [N, *batch, D]``, for those that count, ``[N, *batch]``.
 
     A descent ends where it sees no slope any more, which in a narrow and curved valley is anywhere along its floor.
-    What still goes down after about so many gradients is no minimum, and has no mass where its problem has others. What
-    no step lowers is one, at a kink.
+    What still goes down after as many gradients as ``starts`` descents of so many steps took, or as many steps, is no
+    minimum, and has no mass where its problem has others. What no step lowers is one, at a kink.
     """
-    ends, evaluations = _newton(target, x, 0), len(x) * target.dim
+    ends, evaluations, made = _newton(target, x, 0), len(x) * target.dim, 0
     on_its_way = counts & ~ends.converged & ends.energy.isfinite()
-    while on_its_way.any() and evaluations < gradients:
+    while on_its_way.any() and evaluations < starts * steps and made < steps:
+        made += SEARCH.newton
         rows = on_its_way.flatten(1).any(1) if on_its_way.ndim > 1 else on_its_way
         moved = _newton(target, ends.position[rows], SEARCH.newton)
         evaluations += SEARCH.newton * len(moved.position) * target.dim
@@ -327,47 +322,6 @@ def _newton(target: Target, x: Tensor, steps: int) -> Descended:
     relative = 8 * torch.finfo(x.dtype).eps
     parts = [descended(target, part, steps, SEARCH.decrease, relative) for part in x.split(_at_once(x))]
     return Descended(*(torch.cat(part) for part in zip(*parts, strict=True)))
-
-
-def same_minimum(v: Tensor, energy: Tensor) -> Tensor:
-    """The first of the minima that are the same as each, ``[N, *batch]`` indices.
-
-    The same are those whose whitened positions ``v [N, *batch, D]`` are less than a hundredth apart in root mean square
-    and whose energies ``[N, *batch]`` are as near.
-    """
-    index = places(energy)
-    first = index.clone()
-    for i in range(1, len(v)):
-        near = (v[i] - v[:i]).square().mean(-1) < SEARCH.same**2
-        level = (energy[i] - energy[:i]).abs() < SEARCH.same * energy[i].abs().clamp_min(1).log1p()
-        same = near & level & (first[:i] == index[:i])
-        first[i] = torch.where(same.any(0), same.long().argmax(0), i)
-    return first
-
-
-def same_mode(x: Tensor, energy: Tensor, covariance: Tensor, counts: Tensor) -> Tensor:
-    """The first of the minima that are in the same mode as each, ``[N, *batch]`` indices, by their curvatures.
-
-    Descents along a wide direction of a narrow energy end some way from each other: what lies within a third of a
-    standard deviation and a tenth of a nat of a minimum is the same mode.
-
-    Args:
-        x: ``[N, *batch, D]``, in the order of their energies.
-        energy: ``[N, *batch]``.
-        covariance: inverse Hessians ``[N, *batch, D, D]``, NaN where one is not positive definite.
-        counts: whether each is a minimum at all, ``[N, *batch]``; those that are not stand for none but themselves.
-    """
-    unit = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    counts = counts & covariance.flatten(-2).isfinite().all(-1)
-    factor = torch.linalg.cholesky_ex(torch.where(counts[..., None, None], covariance, unit)).L
-    index = places(energy)
-    first = index.clone()
-    for i in range(1, len(x)):
-        distance = torch.linalg.solve_triangular(factor[:i], (x[i] - x[:i]).unsqueeze(-1), upper=False)
-        same = (distance.square().sum((-2, -1)) < SEARCH.within) & (energy[i] - energy[:i] < SEARCH.within)
-        same &= counts[:i] & (first[:i] == index[:i])
-        first[i] = torch.where(same.any(0), same.long().argmax(0), i)
-    return first
 
 
 def laplace_masses(target: Target, x: Tensor, energy: Tensor) -> tuple[Tensor, Tensor]:
@@ -393,8 +347,3 @@ def _masses(energy: Tensor, hessian: Tensor) -> tuple[Tensor, Tensor]:
     log_det = safe.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     masses = torch.where(definite, 0.5 * dim * math.log(2 * math.pi) - energy - log_det, -math.inf).double()
     return masses, torch.where(wide, torch.cholesky_inverse(safe), math.nan)
-
-
-def places(values: Tensor) -> Tensor:
-    """The place of each in dimension 0, ``[N, *batch]``."""
-    return torch.arange(len(values), device=values.device).reshape(-1, *[1] * (values.ndim - 1)).expand_as(values)

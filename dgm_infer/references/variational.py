@@ -1,6 +1,7 @@
 """Gaussian fits by stochastic optimisation of the evidence lower bound (ADVI: Kucukelbir et al. 2017), or others."""
 
 import math
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Literal, get_args
 
@@ -12,7 +13,7 @@ from ..errors import EvidenceError
 from ..linear_maps import DiagonalMap, LowRankMap, Scale, TriangularMap
 from ..progress import foretold
 
-__all__ = ["OBJECTIVES", "Objective", "check_divergence", "lower_bound", "maximise_elbo", "score_weights"]
+__all__ = ["OBJECTIVES", "Objective", "adam", "check_divergence", "lower_bound", "maximise_elbo", "score_weights"]
 
 Objective = Literal["elbo", "tvo", "eubo"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
@@ -98,6 +99,22 @@ class _Parameters:
         return -0.5 * squares - scale.log_det() - 0.5 * x.shape[-1] * math.log(2 * math.pi)
 
 
+def adam(parameters: Iterable[Tensor], steps: int, rate: float, what: str, memory: float = 0.99) -> Iterator[int]:
+    """Steps of Adam, each taken once the caller has computed gradients; the rate falls to zero along a cosine.
+
+    Args:
+        what: as of :func:`foretold`.
+        memory: decay of the mean of squared gradients.
+    """
+    optimiser = torch.optim.Adam(parameters, lr=rate, betas=(0.9, memory))
+    for i in foretold(steps, what):
+        for group in optimiser.param_groups:
+            group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * i / steps))
+        optimiser.zero_grad()
+        yield i
+        optimiser.step()
+
+
 def maximise_elbo(
     target,
     mean: Tensor,
@@ -128,14 +145,10 @@ def maximise_elbo(
         EvidenceError: the optimisation diverged.
     """
     parameters = _Parameters(mean, sd, kind, rank, rng)
-    optimiser = torch.optim.Adam(parameters.all, lr=rate, betas=(0.9, 0.99))
     trace = mean.new_empty(steps, *mean.shape[:-1])
-    for i in foretold(steps, f"a fit of {steps} steps"):
-        for group in optimiser.param_groups:
-            group["lr"] = rate * 0.5 * (1 + math.cos(math.pi * i / steps))
+    for i in adam(parameters.all, steps, rate, f"a fit of {steps} steps"):
         with torch.enable_grad():
             x = parameters.sample(samples, rng)
-            optimiser.zero_grad()
             if objective == "elbo":
                 slope, bounds = _slope(target, parameters, x.detach())
                 (slope * x).sum().div(samples).backward()
@@ -145,7 +158,6 @@ def maximise_elbo(
                     bounds = -target.energy(x.detach()) - log_q
                 (-score_weights(objective, bounds) * log_q).sum().backward()
             trace[i] = bounds.mean(0)
-        optimiser.step()
     mean = parameters.mean.detach()
     with torch.no_grad():
         scale = parameters.scale()

@@ -12,8 +12,8 @@ from ..conditioning.marginal import NoiseMarginal
 from ..kernels.jumps import Jumps
 from ..kernels.lifted import curvature_metric
 from ..linear_maps import IDENTITY
-from ..references.minimise import minimise
-from ..references.modes import laplace_masses, places, same_minimum, same_mode
+from ..references.minimise import minimise, places, same_minimum, same_mode
+from ..references.modes import laplace_masses
 from .execution import evaluation
 
 __all__ = ["Allocation", "allocate_chains"]

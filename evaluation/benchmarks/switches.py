@@ -12,7 +12,6 @@ from dgm_infer.conditioning import Fibre, observed, projection, start_points
 from dgm_infer.evidence import checks, estimate
 from dgm_infer.evidence.tempering import legs
 from dgm_infer.kernels import LiftedHMC
-from dgm_infer.kernels import hmc as hmc_module
 from dgm_infer.sampling import allocation, low_points, run, starts, warmup
 from dgm_infer.sampling.adaptation import Settling
 
@@ -168,12 +167,6 @@ def _startup_phase():
 @switch("curvature metric", "a dense metric of LiftedHMC begins with the curvature of the noise")
 def _curvature_metric():
     with replaced(LiftedHMC, metric_at=lambda self, problem, position: None):
-        yield
-
-
-@switch("few rows", "gradients are computed for the chains alone that still move, where these are few")
-def _few_rows():
-    with replaced(hmc_module, few=lambda moving: None):
         yield
 
 

@@ -95,8 +95,8 @@ def _colours(found: tuple[int, ...], shape: tuple[int, ...]) -> str:
 def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...], scale: PixelScale = _UNIT) -> Tensor:
     """The first ``n`` images, ``[n, *shape]``, on the scale of a generator's images.
 
-    Pictures, values of 8 bits, and a data set's images in [0, 1] are mapped to the scale; other values are taken as
-    they are.
+    Pictures, values of 1 or 8 bits, and a data set's images in [0, 1] are mapped to the scale; other values are taken
+    as they are.
 
     Args:
         source: a data set, or the path of a picture, of a folder of pictures, taken by name, or of an ``.npy`` file.
@@ -158,7 +158,9 @@ def _read_array(path: Path, n: int, shape: tuple[int, ...], scale: PixelScale) -
     if len(images) < n:
         raise ConfigError(f"images: {path} holds {len(images)} images, n_images = {n}")
     images = images[:n]
-    if images.dtype == torch.uint8:
+    if images.dtype in (torch.uint16, torch.uint32, torch.uint64):
+        raise ConfigError(f"images: {path} has values of {images.dtype}: convert to 8 bits, or to numbers in [0, 1]")
+    if images.dtype in (torch.uint8, torch.bool):
         return scale.from_unit(_unit(images))
     if scale != _UNIT and _within_unit(images):
         warnings.warn(
@@ -171,6 +173,8 @@ def _read_array(path: Path, n: int, shape: tuple[int, ...], scale: PixelScale) -
 
 
 def _unit(images: Tensor) -> Tensor:
+    if images.dtype == torch.bool:
+        return images.to(torch.get_default_dtype())
     return images / 255 if images.dtype == torch.uint8 else images
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dgm_infer import DirectedModel
 from dgm_infer.likelihood_free import Simulation
-from dgm_infer.likelihood_free.smc import Particles, move
+from dgm_infer.likelihood_free.methods import Particles, move
 
 __all__ = ["Attempt", "as_results", "chains", "describe", "rejection"]
 

@@ -151,7 +151,7 @@ def test_summaries_are_an_observation_operator():
     # from the series itself: its noise is what the published recipe drew
     u = torch.cat([torch.log(torch.tensor([0.4, 0.005, 0.05, 0.001], dtype=FLOAT)) + 2, published_noise()])
     assert fibre.constraint_error(u) < 1e-10
-    kernel = dgm.ConstrainedHMC(0.05, 2, 1)
+    kernel = dgm.ConstrainedHMC(0.05, 2, n_geodesic=1)
     starts = u.expand(4, 104)
     draws = dgm.sample(fibre, kernel, chains=4, warmup=0, draws=5, seed=1, initial=starts, progress=False)
     assert draws.stats["acceptance_rate"].mean() > 0.5

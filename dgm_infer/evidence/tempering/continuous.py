@@ -15,17 +15,17 @@ from ...sampling.adaptation import DualAveraging
 from ..path import AnnealedPath, PathPoint
 from ..plan import TUNED, StepSizes
 from .temperatures import Control, Plateaus, Sigmoid, Warped, draw_beta
-from .tempering import TemperedState, Tempering
+from .tempering import TemperedChain, TemperedState, Tempering
 
 __all__ = ["ContinuousTempering"]
 
 
 @dataclass(frozen=True, eq=False)
 class ContinuousTempering(Tempering):
-    """Continuous tempering by Hamiltonian moves of x and ``beta = sigmoid(xi/scale)`` together.
+    """Continuous tempering by Hamiltonian moves of x and ``beta = sigmoid(xi)`` together.
 
     The potential is that of :class:`GibbsTempering` plus ``-log beta - log(1 - beta)``; the estimates are the same.
-    The control xi has its own mass; ``mass`` times c squared is equivalent to ``scale`` times c.
+    The control xi has its own mass; a scale c of xi, as published, is a mass of c squared.
 
     With ``plateau`` it is the extended Hamiltonian of Gobbo and Leimkuhler (2015), beside a base: xi moves on a circle,
     where beta is 1 on one part and 0 on another, so that states rest at both ends (T (5.19), math 6.18).
@@ -35,7 +35,6 @@ class ContinuousTempering(Tempering):
         warmup: states discarded before the draws, which adapt the step size if it is None.
         step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per problem.
         mass: mass of xi, positive.
-        scale: scale of xi, positive.
         nuts: maximum leapfrog steps of a trajectory that ends at a U-turn in (x, xi), as in :class:`NUTS`; None for
             trajectories of ``n_steps``. Chains step together, and those that have ended wait.
         plateau: share of the circle where beta is 1, and where it is 0, below 1/2; None for ``beta = sigmoid``.
@@ -44,15 +43,13 @@ class ContinuousTempering(Tempering):
 
     continuous = True
     mass: float = 1.0
-    scale: float = 1.0
     nuts: int | None = None
     plateau: float | None = None
     schedule: Literal["linear", "barrier"] = "linear"
 
     def __post_init__(self):
         super().__post_init__()
-        for field in ("mass", "scale"):
-            positive("ContinuousTempering", field, getattr(self, field))
+        positive("ContinuousTempering", "mass", self.mass)
         if self.nuts is not None:
             whole_number("ContinuousTempering", "nuts", self.nuts)
         if self.plateau is not None:
@@ -81,14 +78,12 @@ class ContinuousTempering(Tempering):
         return kind(self, path, pilot.step_sizes, control, point, rng)
 
 
-class _JointChain:
+class _JointChain(TemperedChain):
     """State (v, t) with a temperature ``beta(t)``; moves are of v and ``t/rate``, whose momenta have unit mass."""
-
-    log_prior = None
 
     def __init__(self, method: ContinuousTempering, path: AnnealedPath, sizes: StepSizes, control: Control, point, rng):
         self.method, self.path, self.control, self.point, self.rng = method, path, control, point, rng
-        self.rate = 1 / (method.scale * math.sqrt(method.mass))
+        self.rate = 1 / math.sqrt(method.mass)
         # energies at the two ends up to a common constant: that of the base and phi + offset
         self.offset = (control.log_zeta - path.base_constant).to(point.energy.dtype)
         beta = draw_beta(path.difference(point) + control.log_zeta, rng)

@@ -9,7 +9,7 @@ from ...arguments import choice
 from ..path import AnnealedPath, PathPoint
 from ..plan import TUNED, StepSizes
 from .temperatures import Ladder, Sigmoid, Warped
-from .tempering import TemperedState, Tempering
+from .tempering import TemperedChain, TemperedState, Tempering
 
 __all__ = ["GibbsTempering", "LadderChain"]
 
@@ -50,7 +50,7 @@ class GibbsTempering(Tempering):
         return LadderChain(path, pilot.step_sizes, ladder, point, rng, self.n_steps)
 
 
-class LadderChain:
+class LadderChain(TemperedChain):
     """Chains that alternate a Hamiltonian move of x with an exact draw of its temperature."""
 
     def __init__(
@@ -72,9 +72,3 @@ class LadderChain:
         rung = self.ladder.draw(self.path.difference(self.point), self.rng)
         self.beta = rung.beta
         return TemperedState(self.point, rung.beta, acceptance, (rung.log_p1, rung.log_p0))
-
-    def warm(self) -> None:
-        self.step()
-
-    def freeze(self) -> None:
-        pass

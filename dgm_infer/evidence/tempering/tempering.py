@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -239,25 +239,22 @@ class Tempering(Piloted):
         raise NotImplementedError
 
 
-class TemperedChain(Protocol):
-    """Running chains."""
+class TemperedChain:
+    """Running chains, which may adapt while they warm up."""
 
-    @property
-    def log_prior(self) -> Callable[[Tensor], Tensor] | None:
-        """Log prior weights of temperatures, if these are discrete."""
-        ...
+    log_prior: Callable[[Tensor], Tensor] | None = None
+    """Log prior weights of temperatures, if these are discrete."""
 
     def step(self) -> TemperedState:
         """One transition."""
-        ...
+        raise NotImplementedError
 
     def warm(self) -> None:
-        """One transition, which may adapt."""
-        ...
+        """One transition of the warm-up."""
+        self.step()
 
     def freeze(self) -> None:
         """End the adaptation."""
-        ...
 
 
 def _fitting(name: str, log_zeta: float | Tensor, like: Tensor) -> Tensor:

@@ -33,7 +33,13 @@ QUICK = {
 }
 every_method = pytest.mark.parametrize("method", QUICK.values(), ids=QUICK)
 # what chunks do to draws is the work of the run, not of the method
-every_kind = pytest.mark.parametrize("method", cases(QUICK, ("importance sampling",)))
+every_kind = pytest.mark.parametrize(
+    "method",
+    cases(
+        {name: QUICK[name] for name in ("importance sampling", "AIS, barrier", "Gibbs tempering", "SMC, waste-free")},
+        ("importance sampling",),
+    ),
+)
 
 
 def run(target, base, method, **settings):
@@ -224,15 +230,15 @@ def test_a_foreign_target_with_an_energy_will_do():
     ids=lambda m: type(m).__name__,
 )
 def test_float32_and_float64_have_the_same_mean(method):
-    known = known_gaussian(10, (60,))
+    known = known_gaussian(10, (20,))
     results = []
     for dtype, seed in ((torch.float32, 2), (FLOAT, 3)):
         estimate = run(known.target, known.base.to(dtype), method, chains=64, seed=seed)
         assert estimate.draws.dtype == dtype
         assert estimate.log_z.dtype == estimate.log_weights.dtype == FLOAT
         results.append((estimate.log_z - estimate.bias).mean())
-        error = estimate.std_error.square().sum().sqrt() / 60
-    assert error <= 0.005
+        error = estimate.std_error.square().sum().sqrt() / 20
+    assert error <= 0.01
     assert (results[0] - results[1]).abs() <= 3 * math.sqrt(2) * error
     assert (results[1] + 3).abs() <= 5 * error
 
@@ -414,7 +420,7 @@ def test_schedules_can_be_values_or_a_function():
     assert by_values.diagnostics["gradient_evaluations"] == 100 * 5 + 1
 
 
-@pytest.mark.parametrize("temperatures", [1, 2, 3, 13])
+@pytest.mark.parametrize("temperatures", [1, 3])
 @pytest.mark.slow
 def test_short_pilots_will_do(temperatures):
     known = known_gaussian(2, (2,))

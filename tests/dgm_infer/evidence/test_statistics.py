@@ -74,15 +74,10 @@ def test_control_adapting_inside_the_run_is_noticed():
 
 
 def test_control_weights_of_the_state_after_the_move_are_noticed(monkeypatch):
-    known = known_bimodal((5_000,))
-    method = dgm.AIS(100, n_steps=3, pilot_temperatures=25)
-    for anneal, biased in ((annealing.anneal, False), (anneal_with_weights_after_the_move, True)):
-        monkeypatch.setattr(annealing, "anneal", anneal)
-        estimate = dgm.log_evidence(
-            known.target, known.base, method, chains=8, seed=1, keep_draws=False, coverage=False, progress=False
-        )
-        mean, error = mean_and_error(estimate.log_weights, known.log_z)
-        assert bool((mean - 1).abs() > 3 * error) == biased, f"{mean:.5f} +- {error:.5f}"
+    monkeypatch.setattr(annealing, "anneal", anneal_with_weights_after_the_move)
+    method, chains, _, _ = FROZEN["AIS"]
+    mean, error = frozen(method, chains, known_bimodal((5_000,)))
+    assert (mean - 1).abs() > 3 * error, f"{mean:.5f} +- {error:.5f}"
 
 
 METHODS = {
@@ -113,14 +108,17 @@ COVERED = [("bimodal", name) for name in METHODS] + [
 
 @pytest.mark.parametrize(("target", "name"), COVERED, ids=[", ".join(names) for names in COVERED])
 def test_intervals_cover_the_truth_as_often_as_they_say(target, name):
-    # replicates in one batch, each with random numbers of its own; of SMC, whose doubled intervals miss 1 of 400, so
-    # many that its control tells 0.9975 from 0.99 at any seed
-    known = TARGETS[target](1000 if (target, name) == ("Gaussian", "SMC") else 200)
+    # replicates in one batch, each with random numbers of its own; of 200 intervals that cover with probability 0.95
+    # less than 0.90 do in 1e-3 of all runs, with 0.97, as most do here, in 1e-6
+    known = TARGETS[target](200)
     estimate = dgm.log_evidence(known.target, known.base, METHODS[name], chains=16, seed=0, progress=False)
-    assert 0.90 <= coverage(estimate, known.log_z) <= 0.99
-    # intervals half as wide cover too little, intervals twice as wide too much
+    assert coverage(estimate, known.log_z) >= 0.90
+    # errors that are twice too large leave squares of about 1.15/4; 200 replicates know 1.15 to 0.13
+    squares = ((estimate.log_z - known.log_z) / estimate.std_error).square().mean()
+    assert squares > 0.5
+    # controls: intervals half as wide cover too little, and errors twice as large are too large
     assert coverage(estimate, known.log_z, widen=0.5) < 0.90
-    assert coverage(estimate, known.log_z, widen=2.0) > 0.99
+    assert squares / 4 < 0.5
 
 
 @pytest.mark.parametrize("make", TARGETS.values(), ids=TARGETS)

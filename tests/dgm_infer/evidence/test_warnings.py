@@ -9,6 +9,7 @@ import dgm_infer as dgm
 from dgm_infer.evidence.warnings import further_findings, run_warnings
 from evaluation.problems.families import Normals
 from evaluation.problems.regressions import LogisticRegression
+from evaluation.problems.repeated import repeated
 from tests.findings import honest
 from tests.known_evidence import known_gaussian
 from tests.oracles import FLOAT
@@ -178,11 +179,17 @@ def test_only_problems_that_need_a_better_base_run_again(shape):
     assert again.std_error.reshape(-1)[2] < 0.3
 
 
+@honest
 @pytest.mark.slow
 @pytest.mark.parametrize("method", [None, dgm.AIS(), dgm.GibbsTempering()], ids=["default", "AIS", "Gibbs tempering"])
 def test_from_a_prior_twenty_runs_are_right_within_three_errors_or_named(regression, method):
     target, truth = regression
-    for seed in range(20):
-        found, _ = from_prior(target, method, seed)
-        apart = dgm.compare(found, truth)
-        assert apart.difference.abs() < 3 * apart.std_error or found.diagnose()
+    runs, priors = repeated(target, dgm.Gaussian(torch.zeros(20, dtype=FLOAT), 1.0), 20)
+    found = dgm.log_evidence(runs, priors, method, seed=0, progress=False)
+    named = [problem for finding in found.diagnose() for problem in finding.problems]
+    apart = (found.log_z - truth.log_z).abs() / (found.std_error.square() + truth.std_error.square()).sqrt()
+    apart[named] = 0.0
+    # by Student's t of 15 degrees of freedom four or more are beyond three errors in 3e-5 of all runs of this test, and
+    # one is beyond six in 5e-4
+    assert (apart > 3).sum() <= 3
+    assert apart.max() < 6

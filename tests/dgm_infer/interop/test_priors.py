@@ -89,6 +89,7 @@ PRIORS = {
     "the log of Gamma(.01)": transformed(of(td.Gamma, 0.01, 1.0), td.ExpTransform().inv),
     "1 + 3 Gamma(.01)": transformed(of(td.Gamma, 0.01, 1.0), td.AffineTransform(1.0, 3.0)),
     "1 - 3 Beta(.01, 1)": transformed(of(td.Beta, 0.01, 1.0), td.AffineTransform(1.0, -3.0)),
+    "a masked Beta(.01, .01)": dist.Beta(torch.tensor(0.01, dtype=FLOAT), torch.tensor(0.01, dtype=FLOAT)).mask(True),
     "a mixture of normals": mixture(of(td.Normal, [0.0, 0.0], [0.05, 2.0])),
     "a mixture of Betas": mixture(of(td.Beta, [0.01, 2.0], [0.02, 2.0])),
     "a mixture of Gammas": mixture(of(td.Gamma, [0.01, 9.0], [1.0, 3.0])),
@@ -108,6 +109,39 @@ def integral(log_density, reach=1e300):
         centre = x[density.argmax()]
     weights = 1e-4 * width * torch.cosh(width * t) * (t[1] - t[0])
     return (density + weights.log()).logsumexp(0).exp().item()
+
+
+VON_MISES = of(td.VonMises, 0.5, 2.0)
+ANGLES = {
+    "an angle": (VON_MISES, -math.pi, math.pi),
+    "twice an angle, and one": (transformed(VON_MISES, td.AffineTransform(1.0, 2.0)), 1 - 2 * math.pi, 1 + 2 * math.pi),
+    "three times the exponential of an angle": (
+        transformed(VON_MISES, td.ExpTransform(), td.AffineTransform(0.0, 3.0)),
+        3 * math.exp(-math.pi),
+        3 * math.exp(math.pi),
+    ),
+    "a masked angle": (dist.VonMises(VON_MISES.loc, VON_MISES.concentration).mask(True), -math.pi, math.pi),
+    "a mixture of angles": (mixture(of(td.VonMises, [0.0, 2.5], [4.0, 2.0])), -math.pi, math.pi),
+}
+
+
+@pytest.mark.parametrize(("prior", "low", "high"), ANGLES.values(), ids=ANGLES)
+def test_functions_of_angles_stay_within_one_turn_and_integrate_to_one(prior, low, high):
+    chart = chart_of(prior)
+    turn = torch.linspace(-math.pi, math.pi, 2001, dtype=FLOAT)[:-1]
+    x = 1.5 * torch.stack([turn.cos(), turn.sin()], -1)
+    z = chart.value(x)
+    assert low - 1e-9 <= z.min()
+    assert z.max() <= high + 1e-9
+    # x = r (cos a, sin a) is normal given its angle
+    density = (log_density(prior, chart, x) + 0.5 * 1.5**2).exp()
+    assert density.sum().item() * 2 * math.pi / len(turn) == pytest.approx(1, abs=1e-6)
+
+
+def test_mixtures_of_functions_of_angles_have_no_chart():
+    turned = transformed(of(td.VonMises, [0.0, 1.0], [2.0, 2.0]), td.AffineTransform(0.0, 2.0))
+    with pytest.raises(dgm.errors.ModelError, match="no bijection"):
+        chart_of(mixture(turned))
 
 
 def by_input(form):

@@ -7,8 +7,8 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.references.density import GaussianDensity
-from dgm_infer.references.minimise import curvature, minimise
-from dgm_infer.references.modes import Modes, _merged, laplace_masses, same_minimum, same_mode, settled
+from dgm_infer.references.minimise import curvature, minimise, same_minimum, same_mode
+from dgm_infer.references.modes import Modes, _merged, laplace_masses, settled
 from tests.known_evidence import MixtureTarget, known_bimodal
 from tests.oracles import FLOAT
 
@@ -104,7 +104,7 @@ def test_what_is_no_mode_takes_nothing_from_modes():
         return -torch.logaddexp(-0.5 * (wave.square() + x[..., 0].square()), torch.tensor(-400.0, dtype=FLOAT))
 
     x = torch.tensor([[1.0, math.sin(2.0)], [50.0, 50.0]], dtype=FLOAT)
-    part = settled(dgm.Target(valley, 2), x, torch.ones(2, dtype=torch.bool), 10)
+    part = settled(dgm.Target(valley, 2), x, torch.ones(2, dtype=torch.bool), 1, 10)
     assert part.counts.tolist() == [True, True]
 
 

@@ -157,6 +157,12 @@ def test_pictures_bytes_and_data_sets_are_mapped_to_the_scale_of_the_generator(t
     np.save(tmp_path / "own.npy", expected.numpy())
     for name in ("grey.png", "bytes.npy", "own.npy"):
         torch.testing.assert_close(read_images(str(tmp_path / name), 1, (8, 6), scale), expected)
+    np.save(tmp_path / "binary.npy", pixels > 100)
+    binary = torch.where(torch.tensor(pixels > 100), 1.0, -1.0).unsqueeze(0)
+    torch.testing.assert_close(read_images(str(tmp_path / "binary.npy"), 1, (8, 6), scale), binary)
+    np.save(tmp_path / "wide.npy", 100 * pixels.astype(np.uint16))
+    with pytest.raises(ConfigError, match=r"wide\.npy has values of torch\.uint16: convert to 8 bits"):
+        read_images(str(tmp_path / "wide.npy"), 1, (8, 6), scale)
     held_out = DigitsData().held_out(3)
     torch.testing.assert_close(read_images(DigitsData(), 3, (8, 8), scale), 2 * held_out - 1)
     np.save(tmp_path / "unit.npy", expected.numpy() / 2 + 0.5)

@@ -69,10 +69,12 @@ def test_the_extended_hamiltonian_finds_the_evidence(name, nuts, monkeypatch):
     if name == "two modes":
         left = estimate.expectation(lambda x: (x[..., 0] < -0.3).double())
         assert ((left.value - 0.35).abs() <= 5 * left.std_error).all()
-    # control: the weights of temperatures without plateaus
+    if name == "two modes" or nuts:
+        return
+    # control: the weights of temperatures without plateaus, which do not depend on how the states move
     monkeypatch.setattr(Plateaus, "log_ends", lambda self, difference: log_weights_at_ends(difference + self.log_zeta))
     error, _ = off()
-    assert error > 5 or name == "two modes"
+    assert error > 5
 
 
 @pytest.mark.slow

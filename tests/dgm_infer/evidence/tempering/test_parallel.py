@@ -292,12 +292,30 @@ class Mixtures(dgm.Target):
 
     def __init__(self, weights, means):
         super().__init__(None, means.shape[-1], means.shape[1:2])
-        self.weights, self.means = weights, means
+        self.means = means
+        self.constants = weights.log() - 0.5 * means.square().sum(-1) - 0.5 * self.dim * math.log(2 * math.pi)
 
     def energy(self, x):
-        squares = torch.stack([(x - mean).square().sum(-1) for mean in self.means])
-        log_weights = self.weights.log().reshape(len(self.means), *[1] * (x.ndim - 2), -1)
-        return 0.5 * self.dim * math.log(2 * math.pi) - (log_weights - 0.5 * squares).logsumexp(0)
+        return 0.5 * x.square().sum(-1) - self._log_parts(x).logsumexp(-1)
+
+    @torch.no_grad()
+    def energy_and_gradient(self, x):
+        # a formula, for a fraction of the time of automatic differentiation
+        logs = self._log_parts(x)
+        pull = torch.einsum("...bk,kbd->...bd", logs.softmax(-1), self.means)
+        return 0.5 * x.square().sum(-1) - logs.logsumexp(-1), x - pull
+
+    def _log_parts(self, x):
+        """Logs of the parts, less ``-|x|^2/2``, ``[..., B, K]``."""
+        return self.constants.mT + torch.einsum("...bd,kbd->...bk", x, self.means)
+
+
+def test_mixtures_are_normalised_and_have_their_gradient():
+    weights, means = torch.tensor([[0.3], [0.7]], dtype=FLOAT), torch.tensor([[[-2.0]], [[1.0]]], dtype=FLOAT)
+    target, x = Mixtures(weights, means), torch.linspace(-12, 12, 4001, dtype=FLOAT).reshape(-1, 1, 1)
+    assert (-target.energy(x)).exp().sum().mul(24 / 4000).item() == pytest.approx(1)
+    energy, gradient = dgm.Target.energy_and_gradient(target, x)
+    torch.testing.assert_close(target.energy_and_gradient(x), (energy, gradient))
 
 
 @pytest.mark.slow

@@ -82,8 +82,9 @@ def test_diagnostics_of_a_run_that_went_well(method):
 
 
 @pytest.mark.slow
-@first_method
-def test_the_base_check_fires_when_chains_are_cut_short(method):
+def test_the_base_check_fires_when_chains_are_cut_short():
+    # what is checked are the moments that all methods record alike
+    method = METHODS[0]
     known = known_gaussian(50, (10,))
     # a wrong guess of log Z: the chains have far to go
     whole = run(known, method.replace(log_zeta=-7.0, draws=800), chains=16)
@@ -205,7 +206,6 @@ def test_two_modes_are_both_visited():
         (lambda: dgm.GibbsTempering(log_zeta="nothing"), "log_zeta='nothing'"),
         (lambda: dgm.GibbsTempering(target_acceptance=1.5), "target_acceptance=1.5"),
         (lambda: dgm.ContinuousTempering(mass=0), "mass=0"),
-        (lambda: dgm.ContinuousTempering(scale=-1), "scale=-1"),
         (lambda: dgm.ContinuousTempering(warmup=3), "warmup=3"),
         (lambda: dgm.ContinuousTempering(nuts=0), r"ContinuousTempering\(nuts=0\): must be an integer >= 1"),
         (
