@@ -130,8 +130,7 @@ class Rolled:
         return list(kept), [steps if len(steps) <= _FEW else every for steps in kept.values()]
 
     def _capture(self, x: Tensor) -> None:
-        loop = self._loop
-        before = loop.operations[: loop.start]
+        loop, before = self._loop, self._loop.operations[: self._loop.start]
         # what follows reads values from before it, too
         outers = list(loop.outers)
         for leaf in [*(a for o in loop.operations[loop.end :] for a in o.leaves), *self._results]:
@@ -211,7 +210,7 @@ class Rolled:
             values.update({Value(index, part): result for part, result in enumerate(results)})
         return [of(result) for result in self._results]
 
-    def _joined(self, operation: Operation, collected: Sequence[Tensor], of: Callable[[Any], Any]) -> Tensor | None:
+    def _joined(self, operation: Operation, collected: Sequence[Tensor], of: Any) -> Tensor | None:
         """``stack`` or ``cat`` of values at all steps in order, in a few operations; None of anything else."""
         if operation.target not in (aten.stack.default, aten.cat.default):
             return None
@@ -233,8 +232,7 @@ class Rolled:
         n, parts = len(pairs) // len(own), []
         for value in own:
             place = self._collected.index(value)
-            steps = self._steps_read[place]
-            begin = steps.index(at)
+            steps, begin = self._steps_read[place], self._steps_read[place].index(at)
             if steps[begin : begin + n] != list(range(at, at + n)):
                 return None
             parts.append(collected[place].narrow(0, begin, n))
