@@ -73,7 +73,7 @@ def by_quadrature(example: Example) -> dict[str, Any] | None:
     def energies(axes: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.cartesian_prod(*axes).reshape(-1, len(axes))
         found = torch.stack([torch.as_tensor(potential(parts(row))).detach().reshape(()) for row in x])
-        return x, found.nan_to_num(math.inf, math.inf)
+        return x, found.nan_to_num(math.inf, math.inf, math.inf)
 
     names = [name for name in sizes for _ in range(sizes[name])]
     full = [torch.linspace(-math.pi, math.pi, 65) if name in angles else torch.linspace(-14, 14, 57) for name in names]

@@ -122,7 +122,10 @@ def check_latents(problem: Any, position: Tensor, kept_draws: int = 0) -> None:
     moved = position + 0.5
     alone, again = problem.latents(moved), problem.latents(torch.cat([moved[-1:] + 1, moved]))
     for key, value in alone.items():
-        size, apart = value.double(), value.double() - again[key][1:].double()
+        # a corner of each stands for a field
+        corner = (..., *[slice(8)] * (value.ndim - position.ndim + 1))
+        size = value[corner].double()
+        apart = size - again[key][1:][corner].double()
         apart, size = (each.nan_to_num(0.0, 0.0, 0.0).abs().max().item() for each in (apart, size))
         if apart > torch.finfo(position.dtype).eps ** 0.5 * max(size, 1e-3):
             raise ModelError(

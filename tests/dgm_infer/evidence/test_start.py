@@ -43,8 +43,8 @@ def test_a_model_with_images_is_their_posterior_from_the_encoder(vae, images):
     found = started("log_evidence", dgm.condition(vae, images), None)
     assert found.said == "base: the encoder's posterior"
     torch.testing.assert_close(found.base.mean, base.mean.double(), rtol=1e-4, atol=1e-5)
-    exact = dgm.log_evidence(found.target, found.base, dgm.AIS(), chains=8, seed=1, progress=False)
-    other = dgm.log_evidence((vae, images), method=dgm.AIS(), chains=8, seed=2, progress=False)
+    exact = dgm.log_evidence(found.target, found.base, dgm.AIS(100), chains=8, seed=1, progress=False)
+    other = dgm.log_evidence((vae, images), method=dgm.AIS(100), chains=8, seed=2, progress=False)
     apart = dgm.compare(exact, other)
     assert (apart.difference.abs() < 5 * apart.std_error).all()
 

@@ -14,6 +14,7 @@ from dgm_infer.kernels.jumps import Jumps
 from dgm_infer.kernels.metropolis import point_at
 from tests.findings import honest
 from tests.oracles import FLOAT, compare
+from tests.quick import cases, some
 
 WEIGHTS = torch.tensor([[0.7, 0.2], [0.2, 0.8], [0.1, 0.0]], dtype=FLOAT)
 CENTRES = torch.tensor([[[-4.0, 0.0], [-4.0, 0.0]], [[4.0, 1.0], [4.0, 1.0]], [[5.5, 1.0], [0.0, 0.0]]], dtype=FLOAT)
@@ -86,7 +87,13 @@ def test_jumps_leave_draws_of_the_target_as_they_are():
     assert standard_errors(poor()).abs().max() < 5
 
 
-@pytest.mark.parametrize("part", ["responsibilities", "determinants", "choice of the other mode"])
+@pytest.mark.parametrize(
+    "part",
+    some(
+        ["responsibilities", "determinants", "choice of the other mode"],
+        quick=["determinants", "choice of the other mode"],
+    ),
+)
 def test_control_without_a_term_of_the_acceptance_they_do_not(part):
     jumps = poor()
     roots = (0.5 * jumps.log_weights).exp()
@@ -152,9 +159,10 @@ def sampled(kernel, **changes) -> Any:
     return dgm.sample(Bananas(), kernel, **settings)
 
 
-@pytest.mark.parametrize(
-    "kernel", [dgm.HMC(), dgm.NUTS(n_steps=15), dgm.kernels.RandomWalk()], ids=lambda kernel: type(kernel).__name__
-)
+KERNELS = {"HMC": dgm.HMC(), "NUTS": dgm.NUTS(n_steps=15), "RandomWalk": dgm.kernels.RandomWalk()}
+
+
+@pytest.mark.parametrize("kernel", cases(KERNELS, quick=("HMC", "RandomWalk")))
 def test_chains_hold_the_modes_in_the_proportions_of_the_target(kernel):
     draws = sampled(dgm.ModeJumps(kernel))
     left = (draws.inputs[..., 0] < 0).double()

@@ -49,7 +49,7 @@ circular_first = pytest.mark.parametrize("way", [by_way(STRAIGHT, slow=True), by
 
 
 def run(problem, *, step_size, n_steps=(1, 4), n_geodesic=1, chains=400, warmup=20, draws=25, **more):
-    kernel = dgm.ConstrainedHMC(step_size, n_steps, n_geodesic, **more)
+    kernel = dgm.ConstrainedHMC(step_size, n_steps, n_geodesic=n_geodesic, **more)
     return dgm.sample(problem, kernel, chains=chains, warmup=warmup, draws=draws, seed=1, progress=False)
 
 
