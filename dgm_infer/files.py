@@ -4,12 +4,17 @@ import io
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
+from math import prod
 from pathlib import Path
+from typing import Any
 
-from .arguments import file_path
+import numpy as np
+from numpy.lib import format as npy
+
+from .arguments import allocatable, file_path
 from .errors import ArgumentError, ConfigError, cause, reported_as
 
 __all__ = [
@@ -21,6 +26,7 @@ __all__ = [
     "held",
     "make_folder",
     "new_folder",
+    "read_arrays",
     "remove_folders",
     "remove_unfinished",
     "writable_folder",
@@ -172,6 +178,33 @@ def write_file(path: str | os.PathLike, content: str | bytes | io.BytesIO) -> No
         data = content.encode() if isinstance(content, str) else content
     with complete_file(path) as part:
         part.write_bytes(data)
+
+
+def read_arrays(path: Path, fits: Callable[[dict[str, tuple[int, ...]]], bool] = lambda shapes: True) -> dict[str, Any]:
+    """The arrays of an ``.npz`` file by name; nothing in the file is executed.
+
+    Args:
+        path: the file.
+        fits: whether arrays of these shapes are what is expected; asked before any is unpacked.
+
+    Raises:
+        ArgumentError: they need more memory than there is.
+        FileNotFoundError: the file does not exist.
+        ValueError, OSError, EOFError, zipfile.BadZipFile: it is damaged, or its shapes do not fit.
+    """
+    # opened here: NumPy leaves a damaged file open
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+        shapes, size = {}, 0
+        for name in arrays.files:
+            with arrays.zip.open(f"{name}.npy") as member:
+                read = npy.read_array_header_1_0 if npy.read_magic(member) == (1, 0) else npy.read_array_header_2_0
+                shapes[name], _, dtype = read(member)
+            size += prod(shapes[name]) * dtype.itemsize
+        # a small file may unpack to anything
+        allocatable("read", "path", path, size // 8 + 1, "it is damaged, or of another machine")
+        if not fits(shapes):
+            raise ValueError(f"its arrays are of shapes that do not fit: {shapes}")
+        return {name: arrays[name] for name in arrays.files}
 
 
 @contextmanager

@@ -60,8 +60,10 @@ class Progress:
 
     def __init__(self, shown: bool, describe: Callable[[list[Any]], str] = str, total: int = 0):
         # in a log file every update is a separate line
-        interval = 0.2 if sys.stderr.isatty() else 10
-        self.bar = _Bar(total=total, disable=not shown, mininterval=interval, dynamic_ncols=True)
+        # None without a console
+        stream: Any = sys.stderr
+        interval = 0.2 if stream is not None and stream.isatty() else 10
+        self.bar = _Bar(total=total, disable=not shown or stream is None, mininterval=interval, dynamic_ncols=True)
         self.prefix = ""
         self._describe = describe
         self._phase = ""

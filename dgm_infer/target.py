@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from .arguments import allocatable, function, random_generator, sizes, whole_number
+from .arguments import allocatable, default_type, function, random_generator, sizes, whole_number
 from .arguments.objects import shown
 from .errors import ArgumentError
 
@@ -152,7 +152,7 @@ class Target:
 
     def initial_draws(self, n: int, rng: torch.Generator) -> Tensor:
         """Where chains may start, ``[n, *batch, D]``: standard normal draws, unless a subclass knows better."""
-        return torch.randn(n, *self.batch_shape, self.dim, generator=rng, device=rng.device)
+        return torch.randn(n, *self.batch_shape, self.dim, generator=rng, dtype=default_type(), device=rng.device)
 
     def start(self, chains: int, rng: torch.Generator, attempts: int = 20) -> Tensor:
         """:meth:`initial_draws`, made again up to ``attempts`` times where the energy is not finite.

@@ -2,9 +2,11 @@
 
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from dgm_infer import files
+from dgm_infer.errors import ArgumentError
 
 __all__ = ["read_arrays"]
 
@@ -16,10 +18,8 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
         FileNotFoundError: the file does not exist.
         ValueError, OSError, EOFError, zipfile.BadZipFile: it is damaged, or its arrays need more memory than there is.
     """
-    # opened here: NumPy leaves a damaged file open
-    with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
-        try:
-            values = {key: arrays[key] for key in arrays}
-        except MemoryError as error:
-            raise ValueError(str(error)) from error
+    try:
+        values = files.read_arrays(path)
+    except (MemoryError, ArgumentError) as error:
+        raise ValueError(str(error)) from error
     return {key: torch.from_numpy(value) for key, value in values.items() if value.dtype.kind in "biuf"}

@@ -143,8 +143,8 @@ def _load_safetensors(path: Path) -> GenerativeModel:
             raise CheckpointError(f"{file} does not exist: a generator is a .safetensors file with a .json beside it")
     try:
         what = json.loads(description.read_text())
-    except ValueError as error:
-        raise CheckpointError(f"{description} is not JSON: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{description} is not JSON: {cause(error)}") from error
     return _build(path, what, read_safetensors(path))
 
 

@@ -462,6 +462,8 @@ TAKEN: dict[tuple[str, str], set[str]] = {
     ("SBIPosterior", "observe"): {"class"},
     ("Alternating", "blocks"): {"ragged"},
     ("save", "notes"): {"NaN", "NumPy NaN"},
+    ("check", "observe"): {"class"},
+    ("Fibre.start", "report"): {"module"},
     **{(name, "args"): set(VALUES) for name in ("from_pyro", "from_simulator", "target_from_pyro")},
 }
 

@@ -294,9 +294,10 @@ NEEDS = {
     "pyro": "bench evidence",
     "sklearn": f"evidence --config {ROOT}/configs/evidence/digits_vae.yaml",
     "tensorboard": f"train --config {ROOT}/configs/train/digits_vae.yaml",
+    "yaml": "evidence",
     "torchvision": f"train --config {ROOT}/configs/train/digits_vae.yaml",
 }
-MODULES = {"cvxpy-base": "cvxpy", "pillow": "PIL", "pyro-ppl": "pyro", "scikit-learn": "sklearn"}
+MODULES = {"cvxpy-base": "cvxpy", "pillow": "PIL", "pyro-ppl": "pyro", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 
 
 def test_each_optional_package_has_a_command_that_needs_it():

@@ -16,6 +16,8 @@ __all__ = [
     "array",
     "available_device",
     "boolean_mask",
+    "context",
+    "default_type",
     "finite",
     "floating_type",
     "indices",
@@ -40,7 +42,25 @@ def numbers(call: str, field: str, value: Any, dtype: torch.dtype | None = None)
     values = array(call, field, value, dtype)
     # nothing is computed in 16 bits
     kept = values.is_floating_point() and values.element_size() >= 4
-    return values if kept or values.dtype == dtype else values.to(torch.get_default_dtype())
+    return values if kept or values.dtype == dtype else values.to(default_type())
+
+
+def default_type() -> torch.dtype:
+    """torch's default floating-point type, or 32 bits where it has 16, in which nothing is computed."""
+    default = torch.get_default_dtype()
+    return default if default.itemsize >= 4 else torch.float32
+
+
+def context(call: str) -> None:
+    """Refuse to work where tensors have no derivatives, or no numbers.
+
+    Raises:
+        ArgumentError: within ``torch.inference_mode()``, or the default device is meta.
+    """
+    if torch.is_inference_mode_enabled():
+        raise ArgumentError(f"{call}(): derivatives are needed, and torch.inference_mode() is on: leave it before")
+    if torch.get_default_device().type == "meta":
+        raise ArgumentError(f"{call}(): the default device is meta, without numbers: torch.set_default_device('cpu')")
 
 
 def array(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,20 +14,36 @@ from .capture import capture, operations, quiet, value_and_gradient
 from .loops import is_captured
 from .rolled import rolled
 
-__all__ = ["CapturedTarget", "agree", "captured", "captured_targets"]
+__all__ = ["CapturedTarget", "agree", "captured", "captured_targets", "evaluated_by"]
 
 # The targets of the program that is being captured, by identity.
 _TARGETS: ContextVar[dict[int, "CapturedTarget"]] = ContextVar("targets")
+# A target, and what it is evaluated by.
+_EVALUATED: ContextVar[tuple[Any, Any]] = ContextVar("evaluated", default=(None, None))
 # Size of the move to the second point at which a graph is compared with its function.
 _MOVE = 0.1
 
 
 def captured(target: Target) -> Target:
-    """The target with its energy and gradient as graphs, if the caller is being captured; else the target."""
-    if not is_captured() or isinstance(target, CapturedTarget):
+    """The target with its energy and gradient as graphs, if the caller is being captured; else the target, or what
+    :func:`evaluated_by` has put in its place."""
+    if isinstance(target, CapturedTarget):
         return target
+    if not is_captured():
+        own, other = _EVALUATED.get()
+        return other if own is target else target
     known = _TARGETS.get()
     return known.setdefault(id(target), CapturedTarget(target))
+
+
+@contextmanager
+def evaluated_by(target: Target, other: Target) -> Iterator[None]:
+    """Kernels called within evaluate the target by another one of the same density."""
+    token = _EVALUATED.set((target, other))
+    try:
+        yield
+    finally:
+        _EVALUATED.reset(token)
 
 
 @contextmanager

@@ -162,9 +162,11 @@ def _pull(value: Tensor, x: Tensor, vectors: Tensor, *, again: bool) -> Tensor:
     if not value.requires_grad:
         # a function without a derivative has no graph
         return x.new_zeros(vectors.shape[:several] + x.shape)
-    (products,) = torch.autograd.grad(
-        value, x, vectors, is_grads_batched=several, create_graph=again, materialize_grads=True
-    )
+    # looking for anomalies reads every number, which batched derivatives cannot do
+    with torch.autograd.set_detect_anomaly(False) if several and torch.is_anomaly_enabled() else nullcontext():
+        (products,) = torch.autograd.grad(
+            value, x, vectors, is_grads_batched=several, create_graph=again, materialize_grads=True
+        )
     return products
 
 

@@ -15,15 +15,16 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import ModelError, cause
+from ..target import Target
 from .capture import Graph, bound, quiet, recorded_graphs, traced
-from .captured import agree, captured_targets
+from .captured import CapturedTarget, agree, captured_targets
 from .loops import capturing
-from .pytrees import Form, flatten, unflatten
+from .pytrees import Form, flatten, tree_map, unflatten
 from .randomness import Drawn, Recorded, Replayed
 from .replay import replayed
 from .simplify import lift_constants, simplified
 
-__all__ = ["Program"]
+__all__ = ["CompiledTarget", "Program"]
 
 # Of torch's compiler: what the processor says of itself is believed; to try it out takes eight seconds.
 _OPTIONS = {"cpp.vec_isa_ok": True}
@@ -122,6 +123,46 @@ class Program:
         if not agree(found, expected):
             raise ModelError("torch's compiler makes code of it that computes something else")
         self._run = run
+
+
+class CompiledTarget(CapturedTarget):
+    """A target whose energy and gradient are machine code.
+
+    Args:
+        target: of the same density.
+        x: positions ``[n, *batch, D]`` of the usual number; others are evaluated in parts of this size.
+        longest: as of :class:`CapturedTarget`.
+
+    Raises:
+        ModelError: they cannot be captured or compiled.
+    """
+
+    def __init__(self, target: Target, x: Tensor, longest: int | None = None):
+        super().__init__(target, longest)
+        self._n, self._rng = len(x), torch.Generator(x.device)
+        graphs = super()
+        self._program = Program(lambda x, rng: graphs.energy_gradient_and_extra(x), x)
+        self._program.compile()
+
+    def energy(self, x):
+        return self.energy_gradient_and_extra(x)[0]
+
+    def energy_and_extra(self, x):
+        energy, _, extra = self.energy_gradient_and_extra(x)
+        return energy, extra
+
+    def energy_and_gradient(self, x):
+        return self.energy_gradient_and_extra(x)[:2]
+
+    def gradient(self, x):
+        return self.energy_gradient_and_extra(x)[1]
+
+    def energy_gradient_and_extra(self, x):
+        if len(x) == self._n:
+            return self._program(x, self._rng)
+        filled = torch.cat([x, x[-1:].expand(-len(x) % self._n, *x.shape[1:])])
+        parts = [self._program(part, self._rng) for part in filled.split(self._n)]
+        return tree_map(lambda *each: torch.cat(each)[: len(x)], *parts)
 
 
 def _traced(

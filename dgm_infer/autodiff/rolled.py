@@ -23,6 +23,8 @@ aten = torch.ops.aten
 
 # Steps up to which all states are kept: a few kilobytes for some chains of a small system.
 _KEPT = 64
+# Operations of a step of a loop, which is several steps of a small simulator: a turn of a loop costs as much as ten.
+_UNROLLED = 150
 # Outputs of a loop that are read at no more steps than these are collected one by one.
 _FEW = 32
 
@@ -47,8 +49,10 @@ def rolled(function: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], x: T
         return None
     # what does not depend on the input is what it was
     constants = (value, *others)
+    start, period, times = found
+    several = min(max(1, _UNROLLED // period), times // REPEATS)
     try:
-        loop = Loop(recorder.operations, *found)
+        loop = Loop(recorder.operations, start + times % several * period, several * period, times // several)
         return Rolled(loop, [c if r is None else r for r, c in zip(results, constants, strict=True)], x)
     except (IrregularError, ModelError):
         return None
@@ -126,8 +130,7 @@ class Rolled:
         return list(kept), [steps if len(steps) <= _FEW else every for steps in kept.values()]
 
     def _capture(self, x: Tensor) -> None:
-        loop = self._loop
-        before = loop.operations[: loop.start]
+        loop, before = self._loop, self._loop.operations[: self._loop.start]
         # what follows reads values from before it, too
         outers = list(loop.outers)
         for leaf in [*(a for o in loop.operations[loop.end :] for a in o.leaves), *self._results]:
@@ -202,34 +205,45 @@ class Rolled:
 
         for index in range(loop.end, len(loop.operations)):
             operation = loop.operations[index]
-            joined = self._joined(operation, collected)
+            joined = self._joined(operation, collected, of)
             results = [joined] if joined is not None else operation([of(leaf) for leaf in operation.leaves])
             values.update({Value(index, part): result for part, result in enumerate(results)})
         return [of(result) for result in self._results]
 
-    def _joined(self, operation: Operation, collected: Sequence[Tensor]) -> Tensor | None:
-        """``stack`` or ``cat`` of a value at all steps in order, in one operation; None of anything else."""
+    def _joined(self, operation: Operation, collected: Sequence[Tensor], of: Any) -> Tensor | None:
+        """``stack`` or ``cat`` of values at all steps in order, in a few operations; None of anything else."""
         if operation.target not in (aten.stack.default, aten.cat.default):
             return None
-        numbers = [leaf for leaf in operation.leaves if isinstance(leaf, int)]
         loop = self._loop
-        tensors = [v for v in operation.leaves if isinstance(v, Value) and loop.start <= v.number < loop.end]
-        if len(tensors) < REPEATS or len(tensors) + len(numbers) < len(operation.leaves):
+        numbers = [leaf for leaf in operation.leaves if isinstance(leaf, int)]
+        tensors = operation.leaves[: len(operation.leaves) - len(numbers)]
+        inside = [isinstance(v, Value) and loop.start <= v.number < loop.end for v in tensors]
+        first = inside.index(True) if True in inside else len(inside)
+        values = tensors[first:]
+        if len(values) < REPEATS or not all(inside[first:]) or not all(isinstance(v, Value) for v in tensors):
             return None
-        pairs = [divmod(t.number - loop.start, loop.period) for t in tensors]
-        own = Value(pairs[0][1], tensors[0].part)
-        if own not in self._collected or any((o, t.part) != own for (_, o), t in zip(pairs, tensors, strict=True)):
+        # by steps of the simulator, of which a step of the loop may be several
+        pairs = [(*divmod(v.number - loop.start, loop.period), v.part) for v in values]
+        at = pairs[0][0]
+        own = [Value(offset, part) for block, offset, part in pairs if block == at]
+        expected = [(at + k // len(own), *own[k % len(own)]) for k in range(len(pairs))]
+        if pairs != expected or len(pairs) % len(own) or any(v not in self._collected for v in own):
             return None
-        place = self._collected.index(own)
-        steps, blocks = self._steps_read[place], [block for block, _ in pairs]
-        at = steps.index(blocks[0])
-        if steps[at : at + len(blocks)] != blocks:
-            return None
-        part = collected[place].narrow(0, at, len(blocks))
+        n, parts = len(pairs) // len(own), []
+        for value in own:
+            place = self._collected.index(value)
+            steps, begin = self._steps_read[place], self._steps_read[place].index(at)
+            if steps[begin : begin + n] != list(range(at, at + n)):
+                return None
+            parts.append(collected[place].narrow(0, begin, n))
+        joined = torch.stack(parts, 1).flatten(0, 1)
+        before = [of(v) for v in tensors[:first]]
         dim = numbers[0] if numbers else 0
-        rank = part.ndim if operation.target is aten.stack.default else part.ndim - 1
-        moved = part.movedim(0, dim % rank)
-        return moved if operation.target is aten.stack.default else moved.flatten(dim % rank, dim % rank + 1)
+        if operation.target is aten.stack.default:
+            every = torch.cat([torch.stack(before), joined]) if before else joined
+            return every.movedim(0, dim % every.ndim)
+        dim %= joined.ndim - 1
+        return torch.cat([*before, joined.movedim(0, dim).flatten(dim, dim + 1)], dim)
 
     def _before(self, x: Tensor) -> tuple[list[Tensor], list[Tensor]]:
         tensors = self._pre(x)

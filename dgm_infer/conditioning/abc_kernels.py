@@ -274,7 +274,8 @@ class InputPosterior(Target):
                     "initial="
                 )
         # chains without a draw of their own share that of another
-        source = (finite.to(x) * torch.rand(finite.shape, generator=rng, device=x.device).to(x)).argmax(0)
+        order = torch.rand(finite.shape, generator=rng, dtype=torch.float32, device=x.device).to(x)
+        source = (finite.to(x) * order).argmax(0)
         return torch.where(finite.unsqueeze(-1), x, x.gather(0, source[None, ..., None].expand(1, *x.shape[1:])))
 
     def latents(self, x):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..arguments import positive, whole_number
+from ..arguments import context, positive, whole_number
 from ..diagnosis import Finding
 from ..errors import DgmInferError
 from ..models import (
@@ -110,6 +110,7 @@ def check(model: GenerativeModel, observed=None, observe=None, *, noise: float |
     Raises:
         ArgumentError: ``draws`` is below 1, or ``noise`` not positive.
     """
+    context("check")
     draws = whole_number("check", "draws", draws)
     noise = None if noise is None else positive("check", "noise", noise)
     found: list[Finding] = []

@@ -6,7 +6,7 @@ from typing import overload
 import torch
 from torch import Tensor, nn
 
-from ..arguments import array, available_device, choice, floating_type, positive
+from ..arguments import array, available_device, choice, context, floating_type, positive
 from ..errors import ArgumentError, ObservationError, reported_as
 from ..models import (
     DiscreteModel,
@@ -101,6 +101,7 @@ def condition(
         ObservationError: the data or the mask do not fit the model.
         ArgumentError: an unsuitable dtype, device or noise, or a tolerance or noise although outputs are discrete.
     """
+    context("condition")
     choice("condition", "kernel", kernel, tuple(KERNELS))
     if tolerance is None and (kernel != "gaussian" or distance is not None or summaries is not None):
         raise ArgumentError("condition(kernel=, distance=, summaries=) describe an ABC posterior: give tolerance= too")

@@ -199,11 +199,7 @@ class Fibre:
         """The fibre of the same observations with local inputs that spread ``scale`` times as wide, ``[*batch]``."""
         coarse = self._coarse and self._coarse.with_noise_scale(scale if scale is None else scale.float())
         observed = self.observed.with_noise_scale(scale)
-        other = type(self)(observed, self.values, self.computation, coarse=coarse, compiler=self.compiler)
-        if self.marginal is not None:
-            # which is known from this one's
-            vars(other)["marginal"] = self.marginal.with_noise_scale(other.observed, scale)
-        return other
+        return type(self)(observed, self.values, self.computation, coarse=coarse, compiler=self.compiler)
 
     def constraint(self, u: Tensor) -> Tensor:
         """``c(u)``: ``[..., *batch, D] -> [..., *batch, Dy]``."""

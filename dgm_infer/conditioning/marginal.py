@@ -16,7 +16,7 @@ from ..structures import Dense, Units, push_forward
 from ..target import Target
 from .observed import ObservedModel
 
-__all__ = ["MarginalSettings", "NoiseMarginal"]
+__all__ = ["AnnealedMarginal", "MarginalSettings", "NoiseMarginal"]
 
 
 @dataclass(frozen=True)
@@ -69,16 +69,16 @@ class NoiseMarginal(Target):
         self._blocks = blocks
         self._root = None if blocks is None else _Root.of(blocks)
         self._knows_prior = self.model.global_density.is_standard_normal and not self.model.has_log_factor
-        self._coarse = coarse and type(self)(coarse, values.float(), blocks if blocks is None else blocks.float())
+        self.coarse = coarse and type(self)(coarse, values.float(), blocks if blocks is None else blocks.float())
 
     @classmethod
     def of(cls, observed: ObservedModel, values: Tensor, coarse: ObservedModel | None = None) -> Self | None:
         """The marginal of a constraint; None unless it is linear in standard normal local inputs, with full row rank,
         and there are global ones.
 
-        Where the operations of the model show that it is linear, it is so everywhere. Else it is tested at prior draws,
-        with random numbers of its own: what holds there might fail elsewhere, where a position from :meth:`lift` does
-        not satisfy the constraint.
+        Where the model declares it, or its operations show it, the constraint is linear everywhere. Else it is tested
+        at prior draws, with random numbers of its own: what holds there might fail elsewhere, where a position from
+        :meth:`lift` does not satisfy the constraint.
         """
         model: Any = observed.model
         if not (model.has_local_inputs and model.local_density.is_standard_normal and model.global_density.dim):
@@ -90,10 +90,13 @@ class NoiseMarginal(Target):
         with torch.no_grad():
             u = observed.sample_inputs((SETTINGS.draws, *marginal.batch_shape), rng, values)
             u1, u2 = u[..., : marginal.dim], u[..., marginal.dim :]
-            graph = affine_graph(lambda a, b: observed.residual(torch.cat([a, b], -1), values), u1, u2)
-            shown = graph is not None
+            shown, graph = model.adds_noise and observed.operator.is_linear, None
             # a D that is fixed is found here, once
-            residual, blocks = marginal._linear(u1, exactly=True, graph=graph)
+            residual, blocks = marginal._linear(u1, exactly=True)
+            if not (shown and blocks.isfinite().all()):
+                graph = affine_graph(lambda a, b: observed.residual(torch.cat([a, b], -1), values), u1, u2)
+                residual, blocks = marginal._linear(u1, exactly=True, graph=graph)
+                shown |= graph is not None
             constraint = observed.residual(u, values)
             data = observed.in_units(values).abs().amax(-1).expand(u1.shape[:-1])
             size = torch.stack([constraint.abs().amax(-1), residual.abs().amax(-1), data])
@@ -123,7 +126,7 @@ class NoiseMarginal(Target):
         data, values = take((self.observed.data, self.values), self.batch_shape, problems)
         blocks = None if self._blocks is None else take(self._blocks, self.batch_shape, problems)
         taken = type(self)(self.observed.with_data(data), values, blocks, everywhere=self.holds_everywhere)
-        taken._coarse = self._coarse and self._coarse.take(problems)
+        taken.coarse = self.coarse and self.coarse.take(problems)
         return taken
 
     def energy(self, x):
@@ -135,23 +138,6 @@ class NoiseMarginal(Target):
             return self
         blocks = None if self._blocks is None else self._blocks.to(dtype)
         return type(self)(self.observed.to(dtype), self.values.to(dtype), blocks, everywhere=self.holds_everywhere)
-
-    def with_noise_scale(self, observed: ObservedModel, scale: Tensor | None) -> Self:
-        """The marginal of the same constraint with noise that spreads ``scale [*batch]`` times as wide.
-
-        Args:
-            observed: the model with that noise.
-        """
-        blocks, own = self._blocks, self.observed.noise_scale
-        if blocks is not None:
-            ratio = (1.0 if scale is None else scale) / (1.0 if own is None else own)
-            blocks = blocks * torch.as_tensor(ratio).to(blocks)[..., None, None, None]
-        coarse = (
-            None
-            if self._coarse is None
-            else self._coarse.observed.with_noise_scale(scale if scale is None else scale.float())
-        )
-        return type(self)(observed, self.values, blocks, coarse, self.holds_everywhere)
 
     def energy_and_extra(self, x):
         residual, blocks = self._linear(x)
@@ -167,7 +153,7 @@ class NoiseMarginal(Target):
         finite = x.isfinite().all(-1)
         x = torch.where(finite.unsqueeze(-1), x, 0.0)
         residual = None
-        if self._coarse is not None:
+        if self.coarse is not None:
             with torch.no_grad():
                 residual, blocks = self._linear(x)
                 energy = self._misfit(residual, self._root or _Root.of(blocks)) - self._log_prior(x)
@@ -182,8 +168,8 @@ class NoiseMarginal(Target):
         return torch.where(finite, energy, torch.nan), gradient, extra
 
     def gradient(self, x):
-        if self._coarse is not None:
-            return self._coarse.gradient(x.float()).to(x)
+        if self.coarse is not None:
+            return self.coarse.gradient(x.float()).to(x)
         if self._root is None:
             return super().gradient(x)
         # a trajectory that diverged has no use for its gradient, the others of the batch have
@@ -209,7 +195,7 @@ class NoiseMarginal(Target):
         Takes as many forward derivatives of the model as there are global inputs: ``[..., D] -> [..., D, D]``, in
         float64, without which rounding may leave it indefinite.
         """
-        own = self._coarse or self
+        own = self.coarse or self
         u = u1.to(own.values.dtype)
         with torch.no_grad():
             root = own._root or _Root.of(own._linear(u)[1])
@@ -273,6 +259,12 @@ class NoiseMarginal(Target):
         """``r(u1)``, ``[..., Dy]``."""
         return self.observed.noiseless_residual(u1, self.values)
 
+    def tempered_energy(self, u1: Tensor, beta: Tensor) -> Tensor:
+        """``beta |R^-1 r|^2 / 2 + log|R| - log p(u1)``, differentiably."""
+        residual, blocks = self._linear(u1)
+        root = self._root or _Root.of(blocks)
+        return 0.5 * beta * root.whiten(residual).square().sum(-1) + root.log_det - self._log_prior(u1)
+
     def _misfit(self, residual: Tensor, root: "_Root") -> Tensor:
         """``-log p(y | u1)``, ``[...]``."""
         constant = 0.5 * residual.shape[-1] * math.log(2 * math.pi)
@@ -319,6 +311,39 @@ class NoiseMarginal(Target):
         u = torch.cat([u1.expand(*lead, -1), points.expand(*lead, -1)], -1)
         value, products = self.observed.residual(u, self.values).split([1, inputs])
         return value[0], (products - value).unflatten(-1, (n_units, outputs)).movedim(0, -1)
+
+
+class AnnealedMarginal(Target):
+    """The posterior of u1 under noise of another width: ``beta`` is the inverse variance, in units of the noise's own.
+
+    With beta the last coordinate, ``energy(u1, beta) = beta |R^-1 r|^2 / 2 + log|R| - log p(u1)``, up to a constant of
+    u1. Its derivative in beta is the misfit ``|R^-1 r|^2 / 2``.
+    """
+
+    def __init__(self, marginal: NoiseMarginal):
+        self._marginal, self.values = marginal, marginal.values
+        self.coarse = type(self)(marginal.coarse) if marginal.coarse is not None else None
+        super().__init__(None, marginal.dim + 1, tuple(marginal.batch_shape))
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether gradients are computed in float64."""
+        return self.coarse is None and self.values.dtype == torch.float64
+
+    def energy(self, x):
+        return self._marginal.tempered_energy(x[..., :-1], x[..., -1])
+
+    def energy_and_gradient(self, x):
+        # as NoiseMarginal's
+        finite = x.isfinite().all(-1)
+        x = torch.where(finite.unsqueeze(-1), x, 0.0)
+        if self.coarse is None:
+            energy, gradient = super().energy_and_gradient(x)
+        else:
+            with torch.no_grad():
+                energy = self.energy(x)
+            gradient = self.coarse.gradient(x.float()).to(x)
+        return torch.where(finite, energy, torch.nan), gradient
 
 
 def _times(blocks: Tensor, u2: Tensor) -> Tensor:

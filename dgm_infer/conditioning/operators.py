@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -49,6 +49,9 @@ class Operator(ABC):
     def __call__(self, x: Tensor) -> Tensor:
         """``[..., *batch, Dx] -> [..., *batch, Dy]``."""
 
+    is_linear: ClassVar[bool] = False
+    """Whether values are known to be linear in the outputs."""
+
     def reduce(self, structure: Structure) -> Reduction | None:
         """The structure that is preserved; None if models become dense."""
         return None
@@ -84,6 +87,8 @@ class Operator(ABC):
 class Everything(Operator):
     """All of a flat vector of ``size`` entries."""
 
+    is_linear = True
+
     size: int
 
     @property
@@ -108,6 +113,8 @@ class Everything(Operator):
 @dataclass(frozen=True)
 class Selection(Operator):
     """Entries of a flat vector: ``index`` is ``[Dy]``, or ``[*batch, Dy]`` if it differs between problems."""
+
+    is_linear = True
 
     index: Tensor
     size: int
@@ -160,6 +167,8 @@ class Selection(Operator):
 @dataclass(frozen=True)
 class DisjointSums(Operator):
     """``y_j = sum_k weights_jk x_{index_jk}``, with no entry of x used twice; index and weights ``[Dy, K]``."""
+
+    is_linear = True
 
     index: Tensor
     weights: Tensor

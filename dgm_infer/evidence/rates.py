@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from ..arguments import finite, flag, instance, numbers, positive
+from ..arguments.objects import shown
 from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, ModelError
 from ..models import GenerativeModel, InputDensity, LatentVariableModel, evaluation_copy, reference_tensor
@@ -105,7 +106,12 @@ class RateDistortion:
         Raises:
             CheckpointError: the file is missing, damaged, or was not written by :meth:`save`.
         """
-        return read_archive(cls, path, _FORMAT, "rates and distortions")
+        return read_archive(cls, path, _FORMAT, "rates and distortions", cls._fits)
+
+    @staticmethod
+    def _fits(shapes: dict[str, tuple[int, ...]]) -> bool:
+        same = ("rate_error", "distortion", "distortion_error", "ess")
+        return shapes["rate"][:1] == shapes["beta"] and all(shapes[name] == shapes["rate"] for name in same)
 
     def __repr__(self):
         means = self.mean()
@@ -298,16 +304,16 @@ def _measure(
     decoder: _Decoder, distortion: str | Distortion, size: int
 ) -> tuple[Callable[[Tensor, Tensor], Tensor], float | None]:
     """``d(x, f(z))`` of latents and images, and the usual largest beta."""
-    if distortion == "mse":
+    if isinstance(distortion, str) and distortion == "mse":
         return lambda z, x: (decoder.outputs(z) - x).square().mean(-1), size / (2 * 0.1**2)
-    if distortion == "nll":
+    if isinstance(distortion, str) and distortion == "nll":
         log_prob = decoder.log_prob
         if log_prob is None:
             raise ModelError('rate_distortion(distortion="nll"): the model returns no distribution over outputs')
         return lambda z, x: -log_prob(z, x), 1.0
     if not callable(distortion):
         raise ArgumentError(
-            f'rate_distortion(distortion={distortion!r}): must be "mse", "nll" or a function of outputs and images'
+            f'rate_distortion(distortion={shown(distortion)}): must be "mse", "nll" or a function of outputs and images'
         )
     own: Distortion = distortion
     return lambda z, x: own(decoder.outputs(z), x), None

@@ -10,7 +10,7 @@ from ..arguments import file_path, fraction, function, instance
 from ..arguments.objects import of_problems
 from ..diagnosis import Diagnosis, diagnosis, finding
 from ..errors import ArgumentError, CheckpointError, cause
-from ..files import write_file
+from ..files import read_arrays, write_file
 from .method import EstimateStatus
 from .warnings import further_findings, run_warnings
 
@@ -184,7 +184,13 @@ class Evidence:
         Raises:
             CheckpointError: the file is missing, damaged, or was not written by :meth:`save`.
         """
-        return read_archive(cls, path, _FORMAT, "evidence", {"draws": None})
+        return read_archive(cls, path, _FORMAT, "evidence", cls._fits, {"draws": None})
+
+    @staticmethod
+    def _fits(shapes: dict[str, tuple[int, ...]]) -> bool:
+        batch, weights = shapes["log_z"], shapes["log_weights"]
+        same = all(shapes[name] == batch for name in ("std_error", "bias"))
+        return same and weights[2:] == batch and shapes.get("draws", (*weights, 1))[:-1] == weights
 
     def __repr__(self):
         shape = tuple(self.log_z.shape)
@@ -213,13 +219,19 @@ def write_archive(
 
 
 def read_archive(
-    kind: type[_Result], path: str | os.PathLike, form: str, what: str, absent: dict[str, Any] | None = None
+    kind: type[_Result],
+    path: str | os.PathLike,
+    form: str,
+    what: str,
+    fits: Callable[[dict[str, tuple[int, ...]]], bool],
+    absent: dict[str, Any] | None = None,
 ) -> _Result:
     """The result that :func:`write_archive` wrote, whose arguments are its tensors, its plain values and diagnostics.
 
     Args:
         kind: class of the result.
         what: its name in messages.
+        fits: whether shapes by name are those of one result.
         absent: arguments of tensors that may be missing.
 
     Raises:
@@ -230,12 +242,12 @@ def read_archive(
     if not path.is_file():
         raise CheckpointError(f"no {what} at {path}: {name}(path) writes it")
     try:
-        with np.load(path, allow_pickle=False) as file:
-            header = json.loads(str(file["header"]))
-            found = header.pop("format", None)
-            if found != form:
-                raise CheckpointError(f"{path} was not written by {name} (format {found!r})")
-            tensors = {key: torch.from_numpy(file[key]) for key in file.files if key != "header"}
+        arrays = read_arrays(path, fits)
+        header = json.loads(str(arrays.pop("header")))
+        found = header.pop("format", None)
+        if found != form:
+            raise CheckpointError(f"{path} was not written by {name} (format {found!r})")
+        tensors = {key: torch.from_numpy(value) for key, value in arrays.items()}
         prefix = "diagnostics."
         diagnostics = {key.removeprefix(prefix): tensors.pop(key) for key in list(tensors) if key.startswith(prefix)}
         header["diagnostics"] = {**diagnostics, **header["diagnostics"]}

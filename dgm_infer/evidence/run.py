@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..arguments import allocatable, flag, numbers, random_seed, whole_number
+from ..arguments import allocatable, context, flag, numbers, random_seed, whole_number
 from ..conditioning import Everything, Fibre, LatentPosterior
 from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, EvidenceError, cause
@@ -67,6 +67,7 @@ def started(call: str, problem: Any, base: Whitened | None) -> Started:
         ObservationError: the images do not fit the decoder.
         EvidenceError: no base can be fitted.
     """
+    context(call)
     parts, images = None, None
     if isinstance(problem, tuple | list):
         parts, images, target = _of_pair(call, problem)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..arguments import floating_type
 from ..errors import ArgumentError, ModelError, cause
+from ..extras import extra
 from ..sampling.predictive import CalledProgram
 from ..target import Target
 from .charts import chart_of, has_chart
@@ -30,7 +31,7 @@ from .statements import (
 from .straight_line import Parts, Rows
 from .tape import Draw, Tape, present_line
 
-with warnings.catch_warnings():
+with extra("pyro"), warnings.catch_warnings():
     warnings.filterwarnings("ignore", message=r".*torch\.jit")
     import pyro
     from pyro import poutine

@@ -142,21 +142,21 @@ class LiftedHMC(Scheduled):
         return self
 
     def tuning(self, problem: Fibre) -> Tuning:
-        return self.unlifted.tuning(self._marginal(problem))
+        return self.unlifted.tuning(self.marginal(problem))
 
     def metric_at(self, problem: Fibre, position: Tensor) -> Metric | None:
-        marginal = self._marginal(problem)
+        marginal = self.marginal(problem)
         if not (self.metric == _CURVATURE or (self.metric == "dense" and marginal.dim <= _SETTINGS.dim)):
             return None
         return curvature_metric(marginal, position[..., : marginal.dim])
 
     def init(self, problem: Fibre, position: Tensor) -> LiftedState:
-        marginal = self._marginal(problem)
+        marginal = self.marginal(problem)
         state = self.unlifted.init(marginal, position[..., : marginal.dim])
         return LiftedState(position, state, problem.constraint_error(position))
 
     def step(self, problem: Fibre, state: LiftedState, rng: torch.Generator) -> tuple[LiftedState, Info]:
-        marginal, before = self._marginal(problem), state.marginal
+        marginal, before = self.marginal(problem), state.marginal
         after, info = self.unlifted.step(marginal, before, rng)
         there = self._lifted(marginal, after, rng)
         position = there.position
@@ -185,7 +185,7 @@ class LiftedHMC(Scheduled):
 
     def at_inputs(self, problem: Fibre, u1: Tensor, rng: torch.Generator) -> LiftedState:
         """State at global inputs ``[chains, *batch, L]``, with noise that gives the observation."""
-        marginal = self._marginal(problem)
+        marginal = self.marginal(problem)
         return self._lifted(marginal, self.unlifted.init(marginal, u1), rng)
 
     @staticmethod
@@ -193,7 +193,8 @@ class LiftedHMC(Scheduled):
         position, error = marginal.explained(state.position, rng, *state.extra)
         return LiftedState(position, state, error)
 
-    def _marginal(self, problem: Fibre) -> NoiseMarginal:
+    def marginal(self, problem: Fibre) -> NoiseMarginal:
+        """The density of the global inputs, computed as this kernel has it."""
         coarse = self.float32_gradients
         if coarse is None:
             coarse = self.trajectory == "hmc" and problem.prefers_float32

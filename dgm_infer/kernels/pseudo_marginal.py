@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import function, lead_shape, points, whole_number
+from ..arguments import default_type, function, lead_shape, points, whole_number
 from ..errors import ArgumentError, cause
 from ..target import Block, Density, Target, check_density
 from .metropolis import RandomWalk, drawn
@@ -182,7 +182,7 @@ class Uniform:
         """Independent draws, ``[*shape, D]``."""
         lead = lead_shape("Uniform.sample", shape, self.dim, generator=generator)
         device = None if generator is None else generator.device
-        return torch.rand(*lead, self.dim, generator=generator, device=device)
+        return torch.rand(*lead, self.dim, generator=generator, dtype=default_type(), device=device)
 
 
 class PseudoMarginal(Target):

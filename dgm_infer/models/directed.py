@@ -110,6 +110,11 @@ class DirectedModel(GenerativeModel):
         return self.jacobian_structure.can_be_scaled and self.local_density.is_standard_normal
 
     @property
+    def adds_noise(self) -> bool:
+        """Whether outputs are known to be a function of the global inputs plus fixed numbers times the local ones."""
+        return False
+
+    @property
     def can_omit_local_inputs(self):
         # a factor, or a latent variable, of hidden noise inputs needs them
         return not (self.has_log_factor or self.has_local_latents)

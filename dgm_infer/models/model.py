@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..arguments import random_seed, whole_number
+from ..arguments import default_type, random_seed, whole_number
 from ..errors import ModelError, cause
 from ..structures import Dense, Structure
 from .densities import InputDensity
@@ -114,4 +114,4 @@ def reference_tensor(module: nn.Module) -> Tensor:
     for tensor in (*module.parameters(), *module.buffers()):
         if tensor.is_floating_point():
             return tensor
-    return torch.empty(0)
+    return torch.empty(0, dtype=default_type())

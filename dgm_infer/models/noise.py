@@ -49,6 +49,10 @@ class WithNoise(DirectedModel):
     def simulate(self, z, u2):
         return self.model.observed(z["u"]) + self.sd * u2
 
+    @property
+    def adds_noise(self):
+        return type(self).simulate is WithNoise.simulate
+
     def named_latents(self, u1):
         return self.model.latents(u1)
 

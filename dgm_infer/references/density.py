@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ..arguments import finite, indices, lead_shape, numbers, points
+from ..arguments import default_type, finite, indices, lead_shape, numbers, points
 from ..autodiff.pytrees import take
 from ..errors import ArgumentError, EvidenceError
 from ..linear_maps import Scale
@@ -241,7 +241,7 @@ def origin(target: Target, unknown: torch.dtype | None = None) -> Tensor:
         unknown: the type if the target does not say; None for torch's default.
     """
     like = reference(target)
-    dtype, device = (unknown, None) if like is None else (like.dtype, like.device)
+    dtype, device = (unknown or default_type(), None) if like is None else (like.dtype, like.device)
     return torch.zeros(*target.batch_shape, target.dim, dtype=dtype, device=device)
 
 
@@ -315,7 +315,7 @@ def distinct(means: Tensor, covariances: Tensor, order: Tensor, tolerance: float
         d = (means[i] - means[:i]).unsqueeze(-1)
         solved = torch.linalg.solve(covariances[i] + covariances[:i], d)
         distance = (d * solved).sum((-2, -1)) / means.shape[-1]
-        kept[i] = ~(kept[:i] & (distance < tolerance * tolerance)).any(0)
+        kept[i] = ~(kept[:i] & (distance < float(tolerance) * float(tolerance))).any(0)
     return torch.zeros_like(kept).scatter(0, rank, kept)
 
 

@@ -11,6 +11,7 @@ from ..arguments import (
     allocatable,
     available_device,
     choice,
+    context,
     finite,
     floating_type,
     function,
@@ -196,6 +197,7 @@ class Gaussian(GaussianDensity):
             EvidenceError: the energy is faulty, its density has no integral, or the optimisation diverged.
         """
         call = "Gaussian.fit"
+        context(call)
         choice(call, "kind", kind, KINDS)
         choice(call, "objective", objective, OBJECTIVES)
         rank, steps = whole_number(call, "rank", rank), whole_number(call, "steps", steps)
@@ -374,6 +376,7 @@ class Gaussian(GaussianDensity):
             EvidenceError: no mode was reached, or the Hessian there is not positive definite.
         """
         call = "Gaussian.laplace"
+        context(call)
         target = as_target(target)
         if start is None:
             start = origin(target, torch.float64)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import allocatable, instance, random_seed, whole_number
+from ..arguments import allocatable, context, instance, random_seed, whole_number
 from ..errors import EvidenceError
 from ..target import Target, as_target
 from .density import GaussianDensity, Whitened, mixture_moments, origin
@@ -121,12 +121,12 @@ def modes(
         EvidenceError: no minimisation of some problem reached a mode with a positive definite Hessian.
     """
     call = "modes"
+    context(call)
     target = as_target(target)
     starts, iterations = whole_number(call, "starts", starts), whole_number(call, "iterations", iterations)
     if start is None:
         start = GaussianDensity(origin(target, torch.float64), 1.0)
     instance(call, "start", start, Whitened, "Gaussian(mean, sd)")
-    # points, gradients and the history of the search
     allocatable(call, "starts", starts, 8 * starts * start.mean.numel(), "fewer starts", like=start.mean)
     rng = torch.Generator(start.mean.device).manual_seed(random_seed(call, seed))
     return search(target, start, starts, iterations, rng)

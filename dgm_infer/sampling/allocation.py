@@ -1,6 +1,7 @@
 """Starts shared out over the modes of a posterior by their masses (math 5.10)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -16,6 +17,8 @@ from ..references.modes import laplace_masses
 from .execution import evaluation
 
 __all__ = ["Allocation", "allocate_chains"]
+
+Evaluated = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,13 @@ class Allocation(NamedTuple):
     """Between the modes that the points ended in; None where no problem has several."""
 
 
-def allocate_chains(marginal: NoiseMarginal, position: Tensor, chains: int, rng: torch.Generator) -> Allocation:
+def allocate_chains(
+    marginal: NoiseMarginal,
+    position: Tensor,
+    chains: int,
+    rng: torch.Generator,
+    evaluated: Evaluated | None = None,
+) -> Allocation:
     """The point that each chain starts from, so that modes hold chains in proportion to their Laplace masses.
 
     The energy is minimised from every point, and from up to 256 draws of the prior, which may lead to modes without a
@@ -73,6 +82,7 @@ def allocate_chains(marginal: NoiseMarginal, position: Tensor, chains: int, rng:
         position: ``[points, *batch, D]``, at least as many as chains.
         chains: number of chains.
         rng: random numbers of the systematic sample.
+        evaluated: the energy, up to a constant, and gradient in float64, if they are at hand; None for the marginal's.
     """
     n, batch, dim = len(position), position.shape[1:-1], marginal.dim
     index = places(position[..., 0])
@@ -94,7 +104,8 @@ def allocate_chains(marginal: NoiseMarginal, position: Tensor, chains: int, rng:
     pool = torch.cat([position, marginal.initial_draws(searches, rng)])
     index = places(pool[..., 0])
     is_point = index < n
-    ends = [_descended(marginal, part) for part in (position, pool[n:]) if len(part)]
+    evaluated = evaluated or evaluation(marginal, pool, 2 * _SETTINGS.iterations)
+    ends = [_descended(marginal, part, evaluated) for part in (position, pool[n:]) if len(part)]
     minimum, energy, converged = (torch.cat(part) for part in zip(*ends, strict=True))
     # the lowest first, which then stand for their modes
     energy, order = torch.where(converged, energy, torch.inf).sort(0)
@@ -159,13 +170,10 @@ def _drawn(marginal: NoiseMarginal, x: Tensor, covariance: Tensor, mode: Tensor,
     return torch.where(near.unsqueeze(-1), draw, centre)
 
 
-def _descended(marginal: NoiseMarginal, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _descended(marginal: NoiseMarginal, x: Tensor, evaluated: Evaluated) -> tuple[Tensor, Tensor, Tensor]:
     """Where descents from ``x [N, *batch, D]`` end, the energies there, and whether they have converged."""
     # in units of the curvature where they start: of the prior's draws four times as many then reach the best mode
     metric = curvature_metric(marginal, x) or IDENTITY
-
-    # a step of a descent is an evaluation or two
-    evaluated = evaluation(marginal, x, 2 * _SETTINGS.iterations)
 
     def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:
         energy, gradient = evaluated(metric.apply(v))

@@ -1,6 +1,7 @@
 """How the transitions of a run are computed: by the kernel itself, or by programs that are compiled of it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..autodiff.capture import operations
-from ..autodiff.captured import CapturedTarget
-from ..autodiff.programs import Program
+from ..autodiff.captured import CapturedTarget, evaluated_by
+from ..autodiff.programs import CompiledTarget, Program
 from ..autodiff.pytrees import flatten, tree_map
 from ..conditioning.fibre import Fibre
 from ..errors import ModelError
@@ -37,6 +38,8 @@ class CompilationSettings:
     """Seconds of an operation of a gradient that the target computes as it stands: 33 to 43 take 240 to 380 us."""
     around: int = 150
     """Operations of a transition around its trajectory."""
+    step: int = 15
+    """The same of a step around its gradient."""
     gradient: int = 3
     """Energies that a gradient takes: one forwards, and two products for each backwards."""
     compiles: float = 12.0
@@ -76,6 +79,39 @@ class Execution:
         self._energy: int | None = None
         self._compiles: bool | None = None
         self._programs: dict[Any, Program] = {}
+        self._loop: CompiledTarget | None = None
+        self._looked = False
+
+    @contextmanager
+    def evaluating(self, kernel: Kernel, state: State, report: Report = _nothing) -> Iterator[None]:
+        """Kernels called within evaluate a long simulator by machine code, before their transitions are programs."""
+        target, position = self._target(state)
+        if not self._looked:
+            self._looked, self._loop = True, self._compiled_loop(kernel, target, position, report)
+        if target is None or self._loop is None:
+            yield
+            return
+        with evaluated_by(target, self._loop):
+            yield
+
+    def _compiled_loop(
+        self, kernel: Kernel, target: Target | None, position: Tensor, report: Report
+    ) -> CompiledTarget | None:
+        if target is None or position.is_cuda or not (isinstance(kernel, Compilable) and kernel.compile is not False):
+            return None
+        if not kernel.is_program(self._problem):
+            return None
+        # two steps a transition at least
+        self._energy = operations(target.energy, position)
+        if _SETTINGS.call * _SETTINGS.gradient * self._energy * 2 * self._left < 2 * _SETTINGS.compiles:
+            return None
+        try:
+            if not CapturedTarget(target, _SETTINGS.longest).is_loop(position):
+                return None
+            report("compiling the simulator, once per machine and problem (compile= chooses)")
+            return CompiledTarget(target, position, _SETTINGS.longest)
+        except ModelError:
+            return None
 
     def step(
         self, kernel: Kernel, state: State, rng: torch.Generator, *, lasting: bool, report: Report = _nothing
@@ -127,7 +163,7 @@ class Execution:
         self._problem = problem
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_problem": None, "_programs": {}}
+        return {**vars(self), "_problem": None, "_programs": {}, "_loop": None, "_looked": False}
 
     def _decided(self, kernel: Any, state: State, report: Report) -> bool:
         if self._compiles is None:
@@ -148,13 +184,15 @@ class Execution:
         return bool(self._compiles)
 
     def _spent(self, state: State) -> float:
-        """Seconds that the steps so far took, by count: a gradient is three energies."""
-        if not self._steps:
-            return 0.0
+        """Seconds that the steps so far took, by count."""
+        return _SETTINGS.call * self._calls(state) * sum(self._steps) if self._loop is None else 0.0
+
+    def _calls(self, state: State) -> int:
+        """Operations of a gradient as the target computes it, by those of its energy; 0 without a target."""
         if self._energy is None:
             target, position = self._target(state)
             self._energy = 0 if target is None else operations(target.energy, position)
-        return _SETTINGS.gradient * _SETTINGS.call * self._energy * sum(self._steps)
+        return _SETTINGS.gradient * self._energy
 
     def _target(self, state: State) -> tuple[Target | None, Tensor]:
         """Whose gradients transitions are made of, and where; None on a fibre without additive noise."""
@@ -171,17 +209,19 @@ class Execution:
             if state.position.is_cuda
             else (_SETTINGS.compiles, _SETTINGS.each)
         )
-        # before anything is counted: of gradients of a hundred operations
-        if 100 * _SETTINGS.call * steps + _SETTINGS.around * _SETTINGS.call * self._left < once:
-            return False
+        around = _SETTINGS.around * self._left
+        # before anything is captured
         target, position = self._target(state)
-        if target is None:
+        if target is None or _SETTINGS.call * (self._calls(state) * steps + around) < once:
             return False
         try:
             calls, size = CapturedTarget(target, _SETTINGS.longest).operations(position)
         except ModelError:
             return False
-        return _SETTINGS.call * (calls * steps + _SETTINGS.around * self._left) > once + each * size
+        if self._loop is not None:
+            # as code already
+            calls = _SETTINGS.step
+        return _SETTINGS.call * (calls * steps + around) > once + each * size
 
     def _program(self, kernel: Any, state: State) -> tuple[list[Tensor], Program]:
         """The tensors of a kernel and a state, and the program of such."""
@@ -196,15 +236,16 @@ class Execution:
 
 
 def evaluation(target: Target, x: Tensor, times: int) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
-    """The energy and gradient of a target at positions of the shape of ``x``, compiled where ``times`` of it pay."""
+    """The energy and gradient of a target at positions ``[n, *batch, D]``, of any number n.
+
+    Args:
+        x: positions of the usual number, a program for which is compiled where ``times`` of it pay.
+    """
     # before anything is captured
     spared = _SETTINGS.gradient * _SETTINGS.call * operations(target.energy, x) * times
     if spared < 2 * _SETTINGS.compiles:
         return target.energy_and_gradient
-    own = CapturedTarget(target, _SETTINGS.longest)
     try:
-        program = Program(lambda x, rng: own.energy_and_gradient(x), x)
-        program.compile()
+        return CompiledTarget(target, x, _SETTINGS.longest).energy_and_gradient
     except ModelError:
         return target.energy_and_gradient
-    return lambda x: program(x, torch.Generator(x.device))

@@ -151,6 +151,9 @@ def refuse_what_is_not_there(path: os.PathLike, group: "h5py.Group") -> None:
             raise CheckpointError(f"{path} links to elsewhere at {name!r}: Draws.save writes no such file")
         item = group[name]
         if isinstance(item, h5py.Group):
+            if group.name != "/":
+                # a group may hold itself
+                raise CheckpointError(f"{path} has groups within groups, at {item.name!r}: Draws.save writes none")
             refuse_what_is_not_there(path, item)
         elif isinstance(item, h5py.Dataset) and (item.external or item.is_virtual):
             raise CheckpointError(f"{path} takes {name!r} from another file: Draws.save writes no such file")

@@ -121,7 +121,12 @@ def _astray(energy: Tensor, chains: int) -> Tensor:
 def _sources(astray: Tensor, rng: torch.Generator) -> Tensor:
     """The chain ``[chains, problems]`` that each begins with: itself, or for strays another one, each as often."""
     chains = len(astray)
-    order = torch.rand(astray.shape, generator=rng, device=astray.device).masked_fill(astray, 2).argsort(0)
+    # of one type, whatever the default
+    order = (
+        torch.rand(astray.shape, generator=rng, dtype=torch.float32, device=astray.device)
+        .masked_fill(astray, 2)
+        .argsort(0)
+    )
     there = (~astray).sum(0).clamp_min(1)
     turn = (astray.cumsum(0) - 1).clamp_min(0) % there
     own = torch.arange(chains, device=astray.device).unsqueeze(-1).expand_as(astray)

@@ -116,16 +116,19 @@ def check_latents(problem: Any, position: Tensor, kept_draws: int = 0) -> None:
         if value.is_complex() or value.dtype == torch.bfloat16:
             remedy = "torch.view_as_real(...)" if value.is_complex() else "float()"
             raise ModelError(f"{name} gives {key!r} of {value.dtype}, which no file of draws holds: use {remedy}")
+    each = sum(value.numel() for value in latents.values())
+    allocatable("sample", "draws", kept_draws, kept_draws * each, "make fewer draws, or thin=", like=position)
     # chains may all start at one point, where latents are zero
     moved = position + 0.5
     alone, again = problem.latents(moved), problem.latents(torch.cat([moved[-1:] + 1, moved]))
     for key, value in alone.items():
-        size, apart = value.double(), value.double() - again[key][1:].double()
+        # a corner of each stands for a field
+        corner = (..., *[slice(8)] * (value.ndim - position.ndim + 1))
+        size = value[corner].double()
+        apart = size - again[key][1:][corner].double()
         apart, size = (each.nan_to_num(0.0, 0.0, 0.0).abs().max().item() for each in (apart, size))
         if apart > torch.finfo(position.dtype).eps ** 0.5 * max(size, 1e-3):
             raise ModelError(
                 f"{name} gives {key!r} that changes with the other positions of its batch, or from call to call (by "
                 f"{apart:.3g}): compute it from each position by itself, without random numbers"
             )
-    each = sum(value.numel() for value in latents.values())
-    allocatable("sample", "draws", kept_draws, kept_draws * each, "make fewer draws, or thin=", like=position)

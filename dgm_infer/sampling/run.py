@@ -161,16 +161,18 @@ class SamplingRun:
         self._first: Tensor | None = None
         # a machine without room for the draws says so before the warm-up, not after it
         self._make_room(self._positions(state.position))
-        self._warm: WarmUp | None = WarmUp(
-            kernel,
-            problem,
-            state,
-            rng,
-            iterations=plan.warmup,
-            target_acceptance=plan.target_acceptance,
-            typical=typical,
-            is_open=plan.is_open,
-        )
+        self._warm: WarmUp | None
+        with self._execution.evaluating(kernel, state):
+            self._warm = WarmUp(
+                kernel,
+                problem,
+                state,
+                rng,
+                iterations=plan.warmup,
+                target_acceptance=plan.target_acceptance,
+                typical=typical,
+                is_open=plan.is_open,
+            )
         stayed = torch.ones_like(state.energy, dtype=torch.bool)
         self.now = RunState(state, 0, stayed, rng.get_state())
 
@@ -239,8 +241,10 @@ class SamplingRun:
 
     def advance(self, bar: Progress, after_each: "Callable[[SamplingRun], None]") -> None:
         """Make the transitions that are left, and call ``after_each`` with the run after every one of them."""
-        self.warm_up(bar, after_each)
-        self.draw(bar, after_each)
+        kernel = self.kernel if self._warm is None else self._warm.kernel
+        with self._execution.evaluating(kernel, self.now.state, bar.note):
+            self.warm_up(bar, after_each)
+            self.draw(bar, after_each)
 
     def warm_up(self, bar: Progress, after_each: "Callable[[SamplingRun], None]") -> None:
         """Adapt the kernel, and freeze it."""

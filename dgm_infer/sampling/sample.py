@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..arguments import flag, numbers, positive
+from ..arguments import context, flag, numbers, positive
 from ..conditioning.fibre import Fibre
 from ..kernels import Kernel
 from ..kernels.kernel import check_kernel
@@ -88,6 +88,7 @@ def sample(
         StartError: no starting points were found.
         EvidenceError: :class:`ModeJumps` was to find the modes of a target, and found none.
     """
+    context("sample")
     # choose a kernel
     if not isinstance(problem, Fibre | Target):
         problem = as_target(problem)

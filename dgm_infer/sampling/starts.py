@@ -3,13 +3,15 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..arguments import default_type
 from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
+from ..conditioning.marginal import AnnealedMarginal
 from ..conditioning.projection import damped_gauss_newton, solver_tolerance
 from ..errors import ArgumentError, EvidenceError
 from ..kernels import Kernel, LiftedHMC
@@ -21,6 +23,7 @@ from ..references import Gaussian, modes
 from ..target import Target
 from .adaptation import reasonable_step_size
 from .allocation import allocate_chains
+from .execution import evaluation
 from .low_points import low_points
 
 __all__ = ["Start", "anneal_noise", "starting_points"]
@@ -42,6 +45,8 @@ class AnnealingSettings:
     per increment do not equilibrate; points further behind have stranded."""
     most: int = 300
     """Increments after which the last one goes to 1."""
+    increments: int = 30
+    """The same of usual observations: what compiling the gradient is weighed against."""
     searches: int = 256
     """Minimisations per round of a search for the modes of a target: a mode that is missed may be missed for good."""
     nearby: float = 0.1
@@ -131,7 +136,7 @@ def _given(problem: Fibre | Target, chains: int, initial: Tensor) -> Tensor:
     if isinstance(problem, Fibre | InputPosterior):
         initial = initial.to(problem.values)
     elif not initial.is_floating_point():
-        initial = initial.to(torch.get_default_dtype())
+        initial = initial.to(default_type())
     shape = (chains, *problem.batch_shape, problem.dim)
     if tuple(initial.shape) != shape:
         raise ArgumentError(f"initial has shape {tuple(initial.shape)}; expected {shape}: [chains, *batch, D]")
@@ -188,86 +193,142 @@ def anneal_noise(
     Raises:
         StartError: no points on the fibre were found.
     """
-    model, moves = problem.model, _moves(problem, kernel)
-    assert isinstance(model, DirectedModel)
-    u = _wide_points(problem, max(chains, moves.points), rng, tolerance, report)
-    shape = u.shape[:-1]
-    beta = u.new_zeros(problem.batch_shape)
-    log_weight = u.new_zeros(shape)
-    ancestors = torch.arange(len(u), device=u.device).view(-1, *[1] * (u.ndim - 2)).expand(shape)
-    step_size: Tensor | None = None
+    points = _OnFibre(problem, kernel) if problem.marginal is None else _Integrated(problem, kernel, chains)
+    x = points.start(max(chains, points.fewest), rng, tolerance, report)
+    shape = x.shape[:-1]
+    beta = x.new_zeros(problem.batch_shape)
+    log_weight = x.new_zeros(shape)
+    ancestors = torch.arange(len(x), device=x.device).view(-1, *[1] * (x.ndim - 2)).expand(shape)
+    step_size: Any = None
     # of whatever kernel: these points are no draws yet
     acceptance = target_acceptance or Tuning.usual_acceptance
     for count in range(1, _SETTINGS.most + 1):
-        u1, u2 = model.split(u)
-        square = u2.square().sum(-1)
+        square = points.square(x)
         target = _next_beta(beta, square) if count < _SETTINGS.most else torch.ones_like(beta)
         log_weight = log_weight - 0.5 * (target - beta) * square
         beta = target
         source = _survivors(log_weight, rng)
         log_weight, ancestors = log_weight.gather(0, source), ancestors.gather(0, source)
-        heat = beta.rsqrt()
-        u = torch.cat([u1, u2 / heat.unsqueeze(-1)], -1).gather(0, source.unsqueeze(-1).expand_as(u))
-        heated = problem.with_noise_scale(heat)
-        state = moves.kernel.init(heated, u)
+        widened, position = points.widened(x.gather(0, source.unsqueeze(-1).expand_as(x)), beta)
+        state = points.kernel.init(widened, position)
         if step_size is None:
-            step_size = reasonable_step_size(moves.kernel, heated, state, rng)
-        step_size = step_size.gather(0, source).clamp_max(moves.kernel.tuning(heated).longest_step)
+            step_size = reasonable_step_size(points.kernel, widened, state, rng)
+        step_size = step_size.gather(0, source).clamp_max(points.kernel.tuning(widened).longest_step)
         # points that the last increments left behind catch up
-        for _ in range(moves.at_last if (beta == 1).all() else moves.transitions):
-            state, info = moves.kernel.probe(step_size, moves.n_steps).step(heated, state, rng)
+        for _ in range(points.at_last if (beta == 1).all() else points.transitions):
+            state, info = points.kernel.probe(step_size, points.n_steps).step(widened, state, rng)
             # in which the noise, and with it the step, may shrink by half
             step_size = step_size * (info.acceptance_rate - acceptance).exp()
-        report(f"start-up, noise x {heat.max().item():.3g}")
-        u1, u2 = model.split(state.position)
-        u = torch.cat([u1, u2 * heat.unsqueeze(-1)], -1)
+        report(f"start-up, noise x {beta.rsqrt().max().item():.3g}")
+        x = points.narrowed(state.position, beta)
         if (beta == 1).all():
             break
-    if problem.marginal is None:
-        return Start(u[:chains], ancestors[:chains], typical=True)
+    marginal = problem.marginal
+    if marginal is None:
+        return Start(x[:chains], ancestors[:chains], typical=True)
     report("start-up, masses of modes")
-    chosen, there, jumps = allocate_chains(problem.marginal, model.split(u)[0], chains, rng)
-    point = chosen.clamp_max(len(u) - 1)
-    position, ancestors = u.gather(0, point.unsqueeze(-1).expand(*point.shape, problem.dim)), ancestors.gather(0, point)
+    chosen, there, jumps = allocate_chains(marginal, x, chains, rng, points.unwidened)
+    point = chosen.clamp_max(len(x) - 1)
+    u1 = x.gather(0, point.unsqueeze(-1).expand(*point.shape, marginal.dim))
+    ancestors = ancestors.gather(0, point)
     if there is not None:
         anew = point != chosen
-        position = torch.where(anew.unsqueeze(-1), problem.marginal.lift(there, rng), position)
+        u1 = torch.where(anew.unsqueeze(-1), there, u1)
         ancestors = torch.where(anew, chosen, ancestors)
-    return Start(position, ancestors, typical=True, jumps=jumps)
+    return Start(marginal.lift(u1, rng), ancestors, typical=True, jumps=jumps)
 
 
-def _wide_points(
-    problem: Fibre, n: int, rng: torch.Generator, tolerance: float, report: Callable[[str], None]
-) -> Tensor:
-    """Prior draws of u1 with the u2 that gives the observation, ``[n, *batch, D]``."""
-    if problem.marginal is not None:
-        u = problem.marginal.lift(problem.marginal.start(n, rng), rng)
-        if u.isfinite().all():
-            return u
-    return problem.start(n, rng, tolerance=tolerance, report=report)
+class _OnFibre:
+    """Points ``u`` on the fibre of a model whose noise is not additive, moved by the kernel itself."""
+
+    fewest, n_steps, transitions, at_last = _SETTINGS.population, 2, 1, 1
+    unwidened = None
+
+    def __init__(self, problem: Fibre, kernel: Tunable):
+        self._problem, self.kernel = problem, kernel
+        assert isinstance(problem.model, DirectedModel)
+        self._split = problem.model.split
+
+    def start(self, n: int, rng: torch.Generator, tolerance: float, report: Callable[[str], None]) -> Tensor:
+        return self._problem.start(n, rng, tolerance=tolerance, report=report)
+
+    def square(self, u: Tensor) -> Tensor:
+        """``|u2|^2``, ``[points, *batch]``."""
+        return self._split(u)[1].square().sum(-1)
+
+    def widened(self, u: Tensor, beta: Tensor) -> tuple[Any, Tensor]:
+        """What the kernel samples under noise of this inverse variance, and the points in its coordinates."""
+        u1, u2 = self._split(u)
+        return self._problem.with_noise_scale(beta.rsqrt()), torch.cat([u1, u2 * beta.sqrt().unsqueeze(-1)], -1)
+
+    def narrowed(self, position: Tensor, beta: Tensor) -> Tensor:
+        """The points, from those coordinates."""
+        u1, u2 = self._split(position)
+        return torch.cat([u1, u2 * beta.rsqrt().unsqueeze(-1)], -1)
 
 
-class _Moves(NamedTuple):
-    """What moves the points at every width of the noise."""
+class _Integrated:
+    """Points ``u1`` under the density with the noise integrated out, moved by steps without a Jacobian: enough of them
+    that few points strand where the noise is small."""
 
-    kernel: Tunable
-    n_steps: int
-    """At most."""
-    transitions: int
-    at_last: int
-    """Transitions at the noise's own width."""
-    points: int
-    """At least, per problem."""
+    n_steps = 10
+
+    def __init__(self, problem: Fibre, kernel: Tunable, chains: int):
+        assert problem.marginal is not None
+        self._problem, self._marginal = problem, problem.marginal
+        lifted = kernel if isinstance(kernel, LiftedHMC) else LiftedHMC()
+        self.kernel: Any = lifted.unlifted
+        slow = problem.observed.convolves
+        self.fewest = _SETTINGS.population if slow else _SETTINGS.large_population
+        self.transitions, self.at_last = (1, 5) if slow else (2, 10)
+        annealed = AnnealedMarginal(lifted.marginal(problem))
+        example = self._marginal.initial_draws(max(chains, self.fewest), torch.Generator(problem.values.device))
+        gradients = _SETTINGS.increments * self.transitions * (1 + self.n_steps) // 2
+        compiles = getattr(kernel, "compile", None) is not False
+        self._evaluated = evaluation(annealed, _with(example, 1.0), gradients if compiles else 0)
+        self.unwidened: Any = None
+        if annealed.is_exact:
+            own = torch.ones(problem.batch_shape, dtype=example.dtype, device=example.device)
+            self.unwidened = _AtBeta(self._evaluated, self._marginal.dim, own).energy_and_gradient
+        elif not compiles:
+            self.unwidened = self._marginal.to(torch.float64).energy_and_gradient
+
+    def start(self, n: int, rng: torch.Generator, tolerance: float, report: Callable[[str], None]) -> Tensor:
+        """Prior draws of u1."""
+        u1 = self._marginal.start(n, rng)
+        if self.square(u1).isfinite().all():
+            return u1
+        return self._problem.start(n, rng, tolerance=tolerance, report=report)[..., : self._marginal.dim]
+
+    def square(self, u1: Tensor) -> Tensor:
+        """``|R^-1 r|^2``, ``[points, *batch]``: of noise that explains the observation, what the observation fixes."""
+        return 2 * self._evaluated(_with(u1, 0.0))[1][..., -1]
+
+    def widened(self, u1: Tensor, beta: Tensor) -> tuple[Any, Tensor]:
+        return _AtBeta(self._evaluated, u1.shape[-1], beta), u1
+
+    def narrowed(self, position: Tensor, beta: Tensor) -> Tensor:
+        return position
 
 
-def _moves(problem: Fibre, kernel: Tunable) -> _Moves:
-    if problem.marginal is None:
-        return _Moves(kernel, n_steps=2, transitions=1, at_last=1, points=_SETTINGS.population)
-    # steps without a Jacobian: enough of them that few points strand where the noise is small
-    lifted = kernel if isinstance(kernel, LiftedHMC) else LiftedHMC()
-    if problem.observed.convolves:
-        return _Moves(lifted, n_steps=10, transitions=1, at_last=5, points=_SETTINGS.population)
-    return _Moves(lifted, n_steps=10, transitions=2, at_last=10, points=_SETTINGS.large_population)
+class _AtBeta(Target):
+    """The density with the noise integrated out, at inverse variances ``beta [*batch]`` of it."""
+
+    def __init__(self, evaluated: Callable[[Tensor], tuple[Tensor, Tensor]], dim: int, beta: Tensor):
+        self._evaluated, self._beta = evaluated, beta
+        super().__init__(None, dim, tuple(beta.shape))
+
+    def energy(self, x):
+        return self.energy_and_gradient(x)[0]
+
+    def energy_and_gradient(self, x):
+        energy, gradient = self._evaluated(_with(x, self._beta))
+        return energy, gradient[..., :-1]
+
+
+def _with(u1: Tensor, beta: Tensor | float) -> Tensor:
+    """Positions of an :class:`AnnealedMarginal`."""
+    return torch.cat([u1, torch.as_tensor(beta).to(u1).expand(u1.shape[:-1]).unsqueeze(-1)], -1)
 
 
 def _next_beta(beta: Tensor, square: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .jax_images import Function, Sampler, differences, drawn_until, jax, jnp, precision
-from .series_problems import SERIES, NoisySeries, SeriesTask
+from .series_problems import SERIES, EquationSeries, NoisySeries, SeriesTask
 from .workers import Clock, Report
 
 __all__ = ["Series", "sample_series", "series_posterior"]
@@ -32,10 +32,15 @@ class Series(NamedTuple):
         return 0.5 * jnp.square(u).sum() + 0.5 * jnp.square(misfit).sum()
 
 
-def series_posterior(series: NoisySeries) -> Series:
-    """Of standard normal inputs: logarithms of the parameters, less their means, and the noise of every step."""
+def series_posterior(series: NoisySeries | EquationSeries) -> Series:
+    """Of standard normal inputs."""
+    predict = _equations(series) if isinstance(series, EquationSeries) else _noisy(series)
+    return Series(predict, series.observations().numpy(), series.sd, series.dim)
+
+
+def _noisy(series: NoisySeries) -> Function:
+    """Of logarithms of the parameters, less their means, and the noise of every step."""
     first, process = series.initial, series.process
-    observed = series.observations().numpy()
 
     def predict(u):
         z = jnp.exp(u[:4] - 2)
@@ -52,7 +57,33 @@ def series_posterior(series: NoisySeries) -> Series:
         _, populations = jax.lax.scan(step, start, u[4:].reshape(-1, 2), unroll=_UNROLLED)
         return jnp.stack(populations, -1).ravel()
 
-    return Series(predict, observed, series.sd, 4 + len(observed))
+    return predict
+
+
+def _equations(series: EquationSeries) -> Function:
+    """Of logarithms of the parameters, in units of their spread."""
+    medians, at, h = np.asarray(series.log_medians), np.asarray(series.observed_steps) - 1, series.step
+
+    def predict(u):
+        a, b, c, d = jnp.exp(jnp.asarray(medians, u.dtype) + series.spread * u)
+
+        def slope(state):
+            prey, predators = state
+            return jnp.stack([a * prey - b * prey * predators, d * prey * predators - c * predators])
+
+        def step(state, _):
+            first = slope(state)
+            second = slope(state + h / 2 * first)
+            third = slope(state + h / 2 * second)
+            last = slope(state + h * third)
+            state = state + h / 6 * (first + 2 * second + 2 * third + last)
+            return state, state
+
+        start = jnp.asarray(series.initial, u.dtype)
+        _, populations = jax.lax.scan(step, start, None, length=series.n_steps, unroll=_UNROLLED)
+        return jnp.log(populations[at]).ravel()
+
+    return predict
 
 
 def sample_series(task: SeriesTask, make: Callable[[Series], Sampler], report: Report) -> dict[str, Any]:
@@ -76,7 +107,7 @@ def sample_series(task: SeriesTask, make: Callable[[Series], Sampler], report: R
         made = drawn_until(clock, make(posterior), key, start, report)
     draws = made.pop("draws")
     return {
-        "z": draws[..., :4] - 2,
+        "z": draws[..., :4] - 2 if isinstance(series, NoisySeries) else draws[..., :4],
         "last": draws[:, -1],
         "constraint_error": float("nan"),
         "seconds": clock.elapsed,
@@ -85,7 +116,7 @@ def sample_series(task: SeriesTask, make: Callable[[Series], Sampler], report: R
     }
 
 
-def _disagreement(series: NoisySeries, posterior: Series, seed: int) -> dict[str, float]:
+def _disagreement(series: NoisySeries | EquationSeries, posterior: Series, seed: int) -> dict[str, float]:
     """The largest differences of energies, up to a constant, and gradients from this project's."""
     points = series.starts(_COMPARED, seed, _SPREAD)
     energy, gradient = (part.detach().numpy() for part in series.target().energy_and_gradient(points))

@@ -1,7 +1,11 @@
 """The options of commands: those of a function, on the command line and in YAML."""
 
+import re
 from argparse import ArgumentError as ParseError
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from dgm_infer.errors import ConfigError, DgmInferError
@@ -9,7 +13,7 @@ from dgm_infer.extras import extra
 
 from .messages import with_suggestion
 
-__all__ = ["make_parser", "parse", "run_configured"]
+__all__ = ["check_configurations", "make_parser", "parse", "run_configured"]
 
 
 def make_parser(command: str, needs: str, **settings: Any) -> Any:
@@ -41,6 +45,51 @@ def parse(parser: Any, arguments: Sequence[str]) -> Any:
         raise ConfigError(with_suggestion(str(error), parser.get_defaults().keys())) from error
 
 
+def check_configurations(arguments: Sequence[str]) -> None:
+    """Refuse YAML files of ``--config`` whose values would be other ones than are written.
+
+    YAML takes the last of two equal keys, and reads ``1:30`` as 90 and ``010`` as 8.
+
+    Raises:
+        ConfigError: a file has such a value, or is not text.
+    """
+    with extra("train"):
+        import yaml
+
+    given = [after for name, after in pairwise(arguments) if name == "--config"]
+    given += [name.removeprefix("--config=") for name in arguments if name.startswith("--config=")]
+    for path in map(Path, given):
+        # what is missing or not YAML at all has the parser's message
+        with suppress(OSError, ValueError, yaml.YAMLError):
+            if not path.is_file():
+                continue
+            try:
+                root = yaml.compose(path.read_text())
+            except UnicodeDecodeError as error:
+                raise ConfigError(f"{path} is not text, and no configuration") from error
+            _check_node(path, root)
+
+
+def _check_node(path: Path, node: Any) -> None:
+    import yaml
+
+    line = f"{path}, line {node.start_mark.line + 1}" if node is not None else ""
+    if isinstance(node, yaml.MappingNode):
+        names = [key.value for key, _ in node.value]
+        for key, _ in reversed(node.value):
+            if names.count(key.value) > 1:
+                where = key.start_mark.line + 1
+                raise ConfigError(f"{path}, line {where}: {key.value!r} is there twice: keep one")
+    if isinstance(node, yaml.ScalarNode) and node.style is None and re.fullmatch(r"[-+]?(0\d+|\d+(:\d+)+)", node.value):
+        raise ConfigError(
+            f"{line}: {node.value} is not a decimal number in YAML: write it without 0 before it, or quoted"
+        )
+    children = node.value if isinstance(node, yaml.CollectionNode) else ()
+    for child in children:
+        for part in child if isinstance(child, tuple) else (child,):
+            _check_node(path, part)
+
+
 def run_configured(
     command: str, needs: str, description: str, function: Callable[..., object], arguments: Sequence[str]
 ) -> None:
@@ -55,6 +104,7 @@ def run_configured(
     parser = make_parser(command, needs, description=description)
     parser.add_argument("--config", action="config", help="a YAML file with any of the options")
     parser.add_function_arguments(function, skip={"resolved"})
+    check_configurations(arguments)
     options = parse(parser, arguments)
     resolved = parser.dump(options, skip_unset=False)
     try:

@@ -30,6 +30,7 @@ from trainers.quiet import quiet
 from trainers.resuming import RandomState, WholeFiles
 
 from .messages import suggest
+from .options import check_configurations
 from .processes import REPORTED, is_launched, together
 
 __all__ = ["run", "train"]
@@ -92,6 +93,7 @@ class TrainCLI(LightningCLI):
         )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        check_configurations(args or ())
         super().parse_arguments(parser, args)
         settings = self.config["fit"]
         seed = settings["seed_everything"]

@@ -1,6 +1,8 @@
 """Checks of arguments: what each accepts and returns, and what it refuses in one line."""
 
+import contextlib
 import math
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +10,10 @@ import pytest
 import torch
 from PIL import Image
 
+import dgm_infer as dgm
 from dgm_infer import arguments
 from dgm_infer.errors import ArgumentError, ModelError, reported_as
+from tests.oracles import Circle
 
 ACCEPTED = {
     "an integer": (lambda: arguments.whole_number("f", "n", np.int64(3)), 3),
@@ -118,3 +122,81 @@ def test_tensors_are_returned_without_their_history():
 def test_an_error_can_be_reported_as_one_of_the_model():
     with pytest.raises(ModelError, match=r"f\(n=0\)"), reported_as(ModelError):
         arguments.whole_number("f", "n", 0)
+
+
+@contextlib.contextmanager
+def default_type(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+@contextlib.contextmanager
+def without_a_console():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sys.stderr", None)
+        yield
+
+
+@contextlib.contextmanager
+def anomalies():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with torch.autograd.detect_anomaly():
+            yield
+
+
+def drawn():
+    """Draws on a fibre, of a target, an estimate, and what a fit gives, in numbers."""
+    fibre = dgm.condition(Circle().eval(), [2.0])
+    target = dgm.Target(lambda x: 0.5 * x.square().sum(-1), 2)
+    few = {"chains": 4, "warmup": 10, "draws": 5, "seed": 0, "progress": True}
+    on_fibre, free = dgm.sample(fibre, **few).inputs, dgm.sample(target, dgm.HMC(0.5, 3), **few).inputs
+    base = dgm.Gaussian([0.0, 0.0], 1.0)
+    estimate = dgm.log_evidence(target, base, dgm.AIS(temperatures=5), chains=4, seed=0, progress=True)
+    fitted = dgm.Gaussian.fit(target, steps=5).covariance
+    return [part.double().sum().item() for part in (on_fibre, free, estimate.log_z, fitted)]
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda: default_type(torch.float16),
+        lambda: default_type(torch.bfloat16),
+        torch.no_grad,
+        anomalies,
+        without_a_console,
+        lambda: torch.autocast("cpu", torch.bfloat16),
+    ],
+    ids=["float16", "bfloat16", "no_grad", "anomalies", "no console", "autocast"],
+)
+def test_draws_do_not_depend_on_what_is_around_the_call(around):
+    expected = drawn()
+    with around():
+        assert drawn() == expected
+
+
+def test_draws_on_a_fibre_do_not_depend_on_the_default_type():
+    expected = drawn()
+    with default_type(torch.float64):
+        assert drawn()[0] == expected[0]
+
+
+@pytest.mark.parametrize("call", ["condition", "sample", "check", "log_evidence", "modes", "fit"])
+@pytest.mark.parametrize("around", ["inference_mode", "meta"])
+def test_where_nothing_can_be_computed_is_said_in_one_line(call, around):
+    target = dgm.Target(lambda x: 0.5 * x.square().sum(-1), 2)
+    calls = {
+        "condition": lambda: dgm.condition(Circle().eval(), [2.0]),
+        "check": lambda: dgm.check(Circle().eval()),
+        "sample": lambda: dgm.sample(target),
+        "log_evidence": lambda: dgm.log_evidence(target),
+        "modes": lambda: dgm.modes(target),
+        "fit": lambda: dgm.Gaussian.fit(target),
+    }
+    place = torch.inference_mode() if around == "inference_mode" else torch.device("meta")
+    with place, pytest.raises(ArgumentError, match=f"{call}.*{around}"):
+        calls[call]()

@@ -1,13 +1,20 @@
 """Run folders and files: each of one process, whole or not there, and never removed with a result in them."""
 
+import io
 import os
 import threading
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 
+import h5py
+import numpy as np
 import pytest
+import torch
+from numpy.lib import format as npy
 
+import dgm_infer as dgm
 import generators
-from dgm_infer.errors import ArgumentError, ConfigError
+from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
 from dgm_infer.files import CONFIGURATION, complete_run, new_folder, remove_folders, write_file
 from tests.disks import fill, largest_file
 
@@ -151,3 +158,48 @@ def test_devices_and_pipes_are_refused(tmp_path):
     for path in (tmp_path / "pipe", "/dev/full"):
         with pytest.raises(ArgumentError, match="a device or a pipe"):
             write_file(path, "text")
+
+
+@pytest.fixture
+def estimate(tmp_path):
+    target, base = dgm.Target(lambda x: 0.5 * x.square().sum(-1), 2), dgm.Gaussian(torch.zeros(2), 1.0)
+    dgm.log_evidence(target, base, dgm.Elbo(samples=4), chains=2, seed=0, progress=False).save(tmp_path / "e.npz")
+    return tmp_path / "e.npz"
+
+
+@pytest.mark.parametrize("name", ["log_z", "std_error", "log_weights", "draws"])
+def test_arrays_that_do_not_fit_each_other_are_refused(estimate, name):
+    arrays = dict(np.load(estimate))
+    np.savez(estimate, **(arrays | {name: np.zeros((7, 3))}))
+    with pytest.raises(CheckpointError, match="shapes that do not fit"):
+        dgm.Evidence.load(estimate)
+
+
+def test_an_archive_that_unpacks_to_more_than_there_is_is_refused_before_it_is_unpacked(estimate):
+    arrays = dict(np.load(estimate))
+    with zipfile.ZipFile(estimate, "w") as file:
+        for name, values in arrays.items():
+            content = io.BytesIO()
+            if name == "draws":
+                # a header of 256 TiB, without them
+                header = {"descr": "<f8", "fortran_order": False, "shape": (2, 4, 2**42)}
+                npy.write_array_header_1_0(content, header)
+            else:
+                npy.write_array(content, values)
+            file.writestr(f"{name}.npy", content.getvalue())
+    with pytest.raises(CheckpointError, match=r"needs 2\.62e"):
+        dgm.Evidence.load(estimate)
+
+
+def test_draws_with_a_group_that_holds_itself_are_refused(tmp_path):
+    path = tmp_path / "d.nc"
+    target = dgm.Target(lambda x: 0.5 * x.square().sum(-1), 2)
+    dgm.sample(target, dgm.HMC(0.5, 2), chains=2, warmup=0, draws=4, seed=0, progress=False).save(path)
+    for within in ("/", "/posterior"):
+        with h5py.File(path, "a") as file:
+            file[within]["loop"] = file[within]
+        with pytest.raises(CheckpointError, match="groups within groups"):
+            dgm.Draws.load(path)
+        with h5py.File(path, "a") as file:
+            del file[within]["loop"]
+    dgm.Draws.load(path)

@@ -722,7 +722,7 @@ TABLE: dict[str, Stranger] = {
     "inference mode": S(wrapped(in_inference, net=mlp(8)), refused="no_grad()"),
     "NumPy inside": S(wrapped(numpy_inside, net=mlp(8)), refused="derivative"),
     "stop-gradient": S(wrapped(stopped, net=mlp(8)), refused="do not match"),
-    "codebook": S(Codebook, refused="only in steps"),
+    "codebook": S(Codebook, refused="do not match"),
     "old autograd.Function": S(between(lambda: Functional(OldStyle.apply))),
     "branch on the batch": S(wrapped(on_numbers, net=mlp(8)), refused="branch"),
     "made at the first call": S(Eager, refused="call it once"),

@@ -7,13 +7,14 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.autodiff.loops import repeat
-from dgm_infer.autodiff.programs import Program
+from dgm_infer.autodiff.programs import CompiledTarget, Program
 from dgm_infer.autodiff.pytrees import flatten, unflatten
 from dgm_infer.autodiff.randomness import normal
 from dgm_infer.errors import ModelError
 from dgm_infer.kernels.jumps import Jumps
 from dgm_infer.linear_maps import DiagonalMap, TriangularMap
-from dgm_infer.sampling.execution import Execution
+from dgm_infer.sampling import execution as executions
+from dgm_infer.sampling.execution import CompilationSettings, Execution
 from tests.oracles import FLOAT, assert_agrees, linear_gaussian
 
 
@@ -117,6 +118,45 @@ def test_a_kernel_is_compiled_where_that_saves_time(transitions, monkeypatch):
     for _ in range(12):
         state, _ = execution.step(kernel, state, rng(), lasting=True)
     assert bool(made) is (transitions == 10**7)
+
+
+def loop(steps=200):
+    """A simulator of many steps, observed at its end."""
+
+    class Steps(dgm.GenerativeModel):
+        input_density = dgm.StandardNormal(2)
+
+        def observed(self, u):
+            x, y = 1 + 0.1 * u[..., 0], torch.ones_like(u[..., 0])
+            for _ in range(steps):
+                x, y = x + 0.01 * (y - x * y).sin(), y + 0.01 * (x.tanh() - u[..., 1] * y)
+            return torch.stack([x, y], -1)
+
+    return dgm.condition(Steps(), [1.0, 0.5], noise=0.1)
+
+
+@pytest.mark.slow
+def test_a_long_simulator_is_evaluated_by_code_from_the_first_transition_on_with_the_same_draws(monkeypatch):
+    made, compiled = [], CompiledTarget.__init__
+    monkeypatch.setattr(executions, "_SETTINGS", CompilationSettings(compiles=0.5, around=0, step=0))
+    monkeypatch.setattr(CompiledTarget, "__init__", lambda self, *args: (made.append(self), compiled(self, *args))[1])
+    settings = {"chains": 4, "warmup": 20, "draws": 10, "seed": 1, "progress": False}
+    plain = dgm.sample(loop(), dgm.LiftedHMC(compile=False), **settings)
+    assert not made
+    by_code = dgm.sample(loop(), dgm.LiftedHMC(), **settings)
+    # the density of the start, and that of the transitions
+    assert len(made) == 2
+    torch.testing.assert_close(by_code.inputs, plain.inputs, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_code_of_some_positions_evaluates_any_number_of_them():
+    target, x = loop().marginal, torch.randn(3, 2, generator=rng(), dtype=FLOAT)
+    code = CompiledTarget(target, x)
+    for n in (1, 3, 7):
+        points = torch.randn(n, 2, generator=rng(n), dtype=FLOAT)
+        for own, other in zip(code.energy_and_gradient(points), target.energy_and_gradient(points), strict=True):
+            torch.testing.assert_close(own, other)
 
 
 def test_what_cannot_be_captured_is_sampled_as_it_is_and_refused_if_asked_to_compile():

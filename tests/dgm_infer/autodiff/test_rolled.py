@@ -62,8 +62,8 @@ def test_a_loop_computes_what_its_steps_did(kind):
     function, dim = decay(**kind), 2 + kind["steps"]
     loop = rolled(function, numbers(ROWS, dim))
     assert loop is not None
-    # of one step, and what is around it
-    assert loop.size < 400
+    # of a few steps, and what is around them, however many there are
+    assert loop.size < 1000
     assert loop.calls > 10 * kind["steps"]
     other = numbers(ROWS, dim, seed=1)
     with torch.no_grad():
@@ -116,17 +116,18 @@ def of_two_beginnings(u):
     return x.square(), ()
 
 
-@pytest.mark.parametrize(
-    "function", [in_place, of_two_beginnings, of_two_steps, at_random, lambda u: (u.square().sum(-1), ())]
-)
-def test_what_is_no_loop_of_one_state_is_not_taken_for_one(function):
+@pytest.mark.parametrize("function", [in_place, at_random, lambda u: (u.square().sum(-1), ())])
+def test_what_is_no_loop_is_not_taken_for_one(function):
     assert rolled(function, numbers(ROWS, 3)) is None
 
 
-def test_what_is_no_loop_of_one_state_stays_as_it_is():
-    target = dgm.Target(lambda u: of_two_steps(u)[0], 3)
+@pytest.mark.parametrize("function", [of_two_beginnings, of_two_steps])
+def test_steps_that_reach_back_by_two_are_a_loop_of_several(function):
+    loop = rolled(function, numbers(ROWS, 3))
+    assert loop is not None
+    target = dgm.Target(lambda u: function(u)[0], 3)
     value, gradient = CapturedTarget(target).energy_and_gradient(numbers(ROWS, 3, seed=2))
-    truth = expected(of_two_steps, numbers(ROWS, 3, seed=2))
+    truth = expected(function, numbers(ROWS, 3, seed=2))
     torch.testing.assert_close(value, truth[0])
     torch.testing.assert_close(gradient, truth[1])
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.conditioning.marginal import NoiseMarginal
+from dgm_infer.conditioning.marginal import AnnealedMarginal, NoiseMarginal
 from tests.models import Bent, BentPairs, FreeWalk, Stretched, Walk
 from tests.oracles import FLOAT, Ellipse, LinearPairs, LinearWalk, linear_gaussian_model, linear_posterior
 
@@ -133,6 +133,29 @@ def test_noise_whose_width_depends_on_the_global_inputs_is_integrated_out_too():
         u1 = draws(4, 3, 3)
         mine, theirs = marginal.energy_and_gradient(u1), dgm.Target.energy_and_gradient(marginal, u1)
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("make", [linear_gaussian_model, LinearPairs, Bent])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_annealed_densities_are_those_of_wider_noise_and_their_slope_in_its_width_is_the_misfit(make, dtype):
+    model = make()
+    y = draws(3, model.output_shape[0]).to(dtype)
+    problem = dgm.condition(model, y, dtype=dtype)
+    beta, u1 = torch.tensor([0.01, 0.3, 1.0], dtype=dtype), draws(4, 3, problem.marginal.dim).to(dtype)
+    annealed = AnnealedMarginal(problem.marginal)
+    x = torch.cat([u1, beta.expand(4, 3).unsqueeze(-1)], -1)
+    energy, gradient = annealed.energy_and_gradient(x)
+    # noise 1 / sqrt(beta) times as wide
+    wider = NoiseMarginal.of(problem.observed.with_noise_scale(beta.rsqrt()), problem.values)
+    assert wider is not None
+    expected, slope = wider.energy_and_gradient(u1)
+    tolerance = {"rtol": 1e-10, "atol": 1e-9} if dtype == torch.float64 else {"rtol": 1e-4, "atol": 1e-3}
+    torch.testing.assert_close(energy - energy[:1], expected - expected[:1], **tolerance)
+    torch.testing.assert_close(gradient[..., :-1], slope, **tolerance)
+    # of one noise a value, the noise that explains it is all there is
+    if make is linear_gaussian_model:
+        noise = problem.marginal.lift(u1, None)[..., problem.marginal.dim :]
+        torch.testing.assert_close(gradient[..., -1], 0.5 * noise.square().sum(-1), **tolerance)
 
 
 def test_control_the_width_is_not_forgotten():

@@ -335,3 +335,29 @@ def test_an_installation_without_benchmarks_says_where_they_are(monkeypatch, cap
         "dgm-infer bench: error: benchmarks are not part of the installed package: run this in a clone of the "
         "repository\n"
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("chains: 3", "'chains' is there twice"),
+        ("thin: 1:30", "1:30 is not a decimal number in YAML"),
+        ("thin: 010", "010 is not a decimal number in YAML"),
+    ],
+)
+@pytest.mark.parametrize("command", ["condition", "train"])
+def test_a_value_that_yaml_reads_as_another_is_refused_with_its_line(line, words, command, tmp_path, capsys):
+    file = tmp_path / "config.yaml"
+    file.write_text(CONFIG + line + "\n")
+    assert main([command, "--config", str(file)]) == 2
+    said = capsys.readouterr().err
+    assert words in said
+    assert f"line {CONFIG.count(chr(10)) + 1}" in said
+    assert said.count("\n") == 1
+
+
+def test_a_configuration_that_is_not_text_is_refused(tmp_path, capsys):
+    file = tmp_path / "config.yaml"
+    file.write_bytes(b"\xff\xfe\x00")
+    assert main(["condition", f"--config={file}"]) == 2
+    assert "is not text" in capsys.readouterr().err
