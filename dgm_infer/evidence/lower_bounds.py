@@ -28,7 +28,7 @@ Draw = Callable[[int], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True, eq=False)
-class Bound(Settings):
+class LowerBound(Settings):
     """Base of the lower bounds: independent weighted draws, ``samples`` per chain."""
 
     samples: int = 100
@@ -90,7 +90,7 @@ class Bound(Settings):
 
 
 @dataclass(frozen=True, eq=False)
-class ImportanceSampling(Bound):
+class ImportanceSampling(LowerBound):
     """The importance-weighted bound ``E[log 1/S sum_s p(x_s)/q(x_s)] <= log Z``, one per chain (math 7.8).
 
     The mean over chains estimates the bound without bias. The diagnostic ``log_z_pooled`` pools the draws of all
@@ -106,7 +106,7 @@ class ImportanceSampling(Bound):
 
 
 @dataclass(frozen=True, eq=False)
-class Elbo(Bound):
+class Elbo(LowerBound):
     """The evidence lower bound ``E_q[log p(x)/q(x)] <= log Z``; the gap is unknown.
 
     Args:
@@ -121,7 +121,7 @@ _NEW, _FAR = 0.05, 1e6
 
 
 @dataclass(frozen=True, eq=False)
-class HamiltonianElbo(Bound):
+class HamiltonianElbo(LowerBound):
     """The evidence lower bound of draws of the base that a short Hamiltonian flow has moved towards the target.
 
     ``E[-phi(x_K) - |p_K|^2/2 + psi(x) + sum log s + |g|^2/2] <= log Z`` over draws x of the base and standard normal g.

@@ -20,7 +20,7 @@ from .statements import (
     has_data,
     imputed,
     is_deterministic,
-    is_discrete,
+    is_discrete_site,
     is_likelihood,
     is_of_lower_dimension,
     is_variable,
@@ -199,7 +199,7 @@ class ProgramModel(TracedModel):
                 )
             if node["is_observed"] and name not in self.hard:
                 continue
-            if is_discrete(node):
+            if is_discrete_site(node):
                 raise ModelError(
                     f"site {name!r} of {self.name} is discrete ({type(fn).__name__}): give it in soft, or use "
                     "target_from_pyro, which sums over discrete latent variables"

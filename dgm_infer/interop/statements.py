@@ -30,7 +30,7 @@ __all__ = [
     "has_data",
     "imputed",
     "is_deterministic",
-    "is_discrete",
+    "is_discrete_site",
     "is_latent",
     "is_likelihood",
     "is_of_lower_dimension",
@@ -194,12 +194,12 @@ def is_of_lower_dimension(node: Node) -> bool:
     """Whether no input of a model could move it over all its values: it is discrete, on a surface, or a factor."""
     return (
         not node["value"].numel()
-        or is_discrete(node)
+        or is_discrete_site(node)
         or (not is_deterministic(node) and has_fewer_dimensions(node["fn"]))
     )
 
 
-def is_discrete(node: Node) -> bool:
+def is_discrete_site(node: Node) -> bool:
     if is_deterministic(node):
         return False
     fn: Any = node["fn"]
