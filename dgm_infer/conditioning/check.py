@@ -21,7 +21,16 @@ from ..models import (
 from ..settings import Settings
 from .checks import DATA_CHECKS, MODEL_CHECKS, findings, is_final
 from .condition import bind, pixels_only
-from .derivatives import JUMP, Spectrum, find_jump, find_kinks, named_kinks, spectrum, tame_draws
+from .derivatives import (
+    Spectrum,
+    find_jump,
+    find_kinks,
+    jump_words,
+    kinked_operations,
+    named_kinks,
+    spectrum,
+    tame_draws,
+)
 from .fibre import Fibre
 from .observations import Bound
 from .observations import observe as as_observation
@@ -247,4 +256,5 @@ def _of_geometry(reduced: ObservedModel, u: Tensor, sizes: Spectrum, with_data: 
     if (kinks := find_kinks(reduced, u, n_rows)) is not None:
         yield Finding("warning", kinks.words, code="kinks")
     elif not named_kinks(reduced.model) and (jump := find_jump(reduced.outputs, u, u.roll(1, 0))) is not None:
-        yield Finding("warning", f"the Jacobian jumps, by {100 * jump:.0f} % {JUMP}", code="kinks")
+        fault, remedy = jump_words(jump, kinked_operations(reduced.outputs, u[:1]))
+        yield Finding("warning", f"the {fault}: {remedy}", code="kinks")

@@ -1,6 +1,8 @@
 """The Jacobian of a model at prior draws: its rank and size, and kinks that its slope does not show (math 5.6)."""
 
 import math
+import os
+import sys
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 from torch.func import vjp, vmap
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..errors import ModelError, cause
 from ..settings import Settings
@@ -16,7 +19,6 @@ from .agreement import DIFFERENTIABLE, derivative_remedy
 from .observed import ObservedModel
 
 __all__ = [
-    "JUMP",
     "SETTINGS",
     "JacobianSettings",
     "Kinks",
@@ -24,6 +26,8 @@ __all__ = [
     "check_second",
     "find_jump",
     "find_kinks",
+    "jump_words",
+    "kinked_operations",
     "named_kinks",
     "spectrum",
     "tame_draws",
@@ -155,11 +159,73 @@ def check_second(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> 
         ) from error
 
 
-JUMP = (
-    "of its size between neighbouring points (abs, max, where or a branch in the model's code): trajectories are "
-    "rejected there, and chains may never cross: use smooth functions, such as softplus or logsumexp"
-)
-"""What follows the size of a jump in a report."""
+def jump_words(size: float, operations: str) -> tuple[str, str]:
+    """What is wrong with a Jacobian that jumps by a share of its size, and what to do.
+
+    Args:
+        operations: :func:`kinked_operations`; they are guessed if there are none.
+    """
+    where = operations or "a branch in the model's code"
+    return (
+        f"Jacobian jumps, by {100 * size:.0f} % of its size between neighbouring points ({where})",
+        "trajectories are rejected there, and chains may never cross: use smooth functions, such as softplus or "
+        "logsumexp",
+    )
+
+
+_OPERATIONS_WITH_KINKS = {
+    "abs", "amax", "amin", "argmax", "argmin", "ceil", "clamp", "clamp_max", "clamp_min", "cummax", "cummin", "floor",
+    "fmod", "grid_sampler_2d", "grid_sampler_3d", "hardsigmoid", "hardswish", "hardtanh", "kthvalue", "leaky_relu",
+    "max", "max_pool2d_with_indices", "max_pool3d_with_indices", "maximum", "median", "min", "minimum", "_prelu_kernel",
+    "relu", "remainder", "round", "sgn", "sign", "sort", "topk", "trunc", "where",
+}  # fmt: skip
+_SHOWN = 4
+_TORCH = os.path.dirname(torch.__file__)
+_OURS = os.path.dirname(os.path.dirname(__file__))
+
+
+class _Kinked(TorchDispatchMode):
+    """Records the operations with kinks, each with the layer that calls it and the line of somebody's code."""
+
+    def __init__(self):
+        super().__init__()
+        self.found: dict[str, None] = {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        if name in _OPERATIONS_WITH_KINKS:
+            self.found.setdefault(f"{name.strip('_').removesuffix('_kernel')}{_caller()}")
+        return func(*args, **(kwargs or {}))
+
+
+def _caller() -> str:
+    layer, frame = "", sys._getframe(2)
+    while frame is not None:
+        name, own = frame.f_code.co_filename, frame.f_locals.get("self")
+        if not layer and isinstance(own, nn.Module) and frame.f_code.co_name == "forward":
+            layer = f" in {type(own).__name__}"
+        if not name.startswith((_TORCH, _OURS, "<")):
+            return f"{layer}, line {frame.f_lineno} of {os.path.basename(name)}"
+        frame = frame.f_back
+    return layer
+
+
+@torch.no_grad()
+def kinked_operations(function: Callable[[Tensor], Tensor], u: Tensor) -> str:
+    """The operations of a function that may have kinks, in words; empty if there are none, or it cannot be looked at.
+
+    Args:
+        u: points at which it is evaluated.
+    """
+    try:
+        with _Kinked() as kinked:
+            function(u)
+    except Exception:
+        return ""
+    found = list(kinked.found)
+    more = f"; {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return "; ".join(found[:_SHOWN]) + more
+
 
 _WITH_KINKS = (
     nn.ReLU, nn.LeakyReLU, nn.PReLU, nn.RReLU, nn.Hardtanh, nn.Hardsigmoid, nn.Hardswish, nn.Hardshrink, nn.Softshrink,
@@ -177,6 +243,8 @@ class Kinks(NamedTuple):
     """About the acceptance probability that no step size exceeds."""
     activations: str
     """The model's modules that have kinks, with their numbers; empty if there are none."""
+    operations: str = ""
+    """The operations that have kinks."""
     is_smoothed: bool = False
     """Whether the model is already a smooth copy, made by ``from_module(smooth=)``."""
 
@@ -193,7 +261,7 @@ class Kinks(NamedTuple):
 
     @property
     def words(self) -> str:
-        cause = self.activations or "a function such as relu, abs, clamp or max in its code"
+        cause = self.activations or self.operations or "a function such as relu, abs, clamp or max in its code"
         return (
             f"kinks ({cause}): log|J J^T| / 2 jumps where its slope does not show it, by {self.unseen:.2g} over a "
             f"trajectory of length {SETTINGS.duration:g}; at most about {100 * self.acceptance:.0f} % of these can be "
@@ -236,7 +304,8 @@ def find_kinks(reduced: ObservedModel, u: Tensor, rank: int) -> Kinks | None:
         return None
     # noise wraps the generator that was smoothed
     is_smoothed = any(getattr(module, "smoothing", None) is not None for module in reduced.model.modules())
-    return Kinks(unseen, acceptance, named_kinks(reduced.model), is_smoothed)
+    operations = kinked_operations(reduced.outputs, u[:1])
+    return Kinks(unseen, acceptance, named_kinks(reduced.model), operations, is_smoothed)
 
 
 @torch.enable_grad()

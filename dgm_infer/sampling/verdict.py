@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments.objects import of_problems
-from ..conditioning.derivatives import JUMP, find_jump
+from ..conditioning.derivatives import find_jump, jump_words, kinked_operations
 from ..conditioning.fibre import Fibre
 from ..diagnosis import Finding, finding
 from ..kernels.hmc import TRAJECTORY
@@ -181,11 +181,11 @@ def _jumps(stats: dict[str, Tensor], inputs: Tensor, problem: Fibre) -> Iterator
     last = inputs[: VERDICT.lines, -1].reshape(min(len(inputs), VERDICT.lines), -1, problem.dim)[:, worst]
     if (jump := find_jump(constraint, last, last.roll(1, 0))) is not None:
         failing = failed.reshape(problem.batch_shape) >= VERDICT.failing
-        fault, remedy = JUMP.split(": ", 1)
+        fault, remedy = jump_words(jump, kinked_operations(constraint, last[:1]))
         yield finding(
             "misleading",
             f"projections or reversals fail in {percent(failed[worst])} of the transitions{of_problems(failing)}, and "
-            f"the model's Jacobian jumps, by {percent(jump)} {fault}",
+            f"the model's {fault}",
             remedy,
             failing,
         )

@@ -1,5 +1,7 @@
 """``check()`` says in words what a pretrained network trips on: kinks, weights, bad conditioning, what vmap refuses."""
 
+import re
+
 import pytest
 import torch
 from torch import nn
@@ -40,6 +42,26 @@ def test_control_smooth_activations_have_none(activation):
     assert dgm.check(generators.from_module(mlp(activation), 10)).findings == ()
 
 
+class Largest(nn.Module):
+    """Outputs of which one of two branches is the larger."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(3, 8), nn.Linear(3, 8)])
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, z):
+        a, b = (layer(z) for layer in self.layers)
+        return self.last(torch.maximum(a.tanh(), b.tanh()))
+
+
+def test_the_operation_its_layer_and_its_line_are_named():
+    (finding,) = dgm.check(generators.from_module(Largest(), 3)).findings
+    line = Largest.forward.__code__.co_firstlineno + 2
+    assert f"(maximum in Largest, line {line} of test_kinks.py)" in finding.what
+
+
 JUMPS = {
     "a largest value": lambda u: u.abs().amax(-1, keepdim=True),
     "a branch": lambda u: torch.where(u[..., :1] > 0.3, 1.0, 2.0) * u.square().sum(-1, keepdim=True),
@@ -65,6 +87,7 @@ def test_jumps_of_the_jacobian_are_named(code):
     (finding,) = dgm.check(Written(code)).findings
     assert finding.code == "kinks"
     assert "the Jacobian jumps, by" in finding.what
+    assert re.search(r"points \((abs|where), line \d+ of test_kinks.py", finding.what)
 
 
 @pytest.mark.parametrize("code", SMOOTH.values(), ids=SMOOTH)
