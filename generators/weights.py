@@ -103,7 +103,8 @@ def load_weights(net: nn.Module, path: str | os.PathLike, key: str | None = None
         net: the network, of the architecture that the weights were saved from.
         path: a ``.safetensors`` file, or one written by ``torch.save``.
         key: key of the weights, if the file holds several things: ``"state_dict"``, ``"g_ema"``; or the prefix of their
-            names, after such a key: ``"state_dict.generator_ema"``.
+            names, after such a key: ``"state_dict.generator_ema"``; ``""`` or ``"state_dict."`` for names
+            without a prefix.
         trust: also load a file that holds more than weights, whose pickle may run any code.
 
     Raises:
@@ -122,7 +123,7 @@ def load_weights(net: nn.Module, path: str | os.PathLike, key: str | None = None
 
 
 def _state(path: Path, stored: Any, key: str | None) -> dict[str, Tensor]:
-    if key is not None:
+    if key:
         found = _at(stored, key)
         if found is None:
             raise CheckpointError(f"{path} has no {key!r}: it holds {_names(stored)}")
@@ -147,7 +148,7 @@ def _at(stored: Any, key: str) -> Any:
     if named:
         return named
     first, _, rest = key.partition(".")
-    return _at(stored.get(first), rest) if rest else None
+    return _at(stored.get(first), rest) if rest else stored.get(first)
 
 
 def _names(stored: Any) -> str:
@@ -164,13 +165,15 @@ def _without_prefix(
     Raises:
         CheckpointError: the file holds several networks of this architecture.
     """
-    if not expected or set(expected) <= set(state):
+    if not expected or set(expected) == set(state):
         return state
+    if key is not None and key.rpartition(".")[2] == "" and _holds(state, "", expected):
+        return {name: state[name] for name in expected}
     first = next(iter(expected))
-    ends = [name.removesuffix(first) for name in state if name.endswith(f".{first}")]
+    ends = [name.removesuffix(first) for name in state if name.endswith(f".{first}") or name == first]
     named = {end: {name: state[end + name] for name in expected} for end in ends if _holds(state, end, expected)}
     found = {end: own for end, own in named.items() if not _difference(own, expected)} or named
-    if not found:
+    if not found or list(found) == [""]:
         return state
     one, *others = found.values()
     if any(not torch.equal(one[name], other[name]) for other in others for name in expected if other is not one):

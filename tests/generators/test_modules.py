@@ -340,6 +340,19 @@ def test_one_of_two_networks_of_one_architecture_is_chosen_by_its_prefix(tmp_pat
     refused("has no 'state_dict.d'|has no 'd'", path, key=f"{before}d")
 
 
+@pytest.mark.parametrize("more", [{}, {"epoch": 3}])
+def test_a_network_without_a_prefix_and_its_average_with_one_are_told_apart(tmp_path, more):
+    state = net(1).state_dict() | {f"ema.{name}": value for name, value in net(2).state_dict().items()}
+    path, before = tmp_path / "two.pt", "state_dict." if more else ""
+    torch.save({"state_dict": state, **more} if more else state, path)
+    whole = {"key": "state_dict"} if more else {}
+    refused(f"2 networks of this architecture: choose by key='{before}' or key='{before}ema'$", path, **whole)
+    u = torch.randn(5, 2)
+    for prefix, seed in (("", 1), ("ema", 2)):
+        model = from_module(net(0).eval(), 2, weights=path, key=before + prefix)
+        assert torch.equal(model.observed(u), net(seed)(u))
+
+
 def test_two_networks_with_the_same_weights_need_no_choice(tmp_path):
     u = torch.randn(5, 2)
     model = from_module(net(0).eval(), 2, weights=two_networks(tmp_path / "two.pt", 1))
