@@ -286,6 +286,7 @@ ORDER = {
         "completions",
         "image_sampling",
         "image_problems",
+        "unvisited",
         "image_summary",
         "image_energies",
         "image_methods",

@@ -24,6 +24,7 @@ BENCHMARKS = {
     "completions": "evaluation.benchmarks.completions",
     "images": "evaluation.benchmarks.images",
     "series": "evaluation.benchmarks.series",
+    "unvisited": "evaluation.benchmarks.unvisited",
     "device": "evaluation.benchmarks.device",
     "samplers": "evaluation.benchmarks.samplers",
     "abc": "evaluation.benchmarks.abc",
