@@ -238,16 +238,18 @@ def available_device(call: str, field: str, value: Any) -> torch.device:
     Raises:
         ArgumentError: it does not name a device, or the device is not available.
     """
+    words = f"{call}({field}={shown(value)}): must be a device such as 'cpu' or 'cuda:0'"
     try:
         found = torch.device(value)
-    except (TypeError, ValueError, RuntimeError, OverflowError):
-        found = torch.device("meta")
-    if found.type == "meta":
-        raise ArgumentError(f"{call}({field}={shown(value)}): must be a device such as 'cpu' or 'cuda:0'")
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ArgumentError(words) from error
     try:
-        torch.empty(0, device=found)
+        tensor = torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         raise ArgumentError(f"{call}({field}={shown(value)}): must be an available device: {cause(error)}") from error
+    # whose tensors hold no numbers
+    if tensor.is_meta and type(tensor) is Tensor:
+        raise ArgumentError(words)
     return found
 
 

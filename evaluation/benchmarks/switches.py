@@ -83,7 +83,7 @@ def _annealing():
 
 @switch("masses", "chains are shared out over modes by their Laplace masses, found by descents")
 def _masses():
-    def own(marginal: Any, position: torch.Tensor, chains: int, rng: torch.Generator) -> allocation.Allocation:
+    def own(marginal: Any, position: torch.Tensor, chains: int, *_: Any) -> allocation.Allocation:
         return allocation.Allocation(allocation.places(position[..., 0])[:chains])
 
     with replaced(starts, allocate_chains=own):

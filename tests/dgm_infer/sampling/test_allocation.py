@@ -215,7 +215,7 @@ def test_annealed_starts_have_the_shares_of_the_posterior(monkeypatch):
     assert (found() - mass).abs().max() < 1 / 1000 + 0.01
     # control: all points have a start of their own. Of independent draws of the posterior the statistic is chi-square
     # with 12 degrees of freedom, 54 at 5 standard deviations
-    monkeypatch.setattr(starts, "allocate_chains", lambda marginal, u, chains, rng: Allocation(torch.arange(chains)))
+    monkeypatch.setattr(starts, "allocate_chains", lambda marginal, u, chains, *_: Allocation(torch.arange(chains)))
     assert ((found() - mass).square() / (mass * (1 - mass) / 1000)).sum() > 54
 
 
