@@ -15,7 +15,6 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import ModelError, cause
-from ..target import Target
 from .capture import Graph, bound, quiet, recorded_graphs, traced
 from .captured import CapturedTarget, agree, captured_targets
 from .loops import capturing
@@ -129,16 +128,16 @@ class CompiledTarget(CapturedTarget):
     """A target whose energy and gradient are machine code.
 
     Args:
-        target: of the same density.
+        target: of the same density; what it has captured serves here.
         x: positions ``[n, *batch, D]`` of the usual number; others are evaluated in parts of this size.
-        longest: as of :class:`CapturedTarget`.
 
     Raises:
         ModelError: they cannot be captured or compiled.
     """
 
-    def __init__(self, target: Target, x: Tensor, longest: int | None = None):
-        super().__init__(target, longest)
+    def __init__(self, target: CapturedTarget, x: Tensor):
+        super().__init__(target._target, target._longest)
+        self._graphs = target._graphs
         self._n, self._rng = len(x), torch.Generator(x.device)
         graphs = super()
         self._program = Program(lambda x, rng: graphs.energy_gradient_and_extra(x), x)

@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 # Steps up to which all states are kept: a few kilobytes for some chains of a small system.
 _KEPT = 64
-# Operations of a step of a loop, which is several steps of a small simulator: a turn of a loop costs as much as ten.
+# Operations of a turn of a loop, several steps of a small simulator: 3.0 ms where single steps take 5.9, and 300 3.3.
 _UNROLLED = 150
 # Outputs of a loop that are read at no more steps than these are collected one by one.
 _FEW = 32

@@ -41,6 +41,8 @@ class JacobianSettings(Settings):
     rank: float = 1e-6
     """Singular values below this, relative to the largest, count as zero: normalisation adds a small number to a norm,
     which leaves the direction that it removes with a derivative of about that size."""
+    shown: int = 4
+    """Operations with kinks that a line names, at most: more are no line."""
     entries: int = 2**25
     """Entries of derivatives held at once: 256 MiB."""
     duration: float = 0.3
@@ -179,7 +181,6 @@ _OPERATIONS_WITH_KINKS = {
     "max", "max_pool2d_with_indices", "max_pool3d_with_indices", "maximum", "median", "min", "minimum", "_prelu_kernel",
     "relu", "remainder", "round", "sgn", "sign", "sort", "topk", "trunc", "where",
 }  # fmt: skip
-_SHOWN = 4
 _TORCH = os.path.dirname(torch.__file__)
 _OURS = os.path.dirname(os.path.dirname(__file__))
 
@@ -223,8 +224,8 @@ def kinked_operations(function: Callable[[Tensor], Tensor], u: Tensor) -> str:
     except Exception:
         return ""
     found = list(kinked.found)
-    more = f"; {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return "; ".join(found[:_SHOWN]) + more
+    more = f"; {len(found) - SETTINGS.shown} more" if len(found) > SETTINGS.shown else ""
+    return "; ".join(found[: SETTINGS.shown]) + more
 
 
 _WITH_KINKS = (

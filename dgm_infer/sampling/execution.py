@@ -106,10 +106,11 @@ class Execution:
         if _SETTINGS.call * _SETTINGS.gradient * self._energy * 2 * self._left < 2 * _SETTINGS.compiles:
             return None
         try:
-            if not CapturedTarget(target, _SETTINGS.longest).is_loop(position):
+            own = CapturedTarget(target, _SETTINGS.longest)
+            if not own.is_loop(position):
                 return None
             report("compiling the simulator, once per machine and problem (compile= chooses)")
-            return CompiledTarget(target, position, _SETTINGS.longest)
+            return CompiledTarget(own, position)
         except ModelError:
             return None
 
@@ -215,7 +216,8 @@ class Execution:
         if target is None or _SETTINGS.call * (self._calls(state) * steps + around) < once:
             return False
         try:
-            calls, size = CapturedTarget(target, _SETTINGS.longest).operations(position)
+            own = self._loop or CapturedTarget(target, _SETTINGS.longest)
+            calls, size = own.operations(position)
         except ModelError:
             return False
         if self._loop is not None:
@@ -246,6 +248,6 @@ def evaluation(target: Target, x: Tensor, times: int) -> Callable[[Tensor], tupl
     if spared < 2 * _SETTINGS.compiles:
         return target.energy_and_gradient
     try:
-        return CompiledTarget(target, x, _SETTINGS.longest).energy_and_gradient
+        return CompiledTarget(CapturedTarget(target, _SETTINGS.longest), x).energy_and_gradient
     except ModelError:
         return target.energy_and_gradient

@@ -21,8 +21,40 @@ _N_STEPS = 50
 _SEED = 1234
 
 
+class _Series:
+    """What a series of either kind is sampled as; a subclass has its model and the inputs that generate the data."""
+
+    dim: ClassVar[int]
+    sd: float
+
+    def model(self) -> dgm.GenerativeModel:
+        raise NotImplementedError
+
+    def generating_inputs(self) -> Tensor:
+        """Those of the series before its measurement, ``[dim]``."""
+        raise NotImplementedError
+
+    def observations(self) -> Tensor:
+        """``[Dy]``."""
+        series = self.model().observed(self.generating_inputs())
+        return series + self.sd * torch.from_numpy(np.random.RandomState(_SEED + 1).normal(size=len(series)))
+
+    def fibre(self) -> Fibre:
+        """Given exactly, the noise of the measurement among the inputs."""
+        return dgm.condition(self.model(), self.observations(), noise=self.sd)
+
+    def target(self) -> Target:
+        """The same posterior of the model's own inputs: a Gaussian kernel about the data."""
+        return dgm.condition(self.model(), self.observations(), tolerance=self.sd)  # type: ignore[return-value]
+
+    def starts(self, chains: int, seed: int, spread: float = 0.001) -> Tensor:
+        """Inputs near those that generated the data, which all samplers can begin at: ``[chains, dim]``."""
+        rng = torch.Generator().manual_seed(seed)
+        return self.generating_inputs() + spread * torch.randn(chains, self.dim, generator=rng, dtype=torch.float64)
+
+
 @dataclass(frozen=True)
-class NoisySeries:
+class NoisySeries(_Series):
     """50 steps of Lotka-Volterra with noise of the process, all observed with normal noise: 104 unknowns.
 
     Args:
@@ -47,25 +79,6 @@ class NoisySeries:
         """Those of the series before its measurement, ``[104]``."""
         noise = np.random.RandomState(_SEED).normal(size=2 * _N_STEPS)
         return torch.cat([torch.tensor(self.parameters, dtype=torch.float64).log() + 2, torch.from_numpy(noise)])
-
-    def observations(self) -> Tensor:
-        """``[100]``."""
-        noise = torch.from_numpy(np.random.RandomState(_SEED + 1).normal(size=2 * _N_STEPS))
-        return self.model().observed(self.generating_inputs()) + self.sd * noise
-
-    def fibre(self) -> Fibre:
-        """Given exactly, the noise of the measurement among the inputs."""
-        return dgm.condition(self.model(), self.observations(), noise=self.sd)
-
-    def target(self) -> Target:
-        """The same posterior of the model's own inputs: a Gaussian kernel about the data."""
-        return dgm.condition(self.model(), self.observations(), tolerance=self.sd)  # type: ignore[return-value]
-
-    def starts(self, chains: int, seed: int, spread: float = 0.001) -> Tensor:
-        """Inputs near those that generated the data, which all samplers can begin at: ``[chains, 104]``."""
-        rng = torch.Generator().manual_seed(seed)
-        shape = chains, self.dim
-        return self.generating_inputs() + spread * torch.randn(shape, generator=rng, dtype=torch.float64)
 
 
 class _Equations(dgm.GenerativeModel):
@@ -99,7 +112,7 @@ class _Equations(dgm.GenerativeModel):
 
 
 @dataclass(frozen=True)
-class EquationSeries:
+class EquationSeries(_Series):
     """The predator-prey equations of a published suite of problems for simulators: four unknowns, no process noise.
 
     ``log z ~ N((-.125, -3, -.125, -3), .5^2)``; ten pairs of populations, 2.1 apart, whose logarithms are observed with
@@ -132,24 +145,6 @@ class EquationSeries:
     def generating_inputs(self) -> Tensor:
         """``[4]``."""
         return 0.3 * torch.from_numpy(np.random.RandomState(_SEED).normal(size=4))
-
-    def observations(self) -> Tensor:
-        """``[20]``."""
-        noise = torch.from_numpy(np.random.RandomState(_SEED + 1).normal(size=2 * self.n_observed))
-        return self.model().observed(self.generating_inputs()) + self.sd * noise
-
-    def fibre(self) -> Fibre:
-        """Given exactly, the noise of the measurement among the inputs."""
-        return dgm.condition(self.model(), self.observations(), noise=self.sd)
-
-    def target(self) -> Target:
-        """The same posterior of the model's own inputs."""
-        return dgm.condition(self.model(), self.observations(), tolerance=self.sd)  # type: ignore[return-value]
-
-    def starts(self, chains: int, seed: int, spread: float = 0.001) -> Tensor:
-        """Inputs near those that generated the data: ``[chains, 4]``."""
-        rng = torch.Generator().manual_seed(seed)
-        return self.generating_inputs() + spread * torch.randn(chains, self.dim, generator=rng, dtype=torch.float64)
 
 
 SERIES: dict[str, NoisySeries | EquationSeries] = {

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.autodiff.captured import CapturedTarget
 from dgm_infer.autodiff.loops import repeat
 from dgm_infer.autodiff.programs import CompiledTarget, Program
 from dgm_infer.autodiff.pytrees import flatten, unflatten
@@ -152,7 +153,7 @@ def test_a_long_simulator_is_evaluated_by_code_from_the_first_transition_on_with
 @pytest.mark.slow
 def test_code_of_some_positions_evaluates_any_number_of_them():
     target, x = loop().marginal, torch.randn(3, 2, generator=rng(), dtype=FLOAT)
-    code = CompiledTarget(target, x)
+    code = CompiledTarget(CapturedTarget(target), x)
     for n in (1, 3, 7):
         points = torch.randn(n, 2, generator=rng(n), dtype=FLOAT)
         for own, other in zip(code.energy_and_gradient(points), target.energy_and_gradient(points), strict=True):
