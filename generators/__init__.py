@@ -6,6 +6,7 @@ from dgm_infer.conditioning.latent import LatentPosterior
 from .bernoulli_vae import BernoulliDecoder, BernoulliVAE
 from .censored_vae import CensoredDecoder, CensoredVAE
 from .checkpoints import load, save
+from .diffusions import DiffusionGenerator, from_diffusion
 from .faces import FaceGAN, FaceImages
 from .flows import FlowGenerator, LatentFlow
 from .gan import GAN, Critic
@@ -28,6 +29,7 @@ __all__ = [
     "CensoredDecoder",
     "CensoredVAE",
     "Critic",
+    "DiffusionGenerator",
     "FaceGAN",
     "FaceImages",
     "FlowGenerator",
@@ -46,6 +48,7 @@ __all__ = [
     "VelocityMLP",
     "VelocityUNet",
     "WithNoise",
+    "from_diffusion",
     "from_hub",
     "from_module",
     "load",

@@ -175,6 +175,7 @@ ORDER = {
         "steps",
         "velocities",
         "flows",
+        "diffusions",
         "smoothing",
         "modules",
         "faces",

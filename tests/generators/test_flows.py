@@ -109,6 +109,7 @@ def test_the_estimated_density_covers_the_exact_one():
     assert (found.std_error < 1).all()
 
 
+@pytest.mark.slow
 def test_the_evidence_at_small_noise_is_the_density():
     """``log p(y)``, ``y = x + sd n``, differs from that of x by its curvature times sd^2 / 2: of the order of 1e-4."""
     flow = FlowGenerator(bent(2, spread=0.2), 2, steps=2)
