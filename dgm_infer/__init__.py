@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         models,
         references,
     )
-    from .conditioning import Fibre, blur, check, condition, downsample, linear, pixels
+    from .conditioning import Fibre, blur, check, condition, downsample, image, linear, pixels
     from .errors import DgmInferError
     from .evidence import (
         AIS,
@@ -81,6 +81,7 @@ __all__ = [
     "extend",
     "from_pyro",
     "from_simulator",
+    "image",
     "linear",
     "log_evidence",
     "modes",

@@ -146,7 +146,7 @@ class Target:
         """Whether :meth:`complete` is defined, so that outputs can be generated."""
         return type(self).complete is not Target.complete
 
-    def complete(self, u: Tensor, rng: torch.Generator) -> Tensor:
+    def complete(self, u: Tensor, rng: torch.Generator, mean: bool = False) -> Tensor:
         """Complete outputs at positions ``[..., *batch, D]``: the observed part as observed, the rest generated."""
         raise ArgumentError(f"a {type(self).__name__} has no outputs to generate")
 
@@ -249,8 +249,8 @@ class _Adapted(Target):
     def can_complete(self):
         return hasattr(self._target, "complete")
 
-    def complete(self, u, rng):
-        return self._own("complete")(u, rng)
+    def complete(self, u, rng, mean=False):
+        return self._own("complete")(u, rng, mean=True) if mean else self._own("complete")(u, rng)
 
     def _own(self, name: str) -> Callable:
         """The method of the adapted target, or the default one of :class:`Target`."""

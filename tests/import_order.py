@@ -52,6 +52,7 @@ ORDER = {
     "dgm_infer.models": ["copies", "densities", "model", "directed", "noise", "decoder"],
     "dgm_infer.conditioning": [
         "operators",
+        "pictures",
         "observations",
         "observed",
         "agreement",
@@ -157,7 +158,6 @@ ORDER = {
     ],
     "generators": [
         "arrays",
-        "pictures",
         "weights",
         "registry",
         "networks",
@@ -326,6 +326,7 @@ ORDER = {
         "processes",
         "options",
         "outline",
+        "answers",
         "inputs",
         "train",
         "condition",

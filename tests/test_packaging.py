@@ -290,14 +290,13 @@ NEEDS = {
     "mici": "bench fibre",
     "numpyro": "bench series",
     "optax": "bench series",
-    "PIL": f"condition --config {ROOT}/configs/condition/digits_top_half.yaml",
     "pyro": "bench evidence",
     "sklearn": f"evidence --config {ROOT}/configs/evidence/digits_vae.yaml",
     "tensorboard": f"train --config {ROOT}/configs/train/digits_vae.yaml",
     "yaml": f"evidence --config {ROOT}/configs/evidence/digits_vae.yaml",
     "torchvision": f"train --config {ROOT}/configs/train/digits_vae.yaml",
 }
-MODULES = {"cvxpy-base": "cvxpy", "pillow": "PIL", "pyro-ppl": "pyro", "pyyaml": "yaml", "scikit-learn": "sklearn"}
+MODULES = {"cvxpy-base": "cvxpy", "pyro-ppl": "pyro", "pyyaml": "yaml", "scikit-learn": "sklearn"}
 
 
 def test_each_optional_package_has_a_command_that_needs_it():

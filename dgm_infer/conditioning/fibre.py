@@ -256,9 +256,9 @@ class Fibre:
         with torch.no_grad():
             return self.observed.latents(u)
 
-    def complete(self, u: Tensor, rng: torch.Generator) -> Tensor:
+    def complete(self, u: Tensor, rng: torch.Generator, mean: bool = False) -> Tensor:
         """Complete outputs ``[..., *batch, *output_shape]``: the observed part as observed, the rest generated."""
-        return self.observed.complete(u, self.values, rng)
+        return self.observed.complete(u, self.values, rng, mean)
 
     def start(
         self,

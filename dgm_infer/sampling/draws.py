@@ -15,6 +15,7 @@ from torch import Tensor
 from ..arguments import (
     allocatable,
     file_path,
+    flag,
     function,
     mapping,
     names_of,
@@ -158,7 +159,7 @@ class Draws:
         inputs = {} if self.inputs is None else {"inputs": self.inputs}
         return diagnose(self, self.latents or inputs)
 
-    def generate(self, n: int | None = None, *, seed: int | None = None) -> Tensor:
+    def generate(self, n: int | None = None, *, seed: int | None = None, mean: bool = False) -> Tensor:
         """Complete outputs ``[chains, draws or n, *batch, *output_shape]``.
 
         The observed part is as observed; the rest is generated from the latents with fresh noise.
@@ -166,9 +167,11 @@ class Draws:
         Args:
             n: outputs per chain, evenly spaced over its draws; None for one per draw.
             seed: seed of the fresh noise; None uses the run's.
+            mean: leave out the noise that the model adds to its outputs, as a decoder's: the rest is then its mean.
 
         Raises:
             ArgumentError: the draws hold no inputs, or no problem to generate from, or an argument is out of range.
+            ModelError: ``mean`` of a model whose noise is not known to be added.
         """
         if self.problem is None:
             raise ArgumentError("these draws were loaded without their problem: Draws.load(path, problem=...)")
@@ -176,10 +179,11 @@ class Draws:
             raise ArgumentError("these draws hold no inputs: sample(..., keep='inputs')")
         if not self.problem.can_complete:
             raise ArgumentError(f"a {type(self.problem).__name__} has no outputs to generate")
+        flag("generate", "mean", mean)
         inputs = _evenly_spaced("generate", n, self.inputs)
         seed = self.seed if seed is None else random_seed("generate", seed)
         rng = torch.Generator(inputs.device).manual_seed(other_seed("generate", seed))
-        return self.problem.complete(inputs, rng)
+        return self.problem.complete(inputs, rng, mean=True) if mean else self.problem.complete(inputs, rng)
 
     def predictive(
         self,

@@ -12,8 +12,9 @@ from contextlib import contextmanager
 from dgm_infer.errors import ConfigError, DgmInferError
 from dgm_infer.extras import extra
 
+from .answers import answered, completion
 from .messages import one_line, suggest
-from .outline import COMMANDS, USAGE, answered, completion
+from .outline import COMMANDS, USAGE
 
 __all__ = ["COMMANDS", "main"]
 

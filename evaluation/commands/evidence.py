@@ -12,12 +12,12 @@ from torch import Tensor, nn
 import dgm_infer as dgm
 from dgm_infer import AIS, Evidence, Gaussian
 from dgm_infer.arguments import random_seed
+from dgm_infer.conditioning.pictures import PixelScale
 from dgm_infer.errors import ConfigError, ModelError, uninterrupted
 from dgm_infer.evidence import Bounds, Method
 from dgm_infer.files import complete_run, write_file
 from dgm_infer.models import LatentVariableModel
 from generators import LatentPosterior
-from generators.pictures import PixelScale
 
 from ..figures.log_evidence import by_image
 from ..reports.estimates import Estimates, caveats, table

@@ -15,7 +15,7 @@ import torch
 from dgm_infer import Draws
 from dgm_infer.kernels import ConstrainedHMC
 from evaluation.benchmarks import BENCHMARKS
-from evaluation.commands import outline
+from evaluation.commands import answers, outline
 from evaluation.commands.cli import main
 from evaluation.commands.messages import one_line
 from evaluation.commands.options import with_class_paths
@@ -66,6 +66,7 @@ def test_condition_writes_a_complete_run_folder(config, tmp_path, capsys):
         "completions.png",
         "traces.png",
         "log.txt",
+        "images",
     }
     draws = Draws.load(folder / "posterior.nc")
     assert draws.shape == (2, 6, 2)
@@ -356,6 +357,9 @@ def test_the_help_of_a_command_describes_every_option(capsys):
     for option in outline.options_of("evaluation.commands.condition", "condition_images"):
         assert (f"  --{option.name} " in text) == (option.name != "resolved")
         assert option.help
+    assert "--measured true|false" in text
+    main(["reproduce", "quantile", "--help"])
+    assert "  --fast\n" in capsys.readouterr().out
     assert "--chains N\n      chains per image (default: 16)" in text
 
 
@@ -460,7 +464,7 @@ def test_of_a_union_the_specific_complaint_is_kept():
 
 
 def test_an_installation_without_benchmarks_says_where_they_are(monkeypatch, capsys):
-    monkeypatch.setattr(outline, "find_spec", lambda name: None)
+    monkeypatch.setattr(answers, "find_spec", lambda name: None)
     assert main(["bench", "fibre"]) == 2
     assert capsys.readouterr().err == (
         "dgm-infer bench: error: benchmarks are not part of the installed package: run this in a clone of the "
