@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import array, boolean_mask, finite, numbers, whole_number
-from ..errors import ObservationError, cause, reported_as
+from ..errors import ConfigError, ObservationError, cause, reported_as
 from ..models import GenerativeModel
 from .operators import DisjointSums, Function, OfImages, Operator, blurred, select, times
 from .pictures import COLOURS, batch_shape, is_picture, permutation, read_picture, warn_of_colours
@@ -63,9 +63,11 @@ class Pixels(Observation):
 
     def __init__(self, mask=None):
         if is_picture(mask):
-            with reported_as(ObservationError):
+            try:
                 # edges between black and white may be grey
                 mask = read_picture(mask, colour=False) > _HALF
+            except ConfigError as error:
+                raise ObservationError(f"pixels(mask={mask!r}): {error}") from error
         if mask is not None:
             with reported_as(ObservationError):
                 mask = boolean_mask("pixels", "mask", mask)

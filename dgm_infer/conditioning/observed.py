@@ -9,8 +9,8 @@ from torch.nn.modules.conv import _ConvNd
 
 from ..autodiff.attention import differentiable_attention
 from ..autodiff.pytrees import tree_map
-from ..errors import ArgumentError, ModelError
-from ..models import DirectedModel, GenerativeModel, WithNoise, copied, reference_tensor
+from ..errors import ArgumentError
+from ..models import DirectedModel, GenerativeModel, WithNoise, copied, noiseless, reference_tensor
 from ..structures import Dense, Structure
 from .operators import Everything, Operator, Selection
 
@@ -36,8 +36,6 @@ _SPLITTING = {"split", "observed", "one_step_ahead"}
 _HARDLY = 1e-3
 # The least unit, in rounding errors of the output per default tolerance of a kernel: solvers get no nearer.
 _ROUNDING, _TOLERANCE = 64, 1e-8
-# Relative difference from a straight line up to which noise is taken as added: rounding in 32 bits.
-_ADDED = 1e-4
 
 
 class ObservedModel:
@@ -274,28 +272,6 @@ def observed_model(model: GenerativeModel, operator: Operator) -> ObservedModel:
     if structure.is_separable:
         return ObservedUnits(model, operator, structure, local)
     return ObservedModel(model, operator, structure)
-
-
-def noiseless(model: GenerativeModel, u: Tensor) -> Tensor:
-    """Outputs at inputs ``u`` without the noise that the model adds, ``[..., Du] -> [..., Dx]``.
-
-    Raises:
-        ModelError: the model has noise that is not known to be added.
-    """
-    if not isinstance(model, DirectedModel):
-        # its outputs have no noise
-        return model.observed(u)
-    u1, u2 = model.split(u)
-
-    def at(local: Tensor) -> Tensor:
-        return model.observed(torch.cat([u1, local], -1))
-
-    x, one = at(torch.zeros_like(u2)), at(u2)
-    if not torch.allclose(at(-2 * u2) - x, -2 * (one - x), rtol=_ADDED, atol=_ADDED * float(one.abs().max())):
-        raise ModelError(
-            f"generate(mean=True): a {type(model).__name__} does not add its noise to its outputs: omit it"
-        )
-    return noiseless(model.model, u1) if isinstance(model, WithNoise) else x
 
 
 def magnitude(values: Tensor) -> Tensor:

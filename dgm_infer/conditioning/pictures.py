@@ -165,6 +165,10 @@ def as_data(source: Any, shape: tuple[int, ...] | None, scale: PixelScale, *, re
     name = str(source) if isinstance(source, str | os.PathLike) else "the picture"
     if is_picture(source):
         pixels = read_picture(source, colour=None)
+        if pixels.ndim == 3 and shape is not None and (len(shape) == 2 or shape[0] == 1):
+            _warn_of_grey(name)
+            # Pillow's own rounding
+            pixels = read_picture(source, colour=False)
     else:
         with reported_as(ObservationError):
             pixels = _channels_first(array("image", "source", source), shape)
@@ -208,6 +212,10 @@ def _channels_first(values: Tensor, shape: tuple[int, ...] | None) -> Tensor:
     raise ObservationError(f"image(source={shown(values)}): must be one picture, [H, W], [H, W, C] or [C, H, W]")
 
 
+def _warn_of_grey(name: str) -> None:
+    warnings.warn(f"{name} is in colour and read as grey, as the generator's images are", stacklevel=5)
+
+
 def _in_channels(pixels: Tensor, wanted: int | None, name: str) -> Tensor:
     """A picture ``[H, W]`` or ``[C, H, W]`` with as many channels as a generator's images, None for none."""
     if pixels.ndim == 3 and len(pixels) == 4:
@@ -216,7 +224,7 @@ def _in_channels(pixels: Tensor, wanted: int | None, name: str) -> Tensor:
         pixels = pixels[0]
     grey = wanted in (None, 1)
     if pixels.ndim == 3 and len(pixels) == 3 and grey:
-        warnings.warn(f"{name} is in colour and read as grey, as the generator's images are", stacklevel=5)
+        _warn_of_grey(name)
         pixels = (pixels * pixels.new_tensor(_LUMA)[:, None, None]).sum(0)
     if pixels.ndim == 2 and not grey:
         pixels = pixels.expand(wanted or 1, *pixels.shape)

@@ -29,7 +29,7 @@ from ..files import complete_file
 from ..kernels import Kernel
 from ..kernels.stored import UnknownKernel, from_json, to_json
 from ..target import Target, as_target, reference
-from .chain_groups import group_chains, looks, side_by_side
+from .chain_groups import group_chains, longest_run, looks, side_by_side
 from .diagnose import diagnose
 from .fingerprint import check_problem, known_problem, packed, unpacked
 from .inference_data import import_arviz, inference_data, refuse_what_is_not_there
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     import arviz
     import pandas
 
-__all__ = ["Draws", "longest_run", "other_seed"]
+__all__ = ["Draws", "other_seed"]
 
 _FORMAT = "dgm-infer draws 1"
 _UNKNOWN = "its kernel {} is not available here; import the module that defines it before loading"
@@ -378,15 +378,6 @@ class Draws:
     def __repr__(self):
         names = ", ".join(self.latents) if self._latents or self.problem else "?"
         return f"Draws(chains, draws, *batch = {tuple(self.shape)}; latents {names})"
-
-
-def longest_run(held: Tensor) -> Tensor:
-    """Longest run of True along the second dimension, ``[chains, n, *batch] -> [chains, *batch]``."""
-    run = longest = held.new_zeros((held.shape[0], *held.shape[2:]), dtype=torch.int64)
-    for stayed in held.unbind(1):
-        run = torch.where(stayed, run + 1, 0)
-        longest = torch.maximum(longest, run)
-    return longest
 
 
 def _evenly_spaced(call: str, n: int | None, values: Tensor) -> Tensor:
