@@ -9,6 +9,7 @@ from torch import Tensor
 from .arguments import allocatable, default_type, function, random_generator, sizes, whole_number
 from .arguments.objects import shown
 from .errors import ArgumentError
+from .html import block, text
 
 __all__ = ["Block", "Density", "Target", "as_target", "check_density", "reference"]
 
@@ -145,6 +146,13 @@ class Target:
     def can_complete(self) -> bool:
         """Whether :meth:`complete` is defined, so that outputs can be generated."""
         return type(self).complete is not Target.complete
+
+    def __repr__(self) -> str:
+        batch = f", *batch = {tuple(self.batch_shape)}" if self.batch_shape else ""
+        return f"{type(self).__name__}({self.dim} dimension{'' if self.dim == 1 else 's'}{batch})"
+
+    def _repr_html_(self) -> str:
+        return block(f'<p class="said">{text(self)}</p>')
 
     def complete(self, u: Tensor, rng: torch.Generator, mean: bool = False) -> Tensor:
         """Complete outputs at positions ``[..., *batch, D]``: the observed part as observed, the rest generated."""

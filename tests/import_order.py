@@ -9,6 +9,7 @@ ORDER = {
     "dgm_infer": [
         "errors",
         "extras",
+        "html",
         "arguments",
         "settings",
         "files",
@@ -96,6 +97,7 @@ ORDER = {
         "fingerprint",
         "verdict",
         "diagnose",
+        "show",
         "draws",
         "preflight",
         "default_kernel",

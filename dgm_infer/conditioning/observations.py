@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import array, boolean_mask, finite, numbers, whole_number
+from ..arguments.objects import shown
 from ..errors import ConfigError, ObservationError, cause, reported_as
 from ..models import GenerativeModel
 from .operators import DisjointSums, Function, OfImages, Operator, blurred, select, times
@@ -44,6 +45,9 @@ class Observation(ABC):
     @abstractmethod
     def bind(self, y: Tensor, model: GenerativeModel) -> "Bound":
         """Check ``y`` against the model and flatten it."""
+
+    def __repr__(self):
+        return f"{type(self).__name__}({', '.join(f'{name}={shown(value)}' for name, value in vars(self).items())})"
 
 
 class Bound(NamedTuple):
