@@ -163,15 +163,23 @@ def image_shape(model: nn.Module) -> tuple[int, ...]:
 def as_data(source: Any, shape: tuple[int, ...] | None, scale: PixelScale, *, resize: bool) -> Tensor:
     """A picture in the shape and on the scale of a generator's images: see :func:`image`."""
     name = str(source) if isinstance(source, str | os.PathLike) else "the picture"
+    if shape is not None and len(shape) not in (2, 3):
+        raise ObservationError(f"image(like=): the model's outputs of shape {shape} are not images")
     if is_picture(source):
         pixels = read_picture(source, colour=None)
-        if pixels.ndim == 3 and shape is not None and (len(shape) == 2 or shape[0] == 1):
-            _warn_of_grey(name)
-            # Pillow's own rounding
-            pixels = read_picture(source, colour=False)
     else:
         with reported_as(ObservationError):
             pixels = _channels_first(array("image", "source", source), shape)
+    if shape is not None and not resize and pixels.shape[-2:] != shape[-2:]:
+        height, width = pixels.shape[-2:]
+        raise ObservationError(
+            f"{name} has {height} x {width} pixels, the generator's images the shape {shape}: resize it, as "
+            "dgm.image(..., like=model, resize=True) does"
+        )
+    if is_picture(source) and pixels.ndim == 3 and shape is not None and (len(shape) == 2 or shape[0] == 1):
+        _warn_of_grey(name)
+        # Pillow's own rounding
+        pixels = read_picture(source, colour=False)
     if pixels.dtype in (torch.uint8, torch.bool):
         pixels = scale.from_unit(pixels.to(torch.get_default_dtype()) / (255 if pixels.dtype == torch.uint8 else 1))
     elif not pixels.is_floating_point():
@@ -179,18 +187,8 @@ def as_data(source: Any, shape: tuple[int, ...] | None, scale: PixelScale, *, re
         raise ObservationError(f"image: values of {kind}: convert to 8 bits, or to numbers on the model's scale")
     if shape is None:
         return pixels
-    if len(shape) not in (2, 3):
-        raise ObservationError(f"image(like=): the model's outputs of shape {shape} are not images")
     pixels = _in_channels(pixels, None if len(shape) == 2 else shape[0], name)
-    if pixels.shape[-2:] != shape[-2:]:
-        if not resize:
-            height, width = pixels.shape[-2:]
-            raise ObservationError(
-                f"{name} has {height} x {width} pixels, the generator's images the shape {shape}: resize it, as "
-                "dgm.image(..., like=model, resize=True) does"
-            )
-        pixels = _resized(pixels, shape[-2:])
-    return pixels.reshape(shape)
+    return (_resized(pixels, shape[-2:]) if pixels.shape[-2:] != shape[-2:] else pixels).reshape(shape)
 
 
 def _channels_first(values: Tensor, shape: tuple[int, ...] | None) -> Tensor:

@@ -15,7 +15,6 @@ from .inference_data import import_arviz, inference_data
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .draws import Draws
 
 __all__ = ["Kind", "NamedTensors", "html", "plot", "worst"]
 
@@ -32,7 +31,7 @@ class NamedTensors(dict[str, Tensor]):
         )
 
 
-def worst(draws: "Draws", n: int, names: Any = None) -> "dict[str, Tensor]":
+def worst(draws: Any, n: int, names: Any = None) -> dict[str, Tensor]:
     """The ``n`` single latents of the largest R-hat, by their names in the summary: each ``[chains, draws]``."""
     chosen = list(draws.latents) if names is None else names_of("plot", "names", names, draws.latents)
     summary = draws.summary(chosen)
@@ -41,7 +40,7 @@ def worst(draws: "Draws", n: int, names: Any = None) -> "dict[str, Tensor]":
     return {str(summary.index[i]): values[..., i] for i in sorted(order)}
 
 
-def plot(draws: "Draws", kind: Kind = "trace", names: Any = None, *, n: int = 6) -> "Figure":
+def plot(draws: Any, kind: Kind = "trace", names: Any = None, *, n: int = 6) -> "Figure":
     """ArviZ's plots of the worst latents: see :meth:`Draws.plot`."""
     choice("plot", "kind", kind, get_args(Kind))
     whole_number("plot", "n", n)
@@ -65,7 +64,7 @@ def plot(draws: "Draws", kind: Kind = "trace", names: Any = None, *, n: int = 6)
     return made
 
 
-def html(draws: "Draws") -> str:
+def html(draws: Any) -> str:
     """What a notebook shows: how good the draws are, their worst latents, and completions."""
     parts = [f'<p class="said">{text(draws)}</p>']
     try:
@@ -83,7 +82,7 @@ def html(draws: "Draws") -> str:
     return block(*parts)
 
 
-def thumbnails(draws: "Draws", n: int = 8) -> list[str]:
+def thumbnails(draws: Any, n: int = 8) -> list[str]:
     """The last completions of the first problem, one a chain; none if outputs are not images."""
     problem = draws.problem
     if problem is None or draws.inputs is None or not problem.can_complete:

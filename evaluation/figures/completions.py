@@ -5,15 +5,12 @@ import os
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 from torch import Tensor
 
-from dgm_infer.extras import extra
 from dgm_infer.files import writable_folder, write_file
 
 from .saving import save_picture
-
-with extra("train"):
-    from matplotlib.figure import Figure
 
 __all__ = ["completions", "image", "rgb", "single_pictures"]
 
@@ -112,8 +109,8 @@ def single_pictures(
         outputs: ``[chains, draws, images, *shape]``, of which the last draws of ``n`` chains are written.
         n: completions per image.
     """
-    with extra("train"):
-        from PIL import Image
+    from PIL import Image
+
     shown, mean = outputs[:n, -1], outputs.mean((0, 1))
     for i in range(outputs.shape[2]):
         own = mask_of(mask, i, outputs.shape[3:])

@@ -125,8 +125,8 @@ def test_plots_of_estimates_have_their_intervals(estimate):
         (axis,) = thing.plot().axes
         assert list(axis.lines[0].get_ydata()) == value.tolist()  # type: ignore[arg-type]
         low, high = thing.interval()
-        ends = torch.tensor(axis.collections[0].get_segments()[1])  # type: ignore[attr-defined]
-       [:, 1]
+        segments = axis.collections[0].get_segments()  # type: ignore[attr-defined]
+        ends = torch.tensor(segments[1])[:, 1]
         torch.testing.assert_close(ends, torch.stack([low[1], high[1]]).double(), check_dtype=False)
 
 
