@@ -221,6 +221,7 @@ ORDER = {
     ],
     "evaluation.reports": [
         "tables",
+        "page",
         "records",
         "mixed_draws",
         "mixing",

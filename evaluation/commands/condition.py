@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import pandas as pd
 from torch import nn
 
 import dgm_infer as dgm
@@ -21,6 +22,7 @@ from ..figures.completions import completions, single_pictures
 from ..figures.thumbnails import thumbnails
 from ..figures.traces import traces
 from ..reports.mixing import describe, modes, worst_and_typical
+from ..reports.page import code, diagnostic_plots, frame, pictures, write_report
 from ..reports.records import announce
 from .inputs import HeldOutImages, Observed, binarised, read_generator, read_images, read_observation
 from .keeping import keep
@@ -195,7 +197,29 @@ def condition_images(
         traces(folder / "traces.png", result, worst_and_typical(summary))
         report = described + modes(result, summary) + diagnosis
         write_file(folder / "log.txt", report)
+        _write_report(folder, name, result, summary, report, resolved)
         announce(report, folder)
         if result.interrupted:
             raise KeyboardInterrupt
     return folder
+
+
+def _write_report(folder: Path, name: str, draws: dgm.Draws, summary: pd.DataFrame, report: str, resolved: str) -> None:
+    again = (
+        f"dgm-infer condition --config {folder / 'config.yaml'} --draws {2 * draws.shape[1]}\n\n"
+        f'import dgm_infer as dgm\ndraws = dgm.Draws.load("{folder / "posterior.nc"}")\n'
+        'print(draws.summary(), draws.diagnose())\ndraws.plot("rank")'
+    )
+    shown = ["mean", "sd", "ess_bulk", "ess_tail", "r_hat"]
+    worst = summary.sort_values("r_hat", ascending=False).loc[:, shown]
+    singles = sorted((folder / "images").glob("*.png"))
+    sections = [
+        ("Completions", pictures([folder / "completions.png"])),
+        ("Diagnosis", code(str(draws.diagnose()))),
+        ("Latents with the largest R-hat", frame(worst, "latent")),
+        ("Traces and ranks", diagnostic_plots(draws)),
+        ("Numbers", code(report)),
+        ("What was asked", code(resolved) if resolved else ""),
+        ("How to go on", code(again) + (f"<p>{len(singles)} single pictures are in {folder / 'images'}.</p>")),
+    ]
+    write_report(folder, f"Completions: {name}", report.partition("\n")[0], sections)

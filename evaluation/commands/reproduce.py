@@ -16,6 +16,7 @@ from dgm_infer.files import complete_run, write_file
 
 from .. import experiments
 from ..experiments.reference import reference_folder
+from ..reports.page import code, pictures, write_report
 from ..reports.records import announce, write_record
 from .keeping import keep
 from .options import make_parser, parse
@@ -90,6 +91,13 @@ def reproduce(
         text = "\n".join([summary.rstrip("\n"), f"{seconds:.0f} s in all, seed {seed}"]).lstrip("\n") + "\n"
         keep(lambda path: write_record(path, record, indent=1), folder / "results.json")
         write_file(folder / "log.txt", text)
+        asked = " ".join(command) or f"dgm-infer reproduce {name}"
+        sections = [
+            ("Pictures", pictures(sorted(folder.glob("*.png")))),
+            ("Numbers", code(text)),
+            ("How to do it again", code(asked)),
+        ]
+        write_report(folder, f"Reproduced: {name}", experiments.EXPERIMENTS[name], sections)
         announce(text, folder)
         if results.get("interrupted"):
             raise KeyboardInterrupt

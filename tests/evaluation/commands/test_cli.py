@@ -20,6 +20,7 @@ from evaluation.commands.cli import main
 from evaluation.commands.messages import one_line
 from evaluation.commands.options import with_class_paths
 from evaluation.experiments import EXPERIMENTS
+from tests.dgm_infer.test_html import whole
 from tests.quick import some
 
 ROOT = Path(__file__).parents[3]
@@ -67,7 +68,14 @@ def test_condition_writes_a_complete_run_folder(config, tmp_path, capsys):
         "traces.png",
         "log.txt",
         "images",
+        "report.html",
     }
+    page = whole((folder / "report.html").read_text())
+    assert len(page.addresses) == 3
+    diagnosis = str(Draws.load(folder / "posterior.nc").diagnose())
+    # what is not compared with the observation is in the report all the same
+    assert diagnosis.splitlines()[0].split(":")[0] in page.words
+    assert f"--config {folder.relative_to(tmp_path) / 'config.yaml'} --draws 12" in page.words
     draws = Draws.load(folder / "posterior.nc")
     assert draws.shape == (2, 6, 2)
     assert "R-hat" in capsys.readouterr().out
