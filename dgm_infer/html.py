@@ -16,7 +16,7 @@ STYLE = """
 .dgm th:first-child, .dgm td:first-child { text-align: left; white-space: nowrap; }
 .dgm pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; background: #8881; padding: .6em .8em; }
 .dgm img { image-rendering: pixelated; max-width: 100%; vertical-align: top; }
-.dgm figure { margin: .3em .5em .3em 0; display: inline-block; max-width: 100%; }
+.dgm figure { margin: .3em .5em .3em 0; display: inline-block; max-width: 100%; overflow-x: auto; }
 .dgm figcaption { font-size: 12px; opacity: .8; }
 .dgm .said { font-weight: 600; }
 """
@@ -27,7 +27,10 @@ _PAGE = """
 body { background: var(--ground); color: var(--ink); margin: 0 auto; padding: 1.2em; max-width: 1080px; }
 h1 { font: 600 24px/1.3 system-ui, sans-serif; margin: .2em 0; }
 h2 { font: 600 17px/1.3 system-ui, sans-serif; margin: 1.6em 0 .4em; }
+section { overflow-x: auto; }
+.dgm pre.lines { white-space: pre; overflow-x: auto; }
 .dgm img.wide { background: var(--card); padding: 4px; border-radius: 4px; image-rendering: auto; }
+.dgm img.wide { max-width: max(100%, 600px); box-sizing: border-box; }
 """
 
 
@@ -77,6 +80,6 @@ def page(title: str, lead: str, sections: Iterable[tuple[str, str]]) -> str:
     body = "".join(f"<section><h2>{text(name)}</h2>{part}</section>\n" for name, part in sections)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        f'content="width=device-width, initial-scale=1"><title>{text(title)}</title>\n<style>{_PAGE}{STYLE}</style>'
-        f'</head>\n<body class="dgm"><h1>{text(title)}</h1><p>{text(lead)}</p>\n{body}</body></html>\n'
+        f'content="width=device-width, initial-scale=1"><title>{text(title)}</title>\n<style>{STYLE}{_PAGE}</style>'
+        f'</head>\n<body><main class="dgm"><h1>{text(title)}</h1><p>{text(lead)}</p>\n{body}</main></body></html>\n'
     )

@@ -22,7 +22,7 @@ from ..figures.completions import completions, single_pictures
 from ..figures.thumbnails import thumbnails
 from ..figures.traces import traces
 from ..reports.mixing import describe, modes, worst_and_typical
-from ..reports.page import code, diagnostic_plots, frame, pictures, write_report
+from ..reports.page import code, diagnostic_plots, frame, pictures, said, write_report
 from ..reports.records import announce
 from .inputs import HeldOutImages, Observed, binarised, read_generator, read_images, read_observation
 from .keeping import keep
@@ -197,14 +197,16 @@ def condition_images(
         traces(folder / "traces.png", result, worst_and_typical(summary))
         report = described + modes(result, summary) + diagnosis
         write_file(folder / "log.txt", report)
-        _write_report(folder, name, result, summary, report, resolved)
+        _write_report(folder, name, result, summary, described, resolved)
         announce(report, folder)
         if result.interrupted:
             raise KeyboardInterrupt
     return folder
 
 
-def _write_report(folder: Path, name: str, draws: dgm.Draws, summary: pd.DataFrame, report: str, resolved: str) -> None:
+def _write_report(
+    folder: Path, name: str, draws: dgm.Draws, summary: pd.DataFrame, described: str, resolved: str
+) -> None:
     again = (
         f"dgm-infer condition --config {folder / 'config.yaml'} --draws {2 * draws.shape[1]}\n\n"
         f'import dgm_infer as dgm\ndraws = dgm.Draws.load("{folder / "posterior.nc"}")\n'
@@ -215,11 +217,11 @@ def _write_report(folder: Path, name: str, draws: dgm.Draws, summary: pd.DataFra
     singles = sorted((folder / "images").glob("*.png"))
     sections = [
         ("Completions", pictures([folder / "completions.png"])),
-        ("Diagnosis", code(str(draws.diagnose()))),
+        ("Diagnosis", said(draws.diagnose())),
         ("Latents with the largest R-hat", frame(worst, "latent")),
         ("Traces and ranks", diagnostic_plots(draws)),
-        ("Numbers", code(report)),
+        ("Numbers", code(described)),
         ("What was asked", code(resolved) if resolved else ""),
         ("How to go on", code(again) + (f"<p>{len(singles)} single pictures are in {folder / 'images'}.</p>")),
     ]
-    write_report(folder, f"Completions: {name}", report.partition("\n")[0], sections)
+    write_report(folder, f"Completions: {name}", described.partition("\n")[0], sections)

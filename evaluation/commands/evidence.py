@@ -21,7 +21,7 @@ from generators import LatentPosterior
 
 from ..figures.log_evidence import by_image
 from ..reports.estimates import Estimates, caveats, table
-from ..reports.page import code, frame, pictures, write_report
+from ..reports.page import code, frame, pictures, said, write_report
 from ..reports.records import announce
 from .inputs import HeldOutImages, binarised, moved, read_generator, read_images
 from .keeping import keep
@@ -255,11 +255,11 @@ def _write_report(folder: Path, name: str, results: dict[str, Evidence], report:
         "print(estimate.to_dataframe(), estimate.diagnose())\nestimate.plot()\n"
         "dgm.compare(estimate, another)  # of another generator, of the same images: their difference with its error"
     )
-    said = "\n".join(f"{label}: {evidence.diagnose()}" for label, evidence in results.items())
+    found = "\n".join(f"{label}: {evidence.diagnose()}" for label, evidence in results.items())
     sections = [
         ("By image", pictures([folder / "evidence.png"])),
         ("Estimates", code(report)),
-        ("Diagnosis", code(said)),
+        ("Diagnosis", said(found)),
         (f"Images, {label}", frame(results[label].to_dataframe(), "image", n=20)),
         ("What was asked", code(resolved)),
         ("How to go on", code(again)),

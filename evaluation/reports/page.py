@@ -11,15 +11,20 @@ from dgm_infer.errors import DgmInferError
 from dgm_infer.files import write_file
 from dgm_infer.html import figure, page, table, text
 
-__all__ = ["REPORT", "code", "diagnostic_plots", "frame", "pictures", "write_report"]
+__all__ = ["REPORT", "code", "diagnostic_plots", "frame", "pictures", "said", "write_report"]
 
 REPORT = "report.html"
 """Its name in the folder of a run."""
 
 
 def code(words: str) -> str:
-    """Text as it is, a configuration or commands."""
-    return f"<pre>{text(words.strip())}</pre>"
+    """Lines as they are: a configuration, commands, a table of text."""
+    return f'<pre class="lines">{text(words.strip())}</pre>'
+
+
+def said(words: object) -> str:
+    """Sentences, a finding a line."""
+    return f"<pre>{text(words)}</pre>"
 
 
 def frame(values: pd.DataFrame, label: str = "", n: int = 12) -> str:
