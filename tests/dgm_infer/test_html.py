@@ -1,53 +1,17 @@
 """What notebooks show of results: whole HTML without scripts, whose numbers are those of the result; plots."""
 
-from html.parser import HTMLParser
-
 import pytest
 import torch
 
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError
-
-VOID = {"br", "img", "meta", "link"}
-
-
-class Reader(HTMLParser):
-    """The words of a fragment, its tags matched and its addresses."""
-
-    def __init__(self, fragment):
-        super().__init__()
-        self.words, self.open, self.addresses, self.tags = "", [], [], set()
-        self.feed(fragment)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.add(tag)
-        self.addresses += [value for name, value in attrs if name in ("src", "href")]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if "style" not in self.open:
-            self.words += f" {data}"
+from tests.pages import whole
 
 
 def read(thing):
     """What a notebook shows of it, which is whole and asks for nothing elsewhere."""
     return whole(thing._repr_html_())
-
-
-def whole(text):
-    """HTML whose tags match, without scripts and addresses."""
-    page = Reader(text)
-    assert page.open == []
-    assert "script" not in page.tags
-    assert all(address.startswith("data:image/png;base64,") for address in page.addresses)
-    assert " at 0x" not in page.words
-    return page
 
 
 @pytest.fixture(scope="module")

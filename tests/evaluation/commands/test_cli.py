@@ -20,7 +20,7 @@ from evaluation.commands.cli import main
 from evaluation.commands.messages import one_line
 from evaluation.commands.options import with_class_paths
 from evaluation.experiments import EXPERIMENTS
-from tests.dgm_infer.test_html import whole
+from tests.pages import whole
 from tests.quick import some
 
 ROOT = Path(__file__).parents[3]
