@@ -9,6 +9,7 @@ ORDER = {
     "dgm_infer": [
         "errors",
         "extras",
+        "html",
         "arguments",
         "settings",
         "files",
@@ -52,6 +53,7 @@ ORDER = {
     "dgm_infer.models": ["censored", "copies", "densities", "model", "directed", "noise", "decoder"],
     "dgm_infer.conditioning": [
         "operators",
+        "pictures",
         "observations",
         "observed",
         "agreement",
@@ -95,6 +97,7 @@ ORDER = {
         "fingerprint",
         "verdict",
         "diagnose",
+        "show",
         "draws",
         "preflight",
         "default_kernel",
@@ -157,7 +160,6 @@ ORDER = {
     ],
     "generators": [
         "arrays",
-        "pictures",
         "weights",
         "registry",
         "networks",
@@ -226,6 +228,7 @@ ORDER = {
     ],
     "evaluation.reports": [
         "tables",
+        "page",
         "records",
         "mixed_draws",
         "mixing",
@@ -334,12 +337,15 @@ ORDER = {
         "keeping",
         "processes",
         "options",
+        "outline",
+        "answers",
         "inputs",
         "train",
         "condition",
         "evidence",
         "reproduce",
         "bench",
+        "runs",
         "cli",
     ],
 }
