@@ -348,6 +348,8 @@ class AnnealedMarginal(Target):
 
 def _times(blocks: Tensor, u2: Tensor) -> Tensor:
     """``D u2``: ``[..., U, m, k], [..., U k] -> [..., U m]``."""
+    if blocks.shape[-2:] == (1, 1):
+        return blocks.flatten(-3) * u2
     return (blocks @ u2.unflatten(-1, (blocks.shape[-3], -1)).unsqueeze(-1)).flatten(-3)
 
 
