@@ -107,7 +107,7 @@ ORDER = {
         "sample",
     ],
     "dgm_infer.likelihood_free": ["simulation", "sample", "methods"],
-    "dgm_infer.runs": ["encoding", "store", "folder", "shards", "engine", "resume"],
+    "dgm_infer.runs": ["encoding", "store", "folder", "kinds", "replay", "shards", "engine", "resume"],
     "dgm_infer.evidence": [
         "estimators",
         "path",

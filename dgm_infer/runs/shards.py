@@ -1,41 +1,33 @@
-"""One shard of a run: chains that one process moves, put down in checkpoints, by signals too, and taken up again."""
+"""Runs of chains: a shard is chains that one process moves, put down in checkpoints and taken up again."""
 
+import dataclasses
 import json
-import os
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, CheckpointError
 from ..kernels.stored import from_json, to_json
 from ..progress import Progress
-from ..sampling.draws import other_seed
+from ..sampling.draws import Draws, other_seed
+from ..sampling.preflight import check_size
+from ..sampling.report import as_draws, finalise
 from ..sampling.run import RunInputs, RunOutcome, RunPlan, SamplingRun, diagnostics, run_until_stopped
-from ..target import reference
+from ..target import Target, as_target, reference
 from .encoding import decode, decode_tensors, encode, encode_tensors
 from .folder import WARMUP, RunFolder
+from .kinds import KINDS, ShardReport, Signals, Stopped
+from .replay import inputs_of
 from .store import Reader, Writer
 
-__all__ = [
-    "Keeper",
-    "Part",
-    "Signals",
-    "collected",
-    "count_of",
-    "is_finished",
-    "progress_of",
-    "read_progress",
-    "run_shard",
-]
+__all__ = ["Chains", "Keeper", "Part", "collected", "count_of"]
 
 # Seconds from one look for a request to stop, by the process that began the run, to the next.
 _LOOK = 1.0
@@ -50,55 +42,69 @@ class Part(NamedTuple):
     """``transitions``, ``count``, ``kernel``, ``ancestors``, ``stayed``, ``adapts``, as JSON holds them."""
     draws: dict[str, Tensor]
     """Each ``[chains, count, ...]``."""
+    kernel: Any = None
+    """The adapted kernel, if it is at hand."""
 
 
-class Signals:
-    """Ctrl-C and SIGTERM while a run is made: the first one ends it after the transition under way.
+class Chains:
+    """The kind of run that :func:`sample` begins."""
 
-    A second one ends the transition too. A SIGTERM takes its usual effect once the checkpoint is written.
-    """
+    def first(self, folder: RunFolder) -> list[str]:
+        return [] if folder.manifest["shards"] == 1 else [WARMUP]
 
-    def __init__(self, run: Path):
-        self._run = run
-        self.asked: int | None = None
-        self._raises: bool = False
-        self._before: dict[int, Any] = {}
+    def is_finished(self, folder: RunFolder, name: str) -> bool:
+        progress = _progress_in(folder, name)
+        if progress is None:
+            return False
+        over = progress["transitions"] >= shard_plan(folder, name).transitions
+        return over and not (name == WARMUP and progress["warms"])
 
-    def __enter__(self) -> "Signals":
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                usual = signal.getsignal(number)
-                # a handler of the user's for Ctrl-C keeps its meaning
-                if usual is signal.default_int_handler or (number == signal.SIGTERM and usual != signal.SIG_IGN):
-                    self._before[number] = signal.signal(number, self._note)
-        return self
+    def progress(self, folder: RunFolder, name: str) -> int:
+        return (_progress_in(folder, name) or {"transitions": 0})["transitions"]
 
-    def __exit__(self, *exception: object) -> None:
-        for number, usual in self._before.items():
-            signal.signal(number, usual)
-        if self.asked == signal.SIGTERM:
-            with suppress(OSError):
-                os.write(2, f"stopped by SIGTERM: dgm.resume({str(self._run)!r}) goes on\n".encode())
-            signal.raise_signal(signal.SIGTERM)
+    def make(
+        self, folder: RunFolder, name: str, problem: Any, signals: Signals, *, looks: bool, progress: bool
+    ) -> ShardReport:
+        single = folder.manifest["shards"] == 1
+        if not single and self.is_finished(folder, name):
+            return ShardReport()
+        inputs, devices = inputs_of(folder, problem)
+        begun = RunInputs(problem, inputs["kernel"], inputs["initial"], folder.manifest["undecided"])
+        sampling, stopped_by, kept = run_shard(folder, name, begun, devices, signals, progress=progress, looks=looks)
+        if kept and (looks or not single):
+            return ShardReport(stopped_by)
+        draws = sampling.draws()
+        if looks:
+            # to the process that asked for them, which may have other devices
+            draws = {name: value.cpu() for name, value in draws.items()}
+        return ShardReport(stopped_by, part=Part(progress_of(sampling), draws, None if looks else sampling.kernel))
 
-    def raising(self, raises: bool) -> "Signals":
-        """Whether the first signal ends what is under way, too; one that came before does so now."""
-        self._raises = raises
-        if raises and self.asked is not None:
-            raise KeyboardInterrupt
-        return self
+    def result(
+        self, call: str, folder: RunFolder, problem: Any, reports: dict[str, ShardReport], stopped_by: str | None
+    ) -> Draws:
+        parts = {name: report.part for name, report in reports.items() if report.part is not None}
+        outcome = collected(folder, problem, parts)
+        kernels = [part.kernel for part in parts.values() if part.kernel is not None]
+        outcome = outcome._replace(kernel=kernels[-1]) if kernels else outcome
+        # what is collected has been judged when it was made
+        draws = as_draws(outcome) if call == "collect" else finalise(outcome, stopped_by, stacklevel=6)
+        draws.interrupted |= draws.shape[0] < folder.plan["chains"]
+        return draws
 
-    def _note(self, number: int, frame: object) -> None:
-        again = self.asked is not None
-        self.asked = number
-        if self._raises or again:
-            raise KeyboardInterrupt
-        with suppress(OSError):
-            os.write(2, b"\nstopping after this transition; Ctrl-C again stops at once\n")
+    def problem(self, call: str, given: Any) -> Any:
+        return given if isinstance(given, Fibre | Target) else as_target(given)
+
+    def extended(self, folder: RunFolder, problem: Any, more: int) -> dict[str, Any]:
+        plan = RunPlan(**folder.plan)
+        plan = replace(plan, draws=plan.draws + more)
+        check_size(problem, **{name: getattr(plan, name) for name in ("chains", "warmup", "draws", "thin", "keep")})
+        return {"plan": dataclasses.asdict(plan)}
+
+    def made(self, folder: RunFolder) -> int:
+        return count_of(folder)
 
 
-class _Stopped(KeyboardInterrupt):
-    """A request to stop, after the checkpoint."""
+KINDS["sample"] = Chains()
 
 
 class Keeper:
@@ -125,7 +131,7 @@ class Keeper:
                 warnings.warn(f"no checkpoint after {sampling.now.transitions} transitions: {error}", stacklevel=2)
             self._due = time.monotonic() + self._every
         if stops:
-            raise _Stopped
+            raise Stopped
 
     def write(self, sampling: SamplingRun) -> None:
         """A checkpoint of where the sampling is: what it holds beyond what the store has."""
@@ -196,17 +202,12 @@ def chains_of(chains: int, shards: int, number: int) -> tuple[int, int]:
     return chains * number // shards, chains * (number + 1) // shards
 
 
-def is_finished(folder: RunFolder, name: str) -> bool:
-    """Whether a shard has made all that it is to make."""
-    store = folder.shard(name)
-    if not store.exists:
-        return False
+def _progress_in(folder: RunFolder, name: str) -> dict[str, Any] | None:
+    """The progress of a shard's last checkpoint; None before the first."""
+    if not (store := folder.shard(name)).exists:
+        return None
     with store.reading() as reader:
-        progress = read_progress(reader)
-    if progress is None:
-        return False
-    over = progress["transitions"] == shard_plan(folder, name).transitions
-    return over and not (name == WARMUP and progress["warms"])
+        return read_progress(reader)
 
 
 def run_shard(
@@ -301,12 +302,7 @@ def _shard_of(folder: RunFolder, name: str, problem: Any, plan: RunPlan, devices
 
 def count_of(folder: RunFolder) -> int:
     """Draws that all shards have made together, by their last checkpoints."""
-    count = 0
-    for name in folder.names:
-        if (store := folder.shard(name)).exists:
-            with store.reading() as reader:
-                count += (read_progress(reader) or {"count": 0})["count"]
-    return count
+    return sum((_progress_in(folder, name) or {"count": 0})["count"] for name in folder.names)
 
 
 def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = None) -> RunOutcome:
@@ -327,8 +323,10 @@ def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = N
     found = [part for part in found if part.progress["count"] >= count]
     plan = RunPlan(**folder.plan)
     if count == 0:
+        chains = KINDS["sample"]
+        made = chains.progress(folder, [*chains.first(folder), *folder.names][0])
         raise CheckpointError(
-            f"{folder.path}: no draws yet, {_transitions(folder)} of {plan.warmup} transitions of warm-up in the last "
+            f"{folder.path}: no draws yet, {made} of {plan.warmup} transitions of warm-up in the last "
             "checkpoint: collect later, or resume the run if it has ended"
         )
     ancestors = [part.progress["ancestors"] for part in found]
@@ -357,11 +355,3 @@ def _parts(folder: RunFolder, parts: dict[str, Part], device: torch.device) -> I
                 part = read_part(reader, device)
             if part is not None:
                 yield part
-
-
-def _transitions(folder: RunFolder) -> int:
-    name = folder.names[0] if folder.manifest["shards"] == 1 else WARMUP
-    if not (store := folder.shard(name)).exists:
-        return 0
-    with store.reading() as reader:
-        return (read_progress(reader) or {"transitions": 0})["transitions"]

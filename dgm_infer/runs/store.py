@@ -12,7 +12,7 @@ writer is refused at once, and the operating system frees the lock of a process 
 import hashlib
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -80,8 +80,8 @@ class Reader:
 class Writer(Reader):
     """The records of a file that nobody else writes as long as this is open."""
 
-    def write(self, records: dict[str, bytes]) -> None:
-        """Add records, or replace those of the same name: all of them, or none.
+    def write(self, records: Mapping[str, bytes | None]) -> None:
+        """Add records, or replace those of the same name, or remove them by None: all of them, or none.
 
         Raises:
             ArgumentError: the file cannot be written, or has become another process's; it is as it was.
@@ -92,6 +92,8 @@ class Writer(Reader):
                 connection.execute("BEGIN IMMEDIATE")
             for name, content in records.items():
                 connection.execute("DELETE FROM records WHERE name = ?", (name,))
+                if content is None:
+                    continue
                 pieces = [content[i : i + _PART] for i in range(0, len(content), _PART)] or [b""]
                 for part, piece in enumerate(pieces):
                     checksum = self._checksum(name, part, len(pieces), piece)

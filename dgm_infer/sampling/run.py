@@ -1,6 +1,7 @@
 """A sampling run under way: what its next transition needs, and what it has drawn."""
 
 import dataclasses
+import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ..arguments import choice, fraction, random_seed, whole_number
+from ..arguments import choice, fraction, positive, random_seed, whole_number
 from ..conditioning.fibre import Fibre
 from ..errors import StartError, cause
 from ..kernels import Info, Kernel
@@ -26,6 +27,7 @@ from .warmup import WarmUp
 
 __all__ = [
     "LONGEST_WARMUP",
+    "Keeping",
     "RunInputs",
     "RunOutcome",
     "RunPlan",
@@ -88,6 +90,28 @@ class RunPlan:
     @property
     def transitions(self) -> int:
         return self.warmup + self.draws * self.thin
+
+
+class Keeping(NamedTuple):
+    """Where a run is kept, and who makes it: arguments of the functions that begin one."""
+
+    run: str | os.PathLike | None
+    checkpoint_every: float
+    devices: Any
+    executor: Any
+
+    @classmethod
+    def checked(cls, call: str, run: Any, checkpoint_every: float, devices: Any = None, executor: Any = None) -> Self:
+        """These arguments of a function.
+
+        Raises:
+            ArgumentError: ``checkpoint_every`` is not positive.
+        """
+        return cls(run, positive(call, "checkpoint_every", checkpoint_every), devices, executor)
+
+    @property
+    def is_asked_for(self) -> bool:
+        return any(each is not None for each in (self.run, self.devices, self.executor))
 
 
 class RunInputs(NamedTuple):

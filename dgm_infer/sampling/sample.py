@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..arguments import context, flag, numbers, positive
+from ..arguments import context, flag, numbers
 from ..conditioning.fibre import Fibre
 from ..kernels import Kernel
 from ..kernels.kernel import check_kernel
@@ -16,7 +16,7 @@ from .default_kernel import default_kernel
 from .draws import Draws
 from .preflight import check_energy, check_size
 from .report import finalise
-from .run import RunInputs, RunPlan, SamplingRun, device_of, diagnostics, run_until_stopped
+from .run import Keeping, RunInputs, RunPlan, SamplingRun, device_of, diagnostics, run_until_stopped
 
 __all__ = ["sample"]
 
@@ -114,19 +114,10 @@ def sample(
         check_energy(problem, kernel, device_of(problem, initial))
     # find starting points, warm up, draw
     run_inputs = RunInputs(problem, kernel, initial, undecided)
-    every = positive("sample", "checkpoint_every", checkpoint_every)
-    if any(given is not None for given in (run, devices, executor, shards)):
+    keeping = Keeping.checked("sample", run, checkpoint_every, devices, executor)
+    if keeping.is_asked_for or shards is not None:
         assert begin_run is not None
-        return begin_run(
-            run,
-            run_inputs,
-            plan,
-            checkpoint_every=every,
-            devices=devices,
-            executor=executor,
-            shards=shards,
-            progress=progress,
-        )
+        return begin_run(run_inputs, plan, keeping, shards=shards, progress=progress)
     with Progress(progress, diagnostics, plan.transitions) as bar:
         sampling_run = SamplingRun.begin(run_inputs, plan, bar)
         stopped_by = run_until_stopped(sampling_run, bar)
