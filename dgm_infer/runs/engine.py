@@ -62,7 +62,7 @@ def go_on(
             reports = _made_here(folder, problem, signals, progress, ranked)
         asked = signals.asked
     stopped_by = next((each.stopped_by for each in reports.values() if each.stopped_by), None)
-    if asked == signal.SIGINT and stopped_by is None:
+    if asked is not None and stopped_by is None:
         stopped_by = f"interrupted (dgm.resume({str(folder.path)!r}) goes on)"
     for name, report in reports.items():
         if report.error is not None:
@@ -71,7 +71,7 @@ def go_on(
         return kind_of(folder).result(call, folder, problem, reports, stopped_by)
     except CheckpointError as error:
         if asked is not None:
-            raise KeyboardInterrupt from error
+            raise KeyboardInterrupt(f"dgm.resume({str(folder.path)!r}) goes on") from error
         raise
 
 

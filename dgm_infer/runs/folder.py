@@ -36,6 +36,8 @@ class RunFolder:
     def __init__(self, path: Path, manifest: dict[str, Any]):
         self.path, self.manifest = path, manifest
         self._store = Store(path / _FILE, "run")
+        # the folder may vanish while the run is made
+        self._inputs: dict[str, Any] = {}
 
     @classmethod
     @contextmanager
@@ -157,6 +159,13 @@ class RunFolder:
         if name == "problem":
             self.check("resume", value)
         return value
+
+    def inputs(self, devices: dict[str, str]) -> dict[str, Any]:
+        """What the run began with beside its problem, by name."""
+        for name in self.manifest["inputs"]:
+            if name not in self._inputs:
+                self._inputs[name] = self.stored(name, devices)
+        return self._inputs
 
     def modules(self) -> list[str]:
         """Modules that define what is stored."""

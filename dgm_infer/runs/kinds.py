@@ -114,7 +114,8 @@ class Signals:
     def __exit__(self, *exception: object) -> None:
         for number, usual in self._before.items():
             signal.signal(number, usual)
-        if self.asked == signal.SIGTERM:
+        # where it is what Ctrl-C is, the draws are returned as then
+        if self.asked == signal.SIGTERM and self._before.get(self.asked) is not signal.default_int_handler:
             with suppress(OSError):
                 os.write(2, f"stopped by SIGTERM: dgm.resume({str(self._run)!r}) goes on\n".encode())
             signal.raise_signal(signal.SIGTERM)

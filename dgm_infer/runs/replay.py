@@ -5,6 +5,7 @@ included: it is computed again. Only loops that have taken a second or more are 
 """
 
 import json
+import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -76,7 +77,7 @@ class Replayed:
             return 0
         with store.reading() as reader:
             found = json.loads(reader.read("progress") or b"{}")
-        return found.get("loop", 0) * 10**9 + found.get("done", 0)
+        return 10**18 if found.get("finished") else found.get("loop", 0) * 10**9 + found.get("done", 0)
 
     def make(
         self, folder: RunFolder, name: str, problem: Any, signals: Signals, *, looks: bool, progress: bool
@@ -94,9 +95,10 @@ class Replayed:
                     signals.raising(True)
                     value, whole = self._function.shard(folder, problem, inputs, number, bar)
                     signals.raising(False)
-                except KeyboardInterrupt as error:
-                    error.add_note(f"dgm.resume({str(folder.path)!r}) goes on")
-                    raise
+                except KeyboardInterrupt:
+                    # what other shards have made is returned
+                    signals.asked = signals.asked or signal.SIGINT
+                    return ShardReport("interrupted" + goes_on)
             if not whole:
                 return ShardReport("interrupted" + goes_on, part=value)
             try:
@@ -123,7 +125,7 @@ class Replayed:
         if not values:
             raise CheckpointError(f"{folder.path}: no result yet: collect later, or resume the run if it has ended")
         if stopped_by is not None:
-            warnings.warn(f"{call}(): {stopped_by}", stacklevel=5)
+            warnings.warn(stopped_by, stacklevel=5)
         return self._function.result(folder, problem, inputs, values)
 
     def problem(self, call: str, given: Any) -> Any:
@@ -140,7 +142,7 @@ def inputs_of(folder: RunFolder, problem: Any) -> tuple[dict[str, Any], dict[str
     """What a run began with beside its problem, and for the device that it had the one that it has now."""
     here = folder.manifest["device"] if reference(problem) is None else str(device_of(problem))
     devices = {folder.manifest["device"]: here}
-    return {name: folder.stored(name, devices) for name in folder.manifest["inputs"]}, devices
+    return folder.inputs(devices), devices
 
 
 class Loops:

@@ -20,7 +20,8 @@ from ..sampling.draws import Draws
 from ..sampling.run import Keeping, RunInputs, RunPlan, device_of
 from .engine import go_on, problem_at, ranks
 from .folder import RunFolder
-from .kinds import kind_of
+from .kinds import KINDS, kind_of
+from .shards import Chains
 
 __all__ = ["begin", "collect", "extend", "resume"]
 
@@ -185,6 +186,7 @@ def begin(
 
 
 hook.begin_run = begin_chains
+KINDS["sample"] = Chains()
 
 
 def _workers(call: str, devices: Any, executor: Any, own: torch.device) -> list[torch.device] | None:

@@ -23,7 +23,7 @@ from ..sampling.run import RunInputs, RunOutcome, RunPlan, SamplingRun, diagnost
 from ..target import Target, as_target, reference
 from .encoding import decode, decode_tensors, encode, encode_tensors
 from .folder import WARMUP, RunFolder
-from .kinds import KINDS, ShardReport, Signals, Stopped
+from .kinds import ShardReport, Signals, Stopped
 from .replay import inputs_of
 from .store import Reader, Writer
 
@@ -102,9 +102,6 @@ class Chains:
 
     def made(self, folder: RunFolder) -> int:
         return count_of(folder)
-
-
-KINDS["sample"] = Chains()
 
 
 class Keeper:
@@ -323,7 +320,7 @@ def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = N
     found = [part for part in found if part.progress["count"] >= count]
     plan = RunPlan(**folder.plan)
     if count == 0:
-        chains = KINDS["sample"]
+        chains = Chains()
         made = chains.progress(folder, [*chains.first(folder), *folder.names][0])
         raise CheckpointError(
             f"{folder.path}: no draws yet, {made} of {plan.warmup} transitions of warm-up in the last "
