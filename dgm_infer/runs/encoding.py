@@ -112,7 +112,7 @@ def _loaded(content: bytes) -> dict[str, Tensor]:
 
 def _own(tensor: Tensor) -> Tensor:
     """A copy with a memory of its own: a part of a tensor would be stored with all of it."""
-    return tensor.detach().to("cpu", copy=True).contiguous().clone()
+    return tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format)
 
 
 class _Writer:

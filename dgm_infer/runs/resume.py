@@ -19,9 +19,9 @@ from ..sampling import sample as hook
 from ..sampling.draws import Draws
 from ..sampling.run import Keeping, RunInputs, RunPlan, device_of
 from .engine import go_on, problem_at, ranks
-from .folder import RunFolder
+from .folder import RunFolder, refuse_what_is_there
 from .kinds import KINDS, kind_of
-from .shards import Chains
+from .shards import BLOCK, Chains, check_disk
 
 __all__ = ["begin", "collect", "extend", "resume"]
 
@@ -130,6 +130,11 @@ def begin_chains(inputs: RunInputs, plan: RunPlan, keeping: Keeping, *, shards: 
     """
     alone = keeping.devices is None and keeping.executor is None and (keeping.run is None or ranks()[1] == 1)
     shards = (1 if alone else _SHARDS) if shards is None else shards
+    plan = dataclasses.replace(plan, block=BLOCK)
+    if keeping.run is None:
+        check_disk("sample", Path(tempfile.gettempdir()), inputs.problem, plan)
+    elif ranks()[0] == 0:
+        check_disk("sample", refuse_what_is_there("sample", keeping.run), inputs.problem, plan)
     return begin(
         "sample",
         keeping,

@@ -2,11 +2,17 @@
 
 import dataclasses
 import json
+import math
+import mmap
+import os
+import shutil
+import tempfile
 import time
 import warnings
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +33,10 @@ from .kinds import ShardReport, Signals, Stopped
 from .replay import inputs_of
 from .store import Reader, Writer
 
-__all__ = ["Chains", "Keeper", "Part", "collected", "count_of"]
+__all__ = ["BLOCK", "Chains", "Keeper", "Part", "check_disk", "collected", "count_of"]
+
+BLOCK = 2**24
+"""Bytes of draws that a shard holds in memory, and a tensor that is read, above which it is mapped: 16 MiB."""
 
 # Seconds from one look for a request to stop, by the process that began the run, to the next.
 _LOOK = 1.0
@@ -40,8 +49,8 @@ class Part(NamedTuple):
 
     progress: dict[str, Any]
     """``transitions``, ``count``, ``kernel``, ``ancestors``, ``stayed``, ``adapts``, as JSON holds them."""
-    draws: dict[str, Tensor]
-    """Each ``[chains, count, ...]``."""
+    draws: dict[str, Tensor] | None
+    """Each ``[chains, count, ...]``; None if they are in the folder."""
     kernel: Any = None
     """The adapted kernel, if it is at hand."""
 
@@ -73,8 +82,8 @@ class Chains:
         sampling, stopped_by, kept = run_shard(folder, name, begun, devices, signals, progress=progress, looks=looks)
         if kept and (looks or not single):
             return ShardReport(stopped_by)
-        draws = sampling.draws()
-        if looks:
+        draws = sampling.draws() if sampling.first == 0 else None
+        if looks and draws is not None:
             # to the process that asked for them, which may have other devices
             draws = {name: value.cpu() for name, value in draws.items()}
         return ShardReport(stopped_by, part=Part(progress_of(sampling), draws, None if looks else sampling.kernel))
@@ -97,7 +106,7 @@ class Chains:
     def extended(self, folder: RunFolder, problem: Any, more: int) -> dict[str, Any]:
         plan = RunPlan(**folder.plan)
         plan = replace(plan, draws=plan.draws + more)
-        check_size(problem, **{name: getattr(plan, name) for name in ("chains", "warmup", "draws", "thin", "keep")})
+        check_disk("extend", folder.path, problem, plan, plan.draws - more)
         return {"plan": dataclasses.asdict(plan)}
 
     def made(self, folder: RunFolder) -> int:
@@ -120,7 +129,8 @@ class Keeper:
             # a folder that cannot be read is told of at the next checkpoint
             with suppress(CheckpointError):
                 stops |= self._folder.is_stopped
-        if stops or now >= self._due:
+        block = sampling.plan.block
+        if stops or now >= self._due or (block is not None and sampling.held >= block):
             try:
                 self.write(sampling)
             except ArgumentError as error:
@@ -141,11 +151,20 @@ class Keeper:
         if now["count"] > before:
             records[f"draws/{before:012d}"] = encode_tensors(sampling.draws(before))
         self._writer.write(records)
+        if _is_long(sampling.plan, sampling.draws()):
+            sampling.forget()
+
+
+def _is_long(plan: RunPlan, draws: dict[str, Tensor]) -> bool:
+    """Whether all draws of a plan, like these of which there are at least one, exceed what is held in memory."""
+    each = sum(value.nbytes / max(value.shape[1], 1) for value in draws.values())
+    return plan.block is not None and plan.draws * each > plan.block
 
 
 def progress_of(sampling: SamplingRun) -> dict[str, Any]:
     ancestors = sampling.ancestors
     return {
+        "chains": len(sampling.now.stayed),
         "transitions": sampling.now.transitions,
         "count": sampling.count,
         "kernel": None if sampling.warms_up else to_json(sampling.kernel),
@@ -162,24 +181,42 @@ def read_progress(reader: Reader) -> dict[str, Any] | None:
     return None if content is None else json.loads(content)
 
 
-def read_part(reader: Reader, device: torch.device | str = "cpu") -> Part | None:
-    """All that a shard has made by its last checkpoint; None before the first.
+def chunks(reader: Reader, device: torch.device | str = "cpu") -> Iterator[tuple[int, dict[str, Tensor]]]:
+    """The draws of the last checkpoint in the parts that they were written in, each with the number of its first draw.
 
     Raises:
         CheckpointError: a record is missing or damaged.
     """
-    progress = read_progress(reader)
-    if progress is None:
-        return None
-    chunks, count = [], 0
+    count, progress = 0, read_progress(reader) or {"count": 0}
     for name in reader.names("draws/"):
-        chunks.append(decode_tensors(reader.read(name) or b"", device))
         if name != f"draws/{count:012d}":
             break
-        count += next(iter(chunks[-1].values())).shape[1]
+        chunk = decode_tensors(reader.read(name) or b"", device)
+        yield count, chunk
+        count += next(iter(chunk.values())).shape[1]
     if count != progress["count"]:
         raise CheckpointError(f"{reader.path} is damaged: it holds {count} of its {progress['count']} draws")
-    return Part(progress, {n: torch.cat([chunk[n] for chunk in chunks], 1) for n in (chunks[0] if chunks else {})})
+
+
+def all_draws(reader: Reader, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    """The same, put together."""
+    parts = [chunk for _, chunk in chunks(reader, device)]
+    return {name: torch.cat([part[name] for part in parts], 1) for name in (parts[0] if parts else {})}
+
+
+def check_disk(call: str, path: Path, problem: Any, plan: RunPlan, made: int = 0) -> None:
+    """Raise ArgumentError for draws beyond those made that the disk of a folder does not hold."""
+    numbers = {name: getattr(plan, name) for name in ("chains", "warmup", "draws", "thin", "keep")}
+    needed = check_size(problem, **numbers, streams=True)
+    needed -= needed * made // plan.draws
+    while not path.exists():
+        path = path.parent
+    there = shutil.disk_usage(path).free
+    if needed > there:
+        raise ArgumentError(
+            f"{call}(draws={plan.draws - made}): needs {needed / 2**30:.3g} GiB of {there / 2**30:.3g} GiB free at "
+            f"{path}: make fewer draws, or thin="
+        )
 
 
 def shard_plan(folder: RunFolder, name: str) -> RunPlan:
@@ -252,6 +289,10 @@ def run_shard(
                 error.add_note(f"{made}: dgm.resume({str(folder.path)!r}) goes on")
                 raise
         kept = _written(keeper, sampling)
+        if kept is not None and sampling.first > 0:
+            # a file that has vanished can be read as long as it is open
+            with suppress(CheckpointError):
+                sampling.take_back(all_draws(writer, sampling.now.state.position.device))
     if kept is not None:
         stopped_by = f"not all draws are in {folder.path} ({kept})"
     elif stopped_by is not None:
@@ -274,12 +315,16 @@ def _taken_up(reader: Reader, problem: Any, plan: RunPlan, devices: dict[str, st
     """The chains of the last checkpoint."""
     sampling = decode(reader.read("state") or b"", f"the state in {reader.path}", devices)
     device = sampling.now.state.position.device
-    part = read_part(reader, device)
+    held = next(chunks(reader, device), (0, {}))[1]
+    if held and not _is_long(plan, held):
+        held = all_draws(reader, device)
+    elif held:
+        held = {}
     if any(device.type != torch.device(old).type for old in devices):
         # random numbers of one kind of device cannot go on on another
         fresh = torch.Generator(device).manual_seed(other_seed(f"{device} {sampling.now.transitions}", plan.seed))
         sampling.now = sampling.now._replace(random=fresh.get_state())
-    sampling.resume(problem, {} if part is None else part.draws, plan)
+    sampling.resume(problem, held, plan)
     return sampling
 
 
@@ -314,41 +359,96 @@ def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = N
     """
     like = reference(problem) if problem is not None else None
     device = torch.device("cpu") if like is None else like.device
-    found = list(_parts(folder, parts or {}, device))
-    counts = sorted((part.progress["count"] for part in found), reverse=True)
+    parts = parts or {}
+    found = {name: parts[name].progress for name in parts if name in folder.names}
+    found |= {n: progress for n in folder.names if n not in found and (progress := _progress_in(folder, n)) is not None}
+    found = {name: found[name] for name in folder.names if name in found}
+    counts = sorted((progress["count"] for progress in found.values()), reverse=True)
     count = max(((n + 1) * each, each) for n, each in enumerate([*counts, 0]))[1]
-    found = [part for part in found if part.progress["count"] >= count]
+    found = {name: progress for name, progress in found.items() if progress["count"] >= count}
     plan = RunPlan(**folder.plan)
     if count == 0:
         chains = Chains()
         made = chains.progress(folder, [*chains.first(folder), *folder.names][0])
         raise CheckpointError(
-            f"{folder.path}: no draws yet, {made} of {plan.warmup} transitions of warm-up in the last "
-            "checkpoint: collect later, or resume the run if it has ended"
+            f"{folder.path}: no draws yet, {made} of {plan.warmup} transitions of warm-up in the last checkpoint: "
+            "collect later, or resume the run if it has ended"
         )
-    ancestors = [part.progress["ancestors"] for part in found]
-    draws = {name: value[:, :count].to(device) for name, value in found[0].draws.items()}
-    if len(found) > 1:
-        draws = {name: torch.cat([part.draws[name][:, :count].to(device) for part in found]) for name in draws}
+    in_memory = {name: draws for name in found if name in parts and (draws := parts[name].draws) is not None}
+    draws = _put_together(folder, {name: each["chains"] for name, each in found.items()}, count, in_memory, device)
+    first, ancestors = next(iter(found.values())), [each["ancestors"] for each in found.values()]
     return RunOutcome(
         problem=problem,
-        kernel=from_json(found[0].progress["kernel"]),
+        kernel=from_json(first["kernel"]),
         plan=plan,
         draws=draws,
         made=count,
         # the warm-up has counted them over all chains
         ancestors=None if ancestors[0] is None else torch.cat([torch.tensor(a, device=device) for a in ancestors]),
-        stayed=torch.cat([torch.tensor(part.progress["stayed"], device=device) for part in found]),
-        adapted=found[0].progress["adapts"],
+        stayed=torch.cat([torch.tensor(each["stayed"], device=device) for each in found.values()]),
+        adapted=first["adapts"],
     )
 
 
-def _parts(folder: RunFolder, parts: dict[str, Part], device: torch.device) -> Iterator[Part]:
-    for name in folder.names:
-        if name in parts:
-            yield parts[name]
-        elif (store := folder.shard(name)).exists:
-            with store.reading() as reader:
-                part = read_part(reader, device)
-            if part is not None:
-                yield part
+def _put_together(
+    folder: RunFolder,
+    chains: dict[str, int],
+    count: int,
+    in_memory: dict[str, dict[str, Tensor]],
+    device: torch.device,
+) -> dict[str, Tensor]:
+    """The first draws of shards of so many chains, each ``[chains, count, ...]``, read part by part."""
+    if len(chains) == 1 and in_memory:
+        (draws,) = in_memory.values()
+        return {name: value[:, :count].to(device) for name, value in draws.items()}
+    room = Room(folder.path, sum(chains.values()), count, device)
+    start = 0
+    for name, n in chains.items():
+        with ExitStack() as stack:
+            parts = iter([(0, in_memory[name])] if name in in_memory else [])
+            if name not in in_memory:
+                parts = chunks(stack.enter_context(folder.shard(name).reading()), device)
+            for first, chunk in parts:
+                room.put(start, first, chunk)
+        start += n
+    return room.draws
+
+
+class Room:
+    """Draws that are put together: in memory, or if they are many in a nameless file that is mapped to it.
+
+    Mapped tensors are like any others; what is read of them comes from the disk, and goes again when memory is short.
+
+    Args:
+        folder: where the file is.
+    """
+
+    def __init__(self, folder: Path, chains: int, count: int, device: torch.device):
+        self._folder, self._shape, self._device = folder, (chains, count), device
+        self._maps: list[mmap.mmap] = []
+        self.draws: dict[str, Tensor] = {}
+
+    def put(self, chain: int, first: int, chunk: dict[str, Tensor]) -> None:
+        """Put the draws of a shard, from the number ``first`` on, into the rows from ``chain`` on."""
+        for name, value in chunk.items():
+            if name not in self.draws:
+                self.draws[name] = self._made(value)
+            left = max(0, self._shape[1] - first)
+            value = value[:, :left]
+            self.draws[name][chain : chain + len(value), first : first + value.shape[1]] = value.to(self._device)
+        for each in self._maps:
+            # what is written stays in the file, not in the memory of this process
+            each.madvise(mmap.MADV_DONTNEED)
+
+    def _made(self, like: Tensor) -> Tensor:
+        shape = (*self._shape, *like.shape[2:])
+        size = math.prod(shape) * like.element_size()
+        if size > BLOCK and self._device.type == "cpu" and hasattr(mmap, "MADV_DONTNEED"):
+            for place in (self._folder, None):
+                with suppress(OSError), tempfile.TemporaryFile(dir=place) as file:
+                    # a disk without room says so here, and not by a signal later
+                    os.posix_fallocate(file.fileno(), 0, size)
+                    mapped = mmap.mmap(file.fileno(), size)
+                    self._maps.append(mapped)
+                    return torch.frombuffer(mapped, dtype=like.dtype).view(shape)
+        return like.new_empty(shape, device=self._device)

@@ -60,6 +60,8 @@ class Reader:
             whole = part == i and parts == len(rows) and isinstance(content, bytes)
             if not whole or checksum != self._checksum(name, part, parts, content):
                 raise CheckpointError(f"{self.path} is damaged: its record {name!r} is not what was written")
+        if len(rows) == 1:
+            return rows[0][2]
         return b"".join(content for _, _, content, _ in rows) if rows else None
 
     def _query(self, query: str, values: tuple) -> list:
@@ -71,7 +73,7 @@ class Reader:
 
         return _checked(self.path, found)
 
-    def _checksum(self, name: str, part: int, parts: int, content: bytes) -> bytes:
+    def _checksum(self, name: str, part: int, parts: int, content: bytes | memoryview) -> bytes:
         digest = hashlib.blake2b(f"{self._key}/{name}/{part}/{parts}/".encode(), digest_size=16)
         digest.update(content)
         return digest.digest()
@@ -94,7 +96,8 @@ class Writer(Reader):
                 connection.execute("DELETE FROM records WHERE name = ?", (name,))
                 if content is None:
                     continue
-                pieces = [content[i : i + _PART] for i in range(0, len(content), _PART)] or [b""]
+                # views: of large records a copy would be half of the memory
+                pieces = [memoryview(content)[i : i + _PART] for i in range(0, len(content), _PART)] or [b""]
                 for part, piece in enumerate(pieces):
                     checksum = self._checksum(name, part, len(pieces), piece)
                     row = (name, part, len(pieces), piece, checksum)

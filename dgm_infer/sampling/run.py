@@ -56,6 +56,8 @@ class RunPlan:
     target_acceptance: float | None
     is_open: bool = False
     """Whether the warm-up may end sooner."""
+    block: int | None = None
+    """Bytes of draws that are held in memory; None for all of them."""
 
     @classmethod
     def checked(
@@ -163,7 +165,8 @@ class SamplingRun:
     Attributes:
         kernel: the kernel of the main run: adapted once the warm-up is over.
         now: the :class:`RunState` that the next transition begins at.
-        kept: what is kept of the draws so far, each ``[chains, plan.draws, ...]``, of which :attr:`count` are filled.
+        kept: what is kept of the draws from :attr:`first` on, each ``[chains, n, ...]``, n at least those made.
+        first: the first draw that is in memory.
     """
 
     def __init__(
@@ -182,6 +185,7 @@ class SamplingRun:
         self._execution = Execution(problem, plan.transitions)
         self.adapts = isinstance(kernel, Tunable) and kernel.tuning(problem).step_size
         self.kept: dict[str, Tensor] = {}
+        self.first = 0
         self._first: Tensor | None = None
         # a machine without room for the draws says so before the warm-up, not after it
         self._make_room(self._positions(state.position))
@@ -224,7 +228,8 @@ class SamplingRun:
         if isinstance(problem, Fibre):
             check_derivatives(problem, start.position)
         kernel = _jumping(kernel, start.jumps, undecided)
-        check_latents(problem, start.position, plan.draws if plan.keep == "latents" else 0)
+        held = plan.keep == "latents" and plan.block is None
+        check_latents(problem, start.position, plan.draws if held else 0)
         began = time.monotonic()
         state = kernel.init(problem, start.position)
         _foretell(problem, kernel, start.position, plan.transitions, time.monotonic() - began)
@@ -247,8 +252,18 @@ class SamplingRun:
         return self._warm is not None
 
     def draws(self, first: int = 0) -> dict[str, Tensor]:
-        """What is kept of the draws from the ``first`` one on, each ``[chains, count - first, ...]``."""
-        return {name: value[:, first : self.count] for name, value in self.kept.items()}
+        """What is in memory of the draws from the ``first`` one on, each ``[chains, count - first, ...]``."""
+        within = slice(max(first - self.first, 0), self.count - self.first)
+        return {name: value[:, within] for name, value in self.kept.items()}
+
+    @property
+    def held(self) -> int:
+        """Bytes of the draws in memory."""
+        return sum(value.nbytes for value in self.draws().values())
+
+    def forget(self) -> None:
+        """Drop the draws so far, which are in a file."""
+        self.first, self.kept = self.count, {}
 
     def outcome(self) -> RunOutcome:
         """What the run has come to."""
@@ -310,26 +325,34 @@ class SamplingRun:
             record = {**self._positions(position), **_statistics(infos)}
             for name in record:
                 record[name] = record[name] if name.startswith(("inputs", "latents.")) else record[name][kept]
-            self._make_room({name: value[0] for name, value in record.items()})
+            at = self.count - self.first
+            self._make_room({name: value[0] for name, value in record.items()}, at + len(position))
             for name, value in record.items():
-                self.kept[name][:, self.count : self.count + len(position)] = value.movedim(0, 1)
+                self.kept[name][:, at : at + len(position)] = value.movedim(0, 1)
         return (position == self._first).all(-1).all(0)
 
     def _move(self, state: State, stayed: Tensor, transitions: int = 1) -> None:
         self.now = RunState(state, self.now.transitions + transitions, stayed, self._rng.get_state())
 
     def resume(self, problem: Fibre | Target, draws: dict[str, Tensor], plan: RunPlan) -> None:
-        """Go on where a pickle was made, with the draws made by then, each ``[chains, count, ...]``."""
-        self.problem, self.plan = problem, plan
+        """Go on where a pickle was made, with the draws made by then, each ``[chains, count, ...]``, or without any."""
+        self.problem, self.plan, self.first = problem, plan, 0 if draws else self.count
         self._rng = torch.Generator(self.now.state.position.device)
         self._rng.set_state(self.now.random)
         self._execution.resume(problem)
         if self._warm is not None:
             self._warm.resume(problem, self._rng)
         self._make_room(self._positions(self.now.state.position))
-        self._make_room({name: value[:, 0] for name, value in draws.items()})
         for name, value in draws.items():
+            self._make_room({name: value[:, 0]}, value.shape[1])
             self.kept[name][:, : value.shape[1]] = value
+
+    def take_back(self, draws: dict[str, Tensor]) -> None:
+        """Hold draws again that were dropped: the first ones, each ``[chains, n, ...]``, before those in memory."""
+        for name, value in draws.items():
+            later = self.kept.get(name, value[:, :0])[:, : self.count - self.first]
+            self.kept[name] = torch.cat([value[:, : self.first], later], 1)
+        self.first = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "problem": None, "_rng": None, "kept": {}}
@@ -339,11 +362,19 @@ class SamplingRun:
             return {"inputs": position}
         return _prefix("latents.", self.problem.latents(position))
 
-    def _make_room(self, record: dict[str, Tensor]) -> None:
-        """Add ``[chains, draws, ...]`` for every per-iteration value ``[chains, ...]`` that has none yet."""
+    def _make_room(self, record: dict[str, Tensor], draws: int = 0) -> None:
+        """Have room for so many draws of every per-iteration value ``[chains, ...]``: at once for all that are held."""
+        most = self.plan.draws
+        if self.plan.block is not None:
+            most = min(most, self.plan.block // max(1, sum(value.nbytes for value in record.values())) + 1)
         for name, value in record.items():
-            if name not in self.kept:
-                self.kept[name] = value.new_empty(value.shape[0], self.plan.draws, *value.shape[1:])
+            old = self.kept.get(name)
+            there = 0 if old is None else old.shape[1]
+            if old is not None and there >= draws:
+                continue
+            self.kept[name] = value.new_empty(value.shape[0], max(most, draws), *value.shape[1:])
+            if old is not None:
+                self.kept[name][:, :there] = old
 
 
 def run_until_stopped(

@@ -109,13 +109,14 @@ def sample(
     flag("sample", "progress", progress)
     if initial is not None:
         initial = numbers("sample", "initial", initial)
-    check_size(problem, chains=chains, warmup=plan.warmup, draws=draws, thin=thin, keep=keep)
+    keeping = Keeping.checked("sample", run, checkpoint_every, devices, executor)
+    in_folder = keeping.is_asked_for or shards is not None
+    check_size(problem, chains=chains, warmup=plan.warmup, draws=draws, thin=thin, keep=keep, streams=in_folder)
     if isinstance(problem, Target) and initial is None:
         check_energy(problem, kernel, device_of(problem, initial))
     # find starting points, warm up, draw
     run_inputs = RunInputs(problem, kernel, initial, undecided)
-    keeping = Keeping.checked("sample", run, checkpoint_every, devices, executor)
-    if keeping.is_asked_for or shards is not None:
+    if in_folder:
         assert begin_run is not None
         return begin_run(run_inputs, plan, keeping, shards=shards, progress=progress)
     with Progress(progress, diagnostics, plan.transitions) as bar:
