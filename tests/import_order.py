@@ -96,6 +96,7 @@ ORDER = {
         "verdict",
         "diagnose",
         "draws",
+        "until",
         "preflight",
         "default_kernel",
         "warmup",

@@ -6,7 +6,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from multiprocessing import get_context, parent_process
 from pathlib import Path
@@ -67,6 +67,10 @@ def go_on(
     for name, report in reports.items():
         if report.error is not None:
             raise getattr(errors, report.error, DgmInferError)(f"{call}(), {name}: {report.stopped_by}")
+    # a folder that vanished is told of by the reports
+    with suppress(DgmInferError):
+        if writer is not None and (changes := kind_of(folder).settled(folder)):
+            folder.change(writer, **changes)
     try:
         return kind_of(folder).result(call, folder, problem, reports, stopped_by)
     except CheckpointError as error:

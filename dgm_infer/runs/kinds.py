@@ -74,6 +74,10 @@ class Kind(Protocol):
         """Draws that the folder has."""
         ...
 
+    def settled(self, folder: RunFolder) -> dict[str, Any]:
+        """The changes of the manifest that follow from what was made."""
+        ...
+
 
 KINDS: dict[str, Kind] = {}
 """By the function that begins such runs."""

@@ -134,6 +134,9 @@ class Replayed:
     def extended(self, folder: RunFolder, problem: Any, more: int) -> dict[str, Any]:
         raise refuse_extension(folder)
 
+    def settled(self, folder: RunFolder) -> dict[str, Any]:
+        return {}
+
     def made(self, folder: RunFolder) -> int:
         return sum(self.is_finished(folder, name) for name in folder.names)
 

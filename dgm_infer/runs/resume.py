@@ -5,7 +5,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,9 @@ from ..arguments.objects import is_sequence, shown
 from ..errors import ArgumentError, CheckpointError, DgmInferError
 from ..sampling import sample as hook
 from ..sampling.draws import Draws
+from ..sampling.fingerprint import known_problem
 from ..sampling.run import Keeping, RunInputs, RunPlan, device_of
+from ..sampling.until import Until
 from .engine import go_on, problem_at, ranks
 from .folder import RunFolder, refuse_what_is_there
 from .kinds import KINDS, kind_of
@@ -122,7 +124,15 @@ def collect(run: str | os.PathLike, problem: Any = None) -> Any:
     return kind.result("collect", folder, _given("collect", folder, problem), {}, None)
 
 
-def begin_chains(inputs: RunInputs, plan: RunPlan, keeping: Keeping, *, shards: int | None, progress: bool) -> Draws:
+def begin_chains(
+    inputs: RunInputs,
+    plan: RunPlan,
+    keeping: Keeping,
+    *,
+    shards: int | None,
+    progress: bool,
+    until: Mapping[str, Any] | None = None,
+) -> Draws:
     """A run of chains in a folder, for ``run=None`` a temporary one, made here or by workers.
 
     Raises:
@@ -130,6 +140,12 @@ def begin_chains(inputs: RunInputs, plan: RunPlan, keeping: Keeping, *, shards: 
     """
     alone = keeping.devices is None and keeping.executor is None and (keeping.run is None or ranks()[1] == 1)
     shards = (1 if alone else _SHARDS) if shards is None else shards
+    shards = min(whole_number("sample", "shards", shards), plan.chains)
+    if until is not None and shards > 1:
+        raise ArgumentError("sample(until=...): looks at all chains together: leave out devices=, executor=, shards=")
+    known = None if until is None else known_problem(inputs.problem)
+    latents = None if known is None else [name.removeprefix("latent ") for name in known if name.startswith("latent ")]
+    goal = None if until is None else Until.checked("sample", until, latents).to_json()
     plan = dataclasses.replace(plan, block=BLOCK)
     if keeping.run is None:
         check_disk("sample", Path(tempfile.gettempdir()), inputs.problem, plan)
@@ -140,8 +156,8 @@ def begin_chains(inputs: RunInputs, plan: RunPlan, keeping: Keeping, *, shards: 
         keeping,
         inputs.problem,
         {"kernel": inputs.kernel, "initial": inputs.initial},
-        {"plan": dataclasses.asdict(plan), "undecided": inputs.undecided},
-        shards=min(whole_number("sample", "shards", shards), plan.chains),
+        {"plan": dataclasses.asdict(plan), "undecided": inputs.undecided, "until": goal, "stopped_by": None},
+        shards=shards,
         device=device_of(inputs.problem, inputs.initial),
         progress=progress,
     )

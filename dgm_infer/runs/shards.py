@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ..conditioning.fibre import Fibre
+from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, CheckpointError
 from ..kernels.stored import from_json, to_json
 from ..progress import Progress
@@ -26,6 +27,7 @@ from ..sampling.draws import Draws, other_seed
 from ..sampling.preflight import check_size
 from ..sampling.report import as_draws, finalise
 from ..sampling.run import RunInputs, RunOutcome, RunPlan, SamplingRun, diagnostics, run_until_stopped
+from ..sampling.until import Until
 from ..target import Target, as_target, reference
 from .encoding import decode, decode_tensors, encode, encode_tensors
 from .folder import WARMUP, RunFolder
@@ -98,6 +100,7 @@ class Chains:
         # what is collected has been judged when it was made
         draws = as_draws(outcome) if call == "collect" else finalise(outcome, stopped_by, stacklevel=6)
         draws.interrupted |= draws.shape[0] < folder.plan["chains"]
+        draws.stopped_by = folder.manifest["stopped_by"]
         return draws
 
     def problem(self, call: str, given: Any) -> Any:
@@ -107,10 +110,18 @@ class Chains:
         plan = RunPlan(**folder.plan)
         plan = replace(plan, draws=plan.draws + more)
         check_disk("extend", folder.path, problem, plan, plan.draws - more)
-        return {"plan": dataclasses.asdict(plan)}
+        return {"plan": dataclasses.asdict(plan), "until": None, "stopped_by": None}
 
     def made(self, folder: RunFolder) -> int:
         return count_of(folder)
+
+    def settled(self, folder: RunFolder) -> dict[str, Any]:
+        progress = _progress_in(folder, folder.names[0]) if folder.manifest["until"] else None
+        if progress is None or progress["enough"] is None:
+            return {}
+        # the run is as if it had been asked for these draws
+        plan = folder.plan | {"draws": progress["count"]}
+        return {"plan": plan, "until": None, "stopped_by": progress["enough"]}
 
 
 class Keeper:
@@ -119,7 +130,11 @@ class Keeper:
     def __init__(self, folder: RunFolder, writer: Writer, signals: Signals, looks: bool):
         self._folder, self._writer, self._signals, self._looks = folder, writer, signals, looks
         self._every = folder.manifest["checkpoint_every"]
-        self._due, self._look = time.monotonic() + self._every, time.monotonic() + _LOOK
+        self._began = time.monotonic()
+        self._due, self._look = self._began + self._every, self._began + _LOOK
+        goal = folder.manifest["until"]
+        self._until = None if goal is None else Until(**goal)
+        self.enough: str | None = None
 
     def __call__(self, sampling: SamplingRun) -> None:
         now = time.monotonic()
@@ -136,16 +151,36 @@ class Keeper:
             except ArgumentError as error:
                 # a disk may be full for a while: the chains go on
                 warnings.warn(f"no checkpoint after {sampling.now.transitions} transitions: {error}", stacklevel=2)
+            stops |= sampling.count < sampling.plan.draws and self._has_enough(sampling)
             self._due = time.monotonic() + self._every
         if stops:
             raise Stopped
+
+    def _has_enough(self, sampling: SamplingRun) -> bool:
+        """Whether the draws so far are those that the run went on until: the next checkpoint says so."""
+        if self._until is None or sampling.count == 0:
+            return False
+        outcome = sampling.outcome() if sampling.first == 0 else collected(self._folder, sampling.problem)
+        reached, said = self._until.reached(as_draws(outcome), time.monotonic() - self._began)
+        self.enough = f"until: {said}" if reached else None
+        if not reached and sampling.count == sampling.plan.draws:
+            line = f"until= is not reached with {sampling.count} draws ({said}): dgm.extend(run, draws=...) adds some"
+            warnings.warn(line, DiagnosisWarning, stacklevel=2)
+        return reached
+
+    def ends(self, sampling: SamplingRun) -> bool:
+        """Whether it ended the run, or the last draws are enough."""
+        if self.enough is None and sampling.count == sampling.plan.draws:
+            self._has_enough(sampling)
+        return self.enough is not None
 
     def write(self, sampling: SamplingRun) -> None:
         """A checkpoint of where the sampling is: what it holds beyond what the store has."""
         progress = read_progress(self._writer)
         before = 0 if progress is None else progress["count"]
-        now = progress_of(sampling)
-        if progress is not None and (progress["transitions"], progress["warms"]) == (now["transitions"], now["warms"]):
+        now = progress_of(sampling) | {"enough": self.enough}
+        same = ("transitions", "warms", "enough")
+        if progress is not None and all(progress[name] == now[name] for name in same):
             return
         records = {"progress": json.dumps(now).encode(), "state": encode(sampling, "the state of this kernel")}
         if now["count"] > before:
@@ -280,10 +315,16 @@ def run_shard(
                 signals.raising(False)
             keeper = Keeper(folder, writer, signals, looks)
             stopped_by = None
+            if before is not None and before["enough"] and folder.manifest["until"]:
+                # what was to be said of it was not
+                return sampling, None, True
             # the search for starting points may have taken minutes
             kept = _written(keeper, sampling)
             try:
                 stopped_by = run_until_stopped(sampling, bar, keeper)
+                if keeper.ends(sampling):
+                    bar.note(keeper.enough or "")
+                    stopped_by = None
             except KeyboardInterrupt as error:
                 made = f"after transition {sampling.now.transitions} of {plan.transitions}"
                 error.add_note(f"{made}: dgm.resume({str(folder.path)!r}) goes on")

@@ -1,7 +1,7 @@
 """``sample()``, stage by stage: choose a kernel, check, find starting points, warm up, draw, report."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -42,6 +42,7 @@ def sample(
     devices: Sequence[str | torch.device] | str | torch.device | None = None,
     executor: Any = None,
     shards: int | None = None,
+    until: Mapping[str, Any] | None = None,
 ) -> Draws:
     """Draw from a conditioned problem with many chains at once.
 
@@ -76,6 +77,10 @@ def sample(
         shards: parts that the chains are cut into after a common warm-up, each with its own random numbers, which
             workers make one by one. Draws depend on the number of shards, not on who makes them. None for one, and
             with ``devices``, ``executor`` or ranks for eight, at most one a chain.
+        until: what the run goes on until, ``draws`` being the most: ``ess``, the smallest bulk effective sample size of
+            all latents; ``r_hat``, their largest R-hat; ``mcse``, by the name of a latent the Monte Carlo error of its
+            means; all of them have to be reached, or ``seconds``: ``until=dict(ess=400, mcse={"z": 0.01})``. It is
+            looked at with every checkpoint, and ``Draws.stopped_by`` says what was reached. For runs of one shard.
 
     Returns:
         :class:`Draws`. An interrupt (Ctrl-C), or an exception of the model, after the first draw returns the draws made
@@ -110,7 +115,7 @@ def sample(
     if initial is not None:
         initial = numbers("sample", "initial", initial)
     keeping = Keeping.checked("sample", run, checkpoint_every, devices, executor)
-    in_folder = keeping.is_asked_for or shards is not None
+    in_folder = keeping.is_asked_for or shards is not None or until is not None
     check_size(problem, chains=chains, warmup=plan.warmup, draws=draws, thin=thin, keep=keep, streams=in_folder)
     if isinstance(problem, Target) and initial is None:
         check_energy(problem, kernel, device_of(problem, initial))
@@ -118,7 +123,7 @@ def sample(
     run_inputs = RunInputs(problem, kernel, initial, undecided)
     if in_folder:
         assert begin_run is not None
-        return begin_run(run_inputs, plan, keeping, shards=shards, progress=progress)
+        return begin_run(run_inputs, plan, keeping, shards=shards, progress=progress, until=until)
     with Progress(progress, diagnostics, plan.transitions) as bar:
         sampling_run = SamplingRun.begin(run_inputs, plan, bar)
         stopped_by = run_until_stopped(sampling_run, bar)
