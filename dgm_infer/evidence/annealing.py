@@ -14,7 +14,7 @@ from ..arguments.objects import shown
 from ..errors import ArgumentError, EvidenceError
 from ..progress import Progress
 from ..references.density import Whitened
-from ..sampling.run import Keeping
+from ..sampling.plan import Keeping
 from .estimators import Estimate, bennett, finite_or_zero, largest_share, log_mean, weight_ess
 from .method import EstimateStatus, Outcome
 from .path import AnnealedPath, Move, PathPoint

@@ -11,7 +11,7 @@ from ..errors import ArgumentError, uninterrupted
 from ..progress import foretold
 from ..references.density import Whitened
 from ..runs.folder import refuse_what_is_there
-from ..sampling.run import Keeping
+from ..sampling.plan import Keeping
 from .checks import Unseen, checked, count_minima
 from .estimators import weight_ess
 from .method import Method, Outcome, check_method

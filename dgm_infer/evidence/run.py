@@ -23,7 +23,7 @@ from ..runs.kinds import KINDS
 from ..runs.replay import Function, Replayed
 from ..runs.resume import begin
 from ..sampling.draws import other_seed
-from ..sampling.run import Keeping
+from ..sampling.plan import Keeping
 from ..target import Target, as_target
 from .method import EstimateStatus, Method, Outcome, joined
 from .path import AnnealedPath

@@ -18,7 +18,7 @@ from ..runs.folder import RunFolder
 from ..runs.kinds import KINDS
 from ..runs.replay import Function, Replayed
 from ..runs.resume import begin
-from ..sampling.run import Keeping
+from ..sampling.plan import Keeping
 from .simulation import Simulation
 
 __all__ = ["ABCDraws", "ABCMethod", "Found", "equal_weights", "nothing_accepted", "sample_abc"]

@@ -21,6 +21,7 @@ from ..sampling.run import device_of, named
 from .folder import RunFolder
 from .kinds import ShardReport, Signals, kind_of
 from .store import Writer
+from .watch import Page
 
 __all__ = ["go_on", "problem_at", "ranks"]
 
@@ -67,6 +68,8 @@ def go_on(
     for name, report in reports.items():
         if report.error is not None:
             raise getattr(errors, report.error, DgmInferError)(f"{call}(), {name}: {report.stopped_by}")
+    if writer is not None:
+        Page(folder).update(is_last=True)
     # a folder that vanished is told of by the reports
     with suppress(DgmInferError):
         if writer is not None and (changes := kind_of(folder).settled(folder)):
@@ -163,7 +166,7 @@ class _Workers:
         losses: dict[str, tuple[int, int]] = {}
         free: list[Any] = list(self._places or [None] * len(waiting))
         running: dict[str, tuple[Any, Any]] = {}
-        stops = False
+        stops, page = False, Page(self._folder)
         while running or (waiting and not stops):
             if signals.asked is not None and not stops:
                 stops = True
@@ -182,6 +185,7 @@ class _Workers:
                     self._count_loss(name, losses, error)
                     if not stops:
                         waiting.append(name)
+            page.update()
             time.sleep(_LOOK)
         return reports
 

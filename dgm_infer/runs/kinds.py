@@ -74,6 +74,10 @@ class Kind(Protocol):
         """Draws that the folder has."""
         ...
 
+    def view(self, folder: RunFolder) -> list[tuple[str, str]]:
+        """What to say of where the run is, by name."""
+        ...
+
     def settled(self, folder: RunFolder) -> dict[str, Any]:
         """The changes of the manifest that follow from what was made."""
         ...

@@ -22,8 +22,9 @@ from .encoding import decode, encode
 from .folder import RunFolder
 from .kinds import ShardReport, Signals, Stopped, refuse_extension
 from .store import Writer
+from .watch import Page, duration
 
-__all__ = ["LOOPS", "Function", "Replayed"]
+__all__ = ["LOOPS", "Function", "Replayed", "inputs_of", "time_left"]
 
 
 class LoopSettings(NamedTuple):
@@ -73,10 +74,7 @@ class Replayed:
             return bool(reader.names("result"))
 
     def progress(self, folder: RunFolder, name: str) -> int:
-        if not (store := folder.shard(name)).exists:
-            return 0
-        with store.reading() as reader:
-            found = json.loads(reader.read("progress") or b"{}")
+        found = self._progress_in(folder, name) or {}
         return 10**18 if found.get("finished") else found.get("loop", 0) * 10**9 + found.get("done", 0)
 
     def make(
@@ -137,6 +135,29 @@ class Replayed:
     def settled(self, folder: RunFolder) -> dict[str, Any]:
         return {}
 
+    def view(self, folder: RunFolder) -> list[tuple[str, str]]:
+        rows, several = [], len(folder.names) > 1
+        for i, name in enumerate(folder.names):
+            found = self._progress_in(folder, name)
+            if found is None:
+                where = "not begun"
+            elif found.get("finished"):
+                where = "finished"
+            else:
+                of = f" of {found['of']}" if found["of"] else ""
+                where = f"{found['phase']}, step {found['done']}{of}"
+                if left := time_left(found, found["of"]):
+                    where += f" ({left} left of them)"
+            rows.append((f"part {i + 1}" if several else "progress", where + _shown(found or {})))
+        return rows
+
+    def _progress_in(self, folder: RunFolder, name: str) -> dict[str, Any] | None:
+        if not (store := folder.shard(name)).exists:
+            return None
+        with store.reading() as reader:
+            content = reader.read("progress")
+        return None if content is None else json.loads(content)
+
     def made(self, folder: RunFolder) -> int:
         return sum(self.is_finished(folder, name) for name in folder.names)
 
@@ -167,6 +188,7 @@ class Loops:
         self._due = time.monotonic() + self._every
         self._look = time.monotonic() + LOOPS.look
         self.numbers: dict[str, float] = {}
+        self._page = None if looks else Page(folder)
 
     def __call__(
         self,
@@ -181,7 +203,7 @@ class Loops:
         done = self._taken_up(name, live)
         bar.expect(-done)
         began, of = time.monotonic(), 0 if callable(more) else more
-        where = {"phase": phase, "loop": self._count, "of": of}
+        where = {"phase": phase, "loop": self._count, "of": of, "began": [time.time(), done]}
         for i in counted(more, done):
             yield i
             done, now = i + 1, time.monotonic()
@@ -195,6 +217,8 @@ class Loops:
                 self._put_down(name, done, live, where, news)
             if stops:
                 raise Stopped
+        if news is not None:
+            self.numbers = self._numbers(news())
         if time.monotonic() - began >= LOOPS.shortest:
             self._put_down(name, done, live, where, news)
         self._signals.raising(True)
@@ -228,8 +252,24 @@ class Loops:
         except ArgumentError as error:
             # a disk may be full for a while: the work goes on
             warnings.warn(f"no checkpoint of {where['phase']}, step {done}: {error}", stacklevel=2)
+        if self._page is not None:
+            self._page.update()
         now = time.monotonic()
         self._due = now + max(self._every, (now - began) / LOOPS.share)
+
+
+def time_left(progress: dict[str, Any], of: int) -> str:
+    """The time that the steps up to ``of`` will take at the rate of those since the process began them, in words."""
+    at, done = progress["began"]
+    made = progress["done"] - done
+    return duration((of - progress["done"]) * (progress["at"] - at) / made) if made > 0 and of else ""
+
+
+def _shown(numbers: dict[str, Any]) -> str:
+    if "log_z" not in numbers:
+        return ""
+    error = f" +- {numbers['std_error']:.3g}" if "std_error" in numbers else ""
+    return f": log Z {numbers['log_z']:.3f}{error}"
 
 
 def _state(live: Any) -> dict[str, Any]:

@@ -18,12 +18,14 @@ from ..errors import ArgumentError, CheckpointError, DgmInferError
 from ..sampling import sample as hook
 from ..sampling.draws import Draws
 from ..sampling.fingerprint import known_problem
-from ..sampling.run import Keeping, RunInputs, RunPlan, device_of
+from ..sampling.plan import Keeping, RunInputs, RunPlan
+from ..sampling.run import device_of
 from ..sampling.until import Until
+from .chains import Chains
+from .drawn import BLOCK, check_disk
 from .engine import go_on, problem_at, ranks
 from .folder import RunFolder, refuse_what_is_there
 from .kinds import KINDS, kind_of
-from .shards import BLOCK, Chains, check_disk
 
 __all__ = ["begin", "collect", "extend", "resume"]
 

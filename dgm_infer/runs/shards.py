@@ -1,127 +1,37 @@
-"""Runs of chains: a shard is chains that one process moves, put down in checkpoints and taken up again."""
+"""One shard of a run of chains: what one process moves, put down in checkpoints and taken up again."""
 
-import dataclasses
 import json
-import math
-import mmap
-import os
-import shutil
-import tempfile
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..conditioning.fibre import Fibre
 from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, CheckpointError
-from ..kernels.stored import from_json, to_json
+from ..kernels.stored import to_json
 from ..progress import Progress
-from ..sampling.draws import Draws, other_seed
-from ..sampling.preflight import check_size
-from ..sampling.report import as_draws, finalise
-from ..sampling.run import RunInputs, RunOutcome, RunPlan, SamplingRun, diagnostics, run_until_stopped
+from ..sampling.draws import other_seed
+from ..sampling.plan import RunInputs, RunPlan
+from ..sampling.report import as_draws
+from ..sampling.run import SamplingRun, diagnostics, run_until_stopped
 from ..sampling.until import Until
-from ..target import Target, as_target, reference
-from .encoding import decode, decode_tensors, encode, encode_tensors
+from .drawn import all_draws, chunks, collected, read_progress
+from .encoding import decode, encode, encode_tensors
 from .folder import WARMUP, RunFolder
-from .kinds import ShardReport, Signals, Stopped
-from .replay import inputs_of
+from .kinds import Signals, Stopped
 from .store import Reader, Writer
+from .watch import Page
 
-__all__ = ["BLOCK", "Chains", "Keeper", "Part", "check_disk", "collected", "count_of"]
-
-BLOCK = 2**24
-"""Bytes of draws that a shard holds in memory, and a tensor that is read, above which it is mapped: 16 MiB."""
+__all__ = ["Keeper", "progress_of", "run_shard", "shard_plan"]
 
 # Seconds from one look for a request to stop, by the process that began the run, to the next.
 _LOOK = 1.0
 # Seconds after which a process that was lost has let its shard go.
 _PATIENCE = 60.0
-
-
-class Part(NamedTuple):
-    """What a shard has made."""
-
-    progress: dict[str, Any]
-    """``transitions``, ``count``, ``kernel``, ``ancestors``, ``stayed``, ``adapts``, as JSON holds them."""
-    draws: dict[str, Tensor] | None
-    """Each ``[chains, count, ...]``; None if they are in the folder."""
-    kernel: Any = None
-    """The adapted kernel, if it is at hand."""
-
-
-class Chains:
-    """The kind of run that :func:`sample` begins."""
-
-    def first(self, folder: RunFolder) -> list[str]:
-        return [] if folder.manifest["shards"] == 1 else [WARMUP]
-
-    def is_finished(self, folder: RunFolder, name: str) -> bool:
-        progress = _progress_in(folder, name)
-        if progress is None:
-            return False
-        over = progress["transitions"] >= shard_plan(folder, name).transitions
-        return over and not (name == WARMUP and progress["warms"])
-
-    def progress(self, folder: RunFolder, name: str) -> int:
-        return (_progress_in(folder, name) or {"transitions": 0})["transitions"]
-
-    def make(
-        self, folder: RunFolder, name: str, problem: Any, signals: Signals, *, looks: bool, progress: bool
-    ) -> ShardReport:
-        single = folder.manifest["shards"] == 1
-        if not single and self.is_finished(folder, name):
-            return ShardReport()
-        inputs, devices = inputs_of(folder, problem)
-        begun = RunInputs(problem, inputs["kernel"], inputs["initial"], folder.manifest["undecided"])
-        sampling, stopped_by, kept = run_shard(folder, name, begun, devices, signals, progress=progress, looks=looks)
-        if kept and (looks or not single):
-            return ShardReport(stopped_by)
-        draws = sampling.draws() if sampling.first == 0 else None
-        if looks and draws is not None:
-            # to the process that asked for them, which may have other devices
-            draws = {name: value.cpu() for name, value in draws.items()}
-        return ShardReport(stopped_by, part=Part(progress_of(sampling), draws, None if looks else sampling.kernel))
-
-    def result(
-        self, call: str, folder: RunFolder, problem: Any, reports: dict[str, ShardReport], stopped_by: str | None
-    ) -> Draws:
-        parts = {name: report.part for name, report in reports.items() if report.part is not None}
-        outcome = collected(folder, problem, parts)
-        kernels = [part.kernel for part in parts.values() if part.kernel is not None]
-        outcome = outcome._replace(kernel=kernels[-1]) if kernels else outcome
-        # what is collected has been judged when it was made
-        draws = as_draws(outcome) if call == "collect" else finalise(outcome, stopped_by, stacklevel=6)
-        draws.interrupted |= draws.shape[0] < folder.plan["chains"]
-        draws.stopped_by = folder.manifest["stopped_by"]
-        return draws
-
-    def problem(self, call: str, given: Any) -> Any:
-        return given if isinstance(given, Fibre | Target) else as_target(given)
-
-    def extended(self, folder: RunFolder, problem: Any, more: int) -> dict[str, Any]:
-        plan = RunPlan(**folder.plan)
-        plan = replace(plan, draws=plan.draws + more)
-        check_disk("extend", folder.path, problem, plan, plan.draws - more)
-        return {"plan": dataclasses.asdict(plan), "until": None, "stopped_by": None}
-
-    def made(self, folder: RunFolder) -> int:
-        return count_of(folder)
-
-    def settled(self, folder: RunFolder) -> dict[str, Any]:
-        progress = _progress_in(folder, folder.names[0]) if folder.manifest["until"] else None
-        if progress is None or progress["enough"] is None:
-            return {}
-        # the run is as if it had been asked for these draws
-        plan = folder.plan | {"draws": progress["count"]}
-        return {"plan": plan, "until": None, "stopped_by": progress["enough"]}
 
 
 class Keeper:
@@ -135,6 +45,8 @@ class Keeper:
         goal = folder.manifest["until"]
         self._until = None if goal is None else Until(**goal)
         self.enough: str | None = None
+        self._start: list[float] | None = None
+        self._page = None if looks else Page(folder)
 
     def __call__(self, sampling: SamplingRun) -> None:
         now = time.monotonic()
@@ -151,6 +63,8 @@ class Keeper:
             except ArgumentError as error:
                 # a disk may be full for a while: the chains go on
                 warnings.warn(f"no checkpoint after {sampling.now.transitions} transitions: {error}", stacklevel=2)
+            if self._page is not None:
+                self._page.update()
             stops |= sampling.count < sampling.plan.draws and self._has_enough(sampling)
             self._due = time.monotonic() + self._every
         if stops:
@@ -178,7 +92,9 @@ class Keeper:
         """A checkpoint of where the sampling is: what it holds beyond what the store has."""
         progress = read_progress(self._writer)
         before = 0 if progress is None else progress["count"]
-        now = progress_of(sampling) | {"enough": self.enough}
+        transitions = sampling.now.transitions
+        self._start = self._start or [time.time(), transitions]
+        now = progress_of(sampling) | {"enough": self.enough, "began": self._start, "at": time.time()}
         same = ("transitions", "warms", "enough")
         if progress is not None and all(progress[name] == now[name] for name in same):
             return
@@ -210,50 +126,6 @@ def progress_of(sampling: SamplingRun) -> dict[str, Any]:
     }
 
 
-def read_progress(reader: Reader) -> dict[str, Any] | None:
-    """The progress of the last checkpoint; None before the first."""
-    content = reader.read("progress")
-    return None if content is None else json.loads(content)
-
-
-def chunks(reader: Reader, device: torch.device | str = "cpu") -> Iterator[tuple[int, dict[str, Tensor]]]:
-    """The draws of the last checkpoint in the parts that they were written in, each with the number of its first draw.
-
-    Raises:
-        CheckpointError: a record is missing or damaged.
-    """
-    count, progress = 0, read_progress(reader) or {"count": 0}
-    for name in reader.names("draws/"):
-        if name != f"draws/{count:012d}":
-            break
-        chunk = decode_tensors(reader.read(name) or b"", device)
-        yield count, chunk
-        count += next(iter(chunk.values())).shape[1]
-    if count != progress["count"]:
-        raise CheckpointError(f"{reader.path} is damaged: it holds {count} of its {progress['count']} draws")
-
-
-def all_draws(reader: Reader, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """The same, put together."""
-    parts = [chunk for _, chunk in chunks(reader, device)]
-    return {name: torch.cat([part[name] for part in parts], 1) for name in (parts[0] if parts else {})}
-
-
-def check_disk(call: str, path: Path, problem: Any, plan: RunPlan, made: int = 0) -> None:
-    """Raise ArgumentError for draws beyond those made that the disk of a folder does not hold."""
-    numbers = {name: getattr(plan, name) for name in ("chains", "warmup", "draws", "thin", "keep")}
-    needed = check_size(problem, **numbers, streams=True)
-    needed -= needed * made // plan.draws
-    while not path.exists():
-        path = path.parent
-    there = shutil.disk_usage(path).free
-    if needed > there:
-        raise ArgumentError(
-            f"{call}(draws={plan.draws - made}): needs {needed / 2**30:.3g} GiB of {there / 2**30:.3g} GiB free at "
-            f"{path}: make fewer draws, or thin="
-        )
-
-
 def shard_plan(folder: RunFolder, name: str) -> RunPlan:
     """The plan of a shard."""
     plan, n = RunPlan(**folder.plan), folder.manifest["shards"]
@@ -269,14 +141,6 @@ def shard_plan(folder: RunFolder, name: str) -> RunPlan:
 def chains_of(chains: int, shards: int, number: int) -> tuple[int, int]:
     """The first chain of a shard, and the one after its last."""
     return chains * number // shards, chains * (number + 1) // shards
-
-
-def _progress_in(folder: RunFolder, name: str) -> dict[str, Any] | None:
-    """The progress of a shard's last checkpoint; None before the first."""
-    if not (store := folder.shard(name)).exists:
-        return None
-    with store.reading() as reader:
-        return read_progress(reader)
 
 
 def run_shard(
@@ -381,115 +245,3 @@ def _shard_of(folder: RunFolder, name: str, problem: Any, plan: RunPlan, devices
     sampling = SamplingRun(problem, warm.kernel, plan, state, rng, ancestors=ancestors)
     sampling.adapts = warm.adapts
     return sampling
-
-
-def count_of(folder: RunFolder) -> int:
-    """Draws that all shards have made together, by their last checkpoints."""
-    return sum((_progress_in(folder, name) or {"count": 0})["count"] for name in folder.names)
-
-
-def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = None) -> RunOutcome:
-    """What the checkpoints have: of shards that differ, those chains and as many draws of each as make the most.
-
-    Args:
-        problem: what was sampled; None if it is not at hand.
-        parts: what shards have that the folder does not, by name.
-
-    Raises:
-        CheckpointError: there are no draws yet, or a file is missing or damaged.
-    """
-    like = reference(problem) if problem is not None else None
-    device = torch.device("cpu") if like is None else like.device
-    parts = parts or {}
-    found = {name: parts[name].progress for name in parts if name in folder.names}
-    found |= {n: progress for n in folder.names if n not in found and (progress := _progress_in(folder, n)) is not None}
-    found = {name: found[name] for name in folder.names if name in found}
-    counts = sorted((progress["count"] for progress in found.values()), reverse=True)
-    count = max(((n + 1) * each, each) for n, each in enumerate([*counts, 0]))[1]
-    found = {name: progress for name, progress in found.items() if progress["count"] >= count}
-    plan = RunPlan(**folder.plan)
-    if count == 0:
-        chains = Chains()
-        made = chains.progress(folder, [*chains.first(folder), *folder.names][0])
-        raise CheckpointError(
-            f"{folder.path}: no draws yet, {made} of {plan.warmup} transitions of warm-up in the last checkpoint: "
-            "collect later, or resume the run if it has ended"
-        )
-    in_memory = {name: draws for name in found if name in parts and (draws := parts[name].draws) is not None}
-    draws = _put_together(folder, {name: each["chains"] for name, each in found.items()}, count, in_memory, device)
-    first, ancestors = next(iter(found.values())), [each["ancestors"] for each in found.values()]
-    return RunOutcome(
-        problem=problem,
-        kernel=from_json(first["kernel"]),
-        plan=plan,
-        draws=draws,
-        made=count,
-        # the warm-up has counted them over all chains
-        ancestors=None if ancestors[0] is None else torch.cat([torch.tensor(a, device=device) for a in ancestors]),
-        stayed=torch.cat([torch.tensor(each["stayed"], device=device) for each in found.values()]),
-        adapted=first["adapts"],
-    )
-
-
-def _put_together(
-    folder: RunFolder,
-    chains: dict[str, int],
-    count: int,
-    in_memory: dict[str, dict[str, Tensor]],
-    device: torch.device,
-) -> dict[str, Tensor]:
-    """The first draws of shards of so many chains, each ``[chains, count, ...]``, read part by part."""
-    if len(chains) == 1 and in_memory:
-        (draws,) = in_memory.values()
-        return {name: value[:, :count].to(device) for name, value in draws.items()}
-    room = Room(folder.path, sum(chains.values()), count, device)
-    start = 0
-    for name, n in chains.items():
-        with ExitStack() as stack:
-            parts = iter([(0, in_memory[name])] if name in in_memory else [])
-            if name not in in_memory:
-                parts = chunks(stack.enter_context(folder.shard(name).reading()), device)
-            for first, chunk in parts:
-                room.put(start, first, chunk)
-        start += n
-    return room.draws
-
-
-class Room:
-    """Draws that are put together: in memory, or if they are many in a nameless file that is mapped to it.
-
-    Mapped tensors are like any others; what is read of them comes from the disk, and goes again when memory is short.
-
-    Args:
-        folder: where the file is.
-    """
-
-    def __init__(self, folder: Path, chains: int, count: int, device: torch.device):
-        self._folder, self._shape, self._device = folder, (chains, count), device
-        self._maps: list[mmap.mmap] = []
-        self.draws: dict[str, Tensor] = {}
-
-    def put(self, chain: int, first: int, chunk: dict[str, Tensor]) -> None:
-        """Put the draws of a shard, from the number ``first`` on, into the rows from ``chain`` on."""
-        for name, value in chunk.items():
-            if name not in self.draws:
-                self.draws[name] = self._made(value)
-            left = max(0, self._shape[1] - first)
-            value = value[:, :left]
-            self.draws[name][chain : chain + len(value), first : first + value.shape[1]] = value.to(self._device)
-        for each in self._maps:
-            # what is written stays in the file, not in the memory of this process
-            each.madvise(mmap.MADV_DONTNEED)
-
-    def _made(self, like: Tensor) -> Tensor:
-        shape = (*self._shape, *like.shape[2:])
-        size = math.prod(shape) * like.element_size()
-        if size > BLOCK and self._device.type == "cpu" and hasattr(mmap, "MADV_DONTNEED"):
-            for place in (self._folder, None):
-                with suppress(OSError), tempfile.TemporaryFile(dir=place) as file:
-                    # a disk without room says so here, and not by a signal later
-                    os.posix_fallocate(file.fileno(), 0, size)
-                    mapped = mmap.mmap(file.fileno(), size)
-                    self._maps.append(mapped)
-                    return torch.frombuffer(mapped, dtype=like.dtype).view(shape)
-        return like.new_empty(shape, device=self._device)

@@ -77,9 +77,7 @@ class Draws:
         self.inputs = inputs
         self.stats = stats
         self.kernel = kernel
-        self.seed = seed
-        self.problem = problem
-        self.interrupted = interrupted
+        self.seed, self.problem, self.interrupted = seed, problem, interrupted
         self.ancestors = ancestors
         self.stopped_by: str | None = None
         self._latents = latents

@@ -14,9 +14,10 @@ from ..progress import Progress
 from ..target import Target, as_target
 from .default_kernel import default_kernel
 from .draws import Draws
+from .plan import Keeping, RunInputs, RunPlan
 from .preflight import check_energy, check_size
 from .report import finalise
-from .run import Keeping, RunInputs, RunPlan, SamplingRun, device_of, diagnostics, run_until_stopped
+from .run import SamplingRun, device_of, diagnostics, run_until_stopped
 
 __all__ = ["sample"]
 

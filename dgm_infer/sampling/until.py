@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 import torch
+from torch import Tensor
 
 from ..arguments import positive
 from ..arguments.objects import shown
@@ -13,7 +14,28 @@ from .chain_groups import side_by_side
 from .draws import Draws
 from .inference_data import effective_draws, r_hat
 
-__all__ = ["Until"]
+__all__ = ["Until", "worst_mixing"]
+
+# Draws per chain, evenly spaced, and numbers of each, that are looked at while a run goes on.
+_LOOKED, _COLUMNS = 1000, 64
+
+
+def _judged(draws: Draws, most: int) -> dict[str, Tensor]:
+    """Some draws of the latents, or else of the inputs, evenly spaced."""
+    step = -(-draws.shape[1] // most)
+    if draws.inputs is not None:
+        inputs = draws.inputs[:, ::step]
+        return (draws.problem.latents(inputs) if draws.problem is not None else {}) or {"inputs": inputs}
+    return {name: value[:, ::step] for name, value in draws.latents.items()}
+
+
+@torch.no_grad()
+def worst_mixing(draws: Draws) -> tuple[float, float]:
+    """The largest R-hat and the fewest bulk effective draws, by some draws of the first numbers of the latents."""
+    values = side_by_side(_judged(draws, _LOOKED), len(draws.shape) - 2).flatten(2)[..., :_COLUMNS]
+    effective = effective_draws(values, "bulk").nan_to_num(0.0).min().item()
+    rates = r_hat(values) if values.shape[0] > 1 else torch.tensor([torch.nan])
+    return rates.nan_to_num(torch.inf).max().item(), effective
 
 
 @dataclass(frozen=True)
@@ -72,12 +94,9 @@ class Until:
     def reached(self, draws: Draws, seconds: float) -> tuple[bool, str]:
         """Whether it is, and where the run is, in words."""
         said, is_reached = [], True
-        kept = draws.latents or ({} if draws.inputs is None else {"inputs": draws.inputs})
-        step = -(-draws.shape[1] // self.most)
-        kept = {name: value[:, ::step] for name, value in kept.items()}
+        kept = _judged(draws, self.most)
         batch, enough = len(draws.shape) - 2, draws.shape[1] >= 4
-        if self.ess is not None or self.r_hat is not None:
-            values = side_by_side(kept, batch)
+        values = side_by_side(kept, batch)
         if self.ess is not None:
             found = effective_draws(values, "bulk").nan_to_num(0.0).min().item() if enough else 0.0
             is_reached &= found >= self.ess
@@ -87,8 +106,8 @@ class Until:
             is_reached &= found <= self.r_hat
             said.append(f"R-hat at most {found:.3f} of {self.r_hat:g}")
         for name, most in (self.mcse or {}).items():
-            values = side_by_side({name: kept[name]}, batch)
-            error = values.flatten(0, 1).std(0) / effective_draws(values, "mean").sqrt() if enough else None
+            own = side_by_side({name: kept[name]}, batch)
+            error = own.flatten(0, 1).std(0) / effective_draws(own, "mean").sqrt() if enough else None
             found = torch.inf if error is None else error.nan_to_num(torch.inf).max().item()
             is_reached &= found <= most
             said.append(f"Monte Carlo error of {name} {found:.2g} of {most:g}")

@@ -21,6 +21,7 @@ COMMANDS = {
     "train": "train",
     "condition": "train",
     "evidence": "train",
+    "watch": "train",
     "reproduce": "experiments",
     "bench": "bench",
 }
@@ -35,6 +36,7 @@ commands:
   train      train a generator: --config FILE (every option of LightningCLI's fit)
   condition  complete images of which a part is observed: --config FILE
   evidence   estimate log p(x) of images, between two bounds: --config FILE
+  watch      what a run is at, by reading its folder from beside it: RUN
   reproduce  run a published experiment: NAME [--fast] [--data FOLDER]
   bench      measure beside peers, in a clone of the repository: NAME (every option of the benchmark's)
 

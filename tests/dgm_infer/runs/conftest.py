@@ -2,7 +2,7 @@
 
 import pytest
 
-from dgm_infer.runs import resume, shards, store
+from dgm_infer.runs import drawn, resume, store
 
 
 @pytest.fixture(autouse=True)
@@ -14,5 +14,5 @@ def quick_disk(request, monkeypatch):
 @pytest.fixture
 def streamed(monkeypatch):
     """Draws go to the folder two or three at a time, and are read into a mapped file."""
-    for module in (shards, resume):
+    for module in (drawn, resume):
         monkeypatch.setattr(module, "BLOCK", 1500)

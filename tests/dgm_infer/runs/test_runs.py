@@ -15,9 +15,9 @@ import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.runs import shards
+from dgm_infer.runs import drawn
+from dgm_infer.runs.drawn import count_of
 from dgm_infer.runs.folder import RunFolder
-from dgm_infer.runs.shards import count_of
 from dgm_infer.sampling.inference_data import effective_draws
 from dgm_infer.sampling.run import SamplingRun
 from dgm_infer.sampling.until import Until
@@ -161,7 +161,7 @@ def test_draws_that_memory_does_not_hold_are_streamed(tmp_path, monkeypatch, str
     resumed = dgm.extend(tmp_path / "run", 2, progress=False)
     assert_same(resumed, whole)
     assert_same(dgm.collect(tmp_path / "run"), whole)
-    assert {path.name for path in (tmp_path / "run").iterdir()} == {"run.sqlite", "shard-0.sqlite"}
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"run.sqlite", "shard-0.sqlite", "index.html"}
     # the control: so many blocks are in the folder
     with RunFolder.open("collect", tmp_path / "run").shard("shard-0").reading() as reader:
         assert len(reader.names("draws/")) > 5
@@ -291,7 +291,7 @@ def test_a_million_draws_take_the_memory_of_some_blocks(tmp_path):
     command = [sys.executable, "-c", MANY, str(tmp_path), "10000"]
     ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    assert float(ended.stdout) < 8 * shards.BLOCK / 2**20
+    assert float(ended.stdout) < 8 * drawn.BLOCK / 2**20
 
 
 def test_a_stopped_run_is_extended_after_what_was_left(tmp_path, monkeypatch, whole):
