@@ -166,14 +166,16 @@ class _Workers:
         losses: dict[str, tuple[int, int]] = {}
         free: list[Any] = list(self._places or [None] * len(waiting))
         running: dict[str, tuple[Any, Any]] = {}
-        stops, page = False, Page(self._folder)
+        stops, page, submitted = False, Page(self._folder), 0
         while running or (waiting and not stops):
             if signals.asked is not None and not stops:
                 stops = True
                 self._writer.write({"stop": b"1"})
             while waiting and free and not stops:
                 name, place = waiting.pop(0), free.pop(0)
-                running[name] = self._executor.submit(work, *self._order(name, place)), place
+                # numbered: an executor may take a call for one whose result it has
+                submitted += 1
+                running[name] = self._executor.submit(work, *self._order(name, place), submitted), place
             for name, (future, place) in list(running.items()):
                 if not future.done():
                     continue
@@ -267,7 +269,9 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def work(path: str, name: str, problem: Any, place: str | None, modules: list[str], progress: bool) -> ShardReport:
+def work(
+    path: str, name: str, problem: Any, place: str | None, modules: list[str], progress: bool, submitted: int
+) -> ShardReport:
     """Make what is left of a shard: what a worker does."""
     for module in modules:
         if module != "__main__":
