@@ -301,6 +301,7 @@ ORDER = {
         "image_sampling",
         "image_problems",
         "unvisited",
+        "runs",
         "image_summary",
         "image_energies",
         "image_methods",

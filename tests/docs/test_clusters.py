@@ -38,7 +38,7 @@ def during(act):
                 pass
     threading.Thread(target=wait, daemon=True).start()
 """
-OPTIONS = "kernel, warmup=20, draws={draws}, seed=3, progress=False, checkpoint_every=0.05, shards=4"
+OPTIONS = "kernel=kernel, warmup=20, draws={draws}, seed=3, progress=False, checkpoint_every=0.05, shards=4"
 END = """
     assert not draws.interrupted
     whole = dgm.sample(fibre, chains=16, {options})
