@@ -33,7 +33,8 @@ def during(act):
             try:
                 folder = RunFolder.open("watch", "runs/lens")
                 if any((progress_in(folder, name) or {"count": 0})["count"] > 0 for name in folder.names):
-                    return act()
+                    act()
+                    return print("stopped one", flush=True)
             except dgm.errors.DgmInferError:
                 pass
     threading.Thread(target=wait, daemon=True).start()
@@ -82,7 +83,8 @@ def test_dask_with_a_worker_killed_in_the_middle(tmp_path):
     kill = "during(lambda: os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL))\n"
     snippet = re.sub(r'Client\(".*"\)', "Client(cluster)", DASK)
     assert snippet != DASK
-    run(tmp_path, snippet + "client.close()\ncluster.close()\n", draws=3000, before=cluster + kill)
+    ended = run(tmp_path, snippet + "client.close()\ncluster.close()\n", draws=3000, before=cluster + kill)
+    assert "stopped one" in ended.stdout
 
 
 @needs("submitit")
@@ -94,12 +96,13 @@ def submitted(self, *arguments):
     jobs.append(submit(self, *arguments))
     return jobs[-1]
 submitit.AutoExecutor.submit = submitted
-during(lambda: next(job for job in reversed(jobs) if not job.done())._interrupt(timeout=False))
+during(lambda: next(job for job in reversed(jobs) if not job.done())._interrupt())
 """
     snippet = SLURM.replace('cluster="slurm"', 'cluster="local"').replace(
         "import submitit\n", f"import submitit\n{kept}"
     )
-    run(tmp_path, snippet, draws=3000)
+    ended = run(tmp_path, snippet, draws=3000)
+    assert "stopped one" in ended.stdout, ended.stderr
     logs = "".join(path.read_text() for path in (tmp_path / "runs" / "log").glob("*.err"))
     logs += "".join(path.read_text() for path in (tmp_path / "runs" / "log").glob("*.out"))
     assert "preempted" in logs

@@ -9,24 +9,10 @@ import dgm_infer as dgm
 from dgm_infer import likelihood_free as lf
 from dgm_infer.runs import replay
 from dgm_infer.runs.store import Writer
-from tests.dgm_infer.runs.same import Killed, Well
+from tests.dgm_infer.runs.same import Bumps, Killed, Well, assert_same_evidence
 from tests.oracles import FLOAT
 
 pytestmark = pytest.mark.filterwarnings("ignore::dgm_infer.diagnosis.DiagnosisWarning")
-
-
-class Bumps(dgm.Target):
-    """Normal densities of several widths, one a problem: log Z is known."""
-
-    def __init__(self, widths):
-        super().__init__(None, 2, widths.shape)
-        self.widths = widths
-
-    def energy(self, x):
-        return 0.5 * (x / self.widths.unsqueeze(-1)).square().sum(-1)
-
-    def take(self, problems):
-        return Bumps(self.widths[problems])
 
 
 TARGET = Bumps(torch.tensor([0.5, 1.0, 2.0], dtype=FLOAT))
@@ -58,22 +44,6 @@ def bounds(**changes):
         warnings.simplefilter("ignore")
         options = {"chains": 4, "seed": 3, "progress": False} | changes
         return dgm.bidirectional(TARGET, BASE, draws, METHODS["AIS"], **options)
-
-
-def assert_same_evidence(one, other):
-    if isinstance(one, dgm.evidence.Bounds):
-        for name in ("lower", "upper", "combined"):
-            assert_same_evidence(getattr(one, name), getattr(other, name))
-        return
-    for name in ("log_z", "std_error", "bias", "log_weights", "draws"):
-        assert torch.equal(*(getattr(each, name).nan_to_num(7.0) for each in (one, other))), name
-    assert one.diagnostics.keys() == other.diagnostics.keys()
-    for name, value in one.diagnostics.items():
-        if isinstance(value, torch.Tensor):
-            assert torch.equal(value.double().nan_to_num(7.0), other.diagnostics[name].double().nan_to_num(7.0)), name
-        elif name != "seconds":
-            assert value == other.diagnostics[name], name
-    assert (one.seed, one.status, one.method, one.dof) == (other.seed, other.status, other.method, other.dof)
 
 
 @pytest.fixture
