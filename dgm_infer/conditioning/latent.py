@@ -40,7 +40,7 @@ class LatentPosterior(Target):
         prior: density of z, such as ``StandardNormal(50)``.
         mask: pixels observed, a boolean array ``[*image_shape]``, True = observed; the others of the images are ignored
             (NaN allowed), and ``Draws.generate()`` draws them from the decoder. None for all. The decoder's pixels are
-            then independent Bernoulli or Normal variables.
+            then independent Bernoulli, Normal or CensoredNormal variables.
 
     Raises:
         ArgumentError: the prior is not an :class:`InputDensity`.

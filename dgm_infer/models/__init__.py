@@ -1,5 +1,6 @@
 """Generative models and the densities of their inputs."""
 
+from .censored import CensoredNormal
 from .copies import check_weights, copied, evaluation_copy, frozen_copy
 from .decoder import (
     DiscreteModel,
@@ -16,6 +17,7 @@ from .model import GenerativeModel, reference_tensor
 from .noise import WithNoise
 
 __all__ = [
+    "CensoredNormal",
     "DirectedModel",
     "DiscreteModel",
     "GenerativeModel",
