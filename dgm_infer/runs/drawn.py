@@ -8,6 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from .folder import WARMUP, RunFolder
 from .store import Reader
 
 __all__ = [
-    "BLOCK",
+    "MEMORY",
     "Part",
     "all_draws",
     "check_disk",
@@ -35,8 +36,17 @@ __all__ = [
     "read_progress",
 ]
 
-BLOCK = 2**24
-"""Bytes of draws that a shard holds in memory, and a tensor that is read, above which it is mapped: 16 MiB."""
+
+@dataclass(frozen=True)
+class MemorySettings:
+    """How much of a run is in memory."""
+
+    block: int = 2**24
+    """Bytes of draws that a shard holds, and of a tensor that is read, above which it is mapped: writing a block takes
+    four times as much, and a disk far longer than its bookkeeping."""
+
+
+MEMORY = MemorySettings()
 
 
 class Part(NamedTuple):
@@ -203,7 +213,7 @@ class Room:
     def _made(self, like: Tensor) -> Tensor:
         shape = (*self._shape, *like.shape[2:])
         size = math.prod(shape) * like.element_size()
-        if size > BLOCK and self._device.type == "cpu" and hasattr(mmap, "MADV_DONTNEED"):
+        if size > MEMORY.block and self._device.type == "cpu" and hasattr(mmap, "MADV_DONTNEED"):
             for place in (self._folder, None):
                 with suppress(OSError), tempfile.TemporaryFile(dir=place) as file:
                     # a disk without room says so here, and not by a signal later

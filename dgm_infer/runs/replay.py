@@ -10,6 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,8 @@ from .watch import Page, duration
 __all__ = ["LOOPS", "Function", "Replayed", "inputs_of", "time_left"]
 
 
-class LoopSettings(NamedTuple):
+@dataclass(frozen=True)
+class LoopSettings:
     """When loops are put down."""
 
     shortest: float = 1.0

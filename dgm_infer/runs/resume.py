@@ -22,7 +22,7 @@ from ..sampling.plan import Keeping, RunInputs, RunPlan
 from ..sampling.run import device_of
 from ..sampling.until import Until
 from .chains import Chains
-from .drawn import BLOCK, check_disk
+from .drawn import MEMORY, check_disk
 from .engine import go_on, problem_at, ranks
 from .folder import RunFolder, refuse_what_is_there
 from .kinds import KINDS, kind_of
@@ -148,7 +148,7 @@ def begin_chains(
     known = None if until is None else known_problem(inputs.problem)
     latents = None if known is None else [name.removeprefix("latent ") for name in known if name.startswith("latent ")]
     goal = None if until is None else Until.checked("sample", until, latents).to_json()
-    plan = dataclasses.replace(plan, block=BLOCK)
+    plan = dataclasses.replace(plan, block=MEMORY.block)
     if keeping.run is None:
         check_disk("sample", Path(tempfile.gettempdir()), inputs.problem, plan)
     elif ranks()[0] == 0:

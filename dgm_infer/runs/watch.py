@@ -4,6 +4,7 @@ import html
 import os
 import time
 from contextlib import suppress
+from dataclasses import dataclass
 
 from .folder import RunFolder
 from .kinds import kind_of
@@ -11,8 +12,19 @@ from .kinds import kind_of
 __all__ = ["Page", "duration", "is_over", "table"]
 
 _PAGE = "index.html"
-# Share of the time that a page may take, and seconds after which a browser reads it again, at least.
-_SHARE, _AGAIN = 0.01, 5
+
+
+@dataclass(frozen=True)
+class PageSettings:
+    """When a page is written and read."""
+
+    share: float = 0.01
+    """Share of the time that it may take: R-hat of many draws takes seconds."""
+    again: int = 5
+    """Seconds after which a browser reads it again, at least."""
+
+
+_SETTINGS = PageSettings()
 
 
 def table(folder: RunFolder) -> list[tuple[str, str]]:
@@ -60,11 +72,11 @@ class Page:
             with open(os.open(path, flags, 0o644), "wb") as file:
                 file.write(content)
         now = time.monotonic()
-        self._due = now + max(self._every, (now - began) / _SHARE)
+        self._due = now + max(self._every, (now - began) / _SETTINGS.share)
 
     def _page(self) -> str:
         rows = table(self._folder)
-        again = max(_AGAIN, int(self._every))
+        again = max(_SETTINGS.again, int(self._every))
         refresh = "" if is_over(self._folder) else f'<meta http-equiv="refresh" content="{again}">'
         lines = "".join(f"<tr><th>{html.escape(name)}<td>{html.escape(value)}\n" for name, value in rows)
         style = "body{font:16px sans-serif;margin:2em}th{text-align:left;padding-right:2em;vertical-align:top}"

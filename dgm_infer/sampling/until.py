@@ -16,13 +16,23 @@ from .inference_data import effective_draws, r_hat
 
 __all__ = ["Until", "worst_mixing"]
 
-# Draws per chain, evenly spaced, and numbers of each, that are looked at while a run goes on.
-_LOOKED, _COLUMNS = 1000, 64
+
+@dataclass(frozen=True)
+class LookSettings:
+    """How much of a run is looked at while it goes on."""
+
+    draws: int = 2000
+    """Draws per chain, evenly spaced, that are judged: fewer draws look less effective, never more."""
+    columns: int = 64
+    """Numbers of each that are shown: a picture has thousands."""
 
 
-def _judged(draws: Draws, most: int) -> dict[str, Tensor]:
+_LOOK = LookSettings()
+
+
+def _judged(draws: Draws) -> dict[str, Tensor]:
     """Some draws of the latents, or else of the inputs, evenly spaced."""
-    step = -(-draws.shape[1] // most)
+    step = -(-draws.shape[1] // _LOOK.draws)
     if draws.inputs is not None:
         inputs = draws.inputs[:, ::step]
         return (draws.problem.latents(inputs) if draws.problem is not None else {}) or {"inputs": inputs}
@@ -32,7 +42,7 @@ def _judged(draws: Draws, most: int) -> dict[str, Tensor]:
 @torch.no_grad()
 def worst_mixing(draws: Draws) -> tuple[float, float]:
     """The largest R-hat and the fewest bulk effective draws, by some draws of the first numbers of the latents."""
-    values = side_by_side(_judged(draws, _LOOKED), len(draws.shape) - 2).flatten(2)[..., :_COLUMNS]
+    values = side_by_side(_judged(draws), len(draws.shape) - 2).flatten(2)[..., : _LOOK.columns]
     effective = effective_draws(values, "bulk").nan_to_num(0.0).min().item()
     rates = r_hat(values) if values.shape[0] > 1 else torch.tensor([torch.nan])
     return rates.nan_to_num(torch.inf).max().item(), effective
@@ -54,9 +64,6 @@ class Until:
     mcse: Mapping[str, float] | None = None
     seconds: float | None = None
 
-    most: int = 2000
-    """Draws per chain, evenly spaced, that are judged: fewer draws look less effective, never more."""
-
     @classmethod
     def checked(cls, call: str, until: Any, latents: Sequence[str] | None = None) -> Self:
         """What ``until=`` says, given as a dict.
@@ -67,7 +74,7 @@ class Until:
         Raises:
             ArgumentError: it names something else, or a number outside its range.
         """
-        known = [field.name for field in fields(cls) if field.name != "most"]
+        known = [field.name for field in fields(cls)]
         example = "a dict such as dict(ess=400, r_hat=1.01, mcse={'z': 0.01}, seconds=600)"
         if not isinstance(until, Mapping) or not until or not set(until) <= set(known):
             raise ArgumentError(f"{call}(until={shown(until)}): must be {example}")
@@ -88,13 +95,13 @@ class Until:
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not None and name != "most"}
+        return {name: value for name, value in asdict(self).items() if value is not None}
 
     @torch.no_grad()
     def reached(self, draws: Draws, seconds: float) -> tuple[bool, str]:
         """Whether it is, and where the run is, in words."""
         said, is_reached = [], True
-        kept = _judged(draws, self.most)
+        kept = _judged(draws)
         batch, enough = len(draws.shape) - 2, draws.shape[1] >= 4
         values = side_by_side(kept, batch)
         if self.ess is not None:

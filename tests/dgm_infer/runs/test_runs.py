@@ -291,7 +291,7 @@ def test_a_million_draws_take_the_memory_of_some_blocks(tmp_path):
     command = [sys.executable, "-c", MANY, str(tmp_path), "10000"]
     ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
     assert ended.returncode == 0, ended.stderr
-    assert float(ended.stdout) < 8 * drawn.BLOCK / 2**20
+    assert float(ended.stdout) < 8 * drawn.MEMORY.block / 2**20
 
 
 def test_a_stopped_run_is_extended_after_what_was_left(tmp_path, monkeypatch, whole):
