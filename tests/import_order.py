@@ -9,6 +9,7 @@ ORDER = {
     "dgm_infer": [
         "errors",
         "extras",
+        "html",
         "arguments",
         "settings",
         "files",
@@ -52,6 +53,7 @@ ORDER = {
     "dgm_infer.models": ["censored", "copies", "densities", "model", "directed", "noise", "decoder"],
     "dgm_infer.conditioning": [
         "operators",
+        "pictures",
         "observations",
         "observed",
         "agreement",
@@ -95,6 +97,7 @@ ORDER = {
         "fingerprint",
         "verdict",
         "diagnose",
+        "show",
         "draws",
         "until",
         "plan",
@@ -171,7 +174,6 @@ ORDER = {
     ],
     "generators": [
         "arrays",
-        "pictures",
         "weights",
         "registry",
         "networks",
@@ -239,6 +241,7 @@ ORDER = {
     ],
     "evaluation.reports": [
         "tables",
+        "page",
         "records",
         "mixed_draws",
         "mixing",
@@ -346,6 +349,8 @@ ORDER = {
         "keeping",
         "processes",
         "options",
+        "outline",
+        "answers",
         "inputs",
         "train",
         "condition",
@@ -353,6 +358,7 @@ ORDER = {
         "reproduce",
         "watch",
         "bench",
+        "runs",
         "cli",
     ],
 }

@@ -7,11 +7,11 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.distributions import Bernoulli
 
+from dgm_infer.conditioning.pictures import PixelScale
 from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError, ModelError
 from dgm_infer.models import LatentVariableModel, base_distribution
 from generators.checkpoints import CHECKPOINT_KEY, describe
 from generators.networks import single
-from generators.pictures import PixelScale
 
 from .adversarial import energy_distance
 from .schedule import adam, check_schedule

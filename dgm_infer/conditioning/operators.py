@@ -264,10 +264,12 @@ class ObservedPixels(nn.Module):
         seen = {name: Selection(self.index, value.shape[-1])(value) for name, value in parameters.items()}
         return Independent(type(base)(**seen, validate_args=False), 1, validate_args=False)
 
-    def complete(self, z: Tensor, observed: Tensor, rng: torch.Generator) -> Tensor:
-        """Flat images ``[..., Dx]`` drawn from the decoder, with the observed pixels ``[..., n]`` as they are."""
+    def complete(self, z: Tensor, observed: Tensor, rng: torch.Generator, mean: bool = False) -> Tensor:
+        """Flat images ``[..., Dx]`` drawn from the decoder, or their means, with the observed pixels ``[..., n]``."""
         base = self._pixels(z)
-        if isinstance(base, Bernoulli):
+        if mean:
+            x = base.mean
+        elif isinstance(base, Bernoulli):
             x = torch.bernoulli(base.probs, generator=rng)
         else:
             loc = base.loc

@@ -14,7 +14,7 @@ from .decoder import (
 from .densities import InputDensity, Logistic, Product, StandardNormal
 from .directed import DirectedModel, validate
 from .model import GenerativeModel, reference_tensor
-from .noise import WithNoise
+from .noise import WithNoise, noiseless
 
 __all__ = [
     "CensoredNormal",
@@ -35,6 +35,7 @@ __all__ = [
     "evaluation_copy",
     "frozen_copy",
     "is_discrete",
+    "noiseless",
     "output_distribution",
     "reference_tensor",
     "validate",

@@ -15,7 +15,7 @@ from ..sampling.until import worst_mixing
 from ..target import Target, as_target
 from .drawn import Part, check_disk, collected, count_of, progress_in
 from .folder import WARMUP, RunFolder
-from .kinds import ShardReport, Signals
+from .kinds import KINDS, ShardReport, Signals
 from .replay import inputs_of, time_left
 from .shards import progress_of, run_shard, shard_plan
 
@@ -108,6 +108,9 @@ class Chains:
         # the run is as if it had been asked for these draws
         plan = folder.plan | {"draws": progress["count"]}
         return {"plan": plan, "until": None, "stopped_by": progress["enough"]}
+
+
+KINDS["sample"] = Chains()
 
 
 def _problem_of(folder: RunFolder) -> Any:

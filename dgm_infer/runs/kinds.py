@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -84,11 +85,22 @@ class Kind(Protocol):
 
 
 KINDS: dict[str, Kind] = {}
-"""By the function that begins such runs."""
+"""By the function that begins such runs: set by the rooms of these functions, which are above this one."""
+
+_HOMES = {
+    "sample": "dgm_infer.runs.chains",
+    "log_evidence": "dgm_infer.evidence.estimate",
+    "bidirectional": "dgm_infer.evidence.annealing",
+    "sample_abc": "dgm_infer.likelihood_free.sample",
+}
 
 
 def kind_of(folder: RunFolder) -> Kind:
-    return KINDS[folder.manifest["kind"]]
+    """The kind of a run, whose room is loaded for it."""
+    name = folder.manifest["kind"]
+    if name not in KINDS:
+        import_module(_HOMES[name])
+    return KINDS[name]
 
 
 def refuse_extension(folder: RunFolder) -> ArgumentError:

@@ -15,17 +15,15 @@ import torch
 from ..arguments import available_device, flag, whole_number
 from ..arguments.objects import is_sequence, shown
 from ..errors import ArgumentError, CheckpointError, DgmInferError
-from ..sampling import sample as hook
 from ..sampling.draws import Draws
 from ..sampling.fingerprint import known_problem
 from ..sampling.plan import Keeping, RunInputs, RunPlan
 from ..sampling.run import device_of
 from ..sampling.until import Until
-from .chains import Chains
 from .drawn import MEMORY, check_disk
 from .engine import go_on, problem_at, ranks
 from .folder import RunFolder, refuse_what_is_there
-from .kinds import KINDS, kind_of
+from .kinds import kind_of
 
 __all__ = ["begin", "collect", "extend", "resume"]
 
@@ -206,10 +204,6 @@ def begin(
         if run is not None and (reason := folder.manifest["unstored"]):
             warnings.warn(f"{kind}(run=...): {reason}; dgm.resume(run, problem=...) will need it", stacklevel=5)
         return go_on(kind, folder, writer, problem, places, executor, progress, ranked)
-
-
-hook.begin_run = begin_chains
-KINDS["sample"] = Chains()
 
 
 def _workers(call: str, devices: Any, executor: Any, own: torch.device) -> list[torch.device] | None:

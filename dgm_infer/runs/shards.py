@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import other_seed
 from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, CheckpointError
 from ..kernels.stored import to_json
 from ..progress import Progress
-from ..sampling.draws import other_seed
 from ..sampling.plan import RunInputs, RunPlan
 from ..sampling.report import as_draws
 from ..sampling.run import SamplingRun, diagnostics, run_until_stopped

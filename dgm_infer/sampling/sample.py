@@ -1,7 +1,8 @@
 """``sample()``, stage by stage: choose a kernel, check, find starting points, warm up, draw, report."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any, Literal
 
 import torch
@@ -20,9 +21,6 @@ from .report import finalise
 from .run import SamplingRun, device_of, diagnostics, run_until_stopped
 
 __all__ = ["sample"]
-
-begin_run: Callable[..., Draws] | None = None
-"""What makes the runs that are kept in a folder: set by their room, which is above this one."""
 
 
 def sample(
@@ -123,8 +121,9 @@ def sample(
     # find starting points, warm up, draw
     run_inputs = RunInputs(problem, kernel, initial, undecided)
     if in_folder:
-        assert begin_run is not None
-        return begin_run(run_inputs, plan, keeping, shards=shards, progress=progress, until=until)
+        # of the room above, which imports this one: loaded by those who ask for it
+        begin = import_module("..runs.resume", __package__).begin_chains
+        return begin(run_inputs, plan, keeping, shards=shards, progress=progress, until=until)
     with Progress(progress, diagnostics, plan.transitions) as bar:
         sampling_run = SamplingRun.begin(run_inputs, plan, bar)
         stopped_by = run_until_stopped(sampling_run, bar)

@@ -11,7 +11,7 @@ from dgm_infer.runs.watch import is_over, table
 
 from .options import make_parser, parse
 
-__all__ = ["run"]
+__all__ = ["run", "watch"]
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -20,20 +20,34 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("run", help="the folder of a run, or of a command that makes one")
     parser.add_argument("--every", type=float, default=2.0, help="seconds from one look to the next (default: 2)")
     parser.add_argument("--once", action="store_true", help="look once")
-    options = parse(parser, arguments)
-    if not options.every > 0:
-        raise ConfigError(f"--every {options.every}: must be positive")
-    path, lines, terminal = Path(options.run), 0, sys.stdout.isatty()
+    watch(**vars(parse(parser, arguments)))
+
+
+def watch(run: str, every: float = 2.0, once: bool = False) -> None:
+    """Show what a run is at, until it is over.
+
+    Args:
+        run: the folder of a run, or of a command that makes one.
+        every: seconds from one look to the next.
+        once: look once.
+
+    Raises:
+        ConfigError: the seconds are not positive.
+        CheckpointError: no run is there.
+    """
+    if not every > 0:
+        raise ConfigError(f"--every {every}: must be positive")
+    path, lines, terminal = Path(run), 0, sys.stdout.isatty()
     while True:
         folders = [RunFolder.open("watch", each) for each in _runs(path)]
         text = "\n".join(f"{name:24} {value}" for folder in folders for name, value in table(folder)) + "\n"
         # over what was shown before
         print((f"\x1b[{lines}A\x1b[J" if lines and terminal else "") + text, end="", flush=True)
         lines = text.count("\n")
-        if options.once or all(is_over(folder) for folder in folders):
+        if once or all(is_over(folder) for folder in folders):
             return
         try:
-            time.sleep(options.every)
+            time.sleep(every)
         except KeyboardInterrupt:
             return
         if not path.exists():
