@@ -139,6 +139,7 @@ COMMANDS = {
         (
             "dgm-infer watch runs/lens",
             "dgm-infer watch runs/digits/TIME --once",
+            "dgm-infer watch runs/lens --every 60",
         ),
         "watch",
         ("run",),
