@@ -22,6 +22,7 @@ BENCHMARKS = {
     "training": "evaluation.benchmarks.training",
     "iwae_training": "evaluation.benchmarks.iwae_training",
     "completions": "evaluation.benchmarks.completions",
+    "calibration": "evaluation.benchmarks.calibration",
     "images": "evaluation.benchmarks.images",
     "series": "evaluation.benchmarks.series",
     "unvisited": "evaluation.benchmarks.unvisited",
