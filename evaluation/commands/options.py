@@ -10,10 +10,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dgm_infer.arguments import random_seed
 from dgm_infer.errors import ConfigError, DgmInferError
 from dgm_infer.extras import extra
-from dgm_infer.files import CONFIGURATION
 
 from .messages import suggest, with_suggestion
 
@@ -188,11 +186,14 @@ def run_configured(
         ConfigError: a mistake in the options or the file.
         DgmInferError: whatever the function raises.
     """
+    from dgm_infer.arguments import random_seed  # with torch, which help and mistakes need not wait for
+    from dgm_infer.files import CONFIGURATION
+
     parser = make_parser(command, needs, description=description)
     parser.add_argument("--config", action="config", help="a YAML file with any of the options")
     parser.add_argument("--resume", help="the folder of a run that was stopped, which goes on; without other options")
     parser.add_function_arguments(function, skip={"resolved", "resume"})
-    resume = _resumed(arguments)
+    resume = _resumed(arguments, CONFIGURATION)
     if resume is not None:
         arguments = ["--config", str(resume / CONFIGURATION)]
     check_configurations(arguments)
@@ -212,7 +213,7 @@ def run_configured(
     function(**values, resolved=resolved, resume=resume)
 
 
-def _resumed(arguments: Sequence[str]) -> Path | None:
+def _resumed(arguments: Sequence[str], configuration: str) -> Path | None:
     """The folder of ``--resume``, if it is given.
 
     Raises:
@@ -226,6 +227,6 @@ def _resumed(arguments: Sequence[str]) -> Path | None:
     if len(given) != 2 or given[0] != "--resume":
         raise ConfigError("--resume RUN: takes the folder of a run and no other options: those of the run are kept")
     folder = Path(given[1])
-    if not (folder / CONFIGURATION).is_file():
-        raise ConfigError(f"--resume {folder}: holds no {CONFIGURATION}: give the folder of a run that was stopped")
+    if not (folder / configuration).is_file():
+        raise ConfigError(f"--resume {folder}: holds no {configuration}: give the folder of a run that was stopped")
     return folder
