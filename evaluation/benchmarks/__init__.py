@@ -26,6 +26,7 @@ BENCHMARKS = {
     "images": "evaluation.benchmarks.images",
     "series": "evaluation.benchmarks.series",
     "unvisited": "evaluation.benchmarks.unvisited",
+    "runs": "evaluation.benchmarks.runs",
     "device": "evaluation.benchmarks.device",
     "samplers": "evaluation.benchmarks.samplers",
     "abc": "evaluation.benchmarks.abc",
