@@ -43,6 +43,7 @@ ORDER = {
         "programs",
         "compilation",
         "convolution",
+        "normalisation",
         "attention",
         "jacobian_products",
         "row_execution",
