@@ -28,12 +28,11 @@ __all__ = [
 class AgreementSettings(Settings):
     """Where derivatives count as different."""
 
-    modes: float = 1e-6
-    """Relative difference up to which derivatives in both modes agree."""
+    modes: float = 0.4
+    """Relative difference up to which derivatives in both modes agree, as a power of rounding: 5e-7, or 2e-3 in 32
+    bits."""
     differences: float = 1e-3
-    """The same of derivatives and finite differences."""
-    coarse: float = 5e-2
-    """Both in 32 bits."""
+    """The same of derivatives and finite differences, beyond the errors of these."""
     around: float = 1e-2
     """Distance of points around one at which derivatives differ: beyond steps of differences, within a branch."""
     looks: int = 8
@@ -69,9 +68,8 @@ def check_agreement(
         the finite differences.
     """
     compared = _compare(function, u, name, needs_both)
-    exact = u.dtype == torch.float64
-    most = SETTINGS.differences if exact else SETTINGS.coarse
-    suspect, modes_agree = compared.apart > most, compared.modes <= (SETTINGS.modes if exact else SETTINGS.coarse)
+    most = SETTINGS.differences
+    suspect, modes_agree = compared.apart > most, compared.modes <= torch.finfo(u.dtype).eps ** SETTINGS.modes
     # where reverse mode is right, forward mode is wrong
     if suspect.any() and (modes_agree or suspect[:, -1].any()):
         # a kink beside one point, or rounding, has no match around it; what is wrong has
@@ -126,7 +124,7 @@ def _compare(function: Callable[[Tensor], Tensor], u: Tensor, name: str, needs_b
         return _Compared(found, apart, 0.0)
     combined = forward @ w
     # where reverse mode overflows, nothing is known
-    modes = ((reverse - combined).abs() / found.size.maximum(reverse.abs()).clamp_min(1e-12)).nan_to_num(torch.inf)
+    modes = relative_error(reverse, combined, found.size.maximum(reverse.abs()), found.combined_error)
     modes = torch.where(reverse.isfinite(), modes, torch.nan).nanmedian().nan_to_num(0.0).item()
     # one of thousands of outputs hardly shows in their combination
     each = relative_error(found.products, forward, found.products.abs(), found.products_error)
