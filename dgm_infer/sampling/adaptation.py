@@ -109,8 +109,9 @@ class AcceptancePlateau:
     does not: smaller steps then cost time and gain nothing. Every problem keeps the acceptance of its chains in bins of
     step sizes, each half the one before. No step is shorter than the bin after those already tried. If over four bins
     at least half the chains move, but are accepted less often than the target, and by less than 0.15 and a third more
-    often with the two smaller ones than with the two larger ones, steps stay in the second of these bins or above.
-    Chains that do not move do not count: they may be stiffer than the rest.
+    often with the two smaller ones than with the two larger ones, steps stay in the second of these bins or above, and
+    double again, up to four times the first ones, unless that costs a fifth of the acceptance. Chains that do not move
+    do not count: they may be stiffer than the rest.
 
     Args:
         step_size: ``[*batch]`` initial values.
@@ -126,6 +127,8 @@ class AcceptancePlateau:
     # Trials of a bin, over the chains of a problem, and the range of iterations for these.
     trials, fewest, most = 24, 2, 6
     bins = 40
+    # share of the acceptance that a doubling of the steps must leave, and how many first steps they grow to
+    left, growth = 0.8, 4.0
 
     def __init__(self, step_size: Tensor, target: float):
         self._first, self._target = step_size, target
@@ -133,6 +136,8 @@ class AcceptancePlateau:
         self._counts = step_size.new_zeros(self.bins, *step_size.shape)
         self._plateau = torch.zeros_like(step_size, dtype=torch.bool)
         self._acceptance = torch.zeros_like(step_size)
+        # since the steps of a plateau were last doubled; without an end once they are not to be
+        self._sum, self._made = torch.zeros_like(step_size), torch.zeros_like(step_size)
         self.floor = step_size
         """Step sizes below which none is to be tried next, ``[*batch]``."""
 
@@ -151,13 +156,29 @@ class AcceptancePlateau:
         flat, level = self._is_flat(window, enough)
         flat = flat & ~self._plateau
         self._acceptance = torch.where(flat, level, self._acceptance)
+        self._grow(acceptance.nan_to_num(0), step_size, 2 * enough)
         self.floor = torch.where(flat, self._first * 0.5 ** window[1].clamp_min(0), self.floor)
         self._plateau = self._plateau | flat
         self.floor = torch.where(self._plateau, self.floor, self._first * 0.5 ** (deepest + 1))
 
+    def _grow(self, acceptance: Tensor, step_size: Tensor, enough: int) -> None:
+        """Double the least steps of a plateau, once enough of them were tried, unless that has cost acceptance."""
+        here = self._plateau & (step_size < 1.5 * self.floor)
+        self._sum, self._made = self._sum + acceptance.mean(0) * here, self._made + here
+        mean, ready = self._sum / self._made.clamp_min(1), self._made >= enough
+        # up to the chance of so many trials
+        before, trials = self._acceptance, self._made.clamp_min(1) * len(acceptance)
+        good = mean >= self.left * before - 1.64 * (before * (1 - before) / trials).sqrt()
+        good &= self.floor < self.growth * self._first
+        # one doubling too many is taken back
+        factor = torch.where(good, 2.0, torch.where(self.floor < self.growth * self._first, 0.5, 1.0))
+        self.floor = torch.where(ready, self.floor * factor, self.floor)
+        self._sum = torch.where(ready, 0.0, self._sum)
+        self._made = torch.where(ready, torch.where(good, 0.0, -torch.inf), self._made)
+
     def _is_flat(self, window: Tensor, enough: int) -> tuple[Tensor, Tensor]:
-        """Whether acceptance does not respond over a window of bins ``[4, *batch]``, and its level at the smaller step
-        sizes; each ``[*batch]``."""
+        """Whether acceptance does not respond over a window of bins ``[4, *batch]``, and its mean over all chains at
+        the smaller step sizes; each ``[*batch]``."""
         assert self._sums is not None
         at = window.clamp_min(0)
         counts = self._counts.gather(0, at)
@@ -173,7 +194,7 @@ class AcceptancePlateau:
         level = (small * short).sum(0) / share
         rise = level - (large * short).sum(0) / share
         flat = tried & (2 * short.sum(0) >= len(short)) & (rise < self.rise) & (rise < self.ratio * level)
-        return flat, level
+        return flat, small.mean(0)
 
     def say(self) -> None:
         """Warn where steps have stopped shrinking."""
@@ -250,17 +271,22 @@ class SubSteps:
     """Adds geodesic sub-steps when a problem's trajectories fail too often, or need the second solver.
 
     Failures are rejected; the second solver costs time. The limits are shares of transitions; ``window`` iterations
-    are between decisions.
+    are between decisions. Where many trajectories fail, and by more sub-steps no fewer, as beyond a kink of the
+    constraint, which no root is behind, the last ones are taken back and no others added.
     """
 
     failures = 0.005
     retries = 0.05
     most = 20
+    # share of failures that more sub-steps should lower, and to which share of itself
+    many, cured = 0.1, 0.7
 
     def __init__(self, n: int, window: int):
         self.n, self.window = n, max(window, 1)
         self.is_steady = False
         """Whether the latest window asked for no more."""
+        self._before: tuple[int, float] | None = None
+        self._is_vain = False
         self._reset()
 
     def _reset(self) -> None:
@@ -279,8 +305,15 @@ class SubSteps:
         self.iterations += 1
         if self.iterations < self.window:
             return
-        self.is_steady = not (self._exceeds(self.failed, self.failures) or self._exceeds(self.retried, self.retries))
+        share = float(torch.as_tensor(self.failed).sum() / torch.as_tensor(self.trials).sum().clamp_min(1))
+        if self._before is not None and share > max(self.many, self.cured * self._before[1]):
+            self.n, self._is_vain = self._before[0], True
+        self._before = None
+        self.is_steady = self._is_vain or not (
+            self._exceeds(self.failed, self.failures) or self._exceeds(self.retried, self.retries)
+        )
         if not self.is_steady:
+            self._before = self.n, share
             self.n = min(self.n + max(1, self.n // 2), self.most)
         self._reset()
 
