@@ -3,34 +3,44 @@
 What most work begins with is here; the rest is in its room: ``dgm_infer.kernels``, ``dgm_infer.evidence`` and so on.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from . import conditioning, diagnosis, errors, evidence, interop, kernels, likelihood_free, models, references
-from .conditioning import Fibre, blur, check, condition, downsample, linear, pixels
-from .errors import DgmInferError
-from .evidence import (
-    AIS,
-    SMC,
-    ContinuousTempering,
-    Elbo,
-    Evidence,
-    GibbsTempering,
-    ParallelTempering,
-    SimulatedTempering,
-    bidirectional,
-    compare,
-    log_evidence,
-)
-from .kernels import HMC, NUTS, ConstrainedHMC, LiftedHMC, ModeJumps
-from .models import DirectedModel, GenerativeModel, Logistic, Product, StandardNormal, WithNoise
-from .references import Flow, Gaussian, Mixture, modes
-from .runs.resume import collect, extend, resume
-from .sampling.draws import Draws
-from .sampling.sample import sample
-from .target import Target
-
 if TYPE_CHECKING:
+    from . import (  # noqa: F401 (rooms, no names of the root)
+        conditioning,
+        diagnosis,
+        errors,
+        evidence,
+        interop,
+        kernels,
+        likelihood_free,
+        models,
+        references,
+    )
+    from .conditioning import Fibre, blur, check, condition, downsample, image, linear, pixels
+    from .errors import DgmInferError
+    from .evidence import (
+        AIS,
+        SMC,
+        ContinuousTempering,
+        Elbo,
+        Evidence,
+        GibbsTempering,
+        ParallelTempering,
+        SimulatedTempering,
+        bidirectional,
+        compare,
+        log_evidence,
+    )
     from .interop import from_pyro, from_simulator, target_from_pyro
+    from .kernels import HMC, NUTS, ConstrainedHMC, LiftedHMC, ModeJumps
+    from .models import DirectedModel, GenerativeModel, Logistic, Product, StandardNormal, WithNoise
+    from .references import Flow, Gaussian, Mixture, modes
+    from .runs.resume import collect, extend, resume
+    from .sampling.draws import Draws
+    from .sampling.sample import sample
+    from .target import Target
 
 __version__ = "0.1.0"
 
@@ -71,6 +81,7 @@ __all__ = [
     "extend",
     "from_pyro",
     "from_simulator",
+    "image",
     "linear",
     "log_evidence",
     "modes",
@@ -80,15 +91,41 @@ __all__ = [
     "target_from_pyro",
 ]
 
-_ROOMS = (diagnosis, errors, models, conditioning, references, kernels, evidence, likelihood_free, interop)
+_ROOMS = (
+    "diagnosis",
+    "errors",
+    "models",
+    "conditioning",
+    "references",
+    "kernels",
+    "evidence",
+    "likelihood_free",
+    "interop",
+)
+# files that have names of the root, and belong to no room that is shown
+_FILES = ("target", "sampling.sample", "sampling.draws", "runs.resume")
 # where else a newcomer's guess is found
 _ELSEWHERE: dict[str, str] = dict.fromkeys(("from_hub", "from_module", "load"), "generators")
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("from_pyro", "from_simulator", "target_from_pyro"):
-        # on demand: Pyro takes longer to load than everything else here
-        return getattr(interop, name)
-    homes = [room.__name__ for room in _ROOMS if name in room.__all__]
-    hint = next(iter(homes), _ELSEWHERE.get(name))
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{f': use {hint}.{name}' if hint else ''}")
+    """A room, or a name of one, at its first use: the command line answers a mistake before torch is loaded."""
+    if name in _ROOMS:
+        return import_module(f".{name}", __name__)
+    if not name.startswith("_"):
+        for home in (import_module(f".{place}", __name__) for place in (*_ROOMS, *_FILES)):
+            if name in home.__all__:
+                if name not in __all__:
+                    raise AttributeError(_unknown(name, home.__name__))
+                # found without this function from now on
+                globals()[name] = value = getattr(home, name)
+                return value
+    raise AttributeError(_unknown(name, _ELSEWHERE.get(name)))
+
+
+def _unknown(name: str, home: str | None) -> str:
+    return f"module {__name__!r} has no attribute {name!r}{f': use {home}.{name}' if home else ''}"
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__, *_ROOMS])

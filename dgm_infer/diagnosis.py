@@ -6,6 +6,8 @@ from typing import Literal, get_args
 
 from torch import Tensor
 
+from .html import block, table, text
+
 __all__ = ["Diagnosis", "DiagnosisWarning", "Finding", "Severity", "diagnosis", "finding"]
 
 Severity = Literal["error", "warning", "note", "useless", "misleading", "imprecise"]
@@ -66,6 +68,10 @@ class Diagnosis:
         return "\n".join(lines) or f"nothing is wrong: {self.numbers}"
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = [(each.severity, each.what, each.remedy) for each in self.findings]
+        return block(table(("", "what", "remedy"), rows) if rows else f'<p class="said">{text(self)}</p>')
 
 
 def finding(severity: Severity, what: str, remedy: str, problems: Tensor) -> Finding:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .errors import ArgumentError
+from .html import block, table, text
 
 __all__ = ["Settings"]
 
@@ -47,6 +48,10 @@ class Settings:
                     f"{tuple(batch_shape)}: give a number, or one for every problem"
                 )
 
+    def _repr_html_(self) -> str:
+        rows = [(field.name, _shown(getattr(self, field.name))) for field in dataclasses.fields(self) if field.repr]
+        return block(f'<p class="said">{text(type(self).__name__)}</p>', table(("field", "value"), rows))
+
     def __eq__(self, other: object) -> bool:
         if type(other) is not type(self):
             return NotImplemented
@@ -60,6 +65,15 @@ def _same(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) or isinstance(b, Tensor):
         return a is not None and b is not None and torch.equal(_double(a), _double(b))
     return a == b
+
+
+def _shown(value: Any) -> str:
+    """A number, or how a tensor's numbers spread; other values as they print."""
+    if isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex():
+        return f"{value.item():.4g}"
+    if isinstance(value, Tensor) and value.is_floating_point() and value.numel():
+        return f"{value.min().item():.4g} to {value.max().item():.4g}, shape {tuple(value.shape)}"
+    return str(value)
 
 
 def _double(value: Any) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from .arguments import allocatable, default_type, function, random_generator, sizes, whole_number
 from .arguments.objects import shown
 from .errors import ArgumentError
+from .html import block, text
 
 __all__ = ["Block", "Density", "Target", "as_target", "check_density", "reference"]
 
@@ -146,7 +147,14 @@ class Target:
         """Whether :meth:`complete` is defined, so that outputs can be generated."""
         return type(self).complete is not Target.complete
 
-    def complete(self, u: Tensor, rng: torch.Generator) -> Tensor:
+    def __repr__(self) -> str:
+        batch = f", *batch = {tuple(self.batch_shape)}" if self.batch_shape else ""
+        return f"{type(self).__name__}({self.dim} dimension{'' if self.dim == 1 else 's'}{batch})"
+
+    def _repr_html_(self) -> str:
+        return block(f'<p class="said">{text(self)}</p>')
+
+    def complete(self, u: Tensor, rng: torch.Generator, mean: bool = False) -> Tensor:
         """Complete outputs at positions ``[..., *batch, D]``: the observed part as observed, the rest generated."""
         raise ArgumentError(f"a {type(self).__name__} has no outputs to generate")
 
@@ -249,8 +257,8 @@ class _Adapted(Target):
     def can_complete(self):
         return hasattr(self._target, "complete")
 
-    def complete(self, u, rng):
-        return self._own("complete")(u, rng)
+    def complete(self, u, rng, mean=False):
+        return self._own("complete")(u, rng, mean=True) if mean else self._own("complete")(u, rng)
 
     def _own(self, name: str) -> Callable:
         """The method of the adapted target, or the default one of :class:`Target`."""

@@ -4,8 +4,11 @@ from dgm_infer import WithNoise
 from dgm_infer.conditioning.latent import LatentPosterior
 
 from .bernoulli_vae import BernoulliDecoder, BernoulliVAE
+from .censored_vae import CensoredDecoder, CensoredVAE
 from .checkpoints import load, save
+from .diffusions import DiffusionGenerator, from_diffusion
 from .faces import FaceGAN, FaceImages
+from .flows import FlowGenerator, LatentFlow
 from .gan import GAN, Critic
 from .iwae import IWAE
 from .linear import LinearGaussian
@@ -16,15 +19,20 @@ from .quantile import GAndK, GeneralisedLambda
 from .registry import register
 from .toy import Hyperbola
 from .vae import GaussianDecoder, GaussianEncoder, GaussianVAE
+from .velocities import VelocityMLP, VelocityUNet
 
 __all__ = [
     "GAN",
     "IWAE",
     "BernoulliDecoder",
     "BernoulliVAE",
+    "CensoredDecoder",
+    "CensoredVAE",
     "Critic",
+    "DiffusionGenerator",
     "FaceGAN",
     "FaceImages",
+    "FlowGenerator",
     "GAndK",
     "GaussianDecoder",
     "GaussianEncoder",
@@ -32,11 +40,15 @@ __all__ = [
     "GeneralisedLambda",
     "HumanPose",
     "Hyperbola",
+    "LatentFlow",
     "LatentPosterior",
     "LinearGaussian",
     "LotkaVolterra",
     "NetworkGenerator",
+    "VelocityMLP",
+    "VelocityUNet",
     "WithNoise",
+    "from_diffusion",
     "from_hub",
     "from_module",
     "load",

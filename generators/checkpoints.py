@@ -38,9 +38,15 @@ CHECKPOINT_PREFIX = "generator."
 def describe(model: nn.Module) -> dict[str, Any]:
     """The description that a generator is rebuilt from: ``{"format", "class", "config"}``.
 
+    Modules among the values of ``config`` are described likewise, without the format.
+
     Raises:
-        CheckpointError: its class is not registered, or it has no ``config``.
+        CheckpointError: its class, or that of a part, is not registered, or it has no ``config``.
     """
+    return {"format": FORMAT, **_described(model)}
+
+
+def _described(model: nn.Module) -> dict[str, Any]:
     name = type(model).__name__
     if CLASSES.get(name) is not type(model):
         raise CheckpointError(
@@ -50,7 +56,14 @@ def describe(model: nn.Module) -> dict[str, Any]:
     config = getattr(model, "config", None)
     if not isinstance(config, dict):
         raise CheckpointError(f"a {name} cannot be stored: it has no config, the arguments of its constructor by name")
-    return {"format": FORMAT, "class": name, "config": config}
+    for key, value in config.items():
+        if callable(value) and not isinstance(value, nn.Module):
+            raise CheckpointError(
+                f"a {name} cannot be stored: its {key} is a function, which no file describes: make it a module, of a "
+                "class that generators.register decorates"
+            )
+    parts = {key: _described(value) if isinstance(value, nn.Module) else value for key, value in config.items()}
+    return {"class": name, "config": parts}
 
 
 def save(model: nn.Module, path: str | os.PathLike, notes: dict[str, Any] | None = None) -> Path:
@@ -169,8 +182,17 @@ def _build(path: Path, what: Any, state: dict[str, torch.Tensor]) -> GenerativeM
         )
     refuse_nan(path, state)
     try:
-        model = CLASSES[name](**what["config"])
+        model = _made(what)
         model.load_state_dict(state)
     except (TypeError, KeyError, ValueError, RuntimeError) as error:
         raise CheckpointError(f"{path} does not fit its own description of a {name}: {cause(error)}") from error
     return cast(GenerativeModel, model.eval())
+
+
+def _made(what: dict[str, Any]) -> nn.Module:
+    """The module of a description, with weights of any values."""
+    parts = {
+        key: _made(value) if isinstance(value, dict) and value.keys() == {"class", "config"} else value
+        for key, value in what["config"].items()
+    }
+    return CLASSES[what["class"]](**parts)

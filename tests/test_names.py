@@ -25,6 +25,7 @@ ROOT = [
     "linear",
     "blur",
     "downsample",
+    "image",
     "Target",
     "GenerativeModel",
     "DirectedModel",

@@ -6,6 +6,7 @@ with extra("train"):
     from .augmentation import Augmentation
     from .data import DigitsData
     from .export import SaveGenerator
+    from .flow import FlowMatching, MeanFlow
     from .folder import FolderData
     from .gan import GANTraining
     from .iwae import IWAETraining
@@ -19,12 +20,14 @@ __all__ = [
     "CelebAData",
     "DigitsData",
     "FashionMNISTData",
+    "FlowMatching",
     "FolderData",
     "GANTraining",
     "HeldOutEvidence",
     "IWAETraining",
     "ImageGrids",
     "MNISTData",
+    "MeanFlow",
     "OmniglotData",
     "SaveGenerator",
     "VAETraining",

@@ -7,8 +7,8 @@ import torch
 from torchvision.transforms import v2
 
 from dgm_infer.arguments import file_path, flag, fraction, sizes
+from dgm_infer.conditioning.pictures import ENDINGS, read_picture
 from dgm_infer.errors import ArgumentError, ConfigError
-from generators.pictures import ENDINGS, read_picture
 
 from .augmentation import Augmentation
 from .data import SPLIT_SEED, Binarise, ImageData, Labelled, Split

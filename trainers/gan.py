@@ -8,23 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from dgm_infer.arguments import choice, positive, whole_number, within
-from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
+from dgm_infer.errors import ArgumentError, CheckpointError
 from generators import GAN, Critic
 
-from .adversarial import Objective, average_towards, critic_loss, energy_distance, generator_loss, gradient_penalty
-from .module import GeneratorTraining
+from .adversarial import Objective, average_towards, critic_loss, generator_loss, gradient_penalty
+from .module import ComparedTraining
 
 __all__ = ["GANTraining"]
 
-# Validation images, and as many generated ones, between which distances are computed.
-_COMPARED = 1000
-# Seed of the latents of images compared with validation images: the same in every epoch.
-_VALIDATION_SEED = 20260
 # Key of the rest of its state in a Lightning checkpoint.
 _CHECKPOINT_KEY = "dgm_infer_gan"
 
 
-class GANTraining(GeneratorTraining):
+class GANTraining(ComparedTraining):
     """A generator and a critic in turns, by the non-saturating or Wasserstein's objective with a gradient penalty.
 
     ``generator`` is an exponential moving average of the trained one, and the one that ``generators.load`` takes from
@@ -75,7 +71,6 @@ class GANTraining(GeneratorTraining):
         self.decay = decay
         # steps of the critic so far
         self.steps = 0
-        self._compared: list[Tensor] = []
 
     @property
     def metrics(self):
@@ -116,19 +111,9 @@ class GANTraining(GeneratorTraining):
         optimizer.step()
         self.log_mean(f"train/{name}", loss, n)
 
-    def validation_step(self, batch, batch_idx: int) -> None:
-        if sum(map(len, self._compared)) < _COMPARED:
-            self._compared.append(self.images(batch).flatten(1))
-
-    def on_validation_epoch_end(self) -> None:
-        real = torch.cat(self._compared)[:_COMPARED].float()
-        self._compared = []
-        if len(real) < 2:
-            raise ConfigError(f"val/energy_distance needs 2 images for validation, not {len(real)}: keep more for it")
+    def fake(self, n, rng):
         assert isinstance(self.generator, GAN)
-        rng = torch.Generator().manual_seed(_VALIDATION_SEED)
-        fake = self.sample(len(real), self.generator, rng).flatten(1).float()
-        self.log("val/energy_distance", energy_distance(real, fake), True, sync_dist=True)
+        return self.sample(n, self.generator, rng).flatten(1)
 
     def configure_optimizers(self) -> Any:
         return [

@@ -7,18 +7,23 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.distributions import Bernoulli
 
-from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
+from dgm_infer.conditioning.pictures import PixelScale
+from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError, ModelError
 from dgm_infer.models import LatentVariableModel, base_distribution
 from generators.checkpoints import CHECKPOINT_KEY, describe
 from generators.networks import single
-from generators.pictures import PixelScale
 
+from .adversarial import energy_distance
 from .schedule import adam, check_schedule
 
-__all__ = ["EncoderTraining", "GeneratorTraining"]
+__all__ = ["ComparedTraining", "EncoderTraining", "GeneratorTraining"]
 
 # Values that the noise of an augmentation may add to pixels in [0, 1].
 _BEYOND = 0.25
+# Validation images, and as many generated ones, between which distances are computed.
+_COMPARED = 1000
+# Seed of the latents of images compared with validation images: the same in every epoch.
+_VALIDATION_SEED = 20260
 
 
 class GeneratorTraining(LightningModule):
@@ -115,6 +120,42 @@ class GeneratorTraining(LightningModule):
         mine, found = describe(self.generator), checkpoint.get(CHECKPOINT_KEY)
         if found != mine:
             raise CheckpointError(f"the checkpoint holds {_words(found)}, this run trains {_words(mine)}")
+
+
+class ComparedTraining(GeneratorTraining):
+    """Training without a likelihood: logs ``val/energy_distance``, of generated rows from those of validation images.
+
+    Raises:
+        CheckpointError: the generator's class cannot be rebuilt from a checkpoint.
+    """
+
+    def __init__(self, generator: nn.Module):
+        super().__init__(generator)
+        self._compared: list[Tensor] = []
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        return ("train/loss", "val/energy_distance")
+
+    def real(self, images: Tensor) -> Tensor:
+        """What of images is compared: ``[n, *output_shape] -> [n, D]``."""
+        return images.flatten(1)
+
+    def fake(self, n: int, rng: torch.Generator) -> Tensor:
+        """The same of ``n`` outputs of the generator, ``[n, D]``."""
+        raise NotImplementedError
+
+    def validation_step(self, batch, batch_idx: int) -> None:
+        if sum(map(len, self._compared)) < _COMPARED:
+            self._compared.append(self.real(self.images(batch)))
+
+    def on_validation_epoch_end(self) -> None:
+        real = torch.cat(self._compared)[:_COMPARED].float()
+        self._compared = []
+        if len(real) < 2:
+            raise ConfigError(f"val/energy_distance needs 2 images for validation, not {len(real)}: keep more for it")
+        fake = self.fake(len(real), torch.Generator().manual_seed(_VALIDATION_SEED)).float()
+        self.log("val/energy_distance", energy_distance(real, fake), True, sync_dist=True)
 
 
 class EncoderTraining(GeneratorTraining):

@@ -13,11 +13,11 @@ from torchvision.utils import make_grid, save_image
 import dgm_infer as dgm
 from dgm_infer import GenerativeModel
 from dgm_infer.arguments import whole_number
+from dgm_infer.conditioning.pictures import PixelScale
 from dgm_infer.errors import ConfigError, uninterrupted
 from dgm_infer.evidence import Method
 from dgm_infer.models import LatentVariableModel
 from generators import LatentPosterior
-from generators.pictures import PixelScale
 
 from .bounds import importance_weighted, log_weights
 from .export import run_folder

@@ -77,8 +77,8 @@ def array(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -
     except (TypeError, ValueError, RuntimeError, OverflowError):
         first = value[0] if is_sequence(value) and value else value
         # whether it is of Pillow, which is not imported for it
-        is_image = type(first).__module__.startswith("PIL.")
-        remedy = ": convert images with np.asarray(image) / 255" if is_image else ""
+        is_image = type(first).__module__.startswith("PIL.") or isinstance(first, str | os.PathLike)
+        remedy = ": dgm.image(picture, like=model) reads one" if is_image else ""
         raise ArgumentError(
             f"{call}({field}={shown(value)}): must be a tensor, or numbers to make one of{remedy}"
         ) from None

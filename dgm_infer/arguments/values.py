@@ -1,5 +1,6 @@
 """Checks of single values: numbers, counts, seeds, flags, choices."""
 
+import hashlib
 import math
 import operator
 import secrets
@@ -19,6 +20,7 @@ __all__ = [
     "fraction",
     "interval",
     "optional_positive",
+    "other_seed",
     "positive",
     "random_seed",
     "whole_number",
@@ -163,3 +165,9 @@ def choice(call: str, field: str, value: Value, options: Collection[Value]) -> V
         known = f"{', '.join(others)} or {last}" if others else last
         raise ArgumentError(f"{call}({field}={shown(value)}): must be {known}")
     return value
+
+
+def other_seed(call: str, seed: int) -> int:
+    """Seed of a stream separate from that of ``sample(seed=seed)``, whose numbers would not be fresh noise."""
+    digest = hashlib.sha256(f"{call} {seed}".encode()).digest()
+    return int.from_bytes(digest[:7], "big")

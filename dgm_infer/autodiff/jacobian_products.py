@@ -16,7 +16,7 @@ from ..settings import Settings
 from .convolution import FixedConvolutions
 from .normalisation import PlainNormalisations
 
-__all__ = ["ProductSettings", "forward_mode", "pull_back", "push_forward"]
+__all__ = ["ProductSettings", "forward_mode", "load_forward_mode", "pull_back", "push_forward"]
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ def _follows_forward(function: Callable[[Tensor], Tensor], u: Tensor) -> bool:
 
 def forward_mode(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
     """What :func:`push_forward` returns, by forward mode whatever the size."""
-    _load_forward_mode()
+    load_forward_mode()
 
     def along(t: Tensor) -> tuple[Tensor, Tensor]:
         value, product = jvp(function, (u,), (t,))[:2]
@@ -206,7 +206,7 @@ def _is_traced(u: Tensor) -> bool:
 
 
 @functools.cache
-def _load_forward_mode() -> None:
+def load_forward_mode() -> None:
     # torch scripts its forward-mode rules on first use, with a deprecation warning that does not concern the user
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="`torch.jit.script", category=FutureWarning)

@@ -8,6 +8,7 @@ from .latent import LatentPosterior
 from .observations import Bound, Observation, blur, downsample, linear, pixels
 from .observed import ObservedModel
 from .operators import DisjointSums, Everything, Function, Operator, Reduction, Selection
+from .pictures import image
 
 __all__ = [
     "Bound",
@@ -28,6 +29,7 @@ __all__ = [
     "check",
     "condition",
     "downsample",
+    "image",
     "linear",
     "pixels",
 ]

@@ -286,6 +286,6 @@ class InputPosterior(Target):
         """Draws from the prior, ``[n, *batch, D]``."""
         return self.observed.sample_inputs((n, *self.batch_shape), rng, self.values)
 
-    def complete(self, u: Tensor, rng: torch.Generator) -> Tensor:
+    def complete(self, u: Tensor, rng: torch.Generator, mean: bool = False) -> Tensor:
         """Complete outputs ``[..., *batch, *output_shape]``: the observed part as observed, the rest generated."""
-        return self.observed.complete(u, self.values, rng)
+        return self.observed.complete(u, self.values, rng, mean)

@@ -9,6 +9,7 @@ from torch import Tensor
 from ..arguments import context, positive, whole_number
 from ..diagnosis import Finding
 from ..errors import DgmInferError
+from ..html import block, table, text
 from ..models import (
     GenerativeModel,
     LatentVariableModel,
@@ -62,7 +63,8 @@ class Report:
 
     model: str
     findings: tuple[Finding, ...]
-    """Their codes: model, observed, hidden_randomness, training_mode, batch_statistics, output_range, structure,
+    """Their codes: model, observed, hidden_randomness, training_mode, batch_statistics, output_range, implausible,
+    structure,
     derivatives, observations, observations_range, too_many_observations; and of this report alone prior_mass, rank,
     conditioning, kinks, discrete."""
     n_inputs: int | None = None
@@ -85,16 +87,24 @@ class Report:
         return tuple(finding.code for finding in self.findings if finding.severity != "note")
 
     def __str__(self) -> str:
+        return "\n".join([self._heading, *(f"  {f.severity}, {f.code}: {f}" for f in self.findings)])
+
+    @property
+    def _heading(self) -> str:
         sizes = [
-            f"{value} {name}" if name != "rank" else f"rank {value}"
-            for name, value in (("inputs", self.n_inputs), ("outputs", self.n_outputs), ("rank", self.rank))
+            f"{value} {name}{'' if value == 1 else 's'}"
+            for name, value in (("input", self.n_inputs), ("output", self.n_outputs))
             if value is not None
         ]
+        sizes += [] if self.rank is None else [f"rank {self.rank}"]
         verdict = "no fault found" if not self.codes else f"{len(self.codes)} found"
-        heading = f"{self.model}" + (f" ({', '.join(sizes)})" if sizes else "") + f": {verdict}"
-        return "\n".join([heading, *(f"  {f.severity}, {f.code}: {f}" for f in self.findings)])
+        return f"{self.model}" + (f" ({', '.join(sizes)})" if sizes else "") + f": {verdict}"
 
     __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        rows = [(f.severity, f.what, f.remedy) for f in self.findings]
+        return block(f'<p class="said">{text(self._heading)}</p>', table(("", "what", "remedy"), rows) if rows else "")
 
 
 def check(model: GenerativeModel, observed=None, observe=None, *, noise: float | None = None, draws: int = 4) -> Report:

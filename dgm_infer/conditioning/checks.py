@@ -161,6 +161,12 @@ def output_range(subject: Subject) -> Finding | None:
     )
 
 
+def plausible(subject: Subject) -> Finding | None:
+    """The model finds nothing wrong with its own outputs."""
+    what = subject.model.implausible(subject.x)
+    return None if what is None else Finding("warning", what, code="implausible")
+
+
 def randomness(subject: Subject) -> Finding | None:
     """The same inputs give the same outputs."""
     for name, function in functions_of(subject.model).items():
@@ -210,7 +216,16 @@ def gradient(subject: Subject) -> Finding | None:
     )
 
 
-MODEL_CHECKS: tuple[Check, ...] = (outputs, log_factor, output_range, randomness, training_mode, rows, gradient)
+MODEL_CHECKS: tuple[Check, ...] = (
+    outputs,
+    log_factor,
+    output_range,
+    plausible,
+    randomness,
+    training_mode,
+    rows,
+    gradient,
+)
 
 
 # ---------------------------------------------------------------------------------------------------- the data

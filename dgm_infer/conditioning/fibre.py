@@ -11,6 +11,7 @@ from torch import Tensor
 from ..arguments import allocatable, flag, function, positive, random_generator, whole_number
 from ..autodiff.pytrees import take, tree_map
 from ..autodiff.row_execution import PLAIN, Computation, evaluate
+from ..html import block, text
 from ..structures import Dense, Evaluation, JacobianMap, Units
 from .marginal import NoiseMarginal
 from .observed import ObservedModel, magnitude
@@ -91,6 +92,9 @@ class Fibre:
         counts = ", ".join(f"{n} {name}" + ("" if n == 1 else "s") for n, name in sizes)
         structure = type(self.structure).__name__.lower()
         return f"{type(self).__name__}({type(self.model).__name__}: {counts}; structure: {structure})"
+
+    def _repr_html_(self) -> str:
+        return block(f'<p class="said">{text(self)}</p>')
 
     @property
     def model(self):
@@ -256,9 +260,9 @@ class Fibre:
         with torch.no_grad():
             return self.observed.latents(u)
 
-    def complete(self, u: Tensor, rng: torch.Generator) -> Tensor:
+    def complete(self, u: Tensor, rng: torch.Generator, mean: bool = False) -> Tensor:
         """Complete outputs ``[..., *batch, *output_shape]``: the observed part as observed, the rest generated."""
-        return self.observed.complete(u, self.values, rng)
+        return self.observed.complete(u, self.values, rng, mean)
 
     def start(
         self,

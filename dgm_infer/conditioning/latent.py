@@ -40,7 +40,7 @@ class LatentPosterior(Target):
         prior: density of z, such as ``StandardNormal(50)``.
         mask: pixels observed, a boolean array ``[*image_shape]``, True = observed; the others of the images are ignored
             (NaN allowed), and ``Draws.generate()`` draws them from the decoder. None for all. The decoder's pixels are
-            then independent Bernoulli or Normal variables.
+            then independent Bernoulli, Normal or CensoredNormal variables.
 
     Raises:
         ArgumentError: the prior is not an :class:`InputDensity`.
@@ -174,12 +174,13 @@ class LatentPosterior(Target):
     def latents(self, x):
         return {"z": x}
 
-    def complete(self, u: Tensor, rng: torch.Generator) -> Tensor:
-        """Images ``[..., *batch, *image_shape]``: observed pixels as observed, the others drawn from the decoder."""
+    def complete(self, u: Tensor, rng: torch.Generator, mean: bool = False) -> Tensor:
+        """Images ``[..., *batch, *image_shape]``: observed pixels as observed, the others drawn from the decoder, or
+        their means."""
         images = self.images.expand(*u.shape[:-1], *self.images.shape[len(self.batch_shape) :])
         if isinstance(self.decoder, ObservedPixels):
             with torch.no_grad():
-                images = self.decoder.complete(u, images, rng)
+                images = self.decoder.complete(u, images, rng, mean)
         return images.reshape(*u.shape[:-1], *self.image_shape)
 
     def initial_draws(self, n, rng):

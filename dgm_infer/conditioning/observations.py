@@ -3,7 +3,6 @@
 import functools
 import math
 import reprlib
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple, cast
@@ -12,9 +11,11 @@ import torch
 from torch import Tensor
 
 from ..arguments import array, boolean_mask, finite, numbers, whole_number
-from ..errors import ObservationError, cause, reported_as
+from ..arguments.objects import shown
+from ..errors import ConfigError, ObservationError, cause, reported_as
 from ..models import GenerativeModel
 from .operators import DisjointSums, Function, OfImages, Operator, blurred, select, times
+from .pictures import COLOURS, batch_shape, is_picture, permutation, read_picture, warn_of_colours
 
 __all__ = [
     "Blur",
@@ -24,7 +25,6 @@ __all__ = [
     "Observation",
     "Pixels",
     "Transform",
-    "batch_shape",
     "blur",
     "downsample",
     "finite_values",
@@ -33,12 +33,10 @@ __all__ = [
     "pixels",
 ]
 
-# Numbers of colours of a picture, the last of four its transparency.
-_COLOURS = ((3,), (4,))
+# Grey level of 8 bits above which a pixel of a mask is white.
+_HALF = 127
 # Standard deviation of a blur, in pixels, beyond which no image is.
 _WIDEST = 1000
-# Correlation between images from which they may be the colours of one.
-_ALIKE = 0.8
 
 
 class Observation(ABC):
@@ -47,6 +45,9 @@ class Observation(ABC):
     @abstractmethod
     def bind(self, y: Tensor, model: GenerativeModel) -> "Bound":
         """Check ``y`` against the model and flatten it."""
+
+    def __repr__(self):
+        return f"{type(self).__name__}({', '.join(f'{name}={shown(value)}' for name, value in vars(self).items())})"
 
 
 class Bound(NamedTuple):
@@ -60,10 +61,17 @@ class Pixels(Observation):
     """The entries of the output where ``mask`` is True; ``mask=None`` observes all of them.
 
     ``mask`` has the output's shape, or ``[*batch, *output_shape]`` with the same number of observed entries in
-    every problem. The data are complete outputs ``[*batch, *output_shape]`` whose hidden entries are ignored.
+    every problem; one of ``[H, W]`` holds for all channels. A picture, by path or Pillow's, observes where it is white.
+    The data are complete outputs ``[*batch, *output_shape]`` whose hidden entries are ignored.
     """
 
     def __init__(self, mask=None):
+        if is_picture(mask):
+            try:
+                # edges between black and white may be grey
+                mask = read_picture(mask, colour=False) > _HALF
+            except ConfigError as error:
+                raise ObservationError(f"pixels(mask={mask!r}): {error}") from error
         if mask is not None:
             with reported_as(ObservationError):
                 mask = boolean_mask("pixels", "mask", mask)
@@ -91,8 +99,8 @@ class Pixels(Observation):
         # a flat output, as the model's forward returns it, is reshaped to an image
         flat_given = y.ndim > 0 and y.shape[-1] == size and tuple(y.shape[-len(shape) :]) != shape
         batch = tuple(y.shape[:-1]) if flat_given else batch_shape(y, shape)
-        if len(shape) == 2 and batch in _COLOURS:
-            _warn_of_colours(y)
+        if len(shape) == 2 and batch in COLOURS:
+            warn_of_colours(y)
         flat = y.reshape(*batch, size)
         index = self.index(shape, batch).to(y.device)
         selection = select(index, size)
@@ -117,10 +125,7 @@ class Pixels(Observation):
         size = torch.Size(shape).numel()
         if self.mask is None:
             return torch.arange(size)
-        mask = self.mask
-        if tuple(mask.shape) not in (shape, (*batch, *shape)):
-            expected = f"{shape}" + (f" or {(*batch, *shape)}" if batch else "")
-            raise ObservationError(f"the mask has shape {tuple(mask.shape)}; the image's is {expected}")
+        mask = self._of_shape(tuple(shape), batch)
         flat = mask.reshape(*mask.shape[: mask.ndim - len(shape)], size)
         counts = flat.sum(-1)
         if counts.min() == 0:
@@ -131,6 +136,29 @@ class Pixels(Observation):
                 "equal counts, condition the problems separately"
             )
         return flat.nonzero()[:, -1].reshape(*flat.shape[:-1], -1)
+
+    def _of_shape(self, shape: tuple[int, ...], batch: tuple[int, ...]) -> Tensor:
+        """The mask in the shape of the image, ``[*shape]`` or ``[*batch, *shape]``: ``[H, W]`` for all channels.
+
+        Raises:
+            ObservationError: it has another shape.
+        """
+        assert self.mask is not None
+        given = tuple(self.mask.shape)
+        if given in (shape, (*batch, *shape)):
+            return self.mask
+        if len(shape) == 3:
+            for lead in ((), batch):
+                if given == (*lead, *shape[1:]):
+                    return self.mask.unsqueeze(-3).expand(*lead, *shape)
+                if given == (*lead, 1, *shape[1:]):
+                    return self.mask.expand(*lead, *shape)
+        if given in ((1, *shape), (*shape, 1)):
+            return self.mask.reshape(shape)
+        expected = f"{shape}" + (f" or {(*batch, *shape)}" if batch else "")
+        same = f", or {shape[1:]} for all channels" if len(shape) == 3 else ""
+        remedy = f": {permutation('mask', given, shape)}" if sorted(given) == sorted(shape) else ""
+        raise ObservationError(f"the mask has shape {given}; the image's is {expected}{same}{remedy}")
 
 
 class Transform(Observation):
@@ -195,7 +223,12 @@ def finite_values(y: Tensor) -> Tensor:
 
 
 def pixels(mask) -> Pixels:
-    """Observe the entries of the output where ``mask`` is True (a boolean array or tensor of the image's shape)."""
+    """Observe the entries of the output where ``mask`` is True.
+
+    Args:
+        mask: a boolean array or tensor of the image's shape, or ``[H, W]`` for all channels; or a picture, the path of
+            a file or Pillow's, which observes where it is white.
+    """
     return Pixels(mask)
 
 
@@ -216,39 +249,6 @@ def observe(observation) -> Observation:
         f"observe={' '.join(reprlib.repr(observation).split())} is neither an operator (pixels, "
         "downsample, linear, blur) nor a function of the output: pixels(mask) observes the entries where mask is True"
     )
-
-
-def batch_shape(y: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The dimensions of data before those of one observation, ``shape``.
-
-    Raises:
-        ObservationError: the data do not end in that shape.
-    """
-    lead = y.ndim - len(shape)
-    if lead >= 0 and tuple(y.shape[lead:]) == tuple(shape):
-        return tuple(y.shape[:lead])
-    colour = len(shape) == 2 and y.shape[-1:] in _COLOURS and tuple(y.shape[-3:-1]) == tuple(shape)
-    remedy = "a colour image for grey outputs, take image[..., :3].mean(-1)" if colour else "reshape the data"
-    raise ObservationError(
-        f"observed has shape {tuple(y.shape)}; the model's output has shape {tuple(shape)}, after any batch "
-        f"dimensions: {remedy}"
-    )
-
-
-def _warn_of_colours(images: Tensor) -> None:
-    """Name the colours of one picture, ``[3, H, W]`` or ``[4, H, W]``, that would be as many grey images.
-
-    Different images are less alike than the colours of one.
-    """
-    colours = images[:3].flatten(1).nan_to_num()
-    centred = colours - colours.mean(-1, keepdim=True)
-    size = centred.norm(dim=-1, keepdim=True)
-    if (size > 0).all() and ((centred / size) @ (centred / size).mT).min() > _ALIKE:
-        warnings.warn(
-            f"observed of shape {tuple(images.shape)} is taken as {len(images)} grey images that are nearly equal; if "
-            "they are the colours of one image, give their mean, image[:3].mean(0)",
-            stacklevel=5,
-        )
 
 
 class Downsample(Observation):

@@ -10,7 +10,7 @@ from torch.nn.modules.conv import _ConvNd
 from ..autodiff.attention import differentiable_attention
 from ..autodiff.pytrees import tree_map
 from ..errors import ArgumentError
-from ..models import DirectedModel, GenerativeModel, WithNoise, copied, reference_tensor
+from ..models import DirectedModel, GenerativeModel, WithNoise, copied, noiseless, reference_tensor
 from ..structures import Dense, Structure
 from .operators import Everything, Operator, Selection
 
@@ -170,10 +170,17 @@ class ObservedModel:
         """Flat outputs ``[..., *batch, Dx]`` at inputs ``u``; inputs that ``u`` omits are drawn afresh."""
         return self.model.observed(u)
 
-    def complete(self, u: Tensor, values: Tensor, rng: torch.Generator) -> Tensor:
-        """Complete outputs ``[..., *batch, *output_shape]``, with selected entries exactly as observed."""
+    def complete(self, u: Tensor, values: Tensor, rng: torch.Generator, mean: bool = False) -> Tensor:
+        """Complete outputs ``[..., *batch, *output_shape]``, with selected entries exactly as observed.
+
+        With ``mean``, the others are without the noise that the model adds.
+
+        Raises:
+            ModelError: the model has noise that is not known to be added.
+        """
         with torch.no_grad():
-            x = self.operator.complete(values, self.generate(u, rng))
+            x = noiseless(self.model, self.inputs(u)) if mean else self.generate(u, rng)
+            x = self.operator.complete(values, x)
         return x.reshape(*x.shape[:-1], *self.model.output_shape)
 
 
@@ -375,7 +382,8 @@ class ObservedMeasurement(ObservedUnits):
         assert reduction is not None, "entries of independent outputs are independent"
         return cls(measured, operator, *reduction)
 
-    def complete(self, u, values, rng):
+    def complete(self, u, values, rng, mean=False):
+        u1 = self.model.split(u)[0]
         with torch.no_grad():
-            x = self.model.output(self.model.split(u)[0])
+            x = noiseless(self.model.model.model, u1) if mean else self.model.output(u1)
         return x.reshape(*x.shape[:-1], *self.model.measured_shape)

@@ -11,7 +11,7 @@ from torch.distributions import Bernoulli, Independent, Normal
 from torch.nn import functional
 
 from ..errors import ModelError
-from ..models import base_distribution
+from ..models import CensoredNormal, base_distribution
 from ..structures import Structure, Units, of_units
 
 __all__ = [
@@ -244,7 +244,7 @@ class ObservedPixels(nn.Module):
     """``p(x_i : i observed | z)`` of a decoder whose pixels are independent given z; the others integrate to one.
 
     Args:
-        decoder: ``decoder(z)`` is a Bernoulli or Normal distribution over images of Dx pixels.
+        decoder: ``decoder(z)`` is a Bernoulli, Normal or CensoredNormal distribution over images of Dx pixels.
         index: the observed pixels of a flat image, ``[n]``, or ``[*batch, n]`` if they differ between problems.
 
     Raises:
@@ -264,15 +264,17 @@ class ObservedPixels(nn.Module):
         seen = {name: Selection(self.index, value.shape[-1])(value) for name, value in parameters.items()}
         return Independent(type(base)(**seen, validate_args=False), 1, validate_args=False)
 
-    def complete(self, z: Tensor, observed: Tensor, rng: torch.Generator) -> Tensor:
-        """Flat images ``[..., Dx]`` drawn from the decoder, with the observed pixels ``[..., n]`` as they are."""
+    def complete(self, z: Tensor, observed: Tensor, rng: torch.Generator, mean: bool = False) -> Tensor:
+        """Flat images ``[..., Dx]`` drawn from the decoder, or their means, with the observed pixels ``[..., n]``."""
         base = self._pixels(z)
-        if isinstance(base, Bernoulli):
+        if mean:
+            x = base.mean
+        elif isinstance(base, Bernoulli):
             x = torch.bernoulli(base.probs, generator=rng)
         else:
-            x = base.mean + base.stddev * torch.randn(
-                base.mean.shape, generator=rng, dtype=base.mean.dtype, device=base.mean.device
-            )
+            loc = base.loc
+            x = loc + base.scale * torch.randn(loc.shape, generator=rng, dtype=loc.dtype, device=loc.device)
+            x = x.clamp(0, 1) if isinstance(base, CensoredNormal) else x
         x = x.flatten(z.ndim - 1)
         return Selection(self.index, x.shape[-1]).complete(observed.to(x.dtype), x)
 
@@ -282,14 +284,13 @@ class ObservedPixels(nn.Module):
             return self
         return type(self)(self.decoder, self.index.flatten(0, -2)[problems.to(self.index.device)])
 
-    def _pixels(self, z: Tensor) -> Bernoulli | Normal:
+    def _pixels(self, z: Tensor) -> Bernoulli | Normal | CensoredNormal:
         base = base_distribution(self.decoder(z))
         if type(base) not in _PARAMETERS:
             name = type(self.decoder).__name__
-            raise ModelError(
-                f"{name} returns a {type(base).__name__}: a mask needs independent Bernoulli or Normal pixels"
-            )
+            known = "Bernoulli, Normal or CensoredNormal"
+            raise ModelError(f"{name} returns a {type(base).__name__}: a mask needs independent {known} pixels")
         return base  # type: ignore[return-value]
 
 
-_PARAMETERS = {Bernoulli: ("logits",), Normal: ("loc", "scale")}
+_PARAMETERS = {Bernoulli: ("logits",), Normal: ("loc", "scale"), CensoredNormal: ("loc", "scale")}

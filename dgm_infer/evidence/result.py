@@ -11,11 +11,13 @@ from ..arguments.objects import of_problems
 from ..diagnosis import Diagnosis, diagnosis, finding
 from ..errors import ArgumentError, CheckpointError, cause
 from ..files import read_arrays, write_file
+from ..html import block, table, text
 from .method import EstimateStatus
 from .warnings import further_findings, run_warnings
 
 if TYPE_CHECKING:
     import pandas
+    from matplotlib.figure import Figure
 import io
 import json
 import math
@@ -200,6 +202,20 @@ class Evidence:
             number = f"mean log_z {self.log_z.mean().item():.3f}, mean std_error {self.std_error.mean().item():.3f}"
         return f"Evidence({self.method}, *batch = {shape}; {number}; {self.status})"
 
+    def _repr_html_(self) -> str:
+        frame = self.to_dataframe().reset_index()
+        parts = [f'<p class="said">{text(self)}</p>', f"<pre>{text(self.diagnose())}</pre>"]
+        return block(*parts, table([*map(str, frame.columns)], frame.head(10).itertuples(index=False)))
+
+    def plot(self, level: float = 0.95) -> "Figure":
+        """``log_z`` with its interval, problem by problem: ``estimate.plot().savefig("log_z.png")``.
+
+        Raises:
+            ArgumentError: the level is not between 0 and 1.
+        """
+        low, high = self.interval(level)
+        return intervals(self.log_z, low, high, f"log Z ({self.method}, {self.status})")
+
 
 def write_archive(
     path: str | os.PathLike,
@@ -309,6 +325,35 @@ class Comparison:
         n = self.difference.numel()
         over = "" if n == 1 else f", mean over {len(self._known)} problems"
         return f"Comparison(log Z_a - log Z_b {self.mean:.3f} +- {self.mean_std_error:.3f}{over}; {self.status})"
+
+    def _repr_html_(self) -> str:
+        low, high = (end.flatten().tolist() for end in self.interval())
+        rows = zip(
+            range(10), self.difference.flatten().tolist(), self.std_error.flatten().tolist(), low, high, strict=False
+        )
+        head = ("problem", "difference", "std_error", "low", "high")
+        return block(f'<p class="said">{text(self)}</p>', table(head, rows))
+
+    def plot(self, level: float = 0.95) -> "Figure":
+        """The difference with its interval, problem by problem: ``dgm.compare(a, b).plot()``.
+
+        Raises:
+            ArgumentError: the level is not between 0 and 1.
+        """
+        return intervals(self.difference, *self.interval(level), "log Z of a - log Z of b")
+
+
+def intervals(value: Tensor, low: Tensor, high: Tensor, label: str) -> "Figure":
+    """Values with the ends of their intervals, each ``[*batch]``, problem by problem."""
+    from matplotlib.figure import Figure
+
+    middle, below, above = (x.detach().double().cpu().flatten().numpy() for x in (value, value - low, high - value))
+    figure = Figure(figsize=(min(4 + 0.15 * len(middle), 12), 3.2), layout="constrained")
+    axis = figure.add_subplot()
+    axis.errorbar(range(len(middle)), middle, [below, above], fmt="o", markersize=3, capsize=2)
+    axis.set_xlabel("problem")
+    axis.set_ylabel(label)
+    return figure
 
 
 def compare(a: Evidence, b: Evidence) -> Comparison:

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import allocatable, context, flag, numbers, random_seed, whole_number
-from ..conditioning import Everything, Fibre, LatentPosterior
+from ..conditioning import Everything, Fibre, LatentPosterior, condition
 from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, EvidenceError, cause
-from ..models import LatentVariableModel
+from ..models import GenerativeModel, LatentVariableModel
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..progress import Progress
 from ..references import Gaussian
@@ -58,7 +58,8 @@ def started(call: str, problem: Any, base: Whitened | None) -> Started:
 
     Args:
         call: the public function, for messages.
-        problem: a target, a fibre, or ``(model, images)`` of a model with a decoder and a prior.
+        problem: a target, a fibre, or ``(model, images)`` of a model with a decoder and a prior, or with noise
+            of its own.
         base: None to choose one.
 
     Raises:
@@ -93,11 +94,15 @@ def started(call: str, problem: Any, base: Whitened | None) -> Started:
     return Started(target, Gaussian.fit(target, kind), f"base: a {kind} Gaussian fit, as {why}")
 
 
-def _of_pair(call: str, problem: Any) -> tuple[LatentVariableModel, Tensor, Target]:
+def _of_pair(call: str, problem: Any) -> tuple[LatentVariableModel | None, Tensor, Target]:
     if len(problem) != 2 or not isinstance(problem[0], nn.Module):
         kinds = ", ".join(type(each).__name__ for each in problem)
         raise ArgumentError(f"{call}(({kinds})): expected a target, or a pair (model, images)")
-    parts, images = LatentVariableModel.of(problem[0]), numbers(call, "images", problem[1])
+    images = numbers(call, "images", problem[1])
+    if LatentVariableModel.find(problem[0]) is None and isinstance(problem[0], GenerativeModel):
+        # without a decoder, the density is that of its own noise
+        return None, images, as_target(condition(problem[0], images))
+    parts = LatentVariableModel.of(problem[0])
     size = torch.Size(parts.output_shape).numel()
     fits = [k for k in range(1, images.ndim + 1) if images.shape[-k:].numel() == size]
     # a channel of its own would look like a batch of one

@@ -1,5 +1,6 @@
 """Generative models and the densities of their inputs."""
 
+from .censored import CensoredNormal
 from .copies import check_weights, copied, evaluation_copy, frozen_copy
 from .decoder import (
     DiscreteModel,
@@ -13,9 +14,10 @@ from .decoder import (
 from .densities import InputDensity, Logistic, Product, StandardNormal
 from .directed import DirectedModel, validate
 from .model import GenerativeModel, reference_tensor
-from .noise import WithNoise
+from .noise import WithNoise, noiseless
 
 __all__ = [
+    "CensoredNormal",
     "DirectedModel",
     "DiscreteModel",
     "GenerativeModel",
@@ -33,6 +35,7 @@ __all__ = [
     "evaluation_copy",
     "frozen_copy",
     "is_discrete",
+    "noiseless",
     "output_distribution",
     "reference_tensor",
     "validate",

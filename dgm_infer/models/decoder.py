@@ -193,7 +193,8 @@ def output_distribution(decoder: nn.Module, prior: InputDensity) -> Distribution
     if not isinstance(likelihood, Distribution):
         raise ModelError(
             f"{name} returns a {type(likelihood).__name__}, not a torch.distributions.Distribution: wrap its outputs, "
-            "for example Independent(Bernoulli(logits=...), 1)"
+            "Independent(Bernoulli(logits=...), 1); or give a network noise, "
+            "dgm.condition(generators.from_module(net, latent=D), images, noise=sd)"
         )
     if likelihood.batch_shape:
         raise ModelError(

@@ -57,6 +57,10 @@ class GenerativeModel(nn.Module):
         """Additional log density ``[..., Du] -> [...]``, for soft observations and non-standard inputs."""
         return u.new_zeros(u.shape[:-1])
 
+    def implausible(self, x: Tensor) -> str | None:
+        """What outputs ``[n, Dx]`` at prior draws say against the model, in one line; None for nothing."""
+        return None
+
     def generate(self, n: int, seed: int) -> GeneratedImages:
         """``n`` outputs of inputs from their density, in the model's dtype and on its device; :meth:`log_factor` weighs
         none of them.

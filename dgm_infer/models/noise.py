@@ -1,15 +1,18 @@
-"""Output noise for any model (J 7)."""
+"""Output noise for any model (J 7), and outputs without it."""
 
 import torch
 from torch import Tensor
 
 from ..arguments import positive_numbers
-from ..errors import ArgumentError
+from ..errors import ArgumentError, ModelError
 from .densities import StandardNormal
 from .directed import DirectedModel, validate
 from .model import GenerativeModel, reference_tensor
 
-__all__ = ["WithNoise"]
+__all__ = ["WithNoise", "noiseless"]
+
+# Relative difference from a straight line up to which noise is taken as added: rounding in 32 bits.
+_ADDED = 1e-4
 
 
 class WithNoise(DirectedModel):
@@ -62,3 +65,25 @@ class WithNoise(DirectedModel):
     @property
     def has_log_factor(self):
         return self.model.has_log_factor
+
+
+def noiseless(model: GenerativeModel, u: Tensor) -> Tensor:
+    """Outputs at inputs ``u`` without the noise that the model adds, ``[..., Du] -> [..., Dx]``.
+
+    Raises:
+        ModelError: the model has noise that is not known to be added.
+    """
+    if not isinstance(model, DirectedModel):
+        # its outputs have no noise
+        return model.observed(u)
+    u1, u2 = model.split(u)
+
+    def at(local: Tensor) -> Tensor:
+        return model.observed(torch.cat([u1, local], -1))
+
+    x, one = at(torch.zeros_like(u2)), at(u2)
+    if not torch.allclose(at(-2 * u2) - x, -2 * (one - x), rtol=_ADDED, atol=_ADDED * float(one.abs().max())):
+        raise ModelError(
+            f"generate(mean=True): a {type(model).__name__} does not add its noise to its outputs: omit it"
+        )
+    return noiseless(model.model, u1) if isinstance(model, WithNoise) else x

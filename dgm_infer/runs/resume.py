@@ -16,7 +16,6 @@ from ..arguments import available_device, flag, whole_number
 from ..arguments.objects import is_sequence, shown
 from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, CheckpointError, DgmInferError
-from ..sampling import sample as hook
 from ..sampling.draws import Draws
 from ..sampling.preflight import check_size
 from ..sampling.report import as_draws
@@ -175,9 +174,6 @@ def begin_run(
         if run is not None and (reason := folder.manifest["unstored"]):
             warnings.warn(f"sample(run=...): {reason}; dgm.resume(run, problem=...) will need it", stacklevel=4)
         return go_on("sample", folder, writer, inputs.problem, places, executor, progress, ranked)
-
-
-hook.begin_run = begin_run
 
 
 def _workers(call: str, devices: Any, executor: Any, own: torch.device) -> list[torch.device] | None:

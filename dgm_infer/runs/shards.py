@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..arguments import other_seed
 from ..errors import ArgumentError, CheckpointError
 from ..kernels.stored import from_json, to_json
 from ..progress import Progress
-from ..sampling.draws import other_seed
 from ..sampling.run import RunInputs, RunOutcome, RunPlan, SamplingRun, diagnostics, run_until_stopped
 from ..target import reference
 from .encoding import decode, decode_tensors, encode, encode_tensors

@@ -6,7 +6,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-__all__ = ["connected", "group_chains", "labels", "looks", "numbered", "side_by_side"]
+__all__ = ["connected", "group_chains", "labels", "longest_run", "looks", "numbered", "side_by_side"]
 
 
 @dataclass(frozen=True)
@@ -171,3 +171,12 @@ def numbered(linked: Tensor, known: Tensor) -> Tensor:
     earlier = (key.unsqueeze(-1) > key.unsqueeze(-2)) & known.unsqueeze(-2)
     is_first = first == torch.arange(chains, device=first.device)
     return torch.where(known, (earlier & is_first.unsqueeze(-2)).sum(-1), -1)
+
+
+def longest_run(held: Tensor) -> Tensor:
+    """Longest run of True along the second dimension, ``[chains, n, *batch] -> [chains, *batch]``."""
+    run = longest = held.new_zeros((held.shape[0], *held.shape[2:]), dtype=torch.int64)
+    for stayed in held.unbind(1):
+        run = torch.where(stayed, run + 1, 0)
+        longest = torch.maximum(longest, run)
+    return longest

@@ -1,7 +1,5 @@
 """``Draws``: positions and statistics of a sampling run, its diagnostics and its file."""
 
-import hashlib
-import io
 import json
 import os
 import warnings
@@ -15,9 +13,11 @@ from torch import Tensor
 from ..arguments import (
     allocatable,
     file_path,
+    flag,
     function,
     mapping,
     names_of,
+    other_seed,
     random_seed,
     whole_number,
 )
@@ -28,20 +28,27 @@ from ..files import complete_file
 from ..kernels import Kernel
 from ..kernels.stored import UnknownKernel, from_json, to_json
 from ..target import Target, as_target, reference
-from .chain_groups import group_chains, looks, side_by_side
+from . import show
+from .chain_groups import group_chains, longest_run, looks, side_by_side
 from .diagnose import diagnose
 from .fingerprint import check_problem, known_problem, packed, unpacked
-from .inference_data import import_arviz, inference_data, refuse_what_is_not_there
+from .inference_data import import_arviz, inference_data, read_file, write_file
 from .low_points import Basins, basins
 from .predictive import CalledProgram, observed_data, predicted, program_of
+from .show import NamedTensors
 
 if TYPE_CHECKING:
     import arviz
     import pandas
+    from matplotlib.figure import Figure
 
-__all__ = ["Draws", "longest_run", "other_seed"]
+__all__ = ["Draws"]
 
 _FORMAT = "dgm-infer draws 1"
+_OTHERS: dict[str, str] = dict.fromkeys(
+    (".png", ".jpg", ".jpeg", ".pdf", ".svg"), "give a name.nc; draws.plot().savefig(path) draws"
+)
+_OTHERS |= {".csv": "give a name.nc; draws.summary().to_csv(path) writes the table"}
 _UNKNOWN = "its kernel {} is not available here; import the module that defines it before loading"
 
 
@@ -88,9 +95,13 @@ class Draws:
     def latents(self) -> dict[str, Tensor]:
         """Latent variables by name, each ``[chains, draws, *batch, *shape]``."""
         if self._latents is not None:
-            return self._latents
+            return NamedTensors(self._latents)
         with torch.no_grad():
-            return self.problem.latents(self.inputs)
+            return NamedTensors(self.problem.latents(self.inputs))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """A latent variable: ``draws["z"]`` is ``draws.latents["z"]``."""
+        return NamedTensors(self.latents)[name]
 
     @property
     def _observed_data(self) -> dict[str, Tensor]:
@@ -160,7 +171,7 @@ class Draws:
         inputs = {} if self.inputs is None else {"inputs": self.inputs}
         return diagnose(self, self.latents or inputs)
 
-    def generate(self, n: int | None = None, *, seed: int | None = None) -> Tensor:
+    def generate(self, n: int | None = None, *, seed: int | None = None, mean: bool = False) -> Tensor:
         """Complete outputs ``[chains, draws or n, *batch, *output_shape]``.
 
         The observed part is as observed; the rest is generated from the latents with fresh noise.
@@ -168,9 +179,11 @@ class Draws:
         Args:
             n: outputs per chain, evenly spaced over its draws; None for one per draw.
             seed: seed of the fresh noise; None uses the run's.
+            mean: leave out the noise that the model adds to its outputs, as a decoder's: the rest is then its mean.
 
         Raises:
             ArgumentError: the draws hold no inputs, or no problem to generate from, or an argument is out of range.
+            ModelError: ``mean`` of a model whose noise is not known to be added.
         """
         if self.problem is None:
             raise ArgumentError("these draws were loaded without their problem: Draws.load(path, problem=...)")
@@ -178,10 +191,11 @@ class Draws:
             raise ArgumentError("these draws hold no inputs: sample(..., keep='inputs')")
         if not self.problem.can_complete:
             raise ArgumentError(f"a {type(self.problem).__name__} has no outputs to generate")
+        flag("generate", "mean", mean)
         inputs = _evenly_spaced("generate", n, self.inputs)
         seed = self.seed if seed is None else random_seed("generate", seed)
         rng = torch.Generator(inputs.device).manual_seed(other_seed("generate", seed))
-        return self.problem.complete(inputs, rng)
+        return self.problem.complete(inputs, rng, mean=True) if mean else self.problem.complete(inputs, rng)
 
     def predictive(
         self,
@@ -251,6 +265,22 @@ class Draws:
         assert not isinstance(table, str)
         return table  # type: ignore[return-value]
 
+    def plot(self, kind: show.Kind = "trace", names: Sequence[str] | str | None = None, *, n: int = 6) -> "Figure":
+        """ArviZ's plots of the ``n`` entries of latents with the largest R-hat: ``draws.plot().savefig("x.png")``.
+
+        Args:
+            kind: which of ArviZ's plots, ``arviz.plot_trace`` and so on.
+            names: names of latents to choose from; None for all.
+            n: entries shown.
+
+        Raises:
+            ArgumentError: no latent has such a name, or there are none, or a single draw.
+        """
+        return show.plot(self, kind, names, n=n)
+
+    def _repr_html_(self) -> str:
+        return show.html(self)
+
     def stats_summary(self) -> "pandas.DataFrame":
         """One row per problem: the mean of every statistic over chains and draws, and the ``longest_stay`` of a chain.
 
@@ -297,20 +327,13 @@ class Draws:
         """Write a netCDF file (ArviZ's groups) atomically.
 
         Raises:
-            ArgumentError: the file cannot be written; an older one stays as it was.
+            ArgumentError: the file cannot be written, or its ending is of another format; an older one stays as it was.
         """
+        if (ending := file_path("save", "path", path).suffix.lower()) in _OTHERS:
+            raise ArgumentError(f"save(path={os.fspath(path)!r}): draws are netCDF, not {ending}: {_OTHERS[ending]}")
+        known = known_problem(self.problem) if self._fingerprint is None else self._fingerprint
         with complete_file(path) as part:
-            data = self.to_arviz()
-            known = known_problem(self.problem) if self._fingerprint is None else self._fingerprint
-            if known is not None:
-                known = {"fingerprint": packed(known).numpy()}
-                data.add_groups({"constant_data": import_arviz().dict_to_dataset(known, default_dims=[])})
-            tree = data.to_datatree()
-            compressed = {node.path: {name: {"zlib": True} for name in node.variables} for node in tree.subtree}
-            # in memory first: HDF5 ends the process when its disk is full
-            file = io.BytesIO()
-            tree.to_netcdf(file, engine="h5netcdf", encoding={path: by for path, by in compressed.items() if by})
-            part.write_bytes(file.getbuffer())
+            write_file(part, self.to_arviz(), {} if known is None else {"fingerprint": packed(known).numpy()})
 
     @classmethod
     def load(cls, path: str | os.PathLike, problem: Any = None) -> "Draws":
@@ -322,25 +345,13 @@ class Draws:
 
         A kernel whose class is not imported loads as a :class:`dgm_infer.kernels.stored.UnknownKernel`, with a warning.
         """
-        import h5py
-
-        az = import_arviz()
         path = file_path("Draws.load", "path", path)
         if problem is not None and not isinstance(problem, Fibre | Target):
             problem = as_target(problem)
         if not path.is_file():
             raise CheckpointError(f"no draws at {path}: Draws.save(path) writes them")
         try:
-            with h5py.File(path, "r") as file:
-                refuse_what_is_not_there(path, file)
-            data = az.from_netcdf(os.fspath(path), engine="h5netcdf")
-            attributes = dict(data.attrs)
-            if attributes.get("format") != _FORMAT:
-                raise CheckpointError(f"{path} was not written by Draws.save (format {attributes.get('format')!r})")
-            groups = {
-                name: {str(key): torch.from_numpy(array.values.copy()) for key, array in data[name].items()}
-                for name in data.groups()
-            }
+            attributes, groups = read_file(path, _FORMAT)
             ancestors = json.loads(attributes.get("ancestors", "null"))
             draws = cls(
                 inputs=groups.get("unconstrained_posterior", {}).get("inputs"),
@@ -378,15 +389,6 @@ class Draws:
         return f"Draws(chains, draws, *batch = {tuple(self.shape)}; latents {names})"
 
 
-def longest_run(held: Tensor) -> Tensor:
-    """Longest run of True along the second dimension, ``[chains, n, *batch] -> [chains, *batch]``."""
-    run = longest = held.new_zeros((held.shape[0], *held.shape[2:]), dtype=torch.int64)
-    for stayed in held.unbind(1):
-        run = torch.where(stayed, run + 1, 0)
-        longest = torch.maximum(longest, run)
-    return longest
-
-
 def _evenly_spaced(call: str, n: int | None, values: Tensor) -> Tensor:
     """``n`` of the draws of ``[chains, draws, ...]``; all for None."""
     if n is None:
@@ -394,9 +396,3 @@ def _evenly_spaced(call: str, n: int | None, values: Tensor) -> Tensor:
     n = whole_number(call, "n", n)
     allocatable(call, "n", n, n * values[:, 0].numel(), "generate fewer", like=values)
     return values[:, torch.arange(n, device=values.device) * values.shape[1] // n]
-
-
-def other_seed(call: str, seed: int) -> int:
-    """Seed of a stream separate from that of ``sample(seed=seed)``, whose numbers would not be fresh noise."""
-    digest = hashlib.sha256(f"{call} {seed}".encode()).digest()
-    return int.from_bytes(digest[:7], "big")

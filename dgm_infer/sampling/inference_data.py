@@ -1,10 +1,12 @@
 """Tensors of a sampling run as ArviZ's groups, and the check of a file of them. The only user of ArviZ."""
 
+import io
 import os
 import warnings
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -18,7 +20,16 @@ if TYPE_CHECKING:
     import numpy
     import xarray
 
-__all__ = ["effective_draws", "import_arviz", "inference_data", "names_dimension", "r_hat", "refuse_what_is_not_there"]
+__all__ = [
+    "effective_draws",
+    "import_arviz",
+    "inference_data",
+    "names_dimension",
+    "r_hat",
+    "read_file",
+    "refuse_what_is_not_there",
+    "write_file",
+]
 
 # Bytes that a stored byte may stand for, more than compression reaches, where there are more than a few.
 _DENSEST, _SMALL = 2000, 2**12
@@ -140,6 +151,40 @@ def _is_storable(name: str) -> bool:
 def names_dimension(name: str) -> bool:
     """Whether a latent's name is that of a dimension of :meth:`Draws.to_arviz`."""
     return name in ("chain", "draw") or name.startswith("problem")
+
+
+def write_file(path: Path, data: "arviz.InferenceData", constant: Mapping[str, "numpy.ndarray"]) -> None:
+    """Write ArviZ's groups as netCDF, with ``constant`` as the group ``constant_data``."""
+    if constant:
+        data.add_groups({"constant_data": import_arviz().dict_to_dataset(dict(constant), default_dims=[])})
+    tree = data.to_datatree()
+    compressed = {node.path: {name: {"zlib": True} for name in node.variables} for node in tree.subtree}
+    # in memory first: HDF5 ends the process when its disk is full
+    file = io.BytesIO()
+    tree.to_netcdf(file, engine="h5netcdf", encoding={path: by for path, by in compressed.items() if by})
+    path.write_bytes(file.getbuffer())
+
+
+def read_file(path: Path, written_as: str) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+    """The attributes of a file of draws, and its groups of tensors.
+
+    Raises:
+        CheckpointError: it is of another format, or promises what it does not hold.
+        OSError, LookupError, ValueError, TypeError, AttributeError, MemoryError: it is damaged.
+    """
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        refuse_what_is_not_there(path, file)
+    data = import_arviz().from_netcdf(os.fspath(path), engine="h5netcdf")
+    attributes = dict(data.attrs)
+    if attributes.get("format") != written_as:
+        raise CheckpointError(f"{path} was not written by Draws.save (format {attributes.get('format')!r})")
+    groups = {
+        name: {str(key): torch.from_numpy(array.values.copy()) for key, array in data[name].items()}
+        for name in data.groups()
+    }
+    return attributes, groups
 
 
 def refuse_what_is_not_there(path: os.PathLike, group: "h5py.Group") -> None:

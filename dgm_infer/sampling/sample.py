@@ -1,7 +1,8 @@
 """``sample()``, stage by stage: choose a kernel, check, find starting points, warm up, draw, report."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from typing import Any, Literal
 
 import torch
@@ -19,9 +20,6 @@ from .report import finalise
 from .run import RunInputs, RunPlan, SamplingRun, device_of, diagnostics, run_until_stopped
 
 __all__ = ["sample"]
-
-begin_run: Callable[..., Draws] | None = None
-"""What makes the runs that are kept in a folder: set by their room, which is above this one."""
 
 
 def sample(
@@ -116,8 +114,8 @@ def sample(
     run_inputs = RunInputs(problem, kernel, initial, undecided)
     every = positive("sample", "checkpoint_every", checkpoint_every)
     if any(given is not None for given in (run, devices, executor, shards)):
-        assert begin_run is not None
-        return begin_run(
+        # of the room above, which imports this one: loaded by those who ask for it
+        return import_module("..runs.resume", __package__).begin_run(
             run,
             run_inputs,
             plan,

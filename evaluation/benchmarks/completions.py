@@ -21,7 +21,7 @@ import dgm_infer as dgm
 import generators
 from dgm_infer.arguments import positive
 from dgm_infer.errors import ConfigError, reported_as, uninterrupted
-from dgm_infer.models import as_generative_model, base_distribution, reference_tensor
+from dgm_infer.models import CensoredNormal, as_generative_model, base_distribution, reference_tensor
 from generators import LatentPosterior
 from trainers import DigitsData, FashionMNISTData, MNISTData
 from trainers.data import ImageData
@@ -148,7 +148,7 @@ def _parts(model: nn.Module, noise: float) -> tuple[nn.Module, dgm.models.InputD
     if found is None:
         generator = as_generative_model(model)
         return NoisyDecoder(generator, noise), generator.input_density
-    if not isinstance(base_distribution(found.outputs), Normal):
+    if not isinstance(base_distribution(found.outputs), Normal | CensoredNormal):
         raise ConfigError(f"generators: a {type(model).__name__} has discrete pixels, which intervals do not describe")
     return found.decoder, found.prior
 

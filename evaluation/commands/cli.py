@@ -12,34 +12,14 @@ from contextlib import contextmanager
 from dgm_infer.errors import ConfigError, DgmInferError
 from dgm_infer.extras import extra
 
-from .keeping import stopped_alike
+from .answers import answered, completion
 from .messages import one_line, suggest
+from .outline import COMMANDS, USAGE
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS = {
-    "train": "train",
-    "condition": "train",
-    "evidence": "train",
-    "reproduce": "experiments",
-    "bench": "bench",
-}
-"""The commands, and the extra of the installation that brings what each imports."""
-
 # What a disk says that takes nothing more.
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EFBIG, errno.EIO)
-
-USAGE = """usage: dgm-infer COMMAND [--OPTION VALUE ...]
-
-commands:
-  train      train a generator: --config FILE (every option of LightningCLI's fit)
-  condition  complete images of which a part is observed: --config FILE
-  evidence   estimate log p(x) of images, between two bounds: --config FILE
-  reproduce  run a published experiment: NAME [--fast] [--data FOLDER]
-  bench      measure beside peers, in a clone of the repository: NAME (every option of the benchmark's)
-
-dgm-infer COMMAND --help lists a command's options; dgm-infer --version prints the version.
-"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -52,6 +32,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if name in ("-h", "--help"):
         print(USAGE, end="")
         return 0
+    if name == "--completion":
+        print(completion(), end="")
+        return 0
     if name == "--version":
         from dgm_infer import __version__
 
@@ -60,12 +43,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if name not in COMMANDS:
             raise ConfigError(f"no command {name!r}{suggest(name, COMMANDS)} (there are {', '.join(COMMANDS)})")
+        rest = arguments[1:]
+        if rest[-2:] == ["--help", "full"]:
+            rest = rest[:-1]
+        elif answered(name, rest):
+            # before anything heavy is loaded
+            return 0
+        if not COMMANDS[name].extra:
+            importlib.import_module(f".{name}", __package__).run(rest)
+            return 0
+        from .keeping import stopped_alike  # after what needs no torch
+
         with _working_directory_importable(), _warnings_in_one_line(name), stopped_alike():
-            with extra(COMMANDS[name]):
+            with extra(COMMANDS[name].extra):
                 command = importlib.import_module(f".{name}", __package__)
                 weights = importlib.import_module("generators.weights")
             with weights.without_trust():
-                command.run(arguments[1:])
+                command.run(rest)
     except (DgmInferError, ParseError) as error:
         _say(name, f"error: {one_line(str(error))}", error)
         return 2

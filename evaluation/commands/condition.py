@@ -7,21 +7,24 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
+import pandas as pd
 from torch import nn
 
 import dgm_infer as dgm
 from dgm_infer import HMC, ConstrainedHMC
+from dgm_infer.conditioning.observations import Downsample, Linear, Pixels
+from dgm_infer.conditioning.pictures import PixelScale, image_shape
 from dgm_infer.errors import ConfigError, ObservationError
 from dgm_infer.files import complete_run, write_file
 from dgm_infer.models import as_generative_model, is_discrete
-from generators.pictures import PixelScale
 
-from ..figures.completions import completions
+from ..figures.completions import completions, single_pictures
 from ..figures.thumbnails import thumbnails
 from ..figures.traces import traces
 from ..reports.mixing import describe, modes, worst_and_typical
+from ..reports.page import code, diagnostic_plots, frame, pictures, said, write_report
 from ..reports.records import announce
-from .inputs import HeldOutImages, binarised, image_shape, read_factor, read_generator, read_images, read_mask
+from .inputs import HeldOutImages, Observed, binarised, read_generator, read_images, read_observation
 from .keeping import keep
 from .options import run_configured
 
@@ -32,6 +35,13 @@ def run(arguments: Sequence[str]) -> None:
     """``dgm-infer condition --config FILE``: the options are the arguments of :func:`condition_images`."""
     description = "Complete images of which a part is observed."
     run_configured("condition", "train", description, condition_images, arguments)
+
+
+def _shape_of(operator: Observed, shape: tuple[int, ...], measured: bool) -> tuple[int, ...]:
+    """The shape of one of the images that are given: that of what was measured, or the generator's."""
+    if measured and isinstance(operator, Downsample):
+        return (*shape[:-2], *(side // operator.factor for side in shape[-2:]))
+    return (len(operator.matrix),) if measured and isinstance(operator, Linear) else shape
 
 
 @runtime_checkable
@@ -58,7 +68,7 @@ def condition_images(
     name: str,
     generator: nn.Module | str,
     images: HeldOutImages | str,
-    observe: str = "top_half",
+    observe: str | None = None,
     n_images: int = 8,
     noise: float | None = None,
     binarise: float | None = None,
@@ -72,11 +82,16 @@ def condition_images(
     target_acceptance: float | None = None,
     device: str | None = None,
     output: str = "runs",
+    mask: str | None = None,
+    measured: bool = False,
+    resize: bool = False,
+    output_noise: float | None = None,
+    mean: bool = False,
     resolved: str = "",
 ) -> Path:
     """Complete partly observed images; write draws, tables and pictures to a run folder.
 
-    A generator of continuous pixels is conditioned exactly; without output noise, on at most as many pixels as it has
+    A generator of continuous pixels is conditioned exactly; without noise, on at most as many pixels as it has
     latents, or with ``noise`` on any number. If pixels are binary, the latents are sampled given the observed pixels.
 
     Args:
@@ -85,12 +100,14 @@ def condition_images(
         images: a data set with held-out images by class path, a picture, a folder of pictures, or ``.npy`` of
             ``[n, *shape]``. Pictures, 8-bit values and a data set's images in [0, 1] are mapped to the generator's
             ``output_range``; other values are taken as they are.
-        observe: the observed part: top_half, bottom_half, left_half, right_half, likewise top_quarter and so on, grid_K
-            for every K-th pixel of every K-th row, downsample_K for the means over blocks of K x K pixels, or a
-            ``.npy`` file with a boolean mask of the image's shape.
+        observe: the observed part: top_half, bottom_half, left_half, right_half, likewise top_quarter and so on,
+            grid:K for every K-th pixel of every K-th row, or a ``.npy`` file with a boolean mask of the image's shape
+            or of ``[H, W]``; or what is observed of the image: downsample:K, the means over blocks of K x K pixels,
+            blur:SD, a Gaussian blur of SD pixels, blur:FILE.npy with a kernel, linear:FILE.npy with a matrix
+            ``[Dy, Dx]``. null for top_half.
         n_images: the first so many images.
-        noise: standard deviation of Gaussian output noise that the generator is given, on the scale of its images; null
-            for none.
+        noise: standard deviation of normal noise of the measurement, after the operator and on the scale of the
+            generator's images; completions are without it. null for none.
         binarise: threshold above which a pixel is 1, below it 0; null leaves the values as they are. Generators of
             binary images need it if the images are grey.
         kernel: kernel of the chains: fields of ConstrainedHMC, or any kernel by class path; a step size of null is
@@ -104,6 +121,12 @@ def condition_images(
         target_acceptance: acceptance probability that step sizes are adapted to; null for the kernel's usual one.
         device: to compute on; null for the generator's.
         output: folder of all runs.
+        mask: a picture that is white where pixels are observed, or a ``.npy`` file; in place of observe.
+        measured: whether the images are what was observed, already blurred or thumbnails, and not complete ones.
+        resize: whether pictures of another size are cut about the middle and scaled to the generator's.
+        output_noise: standard deviation of Gaussian noise of the generator's outputs, before the operator, which
+            completions have; null for none.
+        mean: whether completions are without the generator's output noise.
         resolved: the configuration as it was read, kept with the results.
 
     Returns:
@@ -116,19 +139,17 @@ def condition_images(
     model = read_generator(generator)
     shape = image_shape(model)
     scale = PixelScale.of(model)
-    originals = binarised(read_images(images, n_images, shape, scale), binarise)
-    factor = read_factor(observe)
-    mask = None if factor is not None else read_mask(observe, shape)
-    if noise is not None:
+    operator = read_observation(observe, mask, shape)
+    given = binarised(read_images(images, n_images, _shape_of(operator, shape, measured), scale, resize), binarise)
+    observed = given if measured or isinstance(operator, Pixels) else operator(given)
+    if noise is not None or output_noise is not None:
         if is_discrete(model):
             raise ConfigError(f"noise: a {type(model).__name__} has binary pixels, which take no Gaussian noise")
-        model = dgm.WithNoise(as_generative_model(model), noise)
-    operator = dgm.pixels(mask) if factor is None else dgm.downsample(factor)
-    observed = originals if factor is None else operator(originals)
+        model = model if output_noise is None else dgm.WithNoise(as_generative_model(model), output_noise)
     try:
-        problem = dgm.condition(model, observed, observe=operator, device=device)
+        problem = dgm.condition(model, observed, observe=operator, noise=noise, device=device)
     except ObservationError as error:
-        if "WithNoise" in str(error):
+        if "noise" in str(error):
             error.add_note("as an option: --noise SD")
         raise
     chosen = kernel.chosen() if isinstance(kernel, PilotOrConstrainedHMC) else kernel
@@ -164,16 +185,43 @@ def condition_images(
         diagnosis = f"{result.diagnose()}\n"
         # again below: modes take minutes to find, and neither they nor the pictures may take the log along
         write_file(folder / "log.txt", described + diagnosis)
-        shown, outputs = scale.to_unit(originals), scale.to_unit(result.generate())
-        if mask is None:
-            assert factor is not None
-            thumbnails(folder / "completions.png", shown, factor, outputs)
+        outputs = scale.to_unit(result.generate(mean=mean))
+        originals = None if measured else scale.to_unit(given)
+        hidden = operator.mask if isinstance(operator, Pixels) else None
+        seen = None if isinstance(operator, Linear) else scale.to_unit(observed)
+        if isinstance(operator, Downsample) and originals is not None:
+            thumbnails(folder / "completions.png", originals, operator.factor, outputs)
         else:
-            completions(folder / "completions.png", shown, mask, outputs)
+            completions(folder / "completions.png", originals, hidden, outputs, observed=seen)
+        single_pictures(folder / "images", originals, seen, hidden, outputs)
         traces(folder / "traces.png", result, worst_and_typical(summary))
         report = described + modes(result, summary) + diagnosis
         write_file(folder / "log.txt", report)
+        _write_report(folder, name, result, summary, described, resolved)
         announce(report, folder)
         if result.interrupted:
             raise KeyboardInterrupt
     return folder
+
+
+def _write_report(
+    folder: Path, name: str, draws: dgm.Draws, summary: pd.DataFrame, described: str, resolved: str
+) -> None:
+    again = (
+        f"dgm-infer condition --config {folder / 'config.yaml'} --draws {2 * draws.shape[1]}\n\n"
+        f'import dgm_infer as dgm\ndraws = dgm.Draws.load("{folder / "posterior.nc"}")\n'
+        'print(draws.summary(), draws.diagnose())\ndraws.plot("rank")'
+    )
+    shown = ["mean", "sd", "ess_bulk", "ess_tail", "r_hat"]
+    worst = summary.sort_values("r_hat", ascending=False).loc[:, shown]
+    singles = sorted((folder / "images").glob("*.png"))
+    sections = [
+        ("Completions", pictures([folder / "completions.png"])),
+        ("Diagnosis", said(draws.diagnose())),
+        ("Latents with the largest R-hat", frame(worst, "latent")),
+        ("Traces and ranks", diagnostic_plots(draws)),
+        ("Numbers", code(described)),
+        ("What was asked", code(resolved) if resolved else ""),
+        ("How to go on", code(again) + (f"<p>{len(singles)} single pictures are in {folder / 'images'}.</p>")),
+    ]
+    write_report(folder, f"Completions: {name}", described.partition("\n")[0], sections)

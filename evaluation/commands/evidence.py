@@ -12,15 +12,16 @@ from torch import Tensor, nn
 import dgm_infer as dgm
 from dgm_infer import AIS, Evidence, Gaussian
 from dgm_infer.arguments import random_seed
+from dgm_infer.conditioning.pictures import PixelScale
 from dgm_infer.errors import ConfigError, ModelError, uninterrupted
 from dgm_infer.evidence import Bounds, Method
 from dgm_infer.files import complete_run, write_file
 from dgm_infer.models import LatentVariableModel
 from generators import LatentPosterior
-from generators.pictures import PixelScale
 
 from ..figures.log_evidence import by_image
 from ..reports.estimates import Estimates, caveats, table
+from ..reports.page import code, frame, pictures, said, write_report
 from ..reports.records import announce
 from .inputs import HeldOutImages, binarised, moved, read_generator, read_images
 from .keeping import keep
@@ -123,6 +124,7 @@ def estimate_evidence(
         report = _report(rows, results, simulated, chains, seed)
         write_file(folder / "log.txt", report)
         by_image(folder / "evidence.png", rows, _reference(rows))
+        _write_report(folder, name, results, report, resolved)
         announce(report, folder)
     return folder
 
@@ -244,6 +246,25 @@ def _report(
     if any(row.status == "heuristic" for row in rows):
         parts.append("heuristic: no bound is guaranteed, because the draws it starts from are not exact\n")
     return "".join(parts)
+
+
+def _write_report(folder: Path, name: str, results: dict[str, Evidence], report: str, resolved: str) -> None:
+    label = next(reversed(results))
+    again = (
+        f'import dgm_infer as dgm\nestimate = dgm.Evidence.load("{folder / label.replace(" ", "_")}.npz")\n'
+        "print(estimate.to_dataframe(), estimate.diagnose())\nestimate.plot()\n"
+        "dgm.compare(estimate, another)  # of another generator, of the same images: their difference with its error"
+    )
+    found = "\n".join(f"{label}: {evidence.diagnose()}" for label, evidence in results.items())
+    sections = [
+        ("By image", pictures([folder / "evidence.png"])),
+        ("Estimates", code(report)),
+        ("Diagnosis", said(found)),
+        (f"Images, {label}", frame(results[label].to_dataframe(), "image", n=20)),
+        ("What was asked", code(resolved)),
+        ("How to go on", code(again)),
+    ]
+    write_report(folder, f"Log evidence: {name}", report.partition("\n")[0], sections)
 
 
 def _frame(results: dict[str, Evidence]) -> pd.DataFrame:

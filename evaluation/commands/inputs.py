@@ -9,24 +9,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+import dgm_infer as dgm
 import generators
 from dgm_infer import GenerativeModel
-from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError, ModelError, cause
+from dgm_infer.conditioning.observations import Blur, Downsample, Linear, Pixels
+from dgm_infer.conditioning.pictures import ENDINGS, PixelScale, as_data
+from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError, DgmInferError, ModelError, cause
 from dgm_infer.models import LatentVariableModel
-from generators.pictures import ENDINGS, PixelScale, read_picture
 
 __all__ = [
     "HeldOutImages",
     "binarised",
-    "image_shape",
     "moved",
-    "read_factor",
     "read_generator",
     "read_images",
     "read_mask",
+    "read_observation",
 ]
 
 _UNIT = PixelScale()
+Observed = Pixels | Downsample | Blur | Linear
 MASKS = tuple(f"{side}_{share}" for share in ("half", "quarter") for side in ("top", "bottom", "left", "right"))
 
 
@@ -60,12 +62,6 @@ def read_generator(generator: nn.Module | str) -> nn.Module:
         raise CheckpointError(f"generator: {error}, or the class path of a GenerativeModel") from error
 
 
-def image_shape(model: nn.Module) -> tuple[int, ...]:
-    """The shape of one image."""
-    shape = getattr(model, "output_shape", None)
-    return LatentVariableModel.of(model).output_shape if shape is None else tuple(shape)  # type: ignore[arg-type]
-
-
 def moved(model: nn.Module, device: str | None) -> nn.Module:
     """The model, moved to a device; None leaves it where it is.
 
@@ -92,7 +88,9 @@ def _colours(found: tuple[int, ...], shape: tuple[int, ...]) -> str:
     return ""
 
 
-def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...], scale: PixelScale = _UNIT) -> Tensor:
+def read_images(
+    source: HeldOutImages | str, n: int, shape: tuple[int, ...], scale: PixelScale = _UNIT, resize: bool = False
+) -> Tensor:
     """The first ``n`` images, ``[n, *shape]``, on the scale of a generator's images.
 
     Pictures, values of 1 or 8 bits, and a data set's images in [0, 1] are mapped to the scale; other values are taken
@@ -103,6 +101,7 @@ def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...], sca
         n: number of images.
         shape: shape of one image.
         scale: black and white of the generator.
+        resize: cut and scale pictures to the shape.
 
     Raises:
         ConfigError: the file is missing or unreadable, or holds fewer images.
@@ -119,7 +118,7 @@ def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...], sca
             raise ConfigError(
                 f"images: the folder {source} holds {len(files)} pictures ({', '.join(ENDINGS)}), n_images = {n}"
             )
-        return torch.cat([_read_picture(file, shape, scale) for file in files[:n]])
+        return torch.cat([_read_picture(file, shape, scale, resize) for file in files[:n]])
     if not path.is_file():
         raise ConfigError(
             f"images: {source} is neither a file, a folder, nor a class path: name a .npy file, a picture, a folder of "
@@ -127,23 +126,17 @@ def read_images(source: HeldOutImages | str, n: int, shape: tuple[int, ...], sca
         )
     if path.suffix == ".npy":
         return _read_array(path, n, shape, scale)
-    return _read_picture(path, shape, scale)
+    return _read_picture(path, shape, scale, resize)
 
 
-def _read_picture(path: Path, shape: tuple[int, ...], scale: PixelScale) -> Tensor:
+def _read_picture(path: Path, shape: tuple[int, ...], scale: PixelScale, resize: bool) -> Tensor:
     """One picture, ``[1, *shape]``."""
     try:
-        pixels = read_picture(path, colour=len(shape) == 3 and shape[0] == 3)
-    except ConfigError as error:
-        raise ConfigError(f"images: {error}") from error
-    height, width = pixels.shape[-2:]
-    if (height, width) != tuple(shape[-2:]) or pixels.numel() != torch.Size(shape).numel():
+        return as_data(path, shape, scale, resize=resize).unsqueeze(0)
+    except DgmInferError as error:
         raise ConfigError(
-            f"images: {path} has {height} x {width} pixels, the generator's images the shape {tuple(shape)}: resize it"
-        )
-    if (len(shape) == 2 or shape[0] == 1) and _is_coloured(path):
-        warnings.warn(f"images: {path} is in colour and read as grey, as the generator's images are", stacklevel=3)
-    return scale.from_unit(pixels.reshape(1, *shape) / 255)
+            f"images: {error}".replace("dgm.image(..., like=model, resize=True)", "--resize true")
+        ) from error
 
 
 def _read_array(path: Path, n: int, shape: tuple[int, ...], scale: PixelScale) -> Tensor:
@@ -182,14 +175,36 @@ def _within_unit(images: Tensor) -> bool:
     return bool(((images >= 0) & (images <= 1)).all())
 
 
-def _is_coloured(path: Path) -> bool:
-    red, green, blue = read_picture(path, colour=True)
-    return not (torch.equal(red, green) and torch.equal(red, blue))
-
-
 def binarised(x: Tensor, threshold: float | None) -> Tensor:
     """1 above the threshold, 0 below; None leaves the values."""
     return x if threshold is None else (x > threshold).to(torch.get_default_dtype())
+
+
+def read_observation(observe: str | None, mask: str | None, shape: tuple[int, ...]) -> Observed:
+    """What is observed of images of ``shape``: named parts and operators as in the command's help.
+
+    Raises:
+        ConfigError: neither a known name nor a readable file.
+        ObservationError: the operator does not suit images.
+    """
+    if mask is not None:
+        if observe is not None:
+            raise ConfigError("mask and observe are both given: give one of them")
+        if not Path(mask).is_file():
+            raise ConfigError(f"mask: {mask} does not exist")
+        return dgm.pixels(_mask_array(mask) if mask.endswith(".npy") else mask)
+    kind, _, value = (observe or "top_half").replace("_", ":").partition(":")
+    if kind == "downsample" and re.fullmatch(r"[1-9]\d*", value):
+        return dgm.downsample(int(value))
+    if kind == "blur" and re.fullmatch(r"\d*\.?\d+", value):
+        return dgm.blur(float(value))
+    operator, _, file = (observe or "").partition(":")
+    if operator in ("blur", "linear") and file.endswith(".npy"):
+        if not Path(file).is_file():
+            raise ConfigError(f"observe: {file} does not exist")
+        matrix = torch.from_numpy(_load_array(Path(file)))
+        return dgm.blur(matrix) if operator == "blur" else dgm.linear(matrix)
+    return dgm.pixels(read_mask(observe or "top_half", shape))
 
 
 def read_mask(observe: str, shape: tuple[int, ...]) -> Tensor:
@@ -201,11 +216,12 @@ def read_mask(observe: str, shape: tuple[int, ...]) -> Tensor:
     if observe.endswith(".npy"):
         if not Path(observe).is_file():
             raise ConfigError(f"observe: {observe} does not exist")
-        return torch.from_numpy(_load_array(Path(observe)))
-    spacing = re.fullmatch(r"grid_([1-9]\d*)", observe)
+        return _mask_array(observe)
+    spacing = re.fullmatch(r"grid[_:]([1-9]\d*)", observe)
     if observe not in MASKS and spacing is None:
         raise ConfigError(
-            f"observe: {observe!r} is not one of {', '.join(MASKS)}, grid_K, downsample_K, nor a .npy file"
+            f"observe: {observe!r} is not one of {', '.join(MASKS)}, grid:K, downsample:K, blur:SD, blur:FILE.npy, "
+            "linear:FILE.npy, nor a .npy file; --mask takes pictures"
         )
     if len(shape) < 2:
         raise ConfigError(f"observe: {observe} needs an image of two dimensions, the generator's output is {shape}")
@@ -230,10 +246,11 @@ def read_mask(observe: str, shape: tuple[int, ...]) -> Tensor:
     return mask
 
 
-def read_factor(observe: str) -> int | None:
-    """K of the observation ``downsample_K``, the means over blocks of K x K pixels; None for a mask."""
-    found = re.fullmatch(r"downsample_([1-9]\d*)", observe)
-    return None if found is None else int(found[1])
+def _mask_array(path: str) -> Tensor:
+    """A mask in a file, whose two values may be numbers of 8 bits, as of a picture."""
+    mask = torch.from_numpy(_load_array(Path(path)))
+    both = mask.dtype == torch.uint8 and bool(((mask == 0) | (mask == mask.max())).all())
+    return mask.bool() if both else mask
 
 
 def _load_array(path: Path) -> np.ndarray:

@@ -1,9 +1,11 @@
 """The options of commands: those of a function, on the command line and in YAML."""
 
+import json
 import re
 from argparse import ArgumentError as ParseError
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from importlib import import_module
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 from dgm_infer.errors import ConfigError, DgmInferError
 from dgm_infer.extras import extra
 
-from .messages import with_suggestion
+from .messages import suggest, with_suggestion
 
 __all__ = ["check_configurations", "make_parser", "parse", "run_configured"]
 
@@ -90,6 +92,87 @@ def _check_node(path: Path, node: Any) -> None:
             _check_node(path, part)
 
 
+# rooms in which a short name stands for a class, by option
+_ROOMS = {
+    "kernel": "dgm_infer.kernels",
+    "latent_kernel": "dgm_infer.kernels",
+    "methods": "dgm_infer.evidence",
+    "bounds": "dgm_infer.evidence",
+    "generator": "generators",
+    "images": "trainers",
+}
+
+
+def _class_path(key: str, word: str) -> str:
+    """The class path of a short name, as ``dgm_infer.kernels.NUTS`` for NUTS; other words as they are.
+
+    Raises:
+        ConfigError: the option takes classes alone, and this is none of them.
+    """
+    if key not in _ROOMS or not word.isidentifier() or word == "null":
+        return word
+    room = import_module(_ROOMS[key])
+    if isinstance(getattr(room, word, None), type):
+        return f"{room.__name__}.{word}"
+    if room.__name__.startswith("dgm_infer."):
+        classes = [name for name in room.__all__ if name[0].isupper()]
+        raise ConfigError(f"{key}: no {word} in {room.__name__}{suggest(word, classes)}; or name a class path")
+    return word
+
+
+def with_class_paths(arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command, and the files of ``--config``, with class paths where they have short names."""
+    out: list[str] = []
+    option = ""
+    for word in arguments:
+        if word.startswith("--") and "=" not in word:
+            option = word
+            out.append(word)
+            continue
+        given, equals, value = word.partition("=") if word.startswith("--") else (option, "", word)
+        full = _in_full(given, value)
+        out.append(f"{given}={full}" if equals and word.startswith("--") else full)
+        option = ""
+    return out
+
+
+def _in_full(option: str, value: str) -> str:
+    """The value of an option, with class paths."""
+    key = option[2:].removesuffix("+").removesuffix(".class_path")
+    if key == "config":
+        return _configured_in_full(value)
+    if key != "methods":
+        return _class_path(key, value)
+    # a list, of which the command line may name one
+    found = [_class_path(key, word.strip()) for word in value.split(",")]
+    if value.startswith(("[", "{")) or value == "null" or option.endswith("+"):
+        return ",".join(found)
+    return json.dumps(found)
+
+
+def _configured_in_full(path: str) -> str:
+    """The file's name, or its text where short names in it are replaced."""
+    import yaml
+
+    try:
+        text = Path(path).read_text()
+        root = yaml.compose(text)
+    except (OSError, ValueError, yaml.YAMLError):
+        return path
+    named = []
+    for key, value in root.value if isinstance(root, yaml.MappingNode) else ():
+        for part in value.value if isinstance(value, yaml.SequenceNode) else [value]:
+            if isinstance(part, yaml.MappingNode):
+                named += [(key.value, node) for name, node in part.value if name.value == "class_path"]
+            else:
+                named.append((key.value, part))
+    changed = text
+    for key, node in reversed(named):
+        if isinstance(node, yaml.ScalarNode) and (full := _class_path(key, node.value)) != node.value:
+            changed = changed[: node.start_mark.index] + full + changed[node.end_mark.index :]
+    return path if changed == text else changed
+
+
 def run_configured(
     command: str, needs: str, description: str, function: Callable[..., object], arguments: Sequence[str]
 ) -> None:
@@ -105,7 +188,7 @@ def run_configured(
     parser.add_argument("--config", action="config", help="a YAML file with any of the options")
     parser.add_function_arguments(function, skip={"resolved"})
     check_configurations(arguments)
-    options = parse(parser, arguments)
+    options = parse(parser, with_class_paths(arguments))
     resolved = parser.dump(options, skip_unset=False)
     try:
         values = vars(parser.instantiate(options))

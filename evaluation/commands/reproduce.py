@@ -3,7 +3,6 @@
 import importlib
 import platform
 import time
-from argparse import RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,13 +12,13 @@ from dgm_infer import __version__
 from dgm_infer.arguments import random_seed
 from dgm_infer.errors import ConfigError
 from dgm_infer.extras import extra
-from dgm_infer.files import REFERENCE_DATA, complete_run, write_file
+from dgm_infer.files import complete_run, write_file
 
 from .. import experiments
 from ..experiments.reference import reference_folder
+from ..reports.page import code, pictures, write_report
 from ..reports.records import announce, write_record
 from .keeping import keep
-from .messages import suggest
 from .options import make_parser, parse
 
 __all__ = ["reproduce", "run"]
@@ -27,24 +26,14 @@ __all__ = ["reproduce", "run"]
 
 def run(arguments: Sequence[str]) -> None:
     """``dgm-infer reproduce NAME [--fast] [--data FOLDER] [--seed N] [--output FOLDER]``."""
-    known = experiments.EXPERIMENTS
-    width = max(map(len, known))
-    lines = "".join(f"\n  {name:{width}}  {line}" for name, line in known.items())
-    parser = make_parser(
-        "reproduce",
-        "experiments",
-        description=f"Run a published experiment:{lines}",
-        formatter_class=RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("name", nargs="?", default="", help="one of the experiments above")
-    parser.add_argument("--fast", action="store_true", help="a smoke run under a minute, whose numbers mean little")
-    parser.add_argument("--data", help=f"the reference folder, if one is needed (default: ${REFERENCE_DATA})")
-    parser.add_argument("--seed", type=int, default=1, help="of all randomness (default: 1)")
-    parser.add_argument("--output", default="runs", help="folder of all runs (default: runs)")
+    parser = make_parser("reproduce", "experiments")
+    # described in the docstring of reproduce()
+    parser.add_argument("name")
+    parser.add_argument("--fast", action="store_true")
+    parser.add_argument("--data")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--output", default="runs")
     options = vars(parse(parser, arguments))
-    name = options["name"]
-    if name not in known:
-        raise ConfigError(f"no experiment {name!r}{suggest(name, known)} (there are {', '.join(known)})")
     reproduce(**options, command=["dgm-infer", "reproduce", *arguments])
 
 
@@ -102,6 +91,13 @@ def reproduce(
         text = "\n".join([summary.rstrip("\n"), f"{seconds:.0f} s in all, seed {seed}"]).lstrip("\n") + "\n"
         keep(lambda path: write_record(path, record, indent=1), folder / "results.json")
         write_file(folder / "log.txt", text)
+        asked = " ".join(command) or f"dgm-infer reproduce {name}"
+        sections = [
+            ("Pictures", pictures(sorted(folder.glob("*.png")))),
+            ("Numbers", code(text)),
+            ("How to do it again", code(asked)),
+        ]
+        write_report(folder, f"Reproduced: {name}", experiments.EXPERIMENTS[name], sections)
         announce(text, folder)
         if results.get("interrupted"):
             raise KeyboardInterrupt

@@ -23,12 +23,14 @@ from dgm_infer.arguments import whole_number
 from dgm_infer.errors import ConfigError, DgmInferError, cause, reported_as
 from dgm_infer.extras import extra
 from dgm_infer.files import check_room, make_folder, new_folder, remove_folders
+from dgm_infer.html import table
 from generators.weights import read_checkpoint
 from trainers.export import SaveGenerator
 from trainers.progress import TrainingProgress
 from trainers.quiet import quiet
 from trainers.resuming import RandomState, WholeFiles
 
+from ..reports.page import code, pictures, write_report
 from .messages import suggest
 from .options import check_configurations
 from .processes import REPORTED, is_launched, together
@@ -274,9 +276,27 @@ class TrainCLI(LightningCLI):
         if metrics:
             figures = ", ".join(f"{name} {value:.2f}" for name, value in metrics.items())
             _say(self.trainer, f"after epoch {self.trainer.current_epoch}: {figures}")
+        if self.trainer.is_global_zero and self.folder.is_dir():
+            self._write_report(metrics)
         for what, path in (("generator", self.export.written), ("checkpoint", self._checkpoint())):
             if path is not None:
                 _say(self.trainer, f"{what}: {path}")
+
+    def _write_report(self, metrics: dict[str, float]) -> None:
+        model = self.export.written
+        again = [f"dgm-infer train --config {self.folder / 'config.yaml'} --ckpt_path {self._checkpoint()}"]
+        if model is not None:
+            again.append(f"dgm-infer condition --name {self.name} --generator {model} --images FOLDER --mask mask.png")
+        rows = list(metrics.items())
+        config = self.folder / "config.yaml"
+        sections = [
+            ("Pictures", pictures(sorted(self.folder.rglob("*.png"))[-4:])),
+            ("Last metrics", table(("metric", "value"), rows) if rows else ""),
+            ("How to go on", code("\n".join(again))),
+            ("What was asked", code(config.read_text()) if config.is_file() else ""),
+        ]
+        lead = f"{type(self.model).__name__}, {self.trainer.current_epoch} epochs, {self.trainer.global_step} steps"
+        write_report(self.folder, f"Training: {self.name}", lead, sections)
 
     def _go_on(self) -> str:
         checkpoint = self._checkpoint()

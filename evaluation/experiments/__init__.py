@@ -8,9 +8,7 @@ It writes its pictures into ``folder`` and returns its results, ready for JSON; 
 if there is one, is printed and kept as ``log.txt``.
 """
 
-from dgm_infer.files import REFERENCE_DATA
-
-__all__ = ["EXPERIMENTS", "REFERENCE_DATA"]
+__all__ = ["EXPERIMENTS"]
 
 EXPERIMENTS = {
     "quantile": "parameters of a generalised lambda distribution from 250 observations (J 10.1)",

@@ -4,16 +4,12 @@ import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-
-from dgm_infer.extras import extra
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from ..reports.estimates import Estimates
 from .colours import COLOURS
 from .saving import save_picture
-
-with extra("train"):
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogFormatter, LogLocator, MaxNLocator, NullFormatter
 
 __all__ = ["against_time", "by_image", "over_training", "relative_errors"]
 

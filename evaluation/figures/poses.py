@@ -4,13 +4,9 @@ import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-
-from dgm_infer.extras import extra
+from matplotlib.figure import Figure
 
 from .saving import save_picture
-
-with extra("train"):
-    from matplotlib.figure import Figure
 
 __all__ = ["joint_errors", "poses"]
 

@@ -4,15 +4,11 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
-
-from dgm_infer.extras import extra
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 from .colours import COLOURS, TRUTH
 from .saving import save_picture
-
-with extra("train"):
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter
 
 __all__ = ["efficiency", "posteriors"]
 

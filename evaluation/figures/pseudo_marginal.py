@@ -5,16 +5,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
-from dgm_infer.extras import extra
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from .colours import COLOURS, TRUTH
 from .saving import save_picture
-
-with extra("train"):
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 __all__ = ["against_scale", "chain_rows", "r_hat_against_time"]
 

@@ -5,15 +5,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-
-from dgm_infer.extras import extra
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from .colours import COLOURS
 from .saving import save_picture
-
-with extra("train"):
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 __all__ = ["rates"]
 

@@ -4,11 +4,9 @@ import io
 import os
 from pathlib import Path
 
-from dgm_infer.extras import extra
-from dgm_infer.files import writable_folder, write_file
+from matplotlib.figure import Figure
 
-with extra("train"):
-    from matplotlib.figure import Figure
+from dgm_infer.files import writable_folder, write_file
 
 __all__ = ["save_picture"]
 

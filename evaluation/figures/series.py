@@ -4,14 +4,10 @@ import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-
-from dgm_infer.extras import extra
+from matplotlib.figure import Figure
 
 from .colours import COLOURS, TRUTH
 from .saving import save_picture
-
-with extra("train"):
-    from matplotlib.figure import Figure
 
 __all__ = ["series"]
 

@@ -2,16 +2,13 @@
 
 import os
 
+from matplotlib.figure import Figure
 from torch import Tensor
 
 from dgm_infer import downsample
-from dgm_infer.extras import extra
 
 from .completions import image, rgb
 from .saving import save_picture
-
-with extra("train"):
-    from matplotlib.figure import Figure
 
 __all__ = ["thumbnails"]
 

@@ -4,14 +4,11 @@ import os
 from collections.abc import Sequence
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from dgm_infer import Draws
-from dgm_infer.extras import extra
 
 from .saving import save_picture
-
-with extra("train"):
-    from matplotlib.figure import Figure
 
 __all__ = ["traces"]
 

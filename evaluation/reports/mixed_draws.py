@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-from dgm_infer.sampling.draws import longest_run
+from dgm_infer.sampling.chain_groups import longest_run
 from dgm_infer.sampling.inference_data import effective_draws, r_hat
 
 __all__ = ["Mixing", "largest_r_hat", "longest_stay", "mixing", "r_hats"]

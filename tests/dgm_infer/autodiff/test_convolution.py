@@ -108,7 +108,7 @@ def test_forward_derivatives_are_those_of_torch(name):
     net = network(LAYERS[name])
     u, t = torch.randn(2, 3, 5, generator=torch.Generator().manual_seed(1), dtype=FLOAT)
     # torch warns of its own scripts when forward mode is first used
-    jacobian._load_forward_mode()
+    jacobian.load_forward_mode()
     expected = torch.func.jvp(net, (u,), (t,))
     with FixedConvolutions():
         mine = torch.func.jvp(net, (u,), (t,))

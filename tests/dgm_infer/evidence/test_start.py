@@ -82,11 +82,33 @@ def test_the_choice_is_said_in_one_line(capsys):
     assert "base:" not in capsys.readouterr().err
 
 
+def test_a_model_without_a_decoder_has_the_density_of_its_own_noise():
+    """The log density of two vectors under a network with noise, which is normal, and the difference of two of them."""
+    net = torch.nn.Linear(2, 3).requires_grad_(False)
+    net.weight.copy_(torch.tensor([[1.0, 0.5], [0.0, 1.0], [-0.7, 0.2]]))
+    data = torch.tensor([[0.3, -1.0, 0.8], [1.5, 0.1, 0.2]])
+    found, exact = [], []
+    for sd in (0.5, 0.8):
+        model = dgm.WithNoise(generators.from_module(net.eval(), latent=2), sd)
+        found.append(dgm.log_evidence((model, data), method=dgm.AIS(60), chains=16, seed=1, progress=False))
+        covariance = net.weight @ net.weight.mT + sd**2 * torch.eye(3)
+        exact.append(torch.distributions.MultivariateNormal(net.bias, covariance).log_prob(data).double())
+        assert ((found[-1].log_z - exact[-1]).abs() < 5 * found[-1].std_error + 1e-3).all()
+    apart = dgm.compare(*found)
+    assert ((apart.difference - (exact[0] - exact[1])).abs() < 5 * apart.std_error + 2e-3).all()
+
+
 @pytest.mark.parametrize(
     ("problem", "error", "message"),
     [
         ((1, 2), dgm.errors.ArgumentError, r"\(int, int\)\): expected a target, or a pair \(model, images\)"),
         ((torch.nn.Linear(2, 2), torch.zeros(2)), dgm.errors.ModelError, "has no decoder"),
+        # more values than inputs, and no noise
+        (
+            (generators.from_module(torch.nn.Linear(1, 3).eval(), latent=1), torch.zeros(3)),
+            dgm.errors.ObservationError,
+            r"condition\(\.\.\., noise=sd\)",
+        ),
         ((torch.nn.Linear(2, 2),), dgm.errors.ArgumentError, r"a pair \(model, images\)"),
     ],
 )

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+import generators
 from dgm_infer.errors import ModelError
 from dgm_infer.progress import Progress
 from generators import LinearGaussian
@@ -401,3 +402,37 @@ def test_latents_that_depend_on_other_chains_or_on_chance_are_refused(function, 
     target.latents = lambda x: {"a": function(x[..., 1])}
     with pytest.raises(dgm.errors.ModelError, match=r"Target\.latents gives 'a' that changes with the other positions"):
         dgm.sample(target, dgm.HMC(0.1, n_steps=1), **short)
+
+
+def test_completions_may_be_without_the_noise_of_the_model():
+    """What is hidden is then the mean of the decoder at the draw's latents, the rest as observed."""
+    torch.manual_seed(0)
+    model = generators.GaussianVAE(3, (4, 4), hidden=[8]).eval()
+    image, mask = model.generate(1, seed=1).images[0], torch.arange(16).reshape(4, 4) < 6
+    options = {"chains": 2, "warmup": 3, "draws": 4, "seed": 1, "progress": False}
+    exact = dgm.sample(dgm.condition(model, image, observe=dgm.pixels(mask)), **options)
+    found = exact.generate(mean=True)
+    with torch.no_grad():
+        expected = model.decoder.mean(exact.latents["z"].float()).reshape(found.shape).double()
+    torch.testing.assert_close(found[..., ~mask], expected[..., ~mask], rtol=0, atol=1e-6)
+    assert (found[..., mask] == image[mask]).all()
+    # the control: with noise they differ
+    assert (exact.generate()[..., ~mask] - expected[..., ~mask]).std() > 0.5 * model.decoder.sd.detach().mean()
+    # noise of a measurement is not in completions, the model's own is
+    noisy = dgm.sample(dgm.condition(model, dgm.blur(0.5)(image), observe=dgm.blur(0.5), noise=0.1), **options)
+    with torch.no_grad():
+        expected = model.decoder.mean(noisy.inputs[..., :3].float()).reshape(2, 4, 4, 4).double()
+    torch.testing.assert_close(noisy.generate(mean=True), expected, rtol=0, atol=1e-6)
+    shifted = dgm.WithNoise(model, 0.3)
+    both = dgm.sample(dgm.condition(shifted, image, observe=dgm.pixels(mask)), **options)
+    with torch.no_grad():
+        expected = model.decoder.mean(both.inputs[..., :3].float()).reshape(2, 4, 4, 4).double()
+    torch.testing.assert_close(both.generate(mean=True)[..., ~mask], expected[..., ~mask], rtol=0, atol=1e-6)
+
+
+def test_noise_that_is_not_added_cannot_be_left_out():
+    model = generators.GeneralisedLambda(5)
+    fibre = dgm.condition(model, model.generate(1, seed=1).images[0])
+    draws = dgm.sample(fibre, chains=2, warmup=2, draws=3, seed=1, progress=False)
+    with pytest.raises(ModelError, match=r"mean=True.*GeneralisedLambda does not add its noise"):
+        draws.generate(mean=True)

@@ -14,13 +14,18 @@ import torch
 
 from dgm_infer import Draws
 from dgm_infer.kernels import ConstrainedHMC
-from evaluation.commands import bench
+from evaluation.benchmarks import BENCHMARKS
+from evaluation.commands import answers, outline
 from evaluation.commands.cli import main
 from evaluation.commands.messages import one_line
+from evaluation.commands.options import with_class_paths
 from evaluation.experiments import EXPERIMENTS
+from tests.pages import whole
 from tests.quick import some
 
-TRAIN = Path(__file__).parents[3] / "configs" / "train" / "digits_vae.yaml"
+ROOT = Path(__file__).parents[3]
+TRAIN = ROOT / "configs" / "train" / "digits_vae.yaml"
+EVIDENCE = str(ROOT / "configs" / "evidence" / "digits_vae.yaml")
 
 CONFIG = """\
 name: small
@@ -62,7 +67,15 @@ def test_condition_writes_a_complete_run_folder(config, tmp_path, capsys):
         "completions.png",
         "traces.png",
         "log.txt",
+        "images",
+        "report.html",
     }
+    page = whole((folder / "report.html").read_text())
+    assert len(page.addresses) == 3
+    diagnosis = str(Draws.load(folder / "posterior.nc").diagnose())
+    # what is not compared with the observation is in the report all the same
+    assert diagnosis.splitlines()[0].split(":")[0] in page.words
+    assert f"--config {folder.relative_to(tmp_path) / 'config.yaml'} --draws 12" in page.words
     draws = Draws.load(folder / "posterior.nc")
     assert draws.shape == (2, 6, 2)
     assert "R-hat" in capsys.readouterr().out
@@ -168,7 +181,25 @@ BAD = {
         "export.path",
     ),
     "training without a model": lambda c: (["train", "--trainer.max_epochs", "1"], "model"),
-    "no experiment": lambda c: (["reproduce"], "there are quantile, "),
+    "no images": lambda c: (
+        ["evidence", "--config", EVIDENCE, "--images", "absent.png"],
+        "images: absent.png does not exist",
+    ),
+    "no number": lambda c: (
+        ["evidence", "--config", EVIDENCE, "--chains", "many"],
+        "chains: 'many' is not a whole number",
+    ),
+    "unknown group": lambda c: (["train", "--modell.x", "1"], "did you mean 'model'"),
+    "option before the name": lambda c: (["bench", "--seconds", "1"], "the name comes first"),
+    "unknown benchmark": lambda c: (["bench", "fibr"], "did you mean 'fibre'"),
+    "unknown option of a benchmark": lambda c: (["bench", "fibre", "--second", "1"], "did you mean 'seconds'"),
+    "runs of nowhere": lambda c: (["runs", "nowhere"], "nowhere is not a folder"),
+    "unknown option of runs": lambda c: (["runs", "--all"], "--all"),
+    "unknown short name": lambda c: (["condition", "--config", c, "--kernel", "NUTZ"], "did you mean 'NUTS'"),
+    "unknown short name in a list": lambda c: (
+        ["evidence", "--config", EVIDENCE, "--methods", "AIZ"],
+        "no AIZ in dgm_infer.evidence; did you mean 'AIS'",
+    ),
     "unknown experiment": lambda c: (["reproduce", "quantiles"], "did you mean 'quantile'"),
     "abbreviated option of an experiment": lambda c: (["reproduce", "quantile", "--fas"], "did you mean 'fast'"),
     "experiment with a seed of another type": lambda c: (["reproduce", "quantile", "--seed", "one"], "one"),
@@ -309,14 +340,126 @@ def test_help_and_version(capsys):
     assert "condition" in capsys.readouterr().out
 
 
-def test_the_help_of_reproduce_lists_the_experiments(capsys):
-    with pytest.raises(SystemExit) as exit:
-        main(["reproduce", "--help"])
-    assert exit.value.code == 0
+@pytest.mark.parametrize(("command", "listed"), [("reproduce", EXPERIMENTS), ("bench", BENCHMARKS)])
+@pytest.mark.parametrize("asked", [[], ["--help"]])
+def test_what_runs_by_name_lists_itself_with_a_line_each(command, listed, asked, capsys):
+    assert main([command, *asked]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name in listed:
+        (line,) = [line for line in lines if line.startswith(f"  {name} ")]
+        assert len(line.split()) > 4
+
+
+@pytest.mark.parametrize("command", outline.COMMANDS)
+def test_the_help_of_a_command_is_short_and_has_three_examples(command, capsys):
+    assert main([command, "--help"]) == 0
     text = capsys.readouterr().out
-    for name, line in EXPERIMENTS.items():
-        assert f"  {name} " in text
-        assert line in text
+    assert text.count(f"\n  dgm-infer {command}") == 3
+    assert "torch.nn" not in text
+    assert len(text.splitlines()) < 100
+
+
+def test_the_help_of_a_command_describes_every_option(capsys):
+    main(["condition", "--help"])
+    text = capsys.readouterr().out
+    for option in outline.options_of("evaluation.commands.condition", "condition_images"):
+        assert (f"  --{option.name} " in text) == (option.name != "resolved")
+        assert option.help
+    assert "--measured true|false" in text
+    main(["reproduce", "quantile", "--help"])
+    assert "  --fast\n" in capsys.readouterr().out
+    assert "--chains N\n      chains per image (default: 16)" in text
+
+
+@pytest.mark.slow
+def test_the_options_of_training_are_those_of_its_parser():
+    from evaluation.commands import train  # loads Lightning
+
+    class Parser(train.TrainCLI):
+        def parse_arguments(self, parser, args):
+            raise KeyError(*vars(self._subcommand_parsers["fit"].get_defaults()))
+
+    with pytest.raises(KeyError) as found:
+        Parser([])
+    assert {option.name for option in outline.options_of_training()} == set(found.value.args)
+
+
+@pytest.mark.parametrize(
+    ("line", "completed"),
+    [("cond", "condition"), ("condition --n", "--name --n_images --noise"), ("reproduce qu", "quantile")],
+)
+def test_bash_completes_commands_and_options(line, completed, capsys):
+    assert main(["--completion"]) == 0
+    words = f"dgm-infer {line}".split()
+    ask = f"COMP_WORDS=({' '.join(words)}); COMP_CWORD={len(words) - 1}; _dgm_infer; echo ${{COMPREPLY[*]}}"
+    script = capsys.readouterr().out + ask
+    assert subprocess.check_output(["bash", "-c", script], text=True).split() == completed.split()
+
+
+FEW = {
+    "help": ["--help"],
+    "help of a command": ["condition", "--help"],
+    "wrong option": ["condition", "--chainz", "3"],
+    "missing file": ["train", "--config", "absent.yaml"],
+    "list": ["bench"],
+    "runs": ["runs", "nowhere"],
+}
+
+
+@pytest.mark.parametrize("arguments", FEW.values(), ids=FEW)
+def test_what_needs_no_torch_is_answered_without_it(arguments, tmp_path):
+    code = f"import sys; from evaluation.commands.cli import main; main({arguments!r}); print('torch' in sys.modules)"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    assert result.stdout.endswith("False\n")
+
+
+def test_short_names_of_classes_are_those_of_their_rooms(tmp_path):
+    kernels, evidence = "dgm_infer.kernels", "dgm_infer.evidence"
+    given = ["--kernel", "NUTS", "--methods", "AIS,SMC", "--methods+=AIS", "--methods+", "AIS", "--images=DigitsData"]
+    assert with_class_paths(given) == [
+        "--kernel",
+        f"{kernels}.NUTS",
+        "--methods",
+        f'["{evidence}.AIS", "{evidence}.SMC"]',
+        f"--methods+={evidence}.AIS",
+        "--methods+",
+        f"{evidence}.AIS",
+        "--images=trainers.DigitsData",
+    ]
+    same = ["--name", "NUTS", "--generator", "digits_vae", "--kernel", "own.Kernel", "--methods", "null", "--seed=1"]
+    assert with_class_paths(same) == same
+    file = tmp_path / "c.yaml"
+    file.write_text(
+        "kernel: {class_path: NUTS, init_args: {step_size: 0.1}}  # NUTS\nmethods: [AIS, {class_path: SMC}]\n"
+    )
+    assert with_class_paths(["--config", str(file)])[1] == (
+        f"kernel: {{class_path: {kernels}.NUTS, init_args: {{step_size: 0.1}}}}  # NUTS\n"
+        f"methods: [{evidence}.AIS, {{class_path: {evidence}.SMC}}]\n"
+    )
+    file.write_text("name: NUTS\n")
+    assert with_class_paths([f"--config={file}"]) == [f"--config={file}"]
+
+
+def test_runs_are_listed_with_a_line_each(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    Path("runs").mkdir()
+    assert main(["runs"]) == 0
+    for name, log in (("old", "2 images, R-hat 1.01\nmore"), ("new", None)):
+        folder = Path("runs", name, "2026-01-01_00-00-00")
+        folder.mkdir(parents=True)
+        (folder / "config.yaml").write_text("name: x\n")
+        if log:
+            (folder / "log.txt").write_text(log)
+        when = {"old": 1e9, "new": 2e9}[name]
+        os.utime(folder, (when, when))
+    assert main(["runs"]) == 0
+    nothing, new, old = capsys.readouterr().out.splitlines()
+    assert nothing == "no runs in runs"
+    assert new.endswith("runs/new/2026-01-01_00-00-00  not finished")
+    assert old.endswith("runs/old/2026-01-01_00-00-00  2 images, R-hat 1.01")
 
 
 def test_of_a_union_the_specific_complaint_is_kept():
@@ -329,7 +472,7 @@ def test_of_a_union_the_specific_complaint_is_kept():
 
 
 def test_an_installation_without_benchmarks_says_where_they_are(monkeypatch, capsys):
-    monkeypatch.setattr(bench, "find_spec", lambda name: None)
+    monkeypatch.setattr(answers, "find_spec", lambda name: None)
     assert main(["bench", "fibre"]) == 2
     assert capsys.readouterr().err == (
         "dgm-infer bench: error: benchmarks are not part of the installed package: run this in a clone of the "

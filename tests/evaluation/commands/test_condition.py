@@ -14,13 +14,14 @@ from sklearn.neighbors import KNeighborsClassifier
 
 import dgm_infer as dgm
 import generators
+from dgm_infer.conditioning.observations import Pixels
+from dgm_infer.conditioning.pictures import PixelScale
 from dgm_infer.errors import ConfigError, ObservationError
 from evaluation.commands import condition
 from evaluation.commands.condition import condition_images
-from evaluation.commands.inputs import read_factor, read_images, read_mask
+from evaluation.commands.inputs import read_images, read_mask, read_observation
 from evaluation.reports.mixing import describe, modes, parse_label
 from generators.checkpoints import PRETRAINED
-from generators.pictures import PixelScale
 from tests.dgm_infer.sampling.two_sides import fibre as two_sides
 from tests.kernels import Wanderer
 from trainers import DigitsData
@@ -62,9 +63,10 @@ def test_shipped_configurations_say_what_they_reach_and_where_their_weights_come
     assert (CONFIG.parents[2] / "docs" / f"{path.stem}.png").is_file()
     assert "not yet measured" not in header
     assert set(settings) <= set(inspect.signature(condition_images).parameters)
-    if read_factor(settings["observe"]) is None:
-        mask = read_mask(settings["observe"], (28, 28))
-        assert 0 < mask.sum() < 28 * 28
+    observation = read_observation(settings["observe"], None, (28, 28))
+    if isinstance(observation, Pixels):
+        assert observation.mask is not None
+        assert 0 < observation.mask.sum() < 28 * 28
     generator = settings.get("generator")
     if isinstance(generator, dict):
         assert generator["class_path"] == "generators.FaceGAN"
@@ -84,10 +86,75 @@ def test_a_grid_observes_the_middle_of_every_block():
         read_mask("grid_0", (8, 8))
 
 
-def test_means_over_blocks_are_observed_by_name():
-    assert read_factor("downsample_16") == 16
-    assert read_factor("grid_16") is None
-    assert read_factor("downsample_0") is None
+def test_what_is_observed_has_a_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    image = torch.rand(3, 8, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    matrix = np.random.default_rng(0).random((5, 192))
+    np.save("a.npy", matrix)
+    np.save("k.npy", np.full((3, 3), 1 / 9))
+    made = {
+        "downsample:4": dgm.downsample(4),
+        "downsample_4": dgm.downsample(4),
+        "blur:1.5": dgm.blur(1.5),
+        "blur:k.npy": dgm.blur(np.full((3, 3), 1 / 9)),
+        "linear:a.npy": dgm.linear(matrix),
+    }
+    for name, expected in made.items():
+        operator = read_observation(name, None, (3, 8, 8))
+        assert not isinstance(operator, Pixels)
+        assert torch.equal(operator(image), expected(image))
+    for wrong in ("downsample:0", "blur:wide", "blurr:1", "linear:absent.npy", "sharpen"):
+        with pytest.raises(ConfigError, match=wrong.partition(":")[2] or wrong):
+            read_observation(wrong, None, (3, 8, 8))
+
+
+def test_a_mask_is_a_picture_or_an_array_for_all_channels(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    mask = torch.zeros(8, 8, dtype=torch.bool)
+    mask[2:5, 1:] = True
+    black_and_white = 255 * mask.numpy().astype(np.uint8)
+    np.save("mask.npy", black_and_white)
+    for name, mode in (("l.png", "L"), ("one.png", "1"), ("rgb.png", "RGB"), ("mask.npy", "")):
+        if mode:
+            Image.fromarray(black_and_white).convert(mode).save(name)
+        observation = read_observation(None, name, (3, 8, 8))
+        assert isinstance(observation, Pixels)
+        assert torch.equal(observation.index((3, 8, 8)), mask.expand(3, 8, 8).flatten().nonzero().squeeze(-1))
+    with pytest.raises(ConfigError, match="give one of them"):
+        read_observation("top_half", "l.png", (8, 8))
+    with pytest.raises(ConfigError, match=r"mask: absent\.png does not exist"):
+        read_observation(None, "absent.png", (8, 8))
+    np.save("grey.npy", np.arange(64, dtype=np.uint8).reshape(8, 8))
+    with pytest.raises(ObservationError, match="boolean mask"):
+        read_observation(None, "grey.npy", (8, 8))
+
+
+def test_a_blurred_picture_is_sharpened(tmp_path):
+    """Measured with noise after the blur: the restored mean is nearer the truth than what was measured."""
+    model = generators.load("digits_vae")
+    truth = model.generate(1, seed=5).images[0].clamp(0, 1)  # type: ignore[operator]
+    blurred = dgm.blur(1.0)(truth)
+    Image.fromarray((255 * blurred).round().to(torch.uint8).numpy()).save(tmp_path / "blurred.png")
+    folder = condition_images(
+        "sharp",
+        model,
+        str(tmp_path / "blurred.png"),
+        "blur:1.0",
+        1,
+        0.02,
+        chains=4,
+        warmup=60,
+        draws=60,
+        seed=1,
+        measured=True,
+        mean=True,
+        output=str(tmp_path),
+    )
+    names = {path.name for path in (folder / "images").iterdir()}
+    assert names == {"000_observed.png", "000_mean.png", *(f"000_completion_{k}.png" for k in range(1, 5))}
+    restored = dgm.image(folder / "images" / "000_mean.png")
+    assert restored.shape == (8, 8)
+    assert (restored - truth).square().mean() < 0.3 * (blurred - truth).square().mean()
 
 
 @pytest.mark.slow
@@ -191,7 +258,7 @@ def test_a_picture_is_completed_on_the_scale_of_the_generator_and_shown_as_a_pic
     shown = {}
     for name in ("completions", "thumbnails"):
         monkeypatch.setattr(
-            condition, name, lambda path, originals, what, outputs: shown.update(x=originals, y=outputs)
+            condition, name, lambda path, originals, what, outputs, **_: shown.update(x=originals, y=outputs)
         )
     options = {"chains": 2, "warmup": 0, "draws": 3, "seed": 1, "output": str(tmp_path)} | QUICK
     folder = condition_images("own", model, str(tmp_path / "own.png"), observe, 1, **options)
@@ -303,8 +370,8 @@ def completed(tmp_path, model, **options):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         folder = condition_images("small", model, data, **settings | options)
-    names = {path.name for path in folder.iterdir()}
-    assert names == {"completions.png", "config.yaml", "log.txt", "posterior.nc", "summary.csv", "traces.png"}
+    names = {path.name for path in folder.iterdir()} - {"report.html"}
+    assert names == {"completions.png", "config.yaml", "log.txt", "posterior.nc", "summary.csv", "traces.png", "images"}
     return dgm.Draws.load(folder / "posterior.nc"), (folder / "log.txt").read_text()
 
 

@@ -62,6 +62,7 @@ def test_a_run_folder_has_estimates_table_and_picture(config, tmp_path, capsys):
         "evidence.csv",
         "evidence.png",
         "log.txt",
+        "report.html",
     }
     found = Evidence.load(folder / "AIS.npz")
     assert found.log_z.shape == (3,)
