@@ -314,6 +314,20 @@ def test_a_chart_of_a_variable_on_a_sphere_is_refused():
         chart_of(dist.ProjectedNormal(torch.ones(3)))
 
 
+def test_relaxed_variables_that_are_rounded_are_refused():
+    """Their values are 0 or 1, and their density is of the numbers before rounding: log Z was -1.0019, for -1.0439."""
+
+    def program():
+        z = pyro.sample("z", dist.RelaxedBernoulliStraightThrough(torch.tensor(0.5), probs=torch.tensor(0.3)))
+        pyro.sample("y", dist.Normal(z, 1.0), obs=torch.tensor(0.5))
+
+    for convert in (dgm.from_pyro, dgm.target_from_pyro):
+        with pytest.raises(ModelError, match="RelaxedBernoulliStraightThrough"):
+            convert(program)
+    with pytest.raises(ModelError, match="rounds its values: use RelaxedOneHotCategorical, or"):
+        reparametrise(dist.RelaxedOneHotCategoricalStraightThrough(torch.tensor(0.5), probs=torch.ones(3) / 3))
+
+
 CENSORED = torch.tensor([0.0, 0.6, 0.0, 1.1])
 
 
