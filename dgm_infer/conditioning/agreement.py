@@ -78,6 +78,11 @@ def check_agreement(
         near = worst + SETTINGS.around * torch.randn(size, generator=rng, dtype=u.dtype, device=u.device)
         again = (_compare(function, near, name, needs_both).apart > most)[:, suspect.any(0)]
         if (again.double().mean(0) >= SETTINGS.agreeing).any():
+            if not compared.apart.isfinite().all():
+                raise ModelError(
+                    f"the derivatives of {name} are not finite where its outputs are: torch.where differentiates the "
+                    "branch that it does not take, too, as of a root or logarithm below 0: clamp its argument first"
+                )
             raise ModelError(
                 f"the derivatives of {name} do not match its outputs (finite differences differ by "
                 f"{compared.apart.max().item():.2g} of their size): look for detach(), no_grad(), rounding, operations "

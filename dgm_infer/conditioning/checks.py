@@ -118,7 +118,12 @@ def outputs(subject: Subject) -> Finding | None:
             "shape of one output)",
         )
     if x.dtype != u.dtype:
-        what = f"{name}.observed gives {x.dtype} for inputs of {u.dtype}: compute in the dtype of the inputs"
+        remedy = (
+            "give real numbers, as torch.view_as_real(x) does"
+            if x.is_complex()
+            else "compute in the dtype of the inputs"
+        )
+        what = f"{name}.observed gives {x.dtype} for inputs of {u.dtype}: {remedy}"
         return _error("observed", what)
     return None
 

@@ -148,7 +148,7 @@ def check_agreeing(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -
         raise ModelError(
             f"{name} returns different outputs for the same inputs (by {difference:.3g}): make its hidden randomness "
             "an input: a part of u, or for a network an argument of forward, named in from_module(net, ..., "
-            "inputs={'noise': (1, 4, 4)})"
+            "inputs={'noise': (1, 4, 4)}); let no call change what it computes with, such as a counter or running mean"
         )
 
 

@@ -535,3 +535,33 @@ def test_flat_outputs_are_named_in_one_line():
     dgm.condition(constant, torch.tensor([0.1, 0.5, 0.5, 1.0]), observe=dgm.pixels(torch.tensor([True] * 3 + [False])))
     with pytest.raises(ObservationError, match=r"2 of 2 observed values of Coupled .* change only in steps"):
         dgm.condition(Coupled(False), torch.zeros(2), observe=Rounded(), noise=0.1)
+
+
+def test_an_energy_that_leaves_torch_is_named_wherever_gradients_are_needed():
+    target = dgm.Target(lambda x: torch.as_tensor((x.numpy() ** 2).sum(-1)), 2)
+    base = dgm.Gaussian(torch.zeros(2), torch.ones(2))
+    short = {"chains": 2, "seed": 0, "progress": False}
+    for call in (
+        lambda: dgm.sample(target, warmup=2, draws=2, **short),
+        lambda: dgm.log_evidence(target, base, **short),
+        lambda: dgm.modes(target),
+        lambda: dgm.Gaussian.laplace(target),
+        lambda: dgm.Gaussian.fit(target),
+    ):
+        with pytest.raises(ArgumentError, match=r"the energy of a Target has no gradient, as it leaves torch"):
+            call()
+    # the remedy
+    dgm.sample(target, dgm.kernels.RandomWalk(0.5), warmup=2, draws=2, **short)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda u: torch.where(u > 0, u.sqrt(), 0 * u) + u, "derivatives of Function are not finite .* torch.where"),
+        (lambda u: torch.fft.fft(u), "give real numbers, as torch.view_as_real"),
+    ],
+    ids=["the branch not taken", "complex numbers"],
+)
+def test_outputs_without_usable_derivatives_have_their_own_remedy(function, words):
+    with pytest.raises(ModelError, match=words):
+        dgm.condition(Function(function, 3), torch.ones(3))
