@@ -75,7 +75,7 @@ REFUSED = {
     "an image": (lambda: arguments.numbers("f", "x", Image.new("L", (2, 2))), "f(x=a Image): must be a tensor, or "),
     "a list of images": (
         lambda: arguments.numbers("f", "x", [Image.new("RGB", (2, 2))]),
-        "numbers to make one of: convert images with np.asarray(image) / 255",
+        "numbers to make one of: dgm.image(picture, like=model) reads one",
     ),
     "complex numbers": (lambda: arguments.numbers("f", "x", 1j), "f(x of torch.complex64): must be real"),
     "one that is infinite": (lambda: arguments.finite("f", "x", [1, math.inf]), "f(x=inf): not finite"),
