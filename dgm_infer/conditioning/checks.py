@@ -16,8 +16,8 @@ from torch import Tensor
 from ..diagnosis import Finding
 from ..errors import DgmInferError, ModelError, ObservationError, cause
 from ..models import copied
-from .agreement import DIFFERENTIABLE, check_agreement, constant_outputs, derivative_remedy
-from .derivatives import check_second, tame_draws
+from .agreement import DIFFERENTIABLE, check_agreement, check_second, constant_outputs, derivative_remedy
+from .derivatives import tame_draws
 from .faults import (
     check_agreeing,
     check_rows,

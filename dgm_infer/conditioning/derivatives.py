@@ -13,11 +13,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..autodiff.jacobian_products import push_forward
-from ..errors import ModelError, cause
-from ..probe import differences, relative_error
 from ..settings import Settings
-from .agreement import DIFFERENTIABLE, derivative_remedy
 from .observed import ObservedModel
 
 __all__ = [
@@ -25,7 +21,6 @@ __all__ = [
     "JacobianSettings",
     "Kinks",
     "Spectrum",
-    "check_second",
     "find_jump",
     "find_kinks",
     "jump_words",
@@ -61,10 +56,6 @@ class JacobianSettings(Settings):
     """Acceptance that jumps must leave attainable for them to matter."""
     nodes: int = 9
     """Points of a line whose slopes are compared first."""
-    second: float = 1e-3
-    """Relative difference of second derivatives from differences, beyond the errors of these, that counts."""
-    most: float = 0.75
-    """Share of the points at which it must be found."""
     halvings: int = 20
     """Times that the interval of the largest change is halved, to a millionth."""
     large: float = 0.3
@@ -148,56 +139,6 @@ def spectrum(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> Spectrum
     values = torch.linalg.svdvals(jacobian.nan_to_num(0, 0, 0))
     rank = int((values > SETTINGS.rank * values[..., :1]).sum(-1).max())
     return Spectrum(rank, values[..., 0].median().item(), values[..., max(rank, 1) - 1].median().item())
-
-
-def check_second(function: Callable[[Tensor], Tensor], u: Tensor, name: str, *, by_columns: bool = False) -> None:
-    """Raise :class:`ModelError` unless the derivatives of a function can be differentiated, and rightly.
-
-    Products ``w . J v`` are differentiated, and compared with their differences.
-
-    Args:
-        function: ``[n, D] -> [n, N]``.
-        u: points ``[n, D]``; a fault is one of most of them, as kinks are not.
-        by_columns: whether sampling takes J by products ``J v``, as of outputs with local inputs, not by rows.
-    """
-    rng = torch.Generator(u.device).manual_seed(8)
-    v, along = torch.randn(2, *u.shape, generator=rng, dtype=u.dtype, device=u.device)
-    with torch.no_grad():
-        w = torch.randn(function(u[:1]).shape[-1], generator=rng, dtype=u.dtype, device=u.device)
-
-    def product(x: Tensor) -> Tensor:
-        if by_columns:
-            return push_forward(function, x, v[:1])[1][0] @ w
-        x = x if x.requires_grad else x.detach().requires_grad_()
-        again = torch.is_grad_enabled()
-        with torch.enable_grad():
-            value = function(x)
-            if not value.requires_grad:
-                return torch.zeros_like(x[..., 0])
-            pulled = torch.autograd.grad((value @ w).sum(), x, create_graph=again, materialize_grads=True)[0]
-        return torch.linalg.vecdot(pulled, v[:1])
-
-    try:
-        with torch.enable_grad():
-            x = u.detach().requires_grad_()
-            first = product(x)
-            second = torch.zeros_like(u)
-            if first.requires_grad:
-                (second,) = torch.autograd.grad(first.sum(), x, materialize_grads=True)
-    except RuntimeError as error:
-        remedy = derivative_remedy(str(error)) or DIFFERENTIABLE
-        raise ModelError(
-            f"{name} has no second derivative, which the gradient of the density takes ({cause(error)}): {remedy}"
-        ) from error
-    with torch.no_grad():
-        found = differences(lambda x: product(x).unsqueeze(-1), u, along)
-    apart = relative_error(found.combined, torch.linalg.vecdot(second, along), found.size, found.combined_error)
-    if (apart > SETTINGS.second).double().mean() >= SETTINGS.most:
-        raise ModelError(
-            f"the second derivatives of {name} do not match its first ones (differences differ by "
-            f"{apart.median().item():.2g} of their size): look for a backward that is not the derivative of its own "
-            "autograd.Function, detach() inside one, or an operation of torch with a wrong double backward"
-        )
 
 
 def jump_words(size: float, operations: str) -> tuple[str, str]:

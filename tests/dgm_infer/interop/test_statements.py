@@ -211,7 +211,7 @@ def log_dirichlet(a):
 
 
 def log_lkj(a, of_factor=False):
-    """Lewandowski, Kurowicka and Joe 2009, formula (16): of a matrix, or of its factor with the Jacobian."""
+    """Of a correlation matrix of three variables, or of its factor with the Jacobian of its diagonal."""
     constant = sum(0.5 * k * math.log(math.pi) + torch.lgamma(a + (2 - k) / 2) - torch.lgamma(a + 1) for k in (1, 2))
     diagonal = torch.linalg.cholesky(CORRELATION).diagonal().log()
     jacobian = diagonal[1] if of_factor else 0.0
