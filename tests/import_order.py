@@ -90,6 +90,7 @@ ORDER = {
     ],
     "dgm_infer.references": ["scales", "density", "minimise", "modes", "variational", "gaussian", "mixture", "flow"],
     "dgm_infer.sampling": [
+        "plateau",
         "adaptation",
         "inference_data",
         "predictive",

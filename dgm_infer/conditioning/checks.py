@@ -397,13 +397,4 @@ def number(subject: Subject) -> Finding | None:
 
 
 APPROXIMATE_CHECKS: tuple[Check, ...] = (operator, structure, derivatives, far_data)
-DATA_CHECKS: tuple[Check, ...] = (
-    operator,
-    structure,
-    derivatives,
-    second_derivatives,
-    far_data,
-    edges,
-    atoms,
-    number,
-)
+DATA_CHECKS: tuple[Check, ...] = (*APPROXIMATE_CHECKS[:3], second_derivatives, far_data, edges, atoms, number)

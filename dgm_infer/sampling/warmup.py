@@ -13,7 +13,6 @@ from ..kernels.kernel import Preconditioned, State, Trial, Tunable, Tuning
 from ..kernels.metrics import Metric
 from ..kernels.mode_jumps import ModeJumps
 from .adaptation import (
-    AcceptancePlateau,
     ChEES,
     DualAveraging,
     MetricWindows,
@@ -23,6 +22,7 @@ from .adaptation import (
     is_level,
     reasonable_step_size,
 )
+from .plateau import AcceptancePlateau
 
 __all__ = ["WarmUp"]
 

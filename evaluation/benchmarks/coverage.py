@@ -31,6 +31,7 @@ METHODS: dict[str, Method | None] = {
     "Gibbs tempering": dgm.GibbsTempering(),
     "joint tempering": dgm.ContinuousTempering(),
     "simulated tempering": dgm.SimulatedTempering(),
+    "importance tempering": dgm.evidence.ImportanceTempering(),
     "path sampling": dgm.evidence.PathSampling(),
     "parallel tempering": dgm.ParallelTempering(),
 }
