@@ -1,6 +1,7 @@
 """What has derivatives of another function is refused where it is given: models, operators, decoders, targets."""
 
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -96,6 +97,8 @@ def test_the_check_costs_few_evaluations_and_is_made_once_a_model():
 
 class Function(dgm.GenerativeModel):
     """Any function of standard normal inputs."""
+
+    function: Any
 
     def __init__(self, function, dim):
         super().__init__()
@@ -246,6 +249,9 @@ def test_what_has_changed_since_is_looked_at_again():
 
 class Switched(Coupled):
     """Whose derivative stops where any of what it holds, in whichever way, is set."""
+
+    enclosed: Any
+    partial: Any
 
     def __init__(self):
         super().__init__(False)

@@ -1,6 +1,7 @@
 """``check()`` says in words what a pretrained network trips on: kinks, weights, bad conditioning, what vmap refuses."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -304,7 +305,8 @@ def updates(code, data):
 
     fibre = dgm.condition(Model(), torch.tensor(data, dtype=FLOAT))
     draws = dgm.sample(fibre, chains=8, warmup=100, draws=20, seed=0, progress=False)
-    steps = draws.stats["n_steps"].double().mean() * draws.kernel.n_geodesic
+    kernel: Any = draws.kernel
+    steps = draws.stats["n_steps"].double().mean() * kernel.n_geodesic
     return (draws.stats["solver_iterations"].double().mean() + steps).item()
 
 
