@@ -128,9 +128,10 @@ def test_a_derivative_that_is_off_by_a_hundredth_is_refused(dtype, offset):
 def test_control_networks_with_kinks_and_offsets_are_taken_in_any_type(dtype, activation):
     for seed in range(4):
         torch.manual_seed(seed)
-        net = nn.Sequential(nn.Linear(10, 256), activation, nn.Linear(256, 256), activation, nn.Linear(256, 100))
-        net[-1].bias.data.add_(10.0 * seed)
-        dgm.condition(generators.from_module(net, latent=10), net[-1].bias.detach(), noise=0.1, dtype=dtype)
+        last = nn.Linear(256, 100)
+        last.bias.data.add_(10.0 * seed)
+        net = nn.Sequential(nn.Linear(10, 256), activation, nn.Linear(256, 256), activation, last)
+        dgm.condition(generators.from_module(net, latent=10), last.bias.detach(), noise=0.1, dtype=dtype)
 
 
 @pytest.mark.parametrize("n", [10, 1000])
@@ -252,6 +253,7 @@ class Switched(Coupled):
 
     enclosed: Any
     partial: Any
+    buffer: torch.Tensor
 
     def __init__(self):
         super().__init__(False)

@@ -109,7 +109,7 @@ def test_a_problem_whose_chains_stay_at_one_end_leaves_those_of_the_others():
     target = dgm.Target(lambda x: 0.5 * x.square().sum(-1) - shift, 1, (2,))
     base = dgm.Gaussian(torch.zeros(2, 1, dtype=FLOAT), 1.2)
     gibbs = dgm.GibbsTempering(draws=20, warmup=5, pilot_temperatures=10, log_zeta=0.9)
-    simulated = dgm.SimulatedTempering(draws=20, warmup=5, temperatures=4, pilot_temperatures=10, weights="equal")
+    simulated = dgm.SimulatedTempering(draws=20, warmup=5, temperatures=4, pilot_temperatures=10, log_zeta=0.9)
     for method in (dgm.evidence.PathSampling(gibbs, 4), dgm.evidence.ImportanceTempering(simulated)):
         estimate = dgm.log_evidence(target, base, method, chains=8, seed=1, coverage=False, progress=False)
         assert estimate.std_error[0] < 0.5
