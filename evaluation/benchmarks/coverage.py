@@ -126,7 +126,8 @@ def page(record: dict[str, Any]) -> str:
             "# Coverage of 95 % intervals of log Z\n",
             f"`{record['command']}`: {settings['problems']} problems of every family, {settings['chains']} chains, "
             "default settings. Share of problems whose interval covers log Z; after a slash, where it differs, the "
-            "share that is covered or named by `diagnose()`; in parentheses root mean square and claimed errors, of those that are finite.\n",
+            "share that is covered or named by `diagnose()`; in parentheses root mean square and claimed errors, where "
+            "these are finite.\n",
             coverage_table(record["rows"]),
             f"On {record['processor']}, {cores_of(record['threads'])}; {versions(record)}.\n",
         ]
