@@ -160,6 +160,7 @@ ORDER = {
     ],
     "generators": [
         "arrays",
+        "hub",
         "weights",
         "registry",
         "networks",
