@@ -12,7 +12,8 @@ from mkdocs.structure.files import File
 
 README, CONTRIBUTING, RESULTS, TUTORIALS = "README.md", "CONTRIBUTING.md", "evaluation/results", "docs/tutorials"
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
-_ROLE = re.compile(r":(?:attr|class|data|func|meth):(?=<code>)")
+# the first colon is gone where a description begins with a role
+_ROLE = re.compile(r"(?<![\w/]):?(?:attr|class|data|func|meth):(?=<code>)")
 
 
 def on_files(files, config):
