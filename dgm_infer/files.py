@@ -208,8 +208,10 @@ def read_arrays(path: Path, fits: Callable[[dict[str, tuple[int, ...]]], bool] =
 
 
 @contextmanager
-def complete_run(name: str, root: str | os.PathLike = "runs", configuration: str | None = None) -> Iterator[Path]:
-    """A new folder to write results to, with the configuration of the run in it.
+def complete_run(
+    name: str, root: str | os.PathLike = "runs", configuration: str | None = None, resume: Path | None = None
+) -> Iterator[Path]:
+    """A new folder to write results to, with the configuration of the run in it; or that of a run that goes on.
 
     If the block fails, the folder stays with the results that it holds, which a note of the exception names; without
     any it is removed.
@@ -220,12 +222,12 @@ def complete_run(name: str, root: str | os.PathLike = "runs", configuration: str
     if not name or name in (".", "..") or Path(name).name != name:
         raise ConfigError(f"name: {name!r} must be a plain name, for a folder in {root}")
     try:
-        made = new_folder(name, root)
+        made = new_folder(name, root) if resume is None else [resume]
     except OSError as error:
         raise ConfigError(f"output: cannot make a folder in {root}: {error.strerror}") from error
     folder = made[0]
     try:
-        if configuration is not None:
+        if configuration is not None and resume is None:
             with reported_as(ConfigError):
                 write_file(folder / CONFIGURATION, configuration)
         try:
@@ -234,7 +236,7 @@ def complete_run(name: str, root: str | os.PathLike = "runs", configuration: str
             raise ConfigError(f"output: cannot write to {folder}: {error.strerror}") from error
         yield folder
     except BaseException as error:
-        if not remove_unfinished(made):
+        if resume is not None or not remove_unfinished(made):
             error.add_note(f"{folder} keeps what was finished: {held(folder)}")
         raise
 

@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -13,7 +13,7 @@ from tqdm import tqdm
 from .diagnosis import DiagnosisWarning
 from .settings import Settings
 
-__all__ = ["Progress", "ProgressSettings", "foretell", "foretold"]
+__all__ = ["Progress", "ProgressSettings", "counted", "foretell", "foretold"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,14 @@ def foretold(steps: int, what: str) -> Iterator[int]:
             foretell(what, (steps - 2) * (time.monotonic() - start))
 
 
+def counted(more: int | Callable[[], bool], first: int = 0) -> Iterator[int]:
+    """The numbers from the first one on, below ``more`` or as long as there are more."""
+    i = first
+    while more() if callable(more) else i < more:
+        yield i
+        i += 1
+
+
 class Progress:
     """A bar over a run's transitions; its text is computed only when it is redrawn, a few times per second.
 
@@ -72,6 +80,8 @@ class Progress:
         self._total, self._made = total, 0
         self._clock: tuple[float, int] | None = None
         self._timed = ""
+        self.loops: Callable[..., Iterator[int]] | None = None
+        """What keeps loops, set by who keeps the run: :meth:`steps` with this object first."""
 
     def __enter__(self) -> Self:
         return self
@@ -128,6 +138,24 @@ class Progress:
         if self._news:
             self.bar.set_postfix_str(self._describe(self._news))
             self._news.clear()
+
+    def steps(
+        self, phase: str, more: int | Callable[[], bool], live: Sequence[Any], news: Callable[[], Any] | None = None
+    ) -> Iterator[int]:
+        """The numbers of the steps of a loop, each counted when it is done.
+
+        A run that is kept in a folder puts the loop down between two steps, and takes it up there again.
+
+        Args:
+            more: how many steps, or whether there is another one.
+            live: the objects that steps change, generators of random numbers included; they refer to each other and to
+                what does not change.
+            news: as of :meth:`update`, after any step.
+        """
+        numbers = counted(more) if self.loops is None else self.loops(self, phase, more, live, news)
+        for i in numbers:
+            yield i
+            self.update(phase, news)
 
     def finish(self) -> None:
         """Show the last news of a part of the run."""

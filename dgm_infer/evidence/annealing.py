@@ -1,8 +1,10 @@
 """Annealed importance sampling (Neal 2001), from the base and back from exact draws (math 7.1, math 7.2)."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from types import SimpleNamespace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -12,12 +14,13 @@ from ..arguments.objects import shown
 from ..errors import ArgumentError, EvidenceError
 from ..progress import Progress
 from ..references.density import Whitened
+from ..sampling.plan import Keeping
 from .estimators import Estimate, bennett, finite_or_zero, largest_share, log_mean, weight_ess
 from .method import EstimateStatus, Outcome
 from .path import AnnealedPath, Move, PathPoint
 from .plan import Plan, Planned
 from .result import Evidence
-from .run import EvidenceRun, RunOptions
+from .run import EvidenceRun, Job, RunOptions, carried_out, kept_as
 
 __all__ = ["AIS", "Annealed", "Annealing", "Bounds", "HamiltonianAIS", "Moves", "anneal", "bidirectional"]
 
@@ -45,6 +48,8 @@ class Annealed(NamedTuple):
 
 class Moves(Protocol):
     """Transitions of annealed chains."""
+
+    rng: torch.Generator
 
     def forward(self, point: PathPoint, beta: Tensor, step_size: Tensor) -> Move:
         """A transition that leaves the density at ``beta [*batch]`` invariant."""
@@ -78,24 +83,29 @@ def anneal(
     last = len(betas) - 1
     point = path.at(v)
     log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=v.device)
-    acceptance = torch.zeros_like(point.energy)
+    at = SimpleNamespace(point=point, log_weights=log_weights, acceptance=torch.zeros_like(point.energy))
     sign, words = (-1, "annealing back") if back else (1, "annealing")
     progress.expect(last)
     if watch is not None:
-        watch(log_weights, point)
-    for k in reversed(range(last)) if back else range(last):
-        width, difference = sign * (betas[k + 1] - betas[k]), path.difference(point)
+        watch(at.log_weights, at.point)
+
+    def estimate() -> Estimate:
+        found = log_mean(finite_or_zero(at.log_weights))
+        return found._replace(log_z=sign * found.log_z)
+
+    for i in progress.steps(words, last, (at, moves, path, moves.rng), estimate):
+        k = last - 1 - i if back else i
+        width, difference = sign * (betas[k + 1] - betas[k]), path.difference(at.point)
         # a step of zero length adds nothing, even if the difference is infinite
-        log_weights.sub_(torch.where(width != 0, width * difference, 0.0))
+        at.log_weights.sub_(torch.where(width != 0, width * difference, 0.0))
         to, move = (k, moves.backward) if back else (k + 1, moves.forward)
         if to > 0:
-            point, accepted = move(point, betas[to], steps[to])
-            acceptance += accepted
+            at.point, accepted = move(at.point, betas[to], steps[to])
+            at.acceptance += accepted
         if watch is not None:
-            watch(log_weights, point)
-        progress.update(words, lambda: sign * log_mean(finite_or_zero(log_weights)).log_z)
+            watch(at.log_weights, at.point)
     moved = max(last - 1, 1) if back else last
-    return Annealed(finite_or_zero(log_weights), point, acceptance / moved)
+    return Annealed(finite_or_zero(at.log_weights), at.point, at.acceptance / moved)
 
 
 @dataclass(frozen=True, eq=False)
@@ -253,6 +263,10 @@ def bidirectional(
     chunk: int | None = None,
     keep_draws: bool = True,
     progress: bool = True,
+    run: str | os.PathLike | None = None,
+    checkpoint_every: float = 60.0,
+    devices: Sequence[str | torch.device] | str | torch.device | None = None,
+    executor: Any = None,
 ) -> Bounds:
     """Bound log Z from both sides by annealing from the base and back from exact draws (Grosse et al. 2015).
 
@@ -265,6 +279,7 @@ def bidirectional(
             both directions.
         exact: whether the draws are exact. If not, upper and combined are labelled ``"heuristic"``.
         chains, seed, chunk, keep_draws, progress: as in :func:`log_evidence`.
+        run, checkpoint_every, devices, executor: as in :func:`log_evidence`.
 
     Raises:
         ArgumentError: an argument is outside its range, or shapes do not fit.
@@ -274,23 +289,32 @@ def bidirectional(
     if not isinstance(method, Annealing):
         raise ArgumentError(f"bidirectional(method={shown(method)}): expected an AIS or a HamiltonianAIS")
     flag("bidirectional", "exact", exact)
-    run = EvidenceRun("bidirectional", target, base, method, RunOptions(chains, seed, chunk, keep_draws, progress))
+    keeping = Keeping.checked("bidirectional", run, checkpoint_every, devices, executor)
+    own = EvidenceRun("bidirectional", target, base, method, RunOptions(chains, seed, chunk, keep_draws, progress))
     draws = finite("bidirectional", "exact_draws", exact_draws).to(base.mean)
     shared = draws.shape == base.mean.shape
     if shared:
-        draws = draws.expand(run.chains, *draws.shape)
-    if draws.shape != (run.chains, *base.mean.shape):
+        draws = draws.expand(own.chains, *draws.shape)
+    if draws.shape != (own.chains, *base.mean.shape):
         raise ArgumentError(
             f"bidirectional(exact_draws of shape {tuple(draws.shape)}): expected {tuple(base.mean.shape)}, or "
-            f"{(run.chains, *base.mean.shape)} for {run.chains} chains"
+            f"{(own.chains, *base.mean.shape)} for {own.chains} chains"
         )
     with torch.no_grad():
-        lost = ~run.target.energy(draws).isfinite().all(0)
+        lost = ~own.target.energy(draws).isfinite().all(0)
     if lost.any():
         raise EvidenceError(
             f"the target has zero density at the exact draws of {int(lost.sum())} of {lost.numel()} problems: they "
             "come from another target"
         )
+    more = {"draws": draws.contiguous(), "shared": shared, "exact": exact}
+    return carried_out(own, more, keeping)
+
+
+def _work(run: EvidenceRun, more: dict[str, Any]) -> Callable[[AnnealedPath, slice | None], list[Outcome]]:
+    """What is done for a chunk of problems: chains from the base, and chains back from the exact draws."""
+    base, method, draws = run.base, run.method, more["draws"]
+    assert isinstance(method, Annealing)
 
     def work(path: AnnealedPath, problems: slice | None) -> list[Outcome]:
         own = draws if problems is None else draws.reshape(run.chains, -1, base.dim)[:, problems]
@@ -310,12 +334,19 @@ def bidirectional(
         estimate, overlap = bennett(forward.log_weights, back.log_weights)
         return [lower, upper, lower._replace(estimate=estimate, diagnostics={"overlap": overlap})]
 
-    outcomes = run.outcomes(work)
-    names = [(f"{type(method).__name__} {kind}", kind) for kind in ("lower", "upper")] + [("Bennett", "consistent")]
+    return work
+
+
+def _bounds(run: EvidenceRun, outcomes: list[Outcome], more: dict[str, Any]) -> Bounds:
+    method = type(run.method).__name__
+    names = [(f"{method} {kind}", kind) for kind in ("lower", "upper")] + [("Bennett", "consistent")]
     results = []
     for outcome, (name, status) in zip(outcomes, names, strict=True):
-        honest: EstimateStatus = status if exact or status == "lower" else "heuristic"  # type: ignore[assignment]
+        honest: EstimateStatus = status if more["exact"] or status == "lower" else "heuristic"  # type: ignore[assignment]
         result = run.evidence(outcome, name, honest)
-        result.diagnostics["shared_exact_draw"] = shared
+        result.diagnostics["shared_exact_draw"] = more["shared"]
         results.append(result)
     return Bounds(*results)
+
+
+kept_as("bidirectional", Job(_work, _bounds))

@@ -1,6 +1,8 @@
 """``log_evidence()``: estimate, check, refine, in this order; and ``refine_base()``, which repeats them for a base."""
 
-from typing import Literal, NamedTuple
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -8,13 +10,15 @@ from ..arguments import flag, instance, random_seed, whole_number
 from ..errors import ArgumentError, uninterrupted
 from ..progress import foretold
 from ..references.density import Whitened
+from ..runs.folder import refuse_what_is_there
+from ..sampling.plan import Keeping
 from .checks import Unseen, checked, count_minima
 from .estimators import weight_ess
 from .method import Method, Outcome, check_method
 from .path import AnnealedPath
 from .refine import run_and_refine
 from .result import Evidence
-from .run import EvidenceRun, RunOptions, started
+from .run import EvidenceRun, Job, RunOptions, carried_out, kept_as, started
 from .tempering.gibbs import GibbsTempering
 from .tempering.parallel import ParallelTempering
 
@@ -33,6 +37,10 @@ def log_evidence(
     coverage: bool = True,
     refine: bool | None = None,
     progress: bool = True,
+    run: str | os.PathLike | None = None,
+    checkpoint_every: float = 60.0,
+    devices: Sequence[str | torch.device] | str | torch.device | None = None,
+    executor: Any = None,
 ) -> Evidence:
     """Estimate ``log Z``, with ``Z`` the integral of ``exp(-energy(x))``, for every problem of a batch.
 
@@ -60,6 +68,11 @@ def log_evidence(
             and unseen modes join it, with a share of a half. None for True without a ``method``, and else False.
             Diagnostics ``refinements`` (how often, per problem) and ``added_modes``.
         progress: show a bar with the running estimate on the standard error stream.
+        run: a new folder that keeps the run while it runs, its base and its method included: :func:`resume` goes on
+            with it after a stop of any kind, :func:`collect` reads what is there. The numbers are the same as without.
+        checkpoint_every: seconds from one checkpoint to the next, which is what a stop may cost. Checkpoints that take
+            long are made less often, for at most 2 % of the time.
+        devices, executor: who makes the chunks, as in :func:`sample`; an ``executor`` needs ``run``.
 
     Returns:
         :class:`Evidence`. An interrupt (Ctrl-C) returns what there is, with ``interrupted`` set and a warning: the
@@ -74,10 +87,14 @@ def log_evidence(
         KeyboardInterrupt: interrupted before there was any estimate.
     """
     call = "log_evidence"
+    keeping = Keeping.checked(call, run, checkpoint_every, devices, executor)
+    if run is not None:
+        # before a base is fitted
+        refuse_what_is_there(call, run)
     target, base, said = started(call, target, base)
     if method is not None:
         check_method(method)
-    run = EvidenceRun(
+    own = EvidenceRun(
         call,
         target,
         base,
@@ -85,27 +102,38 @@ def log_evidence(
         RunOptions(chains, seed, chunk, keep_draws, progress),
     )
     if method is None:
-        run.method = _chosen(run)
-    check = flag(call, "coverage", coverage) and run.method.status in ("unbiased", "consistent")
+        own.method = _chosen(own)
+    check = flag(call, "coverage", coverage) and own.method.status in ("unbiased", "consistent")
     refine = check and method is None if refine is None else flag(call, "refine", refine)
     if refine and not check:
         raise ArgumentError(
             f"{call}(refine=True): modes are looked for by coverage=True, of a method that is not a bound"
         )
+    return carried_out(own, {"check": check, "refine": refine}, keeping, said)
+
+
+def _work(run: EvidenceRun, more: dict[str, Any]) -> Callable[[AnnealedPath, slice | None], list[Outcome]]:
+    """What is done for a chunk of problems: an estimate, its check, and other bases."""
 
     def estimate_and_check(path: AnnealedPath) -> tuple[Outcome, Unseen]:
         outcome = _estimated(run, path)
-        if not check:
+        if not more["check"]:
             return outcome, Unseen.none(outcome.estimate.log_z)
         # a generator of its own: the check leaves the numbers of a run as they are without it
         rng = torch.Generator(path.base.mean.device).manual_seed(run.seed + 1)
         return checked(path, outcome, rng, compare=not getattr(run.method, "explores", False))
 
     def work(path: AnnealedPath, problems: slice | None) -> list[Outcome]:
-        return [run_and_refine(path, estimate_and_check) if refine else estimate_and_check(path)[0]]
+        return [run_and_refine(path, estimate_and_check) if more["refine"] else estimate_and_check(path)[0]]
 
-    (outcome,) = run.outcomes(work, said)
-    return run.evidence(outcome, type(run.method).__name__, run.method.status)
+    return work
+
+
+def _evidence(run: EvidenceRun, outcomes: list[Outcome], more: dict[str, Any]) -> Evidence:
+    return run.evidence(outcomes[0], type(run.method).__name__, run.method.status)
+
+
+kept_as("log_evidence", Job(_work, _evidence))
 
 
 def _chosen(run: EvidenceRun) -> Method:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -64,29 +65,35 @@ class LowerBound(Settings):
         draw = self._draw(path, chains, rng, progress)
         spent = path.evaluations
         draws = mean.new_empty(chains, self.samples, *mean.shape)
-        log_weights = torch.empty(draws.shape[:-1], dtype=torch.float64, device=mean.device)
-        made = 0
+        at = SimpleNamespace(
+            draws=draws,
+            log_weights=torch.empty(draws.shape[:-1], dtype=torch.float64, device=mean.device),
+            made=0,
+        )
+
+        def estimate() -> Estimate:
+            return self._estimate(finite_or_zero(at.log_weights[:, : at.made]))
+
         try:
-            while made < self.samples:
-                n = min(at_once, self.samples - made)
+            for _ in progress.steps("draws", lambda: at.made < self.samples, (at, path, rng), estimate):
+                n = min(at_once, self.samples - at.made)
                 v, new = draw(chains * n)
-                draws[:, made : made + n] = path.base.unwhiten(v).unflatten(0, (chains, n))
-                log_weights[:, made : made + n] = new.unflatten(0, (chains, n))
-                made += n
-                done = log_weights[:, :made]
-                progress.update("draws", lambda done=done: self._estimate(finite_or_zero(done)).log_z)
+                at.draws[:, at.made : at.made + n] = path.base.unwhiten(v).unflatten(0, (chains, n))
+                at.log_weights[:, at.made : at.made + n] = new.unflatten(0, (chains, n))
+                at.made += n
         except KeyboardInterrupt:
-            if made == 0:
+            if at.made == 0:
                 raise
-        log_weights = finite_or_zero(log_weights[:, :made])
+        made = at.made
+        log_weights = finite_or_zero(at.log_weights[:, :made])
         pooled = log_weights.flatten(0, 1)
         diagnostics = {
             "ess": weight_ess(pooled),
             "max_weight_share": largest_share(pooled),
             "log_z_pooled": log_mean(pooled).log_z,
         }
-        estimate = self._estimate(log_weights)
-        return Outcome(estimate, draws[:, :made], log_weights, diagnostics, spent, made < self.samples)
+        found = self._estimate(log_weights)
+        return Outcome(found, at.draws[:, :made], log_weights, diagnostics, spent, made < self.samples)
 
 
 @dataclass(frozen=True, eq=False)

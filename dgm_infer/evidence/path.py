@@ -58,6 +58,10 @@ class AnnealedPath:
         self.target, self.evaluations = target, 0
         self._start_from(base)
 
+    def __getstate__(self) -> dict[str, int]:
+        """What changes while a path is used."""
+        return {"evaluations": self.evaluations}
+
     def _start_from(self, base: Whitened) -> None:
         self.base = base
         self._normal_base = isinstance(base, GaussianDensity)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -244,26 +245,33 @@ class Piloted(Settings):
         point = path.at(path.draws(max(chains, 4), rng))
         adapts = self.step_size is None
         start = 1.2 * path.base.dim**-0.25 if self.step_size is None else self.step_size
-        log_step = StepSizes.constant(start, path.batch_shape, point.v).log_step[0].clone()
         log_weights = torch.zeros(point.energy.shape, dtype=torch.float64, device=betas.device)
-        kept, keep_at = point, _spread(point.energy, rng)
-        rates, log_steps, log_z_path = [_mean_gap(path.difference(point))], [], [torch.zeros_like(log_weights[0])]
-        for k in range(len(betas) - 1):
-            log_weights -= (betas[k + 1] - betas[k]) * path.difference(point)
-            log_z_path.append(log_mean(finite_or_zero(log_weights)).log_z)
+        keep_at = _spread(point.energy, rng)
+        at = SimpleNamespace(
+            point=point,
+            log_step=StepSizes.constant(start, path.batch_shape, point.v).log_step[0].clone(),
+            log_weights=log_weights,
+            kept=point,
+            rates=[_mean_gap(path.difference(point))],
+            log_steps=[],
+            log_z_path=[torch.zeros_like(log_weights[0])],
+        )
+        for k in progress.steps("pilot", len(betas) - 1, (at, path, rng)):
+            at.log_weights -= (betas[k + 1] - betas[k]) * path.difference(at.point)
+            at.log_z_path.append(log_mean(finite_or_zero(at.log_weights)).log_z)
             for _ in range(TUNING.first if k == 0 and adapts else 1):
-                move = path.move(point, betas[k + 1].expand(point.energy.shape), log_step.exp(), self.n_steps, rng)
-                point = move.point
+                beta = betas[k + 1].expand(at.point.energy.shape)
+                move = path.move(at.point, beta, at.log_step.exp(), self.n_steps, rng)
+                at.point = move.point
                 if adapts:
-                    error = move.acceptance.mean(0).to(log_step) - self.target_acceptance
-                    log_step = (log_step + TUNING.gain * error).clamp(-10, math.log(2))
-            log_steps.append(log_step)
-            rates.append(_mean_gap(path.difference(point)))
-            kept = point.where((keep_at > betas[k]) & (keep_at <= betas[k + 1]), kept)
-            progress.update("pilot")
-        steps = _by_regions(betas.to(log_step), torch.stack([log_steps[0], *log_steps]))
-        log_weights = finite_or_zero(log_weights)
-        return Pilot(steps, betas, _running_mean(torch.stack(rates)), log_weights, kept, torch.stack(log_z_path))
+                    error = move.acceptance.mean(0).to(at.log_step) - self.target_acceptance
+                    at.log_step = (at.log_step + TUNING.gain * error).clamp(-10, math.log(2))
+            at.log_steps.append(at.log_step)
+            at.rates.append(_mean_gap(path.difference(at.point)))
+            at.kept = at.point.where((keep_at > betas[k]) & (keep_at <= betas[k + 1]), at.kept)
+        steps = _by_regions(betas.to(at.log_step), torch.stack([at.log_steps[0], *at.log_steps]))
+        rates = _running_mean(torch.stack(at.rates))
+        return Pilot(steps, betas, rates, finite_or_zero(at.log_weights), at.kept, torch.stack(at.log_z_path))
 
 
 def _spread(like: Tensor, rng: torch.Generator) -> Tensor:

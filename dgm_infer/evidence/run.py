@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..arguments import allocatable, context, flag, numbers, random_seed, whole_number
+from ..arguments import allocatable, context, flag, numbers, other_seed, random_seed, whole_number
 from ..conditioning import Everything, Fibre, LatentPosterior, condition
 from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, EvidenceError, cause
@@ -18,13 +18,18 @@ from ..probe import energy_doubt, energy_fault, probe_points
 from ..progress import Progress
 from ..references import Gaussian
 from ..references.density import Whitened
+from ..runs.folder import RunFolder
+from ..runs.kinds import KINDS
+from ..runs.replay import Function, Replayed
+from ..runs.resume import begin
+from ..sampling.plan import Keeping
 from ..target import Target, as_target
 from .method import EstimateStatus, Method, Outcome, joined
 from .path import AnnealedPath
 from .result import Evidence
 from .warnings import run_warnings
 
-__all__ = ["EvidenceRun", "RunOptions", "Started", "started"]
+__all__ = ["EvidenceRun", "Job", "RunOptions", "Started", "carried_out", "kept_as", "started"]
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,15 @@ def _of_fibre(fibre: Fibre) -> tuple[LatentVariableModel | None, Tensor]:
     return (LatentVariableModel.find(fibre.model) if whole else None), fibre.values
 
 
+class Chunk(NamedTuple):
+    """What was found for a chunk of problems."""
+
+    outcomes: list[Outcome]
+    evaluations: int
+    """Gradients per chain and problem."""
+    seconds: float
+
+
 class RunOptions(NamedTuple):
     """Arguments of :func:`log_evidence` that say how a run goes, unchecked."""
 
@@ -128,11 +142,16 @@ class RunOptions(NamedTuple):
     progress: bool
 
 
+Work = Callable[[AnnealedPath, slice | None], list[Outcome]]
+
+
 class EvidenceRun:
     """One call of the public function ``name``: its checked arguments and its chunks."""
 
-    def __init__(self, name: str, target: Target, base: Whitened, method: Method, options: RunOptions):
-        target = as_target(target)
+    def __init__(
+        self, name: str, target: Target, base: Whitened, method: Method, options: RunOptions, *, probe: bool = True
+    ):
+        self.name, target = name, as_target(target)
         if not isinstance(base, Whitened):
             raise ArgumentError(
                 f"{name}(base={type(base).__name__}): expected a Gaussian, a Mixture or a Flow, for example "
@@ -154,9 +173,11 @@ class EvidenceRun:
         held = self.chains * base.dim * (n if self.keep_draws else min(chunk, n))
         allocatable(name, "chains", options.chains, held, "run fewer chains", like=base.mean)
         self.seed = random_seed(name, options.seed)
+        self.options = options._replace(seed=self.seed)
         self.chunks = [slice(i, min(i + chunk, n)) for i in range(0, n, chunk)] if chunk < n else [None]
         self.rng = torch.Generator(base.mean.device).manual_seed(self.seed)
-        self._probe(name)
+        if probe:
+            self._probe(name)
         self.bar: Progress
         self.evaluations, self.seconds = 0, 0.0
         self.estimated, self.interrupted = n, False
@@ -189,38 +210,48 @@ class EvidenceRun:
         if doubt := energy_doubt(path.target, x):
             warnings.warn(f"{name}(): {doubt}", stacklevel=4)
 
-    def outcomes(
-        self, work: Callable[[AnnealedPath, slice | None], list[Outcome]], said: str | None = None
-    ) -> list[Outcome]:
+    def outcomes(self, work: Work, said: str | None = None) -> list[Outcome]:
         """Run ``work`` on every chunk and join each of its outcomes over the chunks; ``said`` is noted before."""
-        self.bar = Progress(self.progress, _mean_log_z)
+        bar = Progress(self.progress, described)
         if said is not None:
-            self.bar.note(said)
-        started = time.perf_counter()
-        done = []
+            bar.note(said)
+        done: list[Chunk] = []
         try:
-            for i, problems in enumerate(self.chunks):
+            for i in range(len(self.chunks)):
                 if len(self.chunks) > 1:
-                    self.bar.prefix = f"chunk {i + 1} of {len(self.chunks)}: "
-                path = self.path(problems)
-                parts = work(path, problems)
-                if not self.keep_draws:
-                    # a copy: a slice would keep all of them in memory
-                    parts = [part._replace(draws=part.draws[:, :0].clone()) for part in parts]
-                done.append(parts)
-                self.bar.finish()
-                # the number of adaptive temperatures differs between chunks
-                self.evaluations = max(self.evaluations, path.evaluations)
-                if any(part.interrupted for part in parts):
+                    bar.prefix = f"chunk {i + 1} of {len(self.chunks)}: "
+                done.append(self.chunk(i, work, bar))
+                bar.finish()
+                if any(part.interrupted for part in done[-1].outcomes):
                     break
         except KeyboardInterrupt:
             if not done:
                 raise
         finally:
-            self.bar.close()
-        self.seconds = time.perf_counter() - started
-        self._say_interrupted(done)
-        columns = [list(chunks) for chunks in zip(*done, strict=True)]
+            bar.close()
+        return self.joined(done)
+
+    def chunk(self, number: int, work: Work, bar: Progress) -> Chunk:
+        """Run ``work`` on a chunk of problems, which has random numbers of its own."""
+        self.bar = bar
+        if number > 0:
+            own = other_seed(f"chunk {number}", self.seed)
+            self.rng = torch.Generator(self.base.mean.device).manual_seed(own)
+        began, problems = time.perf_counter(), self.chunks[number]
+        path = self.path(problems)
+        parts = work(path, problems)
+        if not self.keep_draws:
+            # a copy: a slice would keep all of them in memory
+            parts = [part._replace(draws=part.draws[:, :0].clone()) for part in parts]
+        return Chunk(parts, path.evaluations, time.perf_counter() - began)
+
+    def joined(self, done: list[Chunk]) -> list[Outcome]:
+        """The outcomes of the first chunks, each over all problems: NaN for those of other chunks."""
+        # the number of adaptive temperatures differs between chunks
+        self.evaluations = max(chunk.evaluations for chunk in done)
+        self.seconds = sum(chunk.seconds for chunk in done)
+        self._say_interrupted([chunk.outcomes for chunk in done])
+        columns = [list(parts) for parts in zip(*(chunk.outcomes for chunk in done), strict=True)]
         return [parts[0] if len(self.chunks) == 1 else joined(parts, self.target.batch_shape) for parts in columns]
 
     def _say_interrupted(self, done: list[list[Outcome]]) -> None:
@@ -280,6 +311,73 @@ class EvidenceRun:
         )
 
 
-def _mean_log_z(news: list[Callable[[], Tensor]]) -> str:
-    """The latest running estimate, for the progress bar."""
-    return f"mean log Z {news[-1]().mean().item():.3f}"
+def estimate_numbers(news: Any) -> dict[str, float]:
+    """The latest running estimate, by name: its mean over problems, and the largest error."""
+    found = news
+    if isinstance(found, Tensor):
+        return {"log_z": found.mean().item()}
+    return {"log_z": found.log_z.mean().item(), "std_error": found.std_error.max().item()}
+
+
+def described(news: list[Callable[[], Any]]) -> str:
+    """The same for the progress bar."""
+    return f"mean log Z {estimate_numbers(news[-1]())['log_z']:.3f}"
+
+
+class Job(NamedTuple):
+    """What a function does for every chunk, and makes of all of them."""
+
+    work: Callable[[EvidenceRun, dict[str, Any]], Work]
+    """Of the run and what else the function was given."""
+    result: Callable[[EvidenceRun, list[Outcome], dict[str, Any]], Any]
+
+
+def kept_as(name: str, job: Job) -> None:
+    """Let runs of the function ``name`` be kept in a folder, with a chunk of problems as a shard."""
+
+    def opened(folder: RunFolder, target: Any, inputs: dict[str, Any]) -> EvidenceRun:
+        options = RunOptions(**folder.manifest["options"])
+        return EvidenceRun(name, target, inputs["base"], inputs["method"], options, probe=False)
+
+    def shard(folder: RunFolder, target: Any, inputs: dict[str, Any], number: int, bar: Progress) -> tuple[Chunk, bool]:
+        run = opened(folder, target, inputs)
+        chunk = run.chunk(number, job.work(run, inputs["more"]), bar)
+        return chunk, not any(part.interrupted for part in chunk.outcomes)
+
+    def result(folder: RunFolder, target: Any, inputs: dict[str, Any], chunks: list[Chunk]) -> Any:
+        run = opened(folder, target, inputs)
+        return job.result(run, run.joined(chunks), inputs["more"])
+
+    def problem(call: str, given: Any) -> Target:
+        return _of_pair(call, given)[2] if isinstance(given, tuple | list) else as_target(given)
+
+    JOBS[name] = job
+    KINDS[name] = Replayed(Function(shard, result, problem, described, estimate_numbers))
+
+
+JOBS: dict[str, Job] = {}
+
+
+def carried_out(run: EvidenceRun, more: dict[str, Any], keeping: Keeping, said: str | None = None) -> Any:
+    """What the function of the run's name returns: computed here, or kept in a folder as it is computed.
+
+    Args:
+        more: what else it was given.
+        said: a line on the bar.
+    """
+    job = JOBS[run.name]
+    if not keeping.is_asked_for:
+        return job.result(run, run.outcomes(job.work(run, more), said), more)
+    if said is not None:
+        with Progress(run.progress) as bar:
+            bar.note(said)
+    return begin(
+        run.name,
+        keeping,
+        run.target,
+        {"base": run.base, "method": run.method, "more": more},
+        {"options": run.options._asdict()},
+        shards=len(run.chunks),
+        device=run.base.mean.device,
+        progress=run.progress,
+    )

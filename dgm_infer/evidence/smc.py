@@ -117,10 +117,10 @@ class SMC(Planned):
         spent = -(-path.evaluations * pilot_chains // chains)
         path.evaluations = 0
         swarm = _Swarm(self, path, sizes, chains, rng)
-        while not swarm.arrived:
+        live = (swarm, path, rng)
+        for _ in progress.steps("particles", lambda: not swarm.arrived, live, lambda: log_mean(swarm.log_z)):
             progress.expect(1)
             swarm.advance(betas)
-            progress.update("particles", lambda: log_mean(swarm.log_z).log_z)
         path.evaluations = spent + self.particles + (path.evaluations - 1) * swarm.movers
         return swarm.outcome(spent)
 

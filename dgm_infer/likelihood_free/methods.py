@@ -3,6 +3,7 @@
 import math
 import warnings
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import torch
@@ -39,23 +40,29 @@ class ABCRejection(Settings):
         whole_number("ABCRejection", "max_simulations", self.max_simulations)
 
     def run(self, simulation: Simulation, draws: int, rng: torch.Generator) -> Found:
-        kept, near, done, accepted, smallest = [], [], 0, 0, math.inf
-        while accepted < draws and done < self.max_simulations:
+        at = SimpleNamespace(kept=[], near=[], done=0, accepted=0, smallest=math.inf)
+
+        def more() -> bool:
+            return at.accepted < draws and at.done < self.max_simulations
+
+        for _ in simulation.progress.steps("simulations", more, (at, rng)):
             # as many as the acceptance so far asks for, up to a batch
-            wanted = (draws - accepted) / max(accepted / done, 1e-6) if done else 4 * draws
-            n = int(min(simulation.rows, self.max_simulations - done, max(wanted, 1)))
+            wanted = (draws - at.accepted) / max(at.accepted / at.done, 1e-6) if at.done else 4 * draws
+            n = int(min(simulation.rows, self.max_simulations - at.done, max(wanted, 1)))
             z = simulation.draw_prior(n, rng)
             distance = simulation.distances(z, rng)
             log_kernel = -KERNELS[self.kernel]((distance / self.tolerance).square())
             uniform = torch.rand(n, generator=rng, dtype=torch.float64)
             taken = uniform < log_kernel.exp()
-            kept.append(z[taken])
-            near.append(distance[taken])
-            done, accepted, smallest = done + n, accepted + int(taken.sum()), min(smallest, distance.min().item())
-        if not accepted:
-            raise nothing_accepted(self.tolerance, smallest, done)
-        parameters, distances = torch.cat(kept)[:draws], torch.cat(near)[:draws]
-        return Found(parameters, equal_weights(parameters), distances, self.tolerance, done, accepted / done)
+            at.kept.append(z[taken])
+            at.near.append(distance[taken])
+            at.done, at.accepted = at.done + n, at.accepted + int(taken.sum())
+            at.smallest = min(at.smallest, distance.min().item())
+        if not at.accepted:
+            raise nothing_accepted(self.tolerance, at.smallest, at.done)
+        parameters, distances = torch.cat(at.kept)[:draws], torch.cat(at.near)[:draws]
+        rate = at.accepted / at.done
+        return Found(parameters, equal_weights(parameters), distances, self.tolerance, at.done, rate)
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +92,10 @@ class ABCImportance(Settings):
             raise ArgumentError(
                 f"ABCImportance(proposal of {z.shape[-1]} coordinates): the simulator has {simulation.dim} parameters"
             )
-        distance = simulation.distances(z, rng)
+        at, parts = SimpleNamespace(distances=[]), z.split(simulation.rows)
+        for i in simulation.progress.steps("simulations", len(parts), (at, rng)):
+            at.distances.append(simulation.distances(parts[i], rng))
+        distance = torch.cat(at.distances)
         log_weights = -KERNELS[self.kernel]((distance / self.tolerance).square())
         if self.proposal is not None:
             log_weights = log_weights + simulation.prior.log_prob(z) - self.proposal.log_prob(z)
@@ -170,17 +180,17 @@ class ABCMCMC(Settings):
         here = Particles(z, start.distances[source], simulation.prior.log_prob(z))
         spread = simulation.draw_prior(self.chains, rng) if len(start.parameters) <= simulation.dim else z
         factor = self.scale * walk_factor(spread)
-        kept, near, accepted = [], [], 0.0
+        at = SimpleNamespace(here=here, kept=[], near=[], accepted=0.0)
         length = -(-draws // self.chains)
-        for i in range(self.warmup + length):
-            here, moved = move(simulation, here, factor, self.tolerance, self.kernel, rng)
+        for i in simulation.progress.steps("chains", self.warmup + length, (at, rng)):
+            at.here, moved = move(simulation, at.here, factor, self.tolerance, self.kernel, rng)
             if i >= self.warmup:
-                kept.append(here.z)
-                near.append(here.distance)
-                accepted += moved.double().mean().item()
-        parameters, distances = torch.cat(kept)[:draws], torch.cat(near)[:draws]
-        simulations = start.simulations + self.chains * (self.warmup + length)
-        return Found(parameters, equal_weights(parameters), distances, self.tolerance, simulations, accepted / length)
+                at.kept.append(at.here.z)
+                at.near.append(at.here.distance)
+                at.accepted += moved.double().mean().item()
+        parameters, distances = torch.cat(at.kept)[:draws], torch.cat(at.near)[:draws]
+        simulations, rate = start.simulations + self.chains * (self.warmup + length), at.accepted / length
+        return Found(parameters, equal_weights(parameters), distances, self.tolerance, simulations, rate)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,25 +225,26 @@ class ABCSMC(Settings):
     def run(self, simulation: Simulation, draws: int, rng: torch.Generator) -> Found:
         z = simulation.draw_prior(draws, rng)
         here = Particles(z, simulation.distances(z, rng), simulation.prior.log_prob(z))
-        reached, done, acceptance = here.distance.max().item(), draws, 1.0
-        while reached > self.tolerance:
+        at = SimpleNamespace(here=here, reached=here.distance.max().item(), done=draws, acceptance=1.0)
+        for _ in simulation.progress.steps("tolerances", lambda: at.reached > self.tolerance, (at, rng)):
+            here = at.here
             wanted = max(here.distance.quantile(self.survive).item(), self.tolerance)
-            below = here.distance[here.distance < reached]
-            if wanted >= reached and len(below):
+            below = here.distance[here.distance < at.reached]
+            if wanted >= at.reached and len(below):
                 # equal distances, as of discrete outputs
                 wanted = max(below.max().item(), self.tolerance)
             alive = here.distance <= wanted
             if not alive.any() or not wanted < float("inf"):
-                raise nothing_accepted(self.tolerance, here.distance.min().item(), done)
-            if acceptance < self.least_acceptance or wanted >= reached or done >= self.max_simulations:
+                raise nothing_accepted(self.tolerance, here.distance.min().item(), at.done)
+            if at.acceptance < self.least_acceptance or wanted >= at.reached or at.done >= self.max_simulations:
                 warnings.warn(
-                    f"ABCSMC(tolerance={self.tolerance:g}): stopped at {reached:.3g} after {done} simulations, where "
-                    f"{100 * acceptance:.2g} % of moves are accepted; the smallest distance seen is "
+                    f"ABCSMC(tolerance={self.tolerance:g}): stopped at {at.reached:.3g} after {at.done} simulations, "
+                    f"where {100 * at.acceptance:.2g} % of moves are accepted; the smallest distance seen is "
                     f"{here.distance.min():.3g}",
                     stacklevel=4,
                 )
                 break
-            reached = wanted
+            at.reached = wanted
             survivors = alive.nonzero().flatten()
             picked = torch.randint(len(survivors), (draws,), generator=rng)
             # survivors stay, the others restart from them
@@ -243,7 +254,9 @@ class ABCSMC(Settings):
             stayed = torch.ones(draws, dtype=torch.bool)
             moves = 0
             while moves < self.max_moves and stayed.double().mean() > 0.05:
-                here, moved = move(simulation, here, factor, reached, "uniform", rng)
-                stayed, moves, done = stayed & ~moved, moves + 1, done + draws
-                acceptance = moved.double().mean().item()
-        return Found(here.z, equal_weights(here.z), here.distance, reached, done, acceptance)
+                here, moved = move(simulation, here, factor, at.reached, "uniform", rng)
+                stayed, moves, at.done = stayed & ~moved, moves + 1, at.done + draws
+                at.acceptance = moved.double().mean().item()
+            at.here = here
+        here = at.here
+        return Found(here.z, equal_weights(here.z), here.distance, at.reached, at.done, at.acceptance)

@@ -1,9 +1,10 @@
 """``sample_abc()``: a simulation and a method become weighted draws."""
 
 import dataclasses
+import os
 import warnings
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -12,6 +13,12 @@ from ..arguments import allocatable, instance, random_seed, whole_number
 from ..arguments.objects import shown
 from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, StartError
+from ..progress import Progress
+from ..runs.folder import RunFolder
+from ..runs.kinds import KINDS
+from ..runs.replay import Function, Replayed
+from ..runs.resume import begin
+from ..sampling.plan import Keeping
 from .simulation import Simulation
 
 __all__ = ["ABCDraws", "ABCMethod", "Found", "equal_weights", "nothing_accepted", "sample_abc"]
@@ -87,7 +94,15 @@ class ABCMethod(Protocol):
     def run(self, simulation: Simulation, draws: int, rng: torch.Generator, /) -> Found: ...
 
 
-def sample_abc(simulation: Simulation, method: ABCMethod, *, draws: int = 1000, seed: int | None = None) -> ABCDraws:
+def sample_abc(
+    simulation: Simulation,
+    method: ABCMethod,
+    *,
+    draws: int = 1000,
+    seed: int | None = None,
+    run: str | os.PathLike | None = None,
+    checkpoint_every: float = 60.0,
+) -> ABCDraws:
     """Draw from the ABC posterior of a simulator's parameters (math 2.8).
 
     Args:
@@ -95,9 +110,13 @@ def sample_abc(simulation: Simulation, method: ABCMethod, *, draws: int = 1000, 
         method: :class:`ABCRejection`, :class:`ABCImportance`, :class:`ABCMCMC` or :class:`ABCSMC`.
         draws: draws to return; of :class:`ABCImportance`, simulations.
         seed: seed of all randomness; None draws one and records it.
+        run: a new folder that keeps the run while it runs: :func:`dgm_infer.resume` goes on with it after a stop of
+            any kind. The draws are the same as without; so they are only if simulators draw all their random numbers
+            from the generator that they are given.
+        checkpoint_every: seconds from one checkpoint to the next, which is what a stop may cost.
 
     Raises:
-        ArgumentError: an argument is outside its range.
+        ArgumentError: an argument is outside its range, or the folder holds a run.
         StartError: nothing is accepted; the message names the smallest distance seen and bounds the acceptance rate.
     """
     instance("sample_abc", "simulation", simulation, Simulation, "Simulation(simulate, prior, observed)")
@@ -106,13 +125,43 @@ def sample_abc(simulation: Simulation, method: ABCMethod, *, draws: int = 1000, 
     draws = whole_number("sample_abc", "draws", draws, 2)
     allocatable("sample_abc", "draws", draws, draws * simulation.dim, "fewer draws")
     seed = random_seed("sample_abc", seed)
-    found = method.run(simulation, draws, torch.Generator().manual_seed(seed))
+    keeping = Keeping.checked("sample_abc", run, checkpoint_every)
+    if not keeping.is_asked_for:
+        return _as_draws(method, draws, seed, _found(simulation, method, draws, seed, simulation.progress))
+    numbers = {"draws": draws, "seed": seed}
+    cpu = torch.device("cpu")
+    return begin("sample_abc", keeping, simulation, {"method": method}, numbers, shards=1, device=cpu, progress=False)
+
+
+def _found(simulation: Simulation, method: ABCMethod, draws: int, seed: int, progress: Progress) -> Found:
+    return method.run(simulation.watched(progress), draws, torch.Generator().manual_seed(seed))
+
+
+def _as_draws(method: ABCMethod, draws: int, seed: int, found: Found) -> ABCDraws:
     if len(found.parameters) < draws and hasattr(method, "max_simulations"):
         warnings.warn(
             f"sample_abc(draws={draws}): {found.simulations} simulations made only {len(found.parameters)} draws: "
             "raise max_simulations or the tolerance, or use ABCSMC()",
             DiagnosisWarning,
-            stacklevel=2,
+            stacklevel=3,
         )
     fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
     return ABCDraws(**fields, seed=seed)
+
+
+def _shard(
+    folder: RunFolder, simulation: Any, inputs: dict[str, Any], number: int, bar: Progress
+) -> tuple[Found, bool]:
+    draws, seed = (folder.manifest[name] for name in ("draws", "seed"))
+    return _found(simulation, inputs["method"], draws, seed, bar), True
+
+
+def _result(folder: RunFolder, simulation: Any, inputs: dict[str, Any], found: list[Found]) -> ABCDraws:
+    return _as_draws(inputs["method"], folder.manifest["draws"], folder.manifest["seed"], found[0])
+
+
+def _given(call: str, simulation: Any) -> Simulation:
+    return instance(call, "problem", simulation, Simulation, "the Simulation of the run")
+
+
+KINDS["sample_abc"] = Replayed(Function(_shard, _result, _given))

@@ -1,5 +1,6 @@
 """A simulator with its prior and data, called in batches that fit a memory budget."""
 
+import copy
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from ..arguments import choice, finite, function, whole_number
 from ..errors import ArgumentError, ModelError, cause
+from ..progress import Progress
 from ..target import Density, check_density
 
 __all__ = ["Simulation"]
@@ -49,6 +51,8 @@ class Simulation:
         ModelError: the simulator fails, or gives something else than ``[n, K]``.
     """
 
+    _progress: Progress | None = None
+
     def __init__(
         self,
         simulate: Callable[[Any, Any], Any],
@@ -81,6 +85,17 @@ class Simulation:
         rng = torch.Generator().manual_seed(0)
         self.distances(self.draw_prior(BATCHES.first, rng), rng)
         self._rows = max(1, min(memory // (8 * BATCHES.copies * (self.dim + len(y))), BATCHES.most))
+
+    def watched(self, progress: Progress) -> "Simulation":
+        """The same, whose methods count their steps so."""
+        other = copy.copy(self)
+        other._progress = progress
+        return other
+
+    @property
+    def progress(self) -> Progress:
+        """What counts the steps of a run."""
+        return Progress(False) if self._progress is None else self._progress
 
     @property
     def rows(self) -> int:

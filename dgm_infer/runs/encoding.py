@@ -13,6 +13,7 @@ import importlib
 import json
 import sys
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -32,16 +33,17 @@ _SEQUENCES = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, 
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)
 
 
-def encode(value: Any, what: str) -> bytes:
+def encode(value: Any, what: str, given: Sequence[Any] = ()) -> bytes:
     """The bytes of an object.
 
     Args:
         what: its name in messages.
+        given: objects that are referred to by their place here, and not stored: the reader has them.
 
     Raises:
         ArgumentError: it holds what neither a class path nor tensors describe, such as a lambda or a lock.
     """
-    writer = _Writer()
+    writer = _Writer(given)
     try:
         tree = json.dumps(writer.node(value))
         return _saved(writer.tensors, {"tree": tree})
@@ -51,18 +53,19 @@ def encode(value: Any, what: str) -> bytes:
         ) from error
 
 
-def decode(content: bytes, what: str, devices: dict[str, str] | None = None) -> Any:
+def decode(content: bytes, what: str, devices: dict[str, str] | None = None, given: Sequence[Any] = ()) -> Any:
     """The object of :func:`encode`.
 
     Args:
         what: its name in messages.
         devices: for the name of a device that tensors were on, that of the one to put them on.
+        given: the reader's own objects in place of the writer's.
 
     Raises:
         CheckpointError: one of its classes is not available, or is another one now.
     """
     try:
-        return _Reader(_loaded(content), devices or {}).value(_tree(content))
+        return _Reader(_loaded(content), devices or {}, given).value(_tree(content))
     except Exception as error:  # of __setstate__ too
         raise CheckpointError(f"{what} cannot be read here: {cause(error)}") from error
 
@@ -109,14 +112,15 @@ def _loaded(content: bytes) -> dict[str, Tensor]:
 
 def _own(tensor: Tensor) -> Tensor:
     """A copy with a memory of its own: a part of a tensor would be stored with all of it."""
-    return tensor.detach().to("cpu", copy=True).contiguous().clone()
+    return tensor.detach().to("cpu").clone(memory_format=torch.contiguous_format)
 
 
 class _Writer:
     """Turns objects into nodes of JSON: a plain value is itself, everything else a list that begins with its kind."""
 
-    def __init__(self):
+    def __init__(self, given: Sequence[Any] = ()):
         self.tensors: dict[str, Tensor] = {}
+        self._given = {id(value): i for i, value in enumerate(given)}
         # what was met already, kept alive so that no other object takes its address
         self._met: dict[int, tuple[Any, int]] = {}
 
@@ -124,6 +128,8 @@ class _Writer:
         kind = type(value)
         if kind in _PLAIN:
             return value
+        if id(value) in self._given:
+            return ["given", self._given[id(value)]]
         for name, sequence in _SEQUENCES.items():
             if kind is sequence:
                 return [name, [self.node(item) for item in value]]
@@ -162,7 +168,9 @@ class _Writer:
         if type(value) not in (Tensor, nn.Parameter) or value.layout != torch.strided or value.is_meta:
             raise TypeError(f"a {type(value).__name__} of layout {value.layout} on {value.device} is not stored")
         self.tensors[str(number)] = _own(value)
-        return ["tensor", number, str(value.device), value.requires_grad, isinstance(value, nn.Parameter)]
+        # sums run in the order of the memory: to the bit they are those of the same layout
+        strides = None if value.is_contiguous() else list(value.stride())
+        return ["tensor", number, str(value.device), value.requires_grad, isinstance(value, nn.Parameter), strides]
 
     def _object(self, value: Any, number: int) -> Any:
         kind = type(value)
@@ -182,8 +190,8 @@ class _Writer:
 class _Reader:
     """Turns nodes into objects again."""
 
-    def __init__(self, tensors: dict[str, Tensor], devices: dict[str, str]):
-        self._tensors, self._devices = tensors, devices
+    def __init__(self, tensors: dict[str, Tensor], devices: dict[str, str], given: Sequence[Any] = ()):
+        self._tensors, self._devices, self._givens = tensors, devices, given
         self._met: dict[int, Any] = {}
 
     def value(self, node: Any) -> Any:
@@ -229,8 +237,13 @@ class _Reader:
     def _known(self, number: int) -> Any:
         return self._met[number]
 
-    def _tensor(self, number: int, device: str, requires_grad: bool, is_parameter: bool) -> Tensor:
-        tensor = self._tensors[str(number)].to(self._device(device))
+    def _given(self, number: int) -> Any:
+        return self._givens[number]
+
+    def _tensor(
+        self, number: int, device: str, requires_grad: bool, is_parameter: bool, strides: list[int] | None = None
+    ) -> Tensor:
+        tensor = _laid_out(self._tensors[str(number)].to(self._device(device)), strides)
         if is_parameter:
             tensor = nn.Parameter(tensor, requires_grad)
         self._met[number] = tensor.requires_grad_(requires_grad)
@@ -248,6 +261,17 @@ class _Reader:
             for name, value in values.items():
                 object.__setattr__(made, name, value)
         return made
+
+
+def _laid_out(values: Tensor, strides: list[int] | None) -> Tensor:
+    """The same values in memory as they were: transposed or expanded; in order for None, and for slices of others."""
+    if strides is None or values.numel() == 0:
+        return values
+    # what is expanded has one value there
+    corner = values[tuple(slice(None if stride else 1) for stride in strides)]
+    order = sorted(range(values.ndim), key=lambda i: -strides[i])
+    dense = corner.permute(order).contiguous().permute([order.index(i) for i in range(values.ndim)])
+    return dense.expand_as(values)
 
 
 def _path_of(value: Any) -> str:

@@ -6,24 +6,22 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from importlib import import_module
 from multiprocessing import get_context, parent_process
 from pathlib import Path
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from .. import errors
 from ..errors import CheckpointError, DgmInferError
-from ..sampling.draws import Draws
-from ..sampling.report import finalise
-from ..sampling.run import RunInputs, device_of, named
-from ..target import reference
-from .folder import WARMUP, RunFolder
-from .shards import Part, Signals, collected, is_finished, progress_of, read_progress, run_shard
+from ..sampling.run import device_of, named
+from .folder import RunFolder
+from .kinds import ShardReport, Signals, kind_of
 from .store import Writer
+from .watch import Page
 
 __all__ = ["go_on", "problem_at", "ranks"]
 
@@ -31,18 +29,6 @@ __all__ = ["go_on", "problem_at", "ranks"]
 _LOSSES = 3
 # Seconds from one look at workers to the next, and those after which a lost one has let its shard go.
 _LOOK, _PATIENCE = 0.05, 60.0
-
-
-class ShardReport(NamedTuple):
-    """What a worker says of a shard."""
-
-    stopped_by: str | None = None
-    kind: str | None = None
-    """The exception of this package that it raised."""
-    part: Part | None = None
-    """What it made, if the folder does not have it, or it is at hand."""
-    kernel: Any = None
-    """The adapted kernel, if it is at hand."""
 
 
 def go_on(
@@ -54,7 +40,7 @@ def go_on(
     executor: Any,
     progress: bool,
     ranked: tuple[int, int] = (0, 1),
-) -> Draws:
+) -> Any:
     """Make what is left of a run.
 
     Args:
@@ -70,31 +56,30 @@ def go_on(
             if executor is None:
                 executor = stack.enter_context(_Pool(len(places or ())))
             team = _Workers(folder, writer, problem, places, executor, progress)
-            single = folder.manifest["shards"] == 1
-            reports = {} if single else team.make([WARMUP], signals)
-            if not any(report.kind for report in reports.values()):
+            reports = team.make(kind_of(folder).first(folder), signals)
+            if not any(report.error for report in reports.values()):
                 reports |= team.make(folder.names, signals)
         else:
             reports = _made_here(folder, problem, signals, progress, ranked)
         asked = signals.asked
     stopped_by = next((each.stopped_by for each in reports.values() if each.stopped_by), None)
-    if asked == signal.SIGINT and stopped_by is None:
+    if asked is not None and stopped_by is None:
         stopped_by = f"interrupted (dgm.resume({str(folder.path)!r}) goes on)"
     for name, report in reports.items():
-        if report.kind is not None:
-            raise getattr(errors, report.kind, DgmInferError)(f"{call}(), {name}: {report.stopped_by}")
-    parts = {name: report.part for name, report in reports.items() if report.part is not None}
+        if report.error is not None:
+            raise getattr(errors, report.error, DgmInferError)(f"{call}(), {name}: {report.stopped_by}")
+    if writer is not None:
+        Page(folder).update(is_last=True)
+    # a folder that vanished is told of by the reports
+    with suppress(DgmInferError):
+        if writer is not None and (changes := kind_of(folder).settled(folder)):
+            folder.change(writer, **changes)
     try:
-        outcome = collected(folder, problem, parts)
-        kernels = [report.kernel for report in reports.values() if report.kernel is not None]
-        outcome = outcome._replace(kernel=kernels[-1]) if kernels else outcome
+        return kind_of(folder).result(call, folder, problem, reports, stopped_by)
     except CheckpointError as error:
         if asked is not None:
-            raise KeyboardInterrupt from error
+            raise KeyboardInterrupt(f"dgm.resume({str(folder.path)!r}) goes on") from error
         raise
-    draws = finalise(outcome, stopped_by, stacklevel=5)
-    draws.interrupted |= draws.shape[0] < folder.plan["chains"]
-    return draws
 
 
 def problem_at(folder: RunFolder, problem: Any, place: torch.device | None) -> Any:
@@ -113,30 +98,20 @@ def problem_at(folder: RunFolder, problem: Any, place: torch.device | None) -> A
     return folder.stored("problem", {old: str(place)})
 
 
-def _inputs(folder: RunFolder, problem: Any) -> tuple[RunInputs, dict[str, str]]:
-    """What a shard begins with, and where its tensors go."""
-    devices = {folder.manifest["device"]: str(device_of(problem))} if reference(problem) is not None else {}
-    kernel, initial = (folder.stored(name, devices) for name in ("kernel", "initial"))
-    return RunInputs(problem, kernel, initial, folder.manifest["undecided"]), devices
-
-
 def _made_here(
     folder: RunFolder, problem: Any, signals: Signals, progress: bool, ranked: tuple[int, int]
 ) -> dict[str, ShardReport]:
     """Make the shards of this process, one after the other: all of them, or those of its rank."""
     rank, size = ranked
-    inputs, devices = _inputs(folder, problem)
-    reports: dict[str, ShardReport] = {}
+    kind, reports = kind_of(folder), {}
 
     def make(name: str) -> None:
         if signals.asked is None:
-            reports[name] = _made(folder, name, inputs, devices, signals, progress=progress)
+            reports[name] = kind.make(folder, name, problem, signals, looks=False, progress=progress)
 
-    if folder.manifest["shards"] == 1:
-        make(folder.names[0])
-        return reports
-    if rank == 0 or not _await(folder, WARMUP, signals):
-        make(WARMUP)
+    for name in kind.first(folder):
+        if rank == 0 or not _await(folder, name, signals):
+            make(name)
     for name in folder.names[rank::size]:
         make(name)
     for name in folder.names if size > 1 else []:
@@ -146,35 +121,12 @@ def _made_here(
     return reports
 
 
-def _made(
-    folder: RunFolder,
-    name: str,
-    inputs: RunInputs,
-    devices: dict[str, str],
-    signals: Signals,
-    *,
-    progress: bool,
-    looks: bool = False,
-) -> ShardReport:
-    single = folder.manifest["shards"] == 1
-    if not single and is_finished(folder, name):
-        return ShardReport()
-    sampling, stopped_by, kept = run_shard(folder, name, inputs, devices, signals, progress=progress, looks=looks)
-    if kept and (looks or not single):
-        return ShardReport(stopped_by)
-    draws = sampling.draws()
-    if looks:
-        # to the process that asked for them, which may have other devices
-        draws = {name: value.cpu() for name, value in draws.items()}
-    return ShardReport(stopped_by, part=Part(progress_of(sampling), draws), kernel=None if looks else sampling.kernel)
-
-
 def _await(folder: RunFolder, name: str, signals: Signals) -> bool:
     """Wait for a shard that another rank makes; whether it is finished, rather than left alone for a minute."""
     signals.raising(True)
     left = time.monotonic() + _PATIENCE
     while time.monotonic() < left:
-        if is_finished(folder, name):
+        if kind_of(folder).is_finished(folder, name):
             signals.raising(False)
             return True
         if folder.shard(name).is_written:
@@ -207,20 +159,23 @@ class _Workers:
         Raises:
             DgmInferError: workers were lost again and again.
         """
-        waiting = [name for name in names if not is_finished(self._folder, name)]
+        kind = kind_of(self._folder)
+        waiting = [name for name in names if not kind.is_finished(self._folder, name)]
         self._writer.write({"stop": b"0"})
         reports: dict[str, ShardReport] = {}
         losses: dict[str, tuple[int, int]] = {}
         free: list[Any] = list(self._places or [None] * len(waiting))
         running: dict[str, tuple[Any, Any]] = {}
-        stops = False
+        stops, page, submitted = False, Page(self._folder), 0
         while running or (waiting and not stops):
             if signals.asked is not None and not stops:
                 stops = True
                 self._writer.write({"stop": b"1"})
             while waiting and free and not stops:
                 name, place = waiting.pop(0), free.pop(0)
-                running[name] = self._executor.submit(work, *self._order(name, place)), place
+                # numbered: an executor may take a call for one whose result it has
+                submitted += 1
+                running[name] = self._executor.submit(work, *self._order(name, place), submitted), place
             for name, (future, place) in list(running.items()):
                 if not future.done():
                     continue
@@ -232,11 +187,12 @@ class _Workers:
                     self._count_loss(name, losses, error)
                     if not stops:
                         waiting.append(name)
+            page.update()
             time.sleep(_LOOK)
         return reports
 
     def _order(self, name: str, place: Any) -> tuple:
-        shows = self._progress and name in (WARMUP, self._folder.names[0])
+        shows = self._progress and name in (*kind_of(self._folder).first(self._folder), self._folder.names[0])
         return (
             str(self._folder.path.absolute()),
             name,
@@ -250,10 +206,7 @@ class _Workers:
         """Note that a worker was lost; raise if it was one too many."""
         own = isinstance(self._executor, _Pool)
         why = self._executor.why() if own else f"{type(error).__name__}: {errors.cause(error)}"
-        store, made = self._folder.shard(name), 0
-        if store.exists:
-            with store.reading() as reader:
-                made = (read_progress(reader) or {"transitions": 0})["transitions"]
+        made = kind_of(self._folder).progress(self._folder, name)
         last, n = losses.get(name, (-1, 0))
         losses[name] = made, n + 1 if made == last else 1
         broken = isinstance(error, BrokenExecutor) and not own
@@ -316,17 +269,18 @@ def _end_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
-def work(path: str, name: str, problem: Any, place: str | None, modules: list[str], progress: bool) -> ShardReport:
+def work(
+    path: str, name: str, problem: Any, place: str | None, modules: list[str], progress: bool, submitted: int
+) -> ShardReport:
     """Make what is left of a shard: what a worker does."""
     for module in modules:
         if module != "__main__":
             import_module(module)
     with Signals(Path(path)) as signals:
         try:
-            folder = RunFolder.open("sample", path)
+            folder = RunFolder.open("resume", path)
             problem = problem_at(folder, problem, None if place is None else torch.device(place))
-            inputs, devices = _inputs(folder, problem)
-            return _made(folder, name, inputs, devices, signals, progress=progress, looks=True)
+            return kind_of(folder).make(folder, name, problem, signals, looks=True, progress=progress)
         except KeyboardInterrupt:
             return ShardReport("interrupted")
         except DgmInferError as error:

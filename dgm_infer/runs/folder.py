@@ -17,9 +17,9 @@ from ..sampling.fingerprint import check_problem, known_problem, packed, unpacke
 from .encoding import decode, encode, modules_of
 from .store import Store, Writer
 
-__all__ = ["WARMUP", "RunFolder"]
+__all__ = ["WARMUP", "RunFolder", "refuse_what_is_there"]
 
-_FORMAT = "dgm-infer run 2"
+_FORMAT = "dgm-infer run 3"
 _FILE = "run.sqlite"
 
 WARMUP = "warmup"
@@ -36,6 +36,8 @@ class RunFolder:
     def __init__(self, path: Path, manifest: dict[str, Any]):
         self.path, self.manifest = path, manifest
         self._store = Store(path / _FILE, "run")
+        # the folder may vanish while the run is made
+        self._inputs: dict[str, Any] = {}
 
     @classmethod
     @contextmanager
@@ -54,31 +56,38 @@ class RunFolder:
             ArgumentError: there is a run already, or anything else; the folder cannot be written to; or one of the
                 inputs cannot be stored. Nothing has changed.
         """
-        path = _checked_path("sample", path)
+        call = manifest["kind"]
+        path = refuse_what_is_there(call, path)
         known = known_problem(problem)
-        records = {name: encode(value, f"sample({name}=...)") for name, value in inputs.items()}
+        records = {name: encode(value, f"{call}({name}=...)") for name, value in inputs.items()}
         if known is not None:
             records["fingerprint"] = packed(known).numpy().tobytes()
         unstored = None
         try:
             records["problem"] = encode(problem, "the problem")
             # what comes back differently is asked for
-            check_problem("sample", path, decode(records["problem"], "the problem"), known, None)
+            check_problem(call, path, decode(records["problem"], "the problem"), known, None)
         except (ArgumentError, CheckpointError) as error:
             unstored = str(error)
             records.pop("problem", None)
             if sent:
-                raise ArgumentError(f"sample(devices=...): {unstored}") from error
-        manifest = {"format": _FORMAT, "id": secrets.token_hex(8), **manifest, "unstored": unstored}
+                raise ArgumentError(f"{call}(devices=...): {unstored}") from error
+        manifest = {
+            "format": _FORMAT,
+            "id": secrets.token_hex(8),
+            **manifest,
+            "unstored": unstored,
+            "inputs": list(inputs),
+        }
         made: list[Path] = []
         with ExitStack() as stack:
             try:
-                _refuse_what_is_there(path)
+                refuse_what_is_there(call, path)
                 made = make_folder(path)
                 folder = cls(path, manifest)
                 writer = stack.enter_context(folder._store.writing(make=True))
                 if writer.names():
-                    raise ArgumentError(_taken(path))
+                    raise ArgumentError(_taken(call, path))
                 try:
                     writer.write({"manifest": json.dumps(manifest).encode(), **records})
                 except BaseException:
@@ -91,7 +100,7 @@ class RunFolder:
                     with suppress(OSError):
                         each.rmdir()
                 if isinstance(error, OSError):
-                    raise ArgumentError(f"sample(run={str(path)!r}): cannot be written to: {error.strerror}") from error
+                    raise ArgumentError(f"{call}(run={str(path)!r}): cannot be written to: {error.strerror}") from error
                 raise
             yield folder, writer
 
@@ -151,9 +160,18 @@ class RunFolder:
             self.check("resume", value)
         return value
 
+    def inputs(self, devices: dict[str, str]) -> dict[str, Any]:
+        """What the run began with beside its problem, by name."""
+        for name in self.manifest["inputs"]:
+            if name not in self._inputs:
+                self._inputs[name] = self.stored(name, devices)
+        return self._inputs
+
     def modules(self) -> list[str]:
         """Modules that define what is stored."""
-        return modules_of(*(content for name in ("problem", "kernel") if (content := self._read(name)) is not None))
+        return modules_of(
+            *(content for name in ("problem", *self.manifest["inputs"]) if (content := self._read(name)) is not None)
+        )
 
     def check(self, call: str, problem: Any) -> None:
         """Raise ArgumentError unless a problem is the one that was sampled."""
@@ -206,21 +224,29 @@ def _checked_path(call: str, run: str | os.PathLike) -> Path:
     return path
 
 
-def _refuse_what_is_there(path: Path) -> None:
+def refuse_what_is_there(call: str, run: str | os.PathLike) -> Path:
+    """The path of a new run's folder.
+
+    Raises:
+        ArgumentError: something is there, a run or anything else.
+    """
+    path = _checked_path(call, run)
     if os.path.lexists(path / _FILE):
         with suppress(CheckpointError):
             _manifest(path)
-            raise ArgumentError(_taken(path))
+            raise ArgumentError(_taken(call, path))
     if path.resolve() == path.resolve().parent:
-        raise ArgumentError(f"sample(run={str(path)!r}): is the root of a file system: give a new folder")
+        raise ArgumentError(f"{call}(run={str(path)!r}): is the root of a file system: give a new folder")
     # a process that was killed while it began a run leaves these, without a plan
     begun = {_FILE, f"{_FILE}-journal"}
     if path.exists() and (not path.is_dir() or {each.name for each in path.iterdir()} - begun):
-        raise ArgumentError(f"sample(run={str(path)!r}): holds something that is not a run: give a new folder")
+        raise ArgumentError(f"{call}(run={str(path)!r}): holds something that is not a run: give a new folder")
+    return path
 
 
-def _taken(path: Path) -> str:
+def _taken(call: str, path: Path) -> str:
+    more = f"dgm.extend({str(path)!r}, draws=...) adds draws, " if call == "sample" else ""
     return (
-        f"sample(run={str(path)!r}): there is a run in it already: dgm.resume({str(path)!r}) goes on with it, "
-        f"dgm.extend({str(path)!r}, draws=...) adds draws, another folder takes another run"
+        f"{call}(run={str(path)!r}): there is a run in it already: dgm.resume({str(path)!r}) goes on with it, {more}"
+        "another folder takes another run"
     )

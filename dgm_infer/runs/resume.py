@@ -5,7 +5,7 @@ import os
 import tempfile
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,18 @@ import torch
 
 from ..arguments import available_device, flag, whole_number
 from ..arguments.objects import is_sequence, shown
-from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, CheckpointError, DgmInferError
 from ..sampling.draws import Draws
-from ..sampling.preflight import check_size
-from ..sampling.report import as_draws
-from ..sampling.run import RunInputs, RunPlan, device_of
-from ..target import Target, as_target
+from ..sampling.fingerprint import known_problem
+from ..sampling.plan import Keeping, RunInputs, RunPlan
+from ..sampling.run import device_of
+from ..sampling.until import Until
+from .drawn import MEMORY, check_disk
 from .engine import go_on, problem_at, ranks
-from .folder import RunFolder
-from .shards import collected, count_of
+from .folder import RunFolder, refuse_what_is_there
+from .kinds import kind_of
 
-__all__ = ["begin_run", "collect", "extend", "resume"]
+__all__ = ["begin", "collect", "extend", "resume"]
 
 # Shards of a run that several processes may make: enough for eight devices.
 _SHARDS = 8
@@ -37,7 +37,7 @@ Devices = Sequence[str | torch.device] | str | torch.device | None
 
 def resume(
     run: str | os.PathLike, problem: Any = None, *, devices: Devices = None, executor: Any = None, progress: bool = True
-) -> Draws:
+) -> Any:
     """Go on with a run where its last checkpoint was made; its draws are those of a run that was never stopped.
 
     On the same device and with the same version of torch they agree to the last digit: the state of the chains, of the
@@ -100,7 +100,7 @@ def extend(
     return _gone_on("extend", run, problem, more, devices, executor, progress)
 
 
-def collect(run: str | os.PathLike, problem: Any = None) -> Draws:
+def collect(run: str | os.PathLike, problem: Any = None) -> Any:
     """The draws in a folder so far, also while a process adds to them.
 
     Of shards that differ, those chains, and as many draws of each, as make the most.
@@ -117,63 +117,93 @@ def collect(run: str | os.PathLike, problem: Any = None) -> Draws:
         ArgumentError: the draws are not those of this problem.
     """
     folder = RunFolder.open("collect", run)
-    if count_of(folder) == 0:
+    kind = kind_of(folder)
+    if kind.made(folder) == 0:
         # says how far it is, whatever the problem
-        collected(folder, None)
-    draws = as_draws(collected(folder, _given("collect", folder, problem)))
-    draws.interrupted |= draws.shape[0] < folder.plan["chains"]
-    return draws
+        kind.result("collect", folder, None, {}, None)
+    return kind.result("collect", folder, _given("collect", folder, problem), {}, None)
 
 
-def begin_run(
-    run: str | os.PathLike | None,
+def begin_chains(
     inputs: RunInputs,
     plan: RunPlan,
+    keeping: Keeping,
     *,
-    checkpoint_every: float,
-    devices: Any,
-    executor: Any,
     shards: int | None,
     progress: bool,
+    until: Mapping[str, Any] | None = None,
 ) -> Draws:
-    """A run kept in a folder, for ``run=None`` a temporary one, made here or by workers.
+    """A run of chains in a folder, for ``run=None`` a temporary one, made here or by workers.
 
     Raises:
         ArgumentError: there is a run in the folder, a device is not there, or what to sample cannot be stored.
     """
-    own = device_of(inputs.problem, inputs.initial)
-    places = _workers("sample", devices, executor, own)
-    ranked = ranks() if run is not None and places is None and executor is None else (0, 1)
-    if shards is None:
-        shards = 1 if places is None and executor is None and ranked[1] == 1 else _SHARDS
+    alone = keeping.devices is None and keeping.executor is None and (keeping.run is None or ranks()[1] == 1)
+    shards = (1 if alone else _SHARDS) if shards is None else shards
     shards = min(whole_number("sample", "shards", shards), plan.chains)
+    if until is not None and shards > 1:
+        raise ArgumentError("sample(until=...): looks at all chains together: leave out devices=, executor=, shards=")
+    known = None if until is None else known_problem(inputs.problem)
+    latents = None if known is None else [name.removeprefix("latent ") for name in known if name.startswith("latent ")]
+    goal = None if until is None else Until.checked("sample", until, latents).to_json()
+    plan = dataclasses.replace(plan, block=MEMORY.block)
+    if keeping.run is None:
+        check_disk("sample", Path(tempfile.gettempdir()), inputs.problem, plan)
+    elif ranks()[0] == 0:
+        check_disk("sample", refuse_what_is_there("sample", keeping.run), inputs.problem, plan)
+    return begin(
+        "sample",
+        keeping,
+        inputs.problem,
+        {"kernel": inputs.kernel, "initial": inputs.initial},
+        {"plan": dataclasses.asdict(plan), "undecided": inputs.undecided, "until": goal, "stopped_by": None},
+        shards=shards,
+        device=device_of(inputs.problem, inputs.initial),
+        progress=progress,
+    )
+
+
+def begin(
+    kind: str,
+    keeping: Keeping,
+    problem: Any,
+    inputs: dict[str, Any],
+    manifest: dict[str, Any],
+    *,
+    shards: int,
+    device: torch.device,
+    progress: bool,
+) -> Any:
+    """Begin a run of a kind in :data:`KINDS`, and make it.
+
+    Args:
+        inputs: what it begins with beside the problem, by name.
+        manifest: what else the kind has to know, as JSON holds it.
+        device: that of the problem.
+    """
+    run, executor = keeping.run, keeping.executor
+    places = _workers(kind, keeping.devices, executor, device)
+    ranked = ranks() if run is not None and places is None and executor is None else (0, 1)
     if executor is not None and run is None:
-        raise ArgumentError("sample(executor=...): needs run=, a folder that all workers reach")
+        raise ArgumentError(f"{kind}(executor=...): needs run=, a folder that all workers reach")
     manifest = {
-        "plan": dataclasses.asdict(plan),
+        "kind": kind,
+        **manifest,
         "shards": shards,
-        "undecided": inputs.undecided,
-        "checkpoint_every": checkpoint_every,
-        "device": str(own),
+        "checkpoint_every": keeping.checkpoint_every,
+        "device": str(device),
         "torch_version": str(torch.__version__),
         "launch": _launch(),
     }
     with ExitStack() as stack:
         path = stack.enter_context(tempfile.TemporaryDirectory(prefix="dgm-infer-")) if run is None else run
         if run is not None and ranked[0] > 0:
-            return go_on("sample", _joined(run), None, inputs.problem, None, None, False, ranked)
-        folder, writer = stack.enter_context(
-            RunFolder.begin(
-                path,
-                manifest,
-                inputs.problem,
-                {"kernel": inputs.kernel, "initial": inputs.initial},
-                sent=places is not None and len(places) > 1,
-            )
-        )
+            return go_on(kind, _joined(run), None, problem, None, None, False, ranked)
+        sent = places is not None and len(places) > 1
+        folder, writer = stack.enter_context(RunFolder.begin(path, manifest, problem, inputs, sent=sent))
         if run is not None and (reason := folder.manifest["unstored"]):
-            warnings.warn(f"sample(run=...): {reason}; dgm.resume(run, problem=...) will need it", stacklevel=4)
-        return go_on("sample", folder, writer, inputs.problem, places, executor, progress, ranked)
+            warnings.warn(f"{kind}(run=...): {reason}; dgm.resume(run, problem=...) will need it", stacklevel=5)
+        return go_on(kind, folder, writer, problem, places, executor, progress, ranked)
 
 
 def _workers(call: str, devices: Any, executor: Any, own: torch.device) -> list[torch.device] | None:
@@ -219,7 +249,7 @@ def _joined(run: str | os.PathLike) -> RunFolder:
 
 def _gone_on(
     call: str, run: str | os.PathLike, given: Any, more: int, devices: Devices, executor: Any, progress: bool
-) -> Draws:
+) -> Any:
     flag(call, "progress", progress)
     folder = RunFolder.open(call, run)
     places = _workers(call, devices, executor, torch.device(folder.manifest["device"]))
@@ -227,27 +257,23 @@ def _gone_on(
     if ranked[0] > 0:
         return go_on(call, folder, None, _given(call, folder, given, places), None, None, False, ranked)
     with folder.writing() as writer:
-        before = RunPlan(**folder.plan)
-        problem = _given(call, folder, given, places)
+        kind, problem, before = kind_of(folder), _given(call, folder, given, places), dict(folder.manifest)
         if more:
-            plan = dataclasses.replace(before, draws=before.draws + more)
-            numbers = {name: getattr(plan, name) for name in ("chains", "warmup", "draws", "thin", "keep")}
-            check_size(problem, **numbers)
-            folder.change(writer, plan=dataclasses.asdict(plan))
-        made = count_of(folder)
+            folder.change(writer, **kind.extended(folder, problem, more))
+        made = kind.made(folder)
         try:
             return go_on(call, folder, writer, problem, places, executor, progress, ranked)
         finally:
             # stopped before it added a draw: the run as it was
             with suppress(DgmInferError):
-                if more and count_of(folder) == made:
-                    folder.change(writer, plan=dataclasses.asdict(before))
+                if more and kind.made(folder) == made:
+                    folder.change(writer, **before)
 
 
-def _given(call: str, folder: RunFolder, given: Any, places: list[torch.device] | None = None) -> Fibre | Target:
+def _given(call: str, folder: RunFolder, given: Any, places: list[torch.device] | None = None) -> Any:
     """The given problem if it is the one that was sampled, else the stored one."""
     if given is None:
         return problem_at(folder, None, places[0] if places else None)
-    problem = given if isinstance(given, Fibre | Target) else as_target(given)
+    problem = kind_of(folder).problem(call, given)
     folder.check(call, problem)
     return problem

@@ -12,7 +12,7 @@ writer is refused at once, and the operating system frees the lock of a process 
 import hashlib
 import sqlite3
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -60,6 +60,8 @@ class Reader:
             whole = part == i and parts == len(rows) and isinstance(content, bytes)
             if not whole or checksum != self._checksum(name, part, parts, content):
                 raise CheckpointError(f"{self.path} is damaged: its record {name!r} is not what was written")
+        if len(rows) == 1:
+            return rows[0][2]
         return b"".join(content for _, _, content, _ in rows) if rows else None
 
     def _query(self, query: str, values: tuple) -> list:
@@ -71,7 +73,7 @@ class Reader:
 
         return _checked(self.path, found)
 
-    def _checksum(self, name: str, part: int, parts: int, content: bytes) -> bytes:
+    def _checksum(self, name: str, part: int, parts: int, content: bytes | memoryview) -> bytes:
         digest = hashlib.blake2b(f"{self._key}/{name}/{part}/{parts}/".encode(), digest_size=16)
         digest.update(content)
         return digest.digest()
@@ -80,8 +82,8 @@ class Reader:
 class Writer(Reader):
     """The records of a file that nobody else writes as long as this is open."""
 
-    def write(self, records: dict[str, bytes]) -> None:
-        """Add records, or replace those of the same name: all of them, or none.
+    def write(self, records: Mapping[str, bytes | None]) -> None:
+        """Add records, or replace those of the same name, or remove them by None: all of them, or none.
 
         Raises:
             ArgumentError: the file cannot be written, or has become another process's; it is as it was.
@@ -92,7 +94,10 @@ class Writer(Reader):
                 connection.execute("BEGIN IMMEDIATE")
             for name, content in records.items():
                 connection.execute("DELETE FROM records WHERE name = ?", (name,))
-                pieces = [content[i : i + _PART] for i in range(0, len(content), _PART)] or [b""]
+                if content is None:
+                    continue
+                # views: of large records a copy would be half of the memory
+                pieces = [memoryview(content)[i : i + _PART] for i in range(0, len(content), _PART)] or [b""]
                 for part, piece in enumerate(pieces):
                     checksum = self._checksum(name, part, len(pieces), piece)
                     row = (name, part, len(pieces), piece, checksum)

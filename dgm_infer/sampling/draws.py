@@ -64,6 +64,7 @@ class Draws:
         seed: seed of the run.
         interrupted: whether the run was stopped before its last draw, by Ctrl-C or by an exception of the model.
         problem: the problem that was sampled; None after :meth:`load` without it.
+        stopped_by: what ``sample(until=...)`` had reached when it ended; None of other runs, and of draws from a file.
         ancestors: ``[chains, *batch]``, the index of the prior draw that each chain descends from; None if each has its
             own. Chains with the same index share their start, so that R-hat compares fewer starts.
     """
@@ -83,10 +84,9 @@ class Draws:
         self.inputs = inputs
         self.stats = stats
         self.kernel = kernel
-        self.seed = seed
-        self.problem = problem
-        self.interrupted = interrupted
+        self.seed, self.problem, self.interrupted = seed, problem, interrupted
         self.ancestors = ancestors
+        self.stopped_by: str | None = None
         self._latents = latents
         self._fingerprint: dict[str, Tensor] | None = None
         self._observed: dict[str, Tensor] | None = None

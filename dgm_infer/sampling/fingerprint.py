@@ -86,6 +86,8 @@ def check_problem(
     def refuse(what: str) -> ArgumentError:
         return ArgumentError(f"{call}(problem=...): {what}: give the problem that was sampled")
 
+    if stored is None and inputs is None:
+        return
     expected = (*problem.batch_shape, problem.dim)
     held = inputs[0, :1] if inputs is not None else None if stored is None else stored["points"]
     if held is not None and tuple(held.shape[1:]) != expected:

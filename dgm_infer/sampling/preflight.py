@@ -3,6 +3,7 @@
 import math
 import warnings
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,26 +22,46 @@ from .inference_data import names_dimension
 
 __all__ = ["check_derivatives", "check_energy", "check_latents", "check_size"]
 
-# Iterations that no run reaches: at a microsecond each they take three hours, and none is that fast.
-_MOST = 10**10
+
+@dataclass(frozen=True)
+class SizeSettings:
+    """What runs are taken for before they begin."""
+
+    iterations: int = 10**10
+    """Iterations that no run reaches: at a microsecond each they take three hours, and none is that fast."""
+    statistics: int = 7
+    """Statistics that are kept of a draw of a chain and problem."""
 
 
-def check_size(problem: Fibre | Target, *, chains: int, warmup: int, draws: int, thin: int, keep: str) -> None:
-    """Raise ArgumentError for a run that would not end, or draws that no memory holds."""
+_SIZES = SizeSettings()
+
+
+def check_size(
+    problem: Fibre | Target, *, chains: int, warmup: int, draws: int, thin: int, keep: str, streams: bool = False
+) -> int:
+    """Raise ArgumentError for a run that would not end, or draws that no memory holds; the bytes of the draws.
+
+    Args:
+        streams: whether draws go to a file, and memory need not hold them.
+    """
     like = getattr(problem, "values", None)
     chain = math.prod(problem.batch_shape) * problem.dim
     allocatable("sample", "chains", chains, chains * chain, "run fewer chains", like=like)
     # of latents at least one number is kept
     kept = chain if keep == "inputs" else math.prod(problem.batch_shape)
     remedy = "make fewer draws, or keep='latents'" if keep == "inputs" else "make fewer draws"
-    allocatable("sample", "draws", draws, chains * draws * kept, remedy, like=like)
+    # statistics of every draw are kept too
+    numbers = chains * draws * (kept + _SIZES.statistics * math.prod(problem.batch_shape))
+    if not streams:
+        allocatable("sample", "draws", draws, numbers, f"{remedy}, or give a folder (run=)", like=like)
     iterations = warmup + draws * thin
-    if iterations > _MOST:
+    if iterations > _SIZES.iterations:
         shown = f"{float(min(iterations, 10**300)):.3g}"
         raise ArgumentError(
-            f"sample(draws={draws}, thin={thin}, warmup={warmup}): {shown} iterations, of {_MOST:.0e} at most: make "
-            "fewer draws, or thin less"
+            f"sample(draws={draws}, thin={thin}, warmup={warmup}): {shown} iterations, of {_SIZES.iterations:.0e} at "
+            "most: make fewer draws, or thin less"
         )
+    return numbers * (8 if like is None else like.element_size())
 
 
 def check_energy(problem: Target, kernel: Any, device: torch.device, given: Tensor | None = None) -> None:

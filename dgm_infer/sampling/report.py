@@ -4,7 +4,8 @@ import warnings
 
 from ..diagnosis import DiagnosisWarning
 from .draws import Draws
-from .run import RunOutcome, named
+from .plan import RunOutcome
+from .run import named
 from .verdict import verdict
 
 __all__ = ["as_draws", "finalise"]

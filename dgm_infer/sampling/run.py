@@ -3,13 +3,11 @@
 import dataclasses
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from ..arguments import choice, fraction, random_seed, whole_number
 from ..conditioning.fibre import Fibre
 from ..errors import StartError, cause
 from ..kernels import Info, Kernel
@@ -20,102 +18,12 @@ from ..progress import SETTINGS as PROGRESS
 from ..progress import Progress, foretell
 from ..target import Target, reference
 from .execution import Execution
+from .plan import RunInputs, RunOutcome, RunPlan
 from .preflight import check_derivatives, check_energy, check_latents
 from .starts import starting_points
 from .warmup import WarmUp
 
-__all__ = [
-    "LONGEST_WARMUP",
-    "RunInputs",
-    "RunOutcome",
-    "RunPlan",
-    "RunState",
-    "SamplingRun",
-    "device_of",
-    "diagnostics",
-    "named",
-    "run_until_stopped",
-]
-
-# Iterations of a warm-up whose length is not given, at most.
-LONGEST_WARMUP = 300
-
-
-@dataclass(frozen=True)
-class RunPlan:
-    """The numbers of a run, as :func:`sample` takes them."""
-
-    chains: int
-    warmup: int
-    draws: int
-    thin: int
-    seed: int
-    keep: str
-    target_acceptance: float | None
-    is_open: bool = False
-    """Whether the warm-up may end sooner."""
-
-    @classmethod
-    def checked(
-        cls,
-        *,
-        chains: int,
-        warmup: int | None,
-        draws: int,
-        thin: int,
-        seed: int | None,
-        keep: str,
-        target_acceptance: float | None,
-    ) -> Self:
-        """The plan of these arguments of ``sample``; a random seed for None.
-
-        Raises:
-            ArgumentError: one is outside its range.
-        """
-        return cls(
-            chains=whole_number("sample", "chains", chains, 1),
-            warmup=LONGEST_WARMUP if warmup is None else whole_number("sample", "warmup", warmup, 0),
-            draws=whole_number("sample", "draws", draws, 1),
-            thin=whole_number("sample", "thin", thin, 1),
-            seed=random_seed("sample", seed),
-            keep=choice("sample", "keep", keep, ("inputs", "latents")),
-            target_acceptance=(
-                None if target_acceptance is None else fraction("sample", "target_acceptance", target_acceptance)
-            ),
-            is_open=warmup is None,
-        )
-
-    @property
-    def transitions(self) -> int:
-        return self.warmup + self.draws * self.thin
-
-
-class RunInputs(NamedTuple):
-    """What a run begins with."""
-
-    problem: Fibre | Target
-    kernel: Kernel
-    initial: Tensor | None
-    """Given starting points, ``[chains, *batch, D]``."""
-    undecided: bool
-    """Whether the kernel is the default one, which jumps where several modes are found."""
-
-
-class RunOutcome(NamedTuple):
-    """What a run has come to."""
-
-    problem: Fibre | Target | None
-    """None if it is not at hand."""
-    kernel: Kernel
-    plan: RunPlan
-    draws: dict[str, Tensor]
-    """``inputs`` or ``latents.*``, and ``stats.*``: each ``[chains, draws, ...]``."""
-    made: int
-    """Draws so far."""
-    ancestors: Tensor | None
-    stayed: Tensor
-    adapted: bool
-    """Whether warm-up chose the step size."""
+__all__ = ["RunState", "SamplingRun", "device_of", "diagnostics", "named", "run_until_stopped"]
 
 
 class RunState(NamedTuple):
@@ -139,7 +47,8 @@ class SamplingRun:
     Attributes:
         kernel: the kernel of the main run: adapted once the warm-up is over.
         now: the :class:`RunState` that the next transition begins at.
-        kept: what is kept of the draws so far, each ``[chains, plan.draws, ...]``, of which :attr:`count` are filled.
+        kept: what is kept of the draws from :attr:`first` on, each ``[chains, n, ...]``, n at least those made.
+        first: the first draw that is in memory.
     """
 
     def __init__(
@@ -158,6 +67,7 @@ class SamplingRun:
         self._execution = Execution(problem, plan.transitions)
         self.adapts = isinstance(kernel, Tunable) and kernel.tuning(problem).step_size
         self.kept: dict[str, Tensor] = {}
+        self.first = 0
         self._first: Tensor | None = None
         # a machine without room for the draws says so before the warm-up, not after it
         self._make_room(self._positions(state.position))
@@ -200,7 +110,8 @@ class SamplingRun:
         if isinstance(problem, Fibre):
             check_derivatives(problem, start.position)
         kernel = _jumping(kernel, start.jumps, undecided)
-        check_latents(problem, start.position, plan.draws if plan.keep == "latents" else 0)
+        held = plan.keep == "latents" and plan.block is None
+        check_latents(problem, start.position, plan.draws if held else 0)
         began = time.monotonic()
         state = kernel.init(problem, start.position)
         _foretell(problem, kernel, start.position, plan.transitions, time.monotonic() - began)
@@ -223,8 +134,18 @@ class SamplingRun:
         return self._warm is not None
 
     def draws(self, first: int = 0) -> dict[str, Tensor]:
-        """What is kept of the draws from the ``first`` one on, each ``[chains, count - first, ...]``."""
-        return {name: value[:, first : self.count] for name, value in self.kept.items()}
+        """What is in memory of the draws from the ``first`` one on, each ``[chains, count - first, ...]``."""
+        within = slice(max(first - self.first, 0), self.count - self.first)
+        return {name: value[:, within] for name, value in self.kept.items()}
+
+    @property
+    def held(self) -> int:
+        """Bytes of the draws in memory."""
+        return sum(value.nbytes for value in self.draws().values())
+
+    def forget(self) -> None:
+        """Drop the draws so far, which are in a file."""
+        self.first, self.kept = self.count, {}
 
     def outcome(self) -> RunOutcome:
         """What the run has come to."""
@@ -286,26 +207,34 @@ class SamplingRun:
             record = {**self._positions(position), **_statistics(infos)}
             for name in record:
                 record[name] = record[name] if name.startswith(("inputs", "latents.")) else record[name][kept]
-            self._make_room({name: value[0] for name, value in record.items()})
+            at = self.count - self.first
+            self._make_room({name: value[0] for name, value in record.items()}, at + len(position))
             for name, value in record.items():
-                self.kept[name][:, self.count : self.count + len(position)] = value.movedim(0, 1)
+                self.kept[name][:, at : at + len(position)] = value.movedim(0, 1)
         return (position == self._first).all(-1).all(0)
 
     def _move(self, state: State, stayed: Tensor, transitions: int = 1) -> None:
         self.now = RunState(state, self.now.transitions + transitions, stayed, self._rng.get_state())
 
     def resume(self, problem: Fibre | Target, draws: dict[str, Tensor], plan: RunPlan) -> None:
-        """Go on where a pickle was made, with the draws made by then, each ``[chains, count, ...]``."""
-        self.problem, self.plan = problem, plan
+        """Go on where a pickle was made, with the draws made by then, each ``[chains, count, ...]``, or without any."""
+        self.problem, self.plan, self.first = problem, plan, 0 if draws else self.count
         self._rng = torch.Generator(self.now.state.position.device)
         self._rng.set_state(self.now.random)
         self._execution.resume(problem)
         if self._warm is not None:
             self._warm.resume(problem, self._rng)
         self._make_room(self._positions(self.now.state.position))
-        self._make_room({name: value[:, 0] for name, value in draws.items()})
         for name, value in draws.items():
+            self._make_room({name: value[:, 0]}, value.shape[1])
             self.kept[name][:, : value.shape[1]] = value
+
+    def take_back(self, draws: dict[str, Tensor]) -> None:
+        """Hold draws again that were dropped: the first ones, each ``[chains, n, ...]``, before those in memory."""
+        for name, value in draws.items():
+            later = self.kept.get(name, value[:, :0])[:, : self.count - self.first]
+            self.kept[name] = torch.cat([value[:, : self.first], later], 1)
+        self.first = 0
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "problem": None, "_rng": None, "kept": {}}
@@ -315,11 +244,19 @@ class SamplingRun:
             return {"inputs": position}
         return _prefix("latents.", self.problem.latents(position))
 
-    def _make_room(self, record: dict[str, Tensor]) -> None:
-        """Add ``[chains, draws, ...]`` for every per-iteration value ``[chains, ...]`` that has none yet."""
+    def _make_room(self, record: dict[str, Tensor], draws: int = 0) -> None:
+        """Have room for so many draws of every per-iteration value ``[chains, ...]``: at once for all that are held."""
+        most = self.plan.draws
+        if self.plan.block is not None:
+            most = min(most, self.plan.block // max(1, sum(value.nbytes for value in record.values())) + 1)
         for name, value in record.items():
-            if name not in self.kept:
-                self.kept[name] = value.new_empty(value.shape[0], self.plan.draws, *value.shape[1:])
+            old = self.kept.get(name)
+            there = 0 if old is None else old.shape[1]
+            if old is not None and there >= draws:
+                continue
+            self.kept[name] = value.new_empty(value.shape[0], max(most, draws), *value.shape[1:])
+            if old is not None:
+                self.kept[name][:, :there] = old
 
 
 def run_until_stopped(

@@ -1,13 +1,13 @@
 """``sample()``, stage by stage: choose a kernel, check, find starting points, warm up, draw, report."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any, Literal
 
 import torch
 
-from ..arguments import context, flag, numbers, positive
+from ..arguments import context, flag, numbers
 from ..conditioning.fibre import Fibre
 from ..kernels import Kernel
 from ..kernels.kernel import check_kernel
@@ -15,9 +15,10 @@ from ..progress import Progress
 from ..target import Target, as_target
 from .default_kernel import default_kernel
 from .draws import Draws
+from .plan import Keeping, RunInputs, RunPlan
 from .preflight import check_energy, check_size
 from .report import finalise
-from .run import RunInputs, RunPlan, SamplingRun, device_of, diagnostics, run_until_stopped
+from .run import SamplingRun, device_of, diagnostics, run_until_stopped
 
 __all__ = ["sample"]
 
@@ -40,6 +41,7 @@ def sample(
     devices: Sequence[str | torch.device] | str | torch.device | None = None,
     executor: Any = None,
     shards: int | None = None,
+    until: Mapping[str, Any] | None = None,
 ) -> Draws:
     """Draw from a conditioned problem with many chains at once.
 
@@ -74,6 +76,10 @@ def sample(
         shards: parts that the chains are cut into after a common warm-up, each with its own random numbers, which
             workers make one by one. Draws depend on the number of shards, not on who makes them. None for one, and
             with ``devices``, ``executor`` or ranks for eight, at most one a chain.
+        until: what the run goes on until, ``draws`` being the most: ``ess``, the smallest bulk effective sample size of
+            all latents; ``r_hat``, their largest R-hat; ``mcse``, by the name of a latent the Monte Carlo error of its
+            means; all of them have to be reached, or ``seconds``: ``until=dict(ess=400, mcse={"z": 0.01})``. It is
+            looked at with every checkpoint, and ``Draws.stopped_by`` says what was reached. For runs of one shard.
 
     Returns:
         :class:`Draws`. An interrupt (Ctrl-C), or an exception of the model, after the first draw returns the draws made
@@ -107,24 +113,17 @@ def sample(
     flag("sample", "progress", progress)
     if initial is not None:
         initial = numbers("sample", "initial", initial)
-    check_size(problem, chains=chains, warmup=plan.warmup, draws=draws, thin=thin, keep=keep)
+    keeping = Keeping.checked("sample", run, checkpoint_every, devices, executor)
+    in_folder = keeping.is_asked_for or shards is not None or until is not None
+    check_size(problem, chains=chains, warmup=plan.warmup, draws=draws, thin=thin, keep=keep, streams=in_folder)
     if isinstance(problem, Target) and initial is None:
         check_energy(problem, kernel, device_of(problem, initial))
     # find starting points, warm up, draw
     run_inputs = RunInputs(problem, kernel, initial, undecided)
-    every = positive("sample", "checkpoint_every", checkpoint_every)
-    if any(given is not None for given in (run, devices, executor, shards)):
+    if in_folder:
         # of the room above, which imports this one: loaded by those who ask for it
-        return import_module("..runs.resume", __package__).begin_run(
-            run,
-            run_inputs,
-            plan,
-            checkpoint_every=every,
-            devices=devices,
-            executor=executor,
-            shards=shards,
-            progress=progress,
-        )
+        begin = import_module("..runs.resume", __package__).begin_chains
+        return begin(run_inputs, plan, keeping, shards=shards, progress=progress, until=until)
     with Progress(progress, diagnostics, plan.transitions) as bar:
         sampling_run = SamplingRun.begin(run_inputs, plan, bar)
         stopped_by = run_until_stopped(sampling_run, bar)

@@ -28,6 +28,8 @@ class VerdictSettings:
     """Share of the transitions at their longest from which trajectories are too short."""
     collapsed: float = 1e-6
     """Steps below this share of the widest spread of the draws have collapsed."""
+    draws: int = 500
+    """Draws of a chain, evenly spaced, by which the spread of the draws is told."""
     alone: float = 100
     """Constraint error of chains that are evaluated alone, in tolerances: rounding depends on the number of rows."""
     failing: float = 0.1
@@ -89,7 +91,8 @@ def verdict(draws: Run, problem: Any, stayed: Tensor, transitions: int, adapted:
                 share > VERDICT.longest,
             )
     if adapted and draws.inputs is not None and "step_size" in stats:
-        inputs = draws.inputs.flatten(0, 1)
+        # some draws of every chain tell as much
+        inputs = draws.inputs[:, :: max(1, draws.inputs.shape[1] // VERDICT.draws)].flatten(0, 1)
         # of medians: standard deviations of inputs with heavy tails say nothing of their scale
         spread = (inputs - inputs.median(0).values).abs().median(0).values.amax(-1)
         collapsed = stats["step_size"].amax((0, 1)) < VERDICT.collapsed * spread

@@ -30,7 +30,7 @@ from .workers import Report
 __all__ = ["PARTS", "SIZES", "DeviceTask", "Line", "Sizes", "host_waits", "measure", "run"]
 
 # Annealing and nothing else.
-_BARE = {"keep_draws": False, "coverage": False, "progress": False}
+_BARE: dict[str, Any] = {"keep_draws": False, "coverage": False, "progress": False}
 # Draws of a piece of sampling, and columns of values of which effective draws are counted.
 _DRAWS, _COLUMNS = 10, 64
 # Steps of a piece of training.

@@ -20,7 +20,7 @@ _STEP_SIZE = 0.2
 # The large run on a GPU: images, chains, temperatures.
 _LARGE = (1000, 16, 1000)
 # Annealing and nothing else.
-_BARE = {"keep_draws": False, "coverage": False, "progress": False}
+_BARE: dict[str, Any] = {"keep_draws": False, "coverage": False, "progress": False}
 
 
 def throughput(

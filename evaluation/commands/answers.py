@@ -128,7 +128,7 @@ def _check(name: str, arguments: Sequence[str], accepted: Sequence[Option]) -> N
                 _check_file(key, given[key])
             if key == "config" and given[key]:
                 given |= dict.fromkeys(_keys_of(Path(str(given[key])), known))
-    if name in ("condition", "evidence") and "print_config" not in "".join(arguments):
+    if name in ("condition", "evidence") and "resume" not in given and "print_config" not in "".join(arguments):
         missing = [option.name for option in accepted if option.default is None and option.name not in given]
         if missing:
             raise ConfigError(f"missing options: {', '.join(missing)}; give them, or --config FILE with them")

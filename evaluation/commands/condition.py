@@ -1,9 +1,9 @@
 """The ``condition`` command: complete images with a generator, and report how well the chains mixed."""
 
 import time
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,7 +25,7 @@ from ..reports.mixing import describe, modes, worst_and_typical
 from ..reports.page import code, diagnostic_plots, frame, pictures, said, write_report
 from ..reports.records import announce
 from .inputs import HeldOutImages, Observed, binarised, read_generator, read_images, read_observation
-from .keeping import keep
+from .keeping import go_on, keep, kept_run
 from .options import run_configured
 
 __all__ = ["condition_images", "run"]
@@ -88,6 +88,7 @@ def condition_images(
     output_noise: float | None = None,
     mean: bool = False,
     resolved: str = "",
+    resume: Path | None = None,
 ) -> Path:
     """Complete partly observed images; write draws, tables and pictures to a run folder.
 
@@ -128,6 +129,7 @@ def condition_images(
             completions have; null for none.
         mean: whether completions are without the generator's output noise.
         resolved: the configuration as it was read, kept with the results.
+        resume: the folder of a run of this configuration that was stopped, which goes on; None for a new one.
 
     Returns:
         the run folder.
@@ -163,22 +165,24 @@ def condition_images(
     if chosen is not None:
         chosen.check(problem)
     # made before hours of sampling, and gone again if these leave nothing
-    with complete_run(name, output, resolved) as folder, warnings.catch_warnings():
-        # the report says it
-        warnings.filterwarnings("ignore", message="interrupted", category=UserWarning)
+    sample = partial(
+        dgm.sample,
+        problem,
+        chosen,
+        chains=chains,
+        warmup=warmup,
+        draws=draws,
+        thin=thin,
+        seed=seed,
+        target_acceptance=target_acceptance,
+    )
+    with complete_run(name, output, resolved, resume) as folder, kept_run(folder, "run", "condition") as run:
         started = time.perf_counter()
-        result = dgm.sample(
-            problem,
-            chosen,
-            chains=chains,
-            warmup=warmup,
-            draws=draws,
-            thin=thin,
-            seed=seed,
-            target_acceptance=target_acceptance,
-        )
+        result = go_on(run, sample, problem)
         seconds = time.perf_counter() - started
         keep(result.save, folder / "posterior.nc")
+        # a folder that vanished, or a disk that was full, has cost no draw
+        run.is_saved = result.shape[:2] == (chains, draws)
         summary = result.summary()
         write_file(folder / "summary.csv", summary.to_csv(index_label="latent"))
         described = describe(result, summary, seconds)
@@ -199,7 +203,7 @@ def condition_images(
         write_file(folder / "log.txt", report)
         _write_report(folder, name, result, summary, described, resolved)
         announce(report, folder)
-        if result.interrupted:
+        if not run.is_saved:
             raise KeyboardInterrupt
     return folder
 

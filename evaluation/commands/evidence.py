@@ -1,7 +1,8 @@
 """The ``evidence`` command: log p(x) of images under a generator, by several methods, between two bounds."""
 
-import warnings
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +25,7 @@ from ..reports.estimates import Estimates, caveats, table
 from ..reports.page import code, frame, pictures, said, write_report
 from ..reports.records import announce
 from .inputs import HeldOutImages, binarised, moved, read_generator, read_images
-from .keeping import keep
+from .keeping import KeptRun, go_on, keep, kept_run
 from .options import run_configured
 
 __all__ = ["DEFAULT_METHODS", "estimate_evidence", "fitted_base", "run"]
@@ -36,6 +37,9 @@ DEFAULT_METHODS = (
     dgm.GibbsTempering(),
     dgm.ContinuousTempering(),
 )
+
+# What annealing back from draws of a method gives.
+_TWO_SIDED = ("reverse AIS", "Bennett")
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -60,6 +64,7 @@ def estimate_evidence(
     device: str | None = None,
     output: str = "runs",
     resolved: str = "",
+    resume: Path | None = None,
 ) -> Path:
     """Estimate log p(x) of images under a generator; write results, a table and a picture to a run folder.
 
@@ -87,6 +92,7 @@ def estimate_evidence(
         device: to compute on; null for the generator's.
         output: folder of all runs.
         resolved: the configuration as it was read, kept with the results.
+        resume: the folder of a run of this configuration that was stopped, which goes on; None for a new one.
 
     Returns:
         the run folder.
@@ -108,18 +114,26 @@ def estimate_evidence(
     seed = random_seed("evidence", seed)
     target, q = _problem(model, x, base, seed)
     options = {"chains": chains, "seed": seed, "chunk": chunk}
-    with complete_run(name, output, resolved) as folder, warnings.catch_warnings():
-        # the last line says it
-        warnings.filterwarnings("ignore", message="interrupted", category=UserWarning)
+    with complete_run(name, output, resolved, resume) as folder:
         results: dict[str, Evidence] = {}
         for method, label in zip(methods, _labels(methods), strict=True):
+            if _is_there(results, folder, label, target):
+                continue
             print(f"{label}: {n_images} images x {chains} chains", flush=True)
-            _add(results, folder, {label: dgm.log_evidence(target, q, method=method, **options)})
+            with kept_run(folder, f"run_{_file(label)}", "evidence") as run:
+                begin = partial(dgm.log_evidence, target, q, method=method, **options)
+                _add(results, folder, {label: go_on(run, begin, target)})
+                run.is_saved = True
         simulated = None
         if bounds is not None:
-            _add(results, folder, _heuristic_bounds(target, q, bounds, results, options))
+            if not all(_is_there(results, folder, label, target) for label in _TWO_SIDED):
+                with kept_run(folder, "run_bounds", "evidence") as run:
+                    _add(results, folder, _heuristic_bounds(target, q, bounds, results, options, run))
+                    run.is_saved = True
             if n_simulated:
-                simulated = _simulated_bounds(model, n_simulated, base, bounds, options)
+                with kept_run(folder, "run_simulated", "evidence") as run:
+                    simulated = _simulated_bounds(model, n_simulated, base, bounds, options, run)
+                    run.is_saved = True
         rows = [Estimates.of(label, evidence) for label, evidence in results.items()]
         report = _report(rows, results, simulated, chains, seed)
         write_file(folder / "log.txt", report)
@@ -139,13 +153,28 @@ def _add(results: dict[str, Evidence], folder: Path, found: dict[str, Evidence])
     """
     results |= found
     for label, evidence in results.items():
-        path = folder / f"{label.replace(' ', '_')}.npz"
+        path = folder / f"{_file(label)}.npz"
         if label in found or not path.exists():
             keep(evidence.save, path)
     table = _frame(results).to_csv(index=False)
     keep(lambda path: write_file(path, table), folder / "evidence.csv")
     for evidence in found.values():
         uninterrupted(evidence)
+
+
+def _file(label: str) -> str:
+    return label.replace(" ", "_")
+
+
+def _is_there(results: dict[str, Evidence], folder: Path, label: str, target: LatentPosterior) -> bool:
+    """Whether the folder has the whole estimates of a method, which are added to the results."""
+    path = folder / f"{_file(label)}.npz"
+    if not path.exists() or (found := Evidence.load(path)).interrupted:
+        return False
+    # later methods begin with its draws
+    draws = None if found.draws is None else found.draws.to(target.images.device)
+    results[label] = replace(found, draws=draws, log_weights=found.log_weights.to(target.images.device))
+    return True
 
 
 def _parts(model: nn.Module) -> LatentVariableModel:
@@ -184,7 +213,7 @@ def _labels(methods: Sequence[Method]) -> list[str]:
 
 
 def _heuristic_bounds(
-    target: LatentPosterior, q: Gaussian, method: AIS, results: dict[str, Evidence], options: dict
+    target: LatentPosterior, q: Gaussian, method: AIS, results: dict[str, Evidence], options: dict, run: KeptRun
 ) -> dict[str, Evidence]:
     """An upper bound and the two-sided estimate, from the draws of a method; none if no method has draws."""
     sources = [(label, e) for label, e in results.items() if e.status in ("unbiased", "consistent")]
@@ -193,8 +222,8 @@ def _heuristic_bounds(
     label, evidence = sources[-1]
     print(f"bounds: annealing back from draws of {label}", flush=True)
     draws = _resampled(evidence, options["chains"], options["seed"])
-    found = dgm.bidirectional(target, q, draws, method=method, exact=False, **options)
-    return {"reverse AIS": found.upper, "Bennett": found.combined}
+    found = go_on(run, partial(dgm.bidirectional, target, q, draws, method=method, exact=False, **options), target)
+    return dict(zip(_TWO_SIDED, (found.upper, found.combined), strict=True))
 
 
 def _resampled(evidence: Evidence, chains: int, seed: int) -> Tensor:
@@ -209,12 +238,14 @@ def _resampled(evidence: Evidence, chains: int, seed: int) -> Tensor:
     return picked.reshape(chains, *batch, -1)
 
 
-def _simulated_bounds(model: LatentVariableModel, n: int, base: str, method: AIS, options: dict) -> Bounds:
+def _simulated_bounds(
+    model: LatentVariableModel, n: int, base: str, method: AIS, options: dict, run: KeptRun
+) -> Bounds:
     """Both bounds on images that the generator makes, from the latents that it made them of."""
     print(f"bounds on {n} simulated images, whose latents are known", flush=True)
     images, latents = model.generate(n, options["seed"])
     target, q = _problem(model, images, base, options["seed"])
-    bounds = dgm.bidirectional(target, q, latents, method=method, **options)
+    bounds = go_on(run, partial(dgm.bidirectional, target, q, latents, method=method, **options), target)
     uninterrupted(bounds.combined)
     return bounds
 

@@ -176,19 +176,30 @@ def _configured_in_full(path: str) -> str:
 def run_configured(
     command: str, needs: str, description: str, function: Callable[..., object], arguments: Sequence[str]
 ) -> None:
-    """Run a command whose options are the arguments of a function, all but ``resolved``.
+    """Run a command whose options are the arguments of a function, all but ``resolved`` and ``resume``.
 
-    ``resolved`` is the configuration as it was read, as YAML. ``--config`` names a file with any of the options.
+    ``resolved`` is the configuration as it was read, as YAML, with the seed that was drawn if none was given.
+    ``--config`` names a file with any of the options; ``--resume`` the folder of a run that was stopped, which goes on
+    with its own configuration.
 
     Raises:
         ConfigError: a mistake in the options or the file.
         DgmInferError: whatever the function raises.
     """
+    from dgm_infer.arguments import random_seed  # with torch, which help and mistakes need not wait for
+    from dgm_infer.files import CONFIGURATION
+
     parser = make_parser(command, needs, description=description)
     parser.add_argument("--config", action="config", help="a YAML file with any of the options")
-    parser.add_function_arguments(function, skip={"resolved"})
+    parser.add_argument("--resume", help="the folder of a run that was stopped, which goes on; without other options")
+    parser.add_function_arguments(function, skip={"resolved", "resume"})
+    resume = _resumed(arguments, CONFIGURATION)
+    if resume is not None:
+        arguments = ["--config", str(resume / CONFIGURATION)]
     check_configurations(arguments)
     options = parse(parser, with_class_paths(arguments))
+    if options.seed is None:
+        options.seed = random_seed(command, None)
     resolved = parser.dump(options, skip_unset=False)
     try:
         values = vars(parser.instantiate(options))
@@ -198,4 +209,24 @@ def run_configured(
         # for a list or null, jsonargparse hides what the class itself said
         raise (error.__cause__ if isinstance(error.__cause__, DgmInferError) else ConfigError(str(error))) from error
     values.pop("config")
-    function(**values, resolved=resolved)
+    values.pop("resume", None)
+    function(**values, resolved=resolved, resume=resume)
+
+
+def _resumed(arguments: Sequence[str], configuration: str) -> Path | None:
+    """The folder of ``--resume``, if it is given.
+
+    Raises:
+        ConfigError: other options are given too, or no run of a command is there.
+    """
+    given = [*arguments]
+    if len(given) == 1 and given[0].startswith("--resume="):
+        given = ["--resume", given[0].removeprefix("--resume=")]
+    if not any(each == "--resume" or each.startswith("--resume=") for each in given):
+        return None
+    if len(given) != 2 or given[0] != "--resume":
+        raise ConfigError("--resume RUN: takes the folder of a run and no other options: those of the run are kept")
+    folder = Path(given[1])
+    if not (folder / configuration).is_file():
+        raise ConfigError(f"--resume {folder}: holds no {configuration}: give the folder of a run that was stopped")
+    return folder

@@ -132,6 +132,18 @@ COMMANDS = {
             "dgm-infer bench device --device cuda",
         ),
     ),
+    "watch": Command(
+        "train",
+        "what a run is at, by reading its folder from beside it",
+        "RUN [--every SECONDS] [--once]",
+        (
+            "dgm-infer watch runs/lens",
+            "dgm-infer watch runs/digits/TIME --once",
+            "dgm-infer watch runs/lens --every 60",
+        ),
+        "watch",
+        ("run",),
+    ),
     "runs": Command(
         "",
         "list the runs in a folder, the newest first",
@@ -214,7 +226,7 @@ def options(name: str, what: str = "") -> list[Option]:
     if not command.function:
         return []
     own = [o for o in options_of(f"{__package__}.{name}", command.function) if o.name not in command.hidden]
-    if name == "reproduce":
+    if name in ("reproduce", "watch"):
         return [replace(option, is_flag=option.annotation == "bool") for option in own]
     return [_CONFIG, *own]
 

@@ -12,6 +12,7 @@ from ...errors import ArgumentError
 from ...progress import Progress
 from ...references import Gaussian
 from ...references.modes import search
+from ..estimators import Estimate
 from ..method import Outcome, check_held
 from ..path import AnnealedPath
 from ..plan import Piloted, equal_distances, interpolated
@@ -123,9 +124,8 @@ class ParallelTempering(Piloted):
             # the last round of tuning has the base of the run itself
             fits = self.adapt_base and legs.can_refit and sweeps >= ROUNDS.fitted and i + 1 < len(rounds)
             tuned = Round(replicas, sweeps if fits else 0, tunes=True)
-            for _ in range(sweeps):
+            for _ in progress.steps("tuning", sweeps, (tuned, replicas, legs, rng)):
                 tuned.add(replicas.sweep(self.target_acceptance if self.step_size is None else None))
-                progress.update("tuning")
             powers, replicas.coupled = _leg_powers(tuned)
             self._retune(replicas, tuned)
             if fits:
@@ -133,10 +133,14 @@ class ParallelTempering(Piloted):
         spent = searched + legs.evaluations
         final = Round(replicas, keep=self.draws // self.thin, thin=self.thin)
         interrupted = False
+
+        def estimate() -> Estimate:
+            return final.stones.estimates(powers)["bennett"]
+
         try:
-            for _ in range(self.draws):
+            live = (final, replicas, legs, rng)
+            for _ in progress.steps("parallel tempering", self.draws, live, estimate):
                 final.add(replicas.sweep(None))
-                progress.update("parallel tempering", lambda: final.stones.estimates(powers)["bennett"].log_z)
         except KeyboardInterrupt:
             if final.kept == 0:
                 raise

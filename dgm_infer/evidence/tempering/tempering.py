@@ -182,17 +182,15 @@ class Tempering(Piloted):
         if not point.energy.isfinite().all():
             raise EvidenceError(_NO_DENSITY.format(share="some"))
         chain = self._chain(path, pilot, log_zeta, point, rng)
-        for _ in range(self.warmup):
+        for _ in progress.steps("warm-up", self.warmup, (chain, path, rng)):
             chain.warm()
-            progress.update("warm-up")
         chain.freeze()
         spent = path.evaluations
         record = Record(path, log_zeta, chains, self.draws, self.thin)
         record.log_prior = chain.log_prior
         try:
-            for _ in range(self.draws):
+            for _ in progress.steps("tempering", self.draws, (record, chain, path, rng), record.estimate):
                 record.add(chain.step())
-                progress.update("tempering", lambda: record.estimate().log_z)
         except KeyboardInterrupt:
             if record.count < self.thin:
                 raise

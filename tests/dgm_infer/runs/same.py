@@ -30,3 +30,33 @@ def assert_same(draws, other):
     assert draws.interrupted == other.interrupted
     assert (draws.ancestors is None) == (other.ancestors is None)
     assert draws.ancestors is None or torch.equal(draws.ancestors, other.ancestors)
+
+
+class Bumps(dgm.Target):
+    """Normal densities of several widths, one a problem: log Z is known."""
+
+    def __init__(self, widths):
+        super().__init__(None, 2, widths.shape)
+        self.widths = widths
+
+    def energy(self, x):
+        return 0.5 * (x / self.widths.unsqueeze(-1)).square().sum(-1)
+
+    def take(self, problems):
+        return Bumps(self.widths[problems])
+
+
+def assert_same_evidence(one, other):
+    if isinstance(one, dgm.evidence.Bounds):
+        for name in ("lower", "upper", "combined"):
+            assert_same_evidence(getattr(one, name), getattr(other, name))
+        return
+    for name in ("log_z", "std_error", "bias", "log_weights", "draws"):
+        assert torch.equal(*(getattr(each, name).nan_to_num(7.0) for each in (one, other))), name
+    assert one.diagnostics.keys() == other.diagnostics.keys()
+    for name, value in one.diagnostics.items():
+        if isinstance(value, torch.Tensor):
+            assert torch.equal(value.double().nan_to_num(7.0), other.diagnostics[name].double().nan_to_num(7.0)), name
+        elif name != "seconds":
+            assert value == other.diagnostics[name], name
+    assert (one.seed, one.status, one.method, one.dof) == (other.seed, other.status, other.method, other.dof)

@@ -1,6 +1,8 @@
 """Runs in a folder: stopped anywhere and resumed, extended, collected, in shards: the draws are those of one run."""
 
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,10 +15,13 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.runs import drawn
+from dgm_infer.runs.drawn import count_of
 from dgm_infer.runs.folder import RunFolder
-from dgm_infer.runs.shards import count_of
+from dgm_infer.sampling.inference_data import effective_draws
 from dgm_infer.sampling.run import SamplingRun
-from tests.dgm_infer.runs.same import Killed, assert_same
+from dgm_infer.sampling.until import Until
+from tests.dgm_infer.runs.same import Killed, Well, assert_same
 from tests.models import Bent
 from tests.oracles import FLOAT, Ellipse, assert_agrees, correlated_gaussian
 
@@ -147,6 +152,146 @@ def test_an_extended_run_is_a_longer_run(tmp_path, whole):
     assert short.shape[1] == 8
     assert_same(dgm.extend(tmp_path / "run", draws=DRAWS - 8, progress=False), whole)
     assert dgm.extend(tmp_path / "run", draws=1, progress=False).shape[1] == DRAWS + 1
+
+
+@pytest.mark.parametrize("transition", [31, 36, 42, 48])
+def test_draws_that_memory_does_not_hold_are_streamed(tmp_path, monkeypatch, streamed, whole, transition):
+    with pytest.raises(Killed):
+        killed_at(monkeypatch, transition, tmp_path / "run", draws=DRAWS - 2)
+    resumed = dgm.extend(tmp_path / "run", 2, progress=False)
+    assert_same(resumed, whole)
+    assert_same(dgm.collect(tmp_path / "run"), whole)
+    assert {path.name for path in (tmp_path / "run").iterdir()} == {"run.sqlite", "shard-0.sqlite", "index.html"}
+    # the control: so many blocks are in the folder
+    with RunFolder.open("collect", tmp_path / "run").shard("shard-0").reading() as reader:
+        assert len(reader.names("draws/")) > 5
+
+
+def test_streamed_shards_are_those_of_memory(tmp_path, streamed):
+    whole = run(shards=3)
+    assert_same(run(run=tmp_path / "run", shards=3), whole)
+
+
+def test_streamed_draws_come_back_from_a_folder_that_vanished(tmp_path, monkeypatch, streamed, whole):
+    forget, made = SamplingRun.forget, []
+
+    def forgotten(self):
+        forget(self)
+        made.append(None)
+        if len(made) == 3:
+            shutil.rmtree(tmp_path / "run")
+
+    monkeypatch.setattr(SamplingRun, "forget", forgotten)
+    with pytest.warns(UserWarning, match=r"not all draws are in|no checkpoint after"):
+        draws = run(run=tmp_path / "run", checkpoint_every=1000)
+    assert torch.equal(draws.inputs, whole.inputs)
+
+
+def test_a_disk_without_room_for_the_draws_is_said_before_the_run(tmp_path, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(2**30, 2**30, 2**10))
+    with pytest.raises(dgm.errors.ArgumentError, match=r"draws=20\): needs .* GiB free at .*: make fewer draws"):
+        run(run=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("until", "said"),
+    [
+        ({"ess": 60}, "bulk effective draws at least"),
+        ({"ess": 30, "r_hat": 1.3, "mcse": {"x": 0.2}}, "R-hat at most .* of 1.3, Monte Carlo error of x .* of 0.2"),
+        ({"seconds": 1e-9, "ess": 1e9}, "0 s of 1e-09"),
+    ],
+)
+def test_a_run_goes_on_until_what_is_asked_for(tmp_path, until, said):
+    """And is then the run that was asked for so many draws: resumed, extended and collected."""
+
+    def sampled(draws, **options):
+        kernel = dgm.HMC(n_steps=3, step_size=0.8)
+        return dgm.sample(Well(1.0), kernel, warmup=0, draws=draws, seed=7, progress=False, **options)
+
+    draws = sampled(3000, run=tmp_path / "run", until=until, checkpoint_every=1e-9)
+    n = draws.shape[1]
+    assert n < 3000
+    assert not draws.interrupted
+    assert re.search(said, draws.stopped_by)
+    if "ess" in until and "seconds" not in until:
+        # the latest checkpoint but one had not reached it
+        values = draws.latents["x"]
+        assert effective_draws(values, "bulk").min() >= until["ess"]
+        assert n == 4 or Until(**until).reached(sampled(n - 1), 0.0)[0] is False
+    assert_same(draws, sampled(n))
+    assert_same(dgm.collect(tmp_path / "run"), draws)
+    assert_same(dgm.resume(tmp_path / "run", progress=False), draws)
+    assert_same(dgm.extend(tmp_path / "run", 5, progress=False), sampled(n + 5))
+
+
+def test_a_goal_that_the_draws_do_not_reach_is_said(tmp_path):
+    with pytest.warns(dgm.diagnosis.DiagnosisWarning, match=r"until= is not reached with 20 draws \(bulk effective"):
+        draws = run(run=tmp_path / "run", until={"ess": 1e6})
+    assert draws.shape[1] == DRAWS
+    assert draws.stopped_by is None
+
+
+@pytest.mark.parametrize(
+    ("until", "line"),
+    [
+        ({"ESS": 3}, "must be a dict such as"),
+        ({}, "must be a dict such as"),
+        (400, "must be a dict such as"),
+        ({"r_hat": 0.9}, "must be above 1"),
+        ({"ess": -1}, "until ess"),
+        ({"mcse": {"w": 0.1}}, "there are the latents z"),
+    ],
+)
+def test_a_goal_that_is_none_is_refused_before_the_run(tmp_path, until, line):
+    with pytest.raises(dgm.errors.ArgumentError, match=line):
+        run(run=tmp_path / "run", until=until)
+    with pytest.raises(dgm.errors.ArgumentError, match="looks at all chains together"):
+        run(run=tmp_path / "run", until={"ess": 3}, shards=2)
+    assert not (tmp_path / "run").exists()
+
+
+MANY = """
+import sys, threading, time, warnings
+import dgm_infer as dgm
+from tests.dgm_infer.runs.same import Well
+
+class Wide(Well):
+    def __init__(self):
+        super().__init__(1.0)
+        self.dim = 50
+
+def held():
+    with open("/proc/self/status") as status:
+        return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) / 1024
+
+def sampled(draws, run):
+    kernel = dgm.HMC(n_steps=1, step_size=0.5)
+    return dgm.sample(Wide(), kernel, chains=100, warmup=0, draws=draws, seed=1, progress=False, run=run)
+
+def watch():
+    while True:
+        peak[0] = max(peak[0], held())
+        time.sleep(0.003)
+
+warnings.simplefilter("ignore")
+sampled(500, sys.argv[1] + "/first")
+before, peak = held(), [0]
+threading.Thread(target=watch, daemon=True).start()
+draws = sampled(int(sys.argv[2]), sys.argv[1] + "/run")
+assert draws.inputs.shape == (100, int(sys.argv[2]), 50)
+print(peak[0] - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the memory of a process of Linux")
+def test_a_million_draws_take_the_memory_of_some_blocks(tmp_path):
+    """207 MiB of draws, in the MiB of anonymous memory beyond that of a short run; mapped files are not of it."""
+    command = [sys.executable, "-c", MANY, str(tmp_path), "10000"]
+    ended = subprocess.run(command, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert ended.returncode == 0, ended.stderr
+    assert float(ended.stdout) < 8 * drawn.MEMORY.block / 2**20
 
 
 def test_a_stopped_run_is_extended_after_what_was_left(tmp_path, monkeypatch, whole):

@@ -10,7 +10,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.errors import Status
 from dgm_infer.sampling.adaptation import Settling, SubSteps, is_level
-from dgm_infer.sampling.run import LONGEST_WARMUP
+from dgm_infer.sampling.plan import LONGEST_WARMUP
 from dgm_infer.sampling.warmup import WarmUp
 from tests.oracles import FLOAT, correlated_gaussian, linear_gaussian
 

@@ -2,6 +2,7 @@
 
 import functools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+import torch
 from matplotlib.figure import Figure
 
 import dgm_infer as dgm
 from dgm_infer import Draws, Evidence
+from dgm_infer.runs import replay
 from evaluation.commands import condition as condition_module
 from evaluation.commands import evidence as evidence_module
 from evaluation.commands.cli import main
@@ -105,7 +108,8 @@ def test_a_signal_while_sampling_keeps_the_draws(run, monkeypatch, act):
     during(monkeypatch, dgm.ConstrainedHMC, "step", act, call=4)
     code, folder = run("condition")
     assert code == 130
-    assert Draws.load(folder / "posterior.nc").shape[1] == 3
+    # the transition under way is finished
+    assert Draws.load(folder / "posterior.nc").shape[1] == 4
     assert signal.getsignal(signal.SIGTERM) is before
 
 
@@ -114,9 +118,11 @@ def test_a_signal_while_the_draws_are_saved_waits_until_they_are(run, monkeypatc
     during(monkeypatch, Draws, "to_arviz", act)
     code, folder = run("condition")
     assert code == 130
-    assert names(folder) == {"config.yaml", "posterior.nc"}
+    assert names(folder) == {"config.yaml", "posterior.nc", "run"}
     assert Draws.load(folder / "posterior.nc").shape[1] == 6
-    assert "interrupted; runs/small/" in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert "interrupted; dgm-infer condition --resume runs/small/" in error
+    assert "; runs/small/" in error
 
 
 @pytest.mark.parametrize(("owner", "name"), [(Draws, "summary"), (condition_module, "completions")])
@@ -142,7 +148,8 @@ def test_a_model_that_fails_while_sampling_leaves_the_draws_and_is_named(run, mo
     assert code == 130
     assert Draws.load(folder / "posterior.nc").shape[1] == 3
     error = capsys.readouterr().err
-    assert "warning: stopped by RuntimeError (a fault of the model): 3 of 6 draws were made and are kept" in error
+    assert "warning: stopped by RuntimeError (a fault of the model) (dgm.resume(" in error
+    assert "goes on): 3 of 6 draws were made and are kept" in error
 
 
 @pytest.mark.parametrize("command", ["condition", "evidence"])
@@ -151,11 +158,15 @@ def test_results_that_the_disk_refuses_are_in_the_temporary_folder(run, monkeypa
     during(monkeypatch, owner, name, lambda: fill(monkeypatch, tmp_path / "runs"))
     code, folder = run(command)
     assert code == 2
-    assert folder is None
+    # here the disk takes a run: it stays
+    assert {path.name.split("_")[0] for path in folder.iterdir()} == {"config.yaml", "run"}
     (saved,) = (tmp_path / "temporary").glob("*/*")
     error = capsys.readouterr().err.strip().splitlines()[-1]
     assert error.startswith(f"dgm-infer {command}: error: cannot save runs/small/")
-    assert error.endswith(f"No space left on device; it is in {saved}")
+    assert (
+        f"No space left on device; it is in {saved}; dgm-infer {command} --resume runs/small/{folder.name} goes on"
+        in error
+    )
     if command == "condition":
         assert Draws.load(saved).shape[1] == 6
     else:
@@ -185,6 +196,7 @@ def test_evidence_keeps_every_method_that_was_finished(run, monkeypatch, act):
 
 
 @honest
+@pytest.mark.filterwarnings("default:the result is not in")
 def test_estimates_are_written_again_into_a_folder_that_has_vanished(run, monkeypatch, tmp_path):
     during(monkeypatch, dgm.AIS, "run", lambda: shutil.rmtree(tmp_path / "runs"))
     code, folder = run("evidence")
@@ -217,6 +229,46 @@ def test_a_signal_before_anything_is_finished_leaves_nothing(run, monkeypatch, c
     assert "interrupted before anything could be kept" in capsys.readouterr().err
 
 
+@honest
+@pytest.mark.parametrize("command", ["condition", "evidence"])
+def test_a_command_that_was_stopped_goes_on_with_the_numbers_of_one_that_was_not(run, monkeypatch, capsys, command):
+    """And every file of it is there, its own runs are gone, and its configuration holds the seed."""
+    code, whole = run(command, "--seed", "null")
+    assert code == 0
+    seed = re.search(r"^seed: (\d+)$", (whole / "config.yaml").read_text(), re.M)[1]
+    shutil.move(whole, whole.parents[2] / "whole")
+    if command == "condition":
+        during(monkeypatch, dgm.ConstrainedHMC, "step", stop, call=4)
+    else:
+        monkeypatch.setattr(replay, "LOOPS", replay.LoopSettings(shortest=0.0))
+        during(monkeypatch, dgm.evidence.path.AnnealedPath, "move", stop, call=10)
+    code, folder = run(command, "--seed", seed)
+    monkeypatch.undo()
+    assert code == 130
+    name = folder.relative_to(folder.parents[2])
+    assert f"dgm-infer {command} --resume {name} goes on" in capsys.readouterr().err
+    monkeypatch.chdir(folder.parents[2])
+    assert main([command, "--resume", str(name)]) == 0
+    whole = folder.parents[2] / "whole"
+    assert names(folder) == names(whole)
+    if command == "condition":
+        one, other = (Draws.load(each / "posterior.nc") for each in (folder, whole))
+        assert torch.equal(one.inputs, other.inputs)
+        assert not one.interrupted
+    else:
+        one, other = (pd.read_csv(each / "evidence.csv").drop(columns="seconds") for each in (folder, whole))
+        pd.testing.assert_frame_equal(one, other, check_exact=True)
+
+
+def test_resume_goes_alone_and_needs_a_folder_of_a_run(run, capsys, tmp_path):
+    for options, line in (
+        (["--resume", "x", "--seed", "1"], "no other options"),
+        (["--resume=x"], "holds no config.yaml"),
+    ):
+        assert main(["condition", *options]) == 2
+        assert line in capsys.readouterr().err
+
+
 KILLED = """\
 import functools, os, signal, sys
 import dgm_infer as dgm
@@ -240,8 +292,8 @@ sys.exit(main([command, "--config", "config.yaml"]))
 @pytest.mark.parametrize(
     ("command", "place", "left"),
     [
-        ("condition", ("ConstrainedHMC", "step"), {"config.yaml"}),
-        ("evidence", ("AIS", "run"), {"config.yaml", "Elbo.npz", "ImportanceSampling.npz", "evidence.csv"}),
+        ("condition", ("ConstrainedHMC", "step"), {"config.yaml", "run"}),
+        ("evidence", ("AIS", "run"), {"config.yaml", "Elbo.npz", "ImportanceSampling.npz", "evidence.csv", "run_AIS"}),
     ],
 )
 def test_a_kill_leaves_what_was_finished(tmp_path, command, place, left):
