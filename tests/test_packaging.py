@@ -72,7 +72,10 @@ def undeclared_imports(source: str, extra: str | None = None) -> list[str]:
             names = [node.module]
         for name in names:
             top = name.partition(".")[0]
-            if top not in {*sys.stdlib_module_names, *PACKAGES} and not distributions().get(top, {canonicalize_name(top)}) & allowed:
+            if (
+                top not in {*sys.stdlib_module_names, *PACKAGES}
+                and not distributions().get(top, {canonicalize_name(top)}) & allowed
+            ):
                 found.append(top)
         for child in ast.iter_child_nodes(node):
             visit(child, allowed)
