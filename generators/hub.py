@@ -50,7 +50,7 @@ def download(text: str) -> Path:
     """
     address = Address.of("load", text)
     with extra("hub"):
-        import huggingface_hub
+        import huggingface_hub  # type: ignore[import-not-found]
     try:
         paths = [
             Path(
@@ -77,7 +77,7 @@ def upload(text: str, weights: Path) -> None:
     """
     address = Address.of("save", text)
     with extra("hub"):
-        import huggingface_hub
+        import huggingface_hub  # type: ignore[import-not-found]
     api = huggingface_hub.HfApi()
     try:
         api.create_repo(repo_id=address.repository, exist_ok=True)
