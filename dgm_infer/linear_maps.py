@@ -141,17 +141,21 @@ class TriangularMap(Scale):
         factor: with positive diagonal, ``[*batch, D, D]``.
 
     Attributes:
-        inverse: ``L^-1``, computed once: a product with it takes less time than a substitution.
+        rows: ``L^T``, laid out row by row: compiled code adds up whole rows.
+        inverse_rows: ``L^-T``, likewise; computed once, as a product takes less time than a substitution.
     """
 
     kind = "full"
     factor: Tensor
-    inverse: Tensor = field(init=False)
+    rows: Tensor = field(init=False)
+    inverse_rows: Tensor = field(init=False)
 
     def __post_init__(self):
         unit = torch.eye(self.factor.shape[-1]).to(self.factor)
         # the class is frozen
-        object.__setattr__(self, "inverse", torch.linalg.solve_triangular(self.factor, unit, upper=False))
+        inverse = torch.linalg.solve_triangular(self.factor, unit, upper=False)
+        object.__setattr__(self, "rows", self.factor.mT.contiguous())
+        object.__setattr__(self, "inverse_rows", inverse.mT.contiguous())
 
     @classmethod
     def of_precision(cls, precision: Tensor, dtype: torch.dtype) -> Self:
@@ -168,16 +172,16 @@ class TriangularMap(Scale):
         return cls(torch.linalg.solve_triangular(reverse.mT, eye, upper=False).to(dtype))
 
     def apply(self, v):
-        return _times(self.factor, v)
+        return _times(self.rows.mT, v)
 
     def transpose(self, gradient):
         return _times(self.factor.mT, gradient)
 
     def solve(self, x):
-        return _times(self.inverse, x)
+        return _times(self.inverse_rows.mT, x)
 
     def solve_transpose(self, gradient):
-        return _times(self.inverse.mT, gradient)
+        return _times(self.inverse_rows, gradient)
 
     def log_det(self):
         return self.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)

@@ -70,6 +70,8 @@ class Target:
     batch_shape = torch.Size()
     standardised: bool = False
     """Whether the coordinates have a prior of mean zero and unit variance, of which ``initial_draws`` are draws."""
+    coarse: "Target | None" = None
+    """The same density in float32, if gradients are computed by that one."""
 
     def __init__(
         self,

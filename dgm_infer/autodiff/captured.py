@@ -122,6 +122,8 @@ class CapturedTarget(Target):
             expected = [whole(point) for point in (x, other)]
             energies = [[value.detach() for value in values(point)] for point in (x, other)]
             gradients = [target.gradient(point) for point in (x, other)]
+        if target.coarse is not None:
+            return self._in_two_types(target.coarse, x, values, (x, other), (expected, energies))
         loop = rolled(target.energy_and_extra, x)
         if loop is not None:
             same = [
@@ -151,6 +153,33 @@ class CapturedTarget(Target):
             raise ModelError("its energy computes something else at another position")
         return _Captured(graphs[0], both, alone, alone.calls, alone.calls)
 
+    def _in_two_types(
+        self,
+        coarse: Target,
+        x: Tensor,
+        values: Callable[[Tensor], list[Tensor]],
+        points: Sequence[Tensor],
+        expected: Sequence[Sequence[Sequence[Tensor]]],
+    ) -> "_Captured":
+        """Energies as they are, and the gradients of the same density in float32."""
+        own = CapturedTarget(coarse, self._longest)._of(x.float())
+
+        def gradient(x: Tensor) -> Tensor:
+            return own.gradient(x.float())[0].to(x)
+
+        def whole(x: Tensor) -> list[Tensor]:
+            energy, *extra = values(x)
+            return [energy, gradient(x), *extra]
+
+        graphs = [capture(each, x) for each in (values, whole, lambda x: [gradient(x)])]
+        wholes, energies = expected
+        gradients = [[each[1]] for each in wholes]
+        checked = zip(graphs, (energies, wholes, gradients), strict=True)
+        if not all(_same(graph, points, values, torch.float32) for graph, values in checked):
+            raise ModelError("its graph computes something else at another position")
+        energy, both, alone = graphs
+        return _Captured(energy, both, alone, alone.calls, alone.calls)
+
 
 class _Captured(NamedTuple):
     """What computes a target, ``[tensors] -> [tensors]``."""
@@ -166,20 +195,28 @@ class _Captured(NamedTuple):
     """The same, those of a loop counted once."""
 
 
-def _same(graph: Callable[..., list[Tensor]], points: Sequence[Tensor], expected: Sequence[Sequence[Tensor]]) -> bool:
+def _same(
+    graph: Callable[..., list[Tensor]],
+    points: Sequence[Tensor],
+    expected: Sequence[Sequence[Tensor]],
+    computed: torch.dtype | None = None,
+) -> bool:
     with torch.no_grad():
         found = [graph(x) for x in points]
-    return all(map(agree, found, expected))
+    return all(agree(f, e, computed) for f, e in zip(found, expected, strict=True))
 
 
-def agree(found: Sequence[Tensor], expected: Sequence[Tensor]) -> bool:
+def agree(found: Sequence[Tensor], expected: Sequence[Tensor], computed: torch.dtype | None = None) -> bool:
     """Whether tensors are the same to rounding, in units of the largest number of each.
 
     What is smaller than a ten thousandth of the largest of all may be rounding itself.
+
+    Args:
+        computed: what they were computed in; None for the type of each.
     """
     sizes = [_largest(tensor) for tensor in expected]
     return len(found) == len(expected) and all(
-        _agree(f, e, max(size, 1e-4 * max(sizes))) for f, e, size in zip(found, expected, sizes, strict=True)
+        _agree(f, e, max(size, 1e-4 * max(sizes)), computed) for f, e, size in zip(found, expected, sizes, strict=True)
     )
 
 
@@ -188,10 +225,10 @@ def _largest(tensor: Tensor) -> float:
     return float(usual.max()) if usual.numel() else 0.0
 
 
-def _agree(found: Tensor, expected: Tensor, size: float) -> bool:
+def _agree(found: Tensor, expected: Tensor, size: float, computed: torch.dtype | None) -> bool:
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return False
     if not expected.is_floating_point():
         return torch.equal(found, expected)
-    rounding = torch.finfo(expected.dtype).eps ** 0.5
+    rounding = torch.finfo(computed or expected.dtype).eps ** 0.5
     return torch.allclose(found, expected, rtol=rounding, atol=rounding * size, equal_nan=True)

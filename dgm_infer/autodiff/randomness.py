@@ -1,12 +1,13 @@
 """Random numbers of transitions: drawn from a generator, or inputs of a program that is being captured."""
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
 
-__all__ = ["Drawn", "Recorded", "Replayed", "normal", "uniform"]
+__all__ = ["Drawn", "Numbers", "Recorded", "Replayed", "normal", "uniform"]
 
 
 class Drawn(NamedTuple):
@@ -21,6 +22,41 @@ class Drawn(NamedTuple):
         """New numbers."""
         draw = torch.randn if self.kind == "normal" else torch.rand
         return draw(self.shape, generator=rng, dtype=self.dtype, device=self.device)
+
+
+class Numbers(NamedTuple):
+    """The random numbers of a function, all of a kind in one tensor: to draw many takes as long as to draw a few."""
+
+    drawn: tuple[Drawn, ...]
+    """What the function draws, in order."""
+    kinds: tuple[tuple[Drawn, tuple[int, ...]], ...]
+    """The tensors, and which of the function's draws each holds."""
+
+    @classmethod
+    def of(cls, drawn: Sequence[Drawn]) -> Self:
+        places: dict[Drawn, list[int]] = {}
+        for place, each in enumerate(drawn):
+            places.setdefault(each._replace(shape=()), []).append(place)
+        sizes = [math.prod(each.shape) for each in drawn]
+        kinds = ((kind._replace(shape=(sum(sizes[k] for k in own),)), tuple(own)) for kind, own in places.items())
+        return cls(tuple(drawn), tuple(kinds))
+
+    def draw(self, rng: torch.Generator) -> list[Tensor]:
+        """New numbers, a tensor of each kind."""
+        return [kind.draw(rng) for kind, _ in self.kinds]
+
+    def joined(self, values: Sequence[Tensor]) -> list[Tensor]:
+        """Those of the function's draws, a tensor of each kind."""
+        return [torch.cat([values[k].flatten() for k in places]) for _, places in self.kinds]
+
+    def apart(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The function's draws, from a tensor of each kind."""
+        values: list[Any] = [None] * len(self.drawn)
+        for tensor, (_, places) in zip(tensors, self.kinds, strict=True):
+            parts = tensor.split([math.prod(self.drawn[k].shape) for k in places])
+            for k, part in zip(places, parts, strict=True):
+                values[k] = part.view(self.drawn[k].shape)
+        return values
 
 
 class Source(Protocol):
@@ -50,8 +86,7 @@ class Replayed:
         self._values = iter(values)
 
     def take(self, drawn: Drawn) -> Tensor:
-        # of the same numbers, however they are arranged
-        return next(self._values).view(drawn.shape)
+        return next(self._values)
 
 
 def normal(shape: Sequence[int], like: Tensor, rng: "torch.Generator | Source") -> Tensor:

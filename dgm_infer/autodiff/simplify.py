@@ -55,6 +55,7 @@ _ONE = {
     aten.clamp.default,
     aten.pow.Tensor_Scalar,
 }
+_VIEWS = {aten.view.default, aten._unsafe_view.default}
 _TWO = {aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor}
 
 
@@ -163,15 +164,18 @@ def _fold(graph: fx.Graph, values: dict[fx.Node, Tensor], nothing: set[Any]) -> 
 
 
 def _drop_neutral(graph: fx.Graph, values: dict[fx.Node, Tensor]) -> None:
-    """Leave out sums with zeros, products with ones, views and expansions to a shape that is there."""
+    """Leave out sums with zeros, products with ones, views of views, views and expansions to a shape that is there."""
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
-        if node.target in (aten.view.default, aten.expand.default, aten._unsafe_view.default):
+        if node.target in {*_VIEWS, aten.expand.default}:
             source = node.args[0]
             if "val" in node.meta and "val" in source.meta and node.meta["val"].shape == source.meta["val"].shape:
                 node.replace_all_uses_with(source)
                 graph.erase_node(node)
+            elif node.target in _VIEWS and source.target in _VIEWS:
+                # the inner one may hide that the last dimension is as it was
+                node.update_arg(0, source.args[0])
             continue
         if node.target not in _TWO or node.kwargs:
             continue
@@ -266,7 +270,7 @@ def _selected(
         own = values[value]
         return value if own.ndim == 0 or own.shape[-1] == 1 else constant(own[..., index])
 
-    if node.target in (aten.view.default, aten._unsafe_view.default):
+    if node.target in _VIEWS:
         arguments: Any = node.args
         source, shape = arguments[0], list(arguments[1])
         if not isinstance(source, fx.Node) or source.meta["val"].shape[-1] != width or width == 1:

@@ -69,7 +69,7 @@ class NoiseMarginal(Target):
         self._blocks = blocks
         self._root = None if blocks is None else _Root.of(blocks)
         self._knows_prior = self.model.global_density.is_standard_normal and not self.model.has_log_factor
-        self.coarse = coarse and type(self)(coarse, values.float(), blocks if blocks is None else blocks.float())
+        self.coarse: Any = coarse and type(self)(coarse, values.float(), blocks if blocks is None else blocks.float())
 
     @classmethod
     def of(cls, observed: ObservedModel, values: Tensor, coarse: ObservedModel | None = None) -> Self | None:
@@ -322,7 +322,7 @@ class AnnealedMarginal(Target):
 
     def __init__(self, marginal: NoiseMarginal):
         self._marginal, self.values = marginal, marginal.values
-        self.coarse = type(self)(marginal.coarse) if marginal.coarse is not None else None
+        self.coarse: Any = type(self)(marginal.coarse) if marginal.coarse is not None else None
         super().__init__(None, marginal.dim + 1, tuple(marginal.batch_shape))
 
     @property
@@ -348,6 +348,8 @@ class AnnealedMarginal(Target):
 
 def _times(blocks: Tensor, u2: Tensor) -> Tensor:
     """``D u2``: ``[..., U, m, k], [..., U k] -> [..., U m]``."""
+    if blocks.shape[-2:] == (1, 1):
+        return blocks.flatten(-3) * u2
     return (blocks @ u2.unflatten(-1, (blocks.shape[-3], -1)).unsqueeze(-1)).flatten(-3)
 
 

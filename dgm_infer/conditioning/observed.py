@@ -4,7 +4,7 @@ import copy
 from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from ..autodiff.attention import differentiable_attention
@@ -61,6 +61,8 @@ class ObservedModel:
         self.dim = model.input_density.dim
         self.convolves = any(isinstance(module, _ConvNd) for module in model.modules())
         """Whether the model has layers that are convolutions."""
+        self.is_network = self.convolves or any(isinstance(module, nn.Linear) for module in model.modules())
+        """Whether the model has layers of weights."""
 
     @property
     def data(self) -> tuple[Any, ...]:

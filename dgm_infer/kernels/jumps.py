@@ -6,12 +6,10 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ..autodiff.loops import is_captured
 from ..autodiff.randomness import normal, uniform
 from ..errors import ArgumentError
 from ..settings import Settings
-from ..target import Target
-from .metropolis import Point, metropolis, point_at
+from .metropolis import Point, metropolis
 
 __all__ = ["Jumps"]
 
@@ -20,11 +18,10 @@ _MOST, _NUMBERS = 256, 2**21
 
 
 class Landed(NamedTuple):
-    """Where chains are after jumps."""
+    """Outcome of jumps."""
 
-    point: Point
     moved: Tensor
-    """Which are elsewhere, ``[chains, *batch]``."""
+    """Which chains are elsewhere, ``[chains, *batch]``."""
     probability: Tensor
     """Acceptance probability of the jump of each chain, made or not, ``[chains, *batch]``."""
 
@@ -118,7 +115,7 @@ class Jumps(Settings):
         noise = normal(centre.shape, centre, rng)
         return centre, centre + (_at(self.factors.movedim(0, -3), k, 2) @ noise.unsqueeze(-1)).squeeze(-1)
 
-    def _proposed(self, x: Tensor, rng: Any) -> tuple[Tensor, Tensor]:
+    def proposed(self, x: Tensor, rng: Any) -> tuple[Tensor, Tensor]:
         """A point of another mode for every one of ``x [chains, *batch, D]``, and the log of all but the densities.
 
         That is ``-inf``, and the point is x, for problems of one mode.
@@ -142,42 +139,12 @@ class Jumps(Settings):
             return self
         return type(self)(self.centres.to(like), self.factors.to(like), self.log_weights.to(like))
 
-    def take(self, problems: Tensor) -> Self:
-        """Those of the problems with flat indices ``[N]``."""
-        parts = self.centres.flatten(1, -2), self.factors.flatten(1, -3), self.log_weights.flatten(1)
-        return type(self)(*(part[:, problems] for part in parts))
-
-    def land(self, target: Target, point: Point, rng: torch.Generator) -> "Landed":
-        """Where jumps of half of the chains lead from ``[chains, *batch, D]`` if accepted."""
-        batch = point.energy.shape[1:]
-        if is_captured():
-            return self._jumped(target, point, rng)
-        several = (self.counts > 1).flatten().nonzero().squeeze(-1)
-        if len(several) == 0:
-            return Landed(point, torch.zeros_like(point.energy, dtype=torch.bool), torch.zeros_like(point.energy))
-        if len(several) < batch.numel() and target.can_take:
-            # the others have nowhere to go
-            flat = Point(point.position.flatten(1, -2), point.energy.flatten(1))
-            part = Point(flat.position[:, several], flat.energy[:, several])
-            landed = self.take(several)._jumped(target.take(several), part, rng)
-            none = torch.zeros_like(flat.energy)
-            return Landed(
-                Point(
-                    flat.position.index_copy(1, several, landed.point.position).view_as(point.position),
-                    flat.energy.index_copy(1, several, landed.point.energy).view_as(point.energy),
-                ),
-                none.bool().index_copy(1, several, landed.moved).view_as(point.energy),
-                none.index_copy(1, several, landed.probability).view_as(point.energy),
-            )
-        return self._jumped(target, point, rng)
-
-    def _jumped(self, target: Target, point: Point, rng: torch.Generator) -> "Landed":
-        position, log_hastings = self._proposed(point.position, rng)
-        decision = metropolis(point, point_at(target, position), log_hastings, rng)
+    def decided(self, here: Point, there: Point, log_hastings: Tensor, rng: torch.Generator) -> "Landed":
+        """Which of the chains jump from here to there, as :meth:`proposed`: at most half of them."""
+        decision = metropolis(here, there, log_hastings, rng)
         # of two modes that are much alike, a jump at every transition would always lead to the other
-        moved = uniform(point.energy.shape, point.position, rng) < 0.5
-        landed = decision.point.where(moved, point)
-        return Landed(landed, (landed.position != point.position).any(-1), decision.probability)
+        half = uniform(here.energy.shape, here.position, rng) < 0.5
+        return Landed(half & (decision.point.position != here.position).any(-1), decision.probability)
 
     def centred(self, x: Tensor) -> Tensor:
         """``x - m``, each of ``x [chains, *batch, D]`` about the mode that it is most probably of."""

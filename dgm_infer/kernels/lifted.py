@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import choice, fraction
+from ..autodiff.loops import is_captured
 from ..conditioning.fibre import Fibre
 from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError, Status
@@ -76,7 +77,8 @@ class LiftedHMC(Scheduled):
             model is not of this form there, is rejected; None for 1e-8 in float64 and 1e-4 in float32.
         float32_gradients: whether gradients are computed in float32 and energies, which decide on acceptance, in the
             type of the positions: the same law, and faster where a network's arithmetic takes the time, on a CPU 2 to
-            4 times for convolutions. None does so for networks with convolutions. Not for ``"nuts"``, which needs an
+            4 times for convolutions. None does so for networks with convolutions, and for all networks in compiled
+            transitions. Not for ``"nuts"``, which needs an
             energy with every gradient.
         compile: as in :class:`HMC`; not for ``"nuts"``.
     """
@@ -197,7 +199,9 @@ class LiftedHMC(Scheduled):
         """The density of the global inputs, computed as this kernel has it."""
         coarse = self.float32_gradients
         if coarse is None:
-            coarse = self.trajectory == "hmc" and problem.prefers_float32
+            # a small network's arithmetic takes the time where nothing else is left to be done
+            pays = problem.prefers_float32 or (is_captured() and problem.observed.is_network)
+            coarse = self.trajectory == "hmc" and pays
         marginal = problem.computed(float32=coarse).marginal
         assert marginal is not None, "LiftedHMC.check() refuses this problem"
         return marginal

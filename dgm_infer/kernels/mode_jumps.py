@@ -8,10 +8,7 @@ import torch
 from torch import Tensor
 
 from ..arguments.objects import shown
-from ..autodiff.captured import captured
-from ..autodiff.loops import is_captured
 from ..conditioning.fibre import Fibre
-from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError
 from ..settings import Settings
 from ..target import Target
@@ -144,25 +141,29 @@ class ModeJumps(Settings):
 
     def step(self, problem: Fibre | Target, state: Any, rng: torch.Generator) -> tuple[Any, Info]:
         after, info = self.kernel.step(problem, state, rng)
+        here = self._point(problem, after)
+        modes = self.modes.to(here.position)
+        position, log_hastings = modes.proposed(here.position, rng)
         if isinstance(problem, Fibre):
-            assert problem.marginal is not None, "check() refuses jumps on this problem"
-            tolerance = self.kernel.relative_tolerance(after.position.dtype)
-            target, here = _OnFibre(problem, problem.marginal, tolerance), self.kernel.inputs_of(problem, after)
+            there = self.kernel.at_inputs(problem, position, rng)
         else:
-            target, here = captured(problem), Point(after.position, after.energy)
-        point, moved, probability = self.modes.to(here.position).land(target, here, rng)
-        landed = after
-        if is_captured() or moved.any():
-            # of all chains: compiled code is that of so many
-            if isinstance(problem, Fibre):
-                landed = self.kernel.at_inputs(problem, point.position, rng).where(moved, after)
-            else:
-                landed = self.kernel.init(problem, point.position).where(moved, after)
+            there = self.kernel.init(problem, position)
+        moved, probability = modes.decided(here, self._point(problem, there), log_hastings, rng)
+        landed = there.where(moved, after)
         stats = {**info.stats, "jump_acceptance": probability}
         if isinstance(problem, Fibre):
             stats["constraint_error"] = landed.constraint_error
         # with the momentum's part, which a jump leaves as it is
         return landed, dataclasses.replace(info, energy=info.energy + (landed.energy - after.energy), stats=stats)
+
+    def _point(self, problem: Fibre | Target, state: Any) -> Point:
+        """What jumps: the global inputs of a fibre, where noise that gives the observation exists, or the position."""
+        if not isinstance(problem, Fibre):
+            return Point(state.position, state.energy)
+        point = self.kernel.inputs_of(problem, state)
+        tolerance = self.kernel.relative_tolerance(state.position.dtype)
+        on_fibre = state.constraint_error < tolerance * problem.scale
+        return Point(point.position, torch.where(on_fibre, point.energy, torch.inf))
 
     def within_modes(self, trial: Trial) -> Trial:
         """What warm-up learns from, with positions about the centres of their modes: distances between modes, which
@@ -190,24 +191,3 @@ class ModeJumps(Settings):
 def innermost(kernel: Any) -> Any:
     """The kernel that jumps follow; another kernel as it is."""
     return kernel.kernel if isinstance(kernel, ModeJumps) else kernel
-
-
-class _OnFibre(Target):
-    """The marginal density of global inputs, zero where the noise that should explain the observation does not."""
-
-    def __init__(self, problem: Fibre, marginal: NoiseMarginal, tolerance: float):
-        self._problem, self._marginal, self._tolerance = problem, marginal, tolerance
-        super().__init__(None, marginal.dim, tuple(problem.batch_shape))
-
-    def energy(self, x: Tensor) -> Tensor:
-        if self._marginal.holds_everywhere:
-            return captured(self._marginal).energy(x)
-        energy, extra = captured(self._marginal).energy_and_extra(x)
-        # any noise that gives the observation will do
-        _, error = self._marginal.explained(x, None, *extra)
-        on_fibre = error < self._tolerance * self._problem.scale
-        return torch.where(on_fibre, energy, torch.inf)
-
-    def take(self, problems: Tensor) -> "_OnFibre":
-        # the marginal of the part is not found anew, by its derivatives
-        return _OnFibre(self._problem.take(problems), self._marginal.take(problems), self._tolerance)

@@ -32,9 +32,15 @@ def test_a_graph_computes_what_its_function_does_at_other_points():
     torch.testing.assert_close(graph(x)[0], net(x)[..., index].square().sum(-1))
 
 
-def test_of_a_product_only_the_columns_that_are_used_are_computed():
+@pytest.mark.parametrize("shape", [(20,), (4, 5)])
+def test_of_a_product_only_the_columns_that_are_used_are_computed(shape):
     net, index = network(3, 8, 20), torch.tensor([1, 7, 4])
-    graph = capture(lambda x: [(0.5 * net(x) + 1).tanh().index_select(-1, index)], points(5, 3))
+
+    def columns(x):
+        # as an image in between
+        return (0.5 * net(x) + 1).tanh().view(-1, *shape).view(len(x), 20).index_select(-1, index)
+
+    graph = capture(lambda x: [columns(x)], points(5, 3))
     x = points(5, 3, seed=1)
     torch.testing.assert_close(graph(x)[0], (0.5 * net(x) + 1).tanh()[..., index])
     # the control: without the selection all twenty are there

@@ -1,11 +1,13 @@
 """Transitions captured as programs, and compiled, make the draws that kernels make."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
 
 import dgm_infer as dgm
+import generators
 from dgm_infer.autodiff.captured import CapturedTarget
 from dgm_infer.autodiff.loops import repeat
 from dgm_infer.autodiff.programs import CompiledTarget, Program
@@ -51,7 +53,7 @@ def test_a_program_takes_the_steps_of_its_kernel(metric):
     program, kernel, state = stepped(target, kernel)
     for seed in range(3):
         # the numbers of a program are drawn at once, those of a step one after the other: those of the program are used
-        numbers = iter(program._numbers(rng(seed)))
+        numbers = iter(program._numbers.apart(program._numbers.draw(rng(seed))))
 
         class Given:
             def take(self, drawn, numbers=numbers):
@@ -180,7 +182,7 @@ def test_compiled_code_is_right_at_every_number_of_steps():
     program.compile()
     seen = set()
     for seed in range(60):
-        numbers = program._numbers(rng(seed))
+        numbers = program._numbers.draw(rng(seed))
         scaled = kernel.replace(trajectory_length=torch.tensor(0.1 + 0.03 * seed, dtype=FLOAT))
         inputs = [*program._constants, *flatten((scaled, state))[0], *numbers]
         found, expected = program._run(*inputs), program._module(*inputs)
@@ -191,9 +193,17 @@ def test_compiled_code_is_right_at_every_number_of_steps():
     assert {1, 2, 3} < seen
 
 
+def as_network(model: Any) -> Any:
+    """A linear Gaussian model as a layer of weights."""
+    layer = torch.nn.Linear(*reversed(model.weight.shape)).double()
+    layer.load_state_dict({"weight": model.weight, "bias": model.bias})
+    return generators.from_module(layer, layer.in_features, noise=model.sd.item())
+
+
 @pytest.mark.slow
-def test_compiled_draws_follow_the_law_with_jumps_and_without():
-    oracle = linear_gaussian(problems=(2,))
+@pytest.mark.parametrize("wrap", [None, as_network])
+def test_compiled_draws_follow_the_law_with_float32_gradients_and_without(wrap):
+    oracle = linear_gaussian(problems=(2,), wrap=wrap)
     draws = dgm.sample(
         oracle.problem, dgm.LiftedHMC(compile=True), chains=50, warmup=80, draws=70, thin=2, seed=1, progress=False
     )
@@ -224,6 +234,32 @@ def test_code_is_kept_between_processes_and_two_modes_keep_their_weights(tmp_pat
     again = dgm.sample(target, kernel, seed=1, **settings)
     assert torch.equal(again.inputs, draws.inputs)
     assert next(iter((tmp_path / "dgm_infer").glob("*.pt2"))).stat().st_mtime_ns == stamp
+
+
+def test_gradients_of_networks_are_float32_in_programs_and_energies_their_own():
+    fibre = linear_gaussian(problems=(2,), wrap=as_network).problem
+    kernel = dgm.LiftedHMC(step_size=torch.tensor([0.2, 0.3], dtype=FLOAT), n_steps=3, metric="identity")
+    fine, coarse = (kernel.replace(float32_gradients=flag) for flag in (False, True))
+    x = fibre.start(4, rng(1))
+    found = {}
+    for name, own in {"open": kernel, "fine": fine, "coarse": coarse}.items():
+        state = own.init(fibre, x)
+        program = Program(lambda given, source: given[0].step(fibre, given[1], source), (own, state))
+        after, _ = program((own, state), rng(2))
+        numbers = iter(program._numbers.apart(program._numbers.draw(rng(2))))
+
+        class Given:
+            def take(self, drawn, numbers=numbers):
+                return next(numbers)
+
+        expected, _ = (coarse if own is kernel else own).step(fibre, state, Given())  # type: ignore[arg-type]
+        torch.testing.assert_close(after.position, expected.position, rtol=1e-5, atol=1e-5)
+        exact = fibre.marginal.energy(after.marginal.position)
+        torch.testing.assert_close(after.marginal.energy, exact, rtol=1e-12, atol=0)
+        found[name] = after.position
+    torch.testing.assert_close(found["open"], found["coarse"], rtol=1e-6, atol=1e-6)
+    # the control: float32 leaves its traces
+    assert (found["fine"] - found["coarse"]).abs().max() > 1e-10
 
 
 def test_a_target_that_has_changed_is_captured_anew_and_nothing_is_left_on_it():

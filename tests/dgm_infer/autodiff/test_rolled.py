@@ -139,7 +139,8 @@ def test_a_transition_on_a_simulator_is_a_program_of_one_step(steps):
     kernel = dgm.HMC(step_size=torch.tensor(0.1, dtype=FLOAT), n_steps=4)
     state = kernel.init(target, numbers(ROWS, 3))
     program = Program(lambda given, source: given[0].step(target, given[1], source), (kernel, state))
-    given = iter(program._numbers(torch.Generator().manual_seed(7)))
+    drawn = program._numbers.draw(torch.Generator().manual_seed(7))
+    given = iter(program._numbers.apart(drawn))
 
     class Given:
         def take(self, drawn):

@@ -99,8 +99,8 @@ def test_control_without_a_term_of_the_acceptance_they_do_not(part):
     roots = (0.5 * jumps.log_weights).exp()
 
     class Wrong(Jumps):
-        def _proposed(self, x, rng):
-            moved, log_hastings = super()._proposed(x, rng)
+        def proposed(self, x, rng):
+            moved, log_hastings = super().proposed(x, rng)
             here, there = self._known(x), self._known(moved)
             # modes that are far apart: the nearest is the one that was drawn
             i, j = here.log_r.argmax(-1), there.log_r.argmax(-1)
@@ -134,9 +134,11 @@ def test_masses_that_are_wrong_by_any_factor_leave_the_proportions_as_they_are(d
     rng = torch.Generator().manual_seed(1)
     point = point_at(target, x + torch.randn(x.shape, generator=rng, dtype=dtype))
     for _ in range(10):
-        landed = jumps.land(target, point, rng)
+        position, log_hastings = jumps.proposed(point.position, rng)
+        there = point_at(target, position)
+        landed = jumps.decided(point, there, log_hastings, rng)
         assert ((landed.probability >= 0) & (landed.probability <= 1)).all()
-        point = landed.point
+        point = there.where(landed.moved, point)
     share = (point.position > 0).double().mean().item()
     assert abs(share - 0.5) < 5 * 0.5 / 4000**0.5
 
@@ -144,10 +146,10 @@ def test_masses_that_are_wrong_by_any_factor_leave_the_proportions_as_they_are(d
 def test_jumps_are_to_other_modes_and_back_by_the_same_map():
     jumps, rng = poor(), torch.Generator().manual_seed(2)
     x = CENTRES[1].expand(200, 2, 2) + 0.1
-    there, forward = jumps._proposed(x, rng)
+    there, forward = jumps.proposed(x, rng)
     assert forward.isfinite().all()
     # of the second problem there is one other mode
-    back, backward = jumps._proposed(there, rng)
+    back, backward = jumps.proposed(there, rng)
     torch.testing.assert_close(back[:, 1], x[:, 1])
     torch.testing.assert_close(backward[:, 1], -forward[:, 1])
     assert (there[:, 0, 0] < 0).any()
