@@ -22,11 +22,10 @@ from dgm_infer.runs.drawn import progress_in
 from dgm_infer.runs.folder import RunFolder
 from dgm_infer.runs.shards import Keeper
 from dgm_infer.runs.watch import Page
-from trainers import DigitsData
 
-from ..commands.inputs import read_images
 from ..reports.records import write_record
 from ..reports.tables import markdown
+from .image_problems import PROBLEMS as IMAGES
 from .image_problems import top_half
 from .problems import Problem
 from .publishing import new_record, publish, versions
@@ -40,7 +39,7 @@ _KERNEL = dgm.ConstrainedHMC(n_steps=5)
 
 def _digits(n: int) -> Any:
     """The upper halves of held-out digits, with the noise that the shipped generator has."""
-    images = read_images(DigitsData(), n, (8, 8))
+    images = IMAGES["digits"].conditioned(n).images
     model = dgm.WithNoise(generators.load("digits_vae"), 0.1)
     return dgm.condition(model, images, observe=dgm.pixels(top_half((8, 8))))
 
