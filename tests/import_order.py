@@ -44,6 +44,7 @@ ORDER = {
         "programs",
         "compilation",
         "convolution",
+        "normalisation",
         "attention",
         "jacobian_products",
         "row_execution",
@@ -89,6 +90,7 @@ ORDER = {
     ],
     "dgm_infer.references": ["scales", "density", "minimise", "modes", "variational", "gaussian", "mixture", "flow"],
     "dgm_infer.sampling": [
+        "plateau",
         "adaptation",
         "inference_data",
         "predictive",

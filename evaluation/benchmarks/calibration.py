@@ -23,7 +23,7 @@ from ..reports.tables import markdown
 from .calibration_levy import levy_row, levy_table
 from .calibration_peers import DEEPINV, from_deepinv, retried_hmc
 from .calibration_scores import highest, sliced_distance
-from .publishing import new_record, publish, versions
+from .publishing import measured_before, new_record, publish, versions
 from .settings import check_counts, check_seed, names_of, writable_folder
 
 __all__ = ["METHODS", "bench", "page", "scores"]
@@ -32,7 +32,7 @@ METHODS = ("exact", "default", "hmc", "elliptical", "retried", *DEEPINV)
 
 _TITLES = {
     "exact": "exact draws",
-    "default": "`sample()` at its defaults",
+    "default": "`sample()`, its own kernel",
     "hmc": "HMC in noise space",
     "elliptical": "elliptical slices in noise space",
     "retried": "HMC, rejections retried and not kept",
@@ -65,6 +65,8 @@ def bench(
 ) -> Path:
     """Compare the draws of samplers with posteriors that are known, of mixtures of Gaussians or of signals.
 
+    What an earlier run with the same settings has measured is kept: give the parts, dimensions and methods to add.
+
     Args:
         part: mixtures, of which exact draws are known; or signals, with independent increments, beside a Gibbs sampler.
         dims: dimensions, even, separated by commas.
@@ -72,14 +74,14 @@ def bench(
         problems: data sets per dimension, each simulated from the mixture.
         chains: chains per data set.
         draws: draws per chain; samplers of independent draws make as many in all.
-        warmup: iterations of the warm-up of kernels; the default decides itself.
+        warmup: iterations of the warm-up of kernels.
         steps: steps of the flow, by Heun's method.
         peer_steps: steps of DPS.
         increments: laws of the signals' increments: normal, laplace, student1, student2, student3.
         operators: what is measured of signals: identity, blur, mask, fourier.
         gibbs: draws of the Gibbs sampler, after a quarter as many.
         seed: seed of all randomness.
-        output: folder for ``calibration_PART.json`` and ``calibration_PART.md``.
+        output: folder for ``calibration.json`` and ``calibration.md``.
 
     Returns:
         path of the JSON file.
@@ -93,12 +95,13 @@ def bench(
     (part,) = names_of("part", part, ("mixtures", "signals")) or ["mixtures"]
     laws, seen = names_of("increments", increments, INCREMENTS), names_of("operators", operators, OPERATORS)
     settings = {
-        "part": part, "increments": increments, "operators": operators, "gibbs": gibbs,
-        "dims": dims, "methods": methods, "problems": problems, "chains": chains, "draws": draws, "warmup": warmup,
-        "steps": steps, "peer_steps": peer_steps, "seed": seed,
+        "problems": problems, "chains": chains, "draws": draws, "warmup": warmup, "steps": steps,
+        "peer_steps": peer_steps, "gibbs": gibbs, "seed": seed,
     }  # fmt: skip
-    record = new_record("calibration", settings, ["dgm-infer", "torch", "deepinv"], mixtures={}, signals={})
-    path = folder / f"calibration_{part}.json"
+    path = folder / "calibration.json"
+    measured = measured_before(path, settings, "mixtures", "signals")
+    given = {"part": part, "dims": dims, "methods": methods, "increments": increments, "operators": operators}
+    record = new_record("calibration", {**given, **settings}, ["dgm-infer", "torch", "deepinv"]) | measured
     for law, operator in ((law, operator) for law in laws for operator in seen if part == "signals"):
         name = f"{law}, {operator}"
         record["signals"][name] = levy_row(law, operator, settings)
@@ -127,7 +130,7 @@ def bench(
             }
             print(f"{dim} dimensions, {name}: {rows[name]}", flush=True)
             write_record(path, record)
-    publish(path, f"calibration_{part}", page(record))
+    publish(path, "calibration", page(record))
     return path
 
 
@@ -149,12 +152,13 @@ def _draws(
         # what runs find wrong with themselves: here it is measured
         warnings.simplefilter("ignore")
         if name == "default":
-            result = dgm.sample(fibre, **options)
+            result = dgm.sample(fibre, warmup=settings["warmup"], **options)
         elif name == "elliptical":
             result = dgm.sample(target, dgm.kernels.EllipticalSlice(), warmup=settings["warmup"], **options)
         else:
             result = dgm.sample(target, dgm.HMC(n_steps=_LEAPFROG), warmup=settings["warmup"], **options)
-    u, n_steps = result.inputs, result.stats["n_steps"].double().mean().item()
+    counted = "slice_evaluations" if name == "elliptical" else "n_steps"
+    u, n_steps = result.inputs, result.stats[counted].double().mean().item()
     assert u is not None
     if name == "retried":
         step = torch.as_tensor(result.kernel.step_size).median().item()  # type: ignore[union-attr]
@@ -227,7 +231,7 @@ def page(record: Mapping[str, Any]) -> str:
                 _TITLES[name],
                 *([row["failed"], *[""] * (len(forms) - 1)] if "failed" in row else [f(row) for _, f in forms]),
             ]
-            for name, row in rows.items()
+            for name, row in ((name, rows[name]) for name in METHODS if name in rows)
         ]
         parts.append(f"## {dim} dimensions\n")
         parts.append(markdown(["sampler", *(title for title, _ in forms)], lines))

@@ -116,10 +116,12 @@ def test_peers_take_the_problem(problem, data, name):
 def test_the_page_has_a_line_per_sampler(tmp_path, capsys):
     sizes = {"problems": 3, "chains": 2, "draws": 5, "warmup": 5, "steps": 2}
     path = calibration.bench(dims="2", methods="exact,hmc", **sizes, output=str(tmp_path))
+    path = calibration.bench(dims="2", methods="elliptical", **sizes, output=str(tmp_path))
     rows = json.loads(path.read_text())["mixtures"]["2"]
-    assert set(rows) == {"exact", "hmc"}
+    # what was measured before is kept
+    assert set(rows) == {"exact", "hmc", "elliptical"}
     assert rows["hmc"]["evaluations"] == 2 * 2 * 6
-    page = (tmp_path / "calibration_mixtures.md").read_text()
+    page = (tmp_path / "calibration.md").read_text()
     assert "| HMC in noise space |" in page
     assert "results in" in capsys.readouterr().out
 
