@@ -98,7 +98,11 @@ def submitted(self, function, path, name, *arguments):
     jobs[name] = submit(self, function, path, name, *arguments)
     return jobs[name]
 submitit.AutoExecutor.submit = submitted
-during(lambda name: jobs[name]._interrupt())
+def preempt(name):
+    # Slurm sends the signal to the job's process, submitit's local form only to the one that began it
+    with open("/proc/{0}/task/{0}/children".format(jobs[name]._process.pid)) as children:
+        os.kill(int(children.read().split()[0]), signal.SIGUSR2)
+during(preempt)
 """
     snippet = SLURM.replace('cluster="slurm"', 'cluster="local"').replace(
         "import submitit\n", f"import submitit\n{kept}"
