@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import dgm_infer as dgm
-from dgm_infer.errors import DgmInferError, MissingExtraError
+from dgm_infer.errors import DgmInferError, MissingExtraError, uninterrupted
 
 from ..problems.gaussian_mixture_flow import ObservedMixture
 from ..problems.levy import INCREMENTS, OPERATORS
@@ -152,11 +152,13 @@ def _draws(
         # what runs find wrong with themselves: here it is measured
         warnings.simplefilter("ignore")
         if name == "default":
-            result = dgm.sample(fibre, warmup=settings["warmup"], **options)
+            result = uninterrupted(dgm.sample(fibre, warmup=settings["warmup"], **options))
         elif name == "elliptical":
             result = dgm.sample(target, dgm.kernels.EllipticalSlice(), warmup=settings["warmup"], **options)
+            result = uninterrupted(result)
         else:
-            result = dgm.sample(target, dgm.HMC(n_steps=_LEAPFROG), warmup=settings["warmup"], **options)
+            kernel = dgm.HMC(n_steps=_LEAPFROG)
+            result = uninterrupted(dgm.sample(target, kernel, warmup=settings["warmup"], **options))
     counted = "slice_evaluations" if name == "elliptical" else "n_steps"
     u, n_steps = result.inputs, result.stats[counted].double().mean().item()
     assert u is not None
