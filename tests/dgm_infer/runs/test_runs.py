@@ -213,12 +213,8 @@ def test_a_run_goes_on_until_what_is_asked_for(tmp_path, until, said):
     n = draws.shape[1]
     assert n < 3000
     assert not draws.interrupted
-<<<<<<< HEAD
-    assert re.search(said, str(draws.stopped_by))
-=======
     assert draws.stopped_by is not None
     assert re.search(said, draws.stopped_by)
->>>>>>> main
     if "ess" in until and "seconds" not in until:
         # the latest checkpoint but one had not reached it
         values = draws.latents["x"]
