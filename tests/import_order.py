@@ -322,6 +322,7 @@ ORDER = {
         "series_problems",
         "jax_images",
         "jax_series",
+        "steps",
         "blackjax_peer",
         "numpyro_peer",
         "mici_images_peer",
