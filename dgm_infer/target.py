@@ -100,7 +100,15 @@ class Target:
         """Energy ``[...]`` and gradient ``[..., D]``, detached."""
         with torch.enable_grad():
             x = x.detach().requires_grad_()
-            energy = self.energy(x)
+            try:
+                energy = self.energy(x)
+            except RuntimeError as error:
+                if "requires grad" not in str(error):
+                    raise
+                raise ArgumentError(
+                    f"the energy of a {type(self).__name__} has no gradient, as it leaves torch (numpy()): compute "
+                    "with torch's functions, or sample by a kernel without gradients, such as kernels.RandomWalk"
+                ) from error
             if energy.shape != x.shape[:-1] or not energy.requires_grad:
                 what = f"of shape {tuple(energy.shape)}" if energy.requires_grad else "without a gradient"
                 raise ArgumentError(

@@ -3,7 +3,7 @@
 ``python -m tests.reference_programs`` writes ``tests/data/public_programs.json``, half an hour on one core. Names as
 arguments choose some; after a number of seconds no further one is begun. Up to two coordinates are integrated by the
 trapezoidal rule on Pyro's potential, with the difference from a coarser grid as its error; the others are sampled, and
-their means have the standard errors of their effective sample sizes.
+their means and standard deviations have the standard errors of their effective sample sizes.
 """
 
 import json
@@ -70,10 +70,16 @@ def by_quadrature(example: Example) -> dict[str, Any] | None:
             name: part.reshape(shapes[name]) for name, part in zip(sizes, x.split(list(sizes.values())), strict=True)
         }
 
+    def energy_at(row: torch.Tensor) -> torch.Tensor:
+        try:
+            return torch.as_tensor(potential(parts(row))).detach().reshape(())
+        except ValueError:
+            # parameters that overflow far out
+            return torch.tensor(math.inf)
+
     def energies(axes: list[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         x = torch.cartesian_prod(*axes).reshape(-1, len(axes))
-        found = torch.stack([torch.as_tensor(potential(parts(row))).detach().reshape(()) for row in x])
-        return x, found.nan_to_num(math.inf, math.inf, math.inf)
+        return x, torch.stack([energy_at(row) for row in x]).nan_to_num(math.inf, math.inf, math.inf)
 
     names = [name for name in sizes for _ in range(sizes[name])]
     full = [torch.linspace(-math.pi, math.pi, 65) if name in angles else torch.linspace(-14, 14, 57) for name in names]
@@ -98,16 +104,17 @@ def by_quadrature(example: Example) -> dict[str, Any] | None:
     error = (coarse + len(axes) * math.log(2) - log_joint.logsumexp(0)).abs().item()
     share = log_joint.softmax(0)
     values = [{name: bijections[name].inv(part) for name, part in parts(row).items()} for row in x]
-    means = {}
+    means, sds = {}, {}
     for name in sizes:
         every = torch.stack([value[name] for value in values])
-        every = every.cos() if name in angles else every
-        means[f"cos {name}" if name in angles else name] = torch.tensordot(share, every, 1).tolist()
-    return {"means": means, "log_z": log_joint.logsumexp(0).item(), "log_z_error": error}
+        every, key = (every.cos(), f"cos {name}") if name in angles else (every, name)
+        mean = torch.tensordot(share, every, 1)
+        means[key], sds[key] = mean.tolist(), torch.tensordot(share, (every - mean).square(), 1).sqrt().tolist()
+    return {"means": means, "sds": sds, "log_z": log_joint.logsumexp(0).item(), "log_z_error": error}
 
 
 def by_nuts(example: Example, chains: int = 2, warmup: int = 200, draws: int = 400) -> dict[str, Any]:
-    """Means with their Monte Carlo errors."""
+    """Means and standard deviations with their Monte Carlo errors."""
     runs = []
     for seed in range(chains):
         pyro.set_rng_seed(seed)
@@ -119,15 +126,24 @@ def by_nuts(example: Example, chains: int = 2, warmup: int = 200, draws: int = 4
         )
         mcmc.run(*example.args)
         runs.append(mcmc.get_samples())
-    means, errors = {}, {}
+    found: dict[str, Any] = {"means": {}, "errors": {}, "sds": {}, "sd_errors": {}}
     for name in runs[0]:
         values = torch.stack([run[name] for run in runs])
-        ess = effective_sample_size(values, 0, 1)
-        error = values.flatten(0, 1).std(0) / ess.sqrt()
-        # entries that cannot vary, as the corner of a factor
-        errors[name] = torch.where(values.flatten(0, 1).std(0) > 1e-9, error, 0.0).tolist()
-        means[name] = values.mean((0, 1)).tolist()
-    return {"means": means, "errors": errors}
+        mean, error = _mean_and_error(values)
+        variance, variance_error = _mean_and_error((values - mean).square())
+        sd = variance.sqrt()
+        # entries that cannot vary, as the corner of a factor, have no error
+        sd_error = torch.where(sd > 1e-9, variance_error / (2 * sd), 0.0)
+        for key, value in zip(found, (mean, error, sd, sd_error), strict=True):
+            found[key][name] = value.tolist()
+    return found
+
+
+def _mean_and_error(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Of ``[chains, draws, ...]``, by the effective sample size."""
+    spread = values.flatten(0, 1).std(0)
+    error = spread / effective_sample_size(values, 0, 1).sqrt()
+    return values.mean((0, 1)), torch.where(spread > 1e-9, error, 0.0)
 
 
 def main(names: list[str], seconds: float = math.inf) -> None:
@@ -142,6 +158,7 @@ def main(names: list[str], seconds: float = math.inf) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             result = by_quadrature(example) or by_nuts(example)
+        result["command"] = f"python -m tests.reference_programs '{name}'"
         # another process may have written meanwhile
         found = {**(json.loads(FILE.read_text()) if FILE.exists() else {}), name: result}
         print(name, {key: value for key, value in result.items() if key == "log_z"}, flush=True)

@@ -71,6 +71,7 @@ def array(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -
     """
     of_kind(call, field, value)
     try:
+        value = _native(value)
         values = torch.as_tensor(value).detach()
         # converted directly, Python's numbers lose no digits
         values = torch.as_tensor(value, dtype=dtype).detach() if dtype and not values.is_complex() else values
@@ -85,6 +86,17 @@ def array(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -
     if values.is_complex():
         raise ArgumentError(f"{call}({field} of {values.dtype}): must be real")
     return values
+
+
+def _native(value: Any) -> Any:
+    """An array or a table as torch takes it: torch refuses other byte orders and strides, and warns of what it must not
+    write to."""
+    if isinstance(value, Tensor) or not hasattr(value, "__array__"):
+        return value
+    values = value.__array__()
+    return (
+        values.astype(values.dtype.newbyteorder("="), order="C", copy=True) if values.dtype.kind in "biuf" else values
+    )
 
 
 def finite(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:

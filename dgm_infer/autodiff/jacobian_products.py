@@ -3,7 +3,7 @@
 import functools
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
@@ -14,6 +14,7 @@ from torch.func import jvp, vjp, vmap
 
 from ..settings import Settings
 from .convolution import FixedConvolutions
+from .normalisation import PlainNormalisations
 
 __all__ = ["ProductSettings", "forward_mode", "load_forward_mode", "pull_back", "push_forward"]
 
@@ -46,7 +47,10 @@ def push_forward(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tens
         value ``[..., N]`` and products ``J t``, ``[K, ..., N]``, from one pass.
     """
     again = torch.is_grad_enabled()
-    if _is_traced(u) or (again and len(tangents) * u.numel() > SETTINGS.reverse):
+    if again:
+        function = _with_second_derivatives(function)
+    large = again and len(tangents) * u.numel() > SETTINGS.reverse
+    if _is_traced(u) or (large and _follows_forward(function, u)):
         return forward_mode(function, u, tangents)
     # J t is the derivative of J^T w with respect to w, in which it is linear. Against forward mode this spares the zero
     # tangents of constants, which torch works out in Python.
@@ -56,6 +60,25 @@ def push_forward(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tens
         w = torch.zeros_like(value, requires_grad=True)
         products = _pull(_pull(value, x, w, again=True), w, _of_all_rows(tangents, u), again=again)
     return (value, products) if again else (value.detach(), products)
+
+
+# Operations whose products in forward mode have wrong derivatives (torch 2.14.1), by how their nodes' names begin.
+_WRONG_BEYOND = ("LinalgSolveEx", "LinalgDet", "LinalgSlogdet", "LinalgHouseholderProduct")
+
+
+def _with_second_derivatives(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def plain(u: Tensor) -> Tensor:
+        with PlainNormalisations():
+            return function(u)
+
+    return plain
+
+
+def _follows_forward(function: Callable[[Tensor], Tensor], u: Tensor) -> bool:
+    """Whether products in forward mode have right derivatives, by the operations of a function."""
+    with torch.enable_grad():
+        value = function(u[:1].detach().requires_grad_())
+    return not any(node.name().startswith(_WRONG_BEYOND) for node in _graph(value))
 
 
 def forward_mode(function: Callable[[Tensor], Tensor], u: Tensor, tangents: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,16 +125,23 @@ def pull_back(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, 
 def _seen(value: Tensor) -> tuple[int, bool]:
     """The size of the largest tensor between a function's input and its value, and whether there are convolutions on
     the way, by its graph."""
-    size, convolves, seen, nodes = 0, False, set(), [value.grad_fn]
+    size, convolves = 0, False
+    for node in _graph(value):
+        size = max(size, *(math.prod(output.shape) for output in node._input_metadata), 0)
+        convolves |= node.name().startswith("Convolution")
+    return size, convolves
+
+
+def _graph(value: Tensor) -> Iterator[Any]:
+    """The nodes between a value and what it is differentiated by."""
+    seen, nodes = set(), [value.grad_fn]
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
         nodes += [before for before, _ in node.next_functions]
-        size = max(size, *(math.prod(output.shape) for output in node._input_metadata), 0)
-        convolves |= node.name().startswith("Convolution")
-    return size, convolves
+        yield node
 
 
 def _mode(fixed: bool) -> AbstractContextManager[Any]:

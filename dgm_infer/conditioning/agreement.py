@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import vjp
 
-from ..autodiff.jacobian_products import forward_mode
+from ..autodiff.jacobian_products import forward_mode, push_forward
 from ..errors import ModelError, cause
 from ..probe import Differences, differences, relative_error
 from ..settings import Settings
@@ -18,6 +18,7 @@ __all__ = [
     "DIFFERENTIABLE",
     "AgreementSettings",
     "check_agreement",
+    "check_second",
     "constant_outputs",
     "derivative_remedy",
     "faulty_operation",
@@ -28,12 +29,11 @@ __all__ = [
 class AgreementSettings(Settings):
     """Where derivatives count as different."""
 
-    modes: float = 1e-6
-    """Relative difference up to which derivatives in both modes agree."""
+    modes: float = 0.4
+    """Relative difference up to which derivatives in both modes agree, as a power of rounding: 5e-7, or 2e-3 in 32
+    bits."""
     differences: float = 1e-3
-    """The same of derivatives and finite differences."""
-    coarse: float = 5e-2
-    """Both in 32 bits."""
+    """The same of derivatives and finite differences, beyond the errors of these."""
     around: float = 1e-2
     """Distance of points around one at which derivatives differ: beyond steps of differences, within a branch."""
     looks: int = 8
@@ -69,9 +69,8 @@ def check_agreement(
         the finite differences.
     """
     compared = _compare(function, u, name, needs_both)
-    exact = u.dtype == torch.float64
-    most = SETTINGS.differences if exact else SETTINGS.coarse
-    suspect, modes_agree = compared.apart > most, compared.modes <= (SETTINGS.modes if exact else SETTINGS.coarse)
+    most = SETTINGS.differences
+    suspect, modes_agree = compared.apart > most, compared.modes <= torch.finfo(u.dtype).eps ** SETTINGS.modes
     # where reverse mode is right, forward mode is wrong
     if suspect.any() and (modes_agree or suspect[:, -1].any()):
         # a kink beside one point, or rounding, has no match around it; what is wrong has
@@ -80,6 +79,11 @@ def check_agreement(
         near = worst + SETTINGS.around * torch.randn(size, generator=rng, dtype=u.dtype, device=u.device)
         again = (_compare(function, near, name, needs_both).apart > most)[:, suspect.any(0)]
         if (again.double().mean(0) >= SETTINGS.agreeing).any():
+            if not compared.apart.isfinite().all():
+                raise ModelError(
+                    f"the derivatives of {name} are not finite where its outputs are: torch.where differentiates the "
+                    "branch that it does not take, too, as of a root or logarithm below 0: clamp its argument first"
+                )
             raise ModelError(
                 f"the derivatives of {name} do not match its outputs (finite differences differ by "
                 f"{compared.apart.max().item():.2g} of their size): look for detach(), no_grad(), rounding, operations "
@@ -126,7 +130,7 @@ def _compare(function: Callable[[Tensor], Tensor], u: Tensor, name: str, needs_b
         return _Compared(found, apart, 0.0)
     combined = forward @ w
     # where reverse mode overflows, nothing is known
-    modes = ((reverse - combined).abs() / found.size.maximum(reverse.abs()).clamp_min(1e-12)).nan_to_num(torch.inf)
+    modes = relative_error(reverse, combined, found.size.maximum(reverse.abs()), found.combined_error)
     modes = torch.where(reverse.isfinite(), modes, torch.nan).nanmedian().nan_to_num(0.0).item()
     # one of thousands of outputs hardly shows in their combination
     each = relative_error(found.products, forward, found.products.abs(), found.products_error)
@@ -141,6 +145,56 @@ def _reverse(function: Callable[[Tensor], Tensor], u: Tensor, w: Tensor) -> Tens
         if not value.requires_grad:
             return torch.zeros_like(u)
         return torch.autograd.grad((value * w).sum(), x, materialize_grads=True)[0]
+
+
+def check_second(function: Callable[[Tensor], Tensor], u: Tensor, name: str, *, by_columns: bool = False) -> None:
+    """Raise :class:`ModelError` unless the derivatives of a function can be differentiated, and rightly.
+
+    Products ``w . J v`` are differentiated, and compared with their differences.
+
+    Args:
+        function: ``[n, D] -> [n, N]``.
+        u: points ``[n, D]``; a fault is one of most of them, as kinks are not.
+        by_columns: whether sampling takes J by products ``J v``, as of outputs with local inputs, not by rows.
+    """
+    rng = torch.Generator(u.device).manual_seed(8)
+    v, along = torch.randn(2, *u.shape, generator=rng, dtype=u.dtype, device=u.device)
+    with torch.no_grad():
+        w = torch.randn(function(u[:1]).shape[-1], generator=rng, dtype=u.dtype, device=u.device)
+
+    def product(x: Tensor) -> Tensor:
+        if by_columns:
+            return push_forward(function, x, v[:1])[1][0] @ w
+        x = x if x.requires_grad else x.detach().requires_grad_()
+        again = torch.is_grad_enabled()
+        with torch.enable_grad():
+            value = function(x)
+            if not value.requires_grad:
+                return torch.zeros_like(x[..., 0])
+            pulled = torch.autograd.grad((value @ w).sum(), x, create_graph=again, materialize_grads=True)[0]
+        return torch.linalg.vecdot(pulled, v[:1])
+
+    try:
+        with torch.enable_grad():
+            x = u.detach().requires_grad_()
+            first = product(x)
+            second = torch.zeros_like(u)
+            if first.requires_grad:
+                (second,) = torch.autograd.grad(first.sum(), x, materialize_grads=True)
+    except RuntimeError as error:
+        remedy = derivative_remedy(str(error)) or DIFFERENTIABLE
+        raise ModelError(
+            f"{name} has no second derivative, which the gradient of the density takes ({cause(error)}): {remedy}"
+        ) from error
+    with torch.no_grad():
+        found = differences(lambda x: product(x).unsqueeze(-1), u, along)
+    apart = relative_error(found.combined, torch.linalg.vecdot(second, along), found.size, found.combined_error)
+    if (apart > SETTINGS.differences).double().mean() >= SETTINGS.agreeing:
+        raise ModelError(
+            f"the second derivatives of {name} do not match its first ones (differences differ by "
+            f"{apart.median().item():.2g} of their size): look for a backward that is not the derivative of its own "
+            "autograd.Function, detach() inside one, or an operation of torch with a wrong double backward"
+        )
 
 
 def faulty_operation(function: Callable[[Tensor], Tensor], u: Tensor) -> str | None:

@@ -16,8 +16,8 @@ from torch import Tensor
 from ..diagnosis import Finding
 from ..errors import DgmInferError, ModelError, ObservationError, cause
 from ..models import copied
-from .agreement import check_agreement, constant_outputs, derivative_remedy
-from .derivatives import check_second, tame_draws
+from .agreement import DIFFERENTIABLE, check_agreement, check_second, constant_outputs, derivative_remedy
+from .derivatives import tame_draws
 from .faults import (
     check_agreeing,
     check_rows,
@@ -118,7 +118,12 @@ def outputs(subject: Subject) -> Finding | None:
             "shape of one output)",
         )
     if x.dtype != u.dtype:
-        what = f"{name}.observed gives {x.dtype} for inputs of {u.dtype}: compute in the dtype of the inputs"
+        remedy = (
+            "give real numbers, as torch.view_as_real(x) does"
+            if x.is_complex()
+            else "compute in the dtype of the inputs"
+        )
+        what = f"{name}.observed gives {x.dtype} for inputs of {u.dtype}: {remedy}"
         return _error("observed", what)
     return None
 
@@ -258,19 +263,27 @@ def operator(subject: Subject) -> Finding | None:
 
 def structure(subject: Subject) -> Finding | None:
     """The Jacobian has the structure that the model declares."""
-    return _raised("structure", subject.reduced.check_declaration, subject.many)
+    try:
+        return _raised("structure", subject.reduced.check_declaration, subject.many)
+    except RuntimeError as error:
+        remedy = derivative_remedy(str(error)) or DIFFERENTIABLE
+        return _error("derivatives", f"{subject.name} has no derivative by torch ({cause(error)}): {remedy}")
 
 
 def second_derivatives(subject: Subject) -> Finding | None:
-    """Derivatives have derivatives, which the gradient of ``log|J J^T|`` takes."""
+    """Derivatives have derivatives, and right ones, which the gradient of ``log|J J^T|`` takes."""
     source = subject.source
-    if not subject.has_gradient or (source is not None and has_passed(source[0], "derivatives", source[1])):
+    if not subject.has_gradient or (source is not None and has_passed(source[0], "second", source[1])):
         return None
     plain, u = observed_model(subject.model, subject.operator.first()), subject.u
     n_batch = 0 if subject.operator.data else subject.n_batch
-    point = plain.sample_inputs((1,), torch.Generator(u.device).manual_seed(0), u)
+    points = plain.sample_inputs((LIMITS.second,), torch.Generator(u.device).manual_seed(0), u)
     function = lambda v: plain.outputs(v.reshape(len(v), *[1] * n_batch, -1)).flatten(1)  # noqa: E731
-    return _raised("derivatives", check_second, function, point, subject.name)
+    by_columns = subject.reduced.structure.units is not None
+    found = _raised("derivatives", lambda: check_second(function, points, subject.name, by_columns=by_columns))
+    if found is None and source is not None:
+        passes(source[0], "second", source[1])
+    return found
 
 
 def derivatives(subject: Subject) -> Finding | None:
@@ -384,4 +397,4 @@ def number(subject: Subject) -> Finding | None:
 
 
 APPROXIMATE_CHECKS: tuple[Check, ...] = (operator, structure, derivatives, far_data)
-DATA_CHECKS: tuple[Check, ...] = (operator, second_derivatives, *APPROXIMATE_CHECKS[1:], edges, atoms, number)
+DATA_CHECKS: tuple[Check, ...] = (*APPROXIMATE_CHECKS[:3], second_derivatives, far_data, edges, atoms, number)

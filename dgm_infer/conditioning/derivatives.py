@@ -13,9 +13,7 @@ from torch import Tensor, nn
 from torch.func import vjp, vmap
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..errors import ModelError, cause
 from ..settings import Settings
-from .agreement import DIFFERENTIABLE, derivative_remedy
 from .observed import ObservedModel
 
 __all__ = [
@@ -23,7 +21,6 @@ __all__ = [
     "JacobianSettings",
     "Kinks",
     "Spectrum",
-    "check_second",
     "find_jump",
     "find_kinks",
     "jump_words",
@@ -142,23 +139,6 @@ def spectrum(reduced: ObservedModel, u: Tensor, data: Tensor | None) -> Spectrum
     values = torch.linalg.svdvals(jacobian.nan_to_num(0, 0, 0))
     rank = int((values > SETTINGS.rank * values[..., :1]).sum(-1).max())
     return Spectrum(rank, values[..., 0].median().item(), values[..., max(rank, 1) - 1].median().item())
-
-
-@torch.enable_grad()
-def check_second(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
-    """Raise :class:`ModelError` if the derivatives of a function ``[n, D] -> [n, N]`` cannot be differentiated."""
-    try:
-        x = u.detach().requires_grad_()
-        value = function(x)
-        if value.requires_grad:
-            (first,) = torch.autograd.grad(value.sum(), x, create_graph=True, materialize_grads=True)
-            if first.requires_grad:
-                torch.autograd.grad(first.sum(), x, materialize_grads=True)
-    except RuntimeError as error:
-        remedy = derivative_remedy(str(error)) or DIFFERENTIABLE
-        raise ModelError(
-            f"{name} has no second derivative, which the gradient of the density takes ({cause(error)}): {remedy}"
-        ) from error
 
 
 def jump_words(size: float, operations: str) -> tuple[str, str]:

@@ -1,11 +1,13 @@
 """Faults of a function of rows, and of data beside what it gives, each said in one sentence."""
 
 import re
+import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
+from types import FunctionType, MethodType
 from typing import Any
 
 import torch
@@ -46,6 +48,8 @@ class FaultSettings(Settings):
     """Share of the values beyond which they are of another unit; a few far values are those of heavy tails."""
     pixel: float = 2.0
     """Largest output of a generator of pixels in (0, 1) or (-1, 1)."""
+    depth: int = 6
+    """How deep changes are looked for: in a module's attributes, in what these hold, and so on."""
 
 
 SETTINGS = FaultSettings()
@@ -64,6 +68,9 @@ def check_once(module: nn.Module, stage: str, check: Callable[[], None]) -> None
         passes(module, stage)
 
 
+# What is looked into, besides objects of the user's own classes: not locks and loggers.
+_HOLDING = Mapping, list, tuple, set, nn.Module, FunctionType, MethodType, partial
+_NOT_THE_USERS = {*sys.stdlib_module_names, "torch"}
 _PASSED: weakref.WeakKeyDictionary[nn.Module, list] = weakref.WeakKeyDictionary()
 
 
@@ -83,18 +90,52 @@ def passes(module: nn.Module, stage: str, operator: object = None) -> None:
 def _version(thing: object) -> tuple[Any, ...]:
     """Weights, modes, hooks and other attributes of a module and its parts, or of another object."""
     parts = thing.modules() if isinstance(thing, nn.Module) else [thing]
-    return tuple((type(part), _attribute(getattr(part, "__dict__", None))) for part in parts)
+    return tuple((type(part), _held(part, SETTINGS.depth)) for part in parts)
 
 
-def _attribute(value: Any) -> Any:
-    """An attribute as it is now: plain values by themselves, tensors with their changes, anything else by identity."""
+def _held(thing: object, depth: int) -> Any:
+    """What an object or a function computes with: attributes, defaults and the variables that it encloses."""
+    held = [getattr(thing, name, None) for name in ("__defaults__", "__self__", "func", "args", "keywords")]
+    for cell in getattr(thing, "__closure__", None) or ():
+        with suppress(ValueError):
+            # an empty one is of a variable that has no value yet; a list or a dict often collects what was evaluated
+            inside = cell.cell_contents
+            held.append(id(inside) if isinstance(inside, list | dict | set) else inside)
+    # parts of a module have a turn of their own
+    own = {key: each for key, each in getattr(thing, "__dict__", {}).items() if key != "_modules"}
+    return [_attribute(each, depth) for each in (own, *held) if each is not None]
+
+
+def _attribute(value: Any, depth: int) -> Any:
+    """An attribute as it is now: plain values by themselves, arrays by a sum, what holds such by what it holds."""
+    if isinstance(value, bool | int | float | str):
+        return type(value), value
+    if isinstance(value, Tensor) or hasattr(value, "__array_interface__"):
+        # an array of words has no sum
+        with suppress(TypeError, ValueError):
+            return id(value), _sum(torch.as_tensor(value))
+    own = isinstance(value, _HOLDING) or type(value).__module__.split(".")[0] not in _NOT_THE_USERS
+    if not depth or not own:
+        return id(value)
     if isinstance(value, Mapping):
-        return tuple((key, _attribute(each)) for key, each in value.items())
-    if isinstance(value, list | tuple):
-        return tuple(map(_attribute, value))
-    if isinstance(value, Tensor):
-        return id(value), value._version
-    return (type(value), value) if isinstance(value, bool | int | float | str) else id(value)
+        return [(key, _attribute(each, depth - 1)) for key, each in value.items()]
+    if isinstance(value, list | tuple | set):
+        return [_attribute(each, depth - 1) for each in value]
+    parts = value.modules() if isinstance(value, nn.Module) else [value]
+    return id(value), [_held(part, depth - 1) for part in parts]
+
+
+def _sum(value: Tensor) -> Any:
+    """A sum with a weight for each place, which tells values apart whoever wrote them: ``p.data.copy_()`` counts no
+    version. It reads every number once, as one evaluation does."""
+    if value.layout != torch.strided or value.is_quantized or value.is_nested or value.is_meta or not value.numel():
+        return tuple(value.shape)
+    value = value.detach()
+    if not (value.is_floating_point() or value.is_complex()):
+        value = value.double()
+    rows = value.reshape(len(value), -1) if value.ndim > 1 else value.reshape(1, -1)
+    rest, first = (torch.arange(n, device=value.device, dtype=torch.float64).cos().to(value) for n in rows.shape[::-1])
+    return torch.linalg.vecdot(first, rows @ rest).item()
 
 
 def check_agreeing(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> None:
@@ -107,7 +148,7 @@ def check_agreeing(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -
         raise ModelError(
             f"{name} returns different outputs for the same inputs (by {difference:.3g}): make its hidden randomness "
             "an input: a part of u, or for a network an argument of forward, named in from_module(net, ..., "
-            "inputs={'noise': (1, 4, 4)})"
+            "inputs={'noise': (1, 4, 4)}); let no call change what it computes with, such as a counter or running mean"
         )
 
 

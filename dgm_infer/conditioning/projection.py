@@ -119,7 +119,8 @@ class SolverSettings(Settings):
     divergence: float = 1e3
     """Growth of the residual that counts as divergence."""
     patience: int = 10
-    """Updates after which any growth is: the few chains that will not converge must not delay the others."""
+    """Updates after which a residual that has not fallen by :attr:`contraction` will not: the few chains that do not
+    converge, as beyond a kink, must not delay the others. At such a rate fifty updates gain a factor of 30."""
     contraction: float = 0.5
     """Decrease of the residual per update that shows that a solver converges."""
     compaction: float = 0.75
@@ -243,7 +244,7 @@ class _Loop(NamedTuple):
         converged = self.converged | (self.running & torch.where(fresh, residual < stop.tolerance, reached))
         first = torch.where(fresh, residual, self.first)
         # a NaN residual is neither below its limit nor converged
-        limit = torch.where(self.updates < SETTINGS.patience, SETTINGS.divergence * first, first)
+        limit = torch.where(self.updates < SETTINGS.patience, SETTINGS.divergence, SETTINGS.contraction) * first
         running = self.running & ~converged & (residual <= limit) & (self.updates < stop.updates)
         return _Loop(self.u, first, residual, converged, running, self.updates)
 

@@ -26,6 +26,8 @@ class Limits(Settings):
     """Prior draws that data and a declared structure are compared with; of a simulator that overflows, some survive."""
     derivatives: int = 8
     """Prior draws at which derivatives are compared with differences: a branch taken at an eighth of them is seen."""
+    second: int = 4
+    """Prior draws at which second derivatives are."""
     atoms: int = 2**20
     """Observed values up to which they are compared with outputs that repeat."""
     blind: float = 1e3

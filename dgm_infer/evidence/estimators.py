@@ -12,6 +12,7 @@ __all__ = [
     "bennett",
     "curve_points",
     "finite_or_zero",
+    "known_where",
     "largest_share",
     "log_mean",
     "log_ratio",
@@ -93,6 +94,13 @@ def _spread_of_largest(log_weights: Tensor, m: int) -> Tensor:
     normal = torch.special.ndtri((ranks - 0.375) / (n + 0.25))
     spread = (largest[:-1].mean(0) - largest[-1]) / (normal[:-1].mean() - normal[-1])
     return torch.where(spread.isfinite(), spread, 0.0)
+
+
+def known_where(known: Tensor, estimate: Estimate, other: Estimate) -> Estimate:
+    """The estimate of the problems ``known [*batch]``; of the rest another one, with an infinite error."""
+    infinite, no = torch.full_like(estimate.std_error, math.inf), torch.full_like(estimate.bias, math.nan)
+    instead = (other.log_z, infinite, no)
+    return Estimate(*(torch.where(known, mine, theirs) for mine, theirs in zip(estimate, instead, strict=True)))
 
 
 def mean_of_chains(values: Tensor) -> Estimate:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..arguments import fraction, positive, whole_number, within
 from ..errors import ArgumentError
 from ..progress import Progress
+from ..settings import Settings
 from .estimators import largest_share, log_mean, weight_ess
 from .method import EstimateStatus, Outcome, check_held
 from .path import AnnealedPath, PathPoint
@@ -52,8 +53,22 @@ def pick(point: PathPoint, runs: int, ancestors: Tensor) -> PathPoint:
     return PathPoint(*(picked(values) for values in point))
 
 
-# Chains of the pilot, which only tunes.
-_PILOT = 32
+@dataclass(frozen=True)
+class SMCSettings(Settings):
+    """What every run does alike."""
+
+    pilot: int = 32
+    """Chains of the pilot, which only tunes."""
+    share_of_rest: float = 1 / 3
+    """Largest adaptive step, as a share of what remains to 1: particles at beta have at least the tails of the base to
+    the power ``1 - beta``, so that weights of a step d have ``(1 - beta)/d`` moments however heavy the target's tails
+    are. With three of them the spread over runs tells the error; particles that show no heavy tail yet would let
+    longer steps pass."""
+    last: float = 0.03
+    """What may remain for the last step: its weights, to such a power, differ little but far out."""
+
+
+SETTINGS = SMCSettings()
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,7 +125,7 @@ class SMC(Planned):
 
     def run(self, path: AnnealedPath, chains: int, rng: torch.Generator, progress: Progress) -> Outcome:
         check_held(self, path, particles=chains * self.particles * path.base.mean.numel())
-        pilot_chains = min(_PILOT, chains * self.particles)
+        pilot_chains = min(SETTINGS.pilot, chains * self.particles)
         sizes, pilot = self.tuned_steps(path, pilot_chains, rng, progress)
         betas = None if self._adapts else self.betas(path, pilot)
         # per chain: the pilot's evaluations, shared among the runs
@@ -130,18 +145,20 @@ def next_temperatures(share: float, beta: Tensor, difference: Tensor, log_weight
 
     Each half of the runs goes by the particles of the other: a run that goes by its own shortens a step if one of them
     has a large weight, and estimates too small a Z: under tails heavier than the base's, by more than its error. A
-    single run has no other.
+    single run has no other. No step is longer than a third of what remains, whatever the particles say, but for the
+    last ones.
 
     Args:
         difference: ``phi - psi`` of the particles, ``[runs, particles, *batch]``.
         log_weights: likewise, normalised per run.
     """
-    half = len(beta) // 2
+    half, rest = len(beta) // 2, 1 - beta
+    farthest = torch.where(rest > SETTINGS.last, beta + SETTINGS.share_of_rest * rest, 1.0)
     if not half:
-        return _farthest(share, beta[0], difference, log_weights).unsqueeze(0)
+        return _farthest(share, beta[0], difference, log_weights).unsqueeze(0).minimum(farthest)
     first = _farthest(share, beta[0], difference[half:], log_weights[half:])
     second = _farthest(share, beta[half], difference[:half], log_weights[:half])
-    return torch.cat([first.expand_as(beta[:half]), second.expand_as(beta[half:])])
+    return torch.cat([first.expand_as(beta[:half]), second.expand_as(beta[half:])]).minimum(farthest)
 
 
 def _farthest(share: float, beta: Tensor, difference: Tensor, log_weights: Tensor) -> Tensor:

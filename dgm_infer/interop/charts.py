@@ -16,6 +16,7 @@ __all__ = [
     "GENERALIZED_PARETO",
     "Chart",
     "chart_of",
+    "check_not_rounded",
     "flattened",
     "has_chart",
     "has_fewer_dimensions",
@@ -120,6 +121,7 @@ def chart_of(d: td.Distribution) -> Chart:
     Raises:
         ModelError: it is discrete, or has no such bijection.
     """
+    check_not_rounded(d)
     shape, event_dim = torch.Size(d.batch_shape + d.event_shape), len(d.event_shape)
     if is_circular(d):
         parts = _functions_of_angles(d)
@@ -142,6 +144,16 @@ def chart_of(d: td.Distribution) -> Chart:
         raise _no_chart(d) from None
     kind = "correlation" if isinstance(bijection, transforms.CorrCholeskyTransform) else "other"
     return Chart(kind, torch.Size(bijection.inverse_shape(shape)), event_dim, bijection=bijection)
+
+
+def check_not_rounded(d: td.Distribution) -> None:
+    """Raise :class:`ModelError` for what draws rounded values, with the density and the gradient of others."""
+    name = type(without_events(d)).__name__
+    if name.endswith("StraightThrough"):
+        relaxed = name.removesuffix("StraightThrough")
+        raise ModelError(
+            f"{name} rounds its values: use {relaxed}, or the discrete variable itself, which is summed out"
+        )
 
 
 def is_circular(d: td.Distribution) -> bool:

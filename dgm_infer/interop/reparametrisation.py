@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..models import InputDensity, Logistic, Product, StandardNormal
 from ..models.densities import STANDARD_LOGISTIC
-from .charts import chart_of, is_circular
+from .charts import chart_of, check_not_rounded, is_circular
 from .log_densities import log_density
 
 __all__ = [
@@ -125,6 +125,7 @@ def reparametrise(distribution: td.Distribution) -> Reparametrisation:
     Raises:
         ModelError: it is discrete, or has no chart.
     """
+    check_not_rounded(distribution)
     if is_circular(distribution):
         return _own_density(distribution)
     for kind in type(distribution).__mro__:

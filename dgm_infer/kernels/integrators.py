@@ -12,6 +12,7 @@ from ..conditioning.fibre import Fibre, Linearisation
 from ..conditioning.projection import Projection
 from ..errors import Status
 from ..linear_maps import IDENTITY
+from ..progress import foretold
 from ..structures.jacobian import JacobianMap
 from ..target import Target
 from .kernel import either
@@ -266,7 +267,7 @@ def _lengths(step: Tensor, n_steps: int | Tensor, longest: int) -> Iterator[tupl
     A kick is a full step inside a trajectory, half a step at its end, and nothing after it.
     """
     if isinstance(n_steps, int):
-        for i in range(n_steps):
+        for i in foretold(n_steps, f"a trajectory of {n_steps:.4g} steps"):
             yield None, step, step if i < n_steps - 1 else 0.5 * step
         return
     # of all steps at once: a step of a small network takes as long as a few calls

@@ -1,20 +1,17 @@
 """What warm-up adapts, by a rule each: step sizes, trajectory lengths, sub-steps, metrics; and when it ends."""
 
 import math
-import warnings
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..arguments.objects import of_problems
 from ..errors import Status
 from ..kernels import Info
 from ..kernels.kernel import TrajectoryEnd, Tunable
 from ..kernels.metrics import Metric, refitted
 
 __all__ = [
-    "AcceptancePlateau",
     "ChEES",
     "DualAveraging",
     "MetricWindows",
@@ -102,94 +99,6 @@ def bounded(log_step: Tensor) -> Tensor:
     return log_step.clamp(-10 * math.log(10), 10 * math.log(10))
 
 
-class AcceptancePlateau:
-    """Acceptance by step size, and the step sizes that are worth trying.
-
-    The energy error of an integrator vanishes with its steps, that of jumps of the density (math 5.6) or of noise in it
-    does not: smaller steps then cost time and gain nothing. Every problem keeps the acceptance of its chains in bins of
-    step sizes, each half the one before. No step is shorter than the bin after those already tried. If over four bins
-    at least half the chains move, but are accepted less often than the target, and by less than 0.15 and a third more
-    often with the two smaller ones than with the two larger ones, steps stay in the second of these bins or above.
-    Chains that do not move do not count: they may be stiffer than the rest.
-
-    Args:
-        step_size: ``[*batch]`` initial values.
-        target: acceptance probability.
-    """
-
-    # bins over which acceptance must respond: a factor of 8 in the step size
-    window = 4
-    # the rise that counts as a response, and as a share of the acceptance: of a smooth density it rises to about 1
-    rise, ratio = 0.15, 0.3
-    # Acceptance below which a chain does not move, and distance from the target that is near enough.
-    moves, slack = 0.05, 0.1
-    # Trials of a bin, over the chains of a problem, and the range of iterations for these.
-    trials, fewest, most = 24, 2, 6
-    bins = 40
-
-    def __init__(self, step_size: Tensor, target: float):
-        self._first, self._target = step_size, target
-        self._sums: Tensor | None = None
-        self._counts = step_size.new_zeros(self.bins, *step_size.shape)
-        self._plateau = torch.zeros_like(step_size, dtype=torch.bool)
-        self._acceptance = torch.zeros_like(step_size)
-        self.floor = step_size
-        """Step sizes below which none is to be tried next, ``[*batch]``."""
-
-    def update(self, step_size: Tensor, acceptance: Tensor) -> None:
-        """Learn from the acceptance probabilities ``[chains, *batch]`` of step sizes ``[*batch]``."""
-        if self._sums is None:
-            self._sums = acceptance.new_zeros(self.bins, *acceptance.shape)
-        index = (self._first / step_size).log2().round().clamp(0, self.bins - 1).to(torch.int64)
-        self._sums.scatter_add_(0, index.expand_as(acceptance).unsqueeze(0), acceptance.nan_to_num(0).unsqueeze(0))
-        self._counts.scatter_add_(0, index.unsqueeze(0), torch.ones_like(step_size).unsqueeze(0))
-        enough = min(max(math.ceil(self.trials / len(acceptance)), self.fewest), self.most)
-        order = torch.arange(self.bins, device=step_size.device).reshape(-1, *[1] * step_size.ndim)
-        # the smallest step size tried often enough; -1 if none is
-        deepest = torch.where(self._counts >= enough, order, -1).amax(0)
-        window = deepest + torch.arange(1 - self.window, 1, device=step_size.device).reshape(order[: self.window].shape)
-        flat, level = self._is_flat(window, enough)
-        flat = flat & ~self._plateau
-        self._acceptance = torch.where(flat, level, self._acceptance)
-        self.floor = torch.where(flat, self._first * 0.5 ** window[1].clamp_min(0), self.floor)
-        self._plateau = self._plateau | flat
-        self.floor = torch.where(self._plateau, self.floor, self._first * 0.5 ** (deepest + 1))
-
-    def _is_flat(self, window: Tensor, enough: int) -> tuple[Tensor, Tensor]:
-        """Whether acceptance does not respond over a window of bins ``[4, *batch]``, and its level at the smaller step
-        sizes; each ``[*batch]``."""
-        assert self._sums is not None
-        at = window.clamp_min(0)
-        counts = self._counts.gather(0, at)
-        tried = ((counts >= enough) & (window >= 0)).all(0)
-        sums = self._sums.gather(0, at.unsqueeze(1).expand(-1, *self._sums.shape[1:]))
-        middle = self.window // 2
-        # [chains, *batch]
-        large, small = (
-            sums[part].sum(0) / counts[part].sum(0).clamp_min(1) for part in (slice(middle), slice(middle, None))
-        )
-        short = ((small > self.moves) & (small < self._target - self.slack)).to(sums.dtype)
-        share = short.sum(0).clamp_min(1)
-        level = (small * short).sum(0) / share
-        rise = level - (large * short).sum(0) / share
-        flat = tried & (2 * short.sum(0) >= len(short)) & (rise < self.rise) & (rise < self.ratio * level)
-        return flat, level
-
-    def say(self) -> None:
-        """Warn where steps have stopped shrinking."""
-        if not self._plateau.any():
-            return
-        first = int(self._plateau.reshape(-1).nonzero()[0])
-        where = of_problems(self._plateau)
-        acceptance, floor = self._acceptance.reshape(-1)[first], self.floor.reshape(-1)[first]
-        warnings.warn(
-            f"warm-up stopped shrinking steps at {floor:.2g}: acceptance{where} stays at about {acceptance:.2f}, "
-            "however small they are: the density has jumps or noise that its gradient does not show; check(model) "
-            "names kinks of activations, from_module(smooth=10) removes them; gram_force=False does this too",
-            stacklevel=4,
-        )
-
-
 class ChEES:
     """The trajectory length that changes the squared distance from the mean most (Hoffman, Radul and Sountsov 2021).
 
@@ -250,17 +159,22 @@ class SubSteps:
     """Adds geodesic sub-steps when a problem's trajectories fail too often, or need the second solver.
 
     Failures are rejected; the second solver costs time. The limits are shares of transitions; ``window`` iterations
-    are between decisions.
+    are between decisions. Where many trajectories fail, and by more sub-steps no fewer, as beyond a kink of the
+    constraint, which no root is behind, the last ones are taken back and no others added.
     """
 
     failures = 0.005
     retries = 0.05
     most = 20
+    # share of failures that more sub-steps should lower, and to which share of itself
+    many, cured = 0.1, 0.7
 
     def __init__(self, n: int, window: int):
         self.n, self.window = n, max(window, 1)
         self.is_steady = False
         """Whether the latest window asked for no more."""
+        self._before: tuple[int, float] | None = None
+        self._is_vain = False
         self._reset()
 
     def _reset(self) -> None:
@@ -279,8 +193,15 @@ class SubSteps:
         self.iterations += 1
         if self.iterations < self.window:
             return
-        self.is_steady = not (self._exceeds(self.failed, self.failures) or self._exceeds(self.retried, self.retries))
+        share = float(torch.as_tensor(self.failed).sum() / torch.as_tensor(self.trials).sum().clamp_min(1))
+        if self._before is not None and share > max(self.many, self.cured * self._before[1]):
+            self.n, self._is_vain = self._before[0], True
+        self._before = None
+        self.is_steady = self._is_vain or not (
+            self._exceeds(self.failed, self.failures) or self._exceeds(self.retried, self.retries)
+        )
         if not self.is_steady:
+            self._before = self.n, share
             self.n = min(self.n + max(1, self.n // 2), self.most)
         self._reset()
 

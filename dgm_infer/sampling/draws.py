@@ -118,7 +118,9 @@ class Draws:
         same = torch.ones_like(self.stats["acceptance_rate"][:, 1:], dtype=torch.bool)
         kept = self.latents if self.inputs is None else {"inputs": self.inputs}
         for value in kept.values():
-            same &= (value[:, 1:] == value[:, :-1]).reshape(*same.shape, -1).all(-1)
+            # a single draw has no size to guess
+            size = value.shape[same.ndim :].numel()
+            same &= (value[:, 1:] == value[:, :-1]).reshape(*same.shape, size).all(-1)
         return longest_run(same)
 
     @cached_property

@@ -13,7 +13,6 @@ from ..kernels.kernel import Preconditioned, State, Trial, Tunable, Tuning
 from ..kernels.metrics import Metric
 from ..kernels.mode_jumps import ModeJumps
 from .adaptation import (
-    AcceptancePlateau,
     ChEES,
     DualAveraging,
     MetricWindows,
@@ -23,6 +22,7 @@ from .adaptation import (
     is_level,
     reasonable_step_size,
 )
+from .plateau import AcceptancePlateau
 
 __all__ = ["WarmUp"]
 
@@ -42,7 +42,7 @@ class WarmUp:
     problems :class:`SubSteps`, up to the last quarter; and per problem the metric, in :class:`MetricWindows` up to the
     last third, after each of which the step size and the trajectory length start again in its units; a metric that the
     kernel finds by itself is refined once, by the positions of the second third. Step sizes stop shrinking where
-    acceptance does not respond (:class:`AcceptancePlateau`).
+    acceptance does not respond (:class:`AcceptancePlateau`), and grow again while that costs little.
 
     Args:
         kernel: the kernel with what is open in it.
@@ -130,7 +130,9 @@ class WarmUp:
             settled = averaging.current <= 1.2 * averaging.final
             # what was made of longer ones
             taken = averaging.current.clamp_max(self._longest_step)
-            averaging.floor = self._least_step(acceptance, taken)
+            plateau = self._plateau(taken)
+            plateau.update(taken, acceptance)
+            averaging.floor = plateau.floor.clamp_max(self._longest_step)
             averaging.update(acceptance.mean(0), _told(trial, averaging.current))
         if self._tuning.trajectory_length and trial.end is not None:
             self._lengths().update(trial.end, acceptance)
@@ -236,12 +238,10 @@ class WarmUp:
         # added sub-steps allow longer steps
         return self._with_sub_steps(self._kernel).tuning(self._problem).longest_step
 
-    def _least_step(self, acceptance: Tensor, step_size: Tensor) -> Tensor:
-        """The step sizes not to go below, given what was accepted of this one."""
+    def _plateau(self, step_size: Tensor) -> AcceptancePlateau:
         if self._acceptance_plateau is None:
             self._acceptance_plateau = AcceptancePlateau(step_size, self._target)
-        self._acceptance_plateau.update(step_size, acceptance)
-        return self._acceptance_plateau.floor
+        return self._acceptance_plateau
 
     def _with_sub_steps(self, kernel: Any) -> Any:
         return kernel if self._sub_steps is None else kernel.replace(n_geodesic=self._sub_steps.n)

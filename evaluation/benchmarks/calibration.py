@@ -14,22 +14,25 @@ import torch
 from torch import Tensor
 
 import dgm_infer as dgm
-from dgm_infer.errors import DgmInferError, MissingExtraError
+from dgm_infer.errors import DgmInferError, MissingExtraError, uninterrupted
 
 from ..problems.gaussian_mixture_flow import ObservedMixture
+from ..problems.levy import INCREMENTS, OPERATORS
 from ..reports.records import write_record
 from ..reports.tables import markdown
+from .calibration_levy import levy_row, levy_table
 from .calibration_peers import DEEPINV, from_deepinv, retried_hmc
-from .publishing import new_record, publish, versions
+from .calibration_scores import highest, sliced_distance
+from .publishing import measured_before, new_record, publish, versions
 from .settings import check_counts, check_seed, names_of, writable_folder
 
-__all__ = ["METHODS", "bench", "highest", "page", "scores", "sliced_distance"]
+__all__ = ["METHODS", "bench", "page", "scores"]
 
 METHODS = ("exact", "default", "hmc", "elliptical", "retried", *DEEPINV)
 
 _TITLES = {
     "exact": "exact draws",
-    "default": "`sample()` at its defaults",
+    "default": "`sample()`, its own kernel",
     "hmc": "HMC in noise space",
     "elliptical": "elliptical slices in noise space",
     "retried": "HMC, rejections retried and not kept",
@@ -45,6 +48,7 @@ _LEAPFROG, _LONGER = 6, 1.5
 
 
 def bench(
+    part: str = "mixtures",
     dims: str = "2,8,64",
     methods: str = ",".join(METHODS),
     problems: int = 20,
@@ -53,39 +57,57 @@ def bench(
     warmup: int = 200,
     steps: int = 8,
     peer_steps: int = 200,
+    increments: str = "laplace,student3",
+    operators: str = "blur,mask",
+    gibbs: int = 1000,
     seed: int = 0,
     output: str = "evaluation/results",
 ) -> Path:
-    """Compare the draws of samplers with exact posteriors of mixtures of Gaussians.
+    """Compare the draws of samplers with posteriors that are known, of mixtures of Gaussians or of signals.
+
+    What an earlier run with the same settings has measured is kept: give the parts, dimensions and methods to add.
 
     Args:
+        part: mixtures, of which exact draws are known; or signals, with independent increments, beside a Gibbs sampler.
         dims: dimensions, even, separated by commas.
         methods: any of exact, default, hmc, elliptical, retried, dps, ddrm, diffpir, separated by commas.
         problems: data sets per dimension, each simulated from the mixture.
         chains: chains per data set.
         draws: draws per chain; samplers of independent draws make as many in all.
-        warmup: iterations of the warm-up of kernels; the default decides itself.
+        warmup: iterations of the warm-up of kernels.
         steps: steps of the flow, by Heun's method.
         peer_steps: steps of DPS.
+        increments: laws of the signals' increments: normal, laplace, student1, student2, student3.
+        operators: what is measured of signals: identity, blur, mask, fourier.
+        gibbs: draws of the Gibbs sampler, after a quarter as many.
         seed: seed of all randomness.
         output: folder for ``calibration.json`` and ``calibration.md``.
 
     Returns:
         path of the JSON file.
     """
-    check_counts(problems=problems, warmup=warmup, steps=steps, peer_steps=peer_steps)
+    check_counts(problems=problems, warmup=warmup, steps=steps, peer_steps=peer_steps, gibbs=gibbs)
     check_counts(2, chains=chains, draws=draws)
     check_seed(seed)
     chosen = names_of("methods", methods, METHODS)
     sizes = [int(dim) for dim in names_of("dims", dims, [str(2 * k) for k in range(1, 513)])]
     folder = writable_folder(output)
+    (part,) = names_of("part", part, ("mixtures", "signals")) or ["mixtures"]
+    laws, seen = names_of("increments", increments, INCREMENTS), names_of("operators", operators, OPERATORS)
     settings = {
-        "dims": dims, "methods": methods, "problems": problems, "chains": chains, "draws": draws, "warmup": warmup,
-        "steps": steps, "peer_steps": peer_steps, "seed": seed,
+        "problems": problems, "chains": chains, "draws": draws, "warmup": warmup, "steps": steps,
+        "peer_steps": peer_steps, "gibbs": gibbs, "seed": seed,
     }  # fmt: skip
-    record = new_record("calibration", settings, ["dgm-infer", "torch", "deepinv"], mixtures={})
     path = folder / "calibration.json"
-    for dim in sizes:
+    measured = measured_before(path, settings, "mixtures", "signals")
+    given = {"part": part, "dims": dims, "methods": methods, "increments": increments, "operators": operators}
+    record = new_record("calibration", {**given, **settings}, ["dgm-infer", "torch", "deepinv"]) | measured
+    for law, operator in ((law, operator) for law in laws for operator in seen if part == "signals"):
+        name = f"{law}, {operator}"
+        record["signals"][name] = levy_row(law, operator, settings)
+        print(f"{name}: {record['signals'][name]}", flush=True)
+        write_record(path, record)
+    for dim in sizes if part == "mixtures" else ():
         problem, rng = ObservedMixture(dim), torch.Generator().manual_seed(seed)
         truth = problem.draws(problems, rng)
         y = problem.data(truth, rng)
@@ -130,12 +152,15 @@ def _draws(
         # what runs find wrong with themselves: here it is measured
         warnings.simplefilter("ignore")
         if name == "default":
-            result = dgm.sample(fibre, **options)
+            result = uninterrupted(dgm.sample(fibre, warmup=settings["warmup"], **options))
         elif name == "elliptical":
             result = dgm.sample(target, dgm.kernels.EllipticalSlice(), warmup=settings["warmup"], **options)
+            result = uninterrupted(result)
         else:
-            result = dgm.sample(target, dgm.HMC(n_steps=_LEAPFROG), warmup=settings["warmup"], **options)
-    u, n_steps = result.inputs, result.stats["n_steps"].double().mean().item()
+            kernel = dgm.HMC(n_steps=_LEAPFROG)
+            result = uninterrupted(dgm.sample(target, kernel, warmup=settings["warmup"], **options))
+    counted = "slice_evaluations" if name == "elliptical" else "n_steps"
+    u, n_steps = result.inputs, result.stats[counted].double().mean().item()
     assert u is not None
     if name == "retried":
         step = torch.as_tensor(result.kernel.step_size).median().item()  # type: ignore[union-attr]
@@ -173,20 +198,6 @@ def scores(problem: ObservedMixture, y: Tensor, truth: Tensor, found: Tensor, ex
     }
 
 
-def highest(log_densities: Tensor, of_truth: Tensor, level: float = 0.9) -> Tensor:
-    """Whether truths lie in the region of highest density of draws: ``[S, P], [P] -> [P]``; S draws as calibrated."""
-    above = (log_densities > of_truth).sum(0)
-    return above < level * (len(log_densities) + 1)
-
-
-def sliced_distance(a: Tensor, b: Tensor, n: int = 64) -> Tensor:
-    """Mean Wasserstein distance of projections onto n directions, ``[S, P, D], [S, P, D] -> [P]``."""
-    rng = torch.Generator().manual_seed(0)
-    directions = torch.randn(a.shape[-1], n, generator=rng, dtype=a.dtype)
-    directions = directions / directions.norm(dim=0)
-    return ((a @ directions).sort(0).values - (b @ directions).sort(0).values).abs().mean((0, -1))
-
-
 def page(record: Mapping[str, Any]) -> str:
     """Markdown: a table per dimension."""
     settings = record["settings"]
@@ -200,7 +211,14 @@ def page(record: Mapping[str, Any]) -> str:
         ("seconds a data set", lambda row: f"{row['seconds']:.2f}"),
     ]
     parts = ["# Calibration where posteriors are known\n"]
-    parts.append(
+    if record["signals"]:
+        parts.append(
+            "Signals of 64 independent increments, measured with noise 25 dB below; "
+            f"{settings['problems']} signals, {settings['chains']} chains of {settings['draws']} draws by `sample()` "
+            "of the simulator. Gap: squared error of the posterior mean over that of the Gibbs sampler's.\n"
+        )
+        parts.append(markdown(*levy_table(record["signals"])))
+    mixtures = (
         "Mixtures of four Gaussians of which half of the entries are observed with noise 0.1; "
         f"{settings['problems']} data sets per dimension, {settings['chains']} chains of {settings['draws']} draws. "
         f"The flow takes {settings['steps']} steps of Heun's method along the exact velocity.\n\n"
@@ -208,13 +226,14 @@ def page(record: Mapping[str, Any]) -> str:
         "share of data sets whose mode has its weight within 3 standard errors of the chains. Evaluations: of the "
         "network, after the warm-up.\n"
     )
+    parts += [mixtures] if record["mixtures"] else []
     for dim, rows in record["mixtures"].items():
         lines = [
             [
                 _TITLES[name],
                 *([row["failed"], *[""] * (len(forms) - 1)] if "failed" in row else [f(row) for _, f in forms]),
             ]
-            for name, row in rows.items()
+            for name, row in ((name, rows[name]) for name in METHODS if name in rows)
         ]
         parts.append(f"## {dim} dimensions\n")
         parts.append(markdown(["sampler", *(title for title, _ in forms)], lines))

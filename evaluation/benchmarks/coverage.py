@@ -31,6 +31,7 @@ METHODS: dict[str, Method | None] = {
     "Gibbs tempering": dgm.GibbsTempering(),
     "joint tempering": dgm.ContinuousTempering(),
     "simulated tempering": dgm.SimulatedTempering(),
+    "importance tempering": dgm.evidence.ImportanceTempering(),
     "path sampling": dgm.evidence.PathSampling(),
     "parallel tempering": dgm.ParallelTempering(),
 }
@@ -95,7 +96,7 @@ def _measured(name: str, family: str, problems: int, chains: int, seed: int) -> 
 
 
 def row(evidence: Evidence) -> dict[str, float]:
-    """Shares of problems, and root mean squares, of estimates of log Z = 0."""
+    """Shares of problems of log Z = 0, and root mean squares of the estimates that have a finite error."""
     low, high = evidence.interval()
     covered, named = (low < 0) & (high > 0), torch.zeros_like(evidence.log_z, dtype=torch.bool)
     for finding in evidence.diagnose():
@@ -105,13 +106,15 @@ def row(evidence: Evidence) -> dict[str, float]:
     def share(where: torch.Tensor) -> float:
         return float(where.double().mean())
 
+    known = evidence.std_error.isfinite()
+    log_z, std_error = evidence.log_z[known], evidence.std_error[known]
     return {
         "covered": share(covered),
         "named": share(named),
         "covered_or_named": share(covered | named),
-        "rmse": float(evidence.log_z.square().mean().sqrt()),
-        "std_error": float(evidence.std_error.square().mean().sqrt()),
-        "bias": float(evidence.log_z.mean()),
+        "rmse": float(log_z.square().mean().sqrt()),
+        "std_error": float(std_error.square().mean().sqrt()),
+        "bias": float(log_z.mean()),
     }
 
 
@@ -123,7 +126,8 @@ def page(record: dict[str, Any]) -> str:
             "# Coverage of 95 % intervals of log Z\n",
             f"`{record['command']}`: {settings['problems']} problems of every family, {settings['chains']} chains, "
             "default settings. Share of problems whose interval covers log Z; after a slash, where it differs, the "
-            "share that is covered or named by `diagnose()`; in parentheses root mean square and claimed errors.\n",
+            "share that is covered or named by `diagnose()`; in parentheses root mean square and claimed errors, where "
+            "these are finite.\n",
             coverage_table(record["rows"]),
             f"On {record['processor']}, {cores_of(record['threads'])}; {versions(record)}.\n",
         ]
@@ -136,7 +140,8 @@ def coverage_table(methods: dict[str, Any]) -> str:
     def cell(row: dict[str, Any]) -> str:
         covered, either = (f"{100 * row[key]:.0f} %" for key in ("covered", "covered_or_named"))
         shares = covered if covered == either else f"{covered} / {either}"
-        return f"{shares} ({row['rmse']:.2g}, {row['std_error']:.2g})"
+        sizes = ("-" if row[key] is None else f"{row[key]:.2g}" for key in ("rmse", "std_error"))
+        return f"{shares} ({', '.join(sizes)})"
 
     families = next(iter(methods.values()))
     rows = [[name, *(cell(row) for row in by_family.values())] for name, by_family in methods.items()]

@@ -6,6 +6,7 @@ import warnings
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 import torch
 from PIL import Image
@@ -74,7 +75,7 @@ REFUSED = {
     "an image": (lambda: arguments.numbers("f", "x", Image.new("L", (2, 2))), "f(x=a Image): must be a tensor, or "),
     "a list of images": (
         lambda: arguments.numbers("f", "x", [Image.new("RGB", (2, 2))]),
-        "numbers to make one of: convert images with np.asarray(image) / 255",
+        "numbers to make one of: dgm.image(picture, like=model) reads one",
     ),
     "complex numbers": (lambda: arguments.numbers("f", "x", 1j), "f(x of torch.complex64): must be real"),
     "one that is infinite": (lambda: arguments.finite("f", "x", [1, math.inf]), "f(x=inf): not finite"),
@@ -117,6 +118,29 @@ def test_without_a_seed_one_is_drawn():
 
 def test_tensors_are_returned_without_their_history():
     assert not arguments.numbers("f", "x", torch.ones(2, requires_grad=True)).requires_grad
+
+
+def read_only(values):
+    values.setflags(write=False)
+    return values
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda values: values.astype(">f8"),
+        lambda values: values[::-1].copy()[::-1],
+        lambda values: read_only(values.copy()),
+        lambda values: np.asfortranarray(values),
+        lambda values: pandas.DataFrame(values, index=list("ba")),
+    ],
+    ids=["another byte order", "negative strides", "read-only", "by columns", "a table"],
+)
+def test_arrays_of_any_layout_are_data(convert):
+    """As of FITS files, of pictures that were flipped, of memory maps and of tables."""
+    values = np.arange(6.0).reshape(2, 3)
+    assert arguments.numbers("f", "x", convert(values)).tolist() == values.tolist()
 
 
 def test_an_error_can_be_reported_as_one_of_the_model():

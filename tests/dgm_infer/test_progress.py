@@ -5,6 +5,7 @@ import time
 import warnings
 
 import pytest
+import torch
 from tqdm import tqdm
 
 import dgm_infer as dgm
@@ -121,19 +122,42 @@ def test_steps_that_will_not_end_say_so_after_the_second():
     assert list(foretold(3, "a fit")) == [0, 1, 2]
 
 
-def test_a_trajectory_that_will_not_end_is_said_before_the_first_transition():
-    def energy(x):
-        return 0.5 * x.square().sum(-1)
+def bowl(x):
+    return 0.5 * x.square().sum(-1)
 
+
+SHORT = {"chains": 2, "seed": 0, "progress": False}
+
+
+@pytest.mark.parametrize(
+    "method",
+    [
+        dgm.AIS(5, n_steps=10**9),
+        dgm.SMC(8, n_steps=10**9),
+        dgm.GibbsTempering(n_steps=10**9),
+        dgm.ContinuousTempering(n_steps=10**9),
+    ],
+    ids=["annealing", "SMC", "tempering", "joint tempering"],
+)
+def test_a_trajectory_of_evidence_that_will_not_end_is_said_at_its_second_step(method):
+    base = dgm.Gaussian(torch.zeros(2), torch.ones(2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", DiagnosisWarning)
+        with pytest.raises(DiagnosisWarning, match=r"a trajectory of 1e\+09 steps: will take about"):
+            dgm.log_evidence(SLOW, base, method, **SHORT)
+
+
+def slow(x):
+    # a millisecond: a billion steps take days on any machine
+    time.sleep(0.001)
+    return bowl(x)
+
+
+SLOW = dgm.Target(slow, 2)
+
+
+def test_a_trajectory_that_will_not_end_is_said_before_the_first_transition():
     with warnings.catch_warnings():
         warnings.simplefilter("error", DiagnosisWarning)
         with pytest.raises(DiagnosisWarning, match=r"sample: 10 transitions of 1e\+10 steps: will take about"):
-            dgm.sample(
-                dgm.Target(energy, 2),
-                dgm.HMC(0.1, 10**10, compile=False),
-                chains=2,
-                warmup=0,
-                draws=10,
-                seed=0,
-                progress=False,
-            )
+            dgm.sample(dgm.Target(bowl, 2), dgm.HMC(0.1, 10**10, compile=False), warmup=0, draws=10, **SHORT)

@@ -11,6 +11,9 @@ import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, CheckpointError, ModelError
 from generators import FlowGenerator, LatentFlow, VelocityMLP, VelocityUNet
+from tests.files import reference_folder
+from trainers import MNISTData
+from trainers.adversarial import energy_distance
 
 SOLVERS = ["euler", "midpoint", "heun"]
 
@@ -183,6 +186,19 @@ def test_a_latent_flow_is_the_decoder_after_the_flow(kind, tmp_path):
     mask[:2] = True
     draws = dgm.sample(dgm.condition(model, images, observe=dgm.pixels(mask)), chains=2, warmup=5, draws=4, seed=1)
     assert torch.equal(draws.generate(seed=1)[..., mask], images[..., mask].expand(2, 4, 2, 8).to(draws.inputs.dtype))
+
+
+def test_the_shipped_flow_is_nearer_to_the_latents_of_images_than_the_prior_of_its_vae():
+    reference_folder("mnist_10k")
+    model = generators.load("mnist_latent_flow")
+    assert isinstance(model, LatentFlow)
+    images = MNISTData().training.images
+    torch.manual_seed(0)
+    with torch.no_grad():
+        latents = model.encoded(images[torch.randperm(len(images))[:1000]].flatten(1))
+        u = torch.randn(1000, 16)
+        distances = [energy_distance(latents, z).item() for z in (model.flow(u), u)]
+    assert distances[0] < 0.5 * distances[1]
 
 
 @pytest.mark.parametrize(

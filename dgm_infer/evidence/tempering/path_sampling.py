@@ -10,7 +10,7 @@ from ...arguments.objects import shown
 from ...errors import ArgumentError, EvidenceError
 from ...progress import Progress
 from ...settings import Settings
-from ..estimators import Estimate, log_ratios, log_weights_at_ends
+from ..estimators import Estimate, known_where, log_ratios, log_weights_at_ends
 from ..method import EstimateStatus, Outcome
 from ..path import AnnealedPath
 from .continuous import ContinuousTempering
@@ -28,8 +28,8 @@ class PathSampling(Settings):
     over it, the integral over the part is ``log sum p(a + h | x) - log sum p(a | x)`` over the states in the part,
     without quadrature error: consistent for any number of parts. One part gives the estimate of tempering; with many,
     each term is ``-h`` times the mean of Delta. Every part uses only its own states, so that the error reveals poorly
-    visited parts. Among the diagnostics, ``mean_difference`` is the mean of ``phi - psi`` per part, the integrand, and
-    ``tempering_log_z`` the estimate from the same chains with one part.
+    visited parts; it is infinite where no chain was in one. Among the diagnostics, ``mean_difference`` is the mean of
+    ``phi - psi`` per part, the integrand, and ``tempering_log_z`` the estimate from the same chains with one part.
 
     Args:
         tempering: method that runs the chains; None for ``GibbsTempering()``.
@@ -64,6 +64,7 @@ class PathSampling(Settings):
         record, spent = tempering.recorded(path, chains, rng, progress)
         outcome = record.outcome(spent)
         estimate, means = _integral(record, self.parts)
+        estimate = known_where(means.isfinite().all(0), estimate, outcome.estimate)
         diagnostics = outcome.diagnostics | {
             "mean_difference": means,
             "tempering_log_z": outcome.estimate.log_z,
@@ -72,10 +73,10 @@ class PathSampling(Settings):
 
 
 def _integral(record: Record, parts: int) -> tuple[Estimate, Tensor]:
-    """The estimate, and the mean of ``phi - psi`` in every part, ``[parts, *batch]``.
+    """The estimate, and the mean of ``phi - psi`` in every part, ``[parts, *batch]``, NaN where no chain was in it.
 
     Raises:
-        EvidenceError: no chain visited some part.
+        EvidenceError: in every problem some part was not visited.
     """
     delta = record.log_w0 - record.log_w1
     w1, w0 = log_weights_at_ends(delta / parts)
@@ -84,11 +85,10 @@ def _integral(record: Record, parts: int) -> tuple[Estimate, Tensor]:
     for b in range(parts):
         inside = part == b
         count = inside.sum((0, 1))
-        if (count == 0).any():
+        if (count == 0).all():
             raise EvidenceError(
-                f"PathSampling(parts={parts}): for {int((count == 0).sum())} of {count.numel()} problems no chain "
-                f"visited temperatures between {b / parts:g} and {(b + 1) / parts:g}; use fewer parts, more draws or a "
-                "better log_zeta"
+                f"PathSampling(parts={parts}): no chain visited temperatures between {b / parts:g} and "
+                f"{(b + 1) / parts:g}; use fewer parts, more draws or a better log_zeta"
             )
         numerators.append(torch.where(inside, w1, -torch.inf).logsumexp(1))
         denominators.append(torch.where(inside, w0, -torch.inf).logsumexp(1))

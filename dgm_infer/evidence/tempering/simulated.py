@@ -13,7 +13,7 @@ from ...arguments.objects import shown
 from ...errors import ArgumentError, EvidenceError
 from ...progress import Progress
 from ...settings import Settings
-from ..estimators import log_ratio
+from ..estimators import known_where, log_ratio
 from ..method import EstimateStatus, Outcome
 from ..path import AnnealedPath
 from ..plan import TUNED, Pilot, check_temperatures, interpolated, values_of
@@ -130,12 +130,14 @@ class ImportanceTempering(Settings):
         sums = torch.where(inside, log_w, -math.inf).logsumexp(2)
         share = self._shares(inside, log_w)
         at_base = (record.beta == 0).sum(1).double()
-        if (at_base.sum(0) == 0).any():
+        arrived = at_base.sum(0) > 0
+        if not arrived.any():
             raise EvidenceError(
                 "ImportanceTempering(): no chain visited the base: use fewer temperatures, or more draws"
             )
         estimate = log_ratio((share.log().unsqueeze(1) + sums).logsumexp(0), at_base.log())
         estimate = estimate._replace(log_z=record.log_zeta + estimate.log_z)
+        estimate = known_where(arrived, estimate, outcome.estimate)
         # every temperature's weights sum to its share
         scale = share.log() - (sums.logsumexp(1) if self.shares == "ess" else 0.0)
         scale = torch.where(share > 0, scale, -math.inf)

@@ -1,9 +1,13 @@
 """What has derivatives of another function is refused where it is given: models, operators, decoders, targets."""
 
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from torch import distributions as td
 from torch import nn
+from torch.nn import functional
 
 import dgm_infer as dgm
 import generators
@@ -94,12 +98,40 @@ def test_the_check_costs_few_evaluations_and_is_made_once_a_model():
 class Function(dgm.GenerativeModel):
     """Any function of standard normal inputs."""
 
+    function: Any
+
     def __init__(self, function, dim):
         super().__init__()
         self.function, self.input_density = function, dgm.StandardNormal(dim)
 
     def observed(self, u):
         return self.function(u)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, FLOAT])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_a_derivative_that_is_off_by_a_hundredth_is_refused(dtype, offset):
+    """Rounding of 32 bits allows it, and that of values of 100."""
+
+    def outputs(u, stops=True):
+        x = torch.tanh(u + 0.5 * u.roll(1, -1))
+        return x * (1 - 0.01 * stops) + 0.01 * stops * x.detach() + offset
+
+    data = torch.full((3,), offset)
+    with pytest.raises(ModelError, match="derivatives of Function do not match its outputs"):
+        dgm.condition(Function(outputs, 3), data, dtype=dtype)
+    dgm.condition(Function(lambda u: outputs(u, False), 3), data, dtype=dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, FLOAT])
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Hardtanh(-0.3, 0.3), nn.SiLU()], ids=str)
+def test_control_networks_with_kinks_and_offsets_are_taken_in_any_type(dtype, activation):
+    for seed in range(4):
+        torch.manual_seed(seed)
+        last = nn.Linear(256, 100)
+        last.bias.data.add_(10.0 * seed)
+        net = nn.Sequential(nn.Linear(10, 256), activation, nn.Linear(256, 256), activation, last)
+        dgm.condition(generators.from_module(net, latent=10), last.bias.detach(), noise=0.1, dtype=dtype)
 
 
 @pytest.mark.parametrize("n", [10, 1000])
@@ -214,6 +246,54 @@ def test_what_has_changed_since_is_looked_at_again():
     operator.stops = True
     with pytest.raises(ModelError, match="derivatives of Coupled do not match"):
         dgm.condition(Coupled(False), torch.ones(1), observe=operator)
+
+
+class Switched(Coupled):
+    """Whose derivative stops where any of what it holds, in whichever way, is set."""
+
+    enclosed: Any
+    partial: Any
+    buffer: torch.Tensor
+
+    def __init__(self):
+        super().__init__(False)
+        flag, self.array, self.listed = torch.zeros(1), torch.zeros(1).numpy(), [nn.Linear(1, 1, bias=False)]
+        self.enclosed = lambda: flag.sum()
+        self.partial = partial(torch.sum, torch.zeros(1))
+        self.register_buffer("buffer", torch.zeros(1))
+        nn.init.zeros_(self.listed[0].weight)
+
+    def observed(self, u):
+        held = (self.array, self.listed[0].weight, self.enclosed(), self.partial(), self.buffer, self.weight - 0.5)
+        self.stops = any(float(each.item()) for each in held)
+        return super().observed(u)
+
+
+@pytest.mark.parametrize(
+    "set_one",
+    [
+        lambda model: model.weight.data.add_(1),
+        lambda model: model.buffer.data.copy_(torch.ones(1)),
+        lambda model: model.array.fill(1),
+        lambda model: model.listed[0].weight.data.fill_(1),
+        lambda model: model.enclosed.__closure__[0].cell_contents.data.fill_(1),
+        lambda model: model.partial.args[0].data.fill_(1),
+    ],
+    ids=[
+        "a parameter's data",
+        "a buffer's data",
+        "an array",
+        "a module in a list",
+        "an enclosed variable",
+        "a partial",
+    ],
+)
+def test_what_has_changed_without_a_count_of_versions_is_looked_at_again(set_one):
+    model = Switched()
+    dgm.condition(model, torch.zeros(2))
+    set_one(model)
+    with pytest.raises(ModelError, match="derivatives of Switched do not match"):
+        dgm.condition(model, torch.zeros(2))
 
 
 class Decoder(nn.Module):
@@ -361,6 +441,87 @@ def test_condition_compares_forward_with_reverse_mode():
         dgm.condition(Doubled(), torch.zeros(2))
 
 
+class WrongTwice(torch.autograd.Function):
+    """The sine, whose derivative has none of its own."""
+
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, *gradients):
+        (x,) = ctx.saved_tensors
+        return gradients[0] * x.detach().cos()
+
+    @staticmethod
+    def jvp(ctx, *tangents):
+        (x,) = ctx.saved_tensors
+        return tangents[0] * x.detach().cos()
+
+
+@pytest.mark.parametrize("noise", [None, 0.1])
+def test_a_second_derivative_of_another_function_is_refused(noise):
+    with pytest.raises(ModelError, match="second derivatives of Function do not match its first ones"):
+        dgm.condition(Function(lambda u: WrongTwice.apply(u) + u, 3), torch.zeros(3), noise=noise)
+    dgm.condition(Function(lambda u: u.sin() + u, 3), torch.zeros(3), noise=noise)
+
+
+def matrices(u):
+    return 2 * torch.eye(3, dtype=u.dtype) + 0.2 * (u.unsqueeze(-1) * u.roll(1, -1).unsqueeze(-2)).sin()
+
+
+def first_and(value, u):
+    return torch.cat([value.unsqueeze(-1), u[..., 1:]], -1)
+
+
+MISDIFFERENTIATED = {
+    "layer_norm": lambda u: functional.layer_norm(torch.cat([u.sin(), u * u], -1), (6,)).tanh(),
+    "layer_norm, scaled": lambda u: functional.layer_norm(
+        torch.cat([u.sin(), u * u], -1), [6], torch.arange(1, 7).to(u), torch.ones(6).to(u)
+    ).tanh(),
+    "instance_norm": lambda u: (
+        functional.instance_norm(torch.stack([u.sin(), u * u], -2).reshape(-1, 2, 3)).reshape(*u.shape[:-1], 6).tanh()
+    ),
+    "linalg.solve": lambda u: torch.linalg.solve(matrices(u), u.unsqueeze(-1)).squeeze(-1),
+    "linalg.det": lambda u: first_and(torch.linalg.det(matrices(u)), u),
+    "slogdet": lambda u: first_and(torch.linalg.slogdet(matrices(u))[1], u),
+    # the control
+    "tanh": lambda u: u.tanh(),
+}
+
+
+def test_what_torch_cannot_differentiate_in_batches_is_named():
+    def basis(u):
+        return torch.linalg.householder_product(matrices(u), u).flatten(-2)
+
+    with pytest.raises(ModelError, match=r"Function has no derivative by torch \(vmap: .*as_strided") as caught:
+        dgm.condition(Function(basis, 3), torch.zeros(9), noise=0.3)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("rows", [3, 3000], ids=["reverse", "forward"])
+@pytest.mark.parametrize("function", MISDIFFERENTIATED.values(), ids=MISDIFFERENTIATED)
+def test_gradients_of_energies_are_right_where_torch_differentiates_twice_wrongly(function, rows):
+    """LayerNorm in both modes, and linear algebra in forward mode: wrong in torch 2.14.1, without a word."""
+    size = function(torch.zeros(1, 3, dtype=FLOAT)).shape[-1]
+    fibre = dgm.condition(Function(function, 3), torch.zeros(size), noise=0.3).rows(rows)
+    rng = torch.Generator().manual_seed(0)
+    u, v = 0.5 * torch.randn(2, rows, fibre.dim, generator=rng, dtype=FLOAT)
+
+    def energy(x):
+        return fibre.evaluate(type(fibre).linearise, x)
+
+    step = 1e-5
+    differences = (energy(u + step * v).energy - energy(u - step * v).energy) / (2 * step)
+    slopes = torch.linalg.vecdot(energy(u).gradient, v)
+    assert ((slopes - differences).abs() / differences.abs().clamp_min(1)).quantile(0.9) < 1e-6
+
+
 def simulated(function):
     return dgm.from_simulator(lambda z: function(z + torch.randn(3)), td.Normal(0.0, 1.0))
 
@@ -382,3 +543,33 @@ def test_flat_outputs_are_named_in_one_line():
     dgm.condition(constant, torch.tensor([0.1, 0.5, 0.5, 1.0]), observe=dgm.pixels(torch.tensor([True] * 3 + [False])))
     with pytest.raises(ObservationError, match=r"2 of 2 observed values of Coupled .* change only in steps"):
         dgm.condition(Coupled(False), torch.zeros(2), observe=Rounded(), noise=0.1)
+
+
+def test_an_energy_that_leaves_torch_is_named_wherever_gradients_are_needed():
+    target = dgm.Target(lambda x: torch.as_tensor((x.numpy() ** 2).sum(-1)), 2)
+    base = dgm.Gaussian(torch.zeros(2), torch.ones(2))
+    short = {"chains": 2, "seed": 0, "progress": False}
+    for call in (
+        lambda: dgm.sample(target, warmup=2, draws=2, **short),
+        lambda: dgm.log_evidence(target, base, **short),
+        lambda: dgm.modes(target),
+        lambda: dgm.Gaussian.laplace(target),
+        lambda: dgm.Gaussian.fit(target),
+    ):
+        with pytest.raises(ArgumentError, match=r"the energy of a Target has no gradient, as it leaves torch"):
+            call()
+    # the remedy
+    dgm.sample(target, dgm.kernels.RandomWalk(0.5), warmup=2, draws=2, **short)
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (lambda u: torch.where(u > 0, u.sqrt(), 0 * u) + u, "derivatives of Function are not finite .* torch.where"),
+        (lambda u: torch.fft.fft(u), "give real numbers, as torch.view_as_real"),
+    ],
+    ids=["the branch not taken", "complex numbers"],
+)
+def test_outputs_without_usable_derivatives_have_their_own_remedy(function, words):
+    with pytest.raises(ModelError, match=words):
+        dgm.condition(Function(function, 3), torch.ones(3))

@@ -1,6 +1,7 @@
 """``check()`` says in words what a pretrained network trips on: kinks, weights, bad conditioning, what vmap refuses."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -253,3 +254,64 @@ def test_operations_that_write_into_a_given_tensor_are_named():
     (finding,) = dgm.check(Written().eval()).findings
     assert finding.code == "derivatives"
     assert "out=" in finding.what.split("): ")[-1]
+
+
+WEIGHTS = [
+    torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=FLOAT) / 2 for shape in ((6, 16), (16, 3))
+]
+PICTURE = torch.linspace(0, 3, 16, dtype=FLOAT).sin() * torch.linspace(0, 2, 16, dtype=FLOAT).cos().unsqueeze(-1)
+
+
+def mlp_of(activation):
+    return lambda u: activation(u @ WEIGHTS[0]) @ WEIGHTS[1]
+
+
+def normalised(h):
+    """PixelNorm."""
+    return (h / (h.square().mean(-1, keepdim=True) + 1e-8).sqrt()).tanh()
+
+
+def looked_up(u):
+    """Two pixels of a picture that is rotated, scaled and moved."""
+    v = u.reshape(-1, 6)
+    turn = torch.eye(2, 3, dtype=u.dtype) + 0.2 * v.reshape(-1, 2, 3)
+    places = functional.affine_grid(turn.mT.reshape(-1, 2, 3), [len(v), 1, 1, 2], align_corners=False)
+    pixels = functional.grid_sample(PICTURE.expand(len(v), 1, 16, 16), places, align_corners=False)
+    return pixels.reshape(*u.shape[:-1], 2) + 0.05 * u[..., :2]
+
+
+# kinked, the observed values, and the same with smooth functions
+PAIRS = {
+    "the maximum of uniforms": (
+        lambda u: torch.special.ndtr(u).amax(-1, keepdim=True),
+        lambda u: (20 * torch.special.ndtr(u)).logsumexp(-1, keepdim=True) / 20,
+        [0.75],
+    ),
+    "clamps": (mlp_of(lambda h: h.clamp(-1, 1)), mlp_of(torch.tanh), [0.1, 0.2, -0.1]),
+    "PixelNorm": (mlp_of(normalised), mlp_of(torch.tanh), [0.1, 0.2, -0.1]),
+    "grid_sample": (looked_up, lambda u: (u[..., :2] + u[..., 2:4]).sin(), [0.2, 0.1]),
+}
+
+
+def updates(code, data):
+    """Newton's and its kin, and their Jacobians, a chain, over 20 transitions after warm-up."""
+
+    class Model(dgm.GenerativeModel):
+        input_density = dgm.StandardNormal(6)
+        output_shape = (len(data),)
+
+        def observed(self, u):
+            return code(u)
+
+    fibre = dgm.condition(Model(), torch.tensor(data, dtype=FLOAT))
+    draws = dgm.sample(fibre, chains=8, warmup=100, draws=20, seed=0, progress=False)
+    kernel: Any = draws.kernel
+    steps = draws.stats["n_steps"].double().mean() * kernel.n_geodesic
+    return (draws.stats["solver_iterations"].double().mean() + steps).item()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("kinked", "smooth", "data"), PAIRS.values(), ids=PAIRS)
+def test_models_with_kinks_take_no_more_evaluations_than_smooth_ones(kinked, smooth, data):
+    assert updates(kinked, data) < 1.5 * updates(smooth, data) + 50

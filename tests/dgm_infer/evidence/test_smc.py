@@ -95,7 +95,8 @@ def test_an_adaptive_step_leaves_the_share_that_it_is_told_of_the_other_half_of_
 
 
 def biased_by(share_of_itself, monkeypatch):
-    """Mean error of log Z in standard errors, over problems with tails far heavier than the base's."""
+    """Mean error of log Z in standard errors, over problems with tails far heavier than the base's, of long steps."""
+    monkeypatch.setattr(smc, "SETTINGS", smc.SETTINGS.replace(share_of_rest=1.0))
     heavy = dgm.Target(lambda x: 7.5 * (x.square().sum(-1) / 5).log1p(), 10, (100,))
     log_z = 5 * math.log(5 * math.pi) + math.lgamma(2.5) - math.lgamma(7.5)
     if share_of_itself:
@@ -119,16 +120,36 @@ def test_steps_by_the_particles_of_others_make_no_log_z_too_small(monkeypatch):
     assert biased_by(True, monkeypatch) < -5
 
 
-def test_an_adaptive_step_goes_all_the_way_where_it_can_and_where_it_must():
+def test_an_adaptive_step_goes_as_far_as_weights_have_three_moments():
     flat = torch.zeros(2, 10, dtype=FLOAT)
     beta = torch.full((2,), 0.3, dtype=FLOAT)
     even = flat - math.log(10)
-    assert (next_temperatures(0.9, beta, flat, even) == 1).all()
+    # a third of the rest, and all of a little
+    torch.testing.assert_close(next_temperatures(0.9, beta, flat, even), beta + 0.7 / 3)
+    assert (next_temperatures(0.9, beta + 0.68, flat, even) == 1).all()
     steep = 1000 * torch.arange(10, dtype=FLOAT).expand(2, 10)
     assert (next_temperatures(0.9, beta, steep, even) < 0.31).all()
     # draws without a density do not stop it
     half = torch.where(torch.arange(10) < 5, math.inf, flat)
     assert (next_temperatures(0.9, beta, half, even) > beta).all()
+
+
+def share_covered():
+    """By 95 % intervals, of 400 problems with tails far heavier than the base's."""
+    dim = 10
+    heavy = dgm.Target(lambda x: 7.5 * (x.square().sum(-1) / 5).log1p(), dim, (400,))
+    log_z = 5 * math.log(5 * math.pi) + math.lgamma(2.5) - math.lgamma(7.5)
+    base = dgm.Gaussian(torch.zeros(400, dim, dtype=FLOAT), 1.2)
+    low, high = dgm.log_evidence(heavy, base, dgm.SMC(), seed=1, coverage=False, progress=False).interval()
+    return ((low < log_z) & (log_z < high)).double().mean().item()
+
+
+@pytest.mark.slow
+def test_intervals_cover_where_tails_are_heavy(monkeypatch):
+    assert 0.9 <= share_covered() <= 0.99
+    # control: steps as long as the particles allow, which have not seen the tails
+    monkeypatch.setattr(smc, "SETTINGS", smc.SETTINGS.replace(share_of_rest=1.0))
+    assert share_covered() < 0.88
 
 
 def run(known, method, **settings):

@@ -83,22 +83,31 @@ def drawn(name, seed=0):
 
 
 def largest_difference(latents, name):
-    """Between means and reference, in standard errors of both; of quantities whose mean and variance exist."""
+    """From the reference's means and standard deviations, in standard errors of both, where they have a variance."""
     reference, worst = REFERENCE[name], 0.0
     for key, mean in reference["means"].items():
         if key in EXAMPLES[name].heavy:
             continue
         value = latents[key.removeprefix("cos ")].double()
         value = value.cos() if key.startswith("cos ") else value
-        means = value.mean(1)
-        own = means.std(0) / math.sqrt(len(means))
-        other = torch.tensor(reference.get("errors", {}).get(key, 0.0))
-        # the chains' spread tells their error to an eighth; entries that cannot vary agree to rounding
-        apart = (means.mean(0) - torch.tensor(mean)).abs() / ((own**2 + other**2).sqrt() + 1e-6)
+        own = value.mean(1).std(0) / math.sqrt(len(value))
         # a mean that is not known to a third of the posterior's width says little
         assert (own <= value.flatten(0, 1).std(0) / 3 + 1e-9).all(), key
-        worst = max(worst, apart.max().item())
+        error = torch.tensor(reference.get("errors", {}).get(key, 0.0))
+        worst = max(worst, _apart(value, torch.tensor(mean), error))
+        if key in reference.get("sds", {}):
+            sd = torch.tensor(reference["sds"][key])
+            error = 2 * sd * torch.tensor(reference.get("sd_errors", {}).get(key, 0.0))
+            worst = max(worst, _apart((value - torch.tensor(mean)).square(), sd.square(), error))
     return worst
+
+
+def _apart(value, mean, error):
+    """Between the mean of ``[chains, draws, ...]`` and another one; chains' spread tells their error to an eighth."""
+    means = value.mean(1)
+    own = means.std(0) / math.sqrt(len(means))
+    # entries that cannot vary agree to rounding
+    return ((means.mean(0) - mean).abs() / ((own**2 + error**2).sqrt() + 1e-6)).max().item()
 
 
 @pytest.mark.slow

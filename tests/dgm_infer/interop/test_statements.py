@@ -200,6 +200,71 @@ def test_matrices_of_fewer_dimensions_than_entries_are_likelihoods(data, make):
     assert dgm.from_pyro(program).hard == ("y",)
 
 
+ROWS = torch.tensor([[0.2, 0.3, 0.5], [0.1, 0.6, 0.3]], dtype=FLOAT)
+CORRELATION = torch.tensor([[1.0, 0.4, 0.1], [0.4, 1.0, -0.2], [0.1, -0.2, 1.0]], dtype=FLOAT)
+SCATTERS = torch.tensor([[[3.0, 0.5], [0.5, 2.0]], [[1.0, -0.3], [-0.3, 4.0]]], dtype=FLOAT)
+
+
+def log_dirichlet(a):
+    rows = 2 * (torch.lgamma(3 * a) - 3 * torch.lgamma(a))
+    return rows + (a - 1) * ROWS.log().sum()
+
+
+def log_lkj(a, of_factor=False):
+    """Of a correlation matrix of three variables, or of its factor with the Jacobian of its diagonal."""
+    constant = sum(0.5 * k * math.log(math.pi) + torch.lgamma(a + (2 - k) / 2) - torch.lgamma(a + 1) for k in (1, 2))
+    diagonal = torch.linalg.cholesky(CORRELATION).diagonal().log()
+    jacobian = diagonal[1] if of_factor else 0.0
+    return 2 * (a - 1) * diagonal.sum() + jacobian - constant
+
+
+def log_wishart(a):
+    det, trace = torch.logdet(SCATTERS).sum(), SCATTERS.diagonal(dim1=-2, dim2=-1).sum()
+    gammas = 0.5 * math.log(math.pi) + math.lgamma(2.5) + math.lgamma(2.0)
+    return (5 - 3) / 2 * det - 0.5 * trace / a - 2 * (5 * math.log(2) + 5 * a.log() + gammas)
+
+
+def in_a_plate(make, data):
+    def observed(a):
+        with pyro.plate("rows", len(data)):
+            pyro.sample("data", make(a), obs=data)
+
+    return observed
+
+
+ON_SURFACES = {
+    "Dirichlet, in a plate": (in_a_plate(lambda a: dist.Dirichlet(a * torch.ones(3)), ROWS), log_dirichlet),
+    "LKJ": (lambda a: pyro.sample("data", dist.LKJ(3, a), obs=CORRELATION), log_lkj),
+    "LKJCholesky": (
+        lambda a: pyro.sample("data", dist.LKJCholesky(3, a), obs=torch.linalg.cholesky(CORRELATION)),
+        lambda a: log_lkj(a, of_factor=True),
+    ),
+    "Wishart, in a plate": (
+        in_a_plate(lambda a: dist.Wishart(torch.tensor(5.0), a * torch.eye(2)), SCATTERS.float()),
+        log_wishart,
+    ),
+}
+
+
+@pytest.mark.parametrize(("observe", "log_likelihood"), ON_SURFACES.values(), ids=ON_SURFACES)
+def test_the_evidence_and_the_mean_of_data_on_a_surface_are_those_of_quadrature(observe, log_likelihood):
+    def program():
+        observe(pyro.sample("a", dist.Gamma(2.0, 1.0)))
+
+    a = torch.linspace(-14, 6, 20001, dtype=FLOAT).exp()
+    # a Gamma(2, 1) prior, and a step of a thousandth in log a
+    log_joint = a.log() - a + log_likelihood(a) + a.log() + math.log(1e-3)
+    target = dgm.target_from_pyro(program)
+    x = torch.linspace(-14, 10, 24001, dtype=FLOAT).unsqueeze(-1)
+    found = -target.energy(x) + math.log(1e-3)
+    # the program's own numbers have 32 bits
+    assert found.logsumexp(0).item() == pytest.approx(log_joint.logsumexp(0).item(), abs=1e-4)
+    mean = (found.softmax(0) @ target.latents(x)["a"]).item()
+    assert mean == pytest.approx((log_joint.softmax(0) @ a).item(), rel=1e-4)
+    with pytest.raises(ModelError, match=r"nothing .* is observed exactly.*sample\(target_from_pyro"):
+        dgm.from_pyro(program)
+
+
 def point():
     x = pyro.sample("x", dist.Normal(0.0, 1.0))
     y = pyro.sample("y", dist.Normal(0.0, 2.0))
@@ -247,6 +312,20 @@ def test_the_weight_of_a_delta_is_part_of_the_density():
 def test_a_chart_of_a_variable_on_a_sphere_is_refused():
     with pytest.raises(ModelError, match="no bijection"):
         chart_of(dist.ProjectedNormal(torch.ones(3)))
+
+
+def test_relaxed_variables_that_are_rounded_are_refused():
+    """Their values are 0 or 1, and their density is of the numbers before rounding: log Z was -1.0019, for -1.0439."""
+
+    def program():
+        z = pyro.sample("z", dist.RelaxedBernoulliStraightThrough(torch.tensor(0.5), probs=torch.tensor(0.3)))
+        pyro.sample("y", dist.Normal(z, 1.0), obs=torch.tensor(0.5))
+
+    for convert in (dgm.from_pyro, dgm.target_from_pyro):
+        with pytest.raises(ModelError, match="RelaxedBernoulliStraightThrough"):
+            convert(program)
+    with pytest.raises(ModelError, match="rounds its values: use RelaxedOneHotCategorical, or"):
+        reparametrise(dist.RelaxedOneHotCategoricalStraightThrough(torch.tensor(0.5), probs=torch.ones(3) / 3))
 
 
 CENSORED = torch.tensor([0.0, 0.6, 0.0, 1.1])

@@ -117,6 +117,13 @@ def test_a_run_without_acceptances_ends_with_the_smallest_distance(method):
         dgm.likelihood_free.sample_abc(simulation(), method, draws=5000, seed=1)
 
 
+def test_fewer_draws_than_asked_for_are_said():
+    method = dgm.likelihood_free.ABCRejection(EPS, max_simulations=5000)
+    with pytest.warns(dgm.diagnosis.DiagnosisWarning, match=r"draws=4000\): 5000 simulations made only \d+ draws"):
+        found = dgm.likelihood_free.sample_abc(simulation(), method, draws=4000, seed=1)
+    assert len(found.parameters) < 4000
+
+
 def test_sequential_runs_stop_where_nothing_moves_and_say_what_they_reached():
     discrete = dgm.likelihood_free.Simulation(
         lambda z, rng: simulate(z, rng).round(), dgm.StandardNormal(1), [Y + 0.25]

@@ -259,3 +259,9 @@ def test_data_that_the_model_does_not_make_are_named_with_their_problem():
     noise = draws.inputs[:, :, 1, problem.marginal.dim :].square().mean().sqrt()
     assert noise > 3
     assert f"by {noise:.2g} standard deviations of the noise of problem 1" in str(found[0])
+
+
+@pytest.mark.parametrize("batch", [(), (3,)], ids=str)
+def test_a_single_draw_is_too_few(batch):
+    (first, *_) = held(normal(CHAINS, 1, *batch, 2)).diagnose()
+    assert first.what == "1 draw per chain"

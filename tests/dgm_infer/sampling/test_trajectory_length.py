@@ -171,6 +171,14 @@ def test_sub_steps_are_added_while_trajectories_of_some_problem_fail():
     assert sub_steps_after(1, failing=torch.tensor([0.0] * 999 + [0.2]), problems=(1000,)) == 2
 
 
+def test_sub_steps_that_cure_no_failures_are_taken_back():
+    assert sub_steps_after(1, failing=0.5) == 2
+    assert sub_steps_after(2, failing=0.5) == 1
+    assert sub_steps_after(30, failing=0.5) == 1
+    # those of one problem of many say nothing of the others
+    assert sub_steps_after(3, failing=torch.tensor([0.0] * 99 + [0.5]), problems=(100,)) > 3
+
+
 def test_sub_steps_are_added_where_the_second_solver_is_needed_often():
     assert sub_steps_after(1, retried=0.2) == 2
     assert sub_steps_after(5, retried=0.02) == 1

@@ -8,8 +8,11 @@ from torch.distributions import Normal
 
 from dgm_infer import Target
 from evaluation.benchmarks import calibration
+from evaluation.benchmarks.calibration_levy import levy_row
 from evaluation.benchmarks.calibration_peers import from_deepinv, retried_hmc
+from evaluation.benchmarks.calibration_scores import highest
 from evaluation.problems.gaussian_mixture_flow import ObservedMixture
+from evaluation.problems.levy import LevySignal
 
 
 @pytest.fixture(scope="module")
@@ -111,10 +114,39 @@ def test_peers_take_the_problem(problem, data, name):
 
 
 def test_the_page_has_a_line_per_sampler(tmp_path, capsys):
-    path = calibration.bench("2", "exact,hmc", problems=3, chains=2, draws=5, warmup=5, steps=2, output=str(tmp_path))
+    sizes = {"problems": 3, "chains": 2, "draws": 5, "warmup": 5, "steps": 2}
+    path = calibration.bench(dims="2", methods="exact,hmc", **sizes, output=str(tmp_path))
+    path = calibration.bench(dims="2", methods="elliptical", **sizes, output=str(tmp_path))
     rows = json.loads(path.read_text())["mixtures"]["2"]
-    assert set(rows) == {"exact", "hmc"}
+    # what was measured before is kept
+    assert set(rows) == {"exact", "hmc", "elliptical"}
     assert rows["hmc"]["evaluations"] == 2 * 2 * 6
     page = (tmp_path / "calibration.md").read_text()
     assert "| HMC in noise space |" in page
     assert "results in" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("increments", ["normal", "laplace", "student1", "student2", "student3"])
+def test_the_gibbs_sampler_of_signals_is_calibrated(increments):
+    signal = LevySignal(increments, "blur")
+    x, y = signal.simulated(100, 1)
+    draws = signal.gibbs(y, 50, 100, 0)
+    inside = highest(signal.log_posterior(draws, y), signal.log_posterior(x.unsqueeze(0), y)[0])
+    assert abs(inside.double().mean().item() - 0.9) < 4 * (0.09 / 100) ** 0.5
+    if increments == "normal":
+        sums = signal.matrix @ torch.ones(64, 64).double().tril()
+        precision = sums.T @ sums / signal.noise**2 + 4 * torch.eye(64)
+        mean = torch.linalg.solve(precision, (y @ sums / signal.noise**2).T).T.cumsum(-1)
+        assert ((draws.mean(0) - mean) / draws.std(0)).abs().mean() < 0.15
+    # the same draws, narrower, are not
+    narrow = draws.mean(0) + 0.8 * (draws - draws.mean(0))
+    inside = highest(signal.log_posterior(narrow, y), signal.log_posterior(x.unsqueeze(0), y)[0])
+    assert inside.double().mean().item() < 0.6
+
+
+@pytest.mark.slow
+def test_sampled_signals_have_the_means_of_the_gibbs_sampler():
+    settings = {"problems": 4, "chains": 4, "draws": 200, "gibbs": 1000, "seed": 1}
+    row = levy_row("laplace", "blur", settings)
+    assert row["distance"] < 0.25
+    assert abs(row["gap"]) < 0.3

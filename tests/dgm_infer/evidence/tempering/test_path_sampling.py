@@ -1,5 +1,7 @@
 """Path sampling: the truth from parts of the path, its relation to tempering, and mistakes."""
 
+import math
+
 import pytest
 import torch
 
@@ -96,9 +98,24 @@ def test_control_states_with_the_temperatures_of_others_are_noticed(monkeypatch)
 def test_parts_that_no_chain_visits_are_named():
     known = known_gaussian(2)
     method = dgm.evidence.PathSampling(dgm.GibbsTempering(draws=3, warmup=0, pilot_temperatures=5), 1000)
-    message = r"parts=1000\): for 1 of 1 problems no chain visited temperatures between"
-    with pytest.raises(dgm.errors.EvidenceError, match=message):
+    with pytest.raises(dgm.errors.EvidenceError, match=r"parts=1000\): no chain visited temperatures between"):
         run(known, method, chains=2)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_problem_whose_chains_stay_at_one_end_leaves_those_of_the_others():
+    """A guess of log Z that is off by 10 000 keeps those of the second problem at the target's end."""
+    shift = torch.tensor([0.0, 1e4], dtype=FLOAT)
+    target = dgm.Target(lambda x: 0.5 * x.square().sum(-1) - shift, 1, (2,))
+    base = dgm.Gaussian(torch.zeros(2, 1, dtype=FLOAT), 1.2)
+    gibbs = dgm.GibbsTempering(draws=20, warmup=5, pilot_temperatures=10, log_zeta=0.9)
+    simulated = dgm.SimulatedTempering(draws=20, warmup=5, temperatures=4, pilot_temperatures=10, log_zeta=0.9)
+    for method in (dgm.evidence.PathSampling(gibbs, 4), dgm.evidence.ImportanceTempering(simulated)):
+        estimate = dgm.log_evidence(target, base, method, chains=8, seed=1, coverage=False, progress=False)
+        assert estimate.std_error[0] < 0.5
+        assert (estimate.log_z[0] - 0.5 * math.log(2 * math.pi)).abs() < 5 * estimate.std_error[0]
+        assert estimate.std_error[1] == math.inf
+        assert any(found.problems == (1,) and "standard error" in found.what for found in estimate.diagnose())
 
 
 @pytest.mark.parametrize(
