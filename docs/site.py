@@ -7,16 +7,23 @@ import posixpath
 import re
 from pathlib import Path
 
+import jupytext
 from mkdocs.structure.files import File
 
-README, CONTRIBUTING, RESULTS = "README.md", "CONTRIBUTING.md", "evaluation/results"
+README, CONTRIBUTING, RESULTS, TUTORIALS = "README.md", "CONTRIBUTING.md", "evaluation/results", "docs/tutorials"
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
-_ROLE = re.compile(r":(?:attr|class|data|func|meth):(?=<code>)")
+# the first colon is gone where a description begins with a role
+_ROLE = re.compile(r"(?<![\w/]):?(?:attr|class|data|func|meth):(?=<code>)")
 
 
 def on_files(files, config):
     """Add the files that lie outside ``docs``."""
     root = Path(config.config_file_path).parent
+    for path in sorted((root / TUTORIALS).glob("*.md")):
+        # the same as a notebook, for those who would rather run than read
+        uri = path.relative_to(root / "docs").with_suffix(".ipynb").as_posix()
+        notebook = jupytext.writes(jupytext.reads(path.read_text(), fmt="md"), fmt="ipynb")
+        files.append(File.generated(config, uri, content=notebook))
     for path in [root / README, root / CONTRIBUTING, *sorted((root / RESULTS).iterdir())]:
         source = path.relative_to(root).as_posix()
         files.append(File.generated(config, _uri(source), abs_src_path=str(path)))
@@ -32,7 +39,12 @@ def on_page_markdown(markdown, page, config, files):
         target = _uri(posixpath.normpath(posixpath.join(folder, link[1])))
         return posixpath.relpath(target, posixpath.dirname(here) or ".")
 
-    return _LINK.sub(point, markdown)
+    text = _LINK.sub(point, markdown)
+    if folder == TUTORIALS:
+        title, _, rest = text.partition("\n")
+        name = posixpath.basename(here).replace(".md", ".ipynb")
+        text = f"{title}\n\n[This page as a notebook]({name})\n{rest}"
+    return text
 
 
 def on_page_content(html, page, config, files):

@@ -18,6 +18,7 @@ from dgm_infer.arguments.objects import shown
 from dgm_infer.errors import ArgumentError, CheckpointError, cause, reported_as
 from dgm_infer.files import complete_file, writable_folder
 
+from .hub import SCHEME, download, upload
 from .iwae import IWAE
 from .pose import HumanPose
 from .registry import CLASSES
@@ -66,16 +67,21 @@ def _described(model: nn.Module) -> dict[str, Any]:
     return {"class": name, "config": parts}
 
 
-def save(model: nn.Module, path: str | os.PathLike, notes: dict[str, Any] | None = None) -> Path:
+def save(
+    model: nn.Module, path: str | os.PathLike, notes: dict[str, Any] | None = None, *, hub: str | None = None
+) -> Path:
     """Write ``path.safetensors`` and ``path.json``; returns the former.
 
     Args:
         model: an instance of a class that can be rebuilt.
         path: with or without the ending.
         notes: JSON values kept in the description, such as how it was trained.
+        hub: where they are uploaded to as well, ``"hf://owner/name"`` or ``"hf://owner/name/file"``, a repository of
+            Hugging Face that ``load`` then takes by this name; None for nowhere.
 
     Raises:
-        ArgumentError: the files cannot be written, or the notes are not JSON values.
+        ArgumentError: the files cannot be written or uploaded, or the notes are not JSON values.
+        MissingExtraError: ``hub`` needs huggingface_hub.
         CheckpointError: the model's class cannot be rebuilt, or some of its weights are NaN.
     """
     from safetensors.torch import save as serialise
@@ -96,6 +102,8 @@ def save(model: nn.Module, path: str | os.PathLike, notes: dict[str, Any] | None
     with complete_file(weights) as part, complete_file(description) as other:
         part.write_bytes(state)
         other.write_text(text + "\n")
+    if hub is not None:
+        upload(hub, weights)
     return weights
 
 
@@ -106,8 +114,9 @@ def load(name: str | os.PathLike, *, trust: bool = False) -> GenerativeModel:
 
     Args:
         name: a shipped generator (``"digits_vae"``), a ``.safetensors`` file with its ``.json`` beside it (either
-            ending or none), a Lightning checkpoint (``.ckpt``) written by ``dgm-infer train``, or a folder of published
-            parameters: of the IWAE (``decoder.npz`` and the rest, see :meth:`generators.IWAE.from_npz`) or of the
+            ending or none), those of a repository of Hugging Face (``"hf://owner/name"``, ``"hf://owner/name/file"``,
+            ``...@revision``), a Lightning checkpoint (``.ckpt``) written by ``dgm-infer train``, or a folder of
+            published parameters: of the IWAE (``decoder.npz``, see :meth:`generators.IWAE.from_npz`) or of the
             human pose (``joint_angle_decoder.npz``, see :meth:`generators.HumanPose.from_folder`).
         trust: also load a checkpoint that holds more than weights, whose pickle may run any code.
 
@@ -117,6 +126,8 @@ def load(name: str | os.PathLike, *, trust: bool = False) -> GenerativeModel:
     if not isinstance(name, str | os.PathLike):
         raise CheckpointError(f"load({shown(name)}): expected the name of a shipped generator, or a path")
     flag("load", "trust", trust)
+    if str(name).startswith(SCHEME):
+        return _load_safetensors(download(str(name)))
     with reported_as(CheckpointError):
         path = file_path("load", "name", name) if name else Path()
     if not path.name:

@@ -176,6 +176,7 @@ ORDER = {
     ],
     "generators": [
         "arrays",
+        "hub",
         "weights",
         "registry",
         "networks",

@@ -2,9 +2,12 @@
 
 import ast
 import json
+import os
 import re
+import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 from functools import cache
 from importlib.metadata import packages_distributions, requires
@@ -69,7 +72,10 @@ def undeclared_imports(source: str, extra: str | None = None) -> list[str]:
             names = [node.module]
         for name in names:
             top = name.partition(".")[0]
-            if top not in {*sys.stdlib_module_names, *PACKAGES} and not distributions().get(top, set()) & allowed:
+            if (
+                top not in {*sys.stdlib_module_names, *PACKAGES}
+                and not distributions().get(top, {canonicalize_name(top)}) & allowed
+            ):
                 found.append(top)
         for child in ast.iter_child_nodes(node):
             visit(child, allowed)
@@ -344,3 +350,35 @@ def test_hooks_are_programs_of_the_environment_that_make_lint_runs_too():
     for hook in local["hooks"]:
         program, verb, _ = hook["entry"].split()
         assert f"{program.replace('.venv', '$(VENV)')} {verb} " in lint
+
+
+@pytest.mark.slow
+def test_what_is_built_installs_with_its_configurations_and_runs_the_readme(tmp_path):
+    """Wheel and sdist, built as a release is; the wheel in a folder of its own, beside what it requires alone."""
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
+    source, built, maker, site = (tmp_path / name for name in ("source", "built", "maker", "site"))
+    # what a clone has
+    files = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    for name in filter(None, files):
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, source / name)
+    built.mkdir()
+    subprocess.run([*pip, "install", "--target", str(maker), "hatchling"], check=True)
+    code = f"from hatchling.build import *; build_sdist({str(built)!r}); build_wheel({str(built)!r})"
+    environment = {**os.environ, "PYTHONPATH": str(maker)}
+    subprocess.run([sys.executable, "-c", code], cwd=source, env=environment, check=True, capture_output=True)
+    (wheel,), (sdist,) = built.glob("*.whl"), built.glob("*.tar.gz")
+    assert wheel.name == f"dgm_infer-{dgm_infer.__version__}-py3-none-any.whl"
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "CITATION.cff", "tests/test_packaging.py"} <= names
+    subprocess.run([*pip, "install", "--no-deps", "--target", str(site), str(wheel)], check=True)
+    assert (site / "evaluation" / "configs" / "condition" / "digits_top_half.yaml").is_file()
+    assert not (site / "evaluation" / "benchmarks").exists()
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    example += "\nassert dgm.__file__.startswith(sys.argv[-1]), dgm.__file__\nprint(completions.shape)"
+    code = f"{HIDE}\nsys.path.insert(0, {str(site)!r})\n{example}"
+    command = [sys.executable, "-W", "ignore", "-c", code, *sorted(beyond_the_base()), str(site)]
+    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "torch.Size([16, 5, 8, 8])" in result.stdout

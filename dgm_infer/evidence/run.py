@@ -173,7 +173,8 @@ class EvidenceRun:
         held = self.chains * base.dim * (n if self.keep_draws else min(chunk, n))
         allocatable(name, "chains", options.chains, held, "run fewer chains", like=base.mean)
         self.seed = random_seed(name, options.seed)
-        self.options = options._replace(seed=self.seed)
+        # as JSON holds them, and chunks as they are whatever the limits become
+        self.options = RunOptions(self.chains, self.seed, chunk, self.keep_draws, self.progress)
         self.chunks = [slice(i, min(i + chunk, n)) for i in range(0, n, chunk)] if chunk < n else [None]
         self.rng = torch.Generator(base.mean.device).manual_seed(self.seed)
         if probe:

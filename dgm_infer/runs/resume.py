@@ -38,7 +38,7 @@ Devices = Sequence[str | torch.device] | str | torch.device | None
 def resume(
     run: str | os.PathLike, problem: Any = None, *, devices: Devices = None, executor: Any = None, progress: bool = True
 ) -> Any:
-    """Go on with a run where its last checkpoint was made; its draws are those of a run that was never stopped.
+    """Go on with a run where its last checkpoint was made; its result is that of a run that was never stopped.
 
     On the same device and with the same version of torch they agree to the last digit: the state of the chains, of the
     warm-up and of the random numbers is part of a checkpoint. A run that is finished is collected.
@@ -52,7 +52,8 @@ def resume(
         progress: show a bar on the standard error stream.
 
     Returns:
-        :class:`Draws`, those made before the stop included.
+        what the function returns that began the run: the :class:`Draws` of ``sample``, those made before the stop
+        included, the :class:`Evidence` of ``log_evidence``, and so on.
 
     Raises:
         CheckpointError: no run is there, a file of it is damaged, or it needs a class that is not available.
@@ -101,7 +102,7 @@ def extend(
 
 
 def collect(run: str | os.PathLike, problem: Any = None) -> Any:
-    """The draws in a folder so far, also while a process adds to them.
+    """The draws in a folder so far, also while a process adds to them; of other runs the result, of what is done.
 
     Of shards that differ, those chains, and as many draws of each, as make the most.
 
@@ -110,7 +111,7 @@ def collect(run: str | os.PathLike, problem: Any = None) -> Any:
         problem: what is sampled; None reads the stored one.
 
     Returns:
-        :class:`Draws`, ``interrupted`` as long as the run is not finished.
+        as :func:`resume`, ``interrupted`` as long as the run is not finished.
 
     Raises:
         CheckpointError: there are no draws, a file is damaged, or a class of the problem is not available.

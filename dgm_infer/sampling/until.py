@@ -80,18 +80,17 @@ class Until:
             raise ArgumentError(f"{call}(until={shown(until)}): must be {example}")
         values = dict(until)
         for name in {"ess", "seconds"} & set(values):
-            positive(call, f"until {name}", values[name])
+            values[name] = positive(call, f"until {name}", values[name])
         if "r_hat" in values and not (isinstance(values["r_hat"], int | float) and values["r_hat"] > 1):
             raise ArgumentError(f"{call}(until r_hat={shown(values['r_hat'])}): must be above 1, such as 1.01")
         if "mcse" in values:
             errors = values["mcse"]
             if not isinstance(errors, Mapping) or not errors:
                 raise ArgumentError(f"{call}(until mcse={shown(errors)}): must be {example}")
-            for name, value in errors.items():
-                positive(call, f"until mcse of {name}", value)
+            values["mcse"] = {n: positive(call, f"until mcse of {n}", value) for n, value in errors.items()}
+            for name in errors:
                 if latents is not None and name not in latents:
                     raise ArgumentError(f"{call}(until mcse of {name!r}): there are the latents {', '.join(latents)}")
-            values["mcse"] = dict(errors)
         return cls(**values)
 
     def to_json(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from .messages import suggest
 from .options import check_configurations
 from .outline import COMMANDS, Command, Option, options, runnable
 
-__all__ = ["answered", "completion"]
+__all__ = ["answered", "completion", "shipped"]
 
 # endings of files that are read, by the options that name them
 _FILES = re.compile(r"\.(npy|npz|png|jpe?g|bmp|webp|tiff?|pt|pth|ckpt|safetensors)$", re.IGNORECASE)
@@ -132,6 +132,21 @@ def _check(name: str, arguments: Sequence[str], accepted: Sequence[Option]) -> N
         missing = [option.name for option in accepted if option.default is None and option.name not in given]
         if missing:
             raise ConfigError(f"missing options: {', '.join(missing)}; give them, or --config FILE with them")
+
+
+def shipped(arguments: Sequence[str]) -> list[str]:
+    """The arguments, with ``configs/...`` in place where the package has it and the working directory does not."""
+    return [_found(word) if "configs/" in word else word for word in arguments]
+
+
+def _found(word: str) -> str:
+    option, equals, path = word.rpartition("=")
+    if not path.startswith("configs/") or Path(path).exists():
+        return word
+    package = Path(__file__).parents[1]
+    # of an installation, or of a clone
+    homes = [root / path for root in (package, package.parent) if (root / path).is_file()]
+    return f"{option}{equals}{homes[0]}" if homes else word
 
 
 def _keys_of(path: Path, known: dict[str, Option]) -> Iterable[str]:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dgm_infer.errors import ConfigError, DgmInferError
 from dgm_infer.extras import extra
 
-from .answers import answered, completion
+from .answers import answered, completion, shipped
 from .messages import one_line, suggest
 from .outline import COMMANDS, USAGE
 
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if name not in COMMANDS:
             raise ConfigError(f"no command {name!r}{suggest(name, COMMANDS)} (there are {', '.join(COMMANDS)})")
-        rest = arguments[1:]
+        rest = shipped(arguments[1:])
         if rest[-2:] == ["--help", "full"]:
             rest = rest[:-1]
         elif answered(name, rest):

@@ -26,15 +26,17 @@ fibre, kernel = Well(1.0), dgm.HMC(n_steps=2)
 warnings.simplefilter("ignore")
 
 def during(act):
-    # once a shard has a checkpoint of its draws
+    # with the name of a shard, once it has a checkpoint of its draws, and is not finished
     def wait():
         while True:
             time.sleep(0.05)
             try:
                 folder = RunFolder.open("watch", "runs/lens")
-                if any((progress_in(folder, name) or {"count": 0})["count"] > 0 for name in folder.names):
-                    act()
-                    return print("stopped one", flush=True)
+                for name in folder.names:
+                    count = (progress_in(folder, name) or {"count": 0})["count"]
+                    if 0 < count < folder.plan["draws"] / 2:
+                        act(name)
+                        return print("stopped one", flush=True)
             except dgm.errors.DgmInferError:
                 pass
     threading.Thread(target=wait, daemon=True).start()
@@ -80,7 +82,7 @@ def test_loky(tmp_path):
 @needs("distributed")
 def test_dask_with_a_worker_killed_in_the_middle(tmp_path):
     cluster = "from dask.distributed import LocalCluster\ncluster = LocalCluster(n_workers=2, threads_per_worker=1)\n"
-    kill = "during(lambda: os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL))\n"
+    kill = "during(lambda name: os.kill(next(iter(cluster.workers.values())).pid, signal.SIGKILL))\n"
     snippet = re.sub(r'Client\(".*"\)', "Client(cluster)", DASK)
     assert snippet != DASK
     ended = run(tmp_path, snippet + "client.close()\ncluster.close()\n", draws=3000, before=cluster + kill)
@@ -91,12 +93,16 @@ def test_dask_with_a_worker_killed_in_the_middle(tmp_path):
 def test_slurm_with_a_job_preempted(tmp_path):
     """Of submitit's own local form: a job is sent the signal of a preemption, and begins again."""
     kept = """
-jobs, submit = [], submitit.AutoExecutor.submit
-def submitted(self, *arguments):
-    jobs.append(submit(self, *arguments))
-    return jobs[-1]
+jobs, submit = {}, submitit.AutoExecutor.submit
+def submitted(self, function, path, name, *arguments):
+    jobs[name] = submit(self, function, path, name, *arguments)
+    return jobs[name]
 submitit.AutoExecutor.submit = submitted
-during(lambda: next(job for job in reversed(jobs) if not job.done())._interrupt())
+def preempt(name):
+    # Slurm sends the signal to the job's process, submitit's local form only to the one that began it
+    with open("/proc/{0}/task/{0}/children".format(jobs[name]._process.pid)) as children:
+        os.kill(int(children.read().split()[0]), signal.SIGUSR2)
+during(preempt)
 """
     snippet = SLURM.replace('cluster="slurm"', 'cluster="local"').replace(
         "import submitit\n", f"import submitit\n{kept}"

@@ -48,6 +48,38 @@ def test_a_tutorial_prints_what_its_page_says(page, capsys):
     assert len(list(unlike(others, lines))) == sum("+-" in line for line in lines) >= 2
 
 
+def without_numbers(line):
+    return re.sub(r"-?\d+(\.\d+)?(e[+-]\d+)?", "#", line)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("page", ["images", "likelihood", "train"])
+def test_a_tutorial_on_images_says_what_happens(page, tmp_path, monkeypatch, capsys):
+    """Word for word, in a folder of its own; what it makes is there, and better than what it began with."""
+    monkeypatch.chdir(tmp_path)
+    names = run(page)
+    lines = iter(map(without_numbers, capsys.readouterr().out.splitlines()))
+    assert [line for line in map(without_numbers, says(page)) if line not in lines] == []
+    if page == "images":
+        measured, restored, truth = names["measured"], names["mean"], names["held_out"][-2]
+        assert (restored - truth).square().mean() < 0.4 * (measured - truth).square().mean()
+        assert len(list(tmp_path.glob("completed_*.png"))) == 4
+        assert names["likelihood"].std_error.max() < 0.5
+    elif page == "likelihood":
+        # of three latents, importance sampling from the prior knows the answer
+        model, picture = names["small"], names["held_out"][0].double()
+        z = torch.randn(200_000, 3, generator=torch.Generator().manual_seed(0))
+        with torch.no_grad():
+            made = model.model.observed(z).double()
+        log_density = td.Normal(made, float(model.sd)).log_prob(picture.flatten()).sum(-1)
+        assert (2 * log_density.logsumexp(0) - (2 * log_density).logsumexp(0)).exp() > 100
+        assert abs(log_density.logsumexp(0) - math.log(len(z)) - names["b"].log_z[0]) < 0.4
+    else:
+        (folder,) = (tmp_path / "runs" / "mine").iterdir()
+        assert len(list((folder / "images").glob("*_mean.png"))) == 3
+
+
 def estimate(page, line):
     """A number of a page and its standard error."""
     (text,) = [each for each in says(page) if each.startswith(line)]

@@ -90,6 +90,8 @@ class Deadly:
 def make(path, case, statements):
     """What a stopped process does."""
     warnings.simplefilter("ignore")
+    # a job in the background ignores it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     if statements:
         write, left = Writer.write, [statements]

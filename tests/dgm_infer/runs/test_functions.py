@@ -7,6 +7,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer import likelihood_free as lf
+from dgm_infer.evidence.path import AnnealedPath
 from dgm_infer.runs import replay
 from dgm_infer.runs.store import Writer
 from tests.dgm_infer.runs.same import Bumps, Killed, Well, assert_same_evidence
@@ -124,7 +125,7 @@ def test_both_bounds_go_on(tmp_path, monkeypatch, every_step):
 
 
 def test_an_interrupted_estimate_is_returned_and_the_folder_goes_on(tmp_path, monkeypatch, every_step):
-    whole, move, made = estimate(), dgm.evidence.path.AnnealedPath.move, []
+    whole, move, made = estimate(), AnnealedPath.move, []
 
     def moved(self, *arguments):
         made.append(None)
@@ -134,7 +135,7 @@ def test_an_interrupted_estimate_is_returned_and_the_folder_goes_on(tmp_path, mo
             signal.raise_signal(signal.SIGINT)
         return move(self, *arguments)
 
-    monkeypatch.setattr(dgm.evidence.path.AnnealedPath, "move", moved)
+    monkeypatch.setattr(AnnealedPath, "move", moved)
     with (
         pytest.warns(UserWarning, match="interrupted: estimates of 3 of 3 problems are kept"),
         pytest.warns(UserWarning, match=r"interrupted \(dgm.resume\(.*\) goes on\)"),

@@ -213,6 +213,7 @@ def test_a_run_goes_on_until_what_is_asked_for(tmp_path, until, said):
     n = draws.shape[1]
     assert n < 3000
     assert not draws.interrupted
+    assert draws.stopped_by is not None
     assert re.search(said, draws.stopped_by)
     if "ess" in until and "seconds" not in until:
         # the latest checkpoint but one had not reached it

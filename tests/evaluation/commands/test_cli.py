@@ -416,6 +416,17 @@ def test_what_needs_no_torch_is_answered_without_it(arguments, tmp_path):
     assert result.stdout.endswith("False\n")
 
 
+def test_shipped_configurations_are_found_from_anywhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    name = "configs/condition/digits_top_half.yaml"
+    found = answers.shipped(["--config", name, f"--config={name}", "configs/none.yaml", "--name=configs/x"])
+    assert found == ["--config", str(ROOT / name), f"--config={ROOT / name}", "configs/none.yaml", "--name=configs/x"]
+    # one's own comes first
+    Path("configs/condition").mkdir(parents=True)
+    Path(name).write_text("name: own\n")
+    assert answers.shipped([name]) == [name]
+
+
 def test_short_names_of_classes_are_those_of_their_rooms(tmp_path):
     kernels, evidence = "dgm_infer.kernels", "dgm_infer.evidence"
     given = ["--kernel", "NUTS", "--methods", "AIS,SMC", "--methods+=AIS", "--methods+", "AIS", "--images=DigitsData"]

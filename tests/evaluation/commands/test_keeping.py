@@ -17,6 +17,7 @@ from matplotlib.figure import Figure
 
 import dgm_infer as dgm
 from dgm_infer import Draws, Evidence
+from dgm_infer.evidence.path import AnnealedPath
 from dgm_infer.runs import replay
 from evaluation.commands import condition as condition_module
 from evaluation.commands import evidence as evidence_module
@@ -241,7 +242,7 @@ def test_a_command_that_was_stopped_goes_on_with_the_numbers_of_one_that_was_not
         during(monkeypatch, dgm.ConstrainedHMC, "step", stop, call=4)
     else:
         monkeypatch.setattr(replay, "LOOPS", replay.LoopSettings(shortest=0.0))
-        during(monkeypatch, dgm.evidence.path.AnnealedPath, "move", stop, call=10)
+        during(monkeypatch, AnnealedPath, "move", stop, call=10)
     code, folder = run(command, "--seed", seed)
     monkeypatch.undo()
     assert code == 130
