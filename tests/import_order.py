@@ -328,6 +328,7 @@ ORDER = {
         "series_problems",
         "jax_images",
         "jax_series",
+        "steps",
         "blackjax_peer",
         "numpyro_peer",
         "mici_images_peer",

@@ -25,6 +25,7 @@ BENCHMARKS = {
     "calibration": "evaluation.benchmarks.calibration",
     "images": "evaluation.benchmarks.images",
     "series": "evaluation.benchmarks.series",
+    "steps": "evaluation.benchmarks.steps",
     "unvisited": "evaluation.benchmarks.unvisited",
     "runs": "evaluation.benchmarks.runs",
     "device": "evaluation.benchmarks.device",

@@ -156,6 +156,20 @@ def test_a_target_that_is_captured_has_the_same_energies_and_gradients():
         assert captured(target) is captured(target)
 
 
+def test_coarse_numbers_may_differ_as_far_as_rounding_of_what_is_given_leads():
+    expected = [torch.tensor([1.0, 2.0, 3.0], dtype=FLOAT), torch.tensor([True, False, True])]
+    nearby = [[torch.tensor([1.0, 2.0, 3.01], dtype=FLOAT), torch.tensor([True, False, False])]]
+    # the third row is one that any rounding leads elsewhere
+    found = [torch.tensor([1.0, 2.0, 3.5], dtype=FLOAT), torch.tensor([True, False, False])]
+    assert agree(found, expected, torch.float32, nearby)
+    assert not agree(found, expected, torch.float32)
+    # the control: the others are as they were
+    wrong = [torch.tensor([1.0, 2.01, 3.0], dtype=FLOAT), expected[1]]
+    assert not agree(wrong, expected, torch.float32, nearby)
+    assert not agree([expected[0], ~expected[1]], expected, torch.float32, nearby)
+    assert not agree([expected[0].masked_fill(expected[1], torch.nan), expected[1]], expected, torch.float32, nearby)
+
+
 def test_a_gradient_of_its_own_is_kept():
     class Own(dgm.Target):
         dim = 2
