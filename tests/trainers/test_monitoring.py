@@ -212,6 +212,8 @@ def test_a_generator_without_likelihood_is_refused_before_training(tmp_path):
 def test_callbacks_are_named_in_the_shipped_configurations():
     from pathlib import Path
 
-    for path in (Path(__file__).parents[2] / "configs" / "train").glob("*_vae.yaml"):
+    paths = (Path(__file__).parents[2] / "configs" / "train").glob("*_vae.yaml")
+    # censored ones are the ground of a latent flow
+    for path in (path for path in paths if "censored" not in path.stem):
         callbacks = yaml.safe_load(path.read_text())["trainer"]["callbacks"]
         assert {"trainers.ImageGrids", "trainers.HeldOutEvidence"} <= {c["class_path"] for c in callbacks}

@@ -337,7 +337,7 @@ def test_a_signal_leaves_what_an_experiment_had_written(experiment, capsys):
 def test_an_experiment_whose_folder_vanishes_has_its_results(experiment, tmp_path):
     code, (folder,) = experiment(lambda: shutil.rmtree(tmp_path / "runs"))
     assert code == 0
-    assert names(folder) == {"second.png", "results.json", "log.txt"}
+    assert names(folder) == {"second.png", "results.json", "log.txt", "report.html"}
 
 
 def test_an_experiment_on_a_full_disk_is_refused_before_it_begins(experiment, monkeypatch, capsys, tmp_path):

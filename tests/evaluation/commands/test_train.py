@@ -52,7 +52,7 @@ def test_a_run_folder_holds_everything(run):
     assert pictures == {"images/samples_0002.png", "images/reconstructions_0002.png"}
     names -= board | pictures
     assert names == {
-        *("config.yaml", "metrics.csv", "generator.json", "generator.safetensors"),
+        *("config.yaml", "metrics.csv", "generator.json", "generator.safetensors", "report.html"),
         *("checkpoints/best.ckpt", "checkpoints/last.ckpt"),
     }
     notes = json.loads((run / "generator.json").read_text())["notes"]
