@@ -175,7 +175,13 @@ class _Workers:
                 name, place = waiting.pop(0), free.pop(0)
                 # numbered: an executor may take a call for one whose result it has
                 submitted += 1
-                running[name] = self._executor.submit(work, *self._order(name, place), submitted), place
+                try:
+                    running[name] = self._executor.submit(work, *self._order(name, place), submitted), place
+                except BrokenExecutor as error:
+                    # between two looks
+                    self._count_loss(name, losses, error)
+                    waiting.append(name)
+                    free.append(place)
             for name, (future, place) in list(running.items()):
                 if not future.done():
                     continue

@@ -27,6 +27,8 @@ from dgm_infer.runs.store import Writer
 from tests.dgm_infer.runs.same import Bumps, Well, assert_same, assert_same_evidence
 
 DRAWS, MORE = 40, 5
+# Seconds in which a process that was told to end ends, or is through.
+PATIENCE = 15.0
 KINDS = ("SIGKILL", "SIGTERM", "SIGINT", "two SIGINT", "SIGKILL at a statement", "SIGKILL of a worker")
 BASE = dgm.Gaussian(torch.zeros(3, 2, dtype=torch.float64), 1.5)
 TARGET = Bumps(torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64))
@@ -133,11 +135,24 @@ def stopped(path, case, kind, random_numbers):
             with suppress(ProcessLookupError):
                 os.kill(target, getattr(signal, kind.removeprefix("two ").split()[0]))
             time.sleep(random_numbers.uniform(0, 0.01))
-    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    code = ended(child)
     # workers that outlive their process
     with suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     return code
+
+
+def ended(child):
+    """The exit code of a process; of one that does not end, because a Ctrl-C has hit a pool of the standard library
+    between two of its locks, that of SIGKILL, by which its user ends it."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(0.002)
+    os.killpg(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def workers(process):

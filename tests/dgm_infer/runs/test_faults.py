@@ -7,6 +7,7 @@ import sys
 import threading
 import warnings
 from concurrent.futures import Future
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import pytest
@@ -405,6 +406,19 @@ def test_workers_that_are_lost_again_and_again_end_the_run_in_one_line(tmp_path)
     with pytest.raises(dgm.errors.DgmInferError, match=r"worker of warmup was lost .*dgm\.resume") as caught:
         run(run=tmp_path / "run", executor=Lossy(set(), before=set(range(10))), shards=4)
     assert "\n" not in str(caught.value)
+
+
+def test_a_pool_that_breaks_between_two_submissions_ends_the_run_in_one_line_and_the_run_goes_on(tmp_path):
+    class Broken(Lossy):
+        def submit(self, function, *arguments):
+            if len(self.submitted) == 3:
+                raise BrokenProcessPool("a child process terminated abruptly")
+            return super().submit(function, *arguments)
+
+    with pytest.raises(dgm.errors.DgmInferError, match=r"was lost .*dgm\.resume") as caught:
+        run(run=tmp_path / "run", executor=Broken(set()), shards=4)
+    assert "\n" not in str(caught.value)
+    assert_same(dgm.resume(tmp_path / "run", progress=False), run(shards=4))
 
 
 @pytest.mark.slow
