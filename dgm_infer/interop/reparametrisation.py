@@ -97,6 +97,20 @@ def cauchy(loc: Any, scale: Any, shape: torch.Size) -> Reparametrisation:
     return Reparametrisation("logistic", shape, value, inverse)
 
 
+def gumbel(loc: Any, scale: Any, shape: torch.Size) -> Reparametrisation:
+    """``loc - scale log(-log p)`` with ``p = sigmoid(pi v/sqrt 3)``, v logistic."""
+
+    def inverse(x: Tensor) -> Tensor:
+        t = torch.exp((loc - x) / scale)
+        # -log(exp(t) - 1) without overflow
+        return -(t + torch.log(-torch.expm1(-t))) / STANDARD_LOGISTIC
+
+    # -log p does not cancel in the upper tail, where p is 1 to rounding
+    return Reparametrisation(
+        "logistic", shape, lambda v: loc - scale * F.softplus(-STANDARD_LOGISTIC * v, threshold=40).log(), inverse
+    )
+
+
 def gamma(concentration: Tensor) -> Reparametrisation:
     """``exp(digamma(a) + sqrt(trigamma(a)) v)`` of unit rate, with the density that makes it Gamma(a, 1).
 
@@ -256,6 +270,7 @@ _FORMS: dict[type, Callable[[Any], Reparametrisation | None]] = {
     td.Beta: _beta,
     td.FisherSnedecor: _fisher_snedecor,
     td.Gamma: _gamma,
+    td.Gumbel: lambda d: gumbel(d.loc, d.scale, _shape(d)),
     td.MixtureSameFamily: _mixture,
     td.StudentT: _student_t,
     td.Independent: lambda d: reparametrise(d.base_dist),

@@ -110,14 +110,8 @@ def _apart(value, mean, error):
     return ((means.mean(0) - mean).abs() / ((own**2 + error**2).sqrt() + 1e-6)).max().item()
 
 
-# refused by sample(): at a start its derivative seems wrong by 5 %, though it is right at those nearby (not mended yet)
-REFUSED = pytest.mark.xfail(strict=True, raises=ModelError, reason="a right derivative is taken for a wrong one")
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=REFUSED if name == "annual maxima" else ()) for name in REFERENCE]
-)
+@pytest.mark.parametrize("name", REFERENCE)
 def test_the_posterior_of_a_program_is_that_of_its_reference(name):
     assert largest_difference(drawn(name), name) < 5
 

@@ -233,6 +233,17 @@ def test_the_density_of_the_inputs_is_that_of_the_variable(distribution):
             torch.testing.assert_close(form.inverse(x), v1, rtol=1e-6, atol=1e-6)
 
 
+def test_the_upper_tail_of_a_gumbel_variable_keeps_its_digits():
+    """Where the probability is 1 to rounding, minus its logarithm is the rest."""
+    form = reparametrise(td.Gumbel(torch.tensor(0.5, dtype=FLOAT), 2.0))
+    v = torch.tensor([15.0, 18.0, 60.0], dtype=FLOAT)
+    torch.testing.assert_close(form.value(v), 0.5 + 2 * STANDARD_LOGISTIC * v, rtol=1e-11, atol=0)
+    # the control: by the quantile function of the uniform variable
+    p = torch.sigmoid(STANDARD_LOGISTIC * v)
+    assert (-p.log()).log()[1] != -STANDARD_LOGISTIC * v[1]
+    assert (0.5 - 2 * (-p.log()).log() - form.value(v)).abs().max() > 1e-3
+
+
 def test_a_conversion_leaves_the_random_state_as_it_was():
     before = torch.get_rng_state()
     model = dgm.from_simulator(independent_units, SCALES, 4)
