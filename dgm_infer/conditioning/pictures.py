@@ -19,12 +19,12 @@ __all__ = [
     "COLOURS",
     "ENDINGS",
     "PixelScale",
-    "as_data",
     "batch_shape",
     "image",
     "image_shape",
     "is_picture",
     "permutation",
+    "picture_data",
     "read_picture",
     "warn_of_colours",
 ]
@@ -150,8 +150,8 @@ def image(source, like: nn.Module | None = None, *, resize: bool = False) -> Ten
     with reported_as(ObservationError):
         flag("image", "resize", resize)
     if like is None:
-        return as_data(source, None, PixelScale(), resize=False)
-    return as_data(source, image_shape(like), PixelScale.of(like), resize=resize)
+        return picture_data(source, None, PixelScale(), resize=False)
+    return picture_data(source, image_shape(like), PixelScale.of(like), resize=resize)
 
 
 def image_shape(model: nn.Module) -> tuple[int, ...]:
@@ -160,7 +160,7 @@ def image_shape(model: nn.Module) -> tuple[int, ...]:
     return LatentVariableModel.of(model).output_shape if shape is None else tuple(shape)  # type: ignore[arg-type]
 
 
-def as_data(source: Any, shape: tuple[int, ...] | None, scale: PixelScale, *, resize: bool) -> Tensor:
+def picture_data(source: Any, shape: tuple[int, ...] | None, scale: PixelScale, *, resize: bool) -> Tensor:
     """A picture in the shape and on the scale of a generator's images: see :func:`image`."""
     name = str(source) if isinstance(source, str | os.PathLike) else "the picture"
     if shape is not None and len(shape) not in (2, 3):

@@ -20,7 +20,7 @@ from ..references import Gaussian
 from ..references.density import Whitened
 from ..runs.folder import RunFolder
 from ..runs.kinds import KINDS
-from ..runs.replay import Function, Replayed
+from ..runs.replay import CallRun, StoredCall
 from ..runs.resume import begin
 from ..sampling.plan import Keeping
 from ..target import Target, as_target
@@ -353,7 +353,7 @@ def kept_as(name: str, job: Job) -> None:
         return _of_pair(call, given)[2] if isinstance(given, tuple | list) else as_target(given)
 
     JOBS[name] = job
-    KINDS[name] = Replayed(Function(shard, result, problem, described, estimate_numbers))
+    KINDS[name] = CallRun(StoredCall(shard, result, problem, described, estimate_numbers))
 
 
 JOBS: dict[str, Job] = {}

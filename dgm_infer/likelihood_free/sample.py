@@ -16,7 +16,7 @@ from ..errors import ArgumentError, StartError
 from ..progress import Progress
 from ..runs.folder import RunFolder
 from ..runs.kinds import KINDS
-from ..runs.replay import Function, Replayed
+from ..runs.replay import CallRun, StoredCall
 from ..runs.resume import begin
 from ..sampling.plan import Keeping
 from .simulation import Simulation
@@ -164,4 +164,4 @@ def _given(call: str, simulation: Any) -> Simulation:
     return instance(call, "problem", simulation, Simulation, "the Simulation of the run")
 
 
-KINDS["sample_abc"] = Replayed(Function(_shard, _result, _given))
+KINDS["sample_abc"] = CallRun(StoredCall(_shard, _result, _given))

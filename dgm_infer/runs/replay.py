@@ -25,7 +25,7 @@ from .kinds import ShardReport, Signals, Stopped, refuse_extension
 from .store import Writer
 from .watch import Page, duration
 
-__all__ = ["LOOPS", "Function", "Replayed", "inputs_of", "time_left"]
+__all__ = ["LOOPS", "CallRun", "StoredCall", "inputs_of", "time_left"]
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LoopSettings:
 LOOPS = LoopSettings()
 
 
-class Function(NamedTuple):
+class StoredCall(NamedTuple):
     """What is called for every shard, and what becomes of what it returns."""
 
     shard: Callable[[RunFolder, Any, dict[str, Any], int, Progress], tuple[Any, bool]]
@@ -60,10 +60,10 @@ class Function(NamedTuple):
     """Of the news of a step, what :func:`watch` shows."""
 
 
-class Replayed:
+class CallRun:
     """The kind of run whose shards are calls of a function."""
 
-    def __init__(self, function: Function):
+    def __init__(self, function: StoredCall):
         self._function = function
 
     def first(self, folder: RunFolder) -> list[str]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from .folder import RunFolder
 from .kinds import kind_of
 
-__all__ = ["Page", "duration", "is_over", "table"]
+__all__ = ["Page", "duration", "is_over", "progress_rows"]
 
 _PAGE = "index.html"
 
@@ -27,7 +27,7 @@ class PageSettings:
 _SETTINGS = PageSettings()
 
 
-def table(folder: RunFolder) -> list[tuple[str, str]]:
+def progress_rows(folder: RunFolder) -> list[tuple[str, str]]:
     """What there is to say of a run, by name."""
     manifest = folder.manifest
     over = "finished" if is_over(folder) else "under way, or stopped"
@@ -75,7 +75,7 @@ class Page:
         self._due = now + max(self._every, (now - began) / _SETTINGS.share)
 
     def _page(self) -> str:
-        rows = table(self._folder)
+        rows = progress_rows(self._folder)
         again = max(_SETTINGS.again, int(self._every))
         refresh = "" if is_over(self._folder) else f'<meta http-equiv="refresh" content="{again}">'
         lines = "".join(f"<tr><th>{html.escape(name)}<td>{html.escape(value)}\n" for name, value in rows)

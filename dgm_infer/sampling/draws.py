@@ -32,7 +32,7 @@ from . import show
 from .chain_groups import group_chains, longest_run, looks, side_by_side
 from .diagnose import diagnose
 from .fingerprint import check_problem, known_problem, packed, unpacked
-from .inference_data import import_arviz, inference_data, read_file, write_file
+from .inference_data import import_arviz, inference_data, read_draws, write_draws
 from .low_points import Basins, basins
 from .predictive import CalledProgram, observed_data, predicted, program_of
 from .show import NamedTensors
@@ -333,7 +333,7 @@ class Draws:
             raise ArgumentError(f"save(path={os.fspath(path)!r}): draws are netCDF, not {ending}: {_OTHERS[ending]}")
         known = known_problem(self.problem) if self._fingerprint is None else self._fingerprint
         with complete_file(path) as part:
-            write_file(part, self.to_arviz(), {} if known is None else {"fingerprint": packed(known).numpy()})
+            write_draws(part, self.to_arviz(), {} if known is None else {"fingerprint": packed(known).numpy()})
 
     @classmethod
     def load(cls, path: str | os.PathLike, problem: Any = None) -> "Draws":
@@ -351,7 +351,7 @@ class Draws:
         if not path.is_file():
             raise CheckpointError(f"no draws at {path}: Draws.save(path) writes them")
         try:
-            attributes, groups = read_file(path, _FORMAT)
+            attributes, groups = read_draws(path, _FORMAT)
             ancestors = json.loads(attributes.get("ancestors", "null"))
             draws = cls(
                 inputs=groups.get("unconstrained_posterior", {}).get("inputs"),

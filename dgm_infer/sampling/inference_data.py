@@ -26,9 +26,9 @@ __all__ = [
     "inference_data",
     "names_dimension",
     "r_hat",
-    "read_file",
+    "read_draws",
     "refuse_what_is_not_there",
-    "write_file",
+    "write_draws",
 ]
 
 # Bytes that a stored byte may stand for, more than compression reaches, where there are more than a few.
@@ -153,7 +153,7 @@ def names_dimension(name: str) -> bool:
     return name in ("chain", "draw") or name.startswith("problem")
 
 
-def write_file(path: Path, data: "arviz.InferenceData", constant: Mapping[str, "numpy.ndarray"]) -> None:
+def write_draws(path: Path, data: "arviz.InferenceData", constant: Mapping[str, "numpy.ndarray"]) -> None:
     """Write ArviZ's groups as netCDF, with ``constant`` as the group ``constant_data``."""
     if constant:
         data.add_groups({"constant_data": import_arviz().dict_to_dataset(dict(constant), default_dims=[])})
@@ -165,7 +165,7 @@ def write_file(path: Path, data: "arviz.InferenceData", constant: Mapping[str, "
     path.write_bytes(file.getbuffer())
 
 
-def read_file(path: Path, written_as: str) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
+def read_draws(path: Path, written_as: str) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
     """The attributes of a file of draws, and its groups of tensors.
 
     Raises:

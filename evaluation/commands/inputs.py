@@ -13,7 +13,7 @@ import dgm_infer as dgm
 import generators
 from dgm_infer import GenerativeModel
 from dgm_infer.conditioning.observations import Blur, Downsample, Linear, Pixels
-from dgm_infer.conditioning.pictures import ENDINGS, PixelScale, as_data
+from dgm_infer.conditioning.pictures import ENDINGS, PixelScale, picture_data
 from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError, DgmInferError, ModelError, cause
 from dgm_infer.models import LatentVariableModel
 
@@ -132,7 +132,7 @@ def read_images(
 def _read_picture(path: Path, shape: tuple[int, ...], scale: PixelScale, resize: bool) -> Tensor:
     """One picture, ``[1, *shape]``."""
     try:
-        return as_data(path, shape, scale, resize=resize).unsqueeze(0)
+        return picture_data(path, shape, scale, resize=resize).unsqueeze(0)
     except DgmInferError as error:
         raise ConfigError(
             f"images: {error}".replace("dgm.image(..., like=model, resize=True)", "--resize true")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dgm_infer.errors import CheckpointError, ConfigError
 from dgm_infer.runs.folder import RunFolder
-from dgm_infer.runs.watch import is_over, table
+from dgm_infer.runs.watch import is_over, progress_rows
 
 from .options import make_parser, parse
 
@@ -40,7 +40,7 @@ def watch(run: str, every: float = 2.0, once: bool = False) -> None:
     path, lines, terminal = Path(run), 0, sys.stdout.isatty()
     while True:
         folders = [RunFolder.open("watch", each) for each in _runs(path)]
-        text = "\n".join(f"{name:24} {value}" for folder in folders for name, value in table(folder)) + "\n"
+        text = "\n".join(f"{name:24} {value}" for folder in folders for name, value in progress_rows(folder)) + "\n"
         # over what was shown before
         print((f"\x1b[{lines}A\x1b[J" if lines and terminal else "") + text, end="", flush=True)
         lines = text.count("\n")

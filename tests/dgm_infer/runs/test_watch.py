@@ -9,7 +9,7 @@ import dgm_infer as dgm
 from dgm_infer.runs import replay
 from dgm_infer.runs.folder import RunFolder
 from dgm_infer.runs.store import Writer
-from dgm_infer.runs.watch import duration, is_over, table
+from dgm_infer.runs.watch import duration, is_over, progress_rows
 from dgm_infer.sampling.inference_data import effective_draws, r_hat
 from dgm_infer.sampling.run import SamplingRun
 from evaluation.commands.cli import main
@@ -19,7 +19,7 @@ from tests.oracles import FLOAT
 
 
 def seen(path):
-    return dict(table(RunFolder.open("watch", path)))
+    return dict(progress_rows(RunFolder.open("watch", path)))
 
 
 def killed(monkeypatch, path, transition, problem, kernel, **options):
