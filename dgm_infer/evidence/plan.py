@@ -45,6 +45,8 @@ class TuningSettings:
     """Change of the log step size per unit of error in the mean acceptance."""
     first: int = 8
     """Moves at the first temperature, in which the step finds its size before the path leaves the base."""
+    regions: int = 12
+    """Parts of the path over which log step sizes are averaged."""
     half: int = 3
     """Neighbours on either side in running means of what few chains measure."""
     even: float = 0.1
@@ -267,7 +269,7 @@ class Piloted(Settings):
             at.log_steps.append(at.log_step)
             at.rates.append(_mean_gap(path.difference(at.point)))
             at.kept = at.point.where((keep_at > betas[k]) & (keep_at <= betas[k + 1]), at.kept)
-        steps = StepSizes(betas.to(at.log_step), torch.stack([at.log_steps[0], *at.log_steps]))
+        steps = _by_regions(betas.to(at.log_step), torch.stack([at.log_steps[0], *at.log_steps]))
         rates = _running_mean(torch.stack(at.rates))
         return Pilot(steps, betas, rates, finite_or_zero(at.log_weights), at.kept, torch.stack(at.log_z_path))
 
@@ -299,6 +301,14 @@ def _running_mean(values: Tensor) -> Tensor:
     index = torch.arange(n, device=values.device)
     low, high = (index - TUNING.half).clamp_min(0), (index + TUNING.half + 1).clamp_max(n)
     return (sums[high] - sums[low]) / _column(high - low, values)
+
+
+def _by_regions(betas: Tensor, log_steps: Tensor) -> StepSizes:
+    """Means over regions of equally many temperatures; the ends take the nearest region's mean."""
+    regions = min(TUNING.regions, len(betas))
+    knots, means = (torch.stack([part.mean(0) for part in x.tensor_split(regions)]) for x in (betas, log_steps))
+    knots = torch.cat([betas.new_zeros(1), knots, betas.new_ones(1)])
+    return StepSizes(knots, torch.cat([means[:1], means, means[-1:]]))
 
 
 class Plan(NamedTuple):
