@@ -274,6 +274,7 @@ def valid_arguments(folder: Any) -> dict[str, dict[str, Any]]:
             **quick,
         },
         "modes": {"target": target, "starts": 2},
+        "image": {"source": torch.zeros(8, 8)},
         "compare": {"a": estimate, "b": estimate},
         "collect": {"run": run},
         "resume": {"run": run, "progress": False},

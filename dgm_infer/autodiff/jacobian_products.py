@@ -77,7 +77,11 @@ def _with_second_derivatives(function: Callable[[Tensor], Tensor]) -> Callable[[
 def _follows_forward(function: Callable[[Tensor], Tensor], u: Tensor) -> bool:
     """Whether products in forward mode have right derivatives, by the operations of a function."""
     with torch.enable_grad():
-        value = function(u[:1].detach().requires_grad_())
+        try:
+            value = function(u[:1].detach().requires_grad_())
+        except RuntimeError:
+            # rows may have data of their own
+            value = function(u.detach().requires_grad_())
     return not any(node.name().startswith(_WRONG_BEYOND) for node in _graph(value))
 
 

@@ -27,7 +27,7 @@ def written(self, records):
     if "progress" in records:
         os.write(log, f"{json.loads(records['progress'])['count']}\\n".encode())
 Writer.write = written
-dgm.sample(Well(1.0), dgm.HMC(n_steps=2), chains=4, warmup=15, draws=10**6, seed=7, progress=False, run=sys.argv[1],
+dgm.sample(Well(1.0), dgm.HMC(n_steps=2), chains=4, warmup=15, draws=10**5, seed=7, progress=False, run=sys.argv[1],
            checkpoint_every=0.03)
 """
 

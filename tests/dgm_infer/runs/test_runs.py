@@ -267,7 +267,8 @@ def held():
         return next(int(line.split()[1]) for line in status if line.startswith("RssAnon")) / 1024
 
 def sampled(draws, run):
-    kernel = dgm.HMC(n_steps=1, step_size=0.5)
+    # a compiler would take memory of its own
+    kernel = dgm.HMC(n_steps=1, step_size=0.5, compile=False)
     return dgm.sample(Wide(), kernel, chains=100, warmup=0, draws=draws, seed=1, progress=False, run=run)
 
 def watch():

@@ -175,6 +175,7 @@ def test_results_that_the_disk_refuses_are_in_the_temporary_folder(run, monkeypa
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:not all draws are in")
 def test_a_run_folder_that_vanishes_while_sampling_is_made_again(run, monkeypatch, tmp_path):
     during(monkeypatch, dgm.ConstrainedHMC, "step", lambda: shutil.rmtree(tmp_path / "runs"), call=4)
     code, folder = run("condition")
