@@ -7,7 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from dgm_infer.arguments import array, choice, function, interval, mapping, sizes, whole_number, within
+from dgm_infer.arguments import allocatable, array, choice, function, interval, mapping, sizes, whole_number, within
 from dgm_infer.arguments.objects import shown
 from dgm_infer.errors import ArgumentError, ModelError, cause
 from dgm_infer.models import frozen_copy, reference_tensor
@@ -202,8 +202,9 @@ def from_diffusion(
     shape = sizes(call, "shape", (shape,) if isinstance(shape, int) else shape)
     steps = whole_number(call, "steps", steps)
     denoiser, schedule, own = _parts(denoiser, schedule)
+    allocatable(call, "shape", shape, 4 * math.prod(shape), "give the shape of one output")
     check_floats(call, "denoiser", denoiser)
-    prediction = choice(call, "prediction", prediction or own, get_args(Prediction))
+    prediction = choice(call, "prediction", own if prediction is None else prediction, get_args(Prediction))
     choice(call, "solver", solver, get_args(DiffusionSolver))
     given = mapping(call, "arguments", arguments, "{'class_labels': torch.tensor(3)}")
     without = mapping(call, "null", null, "{'class_labels': torch.tensor(10)}")
@@ -292,6 +293,7 @@ def _levels(schedule: Any, steps: int) -> list[Level]:
         ending = float(alphas[ends[-1]]) if ends[-1] >= 0 else last
         return [_level(t, float(alphas[t])) for t in times] + [_level(0, ending)]
     if callable(schedule):
+        allocatable("from_diffusion", "steps", steps, 2**10 * steps, "take fewer steps")
         levels = []
         for t in torch.linspace(1, 0, steps + 1, dtype=torch.float64):
             try:

@@ -1,5 +1,6 @@
 """Flows of velocity networks as functions of noise (Lipman et al. 2023), in pixels and in the latents of a VAE."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from dgm_infer import StandardNormal
-from dgm_infer.arguments import choice, finite, function, instance, positive, sizes, whole_number
+from dgm_infer.arguments import allocatable, choice, finite, function, instance, positive, sizes, whole_number
 from dgm_infer.errors import ArgumentError, ModelError, cause
 from dgm_infer.models import LatentVariableModel, frozen_copy, reference_tensor
 
@@ -59,8 +60,12 @@ class FlowGenerator(SteppedGenerator):
         scale: float = 1.0,
     ):
         shape = sizes("FlowGenerator", "shape", (shape,) if isinstance(shape, int) else shape)
+        allocatable("FlowGenerator", "shape", shape, 4 * math.prod(shape), "give the shape of one output")
         scale = positive("FlowGenerator", "scale", scale)
-        loc = finite("FlowGenerator", "loc", loc, torch.float64).item()
+        centre = finite("FlowGenerator", "loc", loc, torch.float64)
+        if centre.numel() != 1:
+            raise ArgumentError(f"FlowGenerator(loc of shape {tuple(centre.shape)}): must be a number")
+        loc = centre.item()
         super().__init__(shape, loc, scale)
         self.velocity = function("FlowGenerator", "velocity", velocity, "a network v(x, t)")
         check_floats("FlowGenerator", "velocity", velocity)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from dgm_infer.arguments import sizes, whole_number
+from dgm_infer.arguments import allocatable, sizes, whole_number
 
 from .networks import image_channels
 from .registry import register
@@ -54,6 +54,9 @@ class VelocityMLP(nn.Module):
         super().__init__()
         for name, value in (("dim", dim), ("width", width), ("blocks", blocks), ("frequencies", frequencies)):
             whole_number("VelocityMLP", name, value)
+        # a layer is an object of kilobytes, however narrow
+        n_weights = 2 * dim * width + blocks * (3 * width**2 + 2**11) + 2 * frequencies * width
+        allocatable("VelocityMLP", "width", width, n_weights, "use fewer and narrower layers", like=torch.empty(0))
         self.config = {"dim": dim, "width": width, "blocks": blocks, "frequencies": frequencies, "times": times}
         self.times = whole_number("VelocityMLP", "times", times, 1, 2)
         self.time = _Times(times, frequencies, width)
@@ -105,6 +108,8 @@ class VelocityUNet(nn.Module):
         shape, channels = sizes("VelocityUNet", "shape", shape), sizes("VelocityUNet", "channels", channels)
         for name, value in (("middle", middle), ("width", width), ("frequencies", frequencies)):
             whole_number("VelocityUNet", name, value)
+        n_weights = middle * math.prod(shape) + width * sum(channels) + width**2 + 2 * frequencies * width
+        allocatable("VelocityUNet", "middle", middle, n_weights, "use fewer and narrower layers", like=torch.empty(0))
         self.times = whole_number("VelocityUNet", "times", times, 1, 2)
         self.config = {
             "shape": list(shape),

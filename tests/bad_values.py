@@ -51,6 +51,11 @@ MADE_HERE = {
         "RateDistortion",
         "Refined",
         "Modes",
+        # a distribution of torch's kind
+        "CensoredNormal",
+        "noiseless",
+        "CensoredDecoder",
+        "DiffusionGenerator",
     ),
     *("ABCDraws", "Report", "Info", "Bound", "Linearisation", "ObservedModel", "Reduction", "InputPosterior"),
     *(
@@ -275,6 +280,11 @@ def valid_arguments(folder: Any) -> dict[str, dict[str, Any]]:
         },
         "modes": {"target": target, "starts": 2},
         "image": {"source": torch.zeros(8, 8)},
+        "FlowGenerator": {"velocity": generators.VelocityMLP(2, 4), "shape": (2,)},
+        "LatentFlow": {"vae": vae, "flow": generators.FlowGenerator(generators.VelocityMLP(3, 4), (3,))},
+        "VelocityMLP": {"dim": 2},
+        "VelocityUNet": {"shape": (8, 8), "channels": (4,), "middle": 4, "width": 4},
+        "from_diffusion": {"denoiser": _noise, "schedule": _levels, "shape": (2,), "steps": 2},
         "compare": {"a": estimate, "b": estimate},
         "collect": {"run": run},
         "resume": {"run": run, "progress": False},
@@ -354,6 +364,14 @@ def valid_arguments(folder: Any) -> dict[str, dict[str, Any]]:
         "smoothed": {"beta": 10.0},
         "prior_images": {"n": 2},
     }
+
+
+def _noise(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return 0.1 * x
+
+
+def _levels(t: float) -> tuple[float, float]:
+    return 1 - 0.9 * t, 0.9 * t
 
 
 def _guide() -> Any:
@@ -464,6 +482,7 @@ TAKEN: dict[tuple[str, str], set[str]] = {
     ("Alternating", "blocks"): {"ragged"},
     ("save", "notes"): {"NaN", "NumPy NaN"},
     ("check", "observe"): {"class"},
+    ("from_diffusion", "schedule"): {"class"},
     ("Fibre.start", "report"): {"module"},
     **{(name, "args"): set(VALUES) for name in ("from_pyro", "from_simulator", "target_from_pyro")},
 }

@@ -32,6 +32,8 @@ __all__ = [
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 """Endings of the picture files that are looked for in a folder."""
 
+# Characters of a path that is named in full.
+_LONGEST = 200
 # Modes of 8 bits per channel; Pillow would clip values of others.
 _MODES = ("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV")
 
@@ -110,7 +112,8 @@ def read_picture(source: Any, *, colour: bool | None) -> Tensor:
         picture = ImageOps.exif_transpose(opened).convert("L" if colour is False else "RGB")
     # Pillow refuses huge pictures by an error of its own, and on damaged ones raises whatever its decoders run into
     except Exception as error:
-        raise ConfigError(f"{name} is not a readable picture: {cause(error)}") from error
+        name = name if len(name) < _LONGEST else shown(name)
+        raise ConfigError(f"{name} is not a readable picture: {cause(error).replace(str(source), '...')}") from error
     if mode not in _MODES:
         raise ConfigError(f"{name} has pixels of more than 8 bits (mode {mode}): convert it to 8 bits")
     pixels = torch.from_numpy(np.array(picture))
