@@ -18,7 +18,7 @@ from dgm_infer.arguments.objects import shown
 from dgm_infer.errors import ArgumentError, CheckpointError, cause, reported_as
 from dgm_infer.files import complete_file, writable_folder
 
-from .hub import SCHEME, download, upload
+from .hub import SCHEME, Address, download, upload
 from .iwae import IWAE
 from .pose import HumanPose
 from .registry import CLASSES
@@ -87,6 +87,9 @@ def save(
     from safetensors.torch import save as serialise
 
     path = file_path("generators.save", "path", path)
+    if hub is not None:
+        # before anything is written
+        Address.of("save", hub)
     stem = path.with_suffix("") if path.suffix in (".safetensors", ".json") else path
     weights, description = (stem.with_name(stem.name + ending) for ending in (".safetensors", ".json"))
     description_of = describe(model)

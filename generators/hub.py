@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from dgm_infer.arguments.objects import shown
 from dgm_infer.errors import ArgumentError, CheckpointError, cause
 from dgm_infer.extras import extra
 
@@ -32,10 +33,10 @@ class Address(NamedTuple):
         Raises:
             ArgumentError: it has another form.
         """
-        found = _ADDRESS.fullmatch(text)
+        found = _ADDRESS.fullmatch(text) if isinstance(text, str) else None
         if found is None or ".." in text:
             raise ArgumentError(
-                f"{call}({text!r}): expected hf://owner/name, hf://owner/name/file or .../file@revision"
+                f"{call}({shown(text)}): expected hf://owner/name, hf://owner/name/file or .../file@revision"
             )
         return cls(found["repository"], found["file"] or "generator", found["revision"])
 

@@ -71,7 +71,7 @@ class Pixels(Observation):
                 # edges between black and white may be grey
                 mask = read_picture(mask, colour=False) > _HALF
             except ConfigError as error:
-                raise ObservationError(f"pixels(mask={mask!r}): {error}") from error
+                raise ObservationError(f"pixels(mask={shown(mask)}): {error}") from error
         if mask is not None:
             with reported_as(ObservationError):
                 mask = boolean_mask("pixels", "mask", mask)
