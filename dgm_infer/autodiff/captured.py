@@ -22,7 +22,8 @@ _TARGETS: ContextVar[dict[int, "CapturedTarget"]] = ContextVar("targets")
 _EVALUATED: ContextVar[tuple[Any, Any]] = ContextVar("evaluated", default=(None, None))
 # Size of the move to the second point at which a graph is compared with its function.
 _MOVE = 0.1
-# How much more than inputs that differ by one rounding do the roundings of a trajectory may change its end.
+# How much more than inputs that differ by one rounding do the roundings of a trajectory may change its end: it rounds
+# some dozens of times. Code that is refused for it is not used, and the draws are those of the graph.
 _AMPLIFIED = 100.0
 
 
@@ -247,6 +248,6 @@ def _agree(
     allowed = rounding * (size + expected.abs())
     for near in nearby:
         allowed = torch.maximum(allowed, _AMPLIFIED * (near - expected).abs())
-    same = (found == expected) | (found.isnan() & expected.isnan())
-    # what is not finite nearby says nothing
-    return bool((same | ((found - expected).abs() <= allowed) | ~allowed.isfinite() & expected.isfinite()).all())
+    # what is not finite nearby says nothing, what is not finite itself has no distance
+    close = expected.isfinite() & (((found - expected).abs() <= allowed) | ~allowed.isfinite())
+    return bool(((found == expected) | (found.isnan() & expected.isnan()) | close).all())

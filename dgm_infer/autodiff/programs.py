@@ -30,7 +30,8 @@ _OPTIONS = {"cpp.vec_isa_ok": True}
 # Sets of random numbers at which code may differ from its graph: of as many chains, one may be accepted by the one and
 # rejected by the other, within rounding.
 _ATTEMPTS = 3
-# Times that a graph with coarse numbers is computed again at inputs that differ by rounding.
+# Times that a graph with coarse numbers is computed again at inputs that differ by rounding: one may happen to change
+# nothing.
 _NEARBY = 2
 
 

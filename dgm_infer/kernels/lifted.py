@@ -78,8 +78,7 @@ class LiftedHMC(Scheduled):
         float32_gradients: whether gradients are computed in float32 and energies, which decide on acceptance, in the
             type of the positions: the same law, and faster where a network's arithmetic takes the time, on a CPU 2 to
             4 times for convolutions. None does so for networks with convolutions, and for all networks in compiled
-            transitions. Not for ``"nuts"``, which needs an
-            energy with every gradient.
+            transitions. Not for ``"nuts"``, which needs an energy with every gradient.
         compile: as in :class:`HMC`; not for ``"nuts"``.
     """
 

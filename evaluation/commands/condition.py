@@ -202,6 +202,7 @@ def condition_images(
         report = described + modes(result, summary) + diagnosis
         write_file(folder / "log.txt", report)
         _write_report(folder, name, result, summary, described, resolved)
+        run.clear()
         announce(report, folder)
         if not run.is_saved:
             raise KeyboardInterrupt

@@ -44,6 +44,11 @@ class KeptRun:
     is_saved: bool = False
     """Whether all that it gives is in files of its own."""
 
+    def clear(self) -> None:
+        """Remove it, if its results are saved."""
+        if self.is_saved:
+            shutil.rmtree(self.path, ignore_errors=True)
+
 
 @contextmanager
 def kept_run(folder: Path, name: str, command: str) -> Iterator[KeptRun]:
@@ -64,8 +69,7 @@ def kept_run(folder: Path, name: str, command: str) -> Iterator[KeptRun]:
                 error.add_note(f"dgm-infer {command} --resume {folder} goes on")
             raise
         finally:
-            if run.is_saved:
-                shutil.rmtree(run.path, ignore_errors=True)
+            run.clear()
 
 
 def go_on(run: KeptRun, begin: Callable[..., Any], problem: Any) -> Any:

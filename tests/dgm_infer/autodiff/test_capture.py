@@ -167,6 +167,9 @@ def test_coarse_numbers_may_differ_as_far_as_rounding_of_what_is_given_leads():
     wrong = [torch.tensor([1.0, 2.01, 3.0], dtype=FLOAT), expected[1]]
     assert not agree(wrong, expected, torch.float32, nearby)
     assert not agree([expected[0], ~expected[1]], expected, torch.float32, nearby)
+    infinite = [expected[0] / torch.tensor([0.0, 1.0, 1.0], dtype=FLOAT), expected[1]]
+    assert agree(infinite, infinite, torch.float32, nearby)
+    assert not agree(expected, infinite)
     assert not agree([expected[0].masked_fill(expected[1], torch.nan), expected[1]], expected, torch.float32, nearby)
 
 

@@ -78,7 +78,10 @@ def test_condition_writes_a_complete_run_folder(config, tmp_path, capsys):
     assert f"--config {folder.relative_to(tmp_path) / 'config.yaml'} --draws 12" in page.words
     draws = Draws.load(folder / "posterior.nc")
     assert draws.shape == (2, 6, 2)
-    assert "R-hat" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "R-hat" in said
+    there = ", ".join(sorted(path.name for path in folder.iterdir()))
+    assert said.strip().endswith(f"results in {folder.relative_to(tmp_path)}: {there}")
 
 
 @pytest.mark.slow
