@@ -134,22 +134,29 @@ def test_an_adaptive_step_goes_as_far_as_weights_have_three_moments():
     assert (next_temperatures(0.9, beta, half, even) > beta).all()
 
 
-def share_covered():
-    """By 95 % intervals, of 400 problems with tails far heavier than the base's."""
+def share_covered(sd, problems):
+    """By 95 % intervals, of problems with tails far heavier than those of a base with this standard deviation."""
     dim = 10
-    heavy = dgm.Target(lambda x: 7.5 * (x.square().sum(-1) / 5).log1p(), dim, (400,))
+    heavy = dgm.Target(lambda x: 7.5 * (x.square().sum(-1) / 5).log1p(), dim, (problems,))
     log_z = 5 * math.log(5 * math.pi) + math.lgamma(2.5) - math.lgamma(7.5)
-    base = dgm.Gaussian(torch.zeros(400, dim, dtype=FLOAT), 1.2)
+    base = dgm.Gaussian(torch.zeros(problems, dim, dtype=FLOAT), sd)
     low, high = dgm.log_evidence(heavy, base, dgm.SMC(), seed=1, coverage=False, progress=False).interval()
     return ((low < log_z) & (log_z < high)).double().mean().item()
 
 
+# 92.0 +- 0.5 % of 3200 problems with other seeds
 @pytest.mark.slow
-def test_intervals_cover_where_tails_are_heavy(monkeypatch):
-    assert 0.9 <= share_covered() <= 0.99
+def test_intervals_cover_where_tails_are_heavy():
+    assert 0.9 <= share_covered(1.2, 1600) <= 0.99
+
+
+# 85 and 73 % of other seeds, each +- 2 % of so many problems: nothing makes up for a base that is too narrow
+@pytest.mark.slow
+def test_short_steps_cover_more_where_a_base_is_too_narrow_for_heavy_tails(monkeypatch):
+    assert share_covered(1.0, 400) > 0.79
     # control: steps as long as the particles allow, which have not seen the tails
     monkeypatch.setattr(smc, "SETTINGS", smc.SETTINGS.replace(share_of_rest=1.0))
-    assert share_covered() < 0.88
+    assert share_covered(1.0, 400) < 0.79
 
 
 def run(known, method, **settings):
