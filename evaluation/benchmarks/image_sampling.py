@@ -30,6 +30,8 @@ _FIRST = 10
 _WARMUP_SHARE = 0.5
 # Draws per chain that are made even if they are late, and how late at most.
 _FEWEST, _LATE = 20, 1.3
+# Draws per chain that one call makes at most, more than the seconds allow, and how often it looks at the time.
+_MOST, _LOOKS = 200_000, 60
 # Bytes of inputs that a chunk of draws may hold at once.
 _CHUNK_BYTES = 2**27
 
@@ -146,8 +148,12 @@ def sample_until(
     report: Callable[[str], None],
     values: Callable[[Any], Tensor],
     initial: Tensor | None = None,
+    keep: str = "latents",
 ) -> dict[str, Any]:
     """Warm up and draw until the seconds of a task are used; the result as :func:`run`.
+
+    With as long a warm-up as it takes that is one call, as a user would make it; an earlier revision, or a warm-up of
+    given length, is called for chunks of draws whose time is known.
 
     Args:
         problem: a fibre or a target.
@@ -156,11 +162,14 @@ def sample_until(
         report: called with a line of progress.
         values: what is recorded of draws, ``[chains, draws, ...]``.
         initial: where chains start, ``[chains, ..., Du]``; None for ``sample`` to find.
+        keep: what draws hold; ``last`` needs ``"inputs"``.
     """
 
     def elapsed() -> float:
         return time.perf_counter() - began
 
+    if task.warmup is None and getattr(task, "checkout", None) is None:
+        return _in_one_call(problem, task, elapsed(), values, initial, keep)
     chains = _Chains(problem, task, initial)
     per_draw = _warmed_up(chains, task, elapsed)
     warm = elapsed()
@@ -188,6 +197,30 @@ def sample_until(
         "warmup_seconds": warm,
         "kernel": type(chains.kernel).__name__,
         "last": chains.position.flatten(1).numpy(),
+    }
+
+
+def _in_one_call(
+    problem: Any, task: Any, used: float, values: Callable[[Any], Tensor], initial: Tensor | None, keep: str
+) -> dict[str, Any]:
+    """``sample(until=dict(seconds=...))``, which draws for the seconds that are left; warm-up is not timed apart."""
+    began = time.perf_counter()
+    options: dict[str, Any] = {"chains": task.chains, "seed": task.seed, "keep": keep, "initial": initial}
+    until = {"seconds": task.seconds - used}
+    every = until["seconds"] / _LOOKS
+    draws: Any = dgm.sample(
+        problem, _kernel(task.kernel), draws=_MOST, until=until, checkpoint_every=every, progress=False, **options
+    )
+    errors = draws.stats.get("constraint_error")
+    worst = float("nan") if errors is None else (errors / problem.values.abs().amax(-1).clamp_min(1)).max().item()
+    return {
+        "z": values(draws).reshape(task.chains, draws.shape[1], -1).numpy(),
+        "constraint_error": worst,
+        "steps": draws.stats["n_steps"].double().mean().item(),
+        "seconds": used + time.perf_counter() - began,
+        "warmup_seconds": float("nan"),
+        "kernel": type(draws.kernel).__name__,
+        "last": np.empty((task.chains, 0)) if draws.inputs is None else draws.inputs[:, -1].flatten(1).numpy(),
     }
 
 

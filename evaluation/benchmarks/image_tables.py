@@ -85,7 +85,7 @@ def _cells(row: Record) -> list[str]:
         "-" if error is None else f"{error:.0e}",
         f"{row['chains']} x {row['draws']}",
         "-" if row["steps"] is None else f"{row['steps']:.1f}",
-        f"{row['warmup_seconds']:.1f}",
+        "-" if row["warmup_seconds"] is None else f"{row['warmup_seconds']:.1f}",
         f"{row['seconds']:.1f}",
     ]
 

@@ -199,5 +199,5 @@ def run(task: SeriesTask, report: Report) -> dict[str, Any]:
     def logarithms(draws: Any) -> Tensor:
         return draws.inputs[..., :4] - 2 if isinstance(series, NoisySeries) else draws.inputs[..., :4]
 
-    made = sample_until(problem, task, began, report, logarithms, initial)
+    made = sample_until(problem, task, began, report, logarithms, initial, keep="inputs")
     return {**made, "last": made["last"][:, : series.dim]}
