@@ -64,9 +64,12 @@ class Progress:
         shown: whether to show it at all.
         describe: the text after the bar, given the news of all transitions since it was last drawn.
         total: transitions expected so far; :meth:`expect` announces more.
+        is_most: whether fewer of them may do, so that nothing is said of the time they would take.
     """
 
-    def __init__(self, shown: bool, describe: Callable[[list[Any]], str] = str, total: int = 0):
+    def __init__(
+        self, shown: bool, describe: Callable[[list[Any]], str] = str, total: int = 0, *, is_most: bool = False
+    ):
         # in a log file every update is a separate line
         # None without a console
         stream: Any = sys.stderr
@@ -77,7 +80,7 @@ class Progress:
         self._phase = ""
         self._news: list[Any] = []
         self._said = 0.0
-        self._total, self._made = total, 0
+        self._total, self._made, self.is_most = total, 0, is_most
         self._clock: tuple[float, int] | None = None
         self._timed = ""
         self.loops: Callable[..., Iterator[int]] | None = None
@@ -111,7 +114,8 @@ class Progress:
     def update(self, phase: str, news: Any = None, count: int = 1) -> None:
         """Count transitions, with their news unless None."""
         self._made += count
-        self._foretell(phase)
+        if not self.is_most:
+            self._foretell(phase)
         if self.bar.disable:
             return
         if phase != self._phase:

@@ -59,13 +59,13 @@ class SMCSettings(Settings):
 
     pilot: int = 32
     """Chains of the pilot, which only tunes."""
-    share_of_rest: float = 1 / 3
+    share_of_rest: float = 0.1
     """Largest adaptive step, as a share of what remains to 1: particles at beta have at least the tails of the base to
     the power ``1 - beta``, so that weights of a step d have ``(1 - beta)/d`` moments however heavy the target's tails
-    are. With three of them the spread over runs tells the error; particles that show no heavy tail yet would let
-    longer steps pass."""
+    are. Three of them do not suffice, as a move leaves particles in tails where they are (correlations of
+    ``phi - psi`` of 0.6) and their weights multiply: docs/evidence.md has the coverage by this share."""
     last: float = 0.03
-    """What may remain for the last step: its weights, to such a power, differ little but far out."""
+    """What may remain for the last step: its weights, to such a power, differ little but far out (coverage there)."""
 
 
 SETTINGS = SMCSettings()
@@ -145,7 +145,7 @@ def next_temperatures(share: float, beta: Tensor, difference: Tensor, log_weight
 
     Each half of the runs goes by the particles of the other: a run that goes by its own shortens a step if one of them
     has a large weight, and estimates too small a Z: under tails heavier than the base's, by more than its error. A
-    single run has no other. No step is longer than a third of what remains, whatever the particles say, but for the
+    single run has no other. No step is longer than a tenth of what remains, whatever the particles say, but for the
     last ones.
 
     Args:

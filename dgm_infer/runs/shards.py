@@ -18,7 +18,7 @@ from ..progress import Progress
 from ..sampling.plan import RunInputs, RunPlan
 from ..sampling.report import as_draws
 from ..sampling.run import SamplingRun, diagnostics, run_until_stopped
-from ..sampling.until import Until
+from ..sampling.until import LOOK, Until
 from .drawn import all_draws, chunks, collected, read_progress
 from .encoding import decode, encode, encode_tensors
 from .folder import WARMUP, RunFolder
@@ -45,6 +45,8 @@ class Keeper:
         goal = folder.manifest["until"]
         self._until = None if goal is None else Until(**goal)
         self.enough: str | None = None
+        # until when draws are not looked at again
+        self._judged = self._began
         self._start: list[float] | None = None
         self._page = None if looks else Page(folder)
 
@@ -57,7 +59,8 @@ class Keeper:
             with suppress(CheckpointError):
                 stops |= self._folder.is_stopped
         block = sampling.plan.block
-        if stops or now >= self._due or (block is not None and sampling.held >= block):
+        is_over = self._until is not None and self._until.is_over(now - self._began) and sampling.count > 0
+        if stops or is_over or now >= self._due or (block is not None and sampling.held >= block):
             try:
                 self.write(sampling)
             except ArgumentError as error:
@@ -65,7 +68,10 @@ class Keeper:
                 warnings.warn(f"no checkpoint after {sampling.now.transitions} transitions: {error}", stacklevel=2)
             if self._page is not None:
                 self._page.update()
-            stops |= sampling.count < sampling.plan.draws and self._has_enough(sampling)
+            if is_over or now >= self._judged:
+                stops |= sampling.count < sampling.plan.draws and self._has_enough(sampling)
+                ended = time.monotonic()
+                self._judged = ended + (ended - now) / LOOK.share
             self._due = time.monotonic() + self._every
         if stops:
             raise Stopped
@@ -74,12 +80,18 @@ class Keeper:
         """Whether the draws so far are those that the run went on until: the next checkpoint says so."""
         if self._until is None or sampling.count == 0:
             return False
-        outcome = sampling.outcome() if sampling.first == 0 else collected(self._folder, sampling.problem)
-        reached, said = self._until.reached(as_draws(outcome), time.monotonic() - self._began)
+        seconds = time.monotonic() - self._began
+        if self._until.is_time_alone:
+            reached, said = self._until.is_over(seconds), f"{seconds:.0f} s of {self._until.seconds:g}"
+        else:
+            outcome = sampling.outcome() if sampling.first == 0 else collected(self._folder, sampling.problem)
+            reached, said = self._until.reached(as_draws(outcome), seconds)
+            if not reached and sampling.count == sampling.plan.draws:
+                line = (
+                    f"until= is not reached with {sampling.count} draws ({said}): dgm.extend(run, draws=...) adds some"
+                )
+                warnings.warn(line, DiagnosisWarning, stacklevel=2)
         self.enough = f"until: {said}" if reached else None
-        if not reached and sampling.count == sampling.plan.draws:
-            line = f"until= is not reached with {sampling.count} draws ({said}): dgm.extend(run, draws=...) adds some"
-            warnings.warn(line, DiagnosisWarning, stacklevel=2)
         return reached
 
     def ends(self, sampling: SamplingRun) -> bool:
@@ -167,7 +179,8 @@ def run_shard(
     with folder.shard(name).writing(make=True, patience=_PATIENCE) as writer:
         before = read_progress(writer)
         made = 0 if before is None else before["transitions"]
-        with Progress(progress, diagnostics, plan.transitions - made) as bar:
+        is_most = folder.manifest["until"] is not None
+        with Progress(progress, diagnostics, plan.transitions - made, is_most=is_most) as bar:
             if before is not None:
                 sampling = _taken_up(writer, inputs.problem, plan, devices)
                 bar.note(f"{folder.path}: goes on at transition {made} of {plan.transitions}")

@@ -114,7 +114,8 @@ class SamplingRun:
         check_latents(problem, start.position, plan.draws if held else 0)
         began = time.monotonic()
         state = kernel.init(problem, start.position)
-        _foretell(problem, kernel, start.position, plan.transitions, time.monotonic() - began)
+        if not bar.is_most:
+            _foretell(problem, kernel, start.position, plan.transitions, time.monotonic() - began)
         lost = int((~state.energy.isfinite()).sum())
         if lost:
             raise StartError(

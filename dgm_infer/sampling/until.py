@@ -14,7 +14,7 @@ from .chain_groups import side_by_side
 from .draws import Draws
 from .inference_data import effective_draws, r_hat
 
-__all__ = ["Until", "worst_mixing"]
+__all__ = ["LOOK", "Until", "worst_mixing"]
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,16 @@ class LookSettings:
     """Draws per chain, evenly spaced, that are judged: fewer draws look less effective, never more."""
     columns: int = 64
     """Numbers of each that are shown: a picture has thousands."""
+    share: float = 0.02
+    """Share of the time that looks of a run ``until=`` may take: all draws are read for one."""
 
 
-_LOOK = LookSettings()
+LOOK = LookSettings()
 
 
 def _judged(draws: Draws) -> dict[str, Tensor]:
     """Some draws of the latents, or else of the inputs, evenly spaced."""
-    step = -(-draws.shape[1] // _LOOK.draws)
+    step = -(-draws.shape[1] // LOOK.draws)
     if draws.inputs is not None:
         inputs = draws.inputs[:, ::step]
         return (draws.problem.latents(inputs) if draws.problem is not None else {}) or {"inputs": inputs}
@@ -42,7 +44,7 @@ def _judged(draws: Draws) -> dict[str, Tensor]:
 @torch.no_grad()
 def worst_mixing(draws: Draws) -> tuple[float, float]:
     """The largest R-hat and the fewest bulk effective draws, by some draws of the first numbers of the latents."""
-    values = side_by_side(_judged(draws), len(draws.shape) - 2).flatten(2)[..., : _LOOK.columns]
+    values = side_by_side(_judged(draws), len(draws.shape) - 2).flatten(2)[..., : LOOK.columns]
     effective = effective_draws(values, "bulk").nan_to_num(0.0).min().item()
     rates = r_hat(values) if values.shape[0] > 1 else torch.tensor([torch.nan])
     return rates.nan_to_num(torch.inf).max().item(), effective
@@ -93,6 +95,15 @@ class Until:
                     raise ArgumentError(f"{call}(until mcse of {name!r}): there are the latents {', '.join(latents)}")
         return cls(**values)
 
+    @property
+    def is_time_alone(self) -> bool:
+        """Whether nothing of the draws is asked for."""
+        return self.ess is None and self.r_hat is None and self.mcse is None
+
+    def is_over(self, seconds: float) -> bool:
+        """Whether the time is."""
+        return self.seconds is not None and seconds >= self.seconds
+
     def to_json(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
@@ -118,8 +129,7 @@ class Until:
             is_reached &= found <= most
             said.append(f"Monte Carlo error of {name} {found:.2g} of {most:g}")
         if self.seconds is not None:
-            over = seconds >= self.seconds
             # a time alone is a limit; beside others it ends the run whatever these are
-            is_reached = over or (is_reached and bool(said))
+            is_reached = self.is_over(seconds) or (is_reached and not self.is_time_alone)
             said.append(f"{seconds:.0f} s of {self.seconds:g}")
         return is_reached, ", ".join(said)

@@ -5,6 +5,7 @@ Families of problems of known log Z (:mod:`evaluation.problems.families`), from 
 
 import time
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,7 @@ def bench(
     problems: int = 200,
     chains: int = 16,
     methods: str | None = None,
+    families: str | None = None,
     seed: int = 0,
     output: str = "evaluation/results",
 ) -> Path:
@@ -50,6 +52,7 @@ def bench(
         problems: of every family.
         chains: per problem.
         methods: names, separated by semicolons; None for all. Those measured before with the same settings are kept.
+        families: likewise.
         seed: of every run.
         output: folder for ``coverage.json`` and ``coverage.md``.
 
@@ -58,9 +61,7 @@ def bench(
     """
     check_counts(least=2, problems=problems, chains=chains)
     check_seed(seed)
-    names = list(METHODS) if methods is None else [name.strip() for name in methods.split(";")]
-    if unknown := [name for name in names if name not in METHODS]:
-        raise ConfigError(f"methods: {unknown[0]!r} is not one of {'; '.join(METHODS)}")
+    names, kinds = _chosen("methods", methods, METHODS), _chosen("families", families, FAMILIES)
     folder = writable_folder(output)
     settings = {"problems": problems, "chains": chains, "seed": seed}
     path = folder / "coverage.json"
@@ -68,11 +69,21 @@ def bench(
     record = new_record("coverage", settings, ["dgm-infer", "torch"], threads=torch.get_num_threads())
     for name in names:
         print(name, flush=True)
-        rows[name] = {family: _measured(name, family, problems, chains, seed) for family in FAMILIES}
+        measured = dict(rows.get(name, {}))
+        for family in kinds:
+            measured[family] = _measured(name, family, problems, chains, seed)
+        rows[name] = {family: measured[family] for family in FAMILIES if family in measured}
         record["rows"] = {each: rows[each] for each in METHODS if each in rows}
         write_record(path, record)
     publish(path, "coverage", page(record))
     return path
+
+
+def _chosen(what: str, names: str | None, known: Mapping[str, Any]) -> list[str]:
+    chosen = [*known] if names is None else [name.strip() for name in names.split(";")]
+    if unknown := [name for name in chosen if name not in known]:
+        raise ConfigError(f"{what}: {unknown[0]!r} is not one of {'; '.join(known)}")
+    return chosen
 
 
 def _measured(name: str, family: str, problems: int, chains: int, seed: int) -> dict[str, Any]:
@@ -143,6 +154,9 @@ def coverage_table(methods: dict[str, Any]) -> str:
         sizes = ("-" if row[key] is None else f"{row[key]:.2g}" for key in ("rmse", "std_error"))
         return f"{shares} ({', '.join(sizes)})"
 
-    families = next(iter(methods.values()))
-    rows = [[name, *(cell(row) for row in by_family.values())] for name, by_family in methods.items()]
+    families = [name for name in FAMILIES if any(name in by_family for by_family in methods.values())]
+    rows = [
+        [name, *(cell(by_family[family]) if family in by_family else "-" for family in families)]
+        for name, by_family in methods.items()
+    ]
     return markdown(["method", *families], rows)

@@ -68,11 +68,17 @@ def _from_prior(n: int, dim: int) -> tuple[Target, Gaussian]:
     return Normals(mean, sd), Gaussian(torch.zeros_like(mean), 1.0)
 
 
+def _students(n: int, sd: float) -> tuple[Target, Gaussian]:
+    return Students(n, 10), Gaussian(torch.zeros(n, 10, dtype=torch.float64), sd)
+
+
 FAMILIES: dict[str, Callable[[int], tuple[Target, Gaussian]]] = {
     "normals": lambda n: _near(n, 10),
     "normals-5, prior": lambda n: _from_prior(n, 5),
     "normals-20, prior": lambda n: _from_prior(n, 20),
-    "students": lambda n: (Students(n, 10), Gaussian(torch.zeros(n, 10, dtype=torch.float64), 1.2)),
+    "students": lambda n: _students(n, 1.2),
+    "students, narrow base": lambda n: _students(n, 0.7),
     "log-gammas": lambda n: (LogGammas(n, 10), Gaussian(torch.full((n, 10), -0.4, dtype=torch.float64), 1.3)),
 }
-"""By name, n problems with a base: near them; or the prior, of mean 0 and sd 1, with sds of 0.05 to 1 below it."""
+"""By name, n problems with a base: near them; the prior, of mean 0 and sd 1, with sds of 0.05 to 1 below it; or of less
+than a third of the Students' variance."""

@@ -84,7 +84,8 @@ class ImportanceTempering(Settings):
     A state x at ``beta_k`` has the weight ``w = p(K | x)/p(k | x)``, whose mean over states at any k is the share of
     the target's temperature: ``log Z = log zeta + log sum_k l_k sum_{n at k} w_n - log #(states at 0)``, for any
     shares l of sum 1, consistent (T (5.54), T (5.55)). :class:`SimulatedTempering` averages over the temperature
-    instead (math 6.8), which has less variance: its estimate from these states is the diagnostic ``tempering_log_z``.
+    instead (math 6.8), which has less variance: its estimate from these states is the diagnostic ``tempering_log_z``,
+    and no error is smaller than the difference between the two.
 
     Args:
         tempering: runs the chains, at 500 temperatures or fewer; None for 20 on the sigmoid schedule.
@@ -128,25 +129,39 @@ class ImportanceTempering(Settings):
         inside = torch.stack([record.beta == beta for beta in betas])
         # [temperatures, chains, *batch]
         sums = torch.where(inside, log_w, -math.inf).logsumexp(2)
-        share = self._shares(inside, log_w)
+        share = self._shares_by_others(inside, log_w)
         at_base = (record.beta == 0).sum(1).double()
         arrived = at_base.sum(0) > 0
         if not arrived.any():
             raise EvidenceError(
                 "ImportanceTempering(): no chain visited the base: use fewer temperatures, or more draws"
             )
-        estimate = log_ratio((share.log().unsqueeze(1) + sums).logsumexp(0), at_base.log())
-        estimate = estimate._replace(log_z=record.log_zeta + estimate.log_z)
+        estimate = log_ratio((share.log() + sums).logsumexp(0), at_base.log())
+        log_z, averaged = record.log_zeta + estimate.log_z, outcome.estimate.log_z
+        # where tails are heavier than the base's, weights have no variance, and their spread tells too small an error
+        difference = (log_z - averaged).abs().nan_to_num(0.0, posinf=0.0)
+        estimate = estimate._replace(log_z=log_z, std_error=torch.maximum(estimate.std_error, difference))
         estimate = known_where(arrived, estimate, outcome.estimate)
         # every temperature's weights sum to its share
-        scale = share.log() - (sums.logsumexp(1) if self.shares == "ess" else 0.0)
+        scale = share.log() - (sums.logsumexp(1, keepdim=True) if self.shares == "ess" else 0.0)
         scale = torch.where(share > 0, scale, -math.inf)
-        log_weights = (torch.where(inside, log_w, -math.inf) + scale.unsqueeze(1).unsqueeze(1)).amax(0)
-        diagnostics = outcome.diagnostics | {"tempering_log_z": outcome.estimate.log_z}
+        log_weights = (torch.where(inside, log_w, -math.inf) + scale.unsqueeze(2)).amax(0)
+        diagnostics = outcome.diagnostics | {"tempering_log_z": averaged}
         thin = record.thin
         return outcome._replace(
             estimate=estimate, log_weights=log_weights[:, thin - 1 :: thin], diagnostics=diagnostics
         )
+
+    def _shares_by_others(self, inside: Tensor, log_w: Tensor) -> Tensor:
+        """The shares of each half of the chains by the states of the other, ``[temperatures, chains, *batch]``.
+
+        By its own states, a large weight takes its temperature's share away, and log Z is too small. One chain has no
+        other.
+        """
+        half = (log_w.shape[0] + 1) // 2
+        first = self._shares(inside[:, :half], log_w[:half])
+        second = self._shares(inside[:, half:], log_w[half:]) if half < len(log_w) else first
+        return torch.stack([second] * half + [first] * (len(log_w) - half), 1)
 
     def _shares(self, inside: Tensor, log_w: Tensor) -> Tensor:
         """``l``, ``[temperatures, *batch]``; 0 for a temperature that was not visited."""

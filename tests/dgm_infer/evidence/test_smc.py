@@ -120,12 +120,12 @@ def test_steps_by_the_particles_of_others_make_no_log_z_too_small(monkeypatch):
     assert biased_by(True, monkeypatch) < -5
 
 
-def test_an_adaptive_step_goes_as_far_as_weights_have_three_moments():
+def test_an_adaptive_step_goes_a_tenth_of_the_way_at_most():
     flat = torch.zeros(2, 10, dtype=FLOAT)
     beta = torch.full((2,), 0.3, dtype=FLOAT)
     even = flat - math.log(10)
-    # a third of the rest, and all of a little
-    torch.testing.assert_close(next_temperatures(0.9, beta, flat, even), beta + 0.7 / 3)
+    # a tenth of the rest, and all of a little
+    torch.testing.assert_close(next_temperatures(0.9, beta, flat, even), beta + 0.07)
     assert (next_temperatures(0.9, beta + 0.68, flat, even) == 1).all()
     steep = 1000 * torch.arange(10, dtype=FLOAT).expand(2, 10)
     assert (next_temperatures(0.9, beta, steep, even) < 0.31).all()
@@ -144,19 +144,13 @@ def share_covered(sd, problems):
     return ((low < log_z) & (log_z < high)).double().mean().item()
 
 
-# 92.0 +- 0.5 % of 3200 problems with other seeds
+# the base has a third of the variance; 95 and 84 % of 200 problems with other seeds
 @pytest.mark.slow
-def test_intervals_cover_where_tails_are_heavy():
-    assert 0.9 <= share_covered(1.2, 1600) <= 0.99
-
-
-# 85 and 73 % of other seeds, each +- 2 % of so many problems: nothing makes up for a base that is too narrow
-@pytest.mark.slow
-def test_short_steps_cover_more_where_a_base_is_too_narrow_for_heavy_tails(monkeypatch):
-    assert share_covered(1.0, 400) > 0.79
-    # control: steps as long as the particles allow, which have not seen the tails
-    monkeypatch.setattr(smc, "SETTINGS", smc.SETTINGS.replace(share_of_rest=1.0))
-    assert share_covered(1.0, 400) < 0.79
+def test_intervals_cover_where_tails_are_heavier_than_those_of_a_narrow_base(monkeypatch):
+    assert 0.9 <= share_covered(1.0, 400) <= 0.99
+    # control: steps for which single weights have three moments
+    monkeypatch.setattr(smc, "SETTINGS", smc.SETTINGS.replace(share_of_rest=1 / 3))
+    assert share_covered(1.0, 400) < 0.9
 
 
 def run(known, method, **settings):

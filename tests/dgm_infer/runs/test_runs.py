@@ -1,5 +1,6 @@
 """Runs in a folder: stopped anywhere and resumed, extended, collected, in shards: the draws are those of one run."""
 
+import math
 import os
 import re
 import shutil
@@ -9,18 +10,20 @@ import sys
 import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.runs import drawn
+from dgm_infer import progress
+from dgm_infer.runs import drawn, shards
 from dgm_infer.runs.drawn import count_of
 from dgm_infer.runs.folder import RunFolder
 from dgm_infer.sampling.inference_data import effective_draws
 from dgm_infer.sampling.run import SamplingRun
-from dgm_infer.sampling.until import Until
+from dgm_infer.sampling.until import LOOK, Until
 from tests.dgm_infer.runs.same import Killed, Well, assert_same
 from tests.models import Bent
 from tests.oracles import FLOAT, Ellipse, assert_agrees, correlated_gaussian
@@ -202,8 +205,10 @@ def test_a_disk_without_room_for_the_draws_is_said_before_the_run(tmp_path, monk
         ({"seconds": 1e-9, "ess": 1e9}, "0 s of 1e-09"),
     ],
 )
-def test_a_run_goes_on_until_what_is_asked_for(tmp_path, until, said):
+def test_a_run_goes_on_until_what_is_asked_for(tmp_path, monkeypatch, until, said):
     """And is then the run that was asked for so many draws: resumed, extended and collected."""
+    # looked at with every checkpoint, whatever share of the time that takes
+    monkeypatch.setattr(shards, "LOOK", replace(LOOK, share=math.inf))
 
     def sampled(draws, **options):
         kernel = dgm.HMC(n_steps=3, step_size=0.8)
@@ -224,6 +229,25 @@ def test_a_run_goes_on_until_what_is_asked_for(tmp_path, until, said):
     assert_same(dgm.collect(tmp_path / "run"), draws)
     assert_same(dgm.resume(tmp_path / "run", progress=False), draws)
     assert_same(dgm.extend(tmp_path / "run", 5, progress=False), sampled(n + 5))
+
+
+def test_a_time_ends_a_run_between_checkpoints_and_the_most_draws_are_no_forecast(monkeypatch):
+    # a minute is long, and said at once
+    monkeypatch.setattr(progress, "SETTINGS", replace(progress.SETTINGS, after=0.0, long=60.0))
+
+    def sampled(draws, **options):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            made = dgm.sample(Well(1.0), dgm.HMC(), warmup=5, draws=draws, seed=7, progress=False, **options)
+        return made, ["at this rate" in str(each.message) for each in said]
+
+    draws, said = sampled(10**7, until={"seconds": 0.3})
+    assert 1 <= draws.shape[1] < 10**6
+    assert re.fullmatch(r"until: \d+ s of 0.3", draws.stopped_by)
+    assert said == []
+    # all draws made sooner than that are nothing to warn of
+    draws, said = sampled(20, until={"seconds": 600})
+    assert (draws.shape[1], draws.stopped_by, said) == (20, None, [])
 
 
 def test_a_goal_that_the_draws_do_not_reach_is_said(tmp_path):
