@@ -20,11 +20,12 @@ from torch import Tensor
 
 import dgm_infer as dgm
 import generators
-from dgm_infer.errors import ConfigError, DgmInferError
+from dgm_infer.errors import ConfigError, DgmInferError, uninterrupted
 from dgm_infer.evidence import Method
 from dgm_infer.sampling.chain_groups import side_by_side
 from dgm_infer.sampling.inference_data import effective_draws, r_hat
 
+from ..problems.families import HEAVY
 from ..problems.known import known_target
 from ..problems.mixtures import NormalMixture
 from ..problems.regressions import LogisticRegression
@@ -257,6 +258,30 @@ def _estimated(
     return measure
 
 
+def _covered(family: str, n: int) -> Callable[[int, int, int], dict[str, Any]]:
+    """Measures adaptive SMC on n problems of log Z = 0: the error is the share whose 95 % interval leaves it out."""
+
+    def measure(seed: int, chains: int, draws: int) -> dict[str, Any]:
+        target, base = HEAVY[family](n)
+        started = time.process_time()
+        found = uninterrupted(
+            dgm.log_evidence(target, base, dgm.SMC(), chains=chains, seed=seed, coverage=False, progress=False)
+        )
+        low, high = found.interval()
+        return {
+            "rate": None,
+            "seconds": time.process_time() - started,
+            "r_hat": None,
+            "draws": found.log_weights.shape[1],
+            "kernel": found.method,
+            "findings": [each.what.split(",")[0] for each in found.diagnose() if each.severity != "imprecise"],
+            "error": 1 - float(((low < 0) & (high > 0)).double().mean()),
+            "claimed": float(found.std_error.square().mean().sqrt()),
+        }
+
+    return measure
+
+
 def _wide(target: dgm.Target) -> dgm.Gaussian:
     return dgm.Gaussian(torch.zeros(target.dim, dtype=torch.float64), 3.0)
 
@@ -336,6 +361,13 @@ PROBLEMS: dict[str, Problem] = {
             lambda target: dgm.Gaussian(torch.zeros(target.dim, dtype=torch.float64), 1.0), _REGRESSION,
         ),
     ),
+    **{
+        name: Problem(
+            "evidence", f"{name}, tails heavier than a narrow base's, SMC; error: share of 200 outside 95 % intervals",
+            _covered(name, 200),
+        )
+        for name in HEAVY
+    },
     "conv gan": Problem(
         "conditioning", "16 pixels of a larger digit, a convolutional generator without noise",
         _sampled(_image("gan", 1), dgm.ConstrainedHMC()),

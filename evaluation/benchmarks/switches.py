@@ -9,7 +9,7 @@ import torch
 
 from dgm_infer.autodiff import convolution, jacobian_products
 from dgm_infer.conditioning import Fibre, observed, projection, start_points
-from dgm_infer.evidence import checks, estimate
+from dgm_infer.evidence import checks, estimate, smc
 from dgm_infer.evidence.tempering import legs
 from dgm_infer.kernels import LiftedHMC
 from dgm_infer.sampling import allocation, low_points, run, starts, warmup
@@ -204,6 +204,24 @@ def _refine():
 @switch("base fit", "parallel tempering fits its base to its draws between rounds of tuning", "evidence")
 def _base_fit():
     with replaced(legs.Legs, can_refit=False):
+        yield
+
+
+@switch("short SMC steps", "an adaptive step of SMC is a tenth of what remains at most, but for the last", "evidence")
+def _short_steps():
+    with replaced(smc, SETTINGS=smc.SETTINGS.replace(share_of_rest=1.0)):
+        yield
+
+
+@switch("SMC steps of a third", "the same, and not a third of it", "evidence")
+def _steps_of_a_third():
+    with replaced(smc, SETTINGS=smc.SETTINGS.replace(share_of_rest=1 / 3)):
+        yield
+
+
+@switch("last SMC step", "what remains for the last step of SMC is 0.03, and not 0.3", "evidence")
+def _last_step():
+    with replaced(smc, SETTINGS=smc.SETTINGS.replace(last=0.3)):
         yield
 
 
