@@ -13,8 +13,6 @@ from tqdm import tqdm
 from .diagnosis import DiagnosisWarning
 from .settings import Settings
 
-__all__ = ["Progress", "ProgressSettings", "counted", "foretell", "foretold"]
-
 
 @dataclass(frozen=True)
 class ProgressSettings(Settings):
