@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, cause
-from .objects import is_sequence, of_kind, random_generator, shown
-from .values import whole_number
+from .values import is_sequence, of_kind, random_generator, shown, whole_number
 
 
 def numbers(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from ..arguments import numbers, random_seed, sizes, whole_number
 from ..conditioning.condition import condition
 from ..conditioning.fibre import Fibre
-from ..errors import ArgumentError
-from ..extras import extra
+from ..errors import ArgumentError, extra
 from ..kernels import Kernel
 from ..kernels.kernel import check_kernel
 from ..models import DirectedModel, GenerativeModel, StandardNormal, as_generative_model, reference_tensor

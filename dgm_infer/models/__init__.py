@@ -1,8 +1,8 @@
 """Generative models and the densities of their inputs."""
 
-from .censored import CensoredNormal
 from .copies import check_weights, copied, evaluation_copy, frozen_copy
 from .decoder import (
+    CensoredNormal,
     DiscreteModel,
     LatentVariableModel,
     MeanOfDecoder,
@@ -12,9 +12,8 @@ from .decoder import (
     output_distribution,
 )
 from .densities import InputDensity, Logistic, Product, StandardNormal
-from .directed import DirectedModel, validate
+from .directed import DirectedModel, WithNoise, noiseless, validate
 from .model import GenerativeModel, reference_tensor
-from .noise import WithNoise, noiseless
 
 __all__ = [
     "CensoredNormal",

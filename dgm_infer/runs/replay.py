@@ -21,9 +21,8 @@ from ..sampling.run import device_of
 from ..target import reference
 from .encoding import decode, encode
 from .folder import RunFolder
-from .kinds import ShardReport, Signals, Stopped, refuse_extension
+from .kinds import Page, ShardReport, Signals, Stopped, duration, refuse_extension
 from .store import Writer
-from .watch import Page, duration
 
 
 @dataclass(frozen=True)

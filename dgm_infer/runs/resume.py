@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..arguments import available_device, flag, whole_number
-from ..arguments.objects import is_sequence, shown
+from ..arguments.values import is_sequence, shown
 from ..errors import ArgumentError, CheckpointError, DgmInferError
 from ..sampling.draws import Draws
 from ..sampling.fingerprint import known_problem

@@ -6,7 +6,7 @@ import warnings
 import torch
 from torch import Tensor
 
-from ..arguments.objects import of_problems
+from ..arguments.values import of_problems
 
 
 class AcceptancePlateau:

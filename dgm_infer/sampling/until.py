@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import positive
-from ..arguments.objects import shown
+from ..arguments.values import shown
 from ..errors import ArgumentError
 from .chain_groups import side_by_side
 from .draws import Draws

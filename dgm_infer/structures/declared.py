@@ -8,9 +8,8 @@ import torch
 
 from ..errors import ModelError, cause
 from .blocks import Blocks
-from .dense import Dense
 from .diagonal import Diagonal
-from .structure import Structure, Units
+from .structure import Dense, Structure, Units
 from .units import SIMULATED, UnitStructure, View
 
 

@@ -18,10 +18,10 @@ import torch
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ConfigError, uninterrupted
+from dgm_infer.runs.chains import Keeper
 from dgm_infer.runs.drawn import progress_in
 from dgm_infer.runs.folder import RunFolder
-from dgm_infer.runs.shards import Keeper
-from dgm_infer.runs.watch import Page
+from dgm_infer.runs.kinds import Page
 
 from ..reports.records import write_record
 from ..reports.tables import markdown

@@ -10,8 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dgm_infer.errors import ConfigError, DgmInferError
-from dgm_infer.extras import extra
+from dgm_infer.errors import ConfigError, DgmInferError, extra
 
 from .messages import suggest, with_suggestion
 

@@ -10,8 +10,7 @@ import torch
 
 from dgm_infer import __version__
 from dgm_infer.arguments import random_seed
-from dgm_infer.errors import ConfigError
-from dgm_infer.extras import extra
+from dgm_infer.errors import ConfigError, extra
 from dgm_infer.files import complete_run, write_file
 
 from .. import experiments

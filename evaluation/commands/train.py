@@ -20,8 +20,7 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
 from dgm_infer.arguments import whole_number
-from dgm_infer.errors import ConfigError, DgmInferError, cause, reported_as
-from dgm_infer.extras import extra
+from dgm_infer.errors import ConfigError, DgmInferError, cause, extra, reported_as
 from dgm_infer.files import check_room, make_folder, new_folder, remove_folders
 from dgm_infer.html import table
 from generators.weights import read_checkpoint
