@@ -235,6 +235,7 @@ ORDER = {
         "small",
     ],
     "evaluation.reports": [
+        "folders",
         "tables",
         "page",
         "records",

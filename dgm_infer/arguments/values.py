@@ -20,11 +20,7 @@ Value = TypeVar("Value")
 
 
 def file_path(call: str, field: str, value: Any) -> Path:
-    """The path of a file or a folder.
-
-    Raises:
-        ArgumentError: it is neither a str nor a PathLike, it is empty, or no path of this system.
-    """
+    """The path of a file or a folder."""
     if not isinstance(value, str | os.PathLike) or not os.fspath(value) or isinstance(os.fspath(value), bytes):
         raise ArgumentError(f"{call}({field}={shown(value)}): must be a path, a str or a pathlib.Path")
     try:
@@ -38,22 +34,14 @@ def file_path(call: str, field: str, value: Any) -> Path:
 
 
 def random_generator(call: str, field: str, value: Any) -> torch.Generator:
-    """A generator of random numbers, by what it can do.
-
-    Raises:
-        ArgumentError: it is not one.
-    """
+    """A generator of random numbers, by what it can do."""
     if not (hasattr(value, "get_state") and hasattr(value, "device")):
         raise ArgumentError(f"{call}({field}={shown(value)}): must be a torch.Generator")
     return value
 
 
 def mapping(call: str, field: str, value: Any, example: str) -> dict[str, Any]:
-    """Values by name; none for None.
-
-    Raises:
-        ArgumentError: it is not a mapping with names for its keys; the message shows ``example``.
-    """
+    """Values by name; none for None."""
     if value is None:
         return {}
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
@@ -62,11 +50,7 @@ def mapping(call: str, field: str, value: Any, example: str) -> dict[str, Any]:
 
 
 def names_of(call: str, field: str, value: Any, known: Collection[str] | None = None) -> list[str]:
-    """Some of the known names, at least one: a sequence of them, or a single one.
-
-    Raises:
-        ArgumentError: it is something else, or has a name that is not known.
-    """
+    """Some of the known names, at least one: a sequence of them, or a single one."""
     names = [value] if isinstance(value, str) else value
     given = is_sequence(names) and bool(names) and all(isinstance(name, str) for name in names)
     if given and (known is None or set(names) <= set(known)):
@@ -81,11 +65,7 @@ def optional(call: str, field: str, value: Any, kind: type[Value], example: str)
 
 
 def of_kind(call: str, field: str, value: Any) -> Literal[True]:
-    """Refuse arrays and tensors that do not hold one number per entry; anything else passes.
-
-    Raises:
-        ArgumentError: a sparse, nested or quantized tensor, one on the meta device, or an array with masked entries.
-    """
+    """Refuse arrays and tensors that do not hold one number per entry; anything else passes."""
     kind, remedy = "", ""
     if isinstance(value, Tensor):
         if value.is_nested:
@@ -105,22 +85,14 @@ def of_kind(call: str, field: str, value: Any) -> Literal[True]:
 
 
 def function(call: str, field: str, value: Any, example: str) -> Callable[..., Any]:
-    """Something that can be called.
-
-    Raises:
-        ArgumentError: it cannot; the message shows ``example``.
-    """
+    """Something that can be called."""
     if not callable(value) or isinstance(value, type):
         raise ArgumentError(f"{call}({field}={shown(value)}): must be a function, such as {example}")
     return value
 
 
 def instance(call: str, field: str, value: Any, kind: type[Value], example: str) -> Value:
-    """An object of one class.
-
-    Raises:
-        ArgumentError: it is of another class; the message shows ``example``.
-    """
+    """An object of one class."""
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise ArgumentError(f"{call}({field}={shown(value)}): must be {article} {kind.__name__}, such as {example}")
@@ -164,11 +136,7 @@ def is_sequence(value: Any) -> bool:
 
 
 def whole_number(call: str, field: str, value: Any, least: int = 1, most: int | None = None) -> int:
-    """An integer from ``least`` to ``most``; a bool is not one.
-
-    Raises:
-        ArgumentError: it is not an integer, or out of range.
-    """
+    """An integer from ``least`` to ``most``; a bool is not one."""
     try:
         whole = None if isinstance(value, bool) else operator.index(value)
     except (TypeError, RuntimeError):
@@ -182,11 +150,7 @@ def whole_number(call: str, field: str, value: Any, least: int = 1, most: int | 
 
 
 def positive(call: str, field: str, value: Any) -> float:
-    """A finite number above 0.
-
-    Raises:
-        ArgumentError: it is not.
-    """
+    """A finite number above 0."""
     number = real_number(value)
     if number is None or not 0 < number < math.inf:
         raise ArgumentError(f"{call}({field}={shown(value)}): must be a positive number")
@@ -194,11 +158,7 @@ def positive(call: str, field: str, value: Any) -> float:
 
 
 def fraction(call: str, field: str, value: Any) -> float:
-    """A number between 0 and 1, ends excluded.
-
-    Raises:
-        ArgumentError: it is not.
-    """
+    """A number between 0 and 1, ends excluded."""
     number = real_number(value)
     if number is None or not 0 < number < 1:
         raise ArgumentError(f"{call}({field}={shown(value)}): must lie between 0 and 1")
@@ -206,11 +166,7 @@ def fraction(call: str, field: str, value: Any) -> float:
 
 
 def within(call: str, field: str, value: Any, low: float, high: float = math.inf, *, open_end: bool = False) -> float:
-    """A finite number from ``low`` to ``high``; the latter excluded with ``open_end``.
-
-    Raises:
-        ArgumentError: it is not.
-    """
+    """A finite number from ``low`` to ``high``; the latter excluded with ``open_end``."""
     number = real_number(value)
     inside = number is not None and math.isfinite(number) and low <= number <= high
     if not inside or (open_end and number == high):
@@ -221,11 +177,7 @@ def within(call: str, field: str, value: Any, low: float, high: float = math.inf
 
 
 def interval(call: str, field: str, value: Any) -> tuple[float, float]:
-    """Two numbers (low, high) with ``low < high``; either may be infinite.
-
-    Raises:
-        ArgumentError: it is something else.
-    """
+    """Two numbers (low, high) with ``low < high``; either may be infinite."""
     ends = [real_number(end) for end in value] if is_sequence(value) else []
     if len(ends) == 2 and ends[0] is not None and ends[1] is not None and ends[0] < ends[1]:
         return ends[0], ends[1]
@@ -233,11 +185,7 @@ def interval(call: str, field: str, value: Any) -> tuple[float, float]:
 
 
 def optional_positive(call: str, field: str, value: float | Tensor | None) -> None:
-    """Check a positive number, a tensor of positive numbers, or None, which stands for "to be adapted".
-
-    Raises:
-        ArgumentError: it is neither.
-    """
+    """Check a positive number, a tensor of positive numbers, or None, which stands for "to be adapted"."""
     if value is None:
         return
     of_kind(call, field, value)
@@ -253,11 +201,7 @@ def optional_positive(call: str, field: str, value: float | Tensor | None) -> No
 
 
 def counts(call: str, field: str, value: int | tuple[int, int]) -> tuple[int, int]:
-    """An integer >= 1, or an inclusive range (low, high) of integers >= 1.
-
-    Raises:
-        ArgumentError: it is neither, or the range is empty.
-    """
+    """An integer >= 1, or an inclusive range (low, high) of integers >= 1."""
     pair = value if isinstance(value, tuple | list) else (value, value)
     if len(pair) != 2:
         raise ArgumentError(f"{call}({field}={shown(value)}): must be an integer >= 1, or a (low, high) pair")
@@ -268,31 +212,19 @@ def counts(call: str, field: str, value: int | tuple[int, int]) -> tuple[int, in
 
 
 def random_seed(call: str, seed: int | None) -> int:
-    """The seed of a run: the one given, or a random one for None.
-
-    Raises:
-        ArgumentError: it is not an integer from 0 to 2**63 - 1.
-    """
+    """The seed of a run: the one given, or a random one for None."""
     return secrets.randbits(31) if seed is None else whole_number(call, "seed", seed, 0, 2**63 - 1)
 
 
 def flag(call: str, field: str, value: Any) -> bool:
-    """A bool.
-
-    Raises:
-        ArgumentError: it is anything else.
-    """
+    """A bool."""
     if not isinstance(value, bool):
         raise ArgumentError(f"{call}({field}={shown(value)}): must be True or False")
     return value
 
 
 def choice(call: str, field: str, value: Value, options: Collection[Value]) -> Value:
-    """One of some values.
-
-    Raises:
-        ArgumentError: it is none of them.
-    """
+    """One of some values."""
     if not any(type(value) is type(option) and value == option for option in options):
         *others, last = map(repr, options)
         known = f"{', '.join(others)} or {last}" if others else last
