@@ -24,17 +24,12 @@ from ..sampling.plan import RunInputs, RunOutcome, RunPlan
 from ..sampling.run import SamplingRun, as_draws, diagnostics, finalise, run_until_stopped
 from ..sampling.until import Until, worst_mixing
 from ..target import Target, as_target
-from .drawn import Part, all_draws, check_disk, chunks, collected, count_of, progress_in, read_progress
+from .drawn import Part, all_draws, check_disk, chunks, collected, count_of
 from .encoding import decode, encode, encode_tensors
-from .folder import WARMUP, RunFolder
-from .kinds import KINDS, Page, ShardReport, Signals, Stopped
-from .replay import inputs_of, time_left
+from .folder import WARMUP, RunFolder, read_progress
+from .kinds import KINDS, Kind, Page, ShardReport, Signals, Stopped
+from .replay import LOOPS, inputs_of, time_left
 from .store import Reader, Writer
-
-# Seconds from one look for a request to stop, by the process that began the run, to the next.
-_LOOK = 1.0
-# Seconds after which a process that was lost has let its shard go.
-_PATIENCE = 60.0
 
 
 class Keeper:
@@ -44,7 +39,7 @@ class Keeper:
         self._folder, self._writer, self._signals, self._looks = folder, writer, signals, looks
         self._every = folder.manifest["checkpoint_every"]
         self._began = time.monotonic()
-        self._due, self._look = self._began + self._every, self._began + _LOOK
+        self._due, self._look = self._began + self._every, self._began + LOOPS.look
         goal = folder.manifest["until"]
         self._until = None if goal is None else Until(**goal)
         self.enough: str | None = None
@@ -55,7 +50,7 @@ class Keeper:
         now = time.monotonic()
         stops = self._signals.asked is not None
         if self._looks and now >= self._look:
-            self._look = now + _LOOK
+            self._look = now + LOOPS.look
             # a folder that cannot be read is told of at the next checkpoint
             with suppress(CheckpointError):
                 stops |= self._folder.is_stopped
@@ -167,7 +162,7 @@ def run_shard(
     """
     plan = shard_plan(folder, name)
     # a process that was lost may not have ended yet
-    with folder.shard(name).writing(make=True, patience=_PATIENCE) as writer:
+    with folder.shard(name).writing(make=True, patience=LOOPS.patience) as writer:
         before = read_progress(writer)
         made = 0 if before is None else before["transitions"]
         with Progress(progress, diagnostics, plan.transitions - made) as bar:
@@ -250,21 +245,21 @@ def _shard_of(folder: RunFolder, name: str, problem: Any, plan: RunPlan, devices
     return sampling
 
 
-class Chains:
+class Chains(Kind):
     """The kind of run that :func:`sample` begins."""
 
     def first(self, folder: RunFolder) -> list[str]:
         return [] if folder.manifest["shards"] == 1 else [WARMUP]
 
     def is_finished(self, folder: RunFolder, name: str) -> bool:
-        progress = progress_in(folder, name)
+        progress = folder.progress(name)
         if progress is None:
             return False
         over = progress["transitions"] >= shard_plan(folder, name).transitions
         return over and not (name == WARMUP and progress["warms"])
 
     def progress(self, folder: RunFolder, name: str) -> int:
-        return (progress_in(folder, name) or {"transitions": 0})["transitions"]
+        return (folder.progress(name) or {"transitions": 0})["transitions"]
 
     def make(
         self, folder: RunFolder, name: str, problem: Any, signals: Signals, *, looks: bool, progress: bool
@@ -310,7 +305,7 @@ class Chains:
 
     def view(self, folder: RunFolder) -> list[tuple[str, str]]:
         plan, shards = RunPlan(**folder.plan), [*self.first(folder), *folder.names]
-        found = {name: progress for name in shards if (progress := progress_in(folder, name)) is not None}
+        found = {name: progress for name in shards if (progress := folder.progress(name)) is not None}
         # in transitions of all chains
         weights = {name: shard_plan(folder, name).chains for name in shards}
         of = sum(weights[name] * shard_plan(folder, name).transitions for name in shards)
@@ -330,7 +325,7 @@ class Chains:
         return rows
 
     def settled(self, folder: RunFolder) -> dict[str, Any]:
-        progress = progress_in(folder, folder.names[0]) if folder.manifest["until"] else None
+        progress = folder.progress(folder.names[0]) if folder.manifest["until"] else None
         if progress is None or progress["enough"] is None:
             return {}
         # the run is as if it had been asked for these draws

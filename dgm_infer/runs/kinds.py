@@ -5,11 +5,12 @@ import os
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ..errors import ArgumentError
 from .folder import RunFolder
@@ -25,21 +26,22 @@ class ShardReport(NamedTuple):
     """What it made, if the folder does not have it, or it is at hand."""
 
 
-class Kind(Protocol):
+class Kind(ABC):
     """What a run is of: chains, or whatever a function of its inputs computes, in shards that anybody may make."""
 
     def first(self, folder: RunFolder) -> list[str]:
         """Shards that are made before all others."""
-        ...
+        return []
 
+    @abstractmethod
     def is_finished(self, folder: RunFolder, name: str) -> bool:
         """Whether a shard has made all that it is to make."""
-        ...
 
+    @abstractmethod
     def progress(self, folder: RunFolder, name: str) -> int:
         """How far a shard was at its last checkpoint."""
-        ...
 
+    @abstractmethod
     def make(
         self, folder: RunFolder, name: str, problem: Any, signals: "Signals", *, looks: bool, progress: bool
     ) -> ShardReport:
@@ -48,8 +50,8 @@ class Kind(Protocol):
         Args:
             looks: whether another process asks to stop, in the folder.
         """
-        ...
 
+    @abstractmethod
     def result(
         self, call: str, folder: RunFolder, problem: Any, reports: dict[str, ShardReport], stopped_by: str | None
     ) -> Any:
@@ -58,11 +60,10 @@ class Kind(Protocol):
         Raises:
             CheckpointError: that is nothing yet.
         """
-        ...
 
+    @abstractmethod
     def problem(self, call: str, given: Any) -> Any:
         """What a user gives as ``problem=``."""
-        ...
 
     def extended(self, folder: RunFolder, problem: Any, more: int) -> dict[str, Any]:
         """The changes of the manifest that add draws.
@@ -70,19 +71,23 @@ class Kind(Protocol):
         Raises:
             ArgumentError: it has none to add.
         """
-        ...
+        kind = folder.manifest["kind"]
+        raise ArgumentError(
+            f"extend({str(folder.path)!r}): is a run of {kind}(), to which no draws are added: begin another one with "
+            "more"
+        )
 
+    @abstractmethod
     def made(self, folder: RunFolder) -> int:
         """Draws that the folder has."""
-        ...
 
+    @abstractmethod
     def view(self, folder: RunFolder) -> list[tuple[str, str]]:
         """What to say of where the run is, by name."""
-        ...
 
     def settled(self, folder: RunFolder) -> dict[str, Any]:
         """The changes of the manifest that follow from what was made."""
-        ...
+        return {}
 
 
 KINDS: dict[str, Kind] = {}
@@ -102,13 +107,6 @@ def kind_of(folder: RunFolder) -> Kind:
     if name not in KINDS:
         import_module(_HOMES[name])
     return KINDS[name]
-
-
-def refuse_extension(folder: RunFolder) -> ArgumentError:
-    kind = folder.manifest["kind"]
-    return ArgumentError(
-        f"extend({str(folder.path)!r}): is a run of {kind}(), to which no draws are added: begin another one with more"
-    )
 
 
 class Signals:
