@@ -46,8 +46,8 @@ ORDER = {
         "row_execution",
     ],
     "dgm_infer.arguments": ["values", "tensors"],
-    "dgm_infer.structures": ["jacobian", "structure", "units", "diagonal", "blocks", "declared"],
-    "dgm_infer.models": ["copies", "densities", "model", "directed", "decoder"],
+    "dgm_infer.structures": ["jacobian", "structure", "units", "blocks", "declared"],
+    "dgm_infer.models": ["densities", "model", "directed", "decoder"],
     "dgm_infer.conditioning": [
         "operators",
         "pictures",
@@ -95,7 +95,6 @@ ORDER = {
         "diagnose",
         "show",
         "draws",
-        "until",
         "plan",
         "preflight",
         "warmup",

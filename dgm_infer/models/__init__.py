@@ -1,6 +1,5 @@
 """Generative models and the densities of their inputs."""
 
-from .copies import check_weights, copied, evaluation_copy, frozen_copy
 from .decoder import (
     CensoredNormal,
     DiscreteModel,
@@ -13,7 +12,7 @@ from .decoder import (
 )
 from .densities import InputDensity, Logistic, Product, StandardNormal
 from .directed import DirectedModel, WithNoise, noiseless, validate
-from .model import GenerativeModel, reference_tensor
+from .model import GenerativeModel, check_weights, copied, evaluation_copy, frozen_copy, reference_tensor
 
 __all__ = [
     "CensoredNormal",

@@ -14,10 +14,9 @@ from torch.special import log_ndtr, ndtr
 
 from ..arguments import random_seed, whole_number
 from ..errors import ModelError, cause
-from .copies import evaluation_copy
 from .densities import InputDensity, StandardNormal
 from .directed import DirectedModel, validate
-from .model import GeneratedImages, GenerativeModel, reference_tensor
+from .model import GeneratedImages, GenerativeModel, evaluation_copy, reference_tensor
 
 _NO_SHAPE = torch.Size()
 

@@ -20,9 +20,8 @@ from ..errors import ArgumentError, CheckpointError, DgmInferError
 from ..kernels.stored import to_json
 from ..progress import Progress
 from ..sampling.draws import Draws
-from ..sampling.plan import RunInputs, RunOutcome, RunPlan
+from ..sampling.plan import RunInputs, RunOutcome, RunPlan, Until, worst_mixing
 from ..sampling.run import SamplingRun, as_draws, diagnostics, finalise, run_until_stopped
-from ..sampling.until import Until, worst_mixing
 from ..target import Target, as_target
 from .drawn import Part, all_draws, check_disk, chunks, collected, count_of
 from .encoding import decode, encode, encode_tensors

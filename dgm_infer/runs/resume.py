@@ -17,9 +17,8 @@ from ..arguments.values import is_sequence, shown
 from ..errors import ArgumentError, CheckpointError, DgmInferError
 from ..sampling.draws import Draws
 from ..sampling.fingerprint import known_problem
-from ..sampling.plan import Keeping, RunInputs, RunPlan
+from ..sampling.plan import Keeping, RunInputs, RunPlan, Until
 from ..sampling.run import device_of
-from ..sampling.until import Until
 from .drawn import MEMORY, check_disk
 from .engine import go_on, problem_at, ranks
 from .folder import RunFolder, refuse_what_is_there

@@ -7,8 +7,7 @@ from typing import Any
 import torch
 
 from ..errors import ModelError, cause
-from .blocks import Blocks
-from .diagonal import Diagonal
+from .blocks import Blocks, Diagonal
 from .structure import Dense, Structure, Units
 from .units import SIMULATED, UnitStructure, View
 
