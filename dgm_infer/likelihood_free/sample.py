@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import warnings
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,7 +11,7 @@ from torch import Tensor
 from ..arguments import allocatable, instance, random_seed, whole_number
 from ..arguments.objects import shown
 from ..diagnosis import DiagnosisWarning
-from ..errors import ArgumentError, StartError
+from ..errors import ArgumentError, StartError, warn
 from ..progress import Progress
 from ..runs.folder import RunFolder
 from ..runs.kinds import KINDS
@@ -139,11 +138,10 @@ def _found(simulation: Simulation, method: ABCMethod, draws: int, seed: int, pro
 
 def _as_draws(method: ABCMethod, draws: int, seed: int, found: Found) -> ABCDraws:
     if len(found.parameters) < draws and hasattr(method, "max_simulations"):
-        warnings.warn(
+        warn(
             f"sample_abc(draws={draws}): {found.simulations} simulations made only {len(found.parameters)} draws: "
             "raise max_simulations or the tolerance, or use ABCSMC()",
             DiagnosisWarning,
-            stacklevel=3,
         )
     fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
     return ABCDraws(**fields, seed=seed)

@@ -63,7 +63,7 @@ class Chains:
         kernels = [part.kernel for part in parts.values() if part.kernel is not None]
         outcome = outcome._replace(kernel=kernels[-1]) if kernels else outcome
         # what is collected has been judged when it was made
-        draws = as_draws(outcome) if call == "collect" else finalise(outcome, stopped_by, stacklevel=6)
+        draws = as_draws(outcome) if call == "collect" else finalise(outcome, stopped_by)
         draws.interrupted |= draws.shape[0] < folder.plan["chains"]
         draws.stopped_by = folder.manifest["stopped_by"]
         return draws

@@ -2,7 +2,6 @@
 
 import json
 import time
-import warnings
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,7 @@ from torch import Tensor
 
 from ..arguments import other_seed
 from ..diagnosis import DiagnosisWarning
-from ..errors import ArgumentError, CheckpointError
+from ..errors import ArgumentError, CheckpointError, warn
 from ..kernels.stored import to_json
 from ..progress import Progress
 from ..sampling.plan import RunInputs, RunPlan
@@ -62,7 +61,7 @@ class Keeper:
                 self.write(sampling)
             except ArgumentError as error:
                 # a disk may be full for a while: the chains go on
-                warnings.warn(f"no checkpoint after {sampling.now.transitions} transitions: {error}", stacklevel=2)
+                warn(f"no checkpoint after {sampling.now.transitions} transitions: {error}")
             if self._page is not None:
                 self._page.update()
             stops |= sampling.count < sampling.plan.draws and self._has_enough(sampling)
@@ -79,7 +78,7 @@ class Keeper:
         self.enough = f"until: {said}" if reached else None
         if not reached and sampling.count == sampling.plan.draws:
             line = f"until= is not reached with {sampling.count} draws ({said}): dgm.extend(run, draws=...) adds some"
-            warnings.warn(line, DiagnosisWarning, stacklevel=2)
+            warn(line, DiagnosisWarning)
         return reached
 
     def ends(self, sampling: SamplingRun) -> bool:

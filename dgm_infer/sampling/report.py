@@ -1,8 +1,7 @@
 """The end of a run: its draws, and what there is to say of them."""
 
-import warnings
-
 from ..diagnosis import DiagnosisWarning
+from ..errors import warn
 from .draws import Draws
 from .plan import RunOutcome
 from .run import named
@@ -25,17 +24,11 @@ def as_draws(outcome: RunOutcome) -> Draws:
     )
 
 
-def finalise(outcome: RunOutcome, stopped_by: str | None, stacklevel: int = 3) -> Draws:
-    """The draws of a run, with warnings for what stopped it and for what makes them useless.
-
-    Args:
-        stacklevel: of the warnings; 3 for the caller of the function that calls this one.
-    """
+def finalise(outcome: RunOutcome, stopped_by: str | None) -> Draws:
+    """The draws of a run, with warnings for what stopped it and for what makes them useless."""
     plan = outcome.plan
     if stopped_by is not None:
-        warnings.warn(
-            f"{stopped_by}: {outcome.made} of {plan.draws} draws were made and are kept", stacklevel=stacklevel
-        )
+        warn(f"{stopped_by}: {outcome.made} of {plan.draws} draws were made and are kept")
     result = as_draws(outcome)
     result.interrupted |= stopped_by is not None
     transitions = outcome.made * plan.thin
@@ -47,7 +40,7 @@ def finalise(outcome: RunOutcome, stopped_by: str | None, stacklevel: int = 3) -
         # the draws are there, whatever becomes of the look at them
         lines = [f"the draws could not be checked: {named(error)}"]
     for line in lines:
-        warnings.warn(f"sample(): {line}", DiagnosisWarning, stacklevel=stacklevel)
+        warn(f"sample(): {line}", DiagnosisWarning)
     return result
 
 

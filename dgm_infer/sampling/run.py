@@ -110,6 +110,9 @@ class SamplingRun:
         if isinstance(problem, Fibre):
             check_derivatives(problem, start.position)
         kernel = _jumping(kernel, start.jumps, undecided)
+        if undecided:
+            inner = kernel.kernel if isinstance(kernel, ModeJumps) else kernel
+            bar.note(f"kernel: {type(inner).__name__}" + (" with jumps between modes" if inner is not kernel else ""))
         held = plan.keep == "latents" and plan.block is None
         check_latents(problem, start.position, plan.draws if held else 0)
         began = time.monotonic()
