@@ -5,8 +5,6 @@ from contextlib import contextmanager
 
 from .errors import MissingExtraError
 
-__all__ = ["extra"]
-
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:

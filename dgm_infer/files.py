@@ -17,23 +17,6 @@ from numpy.lib import format as npy
 from .arguments import allocatable, file_path
 from .errors import ArgumentError, ConfigError, cause, reported_as
 
-__all__ = [
-    "CONFIGURATION",
-    "REFERENCE_DATA",
-    "check_room",
-    "complete_file",
-    "complete_run",
-    "held",
-    "make_folder",
-    "new_folder",
-    "read_arrays",
-    "remove_folders",
-    "remove_unfinished",
-    "writable_folder",
-    "write_file",
-]
-
-
 REFERENCE_DATA = "DGM_INFER_REFERENCE_DATA"
 """Environment variable that names the folder of reference data."""
 

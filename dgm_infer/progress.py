@@ -13,8 +13,6 @@ from .diagnosis import DiagnosisWarning
 from .errors import warn
 from .settings import Settings
 
-__all__ = ["Progress", "ProgressSettings", "counted", "foretell", "foretold"]
-
 
 @dataclass(frozen=True)
 class ProgressSettings(Settings):

@@ -12,21 +12,6 @@ from torch.nn import Parameter
 
 from ..errors import ArgumentError
 
-__all__ = [
-    "file_path",
-    "function",
-    "instance",
-    "is_sequence",
-    "mapping",
-    "names_of",
-    "of_kind",
-    "of_problems",
-    "optional",
-    "random_generator",
-    "real_number",
-    "shown",
-]
-
 Value = TypeVar("Value")
 
 

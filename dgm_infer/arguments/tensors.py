@@ -11,23 +11,6 @@ from ..errors import ArgumentError, cause
 from .objects import is_sequence, of_kind, random_generator, shown
 from .values import whole_number
 
-__all__ = [
-    "allocatable",
-    "array",
-    "available_device",
-    "boolean_mask",
-    "context",
-    "default_type",
-    "finite",
-    "floating_type",
-    "indices",
-    "lead_shape",
-    "numbers",
-    "points",
-    "positive_numbers",
-    "sizes",
-]
-
 
 def numbers(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
     """A real tensor, without its history.

@@ -13,20 +13,6 @@ from torch import Tensor
 from ..errors import ArgumentError
 from .objects import is_sequence, of_kind, real_number, shown
 
-__all__ = [
-    "choice",
-    "counts",
-    "flag",
-    "fraction",
-    "interval",
-    "optional_positive",
-    "other_seed",
-    "positive",
-    "random_seed",
-    "whole_number",
-    "within",
-]
-
 Value = TypeVar("Value")
 
 

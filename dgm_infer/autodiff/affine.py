@@ -9,8 +9,6 @@ from torch import Tensor, fx
 from ..errors import ModelError
 from .capture import Graph, capture, operations
 
-__all__ = ["affine_graph"]
-
 aten = torch.ops.aten
 
 # Operations of a function that are looked at, at most: each takes a millisecond to capture.

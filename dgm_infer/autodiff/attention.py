@@ -7,8 +7,6 @@ from typing import ParamSpec, TypeVar
 
 from torch.backends import cuda
 
-__all__ = ["differentiable_attention"]
-
 P = ParamSpec("P")
 R = TypeVar("R")
 # Of all fused kernels, also those of the CPU: whether they are on, and how they are switched.

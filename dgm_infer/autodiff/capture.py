@@ -13,20 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..errors import ModelError
 from .simplify import lift_constants, simplified
 
-__all__ = [
-    "Graph",
-    "bound",
-    "bound_graphs",
-    "capture",
-    "gradient_graph",
-    "operations",
-    "quiet",
-    "recorded_graphs",
-    "traced",
-    "value_and_gradient",
-    "vjp_graph",
-]
-
 # The graphs whose constants are inputs of a program that is being captured, and those inputs.
 _BOUND: ContextVar[tuple[tuple["Graph", tuple[Tensor, ...]], ...]] = ContextVar("bound", default=())
 # The graphs that were called, where somebody wants to know.

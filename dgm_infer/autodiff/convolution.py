@@ -8,8 +8,6 @@ from torch.autograd import Function
 from torch.nn.functional import batch_norm
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["FixedConvolutions", "Geometry"]
-
 _PLAIN = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups", "dilation")
 _DEFAULTS = {"bias": None, "stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1}

@@ -16,8 +16,6 @@ from ..settings import Settings
 from .convolution import FixedConvolutions
 from .normalisation import PlainNormalisations
 
-__all__ = ["ProductSettings", "forward_mode", "load_forward_mode", "pull_back", "push_forward"]
-
 
 @dataclass(frozen=True)
 class ProductSettings(Settings):

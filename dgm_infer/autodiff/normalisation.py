@@ -7,8 +7,6 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["PlainNormalisations"]
-
 _LAYER = ("input", "normalized_shape", "weight", "bias", "eps")
 _INSTANCE = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
 _DEFAULTS = {"weight": None, "bias": None, "eps": 1e-5, "running_mean": None, "running_var": None}

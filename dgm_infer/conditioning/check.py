@@ -40,8 +40,6 @@ from .observed import ObservedModel
 from .projection import damped_gauss_newton
 from .subject import Subject
 
-__all__ = ["Report", "ReportSettings", "check"]
-
 
 @dataclass(frozen=True)
 class ReportSettings(Settings):

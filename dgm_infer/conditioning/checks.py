@@ -35,16 +35,6 @@ from .faults import (
 from .observed import made_by, observed_model
 from .subject import LIMITS, Subject
 
-__all__ = [
-    "APPROXIMATE_CHECKS",
-    "DATA_CHECKS",
-    "MODEL_CHECKS",
-    "enforce",
-    "findings",
-    "is_final",
-]
-
-
 # Errors that leave nothing to look at for the checks after them.
 _FINAL = {"model", "observed", "hidden_randomness", "batch_statistics", "observations", "structure", "derivatives"}
 _OF_DATA = {"observations", "observations_range", "too_many_observations"}

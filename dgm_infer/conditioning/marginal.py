@@ -16,8 +16,6 @@ from ..structures import Dense, Units, push_forward
 from ..target import Target
 from .observed import ObservedModel
 
-__all__ = ["AnnealedMarginal", "MarginalSettings", "NoiseMarginal"]
-
 
 @dataclass(frozen=True)
 class MarginalSettings(Settings):

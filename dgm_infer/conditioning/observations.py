@@ -17,22 +17,6 @@ from ..models import GenerativeModel
 from .operators import DisjointSums, Function, OfImages, Operator, blurred, select, times
 from .pictures import COLOURS, batch_shape, is_picture, permutation, read_picture, warn_of_colours
 
-__all__ = [
-    "Blur",
-    "Bound",
-    "Downsample",
-    "Linear",
-    "Observation",
-    "Pixels",
-    "Transform",
-    "blur",
-    "downsample",
-    "finite_values",
-    "linear",
-    "observe",
-    "pixels",
-]
-
 # Grey level of 8 bits above which a pixel of a mask is white.
 _HALF = 127
 # Standard deviation of a blur, in pixels, beyond which no image is.

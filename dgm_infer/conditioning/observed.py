@@ -14,19 +14,6 @@ from ..models import DirectedModel, GenerativeModel, WithNoise, copied, noiseles
 from ..structures import Dense, Structure
 from .operators import Everything, Operator, Selection
 
-__all__ = [
-    "MeasuredOutputs",
-    "NoisyMeasurement",
-    "ObservedMeasurement",
-    "ObservedModel",
-    "ObservedUnits",
-    "constraint_units",
-    "made_by",
-    "magnitude",
-    "observed_model",
-]
-
-
 # The methods by which a directed model tells its inputs apart.
 _SPLITTING = {"split", "observed", "one_step_ahead"}
 

@@ -14,20 +14,6 @@ from ..arguments.objects import shown
 from ..errors import ConfigError, ObservationError, cause, reported_as, warn
 from ..models import LatentVariableModel, WithNoise
 
-__all__ = [
-    "COLOURS",
-    "ENDINGS",
-    "PixelScale",
-    "batch_shape",
-    "image",
-    "image_shape",
-    "is_picture",
-    "permutation",
-    "picture_data",
-    "read_picture",
-    "warn_of_colours",
-]
-
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 """Endings of the picture files that are looked for in a folder."""
 

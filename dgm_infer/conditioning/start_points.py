@@ -21,8 +21,6 @@ from .projection import (
     store,
 )
 
-__all__ = ["SearchSettings", "annealed_search", "find_starts", "search_once", "towards"]
-
 
 @dataclass(frozen=True)
 class SearchSettings(Settings):

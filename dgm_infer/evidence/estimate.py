@@ -22,8 +22,6 @@ from .run import EvidenceRun, Job, RunOptions, carried_out, kept_as, started
 from .tempering.gibbs import GibbsTempering
 from .tempering.parallel import ParallelTempering
 
-__all__ = ["Refined", "log_evidence", "refine_base"]
-
 
 def log_evidence(
     target,

@@ -6,23 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = [
-    "CurvePoints",
-    "Estimate",
-    "bennett",
-    "curve_points",
-    "finite_or_zero",
-    "known_where",
-    "largest_share",
-    "log_mean",
-    "log_ratio",
-    "log_ratios",
-    "log_weights_at_ends",
-    "mean_of_chains",
-    "weight_ess",
-]
-
-
 _LEAST_OVERLAP = 0.01
 # Effective weights from which on their own variance shows the error of their mean: a share of them, and three more, as
 # few weights look more effective than they are.

@@ -15,9 +15,6 @@ from ..progress import Progress
 from .estimators import Estimate
 from .path import AnnealedPath
 
-__all__ = ["EstimateStatus", "Method", "Outcome", "check_held", "check_method", "joined", "replaced"]
-
-
 EstimateStatus = Literal["unbiased", "consistent", "lower", "upper", "heuristic"]
 
 

@@ -18,24 +18,6 @@ from .estimators import finite_or_zero, log_mean
 from .method import EstimateStatus, check_held
 from .path import AnnealedPath, PathPoint
 
-__all__ = [
-    "SCHEDULES",
-    "TUNED",
-    "TUNING",
-    "Pilot",
-    "Piloted",
-    "Plan",
-    "Planned",
-    "Schedule",
-    "StepSizes",
-    "check_temperatures",
-    "equal_distances",
-    "even_schedule",
-    "interpolated",
-    "sigmoid",
-    "values_of",
-]
-
 
 @dataclass(frozen=True)
 class TuningSettings:

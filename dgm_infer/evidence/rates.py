@@ -27,9 +27,6 @@ from .run import EvidenceRun, RunOptions
 if TYPE_CHECKING:
     import pandas
 
-__all__ = ["RateDistortion", "rate_distortion"]
-
-
 _FORMAT = "dgm-infer rate distortion 1"
 
 

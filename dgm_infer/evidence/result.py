@@ -26,9 +26,6 @@ import os
 import numpy as np
 import torch
 
-__all__ = ["Comparison", "Evidence", "Expectation", "compare", "read_archive", "write_archive"]
-
-
 _FORMAT = "dgm-infer evidence 1"
 _Result = TypeVar("_Result")
 

@@ -28,8 +28,6 @@ from .path import AnnealedPath
 from .result import Evidence
 from .warnings import run_warnings
 
-__all__ = ["EvidenceRun", "Job", "RunOptions", "Started", "carried_out", "kept_as", "started"]
-
 
 @dataclass(frozen=True)
 class RunLimits:

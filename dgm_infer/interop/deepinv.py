@@ -24,8 +24,6 @@ with extra("deepinv"):
     from deepinv.models import Reconstructor
     from deepinv.physics import Physics
 
-__all__ = ["DeepinvReconstructor"]
-
 
 class DeepinvReconstructor(Reconstructor):
     """``x_hat = E[x | y]``, the posterior mean of a generative model's images given ``y = N(A(x))``.

@@ -19,8 +19,6 @@ from .log_densities import TOLERATED, lost_mass, warn_of_lost_mass
 from .tape import Tape, check_same, line_of_error, solver_of_error
 from .traced import TracedModel, TracedRun, UnitSplit
 
-__all__ = ["CheckSettings", "prepared"]
-
 Model = TypeVar("Model", bound=TracedModel)
 
 

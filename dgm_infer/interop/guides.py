@@ -29,8 +29,6 @@ with extra("pyro"), warnings.catch_warnings():
     from pyro.infer import SVI, Trace_ELBO
     from pyro.infer.autoguide import AutoContinuous, AutoGuide, AutoLaplaceApproximation, AutoNormal
 
-__all__ = ["base_from_guide"]
-
 _CALL = "base_from_guide"
 _GAUSSIAN = (
     "AutoDiagonalNormal, AutoMultivariateNormal, AutoLowRankMultivariateNormal, AutoNormal or AutoLaplaceApproximation"

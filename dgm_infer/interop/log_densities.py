@@ -31,8 +31,6 @@ from .charts import (
     without_events,
 )
 
-__all__ = ["TOLERATED", "log_density", "lost_mass", "warn_of_lost_mass"]
-
 # The share of a prior that may be lost without a word.
 TOLERATED = 1e-3
 # Draws of a prior by which its lost mass is estimated, and the most numbers in all of them.

@@ -14,8 +14,6 @@ from ..extras import extra
 with extra("deepinv"):
     from deepinv.physics import Denoising, GaussianNoise, Inpainting, LinearPhysics, Physics, ZeroNoise
 
-__all__ = ["Measurement", "measurement", "noise_sd"]
-
 # Entries of a matrix up to which a linear operator becomes one.
 _ENTRIES = 2**22
 _IMAGES = 512

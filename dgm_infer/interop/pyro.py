@@ -40,8 +40,6 @@ with extra("pyro"), warnings.catch_warnings():
     from pyro.ops.contract import contract_to_tensor
     from pyro.ops.rings import LogRing
 
-__all__ = ["PyroTarget", "target_from_pyro"]
-
 
 def target_from_pyro(
     program: Callable[..., Any],

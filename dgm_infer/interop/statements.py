@@ -22,24 +22,6 @@ with extra("pyro"), warnings.catch_warnings():
     from pyro.poutine.messenger import Messenger
     from pyro.poutine.subsample_messenger import _Subsample
 
-__all__ = [
-    "as_data",
-    "check_numbers",
-    "conditioned",
-    "first_run",
-    "has_data",
-    "imputed",
-    "is_deterministic",
-    "is_discrete_site",
-    "is_latent",
-    "is_likelihood",
-    "is_of_lower_dimension",
-    "is_variable",
-    "log_likelihoods",
-    "point_of",
-    "run",
-]
-
 Node = Mapping[str, Any]
 """One statement of a run: its distribution ``fn``, its value, and what Pyro notes of it."""
 

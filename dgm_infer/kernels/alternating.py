@@ -16,8 +16,6 @@ from .kernel import Info, Kernel, Trial, Tunable, Tuning
 from .metropolis import Point, RandomWalk, point_at
 from .slice import EllipticalSlice
 
-__all__ = ["Alternating", "Conditional"]
-
 
 class Conditional(Target):
     """The density of one block of a target's coordinates given the others, which keep their values.

@@ -19,8 +19,6 @@ from .integrators import CIRCULAR, STRAIGHT, geodesic
 from .kernel import Info, TrajectoryEnd, Trial, Tuning
 from .metropolis import Point, point_at
 
-__all__ = ["ConstrainedHMC", "ConstrainedState"]
-
 
 @dataclass(frozen=True)
 class ConstrainedSettings:

@@ -11,8 +11,6 @@ from ..errors import ArgumentError
 from ..settings import Settings
 from .metropolis import Point, metropolis
 
-__all__ = ["Jumps"]
-
 # Modes that are kept, at most, and numbers in their covariances, which files and checkpoints hold.
 _MOST, _NUMBERS = 256, 2**21
 

@@ -11,22 +11,6 @@ from ..arguments.objects import shown
 from ..errors import ArgumentError, Status
 from .metrics import Metric
 
-__all__ = [
-    "Compilable",
-    "FibreKernel",
-    "Info",
-    "Kernel",
-    "Preconditioned",
-    "State",
-    "TrajectoryEnd",
-    "Trial",
-    "Tunable",
-    "Tuning",
-    "check_kernel",
-    "either",
-]
-
-
 Tree = TypeVar("Tree")
 
 

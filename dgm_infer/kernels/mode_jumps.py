@@ -19,8 +19,6 @@ from .metrics import metric_in_use
 from .metropolis import Point
 from .riemannian import RiemannianHMC
 
-__all__ = ["ModeJumps", "innermost"]
-
 
 @runtime_checkable
 class _OverInputs(FibreKernel, Protocol):

@@ -14,8 +14,6 @@ from .constrained import ConstrainedHMC, ConstrainedState
 from .hmc import Scheduled
 from .kernel import Info, Tuning
 
-__all__ = ["RiemannianHMC", "RiemannianState"]
-
 
 class RiemannianState(NamedTuple):
     position: Tensor

@@ -12,8 +12,6 @@ from ..errors import ArgumentError
 from ..linear_maps import LinearMap
 from .jumps import Jumps
 
-__all__ = ["UnknownKernel", "from_json", "to_json"]
-
 _METHODS = ("check", "init", "step")
 # What kernels hold beside numbers.
 _PARTS = (Jumps, LinearMap)

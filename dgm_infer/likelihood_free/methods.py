@@ -16,8 +16,6 @@ from ..target import Density, check_density
 from .sample import Found, equal_weights, nothing_accepted
 from .simulation import Simulation
 
-__all__ = ["ABCMCMC", "ABCSMC", "ABCImportance", "ABCRejection", "Particles", "move", "walk_factor"]
-
 
 @dataclass(frozen=True, eq=False)
 class ABCRejection(Settings):

@@ -20,8 +20,6 @@ from ..runs.resume import begin
 from ..sampling.plan import Keeping
 from .simulation import Simulation
 
-__all__ = ["ABCDraws", "ABCMethod", "Found", "equal_weights", "nothing_accepted", "sample_abc"]
-
 
 @dataclass(frozen=True)
 class Found:

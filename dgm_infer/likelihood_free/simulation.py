@@ -15,8 +15,6 @@ from ..errors import ArgumentError, ModelError, cause
 from ..progress import Progress
 from ..target import Density, check_density
 
-__all__ = ["Simulation"]
-
 
 @dataclass(frozen=True)
 class BatchSettings:

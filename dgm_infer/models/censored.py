@@ -8,9 +8,6 @@ from torch.distributions import Distribution, constraints
 from torch.distributions.utils import broadcast_all
 from torch.special import log_ndtr, ndtr
 
-__all__ = ["CensoredNormal"]
-
-
 _NO_SHAPE = torch.Size()
 
 

@@ -10,8 +10,6 @@ from torch.nn.parameter import is_lazy
 
 from ..errors import ModelError, cause
 
-__all__ = ["check_weights", "copied", "evaluation_copy", "frozen_copy"]
-
 Module = TypeVar("Module", bound=nn.Module)
 
 

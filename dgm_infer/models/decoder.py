@@ -19,17 +19,6 @@ from .densities import InputDensity, StandardNormal
 from .directed import DirectedModel, validate
 from .model import GeneratedImages, GenerativeModel, reference_tensor
 
-__all__ = [
-    "DiscreteModel",
-    "LatentVariableModel",
-    "MeanOfDecoder",
-    "NormalOutputs",
-    "as_generative_model",
-    "base_distribution",
-    "is_discrete",
-    "output_distribution",
-]
-
 
 class DiscreteModel(Protocol):
     """A model that declares its outputs to be discrete."""

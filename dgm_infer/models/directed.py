@@ -10,8 +10,6 @@ from ..structures import Structure, Units, declared_structure, validate_structur
 from .densities import InputDensity, Product
 from .model import GenerativeModel
 
-__all__ = ["DirectedModel", "validate"]
-
 
 class DirectedModel(GenerativeModel):
     """A model whose inputs split into ``u = [u1, u2]``: ``z = g_z(u1)``, ``x = g_{x|z}(z, u2)``.

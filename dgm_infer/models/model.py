@@ -13,8 +13,6 @@ from ..errors import ModelError, cause
 from ..structures import Dense, Structure
 from .densities import InputDensity
 
-__all__ = ["GeneratedImages", "GenerativeModel", "reference_tensor"]
-
 
 class GeneratedImages(NamedTuple):
     """Images of a model and the latents that generated them, exact draws of their posteriors but for a log factor."""

@@ -9,8 +9,6 @@ from .densities import StandardNormal
 from .directed import DirectedModel, validate
 from .model import GenerativeModel, reference_tensor
 
-__all__ = ["WithNoise", "noiseless"]
-
 # Relative difference from a straight line up to which noise is taken as added: rounding in 32 bits.
 _ADDED = 1e-4
 

@@ -20,8 +20,6 @@ from .gaussian import Gaussian
 from .scales import factorised
 from .variational import adam
 
-__all__ = ["Flow"]
-
 
 @dataclass(frozen=True)
 class FlowSettings:

@@ -11,19 +11,6 @@ from torch import Tensor
 from ..autodiff.attention import differentiable_attention
 from ..errors import EvidenceError
 
-__all__ = [
-    "Descended",
-    "Minima",
-    "Mode",
-    "curvature",
-    "descended",
-    "find_mode",
-    "minimise",
-    "places",
-    "same_minimum",
-    "same_mode",
-]
-
 
 @dataclass(frozen=True)
 class AlikeSettings:

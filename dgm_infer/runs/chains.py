@@ -19,8 +19,6 @@ from .kinds import KINDS, ShardReport, Signals
 from .replay import inputs_of, time_left
 from .shards import progress_of, run_shard, shard_plan
 
-__all__ = ["Chains"]
-
 
 class Chains:
     """The kind of run that :func:`sample` begins."""

@@ -24,18 +24,6 @@ from .encoding import decode_tensors
 from .folder import WARMUP, RunFolder
 from .store import Reader
 
-__all__ = [
-    "MEMORY",
-    "Part",
-    "all_draws",
-    "check_disk",
-    "chunks",
-    "collected",
-    "count_of",
-    "progress_in",
-    "read_progress",
-]
-
 
 @dataclass(frozen=True)
 class MemorySettings:

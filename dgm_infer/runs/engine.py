@@ -22,8 +22,6 @@ from .kinds import ShardReport, Signals, kind_of
 from .store import Writer
 from .watch import Page
 
-__all__ = ["go_on", "problem_at", "ranks"]
-
 # Workers that a shard may lose without a new checkpoint in between.
 _LOSSES = 3
 # Seconds from one look at workers to the next, and those after which a lost one has let its shard go.

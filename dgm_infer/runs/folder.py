@@ -17,8 +17,6 @@ from ..sampling.fingerprint import check_problem, known_problem, packed, unpacke
 from .encoding import decode, encode, modules_of
 from .store import Store, Writer
 
-__all__ = ["WARMUP", "RunFolder", "refuse_what_is_there"]
-
 _FORMAT = "dgm-infer run 3"
 _FILE = "run.sqlite"
 

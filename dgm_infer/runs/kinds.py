@@ -11,8 +11,6 @@ from typing import Any, NamedTuple, Protocol
 from ..errors import ArgumentError
 from .folder import RunFolder
 
-__all__ = ["KINDS", "Kind", "ShardReport", "Signals", "Stopped", "kind_of", "refuse_extension"]
-
 
 class ShardReport(NamedTuple):
     """What is said of a shard by who made it."""

@@ -24,8 +24,6 @@ from .kinds import ShardReport, Signals, Stopped, refuse_extension
 from .store import Writer
 from .watch import Page, duration
 
-__all__ = ["LOOPS", "CallRun", "StoredCall", "inputs_of", "time_left"]
-
 
 @dataclass(frozen=True)
 class LoopSettings:

@@ -25,8 +25,6 @@ from .kinds import Signals, Stopped
 from .store import Reader, Writer
 from .watch import Page
 
-__all__ = ["Keeper", "progress_of", "run_shard", "shard_plan"]
-
 # Seconds from one look for a request to stop, by the process that began the run, to the next.
 _LOOK = 1.0
 # Seconds after which a process that was lost has let its shard go.

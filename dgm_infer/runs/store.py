@@ -19,8 +19,6 @@ from typing import TypeVar
 
 from ..errors import ArgumentError, CheckpointError, cause
 
-__all__ = ["Reader", "Store", "Writer"]
-
 _SETTINGS = ("journal_mode = DELETE", "synchronous = EXTRA", "cell_size_check = ON")
 
 _Result = TypeVar("_Result")

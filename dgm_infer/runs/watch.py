@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from .folder import RunFolder
 from .kinds import kind_of
 
-__all__ = ["Page", "duration", "is_over", "progress_rows"]
-
 _PAGE = "index.html"
 
 

@@ -16,8 +16,6 @@ from ..references.minimise import minimise, places, same_minimum, same_mode
 from ..references.modes import laplace_masses
 from .execution import evaluation
 
-__all__ = ["Allocation", "allocate_chains"]
-
 Evaluated = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 

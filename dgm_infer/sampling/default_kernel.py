@@ -10,8 +10,6 @@ from ..conditioning.marginal import NoiseMarginal
 from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Kernel, LiftedHMC, RiemannianHMC
 from ..target import Target
 
-__all__ = ["RidgeSettings", "default_kernel"]
-
 
 @dataclass(frozen=True)
 class RidgeSettings:

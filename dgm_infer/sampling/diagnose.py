@@ -15,8 +15,6 @@ from .chain_groups import labels, side_by_side
 from .inference_data import effective_draws, r_hat
 from .verdict import VERDICT, Run, percent, verdict
 
-__all__ = ["diagnose"]
-
 
 @dataclass(frozen=True)
 class DiagnosisSettings:

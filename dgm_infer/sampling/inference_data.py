@@ -22,18 +22,6 @@ if TYPE_CHECKING:
     import xarray
     from matplotlib.figure import Figure
 
-__all__ = [
-    "effective_draws",
-    "import_arviz",
-    "inference_data",
-    "names_dimension",
-    "plotted",
-    "r_hat",
-    "read_draws",
-    "refuse_what_is_not_there",
-    "summarised",
-    "write_draws",
-]
 
 # Bytes that a stored byte may stand for, more than compression reaches, where there are more than a few.
 _DENSEST, _SMALL = 2000, 2**12

@@ -11,8 +11,6 @@ from ..conditioning.fibre import Fibre
 from ..kernels import Kernel
 from ..target import Target
 
-__all__ = ["LONGEST_WARMUP", "Keeping", "RunInputs", "RunOutcome", "RunPlan"]
-
 # Iterations of a warm-up whose length is not given, at most.
 LONGEST_WARMUP = 300
 

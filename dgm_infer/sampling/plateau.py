@@ -8,8 +8,6 @@ from torch import Tensor
 from ..arguments.objects import of_problems
 from ..errors import warn
 
-__all__ = ["AcceptancePlateau"]
-
 
 class AcceptancePlateau:
     """Acceptance by step size, and the step sizes that are worth trying.

@@ -13,8 +13,6 @@ from torch.overrides import TorchFunctionMode
 from ..errors import ArgumentError, ModelError, cause
 from ..extras import extra
 
-__all__ = ["CalledProgram", "observed_data", "predicted", "program_of"]
-
 # Runs that are vectorised at once.
 _ROWS = 4096
 

@@ -19,8 +19,6 @@ from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import Target
 from .inference_data import names_dimension
 
-__all__ = ["check_derivatives", "check_energy", "check_latents", "check_size"]
-
 
 @dataclass(frozen=True)
 class SizeSettings:

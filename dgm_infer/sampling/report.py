@@ -7,8 +7,6 @@ from .plan import RunOutcome
 from .run import named
 from .verdict import verdict
 
-__all__ = ["as_draws", "finalise"]
-
 
 def as_draws(outcome: RunOutcome) -> Draws:
     """The draws of a run, finished or not."""

@@ -23,8 +23,6 @@ from .preflight import check_derivatives, check_energy, check_latents
 from .starts import starting_points
 from .warmup import WarmUp
 
-__all__ = ["RunState", "SamplingRun", "device_of", "diagnostics", "named", "run_until_stopped"]
-
 
 class RunState(NamedTuple):
     """Where a run is after a transition; replaced whole, so that an interrupt finds all of it or none."""

@@ -15,9 +15,6 @@ from .inference_data import inference_data, plotted
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-__all__ = ["Kind", "NamedTensors", "html", "plot", "worst"]
-
 Kind = Literal["trace", "rank", "posterior", "pair"]
 """Plots of ArviZ."""
 

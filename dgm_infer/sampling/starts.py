@@ -26,8 +26,6 @@ from .allocation import allocate_chains
 from .execution import evaluation
 from .low_points import low_points
 
-__all__ = ["Start", "anneal_noise", "starting_points"]
-
 
 @dataclass(frozen=True)
 class AnnealingSettings:

@@ -14,8 +14,6 @@ from .chain_groups import side_by_side
 from .draws import Draws
 from .inference_data import effective_draws, r_hat
 
-__all__ = ["Until", "worst_mixing"]
-
 
 @dataclass(frozen=True)
 class LookSettings:

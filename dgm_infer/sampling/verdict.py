@@ -15,8 +15,6 @@ from ..diagnosis import Finding, finding
 from ..kernels.hmc import TRAJECTORY
 from ..kernels.mode_jumps import ModeJumps, innermost
 
-__all__ = ["FAILURES", "VERDICT", "Run", "VerdictSettings", "percent", "verdict"]
-
 
 @dataclass(frozen=True)
 class VerdictSettings:

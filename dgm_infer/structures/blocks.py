@@ -10,8 +10,6 @@ from ..autodiff.jacobian_products import push_forward
 from .jacobian import Evaluation, JacobianMap, factorise_capacity, log_det_cholesky, mv, solve_capacity, vm
 from .units import UnitStructure
 
-__all__ = ["Blocks", "LowRankPlusBlocks"]
-
 
 @dataclass(frozen=True)
 class LowRankPlusBlocks(JacobianMap):

@@ -13,8 +13,6 @@ from .diagonal import Diagonal
 from .structure import Structure, Units
 from .units import SIMULATED, UnitStructure, View
 
-__all__ = ["STRUCTURES", "declared_structure", "independent", "markov", "of_units", "validate_structure"]
-
 
 def of_units(sizes: Units, view: View = SIMULATED) -> UnitStructure:
     """The structure of units of these sizes."""

@@ -10,8 +10,6 @@ from ..autodiff.jacobian_products import pull_back
 from .jacobian import Evaluation, JacobianMap, log_det_cholesky, mv
 from .structure import Structure
 
-__all__ = ["Dense", "DenseJacobian"]
-
 
 @dataclass(frozen=True)
 class DenseJacobian(JacobianMap):

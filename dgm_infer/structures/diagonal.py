@@ -10,8 +10,6 @@ from ..autodiff.jacobian_products import push_forward
 from .jacobian import Evaluation, JacobianMap, factorise_capacity, mv, solve_capacity, vm
 from .units import UnitStructure
 
-__all__ = ["Diagonal", "LowRankPlusDiagonal", "solve_local_inputs"]
-
 
 @dataclass(frozen=True)
 class LowRankPlusDiagonal(JacobianMap):

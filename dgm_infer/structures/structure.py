@@ -8,8 +8,6 @@ from torch import Tensor
 
 from .jacobian import Evaluation, JacobianMap
 
-__all__ = ["Structure", "Units"]
-
 
 class Units(NamedTuple):
     """Sizes of a Jacobian ``[A | blockdiag(D_1, ..., D_U)]``."""

@@ -19,8 +19,6 @@ from ..plan import Piloted, equal_distances, interpolated
 from .legs import Legs, broad_reference
 from .replicas import Replicas, Round
 
-__all__ = ["ParallelTempering"]
-
 
 @dataclass(frozen=True)
 class TuningRounds:

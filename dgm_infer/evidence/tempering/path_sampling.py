@@ -17,8 +17,6 @@ from .continuous import ContinuousTempering
 from .gibbs import GibbsTempering
 from .tempering import Record
 
-__all__ = ["PathSampling"]
-
 
 @dataclass(frozen=True, eq=False)
 class PathSampling(Settings):

@@ -21,8 +21,6 @@ from .gibbs import LadderChain
 from .temperatures import Ladder, ListedLadder
 from .tempering import Tempering
 
-__all__ = ["ImportanceTempering", "SimulatedTempering"]
-
 
 @dataclass(frozen=True, eq=False)
 class SimulatedTempering(Tempering):
