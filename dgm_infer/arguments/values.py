@@ -124,11 +124,13 @@ def real_number(value: Any) -> float | None:
 
 
 def of_problems(which: Tensor) -> str:
-    """`` of problem 2 and 5 others`` for a mask ``[*batch]``; nothing for a run of one problem."""
+    """`` of problem 2 and 5 others`` for a mask ``[*batch]``, of two both; nothing for a run of one problem."""
     if which.ndim == 0:
         return ""
     numbers = which.cpu().reshape(-1).nonzero().flatten().tolist()
-    return f" of problem {numbers[0]}" + (f" and {len(numbers) - 1} others" if len(numbers) > 1 else "")
+    if len(numbers) == 2:
+        return f" of problems {numbers[0]} and {numbers[1]}"
+    return f" of problem {numbers[0]}" + (f" and {len(numbers) - 1} others" if numbers[1:] else "")
 
 
 def is_sequence(value: Any) -> bool:

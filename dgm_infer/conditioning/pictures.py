@@ -2,7 +2,6 @@
 
 import math
 import os
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +11,7 @@ from torch.nn import functional
 
 from ..arguments import array, flag
 from ..arguments.values import shown
-from ..errors import ConfigError, ObservationError, cause, reported_as
+from ..errors import ConfigError, ObservationError, cause, reported_as, warn
 from ..models import LatentVariableModel, WithNoise
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
@@ -200,7 +199,7 @@ def _channels_first(values: Tensor, shape: tuple[int, ...] | None) -> Tensor:
 
 
 def _warn_of_grey(name: str) -> None:
-    warnings.warn(f"{name} is in colour and read as grey, as the generator's images are", stacklevel=5)
+    warn(f"{name} is in colour and read as grey, as the generator's images are")
 
 
 def _in_channels(pixels: Tensor, wanted: int | None, name: str) -> Tensor:
@@ -280,8 +279,7 @@ def warn_of_colours(images: Tensor) -> None:
     centred = colours - colours.mean(-1, keepdim=True)
     size = centred.norm(dim=-1, keepdim=True)
     if (size > 0).all() and ((centred / size) @ (centred / size).mT).min() > _ALIKE:
-        warnings.warn(
+        warn(
             f"observed of shape {tuple(images.shape)} is taken as {len(images)} grey images that are nearly equal; if "
             "they are the colours of one image, give their mean, image[:3].mean(0)",
-            stacklevel=5,
         )

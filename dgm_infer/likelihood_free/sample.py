@@ -4,7 +4,6 @@ import copy
 import dataclasses
 import math
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
@@ -16,7 +15,7 @@ from torch import Tensor
 from ..arguments import allocatable, choice, finite, function, instance, random_seed, whole_number
 from ..arguments.values import shown
 from ..diagnosis import DiagnosisWarning
-from ..errors import ArgumentError, ModelError, StartError, cause
+from ..errors import ArgumentError, ModelError, StartError, cause, warn
 from ..progress import Progress
 from ..runs.folder import RunFolder
 from ..runs.kinds import KINDS
@@ -269,11 +268,10 @@ def _found(simulation: Simulation, method: ABCMethod, draws: int, seed: int, pro
 
 def _as_draws(method: ABCMethod, draws: int, seed: int, found: Found) -> ABCDraws:
     if len(found.parameters) < draws and hasattr(method, "max_simulations"):
-        warnings.warn(
+        warn(
             f"sample_abc(draws={draws}): {found.simulations} simulations made only {len(found.parameters)} draws: "
             "raise max_simulations or the tolerance, or use ABCSMC()",
             DiagnosisWarning,
-            stacklevel=3,
         )
     fields = {field.name: getattr(found, field.name) for field in dataclasses.fields(found)}
     return ABCDraws(**fields, seed=seed)

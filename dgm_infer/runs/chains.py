@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -16,7 +15,7 @@ from torch import Tensor
 from ..arguments import other_seed
 from ..conditioning.fibre import Fibre
 from ..diagnosis import DiagnosisWarning
-from ..errors import ArgumentError, CheckpointError, DgmInferError
+from ..errors import ArgumentError, CheckpointError, DgmInferError, warn
 from ..kernels.stored import to_json
 from ..progress import Progress
 from ..sampling.draws import Draws
@@ -59,7 +58,7 @@ class Keeper:
                 self.write(sampling)
             except ArgumentError as error:
                 # a disk may be full for a while: the chains go on
-                warnings.warn(f"no checkpoint after {sampling.now.transitions} transitions: {error}", stacklevel=2)
+                warn(f"no checkpoint after {sampling.now.transitions} transitions: {error}")
             if self._page is not None:
                 self._page.update()
             stops |= sampling.count < sampling.plan.draws and self._has_enough(sampling)
@@ -76,7 +75,7 @@ class Keeper:
         self.enough = f"until: {said}" if reached else None
         if not reached and sampling.count == sampling.plan.draws:
             line = f"until= is not reached with {sampling.count} draws ({said}): dgm.extend(run, draws=...) adds some"
-            warnings.warn(line, DiagnosisWarning, stacklevel=2)
+            warn(line, DiagnosisWarning)
         return reached
 
     def ends(self, sampling: SamplingRun) -> bool:
@@ -285,7 +284,7 @@ class Chains(Kind):
         kernels = [part.kernel for part in parts.values() if part.kernel is not None]
         outcome = outcome._replace(kernel=kernels[-1]) if kernels else outcome
         # what is collected has been judged when it was made
-        draws = as_draws(outcome) if call == "collect" else finalise(outcome, stopped_by, stacklevel=6)
+        draws = as_draws(outcome) if call == "collect" else finalise(outcome, stopped_by)
         draws.interrupted |= draws.shape[0] < folder.plan["chains"]
         draws.stopped_by = folder.manifest["stopped_by"]
         return draws

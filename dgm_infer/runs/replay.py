@@ -7,7 +7,6 @@ included: it is computed again. Only loops that have taken a second or more are 
 import json
 import signal
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import ArgumentError, CheckpointError
+from ..errors import ArgumentError, CheckpointError, warn
 from ..progress import Progress, counted
 from ..sampling.run import device_of
 from ..target import reference
@@ -119,7 +118,7 @@ class CallRun(Kind):
         if not values:
             raise CheckpointError(f"{folder.path}: no result yet: collect later, or resume the run if it has ended")
         if stopped_by is not None:
-            warnings.warn(stopped_by, stacklevel=5)
+            warn(stopped_by)
         return self._function.result(folder, problem, inputs, values)
 
     def problem(self, call: str, given: Any) -> Any:
@@ -234,7 +233,7 @@ class Loops:
             self._writer.write({name: state, "progress": json.dumps(progress).encode()})
         except ArgumentError as error:
             # a disk may be full for a while: the work goes on
-            warnings.warn(f"no checkpoint of {where['phase']}, step {done}: {error}", stacklevel=2)
+            warn(f"no checkpoint of {where['phase']}, step {done}: {error}")
         if self._page is not None:
             self._page.update()
         now = time.monotonic()

@@ -1,7 +1,6 @@
 """What would fail in a long run, found before it begins: sizes, faulty energies, derivatives and latents."""
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +12,7 @@ from ..arguments import allocatable
 from ..conditioning.agreement import check_agreement
 from ..conditioning.fibre import Fibre
 from ..conditioning.subject import LIMITS
-from ..errors import ArgumentError, ModelError
+from ..errors import ArgumentError, ModelError, warn
 from ..kernels.mode_jumps import innermost
 from ..models import GenerativeModel
 from ..probe import energy_doubt, energy_fault, probe_points
@@ -83,7 +82,7 @@ def check_energy(problem: Target, kernel: Any, device: torch.device, given: Tens
     if fault:
         raise ArgumentError(f"sample(): {fault}")
     if doubt := energy_doubt(problem, points, around):
-        warnings.warn(f"sample(): {doubt}", stacklevel=3)
+        warn(f"sample(): {doubt}")
 
 
 def check_derivatives(fibre: Fibre, position: Tensor) -> None:

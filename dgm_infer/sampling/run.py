@@ -2,7 +2,6 @@
 
 import dataclasses
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
@@ -11,7 +10,7 @@ from torch import Tensor
 
 from ..conditioning.fibre import Fibre
 from ..diagnosis import DiagnosisWarning
-from ..errors import StartError, cause
+from ..errors import StartError, cause, warn
 from ..kernels import Info, Kernel
 from ..kernels.kernel import State, Tunable
 from ..kernels.mode_jumps import Jumps, ModeJumps
@@ -111,6 +110,9 @@ class SamplingRun:
         if isinstance(problem, Fibre):
             check_derivatives(problem, start.position)
         kernel = _jumping(kernel, start.jumps, undecided)
+        if undecided:
+            inner = kernel.kernel if isinstance(kernel, ModeJumps) else kernel
+            bar.note(f"kernel: {type(inner).__name__}" + (" with jumps between modes" if inner is not kernel else ""))
         held = plan.keep == "latents" and plan.block is None
         check_latents(problem, start.position, plan.draws if held else 0)
         began = time.monotonic()
@@ -346,17 +348,11 @@ def as_draws(outcome: RunOutcome) -> Draws:
     )
 
 
-def finalise(outcome: RunOutcome, stopped_by: str | None, stacklevel: int = 3) -> Draws:
-    """The draws of a run, with warnings for what stopped it and for what makes them useless.
-
-    Args:
-        stacklevel: of the warnings; 3 for the caller of the function that calls this one.
-    """
+def finalise(outcome: RunOutcome, stopped_by: str | None) -> Draws:
+    """The draws of a run, with warnings for what stopped it and for what makes them useless."""
     plan = outcome.plan
     if stopped_by is not None:
-        warnings.warn(
-            f"{stopped_by}: {outcome.made} of {plan.draws} draws were made and are kept", stacklevel=stacklevel
-        )
+        warn(f"{stopped_by}: {outcome.made} of {plan.draws} draws were made and are kept")
     result = as_draws(outcome)
     result.interrupted |= stopped_by is not None
     transitions = outcome.made * plan.thin
@@ -368,7 +364,7 @@ def finalise(outcome: RunOutcome, stopped_by: str | None, stacklevel: int = 3) -
         # the draws are there, whatever becomes of the look at them
         lines = [f"the draws could not be checked: {named(error)}"]
     for line in lines:
-        warnings.warn(f"sample(): {line}", DiagnosisWarning, stacklevel=stacklevel)
+        warn(f"sample(): {line}", DiagnosisWarning)
     return result
 
 

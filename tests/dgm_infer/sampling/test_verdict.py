@@ -192,7 +192,7 @@ def test_a_step_that_collapsed_is_named_with_its_problems():
     draws = dgm.sample(target, kernel, chains=CHAINS, warmup=0, draws=10, seed=1, initial=initial, progress=False)
     stayed = torch.zeros(CHAINS, 3, dtype=torch.bool)
     (line,) = map(str, verdict(draws, target, stayed, 10, adapted=True))
-    assert line.startswith("the step size collapsed to 1e-09 of problem 1 and 1 others")
+    assert line.startswith("the step size collapsed to 1e-09 of problems 1 and 2")
     # a step that was asked for is taken
     assert list(verdict(draws, target, stayed, 10, adapted=False)) == []
 
