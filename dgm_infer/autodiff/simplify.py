@@ -83,8 +83,9 @@ def simplified(
     """A graph of ``constants`` and other inputs with the same results from fewer operations.
 
     - What follows from constants alone is computed here, and laid out contiguously.
+    - Zeros are not added, and nothing is multiplied by or divided by one.
     - What was joined and is taken apart again is not joined.
-    - Operations whose results nobody reads are dropped.
+    - Operations whose results nobody reads, or that are there twice, are dropped.
     - ``(x W + b)[..., index]`` becomes ``x W[:, index] + b[index]``, also through elementwise operations.
 
     Args:
@@ -96,8 +97,9 @@ def simplified(
     for _ in range(2):
         _fold(graph, values, nothing)
         _split_joined(graph)
-        _drop_views(graph)
+        _drop_neutral(graph, values)
         _select_first(graph, values)
+        _merge_equal(graph)
         graph.eliminate_dead_code()
     module = fx.GraphModule(module, graph)
     places = [node for node in graph.nodes if node.op == "placeholder"]
@@ -159,18 +161,35 @@ def _fold(graph: fx.Graph, values: dict[fx.Node, Tensor], nothing: set[Any]) -> 
         values[place] = value
 
 
-def _drop_views(graph: fx.Graph) -> None:
-    """Leave out views of views, and views and expansions to a shape that is there."""
+def _drop_neutral(graph: fx.Graph, values: dict[fx.Node, Tensor]) -> None:
+    """Leave out sums with zeros, products with ones, views of views, views and expansions to a shape that is there."""
     for node in list(graph.nodes):
-        if node.op != "call_function" or node.target not in {*_VIEWS, aten.expand.default}:
+        if node.op != "call_function":
             continue
-        source = node.args[0]
-        if "val" in node.meta and "val" in source.meta and node.meta["val"].shape == source.meta["val"].shape:
-            node.replace_all_uses_with(source)
-            graph.erase_node(node)
-        elif node.target in _VIEWS and source.target in _VIEWS:
-            # the inner one may hide that the last dimension is as it was
-            node.update_arg(0, source.args[0])
+        if node.target in {*_VIEWS, aten.expand.default}:
+            source = node.args[0]
+            if "val" in node.meta and "val" in source.meta and node.meta["val"].shape == source.meta["val"].shape:
+                node.replace_all_uses_with(source)
+                graph.erase_node(node)
+            elif node.target in _VIEWS and source.target in _VIEWS:
+                # the inner one may hide that the last dimension is as it was
+                node.update_arg(0, source.args[0])
+            continue
+        if node.target not in _TWO or node.kwargs:
+            continue
+        a, b = node.args[:2]
+        neutral = 0 if node.target in (aten.add.Tensor, aten.sub.Tensor) else 1
+        pairs = [(a, b)] if node.target in (aten.sub.Tensor, aten.div.Tensor) else [(a, b), (b, a)]
+        for keep, other in pairs:
+            if not isinstance(keep, fx.Node) or "val" not in keep.meta or "val" not in node.meta:
+                continue
+            alike = (
+                keep.meta["val"].shape == node.meta["val"].shape and keep.meta["val"].dtype == node.meta["val"].dtype
+            )
+            if alike and _is_all(values.get(other) if isinstance(other, fx.Node) else other, neutral):
+                node.replace_all_uses_with(keep)
+                graph.erase_node(node)
+                break
 
 
 def _split_joined(graph: fx.Graph) -> None:
@@ -195,6 +214,10 @@ def _split_joined(graph: fx.Graph) -> None:
                 graph.erase_node(node)
                 break
             at += width
+
+
+def _is_all(value: Any, number: float) -> bool:
+    return bool((value == number).all()) if isinstance(value, Tensor) else value == number
 
 
 def _select_first(graph: fx.Graph, values: dict[fx.Node, Tensor]) -> None:
@@ -274,6 +297,22 @@ def _selected(
             if inner is not None:
                 return call(node.target, *((inner, rest) if k == 0 else (rest, inner)))
     return None
+
+
+def _merge_equal(graph: fx.Graph) -> None:
+    """Compute what is computed twice once."""
+    known: dict[Any, fx.Node] = {}
+    for node in list(graph.nodes):
+        if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
+            continue
+        if node.target._schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags:
+            continue
+        key = node.target, repr(node.args), repr(node.kwargs)
+        if key in known:
+            node.replace_all_uses_with(known[key])
+            graph.erase_node(node)
+        else:
+            known[key] = node
 
 
 def _placeholder(graph: fx.Graph, name: str, value: Tensor) -> fx.Node:
