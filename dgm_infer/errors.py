@@ -1,7 +1,9 @@
 """The package's exceptions, for mistakes of a user, and the per-chain status, for what a chain runs into."""
 
 import re
+import sys
 import textwrap
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -21,7 +23,12 @@ __all__ = [
     "cause",
     "reported_as",
     "uninterrupted",
+    "warn",
 ]
+
+
+# Whose frames lie between the user's call and a warning.
+_BETWEEN = ("dgm_infer", "generators", "torch", "contextlib")
 
 
 class DgmInferError(Exception):
@@ -114,3 +121,31 @@ class Status(IntEnum):
     """The step run backwards did not return to its start."""
     DIVERGED = 3
     """The energy at the proposal was not finite, or the energy error exceeded 1000."""
+
+
+@contextmanager
+def extra(name: str) -> Iterator[None]:
+    """Context for imports that need the extra ``name``.
+
+    In nested blocks the outermost names its extra: what the user called knows best what else it will need.
+
+    Raises:
+        MissingExtraError: a package is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        # a dotted name is a module that its package, which is there, does not have: a mistake, not a missing package
+        if error.name is None or "." in error.name:
+            raise
+        raise MissingExtraError(
+            f'{error.name} is not installed: pip install "dgm-infer[{name}]"', name=error.name
+        ) from error
+
+
+def warn(message: str, category: type[Warning] = UserWarning) -> None:
+    """Warn at the line of the user's code that called the package, however many calls lie between."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, category, stacklevel=level + 1)

@@ -7,8 +7,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["STYLE", "block", "data_uri", "figure", "page", "table", "text"]
-
 STYLE = """
 .dgm { color: inherit; font: 14px/1.5 system-ui, sans-serif; max-width: 100%; overflow-x: auto; }
 .dgm table { border-collapse: collapse; font-size: 13px; margin: .4em 0; }

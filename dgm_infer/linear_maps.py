@@ -15,8 +15,6 @@ from torch import Tensor
 from .autodiff.loops import is_captured
 from .settings import Settings
 
-__all__ = ["IDENTITY", "DiagonalMap", "IdentityMap", "LinearMap", "LowRankMap", "Scale", "TriangularMap"]
-
 # Entries of a matrix up to which, in compiled code, a product is a loop of its own and not a call of a library, which
 # takes longer to start (about 64 x 64).
 _SMALL = 2**12

@@ -15,17 +15,6 @@ from .errors import DgmInferError, cause
 from .settings import Settings
 from .target import Target
 
-__all__ = [
-    "Differences",
-    "ProbeSettings",
-    "differences",
-    "disagreement",
-    "energy_doubt",
-    "energy_fault",
-    "probe_points",
-    "relative_error",
-]
-
 
 @dataclass(frozen=True)
 class ProbeSettings(Settings):

@@ -3,7 +3,6 @@
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -11,9 +10,8 @@ from typing import Any, Self
 from tqdm import tqdm
 
 from .diagnosis import DiagnosisWarning
+from .errors import warn
 from .settings import Settings
-
-__all__ = ["Progress", "ProgressSettings", "counted", "foretell", "foretold"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +33,7 @@ def foretell(what: str, seconds: float) -> bool:
     if seconds <= SETTINGS.long:
         return False
     unit, size = next(pair for pair in _UNITS if seconds >= pair[1])
-    warnings.warn(f"{what}: will take about {seconds / size:.3g} {unit} at this rate", DiagnosisWarning, stacklevel=4)
+    warn(f"{what}: will take about {seconds / size:.3g} {unit} at this rate", DiagnosisWarning)
     return True
 
 
@@ -74,7 +72,12 @@ class Progress:
         # None without a console
         stream: Any = sys.stderr
         interval = 0.2 if stream is not None and stream.isatty() else 10
-        self.bar = _Bar(total=total, disable=not shown or stream is None, mininterval=interval, dynamic_ncols=True)
+        self.bar = _Bar(
+            total=total,
+            disable=not shown or stream is None,
+            mininterval=interval,
+            dynamic_ncols=True,
+        )
         self.prefix = ""
         self._describe = describe
         self._phase = ""
@@ -109,7 +112,8 @@ class Progress:
     def note(self, text: str) -> None:
         """Write a line that stays, above the bar."""
         if not self.bar.disable:
-            self.bar.write(text, file=sys.stderr)
+            self.bar.clear()
+            print(text, file=sys.stderr)
 
     def update(self, phase: str, news: Any = None, count: int = 1) -> None:
         """Count transitions, with their news unless None."""
@@ -167,6 +171,8 @@ class Progress:
             self._show()
 
     def close(self) -> None:
+        if not self.bar.disable:
+            self.bar.leave = self.bar.has_begun
         self.bar.close()
 
 
@@ -178,6 +184,14 @@ class _Bar(tqdm):
     monitor_interval = 0
 
     _phase_start: tuple[float, int] | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is something to draw."""
+        return bool(self.total or self.n or self.desc)
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> Any:
+        return super().display(msg, pos) if self.has_begun or msg is not None else None
 
     def restart_clock(self, counted: int) -> None:
         """A phase begins now, after this many transitions more than the bar has counted."""

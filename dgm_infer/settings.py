@@ -10,8 +10,6 @@ from torch import Tensor
 from .errors import ArgumentError
 from .html import block, table, text
 
-__all__ = ["Settings"]
-
 
 @dataclass(frozen=True, eq=False)
 class Settings:

@@ -8,9 +8,11 @@ import re
 from pathlib import Path
 
 import jupytext
+from formulas import rendered
 from mkdocs.structure.files import File
 
 README, CONTRIBUTING, RESULTS, TUTORIALS = "README.md", "CONTRIBUTING.md", "evaluation/results", "docs/tutorials"
+MATH = "math.md"
 _LINK = re.compile(r"(?<=\]\()(?!\w+:|#)([^)#\s]+)")
 # the first colon is gone where a description begins with a role
 _ROLE = re.compile(r"(?<![\w/]):?(?:attr|class|data|func|meth):(?=<code>)")
@@ -40,6 +42,8 @@ def on_page_markdown(markdown, page, config, files):
         return posixpath.relpath(target, posixpath.dirname(here) or ".")
 
     text = _LINK.sub(point, markdown)
+    if here == MATH:
+        text = rendered(text)
     if folder == TUTORIALS:
         title, _, rest = text.partition("\n")
         name = posixpath.basename(here).replace(".md", ".ipynb")

@@ -21,6 +21,11 @@ def reference_folder(part: str) -> Path:
     return Path(folder)
 
 
+def arviz_groups(data) -> set[str]:
+    """The names of the groups of ArviZ's data, of its own class or, since version 1, of a tree."""
+    return set(data.groups() if callable(data.groups) else data.children)
+
+
 def write_idx(path: Path, values: torch.Tensor) -> None:
     """A file of bytes in the format of MNIST's authors."""
     header = struct.pack(f">I{values.ndim}I", 0x0800 + values.ndim, *values.shape)

@@ -14,8 +14,6 @@ from .capture import capture, operations, quiet, value_and_gradient
 from .loops import is_captured
 from .rolled import rolled
 
-__all__ = ["CapturedTarget", "agree", "captured", "captured_targets", "evaluated_by"]
-
 # The targets of the program that is being captured, by identity.
 _TARGETS: ContextVar[dict[int, "CapturedTarget"]] = ContextVar("targets")
 # A target, and what it is evaluated by.

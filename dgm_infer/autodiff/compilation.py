@@ -19,8 +19,6 @@ from ..errors import ModelError, cause
 from .capture import quiet
 from .pytrees import Form, flatten, unflatten
 
-__all__ = ["Compiler"]
-
 # What the linker says of a library that was not written to its end.
 _CUT_OFF = "file too short"
 

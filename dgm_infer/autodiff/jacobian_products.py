@@ -13,10 +13,7 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from ..settings import Settings
-from .convolution import FixedConvolutions
-from .normalisation import PlainNormalisations
-
-__all__ = ["ProductSettings", "forward_mode", "load_forward_mode", "pull_back", "push_forward"]
+from .layers import FixedConvolutions, PlainNormalisations
 
 
 @dataclass(frozen=True)

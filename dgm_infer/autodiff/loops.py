@@ -11,8 +11,6 @@ from torch import Tensor
 from .capture import bound, bound_graphs, recorded_graphs
 from .pytrees import flatten, unflatten
 
-__all__ = ["capturing", "is_captured", "repeat"]
-
 Tree = TypeVar("Tree")
 
 # Whether a program is being captured: its values are rehearsed first, then its operations are traced.

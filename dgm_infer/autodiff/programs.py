@@ -22,8 +22,6 @@ from .randomness import Numbers, Recorded, Replayed
 from .replay import replayed
 from .simplify import lift_constants, simplified
 
-__all__ = ["CompiledTarget", "Program"]
-
 # Of torch's compiler: what the processor says of itself is believed; to try it out takes eight seconds.
 _OPTIONS = {"cpp.vec_isa_ok": True}
 

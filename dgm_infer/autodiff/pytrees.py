@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Form", "flatten", "take", "tree_map", "unflatten"]
-
 Form = Any
 """A tree without its tensors: None for a tensor, else how to rebuild it, and the forms of its parts. Hashable."""
 

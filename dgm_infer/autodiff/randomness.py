@@ -7,8 +7,6 @@ from typing import Any, NamedTuple, Protocol, Self
 import torch
 from torch import Tensor
 
-__all__ = ["Drawn", "Numbers", "Recorded", "Replayed", "normal", "uniform"]
-
 
 class Drawn(NamedTuple):
     """A tensor of random numbers that a function draws."""

@@ -12,8 +12,6 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ..errors import ModelError
 
-__all__ = ["REPEATS", "IrregularError", "Loop", "Operation", "Recorder", "Value", "place_of", "repetition"]
-
 aten = torch.ops.aten
 
 # Repetitions, and operations spared, from which a loop is worth its compilation.

@@ -12,8 +12,6 @@ import torch
 from torch import Tensor, fx
 from torch.fx.node import map_arg
 
-__all__ = ["RecordedProgram", "replayed"]
-
 Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 """Runs a function of fixed memory, and returns what repeats it."""
 

@@ -17,8 +17,6 @@ from .capture import capture, gradient_graph, quiet, vjp_graph
 from .loops import repeat
 from .repetition import REPEATS, IrregularError, Loop, Operation, Recorder, Value, place_of, repetition
 
-__all__ = ["Rolled", "rolled"]
-
 aten = torch.ops.aten
 
 # Steps up to which all states are kept: a few kilobytes for some chains of a small system.

@@ -10,8 +10,6 @@ import torch
 from ..settings import Settings
 from .pytrees import tree_map
 
-__all__ = ["PLAIN", "SETTINGS", "Computation", "ExecutionSettings", "evaluate"]
-
 
 @dataclass(frozen=True)
 class Computation:

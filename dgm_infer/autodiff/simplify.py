@@ -7,8 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-__all__ = ["lift_constants", "simplified"]
-
 aten = torch.ops.aten
 
 # Operations whose result depends on the shape of their input alone.

@@ -15,8 +15,6 @@ from ..target import Block, Target
 from .fibre import Fibre
 from .observed import ObservedModel
 
-__all__ = ["KERNELS", "InputPosterior", "NoiseEmbedding"]
-
 # Iterations of the power method, which say a largest singular value well enough.
 _POWERS = 10
 _DISTANCE = "lambda a, b: (a - b).abs().amax(-1)"

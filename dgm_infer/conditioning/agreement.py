@@ -14,16 +14,6 @@ from ..errors import ModelError, cause
 from ..probe import Differences, differences, relative_error
 from ..settings import Settings
 
-__all__ = [
-    "DIFFERENTIABLE",
-    "AgreementSettings",
-    "check_agreement",
-    "check_second",
-    "constant_outputs",
-    "derivative_remedy",
-    "faulty_operation",
-]
-
 
 @dataclass(frozen=True)
 class AgreementSettings(Settings):

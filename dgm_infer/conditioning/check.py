@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,8 +39,6 @@ from .observations import observe as as_observation
 from .observed import ObservedModel
 from .projection import damped_gauss_newton
 from .subject import Subject
-
-__all__ = ["Report", "ReportSettings", "check"]
 
 
 @dataclass(frozen=True)
@@ -264,7 +263,14 @@ def _of_geometry(reduced: ObservedModel, u: Tensor, sizes: Spectrum, with_data: 
     # on a fibre, or as many outputs as could define one
     n_rows = sizes.rank if with_data else max(1, sizes.rank // 2)
     if (kinks := find_kinks(reduced, u, n_rows)) is not None:
-        yield Finding("warning", kinks.words, code="kinks")
+        model: Any = reduced.model
+        if with_data and model.has_local_inputs and model.adds_noise and reduced.operator.is_linear:
+            words = (
+                f"for ConstrainedHMC alone (LiftedHMC integrates the noise out and has no such jumps), {kinks.words}"
+            )
+            yield Finding("note", words, code="kinks")
+        else:
+            yield Finding("warning", kinks.words, code="kinks")
     elif not named_kinks(reduced.model) and (jump := find_jump(reduced.outputs, u, u.roll(1, 0))) is not None:
         fault, remedy = jump_words(jump, kinked_operations(reduced.outputs, u[:1]))
         yield Finding("warning", f"the {fault}: {remedy}", code="kinks")

@@ -6,7 +6,6 @@ looked at again.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ..diagnosis import Finding
-from ..errors import DgmInferError, ModelError, ObservationError, cause
+from ..errors import DgmInferError, ModelError, ObservationError, cause, warn
 from ..models import copied
 from .agreement import DIFFERENTIABLE, check_agreement, check_second, constant_outputs, derivative_remedy
 from .derivatives import tame_draws
@@ -35,16 +34,6 @@ from .faults import (
 )
 from .observed import made_by, observed_model
 from .subject import LIMITS, Subject
-
-__all__ = [
-    "APPROXIMATE_CHECKS",
-    "DATA_CHECKS",
-    "MODEL_CHECKS",
-    "enforce",
-    "findings",
-    "is_final",
-]
-
 
 # Errors that leave nothing to look at for the checks after them.
 _FINAL = {"model", "observed", "hidden_randomness", "batch_statistics", "observations", "structure", "derivatives"}
@@ -78,7 +67,7 @@ def enforce(subject: Subject, checks: Sequence[Check]) -> None:
     for found in findings(subject, checks):
         if found.severity == "error":
             raise (ObservationError if found.code in _OF_DATA else ModelError)(str(found))
-        warnings.warn(str(found), stacklevel=4)
+        warn(str(found))
 
 
 def _error(code: str, what: str) -> Finding:

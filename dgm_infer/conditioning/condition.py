@@ -29,8 +29,6 @@ from .observed import constraint_units, made_by
 from .operators import Everything, Selection, as_operator
 from .subject import LIMITS, Subject
 
-__all__ = ["bind", "condition", "pixels_only"]
-
 
 @overload
 def condition(

@@ -16,20 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..settings import Settings
 from .observed import ObservedModel
 
-__all__ = [
-    "SETTINGS",
-    "JacobianSettings",
-    "Kinks",
-    "Spectrum",
-    "find_jump",
-    "find_kinks",
-    "jump_words",
-    "kinked_operations",
-    "named_kinks",
-    "spectrum",
-    "tame_draws",
-]
-
 
 @dataclass(frozen=True)
 class JacobianSettings(Settings):

@@ -18,24 +18,6 @@ from ..errors import ModelError
 from ..models import GenerativeModel, copied
 from ..settings import Settings
 
-__all__ = [
-    "FaultSettings",
-    "check_agreeing",
-    "check_once",
-    "check_rows",
-    "evaluated",
-    "far_values",
-    "functions_of",
-    "has_passed",
-    "largest",
-    "largest_difference",
-    "mixing",
-    "own_random_numbers",
-    "passes",
-    "said_interval",
-    "type_remedy",
-]
-
 
 @dataclass(frozen=True)
 class FaultSettings(Settings):

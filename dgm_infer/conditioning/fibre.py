@@ -21,8 +21,6 @@ from .start_points import find_starts
 if TYPE_CHECKING:
     from ..autodiff.compilation import Compiler
 
-__all__ = ["Fibre", "Linearisation"]
-
 
 class Linearisation(NamedTuple):
     """A point of the fibre as the integrator needs it, one row per chain."""

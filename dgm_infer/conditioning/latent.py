@@ -24,8 +24,6 @@ from .faults import check_agreeing, check_once, check_rows, far_values
 from .observations import pixels
 from .operators import ObservedPixels
 
-__all__ = ["LatentPosterior", "check_decoder"]
-
 
 class LatentPosterior(Target):
     """``p(z | x)`` of a decoder ``p(x | z)`` and a prior ``p(z)``; its log normalising constant is ``log p(x)``.

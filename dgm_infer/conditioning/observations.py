@@ -11,27 +11,11 @@ import torch
 from torch import Tensor
 
 from ..arguments import array, boolean_mask, finite, numbers, whole_number
-from ..arguments.objects import shown
+from ..arguments.values import shown
 from ..errors import ConfigError, ObservationError, cause, reported_as
 from ..models import GenerativeModel
 from .operators import DisjointSums, Function, OfImages, Operator, blurred, select, times
 from .pictures import COLOURS, batch_shape, is_picture, permutation, read_picture, warn_of_colours
-
-__all__ = [
-    "Blur",
-    "Bound",
-    "Downsample",
-    "Linear",
-    "Observation",
-    "Pixels",
-    "Transform",
-    "blur",
-    "downsample",
-    "finite_values",
-    "linear",
-    "observe",
-    "pixels",
-]
 
 # Grey level of 8 bits above which a pixel of a mask is white.
 _HALF = 127

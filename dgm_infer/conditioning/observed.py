@@ -7,25 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..autodiff.attention import differentiable_attention
+from ..autodiff.layers import differentiable_attention
 from ..autodiff.pytrees import tree_map
 from ..errors import ArgumentError
 from ..models import DirectedModel, GenerativeModel, WithNoise, copied, noiseless, reference_tensor
 from ..structures import Dense, Structure
 from .operators import Everything, Operator, Selection
-
-__all__ = [
-    "MeasuredOutputs",
-    "NoisyMeasurement",
-    "ObservedMeasurement",
-    "ObservedModel",
-    "ObservedUnits",
-    "constraint_units",
-    "made_by",
-    "magnitude",
-    "observed_model",
-]
-
 
 # The methods by which a directed model tells its inputs apart.
 _SPLITTING = {"split", "observed", "one_step_ahead"}

@@ -14,21 +14,6 @@ from ..errors import ModelError
 from ..models import CensoredNormal, base_distribution
 from ..structures import Structure, Units, of_units
 
-__all__ = [
-    "DisjointSums",
-    "Everything",
-    "Function",
-    "ObservedPixels",
-    "OfImages",
-    "Operator",
-    "Reduction",
-    "Selection",
-    "as_operator",
-    "blurred",
-    "select",
-    "times",
-]
-
 
 class Reduction(NamedTuple):
     """The part of a structure that an operator preserves."""

@@ -2,7 +2,6 @@
 
 import math
 import os
-import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,23 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..arguments import array, flag
-from ..arguments.objects import shown
-from ..errors import ConfigError, ObservationError, cause, reported_as
+from ..arguments.values import shown
+from ..errors import ConfigError, ObservationError, cause, reported_as, warn
 from ..models import LatentVariableModel, WithNoise
-
-__all__ = [
-    "COLOURS",
-    "ENDINGS",
-    "PixelScale",
-    "batch_shape",
-    "image",
-    "image_shape",
-    "is_picture",
-    "permutation",
-    "picture_data",
-    "read_picture",
-    "warn_of_colours",
-]
 
 ENDINGS = (".png", ".jpg", ".jpeg", ".bmp", ".webp", ".tif", ".tiff")
 """Endings of the picture files that are looked for in a folder."""
@@ -214,7 +199,7 @@ def _channels_first(values: Tensor, shape: tuple[int, ...] | None) -> Tensor:
 
 
 def _warn_of_grey(name: str) -> None:
-    warnings.warn(f"{name} is in colour and read as grey, as the generator's images are", stacklevel=5)
+    warn(f"{name} is in colour and read as grey, as the generator's images are")
 
 
 def _in_channels(pixels: Tensor, wanted: int | None, name: str) -> Tensor:
@@ -294,8 +279,7 @@ def warn_of_colours(images: Tensor) -> None:
     centred = colours - colours.mean(-1, keepdim=True)
     size = centred.norm(dim=-1, keepdim=True)
     if (size > 0).all() and ((centred / size) @ (centred / size).mT).min() > _ALIKE:
-        warnings.warn(
+        warn(
             f"observed of shape {tuple(images.shape)} is taken as {len(images)} grey images that are nearly equal; if "
             "they are the colours of one image, give their mean, image[:3].mean(0)",
-            stacklevel=5,
         )

@@ -18,21 +18,6 @@ from ..autodiff.pytrees import tree_map
 from ..settings import Settings
 from ..structures import Evaluation, JacobianMap
 
-__all__ = [
-    "SOLVERS",
-    "Constraint",
-    "Projection",
-    "Stop",
-    "Update",
-    "damped_gauss_newton",
-    "evaluate_constraint",
-    "evaluate_jacobian",
-    "masked",
-    "project",
-    "solver_tolerance",
-    "store",
-]
-
 
 class Constraint(Protocol):
     """A batch of constraints, one per row: the part of a fibre that the solvers need."""

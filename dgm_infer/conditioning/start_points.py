@@ -1,6 +1,5 @@
 """Starting points on a fibre: prior draws moved onto it by least squares or an annealed misfit (math 5, J 8.4)."""
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -8,7 +7,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..errors import StartError
+from ..errors import StartError, warn
 from ..settings import Settings
 from ..structures import Structure
 from ..structures.jacobian import mv
@@ -21,8 +20,6 @@ from .projection import (
     project,
     store,
 )
-
-__all__ = ["SearchSettings", "annealed_search", "find_starts", "search_once", "towards"]
 
 
 @dataclass(frozen=True)
@@ -136,7 +133,7 @@ def find_starts(
         raise StartError(_no_start(fibre, problem, *least, bool(deficient[own].any()), attempts))
     position = position.reshape(chains, -1, fibre.dim)
     if not found.all():
-        warnings.warn(f"{int((~found).sum())} chains found no start of their own and share another's", stacklevel=4)
+        warn(f"{int((~found).sum())} chains found no start of their own and share another's")
         first = found.to(torch.int8).argmax(0)[None, :, None]
         position = torch.where(found.unsqueeze(-1), position, position.take_along_dim(first, 0))
     return position.reshape(chains, *fibre.batch_shape, fibre.dim)

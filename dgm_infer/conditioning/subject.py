@@ -15,8 +15,6 @@ from .faults import evaluated
 from .observed import ObservedMeasurement, ObservedModel, observed_model
 from .operators import Everything, Operator
 
-__all__ = ["LIMITS", "Limits", "Subject", "prior_draws"]
-
 
 @dataclass(frozen=True)
 class Limits(Settings):

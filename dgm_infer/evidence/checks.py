@@ -15,17 +15,6 @@ from .method import Outcome
 from .path import AnnealedPath
 from .tempering.parallel import ParallelTempering
 
-__all__ = [
-    "Components",
-    "CrossCheck",
-    "Unseen",
-    "checked",
-    "count_minima",
-    "cross_check",
-    "look_for_unseen",
-    "widened",
-]
-
 
 @dataclass(frozen=True)
 class SearchesAfterwards:

@@ -22,8 +22,6 @@ from .run import EvidenceRun, Job, RunOptions, carried_out, kept_as, started
 from .tempering.gibbs import GibbsTempering
 from .tempering.parallel import ParallelTempering
 
-__all__ = ["Refined", "log_evidence", "refine_base"]
-
 
 def log_evidence(
     target,
@@ -117,6 +115,7 @@ def _work(run: EvidenceRun, more: dict[str, Any]) -> Callable[[AnnealedPath, sli
 
     def estimate_and_check(path: AnnealedPath) -> tuple[Outcome, Unseen]:
         outcome = _estimated(run, path)
+        run.bar.say("searches for modes that no draw has visited")
         if not more["check"]:
             return outcome, Unseen.none(outcome.estimate.log_z)
         # a generator of its own: the check leaves the numbers of a run as they are without it

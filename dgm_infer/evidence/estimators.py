@@ -6,23 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = [
-    "CurvePoints",
-    "Estimate",
-    "bennett",
-    "curve_points",
-    "finite_or_zero",
-    "known_where",
-    "largest_share",
-    "log_mean",
-    "log_ratio",
-    "log_ratios",
-    "log_weights_at_ends",
-    "mean_of_chains",
-    "weight_ess",
-]
-
-
 _LEAST_OVERLAP = 0.01
 # Effective weights from which on their own variance shows the error of their mean: a share of them, and three more, as
 # few weights look more effective than they are.
@@ -108,6 +91,20 @@ def mean_of_chains(values: Tensor) -> Estimate:
     n = values.shape[0]
     error = values.std(0) / math.sqrt(n) if n > 1 else torch.full_like(values[0], math.nan)
     return Estimate(values.mean(0), error, torch.full_like(values[0], math.nan))
+
+
+def tail_excess(difference: Tensor, log_weights: Tensor) -> Tensor:
+    """How much larger ``log f/q``, of target f and base q, is at a draw in the tails than at most draws, ``[*batch]``.
+
+    The largest over the weighted draws less the median: bounded by the likelihood from a prior, a few nats from a base
+    with the tails of the target, without bound from one with lighter tails.
+
+    Args:
+        difference: ``-log f/q``, ``[draws, *batch]``.
+        log_weights: likewise; draws of no weight do not count.
+    """
+    ratio = torch.where(log_weights.isneginf() | ~difference.isfinite(), math.nan, -difference)
+    return (ratio.nan_to_num(-math.inf).amax(0) - ratio.nanmedian(0).values).nan_to_num(0.0, neginf=0.0)
 
 
 def log_ratio(log_numerators: Tensor, log_denominators: Tensor) -> Estimate:

@@ -18,9 +18,6 @@ from .estimators import Estimate, finite_or_zero, largest_share, log_mean, mean_
 from .method import EstimateStatus, Outcome, check_held
 from .path import AnnealedPath
 
-__all__ = ["Elbo", "HamiltonianElbo", "ImportanceSampling"]
-
-
 # Maximum points per evaluation of a target's energy.
 _POINTS = 8192
 

@@ -9,14 +9,11 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..arguments import allocatable
-from ..arguments.objects import shown
+from ..arguments.values import shown
 from ..errors import ArgumentError
 from ..progress import Progress
 from .estimators import Estimate
 from .path import AnnealedPath
-
-__all__ = ["EstimateStatus", "Method", "Outcome", "check_held", "check_method", "joined", "replaced"]
-
 
 EstimateStatus = Literal["unbiased", "consistent", "lower", "upper", "heuristic"]
 

@@ -11,8 +11,6 @@ from ..kernels.kernel import either
 from ..references.density import GaussianDensity, Whitened
 from ..target import Target
 
-__all__ = ["AnnealedPath", "Move", "PathPoint"]
-
 
 class PathPoint(NamedTuple):
     """Positions of chains, with the parts of energy and gradient at any temperature."""

@@ -10,31 +10,13 @@ import torch
 from torch import Tensor
 
 from ..arguments import fraction, numbers, optional_positive, whole_number
-from ..arguments.objects import shown
+from ..arguments.values import shown
 from ..errors import ArgumentError, cause
 from ..progress import Progress
 from ..settings import Settings
 from .estimators import finite_or_zero, log_mean
 from .method import EstimateStatus, check_held
 from .path import AnnealedPath, PathPoint
-
-__all__ = [
-    "SCHEDULES",
-    "TUNED",
-    "TUNING",
-    "Pilot",
-    "Piloted",
-    "Plan",
-    "Planned",
-    "Schedule",
-    "StepSizes",
-    "check_temperatures",
-    "equal_distances",
-    "even_schedule",
-    "interpolated",
-    "sigmoid",
-    "values_of",
-]
 
 
 @dataclass(frozen=True)

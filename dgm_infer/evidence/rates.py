@@ -2,7 +2,6 @@
 
 import math
 import os
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,9 +11,9 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from ..arguments import finite, flag, instance, numbers, positive
-from ..arguments.objects import shown
+from ..arguments.values import shown
 from ..diagnosis import DiagnosisWarning
-from ..errors import ArgumentError, ModelError
+from ..errors import ArgumentError, ModelError, warn
 from ..models import GenerativeModel, InputDensity, LatentVariableModel, evaluation_copy, reference_tensor
 from ..references import Gaussian
 from ..target import Target
@@ -27,9 +26,6 @@ from .run import EvidenceRun, RunOptions
 
 if TYPE_CHECKING:
     import pandas
-
-__all__ = ["RateDistortion", "rate_distortion"]
-
 
 _FORMAT = "dgm-infer rate distortion 1"
 
@@ -208,11 +204,10 @@ def rate_distortion(
     (outcome,) = run.outcomes(work)
     found = outcome.diagnostics
     if run.chains > 1 and (few := (found["ess"].amin(0) < 1.5)).any():
-        warnings.warn(
+        warn(
             f"{name}: the weights of {int(few.sum())} of {few.numel()} images rest on one chain at some beta: their "
             "rates are bounds still, but loose, with errors that are too small; use more temperatures or chains",
             DiagnosisWarning,
-            stacklevel=2,
         )
     return RateDistortion(
         beta=betas,

@@ -16,8 +16,6 @@ from .method import Outcome, replaced
 from .path import AnnealedPath
 from .warnings import few_round_trips
 
-__all__ = ["base_with", "run_and_refine"]
-
 
 @dataclass(frozen=True)
 class RefineSettings:

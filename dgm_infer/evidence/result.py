@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from torch import Tensor
 
 from ..arguments import file_path, fraction, function, instance
-from ..arguments.objects import of_problems
+from ..arguments.values import of_problems
 from ..diagnosis import Diagnosis, diagnosis, finding
 from ..errors import ArgumentError, CheckpointError, cause
 from ..files import read_arrays, write_file
@@ -25,9 +25,6 @@ import os
 
 import numpy as np
 import torch
-
-__all__ = ["Comparison", "Evidence", "Expectation", "compare", "read_archive", "write_archive"]
-
 
 _FORMAT = "dgm-infer evidence 1"
 _Result = TypeVar("_Result")

@@ -1,7 +1,6 @@
 """One call of an estimate: its target and base, its checked arguments, its chunks of problems, and its result."""
 
 import time
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from ..arguments import allocatable, context, flag, numbers, other_seed, random_seed, whole_number
 from ..conditioning import Everything, Fibre, LatentPosterior, condition
 from ..diagnosis import DiagnosisWarning
-from ..errors import ArgumentError, EvidenceError, cause
+from ..errors import ArgumentError, EvidenceError, cause, warn
 from ..models import GenerativeModel, LatentVariableModel
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..progress import Progress
@@ -28,8 +27,6 @@ from .method import EstimateStatus, Method, Outcome, joined
 from .path import AnnealedPath
 from .result import Evidence
 from .warnings import run_warnings
-
-__all__ = ["EvidenceRun", "Job", "RunOptions", "Started", "carried_out", "kept_as", "started"]
 
 
 @dataclass(frozen=True)
@@ -209,7 +206,7 @@ class EvidenceRun:
         if fault:
             raise ArgumentError(f"{name}(): {fault}")
         if doubt := energy_doubt(path.target, x):
-            warnings.warn(f"{name}(): {doubt}", stacklevel=4)
+            warn(f"{name}(): {doubt}")
 
     def outcomes(self, work: Work, said: str | None = None) -> list[Outcome]:
         """Run ``work`` on every chunk and join each of its outcomes over the chunks; ``said`` is noted before."""
@@ -261,7 +258,7 @@ class EvidenceRun:
         self.estimated = n if last is None else last.stop
         self.interrupted = self.estimated < n or any(part.interrupted for part in done[-1])
         if self.interrupted:
-            warnings.warn(f"interrupted: estimates of {self.estimated} of {n} problems are kept", stacklevel=4)
+            warn(f"interrupted: estimates of {self.estimated} of {n} problems are kept")
 
     def path(self, problems: slice | None = None) -> AnnealedPath:
         """The path of a chunk, or of all problems."""
@@ -290,7 +287,7 @@ class EvidenceRun:
         # of a run that was cut short that has been said
         lines = () if outcome.interrupted else run_warnings(outcome.diagnostics, std_error, status, self.chains)
         for doubt in lines:
-            warnings.warn(f"{name}: {doubt}", DiagnosisWarning, stacklevel=4)
+            warn(f"{name}: {doubt}", DiagnosisWarning)
         diagnostics: dict[str, Any] = {
             **outcome.diagnostics,
             "gradient_evaluations": self.evaluations,

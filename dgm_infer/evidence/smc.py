@@ -11,7 +11,7 @@ from ..arguments import fraction, positive, whole_number, within
 from ..errors import ArgumentError
 from ..progress import Progress
 from ..settings import Settings
-from .estimators import largest_share, log_mean, weight_ess
+from .estimators import largest_share, log_mean, tail_excess, weight_ess
 from .method import EstimateStatus, Outcome, check_held
 from .path import AnnealedPath, PathPoint
 from .plan import Planned, StepSizes
@@ -273,6 +273,7 @@ class _Swarm:
             "lost_chains": self.log_z.isneginf().sum(0),
             "acceptance": (self.acceptance / self.count).mean(0),
             "temperatures": self.temperatures.mean(0),
+            "tail_excess": tail_excess(self.path.difference(self.point), log_weights.flatten(0, 1)),
         }
         if self.method.waste_free is not None:
             # runs that have lost all weight have no variance

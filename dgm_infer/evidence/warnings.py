@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..arguments.objects import of_problems
+from ..arguments.values import of_problems
 from ..diagnosis import Finding, Severity, finding
 from .method import EstimateStatus
 
@@ -38,6 +38,9 @@ class WarningLevels:
     first of them reflect where its chains began."""
     any_restarts: float = 2
     """The same whatever the target is."""
+    tail: float = 100.0
+    """Nats by which the target exceeds the base in the tails, beside most draws, above which SMC claims too small an
+    error: below, 93 to 98 % of intervals cover (docs/evidence.md)."""
 
 
 LEVELS = WarningLevels()
@@ -176,6 +179,14 @@ def further_findings(
         )
     share = diagnostics.get("max_weight_share", torch.zeros_like(std_error))
     few, effective = _few_chains(diagnostics, std_error, chains), diagnostics.get("effective_chains")
+    excess = diagnostics.get("tail_excess", torch.zeros_like(std_error))
+    found.look(
+        "misleading",
+        excess > LEVELS.tail,
+        "the target has heavier tails than the base{of}: log of their ratio is larger by up to {x:.2g} there",
+        "few particles arrive in them, and std_error may be half of the error: use a wider base, or ParallelTempering",
+        excess,
+    )
     # weights of tempering are averages over chains, of which a few may count
     if status == "unbiased":
         if effective is not None and chains >= LEVELS.chains:

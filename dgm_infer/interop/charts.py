@@ -12,25 +12,6 @@ from torch.nn import functional as F
 
 from ..errors import ModelError
 
-__all__ = [
-    "GENERALIZED_PARETO",
-    "Chart",
-    "chart_of",
-    "check_not_rounded",
-    "flattened",
-    "has_chart",
-    "has_fewer_dimensions",
-    "is_circular",
-    "is_masked",
-    "log_cosh_sums",
-    "log_one_minus_exp",
-    "log_simplex",
-    "log_softplus",
-    "sum_last",
-    "support_of",
-    "without_events",
-]
-
 Kind = Literal["real", "log", "logit", "simplex", "correlation", "circle", "other"]
 
 # in torch since 2.8

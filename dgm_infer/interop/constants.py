@@ -10,8 +10,6 @@ from torch.utils import _pytree as pytree
 
 from .straight_line import writes
 
-__all__ = ["Constants", "is_wrapped", "unwrapped"]
-
 # new tensors that take no more than type and shape from their first argument
 _SHAPED = {Tensor.new_zeros, Tensor.new_ones, Tensor.new_full, Tensor.new_empty, Tensor.new_tensor}
 _SHAPED |= {torch.zeros_like, torch.ones_like, torch.full_like, torch.empty_like}

@@ -2,7 +2,6 @@
 
 import random
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,14 +12,12 @@ from torch import Tensor
 
 from ..autodiff.jacobian_products import pull_back
 from ..conditioning.agreement import check_agreement
-from ..errors import DgmInferError, ModelError, cause
+from ..errors import DgmInferError, ModelError, cause, warn
 from ..models import frozen_copy, reference_tensor
 from .charts import chart_of
 from .log_densities import TOLERATED, lost_mass, warn_of_lost_mass
 from .tape import Tape, check_same, line_of_error, solver_of_error
 from .traced import TracedModel, TracedRun, UnitSplit
-
-__all__ = ["CheckSettings", "prepared"]
 
 Model = TypeVar("Model", bound=TracedModel)
 
@@ -81,7 +78,7 @@ def prepared(model: Model, structure: str | None, line: str) -> Model:
         with torch.no_grad():
             shares = {name: lost_mass(d, chart_of(d)) for name, d in runs[0][0].charted.items()}
     model.lost_mass = {name: share for name, share in shares.items() if share > TOLERATED}
-    warn_of_lost_mass(model.name, model.lost_mass, 4)
+    warn_of_lost_mass(model.name, model.lost_mass)
     model.probes = u.to(device)
     return model
 
@@ -147,10 +144,9 @@ def _finite(frozen: TracedModel, u: Tensor, line: str) -> Tensor:
         every = torch.cat([u, *(factor * more for factor in CHECKS.factors)])
         finite = every[frozen.observed(every).isfinite().flatten(1).all(1)][: len(u)]
     if len(finite) < 2:
-        warnings.warn(
+        warn(
             f"{frozen.name} gives finite outputs in fewer than 2 of {len(every)} runs at random numbers: its "
             f"derivatives are not checked, and it runs as it is written, which is slower ({line})",
-            stacklevel=5,
         )
         return u
     return finite

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import allocatable, positive, random_seed, whole_number
-from ..errors import ArgumentError, EvidenceError, cause
-from ..extras import extra
+from ..errors import ArgumentError, EvidenceError, cause, extra
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..progress import foretold
 from ..references import Gaussian
@@ -28,8 +27,6 @@ with extra("pyro"), warnings.catch_warnings():
     from pyro import poutine
     from pyro.infer import SVI, Trace_ELBO
     from pyro.infer.autoguide import AutoContinuous, AutoGuide, AutoLaplaceApproximation, AutoNormal
-
-__all__ = ["base_from_guide"]
 
 _CALL = "base_from_guide"
 _GAUSSIAN = (

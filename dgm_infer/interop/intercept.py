@@ -16,8 +16,6 @@ from .reparametrisation import Reparametrisation, cauchy, exponential, gamma, lo
 from .straight_line import LEAVING, writes
 from .tape import Tape, called_within, present_line
 
-__all__ = ["Interception", "Promotion"]
-
 
 class Promotion(TorchFunctionMode):
     """While active, code computes in one floating-point type, on one device.

@@ -6,7 +6,6 @@ round.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch import distributions as td
 from torch.distributions import transforms
 from torch.nn import functional as F
 
-from ..errors import ModelError
+from ..errors import ModelError, warn
 from .charts import (
     GENERALIZED_PARETO,
     Chart,
@@ -31,8 +30,6 @@ from .charts import (
     support_of,
     without_events,
 )
-
-__all__ = ["TOLERATED", "log_density", "lost_mass", "warn_of_lost_mass"]
 
 # The share of a prior that may be lost without a word.
 TOLERATED = 1e-3
@@ -65,20 +62,18 @@ def lost_mass(d: td.Distribution, chart: Chart) -> float:
     return lost.double().mean(0).max().item()
 
 
-def warn_of_lost_mass(program: str, lost: Mapping[str, float], stacklevel: int) -> None:
+def warn_of_lost_mass(program: str, lost: Mapping[str, float]) -> None:
     """Name variables whose prior has mass that no coordinate reaches.
 
     Args:
         program: what they are variables of.
         lost: the shares, by name.
-        stacklevel: that of the user's call, as for ``warnings.warn`` here.
     """
     for name, share in lost.items():
-        warnings.warn(
+        warn(
             f"{program}: {100 * share:.2g} % of the prior of {name} rounds to an edge of its support or overflows: "
             "this mass is missing from the posterior and from log Z; use less extreme parameters, or a distribution of "
             "torch.distributions, whose densities are written in log space",
-            stacklevel=stacklevel,
         )
 
 

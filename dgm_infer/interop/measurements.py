@@ -8,13 +8,10 @@ import torch
 from torch import Tensor
 
 from ..conditioning.observations import linear, pixels
-from ..errors import ArgumentError, ModelError, ObservationError, cause
-from ..extras import extra
+from ..errors import ArgumentError, ModelError, ObservationError, cause, extra
 
 with extra("deepinv"):
     from deepinv.physics import Denoising, GaussianNoise, Inpainting, LinearPhysics, Physics, ZeroNoise
-
-__all__ = ["Measurement", "measurement", "noise_sd"]
 
 # Entries of a matrix up to which a linear operator becomes one.
 _ENTRIES = 2**22

@@ -31,8 +31,6 @@ from .statements import (
 from .tape import Tape, first_line
 from .traced import TracedModel, TracedRun
 
-__all__ = ["ProgramModel", "from_pyro"]
-
 
 def from_pyro(
     program: Callable[..., Any],

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import floating_type
-from ..errors import ArgumentError, ModelError, cause
-from ..extras import extra
+from ..errors import ArgumentError, ModelError, cause, extra, warn
 from ..sampling.predictive import CalledProgram
 from ..target import Target
 from .charts import chart_of, has_chart
@@ -39,8 +38,6 @@ with extra("pyro"), warnings.catch_warnings():
     from pyro.infer.mcmc.util import TraceEinsumEvaluator
     from pyro.ops.contract import contract_to_tensor
     from pyro.ops.rings import LogRing
-
-__all__ = ["PyroTarget", "target_from_pyro"]
 
 
 def target_from_pyro(
@@ -128,7 +125,7 @@ class PyroTarget(Target):
         self._program = program
         self._names: list[str] = []
         self.lost_mass = self._prepare(name)
-        warn_of_lost_mass(name, self.lost_mass, 5)
+        warn_of_lost_mass(name, self.lost_mass)
         self._rows = Rows(self._parts)
         self.vectorised = self._capture(name)
 
@@ -245,10 +242,9 @@ class PyroTarget(Target):
             )
         if together is not None and torch.allclose(together, alone, rtol=1e-4, atol=1e-4, equal_nan=True):
             return True
-        warnings.warn(
+        warn(
             f"the Pyro program {name} cannot be vectorised and runs once for every chain, which is slow: "
             + (reason or "its densities of several points at once differ from those of each point alone"),
-            stacklevel=5,
         )
         return False
 

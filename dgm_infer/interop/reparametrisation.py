@@ -15,16 +15,6 @@ from ..models.densities import STANDARD_LOGISTIC
 from .charts import chart_of, check_not_rounded, is_circular
 from .log_densities import log_density
 
-__all__ = [
-    "Kind",
-    "Reparametrisation",
-    "gamma",
-    "location_scale",
-    "reparametrise",
-    "reparametrise_density",
-    "uniform_between",
-]
-
 Kind = Literal["normal", "logistic", "real"]
 """Of inputs: N(0, 1), or logistic of unit variance; or coordinates without a density of their own."""
 

@@ -19,8 +19,6 @@ from ..sampling.draws import Draws
 from ..sampling.sample import sample
 from ..target import reference
 
-__all__ = ["SBIPosterior", "Simulations"]
-
 
 class Simulations(NamedTuple):
     """Joint draws of a model."""

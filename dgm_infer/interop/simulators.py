@@ -15,8 +15,6 @@ from .reparametrisation import reparametrise, reparametrise_density
 from .tape import Tape, first_line
 from .traced import TracedModel, TracedRun
 
-__all__ = ["SimulatorModel", "from_simulator"]
-
 Prior = InputDensity | td.Distribution | Mapping[str, td.Distribution] | Callable[[], Any] | None
 
 

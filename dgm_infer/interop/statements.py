@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import array, mapping
-from ..errors import ModelError, cause
-from ..extras import extra
+from ..errors import ModelError, cause, extra
 from ..sampling.predictive import CalledProgram
 from .charts import has_fewer_dimensions, without_events
 
@@ -21,24 +20,6 @@ with extra("pyro"), warnings.catch_warnings():
     from pyro.distributions import Delta, MaskedDistribution
     from pyro.poutine.messenger import Messenger
     from pyro.poutine.subsample_messenger import _Subsample
-
-__all__ = [
-    "as_data",
-    "check_numbers",
-    "conditioned",
-    "first_run",
-    "has_data",
-    "imputed",
-    "is_deterministic",
-    "is_discrete_site",
-    "is_latent",
-    "is_likelihood",
-    "is_of_lower_dimension",
-    "is_variable",
-    "log_likelihoods",
-    "point_of",
-    "run",
-]
 
 Node = Mapping[str, Any]
 """One statement of a run: its distribution ``fn``, its value, and what Pyro notes of it."""

@@ -8,8 +8,6 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-__all__ = ["LEAVING", "Parts", "Recording", "Rows", "straight_line_code", "writes"]
-
 Function = Callable[[Tensor], tuple[Tensor, ...]]
 
 

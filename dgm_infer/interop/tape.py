@@ -19,17 +19,6 @@ from ..errors import ModelError
 from ..models import Logistic, StandardNormal
 from .reparametrisation import Kind, Reparametrisation
 
-__all__ = [
-    "Draw",
-    "Tape",
-    "called_within",
-    "check_same",
-    "first_line",
-    "line_of_error",
-    "present_line",
-    "solver_of_error",
-]
-
 
 class Draw(NamedTuple):
     """One draw of a program: a slice of its input vector."""

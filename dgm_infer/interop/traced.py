@@ -10,8 +10,6 @@ from .intercept import Interception
 from .straight_line import Parts, Rows
 from .tape import Draw, Tape
 
-__all__ = ["TracedModel", "TracedRun", "UnitSplit"]
-
 
 class TracedRun(NamedTuple):
     """Result of one run."""

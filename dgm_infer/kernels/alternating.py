@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..arguments.objects import is_sequence, shown
+from ..arguments.values import is_sequence, shown
 from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..target import Block, Target
@@ -15,8 +15,6 @@ from .hmc import check_target
 from .kernel import Info, Kernel, Trial, Tunable, Tuning
 from .metropolis import Point, RandomWalk, point_at
 from .slice import EllipticalSlice
-
-__all__ = ["Alternating", "Conditional"]
 
 
 class Conditional(Target):

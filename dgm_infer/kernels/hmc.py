@@ -22,16 +22,6 @@ from .integrators import PhasePoint, leapfrog
 from .kernel import Info, TrajectoryEnd, Trial, Tuning, either
 from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
 
-__all__ = [
-    "HMC",
-    "TRAJECTORY",
-    "HMCState",
-    "Schedule",
-    "Scheduled",
-    "TrajectorySettings",
-    "accept",
-]
-
 
 @dataclass(frozen=True)
 class TrajectorySettings:

@@ -18,20 +18,6 @@ from ..target import Target
 from .kernel import either
 from .metrics import Metric
 
-__all__ = [
-    "CIRCULAR",
-    "STRAIGHT",
-    "Drift",
-    "Evaluate",
-    "FreeMotion",
-    "PhasePoint",
-    "ReverseChecks",
-    "Solver",
-    "energy_of",
-    "geodesic",
-    "leapfrog",
-]
-
 # Most numbers that drifts waiting for their check hold.
 _WAITING = 2**23
 

@@ -18,9 +18,6 @@ from .metrics import Metric, check_metric, check_shape
 from .metropolis import Point
 from .nuts import NUTS
 
-__all__ = ["LiftedHMC", "LiftedState", "curvature_metric"]
-
-
 _CURVATURE = "curvature"
 
 

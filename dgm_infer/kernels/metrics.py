@@ -15,8 +15,6 @@ from ..arguments import choice
 from ..errors import ArgumentError
 from ..linear_maps import IDENTITY, DiagonalMap, LinearMap, LowRankMap, TriangularMap
 
-__all__ = ["METRICS", "Metric", "MetricSettings", "check_metric", "fitted", "metric_in_use", "open_metric", "refitted"]
-
 METRICS = ("identity", "diagonal", "dense", "low_rank")
 """The metrics that warm-up can adapt, by the names that kernels take."""
 Metric = LinearMap

@@ -15,8 +15,6 @@ from .hmc import check_target, draw_momentum, given_step_size
 from .kernel import Info, Trial, Tuning, either
 from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
 
-__all__ = ["Decision", "Independence", "Point", "RandomWalk", "broken", "drawn", "metropolis", "point_at", "status_of"]
-
 
 class Point(NamedTuple):
     """Positions ``[chains, *batch, D]`` and their energies ``[chains, *batch]``."""

@@ -22,8 +22,6 @@ from .integrators import Evaluate, PhasePoint, energy_of, leapfrog
 from .kernel import Info, Trial, Tuning
 from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
 
-__all__ = ["NUTS", "Tree", "deepest", "grow"]
-
 
 class Tree(NamedTuple):
     """Result of a trajectory, each ``[...]``."""

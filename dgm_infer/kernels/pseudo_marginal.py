@@ -13,8 +13,6 @@ from ..errors import ArgumentError, cause
 from ..target import Block, Density, Target, check_density
 from .metropolis import RandomWalk, drawn
 
-__all__ = ["ImportanceEstimate", "LaplaceEstimate", "ParticleFilter", "PseudoMarginal", "PseudoMarginalMH", "Uniform"]
-
 # Newton iterations towards the mode of the latent variables, and the longest step in any of them.
 _NEWTON, _LONGEST = 25, 5.0
 

@@ -18,8 +18,6 @@ from .kernel import Info, Trial, Tuning
 from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
 from .metropolis import Point, broken, point_at, status_of
 
-__all__ = ["EllipticalSlice", "LinearSlice", "narrowed"]
-
 # Shrinkages after which a chain stays: a bracket of any width is then below rounding.
 _MOST_SHRINKS = 200
 

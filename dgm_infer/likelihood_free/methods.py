@@ -1,7 +1,6 @@
 """ABC by rejection, importance sampling, Markov chains, and sequential Monte Carlo over tolerances (math 2.8)."""
 
 import math
-import warnings
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -11,13 +10,10 @@ from torch import Tensor
 
 from ..arguments import choice, fraction, positive, whole_number
 from ..conditioning.abc_kernels import KERNELS
-from ..errors import ArgumentError
+from ..errors import ArgumentError, warn
 from ..settings import Settings
 from ..target import Density, check_density
-from .sample import Found, equal_weights, nothing_accepted
-from .simulation import Simulation
-
-__all__ = ["ABCMCMC", "ABCSMC", "ABCImportance", "ABCRejection", "Particles", "move", "walk_factor"]
+from .sample import Found, Simulation, equal_weights, nothing_accepted
 
 
 @dataclass(frozen=True, eq=False)
@@ -237,11 +233,10 @@ class ABCSMC(Settings):
             if not alive.any() or not wanted < float("inf"):
                 raise nothing_accepted(self.tolerance, here.distance.min().item(), at.done)
             if at.acceptance < self.least_acceptance or wanted >= at.reached or at.done >= self.max_simulations:
-                warnings.warn(
+                warn(
                     f"ABCSMC(tolerance={self.tolerance:g}): stopped at {at.reached:.3g} after {at.done} simulations, "
                     f"where {100 * at.acceptance:.2g} % of moves are accepted; the smallest distance seen is "
                     f"{here.distance.min():.3g}",
-                    stacklevel=4,
                 )
                 break
             at.reached = wanted

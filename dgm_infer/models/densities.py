@@ -12,8 +12,6 @@ from torch.nn import functional as F
 from ..arguments import instance, lead_shape, points, whole_number
 from ..errors import ArgumentError
 
-__all__ = ["STANDARD_LOGISTIC", "InputDensity", "Logistic", "Product", "StandardNormal"]
-
 STANDARD_LOGISTIC = math.pi / math.sqrt(3)
 """A unit-variance logistic variable times this is a standard logistic one (T appendix D)."""
 

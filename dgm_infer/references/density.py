@@ -14,20 +14,6 @@ from ..linear_maps import Scale
 from ..target import Target, reference
 from .scales import Kind, given_scale
 
-__all__ = [
-    "GaussianDensity",
-    "MixtureMoments",
-    "WeightedMoments",
-    "Whitened",
-    "check_mixture",
-    "check_weighted",
-    "distinct",
-    "given_log_zeta",
-    "mixture_moments",
-    "origin",
-    "weighted_moments",
-]
-
 
 class Whitened:
     """A normalised density per problem, of these moments: ``mean`` and covariance ``L L^T`` (math 11.9).

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import allocatable, indices, instance, positive, random_seed, whole_number, within
-from ..errors import ArgumentError, EvidenceError
-from ..extras import extra
+from ..errors import ArgumentError, EvidenceError, extra
 from ..linear_maps import TriangularMap
 from ..probe import energy_fault, probe_points
 from ..target import as_target
@@ -19,8 +18,6 @@ from .density import Whitened, check_weighted, given_log_zeta, origin, weighted_
 from .gaussian import Gaussian
 from .scales import factorised
 from .variational import adam
-
-__all__ = ["Flow"]
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,6 @@ from .modes import Modes, cover, modes
 from .scales import KINDS, Kind, factorised, scale_of
 from .variational import OBJECTIVES, Objective, check_divergence, lower_bound, maximise_elbo
 
-__all__ = ["Gaussian"]
-
 
 class Gaussian(GaussianDensity):
     """Normalised Gaussians ``N(mean, L L^T)`` on R^D, one per problem of a batch.

@@ -8,21 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..autodiff.attention import differentiable_attention
+from ..autodiff.layers import differentiable_attention
 from ..errors import EvidenceError
-
-__all__ = [
-    "Descended",
-    "Minima",
-    "Mode",
-    "curvature",
-    "descended",
-    "find_mode",
-    "minimise",
-    "places",
-    "same_minimum",
-    "same_mode",
-]
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,6 @@ from .gaussian import Gaussian
 from .modes import Modes, modes
 from .scales import factorised, scale_of
 
-__all__ = ["Mixture"]
-
 
 class Mixture(Whitened):
     """``sum_k w_k N(m_k, L_k L_k^T)``, normalised, with exact draws: one per problem of a batch (math 11.10).

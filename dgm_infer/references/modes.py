@@ -14,18 +14,6 @@ from ..target import Target, as_target
 from .density import GaussianDensity, Whitened, mixture_moments, origin
 from .minimise import Descended, curvature, descended, minimise, same_minimum, same_mode
 
-__all__ = [
-    "Modes",
-    "Settled",
-    "cover",
-    "in_units_of",
-    "laplace_masses",
-    "modes",
-    "search",
-    "settled",
-    "spread_out",
-]
-
 
 @dataclass(frozen=True)
 class ModeSearch:

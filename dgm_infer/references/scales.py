@@ -9,8 +9,6 @@ from ..arguments import finite, numbers, positive_numbers
 from ..errors import ArgumentError, EvidenceError
 from ..linear_maps import DiagonalMap, LowRankMap, Scale, TriangularMap
 
-__all__ = ["KINDS", "Kind", "factorised", "given_scale", "scale_of"]
-
 Kind = Literal["diagonal", "full", "low_rank"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 

@@ -13,8 +13,6 @@ from ..errors import EvidenceError
 from ..linear_maps import DiagonalMap, LowRankMap, Scale, TriangularMap
 from ..progress import foretold
 
-__all__ = ["OBJECTIVES", "Objective", "adam", "check_divergence", "lower_bound", "maximise_elbo", "score_weights"]
-
 Objective = Literal["elbo", "tvo", "eubo"]
 OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 

@@ -22,8 +22,6 @@ from torch import Tensor, nn
 
 from ..errors import ArgumentError, CheckpointError, cause
 
-__all__ = ["decode", "decode_tensors", "encode", "encode_tensors", "modules_of"]
-
 # Packages that may be imported for a class that a file names.
 _OWN = ("dgm_infer", "generators", "trainers", "evaluation")
 # Modules of the standard library whose functions and classes compute, and do nothing else.

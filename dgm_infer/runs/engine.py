@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor
 from contextlib import ExitStack, suppress
@@ -16,14 +15,11 @@ from typing import Any
 import torch
 
 from .. import errors
-from ..errors import CheckpointError, DgmInferError
+from ..errors import CheckpointError, DgmInferError, warn
 from ..sampling.run import device_of, named
 from .folder import RunFolder
-from .kinds import ShardReport, Signals, kind_of
+from .kinds import Page, ShardReport, Signals, kind_of
 from .store import Writer
-from .watch import Page
-
-__all__ = ["go_on", "problem_at", "ranks"]
 
 # Workers that a shard may lose without a new checkpoint in between.
 _LOSSES = 3
@@ -220,7 +216,7 @@ class _Workers:
             raise DgmInferError(
                 f"the worker of {name} was lost ({why}): dgm.resume({str(self._folder.path)!r}) goes on"
             ) from (error if isinstance(error, Exception) else None)
-        warnings.warn(f"the worker of {name} was lost ({why}): another one goes on", stacklevel=5)
+        warn(f"the worker of {name} was lost ({why}): another one goes on")
 
 
 class _Pool:

@@ -7,7 +7,6 @@ included: it is computed again. Only loops that have taken a second or more are 
 import json
 import signal
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,17 +14,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import ArgumentError, CheckpointError
+from ..errors import ArgumentError, CheckpointError, warn
 from ..progress import Progress, counted
 from ..sampling.run import device_of
 from ..target import reference
 from .encoding import decode, encode
 from .folder import RunFolder
-from .kinds import ShardReport, Signals, Stopped, refuse_extension
+from .kinds import Kind, Page, ShardReport, Signals, Stopped, duration
 from .store import Writer
-from .watch import Page, duration
-
-__all__ = ["LOOPS", "CallRun", "StoredCall", "inputs_of", "time_left"]
 
 
 @dataclass(frozen=True)
@@ -60,14 +56,11 @@ class StoredCall(NamedTuple):
     """Of the news of a step, what :func:`watch` shows."""
 
 
-class CallRun:
+class CallRun(Kind):
     """The kind of run whose shards are calls of a function."""
 
     def __init__(self, function: StoredCall):
         self._function = function
-
-    def first(self, folder: RunFolder) -> list[str]:
-        return []
 
     def is_finished(self, folder: RunFolder, name: str) -> bool:
         if not (store := folder.shard(name)).exists:
@@ -76,7 +69,7 @@ class CallRun:
             return bool(reader.names("result"))
 
     def progress(self, folder: RunFolder, name: str) -> int:
-        found = self._progress_in(folder, name) or {}
+        found = folder.progress(name) or {}
         return 10**18 if found.get("finished") else found.get("loop", 0) * 10**9 + found.get("done", 0)
 
     def make(
@@ -125,22 +118,16 @@ class CallRun:
         if not values:
             raise CheckpointError(f"{folder.path}: no result yet: collect later, or resume the run if it has ended")
         if stopped_by is not None:
-            warnings.warn(stopped_by, stacklevel=5)
+            warn(stopped_by)
         return self._function.result(folder, problem, inputs, values)
 
     def problem(self, call: str, given: Any) -> Any:
         return self._function.problem(call, given)
 
-    def extended(self, folder: RunFolder, problem: Any, more: int) -> dict[str, Any]:
-        raise refuse_extension(folder)
-
-    def settled(self, folder: RunFolder) -> dict[str, Any]:
-        return {}
-
     def view(self, folder: RunFolder) -> list[tuple[str, str]]:
         rows, several = [], len(folder.names) > 1
         for i, name in enumerate(folder.names):
-            found = self._progress_in(folder, name)
+            found = folder.progress(name)
             if found is None:
                 where = "not begun"
             elif found.get("finished"):
@@ -152,13 +139,6 @@ class CallRun:
                     where += f" ({left} left of them)"
             rows.append((f"part {i + 1}" if several else "progress", where + _shown(found or {})))
         return rows
-
-    def _progress_in(self, folder: RunFolder, name: str) -> dict[str, Any] | None:
-        if not (store := folder.shard(name)).exists:
-            return None
-        with store.reading() as reader:
-            content = reader.read("progress")
-        return None if content is None else json.loads(content)
 
     def made(self, folder: RunFolder) -> int:
         return sum(self.is_finished(folder, name) for name in folder.names)
@@ -253,7 +233,7 @@ class Loops:
             self._writer.write({name: state, "progress": json.dumps(progress).encode()})
         except ArgumentError as error:
             # a disk may be full for a while: the work goes on
-            warnings.warn(f"no checkpoint of {where['phase']}, step {done}: {error}", stacklevel=2)
+            warn(f"no checkpoint of {where['phase']}, step {done}: {error}")
         if self._page is not None:
             self._page.update()
         now = time.monotonic()

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import tempfile
 import time
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -13,13 +12,12 @@ from typing import Any
 import torch
 
 from ..arguments import available_device, flag, whole_number
-from ..arguments.objects import is_sequence, shown
-from ..errors import ArgumentError, CheckpointError, DgmInferError
+from ..arguments.values import is_sequence, shown
+from ..errors import ArgumentError, CheckpointError, DgmInferError, warn
 from ..sampling.draws import Draws
 from ..sampling.fingerprint import known_problem
-from ..sampling.plan import Keeping, RunInputs, RunPlan
+from ..sampling.plan import Keeping, RunInputs, RunPlan, Until
 from ..sampling.run import device_of
-from ..sampling.until import Until
 from .drawn import MEMORY, check_disk
 from .engine import go_on, problem_at, ranks
 from .folder import RunFolder, refuse_what_is_there
@@ -203,7 +201,7 @@ def begin(
         sent = places is not None and len(places) > 1
         folder, writer = stack.enter_context(RunFolder.begin(path, manifest, problem, inputs, sent=sent))
         if run is not None and (reason := folder.manifest["unstored"]):
-            warnings.warn(f"{kind}(run=...): {reason}; dgm.resume(run, problem=...) will need it", stacklevel=5)
+            warn(f"{kind}(run=...): {reason}; dgm.resume(run, problem=...) will need it")
         return go_on(kind, folder, writer, problem, places, executor, progress, ranked)
 
 

@@ -11,17 +11,6 @@ from ..kernels import Info
 from ..kernels.kernel import TrajectoryEnd, Tunable
 from ..kernels.metrics import Metric, refitted
 
-__all__ = [
-    "ChEES",
-    "DualAveraging",
-    "MetricWindows",
-    "Settling",
-    "SubSteps",
-    "bounded",
-    "is_level",
-    "reasonable_step_size",
-]
-
 
 class DualAveraging:
     """Stochastic approximation of the step size that gives a target acceptance probability.

@@ -9,14 +9,12 @@ import torch
 from torch import Tensor
 
 from ..conditioning.marginal import NoiseMarginal
-from ..kernels.jumps import Jumps
 from ..kernels.lifted import curvature_metric
+from ..kernels.mode_jumps import Jumps
 from ..linear_maps import IDENTITY
 from ..references.minimise import minimise, places, same_minimum, same_mode
 from ..references.modes import laplace_masses
 from .execution import evaluation
-
-__all__ = ["Allocation", "allocate_chains"]
 
 Evaluated = Callable[[Tensor], tuple[Tensor, Tensor]]
 

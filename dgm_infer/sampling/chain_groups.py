@@ -6,8 +6,6 @@ from itertools import product
 import torch
 from torch import Tensor
 
-__all__ = ["connected", "group_chains", "labels", "longest_run", "looks", "numbered", "side_by_side"]
-
 
 @dataclass(frozen=True)
 class GroupSettings:

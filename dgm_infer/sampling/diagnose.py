@@ -7,15 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..arguments.objects import of_problems
+from ..arguments.values import of_problems
 from ..conditioning.fibre import Fibre
 from ..diagnosis import Diagnosis, Finding, Severity, diagnosis, finding
 from ..kernels.mode_jumps import innermost
 from .chain_groups import labels, side_by_side
 from .inference_data import effective_draws, r_hat
 from .verdict import VERDICT, Run, percent, verdict
-
-__all__ = ["diagnose"]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,6 @@
 
 import json
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -23,7 +22,7 @@ from ..arguments import (
 )
 from ..conditioning.fibre import Fibre
 from ..diagnosis import Diagnosis
-from ..errors import ArgumentError, CheckpointError, cause
+from ..errors import ArgumentError, CheckpointError, cause, warn
 from ..files import complete_file
 from ..kernels import Kernel
 from ..kernels.stored import UnknownKernel, from_json, to_json
@@ -32,7 +31,7 @@ from . import show
 from .chain_groups import group_chains, longest_run, looks, side_by_side
 from .diagnose import diagnose
 from .fingerprint import check_problem, known_problem, packed, unpacked
-from .inference_data import import_arviz, inference_data, read_draws, write_draws
+from .inference_data import inference_data, read_draws, summarised, write_draws
 from .low_points import Basins, basins
 from .predictive import CalledProgram, observed_data, predicted, program_of
 from .show import NamedTensors
@@ -254,16 +253,10 @@ class Draws:
         Raises:
             ArgumentError: no latent has such a name, or there are no latents.
         """
-        az = import_arviz()
         names = None if names is None else names_of("summary", "names", names, self.latents)
         if not self.latents:
             raise ArgumentError("summary(): there are no latents to summarise: the model's latents(u) names none")
-        with warnings.catch_warnings():
-            # a constant column gives 0/0, which the table shows as NaN
-            warnings.filterwarnings("ignore", message="invalid value encountered", category=RuntimeWarning)
-            table = az.summary(self.to_arviz(), group="posterior", var_names=names, kind="all", round_to="none")
-        assert not isinstance(table, str)
-        return table  # type: ignore[return-value]
+        return summarised(self.to_arviz(), names)
 
     def plot(self, kind: show.Kind = "trace", names: Sequence[str] | str | None = None, *, n: int = 6) -> "Figure":
         """ArviZ's plots of the ``n`` entries of latents with the largest R-hat: ``draws.plot().savefig("x.png")``.
@@ -295,6 +288,8 @@ class Draws:
 
     def to_arviz(self, predictive: Mapping[str, Tensor] | bool = False) -> "arviz.InferenceData":
         """Latents as ``posterior``, statistics as ``sample_stats``, inputs as ``unconstrained_posterior``.
+
+        Of ArviZ 0.2x an ``InferenceData``; since version 1, which has none, the same groups as an ``xarray.DataTree``.
 
         Draws of a Pyro program also have ``observed_data``, under the names of its statements.
 
@@ -368,7 +363,7 @@ class Draws:
         except (OSError, LookupError, ValueError, TypeError, AttributeError, MemoryError) as error:
             raise CheckpointError(f"{path} is damaged, or not a file of draws: {cause(error)}") from error
         if isinstance(draws.kernel, UnknownKernel):
-            warnings.warn(f"{path}: {_UNKNOWN.format(draws.kernel.class_path)}", stacklevel=2)
+            warn(f"{path}: {_UNKNOWN.format(draws.kernel.class_path)}")
         if problem is not None:
             check_problem("Draws.load", path, problem, draws._fingerprint, draws.inputs)
             draws._follow(problem)

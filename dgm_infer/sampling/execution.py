@@ -18,8 +18,6 @@ from ..kernels import Info, Kernel
 from ..kernels.kernel import Compilable, State
 from ..target import Target
 
-__all__ = ["CompilationSettings", "Execution", "evaluation"]
-
 Report = Callable[[str], None]
 
 

@@ -10,8 +10,6 @@ from ..conditioning.fibre import Fibre
 from ..errors import ArgumentError, cause
 from ..target import Target, reference
 
-__all__ = ["check_problem", "fingerprint", "known_problem", "packed", "unpacked"]
-
 # Points of a fingerprint.
 _N = 2
 

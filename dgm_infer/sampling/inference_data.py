@@ -8,6 +8,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,19 +18,10 @@ from ..errors import ArgumentError, CheckpointError
 if TYPE_CHECKING:
     import arviz
     import h5py
-    import numpy
+    import pandas
     import xarray
+    from matplotlib.figure import Figure
 
-__all__ = [
-    "effective_draws",
-    "import_arviz",
-    "inference_data",
-    "names_dimension",
-    "r_hat",
-    "read_draws",
-    "refuse_what_is_not_there",
-    "write_draws",
-]
 
 # Bytes that a stored byte may stand for, more than compression reaches, where there are more than a few.
 _DENSEST, _SMALL = 2000, 2**12
@@ -57,7 +49,6 @@ def inference_data(
     Raises:
         ArgumentError: a variable is named like a dimension, or predictive values have another shape.
     """
-    az = import_arviz()
     predictive, observed = predictive or {}, observed or {}
     predictive = {name: numbers("to_arviz", f"predictive[{name!r}]", value) for name, value in predictive.items()}
     for kind, variables in (("latent", posterior), ("predictive value", predictive)):
@@ -75,40 +66,36 @@ def inference_data(
             )
     batch = ["problem"] if n_batch == 1 else [f"problem_{i}" for i in range(n_batch)]
 
-    def dims(variables: Mapping[str, Tensor], n_lead: int = 2) -> dict[str, list[str]]:
-        def own(name: str, value: Tensor) -> list[str]:
-            return [f"{name}_dim_{i}" for i in range(value.ndim - n_lead - n_batch)]
+    def dataset(variables: Mapping[str, Tensor], *lead: str) -> "xarray.Dataset":
+        def dims(name: str, value: Tensor) -> list[str]:
+            return [*lead, *batch, *(f"{name}_dim_{i}" for i in range(value.ndim - len(lead) - n_batch))]
 
-        return {name: batch + own(name, value) for name, value in variables.items()}
+        return _dataset(variables, {name: dims(name, value) for name, value in variables.items()})
 
-    def arrays(variables: Mapping[str, Tensor]) -> dict:
-        return {name: _array(value) for name, value in variables.items()}
-
-    with warnings.catch_warnings():
-        # it suspects exchanged axes
-        warnings.filterwarnings("ignore", message="More chains .* than draws", category=UserWarning)
-        data = az.from_dict(
-            posterior=arrays(posterior),
-            sample_stats=arrays(sample_stats),
-            dims=dims({**posterior, **sample_stats}),
-            save_warmup=False,
-        )
-        if predictive:
-            data.add_groups({"posterior_predictive": arrays(predictive)}, dims=dims(predictive))
-        if observed:
-            data.add_groups({"observed_data": _dataset(observed, dims(observed, 0))})
-        if inputs is not None:
-            data.add_groups({"unconstrained_posterior": arrays({"inputs": inputs})}, dims=dims({"inputs": inputs}))
-    return data
+    groups = {
+        "posterior": dataset(posterior, "chain", "draw"),
+        "sample_stats": dataset(sample_stats, "chain", "draw"),
+        "posterior_predictive": dataset(predictive, "chain", "draw"),
+        "observed_data": dataset(observed),
+        "unconstrained_posterior": dataset({} if inputs is None else {"inputs": inputs}, "chain", "draw"),
+    }
+    return _data({name: group for name, group in groups.items() if group})
 
 
-def _array(value: Tensor) -> "numpy.ndarray":
+def _data(groups: Mapping[str, "xarray.Dataset"]) -> Any:
+    """What ArviZ takes: its own class up to version 0.23, a tree of xarray from version 1 on."""
+    import xarray
+
+    az: Any = import_arviz()
+    return xarray.DataTree.from_dict(dict(groups)) if _is_of_trees() else az.InferenceData(**groups)
+
+
+def _array(value: Tensor) -> np.ndarray:
     # which NumPy does not know
     return (value.float() if value.dtype == torch.bfloat16 else value).detach().cpu().numpy()
 
 
 def _dataset(variables: Mapping[str, Tensor], dims: Mapping[str, list[str]]) -> "xarray.Dataset":
-    """Tensors without draws; ArviZ itself makes vectors of numbers."""
     import xarray
 
     sizes = {dim: n for name, value in variables.items() for dim, n in zip(dims[name], value.shape, strict=True)}
@@ -125,6 +112,41 @@ def import_arviz():
     return arviz
 
 
+def _is_of_trees() -> bool:
+    """Whether it is ArviZ 1 or newer, whose data are trees of xarray."""
+    return int(import_arviz().__version__.split(".")[0]) >= 1
+
+
+# ArviZ's names since version 1, for an interval of 94 %.
+_RENAMED = {"hdi94_lb": "hdi_3%", "hdi94_ub": "hdi_97%"}
+_COLUMNS = ["mean", "sd", "hdi_3%", "hdi_97%", "mcse_mean", "mcse_sd", "ess_bulk", "ess_tail", "r_hat"]
+
+
+def summarised(data: Any, names: Any) -> "pandas.DataFrame":
+    """ArviZ's table of latents, one row each, with the same columns of any version."""
+    az: Any = import_arviz()
+    own = {"ci_kind": "hdi", "ci_prob": 0.94} if _is_of_trees() else {}
+    with warnings.catch_warnings():
+        # a constant column gives 0/0, which the table shows as NaN
+        warnings.filterwarnings("ignore", message="invalid value encountered", category=RuntimeWarning)
+        table = az.summary(data, group="posterior", var_names=names, kind="all", round_to="none", **own)
+    return table.rename(columns=_RENAMED)[_COLUMNS]
+
+
+_KINDS = {"trace": "trace_dist", "posterior": "dist"}
+
+
+def plotted(kind: str, data: Any) -> "Figure":
+    """The figure of ``arviz.plot_<kind>``; from version 1 on traces and posteriors go by other names."""
+    az: Any = import_arviz()
+    if not _is_of_trees():
+        options: dict[str, Any] = {"compact": False, "divergences": None} if kind == "trace" else {}
+        figure = np.asarray(getattr(az, f"plot_{kind}")(data, **options)).flat[0].figure
+        figure.tight_layout()
+        return figure
+    return getattr(az, f"plot_{_KINDS.get(kind, kind)}")(data, backend="matplotlib").viz["figure"].item()
+
+
 def r_hat(values: Tensor) -> Tensor:
     """Rank-normalised split R-hat of ``[chains, draws, ...]``, ``[...]``; NaN where all values are equal."""
     return _of_columns(import_arviz().rhat, values)
@@ -132,10 +154,12 @@ def r_hat(values: Tensor) -> Tensor:
 
 def effective_draws(values: Tensor, kind: Literal["bulk", "tail", "mean"]) -> Tensor:
     """Effective sample size of ``[chains, draws, ...]``, all chains together, ``[...]``."""
-    return _of_columns(partial(import_arviz().ess, method=kind), values)
+    # version 1 asks for the quantiles, which are those of version 0
+    own = {"prob": (0.05, 0.95)} if kind == "tail" else {}
+    return _of_columns(partial(import_arviz().ess, method=kind, **own), values)
 
 
-def _of_columns(statistic: Callable[["numpy.ndarray"], float], values: Tensor) -> Tensor:
+def _of_columns(statistic: Callable[[np.ndarray], float], values: Tensor) -> Tensor:
     columns = values.detach().double().cpu().flatten(2).permute(2, 0, 1).numpy()
     with warnings.catch_warnings():
         # a constant column gives 0/0
@@ -153,16 +177,21 @@ def names_dimension(name: str) -> bool:
     return name in ("chain", "draw") or name.startswith("problem")
 
 
-def write_draws(path: Path, data: "arviz.InferenceData", constant: Mapping[str, "numpy.ndarray"]) -> None:
+def write_draws(path: Path, data: "arviz.InferenceData", constant: Mapping[str, np.ndarray]) -> None:
     """Write ArviZ's groups as netCDF, with ``constant`` as the group ``constant_data``."""
+    import xarray
+
+    tree: Any = data.to_datatree() if hasattr(data, "to_datatree") else data
     if constant:
-        data.add_groups({"constant_data": import_arviz().dict_to_dataset(dict(constant), default_dims=[])})
-    tree = data.to_datatree()
+        dims = {name: [f"{name}_dim_{i}" for i in range(value.ndim)] for name, value in constant.items()}
+        values = {name: (dims[name], value) for name, value in constant.items()}
+        tree["constant_data"] = xarray.DataTree(xarray.Dataset(values))
     compressed = {node.path: {name: {"zlib": True} for name in node.variables} for node in tree.subtree}
     # in memory first: HDF5 ends the process when its disk is full
     file = io.BytesIO()
     tree.to_netcdf(file, engine="h5netcdf", encoding={path: by for path, by in compressed.items() if by})
-    path.write_bytes(file.getbuffer())
+    with file.getbuffer() as written:
+        path.write_bytes(written)
 
 
 def read_draws(path: Path, written_as: str) -> tuple[dict[str, Any], dict[str, dict[str, Tensor]]]:
@@ -173,17 +202,18 @@ def read_draws(path: Path, written_as: str) -> tuple[dict[str, Any], dict[str, d
         OSError, LookupError, ValueError, TypeError, AttributeError, MemoryError: it is damaged.
     """
     import h5py
+    import xarray
 
     with h5py.File(path, "r") as file:
         refuse_what_is_not_there(path, file)
-    data = import_arviz().from_netcdf(os.fspath(path), engine="h5netcdf")
-    attributes = dict(data.attrs)
-    if attributes.get("format") != written_as:
-        raise CheckpointError(f"{path} was not written by Draws.save (format {attributes.get('format')!r})")
-    groups = {
-        name: {str(key): torch.from_numpy(array.values.copy()) for key, array in data[name].items()}
-        for name in data.groups()
-    }
+    with xarray.open_datatree(os.fspath(path), engine="h5netcdf") as tree:
+        attributes = {str(name): value for name, value in tree.attrs.items()}
+        if attributes.get("format") != written_as:
+            raise CheckpointError(f"{path} was not written by Draws.save (format {attributes.get('format')!r})")
+        groups = {
+            str(name): {str(key): torch.from_numpy(array.values.copy()) for key, array in group.data_vars.items()}
+            for name, group in tree.children.items()
+        }
     return attributes, groups
 
 

@@ -14,8 +14,6 @@ from ..conditioning.start_points import search_once, towards
 from ..errors import ArgumentError
 from .chain_groups import connected, numbered
 
-__all__ = ["Basins", "basins", "low_points"]
-
 
 @dataclass(frozen=True)
 class StraySettings:

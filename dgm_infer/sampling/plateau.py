@@ -1,14 +1,12 @@
 """Where smaller steps gain nothing, as of densities with jumps: which step sizes warm-up still tries."""
 
 import math
-import warnings
 
 import torch
 from torch import Tensor
 
-from ..arguments.objects import of_problems
-
-__all__ = ["AcceptancePlateau"]
+from ..arguments.values import of_problems
+from ..errors import warn
 
 
 class AcceptancePlateau:
@@ -112,9 +110,8 @@ class AcceptancePlateau:
         first = int(self._plateau.reshape(-1).nonzero()[0])
         where = of_problems(self._plateau)
         acceptance, floor = self._acceptance.reshape(-1)[first], self.floor.reshape(-1)[first]
-        warnings.warn(
+        warn(
             f"warm-up stopped shrinking steps at {floor:.2g}: acceptance{where} stays at about {acceptance:.2f}, "
             "however small they are: the density has jumps or noise that its gradient does not show; check(model) "
             "names kinks of activations, from_module(smooth=10) removes them; gram_force=False does this too",
-            stacklevel=4,
         )

@@ -1,7 +1,6 @@
 """What would fail in a long run, found before it begins: sizes, faulty energies, derivatives and latents."""
 
 import math
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,14 +12,12 @@ from ..arguments import allocatable
 from ..conditioning.agreement import check_agreement
 from ..conditioning.fibre import Fibre
 from ..conditioning.subject import LIMITS
-from ..errors import ArgumentError, ModelError
+from ..errors import ArgumentError, ModelError, warn
 from ..kernels.mode_jumps import innermost
 from ..models import GenerativeModel
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..target import Target
 from .inference_data import names_dimension
-
-__all__ = ["check_derivatives", "check_energy", "check_latents", "check_size"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,7 @@ def check_energy(problem: Target, kernel: Any, device: torch.device, given: Tens
     if fault:
         raise ArgumentError(f"sample(): {fault}")
     if doubt := energy_doubt(problem, points, around):
-        warnings.warn(f"sample(): {doubt}", stacklevel=3)
+        warn(f"sample(): {doubt}")
 
 
 def check_derivatives(fibre: Fibre, position: Tensor) -> None:

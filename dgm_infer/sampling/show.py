@@ -10,13 +10,10 @@ from ..arguments import choice, names_of, whole_number
 from ..conditioning.pictures import PixelScale
 from ..errors import ArgumentError, DgmInferError
 from ..html import block, figure, table, text
-from .inference_data import import_arviz, inference_data
+from .inference_data import inference_data, plotted
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-__all__ = ["Kind", "NamedTensors", "html", "plot", "worst"]
 
 Kind = Literal["trace", "rank", "posterior", "pair"]
 """Plots of ArviZ."""
@@ -48,17 +45,13 @@ def plot(draws: Any, kind: Kind = "trace", names: Any = None, *, n: int = 6) -> 
         raise ArgumentError("plot(): there are no latents to plot: the model's latents(u) names none")
     if draws.shape[1] < 2:
         raise ArgumentError(f"plot(): needs 2 draws a chain or more, there are {draws.shape[1]}")
-    az = import_arviz()
     import matplotlib.pyplot as plt
 
     shown = worst(draws, n, names)
     stats = {"diverging": torch.zeros(draws.shape[:2], dtype=torch.bool)}
     # a name with brackets is one of many entries, here a variable of its own
     data = inference_data(shown, stats, 0)
-    options: dict[str, Any] = {"compact": False, "divergences": None} if kind == "trace" else {}
-    axes = getattr(az, f"plot_{kind}")(data, **options)
-    made = np.asarray(axes).flat[0].figure
-    made.tight_layout()
+    made = plotted(kind, data)
     # a notebook shows it as what the call returns, and not once more
     plt.close(made)
     return made

@@ -8,14 +8,12 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..arguments.objects import of_problems
+from ..arguments.values import of_problems
 from ..conditioning.derivatives import find_jump, jump_words, kinked_operations
 from ..conditioning.fibre import Fibre
 from ..diagnosis import Finding, finding
 from ..kernels.hmc import TRAJECTORY
 from ..kernels.mode_jumps import ModeJumps, innermost
-
-__all__ = ["FAILURES", "VERDICT", "Run", "VerdictSettings", "percent", "verdict"]
 
 
 @dataclass(frozen=True)

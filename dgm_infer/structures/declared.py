@@ -7,13 +7,9 @@ from typing import Any
 import torch
 
 from ..errors import ModelError, cause
-from .blocks import Blocks
-from .dense import Dense
-from .diagonal import Diagonal
-from .structure import Structure, Units
+from .blocks import Blocks, Diagonal
+from .structure import Dense, Structure, Units
 from .units import SIMULATED, UnitStructure, View
-
-__all__ = ["STRUCTURES", "declared_structure", "independent", "markov", "of_units", "validate_structure"]
 
 
 def of_units(sizes: Units, view: View = SIMULATED) -> UnitStructure:

@@ -14,16 +14,6 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Evaluation",
-    "JacobianMap",
-    "factorise_capacity",
-    "log_det_cholesky",
-    "mv",
-    "solve_capacity",
-    "vm",
-]
-
 
 class Evaluation(NamedTuple):
     """Constraint values ``[..., N]`` and the raw entries of the Jacobian at the same points."""

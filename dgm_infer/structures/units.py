@@ -11,8 +11,6 @@ from ..autodiff.jacobian_products import push_forward
 from ..errors import ModelError
 from .structure import Structure, Units
 
-__all__ = ["SIMULATED", "UnitStructure", "View"]
-
 # Global inputs up to which a new Jacobian per iteration is cheap.
 _FEW_COLUMNS = 8
 

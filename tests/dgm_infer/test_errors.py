@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import dgm_infer as dgm
+import generators
 from dgm_infer.errors import ArgumentError, DgmInferError, ModelError, ObservationError, StartError
 from generators import LinearGaussian, WithNoise
 from tests.models import MASK, Bent, Images, image
@@ -386,3 +387,13 @@ def test_exceptions_are_of_the_package_and_of_the_kind_python_expects():
         assert issubclass(kind, ValueError)
     for kind in (ModelError, StartError, dgm.errors.CheckpointError, dgm.errors.ConfigError):
         assert issubclass(kind, DgmInferError)
+
+
+def test_a_warning_points_at_the_line_that_called_the_package():
+    here = __file__
+    with pytest.warns(UserWarning, match="units") as caught:
+        dgm.condition(generators.LinearGaussian(torch.eye(3), torch.zeros(3), 1.0), torch.full((3,), 1e4))
+    assert [warning.filename for warning in caught] == [here]
+    with pytest.warns(dgm.diagnosis.DiagnosisWarning) as caught:
+        dgm.log_evidence(gaussian(), dgm.Gaussian(torch.full((2,), 40.0), 0.1), dgm.AIS(temperatures=2), chains=4)
+    assert {warning.filename for warning in caught} == {here}

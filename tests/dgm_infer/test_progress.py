@@ -53,6 +53,24 @@ def test_a_hidden_bar_computes_and_writes_nothing(capfd):
     assert capfd.readouterr() == ("", "")
 
 
+def test_nothing_is_drawn_before_there_is_something_to_say(capfd):
+    with Progress(True) as bar:
+        bar.note("base: the encoder's posterior")
+    assert capfd.readouterr().err.strip() == "base: the encoder's posterior"
+    # the control
+    with Progress(True) as bar:
+        bar.say("start-up")
+    assert "start-up" in capfd.readouterr().err
+
+
+def test_a_run_whose_kernel_is_not_given_names_it(capfd):
+    target = dgm.Target(lambda x: x.square().sum(-1) / 2, 2)
+    dgm.sample(target, chains=2, warmup=0, draws=2, seed=1)
+    assert "kernel: HMC\n" in capfd.readouterr().err
+    dgm.sample(target, dgm.NUTS(step_size=0.5), chains=2, warmup=0, draws=2, seed=1)
+    assert "kernel:" not in capfd.readouterr().err
+
+
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that only moves when told."""

@@ -17,8 +17,6 @@ from ..plan import TUNED, StepSizes
 from .temperatures import Control, Plateaus, Sigmoid, Warped, draw_beta
 from .tempering import TemperedChain, TemperedState, Tempering
 
-__all__ = ["ContinuousTempering"]
-
 
 @dataclass(frozen=True, eq=False)
 class ContinuousTempering(Tempering):

@@ -11,8 +11,6 @@ from ..plan import TUNED, StepSizes
 from .temperatures import Ladder, Sigmoid, Warped
 from .tempering import TemperedChain, TemperedState, Tempering
 
-__all__ = ["GibbsTempering", "LadderChain"]
-
 
 @dataclass(frozen=True, eq=False)
 class GibbsTempering(Tempering):

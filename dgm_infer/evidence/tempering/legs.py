@@ -11,9 +11,6 @@ from ...references.modes import Modes, cover
 from ...references.scales import factorised
 from ..path import AnnealedPath, PathPoint
 
-__all__ = ["Legs", "broad_reference"]
-
-
 # Standard deviations of the broad reference in those of the base, where there is no mode to cover.
 _WIDER = 2.0
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import flag, whole_number
-from ...arguments.objects import shown
+from ...arguments.values import shown
 from ...errors import ArgumentError
 from ...progress import Progress
 from ...references import Gaussian
@@ -18,8 +18,6 @@ from ..path import AnnealedPath
 from ..plan import Piloted, equal_distances, interpolated
 from .legs import Legs, broad_reference
 from .replicas import Replicas, Round
-
-__all__ = ["ParallelTempering"]
 
 
 @dataclass(frozen=True)

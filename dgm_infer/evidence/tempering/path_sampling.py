@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import whole_number
-from ...arguments.objects import shown
+from ...arguments.values import shown
 from ...errors import ArgumentError, EvidenceError
 from ...progress import Progress
 from ...settings import Settings
@@ -16,8 +16,6 @@ from ..path import AnnealedPath
 from .continuous import ContinuousTempering
 from .gibbs import GibbsTempering
 from .tempering import Record
-
-__all__ = ["PathSampling"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,8 +12,6 @@ from ..path import PathPoint
 from ..plan import TUNING
 from .legs import Legs
 
-__all__ = ["Replicas", "Round", "SteppingStones", "Sweep", "Trips", "exchanged", "swap_log_ratios", "swaps"]
-
 
 def swap_log_ratios(betas: Tensor, differences: Tensor) -> Tensor:
     """Log of ``pi_k(x') pi_{k+1}(x)/(pi_k(x) pi_{k+1}(x'))``, ``[K, chains, *batch]``.

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import choice, whole_number
-from ...arguments.objects import shown
+from ...arguments.values import shown
 from ...errors import ArgumentError, EvidenceError
 from ...progress import Progress
 from ...settings import Settings
@@ -20,8 +20,6 @@ from ..plan import TUNED, Pilot, check_temperatures, interpolated, values_of
 from .gibbs import LadderChain
 from .temperatures import Ladder, ListedLadder
 from .tempering import Tempering
-
-__all__ = ["ImportanceTempering", "SimulatedTempering"]
 
 
 @dataclass(frozen=True, eq=False)

@@ -14,19 +14,6 @@ from torch.nn.functional import softplus
 from ..estimators import log_weights_at_ends
 from ..plan import Pilot, interpolated
 
-__all__ = [
-    "Control",
-    "Ladder",
-    "ListedLadder",
-    "Plateaus",
-    "Rung",
-    "Sigmoid",
-    "Temperature",
-    "Warped",
-    "draw_beta",
-]
-
-
 # Half the period of a control with plateaus: the middle nine tenths of a logistic variable are as long.
 _HALF = 3.0
 # Nodes of the integral over a ramp.

@@ -15,8 +15,6 @@ from ..method import Outcome, check_held
 from ..path import AnnealedPath, PathPoint
 from ..plan import Pilot, Piloted
 
-__all__ = ["Record", "TemperedChain", "TemperedState", "Tempering", "base_check"]
-
 
 class TemperedState(NamedTuple):
     """State of the chains after one transition."""

@@ -134,6 +134,17 @@ def test_a_smoothed_model_that_still_has_kinks_is_not_told_to_smooth_again(remai
 
 
 @pytest.mark.slow
+def test_kinks_under_noise_that_is_integrated_out_are_a_note():
+    model = generators.from_module(mlp(nn.ReLU).eval(), 10)
+    data = model.generate(n=1, seed=1).images[0]
+    exact = dgm.check(model, data[:4], dgm.linear(torch.eye(len(data))[:4]))
+    assert exact.codes == ("kinks",)
+    report = dgm.check(model, data, noise=0.1)
+    assert report.codes == ()
+    (finding,) = report.findings
+    assert finding.what.startswith("for ConstrainedHMC alone (LiftedHMC integrates the noise out")
+
+
 def test_the_acceptance_that_kinks_allow_is_that_of_trajectories_with_small_steps():
     # the error of the energy over a trajectory of fine steps is what the line misses, up to the curve of the fibre
     model = generators.from_module(mlp(nn.ReLU, 256), 10)

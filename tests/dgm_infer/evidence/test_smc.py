@@ -7,8 +7,10 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.evidence import smc
+from dgm_infer.evidence.estimators import tail_excess
 from dgm_infer.evidence.path import PathPoint
 from dgm_infer.evidence.smc import next_temperatures, pick, systematic
+from evaluation.problems.families import FAMILIES, HEAVY
 from tests.findings import honest
 from tests.known_evidence import known_bimodal, known_gaussian
 from tests.mistakes import systematic_without_chance
@@ -151,6 +153,28 @@ def test_intervals_cover_where_tails_are_heavier_than_those_of_a_narrow_base(mon
     # control: steps for which single weights have three moments
     monkeypatch.setattr(smc, "SETTINGS", smc.SETTINGS.replace(share_of_rest=1 / 3))
     assert share_covered(1.0, 400) < 0.9
+
+
+def test_tails_that_particles_reach_by_moves_alone_are_named():
+    """Students of three degrees of freedom in 20 dimensions, of which 84 % of intervals cover, and no normals."""
+
+    def named(family):
+        target, base = family(4)
+        found = dgm.log_evidence(target, base, dgm.SMC(), seed=1, coverage=False, progress=False)
+        return [each.problems for each in found.diagnose() if "heavier tails" in each.what]
+
+    assert named(HEAVY["students-3"]) == [(0, 1, 2, 3)]
+    assert named(FAMILIES["normals"]) == named(FAMILIES["normals-20, prior"]) == []
+
+
+def test_the_excess_in_the_tails_is_that_of_draws_of_weight():
+    difference = torch.tensor([[0.0, 1.0, 2.0, -30.0, -90.0, math.inf]], dtype=FLOAT).mT
+    weights = torch.zeros_like(difference)
+    assert tail_excess(difference, weights).tolist() == [90.0]
+    weights[4] = -math.inf
+    # the median is the lower one of four
+    assert tail_excess(difference, weights).tolist() == [31.0]
+    assert tail_excess(difference, torch.full_like(weights, -math.inf)).tolist() == [0.0]
 
 
 def run(known, method, **settings):

@@ -18,12 +18,12 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer import progress
-from dgm_infer.runs import drawn, shards
+from dgm_infer.runs import chains, drawn
 from dgm_infer.runs.drawn import count_of
 from dgm_infer.runs.folder import RunFolder
 from dgm_infer.sampling.inference_data import effective_draws
+from dgm_infer.sampling.plan import LOOK, Until
 from dgm_infer.sampling.run import SamplingRun
-from dgm_infer.sampling.until import LOOK, Until
 from tests.dgm_infer.runs.same import Killed, Well, assert_same
 from tests.models import Bent
 from tests.oracles import FLOAT, Ellipse, assert_agrees, correlated_gaussian
@@ -208,7 +208,7 @@ def test_a_disk_without_room_for_the_draws_is_said_before_the_run(tmp_path, monk
 def test_a_run_goes_on_until_what_is_asked_for(tmp_path, monkeypatch, until, said):
     """And is then the run that was asked for so many draws: resumed, extended and collected."""
     # looked at with every checkpoint, whatever share of the time that takes
-    monkeypatch.setattr(shards, "LOOK", replace(LOOK, share=math.inf))
+    monkeypatch.setattr(chains, "LOOK", replace(LOOK, share=math.inf))
 
     def sampled(draws, **options):
         kernel = dgm.HMC(n_steps=3, step_size=0.8)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 import h5py
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +12,7 @@ from torch.distributions import Independent, Normal
 
 import dgm_infer as dgm
 from dgm_infer.errors import CheckpointError
+from dgm_infer.sampling.inference_data import inference_data
 from generators import LatentPosterior
 from tests.dgm_infer.sampling.short_runs import fibre, run
 from tests.disks import largest_file
@@ -136,8 +136,6 @@ def test_saving_replaces_an_older_file(tmp_path, draws):
 
 
 def damage(path, draws, kind):
-    import arviz
-
     if kind == "a folder":
         path.mkdir()
     elif kind == "text":
@@ -145,7 +143,8 @@ def damage(path, draws, kind):
     elif kind == "empty":
         path.touch()
     elif kind == "foreign":
-        arviz.from_dict(posterior={"z": np.zeros((2, 10))}).to_netcdf(str(path), engine="h5netcdf")
+        foreign: Any = inference_data({"z": torch.zeros(2, 10)}, {"lp": torch.zeros(2, 10)}, 0)
+        foreign.to_netcdf(str(path), engine="h5netcdf")
     elif kind.startswith("cut"):
         draws.save(path)
         size = {"cut in half": path.stat().st_size // 2, "cut by a byte": path.stat().st_size - 1}[kind]
@@ -153,7 +152,7 @@ def damage(path, draws, kind):
             file.truncate(size)
     elif kind == "without its statistics":
         data = draws.to_arviz()
-        del data.sample_stats
+        del data["sample_stats"]
         data.to_netcdf(str(path), engine="h5netcdf")
     elif kind == "more than any memory":
         draws.save(path)

@@ -213,7 +213,7 @@ def evidence(status="consistent", **diagnostics):
 def test_problems_not_to_be_trusted_are_named():
     agree = torch.tensor([True, False, False])
     (line,) = caveats("m", evidence(base_moments_agree=agree))
-    assert line.startswith("m: base moments are not recovered at beta = 0 of problem 1 and 1 others: ")
+    assert line.startswith("m: base moments are not recovered at beta = 0 of problems 1 and 2: ")
     share = torch.tensor([0.9, 0.1, math.nan])
     (line,) = caveats("m", evidence("unbiased", max_weight_share=share))
     assert line.startswith("m: one draw has 90 % of the weight of problem 0: ")
