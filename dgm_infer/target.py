@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .arguments import allocatable, default_type, function, random_generator, sizes, whole_number
 from .arguments.objects import shown
@@ -226,6 +226,11 @@ class _Adapted(Target):
                 "density on R^D, unless the noise of every value is normal and added: give the model such noise, "
                 "WithNoise(model, sd=...), or write the observation as a likelihood (for Pyro programs: "
                 "target_from_pyro)"
+            )
+        if isinstance(target, nn.Module):
+            raise ArgumentError(
+                f"expected a Target, not a {type(target).__name__}, a model: what condition() returns, or with its "
+                "images a pair, log_evidence((model, images))"
             )
         if not all(hasattr(target, name) for name in ("energy", "dim", "batch_shape")):
             raise ArgumentError(

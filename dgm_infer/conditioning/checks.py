@@ -37,6 +37,7 @@ from .subject import LIMITS, Subject
 
 # Errors that leave nothing to look at for the checks after them.
 _FINAL = {"model", "observed", "hidden_randomness", "batch_statistics", "observations", "structure", "derivatives"}
+_NOISE = "noise"
 _OF_DATA = {"observations", "observations_range", "too_many_observations"}
 
 
@@ -151,7 +152,8 @@ def output_range(subject: Subject) -> Finding | None:
     return _error(
         "output_range",
         f"{subject.name} declares output_range {said_interval(low, high)}, but its outputs at prior draws are between "
-        f"{least:.3g} and {largest:.3g}: declare the range of its last layer, or None",
+        f"{least:.3g} and {largest:.3g}: apply what is missing, "
+        "as from_module(transform=torch.sigmoid) does, or declare the range of its last layer, or None",
     )
 
 
@@ -327,6 +329,34 @@ def far_data(subject: Subject) -> Finding | None:
     return far_values(type(model).__name__, shape, subject.values, made, declared=declared)
 
 
+def noise_scale(subject: Subject) -> Finding | None:
+    """Data and the noise of the measurement are on the scale of what the model generates, which noise can hide."""
+    noise, values = subject.noise, subject.values
+    if noise is None or values is None:
+        return None
+    made, name = made_by(subject.operator, values, subject.x), subject.name
+    spread = made[made.isfinite()].std().item()
+    if noise > LIMITS.noise * spread > 0:
+        what = f"noise={noise:.4g} hides the data, whose values spread by {spread:.3g} at prior draws of {name}"
+        return Finding(
+            "warning", what, "the posterior is the prior: give the noise on the scale of the images", code=_NOISE
+        )
+    if subject.model.output_range is None or not subject.operator.keeps_range:
+        return None
+    low, high = subject.model.output_range
+    least, largest = values.min().item(), values.max().item()
+    beyond = max(low - least, least - low if largest < low else -math.inf, largest - high) / noise
+    what = f"observed values from {least:.3g} to {largest:.3g}, and an output_range of {said_interval(low, high)}"
+    remedy = "is it another scale? dgm.image(image, like=model) maps pictures; else give more noise"
+    if LIMITS.beyond < beyond < math.inf:
+        return Finding(
+            "warning", f"{what}: {beyond:.2g} standard deviations of the noise beyond it", remedy, code=_NOISE
+        )
+    if low < 0 <= least and high > 0 and values.numel() >= LIMITS.pixels and (made < 0).double().mean() > LIMITS.dark:
+        return Finding("warning", f"{what}: none is below its middle", remedy, code=_NOISE)
+    return None
+
+
 def edges(subject: Subject) -> Finding | None:
     """No pixel, or mean of pixels, is on or beyond an edge of the model's range.
 
@@ -386,4 +416,12 @@ def number(subject: Subject) -> Finding | None:
 
 
 APPROXIMATE_CHECKS: tuple[Check, ...] = (operator, structure, derivatives, far_data)
-DATA_CHECKS: tuple[Check, ...] = (*APPROXIMATE_CHECKS[:3], second_derivatives, far_data, edges, atoms, number)
+DATA_CHECKS: tuple[Check, ...] = (
+    *APPROXIMATE_CHECKS[:3],
+    second_derivatives,
+    far_data,
+    noise_scale,
+    edges,
+    atoms,
+    number,
+)
