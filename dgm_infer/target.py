@@ -196,7 +196,7 @@ class Target:
 def as_target(target) -> Target:
     """Anything with ``energy``, ``dim`` and ``batch_shape``, as a :class:`Target`.
 
-    Of a fibre with additive normal noise that is the posterior of the other inputs, whose evidence is ``log p(y)``.
+    For a fibre with additive normal noise that is the posterior of the other inputs, whose evidence is ``log p(y)``.
 
     Raises:
         ArgumentError: one of them is missing.
@@ -255,7 +255,7 @@ class _Adapted(Target):
         return getattr(self._target, "blocks", {})
 
     def initial_draws(self, n, rng):
-        # of a start of its own the points themselves: nothing else says where the density is
+        # the target's own starting points: nothing else says where the density is
         return self._own("start" if hasattr(self._target, "start") else "initial_draws")(n, rng)
 
     def start(self, chains, rng, attempts=20):

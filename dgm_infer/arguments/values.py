@@ -59,7 +59,7 @@ def fraction(call: str, field: str, value: Any) -> float:
 
 
 def within(call: str, field: str, value: Any, low: float, high: float = math.inf, *, open_end: bool = False) -> float:
-    """A finite number from ``low`` to ``high``; the latter excluded with ``open_end``.
+    """A finite number from ``low`` to ``high``; ``high`` excluded with ``open_end``.
 
     Raises:
         ArgumentError: it is not.

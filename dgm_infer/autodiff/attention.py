@@ -9,7 +9,7 @@ from torch.backends import cuda
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Of all fused kernels, also those of the CPU: whether they are on, and how they are switched.
+# All fused kernels, also those of the CPU: whether they are on, and how they are switched.
 _FUSED = (
     (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
     (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),

@@ -146,7 +146,7 @@ def _check_tolerance(subject: Subject, tolerance: float) -> None:
     if len(misfit) and tolerance > LIMITS.blind * misfit.max():
         raise ArgumentError(
             f"condition(tolerance={tolerance:g}): outputs at prior draws miss the data by {misfit.max().item():.3g} at "
-            "most, so that the data would count for nothing; use a tolerance well below that"
+            "most, so that the data would not matter; use a tolerance well below that"
         )
 
 

@@ -129,7 +129,7 @@ def image(source, like: nn.Module | None = None, *, resize: bool = False) -> Ten
 
     Raises:
         ConfigError: the file is not a readable picture of 8 bits.
-        ObservationError: the picture has another size than the model's images, or is no picture.
+        ObservationError: the picture has another size than the model's images, or is not a picture.
         ModelError: the model makes no images.
 
     Example:

@@ -25,7 +25,7 @@ from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metr
 
 @dataclass(frozen=True)
 class TrajectorySettings:
-    """Of trajectories whose kernel leaves them open."""
+    """Settings of trajectories whose kernel leaves them open."""
 
     length: float = math.pi / 2
     """Initial trajectory length: on a standard normal density it makes the next position independent of this one."""

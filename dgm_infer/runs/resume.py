@@ -103,7 +103,7 @@ def extend(
 def collect(run: str | os.PathLike, problem: Any = None) -> Any:
     """The draws in a folder so far, also while a process adds to them; of other runs the result, of what is done.
 
-    Of shards that differ, those chains, and as many draws of each, as make the most.
+    Where shards differ, the chains, and as many draws of each, that make the most.
 
     Args:
         run: the folder, as for :func:`resume`.

@@ -71,7 +71,7 @@ class Command:
     function: str = ""
     """The function whose arguments are its options; empty for one with options of its own."""
     hidden: tuple[str, ...] = ("resolved", "command")
-    """Arguments of the function that are no options."""
+    """Arguments of the function that are not options."""
 
 
 _CONFIG = Option("config", "str", "None", "a YAML file with any of the options.")
