@@ -27,6 +27,7 @@ from .faults import (
     largest,
     largest_difference,
     mixing,
+    off_scale,
     own_random_numbers,
     passes,
     said_interval,
@@ -37,7 +38,6 @@ from .subject import LIMITS, Subject
 
 # Errors that leave nothing to look at for the checks after them.
 _FINAL = {"model", "observed", "hidden_randomness", "batch_statistics", "observations", "structure", "derivatives"}
-_NOISE = "noise"
 _OF_DATA = {"observations", "observations_range", "too_many_observations"}
 
 
@@ -326,35 +326,12 @@ def far_data(subject: Subject) -> Finding | None:
         declared = None
     made = subject.made if seen.keeps_range else made_by(seen, subject.values, subject.made)
     shape = model.output_shape if seen.keeps_range else ()
-    return far_values(type(model).__name__, shape, subject.values, made, declared=declared)
-
-
-def noise_scale(subject: Subject) -> Finding | None:
-    """Data and the noise of the measurement are on the scale of what the model generates, which noise can hide."""
-    noise, values = subject.noise, subject.values
-    if noise is None or values is None:
-        return None
-    made, name = made_by(subject.operator, values, subject.x), subject.name
-    spread = made[made.isfinite()].std().item()
-    if noise > LIMITS.noise * spread > 0:
-        what = f"noise={noise:.4g} hides the data, whose values spread by {spread:.3g} at prior draws of {name}"
-        return Finding(
-            "warning", what, "the posterior is the prior: give the noise on the scale of the images", code=_NOISE
-        )
-    if subject.model.output_range is None or not subject.operator.keeps_range:
-        return None
-    low, high = subject.model.output_range
-    least, largest = values.min().item(), values.max().item()
-    beyond = max(low - least, least - low if largest < low else -math.inf, largest - high) / noise
-    what = f"observed values from {least:.3g} to {largest:.3g}, and an output_range of {said_interval(low, high)}"
-    remedy = "is it another scale? dgm.image(image, like=model) maps pictures; else give more noise"
-    if LIMITS.beyond < beyond < math.inf:
-        return Finding(
-            "warning", f"{what}: {beyond:.2g} standard deviations of the noise beyond it", remedy, code=_NOISE
-        )
-    if low < 0 <= least and high > 0 and values.numel() >= LIMITS.pixels and (made < 0).double().mean() > LIMITS.dark:
-        return Finding("warning", f"{what}: none is below its middle", remedy, code=_NOISE)
-    return None
+    found = far_values(type(model).__name__, shape, subject.values, made, declared=declared)
+    if found is not None or subject.noise is None:
+        return found
+    made = made_by(subject.operator, subject.values, subject.x)
+    declared = subject.model.output_range if subject.operator.keeps_range else None
+    return off_scale(subject.name, subject.values, made, subject.noise, declared)
 
 
 def edges(subject: Subject) -> Finding | None:
@@ -416,12 +393,4 @@ def number(subject: Subject) -> Finding | None:
 
 
 APPROXIMATE_CHECKS: tuple[Check, ...] = (operator, structure, derivatives, far_data)
-DATA_CHECKS: tuple[Check, ...] = (
-    *APPROXIMATE_CHECKS[:3],
-    second_derivatives,
-    far_data,
-    noise_scale,
-    edges,
-    atoms,
-    number,
-)
+DATA_CHECKS: tuple[Check, ...] = (*APPROXIMATE_CHECKS[:3], second_derivatives, far_data, edges, atoms, number)

@@ -26,14 +26,6 @@ class Limits(Settings):
     """Prior draws at which derivatives are compared with differences: a branch taken at an eighth of them is seen."""
     second: int = 4
     """Prior draws at which second derivatives are."""
-    noise: float = 3.0
-    """Times the spread of the outputs up to which noise leaves something of the data."""
-    beyond: float = 6.0
-    """Standard deviations of the noise beyond a declared range that no noise reaches."""
-    pixels: int = 16
-    """Values that say what scale they are on, by their signs."""
-    dark: float = 0.2
-    """Share of negative values at prior draws from which data without any are remarked on."""
     atoms: int = 2**20
     """Observed values up to which they are compared with outputs that repeat."""
     blind: float = 1e3

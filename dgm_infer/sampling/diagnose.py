@@ -102,7 +102,7 @@ def _misfit(draws: Run) -> Iterator[Finding]:
             "misleading",
             f"outputs without noise miss the data by {square[far].max().sqrt():.2g} standard deviations of the noise"
             f"{of_problems(far)}",
-            "such data are unlikely under the model: check their range, the mask and the operator, or allow for wider noise",
+            "such data are unlikely under the model: check range, mask and operator, or allow for wider noise",
             far,
         )
 
