@@ -30,8 +30,9 @@ class FaultSettings(Settings):
     """Share of the values beyond which they are of another unit; a few far values are those of heavy tails."""
     pixel: float = 2.0
     """Largest output of a generator of pixels in (0, 1) or (-1, 1)."""
-    hidden: float = 3.0
-    """Times the spread of the outputs up to which noise leaves something of the data."""
+    hidden: float = 10.0
+    """Times the spread of the outputs up to which noise leaves something of the data: a value then tells a hundredth of
+    the variance."""
     beyond: float = 6.0
     """Standard deviations of the noise beyond a declared range that no noise reaches."""
     pixels: int = 16

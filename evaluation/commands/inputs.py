@@ -63,7 +63,9 @@ def read_generator(generator: nn.Module | str) -> nn.Module:
         raise ConfigError(f"generator: {generator} is code: name the model in it, as {name}.model for `model = ...`")
     module = generator.rpartition(".")[0]
     if module.isidentifier() and Path(generator).suffix not in _FILES and importlib.util.find_spec(module) is None:
-        raise ConfigError(f"generator: no module {module!r} in this folder or installed, to take {generator} from")
+        raise ConfigError(
+            f"generator: class path {generator}: there is no module {module!r}, in this folder or installed"
+        )
     try:
         return generators.load(generator)
     except CheckpointError as error:
