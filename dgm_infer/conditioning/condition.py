@@ -91,8 +91,8 @@ def condition(
         device: None for the model's own.
 
     Returns:
-        a :class:`Fibre`; with ``tolerance`` an :class:`InputPosterior`; if outputs are discrete a
-        :class:`LatentPosterior`. ``batch_shape`` comes from the data.
+        a ``Fibre``; with ``tolerance`` an ``InputPosterior``; if outputs are discrete a
+        ``LatentPosterior``. ``batch_shape`` comes from the data.
 
     Raises:
         ModelError: the model cannot be conditioned as it is.

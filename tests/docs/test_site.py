@@ -76,12 +76,20 @@ def test_the_site_is_built_whole(site):
     assert dead(site, pages) == ["index.html: nowhere.html", "index.html: math.html#nothing"]
 
 
+# a section that was not understood is a paragraph; a return value that begins with a role is cut at its first colon
+BROKEN = re.compile(
+    r"<p>(?:Args|Returns|Raises|Attributes):|:(?:class|func|meth|attr):<|<td>\s*<code>(?:a|an|as|what [^<]*)</code>"
+)
+
+
 @pytest.mark.slow
 def test_sections_of_the_reference_are_whole(site):
-    for path in (site / "reference").glob("*.html"):
-        text = re.sub(r"<[^>]+>", "", path.read_text())
-        assert not re.search(r"^\s*(?:Args|Returns|Raises|Attributes):\s*$", text, re.MULTILINE), path.name
-        assert not re.search(r":(?:class|func|meth|attr):", text), path.name
+    pages = list((site / "reference").glob("*.html"))
+    assert len(pages) > 10
+    found = {path.name: BROKEN.findall(path.read_text()) for path in pages}
+    assert {name: parts for name, parts in found.items() if parts} == {}
+    # the control
+    assert BROKEN.search("<p>Returns: the draws</p>")
 
 
 @pytest.mark.slow
