@@ -123,7 +123,7 @@ def check(model: GenerativeModel, observed=None, observe=None, *, noise: float |
         draws: number of prior draws at which derivatives are taken.
 
     Returns:
-        a :class:`Report`: ``if not report: print(report)``.
+        a ``Report``, truthy if there are no errors, to print.
 
     Raises:
         ArgumentError: ``draws`` is below 1, or ``noise`` not positive.

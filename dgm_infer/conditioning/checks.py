@@ -27,6 +27,7 @@ from .faults import (
     largest,
     largest_difference,
     mixing,
+    off_scale,
     own_random_numbers,
     passes,
     said_interval,
@@ -151,7 +152,8 @@ def output_range(subject: Subject) -> Finding | None:
     return _error(
         "output_range",
         f"{subject.name} declares output_range {said_interval(low, high)}, but its outputs at prior draws are between "
-        f"{least:.3g} and {largest:.3g}: declare the range of its last layer, or None",
+        f"{least:.3g} and {largest:.3g}: apply what is missing, "
+        "as from_module(transform=torch.sigmoid) does, or declare the range of its last layer, or None",
     )
 
 
@@ -324,7 +326,12 @@ def far_data(subject: Subject) -> Finding | None:
         declared = None
     made = subject.made if seen.keeps_range else made_by(seen, subject.values, subject.made)
     shape = model.output_shape if seen.keeps_range else ()
-    return far_values(type(model).__name__, shape, subject.values, made, declared=declared)
+    found = far_values(type(model).__name__, shape, subject.values, made, declared=declared)
+    if found is not None or subject.noise is None:
+        return found
+    made = made_by(subject.operator, subject.values, subject.x)
+    declared = subject.model.output_range if subject.operator.keeps_range else None
+    return off_scale(subject.name, subject.values, made, subject.noise, declared)
 
 
 def edges(subject: Subject) -> Finding | None:

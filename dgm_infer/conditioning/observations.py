@@ -53,7 +53,12 @@ class Pixels(Observation):
         if is_picture(mask):
             try:
                 # edges between black and white may be grey
-                mask = read_picture(mask, colour=False) > _HALF
+                grey = read_picture(mask, colour=False)
+                if 0 < (most := int(grey.max())) <= _HALF:
+                    raise ConfigError(
+                        f"its brightest pixel is {most}: observed is what is white, 255, or above {_HALF}"
+                    )
+                mask = grey > _HALF
             except ConfigError as error:
                 raise ObservationError(f"pixels(mask={shown(mask)}): {error}") from error
         if mask is not None:

@@ -102,13 +102,13 @@ def _misfit(draws: Run) -> Iterator[Finding]:
             "misleading",
             f"outputs without noise miss the data by {square[far].max().sqrt():.2g} standard deviations of the noise"
             f"{of_problems(far)}",
-            "the model hardly makes such data: check their range, the mask and the operator, or allow for wider noise",
+            "such data are unlikely under the model: check range, mask and operator, or allow for wider noise",
             far,
         )
 
 
 def _transitions(draws: Run, told: Tensor) -> Iterator[Finding]:
-    """What proposals run into, of problems of which nothing has been told."""
+    """What proposals run into, for problems without earlier findings."""
     stats = {name: value.double().cpu() for name, value in draws.stats.items()}
     made = draws.shape[0] * draws.shape[1]
     # of kernels without trajectories: a proposal outside the support is a rejection like others

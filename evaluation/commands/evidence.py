@@ -9,6 +9,7 @@ from typing import Literal
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.distributions import Independent, Normal
 
 import dgm_infer as dgm
 from dgm_infer import AIS, Evidence, Gaussian
@@ -17,7 +18,7 @@ from dgm_infer.conditioning.pictures import PixelScale
 from dgm_infer.errors import ConfigError, ModelError, uninterrupted
 from dgm_infer.evidence import Bounds, Method
 from dgm_infer.files import write_file
-from dgm_infer.models import LatentVariableModel
+from dgm_infer.models import LatentVariableModel, as_generative_model
 from evaluation.reports.folders import complete_run
 from generators import LatentPosterior
 
@@ -66,13 +67,14 @@ def estimate_evidence(
     output: str = "runs",
     resolved: str = "",
     resume: Path | None = None,
+    output_noise: float | None = None,
 ) -> Path:
     """Estimate log p(x) of images under a generator; write results, a table and a picture to a run folder.
 
     Args:
         name: name of the run; results go to ``<output>/<name>/<time>/``.
-        generator: a shipped generator, a path to its weights, or a model by class path; it has a decoder, and an
-            encoder if the base needs one.
+        generator: a shipped generator, a path to its weights, or a model by class path; it has a decoder, or
+            normal noise (output_noise), and an encoder if the base needs one.
         images: a data set with held-out images by class path, a picture, a folder of pictures, or ``.npy`` of
             ``[n, *shape]``. Pictures, 8-bit values and a data set's images in [0, 1] are mapped to the generator's
             ``output_range``; other values are taken as they are.
@@ -94,6 +96,8 @@ def estimate_evidence(
         output: folder of all runs.
         resolved: the configuration as it was read, kept with the results.
         resume: the folder of a run of this configuration that was stopped, which goes on; None for a new one.
+        output_noise: standard deviation of normal noise of the outputs of a generator that has no decoder, whose
+            pictures alone have no density; null for none.
 
     Returns:
         the run folder.
@@ -103,6 +107,8 @@ def estimate_evidence(
         KeyboardInterrupt: interrupted; the run folder keeps the estimates of all methods until then.
     """
     module = moved(read_generator(generator), device)
+    if output_noise is not None:
+        module = dgm.WithNoise(as_generative_model(module), output_noise)
     model = _parts(module)
     x = binarised(read_images(images, n_images, model.output_shape, PixelScale.of(module)), binarise)
     methods = list(DEFAULT_METHODS) if methods is None else methods
@@ -178,11 +184,27 @@ def _is_there(results: dict[str, Evidence], folder: Path, label: str, target: La
     return True
 
 
+class _Noisy(nn.Module):
+    """The decoder of a network with normal noise: ``p(x | z)`` is ``Normal(network(z), sd)``."""
+
+    def __init__(self, model: dgm.WithNoise):
+        super().__init__()
+        self.model = model
+
+    def forward(self, z: Tensor) -> Independent:
+        shape = self.model.output_shape
+        mean, sd = self.model.model.observed(z), self.model.sd
+        images = Normal(mean.unflatten(-1, shape), sd.reshape(shape) if sd.ndim else sd)
+        return Independent(images, len(shape))
+
+
 def _parts(model: nn.Module) -> LatentVariableModel:
+    if isinstance(model, dgm.WithNoise) and not model.model.has_local_inputs and not model.has_log_factor:
+        return LatentVariableModel(model, model.global_density, _Noisy(model), None)
     try:
         return LatentVariableModel.of(model)
     except ModelError as error:
-        raise ModelError(f"generator: {error}") from error
+        raise ModelError(f"generator: {error}; or give it normal noise, --output_noise SD") from error
 
 
 def fitted_base(model: LatentVariableModel, target: LatentPosterior, kind: str, seed: int) -> Gaussian:
@@ -261,8 +283,9 @@ def _report(
     rows: Sequence[Estimates], results: dict[str, Evidence], simulated: Bounds | None, chains: int, seed: int
 ) -> str:
     n = len(rows[0].log_z)
+    images = f"{n} image" + "s" * (n != 1)
     parts = [
-        f"log p(x) of {n} images, {chains} chains each, seed {seed}; errors are standard errors, of the mean over "
+        f"log p(x) of {images}, {chains} chains each, seed {seed}; errors are standard errors, of the mean over "
         "these images and of the typical image\n",
         table(rows),
     ]

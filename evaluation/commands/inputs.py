@@ -1,5 +1,6 @@
 """What commands are given: generators, images and masks, by name, by class path or in files."""
 
+import importlib.util
 import re
 import warnings
 from pathlib import Path
@@ -29,6 +30,7 @@ __all__ = [
 
 _UNIT = PixelScale()
 Observed = Pixels | Downsample | Blur | Linear
+_FILES = (".safetensors", ".ckpt", ".npz", ".json", ".pt", ".pth")
 MASKS = tuple(f"{side}_{share}" for share in ("half", "quarter") for side in ("top", "bottom", "left", "right"))
 
 
@@ -52,14 +54,24 @@ def read_generator(generator: nn.Module | str) -> nn.Module:
         if not isinstance(generator, GenerativeModel) and LatentVariableModel.find(generator) is None:
             name = type(generator).__name__
             raise ModelError(
-                f"generator: a {name} is neither a GenerativeModel nor a module with a prior and a decoder: name a "
-                "class of your own that wraps it, as generators.from_module(net, latent) does in Python"
+                f"generator: a {name} is neither a GenerativeModel nor a module with a prior and a decoder: write "
+                "`model = generators.from_module(net.eval(), latent=D)` in a file, mymodel.py, and name mymodel.model"
             )
         return generator.eval()
+    if generator.endswith(".py"):
+        name = Path(generator).stem
+        raise ConfigError(f"generator: {generator} is code: name the model in it, as {name}.model for `model = ...`")
+    module = generator.rpartition(".")[0]
+    if module.isidentifier() and Path(generator).suffix not in _FILES and importlib.util.find_spec(module) is None:
+        raise ConfigError(
+            f"generator: class path {generator}: there is no module {module!r}, in this folder or installed"
+        )
     try:
         return generators.load(generator)
     except CheckpointError as error:
-        raise CheckpointError(f"generator: {error}, or the class path of a GenerativeModel") from error
+        raise CheckpointError(
+            f"generator: {error}; or name one of your own, as mymodel.model for a line `model = ...` of mymodel.py"
+        ) from error
 
 
 def moved(model: nn.Module, device: str | None) -> nn.Module:
@@ -73,7 +85,7 @@ def moved(model: nn.Module, device: str | None) -> nn.Module:
     try:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError) as error:
-        raise ArgumentError(f"device={device}: {cause(error)}") from error
+        raise ArgumentError(f"device={device}: not available, leave it out: {cause(error, 120)}") from error
 
 
 def _colours(found: tuple[int, ...], shape: tuple[int, ...]) -> str:

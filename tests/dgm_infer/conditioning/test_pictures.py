@@ -168,7 +168,7 @@ def test_another_size_is_refused_or_cut_about_the_middle_and_scaled(files):
             lambda m: dgm.condition(m, torch.zeros(3, 4, 6), observe=dgm.pixels(np.ones((4, 5), bool))),
             r"or \(4, 6\) for",
         ),
-        (lambda m: dgm.pixels("absent.png"), r"absent\.png is not a readable picture"),
+        (lambda m: dgm.pixels("absent.png"), r"absent\.png: there is no such picture"),
         (lambda m: dgm.image(np.zeros((2, 4, 6, 3), np.uint8), like=m), "one picture"),
         (lambda m: dgm.image(np.zeros((4, 6), np.int64), like=m), "values of int64: convert to 8 bits"),
         (lambda m: dgm.image(np.zeros((5, 4, 6), np.uint8), like=m), "one picture"),

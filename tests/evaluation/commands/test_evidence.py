@@ -12,8 +12,9 @@ from PIL import Image
 import dgm_infer as dgm
 import generators
 from dgm_infer import Evidence
+from dgm_infer.errors import ModelError
 from evaluation.commands.cli import main
-from evaluation.commands.evidence import fitted_base
+from evaluation.commands.evidence import _parts, fitted_base
 from evaluation.figures import log_evidence
 from evaluation.reports.estimates import Estimates, caveats, table
 from tests.findings import honest
@@ -235,3 +236,19 @@ def test_pictures_are_drawn_of_one_image_and_of_errors_that_are_not_known(tmp_pa
     for name in ("a.png", "b.png"):
         with Image.open(tmp_path / name) as picture:
             assert min(picture.size) > 300
+
+
+def test_a_network_with_noise_has_a_decoder_of_the_same_density():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Sigmoid(), torch.nn.Unflatten(-1, (4, 4))).eval()
+    noisy = dgm.WithNoise(generators.from_module(net, latent=3), 0.2)
+    x, z = torch.rand(2, 4, 4), torch.randn(5, 2, 3)
+    model = _parts(noisy)
+    target = generators.LatentPosterior(model.decoder, x, model.prior)
+    marginal = dgm.condition(noisy, x, dtype=torch.float32).marginal
+    torch.testing.assert_close(target.energy(z), marginal.energy(z), rtol=1e-4, atol=1e-3)
+    # the control: other noise
+    other = generators.LatentPosterior(_parts(dgm.WithNoise(noisy.model, 0.25)).decoder, x, model.prior)
+    assert (target.energy(z) - other.energy(z)).abs().max() > 1
+    with pytest.raises(ModelError, match="--output_noise SD"):
+        _parts(noisy.model)
