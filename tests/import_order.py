@@ -59,6 +59,7 @@ ORDER = {
         "observed",
         "agreement",
         "faults",
+        "scales",
         "derivatives",
         "subject",
         "checks",

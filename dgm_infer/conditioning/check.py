@@ -63,9 +63,8 @@ class Report:
     model: str
     findings: tuple[Finding, ...]
     """Their codes: model, observed, hidden_randomness, training_mode, batch_statistics, output_range, implausible,
-    structure,
-    derivatives, observations, observations_range, too_many_observations; and of this report alone prior_mass, rank,
-    conditioning, kinks, discrete."""
+    structure, derivatives, observations, observations_range, noise, too_many_observations; and of this report alone
+    prior_mass, rank, conditioning, kinks, discrete."""
     n_inputs: int | None = None
     n_outputs: int | None = None
     """Number of outputs, with data that of observed ones."""

@@ -33,6 +33,7 @@ from .faults import (
     type_remedy,
 )
 from .observed import made_by, observed_model
+from .scales import drowned_by_noise, pixels_of_another_range
 from .subject import LIMITS, Subject
 
 # Errors that leave nothing to look at for the checks after them.
@@ -314,7 +315,8 @@ def derivatives(subject: Subject) -> Finding | None:
 def far_data(subject: Subject) -> Finding | None:
     """The data are of the size of what the model generates: within three widths of the range of its outputs.
 
-    That is the declared range, or that at prior draws, where at least a tenth of the values must be (images aside).
+    That is the declared range, or that at prior draws, where at least a tenth of the values must be (images aside);
+    and pixels are not those of another range than the declared one.
     """
     if subject.values is None:
         return None
@@ -324,7 +326,13 @@ def far_data(subject: Subject) -> Finding | None:
         declared = None
     made = subject.made if seen.keeps_range else made_by(seen, subject.values, subject.made)
     shape = model.output_shape if seen.keeps_range else ()
-    return far_values(type(model).__name__, shape, subject.values, made, declared=declared)
+    found = far_values(subject.name, shape, subject.values, made, declared=declared)
+    return pixels_of_another_range(subject.reduced, subject.values, subject.many) if found is None else found
+
+
+def noise(subject: Subject) -> Finding | None:
+    """Noise of a given width is not wider than what the model makes."""
+    return None if subject.values is None else drowned_by_noise(subject.reduced, subject.values, subject.many)
 
 
 def edges(subject: Subject) -> Finding | None:
@@ -386,4 +394,4 @@ def number(subject: Subject) -> Finding | None:
 
 
 APPROXIMATE_CHECKS: tuple[Check, ...] = (operator, structure, derivatives, far_data)
-DATA_CHECKS: tuple[Check, ...] = (*APPROXIMATE_CHECKS[:3], second_derivatives, far_data, edges, atoms, number)
+DATA_CHECKS: tuple[Check, ...] = (*APPROXIMATE_CHECKS[:3], second_derivatives, far_data, noise, edges, atoms, number)

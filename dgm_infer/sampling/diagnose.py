@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ..arguments.objects import of_problems
 from ..conditioning.fibre import Fibre
+from ..conditioning.scales import drowned_by_noise
+from ..conditioning.subject import LIMITS, prior_draws
 from ..diagnosis import Diagnosis, Finding, Severity, diagnosis, finding
 from ..kernels.mode_jumps import innermost
 from .chain_groups import labels, side_by_side
@@ -66,6 +68,7 @@ def diagnose(draws: Run, variables: dict[str, Tensor]) -> Diagnosis:
         found.append(finding("imprecise", what, "sample again, unless these suffice", every))
     found += _starts(draws.ancestors)
     found += _misfit(draws)
+    found += _drowned(draws)
     found += _transitions(draws, told)
     mixing, numbers = _mixing(variables, draws.shape, told)
     return diagnosis([*found, *mixing], ", ".join([*numbers, *_numbers(draws)]))
@@ -105,6 +108,17 @@ def _misfit(draws: Run) -> Iterator[Finding]:
             "the model hardly makes such data: check their range, the mask and the operator, or allow for wider noise",
             far,
         )
+
+
+def _drowned(draws: Run) -> Iterator[Finding]:
+    """Whether the noise is wider than anything the model makes."""
+    problem = draws.problem
+    if not isinstance(problem, Fibre) or problem.marginal is None:
+        return
+    u = prior_draws(problem.model, LIMITS.draws, problem.values.dtype, problem.values.device)
+    if (found := drowned_by_noise(problem.observed, problem.values, u)) is not None:
+        every = torch.ones(problem.batch_shape, dtype=torch.bool)
+        yield finding("misleading", found.what, found.remedy, every)
 
 
 def _transitions(draws: Run, told: Tensor) -> Iterator[Finding]:

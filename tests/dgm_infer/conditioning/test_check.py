@@ -1,5 +1,7 @@
 """``check()`` names each fault of a network built to have just that one, and passes sound models."""
 
+import re
+
 import pytest
 import torch
 from scipy.optimize import least_squares
@@ -301,6 +303,64 @@ def test_observations_at_the_edge_of_the_range(value):
     assert dgm.check(model, y, dgm.pixels(hidden)).findings == ()
     assert dgm.check(dgm.WithNoise(model, 0.1), y, dgm.pixels(mask)).findings == ()
     dgm.condition(model, y, observe=dgm.pixels(mask), tolerance=0.1)
+
+
+def pictures(low: float, high: float) -> generators.NetworkGenerator:
+    """A network of 8 x 8 pixels strictly within a range, which its outputs fill."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 64), nn.Sigmoid(), nn.Unflatten(-1, (8, 8)))
+    net[2].weight.data *= 8  # type: ignore[operator]
+    return generators.from_module(
+        net.eval(), latent=3, output_range=(low, high), transform=lambda x: low + (high - low) * x
+    )
+
+
+SCALES = {"for (0, 1)": (0.0, 1.0), "for (-1, 1)": (-1.0, 1.0), "for (0, 255)": (0.0, 255.0)}
+
+
+@pytest.mark.parametrize("given", [(0.0, 1.0), (-1.0, 1.0)], ids=["in (0, 1)", "in (-1, 1)"])
+@pytest.mark.parametrize("declared", SCALES.values(), ids=SCALES)
+@pytest.mark.parametrize("through", ["noise=", "WithNoise"])
+def test_pixels_of_another_range_are_named_despite_noise(given, declared, through):
+    # the same picture, written in one range and given to a model of another
+    model, unit = pictures(*declared), pictures(*given)
+    sd = 0.03 * (given[1] - given[0])
+    picture = unit.generate(n=1, seed=3).images[0]
+    picture = picture + sd * torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
+    noisy = dgm.WithNoise(model, sd) if through == "WithNoise" else model
+    report = dgm.check(noisy, picture, noise=sd if through == "noise=" else None)
+    named = [each for each in report.findings if each.code == "observations_range"]
+    assert bool(named) == (given != declared), report
+    assert all("output_range" in str(each) and "dgm.image" in str(each) for each in named)
+
+
+def test_a_few_dead_pixels_are_no_other_range():
+    model = pictures(0.0, 1.0)
+    several = model.generate(n=4, seed=3).images.clone()
+    several[0, 0, 0] = -1.0
+    assert "observations_range" not in dgm.check(model, several, noise=0.02).codes
+
+
+def test_noise_wider_than_what_the_model_makes_is_named():
+    model = pictures(0.0, 1.0)
+    picture = model.generate(n=1, seed=3).images[0]
+    spread = model.generate(n=500, seed=4).images.std(0).square().mean().sqrt().item()
+    # five percent of 255, for pixels in (0, 1)
+    (found,) = [each for each in dgm.check(model, picture, noise=12.75).findings if each.code == "noise"]
+    assert "12.8" in str(found)
+    assert "together" in str(found)
+    named = float(re.search(r"prior draws, ([\d.]+)", str(found))[1])  # type: ignore[index]
+    assert named == pytest.approx(spread, rel=0.3)
+    assert "noise" in dgm.check(dgm.WithNoise(model, 12.75), picture).codes
+    assert "noise" in dgm.check(model, dgm.blur(1.0)(picture), dgm.blur(1.0), noise=12.75).codes
+    with pytest.warns(UserWarning, match="wider than the observed outputs spread"):
+        dgm.condition(model, picture, noise=12.75)
+    assert "noise" not in dgm.check(model, picture, noise=0.8 * spread).codes
+
+
+def test_one_datum_of_twice_the_prior_s_width_is_no_fault_of_units():
+    model = linear_gaussian_model(n_outputs=2)
+    assert "noise" not in dgm.check(model, torch.zeros(2, dtype=FLOAT), noise=4.0).codes
 
 
 def test_means_of_pixels_keep_the_range_and_other_functions_do_not():

@@ -261,6 +261,20 @@ def test_data_that_the_model_does_not_make_are_named_with_their_problem():
     assert f"by {noise:.2g} standard deviations of the noise of problem 1" in str(found[0])
 
 
+def test_noise_that_hides_the_model_is_named():
+    model = linear_gaussian_model(n_outputs=4)
+    y = torch.zeros(4, dtype=FLOAT)
+    found = {}
+    for sd in (0.5, 200.0):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            draws = dgm.sample(dgm.condition(model, y, noise=sd), chains=4, warmup=20, draws=20, seed=1, progress=False)
+            found[sd] = [each for each in draws.diagnose() if "wider than the observed outputs" in each.what]
+    assert not found[0.5]
+    assert found[200.0][0].severity == "misleading"
+    assert "200" in str(found[200.0][0])
+
+
 @pytest.mark.parametrize("batch", [(), (3,)], ids=str)
 def test_a_single_draw_is_too_few(batch):
     (first, *_) = held(normal(CHAINS, 1, *batch, 2)).diagnose()
