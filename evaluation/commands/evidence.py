@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import pandas as pd
 import torch
@@ -13,11 +13,12 @@ from torch import Tensor, nn
 import dgm_infer as dgm
 from dgm_infer import AIS, Evidence, Gaussian
 from dgm_infer.arguments import random_seed
-from dgm_infer.conditioning.pictures import PixelScale
+from dgm_infer.conditioning.pictures import PixelScale, image_shape
 from dgm_infer.errors import ConfigError, ModelError, uninterrupted
 from dgm_infer.evidence import Bounds, Method
 from dgm_infer.files import complete_run, write_file
-from dgm_infer.models import LatentVariableModel
+from dgm_infer.models import LatentVariableModel, as_generative_model
+from dgm_infer.target import Target, as_target, reference
 from generators import LatentPosterior
 
 from ..figures.log_evidence import by_image
@@ -55,7 +56,7 @@ def estimate_evidence(
     n_images: int = 20,
     binarise: float | None = None,
     methods: list[Method] | None = None,
-    base: Literal["encoder", "diagonal", "low_rank", "full", "laplace"] = "encoder",
+    base: Literal["auto", "encoder", "diagonal", "low_rank", "full", "laplace"] = "auto",
     bounds: AIS | None = AIS(),  # noqa: B008 (immutable)
     n_simulated: int = 10,
     chains: int = 16,
@@ -63,6 +64,7 @@ def estimate_evidence(
     seed: int | None = None,
     device: str | None = None,
     output: str = "runs",
+    output_noise: float | None = None,
     resolved: str = "",
     resume: Path | None = None,
 ) -> Path:
@@ -71,7 +73,7 @@ def estimate_evidence(
     Args:
         name: name of the run; results go to ``<output>/<name>/<time>/``.
         generator: a shipped generator, a path to its weights, or a model by class path; it has a decoder, and an
-            encoder if the base needs one.
+            encoder if the base needs one, or noise that is added to its outputs.
         images: a data set with held-out images by class path, a picture, a folder of pictures, or ``.npy`` of
             ``[n, *shape]``. Pictures, 8-bit values and a data set's images in [0, 1] are mapped to the generator's
             ``output_range``; other values are taken as they are.
@@ -81,7 +83,7 @@ def estimate_evidence(
         methods: evidence methods by class path; null for Elbo, ImportanceSampling, AIS, GibbsTempering and
             ContinuousTempering with their defaults.
         base: density that methods start from: encoder, a Gaussian fitted by the evidence lower bound (diagonal,
-            low_rank, full), or laplace.
+            low_rank, full), or laplace; auto for that of the encoder if there is one, else laplace.
         bounds: annealing in both directions, for an upper bound: from draws of the last method that has draws of the
             posterior (heuristic, for these are not exact), and on simulated images; null for none.
         n_simulated: images simulated from the generator, of which exact draws are known: there both bounds hold, and
@@ -91,6 +93,8 @@ def estimate_evidence(
         seed: seed of all randomness; null draws one.
         device: to compute on; null for the generator's.
         output: folder of all runs.
+        output_noise: standard deviation of Gaussian noise of the generator's outputs, which a network without a decoder
+            needs; null for none.
         resolved: the configuration as it was read, kept with the results.
         resume: the folder of a run of this configuration that was stopped, which goes on; None for a new one.
 
@@ -102,8 +106,8 @@ def estimate_evidence(
         KeyboardInterrupt: interrupted; the run folder keeps the estimates of all methods until then.
     """
     module = moved(read_generator(generator), device)
-    model = _parts(module)
-    x = binarised(read_images(images, n_images, model.output_shape, PixelScale.of(module)), binarise)
+    model = _Generator.of(module, output_noise)
+    x = binarised(read_images(images, n_images, model.shape, PixelScale.of(module)), binarise)
     methods = list(DEFAULT_METHODS) if methods is None else methods
     if not methods:
         raise ConfigError("methods: the list is empty; name one, or give null for all")
@@ -112,7 +116,7 @@ def estimate_evidence(
     if chains < 2:
         raise ConfigError(f"chains = {chains}: must be >= 2, errors come from the spread over chains")
     seed = random_seed("evidence", seed)
-    target, q = _problem(model, x, base, seed)
+    target, q = model.problem(x, base, seed)
     options = {"chains": chains, "seed": seed, "chunk": chunk}
     with complete_run(name, output, resolved, resume) as folder:
         results: dict[str, Evidence] = {}
@@ -166,44 +170,92 @@ def _file(label: str) -> str:
     return label.replace(" ", "_")
 
 
-def _is_there(results: dict[str, Evidence], folder: Path, label: str, target: LatentPosterior) -> bool:
+def _is_there(results: dict[str, Evidence], folder: Path, label: str, target: Target) -> bool:
     """Whether the folder has the whole estimates of a method, which are added to the results."""
     path = folder / f"{_file(label)}.npz"
     if not path.exists() or (found := Evidence.load(path)).interrupted:
         return False
     # later methods begin with its draws
-    draws = None if found.draws is None else found.draws.to(target.images.device)
-    results[label] = replace(found, draws=draws, log_weights=found.log_weights.to(target.images.device))
+    like = reference(target)
+    assert like is not None
+    draws = None if found.draws is None else found.draws.to(like.device)
+    results[label] = replace(found, draws=draws, log_weights=found.log_weights.to(like.device))
     return True
 
 
-def _parts(model: nn.Module) -> LatentVariableModel:
-    try:
-        return LatentVariableModel.of(model)
-    except ModelError as error:
-        raise ModelError(f"generator: {error}") from error
+class _Generator(NamedTuple):
+    """What images are generated by: a prior and a decoder, or a model of continuous outputs with noise of its own."""
+
+    module: nn.Module
+    parts: LatentVariableModel | None
+    """The decoder and what belongs to it; None for a model with noise."""
+
+    @classmethod
+    def of(cls, module: nn.Module, output_noise: float | None) -> "_Generator":
+        """The generator with noise of its outputs, if that is asked for.
+
+        Raises:
+            ModelError: it has neither a decoder nor noise, or both are to be.
+        """
+        parts = LatentVariableModel.find(module)
+        if output_noise is not None:
+            if parts is not None:
+                raise ModelError(
+                    f"output_noise: a {type(module).__name__} has a decoder with noise of its own: omit it"
+                )
+            return cls(dgm.WithNoise(as_generative_model(module), output_noise).eval(), None)
+        if parts is None and not (isinstance(module, dgm.GenerativeModel) and module.has_local_inputs):
+            try:
+                parts = LatentVariableModel.of(module)
+            except ModelError as error:
+                raise ModelError(f"generator: {error}; or give its outputs noise, --output_noise SD") from error
+        return cls(module, parts)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return image_shape(self.module)
+
+    def problem(self, x: Tensor, base: str, seed: int) -> tuple[Target, Gaussian]:
+        """The posteriors of images ``[n, *shape]``, and the density that methods start from."""
+        if self.parts is None:
+            # the noise integrates out, as in log_evidence((model, images))
+            target = as_target(dgm.condition(self.module, x))
+        else:
+            # a channel of its own would look like a batch of one
+            x = x.reshape(len(x), *(n for n in x.shape[1:] if n > 1))
+            target = LatentPosterior(self.parts.decoder, x, self.parts.prior)
+        return target, fitted_base(self.parts, target, base, seed)
+
+    def generate(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
+        """Images ``[n, *shape]`` with the latents that they were made of, in the type that problems compute in."""
+        if self.parts is not None:
+            return self.parts.generate(n, seed)
+        assert isinstance(self.module, dgm.GenerativeModel)
+        images, u = self.module.generate(n, seed)
+        return images, self.module.split(u)[0].double()
 
 
-def fitted_base(model: LatentVariableModel, target: LatentPosterior, kind: str, seed: int) -> Gaussian:
+def fitted_base(model: LatentVariableModel | None, target: Target, kind: str, seed: int) -> Gaussian:
     """The density that methods start from, for every image of the target.
+
+    Args:
+        model: the generator's parts, if it has a decoder.
+        target: the posteriors of the images.
+        kind: as the option ``base``.
+        seed: of a fit.
 
     Raises:
         ModelError: an encoder is asked for, and the model has none.
     """
-    if kind == "encoder":
-        if model.encoder is None:
-            name = type(model.module).__name__
+    encoder = None if model is None else model.encoder
+    if kind == "encoder" or (kind == "auto" and encoder is not None):
+        if model is None or encoder is None or not isinstance(target, LatentPosterior):
+            name = "model with noise" if model is None else type(model.module).__name__
             raise ModelError(f"generator: a {name} has no encoder: choose base diagonal, low_rank, full or laplace")
         return Gaussian.from_encoder(model.encode, target.images.flatten(len(target.batch_shape)))
-    if kind == "laplace":
+    if kind in ("laplace", "auto"):
         return Gaussian.laplace(target)
     return Gaussian.fit(target, kind, seed=seed)  # type: ignore[arg-type]
-
-
-def _problem(model: LatentVariableModel, x: Tensor, base: str, seed: int) -> tuple[LatentPosterior, Gaussian]:
-    # a channel of its own would look like a batch of one
-    target = LatentPosterior(model.decoder, x.reshape(len(x), *(n for n in x.shape[1:] if n > 1)), model.prior)
-    return target, fitted_base(model, target, base, seed)
 
 
 def _labels(methods: Sequence[Method]) -> list[str]:
@@ -213,7 +265,7 @@ def _labels(methods: Sequence[Method]) -> list[str]:
 
 
 def _heuristic_bounds(
-    target: LatentPosterior, q: Gaussian, method: AIS, results: dict[str, Evidence], options: dict, run: KeptRun
+    target: Target, q: Gaussian, method: AIS, results: dict[str, Evidence], options: dict, run: KeptRun
 ) -> dict[str, Evidence]:
     """An upper bound and the two-sided estimate, from the draws of a method; none if no method has draws."""
     sources = [(label, e) for label, e in results.items() if e.status in ("unbiased", "consistent")]
@@ -238,13 +290,11 @@ def _resampled(evidence: Evidence, chains: int, seed: int) -> Tensor:
     return picked.reshape(chains, *batch, -1)
 
 
-def _simulated_bounds(
-    model: LatentVariableModel, n: int, base: str, method: AIS, options: dict, run: KeptRun
-) -> Bounds:
+def _simulated_bounds(model: _Generator, n: int, base: str, method: AIS, options: dict, run: KeptRun) -> Bounds:
     """Both bounds on images that the generator makes, from the latents that it made them of."""
     print(f"bounds on {n} simulated images, whose latents are known", flush=True)
     images, latents = model.generate(n, options["seed"])
-    target, q = _problem(model, images, base, options["seed"])
+    target, q = model.problem(images, base, options["seed"])
     bounds = go_on(run, partial(dgm.bidirectional, target, q, latents, method=method, **options), target)
     uninterrupted(bounds.combined)
     return bounds

@@ -3,6 +3,7 @@
 import csv
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -106,6 +107,41 @@ def test_a_binary_generator_needs_binary_images(config, tmp_path, capsys):
     assert run(config, "--generator", "binary", "--binarise", "0.5") == 0
 
 
+NOISY = """
+import torch
+from torch import nn
+import dgm_infer as dgm, generators
+
+torch.manual_seed(0)
+matrix, SD = torch.randn(9, 2), 0.3
+linear = nn.Linear(2, 9, bias=False)
+linear.weight.data = matrix
+clean = generators.from_module(nn.Sequential(linear, nn.Unflatten(-1, (3, 3))).eval(), latent=2)
+noisy = dgm.WithNoise(clean, SD)
+covariance = matrix @ matrix.mT + SD**2 * torch.eye(9)
+"""
+
+
+@pytest.mark.parametrize(
+    "options", [("--generator", "noisy_mine.noisy"), ("--generator", "noisy_mine.clean", "--output_noise", "0.3")]
+)
+def test_a_network_with_noise_has_a_log_density(options, config, tmp_path, monkeypatch, capsys):
+    # x = W z + sd n is normal, so that log p(x) is known
+    (tmp_path / "noisy_mine.py").write_text(NOISY)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "noisy_mine", raising=False)
+    x = torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(5))
+    assert run(config, *options, "--images", _npy(x.numpy())) == 0, capsys.readouterr().err
+    covariance = sys.modules["noisy_mine"].covariance
+    normal = torch.distributions.MultivariateNormal(torch.zeros(9), covariance)
+    exact = normal.log_prob(x.flatten(1)).double()
+    (folder,) = (tmp_path / "runs" / "small").iterdir()
+    for label in ("AIS", "GibbsTempering", "Bennett"):
+        found = Evidence.load(folder / f"{label}.npz")
+        # Laplace's base is the posterior itself: what is left is rounding
+        assert torch.allclose(found.log_z.double(), exact, atol=1e-3), label
+
+
 class WithoutEncoder(generators.GaussianVAE):
     def __init__(self):
         super().__init__(2, (8, 8), (4,), sd=0.3)
@@ -147,7 +183,11 @@ BAD = {
     "negative count": (["--n_simulated", "-1"], "n_simulated"),
     "unknown generator": (["--generator", "digit_vae"], "digits_vae"),
     "generator without a decoder": (["--generator", "{class_path: generators.Hyperbola}"], "no decoder"),
-    "generator without an encoder": (["--generator", f"{{class_path: {__name__}.WithoutEncoder}}"], "no encoder"),
+    "generator without an encoder": (
+        ["--base", "encoder", "--generator", f"{{class_path: {__name__}.WithoutEncoder}}"],
+        "no encoder",
+    ),
+    "noise beside a decoder's": (["--output_noise", "0.1"], "noise of its own"),
     "missing images": (["--images", "absent.npy"], "absent.npy"),
     "device that there is none of": (["--device", "gpu7"], "gpu7"),
     "name that leads elsewhere": (["--name", "../x"], "'../x'"),
