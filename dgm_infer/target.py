@@ -227,6 +227,11 @@ class _Adapted(Target):
                 "WithNoise(model, sd=...), or write the observation as a likelihood (for Pyro programs: "
                 "target_from_pyro)"
             )
+        if hasattr(target, "input_density") or hasattr(target, "decoder"):
+            raise ArgumentError(
+                f"expected a Target, not a {type(target).__name__}, which is a model: give its data too, "
+                "condition(model, data), or of evidence the pair, log_evidence((model, images))"
+            )
         if not all(hasattr(target, name) for name in ("energy", "dim", "batch_shape")):
             raise ArgumentError(
                 f"expected a Target, not a {type(target).__name__}: what condition() returns, or anything with "

@@ -84,7 +84,9 @@ def read_checkpoint(path: Path, trust: bool = False) -> Any:
         # PyTorch's own message recommends weights_only=False
         found = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"loading it would import {found[1]}" if found else "it is not a plain file of tensors"
-        raise CheckpointError(f"{path} holds more than weights and is refused: {reason}") from error
+        raise CheckpointError(
+            f"{path} holds more than weights and is refused: {reason}: store net.state_dict() in its place"
+        ) from error
     except Exception as error:  # a file that is not a checkpoint can fail in any way
         reason = str(error).split(". ")[0].splitlines() or ["it ends early"]
         raise CheckpointError(

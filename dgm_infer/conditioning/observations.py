@@ -52,10 +52,17 @@ class Pixels(Observation):
     def __init__(self, mask=None):
         if is_picture(mask):
             try:
-                # edges between black and white may be grey
-                mask = read_picture(mask, colour=False) > _HALF
+                picture = read_picture(mask, colour=False)
             except ConfigError as error:
                 raise ObservationError(f"pixels(mask={shown(mask)}): {error}") from error
+            # edges between black and white may be grey
+            if not (white := picture > _HALF).any():
+                largest = int(picture.max())
+                raise ObservationError(
+                    f"pixels(mask={shown(mask)}): its largest value is {largest}, and white, 255, is observed: "
+                    + ("save 255 * mask" if largest else "make white what is known")
+                )
+            mask = white
         if mask is not None:
             with reported_as(ObservationError):
                 mask = boolean_mask("pixels", "mask", mask)

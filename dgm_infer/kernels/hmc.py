@@ -56,7 +56,7 @@ def check_target(name: str, problem: object) -> None:
     """Raise ArgumentError unless the problem is a target."""
     if not isinstance(problem, Target):
         raise ArgumentError(
-            f"{name} samples a Target, not a {type(problem).__name__}: use ConstrainedHMC, or "
+            f"{name} samples a Target, not a {type(problem).__name__}: use LiftedHMC or ConstrainedHMC, or "
             "condition(..., tolerance=eps)"
         )
 

@@ -234,7 +234,7 @@ def _few(kind: str, effective: Tensor, looked: Tensor, meaning: str, names: list
             "imprecise",
             f"there are {{worst:.0f}} effective draws ({kind})",
             f", and fewer than {_SETTINGS.enough}",
-            f"{meaning}: draw {times:.2g} times as many (draws=, chains=)",
+            f"{meaning}: draw {times:.{0 if times >= 10 else 1}f} times as many (draws=, chains=)",
             -effective,
             few,
             names,
@@ -248,11 +248,12 @@ def _named(
     if which.any():
         worst = values.masked_fill(~which, -torch.inf).argmax()
         problems = which.any(-1)
+        counted = "latents" if which.ndim == 1 else "(latent, problem) pairs"
         of_worst = torch.zeros_like(which).view(-1).index_fill(0, worst.reshape(1), True).view_as(which).any(-1)
         yield finding(
             severity,
             f"{what.format(worst=values.reshape(-1)[worst].abs())} for {names[worst % len(names)]}"
-            f"{of_problems(of_worst)}{beyond} for {which.sum()} of {which.numel()} latents{of_problems(problems)}",
+            f"{of_problems(of_worst)}{beyond} for {which.sum()} of {which.numel()} {counted}{of_problems(problems)}",
             remedy,
             problems,
         )

@@ -358,6 +358,40 @@ def test_noise_wider_than_what_the_model_makes_is_named():
     assert "noise" not in dgm.check(model, picture, noise=0.8 * spread).codes
 
 
+@pytest.mark.parametrize(("ends", "layer"), [((0, 1), "torch.sigmoid"), ((-1, 1), "torch.tanh")])
+def test_a_network_without_its_last_layer_is_told_which(ends, layer):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 20)).eval()
+    net[2].weight.data *= 9  # type: ignore[operator]
+    model = generators.from_module(net, latent=3, output_range=ends)
+    (found,) = dgm.check(model).findings[:1]
+    assert found.code == "output_range"
+    assert f"transform={layer}" in str(found)
+    # and no other range, or none, which would leave logits to be sampled
+    assert "None" not in str(found)
+    remedied = generators.from_module(net, latent=3, output_range=ends, transform=getattr(torch, layer[6:]))
+    assert "output_range" not in dgm.check(remedied).codes
+
+
+def test_noise_of_single_outputs_is_counted_apart():
+    model = pictures(0.0, 1.0)
+    picture = model.generate(n=1, seed=3).images[0]
+    mask = torch.arange(8)[:, None].expand(8, 8) < 4
+    report = dgm.check(model, picture, dgm.pixels(mask), noise=0.05)
+    assert "(3 inputs + 32 of noise, 32 outputs, rank 32)" in str(report)
+    assert "(3 inputs, 64 outputs" in str(dgm.check(model))
+
+
+def test_noise_that_differs_between_outputs_is_shown_its_place():
+    model = pictures(0.0, 1.0)
+    picture = model.generate(n=1, seed=3).images[0]
+    sd = torch.full((8, 8), 0.1)
+    for call in (dgm.check, dgm.condition):
+        with pytest.raises(ArgumentError, match=r"one positive number; .*WithNoise\(model, sd=\.\.\.\)"):
+            call(model, picture, noise=sd)
+    assert dgm.condition(dgm.WithNoise(model, sd), picture).values.shape == (64,)
+
+
 def test_one_datum_of_twice_the_prior_s_width_is_no_fault_of_units():
     model = linear_gaussian_model(n_outputs=2)
     assert "noise" not in dgm.check(model, torch.zeros(2, dtype=FLOAT), noise=4.0).codes
