@@ -2,10 +2,11 @@
 
 import functools
 import math
+import os
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -41,6 +42,11 @@ class Bound(NamedTuple):
     values: Tensor
 
 
+def _named(picture: Any) -> str:
+    """The file of a picture, without its folder."""
+    return os.path.basename(picture) if isinstance(picture, str | os.PathLike) else "the picture"
+
+
 class Pixels(Observation):
     """The entries of the output where ``mask`` is True; ``mask=None`` observes all of them.
 
@@ -59,7 +65,7 @@ class Pixels(Observation):
             if not (white := picture > _HALF).any():
                 largest = int(picture.max())
                 raise ObservationError(
-                    f"pixels(mask={shown(mask)}): its largest value is {largest}, and white, 255, is observed: "
+                    f"pixels(mask): the largest value of {_named(mask)} is {largest}, and white, 255, is observed: "
                     + ("save 255 * mask" if largest else "make white what is known")
                 )
             mask = white

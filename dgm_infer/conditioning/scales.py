@@ -97,14 +97,14 @@ def _outside(values: Tensor, declared: tuple[float, float], sd: float) -> str | 
 
 
 def _inside_another(values: Tensor, declared: tuple[float, float], made: Tensor, sd: float) -> str | None:
-    """Of values that all lie in (0, 1) or (-1, 1), where no output of a model of a wider range does."""
+    """Of values that all lie in (0, 1) or (-1, 1) and vary there, as no output of a model of a wider range does."""
     low, high = declared
     least, largest = values.min().item(), values.max().item()
     for black, white in ((0.0, 1.0), (-1.0, 1.0)):
         slack = SETTINGS.slack * (white - black)
         by = min(SETTINGS.noises * sd, slack)
         inside = black - by <= least and largest <= white + by
-        if not inside or high - low < white - black + slack:
+        if not inside or largest - least < slack or high - low < white - black + slack:
             continue
         if ((made < black - slack) | (made > white + slack)).flatten(1).any(1).all():
             return (

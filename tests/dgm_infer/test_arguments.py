@@ -246,5 +246,5 @@ def test_problems_are_named_and_only_many_of_them_counted(which, words):
 def test_a_picture_is_proposed_where_a_file_is_given_alone():
     with pytest.raises(ArgumentError, match=r"dgm\.image\(picture"):
         arguments.array("condition", "observed", "face.png")
-    with pytest.raises(ArgumentError, match="numbers to make one of$"):
+    with pytest.raises(ArgumentError, match=r"numbers to make one of$"):
         arguments.array("WithNoise", "sd", "x")

@@ -338,7 +338,7 @@ def test_what_does_not_fit_is_named():
         ((object(), known.base, None), "expected a Target, not a object"),
         (
             (Circle(), torch.ones(2), None),
-            r"expected a Target, not a Circle, which is a model: .*\(\(model, images\)\)",
+            r"not a Circle, which is a model: .*\(\(model, images\)\)",
         ),
         ((known.target, known.base, dgm.AIS), r"method=AIS: expected an instance"),
         ((known.target, known.base, "AIS"), "method='AIS'"),

@@ -86,7 +86,7 @@ def test_chains_that_have_not_mixed_are_named_with_their_worst_latent():
     (first, *others) = held(x).diagnose()
     assert first.severity == "misleading"
     assert "for z[2] of problem 1" in first.what
-    assert "above 1.05 for 1 of 6 latents of problem 1" in first.what
+    assert "above 1.05 for 1 of 6 (latent, problem) pairs of problem 1" in first.what
     assert "(warmup=, draws=)" in first.remedy
     assert first.problems == (1,)
     assert all("R-hat" not in each.what or "1.01" in each.what for each in others)
