@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .arguments import allocatable, default_type, function, random_generator, sizes, whole_number
-from .arguments.objects import shown
+from .arguments.values import shown
 from .errors import ArgumentError
 from .html import block, text
 

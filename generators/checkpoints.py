@@ -14,7 +14,7 @@ from torch import nn
 
 from dgm_infer import GenerativeModel
 from dgm_infer.arguments import file_path, flag, mapping
-from dgm_infer.arguments.objects import shown
+from dgm_infer.arguments.values import shown
 from dgm_infer.errors import ArgumentError, CheckpointError, cause, reported_as
 from dgm_infer.files import complete_file, writable_folder
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dgm_infer.arguments import allocatable, array, choice, function, interval, mapping, sizes, whole_number, within
-from dgm_infer.arguments.objects import shown
+from dgm_infer.arguments.values import shown
 from dgm_infer.errors import ArgumentError, ModelError, cause
 from dgm_infer.models import frozen_copy, reference_tensor
 

@@ -5,9 +5,8 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
-from dgm_infer.arguments.objects import shown
-from dgm_infer.errors import ArgumentError, CheckpointError, cause
-from dgm_infer.extras import extra
+from dgm_infer.arguments.values import shown
+from dgm_infer.errors import ArgumentError, CheckpointError, cause, extra
 
 __all__ = ["SCHEME", "Address", "download", "upload"]
 

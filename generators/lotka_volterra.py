@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dgm_infer import DirectedModel, StandardNormal
 from dgm_infer.arguments import finite, positive, whole_number
-from dgm_infer.arguments.objects import shown
+from dgm_infer.arguments.values import shown
 from dgm_infer.errors import ArgumentError
 
 __all__ = ["LotkaVolterra", "summaries"]

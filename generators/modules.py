@@ -25,7 +25,7 @@ from dgm_infer.arguments import (
     sizes,
     whole_number,
 )
-from dgm_infer.arguments.objects import shown
+from dgm_infer.arguments.values import shown
 from dgm_infer.errors import ArgumentError, CheckpointError, ModelError, cause
 from dgm_infer.models import InputDensity, frozen_copy, reference_tensor
 

@@ -4,7 +4,7 @@ from typing import TypeVar
 
 from torch import nn
 
-from dgm_infer.arguments.objects import shown
+from dgm_infer.arguments.values import shown
 from dgm_infer.errors import ArgumentError
 
 __all__ = ["CLASSES", "register"]

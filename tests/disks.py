@@ -2,7 +2,9 @@
 
 import errno
 import resource
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -29,3 +31,18 @@ def fill(monkeypatch, folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(self))
 
     monkeypatch.setattr(Path, "write_bytes", refuse)
+
+
+WORKERS = 8
+
+
+def together(work):
+    """What the work returns to each of several threads that begin it at the same moment."""
+    barrier = threading.Barrier(WORKERS)
+
+    def begin(i):
+        barrier.wait()
+        return work(i)
+
+    with ThreadPoolExecutor(WORKERS) as pool:
+        return list(pool.map(begin, range(WORKERS)))

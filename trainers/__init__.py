@@ -1,6 +1,6 @@
 """Training by Lightning: objectives, data, and the callbacks that save a loadable generator."""
 
-from dgm_infer.extras import extra
+from dgm_infer.errors import extra
 
 with extra("train"):
     from .augmentation import Augmentation

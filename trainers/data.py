@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from dgm_infer.arguments import choice, flag, whole_number
-from dgm_infer.errors import ArgumentError
-from dgm_infer.extras import extra
+from dgm_infer.errors import ArgumentError, extra
 
 from .augmentation import Augmentation
 

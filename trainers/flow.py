@@ -8,7 +8,7 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from dgm_infer.arguments import choice, fraction, within
-from dgm_infer.arguments.objects import shown
+from dgm_infer.arguments.values import shown
 from dgm_infer.autodiff.jacobian_products import load_forward_mode
 from dgm_infer.errors import ArgumentError
 from generators import FlowGenerator, LatentFlow

@@ -3,7 +3,6 @@
 Every message has the form ``call(field=value): must be ...``.
 """
 
-from .objects import file_path, function, instance, mapping, names_of, of_kind, optional, random_generator
 from .tensors import (
     allocatable,
     array,
@@ -23,12 +22,20 @@ from .tensors import (
 from .values import (
     choice,
     counts,
+    file_path,
     flag,
     fraction,
+    function,
+    instance,
     interval,
+    mapping,
+    names_of,
+    of_kind,
+    optional,
     optional_positive,
     other_seed,
     positive,
+    random_generator,
     random_seed,
     whole_number,
     within,

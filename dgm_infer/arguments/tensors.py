@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ArgumentError, cause
-from .objects import is_sequence, of_kind, random_generator, shown
-from .values import whole_number
+from .values import is_sequence, of_kind, random_generator, shown, whole_number
 
 
 def numbers(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
@@ -17,10 +16,6 @@ def numbers(call: str, field: str, value: Any, dtype: torch.dtype | None = None)
 
     Args:
         dtype: to convert to; None keeps types of 32 and 64 bits and gives others the default one.
-
-    Raises:
-        ArgumentError: it cannot be converted to a real tensor, or it is sparse, nested, quantized or masked, or
-            on the meta device.
     """
     values = array(call, field, value, dtype)
     # nothing is computed in 16 bits
@@ -35,11 +30,7 @@ def default_type() -> torch.dtype:
 
 
 def context(call: str) -> None:
-    """Refuse to work where tensors have no derivatives, or no numbers.
-
-    Raises:
-        ArgumentError: within ``torch.inference_mode()``, or the default device is meta.
-    """
+    """Refuse to work where tensors have no derivatives, or no numbers."""
     if torch.is_inference_mode_enabled():
         raise ArgumentError(f"{call}(): derivatives are needed, and torch.inference_mode() is on: leave it before")
     if torch.get_default_device().type == "meta":
@@ -47,11 +38,7 @@ def context(call: str) -> None:
 
 
 def array(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """As :func:`numbers`, of the type that it has: data of a program may be counts.
-
-    Raises:
-        ArgumentError: as :func:`numbers`.
-    """
+    """As :func:`numbers`, of the type that it has: data of a program may be counts."""
     of_kind(call, field, value)
     try:
         value = _native(value)
@@ -84,11 +71,7 @@ def _native(value: Any) -> Any:
 
 
 def finite(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """As :func:`numbers`, all of them finite.
-
-    Raises:
-        ArgumentError: it cannot be converted to a real tensor, it is empty, or a number is not finite.
-    """
+    """As :func:`numbers`, all of them finite."""
     values = _some(call, field, value, dtype)
     bad = ~values.isfinite()
     if bad.any():
@@ -97,12 +80,7 @@ def finite(call: str, field: str, value: Any, dtype: torch.dtype | None = None) 
 
 
 def positive_numbers(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -> Tensor:
-    """As :func:`finite`, all of them above 0.
-
-    Raises:
-        ArgumentError: it cannot be converted to a real tensor, it is empty or of bools, or a number is not positive or
-            not finite.
-    """
+    """As :func:`finite`, all of them above 0."""
     values = _some(call, field, value, dtype)
     if getattr(value, "dtype", None) == torch.bool:
         raise ArgumentError(f"{call}({field} of torch.bool): must be positive numbers")
@@ -121,11 +99,7 @@ def _some(call: str, field: str, value: Any, dtype: torch.dtype | None) -> Tenso
 
 
 def points(call: str, field: str, value: Any, dim: int, lead: str = "...") -> Tensor:
-    """Points ``[..., D]``, with their history; ``lead`` is what messages call the dimensions before the last.
-
-    Raises:
-        ArgumentError: it is not a real tensor whose last dimension is D.
-    """
+    """Points ``[..., D]``, with their history; ``lead`` is what messages call the dimensions before the last."""
     # the kinds first: a nested tensor has no shape
     plain = isinstance(value, Tensor) and of_kind(call, field, value) and not value.is_complex()
     plain = plain and value.dtype != torch.bool
@@ -144,12 +118,7 @@ def lead_shape(
     dtype: Any = None,
     device: Any = None,
 ) -> tuple[int, ...]:
-    """The leading dimensions of draws of ``size`` numbers each: those of a sequence, or the one of an integer.
-
-    Raises:
-        ArgumentError: the shape is neither an integer >= 0 nor a sequence of them, the draws exceed all memory, or the
-            generator, the type or the device is not one.
-    """
+    """The leading dimensions of draws of ``size`` numbers each: those of a sequence, or the one of an integer."""
     sequence = isinstance(shape, tuple | list)
     lead = sizes(call, "shape", shape, least=0, empty=True) if sequence else (whole_number(call, "shape", shape, 0),)
     if generator is not None:
@@ -163,11 +132,7 @@ def lead_shape(
 
 
 def boolean_mask(call: str, field: str, value: Any) -> Tensor:
-    """A tensor of bools.
-
-    Raises:
-        ArgumentError: no tensor can be made of it, or one of another type, or it has no entries.
-    """
+    """A tensor of bools."""
     of_kind(call, field, value)
     try:
         mask = torch.as_tensor(value)
@@ -182,11 +147,7 @@ def boolean_mask(call: str, field: str, value: Any) -> Tensor:
 
 
 def indices(call: str, field: str, value: Any, n: int) -> Tensor:
-    """Indices ``[N]`` of ``n`` things, from 0 to n - 1.
-
-    Raises:
-        ArgumentError: it is not a vector of integers, or one of them is out of range.
-    """
+    """Indices ``[N]`` of ``n`` things, from 0 to n - 1."""
     of_kind(call, field, value)
     try:
         found = torch.as_tensor(value)
@@ -199,11 +160,7 @@ def indices(call: str, field: str, value: Any, n: int) -> Tensor:
 
 
 def sizes(call: str, field: str, value: Any, *, least: int = 1, empty: bool = False) -> tuple[int, ...]:
-    """A sequence of integers, such as the shape of an image or the widths of layers.
-
-    Raises:
-        ArgumentError: it is something else, an integer is below ``least``, or it is empty unless ``empty`` allows it.
-    """
+    """A sequence of integers, such as the shape of an image or the widths of layers."""
     try:
         whole = [whole_number(call, field, size, least) for size in value] if is_sequence(value) else None
     except ArgumentError:
@@ -216,11 +173,7 @@ def sizes(call: str, field: str, value: Any, *, least: int = 1, empty: bool = Fa
 
 
 def floating_type(call: str, field: str, value: Any) -> torch.dtype:
-    """``torch.float32`` or ``torch.float64``.
-
-    Raises:
-        ArgumentError: it is another type.
-    """
+    """``torch.float32`` or ``torch.float64``."""
     if not isinstance(value, torch.dtype) or value not in (torch.float32, torch.float64):
         raise ArgumentError(
             f"{call}({field}={shown(value)}): must be torch.float64, or torch.float32 with less precision"
@@ -229,11 +182,7 @@ def floating_type(call: str, field: str, value: Any) -> torch.dtype:
 
 
 def available_device(call: str, field: str, value: Any) -> torch.device:
-    """A device that tensors can be put on.
-
-    Raises:
-        ArgumentError: it does not name a device, or the device is not available.
-    """
+    """A device that tensors can be put on."""
     words = f"{call}({field}={shown(value)}): must be a device such as 'cpu' or 'cuda:0'"
     try:
         found = torch.device(value)
@@ -256,9 +205,6 @@ def allocatable(call: str, field: str, value: Any, elements: int, remedy: str, *
         elements: numbers held at once.
         remedy: remedy that the message names.
         like: a tensor of their dtype and device; None for float64 in main memory.
-
-    Raises:
-        ArgumentError: they need more than the memory of the device.
     """
     size = elements * (8 if like is None else like.element_size())
     there = _memory(torch.device("cpu") if like is None else like.device)

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.func import jvp, vjp, vmap
 
 from ..settings import Settings
-from .convolution import FixedConvolutions
-from .normalisation import PlainNormalisations
+from .layers import FixedConvolutions, PlainNormalisations
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ from .faults import (
     has_passed,
     largest,
     largest_difference,
+    last_layer,
     mixing,
     own_random_numbers,
     passes,
@@ -152,14 +153,8 @@ def output_range(subject: Subject) -> Finding | None:
     return _error(
         "output_range",
         f"{subject.name} declares output_range {said_interval(low, high)}, but its outputs at prior draws are between "
-        f"{least:.3g} and {largest:.3g}: {_last_layer(low, high)}declare the range that its last layer has",
+        f"{least:.3g} and {largest:.3g}: {last_layer(low, high)}declare the range that its last layer has",
     )
-
-
-def _last_layer(low: float, high: float) -> str:
-    """What a network without its last layer lacks, of a range that one has."""
-    missing = {(0.0, 1.0): "torch.sigmoid", (-1.0, 1.0): "torch.tanh"}.get((low, high))
-    return "" if missing is None else f"apply the layer that is missing, from_module(..., transform={missing}), or "
 
 
 def plausible(subject: Subject) -> Finding | None:

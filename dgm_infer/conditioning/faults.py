@@ -270,3 +270,9 @@ def largest(x: Tensor) -> float:
 
 def said_interval(low: float, high: float) -> str:
     return f"({low:g}, {high:g})"
+
+
+def last_layer(low: float, high: float) -> str:
+    """What a network without its last layer lacks, of a range that one has."""
+    missing = {(0.0, 1.0): "torch.sigmoid", (-1.0, 1.0): "torch.tanh"}.get((low, high))
+    return "" if missing is None else f"apply the layer that is missing, from_module(..., transform={missing}), or "

@@ -7,8 +7,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor
 
-from ..autodiff.affine import affine_graph
-from ..autodiff.capture import Graph
+from ..autodiff.capture import Graph, affine_graph
 from ..autodiff.pytrees import take
 from ..autodiff.randomness import normal
 from ..settings import Settings

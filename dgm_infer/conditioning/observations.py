@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import array, boolean_mask, finite, numbers, whole_number
-from ..arguments.objects import shown
+from ..arguments.values import shown
 from ..errors import ConfigError, ObservationError, cause, reported_as
 from ..models import GenerativeModel
 from .operators import DisjointSums, Function, OfImages, Operator, blurred, select, times

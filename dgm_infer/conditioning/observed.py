@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
-from ..autodiff.attention import differentiable_attention
+from ..autodiff.layers import differentiable_attention
 from ..autodiff.pytrees import tree_map
 from ..errors import ArgumentError
 from ..models import DirectedModel, GenerativeModel, WithNoise, copied, noiseless, reference_tensor

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..arguments import array, flag
-from ..arguments.objects import shown
+from ..arguments.values import shown
 from ..errors import ConfigError, ObservationError, cause, reported_as, warn
 from ..models import LatentVariableModel, WithNoise
 

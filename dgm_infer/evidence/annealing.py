@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import finite, flag, positive
-from ..arguments.objects import shown
+from ..arguments.values import shown
 from ..errors import ArgumentError, EvidenceError
 from ..progress import Progress
 from ..references.density import Whitened

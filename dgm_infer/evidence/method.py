@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..arguments import allocatable
-from ..arguments.objects import shown
+from ..arguments.values import shown
 from ..errors import ArgumentError
 from ..progress import Progress
 from .estimators import Estimate

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import fraction, numbers, optional_positive, whole_number
-from ..arguments.objects import shown
+from ..arguments.values import shown
 from ..errors import ArgumentError, cause
 from ..progress import Progress
 from ..settings import Settings

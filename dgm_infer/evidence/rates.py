@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 
 from ..arguments import finite, flag, instance, numbers, positive
-from ..arguments.objects import shown
+from ..arguments.values import shown
 from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, ModelError, warn
 from ..models import GenerativeModel, InputDensity, LatentVariableModel, evaluation_copy, reference_tensor

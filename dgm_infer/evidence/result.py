@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from torch import Tensor
 
 from ..arguments import file_path, fraction, function, instance
-from ..arguments.objects import of_problems
+from ..arguments.values import of_problems
 from ..diagnosis import Diagnosis, diagnosis, finding
 from ..errors import ArgumentError, CheckpointError, cause
 from ..files import read_arrays, write_file

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..arguments.objects import of_problems
+from ..arguments.values import of_problems
 from ..diagnosis import Finding, Severity, finding
 from .method import EstimateStatus
 

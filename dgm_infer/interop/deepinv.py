@@ -1,7 +1,6 @@
 """A reconstructor for deepinv: the exact posterior of a generative model given deepinv's measurements."""
 
 import copy
-from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +10,10 @@ from torch import Tensor, nn
 from ..arguments import numbers, random_seed, sizes, whole_number
 from ..conditioning.condition import condition
 from ..conditioning.fibre import Fibre
-from ..errors import ArgumentError
-from ..extras import extra
+from ..errors import ArgumentError, extra
 from ..kernels import Kernel
 from ..kernels.kernel import check_kernel
-from ..models import DirectedModel, GenerativeModel, StandardNormal, WithNoise, as_generative_model, reference_tensor
+from ..models import DirectedModel, GenerativeModel, StandardNormal, as_generative_model, reference_tensor
 from ..sampling.draws import Draws
 from ..sampling.sample import sample
 from .measurements import measurement, noise_sd
@@ -35,7 +33,7 @@ class DeepinvReconstructor(Reconstructor):
     - any other ``LinearPhysics`` of up to 2^22 entries: its matrix. Where rows do not overlap, as in a
       ``Downsampling`` by block means, the model keeps its structure.
     - any other ``Physics``: its function ``A``, which torch differentiates.
-    - ``GaussianNoise`` of one sigma: ``y = A(x) + sigma n``, as by :class:`WithNoise`; ``ZeroNoise``.
+    - ``GaussianNoise`` of one sigma: ``y = A(x) + sigma n``, as by ``condition(noise=)``; ``ZeroNoise``.
 
     Args:
         model: a generative model of images, as for :func:`dgm_infer.condition`.
@@ -101,8 +99,8 @@ class DeepinvReconstructor(Reconstructor):
         seed = int(torch.randint(2**62, ())) if self.seed is None else self.seed
         self.draws = sample(problem, self.kernel, seed=seed, progress=False, **self.settings)
         assert self.draws.inputs is not None
-        is_exact = noise_sd(physics) is None
-        images = self.draws.generate() if is_exact else clean_images(problem, self.draws.inputs, seed + 1)
+        joined = isinstance(problem.model, NoisyPixels)
+        images = clean_images(problem, self.draws.inputs, seed + 1) if joined else self.draws.generate()
         images = images.transpose(0, 1).flatten(0, 1)
         return images.reshape(len(images), len(y), *self.image_shape).to(y)
 
@@ -119,14 +117,16 @@ class DeepinvReconstructor(Reconstructor):
         sd = noise_sd(physics)
         y = numbers("DeepinvReconstructor", "y", y).to(reference_tensor(self.model).device)
         how = measurement(y, physics, self.image_shape, is_exact=sd is None)
-        if sd is not None:
-            noisy = with_noise(self.model, sd, how.matrix, how.function)
-            shape = tuple(noisy.output_shape)
-            values = how.values.reshape(len(y), *shape)
-            return condition(noisy, values, observe=None if how.mask is None else how.observe(shape))
         shape = tuple(self.model.output_shape)
         values = how.values.reshape(len(y), *shape) if how.is_of_pixels else how.values
-        return condition(self.model, values, observe=how.observe(shape))
+        if (
+            sd is not None
+            and how.is_of_pixels
+            and isinstance(self.model, DirectedModel)
+            and NoisyPixels.suits(self.model)
+        ):
+            return condition(NoisyPixels(self.model, sd), values, observe=how.observe(shape))
+        return condition(self.model, values, observe=how.observe(shape), noise=sd)
 
 
 def _image_shape(output_shape: tuple[int, ...], given: Any) -> tuple[int, ...]:
@@ -140,45 +140,6 @@ def _image_shape(output_shape: tuple[int, ...], given: Any) -> tuple[int, ...]:
         f"DeepinvReconstructor(image_shape={given}): the model's outputs have shape {output_shape}: give (C, H, W) of "
         "as many entries"
     )
-
-
-class Measured(GenerativeModel):
-    """``A(g_x(u))``, whose latent ``image`` is ``g_x(u)``.
-
-    Args:
-        model: g, a model of images.
-        matrix: A as a matrix ``[Dy, Dx]``; None if it is a function.
-        function: A of flat images, ``[..., Dx] -> [..., Dy]``; None, too, for the image itself.
-    """
-
-    def __init__(
-        self,
-        model: GenerativeModel,
-        matrix: Tensor | None = None,
-        function: Callable[[Tensor], Tensor] | None = None,
-    ):
-        super().__init__()
-        self.model = model
-        self.input_density = model.input_density
-        self.matrix: Tensor | None
-        self.register_buffer("matrix", matrix, persistent=False)
-        self.function = function
-
-    def observed(self, u):
-        x = self.model.observed(u)
-        if self.function is not None:
-            return self.function(x)
-        return x if self.matrix is None else x @ self.matrix.to(x).mT
-
-    def latents(self, u):
-        return {"image": self.model.observed(u)}
-
-    def log_factor(self, u):
-        return self.model.log_factor(u)
-
-    @property
-    def has_log_factor(self):
-        return self.model.has_log_factor
 
 
 class NoisyPixels(DirectedModel):
@@ -234,21 +195,8 @@ class NoisyPixels(DirectedModel):
         return units[..., : self._own].flatten(-2), units[..., self._own :].flatten(-2)
 
 
-def with_noise(
-    model: GenerativeModel,
-    sd: float,
-    matrix: Tensor | None = None,
-    function: Callable[[Tensor], Tensor] | None = None,
-) -> GenerativeModel:
-    """The model of ``A(x) + sd n``; arguments are those of :class:`Measured`."""
-    if matrix is None and function is None and NoisyPixels.suits(model):
-        assert isinstance(model, DirectedModel)
-        return NoisyPixels(model, sd)
-    return WithNoise(Measured(model, matrix, function), sd)
-
-
 def clean_images(problem: Fibre, inputs: Tensor, seed: int) -> Tensor:
-    """The images before the noise that :func:`with_noise` added, ``[..., *batch, Du] -> [..., *batch, Dx]``.
+    """The images before the noise of :class:`NoisyPixels`, ``[..., *batch, Du] -> [..., *batch, Dx]``.
 
     Args:
         problem: a problem of such a model.
@@ -256,8 +204,6 @@ def clean_images(problem: Fibre, inputs: Tensor, seed: int) -> Tensor:
         seed: seed of the noise of hidden pixels, which the positions omit; another one than that of the run.
     """
     noisy: Any = problem.model
-    if not isinstance(noisy, NoisyPixels):
-        return problem.latents(inputs)["image"]
     observed = copy.copy(problem.observed)
     # the same inputs, of other outputs
     observed.model = SimpleNamespace(split=noisy.split, local_density=noisy.local_density, observed=noisy.clean)  # type: ignore[assignment]

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import allocatable, positive, random_seed, whole_number
-from ..errors import ArgumentError, EvidenceError, cause
-from ..extras import extra
+from ..errors import ArgumentError, EvidenceError, cause, extra
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..progress import foretold
 from ..references import Gaussian

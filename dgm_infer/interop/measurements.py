@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ..conditioning.observations import linear, pixels
-from ..errors import ArgumentError, ModelError, ObservationError, cause
-from ..extras import extra
+from ..errors import ArgumentError, ModelError, ObservationError, cause, extra
 
 with extra("deepinv"):
     from deepinv.physics import Denoising, GaussianNoise, Inpainting, LinearPhysics, Physics, ZeroNoise

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import floating_type
-from ..errors import ArgumentError, ModelError, cause, warn
-from ..extras import extra
+from ..errors import ArgumentError, ModelError, cause, extra, warn
 from ..sampling.predictive import CalledProgram
 from ..target import Target
 from .charts import chart_of, has_chart

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from ..arguments import array, mapping
-from ..errors import ModelError, cause
-from ..extras import extra
+from ..errors import ModelError, cause, extra
 from ..sampling.predictive import CalledProgram
 from .charts import has_fewer_dimensions, without_events
 

@@ -1,7 +1,7 @@
 """Markov kernels: immutable configurations with ``init`` and ``step``."""
 
 from .alternating import Alternating
-from .constrained import ConstrainedHMC
+from .constrained import ConstrainedHMC, RiemannianHMC
 from .hmc import HMC
 from .kernel import Info, Kernel
 from .lifted import LiftedHMC
@@ -16,7 +16,6 @@ from .pseudo_marginal import (
     PseudoMarginalMH,
     Uniform,
 )
-from .riemannian import RiemannianHMC
 from .slice import EllipticalSlice, LinearSlice
 
 __all__ = [

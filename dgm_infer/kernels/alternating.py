@@ -7,7 +7,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from ..arguments.objects import is_sequence, shown
+from ..arguments.values import is_sequence, shown
 from ..errors import ArgumentError, Status
 from ..settings import Settings
 from ..target import Block, Target

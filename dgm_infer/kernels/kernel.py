@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 import torch
 from torch import Tensor
 
-from ..arguments.objects import shown
+from ..arguments.values import shown
 from ..errors import ArgumentError, Status
 from .metrics import Metric
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import ArgumentError
 from ..linear_maps import LinearMap
-from .jumps import Jumps
+from .mode_jumps import Jumps
 
 _METHODS = ("check", "init", "step")
 # What kernels hold beside numbers.

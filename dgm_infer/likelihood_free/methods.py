@@ -13,8 +13,7 @@ from ..conditioning.abc_kernels import KERNELS
 from ..errors import ArgumentError, warn
 from ..settings import Settings
 from ..target import Density, check_density
-from .sample import Found, equal_weights, nothing_accepted
-from .simulation import Simulation
+from .sample import Found, Simulation, equal_weights, nothing_accepted
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,8 +1,7 @@
 """Generative models and the densities of their inputs."""
 
-from .censored import CensoredNormal
-from .copies import check_weights, copied, evaluation_copy, frozen_copy
 from .decoder import (
+    CensoredNormal,
     DiscreteModel,
     LatentVariableModel,
     MeanOfDecoder,
@@ -12,9 +11,8 @@ from .decoder import (
     output_distribution,
 )
 from .densities import InputDensity, Logistic, Product, StandardNormal
-from .directed import DirectedModel, validate
-from .model import GenerativeModel, reference_tensor
-from .noise import WithNoise, noiseless
+from .directed import DirectedModel, WithNoise, noiseless, validate
+from .model import GenerativeModel, check_weights, copied, evaluation_copy, frozen_copy, reference_tensor
 
 __all__ = [
     "CensoredNormal",

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import allocatable, indices, instance, positive, random_seed, whole_number, within
-from ..errors import ArgumentError, EvidenceError
-from ..extras import extra
+from ..errors import ArgumentError, EvidenceError, extra
 from ..linear_maps import TriangularMap
 from ..probe import energy_fault, probe_points
 from ..target import as_target

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..autodiff.attention import differentiable_attention
+from ..autodiff.layers import differentiable_attention
 from ..errors import EvidenceError
 
 

@@ -1,6 +1,5 @@
 """The draws of a run in its folder: those of every shard in parts, put together in memory or in a mapped file."""
 
-import json
 import math
 import mmap
 import os
@@ -21,7 +20,7 @@ from ..sampling.plan import RunOutcome, RunPlan
 from ..sampling.preflight import check_size
 from ..target import reference
 from .encoding import decode_tensors
-from .folder import WARMUP, RunFolder
+from .folder import WARMUP, RunFolder, read_progress
 from .store import Reader
 
 
@@ -46,20 +45,6 @@ class Part(NamedTuple):
     """Each ``[chains, count, ...]``; None if they are in the folder."""
     kernel: Any = None
     """The adapted kernel, if it is at hand."""
-
-
-def read_progress(reader: Reader) -> dict[str, Any] | None:
-    """The progress of the last checkpoint; None before the first."""
-    content = reader.read("progress")
-    return None if content is None else json.loads(content)
-
-
-def progress_in(folder: RunFolder, name: str) -> dict[str, Any] | None:
-    """The progress of a shard's last checkpoint; None before the first."""
-    if not (store := folder.shard(name)).exists:
-        return None
-    with store.reading() as reader:
-        return read_progress(reader)
 
 
 def chunks(reader: Reader, device: torch.device | str = "cpu") -> Iterator[tuple[int, dict[str, Tensor]]]:
@@ -102,7 +87,7 @@ def check_disk(call: str, path: Path, problem: Any, plan: RunPlan, made: int = 0
 
 def count_of(folder: RunFolder) -> int:
     """Draws that all shards have made together, by their last checkpoints."""
-    return sum((progress_in(folder, name) or {"count": 0})["count"] for name in folder.names)
+    return sum((folder.progress(name) or {"count": 0})["count"] for name in folder.names)
 
 
 def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = None) -> RunOutcome:
@@ -119,7 +104,7 @@ def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = N
     device = torch.device("cpu") if like is None else like.device
     parts = parts or {}
     found = {name: parts[name].progress for name in parts if name in folder.names}
-    found |= {n: progress for n in folder.names if n not in found and (progress := progress_in(folder, n)) is not None}
+    found |= {n: progress for n in folder.names if n not in found and (progress := folder.progress(n)) is not None}
     found = {name: found[name] for name in folder.names if name in found}
     counts = sorted((progress["count"] for progress in found.values()), reverse=True)
     count = max(((n + 1) * each, each) for n, each in enumerate([*counts, 0]))[1]
@@ -127,7 +112,7 @@ def collected(folder: RunFolder, problem: Any, parts: dict[str, Part] | None = N
     plan = RunPlan(**folder.plan)
     if count == 0:
         first = folder.names[0] if folder.manifest["shards"] == 1 else WARMUP
-        made = (progress_in(folder, first) or {"transitions": 0})["transitions"]
+        made = (folder.progress(first) or {"transitions": 0})["transitions"]
         raise CheckpointError(
             f"{folder.path}: no draws yet, {made} of {plan.warmup} transitions of warm-up in the last checkpoint: "
             "collect later, or resume the run if it has ended"

@@ -18,9 +18,8 @@ from .. import errors
 from ..errors import CheckpointError, DgmInferError, warn
 from ..sampling.run import device_of, named
 from .folder import RunFolder
-from .kinds import ShardReport, Signals, kind_of
+from .kinds import Page, ShardReport, Signals, kind_of
 from .store import Writer
-from .watch import Page
 
 # Workers that a shard may lose without a new checkpoint in between.
 _LOSSES = 3

@@ -15,7 +15,7 @@ from ..errors import ArgumentError, CheckpointError, cause
 from ..files import make_folder
 from ..sampling.fingerprint import check_problem, known_problem, packed, unpacked
 from .encoding import decode, encode, modules_of
-from .store import Store, Writer
+from .store import Reader, Store, Writer
 
 _FORMAT = "dgm-infer run 3"
 _FILE = "run.sqlite"
@@ -126,6 +126,13 @@ class RunFolder:
     def shard(self, name: str) -> Store:
         return Store(self.path / f"{name}.sqlite", f"{self.manifest['id']}/{name}")
 
+    def progress(self, name: str) -> dict[str, Any] | None:
+        """The progress of a shard's last checkpoint, as JSON holds it; None before the first."""
+        if not (store := self.shard(name)).exists:
+            return None
+        with store.reading() as reader:
+            return read_progress(reader)
+
     @contextmanager
     def writing(self) -> Iterator[Writer]:
         """What writes the plan; other processes are refused meanwhile.
@@ -185,6 +192,12 @@ class RunFolder:
     def _read(self, name: str) -> bytes | None:
         with self._store.reading() as reader:
             return reader.read(name)
+
+
+def read_progress(reader: Reader) -> dict[str, Any] | None:
+    """The progress of the last checkpoint of a shard that is open; None before the first."""
+    content = reader.read("progress")
+    return None if content is None else json.loads(content)
 
 
 def _manifest(path: Path) -> dict[str, Any]:

@@ -1,12 +1,16 @@
-"""What the engine needs to know of a kind of run, and the signals that stop one."""
+"""What the engine needs to know of a kind of run, the signals that stop one, and what to say of where it is."""
 
+import html
 import os
 import signal
 import threading
+import time
+from abc import ABC, abstractmethod
 from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from ..errors import ArgumentError
 from .folder import RunFolder
@@ -22,21 +26,22 @@ class ShardReport(NamedTuple):
     """What it made, if the folder does not have it, or it is at hand."""
 
 
-class Kind(Protocol):
+class Kind(ABC):
     """What a run is of: chains, or whatever a function of its inputs computes, in shards that anybody may make."""
 
     def first(self, folder: RunFolder) -> list[str]:
         """Shards that are made before all others."""
-        ...
+        return []
 
+    @abstractmethod
     def is_finished(self, folder: RunFolder, name: str) -> bool:
         """Whether a shard has made all that it is to make."""
-        ...
 
+    @abstractmethod
     def progress(self, folder: RunFolder, name: str) -> int:
         """How far a shard was at its last checkpoint."""
-        ...
 
+    @abstractmethod
     def make(
         self, folder: RunFolder, name: str, problem: Any, signals: "Signals", *, looks: bool, progress: bool
     ) -> ShardReport:
@@ -45,8 +50,8 @@ class Kind(Protocol):
         Args:
             looks: whether another process asks to stop, in the folder.
         """
-        ...
 
+    @abstractmethod
     def result(
         self, call: str, folder: RunFolder, problem: Any, reports: dict[str, ShardReport], stopped_by: str | None
     ) -> Any:
@@ -55,11 +60,10 @@ class Kind(Protocol):
         Raises:
             CheckpointError: that is nothing yet.
         """
-        ...
 
+    @abstractmethod
     def problem(self, call: str, given: Any) -> Any:
         """What a user gives as ``problem=``."""
-        ...
 
     def extended(self, folder: RunFolder, problem: Any, more: int) -> dict[str, Any]:
         """The changes of the manifest that add draws.
@@ -67,19 +71,23 @@ class Kind(Protocol):
         Raises:
             ArgumentError: it has none to add.
         """
-        ...
+        kind = folder.manifest["kind"]
+        raise ArgumentError(
+            f"extend({str(folder.path)!r}): is a run of {kind}(), to which no draws are added: begin another one with "
+            "more"
+        )
 
+    @abstractmethod
     def made(self, folder: RunFolder) -> int:
         """Draws that the folder has."""
-        ...
 
+    @abstractmethod
     def view(self, folder: RunFolder) -> list[tuple[str, str]]:
         """What to say of where the run is, by name."""
-        ...
 
     def settled(self, folder: RunFolder) -> dict[str, Any]:
         """The changes of the manifest that follow from what was made."""
-        ...
+        return {}
 
 
 KINDS: dict[str, Kind] = {}
@@ -99,13 +107,6 @@ def kind_of(folder: RunFolder) -> Kind:
     if name not in KINDS:
         import_module(_HOMES[name])
     return KINDS[name]
-
-
-def refuse_extension(folder: RunFolder) -> ArgumentError:
-    kind = folder.manifest["kind"]
-    return ArgumentError(
-        f"extend({str(folder.path)!r}): is a run of {kind}(), to which no draws are added: begin another one with more"
-    )
 
 
 class Signals:
@@ -156,3 +157,79 @@ class Signals:
 
 class Stopped(KeyboardInterrupt):
     """A request to stop, after the checkpoint."""
+
+
+_PAGE = "index.html"
+
+
+@dataclass(frozen=True)
+class PageSettings:
+    """When a page is written and read."""
+
+    share: float = 0.01
+    """Share of the time that it may take: R-hat of many draws takes seconds."""
+    again: int = 5
+    """Seconds after which a browser reads it again, at least."""
+
+
+_SETTINGS = PageSettings()
+
+
+def progress_rows(folder: RunFolder) -> list[tuple[str, str]]:
+    """What there is to say of a run, by name."""
+    manifest = folder.manifest
+    over = "finished" if is_over(folder) else "under way, or stopped"
+    rows = [("run", f"{manifest['kind']}() in {folder.path}: {over}"), *kind_of(folder).view(folder)]
+    if manifest.get("stopped_by"):
+        rows.append(("ended", manifest["stopped_by"]))
+    return rows
+
+
+def is_over(folder: RunFolder) -> bool:
+    """Whether all that was asked for is made."""
+    return all(kind_of(folder).is_finished(folder, name) for name in folder.names)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in words."""
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+class Page:
+    """The page of a run that lasts: written with its checkpoints, and once more at its end."""
+
+    def __init__(self, folder: RunFolder):
+        self._folder = folder
+        self._every = folder.manifest["checkpoint_every"]
+        self._due = time.monotonic() + self._every
+
+    def update(self, is_last: bool = False) -> None:
+        """Write it if it is due; at the end, if it is there."""
+        path = self._folder.path / _PAGE
+        if time.monotonic() < self._due and not (is_last and path.exists()):
+            return
+        began = time.monotonic()
+        # whatever is wrong with a page, the run goes on
+        with suppress(Exception):
+            # not by another file's name: a process that is killed would leave that
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+            content = self._page().encode()
+            with open(os.open(path, flags, 0o644), "wb") as file:
+                file.write(content)
+        now = time.monotonic()
+        self._due = now + max(self._every, (now - began) / _SETTINGS.share)
+
+    def _page(self) -> str:
+        rows = progress_rows(self._folder)
+        again = max(_SETTINGS.again, int(self._every))
+        refresh = "" if is_over(self._folder) else f'<meta http-equiv="refresh" content="{again}">'
+        lines = "".join(f"<tr><th>{html.escape(name)}<td>{html.escape(value)}\n" for name, value in rows)
+        style = "body{font:16px sans-serif;margin:2em}th{text-align:left;padding-right:2em;vertical-align:top}"
+        return (
+            f'<!doctype html><html lang="en"><head><meta charset="utf-8">{refresh}<title>{html.escape(rows[0][1])}'
+            f"</title><style>{style}</style></head><body><table>\n{lines}</table>\n"
+            f"<p>Written {time.strftime('%Y-%m-%d %H:%M:%S %Z')}.</body></html>\n"
+        )

@@ -20,9 +20,8 @@ from ..sampling.run import device_of
 from ..target import reference
 from .encoding import decode, encode
 from .folder import RunFolder
-from .kinds import ShardReport, Signals, Stopped, refuse_extension
+from .kinds import Kind, Page, ShardReport, Signals, Stopped, duration
 from .store import Writer
-from .watch import Page, duration
 
 
 @dataclass(frozen=True)
@@ -57,14 +56,11 @@ class StoredCall(NamedTuple):
     """Of the news of a step, what :func:`watch` shows."""
 
 
-class CallRun:
+class CallRun(Kind):
     """The kind of run whose shards are calls of a function."""
 
     def __init__(self, function: StoredCall):
         self._function = function
-
-    def first(self, folder: RunFolder) -> list[str]:
-        return []
 
     def is_finished(self, folder: RunFolder, name: str) -> bool:
         if not (store := folder.shard(name)).exists:
@@ -73,7 +69,7 @@ class CallRun:
             return bool(reader.names("result"))
 
     def progress(self, folder: RunFolder, name: str) -> int:
-        found = self._progress_in(folder, name) or {}
+        found = folder.progress(name) or {}
         return 10**18 if found.get("finished") else found.get("loop", 0) * 10**9 + found.get("done", 0)
 
     def make(
@@ -128,16 +124,10 @@ class CallRun:
     def problem(self, call: str, given: Any) -> Any:
         return self._function.problem(call, given)
 
-    def extended(self, folder: RunFolder, problem: Any, more: int) -> dict[str, Any]:
-        raise refuse_extension(folder)
-
-    def settled(self, folder: RunFolder) -> dict[str, Any]:
-        return {}
-
     def view(self, folder: RunFolder) -> list[tuple[str, str]]:
         rows, several = [], len(folder.names) > 1
         for i, name in enumerate(folder.names):
-            found = self._progress_in(folder, name)
+            found = folder.progress(name)
             if found is None:
                 where = "not begun"
             elif found.get("finished"):
@@ -149,13 +139,6 @@ class CallRun:
                     where += f" ({left} left of them)"
             rows.append((f"part {i + 1}" if several else "progress", where + _shown(found or {})))
         return rows
-
-    def _progress_in(self, folder: RunFolder, name: str) -> dict[str, Any] | None:
-        if not (store := folder.shard(name)).exists:
-            return None
-        with store.reading() as reader:
-            content = reader.read("progress")
-        return None if content is None else json.loads(content)
 
     def made(self, folder: RunFolder) -> int:
         return sum(self.is_finished(folder, name) for name in folder.names)

@@ -172,8 +172,6 @@ class Store:
                 connection.execute("BEGIN IMMEDIATE")
                 if make and not connection.execute("SELECT 1 FROM sqlite_master").fetchone():
                     connection.execute(_TABLE)
-                    connection.execute("COMMIT")
-                    connection.execute("BEGIN IMMEDIATE")
                 elif new:
                     raise sqlite3.OperationalError("database is locked")
             except sqlite3.Error as error:

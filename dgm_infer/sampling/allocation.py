@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ..conditioning.marginal import NoiseMarginal
-from ..kernels.jumps import Jumps
 from ..kernels.lifted import curvature_metric
+from ..kernels.mode_jumps import Jumps
 from ..linear_maps import IDENTITY
 from ..references.minimise import minimise, places, same_minimum, same_mode
 from ..references.modes import laplace_masses

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..arguments.objects import of_problems
+from ..arguments.values import of_problems
 from ..conditioning.fibre import Fibre
 from ..conditioning.scales import drowned_by_noise
 from ..conditioning.subject import LIMITS, prior_draws

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..arguments.objects import of_problems
+from ..arguments.values import of_problems
 from ..errors import warn
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from ..errors import ArgumentError, ModelError, cause
-from ..extras import extra
+from ..errors import ArgumentError, ModelError, cause, extra
 
 # Runs that are vectorised at once.
 _ROWS = 4096

@@ -1,4 +1,4 @@
-"""A sampling run under way: what its next transition needs, and what it has drawn."""
+"""A sampling run under way: what its next transition needs, what it has drawn, and its draws at the end."""
 
 import dataclasses
 import time
@@ -9,18 +9,20 @@ import torch
 from torch import Tensor
 
 from ..conditioning.fibre import Fibre
-from ..errors import StartError, cause
+from ..diagnosis import DiagnosisWarning
+from ..errors import StartError, cause, warn
 from ..kernels import Info, Kernel
-from ..kernels.jumps import Jumps
 from ..kernels.kernel import State, Tunable
-from ..kernels.mode_jumps import ModeJumps
+from ..kernels.mode_jumps import Jumps, ModeJumps
 from ..progress import SETTINGS as PROGRESS
 from ..progress import Progress, foretell
 from ..target import Target, reference
+from .draws import Draws
 from .execution import Execution
 from .plan import RunInputs, RunOutcome, RunPlan
 from .preflight import check_derivatives, check_energy, check_latents
 from .starts import starting_points
+from .verdict import verdict
 from .warmup import WarmUp
 
 
@@ -330,3 +332,41 @@ def diagnostics(news: list[Info]) -> str:
 def _without_ends(info: Info) -> Info:
     """What the bar keeps: diagnostics are small, the ends of trajectories are not."""
     return dataclasses.replace(info, tuning=None)
+
+
+def as_draws(outcome: RunOutcome) -> Draws:
+    """The draws of a run, finished or not."""
+    return Draws(
+        inputs=outcome.draws.get("inputs"),
+        latents=_strip("latents.", outcome.draws) or None,
+        stats=_strip("stats.", outcome.draws),
+        kernel=outcome.kernel,
+        seed=outcome.plan.seed,
+        problem=outcome.problem,
+        interrupted=outcome.made < outcome.plan.draws,
+        ancestors=outcome.ancestors,
+    )
+
+
+def finalise(outcome: RunOutcome, stopped_by: str | None) -> Draws:
+    """The draws of a run, with warnings for what stopped it and for what makes them useless."""
+    plan = outcome.plan
+    if stopped_by is not None:
+        warn(f"{stopped_by}: {outcome.made} of {plan.draws} draws were made and are kept")
+    result = as_draws(outcome)
+    result.interrupted |= stopped_by is not None
+    transitions = outcome.made * plan.thin
+    try:
+        lines = [str(each) for each in verdict(result, outcome.problem, outcome.stayed, transitions, outcome.adapted)]
+    except KeyboardInterrupt:
+        result.interrupted, lines = True, ["interrupted after the last draw: all of them are kept"]
+    except Exception as error:
+        # the draws are there, whatever becomes of the look at them
+        lines = [f"the draws could not be checked: {named(error)}"]
+    for line in lines:
+        warn(f"sample(): {line}", DiagnosisWarning)
+    return result
+
+
+def _strip(prefix: str, values: dict) -> dict:
+    return {name.removeprefix(prefix): value for name, value in values.items() if name.startswith(prefix)}

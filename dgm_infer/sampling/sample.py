@@ -13,12 +13,10 @@ from ..kernels import Kernel
 from ..kernels.kernel import check_kernel
 from ..progress import Progress
 from ..target import Target, as_target
-from .default_kernel import default_kernel
 from .draws import Draws
-from .plan import Keeping, RunInputs, RunPlan
+from .plan import Keeping, RunInputs, RunPlan, default_kernel
 from .preflight import check_energy, check_size
-from .report import finalise
-from .run import SamplingRun, device_of, diagnostics, run_until_stopped
+from .run import SamplingRun, device_of, diagnostics, finalise, run_until_stopped
 
 __all__ = ["sample"]
 

@@ -15,9 +15,8 @@ from ..conditioning.marginal import AnnealedMarginal
 from ..conditioning.projection import damped_gauss_newton, solver_tolerance
 from ..errors import ArgumentError, EvidenceError
 from ..kernels import Kernel, LiftedHMC
-from ..kernels.jumps import Jumps
 from ..kernels.kernel import FibreKernel, Tunable, Tuning
-from ..kernels.mode_jumps import ModeJumps, innermost
+from ..kernels.mode_jumps import Jumps, ModeJumps, innermost
 from ..models import DirectedModel
 from ..references import Gaussian, modes
 from ..target import Target

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ..arguments.objects import of_problems
+from ..arguments.values import of_problems
 from ..conditioning.derivatives import find_jump, jump_words, kinked_operations
 from ..conditioning.fibre import Fibre
 from ..diagnosis import Finding, finding

@@ -4,12 +4,10 @@ To add a structure, add a file with its map and its :class:`Structure`, and a li
 """
 
 from ..autodiff.jacobian_products import push_forward
-from .blocks import Blocks, LowRankPlusBlocks
+from .blocks import Blocks, Diagonal, LowRankPlusBlocks, LowRankPlusDiagonal
 from .declared import STRUCTURES, declared_structure, of_units, validate_structure
-from .dense import Dense, DenseJacobian
-from .diagonal import Diagonal, LowRankPlusDiagonal
 from .jacobian import Evaluation, JacobianMap
-from .structure import Structure, Units
+from .structure import Dense, DenseJacobian, Structure, Units
 from .units import UnitStructure, View
 
 __all__ = [

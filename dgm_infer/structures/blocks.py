@@ -1,4 +1,4 @@
-"""Units of several outputs and local inputs: a low-rank matrix plus a block-diagonal one."""
+"""Jacobians of independent units, beside the global inputs': diagonal for one output and input each, else in blocks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,6 +9,162 @@ from torch import Tensor
 from ..autodiff.jacobian_products import push_forward
 from .jacobian import Evaluation, JacobianMap, factorise_capacity, log_det_cholesky, mv, solve_capacity, vm
 from .units import UnitStructure
+
+
+@dataclass(frozen=True)
+class LowRankPlusDiagonal(JacobianMap):
+    """``J = [A | diag(d)]`` with ``A [..., N, L]``, ``d [..., N]``; O(N L^2) per factorisation (math 4.2, J 8.2).
+
+    With ``S = diag(d^2)``, ``C = I + A^T S^-1 A = K K^T``, ``B = S^-1 A K^-T``:
+    ``G^-1 = S^-1 - B B^T``, ``log|G| = sum log d^2 + log|C|``, ``A^T G^-1 = K^-T B^T``.
+    N x L matrices are stored transposed, so that sums over the N outputs run along contiguous memory.
+    """
+
+    columns: Tensor
+    """A^T, ``[..., L, N]``."""
+    diagonal: Tensor
+    """d."""
+    half: Tensor
+    """B^T, ``[..., L, N]``."""
+    inverse_factor: Tensor
+    """K^-T, ``[..., L, L]``."""
+    log_det: Tensor
+
+    @classmethod
+    def factorise(cls, *entries):
+        columns, diagonal = entries
+        scaled = columns / diagonal.square().unsqueeze(-2)
+        inverse, log_det = factorise_capacity(columns @ scaled.mT)
+        log_det = log_det + diagonal.square().log().sum(-1)
+        return cls(columns, diagonal, inverse.mT @ scaled, inverse, log_det)
+
+    def forward(self, v):
+        v1, v2 = self._split(v)
+        return vm(v1, self.columns) + self.diagonal * v2
+
+    def transpose(self, c):
+        return torch.cat([mv(self.columns, c), self.diagonal * c], -1)
+
+    def solve(self, c):
+        return c / self.diagonal.square() - vm(mv(self.half, c), self.half)
+
+    def pseudo_inverse(self, c):
+        # A^T G^-1 c has its own identity: A^T (S^-1 c - B B^T c) would cancel where d is small
+        weights = mv(self.half, c)
+        local = c / self.diagonal - self.diagonal * vm(weights, self.half)
+        return torch.cat([mv(self.inverse_factor, weights), local], -1)
+
+    def oblique_inverse(self, entries, c):
+        # J' J^T = diag(d' d) + A' A^T; with w = c / (d' d) and (I + A^T diag(d' d)^-1 A') x = A^T w the step is
+        # [x, d (w - diag(d' d)^-1 A' x)]
+        columns, diagonal = entries
+        s = diagonal * self.diagonal
+        w = c / s
+        x = solve_capacity(self.columns @ (columns / s.unsqueeze(-2)).mT, mv(self.columns, w))
+        return torch.cat([x, (c - vm(x, columns)) / diagonal], -1)
+
+    def damped_step(self, c, damping):
+        s = self.diagonal.square() + damping.unsqueeze(-1)
+        w = c / s
+        x = solve_capacity(self.columns @ (self.columns / s.unsqueeze(-2)).mT, mv(self.columns, w))
+        return torch.cat([x, self.diagonal * (w - vm(x, self.columns) / s)], -1)
+
+    def log_det_cotangent(self):
+        # G^-1 A = S^-1 A C^-1 = B K^-1; diag(G^-1) = 1/d^2 - rowsum B^2
+        inverse_diagonal = self.diagonal.square().reciprocal() - self.half.square().sum(-2)
+        return self.inverse_factor @ self.half, self.diagonal * inverse_diagonal
+
+    def _split(self, v):
+        n_columns = self.columns.shape[-2]
+        return v[..., :n_columns], v[..., n_columns:]
+
+
+@dataclass(frozen=True)
+class Diagonal(UnitStructure):
+    """``J = [A | diag(d)]``: every output has its own local input."""
+
+    jacobian = LowRankPlusDiagonal
+
+    def entries(self, function: Callable[[Tensor], Tensor], u: Tensor) -> Evaluation:
+        """By L products ``J t`` for A and one for d."""
+        n_columns = self.sizes.n_global
+        n_local = u.shape[-1] - n_columns
+        tangents = torch.zeros(n_columns + 1, u.shape[-1], dtype=u.dtype, device=u.device)
+        tangents.fill_diagonal_(1)
+        tangents[n_columns, n_columns:] = 1
+        value, products = push_forward(function, u, tangents)
+        if n_local != value.shape[-1]:
+            raise ValueError(f"{n_local} local inputs for {value.shape[-1]} outputs")
+        return Evaluation(value, (products[:n_columns].movedim(0, -2).contiguous(), products[n_columns]))
+
+    def row_size(self, n_outputs, n_inputs):
+        return n_outputs * (self.sizes.n_global + 1)
+
+    def solve_local(self, constraint, u, tolerance):
+        return solve_local_inputs(constraint, u, self.sizes.n_global, tolerance)
+
+    def has_full_rank(self, function, u, tolerance):
+        """Whether no d is zero: every output then varies with its own input."""
+        size = self.entries(function, u).entries[1].abs()
+        return bool((size > tolerance * size.amax(-1, keepdim=True)).all(-1).any())
+
+
+def solve_local_inputs(
+    constraint: Callable[[Tensor], Tensor],
+    u: Tensor,
+    n_global: int,
+    tolerance: Tensor,
+    *,
+    newton: int = 20,
+    bisections: int = 80,
+) -> Tensor:
+    """Solve ``c_i(u1, u2_i) = 0`` for every local input, with ``u1`` fixed.
+
+    Newton first (one step suffices for additive noise), then bisection in the units that have not converged, from a
+    bracket grown around 0. A unit without a sign change keeps its best iterate.
+
+    Args:
+        constraint: ``[R, L + N] -> [R, N]``; unit i depends on ``u1`` and ``u2_i``.
+        u: ``[R, L + N]``.
+        tolerance: ``[R]``, on ``|c_i|``.
+    """
+    u1, best = u[:, :n_global], u[:, n_global:]
+    tolerance = tolerance.unsqueeze(-1)
+
+    def units(v: Tensor) -> Tensor:
+        return constraint(torch.cat([u1.expand(*v.shape[:-1], -1), v], -1))
+
+    smallest = units(best).abs().nan_to_num(nan=torch.inf)
+
+    def keep_better(v: Tensor) -> Tensor:
+        nonlocal best, smallest
+        value = units(v)
+        better = value.abs() < smallest
+        best, smallest = torch.where(better, v, best), torch.where(better, value.abs(), smallest)
+        return value
+
+    for _ in range(newton):
+        value, (slope,) = push_forward(units, best, best.new_ones(1, best.shape[-1]))
+        previous = smallest
+        keep_better(best - (value / slope).nan_to_num(0, 0, 0))
+        if not (smallest < 0.5 * previous).any():
+            break
+    if (smallest < tolerance).all():
+        return torch.cat([u1, best], -1)
+
+    low, high = torch.full_like(best, -1.0), torch.full_like(best, 1.0)
+    for _ in range(10):
+        at_low = units(low)
+        outside = at_low.sign() * units(high).sign() > 0
+        if not outside.any():
+            break
+        low, high = torch.where(outside, 2 * low, low), torch.where(outside, 2 * high, high)
+    at_low = units(low)
+    for _ in range(bisections):
+        middle = 0.5 * (low + high)
+        left = keep_better(middle).sign() == at_low.sign()
+        low, high = torch.where(left, middle, low), torch.where(left, high, middle)
+    return torch.cat([u1, best], -1)
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,8 @@ from typing import Any
 import torch
 
 from ..errors import ModelError, cause
-from .blocks import Blocks
-from .dense import Dense
-from .diagonal import Diagonal
-from .structure import Structure, Units
+from .blocks import Blocks, Diagonal
+from .structure import Dense, Structure, Units
 from .units import SIMULATED, UnitStructure, View
 
 

@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Callable
 
-from dgm_infer.extras import extra
+from dgm_infer.errors import extra
 
 __all__ = ["BENCHMARKS", "load"]
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from dgm_infer import Target
-from dgm_infer.extras import extra
+from dgm_infer.errors import extra
 
 from ..problems.gaussian_mixture_flow import ObservedMixture
 

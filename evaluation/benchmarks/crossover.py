@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from dgm_infer.extras import extra
+from dgm_infer.errors import extra
 
 from ..figures.colours import COLOURS
 from .documents import ROOT, read_record

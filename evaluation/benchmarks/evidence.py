@@ -24,8 +24,7 @@ from torch import Tensor
 
 import dgm_infer as dgm
 from dgm_infer import Gaussian
-from dgm_infer.errors import ConfigError, uninterrupted
-from dgm_infer.extras import extra
+from dgm_infer.errors import ConfigError, extra, uninterrupted
 from dgm_infer.files import REFERENCE_DATA
 from generators import IWAE, LatentPosterior
 

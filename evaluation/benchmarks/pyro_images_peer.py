@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgm_infer.extras import extra
+from dgm_infer.errors import extra
 
 from .image_sampling import Conditioned, ImageTask
 from .workers import Report

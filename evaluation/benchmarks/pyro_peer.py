@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.distributions import Bernoulli, Independent, Normal
 
 from dgm_infer import Gaussian
-from dgm_infer.errors import ArgumentError, ModelError
+from dgm_infer.errors import ArgumentError, ModelError, extra
 from dgm_infer.evidence.estimators import log_mean
 from dgm_infer.evidence.plan import sigmoid
-from dgm_infer.extras import extra
 
 from ..reports.estimates import Estimates
 

@@ -18,10 +18,9 @@ import torch
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ConfigError, uninterrupted
-from dgm_infer.runs.drawn import progress_in
+from dgm_infer.runs.chains import Keeper
 from dgm_infer.runs.folder import RunFolder
-from dgm_infer.runs.shards import Keeper
-from dgm_infer.runs.watch import Page
+from dgm_infer.runs.kinds import Page
 
 from ..reports.records import write_record
 from ..reports.tables import markdown
@@ -119,7 +118,7 @@ def _workers(fibre: Any, counts: list[int], chains: int, draws: int, seed: int) 
                 progress=False,
             )
             opened = RunFolder.open("bench", Path(folder) / "run")
-            shards = [progress for name in opened.names if (progress := progress_in(opened, name)) is not None]
+            shards = [progress for name in opened.names if (progress := opened.progress(name)) is not None]
         uninterrupted(made)
         assert made.inputs is not None
         first = made.inputs if first is None else first

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from dgm_infer.autodiff import convolution, jacobian_products
+from dgm_infer.autodiff import jacobian_products, layers
 from dgm_infer.conditioning import Fibre, observed, projection, start_points
 from dgm_infer.evidence import checks, estimate
 from dgm_infer.evidence.tempering import legs
@@ -215,7 +215,7 @@ def _fixed_convolutions():
 
 @switch("affine normalisations", "batch normalisations are differentiated as affine functions", "conditioning")
 def _affine_normalisations():
-    with replaced(convolution, _normalised=lambda *arguments: None):
+    with replaced(layers, _normalised=lambda *arguments: None):
         yield
 
 

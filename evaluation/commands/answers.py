@@ -7,8 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from textwrap import fill
 
-from dgm_infer.errors import ConfigError
-from dgm_infer.extras import extra
+from dgm_infer.errors import ConfigError, extra
 
 from .messages import suggest
 from .options import check_configurations

@@ -9,8 +9,7 @@ from argparse import ArgumentError as ParseError
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from dgm_infer.errors import ConfigError, DgmInferError
-from dgm_infer.extras import extra
+from dgm_infer.errors import ConfigError, DgmInferError, extra
 
 from .answers import answered, completion, shipped
 from .messages import one_line, suggest

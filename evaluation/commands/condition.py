@@ -15,8 +15,9 @@ from dgm_infer import HMC, ConstrainedHMC
 from dgm_infer.conditioning.observations import Downsample, Linear, Pixels
 from dgm_infer.conditioning.pictures import PixelScale, image_shape
 from dgm_infer.errors import ConfigError, ObservationError
-from dgm_infer.files import complete_run, write_file
+from dgm_infer.files import write_file
 from dgm_infer.models import as_generative_model, is_discrete
+from evaluation.reports.folders import complete_run
 
 from ..figures.completions import completions, single_pictures
 from ..figures.thumbnails import thumbnails

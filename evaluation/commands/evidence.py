@@ -16,9 +16,10 @@ from dgm_infer.arguments import random_seed
 from dgm_infer.conditioning.pictures import PixelScale, image_shape
 from dgm_infer.errors import ConfigError, ModelError, uninterrupted
 from dgm_infer.evidence import Bounds, Method
-from dgm_infer.files import complete_run, write_file
+from dgm_infer.files import write_file
 from dgm_infer.models import LatentVariableModel, as_generative_model
 from dgm_infer.target import Target, as_target, reference
+from evaluation.reports.folders import complete_run
 from generators import LatentPosterior
 
 from ..figures.log_evidence import by_image

@@ -10,8 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from dgm_infer.errors import ConfigError, DgmInferError
-from dgm_infer.extras import extra
+from dgm_infer.errors import ConfigError, DgmInferError, extra
 
 from .messages import suggest, with_suggestion
 
@@ -187,7 +186,7 @@ def run_configured(
         DgmInferError: whatever the function raises.
     """
     from dgm_infer.arguments import random_seed  # with torch, which help and mistakes need not wait for
-    from dgm_infer.files import CONFIGURATION
+    from evaluation.reports.folders import CONFIGURATION
 
     parser = make_parser(command, needs, description=description)
     parser.add_argument("--config", action="config", help="a YAML file with any of the options")

@@ -10,9 +10,9 @@ import torch
 
 from dgm_infer import __version__
 from dgm_infer.arguments import random_seed
-from dgm_infer.errors import ConfigError
-from dgm_infer.extras import extra
-from dgm_infer.files import complete_run, write_file
+from dgm_infer.errors import ConfigError, extra
+from dgm_infer.files import write_file
+from evaluation.reports.folders import complete_run
 
 from .. import experiments
 from ..experiments.reference import reference_folder

@@ -20,10 +20,10 @@ from lightning.pytorch.plugins.io import CheckpointIO
 from lightning.pytorch.utilities import rank_zero_only
 
 from dgm_infer.arguments import whole_number
-from dgm_infer.errors import ConfigError, DgmInferError, cause, reported_as
-from dgm_infer.extras import extra
-from dgm_infer.files import check_room, make_folder, new_folder, remove_folders
+from dgm_infer.errors import ConfigError, DgmInferError, cause, extra, reported_as
+from dgm_infer.files import make_folder
 from dgm_infer.html import table
+from evaluation.reports.folders import check_room, new_folder, remove_folders
 from generators.weights import read_checkpoint
 from trainers.export import SaveGenerator
 from trainers.progress import TrainingProgress

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from dgm_infer.errors import CheckpointError, ConfigError
 from dgm_infer.runs.folder import RunFolder
-from dgm_infer.runs.watch import is_over, progress_rows
+from dgm_infer.runs.kinds import is_over, progress_rows
 
 from .options import make_parser, parse
 

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from dgm_infer import Gaussian, Target
 from dgm_infer.arguments import random_seed, whole_number
-from dgm_infer.errors import ArgumentError, CheckpointError, EvidenceError, cause
-from dgm_infer.extras import extra
+from dgm_infer.errors import ArgumentError, CheckpointError, EvidenceError, cause, extra
 from generators.arrays import read_arrays
 
 __all__ = [

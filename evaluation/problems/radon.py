@@ -6,8 +6,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 import dgm_infer as dgm
-from dgm_infer.errors import CheckpointError, cause
-from dgm_infer.extras import extra
+from dgm_infer.errors import CheckpointError, cause, extra
 from generators.arrays import read_arrays
 
 __all__ = ["Radon", "radon_target", "read_radon"]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 import dgm_infer as dgm
-from dgm_infer.extras import extra
+from dgm_infer.errors import extra
 
 __all__ = ["Folded", "Squares", "eight_schools", "folded", "squares", "wide_mass"]
 

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dgm_infer.files import held, write_file
+from dgm_infer.files import write_file
+from evaluation.reports.folders import held
 
 __all__ = ["announce", "plain", "write_record"]
 

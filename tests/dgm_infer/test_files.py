@@ -1,10 +1,8 @@
-"""Run folders and files: each of one process, whole or not there, and never removed with a result in them."""
+"""Files that are whole or not there, whoever writes them and whatever the disk does."""
 
 import io
 import os
-import threading
 import zipfile
-from concurrent.futures import ThreadPoolExecutor
 
 import h5py
 import numpy as np
@@ -14,90 +12,9 @@ from numpy.lib import format as npy
 
 import dgm_infer as dgm
 import generators
-from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError
-from dgm_infer.files import CONFIGURATION, complete_run, new_folder, remove_folders, write_file
-from tests.disks import fill, largest_file
-
-WORKERS = 8
-
-
-def together(work):
-    """What the work returns to each of several threads that begin it at the same moment."""
-    barrier = threading.Barrier(WORKERS)
-
-    def begin(i):
-        barrier.wait()
-        return work(i)
-
-    with ThreadPoolExecutor(WORKERS) as pool:
-        return list(pool.map(begin, range(WORKERS)))
-
-
-def test_runs_that_begin_together_have_a_folder_each(tmp_path):
-    for _ in range(5):
-        folders = together(lambda i: new_folder("run", tmp_path)[0])
-        assert len(set(folders)) == WORKERS
-        assert all(folder.is_dir() for folder in folders)
-
-
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path):
-    (tmp_path / "file").touch()
-    for root in (tmp_path / "file", "/proc/nothing"):
-        with pytest.raises(ConfigError, match="output: cannot make a folder in"), complete_run("run", root):
-            pytest.fail("it was made")
-    (tmp_path / "runs").mkdir()
-    (tmp_path / "runs" / "run").touch()
-    with pytest.raises(ConfigError, match="File exists"), complete_run("run", tmp_path / "runs"):
-        pytest.fail("it was made")
-
-
-def test_a_run_that_fails_leaves_the_folders_of_those_beside_it(tmp_path):
-    def run(i):
-        try:
-            with complete_run("run", tmp_path / "runs", "seed: 1\n") as folder:
-                if i % 2:
-                    raise ArgumentError("a failure")
-                write_file(folder / "result", str(i))
-        except ArgumentError:
-            return None
-        return folder
-
-    for _ in range(20):
-        for i, folder in enumerate(together(run)):
-            assert folder is None if i % 2 else (folder / "result").read_text() == str(i)
-
-
-def test_the_configuration_is_there_before_any_result(tmp_path):
-    with complete_run("run", tmp_path, "seed: 1\n") as folder:
-        assert (folder / CONFIGURATION).read_text() == "seed: 1\n"
-
-
-@pytest.mark.parametrize(
-    "failure", [KeyboardInterrupt(), RuntimeError("a failure"), ConfigError("a failure")], ids=repr
-)
-def test_a_folder_with_a_result_stays_and_without_one_it_goes(tmp_path, failure):
-    with pytest.raises(type(failure)), complete_run("empty", tmp_path / "runs", "seed: 1\n"):
-        raise failure
-    assert not (tmp_path / "runs").exists()
-    assert not hasattr(failure, "__notes__")
-
-    def run():
-        with complete_run("run", tmp_path / "runs", "seed: 1\n") as folder:
-            write_file(folder / "result", b"all of it")
-            raise failure
-
-    with pytest.raises(type(failure)):
-        run()
-    (folder,) = (tmp_path / "runs" / "run").iterdir()
-    assert (folder / "result").read_bytes() == b"all of it"
-    assert failure.__notes__ == [f"{folder} keeps what was finished: config.yaml, result"]
-
-
-def test_a_folder_that_was_there_before_stays(tmp_path):
-    (tmp_path / "runs").mkdir()
-    with pytest.raises(KeyboardInterrupt), complete_run("run", tmp_path / "runs"):
-        raise KeyboardInterrupt
-    assert list(tmp_path.rglob("*")) == [tmp_path / "runs"]
+from dgm_infer.errors import ArgumentError, CheckpointError
+from dgm_infer.files import write_file
+from tests.disks import fill, largest_file, together
 
 
 def test_a_file_that_the_disk_refuses_is_one_line_and_the_old_one_stays(tmp_path, monkeypatch):
@@ -109,30 +26,6 @@ def test_a_file_that_the_disk_refuses_is_one_line_and_the_old_one_stays(tmp_path
         write_file(tmp_path / "file", "new")
     assert (tmp_path / "file").read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
-
-
-@pytest.mark.parametrize("configuration", [None, "seed: 1\n"])
-def test_a_run_on_a_full_disk_is_refused_before_it_begins(tmp_path, monkeypatch, configuration):
-    fill(monkeypatch, tmp_path)
-    with (
-        pytest.raises(ConfigError, match=r"run.*: No space left on device"),
-        complete_run("run", tmp_path / "runs", configuration),
-    ):
-        pytest.fail("it began")
-    assert not (tmp_path / "runs").exists()
-
-
-def test_an_error_in_a_folder_that_has_vanished_is_that_error(tmp_path):
-    failure = ArgumentError("a failure")
-
-    def run():
-        with complete_run("run", tmp_path, "seed: 1\n") as folder:
-            remove_folders([folder])
-            raise failure
-
-    with pytest.raises(ArgumentError, match="a failure"):
-        run()
-    assert not hasattr(failure, "__notes__")
 
 
 def test_generators_that_are_saved_together_are_each_whole(tmp_path):

@@ -18,7 +18,6 @@ BEGIN = """
 import os, signal, sys, threading, time, warnings
 import torch
 import dgm_infer as dgm
-from dgm_infer.runs.drawn import progress_in
 from dgm_infer.runs.folder import RunFolder
 from tests.dgm_infer.runs.same import Well, assert_same
 
@@ -33,7 +32,7 @@ def during(act):
             try:
                 folder = RunFolder.open("watch", "runs/lens")
                 for name in folder.names:
-                    count = (progress_in(folder, name) or {"count": 0})["count"]
+                    count = (folder.progress(name) or {"count": 0})["count"]
                     if 0 < count < folder.plan["draws"] / 2:
                         act(name)
                         return print("stopped one", flush=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import flag, whole_number
-from ...arguments.objects import shown
+from ...arguments.values import shown
 from ...errors import ArgumentError
 from ...progress import Progress
 from ...references import Gaussian

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...arguments import whole_number
-from ...arguments.objects import shown
+from ...arguments.values import shown
 from ...errors import ArgumentError, EvidenceError
 from ...progress import Progress
 from ...settings import Settings

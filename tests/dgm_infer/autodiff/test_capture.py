@@ -7,8 +7,7 @@ import torch
 from torch import nn
 
 import dgm_infer as dgm
-from dgm_infer.autodiff.affine import affine_graph
-from dgm_infer.autodiff.capture import bound, capture, value_and_gradient
+from dgm_infer.autodiff.capture import affine_graph, bound, capture, value_and_gradient
 from dgm_infer.autodiff.captured import CapturedTarget, agree, captured, captured_targets
 from dgm_infer.autodiff.loops import capturing
 from dgm_infer.errors import ModelError

@@ -6,8 +6,8 @@ from torch import nn
 from torch.nn import functional
 
 from dgm_infer.autodiff import jacobian_products as jacobian
-from dgm_infer.autodiff.convolution import FixedConvolutions
 from dgm_infer.autodiff.jacobian_products import pull_back
+from dgm_infer.autodiff.layers import FixedConvolutions
 from tests.oracles import FLOAT
 
 LAYERS = {

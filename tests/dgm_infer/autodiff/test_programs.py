@@ -14,7 +14,7 @@ from dgm_infer.autodiff.programs import CompiledTarget, Program
 from dgm_infer.autodiff.pytrees import flatten, unflatten
 from dgm_infer.autodiff.randomness import normal
 from dgm_infer.errors import ModelError
-from dgm_infer.kernels.jumps import Jumps
+from dgm_infer.kernels.mode_jumps import Jumps
 from dgm_infer.linear_maps import DiagonalMap, TriangularMap
 from dgm_infer.sampling import execution as executions
 from dgm_infer.sampling.execution import CompilationSettings, Execution

@@ -8,7 +8,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.conditioning.projection import SOLVERS, Stop, damped_gauss_newton, masked, project
 from dgm_infer.structures import DenseJacobian
-from dgm_infer.structures.diagonal import solve_local_inputs
+from dgm_infer.structures.blocks import solve_local_inputs
 from tests.models import Bent
 from tests.oracles import FLOAT, Circle, Ellipse, Wave
 

@@ -14,7 +14,7 @@ from dgm_infer.conditioning.abc_kernels import InputPosterior
 from dgm_infer.errors import ArgumentError, Status
 from dgm_infer.kernels import Kernel
 from dgm_infer.kernels.kernel import Tunable
-from dgm_infer.runs.shards import Keeper
+from dgm_infer.runs.chains import Keeper
 from tests.gradient_free_oracles import gaussian_latent
 from tests.kernels import CarelessWalk, RandomWalk, Wanderer
 from tests.oracles import (

@@ -10,8 +10,8 @@ from torch import Tensor
 import dgm_infer as dgm
 from dgm_infer.errors import ArgumentError
 from dgm_infer.kernels import Info
-from dgm_infer.kernels.jumps import Jumps
 from dgm_infer.kernels.metropolis import point_at
+from dgm_infer.kernels.mode_jumps import Jumps
 from tests.findings import honest
 from tests.oracles import FLOAT, compare
 from tests.quick import cases, some

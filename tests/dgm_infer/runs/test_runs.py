@@ -19,8 +19,8 @@ from dgm_infer.runs import drawn
 from dgm_infer.runs.drawn import count_of
 from dgm_infer.runs.folder import RunFolder
 from dgm_infer.sampling.inference_data import effective_draws
+from dgm_infer.sampling.plan import Until
 from dgm_infer.sampling.run import SamplingRun
-from dgm_infer.sampling.until import Until
 from tests.dgm_infer.runs.same import Killed, Well, assert_same
 from tests.models import Bent
 from tests.oracles import FLOAT, Ellipse, assert_agrees, correlated_gaussian

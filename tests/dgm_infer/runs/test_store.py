@@ -3,6 +3,7 @@
 import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import textwrap
@@ -47,6 +48,19 @@ def test_what_is_written_is_read_at_once_by_others_and_replaced_as_a_whole(store
         writer.write({"x": b"2"})
         assert read(store, "x") == b"2"
     assert os.listdir(store.path.parent) == ["a.sqlite"]
+
+
+def test_a_file_is_made_while_another_process_looks_at_it(tmp_path):
+    path = tmp_path / "run.sqlite"
+    path.touch()
+    # as one that is about to be refused does
+    looks = sqlite3.connect(path, isolation_level=None)
+    looks.execute("BEGIN")
+    looks.execute("SELECT 1 FROM sqlite_master").fetchall()
+    with Store(path, "key").writing(make=True) as writer:
+        looks.close()
+        writer.write({"a": b"1"})
+        assert writer.names() == ["a"]
 
 
 def test_a_record_larger_than_a_row_is_put_together(store, monkeypatch):

@@ -8,8 +8,8 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.runs import replay
 from dgm_infer.runs.folder import RunFolder
+from dgm_infer.runs.kinds import duration, is_over, progress_rows
 from dgm_infer.runs.store import Writer
-from dgm_infer.runs.watch import duration, is_over, progress_rows
 from dgm_infer.sampling.inference_data import effective_draws, r_hat
 from dgm_infer.sampling.run import SamplingRun
 from evaluation.commands.cli import main

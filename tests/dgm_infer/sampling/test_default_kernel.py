@@ -3,7 +3,7 @@
 import torch
 
 import dgm_infer as dgm
-from dgm_infer.sampling.default_kernel import default_kernel
+from dgm_infer.sampling.plan import default_kernel
 from generators import LotkaVolterra
 from tests.oracles import Wave, circle, linear_gaussian
 

@@ -9,7 +9,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.errors import ModelError, ObservationError
 from dgm_infer.kernels.hmc import TRAJECTORY
-from dgm_infer.sampling import report
+from dgm_infer.sampling import run
 from dgm_infer.sampling.verdict import verdict
 from tests.oracles import FLOAT
 
@@ -96,7 +96,7 @@ def test_an_interrupt_while_draws_are_checked_keeps_them(monkeypatch):
     def interrupted(*arguments):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(report, "verdict", interrupted)
+    monkeypatch.setattr(run, "verdict", interrupted)
     start = torch.tensor([math.sqrt(2), 0, 0], dtype=FLOAT).expand(CHAINS, 3)
     with pytest.warns(UserWarning, match="all of them are kept"):
         draws = dgm.sample(

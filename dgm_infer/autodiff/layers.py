@@ -1,10 +1,15 @@
-"""Convolutions with fixed weights whose second derivatives cost no more than they must (math 3.9)."""
+"""Layers whose higher derivatives are slow, wrong or missing in torch: convolutions, normalisations, attention."""
 
-from typing import Any, NamedTuple
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
+from torch.backends import cuda
+from torch.nn import functional
 from torch.nn.functional import batch_norm
 from torch.overrides import TorchFunctionMode
 
@@ -117,3 +122,101 @@ class _Convolution(Function):
     def jvp(ctx, *grad_inputs):
         (weight,) = ctx.saved_tensors
         return _Convolution.apply(grad_inputs[0], weight, *ctx.settings)
+
+
+_LAYER = ("input", "normalized_shape", "weight", "bias", "eps")
+_INSTANCE = ("input", "running_mean", "running_var", "weight", "bias", "use_input_stats", "momentum", "eps")
+_OF_NORMS = {"weight": None, "bias": None, "eps": 1e-5, "running_mean": None, "running_var": None}
+
+
+class PlainNormalisations(TorchFunctionMode):
+    """While active, ``layer_norm`` and ``instance_norm`` are means, variances and products.
+
+    The derivatives of torch's own (2.14.1) of the second order, by forward mode or through the double backward, are
+    those of another function, without a word, or not there.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        given = kwargs or {}
+        if func in (functional.layer_norm, torch.layer_norm):
+            return _layer(**dict(zip(_LAYER, args, strict=False)), **given)
+        if func in (functional.instance_norm, torch.instance_norm):
+            options = _OF_NORMS | {"use_input_stats": True} | dict(zip(_INSTANCE, args, strict=False)) | given
+            if options["use_input_stats"]:
+                return _instance(options)
+        return func(*args, **given)
+
+
+def _layer(
+    input: Tensor,
+    normalized_shape: Any,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    cudnn_enable: bool = True,
+) -> Tensor:
+    dims = tuple(range(-len(normalized_shape), 0))
+    y = _standardised(input, dims, eps)
+    y = y if weight is None else y * weight
+    return y if bias is None else y + bias
+
+
+def _instance(given: dict[str, Any]) -> Tensor:
+    x, sides = given["input"], (-1, *[1] * (given["input"].ndim - 2))
+    y = _standardised(x, tuple(range(2, x.ndim)), given["eps"])
+    y = y if given["weight"] is None else y * given["weight"].reshape(sides)
+    return y if given["bias"] is None else y + given["bias"].reshape(sides)
+
+
+def _standardised(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
+    centred = x - x.mean(dims, keepdim=True)
+    return centred * (centred.square().mean(dims, keepdim=True) + eps).rsqrt()
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+# Of all fused kernels, also those of the CPU: whether they are on, and how they are switched.
+_FUSED = (
+    (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+    (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+    (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
+)
+_LOCK = threading.Lock()
+_depth = 0
+_before: list[bool] = []
+
+
+def differentiable_attention(function: Callable[P, R]) -> Callable[P, R]:
+    """A function whose calls of ``scaled_dot_product_attention`` are made by its mathematical kernel.
+
+    The switches are torch's own, of the whole process: they are set while any such function runs, and set back after.
+    """
+
+    @functools.wraps(function)
+    def plain(*args: P.args, **kwargs: P.kwargs) -> R:
+        _enter()
+        try:
+            return function(*args, **kwargs)
+        finally:
+            _leave()
+
+    return plain
+
+
+def _enter() -> None:
+    global _depth
+    with _LOCK:
+        _depth += 1
+        if _depth == 1:
+            _before[:] = [enabled() for enabled, _ in _FUSED]
+            for _, switch in _FUSED:
+                switch(False)
+
+
+def _leave() -> None:
+    global _depth
+    with _LOCK:
+        _depth -= 1
+        if _depth == 0:
+            for (_, switch), value in zip(_FUSED, _before, strict=True):
+                switch(value)
