@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import array, available_device, choice, context, floating_type, positive
-from ..arguments.objects import shown
+from ..arguments.values import shown
 from ..errors import ArgumentError, ObservationError, reported_as
 from ..models import (
     DiscreteModel,

@@ -13,7 +13,7 @@ from PIL import Image
 
 import dgm_infer as dgm
 from dgm_infer import arguments
-from dgm_infer.arguments.objects import of_problems
+from dgm_infer.arguments.values import of_problems
 from dgm_infer.errors import ArgumentError, ModelError, reported_as
 from tests.oracles import Circle
 
