@@ -305,7 +305,7 @@ def test_observations_at_the_edge_of_the_range(value):
     dgm.condition(model, y, observe=dgm.pixels(mask), tolerance=0.1)
 
 
-def pictures(low: float, high: float) -> generators.NetworkGenerator:
+def pictures(low: float, high: float) -> dgm.GenerativeModel:
     """A network of 8 x 8 pixels strictly within a range, which its outputs fill."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 64), nn.Sigmoid(), nn.Unflatten(-1, (8, 8)))
