@@ -26,8 +26,8 @@ class Finding:
     """One thing that is wrong; its text is ``what: remedy``."""
 
     severity: Severity
-    """Of a model or its data, ``"error"``: conditioning fails or is wrong; ``"warning"``: it may be; ``"note"``: good
-    to know. Of a result, ``"useless"``: no number can be used; ``"misleading"``: numbers are wrong by more than their
+    """For a model or its data, ``"error"``: conditioning fails or is wrong; ``"warning"``: it may be; ``"note"``: good
+    to know. For a result, ``"useless"``: no number can be used; ``"misleading"``: numbers are wrong by more than their
     errors say; ``"imprecise"``: they are right, but rest on few draws, or cost more than they need to."""
     what: str
     """The fault with its numbers and problems."""

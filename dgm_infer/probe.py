@@ -127,7 +127,7 @@ def energy_doubt(target: Target, x: Tensor, around: Tensor | None = None) -> str
 def _gradient_fault(target: Target, x: Tensor) -> str | None:
     """Describe a gradient that is not that of the energy; a target is looked at once.
 
-    An energy without derivatives is no fault: some kernels need none.
+    An energy without derivatives is not a fault: some kernels need none.
     """
     if not target.has_gradient or target in _AGREEING:
         return None

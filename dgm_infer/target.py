@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from .arguments import allocatable, default_type, function, random_generator, sizes, whole_number
 from .arguments.values import shown
@@ -196,7 +196,7 @@ class Target:
 def as_target(target) -> Target:
     """Anything with ``energy``, ``dim`` and ``batch_shape``, as a :class:`Target`.
 
-    Of a fibre with additive normal noise that is the posterior of the other inputs, whose evidence is ``log p(y)``.
+    For a fibre with additive normal noise that is the posterior of the other inputs, whose evidence is ``log p(y)``.
 
     Raises:
         ArgumentError: one of them is missing.
@@ -227,10 +227,10 @@ class _Adapted(Target):
                 "WithNoise(model, sd=...), or write the observation as a likelihood (for Pyro programs: "
                 "target_from_pyro)"
             )
-        if hasattr(target, "input_density") or hasattr(target, "decoder"):
+        if isinstance(target, nn.Module):
             raise ArgumentError(
-                f"expected a Target, not a {type(target).__name__}, which is a model: give its data too, "
-                "condition(model, data), or of evidence the pair, log_evidence((model, images))"
+                f"expected a Target, not a {type(target).__name__}, a model: what condition() returns, or with its "
+                "images a pair, log_evidence((model, images))"
             )
         if not all(hasattr(target, name) for name in ("energy", "dim", "batch_shape")):
             raise ArgumentError(
@@ -255,7 +255,7 @@ class _Adapted(Target):
         return getattr(self._target, "blocks", {})
 
     def initial_draws(self, n, rng):
-        # of a start of its own the points themselves: nothing else says where the density is
+        # the target's own starting points: nothing else says where the density is
         return self._own("start" if hasattr(self._target, "start") else "initial_draws")(n, rng)
 
     def start(self, chains, rng, attempts=20):

@@ -25,7 +25,7 @@ _TOKEN = re.compile(
     r"|(?P<number>\d+(?:\.\d+)?)|(?P<operator><=|>=|!=|->|<-|\+-|\|\||\.\.\.|.)"
 )
 _OPEN, _CLOSE = {"(": ")", "[": "]", "{": "}"}, set(")]}")
-# names that end in a digit which is no index
+# names that end in a digit which is not an index
 _WHOLE = re.compile(r"[A-Za-z]{2,}\d+")
 
 

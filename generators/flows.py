@@ -155,7 +155,7 @@ class _FlowDecoder(nn.Module):
 class LatentFlow(nn.Module):
     """A VAE whose latents have a learned prior: ``u -> z = flow(u) -> decoder(z)``, ``u ~ N(0, I)``.
 
-    The prior of a VAE has holes, latents that no image is encoded to and whose decodings are no images; a flow trained
+    The prior of a VAE has holes, latents that no image is encoded to and whose decodings are not images; a flow trained
     on the latents of images (``trainers.FlowMatching``) has none, at no cost in dimensions. Outputs have the noise of
     the VAE's decoder.
 

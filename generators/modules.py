@@ -199,7 +199,7 @@ def from_module(
         trust: also load a file whose pickle may run any code.
 
     Returns:
-        a :class:`NetworkGenerator`, or with ``noise`` a :class:`WithNoise`.
+        a ``NetworkGenerator``, or with ``noise`` a ``WithNoise``.
 
     Raises:
         ArgumentError: a shape, a range or the noise is illegal.

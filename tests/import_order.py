@@ -55,7 +55,6 @@ ORDER = {
         "observed",
         "agreement",
         "faults",
-        "scales",
         "derivatives",
         "subject",
         "checks",

@@ -232,7 +232,7 @@ CALLS = {
     "dgm.condition(Circle(),tensor([2.]),tolerance='0.1')": "tolerance='0.1'",
     "dgm.condition(Circle(),tensor([2.]),tolerance=inf)": "tolerance=inf",
     "dgm.condition(Circle(),tensor([2.]),tolerance=True)": "tolerance=True",
-    "dgm.condition(Circle(),tensor([2.]),tolerance=1e10)": "the data would count for nothing",
+    "dgm.condition(Circle(),tensor([2.]),tolerance=1e10)": "the data would not matter",
     "dgm.condition(Circle(),tensor([2.]),tolerance=tensor([.1,.2]))": "tolerance=tensor([0.1000, 0.2000])",
     "dgm.condition(Lin(),tensor([.1]),observe=lambda x: 1/0)": "division by zero",
     "dgm.condition(Lin(),tensor([.1]),observe=lambda x: None)": "NoneType",

@@ -80,6 +80,18 @@ def start(problem):
     return problem.start(2, torch.Generator().manual_seed(0), attempts=1)
 
 
+def ranged(low, high):
+    """Pictures of 4 x 4 pixels in a declared range."""
+    squash = torch.tanh if low < 0 else torch.sigmoid
+    return generators.from_module(network(), 4, output_range=(low, high), transform=lambda x: squash(3 * x))
+
+
+def logits():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 16), nn.Unflatten(-1, (4, 4))).eval()
+    return generators.from_module(net, 4, output_range=(0, 1), transform=lambda x: 4 * x)
+
+
 def line():
     """Three independent values with noise, each near zero."""
     return generators.LinearGaussian(torch.eye(3), torch.zeros(3), 1.0).eval()
@@ -128,6 +140,22 @@ MISTAKES = {
         lambda p, f: dgm.condition(p, torch.rand(4, 4, 3)),
         ["(4, 4, 3)", "colour", "image[..., :3].mean(-1)"],
     ),
+    "a mask of ones": (
+        lambda p, f: dgm.pixels(Image.fromarray(np.eye(4, dtype=np.uint8))),
+        ["brightest pixel is 1", "white"],
+    ),
+    "a picture that is not there": (lambda p, f: dgm.image(f / "nope.png"), ["nope.png", "no such picture"]),
+    "a model without its images": (lambda p, f: dgm.log_evidence(p), ["Photograph", "log_evidence((model, images))"]),
+    "logits called pixels": (
+        lambda p, f: dgm.condition(logits(), grey(1), noise=0.1),
+        ["output_range (0, 1)", "transform=torch.sigmoid"],
+    ),
+    "code in the place of a generator": (lambda p, f: read_generator("mymodel.py"), ["mymodel.model"]),
+    "a module that is misspelt": (lambda p, f: read_generator("mymodell.model"), ["no module 'mymodell'"]),
+    "HMC on a fibre": (
+        lambda p, f: dgm.sample(dgm.condition(p, grey(1), noise=0.1), dgm.HMC()),
+        ["LiftedHMC", "ConstrainedHMC"],
+    ),
 }
 
 
@@ -148,6 +176,18 @@ WARNINGS = {
         lambda p: dgm.condition(p, colours(0.1 + 0.8 * grey(1))),
         ["(3, 4, 4)", "3 grey images", "image[:3].mean(0)"],
     ),
+    "(-1, 1) for (0, 1)": (
+        lambda p: dgm.condition(ranged(0, 1), 2 * grey(1) - 1, noise=0.05),
+        ["observed values from -1 to 1", "20 standard deviations", "dgm.image"],
+    ),
+    "(0, 1) for (-1, 1)": (
+        lambda p: dgm.condition(ranged(-1, 1), grey(1), noise=0.05),
+        ["output_range of (-1, 1)", "dgm.image"],
+    ),
+    "noise in 8 bits": (
+        lambda p: dgm.condition(ranged(0, 1), 0.1 + 0.8 * grey(1), noise=12.75),
+        ["noise=12.75", "hides the data"],
+    ),
 }
 
 
@@ -165,12 +205,22 @@ def test_what_may_be_meant_is_warned_of(mistake, photograph):
         lambda p: dgm.condition(p, 0.01 + 0.98 * grey(1)),
         lambda p: dgm.condition(p, 0.1 + 0.8 * torch.rand(3, 4, 4, generator=torch.Generator().manual_seed(0))),
         lambda p: dgm.condition(line(), torch.full((3,), 9.0)),
+        lambda p: dgm.condition(ranged(0, 1), grey(1) + 0.1, noise=0.1),
+        lambda p: dgm.condition(ranged(-1, 1), 1.8 * grey(1) - 0.9, noise=0.5),
         lambda p: dgm.condition(line(), torch.tensor([[1.0, 2.0, 3.0]] * 4 + [[1.0, 2.0, 1e4]])),
         lambda p: start(
             dgm.condition(Dependent().eval(), torch.tensor([1.0, 2.0]), observe=dgm.linear(torch.eye(3)[:2]))
         ),
     ],
-    ids=["pixels", "three images", "the tail of the prior", "one value of many", "values observed once"],
+    ids=[
+        "pixels",
+        "three images",
+        "the tail of the prior",
+        "noise at the edge",
+        "dark and bright",
+        "one value of many",
+        "values observed once",
+    ],
 )
 def test_control_what_is_meant_is_not_remarked_on(meant, photograph):
     with warnings.catch_warnings():

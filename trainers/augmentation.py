@@ -15,7 +15,7 @@ __all__ = ["Augmentation"]
 
 @dataclass(frozen=True)
 class Augmentation:
-    """A small affine map of some images and Gaussian noise on all, drawn anew for every batch.
+    """A small affine map of some images and Gaussian noise on all, drawn again for every batch.
 
     An image is resampled at ``R(a) [[s1, h], [0, s2]] p + t`` for the pixel at ``p``, with the angle ``a``, the
     stretches ``s``, the shear ``h`` and the shift ``t`` uniform; values are clipped to [0, 1] before the noise.

@@ -46,7 +46,7 @@ def log_weights(model: nn.Module, images: Tensor, k: int, gradient: Gradient = "
     """``log w_i = log p(x | z_i) + log p(z_i) - log q(z_i | x)`` of k draws ``z_i ~ q(z | x)``: ``[k, n]``.
 
     Their mean over draws is the evidence lower bound; the logarithm of the mean weight is the importance-weighted
-    bound (Burda, Grosse and Salakhutdinov 2016, (8)). With weights ``v_i = w_i / sum_j w_j`` the latter's gradient is
+    bound (Burda, Grosse and Salakhutdinov 2016, (8)). With weights ``v_i = w_i / sum_j w_j`` its gradient is
     ``sum_i v_i d log w_i``. In the encoder's parameters phi, z_i = z(e_i, phi), the part of it that comes from q itself
     has expectation
 

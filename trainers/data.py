@@ -63,9 +63,9 @@ class ImageData(LightningDataModule, ABC):
     Batches are (images ``[batch, *output_shape]``, labels ``[batch]``). A subclass defines how the parts are read.
 
     Binary pixels are 1 with their grey level as the probability (Salakhutdinov and Murray 2008): ``"static"`` draws
-    them once, ``"dynamic"`` anew for every training batch, after the augmentation. Dequantised pixels are spread evenly
-    over the cells of their grey levels, ``(k + U) / levels`` for k from 0 to ``levels - 1`` (Uria et al. 2013), anew
-    for every training batch; see :attr:`log_density_correction`. Validation and held-out images are the same
+    them once, ``"dynamic"`` again for every training batch, after the augmentation. Dequantised pixels are spread
+    evenly over the cells of their grey levels, ``(k + U) / levels`` for k from 0 to ``levels - 1`` (Uria et al. 2013),
+    again for every training batch; see :attr:`log_density_correction`. Validation and held-out images are the same
     draws in every run.
 
     Args:

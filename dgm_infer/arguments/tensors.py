@@ -191,7 +191,9 @@ def available_device(call: str, field: str, value: Any) -> torch.device:
     try:
         tensor = torch.empty(0, device=found)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
-        raise ArgumentError(f"{call}({field}={shown(value)}): must be an available device: {cause(error)}") from error
+        raise ArgumentError(
+            f"{call}({field}={shown(value)}): must be an available device, or leave it out: {cause(error, 120)}"
+        ) from error
     # whose tensors hold no numbers
     if tensor.is_meta and type(tensor) is Tensor:
         raise ArgumentError(words)

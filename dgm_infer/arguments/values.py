@@ -173,7 +173,7 @@ def fraction(call: str, field: str, value: Any) -> float:
 
 
 def within(call: str, field: str, value: Any, low: float, high: float = math.inf, *, open_end: bool = False) -> float:
-    """A finite number from ``low`` to ``high``; the latter excluded with ``open_end``."""
+    """A finite number from ``low`` to ``high``; ``high`` excluded with ``open_end``."""
     number = real_number(value)
     inside = number is not None and math.isfinite(number) and low <= number <= high
     if not inside or (open_end and number == high):

@@ -151,7 +151,7 @@ def value_and_gradient(
 def vjp_graph(graph: Graph, inputs: Sequence[Tensor], outputs: Sequence[Tensor], skip: int = 0) -> Graph:
     """The graph of cotangents of the inputs, but the first ones, given inputs and cotangents of the outputs.
 
-    Of inputs and outputs only those with derivatives have cotangents.
+    Only inputs and outputs with derivatives have cotangents.
     """
     results = [k for k, each in enumerate(outputs) if each.is_floating_point()]
     wanted = [k for k, each in enumerate(inputs) if each.is_floating_point() and k >= skip]

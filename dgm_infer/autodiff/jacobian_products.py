@@ -102,7 +102,7 @@ def _of_all_rows(tangents: Tensor, u: Tensor) -> Tensor:
 def pull_back(function: Callable[[Tensor], Tensor], u: Tensor) -> tuple[Tensor, Tensor]:
     """Value ``[..., N]`` and rows of J, ``[N, ..., D]``, otherwise as :func:`push_forward`.
 
-    Of a large network the rows are computed a few at a time, and again for their gradient: memory for a few rows.
+    For a large network the rows are computed a few at a time, and again for their gradient: memory for a few rows.
     """
     if _is_traced(u):
         value, pull = vjp(function, u)[:2]
@@ -158,7 +158,7 @@ def _rows(x: Tensor, function: Callable[[Tensor], Tensor], fixed: bool, at_once:
 
 
 class _Rows(torch.autograd.Function):
-    """Rows of J in parts, each computed anew for its gradient; once differentiable."""
+    """Rows of J in parts, each computed again for its gradient; once differentiable."""
 
     @staticmethod
     def forward(ctx, x, function, fixed, at_once):

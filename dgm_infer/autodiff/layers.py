@@ -175,7 +175,7 @@ def _standardised(x: Tensor, dims: tuple[int, ...], eps: float) -> Tensor:
 
 P = ParamSpec("P")
 R = TypeVar("R")
-# Of all fused kernels, also those of the CPU: whether they are on, and how they are switched.
+# All fused kernels, also those of the CPU: whether they are on, and how they are switched.
 _FUSED = (
     (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
     (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),

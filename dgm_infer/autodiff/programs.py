@@ -22,7 +22,7 @@ from .randomness import Numbers, Recorded, Replayed
 from .replay import replayed
 from .simplify import lift_constants, simplified
 
-# Of torch's compiler: what the processor says of itself is believed; to try it out takes eight seconds.
+# For torch's compiler: what the processor says of itself is believed; to try it out takes eight seconds.
 _OPTIONS = {"cpp.vec_isa_ok": True}
 
 # Sets of random numbers at which code may differ from its graph: of as many chains, one may be accepted by the one and

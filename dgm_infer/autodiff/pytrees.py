@@ -22,7 +22,7 @@ def flatten(tree: Any) -> tuple[list[Tensor], Form]:
 
 
 def unflatten(tensors: Iterable[Tensor], form: Form) -> Any:
-    """The tree of this form with these tensors; dataclasses are not checked anew."""
+    """The tree of this form with these tensors; dataclasses are not checked again."""
     return _build(iter(tensors), form)
 
 

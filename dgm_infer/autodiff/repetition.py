@@ -55,7 +55,7 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        # whatever they are made of: numbers at random are no constants
+        # whatever they are made of: random numbers are not constants
         self.plain &= torch.Tag.nondeterministic_seeded not in func.tags
         leaves, form = tree_flatten((args, kwargs or {}))
         if not any(isinstance(leaf, Tensor) and id(leaf) in self.known for leaf in leaves):
@@ -77,7 +77,7 @@ class Recorder(TorchDispatchMode):
 def repetition(operations: Sequence[Operation]) -> tuple[int, int, int] | None:
     """Where the longest repetition begins, how many operations are repeated, and how often."""
     kinds: dict[Any, int] = {}
-    # what differs between steps is no part of a kind: which tensors, which numbers
+    # what differs between steps is not part of a kind: which tensors, which numbers
     tokens = np.array([kinds.setdefault(_kind(each), len(kinds)) for each in operations], dtype=np.int32)
     best, found = 0, None
     for period in range(1, len(tokens) // REPEATS + 1):

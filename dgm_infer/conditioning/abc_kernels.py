@@ -108,7 +108,7 @@ class NoiseEmbedding:
         v = torch.ones_like(u.reshape(-1, u.shape[-1]))
         for _ in range(_POWERS):
             v = v / v.norm(dim=-1, keepdim=True)
-            # the columns of the noise are no part of J
+            # the columns of the noise are not part of J
             product = jacobian.forward(torch.cat([v, v.new_zeros(len(v), self.fibre.values.shape[-1])], -1))
             v = self.project(jacobian.transpose(product))
         return v.norm(dim=-1).sqrt().reshape(u.shape[:-1]) / self._outputs.tolerance

@@ -111,7 +111,7 @@ def _compare(function: Callable[[Tensor], Tensor], u: Tensor, name: str, needs_b
     apart = relative_error(found.combined, reverse, found.size, found.combined_error).unsqueeze(-1)
     try:
         with _differentiating(name, "forward"):
-            # a number a point moves it along its direction
+            # one number per point moves it along its direction
             start, one = u.new_zeros(len(u), 1), u.new_ones(1, 1)
             forward = forward_mode(lambda t: function(u + t * v), start, one)[1][0]
     except ModelError:

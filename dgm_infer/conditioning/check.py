@@ -69,10 +69,10 @@ class Report:
     n_inputs: int | None = None
     n_outputs: int | None = None
     """Number of outputs, with data that of observed ones."""
-    n_noise: int = 0
-    """Number of inputs that are noise of single outputs."""
     rank: int | None = None
     """Largest rank of their Jacobian at prior draws; None if it was not computed."""
+    n_noise: int = 0
+    """Number of inputs that are noise of single outputs."""
 
     @property
     def ok(self) -> bool:
@@ -128,7 +128,7 @@ def check(model: GenerativeModel, observed=None, observe=None, *, noise: float |
         draws: number of prior draws at which derivatives are taken.
 
     Returns:
-        a :class:`Report`: ``if not report: print(report)``.
+        a ``Report``, truthy if there are no errors, to print.
 
     Raises:
         ArgumentError: ``draws`` is below 1, or ``noise`` not positive.
@@ -143,7 +143,7 @@ def check(model: GenerativeModel, observed=None, observe=None, *, noise: float |
         local = 0
         if n_inputs is not None and n_outputs is not None and isinstance(subject.reduced.model, WithNoise):
             local = n_inputs - subject.reduced.model.global_density.dim
-        return Report(name, tuple(found), n_inputs, n_outputs, local, rank)
+        return Report(name, tuple(found), n_inputs, n_outputs, rank, local)
 
     try:
         model = MeanOfDecoder(LatentVariableModel.of(model)) if discrete else as_generative_model(model)

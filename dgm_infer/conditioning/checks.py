@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..diagnosis import Finding
 from ..errors import DgmInferError, ModelError, ObservationError, cause, warn
-from ..models import copied
+from ..models import beneath_noise, copied
 from .agreement import DIFFERENTIABLE, check_agreement, check_second, constant_outputs, derivative_remedy
 from .derivatives import tame_draws
 from .faults import (
@@ -26,15 +26,14 @@ from .faults import (
     has_passed,
     largest,
     largest_difference,
-    last_layer,
     mixing,
+    off_scale,
     own_random_numbers,
     passes,
     said_interval,
     type_remedy,
 )
 from .observed import made_by, observed_model
-from .scales import drowned_by_noise, pixels_of_another_range
 from .subject import LIMITS, Subject
 
 # Errors that leave nothing to look at for the checks after them.
@@ -153,7 +152,8 @@ def output_range(subject: Subject) -> Finding | None:
     return _error(
         "output_range",
         f"{subject.name} declares output_range {said_interval(low, high)}, but its outputs at prior draws are between "
-        f"{least:.3g} and {largest:.3g}: {last_layer(low, high)}declare the range that its last layer has",
+        f"{least:.3g} and {largest:.3g}: apply what is missing, "
+        "as from_module(transform=torch.sigmoid) does, or declare the range of its last layer, or None",
     )
 
 
@@ -316,8 +316,7 @@ def derivatives(subject: Subject) -> Finding | None:
 def far_data(subject: Subject) -> Finding | None:
     """The data are of the size of what the model generates: within three widths of the range of its outputs.
 
-    That is the declared range, or that at prior draws, where at least a tenth of the values must be (images aside);
-    and pixels are not those of another range than the declared one.
+    That is the declared range, or that at prior draws, where at least a tenth of the values must be (images aside).
     """
     if subject.values is None:
         return None
@@ -327,13 +326,15 @@ def far_data(subject: Subject) -> Finding | None:
         declared = None
     made = subject.made if seen.keeps_range else made_by(seen, subject.values, subject.made)
     shape = model.output_shape if seen.keeps_range else ()
-    found = far_values(subject.name, shape, subject.values, made, declared=declared)
-    return pixels_of_another_range(subject.reduced, subject.values, subject.many) if found is None else found
-
-
-def noise(subject: Subject) -> Finding | None:
-    """Noise of a given width is not wider than what the model makes."""
-    return None if subject.values is None else drowned_by_noise(subject.reduced, subject.values, subject.many)
+    found = far_values(type(model).__name__, shape, subject.values, made, declared=declared)
+    model, u, sd = beneath_noise(subject.model, subject.u)
+    sd = math.hypot(sd, subject.noise or 0.0)
+    if found is not None or not sd:
+        return found
+    with torch.no_grad():
+        made = made_by(subject.operator, subject.values, model.observed(u))
+    declared = model.output_range if subject.operator.keeps_range else None
+    return off_scale(subject.name, subject.values, made, sd, declared)
 
 
 def edges(subject: Subject) -> Finding | None:
@@ -395,4 +396,4 @@ def number(subject: Subject) -> Finding | None:
 
 
 APPROXIMATE_CHECKS: tuple[Check, ...] = (operator, structure, derivatives, far_data)
-DATA_CHECKS: tuple[Check, ...] = (*APPROXIMATE_CHECKS[:3], second_derivatives, far_data, noise, edges, atoms, number)
+DATA_CHECKS: tuple[Check, ...] = (*APPROXIMATE_CHECKS[:3], second_derivatives, far_data, edges, atoms, number)

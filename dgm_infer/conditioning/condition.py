@@ -92,8 +92,8 @@ def condition(
         device: None for the model's own.
 
     Returns:
-        a :class:`Fibre`; with ``tolerance`` an :class:`InputPosterior`; if outputs are discrete a
-        :class:`LatentPosterior`. ``batch_shape`` comes from the data.
+        a ``Fibre``; with ``tolerance`` an ``InputPosterior``; if outputs are discrete a
+        ``LatentPosterior``. ``batch_shape`` comes from the data.
 
     Raises:
         ModelError: the model cannot be conditioned as it is.
@@ -161,7 +161,7 @@ def _check_tolerance(subject: Subject, tolerance: float) -> None:
     if len(misfit) and tolerance > LIMITS.blind * misfit.max():
         raise ArgumentError(
             f"condition(tolerance={tolerance:g}): outputs at prior draws miss the data by {misfit.max().item():.3g} at "
-            "most, so that the data would count for nothing; use a tolerance well below that"
+            "most, so that the data would not matter; use a tolerance well below that"
         )
 
 

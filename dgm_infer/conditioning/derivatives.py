@@ -25,7 +25,7 @@ class JacobianSettings(Settings):
     """Singular values below this, relative to the largest, count as zero: normalisation adds a small number to a norm,
     which leaves the direction that it removes with a derivative of about that size."""
     shown: int = 4
-    """Operations with kinks that a line names, at most: more are no line."""
+    """Most operations with kinks that a message names: more do not fit a line."""
     entries: int = 2**25
     """Entries of derivatives held at once: 256 MiB."""
     duration: float = 0.3
@@ -279,7 +279,7 @@ def find_kinks(reduced: ObservedModel, u: Tensor, rank: int) -> Kinks | None:
 def find_jump(outputs: Callable[[Tensor], Tensor], start: Tensor, end: Tensor) -> float | None:
     """The largest jump of the Jacobian on lines between points, as a share of its size there; None if it is small.
 
-    Of one random combination of the outputs, the interval of 8 over which the gradient changes most is halved 20 times,
+    For a random combination of the outputs, the interval of 8 over which the gradient changes most is halved 20 times,
     each time to the half of the larger change. The gradient of a smooth model then changes by next to nothing, that of
     a model with ``abs``, ``max`` or a branch on its inputs by as much as at first.
 

@@ -30,6 +30,15 @@ class FaultSettings(Settings):
     """Share of the values beyond which they are of another unit; a few far values are those of heavy tails."""
     pixel: float = 2.0
     """Largest output of a generator of pixels in (0, 1) or (-1, 1)."""
+    hidden: float = 10.0
+    """Times the spread of the outputs up to which noise leaves something of the data: a value then tells a hundredth of
+    the variance."""
+    beyond: float = 6.0
+    """Standard deviations of the noise beyond a declared range that no noise reaches."""
+    pixels: int = 16
+    """Values that say what scale they are on, by their signs."""
+    dark: float = 0.2
+    """Share of negative values at prior draws from which data without any are remarked on."""
     depth: int = 6
     """How deep changes are looked for: in a module's attributes, in what these hold, and so on."""
 
@@ -272,7 +281,33 @@ def said_interval(low: float, high: float) -> str:
     return f"({low:g}, {high:g})"
 
 
-def last_layer(low: float, high: float) -> str:
-    """What a network without its last layer lacks, of a range that one has."""
-    missing = {(0.0, 1.0): "torch.sigmoid", (-1.0, 1.0): "torch.tanh"}.get((low, high))
-    return "" if missing is None else f"apply the layer that is missing, from_module(..., transform={missing}), or "
+def off_scale(
+    name: str, values: Tensor, made: Tensor, noise: float, declared: tuple[float, float] | None
+) -> Finding | None:
+    """What noise of the measurement hides: data on another scale, or all data by noise that is itself on another.
+
+    Args:
+        name: of the model.
+        values, made: data ``[*batch, n]`` and what the model makes in their place at prior draws, without the noise.
+        noise: its standard deviation.
+        declared: the range that the model declares, if the values are outputs of it.
+    """
+    spread = made[made.isfinite()].std().item()
+    if noise > SETTINGS.hidden * spread > 0:
+        what = f"noise={noise:.4g} hides the data, whose values spread by {spread:.3g} at prior draws of {name}"
+        remedy = "the posterior is the prior: give the noise on the scale of the images"
+        return Finding("warning", what, remedy, code="noise")
+    if declared is None:
+        return None
+    low, high = declared
+    least, largest = values.min().item(), values.max().item()
+    beyond = max(low - least, largest - high) / noise
+    what = f"observed values from {least:.3g} to {largest:.3g}, and an output_range of {said_interval(low, high)}"
+    remedy = "is it another scale? dgm.image(image, like=model) maps pictures; else give more noise"
+    if SETTINGS.beyond < beyond < torch.inf and values.numel() >= SETTINGS.pixels:
+        what += f": {beyond:.2g} standard deviations of the noise beyond it"
+        return Finding("warning", what, remedy, code="noise")
+    is_dark = (made < 0).double().mean() > SETTINGS.dark
+    if low < 0 <= least and high > 0 and values.numel() >= SETTINGS.pixels and is_dark:
+        return Finding("warning", f"{what}: none is below its middle", remedy, code="noise")
+    return None

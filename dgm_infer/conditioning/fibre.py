@@ -115,8 +115,8 @@ class Fibre:
 
     @cached_property
     def prefers_float32(self) -> bool:
-        """Whether derivatives in float32 are worth their rounding: of convolutions in float64, which take 2 to 4 times
-        as long on a CPU, and more on a device."""
+        """Whether float32 derivatives pay off: convolutions in float64 take 2 to 4 times as long on
+        a CPU, and more on a device."""
         return self.values.dtype == torch.float64 and self.observed.convolves
 
     @property

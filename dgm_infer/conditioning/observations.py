@@ -2,11 +2,10 @@
 
 import functools
 import math
-import os
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -42,11 +41,6 @@ class Bound(NamedTuple):
     values: Tensor
 
 
-def _named(picture: Any) -> str:
-    """The file of a picture, without its folder."""
-    return os.path.basename(picture) if isinstance(picture, str | os.PathLike) else "the picture"
-
-
 class Pixels(Observation):
     """The entries of the output where ``mask`` is True; ``mask=None`` observes all of them.
 
@@ -58,17 +52,15 @@ class Pixels(Observation):
     def __init__(self, mask=None):
         if is_picture(mask):
             try:
-                picture = read_picture(mask, colour=False)
+                # edges between black and white may be grey
+                grey = read_picture(mask, colour=False)
+                if 0 < (most := int(grey.max())) <= _HALF:
+                    raise ConfigError(
+                        f"its brightest pixel is {most}: observed is what is white, 255, or above {_HALF}"
+                    )
+                mask = grey > _HALF
             except ConfigError as error:
                 raise ObservationError(f"pixels(mask={shown(mask)}): {error}") from error
-            # edges between black and white may be grey
-            if not (white := picture > _HALF).any():
-                largest = int(picture.max())
-                raise ObservationError(
-                    f"pixels(mask): the largest value of {_named(mask)} is {largest}, and white, 255, is observed: "
-                    + ("save 255 * mask" if largest else "make white what is known")
-                )
-            mask = white
         if mask is not None:
             with reported_as(ObservationError):
                 mask = boolean_mask("pixels", "mask", mask)

@@ -314,7 +314,6 @@ class MeasuredOutputs(GenerativeModel):
         self.model, self.operator, self._computed_in = model, operator, dtype
         self.input_density = model.input_density
         self.output_shape = (size,) if operator is not None else model.output_shape
-        self.output_range = model.output_range if operator is None or operator.keeps_range else None
 
     def observed(self, u):
         x = self.model.observed(u)

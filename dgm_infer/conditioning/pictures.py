@@ -98,6 +98,8 @@ def read_picture(source: Any, *, colour: bool | None) -> Tensor:
     # Pillow refuses huge pictures by an error of its own, and on damaged ones raises whatever its decoders run into
     except Exception as error:
         name = name if len(name) < _LONGEST else shown(name)
+        if isinstance(error, FileNotFoundError):
+            raise ConfigError(f"{name}: there is no such picture") from error
         raise ConfigError(f"{name} is not a readable picture: {cause(error).replace(str(source), '...')}") from error
     if mode not in _MODES:
         raise ConfigError(f"{name} has pixels of more than 8 bits (mode {mode}): convert it to 8 bits")
@@ -127,7 +129,7 @@ def image(source, like: nn.Module | None = None, *, resize: bool = False) -> Ten
 
     Raises:
         ConfigError: the file is not a readable picture of 8 bits.
-        ObservationError: the picture has another size than the model's images, or is no picture.
+        ObservationError: the picture has another size than the model's images, or is not a picture.
         ModelError: the model makes no images.
 
     Example:
@@ -249,7 +251,7 @@ def batch_shape(y: Tensor, shape: tuple[int, ...]) -> tuple[int, ...]:
     elif sorted(found) == sorted(shape):
         remedy = permutation("image", found, tuple(shape))
     elif torch.Size(found).numel() == torch.Size(shape).numel() or y.shape[-1:].numel() == torch.Size(shape).numel():
-        remedy = "reshape the data"
+        remedy = "reshape the data; of a picture, dgm.image(image, like=model)"
     else:
         remedy = (
             "the sizes differ, so that no reshape helps; dgm.image(image, like=model, resize=True) scales a picture"

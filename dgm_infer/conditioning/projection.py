@@ -134,7 +134,7 @@ def project(
     """Move ``v`` along the rows of ``base`` until it satisfies the constraint.
 
     On a device every solve makes the same number of updates, with masks, and only the first solver is tried: the host
-    then waits for nothing.
+    then does not wait.
 
     Args:
         fibre: constraints, one per row.
@@ -216,7 +216,7 @@ class _Loop(NamedTuple):
     @classmethod
     def start(cls, v: Tensor, stop: Stop, active: Tensor) -> "_Loop":
         """Before the constraint is known."""
-        # tensors of their own: torch.compile compiles a function anew for arguments that are one
+        # tensors of their own: torch.compile compiles a function again for arguments that are one
         unknown = torch.full_like(stop.tolerance, torch.inf)
         none = torch.zeros_like(stop.updates)
         no = torch.zeros_like(active)
@@ -317,7 +317,7 @@ def damped_gauss_newton(
 ) -> tuple[Tensor, Tensor]:
     """Nearby points on the fibre by Levenberg-Marquardt: ``u' = u - J^T (J J^T + mu I)^-1 c(u)``.
 
-    Damping is divided by 10 after a step that reduces ``|c|``, after which the Jacobian is computed anew, and
+    Damping is divided by 10 after a step that reduces ``|c|``, after which the Jacobian is computed again, and
     multiplied by 10 otherwise. Unlike in :func:`project`, moves may leave the row space of one Jacobian: this finds
     starting points, not proposals. Rows that have converged leave the batch.
 

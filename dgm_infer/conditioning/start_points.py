@@ -38,7 +38,7 @@ class SearchSettings(Settings):
     little: float = 0.05
     """Promised reduction of the objective, per output, that is not worth another step."""
     patience: int = 2
-    """Poor steps after which a Jacobian is computed anew."""
+    """Poor steps after which a Jacobian is computed again."""
     long: int = 60
     """Steps from which searches that are left may be given up."""
     stuck: float = 1e12
@@ -383,7 +383,7 @@ def _proposal(rows: _Rows) -> Tensor:
 
 
 def _refreshed(fibre: Constraint, rows: _Rows) -> _Rows:
-    """The rows with Jacobians computed anew where steps have become poor."""
+    """The rows with Jacobians computed again where steps have become poor."""
     stale = ((rows.poor >= SETTINGS.patience) & rows.moved).nonzero().squeeze(-1)
     if len(stale) == 0:
         return rows

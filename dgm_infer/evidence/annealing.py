@@ -273,7 +273,7 @@ def bidirectional(
     Args:
         target, base: as in :func:`log_evidence`.
         exact_draws: draws of the target, one per chain ``[chains, *batch, D]``, or one per problem ``[*batch, D]``,
-            such as the latents that simulated the data. In the latter case all reverse chains of a problem start at
+            such as the latents that simulated the data. With such draws all reverse chains of a problem start at
             its one draw: the bound holds on average over problems, and the standard error excludes the draw's spread.
         method: an :class:`AIS` or a :class:`HamiltonianAIS`, None for ``AIS()``; one plan, tuned on a pilot, serves
             both directions.

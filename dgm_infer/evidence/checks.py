@@ -67,7 +67,7 @@ class Components(NamedTuple):
     covariances: Tensor
     """``[M, *batch, D, D]``; of any value where there is no mass."""
     log_masses: Tensor
-    """``[M, *batch]``, float64, ``-inf`` for what is no unseen mode."""
+    """``[M, *batch]``, float64, ``-inf`` for modes already visited."""
 
 
 class Unseen(NamedTuple):

@@ -21,7 +21,7 @@ from .path import AnnealedPath
 # Maximum points per evaluation of a target's energy.
 _POINTS = 8192
 
-# Of so many rows of chains: positions ``[rows, *batch, D]`` in whitened coordinates, and their log weights.
+# For so many rows of chains: positions ``[rows, *batch, D]`` in whitened coordinates, and their log weights.
 Draw = Callable[[int], tuple[Tensor, Tensor]]
 
 
@@ -223,7 +223,7 @@ class _Flow(NamedTuple):
     log_widen: Tensor
     """``[*batch, D]``."""
     logit_beta: Tensor
-    """Of beta_0, ``[*batch]``."""
+    """At beta_0, ``[*batch]``."""
     n_steps: int
 
     @classmethod

@@ -92,7 +92,7 @@ def base_with(base: Whitened, modes: Components, log_z: Tensor) -> Mixture:
     """A mixture that covers modes beside what the base covers already (math 6.16): ``[*batch]`` as before.
 
     Half of its weight is that of the base, the other half the modes' by their masses. A problem without modes keeps its
-    density. Of a base that is no mixture of Gaussians the moments stay.
+    density. Bases that are not mixtures of Gaussians keep their moments.
 
     Args:
         modes: ``[M, *batch]``.

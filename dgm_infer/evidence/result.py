@@ -125,7 +125,7 @@ class Evidence:
 
         It has what :func:`log_evidence` warns of, and adds interrupted runs, problems without an estimate, base moments
         that tempering does not recover, weights of which one draw has most, and standard errors above one nat. That a
-        bound is not tight is no fault.
+        bound is not tight is not a fault.
         """
         tensors = {name: value for name, value in self.diagnostics.items() if isinstance(value, Tensor)}
         chains = len(self.log_weights)

@@ -326,7 +326,7 @@ class Job(NamedTuple):
     """What a function does for every chunk, and makes of all of them."""
 
     work: Callable[[EvidenceRun, dict[str, Any]], Work]
-    """Of the run and what else the function was given."""
+    """From the run and what else the function was given."""
     result: Callable[[EvidenceRun, list[Outcome], dict[str, Any]], Any]
 
 

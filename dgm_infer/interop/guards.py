@@ -1,4 +1,4 @@
-"""What would make a program another function of its inputs than it seems: checked when it is converted."""
+"""Checks of programs at conversion time: what would make their outputs differ from what is written."""
 
 import random
 import sys

@@ -167,7 +167,7 @@ def _independent(d: td.Independent, chart: Chart, x: Tensor) -> Tensor | None:
 
 
 def _mixture(d: td.MixtureSameFamily, chart: Chart, x: Tensor) -> Tensor | None:
-    """Of components in one chart; where their supports differ, each density counts where it has its own."""
+    """Density of components in one chart; where their supports differ, each density counts where it has its own."""
     log_weights = torch.log_softmax(d.mixture_distribution.logits, -1)
     component = d.component_distribution
     if chart.kind == "circle":

@@ -16,7 +16,7 @@ from .charts import chart_of, check_not_rounded, is_circular
 from .log_densities import log_density
 
 Kind = Literal["normal", "logistic", "real"]
-"""Of inputs: N(0, 1), or logistic of unit variance; or coordinates without a density of their own."""
+"""Density of inputs: N(0, 1), or logistic of unit variance; or coordinates without a density of their own."""
 
 
 @dataclass(frozen=True)

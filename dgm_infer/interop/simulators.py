@@ -40,7 +40,7 @@ def from_simulator(
         kwargs: further arguments by name.
 
     Returns:
-        a model for :func:`dgm_infer.condition`; its latents have the names of a mapping, or are called z.
+        a model for ``dgm_infer.condition``; its latents have the names of a mapping, or are called z.
 
     Raises:
         ArgumentError: an argument is of the wrong kind.

@@ -84,8 +84,8 @@ class ConstrainedHMC(Scheduled):
             energy then has rounding errors of about 1e-7 times the condition number of the Jacobian (math 3.8). None
             does so for networks with convolutions.
         gram_force: whether trajectories follow the gradient of the Gram term ``log|J J^T| / 2``. The energy that
-            decides on acceptance has the term either way, so that the law is the same; without its gradient a step of a
-            network takes half the time or less, and fewer trajectories are accepted, above all long ones.
+            decides on acceptance has the term either way, so that the law is the same; without its gradient a step
+            through a network takes half the time or less, and fewer trajectories are accepted, above all long ones.
     """
 
     n_geodesic: int | None = None

@@ -25,7 +25,7 @@ from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metr
 
 @dataclass(frozen=True)
 class TrajectorySettings:
-    """Of trajectories whose kernel leaves them open."""
+    """Settings of trajectories whose kernel leaves them open."""
 
     length: float = math.pi / 2
     """Initial trajectory length: on a standard normal density it makes the next position independent of this one."""
@@ -56,7 +56,7 @@ def check_target(name: str, problem: object) -> None:
     """Raise ArgumentError unless the problem is a target."""
     if not isinstance(problem, Target):
         raise ArgumentError(
-            f"{name} samples a Target, not a {type(problem).__name__}: use LiftedHMC or ConstrainedHMC, or "
+            f"{name} samples a Target, not a {type(problem).__name__}: use LiftedHMC (noise) or ConstrainedHMC, or "
             "condition(..., tolerance=eps)"
         )
 

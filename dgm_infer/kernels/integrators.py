@@ -83,7 +83,7 @@ class ReverseChecks:
     """Whether drifts of a trajectory are reversible: the solver, started with the momentum negated, must return.
 
     Drifts are collected and reversed together, as many as memory allows: one solve of many rows in the place of one
-    after every drift. What a row does after a drift that does not return is for nothing; that is rare.
+    after every drift. What a row does after a drift that does not return is wasted; that is rare.
 
     Args:
         fibre: R constraints, one per row.

@@ -23,7 +23,7 @@ _CURVATURE = "curvature"
 
 @dataclass(frozen=True)
 class CurvatureSettings:
-    """Of the metric of the curvature, which takes a forward derivative per global input and chain."""
+    """Settings of the metric of the curvature, which takes a forward derivative per global input and chain."""
 
     dim: int = 512
     """Global inputs up to which a metric that is adapted begins with it."""

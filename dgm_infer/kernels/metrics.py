@@ -22,7 +22,7 @@ Metric = LinearMap
 
 @dataclass(frozen=True)
 class MetricSettings:
-    """Of estimates of covariances from few samples; the first two are Stan's."""
+    """Settings of covariance estimates from few samples; the first two are Stan's."""
 
     prior_samples: float = 5
     """Weight of the prior, in samples."""

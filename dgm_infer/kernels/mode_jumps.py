@@ -333,7 +333,7 @@ class ModeJumps(Settings):
         """What warm-up learns from, with positions about the centres of their modes: distances between modes, which
         jumps see to, affect neither metrics nor trajectories.
 
-        Of positions that have more coordinates than the modes, the first ones; those of a block are as they were.
+        The first coordinates of positions that have more than the modes; those of a block are as they were.
         """
         jumps = self.modes
         if jumps is None:

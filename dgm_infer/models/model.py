@@ -193,7 +193,7 @@ class GenerativeModel(nn.Module):
         return u.new_zeros(u.shape[:-1])
 
     def implausible(self, x: Tensor) -> str | None:
-        """What outputs ``[n, Dx]`` at prior draws say against the model, in one line; None for nothing."""
+        """What outputs ``[n, Dx]`` at prior draws say against the model, in one line; None if nothing does."""
         return None
 
     def generate(self, n: int, seed: int) -> GeneratedImages:

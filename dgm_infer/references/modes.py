@@ -189,7 +189,7 @@ def _merged(target: Target, reach: Whitened, v: Tensor, iterations: int, known: 
     found = _Found(x, energy, energy.isfinite().long(), unknown, covariances).taken(energy.argsort(0))
     evaluations = len(v) * minima.evaluations
     if known is not None:
-        # first, so that what is found again is counted there, unless that is no mode
+        # first, so that what is found again is counted there, unless that is not a mode
         known_energy = torch.where(known.hits > 0, known.energies, math.inf)
         before = _Found(known.positions, known_energy, known.hits, known.log_masses, known.covariances)
         found = _Found(*(torch.cat(pair) for pair in zip(before, found, strict=True)))

@@ -45,15 +45,15 @@ class StoredCall(NamedTuple):
     """What is called for every shard, and what becomes of what it returns."""
 
     shard: Callable[[RunFolder, Any, dict[str, Any], int, Progress], tuple[Any, bool]]
-    """Of the folder, the problem, the inputs, the number of the shard and a bar: a result, and whether it is whole."""
+    """From the folder, the problem, the inputs, the shard's number and a bar: a result, and whether it is whole."""
     result: Callable[[RunFolder, Any, dict[str, Any], list[Any]], Any]
-    """Of the folder, the problem, the inputs and the results of the first shards: what the user gets."""
+    """From the folder, the problem, the inputs and the results of the first shards: what the user gets."""
     problem: Callable[[str, Any], Any]
-    """Of the call and what a user gives as ``problem=``."""
+    """From the call and what a user gives as ``problem=``."""
     describe: Callable[[list[Any]], str] = str
     """The text beside the bar, of the news of steps."""
     numbers: Callable[[Any], dict[str, float]] = lambda news: {}
-    """Of the news of a step, what :func:`watch` shows."""
+    """From the news of a step, what :func:`watch` shows."""
 
 
 class CallRun(Kind):

@@ -50,8 +50,8 @@ def resume(
         progress: show a bar on the standard error stream.
 
     Returns:
-        what the function returns that began the run: the :class:`Draws` of ``sample``, those made before the stop
-        included, the :class:`Evidence` of ``log_evidence``, and so on.
+        what the function returns that began the run, the ``Draws`` of ``sample``, those made before the stop
+        included, the ``Evidence`` of ``log_evidence``, and so on.
 
     Raises:
         CheckpointError: no run is there, a file of it is damaged, or it needs a class that is not available.
@@ -102,14 +102,14 @@ def extend(
 def collect(run: str | os.PathLike, problem: Any = None) -> Any:
     """The draws in a folder so far, also while a process adds to them; of other runs the result, of what is done.
 
-    Of shards that differ, those chains, and as many draws of each, as make the most.
+    Where shards differ, the chains, and as many draws of each, that make the most.
 
     Args:
         run: the folder, as for :func:`resume`.
         problem: what is sampled; None reads the stored one.
 
     Returns:
-        as :func:`resume`, ``interrupted`` as long as the run is not finished.
+        as ``resume``, ``interrupted`` as long as the run is not finished.
 
     Raises:
         CheckpointError: there are no draws, a file is damaged, or a class of the problem is not available.

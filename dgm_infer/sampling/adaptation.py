@@ -293,7 +293,7 @@ def is_level(energies: list[Tensor]) -> bool:
 
     Their means over the latest ten transitions and over the ten before are compared, in units of what two such means
     of one chain differ by: 0.8 standard deviations, if the correlation of successive ones is a half. One of twenty
-    batches that have settled looks as if it had not.
+    settled batches is wrongly judged not to have settled.
     """
     if len(energies) < 2 * _WINDOW:
         return False

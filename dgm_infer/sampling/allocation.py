@@ -21,7 +21,7 @@ Evaluated = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 @dataclass(frozen=True)
 class AllocationSettings:
-    """Of the descents to the modes, and of when their masses are reliable."""
+    """Settings of the descents to the modes, and of when their masses are reliable."""
 
     searches: int = 256
     """Descents from prior draws at most: 6 % of them reach the best mode of the hardest digit that was looked at (math

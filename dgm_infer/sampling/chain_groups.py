@@ -9,7 +9,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class GroupSettings:
-    """Of the draws by which groups are told apart; the shares are judged in math 5.7."""
+    """Settings of the draws by which groups are told apart; the shares are judged in math 5.7."""
 
     looks: int = 64
     """Draws of a chain that are looked at, evenly spaced."""

@@ -8,11 +8,13 @@ import torch
 from torch import Tensor
 
 from ..arguments.values import of_problems
+from ..conditioning.faults import off_scale
 from ..conditioning.fibre import Fibre
-from ..conditioning.scales import drowned_by_noise
+from ..conditioning.observed import made_by
 from ..conditioning.subject import LIMITS, prior_draws
 from ..diagnosis import Diagnosis, Finding, Severity, diagnosis, finding
 from ..kernels.mode_jumps import innermost
+from ..models import beneath_noise
 from .chain_groups import labels, side_by_side
 from .inference_data import effective_draws, r_hat
 from .verdict import VERDICT, Run, percent, verdict
@@ -68,7 +70,7 @@ def diagnose(draws: Run, variables: dict[str, Tensor]) -> Diagnosis:
         found.append(finding("imprecise", what, "sample again, unless these suffice", every))
     found += _starts(draws.ancestors)
     found += _misfit(draws)
-    found += _drowned(draws)
+    found += _hidden(draws)
     found += _transitions(draws, told)
     mixing, numbers = _mixing(variables, draws.shape, told)
     return diagnosis([*found, *mixing], ", ".join([*numbers, *_numbers(draws)]))
@@ -105,24 +107,28 @@ def _misfit(draws: Run) -> Iterator[Finding]:
             "misleading",
             f"outputs without noise miss the data by {square[far].max().sqrt():.2g} standard deviations of the noise"
             f"{of_problems(far)}",
-            "the model hardly makes such data: check their range, the mask and the operator, or allow for wider noise",
+            "such data are unlikely under the model: check range, mask and operator, or allow for wider noise",
             far,
         )
 
 
-def _drowned(draws: Run) -> Iterator[Finding]:
-    """Whether the noise is wider than anything the model makes."""
+def _hidden(draws: Run) -> Iterator[Finding]:
+    """Whether noise of another scale hides what the model makes."""
     problem = draws.problem
     if not isinstance(problem, Fibre) or problem.marginal is None:
         return
     u = prior_draws(problem.model, LIMITS.draws, problem.values.dtype, problem.values.device)
-    if (found := drowned_by_noise(problem.observed, problem.values, u)) is not None:
+    model, u, sd = beneath_noise(problem.model, u)
+    if not sd:
+        return
+    made = made_by(problem.observed.operator, problem.values, model.observed(u))
+    if (found := off_scale(type(model).__name__, problem.values, made, sd, None)) is not None:
         every = torch.ones(problem.batch_shape, dtype=torch.bool)
         yield finding("misleading", found.what, found.remedy, every)
 
 
 def _transitions(draws: Run, told: Tensor) -> Iterator[Finding]:
-    """What proposals run into, of problems of which nothing has been told."""
+    """What proposals run into, for problems without earlier findings."""
     stats = {name: value.double().cpu() for name, value in draws.stats.items()}
     made = draws.shape[0] * draws.shape[1]
     # of kernels without trajectories: a proposal outside the support is a rejection like others
@@ -234,7 +240,7 @@ def _few(kind: str, effective: Tensor, looked: Tensor, meaning: str, names: list
             "imprecise",
             f"there are {{worst:.0f}} effective draws ({kind})",
             f", and fewer than {_SETTINGS.enough}",
-            f"{meaning}: draw {times:.{0 if times >= 10 else 1}f} times as many (draws=, chains=)",
+            f"{meaning}: draw {times:.2g} times as many (draws=, chains=)",
             -effective,
             few,
             names,

@@ -49,7 +49,7 @@ class CompilationSettings:
     each_recorded: float = 0.005
     """The same for every operation of a gradient."""
     longest: int = 3000
-    """Operations of an energy that is no loop, at most: a thousand take a minute and a half to compile."""
+    """Most operations of an energy without loops: a thousand take a minute and a half to compile."""
     block: int = 32
     """Transitions of compiled programs between which nothing else is done, such as drawing a bar."""
     first: int = 10
@@ -99,7 +99,7 @@ class Execution:
             return None
         if not kernel.is_program(self._problem):
             return None
-        # two steps a transition at least
+        # at least two steps per transition
         self._energy = operations(target.energy, position)
         if _SETTINGS.call * _SETTINGS.gradient * self._energy * 2 * self._left < 2 * _SETTINGS.compiles:
             return None

@@ -27,7 +27,7 @@ def fingerprint(problem: Fibre | Target) -> dict[str, Tensor]:
             if isinstance(problem, Fibre):
                 points = problem.observed.sample_inputs((_N, *problem.batch_shape), rng, problem.values)
             else:
-                # of a start of its own the points themselves: nothing else says where the density is
+                # the target's own starting points: nothing else says where the density is
                 kind = type(problem)
                 own = kind.start is not Target.start and kind.initial_draws is Target.initial_draws
                 points = (problem.start if own else problem.initial_draws)(_N, rng)

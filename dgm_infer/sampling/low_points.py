@@ -17,14 +17,14 @@ from .chain_groups import connected, numbered
 
 @dataclass(frozen=True)
 class StraySettings:
-    """Of starts that end too high."""
+    """Settings of starts that end too high."""
 
     astray: float = 30.0
     """Nats above the lowest point of a problem from which a point has strayed: with normal inputs, pieces of a fibre
     that is nearly flat have masses in proportion to exp(-energy) at their lowest points. On fibres of faces, those
     up to 25 above were found to mix with the others."""
     rounds: int = 1
-    """Rounds in which strays are searched for anew, each from one prior draw: a search for a face takes seconds."""
+    """Rounds in which strays are searched for again, each from one prior draw: a search for a face takes seconds."""
     enough: float = 0.75
     """Share of long searches that have to end on the fibre: the last ones take as long as all others."""
 
@@ -74,7 +74,7 @@ def low_points(
         astray = _astray(energy, chains).nonzero().squeeze(-1)
         if len(astray) == 0:
             break
-        report(f"start-up, {len(astray)} of {len(u)} chains begin anew")
+        report(f"start-up, {len(astray)} of {len(u)} chains begin again")
         again, lower = _searched(rows.take(astray), rng, tolerance, report, _most)
         better = lower < energy[astray]
         u[astray[better]], energy[astray[better]] = again[better], lower[better]
@@ -133,7 +133,7 @@ def _sources(astray: Tensor, rng: torch.Generator) -> Tensor:
 
 @dataclass(frozen=True)
 class BasinSettings:
-    """Of moves down a fibre; distances are root mean squares over the inputs."""
+    """Settings of moves down a fibre; distances are root mean squares over the inputs."""
 
     rounds: int = 4
     """Rounds of moves after which a point is as low as it gets."""

@@ -70,7 +70,7 @@ def check_energy(problem: Target, kernel: Any, device: torch.device, given: Tens
     """
     rng, kind, n = torch.Generator(device).manual_seed(0), type(problem), probe_points(problem)
     if given is None:
-        # of a start of its own the points themselves: nothing else says where the density is
+        # the target's own starting points: nothing else says where the density is
         own = kind.start is not Target.start and kind.initial_draws is Target.initial_draws
         points = around = (problem.start if own else problem.initial_draws)(n, rng)
     else:

@@ -83,7 +83,7 @@ def sample(
         :class:`Draws`. An interrupt (Ctrl-C), or an exception of the model, after the first draw returns the draws made
         so far, with ``interrupted`` set and a warning that names the cause. A run whose draws are of no use says so
         in warnings (:func:`~dgm_infer.sampling.verdict.verdict`), and so does one whose chains form groups that never
-        overlap, over all of which no mean is the posterior's (``Draws.chain_groups``).
+        overlap, pooled means are then invalid (``Draws.chain_groups``).
 
     Raises:
         ArgumentError: an argument is outside its range, the folder holds a run, or what to sample cannot be stored.

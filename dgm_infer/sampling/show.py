@@ -44,7 +44,7 @@ def plot(draws: Any, kind: Kind = "trace", names: Any = None, *, n: int = 6) -> 
     if not draws.latents:
         raise ArgumentError("plot(): there are no latents to plot: the model's latents(u) names none")
     if draws.shape[1] < 2:
-        raise ArgumentError(f"plot(): needs 2 draws a chain or more, there are {draws.shape[1]}")
+        raise ArgumentError(f"plot(): needs at least 2 draws per chain, there are {draws.shape[1]}")
     import matplotlib.pyplot as plt
 
     shown = worst(draws, n, names)

@@ -28,7 +28,7 @@ from .low_points import low_points
 
 @dataclass(frozen=True)
 class AnnealingSettings:
-    """Of the annealing of noise, and of given and searched starts."""
+    """Settings of the annealing of noise, and of given and searched starts."""
 
     population: int = 16
     """Fewest points annealed per problem: weights compare them with each other."""
@@ -197,7 +197,7 @@ def anneal_noise(
     log_weight = x.new_zeros(shape)
     ancestors = torch.arange(len(x), device=x.device).view(-1, *[1] * (x.ndim - 2)).expand(shape)
     step_size: Any = None
-    # of whatever kernel: these points are no draws yet
+    # of whatever kernel: these points are not draws yet
     acceptance = target_acceptance or Tuning.usual_acceptance
     for count in range(1, _SETTINGS.most + 1):
         square = points.square(x)
@@ -229,9 +229,9 @@ def anneal_noise(
     u1 = x.gather(0, point.unsqueeze(-1).expand(*point.shape, marginal.dim))
     ancestors = ancestors.gather(0, point)
     if there is not None:
-        anew = point != chosen
-        u1 = torch.where(anew.unsqueeze(-1), there, u1)
-        ancestors = torch.where(anew, chosen, ancestors)
+        again = point != chosen
+        u1 = torch.where(again.unsqueeze(-1), there, u1)
+        ancestors = torch.where(again, chosen, ancestors)
     return Start(marginal.lift(u1, rng), ancestors, typical=True, jumps=jumps)
 
 

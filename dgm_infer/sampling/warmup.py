@@ -24,7 +24,7 @@ from .adaptation import (
 )
 from .plateau import AcceptancePlateau
 
-# Of a warm-up of open length: transitions of adaptation after which failures of solvers count, and positions correct a
+# Early stopping: transitions of adaptation after which failures of solvers count, and positions correct a
 # metric; over how many of them at least, and positions for every dimension of a metric.
 _OPEN_FIRST, _OPEN_WINDOW, _PER_DIMENSION = 20, 20, 4
 

@@ -216,7 +216,7 @@ def _sampled(
         variables = made.latents or {"inputs": made.inputs}
         values = side_by_side(variables, len(made.shape) - 2)  # type: ignore[arg-type]
         values = values[..., (values != values[:1, :1]).flatten(0, -2).any(0)]
-        # interrupted runs are short, which is no finding of the switch
+        # interrupted runs are short, which is not due to the switch
         findings = [each.what.split(",")[0] for each in made.diagnose() if each.severity != "imprecise"]
         return {
             "rate": effective_draws(values, "bulk").min().item() / seconds,
@@ -281,7 +281,7 @@ def _mixture() -> NormalMixture:
 
 
 def _mixture_error(draws: dgm.Draws) -> float:
-    """Of the means, in standard deviations of the mixture."""
+    """Error of the means, in standard deviations of the mixture."""
     means, x = _mixture().means, draws.inputs
     assert isinstance(x, Tensor)
     sd = (means.var(0, unbiased=False) + 1).sqrt()
@@ -289,7 +289,7 @@ def _mixture_error(draws: dgm.Draws) -> float:
 
 
 def _folded_error(draws: dgm.Draws) -> float:
-    """Of the mass of the wide mode."""
+    """Error of the mass of the wide mode."""
     assert isinstance(draws.inputs, Tensor)
     share = (draws.inputs[..., 0] > 0).double().mean((0, 1))
     return (share - wide_mass()).abs().max().item()

@@ -86,7 +86,7 @@ def chees(energy: Function, chains: int, warmup: int) -> Sampler:
         )
         optimizer = optax.adam(_LEARNING_RATE)
         (states, found), _ = adaptation.run(key, start, _FIRST_STEP, optimizer, warmup, max_sampling_steps=_JITTERED)
-        # functions are no results of a program
+        # a program cannot return functions
         functions.update({name: found[name] for name in ("next_random_arg_fn", "integration_steps_fn")})
         return states, (found["step_size"], found["inverse_mass_matrix"], found["integration_steps_params"])
 

@@ -207,8 +207,8 @@ def page(record: Mapping[str, Any]) -> str:
         ("its mean", lambda row: f"{row['bias']:+.3f} ± {row['bias_error']:.3f}"),
         ("within 3 errors", lambda row: f"{row['within']:.0%}"),
         ("distance", lambda row: f"{row['distance']:.2f}"),
-        ("evaluations a draw", lambda row: f"{row['evaluations']:.0f}"),
-        ("seconds a data set", lambda row: f"{row['seconds']:.2f}"),
+        ("evaluations per draw", lambda row: f"{row['evaluations']:.0f}"),
+        ("seconds per data set", lambda row: f"{row['seconds']:.2f}"),
     ]
     parts = ["# Calibration where posteriors are known\n"]
     if record["signals"]:

@@ -1,7 +1,7 @@
 """Samplers of posteriors under a diffusion or flow prior that others use, beside which calibration is measured.
 
 DPS, DDRM and DiffPIR are those of deepinv, given the exact denoiser of the mixture; N-HMC's acceptance is made from its
-description (arXiv 2604.16919): a rejected proposal is tried anew and not counted.
+description (arXiv 2604.16919): a rejected proposal is tried again and not counted.
 """
 
 import math
@@ -75,7 +75,7 @@ def from_deepinv(
 def retried_hmc(
     target: Target, start: Tensor, step_size: float, n_steps: int, draws: int, rng: torch.Generator, *, most: int = 10
 ) -> tuple[Tensor, float]:
-    """HMC whose rejected proposals are tried anew, with new momentum, and not counted: draws ``[S, *start.shape]``, and
+    """HMC whose rejected proposals are retried with new momentum and not counted: draws ``[S, *start.shape]``, and
     the share of proposals that were accepted.
 
     A state that is hard to leave is then counted once, not as often as it is proposed from: the draws are not those of

@@ -1,6 +1,6 @@
 """The measured tables of docs, written from evaluation/results: ``python -m evaluation.benchmarks.documents``.
 
-A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``. Where a command has measured anew, run this.
+A table stands between ``<!-- table NAME -->`` and ``<!-- end -->``. Where a command has measured again, run this.
 """
 
 import json

@@ -41,7 +41,7 @@ def latent_energy(given: Conditioned) -> Callable[[Tensor], Tensor]:
 
 
 def reached(given: Conditioned, chains: Sequence[np.ndarray]) -> dict[str, list[float]]:
-    """Of every image: mean energy in the second half of the draws, and the log mass of the best mode visited.
+    """Per image: mean energy in the second half of the draws, and the log mass of the best mode visited.
 
     The mass is Laplace's, ``-E + D/2 log 2 pi - log det H / 2`` at the minimum E to which a draw descends; NaN where no
     descent arrives at a minimum.

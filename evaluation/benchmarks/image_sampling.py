@@ -80,7 +80,7 @@ class Conditioned:
         return dgm.condition(self.model(self.sd), self.observed(), observe=self.operator())
 
     def latent_posterior(self, noise: float | None) -> Any:
-        """Of the latents alone: with the model's own noise, or of a noiseless model given some."""
+        """Posterior of the latents alone: with the model's own noise, or of a noiseless model given some."""
         if self.mask is None or noise is not None:
             return dgm.condition(self.model(None), self.observed(), observe=self.operator(), tolerance=noise)
         from .noisy_decoder import NoisyDecoder

@@ -91,7 +91,7 @@ def _cells(row: Record) -> list[str]:
 
 
 def _energy(row: Record) -> str:
-    """Of all problems together."""
+    """Energy of all problems together."""
     return f"{sum(row['energy']):.1f}" if "energy" in row else "-"
 
 

@@ -278,7 +278,7 @@ def _budgets(given: str, seconds: float) -> dict[str, float]:
 
 
 def _number(option: str, given: str, otherwise: float) -> float:
-    """A positive number, or what stands for nothing given."""
+    """A positive number, or the default if none is given."""
     try:
         value = float(given) if given else otherwise
     except ValueError:

@@ -94,7 +94,7 @@ def _layer(layer: nn.Module) -> Function:
 
 
 def _transposed(layer: nn.ConvTranspose2d) -> Function:
-    """A transposed convolution: one of the input with zeros between its pixels, by the kernel turned round."""
+    """A transposed convolution: one of the input with zeros between its pixels, by the kernel negated."""
     kernel = np.ascontiguousarray(_numbers(layer.weight)[:, :, ::-1, ::-1].swapaxes(0, 1))
     bias, stride = _numbers(layer.bias)[:, None, None], tuple(layer.stride)
     sides: Any = zip(layer.kernel_size, layer.padding, layer.output_padding, strict=True)
@@ -125,11 +125,11 @@ class Images(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of a point: ``(n, Dz)``."""
+        """Shape of a point: ``(n, Dz)``."""
         return len(self.observed), self.dim
 
     def energy(self, z):
-        """Of all images together: ``[n * Dz] -> []``."""
+        """Energy of all images together: ``[n * Dz] -> []``."""
         return self.energies(z.reshape(self.shape)).sum()
 
 

@@ -33,13 +33,13 @@ class Series(NamedTuple):
 
 
 def series_posterior(series: NoisySeries | EquationSeries) -> Series:
-    """Of standard normal inputs."""
+    """Energy of standard normal inputs."""
     predict = _equations(series) if isinstance(series, EquationSeries) else _noisy(series)
     return Series(predict, series.observations().numpy(), series.sd, series.dim)
 
 
 def _noisy(series: NoisySeries) -> Function:
-    """Of logarithms of the parameters, less their means, and the noise of every step."""
+    """Energy of logarithms of the parameters, less their means, and the noise of every step."""
     first, process = series.initial, series.process
 
     def predict(u):
@@ -61,7 +61,7 @@ def _noisy(series: NoisySeries) -> Function:
 
 
 def _equations(series: EquationSeries) -> Function:
-    """Of logarithms of the parameters, in units of their spread."""
+    """Energy of logarithms of the parameters, in units of their spread."""
     medians, at, h = np.asarray(series.log_medians), np.asarray(series.observed_steps) - 1, series.step
 
     def predict(u):

@@ -25,7 +25,7 @@ def one_epoch(
 
     Args:
         model: changed by the training.
-        images: grey levels ``[n, *shape]``, made binary anew for every batch.
+        images: grey levels ``[n, *shape]``, made binary again for every batch.
         samples: draws of the importance-weighted bound; None for the ELBO.
         batch_size: images per step.
         learning_rate: learning rate of Adam.

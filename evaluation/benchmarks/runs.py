@@ -224,8 +224,8 @@ def page(record: Mapping[str, Any]) -> str:
     ]
     if soak := record["soak"]:
         parts.append(
-            f"A soak of {record['settings']['soak']:.0f} s: {soak['draws']} draws a chain, {soak['early']:.0f} MiB of "
-            f"anonymous memory after a tenth, {soak['late']:.0f} MiB at the end; files {', '.join(soak['left'])}.\n"
+            f"A soak of {record['settings']['soak']:.0f} s: {soak['draws']} draws per chain, {soak['early']:.0f} MiB "
+            f"of anonymous memory after a tenth, {soak['late']:.0f} MiB at the end; files {', '.join(soak['left'])}.\n"
         )
     parts.append(f"`{record['command']}`, {record['date']}, {record['processor']}; {versions(record)}.\n")
     return "\n".join(parts)

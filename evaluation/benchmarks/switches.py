@@ -120,7 +120,7 @@ def _low_points():
         yield
 
 
-@switch("strays", "starting points that end far above the lowest of their problem begin anew, or elsewhere")
+@switch("strays", "starting points that end far above the lowest of their problem begin again, or elsewhere")
 def _strays():
     with replaced(low_points, _STRAYS=low_points.StraySettings(astray=float("inf"))):
         yield

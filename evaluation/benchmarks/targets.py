@@ -176,7 +176,7 @@ def _watched() -> Iterator[dict[str, Any]]:
     cost |= {"seconds": time.process_time() - started, "warnings": [str(each.message) for each in caught]}
 
 
-# Of the page of the docs: the others are in the record's own page.
+# On the page of the docs: the others are in the record's own page.
 _SHOWN = (
     "default",
     "AIS",

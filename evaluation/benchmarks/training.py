@@ -1,7 +1,7 @@
 """``dgm-infer bench training``: images per second of training by Lightning, beside a loop in plain PyTorch.
 
 Both train the same auto-encoder of 28 x 28 binary images, 50 latents and two hidden layers of 200, with Adam, on the
-same images in memory, of which every batch is drawn and made binary anew. Lightning's side is what ``dgm-infer train``
+same images in memory, of which every batch is drawn and made binary again. Lightning's side is what ``dgm-infer train``
 runs, its log file included and its progress bar left out: module, data module and trainer. The plain side is the
 formulas by hand in a ``for`` loop. They take turns of one epoch; the median of the turns' ratios counts, by the clock
 and by the processor's own time, which other programs on the machine disturb less.

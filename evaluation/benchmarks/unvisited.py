@@ -141,7 +141,7 @@ def page(record: Mapping[str, Any]) -> str:
     ]
     header = [
         "problem", "images", "modes found", "with a mode 3 nats above those visited", "and nothing said",
-        "largest difference, nats", "seconds an image", "of the search",
+        "largest difference, nats", "seconds per image", "of the search",
     ]  # fmt: skip
     return "\n".join(
         [

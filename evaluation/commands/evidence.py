@@ -4,21 +4,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.distributions import Independent, Normal
 
 import dgm_infer as dgm
 from dgm_infer import AIS, Evidence, Gaussian
 from dgm_infer.arguments import random_seed
-from dgm_infer.conditioning.pictures import PixelScale, image_shape
+from dgm_infer.conditioning.pictures import PixelScale
 from dgm_infer.errors import ConfigError, ModelError, uninterrupted
 from dgm_infer.evidence import Bounds, Method
 from dgm_infer.files import write_file
 from dgm_infer.models import LatentVariableModel, as_generative_model
-from dgm_infer.target import Target, as_target, reference
 from evaluation.reports.folders import complete_run
 from generators import LatentPosterior
 
@@ -57,7 +57,7 @@ def estimate_evidence(
     n_images: int = 20,
     binarise: float | None = None,
     methods: list[Method] | None = None,
-    base: Literal["auto", "encoder", "diagonal", "low_rank", "full", "laplace"] = "auto",
+    base: Literal["encoder", "diagonal", "low_rank", "full", "laplace"] = "encoder",
     bounds: AIS | None = AIS(),  # noqa: B008 (immutable)
     n_simulated: int = 10,
     chains: int = 16,
@@ -65,16 +65,16 @@ def estimate_evidence(
     seed: int | None = None,
     device: str | None = None,
     output: str = "runs",
-    output_noise: float | None = None,
     resolved: str = "",
     resume: Path | None = None,
+    output_noise: float | None = None,
 ) -> Path:
     """Estimate log p(x) of images under a generator; write results, a table and a picture to a run folder.
 
     Args:
         name: name of the run; results go to ``<output>/<name>/<time>/``.
-        generator: a shipped generator, a path to its weights, or a model by class path; it has a decoder, and an
-            encoder if the base needs one, or noise that is added to its outputs.
+        generator: a shipped generator, a path to its weights, or a model by class path; it has a decoder, or
+            normal noise (output_noise), and an encoder if the base needs one.
         images: a data set with held-out images by class path, a picture, a folder of pictures, or ``.npy`` of
             ``[n, *shape]``. Pictures, 8-bit values and a data set's images in [0, 1] are mapped to the generator's
             ``output_range``; other values are taken as they are.
@@ -84,7 +84,7 @@ def estimate_evidence(
         methods: evidence methods by class path; null for Elbo, ImportanceSampling, AIS, GibbsTempering and
             ContinuousTempering with their defaults.
         base: density that methods start from: encoder, a Gaussian fitted by the evidence lower bound (diagonal,
-            low_rank, full), or laplace; auto for that of the encoder if there is one, else laplace.
+            low_rank, full), or laplace.
         bounds: annealing in both directions, for an upper bound: from draws of the last method that has draws of the
             posterior (heuristic, for these are not exact), and on simulated images; null for none.
         n_simulated: images simulated from the generator, of which exact draws are known: there both bounds hold, and
@@ -94,10 +94,10 @@ def estimate_evidence(
         seed: seed of all randomness; null draws one.
         device: to compute on; null for the generator's.
         output: folder of all runs.
-        output_noise: standard deviation of Gaussian noise of the generator's outputs, which a network without a decoder
-            needs; null for none.
         resolved: the configuration as it was read, kept with the results.
         resume: the folder of a run of this configuration that was stopped, which goes on; None for a new one.
+        output_noise: standard deviation of normal noise of the outputs of a generator that has no decoder, whose
+            pictures alone have no density; null for none.
 
     Returns:
         the run folder.
@@ -107,8 +107,10 @@ def estimate_evidence(
         KeyboardInterrupt: interrupted; the run folder keeps the estimates of all methods until then.
     """
     module = moved(read_generator(generator), device)
-    model = _Generator.of(module, output_noise)
-    x = binarised(read_images(images, n_images, model.shape, PixelScale.of(module)), binarise)
+    if output_noise is not None:
+        module = dgm.WithNoise(as_generative_model(module), output_noise)
+    model = _parts(module)
+    x = binarised(read_images(images, n_images, model.output_shape, PixelScale.of(module)), binarise)
     methods = list(DEFAULT_METHODS) if methods is None else methods
     if not methods:
         raise ConfigError("methods: the list is empty; name one, or give null for all")
@@ -117,7 +119,7 @@ def estimate_evidence(
     if chains < 2:
         raise ConfigError(f"chains = {chains}: must be >= 2, errors come from the spread over chains")
     seed = random_seed("evidence", seed)
-    target, q = model.problem(x, base, seed)
+    target, q = _problem(model, x, base, seed)
     options = {"chains": chains, "seed": seed, "chunk": chunk}
     with complete_run(name, output, resolved, resume) as folder:
         results: dict[str, Evidence] = {}
@@ -171,92 +173,60 @@ def _file(label: str) -> str:
     return label.replace(" ", "_")
 
 
-def _is_there(results: dict[str, Evidence], folder: Path, label: str, target: Target) -> bool:
+def _is_there(results: dict[str, Evidence], folder: Path, label: str, target: LatentPosterior) -> bool:
     """Whether the folder has the whole estimates of a method, which are added to the results."""
     path = folder / f"{_file(label)}.npz"
     if not path.exists() or (found := Evidence.load(path)).interrupted:
         return False
     # later methods begin with its draws
-    like = reference(target)
-    assert like is not None
-    draws = None if found.draws is None else found.draws.to(like.device)
-    results[label] = replace(found, draws=draws, log_weights=found.log_weights.to(like.device))
+    draws = None if found.draws is None else found.draws.to(target.images.device)
+    results[label] = replace(found, draws=draws, log_weights=found.log_weights.to(target.images.device))
     return True
 
 
-class _Generator(NamedTuple):
-    """What images are generated by: a prior and a decoder, or a model of continuous outputs with noise of its own."""
+class _Noisy(nn.Module):
+    """The decoder of a network with normal noise: ``p(x | z)`` is ``Normal(network(z), sd)``."""
 
-    module: nn.Module
-    parts: LatentVariableModel | None
-    """The decoder and what belongs to it; None for a model with noise."""
+    def __init__(self, model: dgm.WithNoise):
+        super().__init__()
+        self.model = model
 
-    @classmethod
-    def of(cls, module: nn.Module, output_noise: float | None) -> "_Generator":
-        """The generator with noise of its outputs, if that is asked for.
-
-        Raises:
-            ModelError: it has neither a decoder nor noise, or both are to be.
-        """
-        parts = LatentVariableModel.find(module)
-        if output_noise is not None:
-            if parts is not None:
-                raise ModelError(
-                    f"output_noise: a {type(module).__name__} has a decoder with noise of its own: omit it"
-                )
-            return cls(dgm.WithNoise(as_generative_model(module), output_noise).eval(), None)
-        if parts is None and not (isinstance(module, dgm.GenerativeModel) and module.has_local_inputs):
-            try:
-                parts = LatentVariableModel.of(module)
-            except ModelError as error:
-                raise ModelError(f"generator: {error}; or give its outputs noise, --output_noise SD") from error
-        return cls(module, parts)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return image_shape(self.module)
-
-    def problem(self, x: Tensor, base: str, seed: int) -> tuple[Target, Gaussian]:
-        """The posteriors of images ``[n, *shape]``, and the density that methods start from."""
-        if self.parts is None:
-            # the noise integrates out, as in log_evidence((model, images))
-            target = as_target(dgm.condition(self.module, x))
-        else:
-            # a channel of its own would look like a batch of one
-            x = x.reshape(len(x), *(n for n in x.shape[1:] if n > 1))
-            target = LatentPosterior(self.parts.decoder, x, self.parts.prior)
-        return target, fitted_base(self.parts, target, base, seed)
-
-    def generate(self, n: int, seed: int) -> tuple[Tensor, Tensor]:
-        """Images ``[n, *shape]`` with the latents that they were made of, in the type that problems compute in."""
-        if self.parts is not None:
-            return self.parts.generate(n, seed)
-        assert isinstance(self.module, dgm.GenerativeModel)
-        images, u = self.module.generate(n, seed)
-        return images, self.module.split(u)[0].double()
+    def forward(self, z: Tensor) -> Independent:
+        shape = self.model.output_shape
+        mean, sd = self.model.model.observed(z), self.model.sd
+        images = Normal(mean.unflatten(-1, shape), sd.reshape(shape) if sd.ndim else sd)
+        return Independent(images, len(shape))
 
 
-def fitted_base(model: LatentVariableModel | None, target: Target, kind: str, seed: int) -> Gaussian:
+def _parts(model: nn.Module) -> LatentVariableModel:
+    if isinstance(model, dgm.WithNoise) and not model.model.has_local_inputs and not model.has_log_factor:
+        return LatentVariableModel(model, model.global_density, _Noisy(model), None)
+    try:
+        return LatentVariableModel.of(model)
+    except ModelError as error:
+        raise ModelError(f"generator: {error}; or give it normal noise, --output_noise SD") from error
+
+
+def fitted_base(model: LatentVariableModel, target: LatentPosterior, kind: str, seed: int) -> Gaussian:
     """The density that methods start from, for every image of the target.
-
-    Args:
-        model: the generator's parts, if it has a decoder.
-        target: the posteriors of the images.
-        kind: as the option ``base``.
-        seed: of a fit.
 
     Raises:
         ModelError: an encoder is asked for, and the model has none.
     """
-    encoder = None if model is None else model.encoder
-    if kind == "encoder" or (kind == "auto" and encoder is not None):
-        if model is None or encoder is None or not isinstance(target, LatentPosterior):
-            name = "model with noise" if model is None else type(model.module).__name__
+    if kind == "encoder":
+        if model.encoder is None:
+            name = type(model.module).__name__
             raise ModelError(f"generator: a {name} has no encoder: choose base diagonal, low_rank, full or laplace")
         return Gaussian.from_encoder(model.encode, target.images.flatten(len(target.batch_shape)))
-    if kind in ("laplace", "auto"):
+    if kind == "laplace":
         return Gaussian.laplace(target)
     return Gaussian.fit(target, kind, seed=seed)  # type: ignore[arg-type]
+
+
+def _problem(model: LatentVariableModel, x: Tensor, base: str, seed: int) -> tuple[LatentPosterior, Gaussian]:
+    # a channel of its own would look like a batch of one
+    target = LatentPosterior(model.decoder, x.reshape(len(x), *(n for n in x.shape[1:] if n > 1)), model.prior)
+    return target, fitted_base(model, target, base, seed)
 
 
 def _labels(methods: Sequence[Method]) -> list[str]:
@@ -266,7 +236,7 @@ def _labels(methods: Sequence[Method]) -> list[str]:
 
 
 def _heuristic_bounds(
-    target: Target, q: Gaussian, method: AIS, results: dict[str, Evidence], options: dict, run: KeptRun
+    target: LatentPosterior, q: Gaussian, method: AIS, results: dict[str, Evidence], options: dict, run: KeptRun
 ) -> dict[str, Evidence]:
     """An upper bound and the two-sided estimate, from the draws of a method; none if no method has draws."""
     sources = [(label, e) for label, e in results.items() if e.status in ("unbiased", "consistent")]
@@ -291,11 +261,13 @@ def _resampled(evidence: Evidence, chains: int, seed: int) -> Tensor:
     return picked.reshape(chains, *batch, -1)
 
 
-def _simulated_bounds(model: _Generator, n: int, base: str, method: AIS, options: dict, run: KeptRun) -> Bounds:
+def _simulated_bounds(
+    model: LatentVariableModel, n: int, base: str, method: AIS, options: dict, run: KeptRun
+) -> Bounds:
     """Both bounds on images that the generator makes, from the latents that it made them of."""
     print(f"bounds on {n} simulated images, whose latents are known", flush=True)
     images, latents = model.generate(n, options["seed"])
-    target, q = model.problem(images, base, options["seed"])
+    target, q = _problem(model, images, base, options["seed"])
     bounds = go_on(run, partial(dgm.bidirectional, target, q, latents, method=method, **options), target)
     uninterrupted(bounds.combined)
     return bounds
@@ -311,8 +283,9 @@ def _report(
     rows: Sequence[Estimates], results: dict[str, Evidence], simulated: Bounds | None, chains: int, seed: int
 ) -> str:
     n = len(rows[0].log_z)
+    images = f"{n} image" + "s" * (n != 1)
     parts = [
-        f"log p(x) of {n} images, {chains} chains each, seed {seed}; errors are standard errors, of the mean over "
+        f"log p(x) of {images}, {chains} chains each, seed {seed}; errors are standard errors, of the mean over "
         "these images and of the typical image\n",
         table(rows),
     ]

@@ -1,11 +1,9 @@
 """What commands are given: generators, images and masks, by name, by class path or in files."""
 
-import inspect
+import importlib.util
 import re
 import warnings
-from importlib import import_module
 from pathlib import Path
-from types import FunctionType
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -20,8 +18,6 @@ from dgm_infer.conditioning.pictures import ENDINGS, PixelScale, picture_data
 from dgm_infer.errors import ArgumentError, CheckpointError, ConfigError, DgmInferError, ModelError, cause
 from dgm_infer.models import LatentVariableModel
 
-from .messages import suggest
-
 __all__ = [
     "HeldOutImages",
     "binarised",
@@ -33,14 +29,8 @@ __all__ = [
 ]
 
 _UNIT = PixelScale()
-# How a network of one's own is named on the command line.
-_OWN = (
-    "for a network of your own, put `model = generators.from_module(net.eval(), latent=D, output_range=(0, 1))`, or a "
-    "function that returns it, into mymodel.py, and give mymodel.model"
-)
-# Endings of files of weights, which look like the names of objects.
-_WEIGHTS = (".pt", ".pth", ".ckpt", ".safetensors", ".npz", ".json")
 Observed = Pixels | Downsample | Blur | Linear
+_FILES = (".safetensors", ".ckpt", ".npz", ".json", ".pt", ".pth")
 MASKS = tuple(f"{side}_{share}" for share in ("half", "quarter") for side in ("top", "bottom", "left", "right"))
 
 
@@ -64,57 +54,24 @@ def read_generator(generator: nn.Module | str) -> nn.Module:
         if not isinstance(generator, GenerativeModel) and LatentVariableModel.find(generator) is None:
             name = type(generator).__name__
             raise ModelError(
-                f"generator: a {name} is neither a GenerativeModel nor a module with a prior and a decoder: {_OWN}"
+                f"generator: a {name} is neither a GenerativeModel nor a module with a prior and a decoder: write "
+                "`model = generators.from_module(net.eval(), latent=D)` in a file, mymodel.py, and name mymodel.model"
             )
         return generator.eval()
     if generator.endswith(".py"):
-        raise CheckpointError(f"generator: {generator} is Python's source: {_OWN}")
-    if re.fullmatch(r"[^\W\d]\w*(\.[^\W\d]\w*)+", generator) and not Path(generator).exists():
-        found = _imported(generator)
-        if found is not None:
-            return read_generator(found)
+        name = Path(generator).stem
+        raise ConfigError(f"generator: {generator} is code: name the model in it, as {name}.model for `model = ...`")
+    module = generator.rpartition(".")[0]
+    if module.isidentifier() and Path(generator).suffix not in _FILES and importlib.util.find_spec(module) is None:
+        raise ConfigError(
+            f"generator: class path {generator}: there is no module {module!r}, in this folder or installed"
+        )
     try:
         return generators.load(generator)
     except CheckpointError as error:
-        raise CheckpointError(f"generator: {error}; {_OWN}") from error
-
-
-def _imported(path: str) -> nn.Module | None:
-    """What a dotted name stands for: a model, or what a function without arguments returns; None for no module.
-
-    Raises:
-        CheckpointError: the module is there and has no such name, or has another thing by it.
-    """
-    module, _, name = path.rpartition(".")
-    try:
-        home = import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
-            # it may be a file of weights
-            if Path(path).suffix in _WEIGHTS:
-                return None
-            here = sorted(file.stem for file in Path.cwd().glob("*.py"))
-            remedy = suggest(error.name, here) or f": {_OWN}"
-            raise CheckpointError(f"generator: no module {error.name!r}{remedy}") from error
-        raise CheckpointError(f"generator: importing {module} fails: {cause(error)}") from error
-    except Exception as error:  # a module of one's own can fail in any way
-        raise CheckpointError(f"generator: importing {module} fails: {cause(error)}") from error
-    if not hasattr(home, name):
-        known = [key for key, value in vars(home).items() if isinstance(value, nn.Module | FunctionType)]
-        raise CheckpointError(f"generator: {module} has no {name!r}{suggest(name, known) or f': {_OWN}'}")
-    found = getattr(home, name)
-    if isinstance(found, FunctionType):
-        try:
-            inspect.signature(found).bind()
-        except TypeError as error:
-            raise CheckpointError(f"generator: {path} needs arguments: give one that needs none") from error
-        try:
-            found = found()
-        except Exception as error:
-            raise CheckpointError(f"generator: {path}() fails: {cause(error)}") from error
-    if not isinstance(found, nn.Module):
-        raise CheckpointError(f"generator: {path} is of type {type(found).__name__}, and no model: {_OWN}")
-    return found
+        raise CheckpointError(
+            f"generator: {error}; or name one of your own, as mymodel.model for a line `model = ...` of mymodel.py"
+        ) from error
 
 
 def moved(model: nn.Module, device: str | None) -> nn.Module:
@@ -128,7 +85,7 @@ def moved(model: nn.Module, device: str | None) -> nn.Module:
     try:
         return model.to(torch.device(device))
     except (RuntimeError, AssertionError) as error:
-        raise ArgumentError(f"device={device}: {cause(error)}") from error
+        raise ArgumentError(f"device={device}: not available, leave it out: {cause(error, 120)}") from error
 
 
 def _colours(found: tuple[int, ...], shape: tuple[int, ...]) -> str:

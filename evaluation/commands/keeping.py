@@ -1,4 +1,4 @@
-"""What a command has finished stays: a stop waits until it is on disk, and a disk that refuses it is not its end."""
+"""What a command has finished stays: results are written despite signals and full disks."""
 
 import shutil
 import signal

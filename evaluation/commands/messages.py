@@ -26,8 +26,9 @@ def one_line(message: str) -> str:
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """``"; did you mean 'x'?"``, or nothing when no known word is near."""
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
+    names = {name.lower(): name for name in known}
+    near = difflib.get_close_matches(word.lower(), list(names), n=1)
+    return f"; did you mean {names[near[0]]!r}?" if near else ""
 
 
 def with_suggestion(message: str, options: Iterable[str]) -> str:

@@ -71,7 +71,7 @@ class Command:
     function: str = ""
     """The function whose arguments are its options; empty for one with options of its own."""
     hidden: tuple[str, ...] = ("resolved", "command")
-    """Arguments of the function that are no options."""
+    """Arguments of the function that are not options."""
 
 
 _CONFIG = Option("config", "str", "None", "a YAML file with any of the options.")
@@ -106,7 +106,7 @@ COMMANDS = {
         (
             "dgm-infer evidence --config configs/evidence/digits_vae.yaml",
             "dgm-infer evidence --name digits --generator digits_vae --images trainers.DigitsData --methods AIS",
-            "dgm-infer evidence --name mine --generator mine.safetensors --images pictures --base laplace --n_images 5",
+            "dgm-infer evidence --name mine --generator mine.model --output_noise 0.1 --images pictures --base laplace",
         ),
         "estimate_evidence",
     ),

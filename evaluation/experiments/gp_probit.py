@@ -36,7 +36,7 @@ from .reference import required_data
 
 __all__ = ["run"]
 
-# Of the published comparison, with the width of brackets where slices update the target.
+# The published comparison, with the width of brackets where slices update the target.
 _SAMPLERS = {"PM-MH": None, "MI+MH": None, "SS+MH": None, "SS+SS": 4.0}
 # Parts of the chains at which R-hat is computed.
 _PARTS = 20

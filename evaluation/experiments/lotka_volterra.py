@@ -77,7 +77,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
 
 
 def _predictive(draws: Draws, seed: int, n: int = 2000) -> np.ndarray:
-    """Series simulated anew, with fresh noise, at up to ``n`` parameters of the posterior: ``[n, steps, 2]``."""
+    """Series simulated again, with fresh noise, at up to ``n`` parameters of the posterior: ``[n, steps, 2]``."""
     model, inputs = draws.problem.model, draws.inputs
     assert inputs is not None
     inputs = inputs.flatten(0, 1)

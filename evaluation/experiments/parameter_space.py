@@ -59,7 +59,7 @@ def chains(
     updates: int,
     seed: int,
 ) -> Attempt:
-    """Pseudo-marginal ABC-MCMC: random walks on ``u1`` with noise drawn anew for every proposal (math 2.8).
+    """Pseudo-marginal ABC-MCMC: random walks on ``u1`` with noise drawn again for every proposal (math 2.8).
 
     Args:
         model: as generator.

@@ -42,7 +42,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         for generator in kind.generators:
             print(f"{name}: {generator}", flush=True)
             model = generators.load(generator)
-            # a bound that is loose is no mistake here: the least effective number of chains is in the record
+            # a bound that is loose is not a mistake here: the least effective number of chains is in the record
             method = dgm.AIS(temperatures, target_acceptance=0.85, pilot_temperatures=-(-temperatures // 4))
             found = dgm.evidence.rate_distortion(
                 model, kind.images, method=method, chains=chains, seed=seed, progress=False

@@ -26,7 +26,7 @@ def folded() -> dgm.Fibre:
 
 
 def wide_mass() -> float:
-    """Of the mode on the right, by a sum on an even grid."""
+    """Mass of the mode on the right, by a sum on an even grid."""
     u = torch.linspace(-8, 8, 400_001, dtype=torch.float64)
     misfit = (1 - Folded().observed(u.unsqueeze(-1)).squeeze(-1)) / _NOISE
     return torch.softmax(-0.5 * (u.square() + misfit.square()), 0)[u > 0].sum().item()

@@ -18,7 +18,7 @@ class _Grid(NamedTuple):
 
     x: Tensor
     mass: Tensor
-    """Of the cell around every node, not normalised."""
+    """Mass of the cell around every node, not normalised."""
 
 
 class ManyWell(Target):

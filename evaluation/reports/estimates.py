@@ -79,7 +79,7 @@ def table(rows: Sequence[Estimates]) -> str:
         "status": "<10",
         "mean log p(x)": "13.3f",
         "error": "6.3f",
-        "an image": "8.3f",
+        "per image": "8.3f",
         "gradients": "9d",
         "seconds": "7.1f",
     }

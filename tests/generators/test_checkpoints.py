@@ -208,16 +208,13 @@ class RunsCode:
 def test_a_pickle_that_would_run_code_is_refused_and_does_not(tmp_path, write):
     path = tmp_path / "evil.ckpt"
     write({"state_dict": {}, CHECKPOINT_KEY: RunsCode(tmp_path / "ran")}, path)
-    refuses(path, r"holds more than weights and is refused: .*: store net.state_dict\(\) in its place$")
+    refuses(path, "holds more than weights and is refused")
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_module_in_a_checkpoint_is_refused_without_advice_to_trust_it(vae, tmp_path):
     torch.save(vae, tmp_path / "module.ckpt")
-    refuses(
-        tmp_path / "module.ckpt",
-        r"loading it would import generators.vae.GaussianVAE: store net.state_dict\(\) in its place$",
-    )
+    refuses(tmp_path / "module.ckpt", "loading it would import generators.vae.GaussianVAE$")
 
 
 @pytest.mark.parametrize("content", [b"", b"hello world\n", b"\x00" * 200, b"PK\x03\x04"])

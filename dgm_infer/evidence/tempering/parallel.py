@@ -45,7 +45,7 @@ class ParallelTempering(Piloted):
 
     A replica at ``beta_k`` of a leg has the density ``~ exp(-beta_k phi - (1 - beta_k) psi)``, psi the energy of the
     leg's reference. A sweep makes one Hamiltonian move of every replica above the references, swaps neighbours, even
-    pairs and then odd ones, and draws the references anew (math 6.10); the two legs exchange their targets. Tuning
+    pairs and then odd ones, and draws the references again (math 6.10); the two legs exchange their targets. Tuning
     takes rounds of sweeps that double: each moves the temperatures to equal distances along the
     communication barrier (math 6.11). The last round, frozen, gives ``log Z`` by Bennett's ratio of neighbours
     (math 6.12), a mean of the legs' estimates whose weights come from tuning: consistent. Chains are independent
@@ -69,7 +69,7 @@ class ParallelTempering(Piloted):
         broad: the second reference: True for :meth:`Gaussian.broad` of the target, and for problems in which its
             search finds no minimum, or spikes alone, the base's mean with 4 times its covariance (math 6.10); a
             Gaussian ``[*batch, D]`` or ``[D]``; or False for none.
-        adapt_base: whether rounds of tuning fit a Gaussian base anew, with full covariance, to their draws of the
+        adapt_base: whether rounds of tuning fit a Gaussian base again, with full covariance, to their draws of the
             target (math 6.15); the broad reference stays, so that it cannot hurt.
         thin: sweeps per draw of x in the result, which are two with two legs.
         target_acceptance: mean acceptance probability that step sizes are adapted to.

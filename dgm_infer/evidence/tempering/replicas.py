@@ -140,7 +140,7 @@ class Sweep(NamedTuple):
     swap_probabilities: Tensor
     """``[K, chains, legs, *batch]``."""
     acceptance: Tensor
-    """Of the moves above the reference, ``[K, chains, legs, *batch]``."""
+    """Acceptance of the moves above the reference, ``[K, chains, legs, *batch]``."""
     targets: PathPoint
     """States at the target, ``[chains, legs, *batch]``."""
 
@@ -207,7 +207,7 @@ class Replicas:
         return Sweep(differences, probabilities, move.acceptance, targets)
 
     def _renewed(self, point: PathPoint, crosses: bool) -> PathPoint:
-        """The references drawn anew and, if the targets change places, each evaluated on the other's leg."""
+        """The references drawn again and, if the targets change places, each evaluated on the other's leg."""
         v = [self.legs.draws(self.chains, self.rng)]
         if crosses:
             v.append(self.legs.crossed(point.v[-1]))

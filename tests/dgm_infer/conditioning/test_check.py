@@ -1,7 +1,5 @@
 """``check()`` names each fault of a network built to have just that one, and passes sound models."""
 
-import re
-
 import pytest
 import torch
 from scipy.optimize import least_squares
@@ -303,98 +301,6 @@ def test_observations_at_the_edge_of_the_range(value):
     assert dgm.check(model, y, dgm.pixels(hidden)).findings == ()
     assert dgm.check(dgm.WithNoise(model, 0.1), y, dgm.pixels(mask)).findings == ()
     dgm.condition(model, y, observe=dgm.pixels(mask), tolerance=0.1)
-
-
-def pictures(low: float, high: float) -> dgm.GenerativeModel:
-    """A network of 8 x 8 pixels strictly within a range, which its outputs fill."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 64), nn.Tanh(), nn.Linear(64, 64), nn.Sigmoid(), nn.Unflatten(-1, (8, 8)))
-    net[2].weight.data *= 8  # type: ignore[operator]
-    return generators.from_module(
-        net.eval(), latent=3, output_range=(low, high), transform=lambda x: low + (high - low) * x
-    )
-
-
-SCALES = {"for (0, 1)": (0.0, 1.0), "for (-1, 1)": (-1.0, 1.0), "for (0, 255)": (0.0, 255.0)}
-
-
-@pytest.mark.parametrize("given", [(0.0, 1.0), (-1.0, 1.0)], ids=["in (0, 1)", "in (-1, 1)"])
-@pytest.mark.parametrize("declared", SCALES.values(), ids=SCALES)
-@pytest.mark.parametrize("through", ["noise=", "WithNoise"])
-def test_pixels_of_another_range_are_named_despite_noise(given, declared, through):
-    # the same picture, written in one range and given to a model of another
-    model, unit = pictures(*declared), pictures(*given)
-    sd = 0.03 * (given[1] - given[0])
-    picture = unit.generate(n=1, seed=3).images[0]
-    picture = picture + sd * torch.randn(8, 8, generator=torch.Generator().manual_seed(1))
-    noisy = dgm.WithNoise(model, sd) if through == "WithNoise" else model
-    report = dgm.check(noisy, picture, noise=sd if through == "noise=" else None)
-    named = [each for each in report.findings if each.code == "observations_range"]
-    assert bool(named) == (given != declared), report
-    assert all("output_range" in str(each) and "dgm.image" in str(each) for each in named)
-
-
-def test_a_few_dead_pixels_are_no_other_range():
-    model = pictures(0.0, 1.0)
-    several = model.generate(n=4, seed=3).images.clone()
-    several[0, 0, 0] = -1.0
-    assert "observations_range" not in dgm.check(model, several, noise=0.02).codes
-
-
-def test_noise_wider_than_what_the_model_makes_is_named():
-    model = pictures(0.0, 1.0)
-    picture = model.generate(n=1, seed=3).images[0]
-    spread = model.generate(n=500, seed=4).images.std(0).square().mean().sqrt().item()
-    # five percent of 255, for pixels in (0, 1)
-    (found,) = [each for each in dgm.check(model, picture, noise=12.75).findings if each.code == "noise"]
-    assert "12.8" in str(found)
-    assert "together" in str(found)
-    named = float(re.search(r"prior draws, ([\d.]+)", str(found))[1])  # type: ignore[index]
-    assert named == pytest.approx(spread, rel=0.3)
-    assert "noise" in dgm.check(dgm.WithNoise(model, 12.75), picture).codes
-    assert "noise" in dgm.check(model, dgm.blur(1.0)(picture), dgm.blur(1.0), noise=12.75).codes
-    with pytest.warns(UserWarning, match="wider than the observed outputs spread"):
-        dgm.condition(model, picture, noise=12.75)
-    assert "noise" not in dgm.check(model, picture, noise=0.8 * spread).codes
-
-
-@pytest.mark.parametrize(("ends", "layer"), [((0, 1), "torch.sigmoid"), ((-1, 1), "torch.tanh")])
-def test_a_network_without_its_last_layer_is_told_which(ends, layer):
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 20)).eval()
-    net[2].weight.data *= 9  # type: ignore[operator]
-    model = generators.from_module(net, latent=3, output_range=ends)
-    (found,) = dgm.check(model).findings[:1]
-    assert found.code == "output_range"
-    assert f"transform={layer}" in str(found)
-    # and no other range, or none, which would leave logits to be sampled
-    assert "None" not in str(found)
-    remedied = generators.from_module(net, latent=3, output_range=ends, transform=getattr(torch, layer[6:]))
-    assert "output_range" not in dgm.check(remedied).codes
-
-
-def test_noise_of_single_outputs_is_counted_apart():
-    model = pictures(0.0, 1.0)
-    picture = model.generate(n=1, seed=3).images[0]
-    mask = torch.arange(8)[:, None].expand(8, 8) < 4
-    report = dgm.check(model, picture, dgm.pixels(mask), noise=0.05)
-    assert "(3 inputs + 32 of noise, 32 outputs, rank 32)" in str(report)
-    assert "(3 inputs, 64 outputs" in str(dgm.check(model))
-
-
-def test_noise_that_differs_between_outputs_is_shown_its_place():
-    model = pictures(0.0, 1.0)
-    picture = model.generate(n=1, seed=3).images[0]
-    sd = torch.full((8, 8), 0.1)
-    for call in (dgm.check, dgm.condition):
-        with pytest.raises(ArgumentError, match=r"one positive number; .*WithNoise\(model, sd=\.\.\.\)"):
-            call(model, picture, noise=sd)
-    assert dgm.condition(dgm.WithNoise(model, sd), picture).values.shape == (64,)
-
-
-def test_one_datum_of_twice_the_prior_s_width_is_no_fault_of_units():
-    model = linear_gaussian_model(n_outputs=2)
-    assert "noise" not in dgm.check(model, torch.zeros(2, dtype=FLOAT), noise=4.0).codes
 
 
 def test_means_of_pixels_keep_the_range_and_other_functions_do_not():

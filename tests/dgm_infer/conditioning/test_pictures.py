@@ -168,7 +168,7 @@ def test_another_size_is_refused_or_cut_about_the_middle_and_scaled(files):
             lambda m: dgm.condition(m, torch.zeros(3, 4, 6), observe=dgm.pixels(np.ones((4, 5), bool))),
             r"or \(4, 6\) for",
         ),
-        (lambda m: dgm.pixels("absent.png"), r"absent\.png is not a readable picture"),
+        (lambda m: dgm.pixels("absent.png"), r"absent\.png: there is no such picture"),
         (lambda m: dgm.image(np.zeros((2, 4, 6, 3), np.uint8), like=m), "one picture"),
         (lambda m: dgm.image(np.zeros((4, 6), np.int64), like=m), "values of int64: convert to 8 bits"),
         (lambda m: dgm.image(np.zeros((5, 4, 6), np.uint8), like=m), "one picture"),
@@ -194,16 +194,3 @@ def test_a_mask_of_height_and_width_holds_for_all_channels(lead):
     index = both.observed.operator.index  # type: ignore[attr-defined]
     full = each.reshape(2, 1, 4, 6).expand(2, 3, 4, 6).flatten(1)
     assert torch.equal(index, torch.stack([row.nonzero().squeeze(-1) for row in full]))
-
-
-@pytest.mark.parametrize(("value", "words"), [(1, r"is 1, .*save 255 \* mask"), (0, "make white what is known")])
-def test_a_mask_of_a_picture_without_white_is_named_with_its_file(value, words, tmp_path):
-    path = tmp_path / "dark.png"
-    mask = np.zeros((4, 6), np.uint8)
-    mask[:2] = value
-    Image.fromarray(mask).save(path)
-    with pytest.raises(ObservationError, match=rf"largest value of dark\.png .*{words}"):
-        dgm.pixels(path)
-    if value:
-        Image.fromarray(255 * mask).save(path)
-        assert int(dgm.pixels(path).mask.sum()) == 12

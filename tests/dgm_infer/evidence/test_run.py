@@ -12,7 +12,7 @@ from dgm_infer.evidence.path import AnnealedPath
 from dgm_infer.evidence.tempering.gibbs import LadderChain
 from tests.findings import honest
 from tests.known_evidence import known_bimodal, known_gaussian, known_linear_gaussian
-from tests.oracles import FLOAT, Circle
+from tests.oracles import FLOAT
 from tests.quick import cases, some
 
 # runs as short as these may have no round trip, and say so
@@ -336,10 +336,6 @@ def test_what_does_not_fit_is_named():
         ((known.target, other.base, None), r"the base has \[\*batch, D\] = \(3, 3\), the target \(3, 2\)"),
         ((known.target, torch.zeros(2), None), r"base=Tensor\): expected a Gaussian"),
         ((object(), known.base, None), "expected a Target, not a object"),
-        (
-            (Circle(), torch.ones(2), None),
-            r"not a Circle, which is a model: .*\(\(model, images\)\)",
-        ),
         ((known.target, known.base, dgm.AIS), r"method=AIS: expected an instance"),
         ((known.target, known.base, "AIS"), "method='AIS'"),
         ((known.target, known.base, dgm.AIS(step_size=torch.ones(2))), r"step_size of shape \(2,\) does not fit"),
@@ -451,7 +447,6 @@ def test_one_chain_has_an_estimate_and_no_standard_error(method):
     estimate = run(known.target, known.base, method, chains=1)
     assert estimate.log_z.isfinite()
     assert estimate.std_error.isnan()
-    assert "no error from one chain" in repr(estimate)
     assert all(end.isnan() for end in estimate.interval())
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+import generators
 from dgm_infer.kernels.hmc import TRAJECTORY
 from tests.dgm_infer.sampling.short_runs import fibre
 from tests.oracles import FLOAT, linear_gaussian_model
@@ -261,18 +262,22 @@ def test_data_that_the_model_does_not_make_are_named_with_their_problem():
     assert f"by {noise:.2g} standard deviations of the noise of problem 1" in str(found[0])
 
 
-def test_noise_that_hides_the_model_is_named():
-    model = linear_gaussian_model(n_outputs=4)
-    y = torch.zeros(4, dtype=FLOAT)
+@pytest.mark.parametrize("through", ["noise=", "WithNoise"])
+def test_noise_that_hides_the_model_is_named(through):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 20), torch.nn.Sigmoid()).eval()
+    model = generators.from_module(net, latent=2, output_range=(0, 1))
+    y = model.generate(n=1, seed=1).images[0]
     found = {}
-    for sd in (0.5, 200.0):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            draws = dgm.sample(dgm.condition(model, y, noise=sd), chains=4, warmup=20, draws=20, seed=1, progress=False)
-            found[sd] = [each for each in draws.diagnose() if "wider than the observed outputs" in each.what]
-    assert not found[0.5]
-    assert found[200.0][0].severity == "misleading"
-    assert "200" in str(found[200.0][0])
+    for sd in (0.05, 12.75):
+        given, noise = (dgm.WithNoise(model, sd), None) if through == "WithNoise" else (model, sd)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            problem = dgm.condition(given, y, noise=noise)
+        draws = dgm.sample(problem, chains=4, warmup=20, draws=20, seed=1, progress=False)
+        found[sd] = [each.severity for each in draws.diagnose() if "hides the data" in each.what]
+        assert any("hides the data" in str(each.message) for each in caught) == (sd > 1)
+    assert found == {0.05: [], 12.75: ["misleading"]}
 
 
 @pytest.mark.parametrize("batch", [(), (3,)], ids=str)

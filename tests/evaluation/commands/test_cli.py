@@ -178,7 +178,7 @@ BAD = {
     "output that is a file": lambda c: (["condition", "--config", c, "--output", c], "output"),
     "device that there is none of": lambda c: (["condition", "--config", c, "--device", "gpu7"], "gpu7"),
     "negative seed": lambda c: (["condition", "--config", c, "--seed", "-1"], "seed=-1"),
-    "class path of nothing": lambda c: (["condition", "--config", c, "--generator", "mine.Nope"], "no module 'mine'"),
+    "class path of nothing": lambda c: (["condition", "--config", c, "--generator", "mine.Nope"], "class path"),
     "export where no folder can be": lambda c: (
         ["train", "--config", str(TRAIN), "--export.path", f"{c}/x", "--trainer.max_epochs", "1"],
         "export.path",

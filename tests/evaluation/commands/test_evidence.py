@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import sys
 
 import numpy as np
 import pytest
@@ -13,8 +12,9 @@ from PIL import Image
 import dgm_infer as dgm
 import generators
 from dgm_infer import Evidence
+from dgm_infer.errors import ModelError
 from evaluation.commands.cli import main
-from evaluation.commands.evidence import fitted_base
+from evaluation.commands.evidence import _parts, fitted_base
 from evaluation.figures import log_evidence
 from evaluation.reports.estimates import Estimates, caveats, table
 from tests.findings import honest
@@ -107,41 +107,6 @@ def test_a_binary_generator_needs_binary_images(config, tmp_path, capsys):
     assert run(config, "--generator", "binary", "--binarise", "0.5") == 0
 
 
-NOISY = """
-import torch
-from torch import nn
-import dgm_infer as dgm, generators
-
-torch.manual_seed(0)
-matrix, SD = torch.randn(9, 2), 0.3
-linear = nn.Linear(2, 9, bias=False)
-linear.weight.data = matrix
-clean = generators.from_module(nn.Sequential(linear, nn.Unflatten(-1, (3, 3))).eval(), latent=2)
-noisy = dgm.WithNoise(clean, SD)
-covariance = matrix @ matrix.mT + SD**2 * torch.eye(9)
-"""
-
-
-@pytest.mark.parametrize(
-    "options", [("--generator", "noisy_mine.noisy"), ("--generator", "noisy_mine.clean", "--output_noise", "0.3")]
-)
-def test_a_network_with_noise_has_a_log_density(options, config, tmp_path, monkeypatch, capsys):
-    # x = W z + sd n is normal, so that log p(x) is known
-    (tmp_path / "noisy_mine.py").write_text(NOISY)
-    monkeypatch.syspath_prepend(str(tmp_path))
-    monkeypatch.delitem(sys.modules, "noisy_mine", raising=False)
-    x = torch.randn(3, 3, 3, generator=torch.Generator().manual_seed(5))
-    assert run(config, *options, "--images", _npy(x.numpy())) == 0, capsys.readouterr().err
-    covariance = sys.modules["noisy_mine"].covariance
-    normal = torch.distributions.MultivariateNormal(torch.zeros(9), covariance)
-    exact = normal.log_prob(x.flatten(1)).double()
-    (folder,) = (tmp_path / "runs" / "small").iterdir()
-    for label in ("AIS", "GibbsTempering", "Bennett"):
-        found = Evidence.load(folder / f"{label}.npz")
-        # Laplace's base is the posterior itself: what is left is rounding
-        assert torch.allclose(found.log_z.double(), exact, atol=1e-3), label
-
-
 class WithoutEncoder(generators.GaussianVAE):
     def __init__(self):
         super().__init__(2, (8, 8), (4,), sd=0.3)
@@ -183,11 +148,7 @@ BAD = {
     "negative count": (["--n_simulated", "-1"], "n_simulated"),
     "unknown generator": (["--generator", "digit_vae"], "digits_vae"),
     "generator without a decoder": (["--generator", "{class_path: generators.Hyperbola}"], "no decoder"),
-    "generator without an encoder": (
-        ["--base", "encoder", "--generator", f"{{class_path: {__name__}.WithoutEncoder}}"],
-        "no encoder",
-    ),
-    "noise beside a decoder's": (["--output_noise", "0.1"], "noise of its own"),
+    "generator without an encoder": (["--generator", f"{{class_path: {__name__}.WithoutEncoder}}"], "no encoder"),
     "missing images": (["--images", "absent.npy"], "absent.npy"),
     "device that there is none of": (["--device", "gpu7"], "gpu7"),
     "name that leads elsewhere": (["--name", "../x"], "'../x'"),
@@ -275,3 +236,19 @@ def test_pictures_are_drawn_of_one_image_and_of_errors_that_are_not_known(tmp_pa
     for name in ("a.png", "b.png"):
         with Image.open(tmp_path / name) as picture:
             assert min(picture.size) > 300
+
+
+def test_a_network_with_noise_has_a_decoder_of_the_same_density():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.Sigmoid(), torch.nn.Unflatten(-1, (4, 4))).eval()
+    noisy = dgm.WithNoise(generators.from_module(net, latent=3), 0.2)
+    x, z = torch.rand(2, 4, 4), torch.randn(5, 2, 3)
+    model = _parts(noisy)
+    target = generators.LatentPosterior(model.decoder, x, model.prior)
+    marginal = dgm.condition(noisy, x, dtype=torch.float32).marginal
+    torch.testing.assert_close(target.energy(z), marginal.energy(z), rtol=1e-4, atol=1e-3)
+    # the control: other noise
+    other = generators.LatentPosterior(_parts(dgm.WithNoise(noisy.model, 0.25)).decoder, x, model.prior)
+    assert (target.energy(z) - other.energy(z)).abs().max() > 1
+    with pytest.raises(ModelError, match="--output_noise SD"):
+        _parts(noisy.model)
