@@ -229,8 +229,8 @@ class _Adapted(Target):
             )
         if isinstance(target, nn.Module):
             raise ArgumentError(
-                f"expected a Target, not a {type(target).__name__}, a model: what condition() returns, or with its "
-                "images a pair, log_evidence((model, images))"
+                f"expected a Target, not a {type(target).__name__}: what condition(model, data) returns, or for "
+                "log_evidence a pair, log_evidence((model, images))"
             )
         if not all(hasattr(target, name) for name in ("energy", "dim", "batch_shape")):
             raise ArgumentError(

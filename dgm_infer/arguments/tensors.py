@@ -48,7 +48,8 @@ def array(call: str, field: str, value: Any, dtype: torch.dtype | None = None) -
     except (TypeError, ValueError, RuntimeError, OverflowError):
         first = value[0] if is_sequence(value) and value else value
         # whether it is of Pillow, which is not imported for it
-        is_image = type(first).__module__.startswith("PIL.") or isinstance(first, str | os.PathLike)
+        is_file = isinstance(first, str | os.PathLike) and bool(os.path.splitext(first)[1])
+        is_image = type(first).__module__.startswith("PIL.") or is_file
         remedy = ": dgm.image(picture, like=model) reads one" if is_image else ""
         raise ArgumentError(
             f"{call}({field}={shown(value)}): must be a tensor, or numbers to make one of{remedy}"

@@ -18,6 +18,9 @@ from ..errors import ArgumentError
 
 Value = TypeVar("Value")
 
+# Problems up to which a message names them all.
+_NAMED = 4
+
 
 def file_path(call: str, field: str, value: Any) -> Path:
     """The path of a file or a folder."""
@@ -124,13 +127,15 @@ def real_number(value: Any) -> float | None:
 
 
 def of_problems(which: Tensor) -> str:
-    """`` of problem 2 and 5 others`` for a mask ``[*batch]``, of two both; nothing for a run of one problem."""
+    """`` of problems 2, 5 and 7`` for a mask ``[*batch]``; of many the first and a count; nothing for one problem."""
     if which.ndim == 0:
         return ""
     numbers = which.cpu().reshape(-1).nonzero().flatten().tolist()
-    if len(numbers) == 2:
-        return f" of problems {numbers[0]} and {numbers[1]}"
-    return f" of problem {numbers[0]}" + (f" and {len(numbers) - 1} others" if numbers[1:] else "")
+    named = [str(number) for number in numbers[: _NAMED if len(numbers) <= _NAMED else _NAMED - 1]]
+    if len(named) < len(numbers):
+        named.append(f"{len(numbers) - len(named)} others")
+    *before, last = named
+    return f" of problems {', '.join(before)} and {last}" if before else f" of problem {last}"
 
 
 def is_sequence(value: Any) -> bool:

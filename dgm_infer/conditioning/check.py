@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import context, positive, whole_number
+from ..arguments import context, whole_number
 from ..diagnosis import Finding
 from ..errors import DgmInferError
 from ..html import block, table, text
@@ -15,6 +15,7 @@ from ..models import (
     GenerativeModel,
     LatentVariableModel,
     MeanOfDecoder,
+    WithNoise,
     as_generative_model,
     base_distribution,
     is_discrete,
@@ -22,7 +23,7 @@ from ..models import (
 )
 from ..settings import Settings
 from .checks import DATA_CHECKS, MODEL_CHECKS, findings, is_final
-from .condition import bind, pixels_only
+from .condition import bind, noise_sd, pixels_only
 from .derivatives import (
     Spectrum,
     find_jump,
@@ -63,14 +64,15 @@ class Report:
     model: str
     findings: tuple[Finding, ...]
     """Their codes: model, observed, hidden_randomness, training_mode, batch_statistics, output_range, implausible,
-    structure,
-    derivatives, observations, observations_range, too_many_observations; and of this report alone prior_mass, rank,
-    conditioning, kinks, discrete."""
+    structure, derivatives, observations, observations_range, noise, too_many_observations; and of this report alone
+    prior_mass, rank, conditioning, kinks, discrete."""
     n_inputs: int | None = None
     n_outputs: int | None = None
     """Number of outputs, with data that of observed ones."""
     rank: int | None = None
     """Largest rank of their Jacobian at prior draws; None if it was not computed."""
+    n_noise: int = 0
+    """Number of inputs that are noise of single outputs."""
 
     @property
     def ok(self) -> bool:
@@ -95,6 +97,9 @@ class Report:
             for name, value in (("input", self.n_inputs), ("output", self.n_outputs))
             if value is not None
         ]
+        if self.n_noise and self.n_inputs is not None:
+            inputs = self.n_inputs - self.n_noise
+            sizes[0] = f"{inputs} input{'' if inputs == 1 else 's'} + {self.n_noise} of noise"
         sizes += [] if self.rank is None else [f"rank {self.rank}"]
         verdict = "no fault found" if not self.codes else f"{len(self.codes)} found"
         return f"{self.model}" + (f" ({', '.join(sizes)})" if sizes else "") + f": {verdict}"
@@ -130,12 +135,15 @@ def check(model: GenerativeModel, observed=None, observe=None, *, noise: float |
     """
     context("check")
     draws = whole_number("check", "draws", draws)
-    noise = None if noise is None else positive("check", "noise", noise)
+    noise = None if noise is None else noise_sd("check", noise)
     found: list[Finding] = []
     name, discrete = type(model).__name__, is_discrete(model)
 
     def report(n_inputs: int | None = None, n_outputs: int | None = None, rank: int | None = None) -> Report:
-        return Report(name, tuple(found), n_inputs, n_outputs, rank)
+        local = 0
+        if n_inputs is not None and n_outputs is not None and isinstance(subject.reduced.model, WithNoise):
+            local = n_inputs - subject.reduced.model.global_density.dim
+        return Report(name, tuple(found), n_inputs, n_outputs, rank, local)
 
     try:
         model = MeanOfDecoder(LatentVariableModel.of(model)) if discrete else as_generative_model(model)

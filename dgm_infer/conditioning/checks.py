@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..diagnosis import Finding
 from ..errors import DgmInferError, ModelError, ObservationError, cause, warn
-from ..models import copied
+from ..models import beneath_noise, copied
 from .agreement import DIFFERENTIABLE, check_agreement, check_second, constant_outputs, derivative_remedy
 from .derivatives import tame_draws
 from .faults import (
@@ -327,11 +327,14 @@ def far_data(subject: Subject) -> Finding | None:
     made = subject.made if seen.keeps_range else made_by(seen, subject.values, subject.made)
     shape = model.output_shape if seen.keeps_range else ()
     found = far_values(type(model).__name__, shape, subject.values, made, declared=declared)
-    if found is not None or subject.noise is None:
+    model, u, sd = beneath_noise(subject.model, subject.u)
+    sd = math.hypot(sd, subject.noise or 0.0)
+    if found is not None or not sd:
         return found
-    made = made_by(subject.operator, subject.values, subject.x)
-    declared = subject.model.output_range if subject.operator.keeps_range else None
-    return off_scale(subject.name, subject.values, made, subject.noise, declared)
+    with torch.no_grad():
+        made = made_by(subject.operator, subject.values, model.observed(u))
+    declared = model.output_range if subject.operator.keeps_range else None
+    return off_scale(subject.name, subject.values, made, sd, declared)
 
 
 def edges(subject: Subject) -> Finding | None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import array, available_device, choice, context, floating_type, positive
+from ..arguments.values import shown
 from ..errors import ArgumentError, ObservationError, reported_as
 from ..models import (
     DiscreteModel,
@@ -104,7 +105,7 @@ def condition(
     if tolerance is None and (kernel != "gaussian" or distance is not None or summaries is not None):
         raise ArgumentError("condition(kernel=, distance=, summaries=) describe an ABC posterior: give tolerance= too")
     if noise is not None:
-        noise = positive("condition", "noise", noise)
+        noise = noise_sd("condition", noise)
         if tolerance is not None:
             raise ArgumentError(f"condition(noise={noise:g}): tolerance= is the width of such noise, omit one of them")
         if is_discrete(model):
@@ -135,6 +136,20 @@ def condition(
             has_gradient=subject.has_gradient,
         )
     return Fibre(reduced.measured_in(constraint_units(reduced.operator, values, subject.made)), values)
+
+
+def noise_sd(call: str, noise) -> float:
+    """The standard deviation of a measurement's noise, one number.
+
+    Raises:
+        ArgumentError: it is not positive, or one for each output.
+    """
+    if getattr(noise, "ndim", 0) > 0 or isinstance(noise, list | tuple):
+        raise ArgumentError(
+            f"{call}(noise={shown(noise)}): must be one positive number; where noise differs between outputs, give the "
+            "model noise, WithNoise(model, sd=...) of their shape"
+        )
+    return positive(call, "noise", noise)
 
 
 def _check_tolerance(subject: Subject, tolerance: float) -> None:

@@ -304,7 +304,7 @@ def off_scale(
     beyond = max(low - least, largest - high) / noise
     what = f"observed values from {least:.3g} to {largest:.3g}, and an output_range of {said_interval(low, high)}"
     remedy = "is it another scale? dgm.image(image, like=model) maps pictures; else give more noise"
-    if SETTINGS.beyond < beyond < torch.inf:
+    if SETTINGS.beyond < beyond < torch.inf and values.numel() >= SETTINGS.pixels:
         what += f": {beyond:.2g} standard deviations of the noise beyond it"
         return Finding("warning", what, remedy, code="noise")
     is_dark = (made < 0).double().mean() > SETTINGS.dark

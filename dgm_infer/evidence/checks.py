@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..errors import DgmInferError
 from ..progress import Progress
-from ..references.minimise import minimise, same_minimum, same_mode
+from ..references.minimise import beside_mode, minimise, places, same_minimum, same_mode
 from ..references.modes import in_units_of, laplace_masses, spread_out
 from .method import Outcome
 from .path import AnnealedPath
@@ -77,7 +77,7 @@ class Unseen(NamedTuple):
     shift: Tensor
     """``log(1 + mass/Z)``, by their Laplace masses: what they would add to log Z."""
     found: Tensor
-    """Different minima that the searches ended in, visited or not."""
+    """Different modes that the searches ended in, visited or not."""
     components: Components | None = None
     """The unseen modes themselves."""
 
@@ -108,12 +108,11 @@ def look_for_unseen(path: AnnealedPath, outcome: Outcome, rng: torch.Generator) 
 
 
 def count_minima(path: AnnealedPath, rng: torch.Generator) -> Tensor:
-    """Different minima that searches from widely spread starts end in, ``[*batch]``; 0 where they cannot be made."""
+    """Different modes that searches from widely spread starts end in, ``[*batch]``; 0 where they cannot be made."""
     try:
-        _, energy = _minima(path, SEARCHES.starts, SEARCHES.iterations, rng)
+        return _modes(path, SEARCHES.starts, SEARCHES.iterations, rng).found
     except (RuntimeError, ValueError, ArithmeticError):
         return torch.zeros(path.batch_shape, dtype=torch.int64)
-    return energy.isfinite().sum(0)
 
 
 def widened(std_error: Tensor, unseen: Unseen) -> tuple[Tensor, Unseen]:
@@ -127,23 +126,46 @@ def widened(std_error: Tensor, unseen: Unseen) -> tuple[Tensor, Unseen]:
 
 
 def _searched(path: AnnealedPath, outcome: Outcome, starts: int, iterations: int, rng: torch.Generator) -> Unseen:
-    base, log_z = path.base, outcome.estimate.log_z
-    position, energy = _minima(path, starts, iterations, rng)
-    found = energy.isfinite().sum(0)
-    most = min(SEARCHES.candidates, int(found.max()))
-    if not most:
+    log_z = outcome.estimate.log_z
+    x, masses, covariances, same, found = _modes(path, starts, iterations, rng)
+    if not len(x):
         return Unseen.none(log_z)
-    order = energy.argsort(0)[:most]
-    x = base.unwhiten(position).gather(0, order.unsqueeze(-1).expand(most, *position.shape[1:]))
-    energy = energy.gather(0, order)
-    masses, covariances = laplace_masses(path.target, x, energy)
-    same = same_mode(x, energy, covariances, energy.isfinite())
     draws, log_weights = outcome.draws.flatten(0, 1), outcome.log_weights.flatten(0, 1)
-    for i in range(most):
+    for i in range(len(x)):
         known = (same[i] != i) | _visited(draws, log_weights, x[i], covariances[i])
         masses[i] = torch.where(known, -math.inf, masses[i])
     shift = (masses.logsumexp(0) - log_z).exp().log1p().to(log_z)
     return Unseen((masses > -math.inf).sum(0), shift, found, Components(x, covariances, masses))
+
+
+class _Modes(NamedTuple):
+    """The lowest modes of searches, M of them, and how many there are in all."""
+
+    x: Tensor
+    """``[M, *batch, D]``."""
+    masses: Tensor
+    covariances: Tensor
+    same: Tensor
+    """The first of them that is in the same mode as each, ``[M, *batch]``."""
+    found: Tensor
+    """``[*batch]``; descents that end beside one of the lowest, as at kinks, are of its mode."""
+
+
+def _modes(path: AnnealedPath, starts: int, iterations: int, rng: torch.Generator) -> _Modes:
+    position, energy = _minima(path, starts, iterations, rng)
+    most = min(SEARCHES.candidates, int(energy.isfinite().sum(0).max()))
+    order = energy.argsort(0)
+    every = path.base.unwhiten(position).gather(0, order.unsqueeze(-1).expand_as(position))
+    energy = energy.gather(0, order)
+    found = energy.isfinite()
+    if not most:
+        return _Modes(every[:0], energy[:0], every[:0], order[:0], found.sum(0))
+    x = every[:most]
+    masses, covariances = laplace_masses(path.target, x, energy[:most])
+    same = same_mode(x, energy[:most], covariances, found[:most])
+    rest = [beside_mode(every[most:], energy[most:], *mode) for mode in zip(x, energy, covariances, strict=False)]
+    alike = torch.cat([same != places(same), torch.stack(rest).any(0)])
+    return _Modes(x, masses, covariances, same, (found & ~alike).sum(0))
 
 
 def _minima(path: AnnealedPath, starts: int, iterations: int, rng: torch.Generator) -> tuple[Tensor, Tensor]:

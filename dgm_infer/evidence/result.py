@@ -194,9 +194,13 @@ class Evidence:
     def __repr__(self):
         shape = tuple(self.log_z.shape)
         if self.log_z.numel() == 1:
-            number = f"log_z {self.log_z.item():.3f} +- {self.std_error.item():.3f}"
+            number, error = f"log_z {self.log_z.item():.3f}", f" +- {self.std_error.item():.3f}"
         else:
-            number = f"mean log_z {self.log_z.mean().item():.3f}, mean std_error {self.std_error.mean().item():.3f}"
+            number = f"mean log_z {self.log_z.mean().item():.3f}"
+            error = f", mean std_error {self.std_error.mean().item():.3f}"
+        if len(self.log_weights) == 1 and self.std_error.isnan().all():
+            error = ", no error from one chain"
+        number += error
         return f"Evidence({self.method}, *batch = {shape}; {number}; {self.status})"
 
     def _repr_html_(self) -> str:

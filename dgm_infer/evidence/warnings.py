@@ -105,7 +105,7 @@ def run_warnings(
         (rare > 0) & (rare > shift),
         "the draws visit some modes too rarely{of}",
         "a short parallel tempering finds log Z larger by about {x:.2g}, which std_error now includes; use "
-        "ParallelTempering",
+        "ParallelTempering, which takes twelve times the gradients of GibbsTempering",
         rare,
     )
     restarts, short, seldom = diagnostics.get("restarts"), none, none

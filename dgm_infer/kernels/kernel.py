@@ -199,5 +199,7 @@ def check_kernel(call: str, kernel: Any, example: str) -> Kernel:
     """
     if isinstance(kernel, type) or not isinstance(kernel, Kernel):
         name = kernel.__name__ if isinstance(kernel, type) else shown(kernel)
-        raise ArgumentError(f"{call}(kernel={name}): expected an instance, for example {example}")
+        raise ArgumentError(
+            f"{call}(kernel={name}): expected an instance, for example {example}, or None to choose one"
+        )
     return kernel

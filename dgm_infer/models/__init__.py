@@ -11,7 +11,7 @@ from .decoder import (
     output_distribution,
 )
 from .densities import InputDensity, Logistic, Product, StandardNormal
-from .directed import DirectedModel, WithNoise, noiseless, validate
+from .directed import DirectedModel, WithNoise, beneath_noise, noiseless, validate
 from .model import GenerativeModel, check_weights, copied, evaluation_copy, frozen_copy, reference_tensor
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "WithNoise",
     "as_generative_model",
     "base_distribution",
+    "beneath_noise",
     "check_weights",
     "copied",
     "evaluation_copy",

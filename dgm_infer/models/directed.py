@@ -1,6 +1,7 @@
 """Models whose inputs split into parameters and noise of single outputs (math 1.2, J 4.2), and noise for any (J 7)."""
 
 from functools import cached_property
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -226,6 +227,25 @@ class WithNoise(DirectedModel):
     @property
     def has_log_factor(self):
         return self.model.has_log_factor
+
+
+class Beneath(NamedTuple):
+    """What noise is added to."""
+
+    model: GenerativeModel
+    u: Tensor
+    """The model's inputs, ``[..., L]``."""
+    sd: float
+    """Standard deviation of the noise, in root mean square over outputs; 0 for none."""
+
+
+def beneath_noise(model: GenerativeModel, u: Tensor) -> Beneath:
+    """The model beneath the noise that :class:`WithNoise` adds, however many times, at inputs ``u [..., Du]``."""
+    square = 0.0
+    while isinstance(model, WithNoise):
+        square += float(model.sd.square().mean())
+        u, model = model.split(u)[0], model.model
+    return Beneath(model, u, square**0.5)
 
 
 def noiseless(model: GenerativeModel, u: Tensor) -> Tensor:

@@ -293,16 +293,17 @@ def same_mode(x: Tensor, energy: Tensor, covariance: Tensor, counts: Tensor) -> 
         covariance: inverse Hessians ``[N, *batch, D, D]``, NaN where one is not positive definite.
         counts: whether each is a minimum at all, ``[N, *batch]``; those that are not stand for none but themselves.
     """
+    return _first(energy, lambda i: counts[:i] & beside_mode(x[i], energy[i], x[:i], energy[:i], covariance[:i]))
+
+
+def beside_mode(x: Tensor, energy: Tensor, mode: Tensor, lowest: Tensor, covariance: Tensor) -> Tensor:
+    """Whether points ``x [..., *batch, D]`` are in a mode ``[..., *batch, D]`` of this energy and covariance, as in
+    :func:`same_mode`: ``[..., *batch]``."""
+    definite = covariance.flatten(-2).isfinite().all(-1)
     unit = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    counts = counts & covariance.flatten(-2).isfinite().all(-1)
-    factor = torch.linalg.cholesky_ex(torch.where(counts[..., None, None], covariance, unit)).L
-
-    def alike(i: int) -> Tensor:
-        distance = torch.linalg.solve_triangular(factor[:i], (x[i] - x[:i]).unsqueeze(-1), upper=False)
-        near = distance.square().sum((-2, -1)) < ALIKE.within
-        return near & (energy[i] - energy[:i] < ALIKE.within) & counts[:i]
-
-    return _first(energy, alike)
+    factor = torch.linalg.cholesky_ex(torch.where(definite[..., None, None], covariance, unit)).L
+    distance = torch.linalg.solve_triangular(factor, (x - mode).unsqueeze(-1), upper=False)
+    return definite & (distance.square().sum((-2, -1)) < ALIKE.within) & (energy - lowest < ALIKE.within)
 
 
 def places(values: Tensor) -> Tensor:

@@ -8,9 +8,13 @@ import torch
 from torch import Tensor
 
 from ..arguments.values import of_problems
+from ..conditioning.faults import off_scale
 from ..conditioning.fibre import Fibre
+from ..conditioning.observed import made_by
+from ..conditioning.subject import LIMITS, prior_draws
 from ..diagnosis import Diagnosis, Finding, Severity, diagnosis, finding
 from ..kernels.mode_jumps import innermost
+from ..models import beneath_noise
 from .chain_groups import labels, side_by_side
 from .inference_data import effective_draws, r_hat
 from .verdict import VERDICT, Run, percent, verdict
@@ -66,6 +70,7 @@ def diagnose(draws: Run, variables: dict[str, Tensor]) -> Diagnosis:
         found.append(finding("imprecise", what, "sample again, unless these suffice", every))
     found += _starts(draws.ancestors)
     found += _misfit(draws)
+    found += _hidden(draws)
     found += _transitions(draws, told)
     mixing, numbers = _mixing(variables, draws.shape, told)
     return diagnosis([*found, *mixing], ", ".join([*numbers, *_numbers(draws)]))
@@ -105,6 +110,21 @@ def _misfit(draws: Run) -> Iterator[Finding]:
             "such data are unlikely under the model: check range, mask and operator, or allow for wider noise",
             far,
         )
+
+
+def _hidden(draws: Run) -> Iterator[Finding]:
+    """Whether noise of another scale hides what the model makes."""
+    problem = draws.problem
+    if not isinstance(problem, Fibre) or problem.marginal is None:
+        return
+    u = prior_draws(problem.model, LIMITS.draws, problem.values.dtype, problem.values.device)
+    model, u, sd = beneath_noise(problem.model, u)
+    if not sd:
+        return
+    made = made_by(problem.observed.operator, problem.values, model.observed(u))
+    if (found := off_scale(type(model).__name__, problem.values, made, sd, None)) is not None:
+        every = torch.ones(problem.batch_shape, dtype=torch.bool)
+        yield finding("misleading", found.what, found.remedy, every)
 
 
 def _transitions(draws: Run, told: Tensor) -> Iterator[Finding]:
@@ -234,11 +254,12 @@ def _named(
     if which.any():
         worst = values.masked_fill(~which, -torch.inf).argmax()
         problems = which.any(-1)
+        counted = "latents" if which.ndim == 1 else "(latent, problem) pairs"
         of_worst = torch.zeros_like(which).view(-1).index_fill(0, worst.reshape(1), True).view_as(which).any(-1)
         yield finding(
             severity,
             f"{what.format(worst=values.reshape(-1)[worst].abs())} for {names[worst % len(names)]}"
-            f"{of_problems(of_worst)}{beyond} for {which.sum()} of {which.numel()} latents{of_problems(problems)}",
+            f"{of_problems(of_worst)}{beyond} for {which.sum()} of {which.numel()} {counted}{of_problems(problems)}",
             remedy,
             problems,
         )

@@ -96,7 +96,9 @@ def sample(
     if not isinstance(problem, Fibre | Target):
         problem = as_target(problem)
     undecided = kernel is None
-    example = "ConstrainedHMC()" if isinstance(problem, Fibre) else "HMC()"
+    example = "HMC()"
+    if isinstance(problem, Fibre):
+        example = "ConstrainedHMC()" if problem.marginal is None else "LiftedHMC()"
     kernel = check_kernel("sample", default_kernel(problem) if kernel is None else kernel, example)
     # check
     kernel.check(problem)

@@ -13,6 +13,7 @@ from PIL import Image
 
 import dgm_infer as dgm
 from dgm_infer import arguments
+from dgm_infer.arguments.values import of_problems
 from dgm_infer.errors import ArgumentError, ModelError, reported_as
 from tests.oracles import Circle
 
@@ -224,3 +225,26 @@ def test_where_nothing_can_be_computed_is_said_in_one_line(call, around):
     place = torch.inference_mode() if around == "inference_mode" else torch.device("meta")
     with place, pytest.raises(ArgumentError, match=f"{call}.*{around}"):
         calls[call]()
+
+
+@pytest.mark.parametrize(
+    ("which", "words"),
+    [
+        ([1], " of problem 1"),
+        ([1, 4], " of problems 1 and 4"),
+        ([0, 2, 5], " of problems 0, 2 and 5"),
+        ([0, 2, 5, 6], " of problems 0, 2, 5 and 6"),
+        ([0, 2, 3, 5, 6], " of problems 0, 2, 3 and 2 others"),
+    ],
+)
+def test_problems_are_named_and_only_many_of_them_counted(which, words):
+    mask = torch.zeros(7, dtype=torch.bool)
+    mask[which] = True
+    assert of_problems(mask) == words
+
+
+def test_a_picture_is_proposed_where_a_file_is_given_alone():
+    with pytest.raises(ArgumentError, match=r"dgm\.image\(picture"):
+        arguments.array("condition", "observed", "face.png")
+    with pytest.raises(ArgumentError, match=r"numbers to make one of$"):
+        arguments.array("WithNoise", "sd", "x")

@@ -9,6 +9,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.evidence import checks as searches
 from dgm_infer.evidence.checks import Components, Unseen, widened
+from dgm_infer.evidence.path import AnnealedPath
 from dgm_infer.evidence.refine import base_with
 from dgm_infer.references.modes import spread_out
 from tests.known_evidence import MixtureTarget, known_bimodal, known_gaussian
@@ -81,6 +82,25 @@ class TwoMeans(dgm.Target):
         apart = (self.y.to(x).unsqueeze(-1) - x.unsqueeze(-2)) / 0.5
         parts = -0.5 * apart.square() - math.log(0.5 * math.sqrt(2 * math.pi)) - math.log(2)
         return 0.5 * (x / 3).square().sum(-1) + math.log(2 * math.pi * 9) - parts.logsumexp(-1).sum(-1)
+
+
+def test_descents_that_end_beside_each_other_are_of_one_mode():
+    # a ripple of a thousandth of a nat, as the kinks of a ReLU network make: two minima a twelfth of a sd apart
+    def energy(x):
+        return 0.5 * x.square().sum(-1) + 6e-4 * (80 * x[..., 0]).cos()
+
+    base = dgm.Gaussian(torch.zeros(2, dtype=FLOAT), 1.0)
+
+    def found(energy):
+        path = AnnealedPath(dgm.Target(energy, 2), base)
+        ends = searches._minima(path, 16, 100, torch.Generator().manual_seed(0))[1]
+        return int(ends.isfinite().sum()), int(searches.count_minima(path, torch.Generator().manual_seed(0)))
+
+    ends, modes = found(energy)
+    assert ends == 2
+    assert modes == 1
+    # control: modes proper are counted
+    assert found(BIMODAL.target.energy)[1] == 2
 
 
 @pytest.mark.parametrize("method", cases(METHODS | {"SMC": dgm.SMC(16)}, quick=("simulated", "SMC")))

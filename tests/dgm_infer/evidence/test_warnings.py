@@ -193,3 +193,18 @@ def test_from_a_prior_twenty_runs_are_right_within_three_errors_or_named(regress
     # one is beyond six in 5e-4
     assert (apart > 3).sum() <= 3
     assert apart.max() < 6
+
+
+def test_the_remedy_for_modes_says_what_it_costs():
+    # of tempering at its defaults, by the numbers that its settings name
+    known = known_gaussian(2)
+    gradients = {}
+    for method in (dgm.GibbsTempering(), dgm.ParallelTempering()):
+        estimate = dgm.log_evidence(
+            known.target, known.base, method, chains=2, seed=1, coverage=False, progress=False, keep_draws=False
+        )
+        gradients[type(method).__name__] = estimate.diagnostics["gradient_evaluations"]
+    assert abs(gradients["ParallelTempering"] / gradients["GibbsTempering"] - 12) < 1
+    rare = {"rare_shift": torch.tensor([0.4]), "max_weight_share": torch.zeros(1)}
+    (line,) = run_warnings(rare, torch.tensor([0.1]), "consistent", 8)
+    assert "ParallelTempering, which takes twelve times the gradients" in str(line)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+import generators
 from dgm_infer.kernels.hmc import TRAJECTORY
 from tests.dgm_infer.sampling.short_runs import fibre
 from tests.oracles import FLOAT, linear_gaussian_model
@@ -86,7 +87,7 @@ def test_chains_that_have_not_mixed_are_named_with_their_worst_latent():
     (first, *others) = held(x).diagnose()
     assert first.severity == "misleading"
     assert "for z[2] of problem 1" in first.what
-    assert "above 1.05 for 1 of 6 latents of problem 1" in first.what
+    assert "above 1.05 for 1 of 6 (latent, problem) pairs of problem 1" in first.what
     assert "(warmup=, draws=)" in first.remedy
     assert first.problems == (1,)
     assert all("R-hat" not in each.what or "1.01" in each.what for each in others)
@@ -259,6 +260,24 @@ def test_data_that_the_model_does_not_make_are_named_with_their_problem():
     noise = draws.inputs[:, :, 1, problem.marginal.dim :].square().mean().sqrt()
     assert noise > 3
     assert f"by {noise:.2g} standard deviations of the noise of problem 1" in str(found[0])
+
+
+@pytest.mark.parametrize("through", ["noise=", "WithNoise"])
+def test_noise_that_hides_the_model_is_named(through):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(2, 20), torch.nn.Sigmoid()).eval()
+    model = generators.from_module(net, latent=2, output_range=(0, 1))
+    y = model.generate(n=1, seed=1).images[0]
+    found = {}
+    for sd in (0.05, 12.75):
+        given, noise = (dgm.WithNoise(model, sd), None) if through == "WithNoise" else (model, sd)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            problem = dgm.condition(given, y, noise=noise)
+        draws = dgm.sample(problem, chains=4, warmup=20, draws=20, seed=1, progress=False)
+        found[sd] = [each.severity for each in draws.diagnose() if "hides the data" in each.what]
+        assert any("hides the data" in str(each.message) for each in caught) == (sd > 1)
+    assert found == {0.05: [], 12.75: ["misleading"]}
 
 
 @pytest.mark.parametrize("batch", [(), (3,)], ids=str)
