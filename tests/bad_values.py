@@ -54,6 +54,7 @@ MADE_HERE = {
         # a distribution of torch's kind
         "CensoredNormal",
         "noiseless",
+        "beneath_noise",
         "CensoredDecoder",
         "DiffusionGenerator",
     ),

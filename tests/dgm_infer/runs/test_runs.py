@@ -243,7 +243,7 @@ def test_a_time_ends_a_run_between_checkpoints_and_the_most_draws_are_no_forecas
 
     draws, said = sampled(10**7, until={"seconds": 0.3})
     assert 1 <= draws.shape[1] < 10**6
-    assert re.fullmatch(r"until: \d+ s of 0.3", draws.stopped_by)
+    assert re.fullmatch(r"until: \d+ s of 0.3", draws.stopped_by or "")
     assert said == []
     # all draws made sooner than that are nothing to warn of
     draws, said = sampled(20, until={"seconds": 600})
