@@ -282,3 +282,21 @@ def test_columns_say_from_how_many_chains_they_come():
     assert figures._heading(12, 16) == "completions, each from another chain"
     assert figures._heading(12, 8) == "completions from 8 chains"
     assert figures._heading(12, 1) == "completions from one chain"
+
+
+def test_noise_of_every_output_belongs_to_the_model(photograph):
+    sds = torch.full((4, 4), 0.1)
+    for function in (dgm.check, dgm.condition):
+        with pytest.raises(DgmInferError, match=r"must be one positive number; where noise differs .* WithNoise"):
+            function(photograph, torch.zeros(4, 4), noise=sds)
+    # the remedy
+    assert "16 inputs + 16 of noise" in repr(dgm.check(dgm.WithNoise(photograph, sds), torch.full((4, 4), 0.5)))
+
+
+def test_one_chain_has_no_error():
+    target = dgm.Target(lambda x: 0.5 * x.square().sum(-1), 2)
+    base = dgm.Gaussian(torch.zeros(2), 1.5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [dgm.log_evidence(target, base, dgm.AIS(5), chains=n, seed=0, progress=False) for n in (1, 4)]
+    assert ["no error from one chain" in repr(each) for each in found] == [True, False]

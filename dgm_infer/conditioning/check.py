@@ -23,7 +23,7 @@ from ..models import (
 )
 from ..settings import Settings
 from .checks import DATA_CHECKS, MODEL_CHECKS, findings, is_final
-from .condition import bind, noise_sd, pixels_only
+from .condition import bind, checked_noise, pixels_only
 from .derivatives import (
     Spectrum,
     find_jump,
@@ -135,7 +135,7 @@ def check(model: GenerativeModel, observed=None, observe=None, *, noise: float |
     """
     context("check")
     draws = whole_number("check", "draws", draws)
-    noise = None if noise is None else noise_sd("check", noise)
+    noise = None if noise is None else checked_noise("check", noise)
     found: list[Finding] = []
     name, discrete = type(model).__name__, is_discrete(model)
 

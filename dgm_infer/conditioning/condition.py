@@ -105,7 +105,7 @@ def condition(
     if tolerance is None and (kernel != "gaussian" or distance is not None or summaries is not None):
         raise ArgumentError("condition(kernel=, distance=, summaries=) describe an ABC posterior: give tolerance= too")
     if noise is not None:
-        noise = noise_sd("condition", noise)
+        noise = checked_noise("condition", noise)
         if tolerance is not None:
             raise ArgumentError(f"condition(noise={noise:g}): tolerance= is the width of such noise, omit one of them")
         if is_discrete(model):
@@ -138,7 +138,7 @@ def condition(
     return Fibre(reduced.measured_in(constraint_units(reduced.operator, values, subject.made)), values)
 
 
-def noise_sd(call: str, noise) -> float:
+def checked_noise(call: str, noise) -> float:
     """The standard deviation of a measurement's noise, one number.
 
     Raises:
