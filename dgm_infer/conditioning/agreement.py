@@ -30,6 +30,8 @@ class AgreementSettings(Settings):
     """Points around it."""
     agreeing: float = 0.75
     """Share of these at which the same output must differ: by rounding it does at less than a tenth."""
+    still: float = 1e-6
+    """Change over prior draws, as a share of the largest value, below which an output is constant: that of 32 bits."""
 
 
 SETTINGS = AgreementSettings()
@@ -235,25 +237,31 @@ DIFFERENTIABLE = (
 )
 
 
-def constant_outputs(found: Differences, name: str) -> str | None:
+def constant_outputs(found: Differences, name: str, *, has_noise: bool = False) -> str | None:
     """Which observed values are constant, or change in steps; None if none does.
 
     Args:
         found: differences of the values at several prior draws.
         name: of the model.
+        has_noise: whether they are measured with noise, with which constants say nothing and do no harm.
     """
-    flat = (found.products == 0).all(0)
-    if not flat.any():
-        return None
-    index = int(flat.nonzero()[0])
-    values, n = found.values[:, index], int(flat.sum())
-    which = f"{n} of {len(flat)} observed values of {name} (the first is number {index})"
-    if (values == values[0]).all():
+    flat, values = (found.products == 0).all(0), found.values
+    spread = values.amax(0) - values.amin(0)
+    # less than rounding of the others: a unit of a network that is saturated
+    steps = flat & (spread > SETTINGS.still * values.abs().max())
+
+    def which(those: Tensor) -> str:
+        first = int(those.nonzero()[0])
+        return f"{int(those.sum())} of {len(flat)} observed values of {name} (the first is number {first})"
+
+    if steps.any():
         return (
-            f"{which} are the same at every prior draw: leave these constants out, "
-            "observe=pixels(mask), or add noise, WithNoise(model, sd=...)"
+            f"{which(steps)} change only in steps, with derivatives that are exactly 0: leave out rounding (round, "
+            "floor, comparisons, argmax), or pass tolerance= and a kernel that needs no derivative"
         )
-    return (
-        f"{which} change only in steps, with derivatives that are exactly 0: leave out rounding (round, floor, "
-        "comparisons, argmax), or pass tolerance= and a kernel that needs no derivative"
-    )
+    if not flat.any() or has_noise:
+        return None
+    change = "are the same at every prior draw"
+    if spread[flat].max() > 0:
+        change = f"change by {spread[flat].max().item():.1g} at most over the prior (a network that is saturated?)"
+    return f"{which(flat)} {change}: leave these out, observe=pixels(mask), or add noise, WithNoise(model, sd=...)"

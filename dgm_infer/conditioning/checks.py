@@ -283,7 +283,7 @@ def derivatives(subject: Subject) -> Finding | None:
         return None
     if not subject.has_gradient and not subject.thorough:
         return None
-    # without the noise of the measurement, which hides that outputs are constant
+    # without the noise of the measurement, which hides that outputs change in steps
     plain, values = observed_model(subject.model, subject.operator.first()), subject.values
     n_batch = 0 if subject.operator.data else subject.n_batch
     if values is None:
@@ -305,7 +305,7 @@ def derivatives(subject: Subject) -> Finding | None:
             check_agreement(lambda v: subject.model.log_factor(v).unsqueeze(-1), u, factor)
     except ModelError as error:
         return _error("derivatives", str(error))
-    constant = None if values is None else constant_outputs(found, subject.name)
+    constant = None if values is None else constant_outputs(found, subject.name, has_noise=subject.noise is not None)
     if constant:
         return _error("observations", constant)
     if subject.source is not None:

@@ -15,7 +15,7 @@ import dgm_infer as dgm
 from dgm_infer import AIS, Evidence, Gaussian
 from dgm_infer.arguments import random_seed
 from dgm_infer.conditioning.pictures import PixelScale
-from dgm_infer.errors import ConfigError, ModelError, uninterrupted
+from dgm_infer.errors import ConfigError, EvidenceError, ModelError, cause, uninterrupted
 from dgm_infer.evidence import Bounds, Method
 from dgm_infer.files import write_file
 from dgm_infer.models import LatentVariableModel, as_generative_model
@@ -219,7 +219,11 @@ def fitted_base(model: LatentVariableModel, target: LatentPosterior, kind: str, 
             raise ModelError(f"generator: a {name} has no encoder: choose base diagonal, low_rank, full or laplace")
         return Gaussian.from_encoder(model.encode, target.images.flatten(len(target.batch_shape)))
     if kind == "laplace":
-        return Gaussian.laplace(target)
+        try:
+            return Gaussian.laplace(target)
+        except EvidenceError as error:
+            # at the kinks of a network there may be no Hessian
+            raise EvidenceError(f"{cause(error).split(':')[0]}: choose base full, low_rank or diagonal") from error
     return Gaussian.fit(target, kind, seed=seed)  # type: ignore[arg-type]
 
 

@@ -128,7 +128,8 @@ def read_images(
         files = sorted(file for file in path.iterdir() if file.suffix.lower() in ENDINGS)
         if len(files) < n:
             raise ConfigError(
-                f"images: the folder {source} holds {len(files)} pictures ({', '.join(ENDINGS)}), n_images = {n}"
+                f"images: the folder {source} holds {len(files)} pictures ({', '.join(ENDINGS)}), n_images = {n}: say "
+                f"--n_images {len(files)}"
             )
         return torch.cat([_read_picture(file, shape, scale, resize) for file in files[:n]])
     if not path.is_file():
@@ -161,7 +162,7 @@ def _read_array(path: Path, n: int, shape: tuple[int, ...], scale: PixelScale) -
             + _colours(tuple(images.shape), shape)
         )
     if len(images) < n:
-        raise ConfigError(f"images: {path} holds {len(images)} images, n_images = {n}")
+        raise ConfigError(f"images: {path} holds {len(images)} images, n_images = {n}: say --n_images {len(images)}")
     images = images[:n]
     if images.dtype in (torch.uint16, torch.uint32, torch.uint64):
         raise ConfigError(f"images: {path} has values of {images.dtype}: convert to 8 bits, or to numbers in [0, 1]")

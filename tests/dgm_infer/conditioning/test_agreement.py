@@ -545,6 +545,38 @@ def test_flat_outputs_are_named_in_one_line():
         dgm.condition(Coupled(False), torch.zeros(2), observe=Rounded(), noise=0.1)
 
 
+class Bordered(dgm.GenerativeModel):
+    """Four pixels, of which the first is black, or all but black, whatever the input."""
+
+    input_density = dgm.StandardNormal(3)
+    output_shape = (4,)  # type: ignore[assignment]
+
+    def __init__(self, black):
+        super().__init__()
+        self.black = black
+
+    def observed(self, u):
+        return torch.cat([self.black * torch.sigmoid(1e-7 * u[..., :1] - 20), torch.sigmoid(u)], -1)
+
+
+@pytest.mark.parametrize(("black", "words"), [(0.0, "are the same at every prior draw"), (1.0, "that is saturated")])
+def test_black_borders_with_noise_say_nothing_and_do_no_harm(black, words):
+    data = torch.tensor([0.05, 0.3, 0.6, 0.4])
+    with pytest.raises(
+        ObservationError, match=rf"1 of 4 observed values of Bordered \(the first is number 0\) .*{words}"
+    ):
+        dgm.condition(Bordered(black), data)
+    border = torch.tensor([True, False, False, False])
+    fibre = dgm.condition(Bordered(black), data, noise=0.1)
+    without = dgm.condition(Bordered(black), data, observe=dgm.pixels(~border), noise=0.1)
+    u = torch.randn(5, 3, generator=torch.Generator().manual_seed(0), dtype=FLOAT)
+    # energies differ by a constant: the border's
+    assert fibre.marginal is not None
+    assert without.marginal is not None
+    apart = fibre.marginal.energy(u) - without.marginal.energy(u)
+    torch.testing.assert_close(apart, apart[:1].expand(5))
+
+
 def test_an_energy_that_leaves_torch_is_named_wherever_gradients_are_needed():
     target = dgm.Target(lambda x: torch.as_tensor((x.numpy() ** 2).sum(-1)), 2)
     base = dgm.Gaussian(torch.zeros(2), torch.ones(2))

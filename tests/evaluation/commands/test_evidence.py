@@ -12,7 +12,7 @@ from PIL import Image
 import dgm_infer as dgm
 import generators
 from dgm_infer import Evidence
-from dgm_infer.errors import ModelError
+from dgm_infer.errors import EvidenceError, ModelError
 from evaluation.commands.cli import main
 from evaluation.commands.evidence import _parts, fitted_base
 from evaluation.figures import log_evidence
@@ -129,6 +129,18 @@ def test_a_generator_without_an_encoder_has_other_bases(kind):
 def _npy(array):
     np.save("images.npy", array)
     return "images.npy"
+
+
+def test_a_base_that_cannot_be_had_leads_to_those_of_the_command(monkeypatch):
+    model, images = generators.load("digits_vae"), torch.zeros(2, 8, 8)
+    target = generators.LatentPosterior(model.decoder, images, model.prior)
+
+    def none(cls, target):
+        raise EvidenceError("the Hessian at the mode is not positive definite for 1 of 2 problems: pass start=")
+
+    monkeypatch.setattr(dgm.Gaussian, "laplace", classmethod(none))
+    with pytest.raises(EvidenceError, match=r"for 1 of 2 problems: choose base full, low_rank or diagonal$"):
+        fitted_base(dgm.models.LatentVariableModel.of(model), target, "laplace", 0)
 
 
 BAD = {
