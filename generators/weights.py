@@ -85,8 +85,7 @@ def read_checkpoint(path: Path, trust: bool = False) -> Any:
         found = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"loading it would import {found[1]}" if found else "it is not a plain file of tensors"
         raise CheckpointError(
-            f"{path} holds more than weights and is refused: {reason}; save "
-            "net.state_dict() instead, or say trust=True where you made the file"
+            f"{path} holds more than weights and is refused: {reason}; save net.state_dict() instead"
         ) from error
     except Exception as error:  # a file that is not a checkpoint can fail in any way
         reason = str(error).split(". ")[0].splitlines() or ["it ends early"]
