@@ -1,7 +1,8 @@
 """What would fail in a long run, found before it begins: sizes, faulty energies, derivatives and latents."""
 
 import math
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from ..arguments import allocatable
 from ..conditioning.agreement import check_agreement
 from ..conditioning.fibre import Fibre
 from ..conditioning.subject import LIMITS
+from ..diagnosis import DiagnosisWarning
 from ..errors import ArgumentError, ModelError, warn
 from ..kernels.mode_jumps import innermost
 from ..models import GenerativeModel
@@ -30,7 +32,19 @@ class SizeSettings:
     """Statistics that are kept of a draw of a chain and problem."""
 
 
-_SIZES = SizeSettings()
+@dataclass(frozen=True)
+class ThreadSettings:
+    """When threads are compared."""
+
+    least: float = 5e-3
+    """Seconds of an evaluation from which a wait for threads shows."""
+    most: float = 1.0
+    """Seconds above which a comparison takes too long."""
+    slower: float = 3.0
+    """Ratio of times that is said: a machine that is left alone has less than one."""
+
+
+_SIZES, _THREADS = SizeSettings(), ThreadSettings()
 
 
 def check_size(
@@ -150,3 +164,33 @@ def check_latents(problem: Any, position: Tensor, kept_draws: int = 0) -> None:
                 f"{name} gives {key!r} that changes with the other positions of its batch, or from call to call (by "
                 f"{apart:.3g}): compute it from each position by itself, without random numbers"
             )
+
+
+def compare_threads(evaluate: Callable[[], Any]) -> None:
+    """Warn where torch's threads wait for other programs, so that one of them alone is several times faster.
+
+    Their number stays: results depend on it, in the last digits.
+    """
+    n = torch.get_num_threads()
+    if n == 1:
+        return
+    together = _seconds(evaluate)
+    if not _THREADS.least < together < _THREADS.most:
+        return
+    try:
+        torch.set_num_threads(1)
+        alone = min(_seconds(evaluate), _seconds(evaluate))
+    finally:
+        torch.set_num_threads(n)
+    if min(together, _seconds(evaluate)) > _THREADS.slower * alone:
+        warn(
+            f"sample: with {n} threads an evaluation takes {together / alone:.0f} times as long as with one, as other "
+            "programs use the processor: torch.set_num_threads(1), or OMP_NUM_THREADS=1 before Python",
+            DiagnosisWarning,
+        )
+
+
+def _seconds(evaluate: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    evaluate()
+    return time.perf_counter() - began

@@ -20,7 +20,7 @@ from ..target import Target, reference
 from .draws import Draws
 from .execution import Execution
 from .plan import RunInputs, RunOutcome, RunPlan
-from .preflight import check_derivatives, check_energy, check_latents
+from .preflight import check_derivatives, check_energy, check_latents, compare_threads
 from .starts import starting_points
 from .verdict import verdict
 from .warmup import WarmUp
@@ -117,8 +117,11 @@ class SamplingRun:
         check_latents(problem, start.position, plan.draws if held else 0)
         began = time.monotonic()
         state = kernel.init(problem, start.position)
+        took = time.monotonic() - began
+        if state.position.device.type == "cpu":
+            compare_threads(lambda: kernel.init(problem, start.position))
         if not bar.is_most:
-            _foretell(problem, kernel, start.position, plan.transitions, time.monotonic() - began)
+            _foretell(problem, kernel, start.position, plan.transitions, took)
         lost = int((~state.energy.isfinite()).sum())
         if lost:
             raise StartError(

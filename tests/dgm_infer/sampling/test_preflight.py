@@ -1,0 +1,51 @@
+"""What a run looks at before it begins: whether torch's threads wait for others."""
+
+import time
+import warnings
+
+import pytest
+import torch
+
+import dgm_infer as dgm
+from dgm_infer.sampling.preflight import compare_threads
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+def said(seconds):
+    """Warnings where an evaluation takes so long by the number of threads, and whether that number stays."""
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        compare_threads(lambda: time.sleep(seconds[torch.get_num_threads()]))
+    assert torch.get_num_threads() == 2
+    return [str(each.message) for each in found]
+
+
+def test_threads_that_wait_for_other_programs_are_named(two_threads):
+    (line,) = said({1: 0.01, 2: 0.1})
+    assert "with 2 threads an evaluation takes" in line
+    assert "torch.set_num_threads(1)" in line
+    # what is fast, or as fast, or takes too long to try, is not remarked on
+    for seconds in ({1: 0.0, 2: 0.001}, {1: 0.02, 2: 0.02}, {1: 0.0, 2: 1.01}):
+        assert said(seconds) == []
+
+
+def test_a_run_is_compared_where_it_starts_and_draws_the_same(two_threads):
+    def waits(x):
+        time.sleep(0.02 if torch.get_num_threads() > 1 else 0.0)
+        return 0.5 * x.square().sum(-1)
+
+    def sampled(energy):
+        target = dgm.Target(energy, 2)
+        kernel = dgm.HMC(n_steps=1, step_size=0.5, compile=False)
+        return dgm.sample(target, kernel, chains=2, warmup=0, draws=2, seed=0, progress=False)
+
+    with pytest.warns(dgm.diagnosis.DiagnosisWarning, match="other programs use the processor"):
+        slow = sampled(waits)
+    assert torch.equal(slow.inputs, sampled(lambda x: 0.5 * x.square().sum(-1)).inputs)
