@@ -8,6 +8,9 @@ import torch
 
 from tests.findings import honest
 
+# tests are small, and the workers of xdist share the cores: threads would wait for each other
+torch.set_num_threads(1)
+
 
 @pytest.fixture(scope="session", autouse=True)
 def _interrupts_are_heard():
