@@ -64,6 +64,8 @@ class SMCSettings(Settings):
     the power ``1 - beta``, so that weights of a step d have ``(1 - beta)/d`` moments however heavy the target's tails
     are. Three of them do not suffice, as a move leaves particles in tails where they are (correlations of
     ``phi - psi`` of 0.6) and their weights multiply: docs/evidence.md has the coverage by this share."""
+    share_of_rest_moved: float = 1 / 3
+    """The same of waste-free runs, whose particles move many times at every temperature."""
     last: float = 0.03
     """What may remain for the last step: its weights, to such a power, differ little but far out (coverage there)."""
 
@@ -140,7 +142,9 @@ class SMC(Planned):
         return swarm.outcome(spent)
 
 
-def next_temperatures(share: float, beta: Tensor, difference: Tensor, log_weights: Tensor) -> Tensor:
+def next_temperatures(
+    share: float, beta: Tensor, difference: Tensor, log_weights: Tensor, of_rest: float | None = None
+) -> Tensor:
     """Temperatures ``[runs, *batch]`` after ``beta``, at which a share of the particles of other runs is effective.
 
     Each half of the runs goes by the particles of the other: a run that goes by its own shortens a step if one of them
@@ -151,9 +155,11 @@ def next_temperatures(share: float, beta: Tensor, difference: Tensor, log_weight
     Args:
         difference: ``phi - psi`` of the particles, ``[runs, particles, *batch]``.
         log_weights: likewise, normalised per run.
+        of_rest: largest step as a share of what remains; None for that of the settings.
     """
+    of_rest = SETTINGS.share_of_rest if of_rest is None else of_rest
     half, rest = len(beta) // 2, 1 - beta
-    farthest = torch.where(rest > SETTINGS.last, beta + SETTINGS.share_of_rest * rest, 1.0)
+    farthest = torch.where(rest > SETTINGS.last, beta + of_rest * rest, 1.0)
     if not half:
         return _farthest(share, beta[0], difference, log_weights).unsqueeze(0).minimum(farthest)
     first = _farthest(share, beta[0], difference[half:], log_weights[half:])
@@ -212,7 +218,8 @@ class _Swarm:
         elif self.count + 1 >= self.method.temperatures:
             beta = torch.ones_like(self.beta)
         else:
-            beta = next_temperatures(self.method.conditional_ess, self.beta, difference, self.log_weights)
+            of_rest = SETTINGS.share_of_rest if self.method.waste_free is None else SETTINGS.share_of_rest_moved
+            beta = next_temperatures(self.method.conditional_ess, self.beta, difference, self.log_weights, of_rest)
         self.temperatures += self.beta < 1
         width = (beta - self.beta).unsqueeze(1)
         raw = self.log_weights - torch.where(width > 0, width * difference, 0.0)

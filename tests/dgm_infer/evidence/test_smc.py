@@ -105,7 +105,7 @@ def biased_by(share_of_itself, monkeypatch):
 
         def own(share, *runs):
             # a single run has no other, and goes by itself
-            return torch.cat([next_temperatures(share, *(part[r : r + 1] for part in runs)) for r in range(8)])
+            return torch.cat([next_temperatures(share, *(part[r : r + 1] for part in runs[:3])) for r in range(8)])
 
         monkeypatch.setattr(smc, "next_temperatures", own)
     base = dgm.Gaussian(torch.zeros(100, 10, dtype=FLOAT), 1.2)
