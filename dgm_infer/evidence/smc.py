@@ -142,22 +142,18 @@ class SMC(Planned):
         return swarm.outcome(spent)
 
 
-def next_temperatures(
-    share: float, beta: Tensor, difference: Tensor, log_weights: Tensor, of_rest: float | None = None
-) -> Tensor:
+def next_temperatures(share: float, of_rest: float, beta: Tensor, difference: Tensor, log_weights: Tensor) -> Tensor:
     """Temperatures ``[runs, *batch]`` after ``beta``, at which a share of the particles of other runs is effective.
 
     Each half of the runs goes by the particles of the other: a run that goes by its own shortens a step if one of them
     has a large weight, and estimates too small a Z: under tails heavier than the base's, by more than its error. A
-    single run has no other. No step is longer than a tenth of what remains, whatever the particles say, but for the
-    last ones.
+    single run has no other.
 
     Args:
+        of_rest: longest step as a share of what remains, whatever the particles say, but for the last one.
         difference: ``phi - psi`` of the particles, ``[runs, particles, *batch]``.
         log_weights: likewise, normalised per run.
-        of_rest: largest step as a share of what remains; None for that of the settings.
     """
-    of_rest = SETTINGS.share_of_rest if of_rest is None else of_rest
     half, rest = len(beta) // 2, 1 - beta
     farthest = torch.where(rest > SETTINGS.last, beta + of_rest * rest, 1.0)
     if not half:
@@ -219,7 +215,8 @@ class _Swarm:
             beta = torch.ones_like(self.beta)
         else:
             of_rest = SETTINGS.share_of_rest if self.method.waste_free is None else SETTINGS.share_of_rest_moved
-            beta = next_temperatures(self.method.conditional_ess, self.beta, difference, self.log_weights, of_rest)
+            share = self.method.conditional_ess
+            beta = next_temperatures(share, of_rest, self.beta, difference, self.log_weights)
         self.temperatures += self.beta < 1
         width = (beta - self.beta).unsqueeze(1)
         raw = self.log_weights - torch.where(width > 0, width * difference, 0.0)

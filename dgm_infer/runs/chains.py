@@ -76,17 +76,13 @@ class Keeper:
         """Whether the draws so far are those that the run went on until: the next checkpoint says so."""
         if self._until is None or sampling.count == 0:
             return False
-        seconds = time.monotonic() - self._began
-        if self._until.is_time_alone:
-            reached, said = self._until.is_over(seconds), f"{seconds:.0f} s of {self._until.seconds:g}"
-        else:
-            outcome = sampling.outcome() if sampling.first == 0 else collected(self._folder, sampling.problem)
-            reached, said = self._until.reached(as_draws(outcome), seconds)
-            if not reached and sampling.count == sampling.plan.draws:
-                line = (
-                    f"until= is not reached with {sampling.count} draws ({said}): dgm.extend(run, draws=...) adds some"
-                )
-                warn(line, DiagnosisWarning)
+        draws = None
+        if not self._until.is_time_alone:
+            draws = as_draws(sampling.outcome() if sampling.first == 0 else collected(self._folder, sampling.problem))
+        reached, said = self._until.reached(draws, time.monotonic() - self._began)
+        if draws is not None and not reached and sampling.count == sampling.plan.draws:
+            line = f"until= is not reached with {sampling.count} draws ({said}): dgm.extend(run, draws=...) adds some"
+            warn(line, DiagnosisWarning)
         self.enough = f"until: {said}" if reached else None
         return reached
 

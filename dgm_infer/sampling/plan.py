@@ -112,8 +112,10 @@ class Until:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @torch.no_grad()
-    def reached(self, draws: Draws, seconds: float) -> tuple[bool, str]:
-        """Whether it is, and where the run is, in words."""
+    def reached(self, draws: Draws | None, seconds: float) -> tuple[bool, str]:
+        """Whether it is, and where the run is, in words; of a time alone without the draws."""
+        if draws is None:
+            return self.is_over(seconds), f"{seconds:.0f} s of {self.seconds:g}"
         said, is_reached = [], True
         kept = _judged(draws)
         batch, enough = len(draws.shape) - 2, draws.shape[1] >= 4
@@ -133,8 +135,8 @@ class Until:
             is_reached &= found <= most
             said.append(f"Monte Carlo error of {name} {found:.2g} of {most:g}")
         if self.seconds is not None:
-            # a time alone is a limit; beside others it ends the run whatever these are
-            is_reached = self.is_over(seconds) or (is_reached and not self.is_time_alone)
+            # it ends the run whatever the others are
+            is_reached |= self.is_over(seconds)
             said.append(f"{seconds:.0f} s of {self.seconds:g}")
         return is_reached, ", ".join(said)
 

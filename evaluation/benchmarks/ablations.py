@@ -21,7 +21,7 @@ from torch import Tensor
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ConfigError, DgmInferError, uninterrupted
-from dgm_infer.evidence import Method
+from dgm_infer.evidence import Evidence, Method
 from dgm_infer.sampling.chain_groups import side_by_side
 from dgm_infer.sampling.inference_data import effective_draws, r_hat
 
@@ -240,34 +240,32 @@ def _estimated(
 ) -> Callable[[int, int, int], dict[str, Any]]:
     """Measures ``dgm.log_evidence(target, base, method)``; draws per chain are the method's own."""
 
-    def measure(seed: int, chains: int, draws: int) -> dict[str, Any]:
-        problem = target()
-        start, started = base(problem), time.process_time()
-        found = dgm.log_evidence(problem, start, method, chains=chains, seed=seed, progress=False)
-        return {
-            "rate": None,
-            "seconds": time.process_time() - started,
-            "r_hat": None,
-            "draws": found.log_weights.shape[1],
-            "kernel": found.method,
-            "findings": [each.what.split(",")[0] for each in found.diagnose() if each.severity != "imprecise"],
-            "error": abs(float(found.log_z) - truth),
-            "claimed": float(found.std_error),
-        }
+    def problem() -> tuple[dgm.Target, dgm.Gaussian]:
+        made = target()
+        return made, base(made)
 
-    return measure
+    return _evidence(problem, lambda found: abs(float(found.log_z) - truth), method=method)
 
 
 def _covered(family: str, n: int) -> Callable[[int, int, int], dict[str, Any]]:
     """Measures adaptive SMC on n problems of log Z = 0: the error is the share whose 95 % interval leaves it out."""
 
-    def measure(seed: int, chains: int, draws: int) -> dict[str, Any]:
-        target, base = HEAVY[family](n)
-        started = time.process_time()
-        found = uninterrupted(
-            dgm.log_evidence(target, base, dgm.SMC(), chains=chains, seed=seed, coverage=False, progress=False)
-        )
+    def left_out(found: Evidence) -> float:
         low, high = found.interval()
+        return 1 - float(((low < 0) & (high > 0)).double().mean())
+
+    return _evidence(lambda: HEAVY[family](n), left_out, method=dgm.SMC(), coverage=False)
+
+
+def _evidence(
+    problem: Callable[[], tuple[dgm.Target, dgm.Gaussian]], error: Callable[[Evidence], float], **options: Any
+) -> Callable[[int, int, int], dict[str, Any]]:
+    """Measures ``dgm.log_evidence(target, base, **options)``."""
+
+    def measure(seed: int, chains: int, draws: int) -> dict[str, Any]:
+        target, base = problem()
+        started = time.process_time()
+        found = uninterrupted(dgm.log_evidence(target, base, chains=chains, seed=seed, progress=False, **options))
         return {
             "rate": None,
             "seconds": time.process_time() - started,
@@ -275,7 +273,7 @@ def _covered(family: str, n: int) -> Callable[[int, int, int], dict[str, Any]]:
             "draws": found.log_weights.shape[1],
             "kernel": found.method,
             "findings": [each.what.split(",")[0] for each in found.diagnose() if each.severity != "imprecise"],
-            "error": 1 - float(((low < 0) & (high > 0)).double().mean()),
+            "error": error(found),
             "claimed": float(found.std_error.square().mean().sqrt()),
         }
 

@@ -168,7 +168,7 @@ def sample_until(
     def elapsed() -> float:
         return time.perf_counter() - began
 
-    if task.warmup is None and getattr(task, "checkout", None) is None:
+    if task.warmup is None:
         return _in_one_call(problem, task, elapsed(), values, initial, keep)
     chains = _Chains(problem, task, initial)
     per_draw = _warmed_up(chains, task, elapsed)

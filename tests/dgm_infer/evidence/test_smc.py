@@ -86,7 +86,7 @@ def test_what_is_picked_are_the_ancestors_of_the_own_run_and_problem():
 def test_an_adaptive_step_leaves_the_share_that_it_is_told_of_the_other_half_of_the_runs():
     log_weights, difference = normalised(4, 200, 3, spread=0.5), 30 * torch.randn(4, 200, 3, generator=rng(6)).double()
     beta = torch.tensor([0.1, 0.1, 0.2, 0.2], dtype=FLOAT).unsqueeze(1).expand(4, 3)
-    new = next_temperatures(0.8, beta, difference, log_weights)
+    new = next_temperatures(0.8, 1.0, beta, difference, log_weights)
     for own, other in ((slice(0, 2), slice(2, 4)), (slice(2, 4), slice(0, 2))):
         w = (-(new - beta)[own][:1].unsqueeze(1) * difference[other]).exp()
         shares = log_weights[other].exp() / 2
@@ -103,9 +103,9 @@ def biased_by(share_of_itself, monkeypatch):
     log_z = 5 * math.log(5 * math.pi) + math.lgamma(2.5) - math.lgamma(7.5)
     if share_of_itself:
 
-        def own(share, *runs):
+        def own(share, of_rest, *runs):
             # a single run has no other, and goes by itself
-            return torch.cat([next_temperatures(share, *(part[r : r + 1] for part in runs[:3])) for r in range(8)])
+            return torch.cat([next_temperatures(share, of_rest, *(part[r : r + 1] for part in runs)) for r in range(8)])
 
         monkeypatch.setattr(smc, "next_temperatures", own)
     base = dgm.Gaussian(torch.zeros(100, 10, dtype=FLOAT), 1.2)
@@ -127,13 +127,13 @@ def test_an_adaptive_step_goes_a_tenth_of_the_way_at_most():
     beta = torch.full((2,), 0.3, dtype=FLOAT)
     even = flat - math.log(10)
     # a tenth of the rest, and all of a little
-    torch.testing.assert_close(next_temperatures(0.9, beta, flat, even), beta + 0.07)
-    assert (next_temperatures(0.9, beta + 0.68, flat, even) == 1).all()
+    torch.testing.assert_close(next_temperatures(0.9, 0.1, beta, flat, even), beta + 0.07)
+    assert (next_temperatures(0.9, 0.1, beta + 0.68, flat, even) == 1).all()
     steep = 1000 * torch.arange(10, dtype=FLOAT).expand(2, 10)
-    assert (next_temperatures(0.9, beta, steep, even) < 0.31).all()
+    assert (next_temperatures(0.9, 0.1, beta, steep, even) < 0.31).all()
     # draws without a density do not stop it
     half = torch.where(torch.arange(10) < 5, math.inf, flat)
-    assert (next_temperatures(0.9, beta, half, even) > beta).all()
+    assert (next_temperatures(0.9, 0.1, beta, half, even) > beta).all()
 
 
 def share_covered(sd, problems):
