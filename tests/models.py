@@ -1,5 +1,7 @@
 """Small models that tests share: of every structure, images of a network, auto-encoders of known posterior."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -176,3 +178,16 @@ class Network(dgm.GenerativeModel):
 
     def finish(self, x):
         return x
+
+
+class Function(dgm.GenerativeModel):
+    """Any function of standard normal inputs."""
+
+    function: Any
+
+    def __init__(self, function, dim):
+        super().__init__()
+        self.function, self.input_density = function, dgm.StandardNormal(dim)
+
+    def observed(self, u):
+        return self.function(u)

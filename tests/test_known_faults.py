@@ -95,8 +95,8 @@ FAULTS: dict[str, list[str]] = {
         "dgm_infer/conditioning/test_pictures.py::test_black_and_white_are_those_of_the_declared_range"
     ],
     "weights of the wrong network": [
-        "generators/test_modules.py::test_one_of_two_networks_of_one_architecture_is_chosen_by_its_prefix",
-        "generators/test_modules.py::test_a_network_without_a_prefix_and_its_average_with_one_are_told_apart",
+        "generators/test_foreign_weights.py::test_one_of_two_networks_of_one_architecture_is_chosen_by_its_prefix",
+        "generators/test_foreign_weights.py::test_a_network_without_a_prefix_and_its_average_with_one_are_told_apart",
     ],
     "values that are rounded with the density of others": [
         f"{STATEMENTS}::test_relaxed_variables_that_are_rounded_are_refused"

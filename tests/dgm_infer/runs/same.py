@@ -3,6 +3,19 @@
 import torch
 
 import dgm_infer as dgm
+from tests.models import Bent
+from tests.oracles import FLOAT
+
+CHAINS, WARMUP, DRAWS = 4, 30, 20
+
+
+def fibre(values=0.3):
+    return dgm.condition(Bent(), torch.full((2, 5), values, dtype=FLOAT))
+
+
+def run(problem=None, kernel=None, **changes):
+    options = {"chains": CHAINS, "warmup": WARMUP, "draws": DRAWS, "seed": 7, "progress": False} | changes
+    return dgm.sample(fibre() if problem is None else problem, kernel or dgm.ConstrainedHMC(), **options)
 
 
 class Killed(BaseException):
