@@ -7,6 +7,7 @@ import pytest
 
 TESTS = Path(__file__).parent
 AGREEMENT = "dgm_infer/conditioning/test_agreement.py"
+OF_TORCH = "dgm_infer/conditioning/test_derivatives_of_torch.py"
 KINKS = "dgm_infer/conditioning/test_kinks.py"
 STATEMENTS = "dgm_infer/interop/test_statements.py"
 PRIORS = "dgm_infer/interop/test_priors.py"
@@ -65,10 +66,10 @@ FAULTS: dict[str, list[str]] = {
     ],
     "a decoder whose rows mix": [f"{AGREEMENT}::test_a_decoder_is_refused_as_a_fibre_is"],
     "wrong derivatives of torch": [
-        f"{AGREEMENT}::test_a_wrong_forward_derivative_of_torch_is_refused_with_what_to_use",
-        f"{AGREEMENT}::test_other_wrong_forward_derivatives_of_torch_are_refused",
+        f"{OF_TORCH}::test_a_wrong_forward_derivative_of_torch_is_refused_with_what_to_use",
+        f"{OF_TORCH}::test_other_wrong_forward_derivatives_of_torch_are_refused",
         f"{AGREEMENT}::test_a_second_derivative_of_another_function_is_refused",
-        f"{AGREEMENT}::test_gradients_of_energies_are_right_where_torch_differentiates_twice_wrongly",
+        f"{OF_TORCH}::test_gradients_of_energies_are_right_where_torch_differentiates_twice_wrongly",
     ],
     "mass where a bijection saturates": [
         f"{PRIORS}::test_the_evidence_of_successes_alone_counts_the_mass_beside_one",
@@ -146,8 +147,8 @@ FAULTS: dict[str, list[str]] = {
     ],
     "energies and outputs that leave torch": [
         f"{AGREEMENT}::test_an_energy_that_leaves_torch_is_named_wherever_gradients_are_needed",
-        f"{AGREEMENT}::test_outputs_without_usable_derivatives_have_their_own_remedy",
-        f"{AGREEMENT}::test_what_torch_cannot_differentiate_in_batches_is_named",
+        f"{OF_TORCH}::test_outputs_without_usable_derivatives_have_their_own_remedy",
+        f"{OF_TORCH}::test_what_torch_cannot_differentiate_in_batches_is_named",
     ],
 }
 

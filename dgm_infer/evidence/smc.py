@@ -65,9 +65,8 @@ class SMCSettings(Settings):
     are. Three of them do not suffice, as a move leaves particles in tails where they are (correlations of
     ``phi - psi`` of 0.6) and their weights multiply: docs/evidence.md has the coverage by this share."""
     share_of_rest_moved: float = 1 / 3
-    """The same of waste-free runs, whose particles move many times at every temperature: with a tenth their own error is
-    0.79 of the spread over runs, as chains of successive temperatures depend on each other, with a third 0.85 or more
-    (tests)."""
+    """The same of waste-free runs, whose particles move many times at every temperature: with a tenth, chains at
+    successive temperatures depend on each other, and their own error is 0.79 of the spread over runs (tests)."""
     last: float = 0.03
     """What may remain for the last step: its weights, to such a power, differ little but far out (coverage there)."""
 

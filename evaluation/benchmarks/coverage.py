@@ -15,7 +15,7 @@ import dgm_infer as dgm
 from dgm_infer.errors import ConfigError, uninterrupted
 from dgm_infer.evidence import Evidence, Method
 
-from ..problems.families import FAMILIES
+from ..problems.families import FAMILIES, HEAVY
 from ..reports.records import write_record
 from ..reports.tables import markdown
 from .publishing import cores_of, measured_before, new_record, publish, versions
@@ -38,6 +38,10 @@ METHODS: dict[str, Method | None] = {
 }
 
 
+# Those of the table, and those of heavy tails.
+_KNOWN = FAMILIES | HEAVY
+
+
 def bench(
     problems: int = 200,
     chains: int = 16,
@@ -52,7 +56,7 @@ def bench(
         problems: of every family.
         chains: per problem.
         methods: names, separated by semicolons; None for all. Those measured before with the same settings are kept.
-        families: likewise.
+        families: likewise; None for those of the table.
         seed: of every run.
         output: folder for ``coverage.json`` and ``coverage.md``.
 
@@ -61,7 +65,8 @@ def bench(
     """
     check_counts(least=2, problems=problems, chains=chains)
     check_seed(seed)
-    names, kinds = _chosen("methods", methods, METHODS), _chosen("families", families, FAMILIES)
+    names = _chosen("methods", methods, METHODS)
+    kinds = list(FAMILIES) if families is None else _chosen("families", families, _KNOWN)
     folder = writable_folder(output)
     settings = {"problems": problems, "chains": chains, "seed": seed}
     path = folder / "coverage.json"
@@ -72,7 +77,7 @@ def bench(
         measured = dict(rows.get(name, {}))
         for family in kinds:
             measured[family] = _measured(name, family, problems, chains, seed)
-        rows[name] = {family: measured[family] for family in FAMILIES if family in measured}
+        rows[name] = {family: measured[family] for family in _KNOWN if family in measured}
         record["rows"] = {each: rows[each] for each in METHODS if each in rows}
         write_record(path, record)
     publish(path, "coverage", page(record))
@@ -87,7 +92,7 @@ def _chosen(what: str, names: str | None, known: Mapping[str, Any]) -> list[str]
 
 
 def _measured(name: str, family: str, problems: int, chains: int, seed: int) -> dict[str, Any]:
-    target, base = FAMILIES[family](problems)
+    target, base = _KNOWN[family](problems)
     started = time.process_time()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", dgm.diagnosis.DiagnosisWarning)
@@ -154,7 +159,7 @@ def coverage_table(methods: dict[str, Any]) -> str:
         sizes = ("-" if row[key] is None else f"{row[key]:.2g}" for key in ("rmse", "std_error"))
         return f"{shares} ({', '.join(sizes)})"
 
-    families = [name for name in FAMILIES if any(name in by_family for by_family in methods.values())]
+    families = [name for name in _KNOWN if any(name in by_family for by_family in methods.values())]
     rows = [
         [name, *(cell(by_family[family]) if family in by_family else "-" for family in families)]
         for name, by_family in methods.items()

@@ -9,7 +9,7 @@ import torch
 import dgm_infer as dgm
 from dgm_infer.evidence import estimators
 from evaluation.benchmarks import coverage
-from evaluation.problems.families import FAMILIES
+from evaluation.problems.families import FAMILIES, HEAVY
 
 QUICK = {
     "AIS": dgm.AIS(10, n_steps=1, pilot_temperatures=10),
@@ -17,7 +17,7 @@ QUICK = {
 }
 
 
-@pytest.mark.parametrize("make", FAMILIES.values(), ids=FAMILIES)
+@pytest.mark.parametrize("make", [*FAMILIES.values(), HEAVY["students-8"], HEAVY["secants"]])
 def test_the_families_are_normalised(make):
     target, base = make(3)
     assert base.mean.shape == (*target.batch_shape, target.dim) == (3, target.dim)
