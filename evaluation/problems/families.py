@@ -106,4 +106,4 @@ HEAVY: dict[str, Callable[[int], tuple[Target, Gaussian]]] = {
     "students-4": lambda n: _narrow(Students(n, 15, 4.0), 1.0),
     "secants-20": lambda n: _narrow(Secants(n, 20), 0.6),
 }
-"""Likewise, of tails heavier than a narrow base's: the first three have shown what is to be named, the others test it."""
+"""Likewise, of tails heavier than a narrow base's: three have shown what is to be named, the others test it."""
