@@ -306,6 +306,7 @@ ORDER = {
         "calibration_scores",
         "calibration_peers",
         "calibration_levy",
+        "calibration_ranks",
         "calibration",
         "image_sampling",
         "image_problems",
