@@ -120,6 +120,7 @@ class Signals:
         self.asked: int | None = None
         self._raises: bool = False
         self._before: dict[int, Any] = {}
+        self._process = os.getpid()
 
     def __enter__(self) -> "Signals":
         if threading.current_thread() is threading.main_thread():
@@ -147,6 +148,12 @@ class Signals:
         return self
 
     def _note(self, number: int, frame: object) -> None:
+        if os.getpid() != self._process:
+            # of a fork, which the process that began the run asks to stop
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            return
         again = self.asked is not None
         self.asked = number
         if self._raises or again:
