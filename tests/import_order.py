@@ -307,6 +307,7 @@ ORDER = {
         "calibration_levy",
         "calibration_ranks",
         "calibration",
+        "flows",
         "image_sampling",
         "image_problems",
         "unvisited",
