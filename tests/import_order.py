@@ -235,6 +235,7 @@ ORDER = {
     ],
     "evaluation.reports": [
         "folders",
+        "kept",
         "tables",
         "page",
         "records",
