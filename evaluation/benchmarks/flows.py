@@ -36,7 +36,7 @@ class Problem(NamedTuple):
     data: type[ImageData]
     mask: Callable[[tuple[int, ...]], Tensor]
     noise: float | None = None
-    """Of the measurement; None for what is met exactly, or for the noise of a decoder."""
+    """Standard deviation; None for pixels that are met exactly, or have the noise of a decoder."""
 
 
 def _lattice(shape: tuple[int, ...]) -> Tensor:
