@@ -308,6 +308,7 @@ ORDER = {
         "calibration_levy",
         "calibration_ranks",
         "calibration",
+        "flows",
         "image_sampling",
         "image_problems",
         "unvisited",

@@ -88,7 +88,7 @@ def rank_table(rows: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[l
     """Header and lines of a table."""
     header = [
         "generator", "p of uniform ranks", "of the energy's", "truths beyond all draws", "expected", "R-hat <= 1.05",
-        "seconds an image",
+        "seconds per image",
     ]  # fmt: skip
     lines = [
         [
