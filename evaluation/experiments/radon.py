@@ -103,10 +103,15 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         estimate(
             "AIS, diagonal",
             fitted,
-            dgm.AIS(temperatures=2 * temperatures, pilot_temperatures=pilot),
+            dgm.AIS(temperatures=2 * temperatures, schedule="sigmoid", pilot_temperatures=pilot),
             pooled,
         ),
-        estimate("AIS", refined.base, dgm.AIS(temperatures=temperatures, pilot_temperatures=pilot), pooled),
+        estimate(
+            "AIS",
+            refined.base,
+            dgm.AIS(temperatures=temperatures, schedule="sigmoid", pilot_temperatures=pilot),
+            pooled,
+        ),
         # resampling needs many particles per run, so there are few runs
         estimate(
             "SMC",
