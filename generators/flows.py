@@ -86,7 +86,9 @@ class FlowGenerator(SteppedGenerator):
     def at(self, x: Tensor, *times: Tensor | float) -> Tensor:
         """The network's velocity of rows ``[n, D]`` at one time: ``[n, D]``."""
         rows = x.reshape(-1, *self.output_shape)
-        given = [torch.as_tensor(t, dtype=x.dtype, device=x.device).expand(len(rows)) for t in times]
+        n = len(rows)
+        # a number that is made a tensor of a device is copied there, for which the host waits
+        given = [t.to(x).expand(n) if isinstance(t, Tensor) else x.new_full((n,), t) for t in times]
         return self.velocity(rows, *given).reshape(x.shape)
 
     def steps_of(self, like):

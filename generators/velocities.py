@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from dgm_infer.arguments import allocatable, sizes, whole_number
+from dgm_infer.arguments import allocatable, flag, sizes, whole_number
 
 from .networks import image_channels
 from .registry import register
@@ -19,9 +19,11 @@ __all__ = ["VelocityMLP", "VelocityUNet"]
 class _Times(nn.Module):
     """One or two times in [0, 1], each ``[n]``, as vectors ``[n, width]``: waves of periods 2, 1, 1/2 and so on."""
 
+    waves: Tensor
+
     def __init__(self, times: int, frequencies: int, width: int):
         super().__init__()
-        self.frequencies = frequencies
+        self.register_buffer("waves", math.pi * 2.0 ** torch.arange(frequencies), persistent=False)
         self.network = nn.Sequential(
             nn.Linear(times * (2 * frequencies + 1), width), nn.SiLU(), nn.Linear(width, width), nn.SiLU()
         )
@@ -30,8 +32,8 @@ class _Times(nn.Module):
         parts = []
         for t in times:
             t = t.unsqueeze(-1)
-            waves = [math.pi * 2**k * t for k in range(self.frequencies)]
-            parts += [t, *(wave.sin() for wave in waves), *(wave.cos() for wave in waves)]
+            waves = t * self.waves
+            parts += [t, waves.sin(), waves.cos()]
         return self.network(torch.cat(parts, -1))
 
 
@@ -45,19 +47,31 @@ class VelocityMLP(nn.Module):
         blocks: residual blocks of two layers; the time enters each.
         frequencies: waves that describe the time.
         times: 1 for a velocity; 2 for an average velocity between two times, of ``trainers.MeanFlow``.
+        gain: whether to add x times a factor per entry and time: noise of more entries than ``width`` is then removed
+            without passing through the hidden layers, which have no room for it.
 
     Raises:
         ArgumentError: a number below 1.
     """
 
-    def __init__(self, dim: int, width: int = 128, blocks: int = 3, frequencies: int = 4, times: int = 1):
+    def __init__(
+        self, dim: int, width: int = 128, blocks: int = 3, frequencies: int = 4, times: int = 1, gain: bool = False
+    ):
         super().__init__()
         for name, value in (("dim", dim), ("width", width), ("blocks", blocks), ("frequencies", frequencies)):
             whole_number("VelocityMLP", name, value)
         # a layer is an object of kilobytes, however narrow
-        n_weights = 2 * dim * width + blocks * (3 * width**2 + 2**11) + 2 * frequencies * width
+        flag("VelocityMLP", "gain", gain)
+        n_weights = (2 + gain) * dim * width + blocks * (3 * width**2 + 2**11) + 2 * frequencies * width
         allocatable("VelocityMLP", "width", width, n_weights, "use fewer and narrower layers", like=torch.empty(0))
-        self.config = {"dim": dim, "width": width, "blocks": blocks, "frequencies": frequencies, "times": times}
+        self.config = {
+            "dim": dim,
+            "width": width,
+            "blocks": blocks,
+            "frequencies": frequencies,
+            "times": times,
+            "gain": gain,
+        }
         self.times = whole_number("VelocityMLP", "times", times, 1, 2)
         self.time = _Times(times, frequencies, width)
         self.first = nn.Linear(dim, width)
@@ -67,13 +81,17 @@ class VelocityMLP(nn.Module):
         self.shifts = nn.ModuleList(nn.Linear(width, width) for _ in range(blocks))
         self.last = nn.Linear(width, dim)
         nn.init.zeros_(self.last.weight)
+        self.gain = nn.Linear(width, dim) if gain else None
 
     def forward(self, x: Tensor, *t: Tensor) -> Tensor:
         time = self.time(*t)
         h = self.first(x.flatten(1))
         for block, shift in zip(self.blocks, self.shifts, strict=True):
             h = h + block(h + shift(time))
-        return self.last(torch.nn.functional.silu(h)).reshape(x.shape)
+        v = self.last(torch.nn.functional.silu(h))
+        if self.gain is not None:
+            v = v + self.gain(time) * x.flatten(1)
+        return v.reshape(x.shape)
 
 
 @register

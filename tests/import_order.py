@@ -235,6 +235,7 @@ ORDER = {
     ],
     "evaluation.reports": [
         "folders",
+        "kept",
         "tables",
         "page",
         "records",
@@ -305,7 +306,9 @@ ORDER = {
         "calibration_scores",
         "calibration_peers",
         "calibration_levy",
+        "calibration_ranks",
         "calibration",
+        "flows",
         "image_sampling",
         "image_problems",
         "unvisited",

@@ -34,6 +34,9 @@ class ExecutionSettings(Settings):
 
     elements: int = 2**22
     """Jacobian entries per chunk of rows: the graph for their gradient is about thirty times as large."""
+    many: int = 2**15
+    """Entries of a Jacobian without structure from which a network's arithmetic takes the time: with 64 pixels of 784
+    inputs derivatives in float32 take half of it."""
     traced: int = 2**19
     """Entries of the Jacobian of all outputs, of all rows, up to which traced derivatives spare time: until then it
     goes into calls, beyond into a network's arithmetic (2.2 times as fast on

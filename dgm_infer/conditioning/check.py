@@ -1,5 +1,6 @@
 """``check()``: a report of the faults of a generator, or of conditioning it on some data."""
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,7 @@ from ..models import (
     reference_tensor,
 )
 from ..settings import Settings
+from ..structures import Dense
 from .checks import DATA_CHECKS, MODEL_CHECKS, findings, is_final
 from .condition import bind, checked_noise, pixels_only
 from .derivatives import (
@@ -52,6 +54,9 @@ class ReportSettings(Settings):
     """Steps of the least squares that say how far data are from the model."""
     exact: float = 1e-3
     """Misfit that is none, as a share of the noise proposed without data."""
+    seconds: float = 0.1
+    """Seconds per Jacobian and chain from which exact conditioning is called slow: a hundred transitions of ten steps
+    then take minutes per chain."""
 
 
 SETTINGS = ReportSettings()
@@ -65,7 +70,7 @@ class Report:
     findings: tuple[Finding, ...]
     """Their codes: model, observed, hidden_randomness, training_mode, batch_statistics, output_range, implausible,
     structure, derivatives, observations, observations_range, noise, too_many_observations; and of this report alone
-    prior_mass, rank, conditioning, kinks, discrete."""
+    prior_mass, rank, conditioning, cost, kinks, discrete."""
     n_inputs: int | None = None
     n_outputs: int | None = None
     """Number of outputs, with data that of observed ones."""
@@ -185,11 +190,14 @@ def check(model: GenerativeModel, observed=None, observe=None, *, noise: float |
     u = tame_draws(reduced, draws, data, subject.u)
     if is_final(found) or not len(u):
         return report(reduced.dim, n_outputs)
+    began = time.perf_counter()
     sizes = spectrum(reduced, u, data)
+    seconds = (time.perf_counter() - began) / len(u)
     if not discrete:
         found += _of_rank(reduced, u, sizes.rank, n_outputs, data, found)
         if all(finding.severity != "error" for finding in found):
             found += _of_geometry(reduced, u, sizes, data is not None)
+            found += _of_cost(reduced, n_outputs, seconds) if data is not None else ()
     return report(reduced.dim, n_outputs, sizes.rank)
 
 
@@ -254,6 +262,18 @@ def _of_rank(
             f"the Jacobian of the {n_outputs} outputs has rank {rank} at prior draws, of {reduced.dim} inputs "
             f"(normalised latents lose one): at most {rank} values can be observed exactly, more with {noise}",
             code="rank",
+        )
+
+
+def _of_cost(reduced: ObservedModel, n_outputs: int, seconds: float) -> Iterator[Finding]:
+    """Exact values whose Jacobian, one or more per step, takes long."""
+    if isinstance(reduced.structure, Dense) and not reduced.model.has_local_inputs and seconds > SETTINGS.seconds:
+        yield Finding(
+            "note",
+            f"a Jacobian of {n_outputs} observed values by {reduced.dim} inputs takes {seconds:.1g} s per chain, and "
+            f"every step of a chain needs one: observe fewer values (a mask, downsample or linear), or allow for noise "
+            "of the measurement, condition(..., noise=sd), where a step needs one gradient",
+            code="cost",
         )
 
 

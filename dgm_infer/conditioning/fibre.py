@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..arguments import allocatable, flag, function, positive, random_generator, whole_number
 from ..autodiff.pytrees import take, tree_map
-from ..autodiff.row_execution import PLAIN, Computation, evaluate
+from ..autodiff.row_execution import PLAIN, SETTINGS, Computation, evaluate
 from ..html import block, text
 from ..structures import Dense, Evaluation, JacobianMap, Units
 from .marginal import NoiseMarginal
@@ -115,9 +115,10 @@ class Fibre:
 
     @cached_property
     def prefers_float32(self) -> bool:
-        """Whether float32 derivatives pay off: convolutions in float64 take 2 to 4 times as long on
-        a CPU, and more on a device."""
-        return self.values.dtype == torch.float64 and self.observed.convolves
+        """Whether float32 derivatives pay off: convolutions in float64 take 2 to 4 times as long on a CPU, and more on
+        a device, and so do other networks whose Jacobian has many entries."""
+        large = isinstance(self.structure, Dense) and self.values.shape[-1] * self.dim >= SETTINGS.many
+        return self.values.dtype == torch.float64 and (self.observed.convolves or (large and self.observed.is_network))
 
     @property
     def searches(self) -> bool:

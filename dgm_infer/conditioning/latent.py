@@ -132,7 +132,9 @@ class LatentPosterior(Target):
 
     def log_likelihood(self, z: Tensor) -> Tensor:
         """``log p(x | z)``, ``[..., *batch, Dz] -> [..., *batch]``."""
-        likelihood = self.decoder(z)
+        return self._log_prob(self.decoder(z))
+
+    def _log_prob(self, likelihood: Distribution) -> Tensor:
         base = base_distribution(likelihood)
         if len(self._event_shape) == 1 and isinstance(base, Bernoulli):
             return bernoulli_log_prob(base.logits, self.images)
@@ -150,13 +152,16 @@ class LatentPosterior(Target):
         """
         with torch.enable_grad():
             z = x.detach().requires_grad_()
-            base = base_distribution(self.decoder(z))
-            known = known_slope(base, self.images) if len(self._event_shape) == 1 else None
+            likelihood = self.decoder(z)
+            known = known_slope(base_distribution(likelihood), self.images) if len(self._event_shape) == 1 else None
             if known is None:
-                return super().energy_and_gradient(x)
-            (gradient,) = torch.autograd.grad(known.outputs, z, known.slope)
+                misfit = -self._log_prob(likelihood)
+                (gradient,) = torch.autograd.grad(misfit.sum(), z)
+            else:
+                misfit = known.misfit
+                (gradient,) = torch.autograd.grad(known.outputs, z, known.slope)
         prior, prior_gradient = self._prior(x)
-        return known.misfit + prior, gradient + prior_gradient
+        return misfit.detach() + prior, gradient + prior_gradient
 
     def _prior(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """``-log p(z)`` and its gradient."""

@@ -19,7 +19,7 @@ from ..references import Gaussian
 from ..references.density import Whitened
 from ..runs.folder import RunFolder
 from ..runs.kinds import KINDS
-from ..runs.replay import CallRun, StoredCall
+from ..runs.replay import CallRun, Loops, StoredCall
 from ..runs.resume import begin
 from ..sampling.plan import Keeping
 from ..target import Target, as_target
@@ -241,7 +241,8 @@ class EvidenceRun:
         if not self.keep_draws:
             # a copy: a slice would keep all of them in memory
             parts = [part._replace(draws=part.draws[:, :0].clone()) for part in parts]
-        return Chunk(parts, path.evaluations, time.perf_counter() - began)
+        before = bar.loops.before if isinstance(bar.loops, Loops) else 0.0
+        return Chunk(parts, path.evaluations, before + time.perf_counter() - began)
 
     def joined(self, done: list[Chunk]) -> list[Outcome]:
         """The outcomes of the first chunks, each over all problems: NaN for those of other chunks."""

@@ -208,7 +208,8 @@ class LatentVariableModel:
             else:
                 # distributions draw from the global generators
                 with torch.random.fork_rng(devices=[like.device] if like.is_cuda else []):
-                    torch.manual_seed(seed)
+                    # not the seed itself, which would make the noise of the same numbers as z
+                    torch.manual_seed(int(torch.randint(2**62, (), generator=rng, device=like.device)))
                     x = likelihood.sample()
         return GeneratedImages(x.reshape(n, *self.output_shape), z)
 

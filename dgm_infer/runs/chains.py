@@ -25,50 +25,40 @@ from ..target import Target, as_target
 from .drawn import Part, all_draws, check_disk, chunks, collected, count_of
 from .encoding import decode, encode, encode_tensors
 from .folder import WARMUP, RunFolder, read_progress
-from .kinds import KINDS, Kind, Page, ShardReport, Signals, Stopped
-from .replay import LOOPS, inputs_of, time_left
+from .kinds import KINDS, Kind, ShardReport, Signals, Stopped
+from .replay import LOOPS, Checkpoints, inputs_of, time_left
 from .store import Reader, Writer
 
 
 class Keeper:
     """Writes a checkpoint every so many seconds, and the last one when the run is to stop."""
 
-    def __init__(self, folder: RunFolder, writer: Writer, signals: Signals, looks: bool):
-        self._folder, self._writer, self._signals, self._looks = folder, writer, signals, looks
-        self._every = folder.manifest["checkpoint_every"]
+    def __init__(self, folder: RunFolder, writer: Writer, due: Checkpoints):
+        self._folder, self._writer, self._due = folder, writer, due
         self._began = time.monotonic()
-        self._due, self._look = self._began + self._every, self._began + LOOPS.look
         goal = folder.manifest["until"]
         self._until = None if goal is None else Until(**goal)
         self.enough: str | None = None
         # until when draws are not looked at again
         self._judged = self._began
         self._start: list[float] | None = None
-        self._page = None if looks else Page(folder)
 
     def __call__(self, sampling: SamplingRun) -> None:
-        now = time.monotonic()
-        stops = self._signals.asked is not None
-        if self._looks and now >= self._look:
-            self._look = now + LOOPS.look
-            # a folder that cannot be read is told of at the next checkpoint
-            with suppress(CheckpointError):
-                stops |= self._folder.is_stopped
+        now, stops = time.monotonic(), self._due.is_asked_to_stop
         block = sampling.plan.block
         is_over = self._until is not None and self._until.is_over(now - self._began) and sampling.count > 0
-        if stops or is_over or now >= self._due or (block is not None and sampling.held >= block):
+        if stops or is_over or self._due.is_due or (block is not None and sampling.held >= block):
             try:
                 self.write(sampling)
             except ArgumentError as error:
                 # a disk may be full for a while: the chains go on
                 warn(f"no checkpoint after {sampling.now.transitions} transitions: {error}")
-            if self._page is not None:
-                self._page.update()
+            self._due.show()
             if is_over or now >= self._judged:
                 stops |= sampling.count < sampling.plan.draws and self._has_enough(sampling)
                 ended = time.monotonic()
                 self._judged = ended + (ended - now) / LOOK.share
-            self._due = time.monotonic() + self._every
+            self._due.wait()
         if stops:
             raise Stopped
 
@@ -98,7 +88,8 @@ class Keeper:
         before = 0 if progress is None else progress["count"]
         transitions = sampling.now.transitions
         self._start = self._start or [time.time(), transitions]
-        now = progress_of(sampling) | {"enough": self.enough, "began": self._start, "at": time.time()}
+        times = {"began": self._start, "at": time.time(), "seconds": self._due.seconds}
+        now: dict[str, Any] = progress_of(sampling) | {"enough": self.enough} | times
         same = ("transitions", "warms", "enough")
         if progress is not None and all(progress[name] == now[name] for name in same):
             return
@@ -166,7 +157,7 @@ def run_shard(
     Returns:
         The chains, what stopped them, and whether the folder has all that they made.
     """
-    plan = shard_plan(folder, name)
+    plan, began = shard_plan(folder, name), time.monotonic()
     # a process that was lost may not have ended yet
     with folder.shard(name).writing(make=True, patience=LOOPS.patience) as writer:
         before = read_progress(writer)
@@ -182,7 +173,7 @@ def run_shard(
                 signals.raising(True)
                 sampling = SamplingRun.begin(inputs, plan, bar)
                 signals.raising(False)
-            keeper = Keeper(folder, writer, signals, looks)
+            keeper = Keeper(folder, writer, Checkpoints(folder, writer, signals, looks, began))
             stopped_by = None
             if before is not None and before["enough"] and folder.manifest["until"]:
                 # what was to be said of it was not
@@ -355,7 +346,7 @@ def _numbers(outcome: RunOutcome, plan: RunPlan) -> Iterator[tuple[str, str]]:
     """What the draws so far are like."""
     draws = as_draws(outcome)
     stats, n = draws.stats, draws.shape[1]
-    yield "draws", f"{n} of {plan.draws} of each of {draws.shape[0]} of {plan.chains} chains"
+    yield "draws", f"{n} of {plan.draws} per chain, {draws.shape[0]} of {plan.chains} chains"
     yield "acceptance", f"{stats['acceptance_rate'].double().mean():.2f}"
     if "constraint_error" in stats:
         yield "worst constraint error", f"{stats['constraint_error'].max():.1e}"

@@ -133,6 +133,12 @@ class RunFolder:
         with store.reading() as reader:
             return read_progress(reader)
 
+    @property
+    def seconds(self) -> float:
+        """Those that its shards have taken, over all processes, up to the last checkpoint of each."""
+        shards = (WARMUP, *self.names)
+        return sum((self.progress(name) or {}).get("seconds", 0.0) for name in shards)
+
     @contextmanager
     def writing(self) -> Iterator[Writer]:
         """What writes the plan; other processes are refused meanwhile.

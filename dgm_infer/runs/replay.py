@@ -19,7 +19,7 @@ from ..progress import Progress, counted
 from ..sampling.run import device_of
 from ..target import reference
 from .encoding import decode, encode
-from .folder import RunFolder
+from .folder import RunFolder, read_progress
 from .kinds import Kind, Page, ShardReport, Signals, Stopped, duration
 from .store import Writer
 
@@ -39,6 +39,51 @@ class LoopSettings:
 
 
 LOOPS = LoopSettings()
+
+
+class Checkpoints:
+    """When a shard is put down, and whether it is asked to stop.
+
+    Args:
+        looks: whether another process began the run: it asks in the folder, and writes the page.
+        began: when this process took the shard up, in seconds of ``time.monotonic``.
+    """
+
+    def __init__(self, folder: RunFolder, writer: Writer, signals: Signals, looks: bool, began: float):
+        self._folder, self._signals, self._looks = folder, signals, looks
+        self._every = folder.manifest["checkpoint_every"]
+        self._began = began
+        self._before = (read_progress(writer) or {}).get("seconds", 0.0)
+        now = time.monotonic()
+        self._due, self._look = now + self._every, now + LOOPS.look
+        self._page = None if looks else Page(folder)
+
+    @property
+    def seconds(self) -> float:
+        """Those that the shard has taken, of processes that were stopped up to their last checkpoint."""
+        return self._before + time.monotonic() - self._began
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() >= self._due
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        if self._looks and time.monotonic() >= self._look:
+            self._look = time.monotonic() + LOOPS.look
+            # a folder that cannot be read is told of at the next checkpoint
+            with suppress(CheckpointError):
+                return self._folder.is_stopped or self._signals.asked is not None
+        return self._signals.asked is not None
+
+    def show(self) -> None:
+        """Write the page, if it is due."""
+        if self._page is not None:
+            self._page.update()
+
+    def wait(self, least: float = 0.0) -> None:
+        """The next one is due in as many seconds as were asked for, or the least."""
+        self._due = time.monotonic() + max(self._every, least)
 
 
 class StoredCall(NamedTuple):
@@ -80,10 +125,11 @@ class CallRun(Kind):
         with folder.shard(name).writing(make=True, patience=LOOPS.patience) as writer:
             if writer.names("result"):
                 return ShardReport()
+            due = Checkpoints(folder, writer, signals, looks, time.monotonic())
             with Progress(progress, self._function.describe) as bar:
                 if len(folder.names) > 1:
                     bar.prefix = f"part {number + 1} of {len(folder.names)}: "
-                loops = bar.loops = Loops(folder, writer, signals, looks, devices, self._function.numbers)
+                loops = bar.loops = Loops(writer, signals, due, devices, self._function.numbers)
                 try:
                     signals.raising(True)
                     value, whole = self._function.shard(folder, problem, inputs, number, bar)
@@ -95,9 +141,9 @@ class CallRun(Kind):
             if not whole:
                 return ShardReport("interrupted" + goes_on, part=value)
             try:
-                done = {"progress": json.dumps({"finished": True, "at": time.time()} | loops.numbers).encode()}
+                last = {"finished": True, "at": time.time(), "seconds": due.seconds} | loops.numbers
                 old = dict.fromkeys(writer.names("loop/"))
-                writer.write(done | {"result": encode(value, "the result")} | old)
+                writer.write({"progress": json.dumps(last).encode(), "result": encode(value, "the result")} | old)
             except (ArgumentError, CheckpointError) as error:
                 return ShardReport(f"the result is not in {folder.path} ({error})", part=value)
         return ShardReport()
@@ -156,21 +202,18 @@ class Loops:
 
     def __init__(
         self,
-        folder: RunFolder,
         writer: Writer,
         signals: Signals,
-        looks: bool,
+        due: Checkpoints,
         devices: dict[str, str],
         numbers: Callable[[Any], dict[str, float]],
     ):
-        self._folder, self._writer, self._signals, self._looks = folder, writer, signals, looks
+        self._writer, self._signals, self._due = writer, signals, due
         self._devices, self._numbers = devices, numbers
-        self._every = folder.manifest["checkpoint_every"]
         self._count = 0
-        self._due = time.monotonic() + self._every
-        self._look = time.monotonic() + LOOPS.look
+        self.before = due.seconds
+        """Seconds that the shard had taken before this process."""
         self.numbers: dict[str, float] = {}
-        self._page = None if looks else Page(folder)
 
     def __call__(
         self,
@@ -188,14 +231,8 @@ class Loops:
         where = {"phase": phase, "loop": self._count, "of": of, "began": [time.time(), done]}
         for i in counted(more, done):
             yield i
-            done, now = i + 1, time.monotonic()
-            stops = self._signals.asked is not None
-            if self._looks and now >= self._look:
-                self._look = now + LOOPS.look
-                # a folder that cannot be read is told of at the next checkpoint
-                with suppress(CheckpointError):
-                    stops |= self._folder.is_stopped
-            if stops or now >= self._due:
+            done, stops = i + 1, self._due.is_asked_to_stop
+            if stops or self._due.is_due:
                 self._put_down(name, done, live, where, news)
             if stops:
                 raise Stopped
@@ -227,17 +264,15 @@ class Loops:
         states = [each.get_state() if isinstance(each, torch.Generator) else _state(each) for each in live]
         if news is not None:
             self.numbers = self._numbers(news())
-        progress = {**where, "done": done, "at": time.time()} | self.numbers
+        progress = {**where, "done": done, "at": time.time(), "seconds": self._due.seconds} | self.numbers
         try:
             state = encode((done, states), f"the state of {where['phase']}", live)
             self._writer.write({name: state, "progress": json.dumps(progress).encode()})
         except ArgumentError as error:
             # a disk may be full for a while: the work goes on
             warn(f"no checkpoint of {where['phase']}, step {done}: {error}")
-        if self._page is not None:
-            self._page.update()
-        now = time.monotonic()
-        self._due = now + max(self._every, (now - began) / LOOPS.share)
+        self._due.show()
+        self._due.wait((time.monotonic() - began) / LOOPS.share)
 
 
 def time_left(progress: dict[str, Any], of: int) -> str:

@@ -23,6 +23,7 @@ BENCHMARKS = {
     "iwae_training": "evaluation.benchmarks.iwae_training",
     "completions": "evaluation.benchmarks.completions",
     "calibration": "evaluation.benchmarks.calibration",
+    "flows": "evaluation.benchmarks.flows",
     "images": "evaluation.benchmarks.images",
     "series": "evaluation.benchmarks.series",
     "steps": "evaluation.benchmarks.steps",

@@ -8,13 +8,13 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 import dgm_infer as dgm
-from dgm_infer.errors import DgmInferError, MissingExtraError, uninterrupted
+from dgm_infer.errors import ConfigError, DgmInferError, MissingExtraError, uninterrupted
 
 from ..problems.gaussian_mixture_flow import ObservedMixture
 from ..problems.levy import INCREMENTS, OPERATORS
@@ -22,12 +22,15 @@ from ..reports.records import write_record
 from ..reports.tables import markdown
 from .calibration_levy import levy_row, levy_table
 from .calibration_peers import DEEPINV, from_deepinv, retried_hmc
+from .calibration_ranks import rank_rows, rank_table
 from .calibration_scores import highest, sliced_distance
+from .machine import check_device, device_name
 from .publishing import measured_before, new_record, publish, versions
 from .settings import check_counts, check_seed, names_of, writable_folder
 
 __all__ = ["METHODS", "bench", "page", "scores"]
 
+_PARTS = ("mixtures", "signals", "ranks")
 METHODS = ("exact", "default", "hmc", "elliptical", "retried", *DEEPINV)
 
 _TITLES = {
@@ -60,18 +63,21 @@ def bench(
     increments: str = "laplace,student3",
     operators: str = "blur,mask",
     gibbs: int = 1000,
+    generator: str = "mnist_latent_flow",
+    device: Literal["cpu", "cuda"] = "cpu",
     seed: int = 0,
     output: str = "evaluation/results",
 ) -> Path:
-    """Compare the draws of samplers with posteriors that are known, of mixtures of Gaussians or of signals.
+    """Compare the draws of samplers with posteriors that are known, or with the inputs that made images.
 
     What an earlier run with the same settings has measured is kept: give the parts, dimensions and methods to add.
 
     Args:
-        part: mixtures, of which exact draws are known; or signals, with independent increments, beside a Gibbs sampler.
+        part: mixtures, of which exact draws are known; signals, with independent increments, beside a Gibbs sampler; or
+            ranks, of the inputs of images that a generator made among draws given the top half of the images.
         dims: dimensions, even, separated by commas.
         methods: any of exact, default, hmc, elliptical, retried, dps, ddrm, diffpir, separated by commas.
-        problems: data sets per dimension, each simulated from the mixture.
+        problems: data sets per dimension, each simulated from the mixture; signals; or images.
         chains: chains per data set.
         draws: draws per chain; samplers of independent draws make as many in all.
         warmup: iterations of the warm-up of kernels.
@@ -80,8 +86,10 @@ def bench(
         increments: laws of the signals' increments: normal, laplace, student1, student2, student3.
         operators: what is measured of signals: identity, blur, mask, fourier.
         gibbs: draws of the Gibbs sampler, after a quarter as many.
+        generator: shipped generators of latents whose images are ranked, separated by commas.
+        device: device of this project's samplers; exact draws, Gibbs samplers and peers run on the CPU.
         seed: seed of all randomness.
-        output: folder for ``calibration.json`` and ``calibration.md``.
+        output: folder for ``calibration.json`` and ``calibration.md``, on a GPU ``calibration_cuda.json`` and ``.md``.
 
     Returns:
         path of the JSON file.
@@ -91,17 +99,27 @@ def bench(
     check_seed(seed)
     chosen = names_of("methods", methods, METHODS)
     sizes = [int(dim) for dim in names_of("dims", dims, [str(2 * k) for k in range(1, 513)])]
+    check_device(device)
+    if part not in _PARTS:
+        raise ConfigError(f"part: {part!r} is not one of {', '.join(_PARTS)}")
     folder = writable_folder(output)
-    (part,) = names_of("part", part, ("mixtures", "signals")) or ["mixtures"]
     laws, seen = names_of("increments", increments, INCREMENTS), names_of("operators", operators, OPERATORS)
     settings = {
         "problems": problems, "chains": chains, "draws": draws, "warmup": warmup, "steps": steps,
-        "peer_steps": peer_steps, "gibbs": gibbs, "seed": seed,
+        "peer_steps": peer_steps, "gibbs": gibbs, "device": device, "seed": seed,
     }  # fmt: skip
-    path = folder / "calibration.json"
-    measured = measured_before(path, settings, "mixtures", "signals")
-    given = {"part": part, "dims": dims, "methods": methods, "increments": increments, "operators": operators}
-    record = new_record("calibration", {**given, **settings}, ["dgm-infer", "torch", "deepinv"]) | measured
+    title = "calibration" if device == "cpu" else f"calibration_{device}"
+    path = folder / f"{title}.json"
+    measured = measured_before(path, settings, *_PARTS)
+    given = {
+        "part": part, "dims": dims, "methods": methods, "increments": increments, "operators": operators,
+        "generator": generator,
+    }  # fmt: skip
+    packages = ["dgm-infer", "torch", "deepinv"]
+    record = new_record("calibration", {**given, **settings}, packages, device_name=device_name(device)) | measured
+    for each in generator.split(",") if part == "ranks" else ():
+        record["ranks"] |= rank_rows(each.strip(), settings)
+        write_record(path, record)
     for law, operator in ((law, operator) for law in laws for operator in seen if part == "signals"):
         name = f"{law}, {operator}"
         record["signals"][name] = levy_row(law, operator, settings)
@@ -130,7 +148,7 @@ def bench(
             }
             print(f"{dim} dimensions, {name}: {rows[name]}", flush=True)
             write_record(path, record)
-    publish(path, "calibration", page(record))
+    publish(path, title, page(record))
     return path
 
 
@@ -144,7 +162,7 @@ def _draws(
     if name in DEEPINV:
         found, evaluations = from_deepinv(name, problem, y, chains * draws, settings["peer_steps"], seed)
         return found.unflatten(0, (chains, draws)), evaluations
-    fibre = problem.fibre(y, settings["steps"])
+    fibre = problem.fibre(y, settings["steps"], settings["device"])
     target = fibre.marginal
     assert target is not None
     options: dict[str, Any] = {"chains": chains, "draws": draws, "seed": seed, "progress": False}
@@ -165,9 +183,9 @@ def _draws(
     if name == "retried":
         step = torch.as_tensor(result.kernel.step_size).median().item()  # type: ignore[union-attr]
         u, accepted = retried_hmc(target, u[:, -1], _LONGER * step, _LEAPFROG, draws, rng)
-        u, n_steps = u.transpose(0, 1), _LEAPFROG / accepted
+        u, n_steps = u.transpose(0, 1), _LEAPFROG / accepted if accepted else float("inf")
     with torch.no_grad():
-        return problem.flow(settings["steps"])(u[..., : problem.dim]), 2 * settings["steps"] * n_steps
+        return problem.flow(settings["steps"])(u[..., : problem.dim].cpu()), 2 * settings["steps"] * n_steps
 
 
 def scores(problem: ObservedMixture, y: Tensor, truth: Tensor, found: Tensor, exact: Tensor) -> dict[str, float]:
@@ -218,6 +236,13 @@ def page(record: Mapping[str, Any]) -> str:
             "of the simulator. Gap: squared error of the posterior mean over that of the Gibbs sampler's.\n"
         )
         parts.append(markdown(*levy_table(record["signals"])))
+    if record["ranks"]:
+        parts.append(
+            f"Inputs that made {settings['problems']} images, ranked among 20 draws given the top half of the image, "
+            f"{settings['chains']} chains of {settings['draws']} draws. p: of uniform ranks, of all inputs and of the "
+            "energy together (Bonferroni), and of the energy alone.\n"
+        )
+        parts.append(markdown(*rank_table(record["ranks"])))
     mixtures = (
         "Mixtures of four Gaussians of which half of the entries are observed with noise 0.1; "
         f"{settings['problems']} data sets per dimension, {settings['chains']} chains of {settings['draws']} draws. "

@@ -27,11 +27,11 @@ def levy_row(increments: str, operator: str, settings: Mapping[str, Any]) -> dic
     with warnings.catch_warnings():
         # what runs find wrong with themselves: here it is measured
         warnings.simplefilter("ignore")
-        fibre = dgm.condition(signal.model(), y)
+        fibre = dgm.condition(signal.model(), y, device=settings["device"])
         sizes = {"chains": settings["chains"], "draws": settings["draws"], "seed": seed}
         result = dgm.sample(fibre, progress=False, **sizes)
     seconds = time.perf_counter() - began
-    ours = result.latents["increments"].cumsum(-1).flatten(0, 1)
+    ours = result.latents["increments"].cumsum(-1).flatten(0, 1).cpu()
     began = time.perf_counter()
     gibbs = signal.gibbs(y, settings["gibbs"] // 4, settings["gibbs"], seed)
     gibbs_seconds = time.perf_counter() - began

@@ -90,16 +90,19 @@ def retried_hmc(
         rng: generator of momenta and decisions.
         most: proposals per draw; after them the state is kept.
     """
+
+    def drawn(of: Callable[..., Tensor], shape: torch.Size) -> Tensor:
+        return of(shape, generator=rng, dtype=x.dtype).to(x.device)
+
     x, found, tried, taken = start, [], 0, 0
     energy, gradient = target.energy_and_gradient(x)
     for _ in range(draws):
-        waiting = torch.ones(x.shape[:-1], dtype=torch.bool)
+        waiting = torch.ones(x.shape[:-1], dtype=torch.bool, device=x.device)
         for _ in range(most):
-            p = torch.randn(x.shape, generator=rng, dtype=x.dtype)
+            p = drawn(torch.randn, x.shape)
             end, slope, momentum, new = _leapfrog(target.energy_and_gradient, x, gradient, p, step_size, n_steps)
             change = new - energy + (momentum.square() - p.square()).sum(-1) / 2
-            uniform = torch.rand(change.shape, generator=rng, dtype=x.dtype)
-            accepted = waiting & (uniform.log() < -change.nan_to_num(math.inf))
+            accepted = waiting & (drawn(torch.rand, change.shape).log() < -change.nan_to_num(math.inf))
             tried, taken = tried + int(waiting.sum()), taken + int(accepted.sum())
             each = accepted.unsqueeze(-1)
             x, gradient = torch.where(each, end, x), torch.where(each, slope, gradient)

@@ -77,18 +77,19 @@ class Conditioned:
     def model(self, noise: float | None) -> Any:
         return generators.from_module(self.net, self.latent, noise=noise)
 
-    def fibre(self) -> Any:
+    def fibre(self, device: str = "cpu") -> Any:
         """Given exactly, output noise among the inputs."""
-        return dgm.condition(self.model(self.sd), self.observed(), observe=self.operator())
+        return dgm.condition(self.model(self.sd), self.observed(), observe=self.operator(), device=device)
 
-    def latent_posterior(self, noise: float | None) -> Any:
+    def latent_posterior(self, noise: float | None, device: str = "cpu") -> Any:
         """Posterior of the latents alone: with the model's own noise, or of a noiseless model given some."""
         if self.mask is None or noise is not None:
-            return dgm.condition(self.model(None), self.observed(), observe=self.operator(), tolerance=noise)
+            where: dict[str, Any] = {"observe": self.operator(), "device": device}
+            return dgm.condition(self.model(None), self.observed(), tolerance=noise, **where)
         from .noisy_decoder import NoisyDecoder
 
         dim = int(np.prod(self.latent))
-        decoder = NoisyDecoder(self.model(None), self.sd)  # type: ignore[arg-type]
+        decoder = NoisyDecoder(self.model(None), self.sd).to(device)  # type: ignore[arg-type]
         return generators.LatentPosterior(decoder, self.images, dgm.StandardNormal(dim), self.mask)
 
 
@@ -110,6 +111,7 @@ class ImageTask:
         checkout: folder of the revision to measure; None for this one.
         dtype: float32 or float64, of peers in JAX.
         start: where their chains start, at the best of 32 descents of each image (descents) or at prior draws (prior).
+        device: of this project's samplers.
     """
 
     path: str
@@ -124,6 +126,7 @@ class ImageTask:
     checkout: str | None = None
     dtype: str = "float32"
     start: str = "descents"
+    device: str = "cpu"
 
 
 def run(task: ImageTask, report: Callable[[str], None]) -> dict[str, Any]:
@@ -137,7 +140,10 @@ def run(task: ImageTask, report: Callable[[str], None]) -> dict[str, Any]:
     began = time.perf_counter()
     torch.set_num_threads(task.cores)
     given = Conditioned.load(task.path)
-    problem: Any = given.latent_posterior(task.noise) if task.kernel == "nuts" else given.fibre()
+    if task.kernel == "nuts":
+        problem: Any = given.latent_posterior(task.noise, task.device)
+    else:
+        problem = given.fibre(task.device)
     return sample_until(problem, task, began, report, lambda draws: draws.latents["z"])
 
 
@@ -182,7 +188,7 @@ def sample_until(
         most = (2, min(50, int(0.1 * left / per_draw)), int(0.9 * left / per_draw))[min(2, len(latents))]
         started, n = elapsed(), min(largest, max(1, most))
         draws = chains.sample(chains.kernel, 0, n)
-        latents.append(values(draws).reshape(task.chains, n, -1).numpy())
+        latents.append(values(draws).reshape(task.chains, n, -1).cpu().numpy())
         steps.append(draws.stats["n_steps"].double().mean().item())
         if "constraint_error" in draws.stats:
             scale = problem.values.abs().amax(-1).clamp_min(1)
@@ -196,7 +202,7 @@ def sample_until(
         "seconds": elapsed(),
         "warmup_seconds": warm,
         "kernel": type(chains.kernel).__name__,
-        "last": chains.position.flatten(1).numpy(),
+        "last": chains.position.flatten(1).cpu().numpy(),
     }
 
 
@@ -211,13 +217,13 @@ def _in_one_call(
     errors = draws.stats.get("constraint_error")
     worst = float("nan") if errors is None else (errors / problem.values.abs().amax(-1).clamp_min(1)).max().item()
     return {
-        "z": values(draws).reshape(task.chains, draws.shape[1], -1).numpy(),
+        "z": values(draws).reshape(task.chains, draws.shape[1], -1).cpu().numpy(),
         "constraint_error": worst,
         "steps": draws.stats["n_steps"].double().mean().item(),
         "seconds": used + time.perf_counter() - began,
         "warmup_seconds": float("nan"),
         "kernel": type(draws.kernel).__name__,
-        "last": np.empty((task.chains, 0)) if draws.inputs is None else draws.inputs[:, -1].flatten(1).numpy(),
+        "last": np.empty((task.chains, 0)) if draws.inputs is None else draws.inputs[:, -1].flatten(1).cpu().numpy(),
     }
 
 

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dgm_infer.arguments import positive
 from dgm_infer.errors import CheckpointError, ConfigError, reported_as
@@ -25,7 +25,7 @@ from .image_problems import GIVEN_WARMUP, PROBLEMS, SWEPT, ImageProblem
 from .image_sampling import Conditioned, ImageTask
 from .image_summary import agreement, summarise
 from .image_tables import page
-from .machine import checked_cores
+from .machine import check_device, checked_cores, device_name
 from .publishing import measured_before, new_record, publish
 from .settings import check_counts, check_positive, check_seed, names_of, writable_folder
 from .workers import one_thread, run_workers, threads
@@ -55,6 +55,7 @@ def bench(
     sweep_noise: str = "0.3,0.1,0.03,0.01,0.003",
     sweep_seconds: float = 20,
     again: bool = False,
+    device: Literal["cpu", "cuda"] = "cpu",
     cores: int | None = None,
     seed: int = 0,
     output: str = "evaluation/results",
@@ -85,9 +86,10 @@ def bench(
         sweep_noise: these widths, standard deviations separated by commas.
         sweep_seconds: seconds per method and width.
         again: measure again what was measured with these settings.
+        device: device of this project's samplers; on a GPU they are measured alone.
         cores: processor cores; null for all of them. With 1 the peers in JAX have one thread, else all that JAX finds.
         seed: seed of all randomness.
-        output: folder for ``images_cpu.json`` and ``images.md``.
+        output: folder for ``images_cpu.json`` and ``images.md``, on a GPU ``images_cuda.json`` and ``images_cuda.md``.
 
     Returns:
         path of the JSON file.
@@ -98,7 +100,10 @@ def bench(
     check_counts(2, chains=chains)
     check_seed(seed)
     budgets = _budgets(problems, seconds)
+    check_device(device)
     using = names_of("methods", methods, METHODS)
+    if device != "cpu":
+        using = [name for name in using if METHODS[name].function == METHODS["default"].function]
     forms = [
         (start, dtype)
         for start in names_of("jax_starts", jax_starts, _STARTS)
@@ -108,7 +113,7 @@ def bench(
     cores = checked_cores(cores)
     earlier = None if baseline is None else revision(baseline)
     folder = writable_folder(output)
-    path = folder / "images_cpu.json"
+    path = folder / f"images_{device}.json"
     settings = {
         "images": images,
         "chains": chains,
@@ -117,7 +122,7 @@ def bench(
         "jax_warmup": jax_warmup,
         "cores": cores,
         "seed": seed,
-    }
+    } | ({} if device == "cpu" else {"device": device})
     measured = measured_before(path, settings, "problems", "sweep")
     ran = {
         "seconds": seconds,
@@ -129,8 +134,8 @@ def bench(
         **({"sweep_noise": sweep_noise, "sweep_seconds": sweep_seconds} if sweep else {"sweep": False}),
     }
     packages = ["dgm-infer", "torch", "numpy", "arviz", "pyro-ppl", "mici", "jax", "blackjax", "numpyro"]
-    record = new_record("images", {**ran, **settings}, packages) | measured
-    task = ImageTask("", "", seconds, chains, warmup, cores, seed)
+    record = new_record("images", {**ran, **settings}, packages, device_name=device_name(device)) | measured
+    task = ImageTask("", "", seconds, chains, warmup, cores, seed, device=device)
     runner = _Runner(record, path, task, peer_warmup, jax_warmup, again)
     chosen = [form for name in using for form in _forms(METHODS[name], earlier, forms)]
     for name, budget in budgets.items():
@@ -138,7 +143,7 @@ def bench(
     for name, problem in SWEPT.items() if sweep else ():
         for sd in widths:
             runner.width(name, problem, images, sweep_seconds, sd)
-    publish(path, "images", page(plain(record)))
+    publish(path, "images" if device == "cpu" else f"images_{device}", page(plain(record)))
     return path
 
 

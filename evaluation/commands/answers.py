@@ -37,6 +37,8 @@ def answered(name: str, arguments: Sequence[str]) -> bool:
             # nothing was asked for: what there is
             print(_help(name, command, options(name), known), end="")
             return True
+        if name == "reproduce" and first.partition("=")[0] == "--resume":
+            return False
         if first.startswith("-"):
             raise ConfigError(f"{first}: the name comes first (there are {', '.join(known)})")
         if first not in known:

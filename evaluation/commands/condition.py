@@ -22,11 +22,12 @@ from evaluation.reports.folders import complete_run
 from ..figures.completions import completions, single_pictures
 from ..figures.thumbnails import thumbnails
 from ..figures.traces import traces
+from ..reports.kept import go_on, kept_run
 from ..reports.mixing import describe, modes, worst_and_typical
 from ..reports.page import code, diagnostic_plots, frame, pictures, said, write_report
 from ..reports.records import announce
 from .inputs import HeldOutImages, Observed, binarised, read_generator, read_images, read_observation
-from .keeping import go_on, keep, kept_run
+from .keeping import keep
 from .options import run_configured
 
 __all__ = ["condition_images", "run"]

@@ -24,10 +24,11 @@ from generators import LatentPosterior
 
 from ..figures.log_evidence import by_image
 from ..reports.estimates import Estimates, caveats, table
+from ..reports.kept import KeptRun, go_on, kept_run
 from ..reports.page import code, frame, pictures, said, write_report
 from ..reports.records import announce
 from .inputs import HeldOutImages, binarised, moved, read_generator, read_images
-from .keeping import KeptRun, go_on, keep, kept_run
+from .keeping import keep
 from .options import run_configured
 
 __all__ = ["DEFAULT_METHODS", "estimate_evidence", "fitted_base", "run"]

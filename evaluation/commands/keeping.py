@@ -1,23 +1,17 @@
 """What a command has finished stays: results are written despite signals and full disks."""
 
-import shutil
 import signal
 import tempfile
 import threading
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import dgm_infer as dgm
-from dgm_infer.errors import ArgumentError, DgmInferError
+from dgm_infer.errors import ArgumentError
 from dgm_infer.files import writable_folder
-from dgm_infer.runs.folder import RunFolder, refuse_what_is_there
-from dgm_infer.runs.kinds import kind_of
 
-__all__ = ["KeptRun", "go_on", "keep", "kept_run", "stopped_alike", "without_stops"]
+__all__ = ["keep", "stopped_alike", "without_stops"]
 
 _STOPS = (signal.SIGINT, signal.SIGTERM)
 
@@ -34,61 +28,6 @@ def stopped_alike() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-@dataclass
-class KeptRun:
-    """The run of a part of a command."""
-
-    path: Path
-    is_saved: bool = False
-    """Whether all that it gives is in files of its own."""
-
-    def clear(self) -> None:
-        """Remove it, if its results are saved."""
-        if self.is_saved:
-            shutil.rmtree(self.path, ignore_errors=True)
-
-
-@contextmanager
-def kept_run(folder: Path, name: str, command: str) -> Iterator[KeptRun]:
-    """A run in a folder of this name, which is gone when its results are saved.
-
-    One that was stopped stays, unless it has no checkpoint, and a note of the exception says how to go on.
-    """
-    run = KeptRun(folder / name)
-    with warnings.catch_warnings():
-        # its problem is at hand when the command goes on, and its last line says how
-        warnings.filterwarnings("ignore", message=r".* will need it$", category=UserWarning)
-        warnings.filterwarnings("ignore", message="interrupted", category=UserWarning)
-        try:
-            yield run
-        except BaseException as error:
-            run.is_saved |= not _has_checkpoint(run.path)
-            if not run.is_saved:
-                error.add_note(f"dgm-infer {command} --resume {folder} goes on")
-            raise
-        finally:
-            run.clear()
-
-
-def go_on(run: KeptRun, begin: Callable[..., Any], problem: Any) -> Any:
-    """What a run gives: one that ``begin(run=...)`` begins, or that was stopped and goes on."""
-    try:
-        refuse_what_is_there("resume", run.path)
-    except ArgumentError:
-        return dgm.resume(run.path, problem)
-    return begin(run=run.path)
-
-
-def _has_checkpoint(run: Path) -> bool:
-    try:
-        folder = RunFolder.open("resume", run)
-        kind = kind_of(folder)
-        return any(kind.progress(folder, name) > 0 for name in (*kind.first(folder), *folder.names))
-    except (DgmInferError, OSError):
-        # what is damaged may be worth a look
-        return run.exists()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from dgm_infer.errors import ConfigError, DgmInferError, extra
 
 from .messages import suggest, with_suggestion
 
-__all__ = ["check_configurations", "make_parser", "parse", "run_configured"]
+__all__ = ["check_configurations", "make_parser", "parse", "resumed", "run_configured"]
 
 
 def make_parser(command: str, needs: str, **settings: Any) -> Any:
@@ -192,11 +192,16 @@ def run_configured(
     parser.add_argument("--config", action="config", help="a YAML file with any of the options")
     parser.add_argument("--resume", help="the folder of a run that was stopped, which goes on; without other options")
     parser.add_function_arguments(function, skip={"resolved", "resume"})
-    resume = _resumed(arguments, CONFIGURATION)
+    resume = resumed(arguments)
     if resume is not None:
         arguments = ["--config", str(resume / CONFIGURATION)]
     check_configurations(arguments)
-    options = parse(parser, with_class_paths(arguments))
+    try:
+        options = parse(parser, with_class_paths(arguments))
+    except ConfigError as error:
+        if resume is None:
+            raise
+        raise ConfigError(f"--resume {resume}: holds no run of {command}: {error}") from error
     if options.seed is None:
         options.seed = random_seed(command, None)
     resolved = parser.dump(options, skip_unset=False)
@@ -212,12 +217,15 @@ def run_configured(
     function(**values, resolved=resolved, resume=resume)
 
 
-def _resumed(arguments: Sequence[str], configuration: str) -> Path | None:
+def resumed(arguments: Sequence[str]) -> Path | None:
     """The folder of ``--resume``, if it is given.
 
     Raises:
-        ConfigError: other options are given too, or no run of a command is there.
+        ConfigError: other options are given too, no run of a command is there, or it has finished.
     """
+    from evaluation.reports.folders import CONFIGURATION
+    from evaluation.reports.page import REPORT
+
     given = [*arguments]
     if len(given) == 1 and given[0].startswith("--resume="):
         given = ["--resume", given[0].removeprefix("--resume=")]
@@ -226,6 +234,8 @@ def _resumed(arguments: Sequence[str], configuration: str) -> Path | None:
     if len(given) != 2 or given[0] != "--resume":
         raise ConfigError("--resume RUN: takes the folder of a run and no other options: those of the run are kept")
     folder = Path(given[1])
-    if not (folder / configuration).is_file():
-        raise ConfigError(f"--resume {folder}: holds no {configuration}: give the folder of a run that was stopped")
+    if not (folder / CONFIGURATION).is_file():
+        raise ConfigError(f"--resume {folder}: holds no {CONFIGURATION}: give the folder of a run that was stopped")
+    if (folder / REPORT).is_file() and not any(folder.glob("run*")):
+        raise ConfigError(f"--resume {folder}: has finished: its results are there")
     return folder

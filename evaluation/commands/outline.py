@@ -113,11 +113,11 @@ COMMANDS = {
     "reproduce": Command(
         "experiments",
         "run a published experiment; without a name, list them",
-        "NAME [--fast] [--data FOLDER] [--seed N] [--output FOLDER]",
+        "NAME [--fast] [--data FOLDER] [--seed N] [--output FOLDER] | --resume RUN",
         (
-            "dgm-infer reproduce",
             "dgm-infer reproduce quantile --fast",
             "dgm-infer reproduce pose --data reference --seed 2",
+            "dgm-infer reproduce --resume runs/reproduce_pose/TIME",
         ),
         "reproduce",
         ("name", "command"),

@@ -40,6 +40,8 @@ def watch(run: str, every: float = 2.0, once: bool = False) -> None:
     path, lines, terminal = Path(run), 0, sys.stdout.isatty()
     while True:
         folders = [RunFolder.open("watch", each) for each in _runs(path)]
+        # of the parts of a command those under way, else the last
+        folders = [folder for folder in folders if not is_over(folder)] or folders[-1:]
         text = "\n".join(f"{name:24} {value}" for folder in folders for name, value in progress_rows(folder)) + "\n"
         # over what was shown before
         print((f"\x1b[{lines}A\x1b[J" if lines and terminal else "") + text, end="", flush=True)
@@ -60,8 +62,8 @@ def _runs(path: Path) -> list[Path]:
     Raises:
         CheckpointError: there is none.
     """
-    found = [path, *sorted(each for each in path.glob("run*") if each.is_dir())]
-    found = [each for each in found if (each / "run.sqlite").exists()]
+    found = [path] if (path / "run.sqlite").exists() else []
+    found += sorted(each.parent for each in path.glob("run*/**/run.sqlite"))
     if not found:
         raise CheckpointError(f"watch {path}: no run is there; a command that has finished keeps its results instead")
     return found

@@ -2,10 +2,11 @@
 
 An experiment is a module of this folder, named as in :data:`EXPERIMENTS`, with one function::
 
-    def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict
+    def run(folder: Path, *, fast: bool, data: Path | None, seed: int, parts: Parts = NOT_KEPT) -> dict
 
 It writes its pictures into ``folder`` and returns its results, ready for JSON; the text under the key ``"summary"``,
-if there is one, is printed and kept as ``log.txt``.
+if there is one, is printed and kept as ``log.txt``. What takes long is a part of ``parts``
+(:class:`evaluation.reports.kept.Parts`): a run that was stopped computes none twice.
 """
 
 __all__ = ["EXPERIMENTS"]

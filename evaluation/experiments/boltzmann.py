@@ -7,10 +7,10 @@ original: step sizes are adapted on pilots, whose time counts, instead of fixed 
 many chains per run, not one.
 """
 
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ from dgm_infer.references.density import weighted_moments
 from ..figures import log_evidence
 from ..problems.boltzmann import BoltzmannRelaxation, Moments, published_system, random_system
 from ..problems.repeated import repeated
+from ..reports.kept import NOT_KEPT, Parts
 from ..reports.published import GOAL, seconds_to
 
 __all__ = ["run"]
@@ -81,7 +82,7 @@ class Errors:
         )
 
 
-def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
+def run(folder: Path, *, fast: bool, data: Path | None, seed: int, parts: Parts = NOT_KEPT) -> dict:
     """Write ``errors.png``.
 
     Args:
@@ -89,6 +90,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         fast: fewer systems, runs, chains and draws.
         data: the reference folder, with ``boltzmann`` in it; None for random systems.
         seed: seed of all randomness.
+        parts: what a run that was stopped takes up again.
     """
     sizes = _FAST if fast else _FULL
     published = data is not None and (data / "boltzmann").is_dir()
@@ -102,15 +104,15 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         else:
             relaxation = BoltzmannRelaxation(*random_system(16, seed + i))
             truth = relaxation.exact()
-        base = relaxation.mean_field(_STARTS, seed=seed)
+        base, _ = parts.value(partial(relaxation.mean_field, _STARTS, seed=seed))
         assert base.log_zeta is not None
         bases.append(Errors.of(base.log_zeta[None], base.mean[None], base.covariance[None], truth))
         descriptions.append({"units": relaxation.units, "dim": relaxation.dim, "log_z": float(truth.log_z)})
         print(f"system {i}: {relaxation.units} units, {relaxation.dim} dimensions, log Z {truth.log_z:.4f}", flush=True)
         for label, method in _FAMILIES.items():
-            curve = [_errors(relaxation, base, truth, method(k, sizes.chains), sizes, seed) for k in sizes.lengths]
-            found[label].append(curve)
-        chains_of_hmc.append(_plain_hmc(relaxation, base, truth, sizes, seed))
+            methods = [method(k, sizes.chains) for k in sizes.lengths]
+            found[label].append([_errors(relaxation, base, truth, each, sizes, seed, parts) for each in methods])
+        chains_of_hmc.append(_plain_hmc(relaxation, base, truth, sizes, seed, parts))
     curves = {label: _curve(systems, bases) for label, systems in found.items()}
     hmc = {
         **{name: _pooled([errors for errors, _ in chains_of_hmc], bases, name) for name in ("mean", "covariance")},
@@ -141,12 +143,19 @@ def _thin(draws: int) -> int:
 
 
 def _errors(
-    relaxation: BoltzmannRelaxation, base: Gaussian, truth: Moments, method: Method, sizes: Sizes, seed: int
+    relaxation: BoltzmannRelaxation,
+    base: Gaussian,
+    truth: Moments,
+    method: Method,
+    sizes: Sizes,
+    seed: int,
+    parts: Parts = NOT_KEPT,
 ) -> Errors:
     target, own = repeated(relaxation, base.to(torch.float32), sizes.runs)
     # the particles of one run are its chains
     chains = 1 if isinstance(method, dgm.SMC) else sizes.chains
-    evidence = uninterrupted(dgm.log_evidence(target, own, method, chains=chains, seed=seed, coverage=False))
+    options = {"chains": chains, "seed": seed, "coverage": False}
+    evidence = uninterrupted(parts.run(dgm.log_evidence, target, own, method, **options)[0])
     assert evidence.draws is not None
     moments = weighted_moments(evidence.draws.flatten(0, 1).double(), evidence.log_weights.flatten(0, 1))
     return Errors.of(
@@ -160,20 +169,17 @@ def _errors(
 
 
 def _plain_hmc(
-    relaxation: BoltzmannRelaxation, base: Gaussian, truth: Moments, sizes: Sizes, seed: int
+    relaxation: BoltzmannRelaxation, base: Gaussian, truth: Moments, sizes: Sizes, seed: int, parts: Parts
 ) -> tuple[Errors, float]:
     """Chains on the target alone from draws of the base, in runs of one: their errors, and the largest R-hat."""
     rng = torch.Generator().manual_seed(seed)
     start = base.sample((sizes.runs,), rng)
     draws = sizes.lengths[-1] // 2
-    started = time.perf_counter()
+    options = {"chains": sizes.runs, "warmup": 100, "draws": draws, "seed": seed, "initial": start}
     with warnings.catch_warnings():
         # that the chains disagree is what is shown here
         warnings.simplefilter("ignore", UserWarning)
-        result = dgm.sample(
-            relaxation, dgm.HMC(n_steps=_STEPS), chains=sizes.runs, warmup=100, draws=draws, seed=seed, initial=start
-        )
-    seconds = time.perf_counter() - started
+        result, seconds = parts.run(dgm.sample, relaxation, dgm.HMC(n_steps=_STEPS), **options)
     uninterrupted(result)
     assert result.inputs is not None
     x = result.inputs.double().movedim(0, 1)

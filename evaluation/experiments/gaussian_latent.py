@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..figures.pseudo_marginal import against_scale, chain_rows
 from ..problems.gaussian_latent import GaussianLatent, published_observations
+from ..reports.kept import NOT_KEPT, Parts
 from ..reports.mixed_draws import mixing
 from ..reports.tables import aligned
 from .pseudo_marginal import SAMPLERS, estimates_per_draw, pseudo_marginal_kernel, quietly_sampled
@@ -50,7 +51,7 @@ _FULL = Sizes(
 _FAST = Sizes(chains=4, steps=(0.2, 0.4), widths=(2.0, 10.0), estimates={1: 400, 4: 200})
 
 
-def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
+def run(folder: Path, *, fast: bool, data: Path | None, seed: int, parts: Parts = NOT_KEPT) -> dict:
     """Write ``efficiency.png``, ``traces.png`` (T fig. 3.4, T fig. 3.6) and ``noise.png`` (T fig. 3.8).
 
     Args:
@@ -58,6 +59,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         fast: fewer chains, scales and draws.
         data: not used.
         seed: seed of the chains; the data are always the same.
+        parts: what a run that was stopped takes up again.
     """
     sizes = _FAST if fast else _FULL
     y = published_observations()
@@ -66,7 +68,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     for samples in sizes.estimates:
         for sampler in SAMPLERS:
             print(f"{sampler}, N = {samples}", flush=True)
-            for row, latents in _sampled(y, sampler, samples, sizes, seed):
+            for row, latents in _sampled(y, sampler, samples, sizes, seed, parts):
                 rows.append(row)
                 chains[sampler, samples, row["scale"]] = latents
     best = _best(rows)
@@ -98,13 +100,14 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     }
 
 
-def _sampled(y: Tensor, sampler: str, samples: int, sizes: Sizes, seed: int):
+def _sampled(y: Tensor, sampler: str, samples: int, sizes: Sizes, seed: int, parts: Parts):
     """A row and the latents for every scale, the scales being one batch."""
     scales = sizes.widths if sampler.endswith("+SS") else sizes.steps
     problem = GaussianLatent(y, samples, batch_shape=(len(scales),))
     n = sizes.estimates[samples] // _ESTIMATES[sampler]
     kernel = pseudo_marginal_kernel(sampler, torch.tensor(scales))
-    draws = quietly_sampled(problem, kernel, chains=sizes.chains, warmup=n // 4, draws=n, seed=seed, keep="latents")
+    options = {"chains": sizes.chains, "warmup": n // 4, "draws": n, "seed": seed, "keep": "latents"}
+    draws = quietly_sampled(problem, kernel, parts, **options)
     estimates = estimates_per_draw(draws).expand(len(scales))
     mean, _ = problem.posterior()
     acceptance = {

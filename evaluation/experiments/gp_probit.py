@@ -16,6 +16,7 @@ the warm-up.
 """
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,11 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dgm_infer import Draws
-
 from ..figures.posteriors import efficiency
 from ..figures.pseudo_marginal import chain_rows, r_hat_against_time
 from ..problems.gp_probit import Cases, ProbitEstimate, gp_probit, read_cases
+from ..reports.kept import NOT_KEPT, Parts
 from ..reports.mixed_draws import largest_r_hat, mixing
 from ..reports.mixing import R_HAT
 from ..reports.tables import aligned
@@ -59,20 +59,19 @@ _FAST = Sizes(cases=60, samples=20, chains=4, warmup=16, draws=40)
 class Chains(NamedTuple):
     """What one sampler did."""
 
-    draws: Draws
+    x: Tensor
+    """``[chains, draws, D]``."""
+    stats: dict[str, Tensor]
+    estimates: float
+    """Estimates per draw."""
     cubic: int
     """Cubic operations of all chains during the kept draws."""
     cubic_warmup: int
     seconds: float
     seconds_warmup: float
 
-    @property
-    def x(self) -> Tensor:
-        """``[chains, draws, D]``."""
-        return self.draws.latents["x"]
 
-
-def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
+def run(folder: Path, *, fast: bool, data: Path | None, seed: int, parts: Parts = NOT_KEPT) -> dict:
     """Write ``efficiency.png``, ``r_hat.png`` (T fig. 3.11) and ``traces.png`` (T fig. 3.12).
 
     Args:
@@ -80,6 +79,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         fast: 60 cases, few chains and draws.
         data: the reference folder, with ``breast_cancer`` in it.
         seed: seed of all randomness.
+        parts: what a run that was stopped takes up again.
 
     Raises:
         ConfigError: the data are missing.
@@ -92,7 +92,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     found: dict[str, Chains] = {}
     for sampler, width in _SAMPLERS.items():
         print(sampler, flush=True)
-        found[sampler] = _sampled(cases, sampler, width, sizes, seed)
+        found[sampler], _ = parts.value(partial(_sampled, cases, sampler, width, sizes, seed))
     names = [f"x{i + 1}" for i in range(cases.features.shape[1] + 1)]
     rows = {sampler: _row(sampler, chains, names) for sampler, chains in found.items()}
     curves = {sampler: _curve(chains) for sampler, chains in found.items()}
@@ -141,13 +141,21 @@ def _sampled(cases: Cases, sampler: str, width: float | None, sizes: Sizes, seed
         keep="latents",
     )
     ended = time.perf_counter()
-    return Chains(draws, estimate.cubic_operations - middle, middle - before, ended - halfway, halfway - started)
+    return Chains(
+        draws.latents["x"],
+        draws.stats,
+        float(estimates_per_draw(draws)),
+        estimate.cubic_operations - middle,
+        middle - before,
+        ended - halfway,
+        halfway - started,
+    )
 
 
 def _row(sampler: str, chains: Chains, names: list[str]) -> dict[str, Any]:
     n_chains, n = chains.x.shape[:2]
     found = mixing(chains.x)
-    stats = chains.draws.stats
+    stats = chains.stats
     target = "acceptance_rate" if sampler == "PM-MH" else "target_acceptance_rate"
     row = {
         "draws": n,
@@ -155,7 +163,7 @@ def _row(sampler: str, chains: Chains, names: list[str]) -> dict[str, Any]:
         "seconds_warmup": chains.seconds_warmup,
         "cubic_operations": chains.cubic,
         "cubic_operations_per_draw": chains.cubic / (n_chains * n),
-        "estimates_per_draw": float(estimates_per_draw(chains.draws)),
+        "estimates_per_draw": chains.estimates,
         "target_acceptance": float(stats[target].mean()),
         "r_hat": found.r_hat,
         "longest_stay": found.longest_stay,

@@ -4,7 +4,6 @@ The shipped generator ``mnist_vae`` has 50 latents and an output sd of 0.05; 196
 are narrow in many directions. The table names what has not mixed.
 """
 
-import time
 from pathlib import Path
 
 import torch
@@ -14,6 +13,7 @@ import generators
 
 from ..figures.completions import completions
 from ..figures.traces import traces
+from ..reports.kept import NOT_KEPT, Parts
 from ..reports.mixing import R_HAT, describe, parse_label
 from .reference import required_data
 
@@ -24,7 +24,7 @@ N_ROWS = 7
 N_COMPLETIONS = 20
 
 
-def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
+def run(folder: Path, *, fast: bool, data: Path | None, seed: int, parts: Parts = NOT_KEPT) -> dict:
     """Write ``completions.png`` and ``traces.png`` into ``folder``.
 
     Args:
@@ -32,6 +32,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         fast: two images, few chains and draws.
         data: the reference folder, with ``mnist_10k`` in it.
         seed: seed of all randomness.
+        parts: what a run that was stopped takes up again.
 
     Raises:
         ConfigError: the images are missing.
@@ -46,11 +47,8 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     mask = torch.zeros(28, 28, dtype=torch.bool)
     mask[:N_ROWS] = True
     problem = dgm.condition(generators.load("mnist_vae"), images, observe=dgm.pixels(mask))
-    started = time.perf_counter()
-    draws = dgm.sample(
-        problem, dgm.ConstrainedHMC(compile=not fast), chains=chains, warmup=warmup, draws=n_draws, seed=seed
-    )
-    seconds = time.perf_counter() - started
+    kernel = dgm.ConstrainedHMC(compile=not fast)
+    draws, seconds = parts.run(dgm.sample, problem, kernel, chains=chains, warmup=warmup, draws=n_draws, seed=seed)
     summary = draws.summary()
     completions(folder / "completions.png", images, mask, draws.generate(N_COMPLETIONS))
     r_hat, ess = summary["r_hat"].to_numpy(float), summary["ess_bulk"].to_numpy(float)

@@ -17,6 +17,7 @@ from generators import IWAE, LatentPosterior
 
 from ..figures import log_evidence
 from ..reports.estimates import Estimates, caveats, table
+from ..reports.kept import NOT_KEPT, Parts
 from .reference import required_data
 
 __all__ = ["run"]
@@ -26,7 +27,7 @@ _FULL = (100, 16, (50, 100, 200, 500, 1000, 2000))
 _FAST = (10, 4, (20, 50, 100))
 
 
-def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
+def run(folder: Path, *, fast: bool, data: Path | None, seed: int, parts: Parts = NOT_KEPT) -> dict:
     """Write ``evidence.png`` into ``folder``.
 
     Args:
@@ -34,6 +35,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         fast: few images, chains and temperatures.
         data: the reference folder, with ``iwae_mnist`` in it.
         seed: seed of all randomness.
+        parts: what a run that was stopped takes up again.
 
     Raises:
         ConfigError: the model's files are missing.
@@ -52,7 +54,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
 
     def estimate(label: str, method: Method) -> Estimates:
         print(f"{label}: {n_images} images x {chains} chains", flush=True)
-        evidence = uninterrupted(dgm.log_evidence(target, base, method, **options))
+        evidence = uninterrupted(parts.run(dgm.log_evidence, target, base, method, **options)[0])
         notes.extend(caveats(label, evidence))
         return Estimates.of(label, evidence)
 
@@ -68,7 +70,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     curves = {label: [estimate(f"{label}, {k}", method(k)) for k in lengths] for label, method in families.items()}
     longest = dgm.AIS(temperatures=lengths[-1], schedule="sigmoid")
     print(f"bidirectional bounds: {longest.temperatures} temperatures", flush=True)
-    both = dgm.bidirectional(target, base, latents[:n_images], longest, **options)
+    both, _ = parts.run(dgm.bidirectional, target, base, latents[:n_images], longest, **options)
     uninterrupted(both.combined)
     sandwich = [
         Estimates.of(label, evidence)

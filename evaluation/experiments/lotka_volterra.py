@@ -17,6 +17,7 @@ summaries no start and ABC no way; the others start where short constrained chai
 inputs that generate the series generate its summaries too. Finding these starts is not counted in their time.
 """
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,13 +30,14 @@ from dgm_infer import Draws
 from generators.lotka_volterra import summaries
 
 from ..figures.series import series
+from ..reports.kept import NOT_KEPT, Parts
 from . import parameter_space
 from .samplers import Sampler, report, run_samplers, typical_inputs
 
 __all__ = ["run"]
 
 
-def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
+def run(folder: Path, *, fast: bool, data: Path | None, seed: int, parts: Parts = NOT_KEPT) -> dict:
     """Write ``posteriors.png`` (J fig. 10), ``efficiency.png`` (J fig. 11) and ``series.png``; ``data`` is not used."""
     model = generators.LotkaVolterra()
     observed, z = model.published_observations()
@@ -49,7 +51,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     wide, narrow = (dgm.condition(model, observed, tolerance=eps, kernel="uniform") for eps in (100.0, 10.0))
     smooth = dgm.condition(model, observed, tolerance=10.0)
     slices = dgm.kernels.Alternating(dgm.kernels.EllipticalSlice(), dgm.kernels.EllipticalSlice(), ("global", "local"))
-    starts = typical_inputs(full, chains=chains, warmup=25 if fast else 100, seed=seed)
+    starts = typical_inputs(full, chains=chains, warmup=25 if fast else 100, seed=seed, parts=parts)
     samplers = [
         Sampler("constrained HMC, full series", full, dgm.ConstrainedHMC(), *sizes[0]),
         Sampler("constrained HMC, 9 summaries", reduced, dgm.ConstrainedHMC(), *sizes[1], starts),
@@ -58,16 +60,17 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         Sampler("ABC slices, Gaussian, ε = 10", smooth, slices, *sizes[2], starts),
         Sampler("ABC-HMC, Gaussian, ε = 10", smooth, dgm.HMC(n_steps=(10, 20)), *sizes[3], starts),
     ]
-    runs = run_samplers(samplers, chains=chains, seed=seed)
+    runs = run_samplers(samplers, chains=chains, seed=seed, parts=parts)
     simulations = {run.label: _predictive(run.draws, seed) for run in runs}
     series(folder / "series.png", _populations(observed), simulations, ("prey", "predators"))
-    attempts = [
-        parameter_space.rejection(model, observed, 1000.0, simulations=10_000 if fast else 1_000_000, seed=seed),
+    tries = [
+        partial(parameter_space.rejection, tolerance=1000.0, simulations=10_000 if fast else 1_000_000),
         *(
-            parameter_space.chains(model, observed, eps, starts, step=step, updates=100 if fast else 1600, seed=seed)
+            partial(parameter_space.chains, tolerance=eps, starts=starts, step=step, updates=100 if fast else 1600)
             for eps, step in ((100.0, 0.01), (10.0, 0.001))
         ),
     ]
+    attempts = [parts.value(partial(attempt, model, observed, seed=seed))[0] for attempt in tries]
     results = report(folder, runs, truth)
     return {
         **results,

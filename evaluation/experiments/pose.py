@@ -8,7 +8,9 @@ and warm-up are in its time: the first draws come after them. Monocular: poses t
 
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,6 +22,7 @@ from dgm_infer.kernels import Kernel
 from generators import HumanPose
 
 from ..figures.poses import joint_errors, poses
+from ..reports.kept import NOT_KEPT, Parts
 from .reference import required_data
 
 __all__ = ["run"]
@@ -29,7 +32,7 @@ NOISE = 0.01
 PLAIN = dgm.HMC(step_size=2e-4, n_steps=(100, 200))
 
 
-def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
+def run(folder: Path, *, fast: bool, data: Path | None, seed: int, parts: Parts = NOT_KEPT) -> dict:
     """Write ``error.png`` (J fig. 13) and ``monocular.png`` (J fig. 14) into ``folder``.
 
     Raises:
@@ -39,14 +42,14 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         data, "pose", "its authors published the files on GitHub, matt-graham/differentiable-generative-models"
     )
     scenes, chains, seconds, draws, warmup = (1, 4, 5.0, 2, 2) if fast else (4, 16, 300.0, 20, 30)
-    binocular = _binocular(HumanPose.from_folder(data), scenes, chains, seconds, warmup, seed)
+    binocular = _binocular(HumanPose.from_folder(data), scenes, chains, seconds, warmup, seed, parts)
     methods = {label: found for label, found in binocular.items() if label != "start"}
     curves = {label: (found["seconds"], np.array(found["rmse"])) for label, found in methods.items()}
     title = f"{scenes} scenes (thin) and their mean, {chains} chains each"
     joint_errors(folder / "error.png", curves, float(np.mean(binocular["start"])), title=title)
     model = HumanPose.from_folder(data, views=1)
     # the annealed start comes with the warm-up: a minute that a fast run takes once
-    monocular, inputs = _monocular(model, 1 if fast else 3, draws, chains, 0 if fast else warmup, seed)
+    monocular, inputs = _monocular(model, 1 if fast else 3, draws, chains, 0 if fast else warmup, seed, parts)
     poses(folder / "monocular.png", model.figure(inputs).numpy(), model.bones)
     return {"summary": _summary(binocular), "binocular": binocular, "monocular": monocular}
 
@@ -61,7 +64,9 @@ def _scenes(model: HumanPose, n: int, seed: int) -> tuple[Tensor, Tensor]:
     return u, picture.reshape(n, *model.output_shape)
 
 
-def _binocular(model: HumanPose, scenes: int, chains: int, seconds: float, warmup: int, seed: int) -> dict:
+def _binocular(
+    model: HumanPose, scenes: int, chains: int, seconds: float, warmup: int, seed: int, parts: Parts
+) -> dict:
     u, picture = _scenes(model, scenes, seed)
     truth = model.latents(u)["joints"]
     fibre = dgm.condition(dgm.WithNoise(model, sd=NOISE), picture)
@@ -74,7 +79,8 @@ def _binocular(model: HumanPose, scenes: int, chains: int, seconds: float, warmu
         ("constrained HMC", fibre, dgm.ConstrainedHMC(), None),
         ("HMC, published step 0.0002", target, PLAIN, plain_start),
     ]
-    for label, problem, kernel, initial in methods:
+
+    def timed(problem, kernel: Kernel, initial: Tensor | None) -> dict[str, Any]:
         times, errors, failed = [0.0], [first], 0.0
         joints: list[Tensor] = []
         for elapsed, draws in _chunks(problem, kernel, chains, initial, seconds, warmup, seed):
@@ -85,7 +91,7 @@ def _binocular(model: HumanPose, scenes: int, chains: int, seconds: float, warmu
             failed += float((draws.stats["acceptance_rate"] == 0).double().mean())
         curve = torch.stack(errors)
         below = (curve.mean(-1) < 0.1 * first.mean()).nonzero()
-        results[label] = {
+        return {
             "seconds": times,
             "rmse": curve.tolist(),
             "final_over_start": float(curve[-1].mean() / first.mean()),
@@ -94,6 +100,10 @@ def _binocular(model: HumanPose, scenes: int, chains: int, seconds: float, warmu
             "never_accepted": failed / max(len(joints), 1),
             "draws": sum(len(part) for part in joints),
         }
+
+    for label, *method in methods:
+        # each has the same time, in one piece
+        results[label], _ = parts.value(partial(timed, *method))
     return results
 
 
@@ -121,10 +131,13 @@ def _error(joints: Tensor, truth: Tensor) -> Tensor:
     return (joints - truth).square().sum(-1).mean(-1).sqrt()
 
 
-def _monocular(model: HumanPose, scenes: int, n_draws: int, chains: int, warmup: int, seed: int) -> tuple[dict, Tensor]:
+def _monocular(
+    model: HumanPose, scenes: int, n_draws: int, chains: int, warmup: int, seed: int, parts: Parts
+) -> tuple[dict, Tensor]:
     u, picture = _scenes(model, scenes, seed + 1)
     fibre = dgm.condition(dgm.WithNoise(model, sd=NOISE), picture)
-    draws = dgm.sample(fibre, dgm.ConstrainedHMC(), chains=chains, warmup=warmup, draws=n_draws, seed=seed)
+    options = {"chains": chains, "warmup": warmup, "draws": n_draws, "seed": seed}
+    draws, _ = parts.run(dgm.sample, fibre, dgm.ConstrainedHMC(), **options)
     uninterrupted(draws)
     assert draws.inputs is not None
     last = draws.inputs[:, -1, :, : model.input_density.dim]

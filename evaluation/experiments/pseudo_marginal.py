@@ -9,6 +9,8 @@ from dgm_infer import Draws
 from dgm_infer.errors import uninterrupted
 from dgm_infer.kernels import Kernel
 
+from ..reports.kept import NOT_KEPT, Parts
+
 __all__ = ["SAMPLERS", "estimates_per_draw", "pseudo_marginal_kernel", "quietly_sampled"]
 
 SAMPLERS = ("PM-MH", "MI+MH", "SS+MH", "MI+SS", "SS+SS")
@@ -47,7 +49,7 @@ def estimates_per_draw(draws: Draws) -> Tensor:
     return sum((count.double().expand(draws.shape).mean((0, 1)) for count in counts), one.double() * 0)
 
 
-def quietly_sampled(problem: dgm.Target, kernel: Kernel, **options) -> Draws:
+def quietly_sampled(problem: dgm.Target, kernel: Kernel, parts: Parts = NOT_KEPT, **options) -> Draws:
     """:func:`dgm_infer.sample` without its warnings of chains that disagree, which the comparison is about.
 
     Raises:
@@ -55,5 +57,5 @@ def quietly_sampled(problem: dgm.Target, kernel: Kernel, **options) -> Draws:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        draws = dgm.sample(problem, kernel, **options)
+        draws, _ = parts.run(dgm.sample, problem, kernel, **options)
     return uninterrupted(draws)

@@ -17,12 +17,13 @@ import dgm_infer as dgm
 import generators
 
 from ..problems.quantile_intervals import QuantileIntervals
+from ..reports.kept import NOT_KEPT, Parts
 from .samplers import Sampler, report, run_samplers, typical_inputs
 
 __all__ = ["run"]
 
 
-def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
+def run(folder: Path, *, fast: bool, data: Path | None, seed: int, parts: Parts = NOT_KEPT) -> dict:
     """Write ``posteriors.png`` (J fig. 6) and ``efficiency.png`` (J fig. 7) into ``folder``; ``data`` is not used."""
     model = generators.GeneralisedLambda(250)
     observed, z = model.published_observations()
@@ -35,7 +36,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     wide, narrow = (dgm.condition(model, observed, tolerance=eps) for eps in (0.25, 0.05))
     cube = QuantileIntervals(model, observed, 0.1)
     slices = dgm.kernels.Alternating(dgm.kernels.EllipticalSlice(), dgm.kernels.EllipticalSlice(), ("global", "local"))
-    starts = typical_inputs(exact, chains=chains, warmup=25 if fast else 100, seed=seed)
+    starts = typical_inputs(exact, chains=chains, warmup=25 if fast else 100, seed=seed, parts=parts)
     samplers = [
         Sampler("constrained HMC", exact, dgm.ConstrainedHMC(), *sizes[0]),
         Sampler("ABC-HMC, ε = 0.25", wide, dgm.HMC(n_steps=(20, 40)), *sizes[1], starts),
@@ -43,4 +44,4 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         Sampler("ABC-MCMC by intervals, ε = 0.1", cube, dgm.kernels.RandomWalk(), *sizes[3], model.split(starts)[0]),
         Sampler("ABC slices, ε = 0.25", wide, slices, *sizes[4], starts),
     ]
-    return report(folder, run_samplers(samplers, chains=chains, seed=seed), truth)
+    return report(folder, run_samplers(samplers, chains=chains, seed=seed, parts=parts), truth)

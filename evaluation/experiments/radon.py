@@ -7,7 +7,6 @@ and Gibbs tempering stand beside it. The published run moved by NUTS on the exte
 fixed number of leapfrog steps that all other methods use.
 """
 
-import time
 from pathlib import Path
 
 import torch
@@ -22,13 +21,14 @@ from ..figures import log_evidence
 from ..problems.radon import radon_target, read_radon
 from ..problems.repeated import repeated
 from ..reports.estimates import Estimates, caveats, table
+from ..reports.kept import NOT_KEPT, Parts
 from ..reports.tables import aligned
 from .reference import required_data
 
 __all__ = ["run"]
 
 
-def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
+def run(folder: Path, *, fast: bool, data: Path | None, seed: int, parts: Parts = NOT_KEPT) -> dict:
     """Write ``evidence.png``.
 
     Args:
@@ -36,6 +36,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         fast: fewer chains and draws.
         data: the reference folder, with ``radon`` in it.
         seed: seed of all randomness.
+        parts: what a run that was stopped takes up again.
 
     Raises:
         ConfigError: the data are missing.
@@ -47,9 +48,8 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     steps, pooled, temperatures = (200, 8, 20) if fast else (2000, 64, 1000)
     warmup, pilot = (20, 20) if fast else (50, 100)
     target = radon_target(read_radon(data))
-    started = time.perf_counter()
-    fitted = Gaussian.fit(target, steps=steps, seed=seed, start=Gaussian.standard(target, torch.float64))
-    seconds_fit = time.perf_counter() - started
+    start = Gaussian.standard(target, torch.float64)
+    fitted, seconds_fit = parts.value(lambda: Gaussian.fit(target, steps=steps, seed=seed, start=start))
     assert fitted.elbo is not None
     assert fitted.elbo_trace is not None
     print(f"evidence lower bound of a diagonal Gaussian: {fitted.elbo:.2f} after {seconds_fit:.1f} s", flush=True)
@@ -58,7 +58,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     def estimate(label: str, base: Whitened, method: Method, chains: int) -> Estimates:
         print(label, flush=True)
         options = {"chains": chains, "seed": seed, "keep_draws": False}
-        evidence = uninterrupted(dgm.log_evidence(target, base, method, **options))
+        evidence = uninterrupted(parts.run(dgm.log_evidence, target, base, method, **options)[0])
         notes.extend(caveats(label, evidence))
         return Estimates.of(label, evidence)
 
@@ -74,6 +74,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
                 runs,
                 chains,
                 seed,
+                parts,
             )
             entries.append(
                 {
@@ -92,12 +93,12 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         "tempering by NUTS": curve("tempering by NUTS", fitted, seconds_fit, nuts=31),
     }
     print("refinement of the base by a pilot", flush=True)
-    started = time.perf_counter()
     short = dgm.GibbsTempering(draws=lengths[-1] // 4, warmup=warmup, pilot_temperatures=pilot)
-    refined = dgm.evidence.refine_base(target, fitted, short, rounds=2, kind="full", chains=chains, seed=seed)
-    assert refined.base.log_zeta is not None
-    seconds_refined = seconds_fit + time.perf_counter() - started
-    curves["tempering, refined base"] = curve("tempering, refined base", refined.base, seconds_refined)
+    options = {"rounds": 2, "kind": "full", "chains": chains, "seed": seed}
+    refined, seconds = parts.value(lambda: dgm.evidence.refine_base(target, fitted, short, **options).base)
+    assert refined.log_zeta is not None
+    seconds_refined = seconds_fit + seconds
+    curves["tempering, refined base"] = curve("tempering, refined base", refined, seconds_refined)
     rows = [
         estimate("ELBO, diagonal", fitted, dgm.Elbo(), pooled),
         estimate(
@@ -107,15 +108,12 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
             pooled,
         ),
         estimate(
-            "AIS",
-            refined.base,
-            dgm.AIS(temperatures=temperatures, schedule="sigmoid", pilot_temperatures=pilot),
-            pooled,
+            "AIS", refined, dgm.AIS(temperatures=temperatures, schedule="sigmoid", pilot_temperatures=pilot), pooled
         ),
         # resampling needs many particles per run, so there are few runs
         estimate(
             "SMC",
-            refined.base,
+            refined,
             dgm.SMC(
                 particles=pooled,
                 schedule="barrier",
@@ -127,7 +125,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         *(
             estimate(
                 label,
-                refined.base,
+                refined,
                 method(draws=temperatures // 2, warmup=warmup, pilot_temperatures=pilot),
                 pooled,
             )
@@ -147,7 +145,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         title=f"radon: log evidence, {runs} runs of {chains} chains",
     )
     return {
-        "summary": f"base of the last five: full covariance and log zeta {float(refined.base.log_zeta):.2f} "
+        "summary": f"base of the last five: full covariance and log zeta {float(refined.log_zeta):.2f} "
         f"from two pilots\n{table(rows)}{_curve_table(curves)}" + "".join(f"{note}\n" for note in notes),
         "elbo": float(fitted.elbo),
         "seconds_fit": seconds_fit,
@@ -160,9 +158,9 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
     }
 
 
-def _runs(target: Target, base: Whitened, method: Method, runs: int, chains: int, seed: int) -> Evidence:
+def _runs(target: Target, base: Whitened, method: Method, runs: int, chains: int, seed: int, parts: Parts) -> Evidence:
     options = {"chains": chains, "seed": seed, "keep_draws": False}
-    return uninterrupted(dgm.log_evidence(*repeated(target, base, runs), method, **options))
+    return uninterrupted(parts.run(dgm.log_evidence, *repeated(target, base, runs), method, **options)[0])
 
 
 def _disagreement(rows: list[Estimates]) -> float:

@@ -1,6 +1,7 @@
 """Rate against distortion of the shipped generators, every curve from one annealing run (math 7.9)."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ import generators
 from trainers import DigitsData
 
 from ..figures.rates import rates
+from ..reports.kept import NOT_KEPT, Parts
 from ..reports.rates import LEVELS, rates_table
 
 __all__ = ["run"]
@@ -26,7 +28,7 @@ class _Set(NamedTuple):
     generators: Sequence[str]
 
 
-def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
+def run(folder: Path, *, fast: bool, data: Path | None, seed: int, parts: Parts = NOT_KEPT) -> dict:
     """Write ``rate_distortion.png`` into ``folder``.
 
     Args:
@@ -34,6 +36,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
         fast: two images, few chains and temperatures.
         data: the reference folder; MNIST's generators are left out unless it has ``mnist_10k`` in it.
         seed: seed of all randomness.
+        parts: what a run that was stopped takes up again.
     """
     n, chains, temperatures = (2, 4, 12) if fast else (20, 16, 600)
     results: dict[str, Any] = {"chains": chains, "temperatures": temperatures, "levels": list(LEVELS), "sets": {}}
@@ -44,10 +47,9 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int) -> dict:
             model = generators.load(generator)
             # a bound that is loose is not a mistake here: the least effective number of chains is in the record
             method = dgm.AIS(temperatures, target_acceptance=0.85, pilot_temperatures=-(-temperatures // 4))
-            found = dgm.evidence.rate_distortion(
-                model, kind.images, method=method, chains=chains, seed=seed, progress=False
-            )
-            curves[generator] = _record(found)
+            options = {"method": method, "chains": chains, "seed": seed, "progress": False}
+            found = partial(dgm.evidence.rate_distortion, model, kind.images, **options)
+            curves[generator], _ = parts.value(lambda found=found: _record(found()))
         results["sets"][name] = {"words": kind.words, "images": len(kind.images), "curves": curves}
     panels: Mapping[str, Mapping] = {each["words"]: each["curves"] for each in results["sets"].values()}
     rates(folder / "rate_distortion.png", panels)

@@ -1,6 +1,5 @@
 """Several samplers on one inference problem, side by side."""
 
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from dgm_infer.errors import uninterrupted
 from dgm_infer.kernels import Kernel
 
 from ..figures.posteriors import efficiency, posteriors
+from ..reports.kept import NOT_KEPT, Parts
 from ..reports.mixing import R_HAT
 from ..reports.samplers import SamplerRun, as_results, describe
 
@@ -42,7 +42,7 @@ class Sampler:
     initial: Tensor | None = None
 
 
-def run_samplers(samplers: Sequence[Sampler], *, chains: int, seed: int) -> list[SamplerRun]:
+def run_samplers(samplers: Sequence[Sampler], *, chains: int, seed: int, parts: Parts = NOT_KEPT) -> list[SamplerRun]:
     """Run every sampler with the same number of chains and the same seed, one after the other.
 
     Raises:
@@ -51,10 +51,10 @@ def run_samplers(samplers: Sequence[Sampler], *, chains: int, seed: int) -> list
     """
     runs = []
     for sampler in samplers:
-        started = time.perf_counter()
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="interrupted", category=UserWarning)
-            draws = dgm.sample(
+            draws, seconds = parts.run(
+                dgm.sample,
                 sampler.problem,
                 sampler.kernel,
                 chains=chains,
@@ -63,7 +63,6 @@ def run_samplers(samplers: Sequence[Sampler], *, chains: int, seed: int) -> list
                 seed=seed,
                 initial=sampler.initial,
             )
-        seconds = time.perf_counter() - started
         uninterrupted(draws)
         summary = draws.summary()
         summary["ess_per_second"] = summary["ess_bulk"] / seconds
@@ -72,15 +71,16 @@ def run_samplers(samplers: Sequence[Sampler], *, chains: int, seed: int) -> list
     return runs
 
 
-def typical_inputs(fibre: Fibre, *, chains: int, warmup: int, seed: int) -> Tensor:
+def typical_inputs(fibre: Fibre, *, chains: int, warmup: int, seed: int, parts: Parts = NOT_KEPT) -> Tensor:
     """Inputs in the bulk of an exact posterior, where constrained chains are after warm-up: ``[chains, D]``.
 
     Starting points for methods that find none of their own, or that do not get away from them. The tolerance is far
     below the default: where the fibre's constraint is that of one step of a simulator, the error of a whole series may
     be many times as large, and must stay within the tolerance of the problem that is started.
     """
-    draws = dgm.sample(fibre, dgm.ConstrainedHMC(tolerance=1e-11), chains=chains, warmup=warmup, draws=1, seed=seed)
-    assert draws.inputs is not None
+    kernel = dgm.ConstrainedHMC(tolerance=1e-11)
+    draws, _ = parts.run(dgm.sample, fibre, kernel, chains=chains, warmup=warmup, draws=1, seed=seed)
+    assert uninterrupted(draws).inputs is not None
     return draws.inputs[:, -1]
 
 

@@ -89,10 +89,11 @@ class ObservedMixture:
         seen = x[:, self.mask]
         return seen + self.noise * torch.randn(seen.shape, generator=rng, dtype=torch.float64)
 
-    def fibre(self, y: Tensor, steps: int) -> dgm.Fibre:
+    def fibre(self, y: Tensor, steps: int, device: str = "cpu") -> dgm.Fibre:
         """The flow's posterior given data ``[P, D / 2]``."""
         images = torch.cat([y, y.new_full((len(y), self.dim - y.shape[-1]), torch.nan)], -1)
-        return dgm.condition(self.flow(steps), images, observe=dgm.pixels(self.mask), noise=self.noise)  # type: ignore[return-value]
+        seen = dgm.pixels(self.mask)
+        return dgm.condition(self.flow(steps), images, observe=seen, noise=self.noise, device=device)  # type: ignore[return-value]
 
     def posterior_weights(self, y: Tensor) -> Tensor:
         """Probabilities of the components, ``[P, K]``."""

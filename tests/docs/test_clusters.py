@@ -3,6 +3,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -13,7 +14,7 @@ import pytest
 from tests.docs.pages import examples
 
 ROOT = Path(__file__).parents[2]
-OWN, LOKY, DASK, SLURM, RANKS = examples("clusters.md")
+OWN, LOKY, DASK, SLURM, MPI, RANKS = examples("clusters.md")
 BEGIN = """
 import os, signal, sys, threading, time, warnings
 import torch
@@ -111,6 +112,15 @@ during(preempt)
     logs = "".join(path.read_text() for path in (tmp_path / "runs" / "log").glob("*.err"))
     logs += "".join(path.read_text() for path in (tmp_path / "runs" / "log").glob("*.out"))
     assert "preempted" in logs
+
+
+MPIEXEC = shutil.which("mpiexec", path=os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", "")]))
+
+
+@needs("mpi4py")
+@pytest.mark.skipif(MPIEXEC is None, reason="no MPI is installed")
+def test_mpi(tmp_path):
+    run(tmp_path, MPI, command=(MPIEXEC, "-n", "3", sys.executable, "-m", "mpi4py.futures"))
 
 
 def test_ranks_of_torchrun(tmp_path):

@@ -112,6 +112,9 @@ def test_generated_images_repeat_come_from_their_latents_and_leave_random_number
     mean, variance = (part.reshape(400, -1) for part in (likelihood.mean, likelihood.variance))
     score = (x.flatten(1) - mean).sum(0) / variance.sum(0).sqrt()
     assert score.abs().max() < 5
+    # the noise of the pixels is not made of the numbers that the latents are
+    noise = ((x.flatten(1) - mean) / variance.sqrt()).flatten()[: z.numel()]
+    assert (noise * z.flatten()[: len(noise)]).mean().abs() < 5 / len(noise) ** 0.5
 
 
 def test_conditioning_gives_the_problem_that_fits_the_outputs(model):

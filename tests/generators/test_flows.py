@@ -188,6 +188,15 @@ def test_a_latent_flow_is_the_decoder_after_the_flow(kind, tmp_path):
     assert torch.equal(draws.generate(seed=1)[..., mask], images[..., mask].expand(2, 4, 2, 8).to(draws.inputs.dtype))
 
 
+@pytest.mark.parametrize(("gain", "rank"), [(False, 3), (True, 8)])
+def test_a_gain_lets_a_narrow_network_remove_noise_of_all_entries(gain, rank):
+    torch.manual_seed(0)
+    net = VelocityMLP(8, 3, 1, gain=gain).double()
+    torch.nn.init.normal_(net.last.weight)
+    slopes = torch.func.jacrev(lambda x: net(x, torch.tensor([0.5]).double()))(torch.randn(1, 8).double())
+    assert torch.linalg.matrix_rank(slopes[0, :, 0]) == rank  # type: ignore[index]
+
+
 def test_the_shipped_flow_is_nearer_to_the_latents_of_images_than_the_prior_of_its_vae():
     reference_folder("mnist_10k")
     model = generators.load("mnist_latent_flow")
@@ -199,6 +208,19 @@ def test_the_shipped_flow_is_nearer_to_the_latents_of_images_than_the_prior_of_i
         u = torch.randn(1000, 16)
         distances = [energy_distance(latents, z).item() for z in (model.flow(u), u)]
     assert distances[0] < 0.5 * distances[1]
+
+
+def test_the_shipped_flow_in_pixels_is_nearer_to_digits_than_a_vae():
+    reference_folder("mnist_10k")
+    flow = generators.load("mnist_flow")
+    real = MNISTData().validation.images.flatten(1)
+    distances = [
+        energy_distance(real, generators.load(name).generate(500, seed=1).images.flatten(1)).item()
+        for name in ("mnist_flow", "mnist_vae")
+    ]
+    assert distances[0] < 0.8 * distances[1]
+    x = flow.generate(3, seed=2).images
+    torch.testing.assert_close(flow(flow.inverse(x)), x.flatten(1), atol=1e-3, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """``check()`` names each fault of a network built to have just that one, and passes sound models."""
 
+from importlib import import_module
+
 import pytest
 import torch
 from scipy.optimize import least_squares
@@ -434,3 +436,16 @@ def test_noise_of_the_measurement_allows_for_more_values_than_the_rank():
         assert report.rank == 5
     with pytest.raises(dgm.errors.ArgumentError, match="noise=0"):
         dgm.check(model, torch.zeros(5), noise=0)
+
+
+def test_a_jacobian_that_takes_long_is_said_with_what_to_do(monkeypatch):
+    flow = generators.load("digits_flow")
+    image, mask = flow.generate(1, seed=0).images[0], torch.arange(64).reshape(8, 8) < 8
+    module = import_module("dgm_infer.conditioning.check")
+    monkeypatch.setattr(module, "SETTINGS", module.ReportSettings(seconds=1e-9))
+    (found,) = [found for found in dgm.check(flow, image, dgm.pixels(mask)).findings if found.code == "cost"]
+    assert found.severity == "note"
+    assert "8 observed values by 64 inputs" in str(found)
+    # where a step needs no Jacobian nothing is said
+    noisy = dgm.check(flow, image, dgm.pixels(mask), noise=0.05)
+    assert not any(found.code == "cost" for found in noisy.findings)

@@ -59,6 +59,15 @@ def test_the_fibre_of_float32_positions_is_its_own():
     assert single.computed(float32=True) is single
 
 
+def test_large_networks_without_structure_take_derivatives_in_float32():
+    def of(n: int):
+        net = torch.nn.Sequential(torch.nn.Linear(256, 16), torch.nn.Tanh(), torch.nn.Linear(16, 256)).eval()
+        seen = dgm.pixels(torch.arange(256) < n)
+        return dgm.condition(generators.from_module(net, 256), torch.zeros(256), observe=seen)
+
+    assert [of(n).prefers_float32 for n in (4, 128)] == [False, True]
+
+
 def test_networks_with_convolutions_take_derivatives_in_float32_unless_told():
     def of(*layers, dtype=torch.float64):
         net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Unflatten(1, (2, 2, 2)), *layers).eval()

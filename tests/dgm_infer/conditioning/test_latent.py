@@ -10,6 +10,7 @@ from torch.distributions import Bernoulli, Independent, Laplace, Normal
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ArgumentError, ModelError, ObservationError
+from dgm_infer.models import CensoredNormal
 from generators import LatentPosterior
 from tests.models import layer
 
@@ -33,6 +34,7 @@ FAMILIES = {
     "Normal of one sd": lambda a, b: Normal(a, torch.full_like(a, 0.3)),
     "Normal of an sd that depends on z": lambda a, b: Normal(a, b.exp()),
     "Laplace": lambda a, b: Laplace(a, b.exp()),
+    "CensoredNormal": lambda a, b: CensoredNormal(a, torch.full_like(a, 0.3)),
 }
 
 
@@ -84,6 +86,15 @@ def test_gradients_are_those_of_the_energy(family):
         plain = dgm.Target(target.energy, 3, (5,)).energy_and_gradient(z)
         torch.testing.assert_close((energy, gradient), plain)
         assert not energy.requires_grad
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_gradient_calls_the_network_once(family):
+    target = LatentPosterior(*decoder_and_images(family), dgm.StandardNormal(3))
+    calls = []
+    target.decoder.register_forward_hook(lambda *_: calls.append(1))
+    target.energy_and_gradient(torch.randn(2, 5, 3, dtype=FLOAT))
+    assert len(calls) == 1
 
 
 def test_gradients_are_found_without_the_callers_gradients():

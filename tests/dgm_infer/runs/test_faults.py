@@ -2,12 +2,15 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -40,22 +43,25 @@ def whole():
     return run()
 
 
-def refusing(monkeypatch, refused):
-    """Writes whose number, from 0 on, is refused: meanwhile the disk is full."""
+def refusing(monkeypatch, refused, read_only=False):
+    """Writes whose number, from 0 on, is refused: meanwhile the disk is full, or read-only."""
     write, made = Writer.write, []
 
     def written(self, records):
         made.append(None)
-        if refused(len(made) - 1):
+        if read_only:
+            self._connection.execute(f"PRAGMA query_only = {refused(len(made) - 1):d}")
+        elif refused(len(made) - 1):
             raise dgm.errors.ArgumentError(f"{self.path} cannot be written: database or disk is full")
         write(self, records)
 
     monkeypatch.setattr(Writer, "write", written)
 
 
-def test_a_disk_that_refuses_the_last_checkpoint_costs_no_draw(tmp_path, monkeypatch, whole):
-    refusing(monkeypatch, lambda n: n > 1)
-    with pytest.warns(UserWarning, match=r"not all draws are in .*disk is full"):
+@pytest.mark.parametrize(("read_only", "why"), [(False, "disk is full"), (True, "a readonly database")])
+def test_a_disk_that_refuses_the_last_checkpoint_costs_no_draw(tmp_path, monkeypatch, whole, read_only, why):
+    refusing(monkeypatch, lambda n: n > 1, read_only)
+    with pytest.warns(UserWarning, match=f"not all draws are in .*{why}"):
         draws = run(run=tmp_path / "run", checkpoint_every=1000)
     assert torch.equal(draws.inputs, whole.inputs)
 
@@ -401,6 +407,15 @@ def test_shards_of_lost_workers_are_made_by_others_and_finished_ones_once(tmp_pa
     assert_same(dgm.resume(tmp_path / "run", executor=Lossy(set()), progress=False), whole)
 
 
+def test_workers_have_eight_shards_and_one_process_has_one_unless_another_number_is_asked_for(tmp_path):
+    few = {"chains": 9, "warmup": 2, "draws": 2}
+    run(run=tmp_path / "workers", executor=Lossy(set()), **few)
+    run(run=tmp_path / "alone", **few)
+    run(run=tmp_path / "asked", shards=3, **few)
+    counts = [len(RunFolder.open("watch", tmp_path / name).names) for name in ("workers", "alone", "asked")]
+    assert counts == [8, 1, 3]
+
+
 @pytest.mark.filterwarnings("ignore:the worker of")
 def test_workers_that_are_lost_again_and_again_end_the_run_in_one_line(tmp_path):
     with pytest.raises(dgm.errors.DgmInferError, match=r"worker of warmup was lost .*dgm\.resume") as caught:
@@ -438,6 +453,7 @@ torch.set_num_threads(1)
 draws = dgm.sample(Well(1.0), dgm.HMC(n_steps=2), chains=4, warmup=6, draws=20, seed=7, progress=False, run=sys.argv[1],
                    shards=4)
 draws.save(f"{sys.argv[1]}-{os.environ['RANK']}.nc")
+assert torch.equal(dgm.resume(sys.argv[1], progress=False).inputs, draws.inputs)
 """
 
 
@@ -454,3 +470,76 @@ def test_ranks_of_torchrun_share_the_shards_and_all_have_the_draws(tmp_path):
     assert len(files) == 2
     for file in files:
         assert torch.equal(dgm.Draws.load(file).inputs, whole.inputs)
+
+
+class Threaded(Well):
+    """An energy that torch's threads share."""
+
+    def energy(self, x):
+        return super().energy(x) + 0 * torch.ones(2**16, dtype=x.dtype).exp().sum()
+
+
+def made_by(path, shard):
+    """Draws of a shard that the folder has."""
+    if not (path / f"{shard}.sqlite").exists():
+        return 0
+    return (RunFolder.open("watch", path).progress(shard) or {"count": 0})["count"]
+
+
+FORKED = """
+import sys, torch, dgm_infer as dgm
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from tests.dgm_infer.runs.test_faults import Threaded
+torch.set_num_threads(2)
+torch.ones(2**22).exp().sum()
+with ProcessPoolExecutor(2, get_context("fork")) as executor:
+    draws = dgm.sample(Threaded(1.0), dgm.HMC(n_steps=2), chains=4, warmup=6, draws=500000, seed=7, progress=False,
+                       run=sys.argv[1], shards=4, checkpoint_every=0.1, executor=executor)
+print("interrupted", draws.interrupted, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_ends_a_forked_pool_whose_workers_compute_with_one_thread_each(tmp_path, presses):
+    """A fork has torch's threads as names only: work for them would wait for ever."""
+    (tmp_path / "script.py").write_text(FORKED)
+    path = tmp_path / "run"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, str(tmp_path / "script.py"), str(path)]
+    # a terminal sends Ctrl-C to all processes of the command
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not all(made_by(path, f"shard-{i}") for i in (0, 1)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        if presses == 2:
+            # two that come at once are one
+            assert process.stderr is not None
+            while "stopping after this transition" not in process.stderr.readline():
+                pass
+            os.killpg(process.pid, signal.SIGINT)
+        said, errors = process.communicate(timeout=60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if presses == 1:
+        assert said == "interrupted True\n", errors
+        # by the process that began the run, not by its workers
+        assert errors.count("stopping after this transition") == 1
+    else:
+        assert process.returncode != 0
+        assert errors.rstrip().endswith("KeyboardInterrupt")
+    counts = [made_by(path, f"shard-{i}") for i in range(4)]
+    # half a million take minutes
+    assert 0 < max(counts) < 500000
+    made = dgm.collect(path).inputs
+    assert made is not None
+    whole = run(Threaded(1.0), draws=made.shape[1], shards=4).inputs
+    assert whole is not None
+    assert all(any(torch.equal(one, other) for other in whole) for one in made)

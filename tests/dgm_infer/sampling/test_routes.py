@@ -51,6 +51,9 @@ class WithoutNormaliser(generators.LatentPosterior):
         base: Any = self.decoder(x)
         return super().energy(x) - base.base_dist.scale.log().sum(-1)
 
+    def energy_and_gradient(self, x):
+        return dgm.Target.energy_and_gradient(self, x)
+
 
 def fibre(x, kind=dgm.Fibre):
     problem = dgm.condition(Curved(), x)

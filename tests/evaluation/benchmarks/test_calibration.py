@@ -10,9 +10,11 @@ from dgm_infer import Target
 from evaluation.benchmarks import calibration
 from evaluation.benchmarks.calibration_levy import levy_row
 from evaluation.benchmarks.calibration_peers import from_deepinv, retried_hmc
+from evaluation.benchmarks.calibration_ranks import rank_rows, rank_table, uniformity
 from evaluation.benchmarks.calibration_scores import highest
 from evaluation.problems.gaussian_mixture_flow import ObservedMixture
 from evaluation.problems.levy import LevySignal
+from tests.devices import DEVICE, Device, Generator
 
 
 @pytest.fixture(scope="module")
@@ -150,3 +152,38 @@ def test_sampled_signals_have_the_means_of_the_gibbs_sampler():
     row = levy_row("laplace", "blur", settings)
     assert row["distance"] < 0.25
     assert abs(row["gap"]) < 0.3
+
+
+def test_ranks_among_exact_draws_are_uniform_and_among_narrower_ones_are_not():
+    rng = torch.Generator().manual_seed(0)
+    truth, draws = torch.randn(1000, generator=rng), torch.randn(20, 1000, generator=rng)
+    assert uniformity((draws < truth).sum(0), 20) > 1e-3
+    assert uniformity((0.8 * draws < truth).sum(0), 20) < 1e-6
+
+
+@pytest.mark.slow
+def test_draws_given_images_of_a_generator_rank_their_inputs_and_a_planted_error_is_seen():
+    settings = {"problems": 200, "chains": 4, "draws": 60, "seed": 0, "device": "cpu"}
+    exact, planted = rank_rows("digits_vae", settings).values()
+    assert exact["mixed"] > 0.8
+    assert exact["p"] > 1e-3
+    assert abs(exact["outside"] - exact["outside_expected"]) < 4 * exact["outside_error"]
+    assert planted["p"] < 1e-6
+    header, lines = rank_table({"digits_vae": exact, "planted": planted})
+    assert all(len(line) == len(header) for line in lines)
+
+
+def test_samplers_run_on_a_device(monkeypatch):
+    monkeypatch.setattr(torch, "Generator", Generator)
+    settings = {"chains": 2, "draws": 1, "seed": 0, "steps": 1, "warmup": 1, "device": str(DEVICE)}
+    problem = ObservedMixture(2)
+    with Device():
+        rng = torch.Generator().manual_seed(0)
+        y = problem.data(problem.draws(2, rng), rng)
+        found, _ = calibration._draws("hmc", problem, y, settings, rng)
+        target = Target(lambda x: x.square().sum(-1) / 2, 1)
+        retried, accepted = retried_hmc(target, torch.zeros(3, 1, device=DEVICE), 0.1, 2, 2, rng)
+    assert found.shape == (2, 1, 2, 2)
+    assert found.device.type == "cpu"
+    assert retried.device == DEVICE
+    assert accepted > 0.9

@@ -12,16 +12,18 @@ from torch import nn
 
 import generators
 from dgm_infer.errors import CheckpointError, ConfigError
-from evaluation.benchmarks import earlier_peer, images
+from evaluation.benchmarks import calibration, earlier_peer, images
 from evaluation.benchmarks.crossover import crossover
 from evaluation.benchmarks.image_energies import latent_energy, reached
 from evaluation.benchmarks.image_methods import METHODS
 from evaluation.benchmarks.image_problems import PROBLEMS, SWEPT, ImageProblem, grid, plain_network
-from evaluation.benchmarks.image_sampling import Conditioned
+from evaluation.benchmarks.image_sampling import Conditioned, ImageTask, run
 from evaluation.benchmarks.image_summary import agreement, summarise
 from evaluation.benchmarks.image_tables import page, ratios
 from evaluation.benchmarks.publishing import measured_before
 from evaluation.benchmarks.workers import WorkerResult
+from tests.devices import DEVICE, Device, Generator
+from tests.quick import cases
 
 
 def smoothed():
@@ -94,6 +96,28 @@ def test_the_posteriors_of_the_peers_are_that_of_the_fibre():
     # another sd would be noticed
     narrow = Conditioned(**(vars(given) | {"sd": 0.11})).latent_posterior(None).energy(z).sum(-1)
     assert (narrow - narrow[0] - theirs + theirs[0]).abs().max() > 1
+
+
+@pytest.mark.parametrize("kernel", cases({"nuts": "nuts", "lifted": "lifted"}, quick=("nuts",)))
+def test_images_are_sampled_on_a_device(kernel, tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "Generator", Generator)
+    path, mask = tmp_path / "conditioned.pt", torch.tensor([[True] * 3, [False] * 3])
+    net = nn.Sequential(nn.Linear(3, 6), nn.Unflatten(-1, (2, 3)))
+    Conditioned(net, (3,), 0.3, torch.rand(1, 2, 3), mask).save(path)
+    with Device():
+        found = run(ImageTask(str(path), kernel, 1e-6, 2, 1, 1, 0, device=str(DEVICE)), print)
+    # no time was left for draws: the chains came back, to the host
+    assert found["last"].shape[0] == 2
+    assert np.isfinite(found["last"]).all()
+
+
+def test_a_device_that_is_not_there_is_named_before_anything_is_measured(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    for bench in (images.bench, calibration.bench):
+        with pytest.raises(ConfigError, match="device: cuda, but PyTorch finds no GPU here"):
+            bench(device="cuda", output=str(tmp_path))
+    assert not list(tmp_path.iterdir())
 
 
 def worker(mean=0.0, draws=500, seed=0, chains=4, **facts) -> WorkerResult:

@@ -1,6 +1,7 @@
 """What a command has finished stays, wherever it is stopped."""
 
 import functools
+import json
 import os
 import re
 import shutil
@@ -17,14 +18,17 @@ from matplotlib.figure import Figure
 
 import dgm_infer as dgm
 from dgm_infer import Draws, Evidence
+from dgm_infer.errors import uninterrupted
 from dgm_infer.evidence.path import AnnealedPath
 from dgm_infer.runs import replay
+from evaluation import experiments
 from evaluation.commands import condition as condition_module
 from evaluation.commands import evidence as evidence_module
 from evaluation.commands.cli import main
 from evaluation.commands.keeping import without_stops
 from evaluation.experiments import quantile
 from evaluation.figures.saving import save_picture
+from tests.dgm_infer.runs.same import Well
 from tests.disks import fill
 from tests.findings import honest
 
@@ -262,13 +266,19 @@ def test_a_command_that_was_stopped_goes_on_with_the_numbers_of_one_that_was_not
         pd.testing.assert_frame_equal(one, other, check_exact=True)
 
 
-def test_resume_goes_alone_and_needs_a_folder_of_a_run(run, capsys, tmp_path):
+@pytest.mark.parametrize("command", ["condition", "reproduce"])
+def test_resume_goes_alone_and_needs_a_folder_of_a_run_of_its_command(run, capsys, tmp_path, command):
+    (tmp_path / "other").mkdir()
+    other = {"condition": '{"name": "quantile", "fast": true, "seed": 1, "data": null, "command": []}'}.get(command)
+    (tmp_path / "other" / "config.yaml").write_text(other or CONDITION)
     for options, line in (
         (["--resume", "x", "--seed", "1"], "no other options"),
         (["--resume=x"], "holds no config.yaml"),
+        (["--resume", "other"], f"other: holds no run of {command}"),
     ):
-        assert main(["condition", *options]) == 2
-        assert line in capsys.readouterr().err
+        assert main([command, *options]) == 2
+        (said,) = capsys.readouterr().err.strip().splitlines()
+        assert line in said
 
 
 KILLED = """\
@@ -331,8 +341,8 @@ def experiment(tmp_path, monkeypatch):
 def test_a_signal_leaves_what_an_experiment_had_written(experiment, capsys):
     code, (folder,) = experiment(terminate)
     assert code == 130
-    assert names(folder) == {"first.png"}
-    assert "keeps what was finished: first.png" in capsys.readouterr().err
+    assert names(folder) == {"first.png", "config.yaml"}
+    assert "keeps what was finished: config.yaml, first.png" in capsys.readouterr().err
 
 
 def test_an_experiment_whose_folder_vanishes_has_its_results(experiment, tmp_path):
@@ -351,9 +361,96 @@ def test_an_experiment_on_a_full_disk_is_refused_before_it_begins(experiment, mo
 def test_an_experiment_whose_disk_is_full_later_keeps_what_it_had_written(experiment, monkeypatch, capsys, tmp_path):
     code, (folder,) = experiment(lambda: fill(monkeypatch, tmp_path / "runs"))
     assert code == 2
-    assert names(folder) == {"first.png"}
+    assert names(folder) == {"first.png", "config.yaml"}
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert "second.png: No space left on device" in line
+
+
+PARTS = []
+
+
+class InParts:
+    """An experiment of four parts, which notes those that it computes."""
+
+    @staticmethod
+    def fit():
+        PARTS.append("fit")
+        return dgm.Gaussian(torch.zeros(2), 1.5)
+
+    @staticmethod
+    def run(folder, *, fast, data, seed, parts):
+        options = {"chains": 4, "seed": seed, "progress": False}
+        first, _ = parts.run(dgm.sample, Well(1.0), dgm.HMC(n_steps=1), warmup=5, draws=5, **options)
+        base, _ = parts.value(InParts.fit)
+        method = dgm.AIS(temperatures=6, pilot_temperatures=4)
+        found, _ = parts.run(dgm.log_evidence, Well(1.0), base, method, coverage=False, **options)
+        last, seconds = parts.run(dgm.sample, Well(2.0), dgm.HMC(n_steps=2), warmup=5, draws=5, **options)
+        for result in (first, found, last):
+            uninterrupted(result)
+        save_picture(folder / "picture.png", Figure(), 50)
+        sums = [draws.inputs.double().sum().item() for draws in (first, last)]
+        return {"sums": sums, "log_z": found.log_z.item(), "seconds": seconds, "summary": f"log Z {found.log_z:.9f}"}
+
+
+@pytest.fixture
+def in_parts(tmp_path, monkeypatch):
+    """Runs the experiment of four parts; returns the exit code and its run folder, or None if there is none."""
+    PARTS.clear()
+    monkeypatch.chdir(tmp_path)
+
+    def go(*arguments):
+        # a test may undo these
+        monkeypatch.setitem(experiments.EXPERIMENTS, "parts", "for the tests")
+        monkeypatch.setitem(sys.modules, "evaluation.experiments.parts", InParts)
+        monkeypatch.setattr(replay, "LOOPS", replay.LoopSettings(shortest=0.0))
+        code = main(["reproduce", *arguments])
+        return code, *(tmp_path / "runs" / "reproduce_parts").glob("*")
+
+    return go
+
+
+def record_of(folder):
+    """Its results, without the seconds."""
+    record = json.loads((folder / "results.json").read_text())
+    assert record.pop("seconds") > record["results"].pop("seconds") > 0
+    return record
+
+
+@honest
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [
+        pytest.param(dgm.HMC, "step", 10, id="in the first part"),
+        pytest.param(InParts, "fit", 1, id="in the second"),
+        pytest.param(AnnealedPath, "move", 3, id="in the third"),
+        pytest.param(dgm.HMC, "step", 26, id="in the last"),
+        pytest.param(Figure, "savefig", 1, id="after it"),
+    ],
+)
+def test_an_experiment_that_was_stopped_goes_on_to_the_record_of_one_that_was_not(
+    in_parts, monkeypatch, capsys, tmp_path, owner, name, call
+):
+    code, whole = in_parts("parts", "--seed", "7")
+    assert code == 0
+    assert names(whole) == {"config.yaml", "picture.png", "results.json", "log.txt", "report.html"}
+    shutil.move(whole, tmp_path / "whole")
+    PARTS.clear()
+    during(monkeypatch, owner, name, stop, call=call)
+    code, folder = in_parts("parts", "--seed", "7")
+    monkeypatch.undo()
+    assert code == 130
+    assert f"dgm-infer reproduce --resume {folder.relative_to(tmp_path)} goes on" in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    # of the part under way
+    assert main(["watch", str(folder), "--once"]) == 0
+    assert capsys.readouterr().out.count("() in ") == 1
+    assert in_parts("--resume", str(folder.relative_to(tmp_path))) == (0, folder)
+    assert names(folder) == names(tmp_path / "whole")
+    assert record_of(folder) == record_of(tmp_path / "whole")
+    assert PARTS == ["fit"]
+    # and is not begun again over its results
+    assert in_parts("--resume", str(folder))[0] == 2
+    assert "has finished" in capsys.readouterr().err
 
 
 def test_signals_wait_for_the_end_of_a_block():

@@ -104,7 +104,7 @@ def experiment(monkeypatch):
     """An experiment that keeps what it was called with and returns what it is told to."""
     module = SimpleNamespace(calls=[], results={"summary": "a line\n", "r_hat": float("nan")})
 
-    def run(folder, *, fast, data, seed):
+    def run(folder, *, fast, data, seed, parts):
         module.calls.append((fast, data, seed))
         if module.results is None:
             raise ConfigError("data: none")
@@ -123,7 +123,13 @@ def experiment(monkeypatch):
 def test_a_run_keeps_results_settings_and_command(experiment, tmp_path, capsys):
     folder = reproduce("fake", fast=True, data=str(tmp_path), seed=3, output=str(tmp_path / "runs"), command=["a", "b"])
     assert folder.parent == tmp_path / "runs" / "reproduce_fake"
-    assert {path.name for path in folder.iterdir()} == {"picture.png", "results.json", "log.txt", "report.html"}
+    assert {path.name for path in folder.iterdir()} == {
+        "picture.png",
+        "config.yaml",
+        "results.json",
+        "log.txt",
+        "report.html",
+    }
     record = json.loads((folder / "results.json").read_text())
     assert record["settings"] == {"fast": True, "seed": 3, "data": str(tmp_path)}
     assert record["command"] == ["a", "b"]
@@ -157,7 +163,7 @@ def test_an_interrupted_experiment_keeps_what_it_has_and_is_interrupted(results,
         reproduce("fake", output=str(tmp_path / "runs"))
     (folder,) = (tmp_path / "runs" / "reproduce_fake").iterdir()
     names = {path.name for path in folder.iterdir()}
-    assert names == {"picture.png"} | (
+    assert names == {"picture.png", "config.yaml"} | (
         set() if results == "interrupted" else {"results.json", "log.txt", "report.html"}
     )
     assert caught.value.__notes__[0].startswith(f"{folder} keeps what was finished")
@@ -191,7 +197,12 @@ def test_inputs_of_the_full_series_start_the_summaries():
 )
 def test_a_smoke_run_brackets_the_parameters_that_generated_the_data(name, pictures, rows, tmp_path):
     folder = reproduce(name, fast=True, output=str(tmp_path))
-    assert {path.name for path in folder.iterdir()} == pictures | {"results.json", "log.txt", "report.html"}
+    assert {path.name for path in folder.iterdir()} == pictures | {
+        "config.yaml",
+        "results.json",
+        "log.txt",
+        "report.html",
+    }
     results = json.loads((folder / "results.json").read_text())["results"]
     methods = results["methods"]
     assert len(methods) == rows

@@ -27,7 +27,13 @@ def test_without_the_model_one_line_names_the_option_and_nothing_is_written(tmp_
 @pytest.mark.slow
 def test_a_fast_run_has_its_bounds_in_order_and_its_methods_between_them(tmp_path):
     run = reproduce("iwae", fast=True, data=str(reference_folder("iwae_mnist")), output=str(tmp_path))
-    assert {path.name for path in run.iterdir()} == {"evidence.png", "results.json", "log.txt", "report.html"}
+    assert {path.name for path in run.iterdir()} == {
+        "evidence.png",
+        "config.yaml",
+        "results.json",
+        "log.txt",
+        "report.html",
+    }
     record = json.loads((run / "results.json").read_text())
     results = record["results"]
     both = results["bidirectional"]

@@ -85,7 +85,7 @@ def test_without_the_cases_one_line_names_the_option_and_nothing_is_written(tmp_
 @pytest.mark.slow
 def test_a_fast_run_of_latent_variables_has_every_sampler_and_count(tmp_path):
     run = reproduce("gaussian_latent", fast=True, output=str(tmp_path))
-    names = {"efficiency.png", "traces.png", "noise.png", "results.json", "log.txt", "report.html"}
+    names = {"efficiency.png", "traces.png", "noise.png", "config.yaml", "results.json", "log.txt", "report.html"}
     assert {path.name for path in run.iterdir()} == names
     results = json.loads((run / "results.json").read_text())["results"]
     assert {(row["sampler"], row["samples"]) for row in results["rows"]} == {(s, n) for s in SAMPLERS for n in (1, 4)}
@@ -116,7 +116,7 @@ def test_auxiliary_updates_take_fewer_evaluations_and_have_the_exact_mean():
 @pytest.mark.slow
 def test_a_fast_run_of_the_classifier_reuses_factorisations(tmp_path):
     run = reproduce("gp_probit", fast=True, data=str(reference_folder("breast_cancer")), output=str(tmp_path))
-    names = {"efficiency.png", "traces.png", "r_hat.png", "results.json", "log.txt", "report.html"}
+    names = {"efficiency.png", "traces.png", "r_hat.png", "config.yaml", "results.json", "log.txt", "report.html"}
     assert {path.name for path in run.iterdir()} == names
     results = json.loads((run / "results.json").read_text())["results"]
     assert results["cases"] == 60

@@ -34,7 +34,13 @@ def test_without_the_measurements_one_line_names_the_option_and_nothing_is_writt
 @pytest.mark.slow
 def test_a_fast_run_of_the_relaxations_ranks_tempering_before_a_plain_chain(tmp_path):
     run = reproduce("boltzmann", fast=True, output=str(tmp_path))
-    assert {path.name for path in run.iterdir()} == {"errors.png", "results.json", "log.txt", "report.html"}
+    assert {path.name for path in run.iterdir()} == {
+        "errors.png",
+        "config.yaml",
+        "results.json",
+        "log.txt",
+        "report.html",
+    }
     results = json.loads((run / "results.json").read_text())["results"]
     assert set(results["methods"]) == {"AIS", "SMC", "ST", "Gibbs CT", "CT-HMC"}
     plain = results["plain_hmc"]
@@ -71,7 +77,13 @@ def test_simulated_tempering_improves_on_the_base_of_the_published_systems_where
 @pytest.mark.slow
 def test_a_fast_run_of_the_regression_goes_beyond_the_bound(tmp_path):
     run = reproduce("radon", fast=True, data=str(reference_folder("radon")), output=str(tmp_path))
-    assert {path.name for path in run.iterdir()} == {"evidence.png", "results.json", "log.txt", "report.html"}
+    assert {path.name for path in run.iterdir()} == {
+        "evidence.png",
+        "config.yaml",
+        "results.json",
+        "log.txt",
+        "report.html",
+    }
     results = json.loads((run / "results.json").read_text())["results"]
     for label, row in results["methods"].items():
         if label != "ELBO, diagonal":
