@@ -26,6 +26,8 @@ body { background: var(--ground); color: var(--ink); margin: 0 auto; padding: 1.
 h1 { font: 600 24px/1.3 system-ui, sans-serif; margin: .2em 0; }
 h2 { font: 600 17px/1.3 system-ui, sans-serif; margin: 1.6em 0 .4em; }
 section { overflow-x: auto; }
+.dgm table.facts th { vertical-align: top; }
+.dgm table.facts td { text-align: left; }
 .dgm pre.lines { white-space: pre; overflow-x: auto; }
 .dgm img.wide { background: var(--card); padding: 4px; border-radius: 4px; image-rendering: auto; }
 .dgm img.wide { max-width: max(100%, 600px); box-sizing: border-box; }
@@ -46,6 +48,12 @@ def table(head: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
     first = "".join(f"<th>{text(name)}</th>" for name in head)
     rest = "".join("<tr>" + "".join(f"<td>{cell(value)}</td>" for value in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{first}</tr></thead><tbody>{rest}</tbody></table>"
+
+
+def facts(rows: Iterable[tuple[str, str]]) -> str:
+    """A table of names, each with what is said of it."""
+    lines = "".join(f"<tr><th>{text(name)}</th><td>{text(said)}</td></tr>\n" for name, said in rows)
+    return f'<table class="facts"><tbody>\n{lines}</tbody></table>'
 
 
 def data_uri(picture: bytes) -> str:
@@ -73,11 +81,17 @@ def block(*parts: str) -> str:
     return f'<div class="dgm"><style>{STYLE}</style>{"".join(parts)}</div>'
 
 
-def page(title: str, lead: str, sections: Iterable[tuple[str, str]]) -> str:
-    """A whole page, in light and in dark: a title, what was found in a line, and sections of HTML with their titles."""
+def page(title: str, lead: str, sections: Iterable[tuple[str, str]], *, again: int | None = None) -> str:
+    """A whole page, in light and in dark: a title, what was found in a line, and sections of HTML with their titles.
+
+    Args:
+        again: seconds after which a browser reads it again; None for never.
+    """
+    refresh = "" if again is None else f'<meta http-equiv="refresh" content="{again}">'
+    style = f"<style>{STYLE}{_PAGE}</style>"
     body = "".join(f"<section><h2>{text(name)}</h2>{part}</section>\n" for name, part in sections)
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" '
-        f'content="width=device-width, initial-scale=1"><title>{text(title)}</title>\n<style>{STYLE}{_PAGE}</style>'
+        f'content="width=device-width, initial-scale=1">{refresh}<title>{text(title)}</title>\n{style}'
         f'</head>\n<body><main class="dgm"><h1>{text(title)}</h1><p>{text(lead)}</p>\n{body}</main></body></html>\n'
     )

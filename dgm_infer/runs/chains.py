@@ -346,7 +346,7 @@ def _numbers(outcome: RunOutcome, plan: RunPlan) -> Iterator[tuple[str, str]]:
     """What the draws so far are like."""
     draws = as_draws(outcome)
     stats, n = draws.stats, draws.shape[1]
-    yield "draws", f"{n} of {plan.draws} of each of {draws.shape[0]} of {plan.chains} chains"
+    yield "draws", f"{n} of {plan.draws} per chain, {draws.shape[0]} of {plan.chains} chains"
     yield "acceptance", f"{stats['acceptance_rate'].double().mean():.2f}"
     if "constraint_error" in stats:
         yield "worst constraint error", f"{stats['constraint_error'].max():.1e}"

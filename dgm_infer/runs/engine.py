@@ -21,6 +21,8 @@ from .folder import RunFolder
 from .kinds import Page, ShardReport, Signals, kind_of
 from .store import Writer
 
+# The process that loaded this module: another one that has it is a fork.
+_PROCESS = os.getpid()
 # Workers that a shard may lose without a new checkpoint in between.
 _LOSSES = 3
 # Seconds from one look at workers to the next, and those after which a lost one has let its shard go.
@@ -163,34 +165,40 @@ class _Workers:
         free: list[Any] = list(self._places or [None] * len(waiting))
         running: dict[str, tuple[Any, Any]] = {}
         stops, page, submitted = False, Page(self._folder), 0
-        while running or (waiting and not stops):
-            if signals.asked is not None and not stops:
-                stops = True
-                self._writer.write({"stop": b"1"})
-            while waiting and free and not stops:
-                name, place = waiting.pop(0), free.pop(0)
-                # numbered: an executor may take a call for one whose result it has
-                submitted += 1
-                try:
-                    running[name] = self._executor.submit(work, *self._order(name, place), submitted), place
-                except BrokenExecutor as error:
-                    # between two looks
-                    self._count_loss(name, losses, error)
-                    waiting.append(name)
-                    free.append(place)
-            for name, (future, place) in list(running.items()):
-                if not future.done():
-                    continue
-                del running[name]
-                free.append(place)
-                try:
-                    reports[name] = future.result()
-                except (KeyboardInterrupt, Exception) as error:
-                    self._count_loss(name, losses, error)
-                    if not stops:
+        try:
+            while running or (waiting and not stops):
+                if signals.asked is not None and not stops:
+                    stops = True
+                    self._writer.write({"stop": b"1"})
+                while waiting and free and not stops:
+                    name, place = waiting.pop(0), free.pop(0)
+                    # numbered: an executor may take a call for one whose result it has
+                    submitted += 1
+                    try:
+                        running[name] = self._executor.submit(work, *self._order(name, place), submitted), place
+                    except BrokenExecutor as error:
+                        # between two looks
+                        self._count_loss(name, losses, error)
                         waiting.append(name)
-            page.update()
-            time.sleep(_LOOK)
+                        free.append(place)
+                for name, (future, place) in list(running.items()):
+                    if not future.done():
+                        continue
+                    del running[name]
+                    free.append(place)
+                    try:
+                        reports[name] = future.result()
+                    except (KeyboardInterrupt, Exception) as error:
+                        self._count_loss(name, losses, error)
+                        if not stops:
+                            waiting.append(name)
+                page.update()
+                time.sleep(_LOOK)
+        except BaseException:
+            # a second Ctrl-C, or a worker lost too often: the others end too
+            with suppress(DgmInferError):
+                self._writer.write({"stop": b"1"})
+            raise
         return reports
 
     def _order(self, name: str, place: Any) -> tuple:
@@ -275,6 +283,9 @@ def work(
     path: str, name: str, problem: Any, place: str | None, modules: list[str], progress: bool, submitted: int
 ) -> ShardReport:
     """Make what is left of a shard: what a worker does."""
+    if os.getpid() != _PROCESS:
+        # torch's threads are those of the process that it was forked from: whoever waits for them waits for ever
+        torch.set_num_threads(1)
     for module in modules:
         if module != "__main__":
             import_module(module)

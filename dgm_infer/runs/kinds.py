@@ -1,6 +1,5 @@
 """What the engine needs to know of a kind of run, the signals that stop one, and what to say of where it is."""
 
-import html
 import os
 import signal
 import threading
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ..errors import ArgumentError
+from ..html import facts, page
 from .folder import RunFolder
 
 
@@ -120,6 +120,7 @@ class Signals:
         self.asked: int | None = None
         self._raises: bool = False
         self._before: dict[int, Any] = {}
+        self._process = os.getpid()
 
     def __enter__(self) -> "Signals":
         if threading.current_thread() is threading.main_thread():
@@ -147,6 +148,12 @@ class Signals:
         return self
 
     def _note(self, number: int, frame: object) -> None:
+        if os.getpid() != self._process:
+            # of a fork, which the process that began the run asks to stop
+            if number == signal.SIGTERM:
+                signal.signal(number, signal.SIG_DFL)
+                signal.raise_signal(number)
+            return
         again = self.asked is not None
         self.asked = number
         if self._raises or again:
@@ -178,8 +185,13 @@ _SETTINGS = PageSettings()
 def progress_rows(folder: RunFolder) -> list[tuple[str, str]]:
     """What there is to say of a run, by name."""
     manifest = folder.manifest
-    over = "finished" if is_over(folder) else "under way, or stopped"
-    rows = [("run", f"{manifest['kind']}() in {folder.path}: {over}"), *kind_of(folder).view(folder)]
+    kind, over = kind_of(folder), "finished" if is_over(folder) else "under way, or stopped"
+    rows = [("run", f"{manifest['kind']}() in {folder.path}: {over}")]
+    made = [found for name in (*kind.first(folder), *folder.names) if (found := folder.progress(name)) is not None]
+    if made:
+        last = at(max(found["at"] for found in made))
+        rows.append(("computed", f"for {duration(folder.seconds)}, up to the checkpoint of {last}"))
+    rows += kind.view(folder)
     if manifest.get("stopped_by"):
         rows.append(("ended", manifest["stopped_by"]))
     return rows
@@ -188,6 +200,11 @@ def progress_rows(folder: RunFolder) -> list[tuple[str, str]]:
 def is_over(folder: RunFolder) -> bool:
     """Whether all that was asked for is made."""
     return all(kind_of(folder).is_finished(folder, name) for name in folder.names)
+
+
+def at(seconds: float) -> str:
+    """A moment, in seconds of ``time.time``, in words."""
+    return time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(seconds))
 
 
 def duration(seconds: float) -> str:
@@ -223,13 +240,6 @@ class Page:
         self._due = now + max(self._every, (now - began) / _SETTINGS.share)
 
     def _page(self) -> str:
-        rows = progress_rows(self._folder)
-        again = max(_SETTINGS.again, int(self._every))
-        refresh = "" if is_over(self._folder) else f'<meta http-equiv="refresh" content="{again}">'
-        lines = "".join(f"<tr><th>{html.escape(name)}<td>{html.escape(value)}\n" for name, value in rows)
-        style = "body{font:16px sans-serif;margin:2em}th{text-align:left;padding-right:2em;vertical-align:top}"
-        return (
-            f'<!doctype html><html lang="en"><head><meta charset="utf-8">{refresh}<title>{html.escape(rows[0][1])}'
-            f"</title><style>{style}</style></head><body><table>\n{lines}</table>\n"
-            f"<p>Written {time.strftime('%Y-%m-%d %H:%M:%S %Z')}.</body></html>\n"
-        )
+        over, rows = is_over(self._folder), progress_rows(self._folder)
+        again = None if over else max(_SETTINGS.again, int(self._every))
+        return page(self._folder.path.name, f"Written {at(time.time())}", [("Progress", facts(rows))], again=again)

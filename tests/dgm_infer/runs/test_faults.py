@@ -2,12 +2,15 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
+import time
 import warnings
 from concurrent.futures import Future
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -454,3 +457,76 @@ def test_ranks_of_torchrun_share_the_shards_and_all_have_the_draws(tmp_path):
     assert len(files) == 2
     for file in files:
         assert torch.equal(dgm.Draws.load(file).inputs, whole.inputs)
+
+
+class Threaded(Well):
+    """An energy that torch's threads share."""
+
+    def energy(self, x):
+        return super().energy(x) + 0 * torch.ones(2**16, dtype=x.dtype).exp().sum()
+
+
+def made_by(path, shard):
+    """Draws of a shard that the folder has."""
+    if not (path / f"{shard}.sqlite").exists():
+        return 0
+    return (RunFolder.open("watch", path).progress(shard) or {"count": 0})["count"]
+
+
+FORKED = """
+import sys, torch, dgm_infer as dgm
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from tests.dgm_infer.runs.test_faults import Threaded
+torch.set_num_threads(2)
+torch.ones(2**22).exp().sum()
+with ProcessPoolExecutor(2, get_context("fork")) as executor:
+    draws = dgm.sample(Threaded(1.0), dgm.HMC(n_steps=2), chains=4, warmup=6, draws=500000, seed=7, progress=False,
+                       run=sys.argv[1], shards=4, checkpoint_every=0.1, executor=executor)
+print("interrupted", draws.interrupted, flush=True)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("presses", [1, 2])
+def test_ctrl_c_ends_a_forked_pool_whose_workers_compute_with_one_thread_each(tmp_path, presses):
+    """A fork has torch's threads as names only: work for them would wait for ever."""
+    (tmp_path / "script.py").write_text(FORKED)
+    path = tmp_path / "run"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, str(tmp_path / "script.py"), str(path)]
+    # a terminal sends Ctrl-C to all processes of the command
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not all(made_by(path, f"shard-{i}") for i in (0, 1)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        os.killpg(process.pid, signal.SIGINT)
+        if presses == 2:
+            # two that come at once are one
+            assert process.stderr is not None
+            while "stopping after this transition" not in process.stderr.readline():
+                pass
+            os.killpg(process.pid, signal.SIGINT)
+        said, errors = process.communicate(timeout=60)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    if presses == 1:
+        assert said == "interrupted True\n", errors
+        # by the process that began the run, not by its workers
+        assert errors.count("stopping after this transition") == 1
+    else:
+        assert process.returncode != 0
+        assert errors.rstrip().endswith("KeyboardInterrupt")
+    counts = [made_by(path, f"shard-{i}") for i in range(4)]
+    # half a million take minutes
+    assert 0 < max(counts) < 500000
+    made = dgm.collect(path).inputs
+    assert made is not None
+    whole = run(Threaded(1.0), draws=made.shape[1], shards=4).inputs
+    assert whole is not None
+    assert all(any(torch.equal(one, other) for other in whole) for one in made)

@@ -441,6 +441,9 @@ def test_an_experiment_that_was_stopped_goes_on_to_the_record_of_one_that_was_no
     assert code == 130
     assert f"dgm-infer reproduce --resume {folder.relative_to(tmp_path)} goes on" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)
+    # of the part under way
+    assert main(["watch", str(folder), "--once"]) == 0
+    assert capsys.readouterr().out.count("() in ") == 1
     assert in_parts("--resume", str(folder.relative_to(tmp_path))) == (0, folder)
     assert names(folder) == names(tmp_path / "whole")
     assert record_of(folder) == record_of(tmp_path / "whole")
