@@ -149,7 +149,7 @@ def _from_mode(problem: LatentPosterior, sizes: dict[str, Any]) -> dgm.Draws:
     """
     mode, rng = dgm.Gaussian.laplace(problem), torch.Generator().manual_seed(sizes["seed"])
     near = mode.mean + _NEAR * (mode.sample((sizes["chains"],), rng) - mode.mean)
-    few = sizes | {"draws": _FIRST, "warmup": 2 * _FIRST}
+    few: dict[str, Any] = sizes | {"draws": _FIRST, "warmup": 2 * _FIRST}
     first = uninterrupted(dgm.sample(problem, dgm.HMC(metric=mode.scale), initial=near, **few))
     assert first.inputs is not None
     points = first.inputs.flatten(0, 1)
