@@ -1,5 +1,6 @@
 """Functions captured as graphs of operations without autograd, and which inputs such a graph is affine in."""
 
+import gc
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -208,6 +209,18 @@ def operations(function: Callable[..., Any], *examples: Tensor) -> int:
     with torch.no_grad(), _Counted() as counted:
         function(*examples)
     return counted.calls
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Without garbage collections, which would look through millions of a compiler's objects again and again."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
 
 
 @contextmanager

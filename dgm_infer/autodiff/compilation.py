@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from torch.fx.node import map_aggregate
 
 from ..errors import ModelError, cause
-from .capture import quiet
+from .capture import quiet, uncollected
 from .pytrees import Form, flatten, unflatten
 
 # What the linker says of a library that was not written to its end.
@@ -82,7 +82,7 @@ class Compiler:
             try:
                 graph = _trace(flat, tensors)
                 example = _of_size(tensors, 2 * _OTHER_SIZE)
-                with _uncollected() if generate else nullcontext():
+                with _left_out() if generate else nullcontext():
                     compiled = _generate(graph, example) if generate else graph
                     with torch.no_grad():
                         compiled(*example)
@@ -97,22 +97,17 @@ class Compiler:
 
 
 @contextmanager
-def _uncollected() -> Iterator[None]:
+def _left_out() -> Iterator[None]:
     """Without garbage collections, and with what has survived left out of later ones.
 
     The code generator leaves millions of objects that stay: looking through them again and again would take a quarter
     of a run's time. Whatever is alive then is freed by its last reference alone, no longer when only cycles hold it.
     """
-    collects = gc.isenabled()
     gc.collect()
-    gc.disable()
-    try:
+    with uncollected():
         yield
         gc.collect()
         gc.freeze()
-    finally:
-        if collects:
-            gc.enable()
 
 
 # Sizes of the traced batch, and whether its rows are fake: primes, so that a multiple of one in the graph is a number

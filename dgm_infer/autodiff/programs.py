@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import ModelError, cause
-from .capture import Graph, bound, quiet, recorded_graphs, traced
+from .capture import Graph, bound, quiet, recorded_graphs, traced, uncollected
 from .captured import CapturedTarget, agree, captured_targets
 from .loops import capturing
 from .pytrees import Form, flatten, tree_map, unflatten
@@ -51,7 +51,7 @@ class Program:
         leaves = [leaf.detach().contiguous() for leaf in leaves]
         rng = torch.Generator(leaves[0].device).manual_seed(0)
         rehearsed = Recorded(rng)
-        with captured_targets():
+        with captured_targets(), uncollected():
             with torch.no_grad(), capturing("rehearsal"), recorded_graphs() as graphs:
                 result, self._result = flatten(function(unflatten(leaves, form), rehearsed))
             self._numbers = Numbers.of(rehearsed.drawn)
@@ -99,7 +99,7 @@ class Program:
         """
         example = [*self._constants, *self._inputs]
         try:
-            with torch.no_grad():
+            with torch.no_grad(), uncollected():
                 if example[0].is_cuda:
                     run = replayed(self._module, example, len(self._constants))
                 else:

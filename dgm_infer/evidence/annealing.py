@@ -138,8 +138,9 @@ class AIS(Annealing):
 
     Args:
         temperatures: K, transitions from the base to the target.
-        schedule: ``"sigmoid"``, ``"linear"``, ``"barrier"`` (neighbours overlap equally, by the pilot's estimate of the
-            communication barrier, math 6.11), a function of K, or the K + 1 values themselves, which then set K.
+        schedule: ``"barrier"`` (neighbours overlap equally, by the pilot's estimate of the communication barrier, math
+            6.11), ``"sigmoid"`` and ``"linear"``, which need no pilot, a function of K, or the K + 1 values themselves,
+            which then set K.
         n_steps: leapfrog steps per temperature.
         step_size: largest step in whitened coordinates, a number or ``[*batch]``; None adapts it per temperature and
             problem on a pilot.
@@ -148,7 +149,7 @@ class AIS(Annealing):
     """
 
     temperatures: int = 400
-    schedule: str | Tensor | Callable[[int], Tensor] = "sigmoid"
+    schedule: str | Tensor | Callable[[int], Tensor] = "barrier"
 
     def moves(self, path, chains, rng):
         return _FreshMoves(path, self.n_steps, rng)
@@ -187,7 +188,7 @@ class HamiltonianAIS(Annealing):
     """
 
     temperatures: int = 2000
-    schedule: str | Tensor | Callable[[int], Tensor] = "sigmoid"
+    schedule: str | Tensor | Callable[[int], Tensor] = "barrier"
     half_life: float = 0.5
 
     def __post_init__(self):

@@ -309,7 +309,7 @@ class Planned(Piloted):
     own_schedules: ClassVar[tuple[str, ...]] = ()
     """Names of schedules that the method determines itself."""
     temperatures: int = 400
-    schedule: Schedule = "sigmoid"
+    schedule: Schedule = TUNED
 
     def __post_init__(self):
         super().__post_init__()

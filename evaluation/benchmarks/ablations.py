@@ -25,7 +25,7 @@ from dgm_infer.evidence import Evidence, Method
 from dgm_infer.sampling.chain_groups import side_by_side
 from dgm_infer.sampling.inference_data import effective_draws, r_hat
 
-from ..problems.families import HEAVY
+from ..problems.families import FAMILIES, HEAVY
 from ..problems.known import known_target
 from ..problems.mixtures import NormalMixture
 from ..problems.regressions import LogisticRegression
@@ -257,6 +257,12 @@ def _covered(family: str, n: int) -> Callable[[int, int, int], dict[str, Any]]:
     return _evidence(lambda: HEAVY[family](n), left_out, method=dgm.SMC(), coverage=False)
 
 
+def _annealed(family: str, n: int) -> Callable[[int, int, int], dict[str, Any]]:
+    """Measures annealed importance sampling on n problems of log Z = 0: the root mean square error."""
+    make = (FAMILIES | HEAVY)[family]
+    return _evidence(lambda: make(n), lambda found: float(found.log_z.square().mean().sqrt()), method=dgm.AIS())
+
+
 def _evidence(
     problem: Callable[[], tuple[dgm.Target, dgm.Gaussian]], error: Callable[[Evidence], float], **options: Any
 ) -> Callable[[int, int, int], dict[str, Any]]:
@@ -365,6 +371,12 @@ PROBLEMS: dict[str, Problem] = {
             _covered(name, 200),
         )
         for name in HEAVY
+    },
+    **{
+        f"{name.replace(',', '')} annealed": Problem(
+            "evidence", f"{name}, AIS; error of log Z, root mean square of 100", _annealed(name, 100)
+        )
+        for name in FAMILIES | HEAVY
     },
     "conv gan": Problem(
         "conditioning", "16 pixels of a larger digit, a convolutional generator without noise",

@@ -147,7 +147,7 @@ def _faces(task: DeviceTask, dtype: torch.dtype) -> Iterator[Make]:
 def _evidence(task: DeviceTask, dtype: torch.dtype) -> Iterator[Make]:
     def make() -> Line:
         n, chains = task.sizes.evidence_images, task.sizes.evidence_chains
-        method = dgm.AIS(temperatures=task.sizes.temperatures, n_steps=10, step_size=0.2)
+        method = dgm.AIS(temperatures=task.sizes.temperatures, schedule="sigmoid", n_steps=10, step_size=0.2)
         return _estimated(f"annealing of {n} images x {chains} chains", method, n, chains, task, dtype)
 
     yield "annealing", make

@@ -217,6 +217,12 @@ def _beside_jax(
     truth = uninterrupted(dgm.log_evidence(*problem, method, **options)).log_z.reshape(-1).cpu().double()
     rows: dict[str, dict[str, Any]] = {"dgm-infer": _to_errors(own.log_z, own.std_error, own.seconds, truth)}
     rows["dgm-infer"]["rate"] = own.gradient_evaluations * len(truth) / own.seconds
+    for name, other in {"default": None, "Hamiltonian AIS": dgm.evidence.HamiltonianAIS()}.items():
+        print(f"all images: {name}", flush=True)
+        options = {"chains": chains, "seed": seed, "progress": False, "keep_draws": False}
+        found = Estimates.of(name, uninterrupted(dgm.log_evidence(*problem, other, **options)))
+        row = _to_errors(found.log_z, found.std_error, found.seconds, truth)
+        rows[f"dgm-infer, {name}"] = row | {"rate": found.gradient_evaluations * len(truth) / found.seconds}
     if reason := missing():
         rows["plain loop"] = {"left_out": reason}
     else:

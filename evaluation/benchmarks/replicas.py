@@ -71,7 +71,7 @@ def bench(
     base = Gaussian.from_encoder(model.encoder, target.images)
     tempering = dgm.ParallelTempering(draws=draws, temperatures=temperatures, pilot_temperatures=2, n_steps=5)
     # as many gradients as the sweeps of both legs, the rounds of tuning and the last one
-    annealing = dgm.AIS(temperatures=4 * temperatures * draws, pilot_temperatures=2)
+    annealing = dgm.AIS(temperatures=4 * temperatures * draws, schedule="sigmoid", pilot_temperatures=2)
     record["rows"] = {
         "annealing": _row(target, base, annealing, chains, seed),
         "parallel tempering": _row(target, base, tempering, chains, seed),

@@ -9,7 +9,7 @@ import torch
 
 from dgm_infer.autodiff import jacobian_products, layers
 from dgm_infer.conditioning import Fibre, observed, projection, start_points
-from dgm_infer.evidence import checks, estimate, smc
+from dgm_infer.evidence import checks, estimate, plan, smc
 from dgm_infer.evidence.tempering import legs
 from dgm_infer.kernels import LiftedHMC
 from dgm_infer.sampling import allocation, low_points, run, starts, warmup
@@ -204,6 +204,15 @@ def _refine():
 @switch("base fit", "parallel tempering fits its base to its draws between rounds of tuning", "evidence")
 def _base_fit():
     with replaced(legs.Legs, can_refit=False):
+        yield
+
+
+@switch("barrier schedule", "annealing's temperatures are as its pilot says, and not dense at both ends", "evidence")
+def _barrier_schedule():
+    with (
+        replaced(plan, SCHEDULES=plan.SCHEDULES | {plan.TUNED: plan.sigmoid}),
+        replaced(plan.Planned, _is_tuned=False),
+    ):
         yield
 
 

@@ -31,7 +31,7 @@ def throughput(
     The bare loop evaluates energies and gradients at fixed points, as often as annealing does. A second one is what is
     written by hand: the decoder's own log-probability, differentiated.
     """
-    method = dgm.AIS(temperatures=temperatures, n_steps=STEPS, step_size=_STEP_SIZE)
+    method = dgm.AIS(temperatures=temperatures, schedule="sigmoid", n_steps=STEPS, step_size=_STEP_SIZE)
     points = base.sample(chains, torch.Generator(base.mean.device).manual_seed(seed))
     plain_target = dgm.Target(_by_hand(target), target.dim, tuple(target.batch_shape))
     n = target.batch_shape.numel() * chains
@@ -85,7 +85,7 @@ def one_large_run(posterior: Callable[[int], tuple[LatentPosterior, Gaussian]], 
     """The long run that only a GPU does in reasonable time."""
     images, chains, temperatures = _LARGE
     print(f"speed: {images} images x {chains} chains, {temperatures} temperatures", flush=True)
-    method = dgm.AIS(temperatures=temperatures, n_steps=STEPS, step_size=_STEP_SIZE)
+    method = dgm.AIS(temperatures=temperatures, schedule="sigmoid", n_steps=STEPS, step_size=_STEP_SIZE)
     target, base = posterior(images)
     _synchronise(base.mean)
     started = time.perf_counter()

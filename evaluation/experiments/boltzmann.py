@@ -34,7 +34,7 @@ __all__ = ["run"]
 _STEPS = 20
 # Functions of a length and a number of chains.
 _FAMILIES: dict[str, Callable[[int, int], Method]] = {
-    "AIS": lambda k, _: dgm.AIS(temperatures=k, n_steps=_STEPS),
+    "AIS": lambda k, _: dgm.AIS(temperatures=k, schedule="sigmoid", n_steps=_STEPS),
     "SMC": lambda k, chains: dgm.SMC(particles=chains, temperatures=k, schedule="barrier", n_steps=_STEPS),
     "ST": lambda k, _: dgm.SimulatedTempering(draws=k, n_steps=_STEPS, thin=_thin(k), schedule="sigmoid"),
     "Gibbs CT": lambda k, _: dgm.GibbsTempering(draws=k, n_steps=_STEPS, thin=_thin(k)),

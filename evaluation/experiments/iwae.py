@@ -63,12 +63,12 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int, parts: Parts 
         *(estimate(f"IWAE-{k}", dgm.evidence.ImportanceSampling(k)) for k in ((50,) if fast else (50, 2000))),
     ]
     families = {
-        "AIS": lambda k: dgm.AIS(temperatures=k),
+        "AIS": lambda k: dgm.AIS(temperatures=k, schedule="sigmoid"),
         "Gibbs CT": lambda k: dgm.GibbsTempering(draws=k),
         "joint CT": lambda k: dgm.ContinuousTempering(draws=k),
     }
     curves = {label: [estimate(f"{label}, {k}", method(k)) for k in lengths] for label, method in families.items()}
-    longest = dgm.AIS(temperatures=lengths[-1])
+    longest = dgm.AIS(temperatures=lengths[-1], schedule="sigmoid")
     print(f"bidirectional bounds: {longest.temperatures} temperatures", flush=True)
     both, _ = parts.run(dgm.bidirectional, target, base, latents[:n_images], longest, **options)
     uninterrupted(both.combined)

@@ -104,10 +104,12 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int, parts: Parts 
         estimate(
             "AIS, diagonal",
             fitted,
-            dgm.AIS(temperatures=2 * temperatures, pilot_temperatures=pilot),
+            dgm.AIS(temperatures=2 * temperatures, schedule="sigmoid", pilot_temperatures=pilot),
             pooled,
         ),
-        estimate("AIS", refined, dgm.AIS(temperatures=temperatures, pilot_temperatures=pilot), pooled),
+        estimate(
+            "AIS", refined, dgm.AIS(temperatures=temperatures, schedule="sigmoid", pilot_temperatures=pilot), pooled
+        ),
         # resampling needs many particles per run, so there are few runs
         estimate(
             "SMC",

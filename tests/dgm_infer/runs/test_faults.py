@@ -43,22 +43,25 @@ def whole():
     return run()
 
 
-def refusing(monkeypatch, refused):
-    """Writes whose number, from 0 on, is refused: meanwhile the disk is full."""
+def refusing(monkeypatch, refused, read_only=False):
+    """Writes whose number, from 0 on, is refused: meanwhile the disk is full, or read-only."""
     write, made = Writer.write, []
 
     def written(self, records):
         made.append(None)
-        if refused(len(made) - 1):
+        if read_only:
+            self._connection.execute(f"PRAGMA query_only = {refused(len(made) - 1):d}")
+        elif refused(len(made) - 1):
             raise dgm.errors.ArgumentError(f"{self.path} cannot be written: database or disk is full")
         write(self, records)
 
     monkeypatch.setattr(Writer, "write", written)
 
 
-def test_a_disk_that_refuses_the_last_checkpoint_costs_no_draw(tmp_path, monkeypatch, whole):
-    refusing(monkeypatch, lambda n: n > 1)
-    with pytest.warns(UserWarning, match=r"not all draws are in .*disk is full"):
+@pytest.mark.parametrize(("read_only", "why"), [(False, "disk is full"), (True, "a readonly database")])
+def test_a_disk_that_refuses_the_last_checkpoint_costs_no_draw(tmp_path, monkeypatch, whole, read_only, why):
+    refusing(monkeypatch, lambda n: n > 1, read_only)
+    with pytest.warns(UserWarning, match=f"not all draws are in .*{why}"):
         draws = run(run=tmp_path / "run", checkpoint_every=1000)
     assert torch.equal(draws.inputs, whole.inputs)
 
@@ -404,6 +407,15 @@ def test_shards_of_lost_workers_are_made_by_others_and_finished_ones_once(tmp_pa
     assert_same(dgm.resume(tmp_path / "run", executor=Lossy(set()), progress=False), whole)
 
 
+def test_workers_have_eight_shards_and_one_process_has_one_unless_another_number_is_asked_for(tmp_path):
+    few = {"chains": 9, "warmup": 2, "draws": 2}
+    run(run=tmp_path / "workers", executor=Lossy(set()), **few)
+    run(run=tmp_path / "alone", **few)
+    run(run=tmp_path / "asked", shards=3, **few)
+    counts = [len(RunFolder.open("watch", tmp_path / name).names) for name in ("workers", "alone", "asked")]
+    assert counts == [8, 1, 3]
+
+
 @pytest.mark.filterwarnings("ignore:the worker of")
 def test_workers_that_are_lost_again_and_again_end_the_run_in_one_line(tmp_path):
     with pytest.raises(dgm.errors.DgmInferError, match=r"worker of warmup was lost .*dgm\.resume") as caught:
@@ -441,6 +453,7 @@ torch.set_num_threads(1)
 draws = dgm.sample(Well(1.0), dgm.HMC(n_steps=2), chains=4, warmup=6, draws=20, seed=7, progress=False, run=sys.argv[1],
                    shards=4)
 draws.save(f"{sys.argv[1]}-{os.environ['RANK']}.nc")
+assert torch.equal(dgm.resume(sys.argv[1], progress=False).inputs, draws.inputs)
 """
 
 

@@ -1,5 +1,6 @@
 """Evidence and ABC in a folder: stopped anywhere and resumed, the numbers are those of a run that was not."""
 
+import time
 import warnings
 
 import pytest
@@ -72,6 +73,39 @@ def stopped_at_writes(monkeypatch, begin, path, apart, kind=Killed):
             return found, stops
         except kind:
             stops += 1
+
+
+@pytest.mark.parametrize(("shortest", "kept"), [(1e9, False), (0.0, True)])
+def test_loops_are_kept_at_their_end_unless_they_are_short(tmp_path, monkeypatch, shortest, kept):
+    monkeypatch.setattr(replay, "LOOPS", replay.LoopSettings(shortest=shortest))
+    write, names = Writer.write, set()
+
+    def written(self, records):
+        write(self, records)
+        names.update(records)
+
+    monkeypatch.setattr(Writer, "write", written)
+    estimate("AIS", run=tmp_path / "run", checkpoint_every=1000)
+    assert any(name.startswith("loop/") for name in names) == kept
+
+
+@pytest.mark.parametrize("share", [0.02, float("inf")])
+def test_slow_checkpoints_are_made_less_often_than_asked_for(tmp_path, monkeypatch, share):
+    """Of 0.05 s each, they are 2.5 s apart, and one ends every loop of a second; the control makes one a step."""
+    monkeypatch.setattr(replay, "LOOPS", replay.LoopSettings(share=share))
+    write, made = Writer.write, []
+
+    def written(self, records):
+        write(self, records)
+        if any(name.startswith("loop/") and content is not None for name, content in records.items()):
+            made.append(None)
+            time.sleep(0.05)
+
+    monkeypatch.setattr(Writer, "write", written)
+    began = time.monotonic()
+    estimate("AIS", run=tmp_path / "run", checkpoint_every=1e-9)
+    most = 1 + (time.monotonic() - began) * (1 / 2.5 + 1)
+    assert (0 < len(made) <= most) == (share < 1)
 
 
 @pytest.mark.parametrize("method", METHODS)
