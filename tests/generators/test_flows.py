@@ -213,6 +213,7 @@ def test_the_shipped_flow_is_nearer_to_the_latents_of_images_than_the_prior_of_i
 def test_the_shipped_flow_in_pixels_is_nearer_to_digits_than_a_vae():
     reference_folder("mnist_10k")
     flow = generators.load("mnist_flow")
+    assert isinstance(flow, FlowGenerator)
     real = MNISTData().validation.images.flatten(1)
     distances = [
         energy_distance(real, generators.load(name).generate(500, seed=1).images.flatten(1)).item()
