@@ -194,7 +194,7 @@ def _completed(
     seconds = time.perf_counter() - started
     summary = result.summary()
     completions = result.generate(seed=seed).flatten(0, 1)
-    return scored(completions, pictures.images, mask, pictures.labels, classifier, seed) | {
+    return scored(completions, pictures.images, mask, pictures.labels, classifier, seed, settings["chains"]) | {
         "seconds": seconds,
         "mixed": float((summary["r_hat"].to_numpy(float) <= R_HAT).mean()),
         "min_ess": float(summary["ess_bulk"].to_numpy(float).min()),
@@ -208,6 +208,7 @@ def scored(
     labels: Tensor | None,
     classifier: Classifier | None,
     seed: int,
+    chains: int = 1,
 ) -> dict[str, Any]:
     """Means over images of the scores of completions, with standard errors.
 
@@ -218,12 +219,13 @@ def scored(
         labels: ``[n]``; None without a class.
         classifier: judge of the class; None without a class.
         seed: seed of the randomised ends of intervals.
+        chains: chains that the completions are draws of, one after the other; 1 if they are independent.
     """
     hidden, truth = completions[..., ~mask], images[..., ~mask]
     rng = torch.Generator().manual_seed(seed)
     scores = {
         "coverage": _estimate(covered(hidden, truth, rng).double().mean(-1)),
-        "crps": _estimate(crps(hidden, truth).double().mean(-1)),
+        "crps": _estimate(crps(hidden, truth, chains).double().mean(-1)),
     }
     if labels is None or classifier is None:
         return scores

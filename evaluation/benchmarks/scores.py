@@ -52,21 +52,33 @@ def covered(draws: Tensor, truth: Tensor, rng: torch.Generator, level: float = 0
     return (probability_integral_transform(draws, truth, rng) - 0.5).abs() < level / 2
 
 
-def crps(draws: Tensor, truth: Tensor) -> Tensor:
+def crps(draws: Tensor, truth: Tensor, chains: int = 1) -> Tensor:
     """The continuous ranked probability score ``E|X - x| - E|X - X'| / 2``, unbiased from S draws; lower is better.
 
-    ``E|X - X'| = 2 sum_i (2 i - S - 1) X_(i) / (S (S - 1))`` with order statistics ``X_(i)`` (Gneiting and Raftery
-    2007, (21)).
+    Draws of one chain are near each other if it has not mixed, which would pass for a narrow prediction: with several
+    chains, X and X' are of different ones.
 
     Args:
-        draws: ``[S, ...]``, S at least 2.
+        draws: ``[S, ...]``, S at least 2, chain after chain.
         truth: ``[...]``.
+        chains: chains of the draws, each of S / chains; 1 for independent draws.
     """
     n = len(draws)
-    ordered = draws.sort(0).values
-    weights = (2 * torch.arange(1, n + 1, dtype=draws.dtype, device=draws.device) - n - 1) / (n * (n - 1))
-    spread = torch.tensordot(weights, ordered, dims=1)
-    return (draws - truth).abs().mean(0) - spread
+    total = _pair_distances(draws)
+    if chains == 1:
+        spread = total / (n * (n - 1))
+    else:
+        within = sum(_pair_distances(part) for part in draws.chunk(chains))
+        spread = (total - within) / (n * (n - n // chains))
+    return (draws - truth).abs().mean(0) - spread / 2
+
+
+def _pair_distances(draws: Tensor) -> Tensor:
+    """``sum_ij |X_i - X_j| = 2 sum_i (2 i - S - 1) X_(i)``, with order statistics ``X_(i)`` (Gneiting and Raftery 2007,
+    (21))."""
+    n = len(draws)
+    weights = 2 * torch.arange(1, n + 1, dtype=draws.dtype, device=draws.device) - n - 1
+    return 2 * torch.tensordot(weights, draws.sort(0).values, dims=1)
 
 
 def class_scores(probabilities: Tensor, labels: Tensor) -> ClassScores:

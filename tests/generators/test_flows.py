@@ -205,7 +205,7 @@ def test_the_shipped_flow_is_nearer_to_the_latents_of_images_than_the_prior_of_i
     torch.manual_seed(0)
     with torch.no_grad():
         latents = model.encoded(images[torch.randperm(len(images))[:1000]].flatten(1))
-        u = torch.randn(1000, 16)
+        u = torch.randn(1000, model.prior.dim)
         distances = [energy_distance(latents, z).item() for z in (model.flow(u), u)]
     assert distances[0] < 0.5 * distances[1]
 

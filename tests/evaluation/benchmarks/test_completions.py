@@ -86,6 +86,20 @@ def test_control_crps_of_the_truth_is_lowest_and_a_biased_estimate_is_noticed():
     assert abs(z_score(biased - gaussian_crps(truth, 1.0), 0.0)) > 5
 
 
+@pytest.mark.parametrize("stuck", [False, True])
+def test_crps_of_chains_that_have_not_mixed_is_that_of_independent_draws(stuck):
+    rng = torch.Generator().manual_seed(2)
+    chains, each = 4, 5
+    truth = torch.randn(TRUTHS, generator=rng, dtype=FLOAT)
+    draws = (
+        torch.randn(chains, 1 if stuck else each, TRUTHS, generator=rng, dtype=FLOAT).expand(-1, each, -1).flatten(0, 1)
+    )
+    assert abs(z_score(crps(draws, truth, chains) - gaussian_crps(truth, 1.0), 0.0)) < 5
+    # taken for independent, draws of chains that do not move look narrow
+    z = z_score(crps(draws, truth) - gaussian_crps(truth, 1.0), 0.0)
+    assert z > 20 if stuck else abs(z) < 5
+
+
 def test_class_scores_have_their_definitions():
     p = torch.tensor([[0.8, 0.2], [0.8, 0.2], [0.8, 0.2], [0.4, 0.6]], dtype=FLOAT)
     scores = class_scores(p, torch.tensor([0, 0, 1, 0]))
