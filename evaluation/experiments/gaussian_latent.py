@@ -100,7 +100,7 @@ def run(folder: Path, *, fast: bool, data: Path | None, seed: int, parts: Parts 
     }
 
 
-def _sampled(y: Tensor, sampler: str, samples: int, sizes: Sizes, seed: int, parts: Parts):
+def _sampled(y: Tensor, sampler: str, samples: int, sizes: Sizes, seed: int, parts: Parts = NOT_KEPT):
     """A row and the latents for every scale, the scales being one batch."""
     scales = sizes.widths if sampler.endswith("+SS") else sizes.steps
     problem = GaussianLatent(y, samples, batch_shape=(len(scales),))
