@@ -119,15 +119,16 @@ BOTH_WAYS = {"AIS": dgm.AIS(), "Hamiltonian AIS": dgm.evidence.HamiltonianAIS(40
 )
 def test_exact_draws_give_bounds_from_both_sides_and_bennett_between_them(target, name):
     known, method = TARGETS[target](), BOTH_WAYS[name]
-    exact = known.draw(128, torch.Generator().manual_seed(2))
-    bounds = dgm.bidirectional(known.target, known.base, exact, method, chains=128, seed=3, progress=False)
+    exact = known.draw(512, torch.Generator().manual_seed(2))
+    bounds = dgm.bidirectional(known.target, known.base, exact, method, chains=512, seed=3, progress=False)
     assert [e.status for e in (bounds.lower, bounds.upper, bounds.combined)] == ["lower", "upper", "consistent"]
     assert_right(bounds.lower, known, largest_error=0.06)
     assert_right(bounds.upper, known, largest_error=0.06)
     assert (bounds.upper.bias > 0).all()
     assert (bounds.lower.bias < 0).all()
     z = (bounds.combined.log_z - known.log_z) / bounds.combined.std_error
-    assert z.abs().max() <= 3
+    # 15 of them in all cases: one in five thousand runs is false
+    assert z.abs().max() <= 4.3
     # both weight sets together are worth more than either
     assert (bounds.combined.std_error < torch.minimum(bounds.lower.std_error, bounds.upper.std_error)).all()
     error = bounds.gap.abs() / (bounds.lower.std_error.square() + bounds.upper.std_error.square()).sqrt()
