@@ -42,7 +42,9 @@ class MNISTData(TorchvisionData):
     def dataset(self, part):
         if part == "validation":
             return None
-        packed = [] if self.download or (self.root / self.folder).is_dir() else [*self.root.glob("*-ubyte.gz")]
+        raw, packed = self.root / self.folder, []
+        if not (self.download or any(raw.glob("*-ubyte"))):
+            packed = [*self.root.glob("*-ubyte.gz"), *raw.glob("*-ubyte.gz")]
         if not packed:
             return self.reader(self.root, part == "training", download=self.download)
         # read into memory at once, by torchvision, which reads unpacked files only

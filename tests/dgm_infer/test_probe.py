@@ -196,3 +196,16 @@ def test_a_density_passes_where_chains_start_at_one_point(chains):
     # warnings are errors
     target, kernel = dgm.Target(lambda x: bowl(1e3 * x), 2), dgm.HMC(step_size=1e-4, n_steps=1)
     dgm.sample(target, kernel, chains=chains, warmup=0, draws=3, initial=torch.zeros(chains, 2), progress=False)
+
+
+def waves(x):
+    """Waves within the first step of differences in 32 bits, and large beside rounding."""
+    return 1e4 * (200 * x).sin().sum(-1) + bowl(x)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.5])
+def test_an_energy_in_32_bits_that_bends_within_a_step_is_looked_at_again(share):
+    x = torch.randn(32, 2, generator=torch.Generator().manual_seed(0))
+    # a share of the waves without a derivative
+    found = energy_fault(dgm.Target(lambda x: (1 - share) * waves(x) + share * waves(x.detach()), 2), x)
+    assert (found is None) == (share == 0), found

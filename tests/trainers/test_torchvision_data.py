@@ -60,15 +60,29 @@ def test_fashion_is_read_as_digits_are(tmp_path):
     torch.testing.assert_close(data.held_out(), torch.full((2, 28, 28), 0.2))
 
 
+def test_fashion_is_read_as_it_is_published(tmp_path):
+    raw = tmp_path / "FashionMNIST" / "raw"
+    raw.mkdir(parents=True)
+    write_fashion(raw)
+    _pack(raw)
+    data = FashionMNISTData(tmp_path)
+    assert [len(part.images) for part in data.split] == [200, 500, 2]
+    torch.testing.assert_close(data.held_out(), torch.full((2, 28, 28), 0.2))
+
+
+def _pack(folder):
+    for file in [*folder.iterdir()]:
+        file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
+        file.unlink()
+
+
 def test_fashion_is_read_from_debians_package(tmp_path, monkeypatch):
     monkeypatch.setattr("trainers.mnist.DEBIAN", tmp_path / "package")
     assert FashionMNISTData().root == Path("data")
     package = tmp_path / "package"
     package.mkdir()
     write_fashion(package)
-    for file in [*package.iterdir()]:
-        file.with_name(f"{file.name}.gz").write_bytes(gzip.compress(file.read_bytes()))
-        file.unlink()
+    _pack(package)
     data = FashionMNISTData()
     assert data.root == package
     data.prepare_data()
