@@ -204,7 +204,7 @@ def waves(x):
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_an_energy_in_32_bits_that_bends_within_a_step_is_looked_at_again(share):
+def test_an_energy_in_32_bits_that_bends_within_a_step_is_looked_at_closer(share):
     x = torch.randn(32, 2, generator=torch.Generator().manual_seed(0))
     # a share of the waves without a derivative
     found = energy_fault(dgm.Target(lambda x: (1 - share) * waves(x) + share * waves(x.detach()), 2), x)
