@@ -292,7 +292,7 @@ def differences(
 
 
 def _sharper(one: Differences, other: Differences) -> Differences:
-    """Of differences by two steps, those with the smaller error, point by point."""
+    """The differences of the step with the smaller error, point by point."""
     first = ~(other.combined_error < one.combined_error)
 
     def chosen(a: Tensor, b: Tensor) -> Tensor:
