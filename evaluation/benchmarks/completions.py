@@ -157,9 +157,11 @@ def _made(model: nn.Module, n: int, noise: float, seed: int) -> Tensor:
     """Images of the generator, with its noise: ``[n, *output_shape]``."""
     decoder, prior = _parts(model, noise)
     like = reference_tensor(decoder)
+    rng = torch.Generator().manual_seed(seed)
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        z = prior.sample((n,), generator=torch.Generator().manual_seed(seed), dtype=like.dtype)
+        z = prior.sample((n,), generator=rng, dtype=like.dtype)
+        # not the seed itself, which would make the noise of the same numbers as z
+        torch.manual_seed(int(torch.randint(2**62, (), generator=rng)))
         return decoder(z).sample().reshape(n, *model.output_shape)  # type: ignore[arg-type]
 
 

@@ -215,14 +215,17 @@ def _beside_jax(
     method = dgm.AIS(temperatures=settings["reference_temperatures"])
     options = {"chains": chains, "seed": seed + 1, "progress": False}
     truth = uninterrupted(dgm.log_evidence(*problem, method, **options)).log_z.reshape(-1).cpu().double()
-    rows: dict[str, dict[str, Any]] = {"dgm-infer": _to_errors(own.log_z, own.std_error, own.seconds, truth)}
-    rows["dgm-infer"]["rate"] = own.gradient_evaluations * len(truth) / own.seconds
+
+    def row(found: Estimates) -> dict[str, Any]:
+        rate = found.gradient_evaluations * len(truth) / found.seconds
+        return _to_errors(found.log_z, found.std_error, found.seconds, truth) | {"rate": rate}
+
+    rows = {"dgm-infer": row(own)}
+    options = {"chains": chains, "seed": seed, "progress": False, "keep_draws": False}
     for name, other in {"default": None, "Hamiltonian AIS": dgm.evidence.HamiltonianAIS()}.items():
         print(f"all images: {name}", flush=True)
-        options = {"chains": chains, "seed": seed, "progress": False, "keep_draws": False}
-        found = Estimates.of(name, uninterrupted(dgm.log_evidence(*problem, other, **options)))
-        row = _to_errors(found.log_z, found.std_error, found.seconds, truth)
-        rows[f"dgm-infer, {name}"] = row | {"rate": found.gradient_evaluations * len(truth) / found.seconds}
+        evidence = uninterrupted(dgm.log_evidence(*problem, other, **options))
+        rows[f"dgm-infer, {name}"] = row(Estimates.of(name, evidence))
     if reason := missing():
         rows["plain loop"] = {"left_out": reason}
     else:
@@ -233,9 +236,9 @@ def _beside_jax(
         if "error" not in found:
             log_z, errors = (torch.from_numpy(found[name]) for name in ("log_z", "std_error"))
             seconds = median(found["seconds"])
-            row = _to_errors(log_z, errors, seconds, truth)
             kept = {name: found[name] for name in ("compilation", "acceptance", "agreed")}
-            found = {**row, "rate": found["gradients"] * len(truth) / seconds, **kept}
+            rate = found["gradients"] * len(truth) / seconds
+            found = {**_to_errors(log_z, errors, seconds, truth), "rate": rate, **kept}
         rows["plain loop"] = found
     print("a regression", flush=True)
     return {"annealing": rows, "regression": regressions(settings["cores"], seed)}
