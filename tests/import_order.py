@@ -58,6 +58,7 @@ ORDER = {
         "derivatives",
         "subject",
         "checks",
+        "posterior",
         "marginal",
         "projection",
         "start_points",
@@ -100,6 +101,7 @@ ORDER = {
         "warmup",
         "execution",
         "allocation",
+        "annealed_starts",
         "starts",
         "run",
         "sample",
@@ -345,6 +347,7 @@ ORDER = {
         "documents",
         "crossover",
         "switches",
+        "ablation_problems",
         "ablations",
     ],
     "evaluation.commands": [
