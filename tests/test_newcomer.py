@@ -354,7 +354,10 @@ SPOKEN = {
         "the chains of images 1, 2 and 4: use more sub-steps (--kernel.n_geodesic)"
     ),
     "allow for noise of the measurement, condition(..., noise=0.01), or of the output, WithNoise(model, sd=0.01)": (
-        "allow for noise of the measurement, --noise 0.01, or of the output, WithNoise(model, sd=0.01)"
+        "allow for noise of the measurement, --noise 0.01, or of the output, --output_noise 0.01"
+    ),
+    "R-hat of 3 (latent, problem) pairs: output noise with WithNoise(model, sd=...)": (
+        "R-hat of 3 (latent, image) pairs: output noise with --output_noise SD"
     ),
     "2 of 7 problems: dgm.image('x.png', like=model, resize=True) scales": (
         "2 of 7 images: dgm.image('x.png', like=model, resize=True) scales"

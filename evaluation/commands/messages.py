@@ -10,7 +10,7 @@ __all__ = ["as_typed", "one_line", "suggest", "with_suggestion"]
 
 # the innermost calls in a message, whose arguments are those of Python
 _CALL = re.compile(r"[\w.]+\([^()]*\)")
-_KEYWORD = re.compile(r"\b(\w+)=(\w+(?:\.\w+)*(?:\(\))?)?")
+_KEYWORD = re.compile(r"\b(\w+)=(\w+(?:[.-]\w+)*(?:\(\))?)?")
 # a name of Python for an option of another name
 _OTHERWISE = {"method": "methods"}
 
@@ -74,11 +74,13 @@ def as_typed(text: str, options: Iterable[str], fields: Iterable[str] = ()) -> s
         return f"{known[name]} {value.lower() if value in ('True', 'False') else value}".rstrip()
 
     text = re.sub(r"\b(?:condition|sample|log_evidence)\(\.\.\., (\w+=[^()=]*(?:\(\))?)\)", r"\1", text)
+    if "output_noise" in known:
+        text = re.sub(r"\b(?:dgm\.)?WithNoise\(model, (?:sd=)?([\w.-]+)\)", r"output_noise=\1", text)
+        text = text.replace("output_noise=...", "--output_noise SD")
     parts, end = [], 0
     for call in _CALL.finditer(text):
         if "=" in call[0]:
             parts += [_KEYWORD.sub(option, text[end : call.start()]), call[0]]
             end = call.end()
     text = "".join([*parts, _KEYWORD.sub(option, text[end:])])
-    text = re.sub(r"\bproblem(s?)(?= \d)", r"image\1", text)
-    return re.sub(r"(?<=\d )problem(s?)\b", r"image\1", text)
+    return re.sub(r"\bproblem(s?)\b(?!=)", r"image\1", text)
