@@ -94,6 +94,7 @@ ORDER = {
         "fingerprint",
         "verdict",
         "diagnose",
+        "sheet",
         "show",
         "draws",
         "plan",
