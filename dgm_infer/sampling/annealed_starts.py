@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from ..kernels import HMC, LiftedHMC
 from ..kernels.kernel import Tunable, Tuning
 from ..kernels.mode_jumps import Jumps
 from ..models import DirectedModel
-from ..target import Target, reference
+from ..target import Target
 from .adaptation import reasonable_step_size
 from .allocation import allocate_chains
 from .execution import evaluation
@@ -93,10 +93,16 @@ def anneal_noise(
     marginal = problem.marginal
     if marginal is None:
         points = _OnFibre(problem, kernel)
-        x = points.start(max(chains, points.fewest), rng, tolerance, report)
-        found = _annealed(points, x, rng, target_acceptance, report)
+        u = problem.start(max(chains, _SETTINGS.population), rng, tolerance=tolerance, report=report)
+        found = _annealed(points, u, rng, target_acceptance, report)
         return Start(found.position[:chains], found.ancestors[:chains], typical=True)
-    start = _tempered(_Tempered.of_noise(problem, kernel, chains), chains, rng, tolerance, target_acceptance, report)
+    lifted = kernel if isinstance(kernel, LiftedHMC) else LiftedHMC()
+    points = _Tempered(marginal, lifted.marginal(problem), lifted.unlifted, chains, compiles=_compiles(kernel))
+    points.named, points.shown = _OnFibre.named, _OnFibre.shown
+    u1 = marginal.start(points.most, rng)
+    if not points.square(u1).isfinite().all():
+        u1 = problem.start(points.most, rng, tolerance=tolerance, report=report)[..., : marginal.dim]
+    start = _tempered(points, u1, chains, rng, target_acceptance, report)
     return start._replace(position=marginal.lift(start.position, rng))
 
 
@@ -111,15 +117,23 @@ def anneal_likelihood(
 ) -> Start:
     """Points of high density from prior draws, for any posterior whose likelihood can be raised to a power.
 
-    As :func:`anneal_noise`, with the power in the place of the inverse variance, by transitions of :class:`HMC`.
+    As :func:`anneal_noise`, with the power in the place of the inverse variance, by transitions of :class:`HMC`. Prior
+    draws stay where they are if a likelihood is not finite.
 
     Args:
         kernel: that will sample the problem, if only to know whether gradients may be compiled.
         chains, rng, target_acceptance, report: as there.
     """
-    compiles = getattr(kernel, "compile", None) is not False
-    points = _Tempered(problem, problem, HMC(), chains, compiles)
-    return _tempered(points, chains, rng, 0.0, target_acceptance, report)
+    points = _Tempered(problem, problem, HMC(), chains, compiles=_compiles(kernel))
+    x = problem.start(points.most, rng)
+    if not points.square(x).isfinite().all():
+        return Start(x[:chains])
+    return _tempered(points, x, chains, rng, target_acceptance, report)
+
+
+def _compiles(kernel: Any) -> bool:
+    """Whether the gradients of a kernel may be compiled."""
+    return getattr(kernel, "compile", None) is not False
 
 
 class _Population(NamedTuple):
@@ -170,14 +184,13 @@ def _annealed(
 
 def _tempered(
     points: "_Tempered",
+    x: Tensor,
     chains: int,
     rng: torch.Generator,
-    tolerance: float,
     target_acceptance: float | None,
     report: Callable[[str], None],
 ) -> Start:
-    """Chains at points of a posterior whose likelihood rises from 0, shared out over the modes."""
-    x = points.start(max(chains, points.fewest), rng, tolerance, report)
+    """Chains at prior draws ``x`` after annealing, shared out over the modes."""
     found = _annealed(points, x, rng, target_acceptance, report)
     report("start-up, masses of modes")
     x, posterior = found.position, points.posterior
@@ -195,16 +208,13 @@ def _tempered(
 class _OnFibre:
     """Points ``u`` on the fibre of a model whose noise is not additive, moved by the kernel itself."""
 
-    fewest, n_steps, transitions, at_last = _SETTINGS.population, 2, 1, 1
+    n_steps, transitions, at_last = 2, 1, 1
     named, shown = "noise", -0.5
 
     def __init__(self, problem: Fibre, kernel: Tunable):
         self._problem, self.kernel = problem, kernel
         assert isinstance(problem.model, DirectedModel)
         self._split = problem.model.split
-
-    def start(self, n: int, rng: torch.Generator, tolerance: float, report: Callable[[str], None]) -> Tensor:
-        return self._problem.start(n, rng, tolerance=tolerance, report=report)
 
     def square(self, u: Tensor) -> Tensor:
         """``|u2|^2``, ``[points, *batch]``."""
@@ -228,22 +238,21 @@ class _Tempered:
     Args:
         posterior: what is sampled.
         computed: the same, as the kernel computes it.
-        kernel: that moves the points, from the inputs of ``computed``.
+        kernel: that moves the points.
+        chains: fewest points.
+        compiles: whether gradients may be compiled.
     """
 
     n_steps = 10
     named, shown = "likelihood", 1.0
 
-    def __init__(self, posterior: Posterior, computed: Posterior, kernel: Any, chains: int, compiles: bool):
+    def __init__(self, posterior: Posterior, computed: Posterior, kernel: Any, chains: int, *, compiles: bool):
         self.posterior, self.kernel = posterior, kernel
-        self._otherwise: Callable[..., Tensor] | None = None
         slow = posterior.convolves
-        self.fewest = _SETTINGS.population if slow else _SETTINGS.large_population
+        self.most = max(chains, _SETTINGS.population if slow else _SETTINGS.large_population)
         self.transitions, self.at_last = (1, 5) if slow else (2, 10)
         annealed = Annealed(computed)
-        like = reference(posterior)
-        device = torch.device("cpu") if like is None else like.device
-        example = posterior.initial_draws(max(chains, self.fewest), torch.Generator(device))
+        example = posterior.initial_draws(self.most, torch.Generator(posterior.values.device))
         gradients = _SETTINGS.increments * self.transitions * (1 + self.n_steps) // 2
         self._evaluated = evaluation(annealed, _with(example, 1.0), gradients if compiles else 0)
         self.unwidened: Any = None
@@ -252,28 +261,6 @@ class _Tempered:
             self.unwidened = _AtBeta(self._evaluated, posterior.dim, own).energy_and_gradient
         elif not compiles:
             self.unwidened = posterior.to(torch.float64).energy_and_gradient
-
-    @classmethod
-    def of_noise(cls, problem: Fibre, kernel: Tunable, chains: int) -> Self:
-        """Those of a fibre whose noise is additive, under the density with the noise integrated out."""
-        assert problem.marginal is not None
-        lifted = kernel if isinstance(kernel, LiftedHMC) else LiftedHMC()
-        compiles = getattr(kernel, "compile", None) is not False
-        own = cls(problem.marginal, lifted.marginal(problem), lifted.unlifted, chains, compiles)
-        own.named, own.shown = "noise", -0.5
-
-        def on_fibre(n: int, *rest: Any) -> Tensor:
-            return problem.start(n, rest[0], tolerance=rest[1], report=rest[2])[..., : own.posterior.dim]
-
-        own._otherwise = on_fibre
-        return own
-
-    def start(self, n: int, rng: torch.Generator, tolerance: float, report: Callable[[str], None]) -> Tensor:
-        """Prior draws."""
-        x = self.posterior.start(n, rng)
-        if self._otherwise is None or self.square(x).isfinite().all():
-            return x
-        return self._otherwise(n, rng, tolerance, report)
 
     def square(self, x: Tensor) -> Tensor:
         """Twice the misfit, of noise that explains the observation what the observation fixes, ``[points, *batch]``."""
@@ -287,7 +274,7 @@ class _Tempered:
 
 
 class _AtBeta(Target):
-    """The density with the noise integrated out, at inverse variances ``beta [*batch]`` of it."""
+    """A posterior at powers ``beta [*batch]`` of its likelihood, as it is evaluated."""
 
     def __init__(self, evaluated: Callable[[Tensor], tuple[Tensor, Tensor]], dim: int, beta: Tensor):
         self._evaluated, self._beta = evaluated, beta
