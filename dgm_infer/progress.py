@@ -25,6 +25,8 @@ class ProgressSettings(Settings):
 
 
 SETTINGS = ProgressSettings()
+# a bar before its first transition: a count that stands still would look like a run that does
+_BEFORE = "{desc}[{elapsed}]"
 _UNITS = (("years", 365 * 86400), ("days", 86400), ("hours", 3600), ("seconds", 1))
 
 
@@ -74,6 +76,8 @@ class Progress:
         interval = 0.2 if stream is not None and stream.isatty() else 10
         self.bar = _Bar(
             total=total,
+            desc="start-up: " if total else None,
+            bar_format=_BEFORE,
             disable=not shown or stream is None,
             mininterval=interval,
             dynamic_ncols=True,
@@ -104,8 +108,10 @@ class Progress:
             self.bar.total += transitions
 
     def say(self, text: str) -> None:
-        """Show progress before the transitions that the bar counts."""
+        """Show progress before the transitions that the bar counts, which stay out of sight until the first."""
         if not self.bar.disable and time.monotonic() - self._said > self.bar.mininterval:
+            if not self._made:
+                self.bar.bar_format = _BEFORE
             self.bar.set_description(text)
             self._said = time.monotonic()
 
@@ -123,7 +129,8 @@ class Progress:
         if self.bar.disable:
             return
         if phase != self._phase:
-            self._phase = phase
+            self._phase, self.bar.bar_format = phase, None
+            self.bar.set_description(f"{self.prefix}{phase}", refresh=False)
             # what came before, and the first transition with its preparations, say nothing about those to come
             self.bar.restart_clock(count)
         if news is not None:
@@ -173,6 +180,7 @@ class Progress:
     def close(self) -> None:
         if not self.bar.disable:
             self.bar.leave = self.bar.has_begun
+            self.bar.bar_format = None if self.bar.total else self.bar.bar_format
         self.bar.close()
 
 

@@ -93,6 +93,7 @@ ORDER = {
         "fingerprint",
         "verdict",
         "diagnose",
+        "sheet",
         "show",
         "draws",
         "plan",

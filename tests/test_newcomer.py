@@ -12,9 +12,10 @@ from torch import nn
 import dgm_infer as dgm
 import generators
 from dgm_infer.errors import DgmInferError
+from dgm_infer.sampling.sheet import heading_of
 from evaluation.commands.cli import main
 from evaluation.commands.inputs import read_generator, read_images
-from evaluation.figures import completions as figures
+from evaluation.commands.outline import in_words_of
 
 LONGEST = 320
 
@@ -278,10 +279,10 @@ def test_an_array_of_colour_images_for_a_grey_generator_is_named(layout, tmp_pat
 
 
 def test_columns_say_from_how_many_chains_they_come():
-    assert figures._heading(1, 1) == "completion"
-    assert figures._heading(12, 16) == "completions, each from another chain"
-    assert figures._heading(12, 8) == "completions from 8 chains"
-    assert figures._heading(12, 1) == "completions from one chain"
+    assert heading_of(1, 1) == "completion"
+    assert heading_of(12, 16) == "completions, each from another chain"
+    assert heading_of(12, 8) == "completions from 8 chains"
+    assert heading_of(12, 1, "restoration") == "restorations from one chain"
 
 
 def test_noise_of_every_output_belongs_to_the_model(photograph):
@@ -300,3 +301,81 @@ def test_one_chain_has_no_error():
         warnings.simplefilter("ignore")
         found = [dgm.log_evidence(target, base, dgm.AIS(5), chains=n, seed=0, progress=False) for n in (1, 4)]
     assert ["no error from one chain" in repr(each) for each in found] == [True, False]
+
+
+@pytest.mark.parametrize("lead", [(), (2,)])
+@pytest.mark.parametrize("shape", [(6, 6), (1, 6, 6), (3, 6, 6)])
+def test_draws_of_pictures_are_a_sheet_with_titles(shape, lead, tmp_path):
+    torch.manual_seed(0)
+    # black is -1
+    net = nn.Sequential(nn.Linear(3, torch.Size(shape).numel()), nn.Tanh(), nn.Unflatten(-1, shape))
+    model = generators.from_module(net.eval(), latent=3, output_range=(-1, 1))
+    truth = model.generate(2, seed=1).images
+    truth = truth if lead else truth[0]
+    mask = torch.arange(36).reshape(6, 6) < 18
+    kernel = dgm.LiftedHMC(step_size=0.1, n_steps=1)
+    titles = {}
+    for name, operator in (("half", dgm.pixels(mask)), ("blur", dgm.blur(0.5)), ("small", dgm.downsample(2))):
+        fibre = dgm.condition(model, truth if name == "half" else operator(truth), observe=operator, noise=0.1)
+        draws = dgm.sample(fibre, kernel, chains=2, warmup=0, draws=3, seed=1, progress=False)
+        figure = draws.plot("pictures", originals=truth)
+        figure.savefig(tmp_path / f"{name}.png")
+        titles[name] = [axis.get_title() for axis in figure.axes if axis.get_title()]
+        if name == "half":
+            # the top as it is, the rest marked, though its values are known
+            seen = np.asarray(figure.axes[1].images[0].get_array())
+            first = (truth.reshape(-1, *shape)[0] + 1) / 2
+            top = first.movedim(0, -1).expand(6, 6, 3) if len(shape) == 3 else first.unsqueeze(-1).expand(6, 6, 3)
+            np.testing.assert_allclose(seen[:3], top[:3].clamp(0, 1), atol=1e-5)
+            assert (seen[3:, :, 2] > seen[3:, :, 0]).all()
+    assert titles == {
+        "half": ["original", "observed", "completions from 2 chains", "mean", "sd"],
+        "blur": ["original", "observed", "restorations from 2 chains", "mean", "sd"],
+        # what was observed has another size
+        "small": ["original", "restorations from 2 chains", "mean", "sd"],
+    }
+    with pytest.raises(DgmInferError, match=r"plot\(originals of shape \(6, 5\)\): expected "):
+        draws.plot("pictures", originals=torch.zeros(6, 5))
+
+
+def test_what_is_not_a_picture_has_no_sheet():
+    model = generators.from_module(nn.Linear(3, 4).eval(), latent=3)
+    fibre = dgm.condition(model, torch.zeros(4), noise=0.5)
+    draws = dgm.sample(fibre, dgm.LiftedHMC(step_size=0.1, n_steps=1), chains=2, warmup=0, draws=2, progress=False)
+    with pytest.raises(DgmInferError, match=re.escape("outputs of shape (4,) are not [H, W], [1, H, W] or [3, H, W]")):
+        draws.plot("pictures")
+
+
+SPOKEN = {
+    "12 transitions diverged of problem 6: use smaller steps (target_acceptance=0.95), or rescale": (
+        "12 transitions diverged of image 6: use smaller steps (--target_acceptance 0.95), or rescale"
+    ),
+    "the chains of problems 1, 2 and 4: use more sub-steps (n_geodesic=)": (
+        "the chains of images 1, 2 and 4: use more sub-steps (--kernel.n_geodesic)"
+    ),
+    "allow for noise of the measurement, condition(..., noise=0.01), or of the output, WithNoise(model, sd=0.01)": (
+        "allow for noise of the measurement, --noise 0.01, or of the output, --output_noise 0.01"
+    ),
+    "R-hat of 3 (latent, problem) pairs: output noise with WithNoise(model, sd=...)": (
+        "R-hat of 3 (latent, image) pairs: output noise with --output_noise SD"
+    ),
+    "2 of 7 problems: dgm.image('x.png', like=model, resize=True) scales": (
+        "2 of 7 images: dgm.image('x.png', like=model, resize=True) scales"
+    ),
+    "give it noise, or mean=True; or start them apart (initial=)": (
+        "give it noise, or --mean true; or start them apart (initial=)"
+    ),
+}
+
+
+@pytest.mark.parametrize("said", SPOKEN)
+def test_messages_on_the_command_line_name_its_options_and_images(said):
+    assert in_words_of("condition", said) == SPOKEN[said]
+    # the control: other commands have neither
+    assert in_words_of("train", said) == said
+
+
+def test_a_method_is_named_as_the_command_takes_it():
+    said = "of problem 1: for less, method=dgm.ParallelTempering(), which takes twelve times the gradients"
+    expected = "of image 1: for less, --methods ParallelTempering, which takes twelve times the gradients"
+    assert in_words_of("evidence", said) == expected

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from importlib import import_module
 
 import torch
 from torch import Tensor
@@ -196,7 +196,7 @@ def check(model: GenerativeModel, observed=None, observe=None, *, noise: float |
     if not discrete:
         found += _of_rank(reduced, u, sizes.rank, n_outputs, data, found)
         if all(finding.severity != "error" for finding in found):
-            found += _of_geometry(reduced, u, sizes, data is not None)
+            found += _of_geometry(reduced, u, sizes, data)
             found += _of_cost(reduced, n_outputs, seconds) if data is not None else ()
     return report(reduced.dim, n_outputs, sizes.rank)
 
@@ -277,9 +277,9 @@ def _of_cost(reduced: ObservedModel, n_outputs: int, seconds: float) -> Iterator
         )
 
 
-def _of_geometry(reduced: ObservedModel, u: Tensor, sizes: Spectrum, with_data: bool) -> Iterator[Finding]:
+def _of_geometry(reduced: ObservedModel, u: Tensor, sizes: Spectrum, data: Tensor | None) -> Iterator[Finding]:
     """What makes constrained chains slow: outputs that hardly vary beside others, and kinks."""
-    if with_data and sizes.condition > SETTINGS.condition:
+    if data is not None and sizes.condition > SETTINGS.condition:
         yield Finding(
             "note",
             f"some combinations of the observed values hardly vary: the singular values of their Jacobian range from "
@@ -289,16 +289,23 @@ def _of_geometry(reduced: ObservedModel, u: Tensor, sizes: Spectrum, with_data: 
             code="conditioning",
         )
     # on a fibre, or as many outputs as could define one
-    n_rows = sizes.rank if with_data else max(1, sizes.rank // 2)
+    n_rows = sizes.rank if data is not None else max(1, sizes.rank // 2)
     if (kinks := find_kinks(reduced, u, n_rows)) is not None:
-        model: Any = reduced.model
-        if with_data and model.has_local_inputs and model.adds_noise and reduced.operator.is_linear:
+        fibre = None if data is None else Fibre(reduced, data)
+        if fibre is None or fibre.marginal is None:
+            yield Finding("warning", kinks.words, code="kinks")
+            return
+        # of the room above, which imports this one
+        default = import_module("..sampling.plan", __package__).default_kernel(fibre)
+        if hasattr(default, "n_geodesic"):
+            words = f"under the default kernel here, ConstrainedHMC, {kinks.words}; or sample by dgm.LiftedHMC()"
+            yield Finding("warning", words, code="kinks")
+        else:
             words = (
-                f"for ConstrainedHMC alone (LiftedHMC integrates the noise out and has no such jumps), {kinks.words}"
+                f"nothing to do: the default kernel here, {type(default).__name__}, integrates the noise out and has "
+                f"no such jumps; under ConstrainedHMC, {kinks.words}"
             )
             yield Finding("note", words, code="kinks")
-        else:
-            yield Finding("warning", kinks.words, code="kinks")
     elif not named_kinks(reduced.model) and (jump := find_jump(reduced.outputs, u, u.roll(1, 0))) is not None:
         fault, remedy = jump_words(jump, kinked_operations(reduced.outputs, u[:1]))
         yield Finding("warning", f"the {fault}: {remedy}", code="kinks")

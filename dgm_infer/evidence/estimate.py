@@ -8,7 +8,7 @@ import torch
 
 from ..arguments import flag, instance, random_seed, whole_number
 from ..errors import ArgumentError, uninterrupted
-from ..progress import foretold
+from ..progress import Progress, foretold
 from ..references.density import Whitened
 from ..runs.folder import refuse_what_is_there
 from ..sampling.plan import Keeping
@@ -89,7 +89,8 @@ def log_evidence(
     if run is not None:
         # before a base is fitted
         refuse_what_is_there(call, run)
-    target, base, said = started(call, target, base)
+    with Progress(flag(call, "progress", progress)) as bar:
+        target, base, said = started(call, target, base, bar.say)
     if method is not None:
         check_method(method)
     own = EvidenceRun(

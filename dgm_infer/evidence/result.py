@@ -324,7 +324,7 @@ class Comparison:
 
     def __repr__(self):
         n = self.difference.numel()
-        over = "" if n == 1 else f", mean over {len(self._known)} problems"
+        over = "" if n == 1 else f", mean and standard error over {len(self._known)} problems"
         return f"Comparison(log Z_a - log Z_b {self.mean:.3f} +- {self.mean_std_error:.3f}{over}; {self.status})"
 
     def _repr_html_(self) -> str:

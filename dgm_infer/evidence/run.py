@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,12 +17,13 @@ from ..models import GenerativeModel, LatentVariableModel
 from ..probe import energy_doubt, energy_fault, probe_points
 from ..progress import Progress
 from ..references import Gaussian
-from ..references.density import Whitened
+from ..references.density import Whitened, origin
 from ..runs.folder import RunFolder
 from ..runs.kinds import KINDS
 from ..runs.replay import CallRun, Loops, StoredCall
 from ..runs.resume import begin
 from ..sampling.plan import Keeping
+from ..sampling.preflight import compare_threads
 from ..target import Target, as_target
 from .method import EstimateStatus, Method, Outcome, joined
 from .path import AnnealedPath
@@ -55,7 +57,9 @@ class Started(NamedTuple):
     """One line on a base that was chosen."""
 
 
-def started(call: str, problem: Any, base: Whitened | None) -> Started:
+def started(
+    call: str, problem: Any, base: Whitened | None, report: Callable[[str], None] = lambda text: None
+) -> Started:
     """The target of a problem, with its base: the encoder's posterior, else Laplace's approximation, else a fit.
 
     Args:
@@ -63,6 +67,7 @@ def started(call: str, problem: Any, base: Whitened | None) -> Started:
         problem: a target, a fibre, or ``(model, images)`` of a model with a decoder and a prior, or with noise
             of its own.
         base: None to choose one.
+        report: told what is looked for, which may take minutes.
 
     Raises:
         ArgumentError: the problem is a pair of other things.
@@ -85,15 +90,28 @@ def started(call: str, problem: Any, base: Whitened | None) -> Started:
         if own.mean.shape == (*target.batch_shape, target.dim):
             like = getattr(target, "values", own.mean)
             return Started(target, own.to(like), "base: the encoder's posterior")
+    _compare_threads(call, target)
     why = "there are too many Hessians"
     if target.batch_shape.numel() * target.dim <= LIMITS.hessians:
+        report("start-up, looking for the mode of every problem")
         try:
             return Started(target, Gaussian.laplace(target), "base: Laplace's approximation at a mode")
         except (EvidenceError, RuntimeError) as error:
             # an energy may have no mode, or no second derivative
             why = cause(error).split(":")[0]
     kind = "full" if target.dim <= LIMITS.full else "diagonal"
-    return Started(target, Gaussian.fit(target, kind), f"base: a {kind} Gaussian fit, as {why}")
+    report("start-up, fitting a Gaussian to every problem")
+    said = f"base: a {kind} Gaussian fit, as {why}; nothing to do: std_error includes what a base costs"
+    return Started(target, Gaussian.fit(target, kind), said)
+
+
+def _compare_threads(call: str, target: Target) -> None:
+    """Warn where threads wait for other programs, before the search for a base, which would take as much longer."""
+    x = origin(target, torch.float64)
+    # a faulty energy is named where it is looked at
+    if x.device.type == "cpu" and target.has_gradient:
+        with suppress(Exception):
+            compare_threads(call, lambda: target.energy_and_gradient(x))
 
 
 def _of_pair(call: str, problem: Any) -> tuple[LatentVariableModel | None, Tensor, Target]:

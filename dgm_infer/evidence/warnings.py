@@ -95,8 +95,8 @@ def run_warnings(
         "misleading",
         shift > 0,
         "a search found modes that no draw has visited{of}",
-        "log Z may be too low by about {x:.2g}, which std_error now includes; use refine=True, ParallelTempering, or a "
-        "base that covers them, such as Gaussian.broad(target)",
+        "log Z may be too low by about {x:.2g} nats, which std_error now includes; for less, refine=True, "
+        "method=dgm.ParallelTempering(), or a base that covers them, such as dgm.Gaussian.broad(target)",
         shift,
     )
     found.look(
@@ -104,8 +104,8 @@ def run_warnings(
         # both are of the same mass: a smaller one adds nothing
         (rare > 0) & (rare > shift),
         "the draws visit some modes too rarely{of}",
-        "a short parallel tempering finds log Z larger by about {x:.2g}, which std_error now includes; use "
-        "ParallelTempering, which takes twelve times the gradients of GibbsTempering",
+        "a short parallel tempering finds log Z larger by about {x:.2g} nats, which std_error now includes; for less, "
+        "method=dgm.ParallelTempering(), which takes twelve times the gradients of GibbsTempering",
         rare,
     )
     restarts, short, seldom = diagnostics.get("restarts"), none, none
@@ -143,7 +143,7 @@ def run_warnings(
     found.look(
         "useless",
         std_error > LEVELS.nats,
-        "the standard error of log Z is {x:.2g}{of}",
+        "the standard error of log Z is {x:.2g} nats{of}",
         "the estimate says nothing: use a base near the target, more temperatures, or more draws",
         std_error,
     )
@@ -184,7 +184,8 @@ def further_findings(
         "misleading",
         excess > LEVELS.tail,
         "the target has heavier tails than the base{of}: log of their ratio is larger by up to {x:.2g} there",
-        "few particles arrive in them, and std_error may be half of the error: use a wider base, or ParallelTempering",
+        "few particles arrive in them, and std_error may be half of the error: use a wider base, or "
+        "method=dgm.ParallelTempering()",
         excess,
     )
     # weights of tempering are averages over chains, of which a few may count
@@ -208,7 +209,7 @@ def further_findings(
     found.look(
         "imprecise",
         (std_error > LEVELS.wide) & (std_error <= LEVELS.nats),
-        "the standard error of log Z is {x:.2g}{of}",
+        "the standard error of log Z is {x:.2g} nats{of}",
         "Z is known to a factor of e at best: use a base nearer the target, more temperatures, or more draws",
         std_error,
     )

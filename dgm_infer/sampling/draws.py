@@ -258,18 +258,22 @@ class Draws:
             raise ArgumentError("summary(): there are no latents to summarise: the model's latents(u) names none")
         return summarised(self.to_arviz(), names)
 
-    def plot(self, kind: show.Kind = "trace", names: Sequence[str] | str | None = None, *, n: int = 6) -> "Figure":
+    def plot(
+        self, kind: show.Kind = "trace", names: Sequence[str] | str | None = None, *, n: int = 6, originals: Any = None
+    ) -> "Figure":
         """ArviZ's plots of the ``n`` entries of latents with the largest R-hat: ``draws.plot().savefig("x.png")``.
 
         Args:
-            kind: which of ArviZ's plots, ``arviz.plot_trace`` and so on.
+            kind: which of ArviZ's plots, ``arviz.plot_trace`` and so on; or ``"pictures"``, a row per problem of what
+                was observed, ``n`` completions, their mean and their standard deviation.
             names: names of latents to choose from; None for all.
-            n: entries shown.
+            n: entries or completions shown.
+            originals: complete pictures ``[*batch, *output_shape]``, if they are known, for the rows of ``"pictures"``.
 
         Raises:
-            ArgumentError: no latent has such a name, or there are none, or a single draw.
+            ArgumentError: there is no such latent, or a single draw; or these are not draws of pictures.
         """
-        return show.plot(self, kind, names, n=n)
+        return show.plot(self, kind, names, n=n, originals=originals)
 
     def _repr_html_(self) -> str:
         return show.html(self)

@@ -166,10 +166,14 @@ def check_latents(problem: Any, position: Tensor, kept_draws: int = 0) -> None:
             )
 
 
-def compare_threads(evaluate: Callable[[], Any]) -> None:
+def compare_threads(call: str, evaluate: Callable[[], Any]) -> None:
     """Warn where torch's threads wait for other programs, so that one of them alone is several times faster.
 
     Their number stays: results depend on it, in the last digits.
+
+    Args:
+        call: the public function that says so.
+        evaluate: what is timed.
     """
     n = torch.get_num_threads()
     if n == 1:
@@ -184,7 +188,7 @@ def compare_threads(evaluate: Callable[[], Any]) -> None:
         torch.set_num_threads(n)
     if min(together, _seconds(evaluate)) > _THREADS.slower * alone:
         warn(
-            f"sample: with {n} threads an evaluation takes {together / alone:.0f} times as long as with one, as other "
+            f"{call}: with {n} threads an evaluation takes {together / alone:.0f} times as long as with one, as other "
             "programs use the processor: torch.set_num_threads(1), or OMP_NUM_THREADS=1 before Python",
             DiagnosisWarning,
         )

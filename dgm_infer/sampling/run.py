@@ -119,7 +119,7 @@ class SamplingRun:
         state = kernel.init(problem, start.position)
         took = time.monotonic() - began
         if state.position.device.type == "cpu":
-            compare_threads(lambda: kernel.init(problem, start.position))
+            compare_threads("sample", lambda: kernel.init(problem, start.position))
         if not bar.is_most:
             _foretell(problem, kernel, start.position, plan.transitions, took)
         lost = int((~state.energy.isfinite()).sum())
@@ -187,6 +187,7 @@ class SamplingRun:
             bar.update("warm-up", _without_ends(info))
             spared = plan.warmup - self.now.transitions
             if spared and self._warm.is_over:
+                bar.note(f"warm-up: settled after {self.now.transitions} of at most {plan.warmup} iterations")
                 bar.expect(-spared)
                 self.now = self.now._replace(transitions=plan.warmup)
             after_each(self)

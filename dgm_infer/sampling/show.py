@@ -7,16 +7,16 @@ import torch
 from torch import Tensor
 
 from ..arguments import choice, names_of, whole_number
-from ..conditioning.pictures import PixelScale
 from ..errors import ArgumentError, DgmInferError
 from ..html import block, figure, table, text
 from .inference_data import inference_data, plotted
+from .sheet import heading_of, noun, picture_sheet, scale_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Kind = Literal["trace", "rank", "posterior", "pair"]
-"""Plots of ArviZ."""
+Kind = Literal["trace", "rank", "posterior", "pair", "pictures"]
+"""Plots of ArviZ, and the sheet of pictures."""
 
 
 class NamedTensors(dict[str, Tensor]):
@@ -37,10 +37,12 @@ def worst(draws: Any, n: int, names: Any = None) -> dict[str, Tensor]:
     return {str(summary.index[i]): values[..., i] for i in sorted(order)}
 
 
-def plot(draws: Any, kind: Kind = "trace", names: Any = None, *, n: int = 6) -> "Figure":
-    """ArviZ's plots of the worst latents: see :meth:`Draws.plot`."""
+def plot(draws: Any, kind: Kind = "trace", names: Any = None, *, n: int = 6, originals: Any = None) -> "Figure":
+    """ArviZ's plots of the worst latents, or the sheet of pictures: see :meth:`Draws.plot`."""
     choice("plot", "kind", kind, get_args(Kind))
     whole_number("plot", "n", n)
+    if kind == "pictures":
+        return picture_sheet(draws, originals, n)
     if not draws.latents:
         raise ArgumentError("plot(): there are no latents to plot: the model's latents(u) names none")
     if draws.shape[1] < 2:
@@ -80,7 +82,6 @@ def thumbnails(draws: Any, n: int = 8) -> list[str]:
     problem = draws.problem
     if problem is None or draws.inputs is None or not problem.can_complete:
         return []
-    model = getattr(problem, "model", problem)
     rng = torch.Generator(draws.inputs.device).manual_seed(draws.seed)
     outputs = problem.complete(draws.inputs[:n, -1:], rng)
     n_batch = len(draws.shape) - 2
@@ -89,6 +90,6 @@ def thumbnails(draws: Any, n: int = 8) -> list[str]:
         outputs = outputs[:, 0] if outputs.shape[1] == 1 else outputs.movedim(1, -1)
     if outputs.ndim not in (3, 4) or min(outputs.shape[1:3]) < 4:
         return []
-    unit = PixelScale.of(model).to_unit(outputs).nan_to_num().clamp(0, 1)
+    unit = scale_of(problem).to_unit(outputs).nan_to_num().clamp(0, 1)
     pixels = (255 * unit).round().to(torch.uint8).cpu().numpy()
-    return ["<p>completions, each from another chain</p>", *(figure(p, "", width=max(64, p.shape[1])) for p in pixels)]
+    return [f"<p>{heading_of(n, n, noun(problem))}</p>", *(figure(p, "", width=max(64, p.shape[1])) for p in pixels)]

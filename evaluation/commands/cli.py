@@ -13,7 +13,7 @@ from dgm_infer.errors import ConfigError, DgmInferError, extra
 
 from .answers import answered, completion, shipped
 from .messages import one_line, suggest
-from .outline import COMMANDS, USAGE
+from .outline import COMMANDS, USAGE, in_words_of
 
 __all__ = ["COMMANDS", "main"]
 
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with weights.without_trust():
                 command.run(rest)
     except (DgmInferError, ParseError) as error:
-        _say(name, f"error: {one_line(str(error))}", error)
+        _say(name, f"error: {one_line(in_words_of(name, error))}", error)
         return 2
     except OSError as error:
         if error.errno not in _REFUSED:
@@ -101,12 +101,14 @@ def _working_directory_importable() -> Iterator[None]:
 @contextmanager
 def _warnings_in_one_line(name: str) -> Iterator[None]:
     """Print the project's warnings as its errors are, without a line of source code."""
+    from dgm_infer.diagnosis import DiagnosisWarning  # after what needs no torch
+
     with warnings.catch_warnings():
         shown = warnings.showwarning
 
         def show(message, category, filename, lineno, file=None, line=None):
-            if category is UserWarning:
-                print(f"dgm-infer {name}: warning: {one_line(str(message))}", file=sys.stderr)
+            if category in (UserWarning, DiagnosisWarning):
+                print(f"dgm-infer {name}: warning: {one_line(in_words_of(name, message))}", file=sys.stderr)
             else:
                 shown(message, category, filename, lineno, file, line)
 

@@ -1,5 +1,6 @@
 """The ``condition`` command: complete images with a generator, and report how well the chains mixed."""
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -14,9 +15,10 @@ import dgm_infer as dgm
 from dgm_infer import HMC, ConstrainedHMC
 from dgm_infer.conditioning.observations import Downsample, Linear, Pixels
 from dgm_infer.conditioning.pictures import PixelScale, image_shape
-from dgm_infer.errors import ConfigError, ObservationError
+from dgm_infer.errors import ConfigError
 from dgm_infer.files import write_file
 from dgm_infer.models import as_generative_model, is_discrete
+from dgm_infer.sampling.sheet import noun
 from evaluation.reports.folders import complete_run
 
 from ..figures.completions import completions, single_pictures
@@ -29,6 +31,7 @@ from ..reports.records import announce
 from .inputs import HeldOutImages, Observed, binarised, read_generator, read_images, read_observation
 from .keeping import keep
 from .options import run_configured
+from .outline import in_words_of
 
 __all__ = ["condition_images", "run"]
 
@@ -150,12 +153,7 @@ def condition_images(
         if is_discrete(model):
             raise ConfigError(f"noise: a {type(model).__name__} has binary pixels, which take no Gaussian noise")
         model = model if output_noise is None else dgm.WithNoise(as_generative_model(model), output_noise)
-    try:
-        problem = dgm.condition(model, observed, observe=operator, noise=noise, device=device)
-    except ObservationError as error:
-        if "noise" in str(error):
-            error.add_note("as an option: --noise SD")
-        raise
+    problem = dgm.condition(model, observed, observe=operator, noise=noise, device=device)
     chosen = kernel.chosen() if isinstance(kernel, PilotOrConstrainedHMC) else kernel
     if not isinstance(problem, dgm.Fibre):
         if not isinstance(kernel, ConstrainedHMC):
@@ -182,13 +180,14 @@ def condition_images(
         started = time.perf_counter()
         result = go_on(run, sample, problem)
         seconds = time.perf_counter() - started
+        print("sampled: writing draws, pictures and the report", file=sys.stderr, flush=True)
         keep(result.save, folder / "posterior.nc")
         # a folder that vanished, or a disk that was full, has cost no draw
         run.is_saved = result.shape[:2] == (chains, draws)
         summary = result.summary()
         write_file(folder / "summary.csv", summary.to_csv(index_label="latent"))
         described = describe(result, summary, seconds)
-        diagnosis = f"{result.diagnose()}\n"
+        diagnosis = in_words_of("condition", f"{result.diagnose()}\n")
         # again below: modes take minutes to find, and neither they nor the pictures may take the log along
         write_file(folder / "log.txt", described + diagnosis)
         outputs = scale.to_unit(result.generate(mean=mean))
@@ -203,7 +202,7 @@ def condition_images(
         traces(folder / "traces.png", result, worst_and_typical(summary))
         report = described + modes(result, summary) + diagnosis
         write_file(folder / "log.txt", report)
-        _write_report(folder, name, result, summary, described, resolved)
+        _write_report(folder, name, result, summary, described, diagnosis, resolved)
         run.clear()
         announce(report, folder)
         if not run.is_saved:
@@ -212,7 +211,7 @@ def condition_images(
 
 
 def _write_report(
-    folder: Path, name: str, draws: dgm.Draws, summary: pd.DataFrame, described: str, resolved: str
+    folder: Path, name: str, draws: dgm.Draws, summary: pd.DataFrame, described: str, diagnosis: str, resolved: str
 ) -> None:
     again = (
         f"dgm-infer condition --config {folder / 'config.yaml'} --draws {2 * draws.shape[1]}\n\n"
@@ -222,13 +221,14 @@ def _write_report(
     shown = ["mean", "sd", "ess_bulk", "ess_tail", "r_hat"]
     worst = summary.sort_values("r_hat", ascending=False).loc[:, shown]
     singles = sorted((folder / "images").glob("*.png"))
+    made = noun(draws.problem).capitalize()
     sections = [
-        ("Completions", pictures([folder / "completions.png"])),
-        ("Diagnosis", said(draws.diagnose())),
+        (f"{made}s", pictures([folder / "completions.png"])),
+        ("Diagnosis", said(diagnosis)),
         ("Latents with the largest R-hat", frame(worst, "latent")),
         ("Traces and ranks", diagnostic_plots(draws)),
         ("Numbers", code(described)),
         ("What was asked", code(resolved) if resolved else ""),
         ("How to go on", code(again) + (f"<p>{len(singles)} single pictures are in {folder / 'images'}.</p>")),
     ]
-    write_report(folder, f"Completions: {name}", described.partition("\n")[0], sections)
+    write_report(folder, f"{made}s: {name}", described.partition("\n")[0], sections)

@@ -1,6 +1,8 @@
 """The ``evidence`` command: log p(x) of images under a generator, by several methods, between two bounds."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,6 +32,7 @@ from ..reports.records import announce
 from .inputs import HeldOutImages, binarised, moved, read_generator, read_images
 from .keeping import keep
 from .options import run_configured
+from .outline import in_words_of
 
 __all__ = ["DEFAULT_METHODS", "estimate_evidence", "fitted_base", "run"]
 
@@ -120,28 +123,34 @@ def estimate_evidence(
     if chains < 2:
         raise ConfigError(f"chains = {chains}: must be >= 2, errors come from the spread over chains")
     seed = random_seed("evidence", seed)
+    print(f"base: {base}, of {n_images} images", flush=True)
     target, q = _problem(model, x, base, seed)
     options = {"chains": chains, "seed": seed, "chunk": chunk}
-    with complete_run(name, output, resolved, resume) as folder:
-        results: dict[str, Evidence] = {}
+    stages = _Stages(len(methods) + (bounds is not None) * (1 + (n_simulated > 0)))
+    with complete_run(name, output, resolved, resume) as folder, _said_of_the_finished(results := {}):
         for method, label in zip(methods, _labels(methods), strict=True):
             if _is_there(results, folder, label, target):
+                stages.begin(f"{label}: finished before, and taken over")
                 continue
-            print(f"{label}: {n_images} images x {chains} chains", flush=True)
             with kept_run(folder, f"run_{_file(label)}", "evidence") as run:
+                stages.begin(f"{label}: {n_images} images x {chains} chains", run)
                 begin = partial(dgm.log_evidence, target, q, method=method, **options)
                 _add(results, folder, {label: go_on(run, begin, target)})
                 run.is_saved = True
         simulated = None
         if bounds is not None:
-            if not all(_is_there(results, folder, label, target) for label in _TWO_SIDED):
+            if all(_is_there(results, folder, label, target) for label in _TWO_SIDED):
+                stages.begin("bounds: finished before, and taken over")
+            else:
                 with kept_run(folder, "run_bounds", "evidence") as run:
-                    _add(results, folder, _heuristic_bounds(target, q, bounds, results, options, run))
+                    _add(results, folder, _heuristic_bounds(target, q, bounds, results, options, stages, run))
                     run.is_saved = True
             if n_simulated:
                 with kept_run(folder, "run_simulated", "evidence") as run:
+                    stages.begin(f"bounds: {n_simulated} simulated images, whose latents are known", run)
                     simulated = _simulated_bounds(model, n_simulated, base, bounds, options, run)
                     run.is_saved = True
+        print("writing the report", flush=True)
         rows = [Estimates.of(label, evidence) for label, evidence in results.items()]
         report = _report(rows, results, simulated, chains, seed)
         write_file(folder / "log.txt", report)
@@ -149,6 +158,31 @@ def estimate_evidence(
         _write_report(folder, name, results, report, resolved)
         announce(report, folder)
     return folder
+
+
+class _Stages:
+    """What a run is at, of how much: a line at the beginning of every stage."""
+
+    def __init__(self, n: int):
+        self._n, self._at, self._began = n, 0, time.monotonic()
+
+    def begin(self, what: str, run: KeptRun | None = None) -> None:
+        """Say that a stage begins, or goes on where it was stopped."""
+        self._at += 1
+        minutes, seconds = divmod(round(time.monotonic() - self._began), 60)
+        goes_on = ", going on where it was stopped" if run is not None and run.path.exists() else ""
+        print(f"{self._at} of {self._n}, after {minutes}:{seconds:02d}: {what}{goes_on}", flush=True)
+
+
+@contextmanager
+def _said_of_the_finished(results: dict[str, Evidence]) -> Iterator[None]:
+    """Print the table of the methods that are finished where the block is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if rows := [Estimates.of(label, found) for label, found in results.items() if not found.interrupted]:
+            print(f"finished before the interruption:\n{table(rows)}", end="", flush=True)
+        raise
 
 
 def _add(results: dict[str, Evidence], folder: Path, found: dict[str, Evidence]) -> None:
@@ -241,14 +275,21 @@ def _labels(methods: Sequence[Method]) -> list[str]:
 
 
 def _heuristic_bounds(
-    target: LatentPosterior, q: Gaussian, method: AIS, results: dict[str, Evidence], options: dict, run: KeptRun
+    target: LatentPosterior,
+    q: Gaussian,
+    method: AIS,
+    results: dict[str, Evidence],
+    options: dict,
+    stages: "_Stages",
+    run: KeptRun,
 ) -> dict[str, Evidence]:
     """An upper bound and the two-sided estimate, from the draws of a method; none if no method has draws."""
     sources = [(label, e) for label, e in results.items() if e.status in ("unbiased", "consistent")]
     if not sources:
+        stages.begin("bounds: none, as no method has draws of the posterior")
         return {}
     label, evidence = sources[-1]
-    print(f"bounds: annealing back from draws of {label}", flush=True)
+    stages.begin(f"bounds: annealing back from draws of {label}", run)
     draws = _resampled(evidence, options["chains"], options["seed"])
     found = go_on(run, partial(dgm.bidirectional, target, q, draws, method=method, exact=False, **options), target)
     return dict(zip(_TWO_SIDED, (found.upper, found.combined), strict=True))
@@ -270,7 +311,6 @@ def _simulated_bounds(
     model: LatentVariableModel, n: int, base: str, method: AIS, options: dict, run: KeptRun
 ) -> Bounds:
     """Both bounds on images that the generator makes, from the latents that it made them of."""
-    print(f"bounds on {n} simulated images, whose latents are known", flush=True)
     images, latents = model.generate(n, options["seed"])
     target, q = _problem(model, images, base, options["seed"])
     bounds = go_on(run, partial(dgm.bidirectional, target, q, latents, method=method, **options), target)
@@ -302,7 +342,8 @@ def _report(
             f"mean gap {float(simulated.gap.mean()):.3f}\n",
             table(held),
         ]
-    parts += [f"{line}\n" for label, evidence in results.items() for line in caveats(label, evidence)]
+    lines = [line for label, evidence in results.items() for line in caveats(label, evidence)]
+    parts += [f"{in_words_of('evidence', line)}\n" for line in lines]
     if any(row.status == "heuristic" for row in rows):
         parts.append("heuristic: no bound is guaranteed, because the draws it starts from are not exact\n")
     return "".join(parts)
@@ -319,7 +360,7 @@ def _write_report(folder: Path, name: str, results: dict[str, Evidence], report:
     sections = [
         ("By image", pictures([folder / "evidence.png"])),
         ("Estimates", code(report)),
-        ("Diagnosis", said(found)),
+        ("Diagnosis", said(in_words_of("evidence", found))),
         (f"Images, {label}", frame(results[label].to_dataframe(), "image", n=20)),
         ("What was asked", code(resolved)),
         ("How to go on", code(again)),

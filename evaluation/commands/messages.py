@@ -1,4 +1,4 @@
-"""What the command line says about a mistake: one line, with the nearest name that exists."""
+"""What the command line says about a mistake, or of a result: with the nearest name that exists, and its options."""
 
 import difflib
 import inspect
@@ -6,7 +6,13 @@ import pkgutil
 import re
 from collections.abc import Iterable
 
-__all__ = ["one_line", "suggest", "with_suggestion"]
+__all__ = ["as_typed", "one_line", "suggest", "with_suggestion"]
+
+# the innermost calls in a message, whose arguments are those of Python
+_CALL = re.compile(r"[\w.]+\([^()]*\)")
+_KEYWORD = re.compile(r"\b(\w+)=(\w+(?:[.-]\w+)*(?:\(\))?)?")
+# a name of Python for an option of another name
+_OTHERWISE = {"method": "methods"}
 
 
 def one_line(message: str) -> str:
@@ -44,3 +50,37 @@ def with_suggestion(message: str, options: Iterable[str]) -> str:
     prefix = f"{group[1]}." if group else ""
     known = [key.removeprefix(prefix) for key in options if key.startswith(prefix)]
     return message + suggest(word, known)
+
+
+def as_typed(text: str, options: Iterable[str], fields: Iterable[str] = ()) -> str:
+    """What the library says, in the words of a command whose problems are images.
+
+    Its keywords become the command's options: ``target_acceptance=0.95`` is ``--target_acceptance 0.95``, and
+    ``condition(..., noise=sd)`` is ``--noise sd``; other calls, and other keywords, stay.
+
+    Args:
+        text: one or more lines.
+        options: names of the command's options.
+        fields: names of its kernel's fields, the options ``--kernel.NAME``.
+    """
+    known = {name: f"--{name}" for name in options}
+    known |= {name: known[other] for name, other in _OTHERWISE.items() if other in known}
+    known = {name: f"--kernel.{name}" for name in fields} | known
+
+    def option(found: re.Match[str]) -> str:
+        name, value = found[1], (found[2] or "").removeprefix("dgm.").removesuffix("()")
+        if name not in known:
+            return found[0]
+        return f"{known[name]} {value.lower() if value in ('True', 'False') else value}".rstrip()
+
+    text = re.sub(r"\b(?:condition|sample|log_evidence)\(\.\.\., (\w+=[^()=]*(?:\(\))?)\)", r"\1", text)
+    if "output_noise" in known:
+        text = re.sub(r"\b(?:dgm\.)?WithNoise\(model, (?:sd=)?([\w.-]+)\)", r"output_noise=\1", text)
+        text = text.replace("output_noise=...", "--output_noise SD")
+    parts, end = [], 0
+    for call in _CALL.finditer(text):
+        if "=" in call[0]:
+            parts += [_KEYWORD.sub(option, text[end : call.start()]), call[0]]
+            end = call.end()
+    text = "".join([*parts, _KEYWORD.sub(option, text[end:])])
+    return re.sub(r"\bproblem(s?)\b(?!=)", r"image\1", text)

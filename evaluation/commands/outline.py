@@ -2,19 +2,23 @@
 
 import ast
 import re
+import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 from dgm_infer.errors import ConfigError
 
+from .messages import as_typed
+
 __all__ = [
     "COMMANDS",
     "USAGE",
     "Command",
     "Option",
+    "in_words_of",
     "options",
     "options_of",
     "options_of_training",
@@ -229,6 +233,17 @@ def options(name: str, what: str = "") -> list[Option]:
     if name in ("reproduce", "watch"):
         return [replace(option, is_flag=option.annotation == "bool") for option in own]
     return [_CONFIG, *own]
+
+
+def in_words_of(command: str, text: object) -> str:
+    """What the library says, in the words of a command on images: see :func:`~.messages.as_typed`."""
+    if command not in ("condition", "evidence"):
+        return str(text)
+    # before the library is loaded nothing has named a kernel's fields
+    kernels = sys.modules.get("dgm_infer.kernels") if command == "condition" else None
+    classes = [each for each in vars(kernels).values() if isinstance(each, type)] if kernels else []
+    named = [field.name for each in classes if is_dataclass(each) for field in fields(each)]
+    return as_typed(str(text), [option.name for option in options(command)], named)
 
 
 def options_of_training() -> list[Option]:

@@ -6,8 +6,8 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from dgm_infer import downsample
+from dgm_infer.sampling.sheet import heading_of, image, rgb
 
-from .completions import image, rgb
 from .saving import save_picture
 
 __all__ = ["thumbnails"]
@@ -49,5 +49,5 @@ def thumbnails(path: str | os.PathLike, originals: Tensor, factor: int, outputs:
         axis.set_xticks([])
         axis.set_yticks([])
     axes[0, 0].set_title("observed", fontsize=8)
-    axes[0, 1 + len(shown) // 2].set_title("completions, each from another chain", fontsize=8)
+    axes[0, 1 + len(shown) // 2].set_title(heading_of(len(shown), len(shown), "restoration"), fontsize=8)
     save_picture(path, figure, 160, tight=True)

@@ -1,5 +1,6 @@
 """The progress bar: what it is told, and when it says so."""
 
+import re
 import threading
 import time
 import warnings
@@ -179,3 +180,24 @@ def test_a_trajectory_that_will_not_end_is_said_before_the_first_transition():
         warnings.simplefilter("error", DiagnosisWarning)
         with pytest.raises(DiagnosisWarning, match=r"sample: 10 transitions of 1e\+10 steps: will take about"):
             dgm.sample(dgm.Target(bowl, 2), dgm.HMC(0.1, 10**10, compile=False), warmup=0, draws=10, **SHORT)
+
+
+def test_before_the_first_transition_the_time_moves_and_no_count_stands_still(clock, capfd):
+    with Progress(True, total=800) as bar:
+        bar.say("start-up, noise x 49.5")
+        err = capfd.readouterr().err
+        assert "start-up, noise x 49.5: [00:00]" in err
+        assert "/800" not in err
+        clock.now += 100
+        bar.update("warm-up")
+        assert "1/800" in str(bar.bar)
+
+
+def test_a_warm_up_that_ends_early_says_so_before_the_total_falls(capfd):
+    target = dgm.Target(lambda x: x.square().sum(-1) / 2, 2)
+    dgm.sample(target, dgm.HMC(), chains=8, draws=10, seed=1)
+    (found,) = re.findall(r"warm-up: settled after (\d+) of at most (\d+) iterations", capfd.readouterr().err)
+    assert int(found[0]) < int(found[1]) == 300
+    # the control: a warm-up of given length
+    dgm.sample(target, dgm.HMC(), chains=8, warmup=20, draws=10, seed=1)
+    assert "settled" not in capfd.readouterr().err

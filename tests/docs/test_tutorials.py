@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from sklearn.datasets import load_digits
 from torch import distributions as td
 
-from tests.docs.pages import examples, few_iterations, printed, unlike
+from evaluation.commands.cli import main
+from tests.docs.pages import DOCS, examples, few_iterations, printed, unlike
 
 PAGES = ["sum", "simulator", "evidence"]
 
@@ -65,9 +67,13 @@ def test_a_tutorial_on_images_says_what_happens(page, tmp_path, monkeypatch, cap
         measured, restored, truth = names["measured"], names["mean"], names["held_out"][-2]
         assert (restored - truth).square().mean() < 0.4 * (measured - truth).square().mean()
         assert all((tmp_path / name).is_file() for name in ("completed.png", "restored.png"))
-        decoded = names["decoder"](names["encoder"](names["held_out"])[:, :10])
-        assert 0.8 < names["sd"] / (names["held_out"] - decoded).square().mean().sqrt() < 1.3
+        # the guess that training took
+        assert 0.8 < names["sd"] / 0.1 < 1.3
         assert names["likelihood"].std_error.max() < 0.5
+        # held-out pictures are of many classes, whatever the names of files begin with
+        digits = {load_digits().target[int(file.stem)] for file in names["files"][-8:]}
+        assert len(digits) >= 5
+        the_commands_do_what_the_page_says(tmp_path)
     elif page == "likelihood":
         # of three latents, importance sampling from the prior knows the answer
         model, picture = names["small"], names["held_out"][0].double()
@@ -80,6 +86,20 @@ def test_a_tutorial_on_images_says_what_happens(page, tmp_path, monkeypatch, cap
     else:
         (folder,) = (tmp_path / "runs" / "mine").iterdir()
         assert len(list((folder / "images").glob("*_mean.png"))) == 3
+
+
+def the_commands_do_what_the_page_says(folder):
+    """With the file of the page, and fewer draws."""
+    text = (DOCS / "tutorials" / "images.md").read_text()
+    (model,) = re.findall(r"```py\n(.*?)```", text, re.DOTALL)
+    (folder / "mymodel.py").write_text(model)
+    commands = re.findall(r"^dgm-infer (.*)$", text, re.MULTILINE)
+    assert [command.split()[0] for command in commands] == ["condition", "condition", "evidence"]
+    for command in commands:
+        fewer = " --chains 2 --warmup 5 --draws 4" if command.startswith("condition") else ""
+        assert main(f"{command}{fewer} --seed 1".split()) == 0
+    (half,) = (folder / "runs" / "half").glob("*/images")
+    assert len(list(half.glob("*_mean.png"))) == 8
 
 
 def estimate(page, line):

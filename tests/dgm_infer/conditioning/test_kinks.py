@@ -142,7 +142,12 @@ def test_kinks_under_noise_that_is_integrated_out_are_a_note():
     report = dgm.check(model, data, noise=0.1)
     assert report.codes == ()
     (finding,) = report.findings
-    assert finding.what.startswith("for ConstrainedHMC alone (LiftedHMC integrates the noise out")
+    assert finding.what.startswith("nothing to do: the default kernel here, LiftedHMC, integrates the noise out")
+    # narrow noise that leaves most inputs free: the default meets them
+    few = dgm.check(model, data[:4], dgm.linear(torch.eye(len(data))[:4]), noise=1e-4)
+    assert few.codes == ("kinks",)
+    (finding,) = (finding for finding in few.findings if finding.code == "kinks")
+    assert finding.what.startswith("under the default kernel here, ConstrainedHMC, kinks (")
 
 
 def test_the_acceptance_that_kinks_allow_is_that_of_trajectories_with_small_steps():

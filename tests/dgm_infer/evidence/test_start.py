@@ -69,6 +69,8 @@ def test_without_a_mode_the_base_is_a_fit():
     found = started("log_evidence", kinked, None)
     assert found.said is not None
     assert found.said.startswith("base: a full Gaussian fit, as ")
+    # whether that is bad, and what to do
+    assert "; nothing to do: " in found.said
     assert isinstance(found.base, dgm.Gaussian)
     assert found.base.elbo.isfinite()
 
@@ -78,6 +80,12 @@ def test_the_choice_is_said_in_one_line(capsys):
     estimated(known.target, progress=True)
     (line,) = [line for line in capsys.readouterr().err.replace("\r", "\n").split("\n") if "base:" in line]
     assert line.strip().endswith("base: Laplace's approximation at a mode")
+    told: list[str] = []
+    started("log_evidence", dgm.Target(lambda x: x.abs().sum(-1), 2), None, told.append)
+    assert told == [
+        "start-up, looking for the mode of every problem",
+        "start-up, fitting a Gaussian to every problem",
+    ]
     dgm.log_evidence(known.target, known.base, QUICK, chains=4, seed=0)
     assert "base:" not in capsys.readouterr().err
 
@@ -135,7 +143,7 @@ def test_a_difference_has_the_errors_of_both():
     assert (found.dof >= 7).all()
     assert (found.dof <= 14).all()
     assert dgm.compare(b, a).mean == pytest.approx(-found.mean)
-    assert "mean over 200 problems" in repr(found)
+    assert "mean and standard error over 200 problems" in repr(found)
 
 
 def test_what_problems_share_drops_out_of_the_mean():

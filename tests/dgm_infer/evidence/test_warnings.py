@@ -207,4 +207,4 @@ def test_the_remedy_for_modes_says_what_it_costs():
     assert abs(gradients["ParallelTempering"] / gradients["GibbsTempering"] - 12) < 1
     rare = {"rare_shift": torch.tensor([0.4]), "max_weight_share": torch.zeros(1)}
     (line,) = run_warnings(rare, torch.tensor([0.1]), "consistent", 8)
-    assert "ParallelTempering, which takes twelve times the gradients" in str(line)
+    assert "method=dgm.ParallelTempering(), which takes twelve times the gradients" in str(line)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import dgm_infer as dgm
+from dgm_infer.evidence.run import started
 from dgm_infer.sampling.preflight import compare_threads
 
 
@@ -22,7 +23,7 @@ def said(seconds):
     """Warnings where an evaluation takes so long by the number of threads, and whether that number stays."""
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
-        compare_threads(lambda: time.sleep(seconds[torch.get_num_threads()]))
+        compare_threads("sample", lambda: time.sleep(seconds[torch.get_num_threads()]))
     assert torch.get_num_threads() == 2
     return [str(each.message) for each in found]
 
@@ -49,3 +50,12 @@ def test_a_run_is_compared_where_it_starts_and_draws_the_same(two_threads):
     with pytest.warns(dgm.diagnosis.DiagnosisWarning, match="other programs use the processor"):
         slow = sampled(waits)
     assert torch.equal(slow.inputs, sampled(lambda x: 0.5 * x.square().sum(-1)).inputs)
+
+
+def test_an_estimate_of_evidence_is_compared_before_its_base_is_looked_for(two_threads):
+    def waits(x):
+        time.sleep(0.02 if torch.get_num_threads() > 1 else 0.0)
+        return 0.5 * x.square().sum(-1)
+
+    with pytest.warns(dgm.diagnosis.DiagnosisWarning, match="log_evidence: with 2 threads .* other programs use the"):
+        started("log_evidence", dgm.Target(waits, 2), None)

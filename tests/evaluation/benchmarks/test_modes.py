@@ -50,7 +50,7 @@ def test_modes_that_are_visited_too_rarely_are_named_and_widen_the_interval():
     truth = machine.exact().log_z
     base = dgm.Gaussian.from_local_fits(machine, start=dgm.Gaussian.standard(machine, truth.dtype))
     method = dgm.SimulatedTempering()
-    with pytest.warns(UserWarning, match="visit some modes too rarely.* use ParallelTempering"):
+    with pytest.warns(UserWarning, match=r"visit some modes too rarely.* method=dgm.ParallelTempering\(\)"):
         estimate = dgm.log_evidence(machine, base, method, chains=64, seed=1, progress=False)
     assert estimate.diagnostics["rare_shift"] > 0.5
     low, high = estimate.interval()

@@ -74,7 +74,7 @@ def test_condition_writes_a_complete_run_folder(config, tmp_path, capsys):
     assert len(page.addresses) == 3
     diagnosis = str(Draws.load(folder / "posterior.nc").diagnose())
     # what is not compared with the observation is in the report all the same
-    assert diagnosis.splitlines()[0].split(":")[0] in page.words
+    assert outline.in_words_of("condition", diagnosis.splitlines()[0].split(":")[0]) in page.words
     assert f"--config {folder.relative_to(tmp_path) / 'config.yaml'} --draws 12" in page.words
     draws = Draws.load(folder / "posterior.nc")
     assert draws.shape == (2, 6, 2)

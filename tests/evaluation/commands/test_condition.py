@@ -20,6 +20,7 @@ from dgm_infer.errors import ConfigError, ObservationError
 from evaluation.commands import condition
 from evaluation.commands.condition import condition_images
 from evaluation.commands.inputs import read_images, read_mask, read_observation
+from evaluation.commands.outline import in_words_of
 from evaluation.reports.mixing import describe, modes, parse_label
 from generators.checkpoints import PRETRAINED
 from tests.dgm_infer.sampling.two_sides import fibre as two_sides
@@ -277,7 +278,7 @@ def test_black_that_a_generator_never_reaches_is_told_the_option_that_helps(tmp_
     options = {"chains": 2, "warmup": 0, "draws": 3, "seed": 1, "output": str(tmp_path)} | QUICK
     with pytest.raises(ObservationError, match=r"of -1 to -1, are on or beyond the edge") as caught:
         condition_images("black", model, str(tmp_path / "black.png"), "grid_4", 1, **options)
-    assert caught.value.__notes__ == ["as an option: --noise SD"]
+    assert "--output_noise SD" in in_words_of("condition", caught.value)
     condition_images("black", model, str(tmp_path / "black.png"), "grid_4", 1, noise=0.5, **options)
 
 

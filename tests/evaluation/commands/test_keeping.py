@@ -193,12 +193,17 @@ def test_a_picture_makes_a_folder_that_has_vanished_again(tmp_path):
 
 
 @pytest.mark.parametrize("act", [stop, terminate])
-def test_evidence_keeps_every_method_that_was_finished(run, monkeypatch, act):
+def test_evidence_keeps_every_method_that_was_finished(run, monkeypatch, capsys, act):
     during(monkeypatch, dgm.AIS, "run", act)
     code, folder = run("evidence")
     assert code == 130
     assert names(folder) == {"config.yaml", "Elbo.npz", "ImportanceSampling.npz", "evidence.csv"}
     assert set(pd.read_csv(folder / "evidence.csv")["method"]) == {"Elbo", "ImportanceSampling"}
+    said = capsys.readouterr().out
+    assert re.search(r"^1 of 3, after \d+:\d\d: Elbo: 3 images x 4 chains$", said, re.M)
+    # the table of what is there, which nobody has to look up in a file
+    told = said.partition("finished before the interruption:\n")[2].splitlines()
+    assert [line.split()[0] for line in told] == ["method", "Elbo", "ImportanceSampling"]
 
 
 @honest
@@ -255,6 +260,10 @@ def test_a_command_that_was_stopped_goes_on_with_the_numbers_of_one_that_was_not
     assert f"dgm-infer {command} --resume {name} goes on" in capsys.readouterr().err
     monkeypatch.chdir(folder.parents[2])
     assert main([command, "--resume", str(name)]) == 0
+    if command == "evidence":
+        said = re.sub(r"after \d+:\d\d", "after", capsys.readouterr().out)
+        assert "1 of 3, after: Elbo: finished before, and taken over\n" in said
+        assert "3 of 3, after: AIS: 3 images x 4 chains, going on where it was stopped\n" in said
     whole = folder.parents[2] / "whole"
     assert names(folder) == names(whole)
     if command == "condition":
