@@ -43,6 +43,8 @@ class RunLimits:
     """Bytes of chains that run at once."""
     activations: int = 2**15
     """Bytes of a target per chain and problem, besides the position: the activations of an image decoder."""
+    rows: int = 8
+    """Positions at which threads are compared: a search evaluates several at once."""
 
 
 LIMITS = RunLimits()
@@ -57,9 +59,7 @@ class Started(NamedTuple):
     """One line on a base that was chosen."""
 
 
-def started(
-    call: str, problem: Any, base: Whitened | None, report: Callable[[str], None] = lambda text: None
-) -> Started:
+def started(call: str, problem: Any, base: Whitened | None, report: Callable[[str], None] = lambda _: None) -> Started:
     """The target of a problem, with its base: the encoder's posterior, else Laplace's approximation, else a fit.
 
     Args:
@@ -108,10 +108,10 @@ def started(
 def _compare_threads(call: str, target: Target) -> None:
     """Warn where threads wait for other programs, before the search for a base, which would take as much longer."""
     x = origin(target, torch.float64)
-    # a faulty energy is named where it is looked at
     if x.device.type == "cpu" and target.has_gradient:
+        # a faulty energy is named where it is looked at
         with suppress(Exception):
-            compare_threads(call, lambda: target.energy_and_gradient(x))
+            compare_threads(call, lambda: target.energy_and_gradient(x.expand(LIMITS.rows, *x.shape)))
 
 
 def _of_pair(call: str, problem: Any) -> tuple[LatentVariableModel | None, Tensor, Target]:
