@@ -306,7 +306,7 @@ class EvidenceRun:
         # of a run that was cut short that has been said
         lines = () if outcome.interrupted else run_warnings(outcome.diagnostics, std_error, status, self.chains)
         for doubt in lines:
-            warn(f"{name}: {doubt}", DiagnosisWarning)
+            warn(f"{name}: {doubt.line}", DiagnosisWarning)
         diagnostics: dict[str, Any] = {
             **outcome.diagnostics,
             "gradient_evaluations": self.evaluations,
