@@ -83,6 +83,7 @@ def started(call: str, problem: Any, base: Whitened | None, report: Callable[[st
         target = as_target(problem)
         if isinstance(problem, Fibre) and base is None:
             parts, images = _of_fibre(problem)
+    compare_threads_of(call, target)
     if base is not None:
         return Started(target, base, None)
     if parts is not None and parts.encoder is not None and images is not None:
@@ -90,7 +91,6 @@ def started(call: str, problem: Any, base: Whitened | None, report: Callable[[st
         if own.mean.shape == (*target.batch_shape, target.dim):
             like = getattr(target, "values", own.mean)
             return Started(target, own.to(like), "base: the encoder's posterior")
-    _compare_threads(call, target)
     why = "there are too many Hessians"
     if target.batch_shape.numel() * target.dim <= LIMITS.hessians:
         report("start-up, looking for the mode of every problem")
@@ -105,7 +105,7 @@ def started(call: str, problem: Any, base: Whitened | None, report: Callable[[st
     return Started(target, Gaussian.fit(target, kind), said)
 
 
-def _compare_threads(call: str, target: Target) -> None:
+def compare_threads_of(call: str, target: Target) -> None:
     """Warn where threads wait for other programs, before the search for a base, which would take as much longer."""
     x = origin(target, torch.float64)
     if x.device.type == "cpu" and target.has_gradient:
