@@ -41,6 +41,11 @@ class Finding:
     def __str__(self):
         return f"{self.what}: {self.remedy}" if self.remedy else self.what
 
+    @property
+    def line(self) -> str:
+        """The same with its severity before it, as a warning has it."""
+        return f"{self.severity}: {self}"
+
 
 @dataclass(frozen=True)
 class Diagnosis:

@@ -43,6 +43,8 @@ class RunLimits:
     """Bytes of chains that run at once."""
     activations: int = 2**15
     """Bytes of a target per chain and problem, besides the position: the activations of an image decoder."""
+    rows: int = 8
+    """Positions at which threads are compared: a search evaluates several at once."""
 
 
 LIMITS = RunLimits()
@@ -57,9 +59,7 @@ class Started(NamedTuple):
     """One line on a base that was chosen."""
 
 
-def started(
-    call: str, problem: Any, base: Whitened | None, report: Callable[[str], None] = lambda text: None
-) -> Started:
+def started(call: str, problem: Any, base: Whitened | None, report: Callable[[str], None] = lambda _: None) -> Started:
     """The target of a problem, with its base: the encoder's posterior, else Laplace's approximation, else a fit.
 
     Args:
@@ -83,6 +83,7 @@ def started(
         target = as_target(problem)
         if isinstance(problem, Fibre) and base is None:
             parts, images = _of_fibre(problem)
+    compare_threads_of(call, target)
     if base is not None:
         return Started(target, base, None)
     if parts is not None and parts.encoder is not None and images is not None:
@@ -90,7 +91,6 @@ def started(
         if own.mean.shape == (*target.batch_shape, target.dim):
             like = getattr(target, "values", own.mean)
             return Started(target, own.to(like), "base: the encoder's posterior")
-    _compare_threads(call, target)
     why = "there are too many Hessians"
     if target.batch_shape.numel() * target.dim <= LIMITS.hessians:
         report("start-up, looking for the mode of every problem")
@@ -105,13 +105,13 @@ def started(
     return Started(target, Gaussian.fit(target, kind), said)
 
 
-def _compare_threads(call: str, target: Target) -> None:
+def compare_threads_of(call: str, target: Target) -> None:
     """Warn where threads wait for other programs, before the search for a base, which would take as much longer."""
     x = origin(target, torch.float64)
-    # a faulty energy is named where it is looked at
     if x.device.type == "cpu" and target.has_gradient:
+        # a faulty energy is named where it is looked at
         with suppress(Exception):
-            compare_threads(call, lambda: target.energy_and_gradient(x))
+            compare_threads(call, lambda: target.energy_and_gradient(x.expand(LIMITS.rows, *x.shape)))
 
 
 def _of_pair(call: str, problem: Any) -> tuple[LatentVariableModel | None, Tensor, Target]:
@@ -306,7 +306,7 @@ class EvidenceRun:
         # of a run that was cut short that has been said
         lines = () if outcome.interrupted else run_warnings(outcome.diagnostics, std_error, status, self.chains)
         for doubt in lines:
-            warn(f"{name}: {doubt}", DiagnosisWarning)
+            warn(f"{name}: {doubt.line}", DiagnosisWarning)
         diagnostics: dict[str, Any] = {
             **outcome.diagnostics,
             "gradient_evaluations": self.evaluations,

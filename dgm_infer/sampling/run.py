@@ -362,7 +362,7 @@ def finalise(outcome: RunOutcome, stopped_by: str | None) -> Draws:
     result.interrupted |= stopped_by is not None
     transitions = outcome.made * plan.thin
     try:
-        lines = [str(each) for each in verdict(result, outcome.problem, outcome.stayed, transitions, outcome.adapted)]
+        lines = [each.line for each in verdict(result, outcome.problem, outcome.stayed, transitions, outcome.adapted)]
     except KeyboardInterrupt:
         result.interrupted, lines = True, ["interrupted after the last draw: all of them are kept"]
     except Exception as error:

@@ -111,7 +111,7 @@ def condition_images(
             or of ``[H, W]``; or what is observed of the image: downsample:K, the means over blocks of K x K pixels,
             blur:SD, a Gaussian blur of SD pixels, blur:FILE.npy with a kernel, linear:FILE.npy with a matrix
             ``[Dy, Dx]``. null for top_half.
-        n_images: the first so many images.
+        n_images: the first so many images; of a folder, by name.
         noise: standard deviation of normal noise of the measurement, after the operator and on the scale of the
             generator's images; completions are without it. null for none.
         binarise: threshold above which a pixel is 1, below it 0; null leaves the values as they are. Generators of
@@ -178,6 +178,8 @@ def condition_images(
         target_acceptance=target_acceptance,
     )
     with complete_run(name, output, resolved, resume) as folder, kept_run(folder, "run", "condition") as run:
+        if run.path.exists():
+            print("going on where the run was stopped", file=sys.stderr, flush=True)
         started = time.perf_counter()
         result = go_on(run, sample, problem)
         seconds = time.perf_counter() - started

@@ -19,6 +19,7 @@ from dgm_infer.arguments import random_seed
 from dgm_infer.conditioning.pictures import PixelScale
 from dgm_infer.errors import ConfigError, EvidenceError, ModelError, cause, uninterrupted
 from dgm_infer.evidence import Bounds, Method
+from dgm_infer.evidence.run import compare_threads_of
 from dgm_infer.files import write_file
 from dgm_infer.models import LatentVariableModel, as_generative_model
 from evaluation.reports.folders import complete_run
@@ -82,11 +83,12 @@ def estimate_evidence(
         images: a data set with held-out images by class path, a picture, a folder of pictures, or ``.npy`` of
             ``[n, *shape]``. Pictures, 8-bit values and a data set's images in [0, 1] are mapped to the generator's
             ``output_range``; other values are taken as they are.
-        n_images: the first so many images.
+        n_images: the first so many images; of a folder, by name.
         binarise: threshold above which a pixel is 1, below it 0; null leaves the values as they are. Generators of
             binary images need it if the images are grey.
         methods: evidence methods by class path; null for Elbo, ImportanceSampling, AIS, GibbsTempering and
-            ContinuousTempering with their defaults.
+            ContinuousTempering with their defaults, minutes for small networks; GibbsTempering alone, with bounds null,
+            is the quick one.
         base: density that methods start from: encoder, a Gaussian fitted by the evidence lower bound (diagonal,
             low_rank, full), or laplace.
         bounds: annealing in both directions, for an upper bound: from draws of the last method that has draws of the
@@ -265,6 +267,7 @@ def fitted_base(model: LatentVariableModel, target: LatentPosterior, kind: str, 
 def _problem(model: LatentVariableModel, x: Tensor, base: str, seed: int) -> tuple[LatentPosterior, Gaussian]:
     # a channel of its own would look like a batch of one
     target = LatentPosterior(model.decoder, x.reshape(len(x), *(n for n in x.shape[1:] if n > 1)), model.prior)
+    compare_threads_of("evidence", target)
     return target, fitted_base(model, target, base, seed)
 
 

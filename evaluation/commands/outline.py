@@ -110,7 +110,8 @@ COMMANDS = {
         (
             "dgm-infer evidence --config configs/evidence/digits_vae.yaml",
             "dgm-infer evidence --name digits --generator digits_vae --images trainers.DigitsData --methods AIS",
-            "dgm-infer evidence --name mine --generator mine.model --output_noise 0.1 --images pictures --base laplace",
+            "dgm-infer evidence --name mine --generator mine.model --output_noise 0.1 --images pictures --base full "
+            "--methods GibbsTempering --bounds null",
         ),
         "estimate_evidence",
     ),

@@ -100,4 +100,4 @@ def table(rows: Sequence[Estimates]) -> str:
 
 def caveats(label: str, evidence: Evidence) -> list[str]:
     """Lines that name the problems (images, by index) with unreliable estimates, and why."""
-    return [f"{label}: {finding}" for finding in evidence.diagnose()]
+    return [f"{label}: {finding.line}" for finding in evidence.diagnose()]

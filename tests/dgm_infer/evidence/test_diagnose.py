@@ -151,4 +151,4 @@ def test_what_a_run_warns_of_is_in_its_diagnosis(method):
     name = type(method).__name__
     warned = {str(warning.message).removeprefix(f"{name}: ") for warning in caught}
     assert warned
-    assert warned <= set(map(str, bad.diagnose()))
+    assert warned <= {found.line for found in bad.diagnose()}

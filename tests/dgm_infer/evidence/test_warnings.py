@@ -39,7 +39,7 @@ def test_an_estimate_on_one_weight_is_named_with_its_problem():
     target = dgm.Target(lambda x: precision * x.square().sum(-1), 1, (2,))
     base = dgm.Gaussian(torch.zeros(2, 1, dtype=FLOAT), 1.0)
     first, *_ = said(target, base, METHODS["AIS"])
-    assert first.startswith("AIS: all weight is on one draw of problem 1: the estimate is far too low")
+    assert first.startswith("AIS: useless: all weight is on one draw of problem 1: the estimate is far too low")
     # of one chain there is one weight
     assert not any("all weight" in line for line in said(target, base, METHODS["AIS"], chains=1))
 

@@ -69,8 +69,8 @@ def test_two_moons_are_told_apart(moons):
     assert 1 <= n_second < CHAINS / 2
     assert torch.equal(draws.chain_groups == 1, on_second[:, 0])
     assert said == [
-        f"sample(): chains form 2 groups that never overlap ({CHAINS - n_second} and {n_second} chains): their numbers "
-        "come from the starting points and are not posterior weights (see draws.chain_groups)"
+        f"sample(): misleading: chains form 2 groups that never overlap ({CHAINS - n_second} and {n_second} chains): "
+        "their numbers come from the starting points and are not posterior weights (see draws.chain_groups)"
     ]
 
 

@@ -218,7 +218,7 @@ def test_what_a_run_warns_of_is_found_again_in_its_file(kernel, words, tmp_path)
     (line,) = [str(warning.message) for warning in caught if words in str(warning.message)]
     draws.save(tmp_path / "draws.nc")
     for each in (draws, dgm.Draws.load(tmp_path / "draws.nc"), dgm.Draws.load(tmp_path / "draws.nc", target)):
-        assert line.removeprefix("sample(): ") in map(str, each.diagnose())
+        assert line.removeprefix("sample(): ") in [found.line for found in each.diagnose()]
 
 
 def test_a_run_warns_of_nothing_that_only_its_diagnosis_names():

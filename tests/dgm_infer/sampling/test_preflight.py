@@ -59,3 +59,5 @@ def test_an_estimate_of_evidence_is_compared_before_its_base_is_looked_for(two_t
 
     with pytest.warns(dgm.diagnosis.DiagnosisWarning, match="log_evidence: with 2 threads .* other programs use the"):
         started("log_evidence", dgm.Target(waits, 2), None)
+    with pytest.warns(dgm.diagnosis.DiagnosisWarning, match="log_evidence: with 2 threads"):
+        started("log_evidence", dgm.Target(waits, 2), dgm.Gaussian(torch.zeros(2), 1.0))

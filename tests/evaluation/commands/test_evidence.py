@@ -226,10 +226,10 @@ def evidence(status="consistent", **diagnostics):
 def test_problems_not_to_be_trusted_are_named():
     agree = torch.tensor([True, False, False])
     (line,) = caveats("m", evidence(base_moments_agree=agree))
-    assert line.startswith("m: base moments are not recovered at beta = 0 of problems 1 and 2: ")
+    assert line.startswith("m: misleading: base moments are not recovered at beta = 0 of problems 1 and 2: ")
     share = torch.tensor([0.9, 0.1, math.nan])
     (line,) = caveats("m", evidence("unbiased", max_weight_share=share))
-    assert line.startswith("m: one draw has 90 % of the weight of problem 0: ")
+    assert line.startswith("m: misleading: one draw has 90 % of the weight of problem 0: ")
     assert caveats("m", evidence(base_moments_agree=~torch.zeros(3, dtype=torch.bool))) == []
     assert caveats("m", evidence("lower", max_weight_share=share)) == []
 
@@ -238,7 +238,7 @@ def test_chains_cut_short_are_named_by_the_command(config, tmp_path, capsys):
     """Steps that go nowhere leave the chains where the pilot put them."""
     stuck = "{class_path: dgm_infer.GibbsTempering, init_args: {draws: 4, warmup: 0, n_steps: 1, step_size: 1.0e-4}}"
     assert run(config, "--methods", f"[{stuck}]", "--bounds", "null") == 0
-    assert "GibbsTempering: no chain went from the base to the target and back" in capsys.readouterr().out
+    assert "GibbsTempering: misleading: no chain went from the base to the target and back" in capsys.readouterr().out
 
 
 def test_pictures_are_drawn_of_one_image_and_of_errors_that_are_not_known(tmp_path):
