@@ -29,8 +29,11 @@ class MemorySettings:
     """How much of a run is in memory."""
 
     block: int = 2**24
-    """Bytes of draws that a shard holds, and of a tensor that is read, above which it is mapped: writing a block takes
-    four times as much, and a disk far longer than its bookkeeping."""
+    """Bytes of draws that a shard holds: writing a block takes four times as much, and a disk far longer than its
+    bookkeeping."""
+    read: int = 2**18
+    """Bytes of a tensor that is read above which it is mapped: ten statistics that are read while a run goes on stay
+    below a hundredth of the memory of torch. Below some pages a file of its own would be most of the work."""
 
 
 MEMORY = MemorySettings()
@@ -186,7 +189,7 @@ class Room:
     def _made(self, like: Tensor) -> Tensor:
         shape = (*self._shape, *like.shape[2:])
         size = math.prod(shape) * like.element_size()
-        if size > MEMORY.block and self._device.type == "cpu" and hasattr(mmap, "MADV_DONTNEED"):
+        if size > MEMORY.read and self._device.type == "cpu" and hasattr(mmap, "MADV_DONTNEED"):
             for place in (self._folder, None):
                 with suppress(OSError), tempfile.TemporaryFile(dir=place) as file:
                     # a disk without room says so here, and not by a signal later

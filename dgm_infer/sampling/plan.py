@@ -1,7 +1,7 @@
 """What a run of chains is asked for and until when, the kernel it gets where none is given, what it has come to."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple, Self
 
@@ -29,6 +29,8 @@ class LookSettings:
     """Draws per chain, evenly spaced, that are judged: fewer draws look less effective, never more."""
     columns: int = 64
     """Numbers of each that are shown: a picture has thousands."""
+    block: int = 2**20
+    """Bytes of them that are judged together: ranks and autocorrelations take some ten times as much."""
     share: float = 0.02
     """Share of the time that looks of a run ``until=`` may take: all draws are read for one."""
 
@@ -48,10 +50,22 @@ def _judged(draws: Draws) -> dict[str, Tensor]:
 @torch.no_grad()
 def worst_mixing(draws: Draws) -> tuple[float, float]:
     """The largest R-hat and the fewest bulk effective draws, by some draws of the first numbers of the latents."""
-    values = side_by_side(_judged(draws), len(draws.shape) - 2).flatten(2)[..., : LOOK.columns]
-    effective = effective_draws(values, "bulk").nan_to_num(0.0).min().item()
-    rates = r_hat(values) if values.shape[0] > 1 else torch.tensor([torch.nan])
-    return rates.nan_to_num(torch.inf).max().item(), effective
+    rates, effective, batch = [], [], len(draws.shape) - 2
+    for values in _by_columns(_judged(draws), batch):
+        effective.append(effective_draws(values, "bulk").nan_to_num(0.0).min().item())
+        rates.append(r_hat(values).nan_to_num(torch.inf).max().item() if len(values) > 1 else torch.inf)
+    return max(rates), min(effective)
+
+
+def _by_columns(latents: dict[str, Tensor], batch: int) -> Iterator[Tensor]:
+    """The first numbers of latents ``[chains, draws, *batch, *shape]`` in blocks ``[chains, draws, n]`` of one size,
+    so that what a look takes does not grow with their number."""
+    left = LOOK.columns
+    for value in latents.values():
+        columns = value.unsqueeze(-1).flatten(2 + batch).flatten(2)[..., :left]
+        left -= columns.shape[-1]
+        each = max(1, LOOK.block // (8 * columns.shape[0] * columns.shape[1]))
+        yield from (part.double() for part in columns.split(each, -1) if part.shape[-1])
 
 
 @dataclass(frozen=True)
