@@ -143,7 +143,7 @@ def run_warnings(
     found.look(
         "useless",
         std_error > LEVELS.nats,
-        "the standard error of log Z is {x:.2g} nats{of}",
+        "the standard error of log Z{of} is {x:.2g} nats",
         "the estimate says nothing: use a base near the target, more temperatures, or more draws",
         std_error,
     )
@@ -209,7 +209,7 @@ def further_findings(
     found.look(
         "imprecise",
         (std_error > LEVELS.wide) & (std_error <= LEVELS.nats),
-        "the standard error of log Z is {x:.2g} nats{of}",
+        "the standard error of log Z{of} is {x:.2g} nats",
         "Z is known to a factor of e at best: use a base nearer the target, more temperatures, or more draws",
         std_error,
     )

@@ -129,7 +129,7 @@ def estimate_evidence(
     target, q = _problem(model, x, base, seed)
     options = {"chains": chains, "seed": seed, "chunk": chunk}
     stages = _Stages(len(methods) + (bounds is not None) * (1 + (n_simulated > 0)))
-    with complete_run(name, output, resolved, resume) as folder, _said_of_the_finished(results := {}):
+    with complete_run(name, output, resolved, resume) as folder, _said_of_the_finished(folder, results := {}):
         for method, label in zip(methods, _labels(methods), strict=True):
             if _is_there(results, folder, label, target):
                 stages.begin(f"{label}: finished before, and taken over")
@@ -177,11 +177,14 @@ class _Stages:
 
 
 @contextmanager
-def _said_of_the_finished(results: dict[str, Evidence]) -> Iterator[None]:
-    """Print the table of the methods that are finished where the block is interrupted."""
+def _said_of_the_finished(folder: Path, results: dict[str, Evidence]) -> Iterator[None]:
+    """Print the table of the methods that are finished, and how to go on, where the block is interrupted."""
     try:
         yield
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        # the part under way may say so itself
+        if results and not any("--resume" in note for note in getattr(error, "__notes__", ())):
+            error.add_note(f"dgm-infer evidence --resume {folder} goes on")
         if rows := [Estimates.of(label, found) for label, found in results.items() if not found.interrupted]:
             print(f"finished before the interruption:\n{table(rows)}", end="", flush=True)
         raise

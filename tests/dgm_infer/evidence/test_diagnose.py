@@ -96,8 +96,8 @@ SECOND: dict[str, tuple[dict[str, Any], str, str]] = {
         "one draw has 70 % of the weight of problem 1",
     ),
     "no move": ({"acceptance": torch.tensor([0.6, 0.0])}, "useless", "no chain moved of problem 1"),
-    "no meaning": ({"error": (0.1, 30.0)}, "useless", "the standard error of log Z is 30 nats of problem 1"),
-    "wide": ({"error": (0.1, 2.5)}, "imprecise", "the standard error of log Z is 2.5 nats of problem 1"),
+    "no meaning": ({"error": (0.1, 30.0)}, "useless", "the standard error of log Z of problem 1 is 30 nats"),
+    "wide": ({"error": (0.1, 2.5)}, "imprecise", "the standard error of log Z of problem 1 is 2.5 nats"),
 }
 
 

@@ -199,7 +199,9 @@ def test_evidence_keeps_every_method_that_was_finished(run, monkeypatch, capsys,
     assert code == 130
     assert names(folder) == {"config.yaml", "Elbo.npz", "ImportanceSampling.npz", "evidence.csv"}
     assert set(pd.read_csv(folder / "evidence.csv")["method"]) == {"Elbo", "ImportanceSampling"}
-    said = capsys.readouterr().out
+    said, error = capsys.readouterr()
+    # a method is begun again, and those before it are not
+    assert f"dgm-infer evidence --resume runs/small/{folder.name} goes on; runs/small/" in error
     assert re.search(r"^1 of 3, after \d+:\d\d: Elbo: 3 images x 4 chains$", said, re.M)
     # the table of what is there, which nobody has to look up in a file
     told = said.partition("finished before the interruption:\n")[2].splitlines()
