@@ -43,6 +43,8 @@ class AllocationSettings:
     """Largest ratio of the curvatures at a minimum."""
     numbers: int = 2**24
     """Numbers in second derivatives up to which they are worth their time and memory."""
+    outputs: int = 2**26
+    """Outputs of all points and problems together above which there are fewer descents from the prior: memory."""
 
 
 _SETTINGS = AllocationSettings()
@@ -97,7 +99,8 @@ def allocate_chains(
             # layers that compute in no other type, for which the user chose this one
             return Allocation(own)
         posterior = exact
-    searches = min(_SETTINGS.searches, _SETTINGS.per_point * n, max(0, _SETTINGS.numbers // size - n))
+    affordable = min(_SETTINGS.numbers // size, _SETTINGS.outputs // (posterior.n_outputs * max(1, batch.numel())))
+    searches = min(_SETTINGS.searches, _SETTINGS.per_point * n, max(0, affordable - n))
     pool = torch.cat([position, posterior.initial_draws(searches, rng)])
     index = places(pool[..., 0])
     is_point = index < n

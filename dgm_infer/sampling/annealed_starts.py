@@ -29,6 +29,9 @@ class AnnealingSettings:
     large_population: int = 64
     """The same where a step takes little time: of few points none may be in the good modes when the noise begins to
     tell them from others."""
+    outputs: int = 2**26
+    """Outputs of all points together above which there are fewer points, down to the chains: half a gigabyte in
+    float64, and several times that with a gradient."""
     effective: float = 0.5
     """Share of the points that the weights of one increment leave effective."""
     lost: float = 50.0
@@ -249,7 +252,8 @@ class _Tempered:
     def __init__(self, posterior: Posterior, computed: Posterior, kernel: Any, chains: int, *, compiles: bool):
         self.posterior, self.kernel = posterior, kernel
         slow = posterior.convolves
-        self.most = max(chains, _SETTINGS.population if slow else _SETTINGS.large_population)
+        affordable = _SETTINGS.outputs // (posterior.n_outputs * max(1, posterior.batch_shape.numel()))
+        self.most = max(chains, min(affordable, _SETTINGS.population if slow else _SETTINGS.large_population))
         self.transitions, self.at_last = (1, 5) if slow else (2, 10)
         annealed = Annealed(computed)
         example = posterior.initial_draws(self.most, torch.Generator(posterior.values.device))

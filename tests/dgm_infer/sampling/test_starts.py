@@ -9,6 +9,7 @@ from torch.distributions import Independent, Normal
 
 import dgm_infer as dgm
 from dgm_infer.kernels import Info
+from dgm_infer.sampling import allocation, annealed_starts
 from dgm_infer.sampling.annealed_starts import _next_beta, _survivors, anneal_noise
 from generators import LatentPosterior
 from tests.kernels import Place
@@ -219,3 +220,23 @@ def test_control_chains_from_prior_draws_hold_the_modes_in_the_prior_s_proportio
     x = torch.randn(256, 2, 1, generator=rng(), dtype=torch.float64)
     found, expected = _shares(dgm.HMC(), initial=x)
     assert (found - expected).abs().min() > 0.06
+
+
+def test_a_large_batch_of_images_is_annealed_by_as_many_points_as_memory_holds(monkeypatch):
+    target = LatentPosterior(_Valley().double(), torch.full((50, 1), 2.0, dtype=FLOAT), dgm.StandardNormal(1))
+    rows, energy = [], LatentPosterior.tempered_energy
+
+    def counted(self, u, beta):
+        rows.append(u.shape[:-1].numel())
+        return energy(self, u, beta)
+
+    monkeypatch.setattr(LatentPosterior, "tempered_energy", counted)
+    options = {"target_acceptance": None}
+    annealed_starts.anneal_likelihood(target, dgm.HMC(compile=False), 4, rng(), **options)
+    assert max(rows) == 64 * 50
+    monkeypatch.setattr(annealed_starts, "_SETTINGS", annealed_starts.AnnealingSettings(outputs=10 * 50))
+    monkeypatch.setattr(allocation, "_SETTINGS", allocation.AllocationSettings(outputs=10 * 50))
+    rows.clear()
+    start = annealed_starts.anneal_likelihood(target, dgm.HMC(compile=False), 4, rng(), **options)
+    assert max(rows) == 10 * 50
+    assert start.position.shape == (4, 50, 1)
