@@ -7,7 +7,7 @@ import torch
 
 import dgm_infer as dgm
 from dgm_infer.references.minimise import minimise
-from dgm_infer.sampling import allocation, starts
+from dgm_infer.sampling import allocation, annealed_starts
 from dgm_infer.sampling.allocation import Allocation, AllocationSettings, _weighed, allocate_chains
 from tests.findings import honest
 from tests.oracles import FLOAT, compare
@@ -208,14 +208,19 @@ def test_annealed_starts_have_the_shares_of_the_posterior(monkeypatch):
     problem, settings = folded(1.0), {"tolerance": 1e-8, "target_acceptance": 0.8}
 
     def found():
-        begun = [starts.anneal_noise(problem, dgm.ConstrainedHMC(), 1000, rng(seed), **settings) for seed in range(12)]
+        begun = [
+            annealed_starts.anneal_noise(problem, dgm.ConstrainedHMC(), 1000, rng(seed), **settings)
+            for seed in range(12)
+        ]
         return torch.stack([(start.position[:, 0] > 0).double().mean() for start in begun])
 
     mass = wide_mass()
     assert (found() - mass).abs().max() < 1 / 1000 + 0.01
     # control: all points have a start of their own. Of independent draws of the posterior the statistic is chi-square
     # with 12 degrees of freedom, 54 at 5 standard deviations
-    monkeypatch.setattr(starts, "allocate_chains", lambda marginal, u, chains, *_: Allocation(torch.arange(chains)))
+    monkeypatch.setattr(
+        annealed_starts, "allocate_chains", lambda marginal, u, chains, *_: Allocation(torch.arange(chains))
+    )
     assert ((found() - mass).square() / (mass * (1 - mass) / 1000)).sum() > 54
 
 
