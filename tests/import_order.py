@@ -58,6 +58,7 @@ ORDER = {
         "derivatives",
         "subject",
         "checks",
+        "posterior",
         "marginal",
         "projection",
         "start_points",
@@ -101,6 +102,7 @@ ORDER = {
         "warmup",
         "execution",
         "allocation",
+        "annealed_starts",
         "starts",
         "run",
         "sample",
@@ -346,6 +348,7 @@ ORDER = {
         "documents",
         "crossover",
         "switches",
+        "ablation_problems",
         "ablations",
     ],
     "evaluation.commands": [

@@ -1,5 +1,6 @@
 """The posterior of the latents of a decoder given an image, for every image of a batch."""
 
+import copy
 import math
 from typing import NamedTuple, Self
 
@@ -7,25 +8,31 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Normal
 from torch.nn import functional as F
+from torch.nn.modules.conv import _ConvNd
 
 from ..arguments import indices, instance, numbers, points
 from ..errors import ModelError, ObservationError
 from ..models import (
+    CensoredNormal,
     InputDensity,
     base_distribution,
     check_weights,
+    copied,
     evaluation_copy,
     output_distribution,
     reference_tensor,
+    unvalidated,
 )
-from ..target import Target
+from ..structures import push_forward
 from .agreement import check_agreement
 from .faults import check_agreeing, check_once, check_rows, far_values
+from .marginal import SETTINGS as DERIVATIVES
 from .observations import pixels
 from .operators import ObservedPixels
+from .posterior import Posterior
 
 
-class LatentPosterior(Target):
+class LatentPosterior(Posterior):
     """``p(z | x)`` of a decoder ``p(x | z)`` and a prior ``p(z)``; its log normalising constant is ``log p(x)``.
 
     ``energy(z) = -log p(x | z) - log p(z)``, ``[..., *batch, Dz] -> [..., *batch]``
@@ -47,8 +54,6 @@ class LatentPosterior(Target):
             of its outputs.
         ObservationError: the images or the mask do not fit the decoder.
     """
-
-    standardised = True
 
     def __init__(self, decoder: nn.Module, images, prior: InputDensity, mask=None):
         instance("LatentPosterior", "prior", prior, InputDensity, "StandardNormal(50)")
@@ -110,8 +115,7 @@ class LatentPosterior(Target):
         self.image_shape, self._event_shape = image_shape, event_shape
 
     @property
-    def values(self) -> Tensor:
-        """The images, whose dtype and device are those of the computation."""
+    def values(self):
         return self.images
 
     def take(self, problems: Tensor) -> Self:
@@ -132,7 +136,12 @@ class LatentPosterior(Target):
 
     def log_likelihood(self, z: Tensor) -> Tensor:
         """``log p(x | z)``, ``[..., *batch, Dz] -> [..., *batch]``."""
-        return self._log_prob(self.decoder(z))
+        return self._log_prob(self._pixels(z))
+
+    def _pixels(self, z: Tensor) -> Distribution:
+        # a check of parameters would end all chains where one has diverged
+        with unvalidated():
+            return self.decoder(z)
 
     def _log_prob(self, likelihood: Distribution) -> Tensor:
         base = base_distribution(likelihood)
@@ -144,6 +153,44 @@ class LatentPosterior(Target):
         x = points("LatentPosterior.energy", "x", x, self.dim)
         return -self.log_likelihood(x) - self.prior.log_prob(x)
 
+    @property
+    def n_outputs(self):
+        return self.image_shape.numel()
+
+    @property
+    def convolves(self):
+        return any(isinstance(module, _ConvNd) for module in self.decoder.modules())
+
+    def tempered_energy(self, u, beta):
+        return -beta * self.log_likelihood(u) - self.prior.log_prob(u)
+
+    def precision(self, u):
+        """``I + J^T F J`` with J the Jacobian of the distribution's parameters and F their Fisher information."""
+        z = u.to(self.images)
+        with torch.no_grad():
+            roots = _information_roots(base_distribution(self._pixels(z)))
+            if roots is None:
+                return None
+
+            def parameters(z: Tensor) -> Tensor:
+                base = base_distribution(self._pixels(z))
+                return torch.cat([getattr(base, name).flatten(z.ndim - 1) for name in roots], -1)
+
+            root = torch.cat([value.flatten(z.ndim - 1) for value in roots.values()], -1)
+            columns = [
+                root * push_forward(parameters, z, part)[1]
+                for part in torch.eye(self.dim, dtype=z.dtype, device=z.device).split(DERIVATIVES.columns)
+            ]
+            jacobian = torch.cat(columns).movedim(0, -1).double()
+            return torch.eye(self.dim, dtype=torch.float64, device=z.device) + jacobian.mT @ jacobian
+
+    def to(self, dtype):
+        other = copy.copy(self)
+        other.decoder, other.images = copied(self.decoder).to(dtype), self.images.to(dtype)
+        if isinstance(self.prior, nn.Module):
+            other.prior = copied(self.prior).to(dtype)
+        return other
+
     def energy_and_gradient(self, x):
         """Energy ``[...]`` and gradient ``[..., D]``, detached.
 
@@ -152,7 +199,7 @@ class LatentPosterior(Target):
         """
         with torch.enable_grad():
             z = x.detach().requires_grad_()
-            likelihood = self.decoder(z)
+            likelihood = self._pixels(z)
             known = known_slope(base_distribution(likelihood), self.images) if len(self._event_shape) == 1 else None
             if known is None:
                 misfit = -self._log_prob(likelihood)
@@ -232,6 +279,19 @@ def _image_shape(images: Tensor, event_shape: torch.Size) -> torch.Size:
         f"images of shape {tuple(images.shape)} do not end in the {event_shape.numel()} values that the decoder "
         "returns per image"
     )
+
+
+def _information_roots(base: Distribution) -> dict[str, Tensor] | None:
+    """Roots of the Fisher information of the parameters of independent pixels, by name, each as the parameter; None for
+    families other than these three."""
+    if isinstance(base, Bernoulli):
+        p = base.probs
+        return {"logits": (p * (1 - p)).sqrt()}
+    if isinstance(base, Normal):
+        return {"loc": 1 / base.scale, "scale": math.sqrt(2) / base.scale}
+    if isinstance(base, CensoredNormal):
+        return {"loc": base.information.sqrt()}
+    return None
 
 
 class KnownSlope(NamedTuple):

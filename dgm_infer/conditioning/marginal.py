@@ -12,8 +12,8 @@ from ..autodiff.pytrees import take
 from ..autodiff.randomness import normal
 from ..settings import Settings
 from ..structures import Dense, Units, push_forward
-from ..target import Target
 from .observed import ObservedModel
+from .posterior import Posterior
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class MarginalSettings(Settings):
 SETTINGS = MarginalSettings()
 
 
-class NoiseMarginal(Target):
+class NoiseMarginal(Posterior):
     """``p(u1 | y)`` where the constraint is ``c = r(u1) + D(u1) u2`` with standard normal ``u2`` (math 2.6).
 
     The noise integrates out to ``energy(u1) = -log p(u1) - log p(y | u1)``, with ``-log p(y | u1) = |R^-1 r|^2 / 2 +
@@ -47,8 +47,6 @@ class NoiseMarginal(Target):
         everywhere: whether the constraint is known to be of this form at all inputs.
     """
 
-    standardised = True
-
     def __init__(
         self,
         observed: ObservedModel,
@@ -59,7 +57,7 @@ class NoiseMarginal(Target):
     ):
         self.observed = observed
         self.holds_everywhere = everywhere
-        self.values = values
+        self._values = values
         self.model: Any = observed.model
         super().__init__(None, self.model.global_density.dim, tuple(values.shape[:-1]))
         self._n_local = observed.dim - self.dim
@@ -126,11 +124,22 @@ class NoiseMarginal(Target):
         taken.coarse = self.coarse and self.coarse.take(problems)
         return taken
 
+    @property
+    def values(self):
+        return self._values
+
+    @property
+    def n_outputs(self):
+        return math.prod(self.model.output_shape)
+
+    @property
+    def convolves(self):
+        return self.observed.convolves
+
     def energy(self, x):
         return self.energy_and_extra(x)[0]
 
     def to(self, dtype: torch.dtype) -> Self:
-        """The same in another type."""
         if self.values.dtype == dtype:
             return self
         blocks = None if self._blocks is None else self._blocks.to(dtype)
@@ -308,39 +317,6 @@ class NoiseMarginal(Target):
         u = torch.cat([u1.expand(*lead, -1), points.expand(*lead, -1)], -1)
         value, products = self.observed.residual(u, self.values).split([1, inputs])
         return value[0], (products - value).unflatten(-1, (n_units, outputs)).movedim(0, -1)
-
-
-class AnnealedMarginal(Target):
-    """The posterior of u1 under noise of another width: ``beta`` is the inverse variance, in units of the noise's own.
-
-    With beta the last coordinate, ``energy(u1, beta) = beta |R^-1 r|^2 / 2 + log|R| - log p(u1)``, up to a constant of
-    u1. Its derivative in beta is the misfit ``|R^-1 r|^2 / 2``.
-    """
-
-    def __init__(self, marginal: NoiseMarginal):
-        self._marginal, self.values = marginal, marginal.values
-        self.coarse: Any = type(self)(marginal.coarse) if marginal.coarse is not None else None
-        super().__init__(None, marginal.dim + 1, tuple(marginal.batch_shape))
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether gradients are computed in float64."""
-        return self.coarse is None and self.values.dtype == torch.float64
-
-    def energy(self, x):
-        return self._marginal.tempered_energy(x[..., :-1], x[..., -1])
-
-    def energy_and_gradient(self, x):
-        # as NoiseMarginal's
-        finite = x.isfinite().all(-1)
-        x = torch.where(finite.unsqueeze(-1), x, 0.0)
-        if self.coarse is None:
-            energy, gradient = super().energy_and_gradient(x)
-        else:
-            with torch.no_grad():
-                energy = self.energy(x)
-            gradient = self.coarse.gradient(x.float()).to(x)
-        return torch.where(finite, energy, torch.nan), gradient
 
 
 def _times(blocks: Tensor, u2: Tensor) -> Tensor:

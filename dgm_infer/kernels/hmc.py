@@ -20,7 +20,7 @@ from ..settings import Settings
 from ..target import Target
 from .integrators import PhasePoint, leapfrog
 from .kernel import Info, TrajectoryEnd, Trial, Tuning, either
-from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
+from .metrics import Metric, check_metric, check_shape, first_metric, metric_in_use, open_metric
 
 
 @dataclass(frozen=True)
@@ -208,6 +208,9 @@ class HMC(Scheduled):
 
     def tuning(self, problem: Target) -> Tuning:
         return dataclasses.replace(self.schedule_tuning(), metric=open_metric(self.metric))
+
+    def metric_at(self, problem: Target, position: Tensor) -> Metric | None:
+        return first_metric(self.metric, problem, position)
 
     def init(self, problem: Target, position: Tensor) -> HMCState:
         return HMCState(position, *captured(problem).energy_gradient_and_extra(position))

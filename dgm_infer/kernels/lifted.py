@@ -11,27 +11,13 @@ from ..autodiff.loops import is_captured
 from ..conditioning.fibre import Fibre
 from ..conditioning.marginal import NoiseMarginal
 from ..errors import ArgumentError, Status
-from ..linear_maps import TriangularMap
 from .hmc import HMC, HMCState, Scheduled
 from .kernel import Info, Tuning, either
-from .metrics import Metric, check_metric, check_shape
+from .metrics import Metric, check_metric, check_shape, curvature_metric, first_metric
 from .metropolis import Point
 from .nuts import NUTS
 
 _CURVATURE = "curvature"
-
-
-@dataclass(frozen=True)
-class CurvatureSettings:
-    """Settings of the metric of the curvature, which takes a forward derivative per global input and chain."""
-
-    dim: int = 512
-    """Global inputs up to which a metric that is adapted begins with it."""
-    chains: int = 16
-    """Chains it is averaged over, at most."""
-
-
-_SETTINGS = CurvatureSettings()
 
 
 class LiftedState(NamedTuple):
@@ -144,9 +130,8 @@ class LiftedHMC(Scheduled):
 
     def metric_at(self, problem: Fibre, position: Tensor) -> Metric | None:
         marginal = self.marginal(problem)
-        if not (self.metric == _CURVATURE or (self.metric == "dense" and marginal.dim <= _SETTINGS.dim)):
-            return None
-        return curvature_metric(marginal, position[..., : marginal.dim])
+        u1 = position[..., : marginal.dim]
+        return curvature_metric(marginal, u1) if self.metric == _CURVATURE else first_metric(self.metric, marginal, u1)
 
     def init(self, problem: Fibre, position: Tensor) -> LiftedState:
         marginal = self.marginal(problem)
@@ -201,13 +186,3 @@ class LiftedHMC(Scheduled):
         marginal = problem.computed(float32=coarse).marginal
         assert marginal is not None, "LiftedHMC.check() refuses this problem"
         return marginal
-
-
-def curvature_metric(marginal: NoiseMarginal, u1: Tensor) -> Metric | None:
-    """The inverse of the mean of ``I + K^T K`` over at most 16 of the positions ``[points, *batch, D]`` (math 8.8)."""
-    precision = marginal.precision(u1[: _SETTINGS.chains]).mean(0)
-    try:
-        return TriangularMap.of_precision(precision, u1.dtype)
-    except RuntimeError:
-        # not positive definite: not finite, or of noise so small that rounding hides the prior beside it
-        return None

@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from ..arguments import choice
+from ..conditioning.posterior import Posterior
 from ..errors import ArgumentError
 from ..linear_maps import IDENTITY, DiagonalMap, LinearMap, LowRankMap, TriangularMap
+from ..target import Target
 
 METRICS = ("identity", "diagonal", "dense", "low_rank")
 """The metrics that warm-up can adapt, by the names that kernels take."""
@@ -32,7 +34,17 @@ class MetricSettings:
     """Directions of a low-rank metric."""
 
 
-_SETTINGS = MetricSettings()
+@dataclass(frozen=True)
+class CurvatureSettings:
+    """Settings of the metric of the curvature, which takes a forward derivative per input and chain."""
+
+    dim: int = 512
+    """Inputs up to which a metric that is adapted begins with it."""
+    chains: int = 16
+    """Chains it is averaged over, at most."""
+
+
+_SETTINGS, CURVATURE = MetricSettings(), CurvatureSettings()
 
 
 def check_metric(name: str, metric: object, others: tuple[str, ...] = ()) -> None:
@@ -63,6 +75,26 @@ def metric_in_use(metric: str | Metric) -> Metric:
 def open_metric(metric: str | Metric) -> str | None:
     """The name of a metric for warm-up to adapt; None if there is none."""
     return metric if isinstance(metric, str) and metric != "identity" else None
+
+
+def curvature_metric(posterior: Posterior, u: Tensor) -> Metric | None:
+    """The inverse of the mean of ``I + K^T K`` over at most 16 of the positions ``[points, *batch, D]`` (math 8.8)."""
+    precision = posterior.precision(u[: CURVATURE.chains])
+    if precision is None:
+        return None
+    try:
+        return TriangularMap.of_precision(precision.mean(0), u.dtype)
+    except RuntimeError:
+        # not positive definite: not finite, or of noise so small that rounding hides the prior beside it
+        return None
+
+
+def first_metric(metric: str | Metric, problem: Target, position: Tensor) -> Metric | None:
+    """What a dense metric to be adapted begins with at positions ``[chains, *batch, D]``: that of the curvature, where
+    a problem has one; None to begin with none."""
+    if metric != "dense" or not isinstance(problem, Posterior) or problem.dim > CURVATURE.dim:
+        return None
+    return curvature_metric(problem, position)
 
 
 def fitted(name: str, samples: Tensor) -> Metric:

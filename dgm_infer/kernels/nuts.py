@@ -20,7 +20,7 @@ from ..target import Target
 from .hmc import TRAJECTORY, HMCState, check_target, draw_momentum, given_step_size
 from .integrators import Evaluate, PhasePoint, energy_of, leapfrog
 from .kernel import Info, Trial, Tuning
-from .metrics import Metric, check_metric, check_shape, metric_in_use, open_metric
+from .metrics import Metric, check_metric, check_shape, first_metric, metric_in_use, open_metric
 
 
 class Tree(NamedTuple):
@@ -199,6 +199,9 @@ class NUTS(Settings):
 
     def probe(self, step_size: Tensor, n_steps: int) -> Self:
         return self.replace(step_size=step_size, n_steps=n_steps)
+
+    def metric_at(self, problem: Target, position: Tensor) -> Metric | None:
+        return first_metric(self.metric, problem, position)
 
     def init(self, problem: Target, position: Tensor) -> HMCState:
         return HMCState(position, *problem.energy_and_gradient(position))

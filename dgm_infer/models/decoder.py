@@ -1,7 +1,8 @@
 """Models with a prior, a decoder and perhaps an encoder, which are asked for these parts, never for their class."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal, Protocol, Self
@@ -19,6 +20,17 @@ from .directed import DirectedModel, validate
 from .model import GeneratedImages, GenerativeModel, evaluation_copy, reference_tensor
 
 _NO_SHAPE = torch.Size()
+
+
+@contextmanager
+def unvalidated() -> Iterator[None]:
+    """Distributions that are made here do not check their parameters, but where asked to."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 class CensoredNormal(Distribution):
@@ -68,6 +80,20 @@ class CensoredNormal(Distribution):
         second = (self.loc.square() + self.scale.square()) * between
         second = second + 2 * self.loc * self.scale * (down - up) + self.scale.square() * (low * down - high * up)
         return (second + ndtr(-high) - self.mean.square()).clamp_min(0)
+
+    @property
+    def information(self) -> Tensor:
+        """Fisher's, of loc: ``(Phi(b) - Phi(a) + h(a) + h(-b)) / s^2``, where ``h(t) = phi(t) (t + phi(t) / Phi(t))``
+        is that of a pixel at an edge."""
+        low, high = -self.loc / self.scale, (1 - self.loc) / self.scale
+        inside = ndtr(high) - ndtr(low)
+        return (inside + _edge(low) + _edge(-high)).clamp_min(0) / self.scale.square()
+
+
+def _edge(t: Tensor) -> Tensor:
+    """``phi(t) (t + phi(t) / Phi(t))``, minus the second derivative of ``log Phi(t)`` times ``Phi(t)``."""
+    ratio = (-t.square() / 2 - log_ndtr(t)).exp() / math.sqrt(2 * math.pi)
+    return _phi(t) * (t + ratio)
 
 
 def _phi(z: Tensor) -> Tensor:

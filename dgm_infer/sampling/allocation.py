@@ -1,6 +1,5 @@
 """Starts shared out over the modes of a posterior by their masses (math 5.10)."""
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -8,8 +7,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..conditioning.marginal import NoiseMarginal
-from ..kernels.lifted import curvature_metric
+from ..conditioning.posterior import Posterior
+from ..kernels.metrics import curvature_metric
 from ..kernels.mode_jumps import Jumps
 from ..linear_maps import IDENTITY
 from ..references.minimise import minimise, places, same_minimum, same_mode
@@ -61,7 +60,7 @@ class Allocation(NamedTuple):
 
 
 def allocate_chains(
-    marginal: NoiseMarginal,
+    posterior: Posterior,
     position: Tensor,
     chains: int,
     rng: torch.Generator,
@@ -76,34 +75,34 @@ def allocate_chains(
     end at kinks or along ridges, fewer than four points would remain, second derivatives are missing or take long.
 
     Args:
-        marginal: what the positions are of.
+        posterior: what the positions are of.
         position: ``[points, *batch, D]``, at least as many as chains.
         chains: number of chains.
         rng: random numbers of the systematic sample.
-        evaluated: the energy, up to a constant, and gradient in float64, if they are at hand; None for the marginal's.
+        evaluated: the energy, up to a constant, and gradient in float64, if they are at hand; None for the posterior's.
     """
-    n, batch, dim = len(position), position.shape[1:-1], marginal.dim
+    n, batch, dim = len(position), position.shape[1:-1], posterior.dim
     index = places(position[..., 0])
-    own, size = index[:chains], dim * max(dim, math.prod(marginal.model.output_shape))
+    own, size = index[:chains], dim * max(dim, posterior.n_outputs)
     if n * size > _SETTINGS.numbers:
         return Allocation(own)
     # descents and second derivatives of 32 bits would end anywhere near a minimum
     like = position
     if position.dtype != torch.float64:
-        exact, position = marginal.to(torch.float64), position.double()
+        exact, position = posterior.to(torch.float64), position.double()
         try:
             with torch.no_grad():
                 exact.energy(position[:1])
         except RuntimeError:
             # layers that compute in no other type, for which the user chose this one
             return Allocation(own)
-        marginal = exact
+        posterior = exact
     searches = min(_SETTINGS.searches, _SETTINGS.per_point * n, max(0, _SETTINGS.numbers // size - n))
-    pool = torch.cat([position, marginal.initial_draws(searches, rng)])
+    pool = torch.cat([position, posterior.initial_draws(searches, rng)])
     index = places(pool[..., 0])
     is_point = index < n
-    evaluated = evaluated or evaluation(marginal, pool, 2 * _SETTINGS.iterations)
-    ends = [_descended(marginal, part, evaluated) for part in (position, pool[n:]) if len(part)]
+    evaluated = evaluated or evaluation(posterior, pool, 2 * _SETTINGS.iterations)
+    ends = [_descended(posterior, part, evaluated) for part in (position, pool[n:]) if len(part)]
     minimum, energy, converged = (torch.cat(part) for part in zip(*ends, strict=True))
     # the lowest first, which then stand for their modes
     energy, order = torch.where(converged, energy, torch.inf).sort(0)
@@ -119,7 +118,7 @@ def allocate_chains(
     front = (~hopeful).to(torch.int8).argsort(dim=0, stable=True)[:n_modes]
     counts = hopeful.gather(0, front)
     try:
-        found = _weighed(marginal, x.gather(0, front.unsqueeze(-1).expand(*front.shape, dim)), counts)
+        found = _weighed(posterior, x.gather(0, front.unsqueeze(-1).expand(*front.shape, dim)), counts)
     except torch.OutOfMemoryError:
         raise
     except RuntimeError:
@@ -138,7 +137,7 @@ def allocate_chains(
     chosen = torch.searchsorted((ends / ends[-1]).T.contiguous(), (comb / chains).T.contiguous()).T
     chosen = chosen.clamp_max(len(pool) - 1).reshape(chains, *batch)
     mode = (front.unsqueeze(1) == first.gather(0, chosen)).to(torch.int8).argmax(0)
-    drawn = _drawn(marginal, x.gather(0, front.unsqueeze(-1).expand(*front.shape, dim)), found.covariance, mode, rng)
+    drawn = _drawn(posterior, x.gather(0, front.unsqueeze(-1).expand(*front.shape, dim)), found.covariance, mode, rng)
     chosen = torch.where(told, order.gather(0, chosen), own)
     jumps = found.jumps.to(like) if (found.jumps.counts > 1).any() else None
     if (chosen < n).all():
@@ -147,7 +146,7 @@ def allocate_chains(
     return Allocation(chosen, torch.where((chosen < n).unsqueeze(-1), kept, drawn.to(like)), jumps)
 
 
-def _drawn(marginal: NoiseMarginal, x: Tensor, covariance: Tensor, mode: Tensor, rng: torch.Generator) -> Tensor:
+def _drawn(posterior: Posterior, x: Tensor, covariance: Tensor, mode: Tensor, rng: torch.Generator) -> Tensor:
     """Draws ``[chains, *batch, D]`` of the normal approximations of modes, or the modes where these lead too high.
 
     Args:
@@ -164,14 +163,14 @@ def _drawn(marginal: NoiseMarginal, x: Tensor, covariance: Tensor, mode: Tensor,
     noise = torch.randn(centre.shape, generator=rng, dtype=x.dtype, device=x.device)
     draw = centre + (factor @ noise.unsqueeze(-1)).squeeze(-1)
     with torch.no_grad():
-        near = marginal.energy(draw) < marginal.energy(centre) + _SETTINGS.within
+        near = posterior.energy(draw) < posterior.energy(centre) + _SETTINGS.within
     return torch.where(near.unsqueeze(-1), draw, centre)
 
 
-def _descended(marginal: NoiseMarginal, x: Tensor, evaluated: Evaluated) -> tuple[Tensor, Tensor, Tensor]:
+def _descended(posterior: Posterior, x: Tensor, evaluated: Evaluated) -> tuple[Tensor, Tensor, Tensor]:
     """Where descents from ``x [N, *batch, D]`` end, the energies there, and whether they have converged."""
     # in units of the curvature where they start: of the prior's draws four times as many then reach the best mode
-    metric = curvature_metric(marginal, x) or IDENTITY
+    metric = curvature_metric(posterior, x) or IDENTITY
 
     def evaluate(v: Tensor) -> tuple[Tensor, Tensor]:
         energy, gradient = evaluated(metric.apply(v))
@@ -194,10 +193,10 @@ class _Weighed(NamedTuple):
     """Between those of mass, sound or not."""
 
 
-def _weighed(marginal: NoiseMarginal, x: Tensor, counts: Tensor) -> _Weighed:
+def _weighed(posterior: Posterior, x: Tensor, counts: Tensor) -> _Weighed:
     """Masses of minima ``x [M, *batch, D]`` in the order of their energies, of which some count, ``[M, *batch]``."""
-    energy, gradient = marginal.energy_and_gradient(x)
-    log_mass, covariance = laplace_masses(marginal, x, energy)
+    energy, gradient = posterior.energy_and_gradient(x)
+    log_mass, covariance = laplace_masses(posterior, x, energy)
     definite = log_mass.isfinite()
     same = same_mode(x, energy, covariance, counts)
     unit = torch.eye(x.shape[-1]).to(x)

@@ -13,8 +13,10 @@ from ..arguments.values import shown
 from ..conditioning.abc_kernels import InputPosterior
 from ..conditioning.fibre import Fibre
 from ..conditioning.marginal import NoiseMarginal
+from ..conditioning.posterior import Posterior
 from ..errors import ArgumentError
 from ..kernels import HMC, ConstrainedHMC, EllipticalSlice, Kernel, LiftedHMC, RiemannianHMC
+from ..kernels.metrics import CURVATURE
 from ..target import Target
 from .chain_groups import side_by_side
 from .draws import Draws
@@ -185,7 +187,9 @@ def default_kernel(problem: Fibre | Target) -> Kernel:
         return ConstrainedHMC() if narrow else LiftedHMC()
     if not problem.has_gradient:
         return EllipticalSlice()
-    return RiemannianHMC() if isinstance(problem, InputPosterior) and _is_narrow(problem) else HMC()
+    if isinstance(problem, InputPosterior) and _is_narrow(problem):
+        return RiemannianHMC()
+    return HMC(metric="dense") if isinstance(problem, Posterior) and problem.dim <= CURVATURE.dim else HMC()
 
 
 def _is_ridge(problem: Fibre, marginal: NoiseMarginal) -> bool:

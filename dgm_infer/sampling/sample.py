@@ -45,8 +45,9 @@ def sample(
 
     Args:
         problem: a :class:`Fibre`, a :class:`Target`, or anything with ``energy``, ``dim`` and ``batch_shape``.
-        kernel: None for :class:`HMC` on a target (:class:`EllipticalSlice` if it has no gradient,
-            :class:`RiemannianHMC` where a Gaussian tolerance is small beside the slope of the outputs), and on a fibre
+        kernel: None for :class:`HMC` on a target (of a dense metric for the latents of a decoder,
+            :class:`EllipticalSlice` if it has no gradient, :class:`RiemannianHMC` where a Gaussian tolerance is small
+            beside the slope of the outputs), and on a fibre
             :class:`LiftedHMC` if the model's noise is additive and normal, unless it is narrow and leaves half of
             the other inputs free or more, else :class:`ConstrainedHMC`. Where the start finds several modes,
             :class:`ModeJumps` of the default kernel. ``Draws.kernel`` has it.
@@ -58,9 +59,10 @@ def sample(
         thin: iterations per kept draw.
         seed: seed of all randomness; None draws one and records it in ``Draws.seed``.
         keep: ``"latents"`` drops the inputs to save memory, which disables ``generate()``.
-        initial: starting positions ``[chains, *batch, D]``; None finds them near prior draws and, on the fibre of a
-            model with normal noise and with a warm-up, anneals the noise until they are typical of the posterior.
-            Stranded chains restart from surviving ones: ``Draws.ancestors`` records which.
+        initial: starting positions ``[chains, *batch, D]``; None finds them near prior draws and, with a warm-up,
+            anneals the noise of a fibre of a model that has normal noise, or the likelihood of the latents of a
+            decoder, until they are typical of the posterior. Stranded chains restart from surviving ones:
+            ``Draws.ancestors`` records which.
         target_acceptance: mean acceptance probability that step sizes are adapted to, unless the kernel names its own;
             None for 0.9 of :class:`ConstrainedHMC`, whose longer steps take more updates of the solver, and 0.8 else.
         progress: show a bar with acceptance, failures and constraint error on the standard error stream.

@@ -192,7 +192,7 @@ def _completed(
     problem = posterior(model, pictures.images, mask, settings["noise"])
     started = time.perf_counter()
     sizes = {name: settings[name] for name in ("chains", "warmup", "draws")}
-    result = uninterrupted(dgm.sample(problem, dgm.HMC(), **sizes, seed=seed))
+    result = uninterrupted(dgm.sample(problem, **sizes, seed=seed))
     seconds = time.perf_counter() - started
     summary = result.summary()
     completions = result.generate(seed=seed).flatten(0, 1)

@@ -11,9 +11,10 @@ from dgm_infer.autodiff import jacobian_products, layers
 from dgm_infer.conditioning import Fibre, observed, projection, start_points
 from dgm_infer.evidence import checks, estimate, plan, smc
 from dgm_infer.evidence.tempering import legs
-from dgm_infer.kernels import LiftedHMC
-from dgm_infer.sampling import allocation, low_points, run, starts, warmup
+from dgm_infer.kernels import LiftedHMC, hmc
+from dgm_infer.sampling import allocation, annealed_starts, low_points, run, starts, warmup
 from dgm_infer.sampling.adaptation import Settling
+from dgm_infer.sampling.annealed_starts import Start
 
 __all__ = ["SWITCHES", "Switch", "replaced", "switch"]
 
@@ -65,19 +66,34 @@ def replaced(owner: Any, **attributes: Any) -> Iterator[None]:
 def _annealing():
     anneal = starts.anneal_noise
 
-    def descended(problem: Any, kernel: Any, chains: int, rng: torch.Generator, **options: Any) -> starts.Start:
+    def descended(problem: Any, kernel: Any, chains: int, rng: torch.Generator, **options: Any) -> Start:
         marginal = problem.marginal
         if marginal is None:
             return anneal(problem, kernel, chains, rng, **options)
-        n = max(chains, starts.AnnealingSettings().large_population)
+        n = max(chains, annealed_starts.AnnealingSettings().large_population)
         points = marginal.start(n, rng)
         found = allocation.allocate_chains(marginal, points, chains, rng)
         u1 = points[:chains] if found.position is None else found.position
         if found.position is None:
             u1 = points.gather(0, found.chosen.unsqueeze(-1).expand(*found.chosen.shape, marginal.dim))
-        return starts.Start(marginal.lift(u1, rng), found.chosen, jumps=found.jumps)
+        return Start(marginal.lift(u1, rng), found.chosen, jumps=found.jumps)
 
     with replaced(starts, anneal_noise=descended):
+        yield
+
+
+@switch("likelihood annealing", "posteriors of latents are annealed from the prior, and chains shared out over modes")
+def _likelihood_annealing():
+    def near_prior(problem: Any, kernel: Any, chains: int, rng: torch.Generator, **options: Any) -> Start:
+        return Start(problem.start(chains, rng))
+
+    with replaced(starts, anneal_likelihood=near_prior):
+        yield
+
+
+@switch("first metric", "HMC on posteriors of latents begins with the metric of their curvature")
+def _first_metric():
+    with replaced(hmc, first_metric=lambda metric, problem, position: None):
         yield
 
 
@@ -86,7 +102,7 @@ def _masses():
     def own(marginal: Any, position: torch.Tensor, chains: int, *_: Any) -> allocation.Allocation:
         return allocation.Allocation(allocation.places(position[..., 0])[:chains])
 
-    with replaced(starts, allocate_chains=own):
+    with replaced(annealed_starts, allocate_chains=own):
         yield
 
 
@@ -100,7 +116,7 @@ def _prior_descents():
 def _jumps():
     found = run.starting_points
 
-    def without(*arguments: Any, **options: Any) -> starts.Start:
+    def without(*arguments: Any, **options: Any) -> Start:
         return found(*arguments, **options)._replace(jumps=None)
 
     with replaced(run, starting_points=without):

@@ -118,7 +118,8 @@ def condition_images(
             binary images need it if the images are grey.
         kernel: kernel of the chains: fields of ConstrainedHMC, or any kernel by class path; a step size of null is
             adapted. Without any, a pilot picks LiftedHMC or ConstrainedHMC.
-        latent_kernel: kernel of the chains if the pixels are binary: fields of HMC, or any kernel by class path.
+        latent_kernel: kernel of the chains if the pixels are binary: fields of HMC, or any kernel by class path; as it
+            stands, what :func:`dgm_infer.sample` picks.
         chains: chains per image.
         warmup: iterations that adapt the step sizes; null for as many as that takes, at most 300.
         draws: draws kept per chain.
@@ -161,7 +162,7 @@ def condition_images(
                 f"kernel: {type(kernel).__name__} would not be used: a {type(model).__name__} has binary pixels; give "
                 "it as latent_kernel"
             )
-        chosen = latent_kernel
+        chosen = None if latent_kernel == HMC() else latent_kernel
     if chosen is not None:
         chosen.check(problem)
     # made before hours of sampling, and gone again if these leave nothing

@@ -210,6 +210,38 @@ def test_the_shipped_flow_is_nearer_to_the_latents_of_images_than_the_prior_of_i
     assert distances[0] < 0.5 * distances[1]
 
 
+def test_a_time_of_one_row_is_that_of_all():
+    for network, x in (
+        (generators.VelocityMLP(3, 8), torch.randn(4, 3)),
+        (generators.VelocityUNet((6, 6)), torch.randn(4, 6, 6)),
+    ):
+        for weight in network.last.parameters():
+            torch.nn.init.normal_(weight)
+        torch.testing.assert_close(network(x, torch.tensor([0.3])), network(x, torch.full((4,), 0.3)))
+
+
+def _mixed(**options) -> float:
+    """Largest R-hat of half a digit of 784 pixels under the shipped flow of 16 latents."""
+    model = generators.load("mnist_latent_flow")
+    mask = torch.zeros(28, 28, dtype=torch.bool)
+    mask[:14] = True
+    problem = dgm.condition(model, model.generate(1, seed=3).images[0], observe=dgm.pixels(mask))
+    draws = dgm.sample(problem, **options, chains=8, draws=60, seed=1, progress=False)
+    return draws.summary()["r_hat"].to_numpy(float).max()
+
+
+@pytest.mark.slow
+def test_half_a_digit_under_the_latent_flow_is_sampled_without_settings():
+    assert _mixed() < 1.05
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_control_chains_from_prior_draws_do_not_mix_there():
+    start = torch.randn(8, 16, generator=torch.Generator().manual_seed(0))
+    assert _mixed(kernel=dgm.HMC(n_steps=8), initial=start, warmup=80) > 1.2
+
+
 def test_the_shipped_flow_in_pixels_is_nearer_to_digits_than_a_vae():
     reference_folder("mnist_10k")
     flow = generators.load("mnist_flow")

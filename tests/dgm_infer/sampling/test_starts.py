@@ -1,11 +1,16 @@
-"""Where chains begin: fibres with wider noise, and the annealing of the noise."""
+"""Where chains begin: fibres with wider noise, and the annealing of noise and of likelihoods."""
+
+import math
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.distributions import Independent, Normal
 
 import dgm_infer as dgm
 from dgm_infer.kernels import Info
-from dgm_infer.sampling.starts import _next_beta, _survivors, anneal_noise
+from dgm_infer.sampling.annealed_starts import _next_beta, _survivors, anneal_noise
+from generators import LatentPosterior
 from tests.kernels import Place
 from tests.models import Images
 
@@ -178,3 +183,39 @@ def test_a_kernel_of_a_users_own_gets_starts_on_the_fibre_and_annealed_ones_if_i
 def test_ancestors_are_saved_with_the_draws(annealed, tmp_path):
     annealed.save(tmp_path / "draws.nc")
     assert torch.equal(dgm.Draws.load(tmp_path / "draws.nc").ancestors, annealed.ancestors)
+
+
+class _Valley(nn.Module):
+    """``x = exp(z) + exp(-3 z) / 4`` with noise: two latents for an image, of other masses than in the prior."""
+
+    def forward(self, z):
+        return Independent(Normal(z.exp() + 0.25 * (-3 * z).exp(), torch.full_like(z, 0.1)), 1)
+
+
+def _shares(kernel, **options) -> tuple[Tensor, Tensor]:
+    """The masses of the larger latents given two images, as sampled and by quadrature."""
+    images = torch.tensor([[2.0], [1.7]], dtype=torch.float64)
+    target = LatentPosterior(_Valley().double(), images, dgm.StandardNormal(1))
+    grid = torch.linspace(-4, 4, 8001, dtype=torch.float64).view(-1, 1, 1).expand(-1, 2, 1)
+    low = 0.25 * math.log(0.75)
+    expected = (torch.softmax(-target.energy(grid), 0) * (grid[..., 0] > low)).sum(0)
+    draws = dgm.sample(target, kernel, chains=256, warmup=60, draws=100, seed=3, progress=False, **options)
+    assert draws.inputs is not None
+    return (draws.inputs[..., 0] > low).double().mean((0, 1)), expected
+
+
+@pytest.mark.filterwarnings("ignore:sample.*groups")
+def test_posteriors_of_latents_are_annealed_from_the_prior_and_hold_their_modes_in_proportion():
+    found, expected = _shares(None)
+    # jumps make chains independent in some ten draws
+    assert (found - expected).abs().max() < 0.02
+    # without them a chain stays where it began, in proportion to Laplace's masses
+    found, expected = _shares(dgm.HMC())
+    assert (found - expected).abs().max() < 0.03
+
+
+@pytest.mark.filterwarnings("ignore:sample.*(groups|moved)")
+def test_control_chains_from_prior_draws_hold_the_modes_in_the_prior_s_proportion():
+    x = torch.randn(256, 2, 1, generator=rng(), dtype=torch.float64)
+    found, expected = _shares(dgm.HMC(), initial=x)
+    assert (found - expected).abs().min() > 0.06

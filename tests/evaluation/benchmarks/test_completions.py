@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-import dgm_infer as dgm
 import generators
 from dgm_infer.errors import ConfigError
+from dgm_infer.sampling.run import SamplingRun
 from evaluation.benchmarks import completions
 from evaluation.benchmarks.classifier import train_classifier
 from evaluation.benchmarks.completions import scorecard
@@ -195,15 +195,15 @@ def test_options_that_make_no_scorecard(arguments, words, tmp_path):
 
 
 def test_an_interrupted_run_records_no_part_of_the_draws(monkeypatch, tmp_path):
-    made, step = [], dgm.HMC.step
+    made, keep = [], SamplingRun._keep
 
     def interrupted(*arguments):
         made.append(1)
-        if len(made) == 8:
+        if len(made) == 5:
             raise KeyboardInterrupt
-        return step(*arguments)
+        return keep(*arguments)
 
-    monkeypatch.setattr(dgm.HMC, "step", interrupted)
+    monkeypatch.setattr(SamplingRun, "_keep", interrupted)
     monkeypatch.setattr(completions, "train_classifier", functools.partial(train_classifier, steps=1))
     options: dict[str, Any] = {"images": 2, "chains": 2, "warmup": 2, "draws": 20, "own": False, "cores": 1}
     with pytest.warns(UserWarning, match="interrupted"), pytest.raises(KeyboardInterrupt):
