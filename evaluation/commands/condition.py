@@ -226,7 +226,7 @@ def _write_report(
     singles = sorted((folder / "images").glob("*.png"))
     made = noun(draws.problem).capitalize()
     sections = [
-        (f"{made}s", pictures([folder / "completions.png"])),
+        (f"{made}s", pictures([folder / "completions.png"], f"{made.lower()}s")),
         ("Diagnosis", said(diagnosis)),
         ("Latents with the largest R-hat", frame(worst, "latent")),
         ("Traces and ranks", diagnostic_plots(draws)),

@@ -35,9 +35,9 @@ def frame(values: pd.DataFrame, label: str = "", n: int = 12) -> str:
     )
 
 
-def pictures(files: Iterable[Path]) -> str:
-    """Pictures of a run folder, those that are there."""
-    return "".join(figure(file, file.stem.replace("_", " ")) for file in files if file.is_file())
+def pictures(files: Iterable[Path], caption: str | None = None) -> str:
+    """Pictures of a run folder, those that are there, with this caption or their names."""
+    return "".join(figure(file, caption or file.stem.replace("_", " ")) for file in files if file.is_file())
 
 
 def diagnostic_plots(draws: Draws) -> str:

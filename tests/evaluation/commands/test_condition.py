@@ -153,6 +153,9 @@ def test_a_blurred_picture_is_sharpened(tmp_path):
     )
     names = {path.name for path in (folder / "images").iterdir()}
     assert names == {"000_observed.png", "000_mean.png", *(f"000_completion_{k}.png" for k in range(1, 5))}
+    page = (folder / "report.html").read_text().lower()
+    assert "restorations" in page
+    assert "completions, each" not in page
     restored = dgm.image(folder / "images" / "000_mean.png")
     assert restored.shape == (8, 8)
     assert (restored - truth).square().mean() < 0.3 * (blurred - truth).square().mean()
