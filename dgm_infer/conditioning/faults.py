@@ -30,6 +30,8 @@ class FaultSettings(Settings):
     """Share of the values beyond which they are of another unit; a few far values are those of heavy tails."""
     pixel: float = 2.0
     """Largest output of a generator of pixels in (0, 1) or (-1, 1)."""
+    collapsed: float = 0.1
+    """Spread of a network's outputs, in that of the data, below which it is said to make nearly the same."""
     hidden: float = 10.0
     """Times the spread of the outputs up to which noise leaves something of the data: a value then tells a hundredth of
     the variance."""
@@ -296,6 +298,12 @@ def off_scale(
     if noise > SETTINGS.hidden * spread > 0:
         what = f"noise={noise:.4g} hides the data, whose values spread by {spread:.3g} at prior draws of {name}"
         remedy = "the posterior is the prior: give the noise on the scale of the images"
+        if values.numel() > 1 and spread < SETTINGS.collapsed * values.std():
+            what += f", and the data by {values.std():.3g}"
+            remedy = (
+                "the network makes nearly the same outputs whatever its inputs, as one that has collapsed in training: "
+                "look at model.generate(8, seed=0).images"
+            )
         return Finding("warning", what, remedy, code="noise")
     if declared is None:
         return None

@@ -37,8 +37,9 @@ class VerdictSettings:
 
 
 VERDICT = VerdictSettings()
+_SMALLER = "use smaller steps (target_acceptance=0.95), or start elsewhere (initial=)"
 FAILURES = {
-    "diverging": ("the energy is not finite, or its error exceeds 1000", "check the density there, or start elsewhere"),
+    "diverging": ("the energy is not finite, or its error exceeds 1000", _SMALLER),
     "projection_failed": ("projections fail", "raise tolerance=, or give the model more noise"),
     "reversal_failed": ("reversals fail", "use smaller steps (step_size=) or more sub-steps (n_geodesic=)"),
 }
@@ -131,7 +132,7 @@ def _stuck(stats: dict[str, Tensor], stayed: Tensor) -> Finding:
         line += f": in {percent(failures[worst])} of their transitions {why}"
     else:
         line += ": all their proposals are rejected"
-        remedy = "use smaller steps, or start elsewhere (initial=)"
+        remedy = _SMALLER
     return finding("useless", line, remedy, stayed.any(0))
 
 
