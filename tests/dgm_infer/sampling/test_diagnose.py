@@ -283,10 +283,11 @@ def test_noise_that_hides_the_model_is_named(through):
 @pytest.mark.parametrize("weight", [1.0, 1e-4])
 def test_a_network_that_has_collapsed_is_called_so(weight):
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(2, 20), torch.nn.Sigmoid()).eval()
+    layer = torch.nn.Linear(2, 20)
     with torch.no_grad():
-        net[0].weight.mul_(weight)
-        net[0].bias.fill_(-1.0)
+        layer.weight.mul_(weight)
+        layer.bias.fill_(-1.0)
+    net = torch.nn.Sequential(layer, torch.nn.Sigmoid()).eval()
     model = generators.from_module(net, latent=2, output_range=(0, 1))
     found = str(dgm.check(model, torch.rand(20), noise=3.0))
     assert "hides the data" in found
