@@ -87,12 +87,8 @@ class FlowGenerator(SteppedGenerator):
         """The network's velocity of rows ``[n, D]`` at one time: ``[n, D]``."""
         rows = x.reshape(-1, *self.output_shape)
         n = len(rows)
-        # what is made of a number alone is a constant of captured programs, and our networks' of one row
-        alone = 1 if getattr(self.velocity, "takes_one_time", False) else n
-        given = [
-            t.to(x).expand(n) if isinstance(t, Tensor) else torch.full((alone,), t, dtype=x.dtype, device=x.device)
-            for t in times
-        ]
+        # a number that is made a tensor of a device is copied there, for which the host waits
+        given = [t.to(x).expand(n) if isinstance(t, Tensor) else x.new_full((n,), t) for t in times]
         return self.velocity(rows, *given).reshape(x.shape)
 
     def steps_of(self, like):

@@ -17,7 +17,7 @@ __all__ = ["VelocityMLP", "VelocityUNet"]
 
 
 class _Times(nn.Module):
-    """One or two times in [0, 1], each ``[n]``, or ``[1]`` for all rows, as vectors: waves of periods 2, 1, 1/2, ..."""
+    """One or two times in [0, 1], each ``[n]``, as vectors ``[n, width]``: waves of periods 2, 1, 1/2 and so on."""
 
     waves: Tensor
 
@@ -39,7 +39,7 @@ class _Times(nn.Module):
 
 @register
 class VelocityMLP(nn.Module):
-    """A residual network of vectors, ``v(x, t)``: ``[n, *shape], [n] -> [n, *shape]``; ``t [1]`` is that of all rows.
+    """A residual network of vectors, ``v(x, t)``: ``[n, *shape], [n] -> [n, *shape]``.
 
     Args:
         dim: D, entries of x.
@@ -72,7 +72,6 @@ class VelocityMLP(nn.Module):
             "times": times,
             "gain": gain,
         }
-        self.takes_one_time = True
         self.times = whole_number("VelocityMLP", "times", times, 1, 2)
         self.time = _Times(times, frequencies, width)
         self.first = nn.Linear(dim, width)
@@ -97,8 +96,7 @@ class VelocityMLP(nn.Module):
 
 @register
 class VelocityUNet(nn.Module):
-    """A small U-Net of images, ``v(x, t)``: ``[n, *shape], [n] -> [n, *shape]``; smooth, without normalisation. A time
-    ``[1]`` is that of all rows.
+    """A small U-Net of images, ``v(x, t)``: ``[n, *shape], [n] -> [n, *shape]``; smooth, without normalisation.
 
     Each level halves height and width (rounded up); the coarsest is followed by a fully connected residual block, which
     sees the whole image.
@@ -130,7 +128,6 @@ class VelocityUNet(nn.Module):
             whole_number("VelocityUNet", name, value)
         n_weights = middle * math.prod(shape) + width * sum(channels) + width**2 + 2 * frequencies * width
         allocatable("VelocityUNet", "middle", middle, n_weights, "use fewer and narrower layers", like=torch.empty(0))
-        self.takes_one_time = True
         self.times = whole_number("VelocityUNet", "times", times, 1, 2)
         self.config = {
             "shape": list(shape),

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor, nn
 from torch.distributions import Bernoulli, Distribution, Normal
 from torch.nn import functional as F
-from torch.nn.modules.conv import _ConvNd
 
 from ..arguments import indices, instance, numbers, points
 from ..errors import ModelError, ObservationError
@@ -23,13 +22,12 @@ from ..models import (
     reference_tensor,
     unvalidated,
 )
-from ..structures import push_forward
 from .agreement import check_agreement
 from .faults import check_agreeing, check_once, check_rows, far_values
-from .marginal import SETTINGS as DERIVATIVES
 from .observations import pixels
+from .observed import has_convolutions
 from .operators import ObservedPixels
-from .posterior import Posterior
+from .posterior import Posterior, gauss_newton
 
 
 class LatentPosterior(Posterior):
@@ -159,7 +157,7 @@ class LatentPosterior(Posterior):
 
     @property
     def convolves(self):
-        return any(isinstance(module, _ConvNd) for module in self.decoder.modules())
+        return has_convolutions(self.decoder)
 
     def tempered_energy(self, u, beta):
         return -beta * self.log_likelihood(u) - self.prior.log_prob(u)
@@ -169,20 +167,15 @@ class LatentPosterior(Posterior):
         z = u.to(self.images)
         with torch.no_grad():
             roots = _information_roots(base_distribution(self._pixels(z)))
-            if roots is None:
-                return None
+        if roots is None:
+            return None
+        root = torch.cat([value.flatten(z.ndim - 1) for value in roots.values()], -1)
 
-            def parameters(z: Tensor) -> Tensor:
-                base = base_distribution(self._pixels(z))
-                return torch.cat([getattr(base, name).flatten(z.ndim - 1) for name in roots], -1)
+        def parameters(z: Tensor) -> Tensor:
+            base = base_distribution(self._pixels(z))
+            return torch.cat([getattr(base, name).flatten(z.ndim - 1) for name in roots], -1)
 
-            root = torch.cat([value.flatten(z.ndim - 1) for value in roots.values()], -1)
-            columns = [
-                root * push_forward(parameters, z, part)[1]
-                for part in torch.eye(self.dim, dtype=z.dtype, device=z.device).split(DERIVATIVES.columns)
-            ]
-            jacobian = torch.cat(columns).movedim(0, -1).double()
-            return torch.eye(self.dim, dtype=torch.float64, device=z.device) + jacobian.mT @ jacobian
+        return gauss_newton(parameters, z, lambda products: root * products)
 
     def to(self, dtype):
         other = copy.copy(self)

@@ -13,7 +13,7 @@ from ..autodiff.randomness import normal
 from ..settings import Settings
 from ..structures import Dense, Units, push_forward
 from .observed import ObservedModel
-from .posterior import Posterior
+from .posterior import Posterior, gauss_newton
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,6 @@ class MarginalSettings(Settings):
     """Prior draws at which it must be."""
     rounding: float = 1e4
     """Rounding errors, in units of the dtype's spacing, that it may show."""
-    columns: int = 20
-    """Forward derivatives taken at once: memory for so many copies of the network."""
 
 
 SETTINGS = MarginalSettings()
@@ -196,21 +194,12 @@ class NoiseMarginal(Posterior):
         return gradient, there, log_prior.detach()
 
     def precision(self, u1: Tensor) -> Tensor:
-        """``I + K^T K`` with K the Jacobian of ``R^-1 r``, that of the posterior about u1 if r is linear there.
-
-        Takes as many forward derivatives of the model as there are global inputs: ``[..., D] -> [..., D, D]``, in
-        float64, without which rounding may leave it indefinite.
-        """
+        """``I + K^T K`` with K the Jacobian of ``R^-1 r``, that of the posterior about u1 if r is linear there."""
         own = self.coarse or self
         u = u1.to(own.values.dtype)
         with torch.no_grad():
             root = own._root or _Root.of(own._linear(u)[1])
-            columns = [
-                root.whiten(push_forward(own._residual, u, part)[1])
-                for part in torch.eye(self.dim, dtype=u.dtype, device=u.device).split(SETTINGS.columns)
-            ]
-            jacobian = torch.cat(columns).movedim(0, -1).double()
-            return torch.eye(self.dim, dtype=torch.float64, device=u1.device) + jacobian.mT @ jacobian
+        return gauss_newton(own._residual, u, root.whiten)
 
     def lift(self, u1: Tensor, rng: torch.Generator | None, residual: Tensor | None = None) -> Tensor:
         """Positions on the fibre at these global inputs: ``u2 = n - D^+ (r + D n)`` with n standard normal.

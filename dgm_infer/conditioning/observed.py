@@ -25,6 +25,11 @@ _HARDLY = 1e-3
 _ROUNDING, _TOLERANCE = 64, 1e-8
 
 
+def has_convolutions(network: nn.Module) -> bool:
+    """Whether it has layers that are convolutions."""
+    return any(isinstance(module, _ConvNd) for module in network.modules())
+
+
 class ObservedModel:
     """``y = A(g_x(u))`` as a function of all inputs, and the constraint it defines.
 
@@ -46,7 +51,7 @@ class ObservedModel:
         self._kept = structure
         self.structure = structure or Dense()
         self.dim = model.input_density.dim
-        self.convolves = any(isinstance(module, _ConvNd) for module in model.modules())
+        self.convolves = has_convolutions(model)
         """Whether the model has layers that are convolutions."""
         self.is_network = self.convolves or any(isinstance(module, nn.Linear) for module in model.modules())
         """Whether the model has layers of weights."""

@@ -1,11 +1,26 @@
 """A prior times a likelihood whose power can rise from 0 to 1, from which chains start."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from ..settings import Settings
+from ..structures import push_forward
 from ..target import Target
+
+
+@dataclass(frozen=True)
+class PosteriorSettings(Settings):
+    """How posteriors are differentiated."""
+
+    columns: int = 20
+    """Forward derivatives taken at once: memory for so many copies of the network."""
+
+
+_SETTINGS = PosteriorSettings()
 
 
 class Posterior(Target):
@@ -43,6 +58,20 @@ class Posterior(Target):
     def to(self, dtype: torch.dtype) -> Self:
         """The same in another type."""
         raise NotImplementedError
+
+
+def gauss_newton(function: Callable[[Tensor], Tensor], u: Tensor, whiten: Callable[[Tensor], Tensor]) -> Tensor:
+    """``I + K^T K``, in float64, without which rounding may leave it indefinite: ``[..., D] -> [..., D, D]``.
+
+    Args:
+        function: ``[..., D] -> [..., N]``, row by row.
+        whiten: K t of derivatives ``J t`` of the function, ``[n, ..., N]``.
+    """
+    with torch.no_grad():
+        unit = torch.eye(u.shape[-1], dtype=u.dtype, device=u.device)
+        columns = [whiten(push_forward(function, u, part)[1]) for part in unit.split(_SETTINGS.columns)]
+        k = torch.cat(columns).movedim(0, -1).double()
+        return unit.double() + k.mT @ k
 
 
 class Annealed(Target):

@@ -44,7 +44,8 @@ class AllocationSettings:
     numbers: int = 2**24
     """Numbers in second derivatives up to which they are worth their time and memory."""
     outputs: int = 2**26
-    """Outputs of all points and problems together above which there are fewer descents from the prior: memory."""
+    """Outputs of all points and problems together above which there are fewer points: half a gigabyte in float64, and
+    several times that with a gradient."""
 
 
 _SETTINGS = AllocationSettings()
@@ -99,8 +100,8 @@ def allocate_chains(
             # layers that compute in no other type, for which the user chose this one
             return Allocation(own)
         posterior = exact
-    affordable = min(_SETTINGS.numbers // size, _SETTINGS.outputs // (posterior.n_outputs * max(1, batch.numel())))
-    searches = min(_SETTINGS.searches, _SETTINGS.per_point * n, max(0, affordable - n))
+    left = min(_SETTINGS.numbers // size, affordable(posterior)) - n
+    searches = min(_SETTINGS.searches, _SETTINGS.per_point * n, max(0, left))
     pool = torch.cat([position, posterior.initial_draws(searches, rng)])
     index = places(pool[..., 0])
     is_point = index < n
@@ -147,6 +148,11 @@ def allocate_chains(
         return Allocation(chosen, jumps=jumps)
     kept = like.gather(0, chosen.clamp_max(n - 1).unsqueeze(-1).expand(*chosen.shape, dim))
     return Allocation(chosen, torch.where((chosen < n).unsqueeze(-1), kept, drawn.to(like)), jumps)
+
+
+def affordable(posterior: Posterior) -> int:
+    """Points per problem whose outputs memory holds."""
+    return _SETTINGS.outputs // (posterior.n_outputs * max(1, posterior.batch_shape.numel()))
 
 
 def _drawn(posterior: Posterior, x: Tensor, covariance: Tensor, mode: Tensor, rng: torch.Generator) -> Tensor:

@@ -16,7 +16,7 @@ from ..kernels.mode_jumps import Jumps
 from ..models import DirectedModel
 from ..target import Target
 from .adaptation import reasonable_step_size
-from .allocation import allocate_chains
+from .allocation import affordable, allocate_chains
 from .execution import evaluation
 
 
@@ -29,9 +29,6 @@ class AnnealingSettings:
     large_population: int = 64
     """The same where a step takes little time: of few points none may be in the good modes when the noise begins to
     tell them from others."""
-    outputs: int = 2**26
-    """Outputs of all points together above which there are fewer points, down to the chains: half a gigabyte in
-    float64, and several times that with a gradient."""
     effective: float = 0.5
     """Share of the points that the weights of one increment leave effective."""
     lost: float = 50.0
@@ -93,19 +90,22 @@ def anneal_noise(
     Raises:
         StartError: no points on the fibre were found.
     """
+
+    def told(beta: Tensor) -> None:
+        report(f"start-up, noise x {beta.rsqrt().max().item():.3g}")
+
     marginal = problem.marginal
     if marginal is None:
         points = _OnFibre(problem, kernel)
         u = problem.start(max(chains, _SETTINGS.population), rng, tolerance=tolerance, report=report)
-        found = _annealed(points, u, rng, target_acceptance, report)
+        found = _annealed(points, u, rng, target_acceptance, told)
         return Start(found.position[:chains], found.ancestors[:chains], typical=True)
     lifted = kernel if isinstance(kernel, LiftedHMC) else LiftedHMC()
     points = _Tempered(marginal, lifted.marginal(problem), lifted.unlifted, chains, compiles=_compiles(kernel))
-    points.named, points.shown = _OnFibre.named, _OnFibre.shown
     u1 = marginal.start(points.most, rng)
     if not points.square(u1).isfinite().all():
         u1 = problem.start(points.most, rng, tolerance=tolerance, report=report)[..., : marginal.dim]
-    start = _tempered(points, u1, chains, rng, target_acceptance, report)
+    start = _tempered(points, u1, chains, rng, target_acceptance, told, report)
     return start._replace(position=marginal.lift(start.position, rng))
 
 
@@ -131,7 +131,11 @@ def anneal_likelihood(
     x = problem.start(points.most, rng)
     if not points.square(x).isfinite().all():
         return Start(x[:chains])
-    return _tempered(points, x, chains, rng, target_acceptance, report)
+
+    def told(beta: Tensor) -> None:
+        report(f"start-up, likelihood x {beta.max().item():.3g}")
+
+    return _tempered(points, x, chains, rng, target_acceptance, told, report)
 
 
 def _compiles(kernel: Any) -> bool:
@@ -151,9 +155,10 @@ def _annealed(
     x: Tensor,
     rng: torch.Generator,
     target_acceptance: float | None,
-    report: Callable[[str], None],
+    told: Callable[[Tensor], None],
 ) -> _Population:
-    """Prior draws ``x``, moved while the inverse variance of the noise, or the power of the likelihood, rises to 1."""
+    """Prior draws ``x``, moved while the inverse variance of the noise, or the power of the likelihood, rises to 1, of
+    which every value ``[*batch]`` is told."""
     shape = x.shape[:-1]
     beta = x.new_zeros(shape[1:])
     log_weight = x.new_zeros(shape)
@@ -178,7 +183,7 @@ def _annealed(
             state, info = points.kernel.probe(step_size, points.n_steps).step(widened, state, rng)
             # in which the noise, and with it the step, may shrink by half
             step_size = step_size * (info.acceptance_rate - acceptance).exp()
-        report(f"start-up, {points.named} x {beta.pow(points.shown).max().item():.3g}")
+        told(beta)
         x = points.narrowed(state.position, beta)
         if (beta == 1).all():
             break
@@ -191,10 +196,11 @@ def _tempered(
     chains: int,
     rng: torch.Generator,
     target_acceptance: float | None,
+    told: Callable[[Tensor], None],
     report: Callable[[str], None],
 ) -> Start:
     """Chains at prior draws ``x`` after annealing, shared out over the modes."""
-    found = _annealed(points, x, rng, target_acceptance, report)
+    found = _annealed(points, x, rng, target_acceptance, told)
     report("start-up, masses of modes")
     x, posterior = found.position, points.posterior
     chosen, there, jumps = allocate_chains(posterior, x, chains, rng, points.unwidened)
@@ -212,7 +218,6 @@ class _OnFibre:
     """Points ``u`` on the fibre of a model whose noise is not additive, moved by the kernel itself."""
 
     n_steps, transitions, at_last = 2, 1, 1
-    named, shown = "noise", -0.5
 
     def __init__(self, problem: Fibre, kernel: Tunable):
         self._problem, self.kernel = problem, kernel
@@ -247,13 +252,12 @@ class _Tempered:
     """
 
     n_steps = 10
-    named, shown = "likelihood", 1.0
 
     def __init__(self, posterior: Posterior, computed: Posterior, kernel: Any, chains: int, *, compiles: bool):
         self.posterior, self.kernel = posterior, kernel
         slow = posterior.convolves
-        affordable = _SETTINGS.outputs // (posterior.n_outputs * max(1, posterior.batch_shape.numel()))
-        self.most = max(chains, min(affordable, _SETTINGS.population if slow else _SETTINGS.large_population))
+        population = _SETTINGS.population if slow else _SETTINGS.large_population
+        self.most = max(chains, min(population, affordable(posterior)))
         self.transitions, self.at_last = (1, 5) if slow else (2, 10)
         annealed = Annealed(computed)
         example = posterior.initial_draws(self.most, torch.Generator(posterior.values.device))

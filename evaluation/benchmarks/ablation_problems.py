@@ -175,7 +175,7 @@ def _roots() -> Any:
 def _roots_error(draws: dgm.Draws) -> float:
     """Error of the mass of the larger root's mode, by quadrature."""
     z = torch.linspace(-6, 6, 24001, dtype=torch.float64).unsqueeze(-1)
-    weight = torch.softmax(-draws.problem.energy(z), 0)  # type: ignore[union-attr]
+    weight = torch.softmax(-_roots().energy(z), 0)
     assert isinstance(draws.inputs, Tensor)
     return ((draws.inputs[..., 0] > 0.3).double().mean() - weight[z[:, 0] > 0.3].sum()).abs().item()
 

@@ -210,16 +210,6 @@ def test_the_shipped_flow_is_nearer_to_the_latents_of_images_than_the_prior_of_i
     assert distances[0] < 0.5 * distances[1]
 
 
-def test_a_time_of_one_row_is_that_of_all():
-    for network, x in (
-        (generators.VelocityMLP(3, 8), torch.randn(4, 3)),
-        (generators.VelocityUNet((6, 6)), torch.randn(4, 6, 6)),
-    ):
-        for weight in network.last.parameters():
-            torch.nn.init.normal_(weight)
-        torch.testing.assert_close(network(x, torch.tensor([0.3])), network(x, torch.full((4,), 0.3)))
-
-
 def _mixed(**options) -> float:
     """Largest R-hat of half a digit of 784 pixels under the shipped flow of 16 latents."""
     model = generators.load("mnist_latent_flow")
