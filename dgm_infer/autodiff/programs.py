@@ -1,13 +1,7 @@
 """Programs: functions of trees of tensors and random numbers, captured whole, and compiled to machine code."""
 
-import hashlib
-import logging
-import os
-import platform
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,9 +15,7 @@ from .pytrees import Form, flatten, tree_map, unflatten
 from .randomness import Numbers, Recorded, Replayed
 from .replay import replayed
 from .simplify import lift_constants, simplified
-
-# For torch's compiler: what the processor says of itself is believed; to try it out takes eight seconds.
-_OPTIONS = {"cpp.vec_isa_ok": True}
+from .xla import Machine
 
 # Sets of random numbers at which code may differ from its graph: of as many chains, one may be accepted by the one and
 # rejected by the other, within rounding.
@@ -40,12 +32,13 @@ class Program:
         function: without decisions by values of tensors, but for the loops of :func:`repeat`; all it draws, it draws
             by :func:`normal` and :func:`uniform`.
         arguments: examples, a tree of tensors.
+        carried: how many of the last arguments are the first results, where calls follow one another.
 
     Raises:
         ModelError: it cannot be captured.
     """
 
-    def __init__(self, function: Callable[[Any, Any], Any], arguments: Any):
+    def __init__(self, function: Callable[[Any, Any], Any], arguments: Any, carried: int = 0):
         leaves, form = flatten(arguments)
         # code is that of one layout
         leaves = [leaf.detach().contiguous() for leaf in leaves]
@@ -61,8 +54,9 @@ class Program:
             found = self._module(*self._constants, *inputs)
         if not agree(found, result):
             raise ModelError("its graph computes something else")
-        self._inputs = inputs
+        self._inputs, self._carried = inputs, carried
         self._run: Callable[..., list[Tensor]] = self._module
+        self._machine: Machine | None = None
 
     def __call__(self, arguments: Any, rng: torch.Generator) -> Any:
         """The result for arguments of the same form and shapes as the examples."""
@@ -70,29 +64,36 @@ class Program:
 
     def of_leaves(self, leaves: list[Tensor], rng: torch.Generator) -> Any:
         """The result for the tensors of arguments."""
+        if self._machine is not None:
+            return unflatten([t[0] for t in self._machine(_plain(leaves), self._drawing(rng), 1)], self._result)
         leaves = [leaf.contiguous() for leaf in leaves]
         with torch.no_grad():
             return unflatten(self._run(*self._constants, *leaves, *self._numbers.draw(rng)), self._result)
 
-    def iterate(self, leaves: list[Tensor], rng: torch.Generator, n: int, carried: int) -> Any:
-        """The results of n calls, stacked: each takes its last arguments from the first results of the one before.
-
-        Args:
-            leaves: the tensors of arguments.
-            carried: how many of the last arguments are the first results.
-        """
+    def iterate(self, leaves: list[Tensor], rng: torch.Generator, n: int) -> Any:
+        """The results of n calls at most, stacked: each takes its carried arguments from the one before."""
+        if self._machine is not None:
+            n = min(n, self._machine.most)
+            return unflatten(self._machine(_plain(leaves), self._drawing(rng), n), self._result)
         fixed = [leaf.contiguous() for leaf in leaves]
-        fixed, last = [*self._constants, *fixed[: len(fixed) - carried]], fixed[len(fixed) - carried :]
+        first = len(fixed) - self._carried
+        fixed, last = [*self._constants, *fixed[:first]], fixed[first:]
         results = []
         with torch.no_grad():
             for _ in range(n):
                 values = self._run(*fixed, *last, *self._numbers.draw(rng))
                 results.append(values)
-                last = values[:carried]
+                last = values[: self._carried]
             return unflatten([torch.stack(each) for each in zip(*results, strict=True)], self._result)
 
-    def compile(self) -> None:
-        """Generate machine code, or load what an earlier process generated for the same graph; on a GPU record it.
+    def _drawing(self, rng: torch.Generator) -> Callable[[], list[Tensor]]:
+        return lambda: self._numbers.draw(rng)
+
+    def compile(self, most: int = 1) -> None:
+        """Generate machine code; on a GPU record the operations.
+
+        Args:
+            most: calls that :meth:`iterate` makes at once.
 
         Raises:
             ModelError: the compiler fails, or an operation cannot be recorded.
@@ -101,15 +102,18 @@ class Program:
         try:
             with torch.no_grad(), uncollected():
                 if example[0].is_cuda:
-                    run = replayed(self._module, example, len(self._constants))
+                    self._run = run = replayed(self._module, example, len(self._constants))
                 else:
-                    run = _code(self._module, example)
+                    counts = len(self._constants), len(self._numbers.kinds), self._carried
+                    machine = Machine(self._module, example, *counts, most)
+                    run = partial(_once, machine, *counts[:2])
                 same = self._same_as_graph(run)
         except Exception as error:
-            raise ModelError(f"torch's compiler fails ({cause(error)})") from error
+            raise ModelError(f"its compiler fails ({cause(error)})") from error
         if not same:
-            raise ModelError("torch's compiler makes code of it that computes something else")
-        self._run = run
+            raise ModelError("its compiler makes code of it that computes something else")
+        if not example[0].is_cuda:
+            self._machine = machine
 
     def _same_as_graph(self, run: Callable[..., list[Tensor]]) -> bool:
         """Whether code computes what the graph does, to the rounding of its coarsest numbers."""
@@ -238,63 +242,11 @@ def _is_same(a: Tensor, b: Tensor) -> bool:
     return alike and (a.data_ptr() == b.data_ptr() or torch.equal(a, b))
 
 
-def _code(module: fx.GraphModule, example: list[Tensor]) -> Callable[..., list[Tensor]]:
-    """The graph as machine code, from disk if it is there."""
-    path = _folder() / f"{_digest(module, example)}.pt2"
-    if not path.exists():
-        _compile(module, example, path)
-    package = torch._inductor.aoti_load_package(str(path))
-    # lists in and out: trees are flat here
-    run = package.loader.boxed_run
-    return lambda *tensors: run(list(tensors))
+def _plain(leaves: Sequence[Tensor]) -> list[Tensor]:
+    return [leaf.detach().contiguous() for leaf in leaves]
 
 
-def _compile(module: fx.GraphModule, example: list[Tensor], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with quiet(), _without_notices(), torch.no_grad(), tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        exported = torch.export.export(_Module(module), tuple(example), strict=False)
-        made = torch._inductor.aoti_compile_and_package(
-            exported, package_path=str(Path(folder) / "program.pt2"), inductor_configs=_OPTIONS
-        )
-        # whole or not at all, whoever else compiles the same
-        os.replace(made, path)
-
-
-@contextmanager
-def _without_notices() -> Iterator[None]:
-    """Without what the compiler logs for its own developers."""
-    loggers = [logging.getLogger(name) for name in ("torch._inductor", "torch.utils.cpp_extension", "torch._export")]
-    levels = [logger.level for logger in loggers]
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
-
-
-class _Module(torch.nn.Module):
-    def __init__(self, graph: fx.GraphModule):
-        super().__init__()
-        self.graph = graph
-
-    def forward(self, *tensors: Tensor) -> list[Tensor]:
-        return self.graph(*tensors)
-
-
-def _folder() -> Path:
-    """Where code is kept between processes: beside that of torch's compiler."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    return Path(cache_dir()) / "dgm_infer"
-
-
-def _digest(module: fx.GraphModule, example: list[Tensor]) -> str:
-    """What code is generated from, in one name."""
-    parts = [torch.__version__, platform.processor(), torch.backends.cpu.get_cpu_capability()]
-    # code is generated for a number of threads
-    parts += [str(torch.get_num_threads())]
-    parts += [f"{name}: {part.code}" for name, part in module.named_modules() if isinstance(part, fx.GraphModule)]
-    parts += [f"{tuple(t.shape)} {t.stride()} {t.dtype} {t.device}" for t in example]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+def _once(machine: Machine, constants: int, numbers: int, *inputs: Tensor) -> list[Tensor]:
+    """Code for the inputs that its graph has."""
+    last = len(inputs) - numbers
+    return [t[0] for t in machine(inputs[constants:last], lambda: list(inputs[last:]), 1)]

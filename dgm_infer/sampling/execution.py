@@ -151,10 +151,10 @@ class Execution:
         if not self._decided(kernel, state, report):
             state, info = self.step(kernel, state, rng, lasting=True, report=report)
             return state, *tree_map(lambda t: t.unsqueeze(0), (state, info)), 1
-        n = min(most, _SETTINGS.block)
-        self._left -= n
         tensors, program = self._program(kernel, state)
-        states, infos = program.iterate(tensors, rng, n, carried=len(flatten(state)[0]))
+        states, infos = program.iterate(tensors, rng, min(most, _SETTINGS.block))
+        n = len(flatten(states)[0][0])
+        self._left -= n
         return tree_map(lambda t: t[-1], states), states, infos, n
 
     def resume(self, problem: Fibre | Target) -> None:
@@ -229,8 +229,9 @@ class Execution:
         key = form, tuple((t.shape, t.dtype, t.device) for t in tensors)
         if key not in self._programs:
             problem = self._problem
-            program = Program(lambda given, rng: given[0].step(problem, given[1], rng), (kernel, state))
-            program.compile()
+            carried = len(flatten(state)[0])
+            program = Program(lambda given, rng: given[0].step(problem, given[1], rng), (kernel, state), carried)
+            program.compile(_SETTINGS.block)
             self._programs[key] = program
         return tensors, self._programs[key]
 
