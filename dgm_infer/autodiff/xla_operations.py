@@ -124,6 +124,8 @@ def _table() -> dict[str, Callable[..., Any]]:
         "sigmoid_backward": lambda g, y: g * y * (1 - y),
         "softplus": softplus,
         "relu": nn.relu,
+        "silu": nn.silu,
+        "silu_backward": lambda g, x: g * nn.sigmoid(x) * (1 + x * (1 - nn.sigmoid(x))),
         "gelu": gelu,
         "erf": special.erf,
         "erfc": special.erfc,
