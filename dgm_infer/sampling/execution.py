@@ -78,6 +78,7 @@ class Execution:
         self._compiles: bool | None = None
         self._programs: dict[Any, Program] = {}
         self._loop: CompiledTarget | None = None
+        self._captured: list[CapturedTarget] = []
         self._looked = False
 
     @contextmanager
@@ -162,7 +163,7 @@ class Execution:
         self._problem = problem
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_problem": None, "_programs": {}, "_loop": None, "_looked": False}
+        return {**vars(self), "_problem": None, "_programs": {}, "_loop": None, "_looked": False, "_captured": []}
 
     def _decided(self, kernel: Any, state: State, report: Report) -> bool:
         if self._compiles is None:
@@ -218,6 +219,8 @@ class Execution:
             calls, size = own.operations(position)
         except ModelError:
             return False
+        if own is not self._loop:
+            self._captured = [own]
         if self._loop is not None:
             # as code already
             calls = _SETTINGS.step
@@ -230,7 +233,9 @@ class Execution:
         if key not in self._programs:
             problem = self._problem
             carried = len(flatten(state)[0])
-            program = Program(lambda given, rng: given[0].step(problem, given[1], rng), (kernel, state), carried)
+            program = Program(
+                lambda given, rng: given[0].step(problem, given[1], rng), (kernel, state), carried, self._captured
+            )
             program.compile(_SETTINGS.block)
             self._programs[key] = program
         return tensors, self._programs[key]
