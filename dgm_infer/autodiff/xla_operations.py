@@ -77,8 +77,13 @@ def _table() -> dict[str, Callable[..., Any]]:
         found = a @ b if alpha == 1 else alpha * (a @ b)
         return found + (c if beta == 1 else beta * c)
 
+    # both share an exponential, which never overflows
     def softplus(x: Any, beta: float = 1, threshold: float = 20) -> Any:
-        return jnp.where(x * beta > threshold, x, jnp.logaddexp(x * beta, 0) / beta)
+        return jnp.maximum(x, 0) + jnp.log1p(jnp.exp(-jnp.abs(x * beta))) / beta
+
+    def softplus_backward(gradient: Any, x: Any, beta: float, threshold: float) -> Any:
+        e = jnp.exp(-jnp.abs(x * beta))
+        return gradient * jnp.where(x * beta > 0, 1, e) / (1 + e)
 
     def gelu(x: Any, approximate: str = "none") -> Any:
         return nn.gelu(x, approximate=approximate == "tanh")
@@ -123,6 +128,7 @@ def _table() -> dict[str, Callable[..., Any]]:
         "sigmoid": nn.sigmoid,
         "sigmoid_backward": lambda g, y: g * y * (1 - y),
         "softplus": softplus,
+        "softplus_backward": softplus_backward,
         "relu": nn.relu,
         "silu": nn.silu,
         "silu_backward": lambda g, x: g * nn.sigmoid(x) * (1 + x * (1 - nn.sigmoid(x))),
@@ -148,6 +154,8 @@ def _table() -> dict[str, Callable[..., Any]]:
         "clamp_min": lambda x, low: jnp.maximum(x, low),
         "clamp_max": lambda x, high: jnp.minimum(x, high),
         "where": jnp.where,
+        "lerp": lambda a, b, weight: a + weight * (b - a),
+        "nan_to_num": lambda x, nan=0.0, posinf=None, neginf=None: jnp.nan_to_num(x, True, nan or 0.0, posinf, neginf),
         "masked_fill": lambda x, mask, value: jnp.where(mask, jnp.asarray(value).astype(x.dtype), x),
         "isnan": jnp.isnan,
         "isinf": jnp.isinf,
