@@ -6,9 +6,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+from torch import Tensor
 
+from ..errors import ModelError
 from ..settings import Settings
-from .pytrees import tree_map
+from .capture import Graph, capture, quiet
+from .captured import agree, once
+from .pytrees import Form, flatten, tree_map, unflatten
 
 
 @dataclass(frozen=True)
@@ -79,3 +83,90 @@ def _evaluate(fibre: Any, function: Callable[..., Any], arguments: tuple[Any, ..
         return function(fibre.with_data(*data), *arguments)
 
     return fibre.compiler((function, fibre.computation), of_tensors, fibre.data, *arguments, generate=often)
+
+
+class Functions:
+    """Captured functions of rows of a fibre and of their data, each on first use.
+
+    Args:
+        fibre: a :class:`~dgm_infer.Fibre` of R rows.
+        u: positions ``[R, D]``.
+    """
+
+    def __init__(self, fibre: Any, u: Tensor):
+        self.fibre, self._u = fibre, u.detach()
+        self._known: dict[str, tuple[Graph, Form]] = {}
+
+    def __call__(self, name: str, data: tuple[Any, ...], u: Tensor) -> Any:
+        """What the fibre's method of this name gives of positions ``[R, D]``."""
+        if name not in self._known:
+            self._known[name] = self._captured(name)
+        graph, form = self._known[name]
+        return unflatten(graph(*flatten(data)[0], u), form)
+
+    def _captured(self, name: str) -> tuple[Graph, Form]:
+        """The graph of a method.
+
+        Raises:
+            ModelError: it cannot be captured, or the graph computes something else.
+        """
+        data, data_form = flatten(self.fibre.data)
+        forms = []
+
+        def function(*tensors: Tensor) -> list[Tensor]:
+            own = self.fibre.with_data(*unflatten(tensors[:-1], data_form))
+            with torch.no_grad():
+                found, form = flatten(getattr(own, name)(tensors[-1]))
+            forms[:] = [form]
+            return [each.detach() for each in found]
+
+        rng = torch.Generator(self._u.device).manual_seed(0)
+        points = [
+            self._u + _MOVE * torch.randn(self._u.shape, generator=rng, dtype=self._u.dtype, device=self._u.device)
+            for _ in range(2)
+        ]
+        with quiet():
+            graph = capture(function, *data, self._u)
+            coarse = torch.float32 if self.fibre.computation.float32 else None
+            with torch.no_grad():
+                same = all(agree(graph(*data, u), function(*data, u), coarse) for u in points)
+        if not same:
+            raise ModelError(f"the graph of its {name} computes something else at another position")
+        return graph, forms[0]
+
+
+# Size of the moves to the points at which a graph is compared with its function: on the fibre a constraint is rounding.
+_MOVE = 0.1
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedRows:
+    """Rows of a fibre whose functions are graphs: a tree of tensors, which loops of programs can take."""
+
+    functions: Functions
+    data: tuple[Any, ...]
+
+    @property
+    def values(self) -> Tensor:
+        return self.data[0]
+
+    @property
+    def scale(self) -> Tensor:
+        return self.values.abs().amax(-1).clamp_min(1)
+
+    def constraint(self, u: Tensor) -> Tensor:
+        return self.functions("constraint", self.data, u)
+
+    def entries(self, u: Tensor) -> Any:
+        return self.functions("entries", self.data, u)
+
+    def jacobian(self, u: Tensor) -> Any:
+        return self.functions("jacobian", self.data, u)
+
+    def linearise(self, u: Tensor) -> Any:
+        return self.functions("linearise", self.data, u)
+
+
+def captured_rows(fibre: Any, u: Tensor) -> CapturedRows:
+    """The rows of a fibre for the program that is being captured."""
+    return CapturedRows(once(fibre, lambda: Functions(fibre, u)), fibre.data)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from ..autodiff.loops import repeat_while
 from ..autodiff.pytrees import tree_map
 from ..settings import Settings
 from ..structures import Evaluation, JacobianMap
@@ -112,6 +113,8 @@ class SolverSettings(Settings):
     """Share of the rows still iterating below which the batch is compacted."""
     several: int = 6
     """Updates per call of generated code, and on a device: in the time of some calls, few rows are done before that."""
+    memory: int = 6
+    """Steps."""
     device_updates: int = 16
     """Updates of every solve on a device, which never asks how far its rows are: the host would wait for the answer."""
 
@@ -272,6 +275,53 @@ def _per_call(update: Update) -> int:
     """Updates between two looks at which rows still iterate, where a call takes longer than an update; of Newton's,
     with a Jacobian each, one."""
     return 1 if update is newton else SETTINGS.several
+
+
+def captured_project(
+    fibre: Any,
+    v: Tensor,
+    base: JacobianMap,
+    *,
+    tolerance: Tensor,
+    active: Tensor,
+    solvers: Sequence[str] = ("quasi_newton",),
+    max_iterations: int = 50,
+    expected: Tensor | None = None,
+    within: float = 0.0,
+) -> Projection:
+    """:func:`project` as loops of a program that is being captured, of masked rows."""
+    stop = Stop.of(tolerance, max_iterations, expected, within)
+    none = torch.zeros_like(active)
+    result = Projection(v, none, none.to(torch.int32), none)
+    for solver in solvers:
+        left = active & ~result.converged
+        if solver != solvers[0]:
+            result = result._replace(retried=left)
+        loop = _captured_solve(SOLVERS[solver], fibre, v, base, stop, left)
+        position = torch.where(left.unsqueeze(-1), loop.u, result.position)
+        result = Projection(
+            position, result.converged | loop.converged, result.iterations + loop.updates, result.retried
+        )
+    return result
+
+
+def _captured_solve(
+    update: Update, fibre: Any, v: Tensor, base: JacobianMap, stop: Stop, active: Tensor
+) -> _Loop:
+    zero = torch.zeros_like(v)
+    steps: Steps = ((zero, zero),) * SETTINGS.memory if update is broyden else ()
+
+    def turn(carried: tuple[_Loop, Steps], constants: Any) -> tuple[_Loop, Steps]:
+        (loop, steps), (fibre, stop, base) = carried, constants
+        loop, made = _one(update)(fibre, loop, stop, base, steps)
+        return loop, (*steps, *made)[len(made):]
+
+    return repeat_while(
+        lambda carried: carried[0].running.any(),
+        turn,
+        (_Loop.start(v, stop, active), steps),
+        (fibre, stop, base),
+    )[0]
 
 
 def masked(

@@ -10,13 +10,15 @@ import torch
 from torch import Tensor
 
 from ..arguments import choice, flag, fraction, whole_number
+from ..autodiff.loops import is_captured
+from ..autodiff.row_execution import captured_rows
 from ..conditioning.abc_kernels import InputPosterior, NoiseEmbedding
 from ..conditioning.fibre import Fibre, Linearisation
-from ..conditioning.projection import SOLVERS, Projection, project, solver_tolerance
+from ..conditioning.projection import SOLVERS, Projection, captured_project, project, solver_tolerance
 from ..errors import ArgumentError, Status
 from ..structures import JacobianMap
 from .hmc import Scheduled, accept, draw_momentum
-from .integrators import CIRCULAR, STRAIGHT, geodesic
+from .integrators import CIRCULAR, STRAIGHT, captured_geodesic, geodesic
 from .kernel import Info, TrajectoryEnd, Trial, Tuning
 from .metropolis import Point, point_at
 
@@ -166,7 +168,7 @@ class ConstrainedHMC(Scheduled):
     def _project(
         self, tolerance: float, solvers: tuple[str, ...], fibre: Fibre, v: Tensor, base: JacobianMap, **options: Any
     ) -> Projection:
-        return project(
+        return (captured_project if is_captured() else project)(
             fibre,
             v,
             base,
@@ -198,7 +200,9 @@ class ConstrainedHMC(Scheduled):
         tolerance = self.relative_tolerance(u.dtype)
         n_steps, step_size, fraction = self.draw_schedule(self.longest_step(problem), u.new_empty(shape), rng)
         momentum = here.jacobian.tangent(draw_momentum(u, rng))
-        end = geodesic(
+        if is_captured():
+            flat = captured_rows(flat, u)
+        end = (captured_geodesic if is_captured() else geodesic)(
             flat,
             u,
             momentum,
