@@ -83,22 +83,7 @@ def _table() -> dict[str, Callable[..., Any]]:
     def gelu(x: Any, approximate: str = "none") -> Any:
         return nn.gelu(x, approximate=approximate == "tanh")
 
-    def solved(a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> Any:
-        vector = b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
-        right = b[..., None] if vector else b
-        factors, pivots, order = lax.linalg.lu(a if left else a.mT)
-        permuted = jnp.take_along_axis(right if left else right.mT, order[..., None], -2)
-        lower = lax.linalg.triangular_solve(factors, permuted, left_side=True, lower=True, unit_diagonal=True)
-        found = lax.linalg.triangular_solve(factors, lower, left_side=True, lower=False)
-        found = found if left else found.mT
-        info = jnp.zeros(a.shape[:-2], "int32")
-        return found[..., 0] if vector else found, factors, pivots + 1, info
-
     elementwise = {
-        "addcmul": lambda x, a, b, value=1: x + (a * b if value == 1 else value * a * b),
-        "addcdiv": lambda x, a, b, value=1: x + (a / b if value == 1 else value * a / b),
-        "silu": nn.silu,
-        "silu_backward": lambda g, x: g * (s := nn.sigmoid(x)) * (1 + x * (1 - s)),
         "add": lambda a, b, alpha=1: a + (b if alpha == 1 else alpha * b),
         "sub": lambda a, b, alpha=1: a - (b if alpha == 1 else alpha * b),
         "rsub": lambda a, b, alpha=1: b - (a if alpha == 1 else alpha * a),
@@ -216,8 +201,6 @@ def _table() -> dict[str, Callable[..., Any]]:
         "linalg_solve_triangular": lambda a, b, *, upper, left=True, unitriangular=False: lax.linalg.triangular_solve(
             a, b, left_side=left, lower=not upper, unit_diagonal=unitriangular
         ),
-        "cholesky_solve": lambda b, factor, upper=False: linalg.cho_solve((factor, not upper), b),
-        "_linalg_solve_ex": solved,
         "linalg_inv_ex": lambda x, check_errors=False: (jnp.linalg.inv(x), jnp.zeros(x.shape[:-2], "int32")),
     }
     return {**elementwise, **products, **reductions, **algebra, **structures()}

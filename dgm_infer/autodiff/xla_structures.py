@@ -132,12 +132,6 @@ def structures() -> dict[str, Callable[..., Any]]:
         "slice_scatter": lambda x, source, dim=0, start=None, end=None, step=1: x.at[
             _along(x, dim, slice(start, end, step))
         ].set(source),
-        "slice_backward": lambda g, sizes, dim, start, end, step: jnp.zeros(sizes, g.dtype)
-        .at[(slice(None),) * (dim % len(sizes)) + (slice(start, end, step),)]
-        .set(g),
-        "select_backward": lambda g, sizes, dim, index: jnp.zeros(sizes, g.dtype)
-        .at[(slice(None),) * (dim % len(sizes)) + (index,)]
-        .set(g),
         "select": lambda x, dim, index: x[_along(x, dim, index)],
         "select_scatter": lambda x, source, dim, index: x.at[_along(x, dim, index)].set(source),
         "flip": lambda x, dims: jnp.flip(x, tuple(dims)),
