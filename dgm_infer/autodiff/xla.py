@@ -1,6 +1,5 @@
 """Captured programs as machine code, by XLA, the compiler of JAX: within seconds, and without a compiler of C++."""
 
-import operator
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -11,7 +10,8 @@ import torch
 from torch import Tensor, fx
 
 from ..errors import ModelError
-from .xla_operations import TYPES, of_aten
+from .xla_lowering import lowered
+from .xla_operations import array_type
 
 
 class Machine:
@@ -34,7 +34,7 @@ class Machine:
     ):
         jax = _jax()
         self.most = most = _affordable(module, most)
-        graph = _lowered(_functional(module, example))
+        graph = lowered(module)
         fixed, last = len(example) - numbers - carried, len(example) - numbers
 
         def block(n: Any, *inputs: Any) -> Any:
@@ -52,7 +52,7 @@ class Machine:
 
         with _alone(jax):
             shapes = [t.shape for t in example[:last]] + [(most, *t.shape) for t in example[last:]]
-            inputs = [jax.ShapeDtypeStruct(tuple(s), TYPES[t.dtype]) for s, t in zip(shapes, example, strict=True)]
+            inputs = [jax.ShapeDtypeStruct(tuple(s), array_type(t.dtype)) for s, t in zip(shapes, example, strict=True)]
             program = jax.jit(block, keep_unused=True).lower(jax.ShapeDtypeStruct((), "int64"), *inputs)
             # sums in parallel would depend on the number of threads
             threads = {"xla_cpu_multi_thread_eigen": torch.get_num_threads() > 1}
@@ -108,112 +108,3 @@ def _alone(jax: Any) -> Iterator[None]:
 
 def _of_shapes(jax: Any, graph: Callable[..., Any], *inputs: Any) -> list[Any]:
     return jax.eval_shape(graph, *inputs)
-
-
-def _functional(module: fx.GraphModule, example: Sequence[Tensor]) -> fx.GraphModule:
-    """The same graph without operations that write into their arguments."""
-    parts = [part for part in module.modules() if isinstance(part, fx.GraphModule)]
-    if not any(_writes(node) for part in parts for node in part.graph.nodes):
-        return module
-    if len(parts) > 1:
-        raise ModelError("a loop writes into tensors")
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    functional = torch.func.functionalize(module, remove="mutations_and_views")
-    return make_fx(functional, tracing_mode="fake", _allow_non_fake_inputs=True)(*example)
-
-
-def _writes(node: fx.Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._schema.is_mutable
-
-
-def _lowered(module: fx.GraphModule) -> Callable[..., Any]:
-    """The graph as a function of JAX arrays."""
-
-    def run(*inputs: Any) -> Any:
-        import jax
-
-        values: dict[fx.Node, Any] = {}
-        given = iter(inputs)
-
-        def of(argument: Any) -> Any:
-            if isinstance(argument, fx.Node):
-                return values[argument]
-            return [of(each) for each in argument] if isinstance(argument, (tuple, list)) else argument
-
-        for node in module.graph.nodes:
-            if node.op == "placeholder":
-                values[node] = next(given)
-            elif node.op == "get_attr":
-                value = getattr(module, str(node.target))
-                values[node] = jax.numpy.asarray(value.numpy()) if isinstance(value, Tensor) else value
-            elif node.op == "output":
-                return of(node.args[0])
-            elif node.target is operator.getitem:
-                values[node] = values[node.args[0]][node.args[1]]
-            elif getattr(node.target, "__name__", "") == "while_loop":
-                values[node] = _loop(*(of(argument) for argument in node.args))
-            else:
-                values[node] = _operation(node, of)
-        raise AssertionError("a graph without a result")
-
-    return run
-
-
-def _loop(_: fx.GraphModule, body: fx.GraphModule, carried: Sequence[Any], others: Sequence[Any]) -> Any:
-    """A loop whose counter is carried first; how far it goes is the first of the others."""
-    import jax
-
-    turn = _lowered(body)
-    return jax.lax.while_loop(
-        lambda state: state[0] < others[0], lambda state: tuple(turn(*state, *others)), tuple(carried)
-    )
-
-
-def _operation(node: fx.Node, of: Callable[[Any], Any]) -> Any:
-    known = of_aten(node.target)
-    if known is None:
-        smaller = _decomposed(node)
-        tensors = [of(each) for each in node.all_input_nodes]
-        found = _lowered(smaller)(*tensors)
-        return found if isinstance(node.meta.get("val"), (tuple, list)) else found[0]
-    kwargs = {name: of(each) for name, each in node.kwargs.items() if name not in _OF_TYPES}
-    return _typed(known(*(of(each) for each in node.args), **kwargs), node.meta.get("val"))
-
-
-# Arguments that the type of a result tells already, or its memory.
-_OF_TYPES = {"dtype", "device", "layout", "pin_memory", "memory_format", "non_blocking", "implicit"}
-
-
-def _typed(found: Any, meta: Any) -> Any:
-    """A result in the type that torch gives it."""
-    if isinstance(found, (tuple, list)):
-        return [_typed(each, own) for each, own in zip(found, meta, strict=True)]
-    if not isinstance(meta, Tensor):
-        return found
-    if tuple(found.shape) != tuple(meta.shape):
-        raise ModelError(f"a result has shape {tuple(found.shape)}, not {tuple(meta.shape)}")
-    return found.astype(TYPES[meta.dtype])
-
-
-def _decomposed(node: fx.Node) -> fx.GraphModule:
-    """The graph of simpler operations of one that is not known, of the tensors that it reads."""
-    from torch._decomp import decomposition_table
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.fx.experimental.proxy_tensor import make_fx
-
-    if node.target not in decomposition_table:
-        raise ModelError(f"XLA cannot be told {node.target}")
-    inputs = node.all_input_nodes
-
-    def alone(*tensors: Tensor) -> list[Tensor]:
-        own = dict(zip(inputs, tensors, strict=True))
-        args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: own[n])
-        result = decomposition_table[node.target](*args, **kwargs)
-        return list(result) if isinstance(result, (tuple, list)) else [result]
-
-    metas = [each.meta["val"] for each in inputs]
-    mode = next((m.fake_mode for m in metas if hasattr(m, "fake_mode")), None) or FakeTensorMode()
-    with mode:
-        fake = [torch.empty_strided(m.shape, m.stride(), dtype=m.dtype) for m in metas]
-        return make_fx(alone, decomposition_table=decomposition_table)(*fake)
