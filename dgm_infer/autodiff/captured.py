@@ -57,9 +57,10 @@ def evaluated_by(target: Target, other: Target) -> Iterator[None]:
 
 
 @contextmanager
-def captured_targets() -> Iterator[None]:
-    """Each target that is :func:`captured` within is captured once: it may be another one at the next time."""
-    token = _TARGETS.set({})
+def captured_targets(known: Sequence["CapturedTarget"] = ()) -> Iterator[None]:
+    """Each target that is :func:`captured` within is captured once, unless it is known: it may be another one at the
+    next time."""
+    token = _TARGETS.set({id(each._target): each for each in known})
     try:
         yield
     finally:

@@ -33,18 +33,19 @@ class Program:
             by :func:`normal` and :func:`uniform`.
         arguments: examples, a tree of tensors.
         carried: how many of the last arguments are the first results, where calls follow one another.
+        known: targets that are captured already.
 
     Raises:
         ModelError: it cannot be captured.
     """
 
-    def __init__(self, function: Callable[[Any, Any], Any], arguments: Any, carried: int = 0):
+    def __init__(self, function: Callable[[Any, Any], Any], arguments: Any, carried: int = 0, known: Sequence[CapturedTarget] = ()):
         leaves, form = flatten(arguments)
         # code is that of one layout
         leaves = [leaf.detach().contiguous() for leaf in leaves]
         rng = torch.Generator(leaves[0].device).manual_seed(0)
         rehearsed = Recorded(rng)
-        with captured_targets(), uncollected():
+        with captured_targets(known), uncollected():
             with torch.no_grad(), capturing("rehearsal"), recorded_graphs() as graphs:
                 result, self._result = flatten(function(unflatten(leaves, form), rehearsed))
             self._numbers = Numbers.of(rehearsed.drawn)

@@ -18,6 +18,14 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
     import jax.numpy as jnp
     from jax import lax
 
+    # XLA puts channels last itself, but not within loops, where other orders are ten times slower. It would draw plain
+    # transpositions into the convolution again.
+    def channels_last(x: Any) -> Any:
+        return x.reshape(*x.shape[:2], -1).swapaxes(1, 2).reshape(x.shape[0], *x.shape[2:], x.shape[1])
+
+    def channels_first(x: Any) -> Any:
+        return x.reshape(x.shape[0], -1, x.shape[-1]).swapaxes(1, 2).reshape(x.shape[0], x.shape[-1], *x.shape[1:-1])
+
     def convolution(
         x: Any,
         weight: Any,
@@ -47,15 +55,16 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
             w, strides, dilated = weight, stride, (1,) * spatial
             pads = [(p, p) for p in padding]
         found = lax.conv_general_dilated(
-            x,
-            w,
+            channels_last(x),
+            w.reshape(*w.shape[:2], -1).transpose(2, 1, 0).reshape(*w.shape[2:], w.shape[1], w.shape[0]),
             strides,
             pads,
             lhs_dilation=dilated,
             rhs_dilation=dilation,
-            dimension_numbers=(f"NC{letters}", f"OI{letters}", f"NC{letters}"),
+            dimension_numbers=(f"N{letters}C", f"{letters}IO", f"N{letters}C"),
             feature_group_count=groups,
         )
+        found = channels_first(found)
         return found if bias is None else found + bias.reshape(-1, *(1,) * spatial)
 
     def convolution_backward(
@@ -71,9 +80,13 @@ def _convolutions() -> dict[str, Callable[..., Any]]:
         groups: int,
         wanted: Sequence[bool],
     ) -> Any:
-        rest = (None, stride, padding, dilation, transposed, output_padding, groups)
+        # the gradient of a convolution is a transposed one, and the other way round
+        sizes = zip(x.shape[2:], gradient.shape[2:], weight.shape[2:], stride, padding, dilation, strict=True)
+        more = [0 if transposed else n - ((m - 1) * s - 2 * p + d * (k - 1) + 1) for n, m, k, s, p, d in sizes]
+        back = (None, stride, padding, dilation, not transposed, more, groups)
         # torch gives None for what is not wanted
-        own = jax.vjp(lambda a: convolution(a, weight, *rest), x)[1](gradient)[0] if wanted[0] else None
+        own = convolution(gradient, weight, *back) if wanted[0] else None
+        rest = (None, stride, padding, dilation, transposed, output_padding, groups)
         weights = jax.vjp(lambda w: convolution(x, w, *rest), weight)[1](gradient)[0] if wanted[1] else None
         bias = gradient.sum((0, *range(2, gradient.ndim))) if wanted[2] else None
         return own, weights, bias
