@@ -91,7 +91,8 @@ def capture(function: Callable[..., Sequence[Tensor]], *examples: Tensor, differ
     random = [node for node in module.graph.nodes if torch.Tag.nondeterministic_seeded in _tags(node)]
     if random:
         raise ModelError(f"it draws random numbers ({random[0].target})")
-    module, constants = lift_constants(_functional(module, examples))
+    module, constants = lift_constants(module)
+    module = _functional(module, [*constants, *examples])
     with torch.no_grad():
         return Graph(*simplified(module, constants, differentiable=differentiable))
 
