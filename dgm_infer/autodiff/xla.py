@@ -6,12 +6,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, fx
 
 from ..errors import ModelError
 from .xla_lowering import lowered
 from .xla_operations import array_type
+from .xla_packing import Packing, Results, as_numpy
+
+# Bytes of the results of calls within one: what is not called is made nevertheless, as zeros.
+_LARGEST = 2**22
 
 
 class Machine:
@@ -33,62 +38,86 @@ class Machine:
         self, module: fx.GraphModule, example: Sequence[Tensor], constants: int, numbers: int, carried: int, most: int
     ):
         jax = _jax()
-        self.most = most = _affordable(module, most)
+        results = _results(module)
+        self._results = Results(results)
+        self.most = most = max(1, min(most, _LARGEST // max(1, self._results.size)))
+        last = len(example) - numbers
+        self._given = Packing(example[constants:last])
+        fixed, self._drawn = Packing(example[:constants]), Packing([t.unsqueeze(0) for t in example[last:]], whole=True)
         graph = lowered(module)
-        fixed, last = len(example) - numbers - carried, len(example) - numbers
+        packed = [fixed.joined(example[:constants]), self._given.joined(example[constants:last])]
+        counts = [len(each) for each in packed]
 
         def block(n: Any, *inputs: Any) -> Any:
-            first = _of_shapes(jax, graph, *inputs[:last], *(each[0] for each in inputs[last:]))
-            kept = [jax.numpy.zeros((most, *each.shape), each.dtype) for each in first]
+            own = fixed.apart(inputs[: counts[0]])
+            given = self._given.apart(inputs[counts[0] : sum(counts)])
+            rows = inputs[sum(counts) :]
+            plain, carry = given[: len(given) - carried], given[len(given) - carried :]
 
             def turn(state: Any) -> Any:
-                k, own, kept = state
-                drawn = [jax.lax.dynamic_index_in_dim(each, k, keepdims=False) for each in inputs[last:]]
-                found = graph(*inputs[:fixed], *own, *drawn)
-                kept = [jax.lax.dynamic_update_index_in_dim(b, f, k, 0) for b, f in zip(kept, found, strict=True)]
+                k, carry, kept = state
+                drawn = [jax.lax.dynamic_slice_in_dim(each, k, 1) for each in rows]
+                found = graph(*own, *plain, *carry, *(each[0] for each in self._drawn.apart(drawn)))
+                kept = [
+                    jax.lax.dynamic_update_slice_in_dim(all_, row[None], k, 0)
+                    for all_, row in zip(kept, self._results.joined(found), strict=True)
+                ]
                 return k + 1, list(found[:carried]), kept
 
-            return jax.lax.while_loop(lambda state: state[0] < n, turn, (0, list(inputs[fixed:last]), kept))[2]
+            return jax.lax.while_loop(lambda state: state[0] < n, turn, (0, carry, self._results.empty(most)))[2]
 
         with _alone(jax):
-            shapes = [t.shape for t in example[:last]] + [(most, *t.shape) for t in example[last:]]
-            inputs = [jax.ShapeDtypeStruct(tuple(s), array_type(t.dtype)) for s, t in zip(shapes, example, strict=True)]
-            program = jax.jit(block, keep_unused=True).lower(jax.ShapeDtypeStruct((), "int64"), *inputs)
+            rows = [(most, *t.shape[1:]) for t in self._drawn.joined([t.unsqueeze(0) for t in example[last:]])]
+            types = [kind for kind, _ in self._drawn.groups]
+            inputs = [
+                jax.ShapeDtypeStruct((), "int64"),
+                *(jax.ShapeDtypeStruct(tuple(t.shape), array_type(t.dtype)) for part in packed for t in part),
+                *(jax.ShapeDtypeStruct(shape, array_type(kind)) for shape, kind in zip(rows, types, strict=True)),
+            ]
+            program = jax.jit(block, keep_unused=True).lower(*inputs)
             # sums in parallel would depend on the number of threads
             threads = {"xla_cpu_multi_thread_eigen": torch.get_num_threads() > 1}
             self._program = program.compile(compiler_options=threads)
-            self._constants = [jax.device_put(t.detach().numpy()) for t in example[:constants]]
-        self._rows = [(most, *t.shape) for t in example[last:]]
+            self._constants = [jax.device_put(as_numpy(t)) for t in packed[0]]
+        self._rows = list(zip(rows, self._drawn.groups, strict=True))
 
     def __call__(self, arguments: Sequence[Tensor], draw: Callable[[], list[Tensor]], n: int) -> list[Tensor]:
-        """The results of n calls, each ``[n, ...]``."""
+        """The results of n calls, each ``[n, ...]``: numbers of their own, of which nothing else knows."""
         jax = _jax()
         drawn = [draw() for _ in range(n)]
         numbers = []
-        for k, shape in enumerate(self._rows):
-            rows = torch.zeros(shape, dtype=drawn[0][k].dtype)
-            torch.stack([each[k] for each in drawn], out=rows[:n])
-            numbers.append(rows.numpy())
-        import numpy as np
-
-        with _alone(jax):
-            given = [t.detach().numpy() for t in arguments]
-            results = jax.block_until_ready(self._program(np.int64(n), *self._constants, *given, *numbers))
-            return [torch.from_dlpack(each)[:n] for each in results]
+        for shape, (kind, places) in self._rows:
+            rows = torch.empty(shape, dtype=kind)
+            torch.cat([each[k].reshape(-1) for each in drawn for k in places], out=rows[:n].view(-1))
+            numbers.append(as_numpy(rows))
+        given = [as_numpy(t) for t in self._given.joined(arguments)]
+        with _undisturbed(jax):
+            found = self._program(np.int64(n), *self._constants, *given, *numbers)
+            return self._results.apart([np.asarray(each)[:n].copy() for each in found])
 
 
-# Bytes of the results of calls within one.
-_LARGEST = 2**26
-
-
-def _affordable(module: fx.GraphModule, most: int) -> int:
+def _results(module: fx.GraphModule) -> list[Tensor]:
     (output,) = (node for node in module.graph.nodes if node.op == "output")
-    results = [node.meta["val"] for node in output.args[0]]
-    size = sum(t.numel() * t.element_size() for t in results)
-    return max(1, min(most, _LARGEST // max(1, size)))
+    return [node.meta["val"] for node in output.args[0]]
+
+
+class _Process:
+    """Whether this one is a fork of one with JAX, whose threads it has not: who waits for them waits for ever."""
+
+    forked = False
+
+    @classmethod
+    def begin(cls) -> None:
+        cls.forked = "jax" in sys.modules
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_Process.begin)
 
 
 def _jax() -> Any:
+    if _Process.forked:
+        raise ModelError("this process is a fork of one that used JAX: start it by spawn, or set compile=False")
     try:
         if "jax" not in sys.modules:
             # where JAX has a GPU, it would take most of its memory for itself
@@ -100,11 +129,20 @@ def _jax() -> Any:
 
 
 @contextmanager
-def _alone(jax: Any) -> Iterator[None]:
-    """With 64 bits and on the CPU, whatever JAX is set to elsewhere in the process."""
-    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+def _undisturbed(jax: Any) -> Iterator[None]:
+    """With 64 bits, whatever JAX is set to elsewhere in the process, as calls are."""
+    with jax.enable_x64(True), jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow"):
         yield
 
 
-def _of_shapes(jax: Any, graph: Callable[..., Any], *inputs: Any) -> list[Any]:
-    return jax.eval_shape(graph, *inputs)
+@contextmanager
+def _alone(jax: Any) -> Iterator[None]:
+    """The same for what is compiled, and on the CPU."""
+    with (
+        _undisturbed(jax),
+        jax.numpy_dtype_promotion("standard"),
+        jax.numpy_rank_promotion("allow"),
+        jax.disable_jit(False),
+        jax.default_device(jax.local_devices(backend="cpu")[0]),
+    ):
+        yield

@@ -173,7 +173,6 @@ def _factors() -> dict[str, Callable[..., Any]]:
 
     return {
         "linalg_cholesky_ex": cholesky,
-        "cholesky": lambda x, upper=False: cholesky(x, upper=upper)[0],
         "cholesky_solve": cholesky_solve,
         "cholesky_inverse": lambda factor, upper=False: cholesky_solve(
             jnp.eye(factor.shape[-1], dtype=factor.dtype), factor, upper
@@ -184,6 +183,7 @@ def _factors() -> dict[str, Callable[..., Any]]:
         "linalg_lu_factor_ex": lu,
         "linalg_lu_solve": lu_solve,
         "lu_unpack": unpacked,
+        "linalg_lu": lambda x, *, pivot=True: unpacked(*lu(x)[:2]),
         "_linalg_solve_ex": solve,
         "_linalg_det": determinant,
         "_linalg_slogdet": log_determinant,

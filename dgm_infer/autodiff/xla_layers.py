@@ -227,7 +227,7 @@ def _pools() -> dict[str, Callable[..., Any]]:
     return {
         **{f"max_pool{n}d_with_indices": largest(n) for n in (2, 3)},
         **{f"max_pool{n}d_with_indices_backward": largest_backward(n) for n in (2, 3)},
-        **{f"avg_pool{n}d": mean(n) for n in (1, 2, 3)},
+        **{f"avg_pool{n}d": mean(n) for n in (2, 3)},
         **{f"avg_pool{n}d_backward": mean_backward(n) for n in (2, 3)},
         **{f"_adaptive_avg_pool{n}d": adapted(n) for n in (2, 3)},
         **{f"_adaptive_avg_pool{n}d_backward": adapted_backward(n) for n in (2, 3)},

@@ -3,6 +3,7 @@
 import operator
 from collections.abc import Callable, Sequence
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, fx
 from ..errors import ModelError
 from .xla_algebra import algebra
 from .xla_layers import layers
-from .xla_operations import Known, array_type, operations
+from .xla_operations import Known, array_type, elementwise_names, operations
 from .xla_structures import structures
 
 # Arguments that the type of a result tells already, or its memory.
@@ -44,8 +45,9 @@ def known_operation(target: Any) -> Known | None:
         return None
     name, known = packet.__name__, known_operations()
     if target.namespace == "prims":
-        # the same names may have other arguments
-        return known.get(f"prims.{name}")
+        # the same names of others may have other arguments
+        own = known.get(f"prims.{name}")
+        return known.get(name) if own is None and name in elementwise_names() else own
     return known.get(name) or known.get(name.removesuffix("_copy"))
 
 
@@ -97,7 +99,7 @@ def lowered(module: fx.GraphModule, depth: int = 0) -> Callable[..., Any]:
                 values[node] = _loop(*(of(argument) for argument in node.args))
             elif _name(node.target) == "cond":
                 values[node] = _choice(*(of(argument) for argument in node.args))
-            elif _name(node.target) not in _CHECKS:
+            elif _name(node.target) not in _CHECKS and not _is_left_behind(node):
                 values[node] = _operation(node, of, depth)
         raise AssertionError("a graph without a result")
 
@@ -258,13 +260,21 @@ class _Place:
         self.k = k
 
 
+# Operations of higher order write nothing either.
+_NOTHING = SimpleNamespace(is_mutable=False)
+
+
 @cache
 def _decompositions() -> dict[Any, Callable[..., Any]]:
-    """torch's, of operations that are not known."""
+    """torch's, of operations that are not known and write nothing."""
     import torch._refs
     from torch._decomp import decomposition_table
 
-    return {target: own for target, own in decomposition_table.items() if known_operation(target) is None}
+    return {
+        target: own
+        for target, own in decomposition_table.items()
+        if known_operation(target) is None and not getattr(target, "_schema", _NOTHING).is_mutable
+    }
 
 
 def _functional(module: fx.GraphModule) -> fx.GraphModule:
@@ -280,6 +290,11 @@ def _functional(module: fx.GraphModule) -> fx.GraphModule:
             return make_fx(own, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
     except Exception as error:
         raise ModelError(f"XLA cannot be told of operations in place ({error})") from error
+
+
+def _is_left_behind(node: fx.Node) -> bool:
+    """Whether it is what a functional graph ends with: the values of inputs that it wrote into."""
+    return node.target is torch.ops.aten.copy_.default and not node.users
 
 
 def _writes(node: fx.Node) -> bool:

@@ -69,6 +69,20 @@ def _shapes() -> dict[str, Callable[..., Any]]:
         kind = jnp.result_type(*(each.dtype for each in parts))
         return jnp.concatenate([each.astype(kind) for each in parts], dim)
 
+    def diagonal_set(x: Any, source: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Any:
+        own = jnp.moveaxis(x, (dim1, dim2), (-2, -1))
+        rows = np.arange(source.shape[-1]) + max(0, -offset)
+        found = own.at[..., rows, rows + offset].set(source)
+        return jnp.moveaxis(found, (-2, -1), (dim1, dim2))
+
+    def diagonal_embedded(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Any:
+        n = x.shape[-1] + abs(offset)
+        dim1, dim2 = dim1 % (x.ndim + 1), dim2 % (x.ndim + 1)
+        shape = list(x.shape[:-1])
+        for d in sorted((dim1, dim2)):
+            shape.insert(d, n)
+        return diagonal_set(_zeros(x, shape), x, offset, dim1, dim2)
+
     def same(x: Any, *_: Any) -> Any:
         return x
 
@@ -79,9 +93,8 @@ def _shapes() -> dict[str, Callable[..., Any]]:
         return jnp.asarray(x)
 
     return {
-        **dict.fromkeys(("clone", "alias", "detach", "contiguous", "lift", "lift_fresh", "view_of"), same),
-        **dict.fromkeys(("view", "_unsafe_view", "reshape", "_reshape_alias"), reshaped),
-        "lift_fresh_copy": same,
+        **dict.fromkeys(("clone", "alias", "detach", "lift_fresh", "lift_fresh_copy"), same),
+        **dict.fromkeys(("view", "_unsafe_view"), reshaped),
         "_to_copy": copied,
         "copy": lambda x, source, *_: jnp.broadcast_to(source, x.shape),
         "unsqueeze": jnp.expand_dims,
@@ -111,6 +124,9 @@ def _shapes() -> dict[str, Callable[..., Any]]:
         "flip": lambda x, dims: jnp.flip(x, tuple(dims)) if x.ndim else x,
         "roll": rolled,
         "diagonal": lambda x, offset=0, dim1=0, dim2=1: jnp.diagonal(x, offset, dim1, dim2),
+        "diagonal_scatter": diagonal_set,
+        "diagonal_backward": lambda g, sizes, *rest: diagonal_set(_zeros(g, sizes), g, *rest),
+        "diag_embed": diagonal_embedded,
         "tril": lambda x, diagonal=0: jnp.tril(x, diagonal),
         "triu": lambda x, diagonal=0: jnp.triu(x, diagonal),
         "constant_pad_nd": padded,
@@ -236,9 +252,8 @@ def _indexed() -> dict[str, Callable[..., Any]]:
         "take": flat,
         "embedding": embedding,
         "embedding_dense_backward": embedding_backward,
-        "where": where,
+        **dict.fromkeys(("where", "prims.where"), where),
         "masked_fill": filled,
-        "_masked_fill": filled,
         "masked_scatter": mask_scattered,
         "searchsorted": searched,
         "bucketize": lambda values, edges, *, right=False, **_: searched(edges, values, right=right),
@@ -346,7 +361,6 @@ def _scattered() -> dict[str, Callable[..., Any]]:
     return {
         "index_put": put,
         "_unsafe_index_put": put,
-        "_index_put_impl": put,
         "scatter": scattered("set"),
         "scatter_add": scattered("add"),
         "scatter_reduce": reduced,
